@@ -1,0 +1,45 @@
+"""nbdebug: name the cause of a broken PyTorch training, in the notebook where it broke.
+
+    %load_ext nbdebug
+    %nan_trace train_step(batch)
+
+Each magic has a function of the same name here, for scripts; both answer with a Report.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__all__ = ["Finding", "Fix", "Link", "Report", "Where", "nan_trace"]
+__version__ = "0.1.0"
+
+_HOMES = {"Finding": "finding", "Fix": "finding", "Link": "finding", "Report": "finding", "Where": "finding",
+          "nan_trace": "chapters.nan.trace"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first asked for, so that `import nbdebug` costs nothing."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'nbdebug' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"nbdebug.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """`%load_ext nbdebug`: register the magics."""
+    from nbdebug import magics
+
+    magics.register(shell)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """`%unload_ext nbdebug`: take the magics and every hook away."""
+    from nbdebug import magics
+
+    magics.unregister(shell)

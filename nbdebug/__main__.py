@@ -1,0 +1,112 @@
+"""nbdebug from a shell: `python -m nbdebug demo | explain CODE | catalogue | --version`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pathlib
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import nbdebug
+from nbdebug import catalogue
+
+DEMO = "01_nan.ipynb"
+CAUSE = re.compile(r"^(?:Cause|Most likely): \S+/\S+$", re.MULTILINE)
+"""The line that every report with a finding has; what stands before the report's next heading is its verdict."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="nbdebug", description="Name the cause of a broken PyTorch training.")
+    parser.add_argument("--version", action="version", version=f"nbdebug {nbdebug.__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    commands.add_parser("demo", help="run the NaN notebook afresh in a temporary folder and print what was found")
+    explain = commands.add_parser("explain", help="print the catalogue page of a cause")
+    explain.add_argument("code", metavar="CODE", help="such as nan/overflow (overflow will do)")
+    commands.add_parser("catalogue", help="list every cause that can be named")
+    args = parser.parse_args(arguments)
+    if args.command == "demo":
+        return demo()
+    if args.command == "explain":
+        return print_page(args.code)
+    if args.command == "catalogue":
+        print("\n".join(f"{rule.code:34}{rule.title}" for rule in catalogue.rules()))
+        return 0
+    parser.print_help()
+    return 2
+
+
+def print_page(code: str) -> int:
+    """The page of a cause; 2 and the nearest codes where there is none."""
+    try:
+        print(catalogue.look_up(code).page())
+    except KeyError as unknown:
+        print(unknown.args[0], file=sys.stderr)
+        return 2
+    return 0
+
+
+def demo() -> int:
+    """Execute the notebook in a temporary folder and print the verdict of each report in it. 1 when it does not run."""
+    try:
+        import nbclient
+        import nbformat
+    except ImportError as missing:
+        print(f"The demo needs {missing.name}: pip install nbclient nbformat ipykernel", file=sys.stderr)
+        return 2
+    path = find_notebook()
+    if path is None:
+        print(f"{DEMO} lies neither in the repository nor in the package", file=sys.stderr)
+        return 2
+    notebook = nbformat.read(path, as_version=4)
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="nbdebug-demo-"))
+    status = 0
+    try:
+        run(notebook, folder)
+    except nbclient.exceptions.CellExecutionError as failed:
+        print(failed, file=sys.stderr)
+        status = 1
+    nbformat.write(notebook, folder / path.name)
+    said = list(verdicts(notebook))
+    print("\n\n".join(said), f"\n\n{len(said)} causes named. The notebook, as it ran: {folder / path.name}", sep="")
+    return status
+
+
+def find_notebook() -> pathlib.Path | None:
+    """The notebook of a checkout, or the copy in an installed package."""
+    package = pathlib.Path(nbdebug.__file__).parent
+    places = (package.parent / "notebooks" / DEMO, package / "notebooks" / DEMO)
+    return next((place for place in places if place.is_file()), None)
+
+
+def run(notebook: Any, folder: pathlib.Path) -> None:
+    """Execute all cells, in a kernel that starts in `folder` and imports this very nbdebug."""
+    import nbclient
+    from tqdm.auto import tqdm
+
+    root = str(pathlib.Path(nbdebug.__file__).parents[1])
+    paths = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH")) if part)
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+    with tqdm(total=len(notebook.cells), desc=DEMO, unit="cell", leave=False) as bar:
+        client = nbclient.NotebookClient(
+            notebook, timeout=600, resources={"metadata": {"path": str(folder)}},
+            on_cell_start=lambda cell, cell_index: bar.update(cell_index - bar.n))
+        client.execute(env={**os.environ, "PYTHONPATH": paths})
+
+
+def verdicts(notebook: Any) -> Iterator[str]:
+    """From each report in the outputs: the sentence, the code, the place."""
+    for cell in notebook.cells:
+        for output in cell.get("outputs", ()):
+            text = output.get("text") or output.get("data", {}).get("text/plain") or ""
+            if CAUSE.search(text):
+                yield re.split(r"\n\n(?=How it came about|What to do|Less likely|What +Value)", text)[0].rstrip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

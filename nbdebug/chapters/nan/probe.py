@@ -1,0 +1,309 @@
+"""Watch training steps until one goes bad, and say what was seen.
+
+A `Probe` attaches everything (op recorder, module stack, engine and optimizer watches), is told where steps begin and end,
+and after each step gives a verdict: nothing, or a target (the loss, a gradient, a parameter that went bad and mattered)
+with the births that lead to it. Detaching leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+from nbdebug.chapters.nan.facts import Target
+from nbdebug.chapters.nan.flow import Flow
+from nbdebug.chapters.nan.places import at_site
+from nbdebug.chapters.nan.scene import SceneTaker
+from nbdebug.finding import Where
+from nbdebug.observe.engine import Backward, EngineWatch, OptimizerWatch
+from nbdebug.observe.modules import ModuleNames, ModuleStack
+from nbdebug.observe.record import Op, Recorder, Schema
+from nbdebug.observe.sites import Site, Stop
+from nbdebug.observe.tape import Tape
+from nbdebug.observe.tensors import INPUT, PARAMETER, Memory, can_be_bad, dense, key, tensors_in
+
+
+@dataclasses.dataclass
+class Seen:
+    """Something bad that mattered: what, and the births that it comes from."""
+
+    target: Target
+    origins: set[int]
+
+
+@dataclasses.dataclass
+class Run:
+    """The run so far, step by step, for the facts."""
+
+    losses: list[float] = dataclasses.field(default_factory=list)
+    parameter_growth: list[float] = dataclasses.field(default_factory=list)
+    input_growth: list[float] = dataclasses.field(default_factory=list)
+    optimizer: str = ""
+    learning_rate: float | None = None
+    optimizer_line: Where | None = None
+    optimizer_steps: int = 0
+    scaler_skips: list[int] = dataclasses.field(default_factory=list)
+    guarded: list[int] = dataclasses.field(default_factory=list)
+
+
+def _unseen(method: Callable) -> Callable:
+    """Our own look at tensors is no part of the step; and a fault in it must not stop the training."""
+
+    @functools.wraps(method)
+    def quiet(self: Probe, *args: Any, **kwargs: Any) -> Any:
+        if self.recorder.blind:
+            return None
+        with _disable_current_modes(), torch.no_grad():
+            try:
+                return method(self, *args, **kwargs)
+            except Exception as fault:  # the border
+                self.recorder.go_blind(fault)
+                return None
+
+    return quiet
+
+
+class Probe:
+    """See the module's docstring. models and optimizers: by the names that the user knows them by."""
+
+    def __init__(self, models: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer], scaler: bool = False):
+        self.names = ModuleNames(models)
+        self.optimizers, self.scaler = dict(optimizers), scaler
+        self.stack = ModuleStack(self.names, self._model_called)
+        self._backward_place: Stop | None = None
+        self.tape = Tape()
+        self.recorder = Recorder(self.stack, [], self._external)
+        self.scenes = SceneTaker(self.recorder)
+        self.flow = Flow(self.recorder, self.scenes)
+        self.recorder.watchers = [self.flow, self.tape, self]
+        self.engine = EngineWatch(self._backward_began, self._backward_ended)
+        self.optimizing = OptimizerWatch(self._optimizer_begins, self._optimizer_done)
+        self.run, self.step = Run(), 0
+        self._first_sizes: list[float] = []
+        self._first_input = 0.0
+        self._attached = False
+        self._clear()
+
+    # -- attaching ----------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Probe:
+        self.stack.attach()
+        self.engine.attach()
+        self.optimizing.attach()
+        self.recorder.__enter__()
+        self._attached = True
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._attached:
+            self._attached = False
+            self.recorder.__exit__(None, None, None)
+            self.optimizing.detach()
+            self.engine.detach()
+            self.stack.detach()
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    def _clear(self) -> None:
+        self.seen: list[Seen] = []
+        self.backward_runs = 0
+        self.unscaled = self.stepped = False
+        self._input_size = 0.0
+        self._measured = False
+
+    @_unseen
+    def begin_step(self, step: int) -> None:
+        """To be called before each step; measures the parameters as the step finds them."""
+        self.step = step
+        self._clear()
+        self.recorder.new_step(step)
+        self.flow.forget_dead()
+        self.flow.batch, self.flow.model_returned = None, False
+        self.tape.reset()
+        self._register_parameters()
+        self._measure_parameters()
+
+    def _register_parameters(self) -> None:
+        for prefix, model in self.names.models.items():
+            for role, items in (("parameter", model.named_parameters(prefix)), ("buffer", model.named_buffers(prefix))):
+                for _, tensor in items:
+                    values = dense(tensor)
+                    if values is None or tensor.device.type == "meta" or key(values) in self.recorder.memories:
+                        continue
+                    _, name, module = self.names.owner(tensor) or (role, "", "")
+                    memory = Memory(values.untyped_storage(), None, PARAMETER if role == "parameter" else 0, role, name, module)
+                    self.recorder.memories[key(values)] = memory
+                    self._external(tensor, memory)
+
+    def _trained(self) -> list[torch.Tensor]:
+        """All parameters that are known: those of models and optimizers, each once."""
+        found = {id(p): p for m in self.names.models.values() for p in m.parameters()}
+        found |= {id(p): p for o in self.optimizers.values() for g in o.param_groups for p in g["params"]}
+        return [p for p in found.values() if p.device.type != "meta"]
+
+    def _measure_parameters(self) -> None:
+        sizes = [p.detach().abs().max().float().item() if can_be_bad(p) else 0.0 for p in self._trained()
+                 if p.layout is torch.strided]
+        self._first_sizes = self._first_sizes or sizes
+        floor = 0.1 * max((s for s in self._first_sizes if math.isfinite(s)), default=0.0)
+        growth = [now / max(first, floor) for now, first in zip(sizes, self._first_sizes, strict=False) if max(first, floor) > 0]
+        self.run.parameter_growth.append(max(growth, default=1.0))
+
+    @_unseen
+    def end_step(self, returned: Any = None, error: BaseException | None = None) -> Seen | None:
+        """The verdict on the step: what went bad first that mattered, or None."""
+        first = self._input_size if not self.run.input_growth else self._first_input
+        self._first_input = first
+        self.run.input_growth.append(self._input_size / first if first else 1.0)
+        if self._scaler_skipped(returned):
+            self.run.scaler_skips.append(self.step)
+            return None
+        if not self.seen:
+            self._look_at_leftovers()
+        if not self.seen and error is not None:
+            self._see("exception", self.flow.last_read or self.flow.last_bad, name=type(error).__name__)
+        if not self.seen and not self.backward_runs and error is None:
+            self._look_at_returned(returned)
+        return self.seen[0] if self.seen else None
+
+    def _see(self, kind: str, origins: set[int], place: Stop | None = None, name: str = "", made: str = "nan") -> None:
+        if origins:
+            where = at_site(Where(step=self.step), place)
+            self.seen.append(Seen(Target(kind, where, name, made), set(origins)))
+
+    def _scaler_skipped(self, returned: Any) -> bool:
+        """A GradScaler met inf gradients and did not step: normal, while the weights and the returned loss are finite."""
+        if not self.unscaled or self.stepped:
+            return False
+        bad_weights = any(self.flow.origins(p) for p in self._trained())
+        return not bad_weights and not any(self.flow.origins(t) for t in tensors_in(returned) if t.numel() == 1)
+
+    def _look_at_leftovers(self) -> None:
+        """Gradients that no optimizer has used yet, after the step's last backward."""
+        if self.stepped or not self.backward_runs:
+            return
+        bad = [(p, self.flow.origins(p.grad)) for p in {**{id(p): p for p in self._trained()},
+               **{id(p): p for p in self.tape.leaves.values()}}.values() if p.grad is not None]
+        bad = [(p, origins) for p, origins in bad if origins]
+        if bad and self.flow.checked and (self.optimizers or self.run.optimizer_steps):
+            self.run.guarded.append(self.step)  # the user's code looked, and did not let the optimizer step
+        elif bad and not (self.scaler and not self.unscaled):
+            self._see("gradient", set().union(*(o for _, o in bad)), self._backward_place, self._name(bad[0][0]))
+
+    def _look_at_returned(self, returned: Any) -> None:
+        candidates = tensors_in(returned)
+        if isinstance(returned, Mapping) and isinstance(returned.get("loss"), torch.Tensor):
+            candidates = [returned["loss"]]
+        elif isinstance(getattr(returned, "loss", None), torch.Tensor):
+            candidates = [returned.loss]
+        for tensor in candidates:
+            self._see("returned", self.flow.origins(tensor))
+        if isinstance(returned, float) and not math.isfinite(returned):
+            self._see("returned", self.flow.last_read)
+
+    # -- what the watches tell ----------------------------------------------------------------------------------------
+
+    def _external(self, tensor: torch.Tensor, memory: Memory) -> None:
+        self.flow.external(tensor, memory)
+
+    @_unseen
+    def _model_called(self, module: nn.Module, args: tuple, kwargs: dict, site: Site | None) -> None:
+        """A model is given a batch: its size, and which tensors are its inputs."""
+        if self.names.models and self.names.of(module) is None:
+            return
+        for tensor in tensors_in((args, kwargs)):
+            values = dense(tensor)
+            if values is None or values.device.type == "meta":
+                continue
+            if self.flow.batch is None and tensor.dim():
+                self.flow.batch = tensor.shape[0]
+            if can_be_bad(values):
+                self._input_size = max(self._input_size, _size(values))
+            self._mark_input(tensor, values, site)
+        self.flow.model_returned = True
+
+    def _mark_input(self, tensor: torch.Tensor, values: torch.Tensor, site: Site | None) -> None:
+        known = self.recorder.memories.get(key(values))
+        if known is None:
+            known = self.recorder.memories[key(values)] = Memory(values.untyped_storage(), None, INPUT, "input")
+            known.entered = site
+            self.recorder.current = None
+            self.recorder.memory(tensor)
+        if known.maker is None and known.role in ("target", "input"):
+            known.role, known.entered = "input", known.entered or site
+        if not known.reach & PARAMETER:
+            known.reach |= INPUT
+        for birth in self.flow.masks(values):
+            memory = self.flow.births[birth].memory
+            if memory is not None and memory.role == "target":
+                memory.role, memory.entered = "input", site
+
+    @_unseen
+    def _backward_began(self, call: Backward) -> None:
+        self._backward_place = call.place
+        if not call.accumulate:
+            return
+        self.backward_runs += 1
+        for root in call.roots:
+            values = dense(root)
+            if values is not None and can_be_bad(values):
+                if values.numel() == 1:
+                    self.run.losses.append(float(values.detach().abs() if values.is_complex() else values.detach()))
+                self._see("loss", self.flow.origins(root), call.place)
+
+    @_unseen
+    def _backward_ended(self, call: Backward, result: Any) -> None:
+        self.tape.backward(call, result)
+
+    @_unseen
+    def _optimizer_begins(self, optimizer: Any, place: Stop) -> None:
+        self.run.optimizer = type(optimizer).__name__
+        self.run.learning_rate = float(optimizer.param_groups[0]["lr"])
+        self.run.optimizer_line = at_site(Where(step=self.step, phase="optimizer"), place)
+        bad = [(p, self.flow.origins(p.grad)) for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
+        bad = [(p, origins) for p, origins in bad if origins]
+        if bad:
+            self._see("gradient", set().union(*(o for _, o in bad)), self._backward_place, self._name(bad[0][0]))
+
+    @_unseen
+    def _optimizer_done(self, optimizer: Any) -> None:
+        self.stepped = True
+        self.run.optimizer_steps += 1
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                born = {b for b in self.flow.origins(p) if self.flow.births[b].memory is None}
+                if born:
+                    self._see("parameter", born, None, self._name(p))
+                    if self.run.optimizer_line:
+                        last = self.seen[-1]
+                        last.target = dataclasses.replace(last.target, where=self.run.optimizer_line)
+                    return
+
+    def _name(self, parameter: torch.Tensor) -> str:
+        known = self.names.owner(parameter)
+        return known[1] if known else ""
+
+    # -- a watcher of its own, for the gradient scaler's check ----------------------------------------------------------
+
+    def before(self, op: Op, schema: Schema, args: tuple, kwargs: dict) -> None:
+        return None
+
+    def after(self, op: Op, schema: Schema, args: tuple, kwargs: dict, out: Any, kept: Any) -> None:
+        if schema.base == "amp_foreach_non_finite_check_and_unscale":
+            self.unscaled = True
+
+
+def _size(values: torch.Tensor) -> float:
+    """The largest finite magnitude."""
+    top = values.detach().abs().max().float().item()
+    if math.isfinite(top):
+        return top
+    sound = values.detach().abs()[torch.isfinite(values)]
+    return sound.max().float().item() if sound.numel() else 0.0

@@ -1,0 +1,1 @@
+"""Watching a training step: lines, modules, ops, tensors and state. Everything that attaches here also detaches."""

@@ -1,0 +1,243 @@
+"""Every op of a step, with its line, its module and, in backward, the forward op whose derivative it computes.
+
+One dispatch mode sees each op below autograd, forward, backward and optimizer alike. An autograd node takes the next number
+of a counter just before its op runs; so a counter that grew names the op's node, and when the engine later runs that node,
+the number leads back to the forward op. What to make of an op is left to watchers; they get its operands' history too.
+
+A fault in a watcher must not break the training: it is told once, and the recorder goes blind instead.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from nbdebug.observe.modules import ModuleStack
+from nbdebug.observe.sites import Site, locate
+from nbdebug.observe.tensors import PARAMETER, TARGET, Memory, base_name, dense, key, walk
+
+_current_node = torch._C._current_autograd_node
+_next_number = torch.autograd._get_sequence_nr
+_ACCUMULATE = 2**63  # nodes that only store gradients have no number of their own
+
+
+class Schema(NamedTuple):
+    """What an op's signature says. writes: names of arguments that it changes; view: its result shares an argument's memory."""
+
+    base: str
+    names: tuple[str, ...]
+    writes: frozenset[str]
+    view: bool
+    pointwise: bool
+    random: bool
+
+
+# Training-mode batch norm changes its running statistics without saying so in its signature.
+_SILENT_WRITES = {"native_batch_norm": ("running_mean", "running_var"), "cudnn_batch_norm": ("running_mean", "running_var"),
+                  "miopen_batch_norm": ("running_mean", "running_var")}
+_SCALARS_KEPT = frozenset({"pow"})  # whose derivative's behaviour depends on a number
+_schemas: dict[Any, Schema] = {}
+
+
+def schema_of(func: Any) -> Schema:
+    """The op's signature, read once."""
+    known = _schemas.get(func)
+    if known is None:
+        s = func._schema
+        raw = s.name.split("::")[-1]
+        writes = {a.name for a in s.arguments if a.alias_info and a.alias_info.is_write} | set(_SILENT_WRITES.get(raw, ()))
+        view = bool(s.returns) and any(r.alias_info and not r.alias_info.is_write for r in s.returns)
+        known = _schemas[func] = Schema(base_name(func), tuple(a.name for a in s.arguments), frozenset(writes), view,
+                                        torch.Tag.pointwise in func.tags, torch.Tag.nondeterministic_seeded in func.tags)
+    return known
+
+
+class Op:
+    """One op that ran. forward: the forward op whose derivative this one computes (backward only). custom: run by the
+    user's own backward. library: the innermost line of an installed package, where that is not the user's line. inputs: the
+    ops that made its operands. scalars: its number arguments by name. grad: whether autograd recorded it."""
+
+    __slots__ = ("custom", "during", "forward", "func", "grad", "index", "inputs", "library", "module", "module_type", "name",
+                 "node", "scalars", "site", "step")
+
+    def __init__(self, index: int, func: Any, name: str, step: int):
+        self.index, self.func, self.name, self.step = index, func, name, step
+        self.site: Site | None = None
+        self.library: Site | None = None
+        self.module, self.module_type = "", None
+        self.node, self.forward, self.during, self.custom, self.grad = "", None, "forward", False, True
+        self.inputs: tuple[Op, ...] = ()
+        self.scalars: dict[str, Any] = {}
+
+    def __repr__(self) -> str:
+        return f"<Op {self.index} {self.name} {self.during} {self.module} {self.site}>"
+
+
+class Watcher(Protocol):
+    """`before` may keep what the op is about to overwrite; its result is handed to `after`."""
+
+    def before(self, op: Op, schema: Schema, args: tuple, kwargs: dict) -> Any: ...
+
+    def after(self, op: Op, schema: Schema, args: tuple, kwargs: dict, out: Any, kept: Any) -> None: ...
+
+
+class Recorder(TorchDispatchMode):
+    """See the module's docstring. `on_external(tensor, memory)` is told of each tensor that comes from outside."""
+
+    def __init__(self, stack: ModuleStack, watchers: list[Any], on_external: Callable[[torch.Tensor, Memory], None]):
+        super().__init__()
+        self.stack, self.watchers, self.on_external = stack, watchers, on_external
+        self.memories: dict[int, Memory] = {}
+        self.step, self.count, self.blind = 0, 0, ""
+        self.fault: Exception | None = None
+        self.current: Op | None = None
+        self.replaying: Op | None = None  # set while a recorded op is run again: its line and module are known
+        self._by_number: dict[int, list[Op]] = {}
+        self._last_number: dict[int, int] = {threading.get_ident(): _next_number()}
+        self._line_modules: dict[Site, tuple[str, Any]] = {}
+
+    def new_step(self, step: int) -> None:
+        """Forget what only one step needs. Memories of tensors that died go too."""
+        self.step = step
+        self._by_number.clear()
+        self.memories = {k: m for k, m in self.memories.items() if not m.ref.expired()}
+        for memory in self.memories.values():
+            memory.views.clear()
+            if memory.maker is not None:
+                memory.maker.inputs = ()  # or the ops of every step before would be kept
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        if self.blind or func.namespace == "profiler":
+            return func(*args, **kwargs)
+        schema = schema_of(func)
+        try:
+            op = self._describe(func, schema, args, kwargs)
+            reach = self._operands(op, args, kwargs)
+            kept = [w.before(op, schema, args, kwargs) for w in self.watchers]
+        except Exception as fault:  # the border: nothing of ours may stop the training
+            self.go_blind(fault)
+            return func(*args, **kwargs)
+        out = func(*args, **kwargs)
+        try:
+            self._results(op, schema, args, kwargs, out, reach)
+            for watcher, token in zip(self.watchers, kept, strict=True):
+                watcher.after(op, schema, args, kwargs, out, token)
+        except Exception as fault:
+            self.go_blind(fault)
+        return out
+
+    def go_blind(self, fault: Exception) -> None:
+        """Stop watching, after a fault of our own; told once."""
+        self.blind = f"{type(fault).__name__}: {fault}"
+        self.fault = fault
+        warnings.warn(f"nbdebug stopped watching this run because of a fault of its own ({self.blind}). "
+                      "The training itself goes on unharmed.", RuntimeWarning, stacklevel=3)
+
+    def _describe(self, func: Any, schema: Schema, args: tuple, kwargs: dict) -> Op:
+        op = self.current = Op(self.count, func, schema.base, self.step)
+        self.count += 1
+        node = _current_node()
+        number, thread = _next_number(), threading.get_ident()
+        if schema.base in _SCALARS_KEPT:
+            op.scalars = {n: v for n, v in named_arguments(schema, args, kwargs) if isinstance(v, (int, float))}
+        if self.replaying is not None and node is None:
+            known = self.replaying
+            op.site, op.library, op.module, op.module_type = known.site, known.library, known.module, known.module_type
+            op.during, op.index = known.during, known.index
+        else:
+            self._place(op, node)
+        for missed in range(self._last_number.get(thread, max(number - 1, 0)), number):
+            self._by_number.setdefault(missed, []).append(op)
+        self._last_number[thread] = number
+        return op
+
+    def _place(self, op: Op, node: Any) -> None:
+        """Line, module and phase of an op."""
+        stop = locate(depth=4)
+        op.site, op.library = stop.site, stop.library
+        op.grad = torch.is_grad_enabled()
+        if node is not None:
+            op.during, op.node = "backward", node.name()
+            op.forward = self._forward_op(node)
+            if stop.site is None and op.forward is not None:
+                known = op.forward
+                op.site, op.library, op.module, op.module_type = known.site, known.library, known.module, known.module_type
+                return
+            op.custom = stop.site is not None
+        elif stop.optimizer:
+            op.during = "optimizer"
+        self._name_module(op, stop)
+
+    def _name_module(self, op: Op, stop: Any) -> None:
+        name, module = self.stack.current()
+        if module is None and op.during == "backward":
+            found = self.stack.from_frame(stop.frame) or self._line_modules.get(op.site)
+            name, module = found or ((op.forward.module, None) if op.forward else ("", None))
+        elif op.site is not None and module is not None:
+            self._line_modules[op.site] = (name, module)
+        op.module = name
+        op.module_type = type(module).__name__ if module is not None else (op.forward.module_type if op.forward else None)
+
+    def _forward_op(self, node: Any) -> Op | None:
+        """The op that made this node. Numbers of two threads may collide: then the op named like the node is meant."""
+        number = node._sequence_nr()
+        made = self._by_number.get(number, []) if number < _ACCUMULATE else []
+        if len(made) > 1:
+            plain = node.name().split("Backward")[0].split("::")[-1].lower()
+            alike = [op for op in made if op.name.replace("_", "") in plain or plain in op.name.replace("_", "")]
+            made = alike or made
+        if not made:
+            return None
+        return made[-1] if made[-1].forward is None else made[-1].forward
+
+    def _operands(self, op: Op, args: tuple, kwargs: dict) -> int:
+        """Note what the op is given; returns which of parameters, inputs and targets flow into it."""
+        reach, makers = 0, []
+        for _, tensor in walk((*args, *kwargs.values())):
+            memory = self.memory(tensor)
+            if memory is not None:
+                reach |= memory.reach
+                if memory.maker is not None and len(makers) < 4:
+                    makers.append(memory.maker)
+        op.inputs = tuple(makers)
+        return reach
+
+    def memory(self, tensor: torch.Tensor) -> Memory | None:
+        """What is known of a tensor's memory; made known when it is seen for the first time."""
+        values = dense(tensor)
+        if values is None:
+            return None
+        known = self.memories.get(key(values))
+        if known is None:
+            leaf = tensor.requires_grad and tensor.is_leaf
+            known = Memory(values.untyped_storage(), None, PARAMETER if leaf else TARGET, "parameter" if leaf else "target")
+            self.memories[key(values)] = known
+        if known.role in ("input", "target"):
+            view = (values.storage_offset(), values.shape, values.stride())
+            if view not in known.views:  # a step may use any part of a data set that lies in one memory
+                known.views.add(view)
+                self.on_external(tensor, known)
+        return known
+
+    def _results(self, op: Op, schema: Schema, args: tuple, kwargs: dict, out: Any, reach: int) -> None:
+        written = [t for name, value in named_arguments(schema, args, kwargs) if name in schema.writes
+                   for _, t in walk((value,))]
+        for _, tensor in walk(out if isinstance(out, (list, tuple)) else (out,)):
+            values = dense(tensor)
+            if values is not None and key(values) not in self.memories:
+                self.memories[key(values)] = Memory(values.untyped_storage(), op, reach)
+        for tensor in written:
+            values = dense(tensor)
+            if values is not None and (memory := self.memories.get(key(values))) is not None:
+                memory.maker, memory.reach = op, memory.reach | reach
+
+
+def named_arguments(schema: Schema, args: tuple, kwargs: dict) -> list[tuple[str, Any]]:
+    """The op's arguments with their names."""
+    return [*zip(schema.names, args, strict=False), *kwargs.items()]

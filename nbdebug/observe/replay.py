@@ -1,0 +1,170 @@
+"""Run a recorded step again, with some of its ops replaced.
+
+The ops go through autograd, so that a replaced op has its own derivative. An unchanged replay must give what the step gave,
+bit for bit where the hardware allows; whoever uses a replay as proof asks for that first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+from nbdebug.observe.record import Op
+from nbdebug.observe.tape import BackwardEntry, Entry, Held, Ref, Tape, Unfit
+from nbdebug.observe.tensors import walk
+
+Patch = Callable[..., Any]
+"""Stands in for an op: called with the op's function, its args and its kwargs, it returns what the op would."""
+
+
+class Replay:
+    """The outcome: losses (roots of backward, in order) and the gradients of leaves, by the leaf's number on the tape."""
+
+    def __init__(self, tape: Tape, patches: Mapping[int, Patch] | None = None,
+                 inputs: Mapping[int, Callable[[torch.Tensor], torch.Tensor]] | None = None,
+                 on_op: Callable[[Op | None], None] | None = None):
+        self.tape, self.patches, self.inputs, self.on_op = tape, patches or {}, inputs or {}, on_op
+        self.losses: list[torch.Tensor] = []
+        self.outputs: dict[int, Any] = {}  # what replaced ops returned, by the op's index
+        self._values: dict[int, torch.Tensor] = {}
+        self._leaves: dict[int, torch.Tensor] = {}
+        self._generators: dict[int, torch.Generator] = {}
+        self._last_use = _last_uses(tape)
+
+    def run(self, stop_after: int | None = None) -> Replay:
+        """Replay up to and including the entry `stop_after` (all if None). Raises Unfit where an op can't be run again."""
+        with _same_random(self.tape), torch.enable_grad():
+            for position, entry in enumerate(self.tape.entries):
+                if isinstance(entry, BackwardEntry):
+                    self._backward(entry)
+                else:
+                    self._op(entry)
+                for number in self._last_use.get(position, ()):
+                    self._values.pop(number, None)
+                if position == stop_after:
+                    break
+        self._values.clear()
+        return self
+
+    @property
+    def gradients(self) -> dict[int, torch.Tensor]:
+        return {n: leaf.grad for n, leaf in self._leaves.items() if leaf.grad is not None}
+
+    def _op(self, entry: Entry) -> None:
+        if entry.unfit:
+            raise Unfit(entry.unfit)
+        args, kwargs = self._resolve(entry.args), self._resolve(entry.kwargs)
+        if self.on_op:
+            self.on_op(entry.op)
+        patch = self.patches.get(entry.op.index)
+        with torch.set_grad_enabled(entry.grad):
+            out = patch(entry.op.func, args, kwargs) if patch else entry.op.func(*args, **kwargs)
+        if patch:
+            self.outputs[entry.op.index] = tree_map_only(torch.Tensor, torch.Tensor.detach, out)
+        for number, (_, tensor) in zip(entry.results, walk(out if isinstance(out, (list, tuple)) else (out,)), strict=False):
+            if number is not None:
+                self._values[number] = tensor
+
+    def _backward(self, entry: BackwardEntry) -> None:
+        roots, seeds, inputs = (self._resolve(list(g)) for g in (entry.roots, entry.seeds, entry.inputs))
+        if self.on_op:
+            self.on_op(None)
+        if entry.accumulate:
+            self.losses += [r.detach() for r in roots]
+            torch.autograd.backward(roots, seeds, retain_graph=entry.retain, create_graph=entry.create,
+                                    inputs=inputs or None)
+            return
+        made = torch.autograd.grad(roots, inputs, seeds, retain_graph=entry.retain, create_graph=entry.create,
+                                   allow_unused=True)
+        for number, tensor in zip(entry.results, made, strict=True):
+            if number is not None and tensor is not None:
+                self._values[number] = tensor
+
+    def _resolve(self, tree: Any) -> Any:
+        if isinstance(tree, Ref):
+            return self._tensor(tree)
+        if isinstance(tree, torch.Generator):
+            return self._generator(tree)
+        if isinstance(tree, dict):
+            return {k: self._resolve(v) for k, v in tree.items()}
+        if isinstance(tree, (list, tuple)):
+            return type(tree)([self._resolve(v) for v in tree])
+        return tree
+
+    def _tensor(self, ref: Ref) -> torch.Tensor:
+        value = self._values.get(ref.value)
+        if value is None:
+            held = self.tape.held.get(ref.value)
+            if held is None:
+                raise Unfit("it uses a tensor that was made out of sight")
+            value = self._values[ref.value] = self._from_outside(ref.value, held)
+        if ref.view is not None:
+            value = (value.detach() if ref.detached else value).as_strided(*ref.view)
+        return value.detach() if ref.detached else value
+
+    def _from_outside(self, number: int, held: Held) -> torch.Tensor:
+        if held.grad_of is not None:
+            grad = self._leaves[held.grad_of].grad if held.grad_of in self._leaves else None
+            if grad is None:
+                raise Unfit("a gradient that it uses did not come again")
+            return grad.detach()
+        value = held.tensor.detach()
+        if number in self.inputs:
+            value = self.inputs[number](value)
+        elif held.changed or held.leaf:
+            value = value.clone()
+        if held.leaf:
+            value = self._leaves[number] = value.requires_grad_()
+        return value
+
+    def _generator(self, generator: torch.Generator) -> torch.Generator:
+        known, state = self.tape.generators[id(generator)]
+        if id(generator) not in self._generators:
+            twin = self._generators[id(generator)] = torch.Generator(known.device)
+            twin.set_state(state)
+        return self._generators[id(generator)]
+
+
+def _last_uses(tape: Tape) -> dict[int, list[int]]:
+    """{position: numbers of the tensors that no later entry uses}. Leaves and views of shared memory stay."""
+    last: dict[int, int] = {}
+
+    def note(tree: Any, position: int) -> None:
+        if isinstance(tree, Ref):
+            last[tree.value] = position
+        elif isinstance(tree, dict):
+            note(list(tree.values()), position)
+        elif isinstance(tree, (list, tuple)):
+            for item in tree:
+                note(item, position)
+
+    for position, entry in enumerate(tape.entries):
+        if isinstance(entry, BackwardEntry):
+            note([entry.roots, entry.seeds, entry.inputs], position)
+        else:
+            note([entry.args, entry.kwargs], position)
+    freed: dict[int, list[int]] = {}
+    for number, position in last.items():
+        held = tape.held.get(number)
+        if held is None or not (held.leaf or held.changed):
+            freed.setdefault(position, []).append(number)
+    return freed
+
+
+@contextlib.contextmanager
+def _same_random(tape: Tape) -> Iterator[None]:
+    """The random numbers of the recorded step; the user's own generators go on from where they were."""
+    cpu, cuda = torch.get_rng_state(), torch.cuda.get_rng_state_all() if tape.cuda_random else []
+    torch.set_rng_state(tape.random)
+    if tape.cuda_random:
+        torch.cuda.set_rng_state_all(tape.cuda_random)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(cpu)
+        if cuda:
+            torch.cuda.set_rng_state_all(cuda)

@@ -1,0 +1,113 @@
+"""Which line of the user's is running?
+
+A tensor op is reached through many frames: the user's line, perhaps a library's, then torch's. Walking outwards from the
+op, the first frame that is neither torch's nor Python's own is the line to show; a line of the user's own files goes before
+one of an installed library. During backward there is no such line: the engine runs, and the op belongs to the forward line
+whose derivative it computes. A user's line inside backward (a custom Function, a hook, a recomputation) is found as usual.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+import sys
+import sysconfig
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+import torch
+
+import nbdebug
+
+USER, LIBRARY, SKIP, OPTIMIZER, ENGINE = range(5)
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_OURS = os.path.dirname(nbdebug.__file__) + os.sep
+_STDLIB = tuple({os.path.realpath(sysconfig.get_path(k)) + os.sep for k in ("stdlib", "platstdlib")}
+                | {sysconfig.get_path(k) + os.sep for k in ("stdlib", "platstdlib")})
+_PACKAGES = re.compile(r"[\\/](site|dist)-packages[\\/]")
+_kinds: dict[CodeType, int] = {}
+
+
+class Site(NamedTuple):
+    """A source line: file, line number, name of the function around it."""
+
+    file: str
+    line: int
+    function: str
+
+
+class Stop(NamedTuple):
+    """What a walk over the frames found. user: the user's line; library: the innermost line of an installed package
+    before it; engine: autograd's engine was met first; optimizer: a torch optimizer was met first."""
+
+    user: Site | None
+    library: Site | None
+    engine: bool
+    optimizer: bool
+    frame: FrameType | None
+
+    @property
+    def site(self) -> Site | None:
+        return self.user or self.library
+
+
+def _kind(code: CodeType) -> int:
+    file = code.co_filename
+    if file.startswith(_TORCH):
+        if code.co_name == "_engine_run_backward":
+            return ENGINE
+        return OPTIMIZER if file.startswith(_TORCH + "optim" + os.sep) else SKIP
+    if file.startswith(_OURS) or file.startswith("<frozen") or file in ("<string>", "<__array_function__ internals>"):
+        return SKIP
+    if _PACKAGES.search(file):
+        return LIBRARY
+    return SKIP if file.startswith(_STDLIB) else USER
+
+
+def locate(depth: int = 1) -> Stop:
+    """Walk outwards from the caller's caller (`depth` frames up) to the user's line."""
+    frame: FrameType | None = sys._getframe(depth + 1)
+    library, inner, optimizer = None, None, False
+    while frame is not None:
+        code = frame.f_code
+        kind = _kinds.get(code)
+        if kind is None:
+            kind = _kinds[code] = _kind(code)
+        if kind == USER:
+            return Stop(_site(frame), library, False, optimizer, inner or frame)
+        if kind == ENGINE:
+            return Stop(None, library, True, optimizer, inner)
+        if kind == LIBRARY and library is None:
+            library, inner = _site(frame), frame
+        elif kind == OPTIMIZER:
+            optimizer = True
+        frame = frame.f_back
+    return Stop(None, library, False, optimizer, inner)
+
+
+def _site(frame: FrameType) -> Site:
+    return Site(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+
+
+def source_text(site: Site | None) -> str | None:
+    """The text of the line, without its indentation; None when the source is not at hand."""
+    return (linecache.getline(site.file, site.line).strip() or None) if site else None
+
+
+def cell_name(file: str) -> str | None:
+    """ "In [7]" when `file` is a cell of the running notebook, else None."""
+    match = re.match(r"<ipython-input-(\d+)-", file)
+    if match:
+        return f"In [{match[1]}]"
+    shell: Any = _running_shell()
+    names = getattr(getattr(shell, "compile", None), "_filename_map", {})
+    number = names.get(file)
+    return f"In [{number}]" if number is not None else None
+
+
+def _running_shell() -> Any:
+    """The IPython shell, if one runs; IPython is never imported for it."""
+    ipython = sys.modules.get("IPython")
+    return ipython.get_ipython() if ipython else None

@@ -1,0 +1,175 @@
+"""A step, recorded so that it can be run again without its Python code.
+
+The loop around a step is often impossible to repeat: its loader has moved on. But the ops that it ran, in order, with the
+numbers and tensors that came from outside, are the step. This watcher writes them down; `replay` runs them again under
+autograd, with the same random numbers, and with some ops replaced if asked: so a fix is tried on the very step that failed.
+
+Only tensors from outside are held (parameters are copied when something is about to change them); what the step itself
+made is made again.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._pytree import tree_map
+
+from nbdebug.observe.engine import Backward
+from nbdebug.observe.record import Op, Schema, named_arguments
+from nbdebug.observe.tensors import key, walk
+
+
+class Unfit(Exception):
+    """The recorded step can't be run again; the message says why."""
+
+
+class Ref(NamedTuple):
+    """A tensor of the tape: its number; strides, if it is another view of that tensor's memory; cut off from autograd?"""
+
+    value: int
+    view: tuple | None = None
+    detached: bool = False
+
+
+class Entry(NamedTuple):
+    """One op: what it was given, the numbers of what it made, whether autograd saw it. unfit: why it can't be run again."""
+
+    op: Op
+    args: Any
+    kwargs: Any
+    results: tuple[int | None, ...]
+    grad: bool
+    unfit: str = ""
+
+
+class BackwardEntry(NamedTuple):
+    call: Backward | None
+    roots: tuple[Ref, ...]
+    seeds: tuple[Ref | None, ...]
+    inputs: tuple[Ref, ...]
+    results: tuple[int | None, ...]
+    retain: bool
+    create: bool
+    accumulate: bool
+
+
+class Held:
+    """A tensor from outside, as it was when the step first used it."""
+
+    __slots__ = ("changed", "grad_of", "leaf", "tensor")
+
+    def __init__(self, tensor: torch.Tensor, leaf: bool, grad_of: int | None = None):
+        self.tensor, self.leaf, self.changed, self.grad_of = tensor, leaf, False, grad_of
+
+
+class Tape:
+    """A watcher that records one step at a time; `reset` begins the next."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.entries: list[Entry | BackwardEntry] = []
+        self.held: dict[int, Held] = {}
+        self.leaves: dict[int, torch.Tensor] = {}  # number -> the user's own tensor
+        self._places: dict[tuple, list[list]] = {}
+        self._by_memory: dict[int, list[int]] = {}
+        self._count = 0
+        self.random = torch.get_rng_state()
+        self.cuda_random = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+        self.generators: dict[int, tuple[torch.Generator, torch.Tensor]] = {}
+
+    # -- recording ----------------------------------------------------------------------------------------------------
+
+    def before(self, op: Op, schema: Schema, args: tuple, kwargs: dict) -> tuple | None:
+        if op.during == "backward":
+            return None
+        for name, value in named_arguments(schema, args, kwargs):
+            if isinstance(value, torch.Generator) and id(value) not in self.generators:
+                self.generators[id(value)] = (value, value.get_state())
+        unfit = "" if op.func.namespace not in ("c10d", "_c10d_functional") else "it talks to other processes"
+        for _, tensor in walk((*args, *kwargs.values())):
+            if tensor.layout is not torch.strided or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+                unfit = f"it uses a tensor of layout {tensor.layout} or type {type(tensor).__name__}"
+        if unfit:
+            return args, kwargs, unfit
+        refs = tree_map(self._ref, args), tree_map(self._ref, kwargs)
+        for name, value in named_arguments(schema, args, kwargs):
+            if name in schema.writes:
+                for _, tensor in walk((value,)):
+                    self._keep(tensor)
+        return *refs, unfit
+
+    def after(self, op: Op, schema: Schema, args: tuple, kwargs: dict, out: Any, kept: tuple | None) -> None:
+        if kept is None:
+            return
+        if kept[2]:
+            self.entries.append(Entry(op, (), {}, (), op.grad, kept[2]))
+            return
+        changed = {self._place(t) for name, value in named_arguments(schema, args, kwargs) if name in schema.writes
+                   for _, t in walk((value,))}
+        plain = "detach" in op.func.__name__
+        results = tuple(None if self._place(t) in changed else self._enter(t, False if plain else None)
+                        for _, t in walk(out if isinstance(out, (list, tuple)) else (out,)))
+        self.entries.append(Entry(op, kept[0], kept[1], results, op.grad))
+
+    def backward(self, call: Backward, result: Any) -> None:
+        """Write down a call of the engine, and where its gradients can be found."""
+        refs = [tuple(self._ref(t) for t in group) for group in (call.roots, call.seeds, call.inputs)]
+        made: tuple = ()
+        if not call.accumulate:
+            made = tuple(self._enter(t, None) if isinstance(t, torch.Tensor) else None for t in result)
+        self.entries.append(BackwardEntry(call, *refs, made, call.retain, call.create, call.accumulate))
+        for number, leaf in self.leaves.items():
+            grad = leaf.grad
+            if grad is not None and grad.layout is torch.strided and self._find(grad) is None:
+                self.held[self._enter(grad, False)] = Held(grad, False, grad_of=number)
+
+    def _place(self, t: torch.Tensor) -> tuple:
+        return key(t), t.dtype, t.storage_offset(), tuple(t.shape), t.stride(), t.is_conj(), t.is_neg()
+
+    def _enter(self, tensor: torch.Tensor, grad: bool | None) -> int | None:
+        if tensor.layout is not torch.strided:
+            return None
+        number, self._count = self._count, self._count + 1
+        self._places.setdefault(self._place(tensor), []).append([number, grad])
+        self._by_memory.setdefault(key(tensor), []).append(number)
+        return number
+
+    def _find(self, tensor: torch.Tensor) -> Ref | None:
+        known = self._places.get(self._place(tensor), ())
+        for entry in reversed(known):
+            if entry[1] is None:
+                entry[1] = tensor.requires_grad
+            if entry[1] == tensor.requires_grad:
+                return Ref(entry[0])
+        if known:
+            return Ref(known[-1][0], None, True)
+        same = self._by_memory.get(key(tensor))
+        if same:
+            view = (tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+            return Ref(same[-1], view, not tensor.requires_grad)
+        return None
+
+    def _ref(self, value: Any) -> Any:
+        """The tape's stand-in for an argument; a tensor that is new comes from outside and is held."""
+        if not isinstance(value, torch.Tensor):
+            return value
+        known = self._find(value)
+        if known is None:
+            leaf = value.requires_grad and value.is_leaf
+            number = self._enter(value, value.requires_grad)
+            self.held[number] = Held(value.detach(), leaf)
+            if leaf:
+                self.leaves[number] = value
+            known = Ref(number)
+        return known
+
+    def _keep(self, tensor: torch.Tensor) -> None:
+        """Copy the held tensors of a memory that is about to change."""
+        for number in self._by_memory.get(key(tensor), ()):
+            held = self.held.get(number)
+            if held is not None and not held.changed and held.grad_of is None:
+                held.tensor, held.changed = held.tensor.clone(), True
+

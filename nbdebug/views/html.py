@@ -1,0 +1,227 @@
+"""A Report as HTML: `render` gives a fragment for notebooks, `page` a whole page that stands alone.
+
+JupyterLab strips inline <svg>, <style>, var(), role and aria-* from notebooks that it does not trust, so the fragment is
+made of what it keeps: <img alt>, tables with captions and scopes, <details>, and plain style attributes. It must be
+legible on white and on #212121 and cannot ask which it is on, so text keeps the page's own colour (paler by opacity
+alone), and lines and grounds are half-transparent grey. Nothing is said by colour alone. Everything from the user goes
+through `_e`, and what is endless is cut so that a report stays under 100 kB.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+
+from nbdebug.finding import Finding, Fix, Link, Report, Where
+from nbdebug.views import chart, exponents, words
+
+LIMIT = 95_000
+FAULT, FINE = "#d65a50", "#3f9a68"
+MONO = "font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace"
+CODE = f"{MONO};font-size:.92em;background:rgba(128,128,128,.13);border-radius:3px;padding:.1em .35em"
+BLOCK = (f"{MONO};font-size:.92em;line-height:1.5;background:rgba(128,128,128,.11);border:0;border-radius:4px;"
+         "padding:.55em .8em;margin:.35em 0 0;white-space:pre;overflow-x:auto;max-width:100%;box-sizing:border-box")
+PALE = "opacity:.72"
+SMALL = f"font-size:.88em;{PALE}"
+HEAD = "margin:1.25em 0 .35em;font-weight:600"
+
+
+def render(report: Report) -> str:
+    """A fragment for a notebook."""
+    return _fitting(report, "p")
+
+
+def page(report: Report) -> str:
+    """A whole HTML page, light or dark as the reader's system is."""
+    title = words.clean(report.findings[0].title if report.findings else words.NOTHING, 160)
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{_e(title.replace('`', ''))}</title>\n<style>\n:root{{color-scheme:light dark}}\n"
+        "body{margin:0;padding:2.5rem 1.5rem;background:#fdfdfc;color:#24272b;"
+        "font:16px/1.5 system-ui,-apple-system,'Segoe UI',Roboto,Helvetica,Arial,sans-serif}\n"
+        "main{max-width:54rem;margin:0 auto}\n"
+        "@media (prefers-color-scheme:dark){body{background:#212121;color:#dededc}}\n"
+        f"</style>\n</head>\n<body>\n<main>\n{_fitting(report, 'h1')}\n</main>\n</body>\n</html>\n")
+
+
+def _fitting(report: Report, head: str) -> str:
+    """The report with as many rows, and as much of long lines, as fit into LIMIT bytes."""
+    for most in (30, 12, 5, 2, 1):
+        drawn = _report(report, most, head)
+        if len(drawn.encode()) <= LIMIT:
+            break
+    return drawn
+
+
+def _report(report: Report, most: int, head: str) -> str:
+    asked = " · ".join(_said(words.clean(part, 300)) for part in (report.question, report.subject) if part)
+    foot = f'<p style="{SMALL};margin:1.1em 0 0">{asked}</p>' if asked else ""
+    body = _silent(report, most, head) if report.ok else _found(report, most, head)
+    # The classes keep MathJax from reading $ in the user's own words.
+    return ('<div class="mathjax_ignore tex2jax_ignore" style="max-width:54em;line-height:1.5;margin:.4em 0;'
+            f'padding:.1em 0 .1em 1.1em;border-left:3px solid {FINE if report.ok else FAULT};overflow-wrap:break-word">'
+            f"{body}{foot}</div>")
+
+
+def _found(report: Report, most: int, head: str) -> str:
+    first, *others = report.findings
+    parts = [_headline(first, "Most likely" if others else "Cause", head, most), _chain(first, most), _fixes(first, most)]
+    parts += [_others(others, most), '<div style="margin:1.25em 0 0">', _numbers(first, report, most)]
+    return "".join([*parts, _rest(report, most), "</div>"])
+
+
+def _silent(report: Report, most: int, head: str) -> str:
+    said = [words.looked_at(report), *words.notes(report)[:most]]
+    return "".join([_title(words.NOTHING, head), *(_p(_said(s)) for s in said if s), '<div style="margin:.8em 0 0">',
+                    _rest(report, most, notes=False), "</div>"])
+
+
+def _title(text: str, head: str) -> str:
+    return f'<{head} style="font-size:1.3em;line-height:1.35;font-weight:600;margin:.1em 0 .5em">{_said(text)}</{head}>'
+
+
+def _headline(finding: Finding, word: str, head: str, most: int) -> str:
+    kind = (f'<p style="{SMALL};margin:0"><span>{word}:</span> '
+            f'<span style="{MONO}">{_e(words.clean(finding.code, 80))}</span></p>')
+    return kind + _title(words.clean(finding.title, 600), head) + _source(finding.where, 12, most) + _spot(finding.where)
+
+
+def _source(where: Where, lines: int, most: int) -> str:
+    """The user's own line, under the name of its place."""
+    place = words.place(where)
+    named = f'<p style="{SMALL};margin:.6em 0 0">{_e(place)}</p>' if place else ""
+    return named + (_block(where.text, lines, most) if where.text else "")
+
+
+def _spot(where: Where) -> str:
+    known = words.spot(where)
+    if not known:
+        return ""
+    cell = "padding:.05em 1.6em 0 0;border:0;text-align:left;vertical-align:top;background:none;white-space:"
+    wrap = ["normal" if h == "Module" else "nowrap" for h, _ in known]
+    heads = "".join(f'<th scope="col" style="{cell}nowrap;font-weight:400;{SMALL}">{h}</th>' for h, _ in known)
+    values = "".join(f'<td style="{cell}{w}">{_e(value)}</td>' for (_, value), w in zip(known, wrap))
+    return _scroll(f'<table style="border-collapse:collapse;margin:.7em 0 0;border:0;font-size:1em">'
+                   f'<tr style="background:none">{heads}</tr><tr style="background:none">{values}</tr></table>')
+
+
+def _chain(finding: Finding, most: int) -> str:
+    if not finding.chain:
+        return ""
+    items = "".join(f'<li style="margin:0 0 .5em;padding-left:.2em">{_link(link, before, most)}</li>'
+                    for link, before in zip(finding.chain[:most], (None, *finding.chain)))
+    return (f'<p style="{HEAD}">How it came about</p><ol style="margin:0;padding-left:1.5em">{items}</ol>'
+            + _more(len(finding.chain) - most))
+
+
+def _link(link: Link, before: Link | None, most: int) -> str:
+    """What happened and where, unless the link before it was at the same place."""
+    where = Where() if before and before.where == link.where else link.where
+    source = words.clean_lines(where.text, 4, 40 * most) if where.text else []
+    at = ", ".join(_e(part) for part in (words.place(where), words.module(where)) if part)
+    below = [f'<span style="{PALE}">{at}</span>'] if at else []
+    below += [f'<code style="{CODE}">{_e(source[0])}</code>'] if len(source) == 1 else []
+    below += [f'<span style="{PALE}">{_e(words.pairs(link.evidence))}</span>'] if link.evidence else []
+    said = _said(words.clean(link.what, 400))
+    said += f'<br><span style="font-size:.92em">{" &nbsp;".join(below)}</span>' if below else ""
+    return said + (_block(where.text, 4, most) if len(source) > 1 else "")
+
+
+def _fixes(finding: Finding, most: int) -> str:
+    if not finding.fixes:
+        return ""
+    return (f'<p style="{HEAD}">What to do</p>' + "".join(_fix(fix, most) for fix in finding.fixes[:most])
+            + _more(len(finding.fixes) - most))
+
+
+def _fix(fix: Fix, most: int) -> str:
+    colour = {True: f";color:{FINE}", False: f";color:{FAULT}"}.get(fix.verified, f";{PALE}")  # type: ignore[arg-type]
+    proved = f": {_e(words.pairs(fix.after))}" if fix.after else ""
+    return (f'<div style="margin:0 0 .9em">{_said(words.clean(fix.title, 400))}'
+            f'{_block(fix.code, 2 * most, most) if fix.code else ""}<div style="font-size:.92em;margin:.35em 0 0">'
+            f'<strong style="font-weight:600{colour}">{words.verdict(fix)}</strong>{proved}</div></div>')
+
+
+def _others(findings: list[Finding], most: int) -> str:
+    if not findings:
+        return ""
+    return (f'<p style="{HEAD}">Less likely</p>' + "".join(_other(f, most) for f in findings[:most])
+            + _more(len(findings) - most))
+
+
+def _other(finding: Finding, most: int) -> str:
+    fixes = "".join(f'<p style="font-size:.92em;margin:.35em 0 0">{_said(words.clean(fix.title, 300))} '
+                    f'<span style="{PALE}">{_e(words.proof(fix))}</span></p>' for fix in finding.fixes[:1])
+    return (f'<div style="margin:0 0 1em">{_said(words.clean(finding.title, 400))} '
+            f'<span style="{MONO};{SMALL}">{_e(words.clean(finding.code, 80))}</span>{_source(finding.where, 2, most)}{fixes}</div>')
+
+
+def _numbers(finding: Finding, report: Report, most: int) -> str:
+    seen = exponents.read(report.facts)
+    picture = f'<div style="margin:.9em 0 .2em">{_p(_e(seen.sentence()))}{chart.image(seen)}</div>' if seen else ""
+    return _fold("The numbers", "".join(_table(t) for t in words.tables(finding.evidence, most)) + picture)
+
+
+def _rest(report: Report, most: int, notes: bool = True) -> str:
+    out = tuple((words.clean(r.what, 300), words.clean(r.because, 300)) for r in report.ruled_out)
+    table = _table(words.Table("", ("What it is not", "Because"), out[:most], max(0, len(out) - most))) if out else ""
+    unchecked = [words.clean(u, 600) for u in report.unchecked]
+    kept = words.notes(report) if notes else []
+    return (_fold(f"Ruled out ({len(out)})", table) + _fold(f"Not checked ({len(unchecked)})", _list(unchecked, most))
+            + _fold(f"Notes ({len(kept)})", _list(kept, most)))
+
+
+def _fold(summary: str, body: str) -> str:
+    if not body:
+        return ""
+    return (f'<details style="margin:.25em 0"><summary style="cursor:pointer;{PALE}">{summary}</summary>'
+            f'<div style="margin:.3em 0 .9em 1.05em">{body}</div></details>')
+
+
+def _table(table: words.Table) -> str:
+    cell = "padding:.22em 1.5em .22em 0;border:0;text-align:left;vertical-align:top;background:none"
+    rule = "border-bottom:1px solid rgba(128,128,128,.25)"
+    heads = "".join(f'<th scope="col" style="{cell};{rule};font-weight:400;{PALE}">{_e(h)}</th>' for h in table.head)
+    lines = []
+    for first, *others in table.body:
+        cells = f'<th scope="row" style="{cell};font-weight:400">{_e(first)}</th>'
+        cells += "".join(f'<td style="{cell};max-width:34em;overflow-wrap:break-word">{_said(v)}</td>' for v in others)
+        lines.append(f'<tr style="background:none">{cells}</tr>')
+    caption = (f'<caption style="caption-side:top;text-align:left;padding:.4em 0 .1em;font-weight:600">'
+               f"{_e(table.caption)}</caption>" if table.caption else "")
+    return _scroll(f'<table style="border-collapse:collapse;margin:0 0 .5em;border:0;font-size:.92em">{caption}'
+                   f'<thead><tr style="background:none">{heads}</tr></thead><tbody>{"".join(lines)}</tbody></table>'
+                   ) + _more(table.more)
+
+
+def _list(said: list[str], most: int) -> str:
+    if not said:
+        return ""
+    items = "".join(f'<li style="margin:.15em 0">{_said(s)}</li>' for s in said[:most])
+    return f'<ul style="margin:0;padding-left:1.2em;font-size:.92em">{items}</ul>{_more(len(said) - most)}'
+
+
+def _more(left: int) -> str:
+    return f'<p style="{SMALL};margin:.2em 0 0">… {left} more</p>' if left > 0 else ""
+
+
+def _p(inner: str) -> str:
+    return f'<p style="margin:.3em 0">{inner}</p>'
+
+
+def _scroll(inner: str) -> str:
+    return f'<div style="overflow-x:auto;max-width:100%">{inner}</div>'
+
+
+def _block(code: str, lines: int, most: int) -> str:
+    return f'<pre style="{BLOCK}">{_e(chr(10).join(words.clean_lines(code, lines, 40 * most)))}</pre>'
+
+
+def _said(text: str) -> str:
+    """A sentence; what stands in `backticks` is code."""
+    return re.sub(r"`([^`]+)`", rf'<code style="{CODE}">\1</code>', _e(text))
+
+
+def _e(text: str) -> str:
+    return html.escape(text)

@@ -1,0 +1,137 @@
+"""A Report as plain text, for terminals, logs and notebooks without HTML: at most 100 columns, no colours.
+
+Only the code of a fix may be wider: it is there to be copied, so it is neither wrapped nor cut.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable
+
+from nbdebug.finding import Finding, Fix, Link, Report
+from nbdebug.views import exponents, words
+
+COLUMNS = 98
+MOST = 30
+
+
+def render(report: Report) -> str:
+    lines = _silent(report) if report.ok else _found(report)
+    asked = [words.clean(part, 300) for part in (report.question, report.subject) if part]
+    return "\n".join([*lines, "", *_wrapped(" · ".join(asked))]).rstrip() if asked else "\n".join(lines).rstrip()
+
+
+def _found(report: Report) -> list[str]:
+    first, *others = report.findings
+    lines = [*_headline(first, "Most likely" if others else "Cause"), *_chain(first), *_fixes(first)]
+    lines += _others(others)
+    return lines + _evidence(first, report) + _rest(report)
+
+
+def _silent(report: Report) -> list[str]:
+    return [*_wrapped(f"{words.NOTHING} {words.looked_at(report)}"), *_bullets("Notes", words.notes(report)), *_rest(report, notes=False)]
+
+
+def _headline(finding: Finding, word: str) -> list[str]:
+    where = finding.where
+    known = [f"{head.lower()} {value}" for head, value in words.spot(where)]
+    lines = [*_wrapped(words.clean(finding.title, 600)), "", f"{word}: {words.clean(finding.code, 80)}"]
+    if where.text or words.place(where):
+        lines += [f"{words.place(where) or 'Source'}:", *_code(where.text)]
+    return lines + [line.replace("\xa0", " ") for line in _wrapped(" · ".join(k.replace(" ", "\xa0") for k in known))]
+
+
+def _chain(finding: Finding) -> list[str]:
+    if not finding.chain:
+        return []
+    lines = ["", "How it came about"]
+    for i, (link, before) in enumerate(zip(finding.chain[:MOST], (None, *finding.chain)), 1):
+        lines += [*_wrapped(words.clean(link.what, 400), f"{i:>3}. ", "     "), *_link(link, before)]
+    return lines + _more(finding.chain, MOST)
+
+
+def _link(link: Link, before: Link | None) -> list[str]:
+    """Where an event happened, its source on the same line when there is room; nothing that the link before it says."""
+    where = link.where
+    if before and where == before.where:
+        return _wrapped(words.pairs(link.evidence), "     ", "     ") if link.evidence else []
+    at = ", ".join(part for part in (words.place(where), words.module(where)) if part)
+    source = words.clean_lines(where.text, 4) if where.text else []
+    if at and len(source) == 1 and len(at) + len(source[0]) < COLUMNS - 9:
+        lines = [f"     {at}:  {source[0]}"]
+    else:
+        lines = (_wrapped(at, "     ", "     ") if at else []) + [words.clip(f"       {line}", COLUMNS) for line in source]
+    return lines + (_wrapped(words.pairs(link.evidence), "     ", "     ") if link.evidence else [])
+
+
+def _fixes(finding: Finding) -> list[str]:
+    lines = ["", "What to do"] if finding.fixes else []
+    for i, fix in enumerate(finding.fixes[:MOST], 1):
+        lines += _fix(fix, f"{i:>3}. ")
+    return lines + _more(finding.fixes, MOST)
+
+
+def _fix(fix: Fix, mark: str) -> list[str]:
+    lines = _wrapped(words.clean(fix.title, 400), mark, "     ")
+    if fix.code:
+        lines += [f"         {line}" for line in words.clean_lines(fix.code, 60, 2000)]
+    return lines + _wrapped(words.proof(fix) + ".", "     ", "     ")
+
+
+def _others(findings: list[Finding]) -> list[str]:
+    lines = ["", "Less likely"] if findings else []
+    for finding in findings[:MOST]:
+        place = words.place(finding.where)
+        lines += _wrapped(words.clean(finding.title, 400), "  - ", "    ")
+        lines += _wrapped(" · ".join(part for part in (words.clean(finding.code, 80), place) if part), "    ", "    ")
+        lines += [words.clip(f"    {line}", COLUMNS) for line in _code(finding.where.text, 2)]
+        for fix in finding.fixes[:1]:
+            lines += _wrapped(f"{words.clean(fix.title, 300)} ({words.proof(fix)})", "    ", "    ")
+    return lines + _more(findings, MOST)
+
+
+def _evidence(finding: Finding, report: Report) -> list[str]:
+    lines: list[str] = []
+    for table in words.tables(finding.evidence, MOST):
+        lines += ["", table.caption, *_table(table)]
+    seen = exponents.read(report.facts)
+    return lines + (["", "Sizes of the values", *_wrapped(seen.sentence(), "  ", "  ")] if seen else [])
+
+
+def _table(table: words.Table) -> list[str]:
+    """Columns as wide as their widest cell; the last one takes what is left and wraps."""
+    body = table.body if table.head == ("What", "Value") else (table.head, *table.body)
+    room = max(12, (COLUMNS - 6) // max(1, len(table.head)) if len(table.head) > 2 else 34)
+    body = tuple(tuple(words.clip(cell, room) for cell in row[:-1]) + row[-1:] for row in body)
+    wide = [max(len(row[i]) for row in body) for i in range(len(table.head) - 1)]
+    lines = []
+    for row in body:
+        start = "  " + "".join(cell.ljust(w + 2) for cell, w in zip(row, wide))
+        lines += _wrapped(row[-1] or " ", start, " " * len(start)) if len(start) < COLUMNS - 10 else [
+            words.clip(start + row[-1], COLUMNS)]
+    return [line.rstrip() for line in lines] + ([f"  … {table.more} more"] if table.more else [])
+
+
+def _rest(report: Report, notes: bool = True) -> list[str]:
+    ruled_out = [f"{words.clean(r.what, 300)}: {words.clean(r.because, 300)}" for r in report.ruled_out]
+    lines = _bullets("Ruled out", ruled_out) + _bullets("Not checked", [words.clean(u, 600) for u in report.unchecked])
+    return lines + (_bullets("Notes", words.notes(report)) if notes else [])
+
+
+def _bullets(head: str, said: list[str]) -> list[str]:
+    if not said:
+        return []
+    return ["", head, *(line for s in said[:MOST] for line in _wrapped(s, "  - ", "    ")), *_more(said, MOST)]
+
+
+def _more(what: Iterable[object], most: int) -> list[str]:
+    left = len(list(what)) - most
+    return [f"  … {left} more"] if left > 0 else []
+
+
+def _code(text: str | None, most: int = 12) -> list[str]:
+    return [words.clip(f"    {line}", COLUMNS) for line in words.clean_lines(text, most)] if text else []
+
+
+def _wrapped(text: str, first: str = "", then: str = "") -> list[str]:
+    return textwrap.wrap(text, COLUMNS, initial_indent=first, subsequent_indent=then, break_on_hyphens=False)
