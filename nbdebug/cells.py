@@ -27,7 +27,7 @@ def cell_code(shell: Any, body: str) -> CodeType:
     above = raw.rstrip()[: -len(body.rstrip())].splitlines() if whole else ["%%"]
     # The lines above (the magic itself) become comments: the numbers stay right and the text can be parsed.
     source = shell.transform_cell("".join(f"# {text}\n" for text in above) + body)
-    name = shell.compile.cache(source, shell.execution_count, raw_code=raw if whole else None)
+    name = shell.compile.cache(source, _called_from(shell)[0], raw_code=raw if whole else None)
     return _compile(shell, source, name, expression=False)
 
 

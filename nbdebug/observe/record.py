@@ -18,7 +18,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nbdebug.observe.modules import ModuleStack
-from nbdebug.observe.sites import Site, locate
+from nbdebug.observe.sites import Site, locate, recomputing
 from nbdebug.observe.tensors import PARAMETER, TARGET, Memory, base_name, dense, key, walk
 
 _current_node = torch._C._current_autograd_node
@@ -60,17 +60,19 @@ def schema_of(func: Any) -> Schema:
 class Op:
     """One op that ran. forward: the forward op whose derivative this one computes (backward only). custom: run by the
     user's own backward. library: the innermost line of an installed package, where that is not the user's line. inputs: the
-    ops that made its operands. scalars: its number arguments by name. grad: whether autograd recorded it."""
+    ops that made its operands. scalars: its number arguments by name. grad: whether autograd recorded it. recomputed: a
+    forward op that runs again during backward (checkpointing)."""
 
     __slots__ = ("custom", "during", "forward", "func", "grad", "index", "inputs", "library", "module", "module_type", "name",
-                 "node", "scalars", "site", "step")
+                 "node", "recomputed", "scalars", "site", "step")
 
     def __init__(self, index: int, func: Any, name: str, step: int):
         self.index, self.func, self.name, self.step = index, func, name, step
         self.site: Site | None = None
         self.library: Site | None = None
         self.module, self.module_type = "", None
-        self.node, self.forward, self.during, self.custom, self.grad = "", None, "forward", False, True
+        self.node, self.forward, self.during = "", None, "forward"
+        self.custom, self.recomputed, self.grad = False, False, True
         self.inputs: tuple[Op, ...] = ()
         self.scalars: dict[str, Any] = {}
 
@@ -162,7 +164,8 @@ class Recorder(TorchDispatchMode):
         stop = locate(depth=4)
         op.site, op.library = stop.site, stop.library
         op.grad = torch.is_grad_enabled()
-        if node is not None:
+        op.recomputed = node is not None and stop.site is not None and recomputing(stop.frame)
+        if node is not None and not op.recomputed:
             op.during, op.node = "backward", node.name()
             op.forward = self._forward_op(node)
             if stop.site is None and op.forward is not None:
@@ -176,7 +179,7 @@ class Recorder(TorchDispatchMode):
 
     def _name_module(self, op: Op, stop: Any) -> None:
         name, module = self.stack.current()
-        if module is None and op.during == "backward":
+        if module is None and (op.during == "backward" or op.recomputed):
             found = self.stack.from_frame(stop.frame) or self._line_modules.get(op.site)
             name, module = found or ((op.forward.module, None) if op.forward else ("", None))
         elif op.site is not None and module is not None:
@@ -218,8 +221,10 @@ class Recorder(TorchDispatchMode):
             leaf = tensor.requires_grad and tensor.is_leaf
             known = Memory(values.untyped_storage(), None, PARAMETER if leaf else TARGET, "parameter" if leaf else "target")
             self.memories[key(values)] = known
+            if leaf:
+                self.on_external(tensor, known)
         if known.role in ("input", "target"):
-            view = (values.storage_offset(), values.shape, values.stride())
+            view = _view(values)
             if view not in known.views:  # a step may use any part of a data set that lies in one memory
                 known.views.add(view)
                 self.on_external(tensor, known)
@@ -230,12 +235,19 @@ class Recorder(TorchDispatchMode):
                    for _, t in walk((value,))]
         for _, tensor in walk(out if isinstance(out, (list, tuple)) else (out,)):
             values = dense(tensor)
-            if values is not None and key(values) not in self.memories:
+            known = None if values is None else self.memories.get(key(values))
+            if values is not None and known is None:
                 self.memories[key(values)] = Memory(values.untyped_storage(), op, reach)
+            elif known is not None and known.role in ("input", "target"):
+                known.views.add(_view(values))  # a part of what was looked at already
         for tensor in written:
             values = dense(tensor)
             if values is not None and (memory := self.memories.get(key(values))) is not None:
                 memory.maker, memory.reach = op, memory.reach | reach
+
+
+def _view(values: torch.Tensor) -> tuple:
+    return values.storage_offset(), values.shape, values.stride()
 
 
 def named_arguments(schema: Schema, args: tuple, kwargs: dict) -> list[tuple[str, Any]]:

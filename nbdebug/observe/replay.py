@@ -22,16 +22,22 @@ Patch = Callable[..., Any]
 
 
 class Replay:
-    """The outcome: losses (roots of backward, in order) and the gradients of leaves, by the leaf's number on the tape."""
+    """The outcome: losses (roots of backward, in order), leaves and their gradients by the leaf's number on the tape.
+
+    patches: by the op's index. inputs: changes to tensors from outside, by number. on_op is told of each op before it runs
+    (None: backward). scale: a factor on what backward starts from. keep: a tensor to be handed out as `kept`.
+    """
 
     def __init__(self, tape: Tape, patches: Mapping[int, Patch] | None = None,
                  inputs: Mapping[int, Callable[[torch.Tensor], torch.Tensor]] | None = None,
-                 on_op: Callable[[Op | None], None] | None = None):
+                 on_op: Callable[[Op | None], None] | None = None, scale: float = 1.0, keep: Ref | None = None):
         self.tape, self.patches, self.inputs, self.on_op = tape, patches or {}, inputs or {}, on_op
+        self.scale, self.keep = scale, keep
+        self.kept: torch.Tensor | None = None
         self.losses: list[torch.Tensor] = []
         self.outputs: dict[int, Any] = {}  # what replaced ops returned, by the op's index
         self._values: dict[int, torch.Tensor] = {}
-        self._leaves: dict[int, torch.Tensor] = {}
+        self.leaves: dict[int, torch.Tensor] = {}
         self._generators: dict[int, torch.Generator] = {}
         self._last_use = _last_uses(tape)
 
@@ -44,15 +50,18 @@ class Replay:
                 else:
                     self._op(entry)
                 for number in self._last_use.get(position, ()):
-                    self._values.pop(number, None)
+                    if self.keep is None or number != self.keep.value:
+                        self._values.pop(number, None)
                 if position == stop_after:
                     break
+        if self.keep is not None:
+            self.kept = self._tensor(self.keep).detach()
         self._values.clear()
         return self
 
     @property
     def gradients(self) -> dict[int, torch.Tensor]:
-        return {n: leaf.grad for n, leaf in self._leaves.items() if leaf.grad is not None}
+        return {n: leaf.grad for n, leaf in self.leaves.items() if leaf.grad is not None}
 
     def _op(self, entry: Entry) -> None:
         if entry.unfit:
@@ -75,6 +84,9 @@ class Replay:
             self.on_op(None)
         if entry.accumulate:
             self.losses += [r.detach() for r in roots]
+            if self.scale != 1.0:
+                seeds = [torch.full_like(r, self.scale) if s is None else s * self.scale
+                         for r, s in zip(roots, seeds, strict=True)]
             torch.autograd.backward(roots, seeds, retain_graph=entry.retain, create_graph=entry.create,
                                     inputs=inputs or None)
             return
@@ -108,7 +120,7 @@ class Replay:
 
     def _from_outside(self, number: int, held: Held) -> torch.Tensor:
         if held.grad_of is not None:
-            grad = self._leaves[held.grad_of].grad if held.grad_of in self._leaves else None
+            grad = self.leaves[held.grad_of].grad if held.grad_of in self.leaves else None
             if grad is None:
                 raise Unfit("a gradient that it uses did not come again")
             return grad.detach()
@@ -118,7 +130,7 @@ class Replay:
         elif held.changed or held.leaf:
             value = value.clone()
         if held.leaf:
-            value = self._leaves[number] = value.requires_grad_()
+            value = self.leaves[number] = value.requires_grad_()
         return value
 
     def _generator(self, generator: torch.Generator) -> torch.Generator:

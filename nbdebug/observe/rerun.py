@@ -2,11 +2,11 @@
 
 A module call is where a step can be cut open without touching the user's code: what goes in and what comes out passes
 through hooks, and a hook may hand on something else. `Rerun` runs a step once, keeps the calls in order, and notes what
-the step came to: each loss, the gradients after each backward, the parameters at the end. Changes made with it:
+the step came to: each loss, the gradients after each backward, the parameters at the end. What is done at the calls is
+a `Change`; two that are often wanted are
 
-    mend(tensor)              the same tensor with its non-finite elements replaced by ordinary ones
-    cut(tensor, look)         the same values, with nothing behind them for backward to run through
-    only_through(tensor, look)  the same tensor, telling `look` the gradient that comes back through this use of it alone
+    mend(tensor)          the same tensor with its non-finite elements replaced by ordinary ones
+    cut(tensor, look)     the same values, with nothing behind them for backward to run through
 
 Calls that backward makes (checkpointed blocks that are computed again) are repetitions and do not count.
 """
@@ -58,49 +58,61 @@ class Event:
     prints: dict[str, Any]
 
 
-Enter = Callable[[Call, tuple, dict], Any]
-Leave = Callable[[Call, Any], Any]
+class Change:
+    """What is done at the calls of a rerun; here: nothing. bad: names to count among the bad gradients."""
+
+    def __init__(self) -> None:
+        self.bad: set[str] = set()
+        self.handles: list[Any] = []  # of hooks on the user's tensors; the rerun removes them
+
+    def enter(self, call: Call, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+        """Other arguments, or None to leave them as they are."""
+
+    def leave(self, call: Call, output: Any) -> Any:
+        """Another output, or None to leave it as it is."""
 
 
 class Rerun:
-    """One run of a step. `enter(call, args, kwargs)` may return other (args, kwargs), `leave(call, output)` another output.
+    """One run of a step.
 
-    Afterwards: calls, ended (the calls in the order in which they ended), events, inputs (fingerprints of what each
-    outermost call was given, when `proof`), error (the exception that ended the step early, if one did).
+    Afterwards: calls; ended, the same in the order in which they ended; events; inputs, a fingerprint of what each
+    outermost call was given (with `proof`); error, the exception that ended the step early, if one did.
     """
 
     def __init__(self, models: Mapping[str, nn.Module], parameters: Callable[[], dict[str, torch.Tensor]], *,
-                 proof: bool = False, enter: Enter | None = None, leave: Leave | None = None):
-        self.models, self.parameters, self.proof = models, parameters, proof
-        self.enter, self.leave = enter, leave
+                 proof: bool = False, change: Change | None = None):
+        self.models, self.parameters = models, parameters
+        self.proof, self.change = proof, change or Change()
         self.calls: list[Call] = []
         self.ended: list[Call] = []
         self.events: list[Event] = []
         self.inputs: list[list[Any]] = []
-        self.bad_cut = False  # set by whoever cuts, when a gradient that arrives at a cut is not finite
         self.error: Exception | None = None
         self._stack: list[Call] = []
         self._thread = threading.get_ident()
 
     def run(self, step: Callable[[], Any]) -> Rerun:
         """Run the step. Its exceptions end in `error`; an interrupt passes. Every hook is gone afterwards."""
-        modules = {id(m): m for model in self.models.values() for m in model.modules()}
-        engine = EngineWatch(self._backward_begins, self._backward_ended)
         with contextlib.ExitStack() as hooks:
             hooks.enter_context(uncompiled())
-            hooks.callback(engine.detach)
-            engine.attach()
-            for module in modules.values():
-                hooks.callback(module.register_forward_pre_hook(self._enter, with_kwargs=True).remove)
-                hooks.callback(module.register_forward_hook(self._leave, always_call=True).remove)
+            self._attach(hooks)
             try:
                 returned = step()
             except Exception as error:
                 self.error = error
                 return self
-        self._note("loss", {"the returned loss": torch.as_tensor(returned)} if _is_number(returned) else {})
+        self._note("loss", {"loss": torch.as_tensor(returned)} if _is_number(returned) else {})
         self._note("parameters", self.parameters())
         return self
+
+    def _attach(self, hooks: contextlib.ExitStack) -> None:
+        hooks.callback(lambda: [handle.remove() for handle in self.change.handles])
+        engine = EngineWatch(self._backward_begins, self._backward_ended)
+        hooks.callback(engine.detach)
+        engine.attach()
+        for module in {m: None for model in self.models.values() for m in model.modules()}:
+            hooks.callback(module.register_forward_pre_hook(self._enter, with_kwargs=True).remove)
+            hooks.callback(module.register_forward_hook(self._leave, always_call=True).remove)
 
     @property
     def first_bad_event(self) -> int | None:
@@ -108,14 +120,14 @@ class Rerun:
 
     def _note(self, what: str, tensors: Mapping[str, torch.Tensor]) -> None:
         bad = {name for name, tensor in tensors.items() if is_bad(tensor)}
-        if what == "gradients" and self.bad_cut:
-            bad.add("a cut")
+        if what == "gradients":
+            bad |= self.change.bad
         prints = {name: fingerprint(tensor) for name, tensor in tensors.items()} if self.proof else {}
         self.events.append(Event(what, frozenset(bad), len(self.calls), prints))
 
     def _backward_begins(self, backward: Backward) -> None:
         if backward.accumulate:
-            self._note("loss", {"the loss": root for root in backward.roots})
+            self._note("loss", {f"loss {i}": root for i, root in enumerate(backward.roots)})
 
     def _backward_ended(self, backward: Backward, result: Any) -> None:
         if backward.accumulate:
@@ -136,7 +148,7 @@ class Rerun:
         self._stack.append(call)
         if parent is None and self.proof:
             self.inputs.append([*map(fingerprint, given), *_numbers((args, kwargs))])
-        return self.enter(call, args, kwargs) if self.enter else None
+        return self.change.enter(call, args, kwargs)
 
     def _leave(self, module: nn.Module, args: tuple, output: Any) -> Any:
         if self._elsewhere or not any(call.module is module for call in self._stack):
@@ -145,7 +157,7 @@ class Rerun:
             pass  # a call that ended in an exception which the user's code caught
         call.end = len(self.ended)
         self.ended.append(call)
-        return self.leave(call, output) if self.leave else None
+        return self.change.leave(call, output)
 
 
 def is_bad(tensor: torch.Tensor) -> bool:
@@ -157,9 +169,9 @@ def is_bad(tensor: torch.Tensor) -> bool:
 def mend(tensor: torch.Tensor) -> torch.Tensor:
     """The same tensor with its non-finite elements replaced, so that what follows has ordinary numbers to work on.
 
-    They are replaced by finite elements of the same tensor, in turn: those are of the size that the code after it is used
-    to. Where there are none, by numbers between 1/4 and 3/4, which every function takes (log, sqrt, acos, 1 - x, 1 / x),
-    no two neighbours alike, so that a variance is not zero. No gradient flows through a replaced element.
+    They are replaced by finite elements of the same tensor, in turn: those are of the size that the code after it is
+    used to. Where there are none, by numbers between 1/4 and 3/4, which every function takes (log, sqrt, acos, 1 - x,
+    1 / x), no two neighbours alike, so that a variance is not zero. No gradient flows through a replaced element.
     """
     if tensor.layout is not torch.strided or not is_bad(tensor):
         return tensor
@@ -182,7 +194,7 @@ class _Cut(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, anchor: torch.Tensor, tensor: torch.Tensor, look: Any) -> torch.Tensor:
         ctx.look = look
-        return tensor.data  # a new tensor on the same memory, and no view: code that changes it in place may go on doing so
+        return tensor.data  # a new tensor on the same memory, and no view: code may still change it in place
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
@@ -190,17 +202,8 @@ class _Cut(torch.autograd.Function):
         return None, None, None
 
 
-def only_through(tensor: torch.Tensor, look: Callable[[torch.Tensor], None]) -> torch.Tensor:
-    """The same tensor, telling `look` the gradient that comes back through this use of it alone."""
-    if not tensor.requires_grad:
-        return tensor
-    alias = tensor.view_as(tensor)
-    alias.register_hook(look)
-    return alias
-
-
 def changed(tree: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Nested tuples, lists, dicts and dataclasses with `change` applied to every tensor; the same object if none changed."""
+    """Nested tuples, lists, dicts and dataclasses with every tensor changed; the same object where nothing changes."""
     if isinstance(tree, torch.Tensor):
         return change(tree)
     if isinstance(tree, (tuple, list)):
@@ -223,7 +226,7 @@ def changed(tree: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 @contextlib.contextmanager
 def uncompiled() -> Iterator[None]:
-    """Compiled modules run as the Python that they were made from: hooks inside a compiled graph would not be called."""
+    """Compiled modules run as the Python that they were made from: a compiled graph would not call hooks inside it."""
     if "torch._dynamo" not in sys.modules:  # nothing can have been compiled
         yield
         return

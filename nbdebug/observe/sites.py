@@ -23,6 +23,7 @@ import nbdebug
 USER, LIBRARY, SKIP, OPTIMIZER, ENGINE = range(5)
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
+_CHECKPOINT = _TORCH + os.path.join("utils", "checkpoint.py")
 _OURS = os.path.dirname(nbdebug.__file__) + os.sep
 _STDLIB = tuple({os.path.realpath(sysconfig.get_path(k)) + os.sep for k in ("stdlib", "platstdlib")}
                 | {sysconfig.get_path(k) + os.sep for k in ("stdlib", "platstdlib")})
@@ -85,6 +86,15 @@ def locate(depth: int = 1) -> Stop:
             optimizer = True
         frame = frame.f_back
     return Stop(None, library, False, optimizer, inner)
+
+
+def recomputing(frame: FrameType | None) -> bool:
+    """Whether a frame that runs during backward is a checkpointed forward that is computed again."""
+    while frame is not None and frame.f_code.co_name != "_engine_run_backward":
+        if frame.f_code.co_filename == _CHECKPOINT:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _site(frame: FrameType) -> Site:

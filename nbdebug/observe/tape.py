@@ -16,7 +16,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from nbdebug.observe.engine import Backward
-from nbdebug.observe.record import Op, Schema, named_arguments
+from nbdebug.observe.record import Op, Schema, named_arguments, schema_of
 from nbdebug.observe.tensors import key, walk
 
 
@@ -80,10 +80,26 @@ class Tape:
         self.cuda_random = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
         self.generators: dict[int, tuple[torch.Generator, torch.Tensor]] = {}
 
+    def ancestors(self, position: int) -> set[int]:
+        """Indices of the ops that the entry at `position` depends on, backwards through values and changed memory."""
+        needed: set[int] = set()
+        found: set[int] = set()
+        for n, entry in reversed(list(enumerate(self.entries[:position + 1]))):
+            if isinstance(entry, BackwardEntry):
+                if n == position or needed & set(entry.results):
+                    needed |= _values([entry.roots, entry.seeds])
+                continue
+            given = _values([entry.args, entry.kwargs])
+            changes = schema_of(entry.op.func).writes
+            if n == position or needed & set(entry.results) or (changes and needed & given):
+                found.add(entry.op.index)
+                needed |= given
+        return found
+
     # -- recording ----------------------------------------------------------------------------------------------------
 
     def before(self, op: Op, schema: Schema, args: tuple, kwargs: dict) -> tuple | None:
-        if op.during == "backward":
+        if op.during == "backward" or op.recomputed:
             return None
         for name, value in named_arguments(schema, args, kwargs):
             if isinstance(value, torch.Generator) and id(value) not in self.generators:
@@ -123,7 +139,7 @@ class Tape:
         self.entries.append(BackwardEntry(call, *refs, made, call.retain, call.create, call.accumulate))
         for number, leaf in self.leaves.items():
             grad = leaf.grad
-            if grad is not None and grad.layout is torch.strided and self._find(grad) is None:
+            if grad is not None and grad.layout is torch.strided and self.find(grad) is None:
                 self.held[self._enter(grad, False)] = Held(grad, False, grad_of=number)
 
     def _place(self, t: torch.Tensor) -> tuple:
@@ -137,7 +153,10 @@ class Tape:
         self._by_memory.setdefault(key(tensor), []).append(number)
         return number
 
-    def _find(self, tensor: torch.Tensor) -> Ref | None:
+    def find(self, tensor: torch.Tensor) -> Ref | None:
+        """The tape's name for a tensor, or None if the step did not use it."""
+        if tensor.layout is not torch.strided:
+            return None
         known = self._places.get(self._place(tensor), ())
         for entry in reversed(known):
             if entry[1] is None:
@@ -156,7 +175,7 @@ class Tape:
         """The tape's stand-in for an argument; a tensor that is new comes from outside and is held."""
         if not isinstance(value, torch.Tensor):
             return value
-        known = self._find(value)
+        known = self.find(value)
         if known is None:
             leaf = value.requires_grad and value.is_leaf
             number = self._enter(value, value.requires_grad)
@@ -173,3 +192,12 @@ class Tape:
             if held is not None and not held.changed and held.grad_of is None:
                 held.tensor, held.changed = held.tensor.clone(), True
 
+
+
+def _values(tree: Any) -> set[int]:
+    """The numbers of the tensors in an entry's arguments."""
+    if isinstance(tree, Ref):
+        return {tree.value}
+    if isinstance(tree, dict):
+        tree = list(tree.values())
+    return {v for item in tree for v in _values(item)} if isinstance(tree, (list, tuple)) else set()

@@ -1,1 +1,1 @@
-"""Views: a Report drawn for people, as text, as HTML for notebooks, and as a figure; each a pure function of plain data."""
+"""Views: a Report drawn for people, as text, as HTML for notebooks and as a figure. Each only reads plain data."""

@@ -13,7 +13,7 @@ import html
 from nbdebug.views.exponents import SPANS, Histogram, height, levels, power, ticks
 from nbdebug.views.words import number
 
-VALUES, FAULT, INK, FAINT = "#5b8ec4", "#d65a50", "#808080", "#80808066"
+VALUES, FAULT, INK, FAINT = "#4d86c2", "#d4564c", "#808080", "#80808066"
 WIDTH, TOP, TALL, LEFT, RIGHT = 640, 34, 90, 66, 12
 FOOT = TOP + TALL
 SLOT, GAP = 44, 12
@@ -115,12 +115,14 @@ def _far(histogram: Histogram) -> list[str]:
         span, y, own = SPANS[dtype], top + 17 * i, dtype == histogram.dtype
         start, normal, end = (left + (e - low) * step for e in (span.subnormal, span.normal, span.largest + 1))
         drawn += [_text(LEFT - 8, y + 8, dtype, "end", weight=700 if own else 400),
-                  _box(start, y + 3, normal - start, 3, FAINT), _box(normal, y + 2, end - normal, 5, INK if own else FAINT),
+                  _box(start, y + 3, normal - start, 3, FAINT),
+                  _box(normal, y + 2, end - normal, 5, INK if own else FAINT),
                   _text(start - 5, y + 8, span.least, "end"),
                   _text(end + 5, y + 8, span.most, "start")]
     if histogram.bars:
         x, wide = left + (histogram.low - low) * step, max(3, (histogram.high + 1 - histogram.low) * step)
         tall = 17 * len(histogram.dtypes)
         drawn += [f'<rect x="{x:.1f}" y="{top - 5}" width="{wide:.1f}" height="{tall + 2}" rx="2" fill="{VALUES}" '
-                  f'fill-opacity="0.3" stroke="{VALUES}"/>', _text(x + wide / 2, top + tall + 11, "the values", colour=VALUES)]
+                  f'fill-opacity="0.3" stroke="{VALUES}"/>',
+                  _text(x + wide / 2, top + tall + 11, "the values", colour=VALUES)]
     return drawn

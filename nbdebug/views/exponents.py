@@ -107,7 +107,9 @@ class Histogram:
         said += f"{number(finite)} finite non-zero values" if finite else "no finite non-zero values"
         if finite:
             said += f" between {power(self.low)} and {power(self.high + 1)}"
-        said += "".join(f", {number(s.count)} {s.name}{'s' * (s.name == 'zero' and s.count != 1)}" for s in self.specials)
+        for special in self.specials:
+            plural = "s" * (special.name == "zero" and special.count != 1)
+            said += f", {number(special.count)} {special.name}{plural}"
         return said + (f"; {number(faulty)} of the finite values are at fault." if faulty else ".")
 
 
@@ -126,9 +128,10 @@ def height(count: int, tallest: int) -> float:
 
 
 def levels(tallest: int) -> list[int]:
-    """The counts to mark beside the bars: 1, 10, 100 … up to the tallest."""
+    """The counts to mark beside the bars: 1, 10, 100 …, and the tallest where there is room."""
     marks = [10**k for k in range(len(str(tallest)))]
-    return marks if len(marks) <= 4 else marks[:: math.ceil(len(marks) / 4)]
+    marks = marks[:: math.ceil(len(marks) / 4)]
+    return [*marks, tallest] if height(marks[-1], tallest) < 0.82 else marks
 
 
 def ticks(window: tuple[int, int], most: int) -> list[int]:

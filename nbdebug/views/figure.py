@@ -20,16 +20,19 @@ from nbdebug.views.chart import FAULT, VALUES
 from nbdebug.views.exponents import SPANS, Histogram
 
 INK, FAINT = "#808080", "#a0a0a0"
+PIXELS = 96
+"""To an inch, as notebooks show it."""
 HEAD: dict[str, Any] = {"loc": "left", "fontsize": 9.5, "color": INK, "parse_math": False, "pad": 8}
 
 
 class Picture(Figure):
     """A Figure that notebooks show by itself, also where pyplot, which teaches them to, was never imported."""
 
-    def _repr_png_(self) -> bytes:
+    def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
         data = io.BytesIO()
-        self.savefig(data, format="png", dpi=110)
-        return data.getvalue()
+        self.savefig(data, format="png", dpi=2 * PIXELS)  # twice as fine as it is shown, for screens that can
+        wide, tall = self.get_size_inches() * PIXELS
+        return data.getvalue(), {"width": round(wide), "height": round(tall)}
 
 
 def draw(report: Report) -> Figure:
@@ -38,20 +41,23 @@ def draw(report: Report) -> Figure:
     if seen is None and not lines:
         raise ValueError("This report has nothing to draw: " + (
             "nothing was found." if report.ok else "neither the values at fault nor the way of the bad one were kept."))
-    wide = 6.6 * (seen is not None) + 4.6 * bool(lines)
-    figure = Picture(figsize=(wide, max(4.4, 1.5 + 0.235 * len(lines))), layout="constrained", facecolor="none")
-    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.06)  # type: ignore[call-arg]
+    wide = 5.8 * (seen is not None) + 4.2 * bool(lines)
+    figure = Picture(figsize=(wide, max(4.4, 1.5 + 0.235 * len(lines))), facecolor="none")
+    figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.06)
     if report.findings:
         title = words.clean(report.findings[0].title.replace("`", ""), 300)
         figure.suptitle("\n".join(textwrap.wrap(title, int(wide * 10.5))), x=0.015, ha="left", fontsize=11.5,
                         fontweight="bold", color=INK, parse_math=False)
-    parts = figure.subfigures(1, 2, width_ratios=[6.6, 4.6]) if seen and lines else [figure, figure]
+    left: Any = figure
+    right: Any = figure
+    if seen and lines:
+        left, right = figure.subfigures(1, 2, width_ratios=[5.8, 4.2])
     if seen:
-        close, far = parts[0].subplots(2, 1, height_ratios=[3, 0.34 * (len(seen.dtypes) + 1)])
+        close, far = left.subplots(2, 1, height_ratios=[3, 0.34 * (len(seen.dtypes) + 1)])
         _close(close, seen)
         _far(far, seen)
     if lines:
-        _tree(parts[1].subplots(), lines)
+        _tree(right.subplots(), lines)
     return figure
 
 
@@ -65,8 +71,8 @@ def _quiet(axes: Any) -> None:
 def _close(axes: Any, seen: Histogram) -> None:
     low, high = seen.window
     _quiet(axes)
-    levels = exponents.levels(seen.tallest)
-    axes.hlines([exponents.height(n, seen.tallest) for n in levels], low, high + 1, color=FAINT, alpha=0.3, linewidth=0.8)
+    levels = {exponents.height(n, seen.tallest): words.number(n) for n in exponents.levels(seen.tallest)}
+    axes.hlines(list(levels), low, high + 1, color=FAINT, alpha=0.3, linewidth=0.8)
     for bar in seen.bars:
         x, wide = (bar.first + bar.last + 1) / 2, (bar.last + 1 - bar.first) * 0.88
         axes.bar(x, exponents.height(bar.count, seen.tallest), wide, color=VALUES, zorder=2)
@@ -76,7 +82,7 @@ def _close(axes: Any, seen: Histogram) -> None:
     axes.set_ylim(0, 1.2)
     marks = exponents.ticks(seen.window, 12)
     axes.set_xticks(marks, [f"$2^{{{e}}}$" for e in marks])
-    axes.set_yticks([exponents.height(n, seen.tallest) for n in levels], [words.number(n) for n in levels])
+    axes.set_yticks(list(levels), list(levels.values()))
     axes.tick_params(axis="y", length=0)
     axes.set_title(f"Sizes of the values: {seen.operand} ({seen.dtype})", **HEAD)
     axes.set_ylabel("how many", fontsize=8.5, color=INK)
@@ -98,7 +104,8 @@ def _specials(axes: Any, seen: Histogram) -> tuple[float, float]:
             right += slot
         tall, colour = exponents.height(special.count, seen.tallest), FAULT if special.bad else VALUES
         axes.bar(x, tall, slot * 0.5, color=colour)
-        axes.text(x, tall + 0.02, words.number(special.count), ha="center", fontsize=8.5, color=colour, fontweight="bold")
+        axes.text(x, tall + 0.02, words.number(special.count), ha="center", fontsize=8.5, color=colour,
+                  fontweight="bold")
         axes.text(x, -0.045, special.name, ha="center", va="top", fontsize=8.5, color=INK)
         axes.plot([x - slot / 2, x + slot / 2], [0, 0], color=INK, linewidth=1, clip_on=False)
     return left, right + slot * 0.25 * (right > high + 1)
@@ -116,8 +123,8 @@ def _marks(axes: Any, seen: Histogram) -> None:
         axes.plot([edge, edge], [0, 1.08], color=INK, linestyle=(0, (4, 3)), linewidth=1)
         axes.text(edge, 1.1, "end of " + ", ".join(dtypes), ha="center", fontsize=8.5, color=INK)
     if seen.bad:
-        axes.text(1, 1.2, f"at fault: {words.number(seen.bad)}", transform=axes.get_yaxis_transform(), ha="right", va="top",
-                  fontsize=9, color=FAULT, fontweight="bold")
+        axes.text(1, 1.2, f"at fault: {words.number(seen.bad)}", transform=axes.get_yaxis_transform(), ha="right",
+                  va="top", fontsize=9, color=FAULT, fontweight="bold")
 
 
 def _far(axes: Any, seen: Histogram) -> None:
@@ -128,12 +135,12 @@ def _far(axes: Any, seen: Histogram) -> None:
         axes.plot([span.subnormal, span.normal], [row, row], color=FAINT, linewidth=2, solid_capstyle="butt")
         axes.plot([span.normal, span.largest + 1], [row, row], color=INK if own else FAINT, linewidth=6,
                   solid_capstyle="butt")
-        for x, text, side in ((span.subnormal, span.least + "  ", "right"), (span.largest + 1, "  " + span.most, "left")):
-            axes.text(x, row, text, ha=side, va="center", fontsize=8.5, color=INK)
+        axes.text(span.subnormal, row, span.least + "  ", ha="right", va="center", fontsize=8.5, color=INK)
+        axes.text(span.largest + 1, row, "  " + span.most, ha="left", va="center", fontsize=8.5, color=INK)
     if seen.bars:
         axes.axvspan(seen.low, seen.high + 1, color=VALUES, alpha=0.35, linewidth=1.5)
     low, high = seen.range
-    axes.set_xlim(low - (high - low) * 0.13, high + (high - low) * 0.13)
+    axes.set_xlim(low - (high - low) * 0.17, high + (high - low) * 0.13)
     axes.set_ylim(len(seen.dtypes) - 0.4, -0.6)
     axes.set_yticks(range(len(seen.dtypes)), seen.dtypes)
     for label, dtype in zip(axes.get_yticklabels(), seen.dtypes):
@@ -149,17 +156,19 @@ def _tree(axes: Any, lines: list[tree.Line]) -> None:
     axes.set_xlim(0, 1)
     axes.set_ylim(max(len(lines), 14) - 0.2, -0.8)
     on_path = [row for row, line in enumerate(lines) if line.path]
-    axes.plot([0.02, 0.02], [on_path[0], on_path[-1]], color=FAULT, linewidth=1.5, alpha=0.6)
+    axes.plot([0.03, 0.03], [on_path[0], on_path[-1]], color=FAULT, linewidth=1.5, alpha=0.6)
     for row, line in enumerate(lines):
-        x = 0.07 + 0.045 * line.depth
+        x = 0.08 + 0.045 * line.depth
         if line.more:
             axes.text(x, row, f"… {line.more} more", va="center", fontsize=9, color=INK, style="italic")
             continue
         if line.path:
-            axes.plot(0.02, row, "o", markersize=8 if line.born else 5, color=FAULT)
-        name = axes.text(x, row, line.name, va="center", fontsize=9.5, color=FAULT if line.path else INK,
-                         fontweight="bold" if line.born else "normal", parse_math=False)
-        kind = line.kind + ("   made here" if line.born else "")
-        axes.annotate(kind, (1, 0.5), xycoords=name, xytext=(7, 0), textcoords="offset points", va="center", fontsize=8.5,
-                      color=FAULT if line.born else INK, annotation_clip=False, parse_math=False)
+            axes.plot(0.03, row, "o", markersize=8 if line.born else 5, color=FAULT, clip_on=False)
+        name = axes.text(x, row, words.clip(line.name, 34), va="center", fontsize=9.5, parse_math=False,
+                         color=FAULT if line.path else INK, fontweight="bold" if line.born else "normal")
+        kind = ("made here   " if line.born else "") + words.clip(line.kind, 26)
+        axes.annotate(kind, (1, 0.5), xycoords=name, xytext=(7, 0), textcoords="offset points", va="center",
+                      fontsize=8.5, color=FAULT if line.born else INK, annotation_clip=False, parse_math=False)
+    for text in axes.texts:
+        text.set_in_layout(False)  # a long name runs out of the picture rather than squeezing it
     axes.set_title("Where the non-finite value was made, and where it went", **HEAD)

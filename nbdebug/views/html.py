@@ -1,7 +1,7 @@
 """A Report as HTML: `render` gives a fragment for notebooks, `page` a whole page that stands alone.
 
-JupyterLab strips inline <svg>, <style>, var(), role and aria-* from notebooks that it does not trust, so the fragment is
-made of what it keeps: <img alt>, tables with captions and scopes, <details>, and plain style attributes. It must be
+JupyterLab strips inline <svg>, <style>, var(), role and aria-* from notebooks that it does not trust, so the fragment
+is made of what it keeps: <img alt>, tables with captions and scopes, <details>, and plain style attributes. It must be
 legible on white and on #212121 and cannot ask which it is on, so text keeps the page's own colour (paler by opacity
 alone), and lines and grounds are half-transparent grey. Nothing is said by colour alone. Everything from the user goes
 through `_e`, and what is endless is cut so that a report stays under 100 kB.
@@ -16,7 +16,7 @@ from nbdebug.finding import Finding, Fix, Link, Report, Where
 from nbdebug.views import chart, exponents, words
 
 LIMIT = 95_000
-FAULT, FINE = "#d65a50", "#3f9a68"
+FAULT, FINE = "#d4564c", "#388c5e"
 MONO = "font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace"
 CODE = f"{MONO};font-size:.92em;background:rgba(128,128,128,.13);border-radius:3px;padding:.1em .35em"
 BLOCK = (f"{MONO};font-size:.92em;line-height:1.5;background:rgba(128,128,128,.11);border:0;border-radius:4px;"
@@ -66,9 +66,10 @@ def _report(report: Report, most: int, head: str) -> str:
 
 def _found(report: Report, most: int, head: str) -> str:
     first, *others = report.findings
-    parts = [_headline(first, "Most likely" if others else "Cause", head, most), _chain(first, most), _fixes(first, most)]
-    parts += [_others(others, most), '<div style="margin:1.25em 0 0">', _numbers(first, report, most)]
-    return "".join([*parts, _rest(report, most), "</div>"])
+    parts = [_headline(first, "Most likely" if others else "Cause", head, most), _chain(first, most)]
+    parts += [_fixes(first, most), _others(others, most)]
+    folded = _numbers(first, report, most) + _rest(report, most)
+    return "".join(parts) + f'<div style="margin:1.25em 0 0">{folded}</div>'
 
 
 def _silent(report: Report, most: int, head: str) -> str:
@@ -84,7 +85,8 @@ def _title(text: str, head: str) -> str:
 def _headline(finding: Finding, word: str, head: str, most: int) -> str:
     kind = (f'<p style="{SMALL};margin:0"><span>{word}:</span> '
             f'<span style="{MONO}">{_e(words.clean(finding.code, 80))}</span></p>')
-    return kind + _title(words.clean(finding.title, 600), head) + _source(finding.where, 12, most) + _spot(finding.where)
+    title = _title(words.clean(finding.title, 600), head)
+    return kind + title + _source(finding.where, 12, most) + _spot(finding.where)
 
 
 def _source(where: Where, lines: int, most: int) -> str:
@@ -125,7 +127,7 @@ def _link(link: Link, before: Link | None, most: int) -> str:
     below += [f'<span style="{PALE}">{_e(words.pairs(link.evidence))}</span>'] if link.evidence else []
     said = _said(words.clean(link.what, 400))
     said += f'<br><span style="font-size:.92em">{" &nbsp;".join(below)}</span>' if below else ""
-    return said + (_block(where.text, 4, most) if len(source) > 1 else "")
+    return said + (_block(where.text or "", 4, most) if len(source) > 1 else "")
 
 
 def _fixes(finding: Finding, most: int) -> str:
@@ -154,7 +156,8 @@ def _other(finding: Finding, most: int) -> str:
     fixes = "".join(f'<p style="font-size:.92em;margin:.35em 0 0">{_said(words.clean(fix.title, 300))} '
                     f'<span style="{PALE}">{_e(words.proof(fix))}</span></p>' for fix in finding.fixes[:1])
     return (f'<div style="margin:0 0 1em">{_said(words.clean(finding.title, 400))} '
-            f'<span style="{MONO};{SMALL}">{_e(words.clean(finding.code, 80))}</span>{_source(finding.where, 2, most)}{fixes}</div>')
+            f'<span style="{MONO};{SMALL}">{_e(words.clean(finding.code, 80))}</span>'
+            f"{_source(finding.where, 2, most)}{fixes}</div>")
 
 
 def _numbers(finding: Finding, report: Report, most: int) -> str:

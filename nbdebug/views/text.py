@@ -29,7 +29,8 @@ def _found(report: Report) -> list[str]:
 
 
 def _silent(report: Report) -> list[str]:
-    return [*_wrapped(f"{words.NOTHING} {words.looked_at(report)}"), *_bullets("Notes", words.notes(report)), *_rest(report, notes=False)]
+    lines = _wrapped(f"{words.NOTHING} {words.looked_at(report)}")
+    return lines + _bullets("Notes", words.notes(report)) + _rest(report, notes=False)
 
 
 def _headline(finding: Finding, word: str) -> list[str]:
@@ -38,7 +39,8 @@ def _headline(finding: Finding, word: str) -> list[str]:
     lines = [*_wrapped(words.clean(finding.title, 600)), "", f"{word}: {words.clean(finding.code, 80)}"]
     if where.text or words.place(where):
         lines += [f"{words.place(where) or 'Source'}:", *_code(where.text)]
-    return lines + [line.replace("\xa0", " ") for line in _wrapped(" · ".join(k.replace(" ", "\xa0") for k in known))]
+    spot = _wrapped(" · ".join(k.replace(" ", "\xa0") for k in known))  # breaks between the parts, not inside them
+    return lines + [line.replace("\xa0", " ") for line in spot]
 
 
 def _chain(finding: Finding) -> list[str]:
@@ -60,7 +62,8 @@ def _link(link: Link, before: Link | None) -> list[str]:
     if at and len(source) == 1 and len(at) + len(source[0]) < COLUMNS - 9:
         lines = [f"     {at}:  {source[0]}"]
     else:
-        lines = (_wrapped(at, "     ", "     ") if at else []) + [words.clip(f"       {line}", COLUMNS) for line in source]
+        lines = _wrapped(at, "     ", "     ") if at else []
+        lines += [words.clip(f"       {line}", COLUMNS) for line in source]
     return lines + (_wrapped(words.pairs(link.evidence), "     ", "     ") if link.evidence else [])
 
 

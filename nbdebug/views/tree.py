@@ -8,7 +8,7 @@ Where not all fit, the branches without the bad value go first, then the parts o
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from nbdebug.views.words import clean
@@ -29,7 +29,7 @@ class Line:
 def prune(facts: Mapping[str, Any], most: int = 18) -> list[Line]:
     """The lines to draw; none when the facts do not say where a bad value went."""
     given = facts.get("tree")
-    nodes = [n for n in given if isinstance(n, Mapping)] if isinstance(given, Sequence) and not isinstance(given, str) else []
+    nodes = [n for n in given if isinstance(n, Mapping)] if isinstance(given, (list, tuple)) else []
     if not any(n.get("born") or n.get("path") for n in nodes):
         return []
     parents = _parents([str(n.get("name", "")) for n in nodes])
@@ -68,7 +68,7 @@ def _depths(parents: list[int | None]) -> list[int]:
 
 
 def _shown(nodes: list[Any], parents: list[int | None], most: int) -> set[int]:
-    """Which modules get a line: all if they fit; else the birth, its path by nearness to it, and what is above these."""
+    """Which modules get a line: all if they fit; else the birth, then its path by nearness, and what is above these."""
     if len(nodes) <= most:
         return set(range(len(nodes)))
     born = [i for i, n in enumerate(nodes) if n.get("born")] or [i for i, n in enumerate(nodes) if n.get("path")][:1]

@@ -1,7 +1,8 @@
 """How facts are said, the same in every view: numbers, batch rows, places, proofs, and the tables of the evidence.
 
-Everything here gives plain strings that are safe to print: control characters, lone surrogates and marks that turn the
-writing direction are shown as escapes, and what is endless is cut with "… N more". Escaping for HTML is the HTML view's.
+Everything here gives plain strings that are safe to print: control characters, lone surrogates and marks that turn
+the writing direction are shown as escapes, and what is endless is cut with "… N more". Escaping for HTML is the HTML
+view's own.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def _shown(character: str) -> str:
     return character.encode("unicode_escape", "surrogatepass").decode("ascii")
 
 
-def number(value: numbers.Number) -> str:
+def number(value: Any) -> str:
     """1234567 → "1,234,567"; 0.3141592 → "0.3142"; 1e-08 → "1e-8"."""
     if isinstance(value, numbers.Integral):
         whole = int(value)
@@ -140,7 +141,7 @@ def spot(where: Where) -> list[tuple[str, str]]:
 
 
 def verdict(fix: Fix) -> str:
-    return {True: "Tried, it works", False: "Tried, did not help"}.get(fix.verified, "Not tried")  # type: ignore[arg-type]
+    return "Not tried" if fix.verified is None else "Tried, it works" if fix.verified else "Tried, did not help"
 
 
 def proof(fix: Fix) -> str:

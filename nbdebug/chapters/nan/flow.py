@@ -8,6 +8,7 @@ leads back to its births and to nothing else.
 
 from __future__ import annotations
 
+import collections
 from typing import Any
 
 import torch
@@ -28,18 +29,19 @@ _MANY = 64
 
 class Record:
     """A birth, as the books keep it. op is None for a tensor that came bad from outside: then memory tells of it, and
-    reader is the op that first used it. factors: ranges (low, high) of the parameter-free factors that it was multiplied by.
+    readers are the ops that used it. segment: how many backwards had run before, in this step. factors: ranges (low, high) of the parameter-free factors that it was multiplied by.
     after_model: born after the model had returned."""
 
     __slots__ = ("absorbed_by", "after_model", "bad", "custom", "dtype", "factors", "index", "intended", "made", "memory",
-                 "numbers", "op", "parents", "reader", "rows", "shape", "step", "whole")
+                 "numbers", "op", "parents", "readers", "rows", "segment", "shape", "step", "whole")
 
     def __init__(self, index: int, op: Op | None, made: str, step: int):
         self.index, self.op, self.made, self.step = index, op, made, step
         self.parents: set[int] = set()
         self.rows: tuple[int, ...] | None = None
         self.memory: Memory | None = None
-        self.reader: Op | None = None
+        self.readers: list[Op] = []
+        self.segment = 0
         self.intended = self.whole = self.custom = self.after_model = False
         self.absorbed_by: set[str] = set()
         self.factors: list[tuple[float, float]] = []
@@ -72,10 +74,13 @@ class Flow:
         self.births: list[Record] = []
         self.spoiled: dict[int, Spoiled] = {}
         self.batch: int | None = None
+        self.leading: collections.Counter[int] = collections.Counter()
         self.model_returned = False
+        self.segment = 0
         self.checked = False  # the user's code looked whether something bad was finite
         self.last_read: set[int] = set()
         self.last_bad: set[int] = set()
+        self.touched: set[str] = set()  # modules that bad values went through
 
     # -- what the recorder calls ------------------------------------------------------------------------------------
 
@@ -97,6 +102,9 @@ class Flow:
         if schema.view and not schema.writes:
             return
         suspects = self._suspects(args, kwargs, kept) if self.spoiled else {}
+        for birth in {b for masks in suspects.values() for b in masks}:
+            if self.births[birth].memory is not None and len(self.births[birth].readers) < _MANY:
+                self.births[birth].readers.append(op)
         if suspects and schema.base in _COMPARES:
             self.checked = self.checked or op.during == "forward"
             self.last_read = {b for masks in suspects.values() for b in masks}
@@ -115,6 +123,7 @@ class Flow:
             made |= origins.keys()
         if made:
             self.last_bad = made
+            self.touched.add(op.module)
         if suspects and op.during == "forward" and schema.base in _ABSORBERS:
             for masks in suspects.values():
                 for birth in masks.keys() - made:
@@ -163,10 +172,18 @@ class Flow:
         if not held.masks:
             del self.spoiled[key(values)]
 
+    @property
+    def batch_size(self) -> int | None:
+        """What the model was given, or, with no model, the commonest first dimension of what came from outside."""
+        if self.batch is None and self.leading:
+            return self.leading.most_common(1)[0][0]
+        return self.batch
+
     def forget_dead(self) -> None:
         """Drop the books of memories that are gone; to be called when the recorder begins a new step."""
         self.spoiled = {k: s for k, s in self.spoiled.items() if k in self.recorder.memories}
         self.checked, self.last_read, self.last_bad = False, set(), set()
+        self.leading.clear()
 
     def _suspects(self, args: tuple, kwargs: dict, kept: dict[int, tuple]) -> dict[int, dict[int, torch.Tensor]]:
         """{id of an operand: {birth: mask}} for operands that hold bad values."""
@@ -235,7 +252,12 @@ class Flow:
         return {self._enter((op, schema, args, kwargs, kept, tensor), bad, nan, self._of_forward(op), {}): bad}
 
     def _of_forward(self, op: Op) -> set[int]:
-        """Births at the forward op whose derivative this one computes: its operand was already out of bounds there."""
+        """Births at the forward op whose derivative this one computes (its operand was already out of bounds there), or that
+        it computes again."""
+        if op.recomputed:
+            first = [b.index for b in self.births if b.op is not None and b.step == op.step and not b.op.recomputed
+                     and (b.op.site, b.op.name, b.op.module) == (op.site, op.name, op.module)]
+            return set(first[:1])
         return {b.index for b in self.births if op.forward is not None and b.op is op.forward and not b.intended}
 
     def _enter(self, scene: tuple, mask: torch.Tensor, nan: torch.Tensor, parents: set[int], infs: dict) -> int:
@@ -248,9 +270,9 @@ class Flow:
         birth.parents = set(parents)
         birth.whole, birth.bad = bool(mask.all()), int(mask.sum())
         birth.shape, birth.dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
-        birth.custom = op.custom
+        birth.custom, birth.segment = op.custom, self.segment
         birth.after_model = self.model_returned and not self.recorder.stack.inside
-        birth.rows = rows_of(mask, self.batch)
+        birth.rows = rows_of(mask, self.batch_size)
         birth.numbers = self.take_scene(scene, mask, infs)
         birth.intended = self._intended(birth, schema, infs)
         self.births.append(birth)
@@ -269,14 +291,16 @@ class Flow:
     def external(self, tensor: torch.Tensor, memory: Memory) -> None:
         """A tensor from outside is seen for the first time: is it bad already?"""
         values = dense(tensor)
+        if memory.role == "target" and tensor.dim() and len(tensor) > 1:
+            self.leading[len(tensor)] += 1
         if values is None or not can_be_bad(values) or all_finite(values) or self.masks(values):
             return
         bad, nan = ~finite(values), torch.isnan(values)
         birth = Record(len(self.births), None, _made(values, bad, nan), self.recorder.step)
-        birth.memory, birth.reader = memory, self.recorder.current
+        birth.memory, birth.segment = memory, self.segment
         birth.whole, birth.bad = bool(bad.all()), int(bad.sum())
         birth.shape, birth.dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
-        birth.rows = rows_of(bad, self.batch) if memory.role in ("input", "target") else None
+        birth.rows = rows_of(bad, self.batch_size) if memory.role in ("input", "target") else None
         birth.numbers = self.take_scene((None, None, (), {}, {}, tensor), bad, {})
         birth.intended = _mask_like(values, bad, nan, memory.role)
         self.births.append(birth)
@@ -285,7 +309,7 @@ class Flow:
     def _learn_rows(self, birth: int, mask: torch.Tensor) -> None:
         record = self.births[birth]
         if record.rows is None and (record.memory is None or record.memory.role not in ("parameter", "buffer")):
-            record.rows = rows_of(mask, self.batch)
+            record.rows = rows_of(mask, self.batch_size)
 
     def ancestors(self, births: set[int]) -> set[int]:
         """These births and all that they were made of."""

@@ -7,6 +7,7 @@ with the births that lead to it. Detaching leaves nothing behind.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import math
@@ -26,16 +27,23 @@ from nbdebug.observe.engine import Backward, EngineWatch, OptimizerWatch
 from nbdebug.observe.modules import ModuleNames, ModuleStack
 from nbdebug.observe.record import Op, Recorder, Schema
 from nbdebug.observe.sites import Site, Stop
-from nbdebug.observe.tape import Tape
+from nbdebug.observe.tape import Ref, Tape
 from nbdebug.observe.tensors import INPUT, PARAMETER, Memory, can_be_bad, dense, key, tensors_in
 
 
 @dataclasses.dataclass
 class Seen:
-    """Something bad that mattered: what, and the births that it comes from."""
+    """Something bad that mattered: what, and the births that it comes from. position: how far the tape had come then;
+    ref: the tape's name for the tensor, where it is neither a loss nor a gradient."""
 
     target: Target
     origins: set[int]
+    position: int = 0
+    ref: Ref | None = None
+
+
+class StopCell(BaseException):
+    """Ends a watched cell after the step that went bad; no `except Exception` of the user's swallows it."""
 
 
 @dataclasses.dataclass
@@ -73,9 +81,13 @@ def _unseen(method: Callable) -> Callable:
 class Probe:
     """See the module's docstring. models and optimizers: by the names that the user knows them by."""
 
-    def __init__(self, models: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer], scaler: bool = False):
+    def __init__(self, models: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer], scaler: bool = False,
+                 cell: bool = False):
         self.names = ModuleNames(models)
-        self.optimizers, self.scaler = dict(optimizers), scaler
+        self.optimizers, self.scaler, self.cell = dict(optimizers), scaler, cell
+        self.compiled_calls: list[tuple[nn.Module, tuple, dict]] = []
+        self._steps_of: collections.Counter[int] = collections.Counter()
+        self._skips = 0
         self.stack = ModuleStack(self.names, self._model_called)
         self._backward_place: Stop | None = None
         self.tape = Tape()
@@ -125,7 +137,7 @@ class Probe:
         self._clear()
         self.recorder.new_step(step)
         self.flow.forget_dead()
-        self.flow.batch, self.flow.model_returned = None, False
+        self.flow.batch, self.flow.model_returned, self.flow.segment = None, False, 0
         self.tape.reset()
         self._register_parameters()
         self._measure_parameters()
@@ -173,10 +185,13 @@ class Probe:
             self._look_at_returned(returned)
         return self.seen[0] if self.seen else None
 
-    def _see(self, kind: str, origins: set[int], place: Stop | None = None, name: str = "", made: str = "nan") -> None:
+    def _see(self, kind: str, origins: set[int], place: Stop | None = None, name: str = "",
+             tensor: torch.Tensor | None = None) -> None:
         if origins:
             where = at_site(Where(step=self.step), place)
-            self.seen.append(Seen(Target(kind, where, name, made), set(origins)))
+            position = len(self.tape.entries) - (kind != "loss")
+            ref = self.tape.find(tensor) if tensor is not None else None
+            self.seen.append(Seen(Target(kind, where, name), set(origins), position, ref))
 
     def _scaler_skipped(self, returned: Any) -> bool:
         """A GradScaler met inf gradients and did not step: normal, while the weights and the returned loss are finite."""
@@ -204,7 +219,7 @@ class Probe:
         elif isinstance(getattr(returned, "loss", None), torch.Tensor):
             candidates = [returned.loss]
         for tensor in candidates:
-            self._see("returned", self.flow.origins(tensor))
+            self._see("returned", self.flow.origins(tensor), tensor=tensor)
         if isinstance(returned, float) and not math.isfinite(returned):
             self._see("returned", self.flow.last_read)
 
@@ -216,6 +231,9 @@ class Probe:
     @_unseen
     def _model_called(self, module: nn.Module, args: tuple, kwargs: dict, site: Site | None) -> None:
         """A model is given a batch: its size, and which tensors are its inputs."""
+        self._maybe_next_step()
+        if type(module).__name__ == "OptimizedModule":
+            self.compiled_calls = [(module, args, kwargs)]
         if self.names.models and self.names.of(module) is None:
             return
         for tensor in tensors_in((args, kwargs)):
@@ -228,6 +246,16 @@ class Probe:
                 self._input_size = max(self._input_size, _size(values))
             self._mark_input(tensor, values, site)
         self.flow.model_returned = True
+
+    def _maybe_next_step(self) -> None:
+        """In a cell: once every optimizer that takes part has stepped, the next call of a model begins a new step."""
+        if not self.cell:
+            return
+        done = min(self._steps_of.values(), default=0) + self._skips
+        if done > self.step or self.backward_runs and not self._steps_of and not self.optimizers:
+            if self.end_step() is not None:
+                raise StopCell
+            self.begin_step(max(done, self.step + 1))
 
     def _mark_input(self, tensor: torch.Tensor, values: torch.Tensor, site: Site | None) -> None:
         known = self.recorder.memories.get(key(values))
@@ -261,6 +289,7 @@ class Probe:
     @_unseen
     def _backward_ended(self, call: Backward, result: Any) -> None:
         self.tape.backward(call, result)
+        self.flow.segment += call.accumulate
 
     @_unseen
     def _optimizer_begins(self, optimizer: Any, place: Stop) -> None:
@@ -276,6 +305,12 @@ class Probe:
     def _optimizer_done(self, optimizer: Any) -> None:
         self.stepped = True
         self.run.optimizer_steps += 1
+        self._steps_of[id(optimizer)] += 1
+        self._look_at_parameters(optimizer)
+        if self.cell and self.seen:
+            raise StopCell
+
+    def _look_at_parameters(self, optimizer: Any) -> None:
         for group in optimizer.param_groups:
             for p in group["params"]:
                 born = {b for b in self.flow.origins(p) if self.flow.births[b].memory is None}
@@ -298,6 +333,8 @@ class Probe:
     def after(self, op: Op, schema: Schema, args: tuple, kwargs: dict, out: Any, kept: Any) -> None:
         if schema.base == "amp_foreach_non_finite_check_and_unscale":
             self.unscaled = True
+        elif schema.base == "amp_update_scale" and self.unscaled and not self.stepped:
+            self._skips += 1
 
 
 def _size(values: torch.Tensor) -> float:

@@ -19,12 +19,19 @@ def facts_of(probe: Probe, seen: Seen) -> NanFacts:
     chosen = [flow.births[i] for i in sorted(flow.ancestors(seen.origins))]
     culprit = _culprit(chosen)
     place = {b.index: n for n, b in enumerate(chosen)}
-    births = tuple(_birth(probe, b, n, place) for n, b in enumerate(chosen))
-    births = _with_phase(births, place[culprit.index], seen, flow.batch)
+    used = probe.tape.ancestors(seen.position)
+    births = tuple(_birth(probe, b, n, place, used) for n, b in enumerate(chosen))
+    births = _with_phase(births, place[culprit.index], seen, flow.batch_size, {n for n, b in enumerate(chosen)
+                                                                              if b.segment == culprit.segment})
     run = probe.run
     history = History(tuple(run.losses), tuple(run.parameter_growth), tuple(run.input_growth), run.optimizer,
                       run.learning_rate, run.optimizer_line)
     return NanFacts(probe.step, seen.target, births, place[culprit.index], history)
+
+
+def culprit_of(probe: Probe, seen: Seen) -> Record:
+    """The birth that is to blame, as the books keep it."""
+    return _culprit([probe.flow.births[i] for i in sorted(probe.flow.ancestors(seen.origins))])
 
 
 def _culprit(chosen: list[Record]) -> Record:
@@ -37,12 +44,12 @@ def _culprit(chosen: list[Record]) -> Record:
     return unintended[0]
 
 
-def _birth(probe: Probe, record: Record, index: int, place: dict[int, int]) -> Birth:
+def _birth(probe: Probe, record: Record, index: int, place: dict[int, int], used: set[int]) -> Birth:
     scene = record.numbers
     external = record.memory.role if record.memory is not None else None
     return Birth(
         index=index, op=record.op.name if record.op else "", made=record.made,
-        during=record.op.during if record.op else "forward", where=_where(record), operands=scene.operands,
+        during=record.op.during if record.op else "forward", where=_where(record, used), operands=scene.operands,
         scalars=scene.scalars, parents=tuple(sorted(place[p] for p in record.parents if p in place)),
         intended=record.intended, external=external, name=record.memory.name if record.memory else "",
         whole=record.whole, custom=record.custom, after_model=record.after_model, earlier_step=record.step < probe.step,
@@ -50,24 +57,27 @@ def _birth(probe: Probe, record: Record, index: int, place: dict[int, int]) -> B
         dtype=record.dtype, shape=record.shape, factors=tuple(record.factors))
 
 
-def _where(record: Record) -> Where:
+def _where(record: Record, used: set[int]) -> Where:
+    """The place of a birth. A tensor that came bad from outside: where it was given to the model, else the first line that
+    read it for what went bad (`used`: the ops behind that)."""
     if record.op is not None:
         return where_of(record.op, samples=record.rows)
     memory = record.memory
     place = Where(step=record.step, module=memory.module, op="", samples=record.rows)
     if memory.role in ("parameter", "buffer"):
         return place
-    return at_site(place, memory.entered or (record.reader.site if record.reader else None))
+    readers = [op for op in record.readers if op.index in used] or record.readers
+    return at_site(place, memory.entered or (readers[0].site if readers else None))
 
 
-def _with_phase(births: tuple[Birth, ...], culprit: int, seen: Seen, batch: int | None) -> tuple[Birth, ...]:
-    """The culprit's place says the phase in which the fault shows, and all batch rows that fail on its line."""
+def _with_phase(births: tuple[Birth, ...], culprit: int, seen: Seen, batch: int | None, together: set[int]) -> tuple[Birth, ...]:
+    """The culprit's place says the phase in which the fault shows, and all rows of its batch that fail on its line."""
     birth = births[culprit]
     phase = _PHASES[seen.target.kind]
     if birth.external is not None:
         phase = "parameter" if birth.external in ("parameter", "buffer") else "input"
     same = [b for b in births if (b.where.file, b.where.line, b.op) == (birth.where.file, birth.where.line, birth.op)
-            and not b.intended and b.external == birth.external]
+            and not b.intended and b.external == birth.external and b.index in together]
     rows = {r for b in same for r in b.where.samples or ()}
     samples = tuple(sorted(rows)) if rows and (batch is None or len(rows) < batch) else None
     where = dataclasses.replace(birth.where, phase=phase, samples=samples, step=_step(birth, seen))

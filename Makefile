@@ -1,0 +1,34 @@
+# One word per chore. Everything runs in .venv, which `make setup` makes with nothing but python3.
+PYTHON ?= python3
+BIN := .venv/bin
+TESTS ?= tests
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint notebooks
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: .venv/.installed ## make .venv and install the package and its tools (quick when nothing changed)
+
+demo: setup ## run the NaN notebook afresh in a temporary folder and print what nbdebug said
+	@$(BIN)/python -m nbdebug demo
+
+test: setup ## run all tests
+	@$(BIN)/python -m pytest -n 2 $(TESTS)
+
+lint: setup ## ruff and mypy
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+
+notebooks: setup ## execute the notebooks again, in place
+	@$(BIN)/jupyter nbconvert --to notebook --execute --inplace --log-level WARN \
+		--ExecutePreprocessor.record_timing=False --ExecutePreprocessor.timeout=600 notebooks/*.ipynb
+
+# torch goes first and alone: every other install then keeps that build of it.
+.venv/.installed: pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "installing into .venv (the first time takes minutes: torch is large)"
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt torch==2.13.0
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@

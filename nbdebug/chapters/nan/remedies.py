@@ -1,0 +1,270 @@
+"""Try a fix on the very step that failed.
+
+The step is on tape. First it is replayed unchanged: only if it fails again as it did is a replay worth anything. Then the op
+at fault (or the tensor that came bad from outside) is replaced by its mended form, and the step is replayed to the same point:
+are the loss and all gradients finite now, and did the values that were sound stay as they were?
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from nbdebug.chapters.nan.facts import NanFacts
+from nbdebug.chapters.nan.probe import Probe, Seen
+from nbdebug.finding import Finding, Fix
+from nbdebug.observe.record import Op, schema_of
+from nbdebug.observe.replay import Replay
+from nbdebug.observe.tape import Entry, Unfit
+from nbdebug.observe.tensors import all_finite, can_be_bad, finite, tensors_in
+
+Patch = Callable[..., Any]
+
+
+class Trial:
+    """One failing step, ready to be replayed. `why_not` says why it can't be, else it is empty."""
+
+    def __init__(self, probe: Probe, seen: Seen, guilty: Op | None):
+        self.tape, self.seen, self.guilty = probe.tape, seen, guilty
+        self.replays, self.why_not = 0, ""
+        self.original: Replay | None = None
+        try:
+            self.original = self.replay({guilty.index: _unchanged} if guilty else {})
+        except Unfit as reason:
+            self.why_not = f"the step can't be replayed: {reason}"
+        except Exception as error:  # an op that is not to be run alone; nothing was changed
+            self.why_not = f"the step can't be replayed: {type(error).__name__}: {str(error).splitlines()[0][:120]}"
+        else:
+            if self.sound(self.original):
+                self.why_not = "the step came out finite when it was replayed: it does not repeat"
+
+    def replay(self, patches: Mapping[int, Patch], inputs: Mapping[int, Callable] | None = None, scale: float = 1.0) -> Replay:
+        """Run the step again, up to what went bad."""
+        self.replays += 1
+        return Replay(self.tape, patches, inputs, scale=scale, keep=self.seen.ref).run(self.seen.position)
+
+    def sound(self, replay: Replay) -> bool:
+        """Whether what went bad in the step is finite in a replay."""
+        kind = self.seen.target.kind
+        if kind == "loss":
+            return all(all_finite(x) for x in replay.losses)
+        if kind == "gradient":
+            return all(all_finite(g) for g in replay.gradients.values() if can_be_bad(g))
+        if kind == "parameter":
+            return all(all_finite(p) for p in replay.leaves.values() if can_be_bad(p))
+        return replay.kept is not None and all_finite(replay.kept)
+
+    def everything_sound(self, replay: Replay) -> bool:
+        tensors = [*replay.losses, *replay.gradients.values(), *([replay.kept] if replay.kept is not None else [])]
+        tensors += replay.leaves.values() if self.seen.target.kind == "parameter" else []
+        return all(all_finite(t) for t in tensors if can_be_bad(t))
+
+
+def try_fixes(finding: Finding, facts: NanFacts, probe: Probe, seen: Seen, guilty: Op | None) -> tuple[Finding, Trial]:
+    """The finding with its first fix tried. The other fixes, and one that can't be tried, say why not."""
+    trial = Trial(probe, seen, guilty)
+    fixes = list(finding.fixes)
+    if fixes and not fixes[0].after:
+        fixes[0] = _tried(fixes[0], finding.code.split("/")[1], facts, trial)
+    return dataclasses.replace(finding, fixes=tuple(fixes)), trial
+
+
+def _tried(fix: Fix, code: str, facts: NanFacts, trial: Trial) -> Fix:
+    if trial.why_not:
+        return dataclasses.replace(fix, after={"why not": trial.why_not})
+    mended = _MENDED.get(code)
+    patches, inputs, scale = mended(facts, trial) if mended else ({}, {}, 1.0)
+    if not patches and not inputs and scale == 1.0:
+        return dataclasses.replace(fix, after={"why not": "it changes more than this step"})
+    try:
+        replay = trial.replay(patches, inputs, scale)
+    except Exception as error:
+        return dataclasses.replace(fix, after={"why not": f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"})
+    return dataclasses.replace(fix, verified=trial.everything_sound(replay), after=_numbers(trial, replay))
+
+
+def _numbers(trial: Trial, replay: Replay) -> dict[str, Any]:
+    """What was seen when the fix was tried."""
+    after: dict[str, Any] = {}
+    finals = replay.losses or ([replay.kept] if replay.kept is not None else [])
+    if finals and finals[-1].numel() == 1 and not finals[-1].is_complex():
+        after["loss"] = float(finals[-1])
+    gradients = [g for g in replay.gradients.values() if can_be_bad(g)]
+    if gradients:
+        bad = sum(not all_finite(g) for g in gradients)
+        after["gradients"] = f"all {len(gradients)} finite" if not bad else f"{bad} of {len(gradients)} not finite"
+    if trial.seen.target.kind == "parameter":
+        after["parameters"] = "finite" if all(all_finite(p) for p in replay.leaves.values() if can_be_bad(p)) else "not finite"
+    if trial.guilty is not None and trial.guilty.index in replay.outputs and trial.original is not None:
+        before, now = (tensors_in(r.outputs[trial.guilty.index]) for r in (trial.original, replay))
+        if before and now and before[0].shape == now[0].shape:
+            good = finite(before[0])
+            same = torch.isclose(before[0][good], now[0][good], rtol=1e-5, atol=1e-6, equal_nan=True)
+            after["sound values"] = f"{int(same.sum()):,} of {int(good.sum()):,} unchanged"
+    return after
+
+
+def _unchanged(func: Any, args: Any, kwargs: Any) -> Any:
+    return func(*args, **kwargs)
+
+
+# -- mended forms: (patches by op, changed tensors from outside, factor on the loss) ------------------------------------
+
+Mended = tuple[dict[int, Patch], dict[int, Callable[[torch.Tensor], torch.Tensor]], float]
+
+
+def _operand(change: Callable[[torch.Tensor], torch.Tensor], position: int = 0) -> Callable[[NanFacts, Trial], Mended]:
+    """The op at fault with one of its operands changed first."""
+
+    def mend(facts: NanFacts, trial: Trial) -> Mended:
+        if trial.guilty is None:
+            return {}, {}, 1.0
+
+        def patch(func: Any, args: Any, kwargs: Any) -> Any:
+            if len(args) <= position or not isinstance(args[position], torch.Tensor):
+                raise Unfit("the operand to be changed is a number in the code")
+            given = list(args)
+            if schema_of(func).writes:  # an in-place op: its operand is changed where it lies
+                given[position].copy_(change(given[position]))
+            else:
+                given[position] = change(given[position])
+            return func(*given, **kwargs)
+
+        return {trial.guilty.index: patch}, {}, 1.0
+
+    return mend
+
+
+def _floor(value: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda x: x.clamp_min(max(value, torch.finfo(x.dtype).tiny * 4))
+
+
+def _denominator(facts: NanFacts, trial: Trial) -> Mended:
+    position = 0 if facts.birth.where.op in ("reciprocal", "rsqrt") else 1
+    return _operand(lambda d: torch.where(d.abs() < 1e-6, torch.full_like(d, 1e-6), d), position)(facts, trial)
+
+
+def _domain(facts: NanFacts, trial: Trial) -> Mended:
+    low, high = {"logit": (1e-6, 1 - 1e-6), "acosh": (1 + 1e-6, None)}.get(facts.birth.where.op or "", (-1 + 1e-6, 1 - 1e-6))
+    return _operand(lambda x: x.clamp(low, high))(facts, trial)
+
+
+def _bounded(facts: NanFacts, trial: Trial) -> Mended:
+    if facts.birth.op in ("exp", "expm1", "exp2", "sinh", "cosh"):
+        limit = 10.0 if facts.birth.dtype == "float16" else 20.0
+        return _operand(lambda x: x.clamp(max=limit))(facts, trial)
+    if facts.birth.op == "to":
+        top = torch.finfo(getattr(torch, facts.birth.dtype)).max
+        return _operand(lambda x: x.clamp(-top, top))(facts, trial)
+    return _operand(lambda x: x.clamp(-1e4, 1e4))(facts, trial)
+
+
+def _open_row(x: torch.Tensor) -> torch.Tensor:
+    return torch.where((x == -math.inf).all(-1, keepdim=True), torch.zeros_like(x), x)
+
+
+def _part_values(x: torch.Tensor) -> torch.Tensor:
+    return x + torch.diag_embed(1e-3 * torch.arange(x.size(-1), dtype=x.dtype, device=x.device))
+
+
+def _finite_masks(facts: NanFacts, trial: Trial) -> Mended:
+    def patch(func: Any, args: Any, kwargs: Any) -> Any:
+        return func(*[a.clamp_min(torch.finfo(a.dtype).min / 4) if isinstance(a, torch.Tensor) and can_be_bad(a) else a
+                      for a in args], **kwargs)
+
+    return ({trial.guilty.index: patch} if trial.guilty else {}), {}, 1.0
+
+
+def _no_infinite_factor(facts: NanFacts, trial: Trial) -> Mended:
+    def patch(func: Any, args: Any, kwargs: Any) -> Any:
+        return func(*[torch.where(torch.isinf(a), torch.zeros_like(a), a) if isinstance(a, torch.Tensor) and can_be_bad(a) else a
+                      for a in args], **kwargs)
+
+    return ({trial.guilty.index: patch} if trial.guilty else {}), {}, 1.0
+
+
+def _enough_elements(facts: NanFacts, trial: Trial) -> Mended:
+    def patch(func: Any, args: Any, kwargs: Any) -> Any:
+        if "correction" in schema_of(func).names:
+            return func(*args, **{**kwargs, "correction": 0})
+        return torch.nan_to_num(args[0].sum()) if not args[0].numel() else func(*args, **kwargs)
+
+    return ({trial.guilty.index: patch} if trial.guilty else {}), {}, 1.0
+
+
+def _no_loss(facts: NanFacts, trial: Trial) -> Mended:
+    def patch(func: Any, args: Any, kwargs: Any) -> Any:
+        _, weight = func(*args, **kwargs)
+        return args[0].sum() * 0.0, weight
+
+    return ({trial.guilty.index: patch} if trial.guilty else {}), {}, 1.0
+
+
+def _zero_infinity(facts: NanFacts, trial: Trial) -> Mended:
+    def patch(func: Any, args: Any, kwargs: Any) -> Any:
+        given = dict(zip(schema_of(func).names, args, strict=False)) | kwargs | {"zero_infinity": True}
+        loss, *more = func(**given)
+        return torch.where(torch.isinf(loss), torch.zeros_like(loss), loss), *more
+
+    return ({trial.guilty.index: patch} if trial.guilty else {}), {}, 1.0
+
+
+def _safe_branch(facts: NanFacts, trial: Trial) -> Mended:
+    """The operand replaced by an ordinary number where the op's result is bad: those are the elements that are dropped."""
+
+    def patch(func: Any, args: Any, kwargs: Any) -> Any:
+        with torch.no_grad():
+            bad = ~finite(func(*args, **kwargs))
+        guilty = 1 if facts.birth.where.op == "div" and isinstance(args[-1], torch.Tensor) else 0
+        given = list(args)
+        mask = bad if bad.shape == given[guilty].shape else bad.sum_to_size(given[guilty].shape).bool()
+        given[guilty] = torch.where(mask, torch.full_like(given[guilty], 0.5), given[guilty])
+        return func(*given, **kwargs)
+
+    return ({trial.guilty.index: patch} if trial.guilty else {}), {}, 1.0
+
+
+def _sound_outside(facts: NanFacts, trial: Trial) -> Mended:
+    """Every tensor from outside with its bad elements replaced: 0, or 1 in a running variance."""
+    fill = 1.0 if facts.birth.name.endswith("var") else 0.0
+    bad = [n for n, held in trial.tape.held.items() if held.tensor.layout is torch.strided and can_be_bad(held.tensor)
+           and held.grad_of is None and not all_finite(held.tensor)]
+
+    def mend(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.where(finite(tensor), tensor, torch.full_like(tensor, fill))
+
+    return {}, dict.fromkeys(bad, mend), 1.0
+
+
+def _zeros_for_empty(facts: NanFacts, trial: Trial) -> Mended:
+    if trial.guilty is None:
+        return _sound_outside(facts, trial)
+    return {trial.guilty.index: lambda func, args, kwargs: func(*args, **kwargs).zero_()}, {}, 1.0
+
+
+def _bigger_eps(facts: NanFacts, trial: Trial) -> Mended:
+    """Every `addcdiv` of the update with denominators of at least 1e-4."""
+
+    def patch(func: Any, args: Any, kwargs: Any) -> Any:
+        given = list(args)
+        given[2] = [d.clamp_min(1e-4) for d in given[2]] if isinstance(given[2], (list, tuple)) else given[2].clamp_min(1e-4)
+        return func(*given, **kwargs)
+
+    ops = [e.op for e in trial.tape.entries if isinstance(e, Entry) and e.op.during == "optimizer" and e.op.name == "addcdiv"]
+    return {op.index: patch for op in ops}, {}, 1.0
+
+
+_MENDED: dict[str, Callable[[NanFacts, Trial], Mended]] = {
+    "log-of-nonpositive": _operand(_floor(1e-8)), "sqrt-of-negative": _operand(_floor(1e-12)),
+    "sqrt-grad-at-zero": _operand(_floor(1e-12)), "pow-domain": _operand(_floor(1e-6)), "div-by-zero": _denominator,
+    "domain-error": _domain, "overflow": _bounded, "fully-masked-softmax": _operand(_open_row),
+    "degenerate-decomposition": _operand(_part_values), "inf-minus-inf": _finite_masks, "zero-times-inf": _no_infinite_factor,
+    "empty-reduction": _enough_elements, "all-labels-ignored": _no_loss, "ctc-infeasible": _zero_infinity,
+    "where-grad": _safe_branch, "input-nonfinite": _sound_outside, "parameter-nonfinite": _sound_outside,
+    "running-stats-nonfinite": _sound_outside, "uninitialized-memory": _zeros_for_empty,
+    "optimizer-eps-underflow": _bigger_eps, "grad-overflow": lambda facts, trial: ({}, {}, 1 / 1024),
+}

@@ -1,0 +1,136 @@
+"""The fault alone: a script and a safetensors file that fail at the same op, without the model and without nbdebug."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import pathlib
+from typing import Any
+
+import torch
+
+from nbdebug.chapters.nan.facts import NanFacts
+from nbdebug.chapters.nan.flow import Record
+from nbdebug.chapters.nan.remedies import Trial
+from nbdebug.finding import Report
+from nbdebug.observe.record import Op
+
+_SCRIPT = '''"""{title}
+
+{code}, found by nbdebug. This script needs torch and safetensors only; it fails at the same op.
+"""
+import pathlib
+
+import torch
+from safetensors.torch import load_file
+
+tensors = load_file(pathlib.Path(__file__).with_name("{file}"))
+{arguments}
+result = torch.ops.{op}(*args, **kwargs)
+{rest}
+for name, tensor in checked.items():
+    bad = ~torch.isfinite(tensor)
+    print(f"{{name}}: {{int(bad.sum())}} of {{tensor.numel()}} elements are not finite")
+if all(bool(torch.isfinite(t).all()) for t in checked.values()):
+    raise SystemExit("It did not fail here.")
+'''
+
+
+@dataclasses.dataclass
+class Reproduction:
+    """What the op at fault was given, and, for a fault in backward, the gradient that came to it."""
+
+    func: Any
+    args: Any
+    kwargs: Any
+    gradient: torch.Tensor | None = None
+
+    @classmethod
+    def of(cls, record: Record, op: Op | None, trial: Trial, facts: NanFacts) -> Reproduction | None:
+        """From the tape where the step can be replayed, else from what was kept at the birth; None if neither will do."""
+        backward = facts.target.kind == "gradient" and record.memory is None and not record.custom
+        if op is not None and not trial.why_not:
+            with contextlib.suppress(Exception):  # then what was kept at the birth has to do
+                return cls._from_tape(op, trial, backward)
+        if record.numbers is None or record.numbers.func is None:
+            return None
+        return cls(record.numbers.func, (), dict(record.numbers.tensors))
+
+    @classmethod
+    def _from_tape(cls, op: Op, trial: Trial, backward: bool) -> Reproduction:
+        caught: dict[str, Any] = {}
+
+        def catch(func: Any, args: Any, kwargs: Any) -> Any:
+            caught["args"], caught["kwargs"] = _copied(args), _copied(kwargs)
+            out = func(*args, **kwargs)
+            first = out[0] if isinstance(out, (list, tuple)) else out
+            if backward and isinstance(first, torch.Tensor) and first.requires_grad:
+                first.register_hook(lambda g: caught.setdefault("gradient", g.detach().clone()))
+            return out
+
+        trial.replay({op.index: catch})
+        return cls(op.func, caught["args"], caught["kwargs"], caught.get("gradient"))
+
+    def __call__(self, folder: pathlib.Path, report: Report) -> pathlib.Path:
+        """Write the script and its tensors into `folder`; returns the script's path."""
+        from safetensors.torch import save_file
+
+        folder.mkdir(parents=True, exist_ok=True)
+        finding = report.findings[0]
+        name = finding.code.replace("/", "_").replace("-", "_")
+        tensors: dict[str, torch.Tensor] = {}
+        args = _source(self.args, "arg", tensors)
+        kwargs = _source(self.kwargs, "kwarg", tensors)
+        if self.gradient is not None:
+            tensors["gradient"] = self.gradient.contiguous().cpu()
+        save_file(tensors, folder / f"{name}.safetensors")
+        op = str(self.func).removesuffix(".default") if False else str(self.func)
+        script = _SCRIPT.format(title=_one_line(finding.title), code=finding.code, file=f"{name}.safetensors",
+                                arguments=self._arguments(args, kwargs), op=op, rest=self._rest())
+        path = folder / f"{name}.py"
+        path.write_text(script, encoding="utf-8")
+        return path
+
+    def _arguments(self, args: str, kwargs: str) -> str:
+        grads = "\nfor tensor in tensors.values():\n    tensor.requires_grad_(tensor.is_floating_point() or tensor.is_complex())"
+        return (grads.strip("\n") + "\n" if self.gradient is not None else "") + f"args = {args or '()'}\nkwargs = {kwargs or '{}'}"
+
+    def _rest(self) -> str:
+        pick = "first = result[0] if isinstance(result, (list, tuple)) else result"
+        if self.gradient is None:
+            return ("made = result if isinstance(result, (list, tuple)) else [result]\n"
+                    "checked = {f\"result {i}\": t for i, t in enumerate(made) if isinstance(t, torch.Tensor)}\n"
+                    "checked = checked or {n: t for n, t in tensors.items() if t.is_floating_point()}")
+        return (f"{pick}\nfirst.backward(tensors[\"gradient\"].detach())\n"
+                "checked = {f\"gradient of {n}\": t.grad for n, t in tensors.items() if t.grad is not None}")
+
+
+def _copied(tree: Any) -> Any:
+    if isinstance(tree, torch.Tensor):
+        return tree.detach().clone()
+    if isinstance(tree, dict):
+        return {k: _copied(v) for k, v in tree.items()}
+    return type(tree)([_copied(v) for v in tree]) if isinstance(tree, (list, tuple)) else tree
+
+
+def _source(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> str:
+    """A value as Python source; tensors go to the file. Raises ValueError for what has no source form."""
+    if isinstance(value, torch.Tensor):
+        tensors[name] = value.detach().resolve_conj().contiguous().cpu().clone()
+        return f'tensors["{name}"]'
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{k!r}: {_source(v, f'{name}_{k}', tensors)}" for k, v in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        inner = [_source(v, f"{name}_{i}", tensors) for i, v in enumerate(value)]
+        return f"[{', '.join(inner)}]" if isinstance(value, list) else f"({', '.join(inner)}{',' if len(inner) == 1 else ''})"
+    if isinstance(value, float) and value != value or value in (float("inf"), float("-inf")):
+        return f'float("{value}")'
+    if isinstance(value, torch.device):
+        return 'torch.device("cpu")'
+    if value is None or isinstance(value, (bool, int, float, str, torch.dtype, torch.layout, torch.memory_format)):
+        return repr(value)
+    raise ValueError(f"the op's argument {name} ({type(value).__name__}) can't be written into a script")
+
+
+def _one_line(title: str) -> str:
+    return " ".join(title.replace("\\", "/").replace('"""', "'''").split())

@@ -1,0 +1,97 @@
+"""Ask nbdebug about one case, in a process of its own: `python -m tests.cases.asking CASE broken|repaired ANSWER.json`.
+
+The answer is made before anybody reads EXPECT; this file never does. To cover a further kind, write a function that
+takes the case's namespace and returns a Report, and give it a line in ASKERS.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import sys
+import types
+from typing import Any
+
+import nbdebug
+
+
+def ask_nan(ns: types.SimpleNamespace) -> nbdebug.Report:
+    try:
+        return nbdebug.nan_trace(ns.step, model=ns.model, optimizer=ns.optimizer, max_steps=ns.steps)
+    except Exception as raised:  # the step's own exception passes through; the report then hangs on it
+        if getattr(raised, "report", None) is None:
+            raise
+        return raised.report
+
+
+ASKERS = {"nan": ask_nan}
+"""kind → the function that asks. A kind that is not here is skipped."""
+
+SIGNS = {
+    "config": {"make", "use", "schema"},
+    "checkpoint": {"make", "model", "optimizer"},
+    "data": {"make", "dataset", "expected"},
+    "precision": {"model", "batch", "loss_fn", "dtype"},
+    "training": {"model", "optimizer", "loss_fn", "train_loader"},
+    "error": {"trigger"},
+    "distributed": {"script"},
+    "notebook": {"cells"},
+    "speed": {"model", "loader", "step"},
+    "memory": {"step", "steps"},
+}
+"""kind → what its namespaces hold at least; asked in this order, where the folder's name tells nothing."""
+
+
+def kind_of(path: pathlib.Path, ns: types.SimpleNamespace) -> str:
+    """The kind of a case: its folder's name, or else what its namespace holds."""
+    if path.parent.name in {*SIGNS, *ASKERS}:
+        return path.parent.name
+    held = set(vars(ns))
+    if held == {"model", "optimizer", "step", "steps"}:  # memory's may hold the same, but nearly always more
+        return "nan"
+    if "steps" in held:
+        held.discard("loader")  # a memory case may show its loader; a speed case has no number of steps
+    return next((kind for kind, signs in SIGNS.items() if signs <= held), "unknown")
+
+
+def load(path: pathlib.Path) -> types.ModuleType:
+    """The case as a module, under its own file name, so that source lines are those of the file. Writes no bytecode."""
+    module = types.ModuleType("case")
+    module.__file__ = str(path)
+    sys.modules["case"] = module  # dataclasses and pickled classes look their module up
+    exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), module.__dict__)
+    return module
+
+
+def answer_of(report: nbdebug.Report, path: pathlib.Path) -> dict[str, Any]:
+    """A report in the form that judge.py takes. A line in another file than the case's own is no line of the case."""
+    answer: dict[str, Any] = {"findings": len(report.findings), "text": str(report)}
+    if report.ok:
+        return answer
+    first, where = report.findings[0], report.findings[0].where
+    own = where.file is not None and pathlib.Path(where.file).resolve() == path.resolve()
+    samples = None if where.samples is None else list(where.samples)
+    return {**answer, "code": first.code, "phase": where.phase, "module": where.module, "op": where.op,
+            "step": where.step, "samples": samples, "file": where.file, "line": where.line if own else None,
+            "rank": where.rank}
+
+
+def ask(path: pathlib.Path, fixed: bool) -> dict[str, Any]:
+    """{"kind", "answer"}, or {"kind", "skipped": reason}, or {"kind", "error": message}."""
+    kind = path.parent.name
+    try:
+        ns = load(path).build(fixed=True) if fixed else load(path).build()
+        kind = kind_of(path, ns)
+        if kind not in ASKERS:
+            return {"kind": kind, "skipped": f"nbdebug does not cover {kind} yet"}
+        return {"kind": kind, "answer": answer_of(ASKERS[kind](ns), path)}
+    except Exception as error:  # whatever goes wrong is this case's answer, not the runner's end
+        return {"kind": kind, "error": f"{type(error).__name__}: {error}"}
+
+
+def main(case: str, twin: str, out: str) -> None:
+    pathlib.Path(out).write_text(json.dumps(ask(pathlib.Path(case), twin == "repaired")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,126 @@
+"""Run folders of cases: each twin in a process of its own, with a time limit; then read EXPECT and judge."""
+
+from __future__ import annotations
+
+import ast
+import concurrent.futures
+import dataclasses
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from tests.cases.asking import ASKERS, SIGNS, load
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+TWINS = ("broken", "repaired")
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What became of one twin. ok is None for a case that was skipped; got then holds the reason."""
+
+    case: str
+    kind: str
+    twin: str
+    ok: bool | None
+    expected: dict[str, Any] | None
+    got: dict[str, Any]
+    right: dict[str, bool]
+
+
+def find(folders: Iterable[str | pathlib.Path]) -> list[pathlib.Path]:
+    """The case files in these folders (or files), at any depth: Python files with an EXPECT and a build()."""
+    found: list[pathlib.Path] = []
+    for folder in map(pathlib.Path, folders):
+        if not folder.exists():
+            raise FileNotFoundError(f"no such folder: {str(folder)!r}")
+        files = [folder] if folder.is_file() else sorted(folder.rglob("*.py"))
+        found += [f.resolve() for f in files if _expect_node(f) is not None]
+    return list(dict.fromkeys(found))
+
+
+def _expect_node(path: pathlib.Path) -> ast.expr | None:
+    """The expression that the file assigns to EXPECT, where the file also defines build()."""
+    body = ast.parse(path.read_text(encoding="utf-8")).body
+    if not any(isinstance(node, ast.FunctionDef) and node.name == "build" for node in body):
+        return None
+    return next((node.value for node in body if isinstance(node, ast.Assign)
+                 and any(isinstance(t, ast.Name) and t.id == "EXPECT" for t in node.targets)), None)
+
+
+def read_expect(path: pathlib.Path) -> dict[str, Any]:
+    """EXPECT, without running the case's program where it is written out (nearly everywhere)."""
+    node = _expect_node(path)
+    assert node is not None, f"{path.name} has no EXPECT"
+    try:
+        return ast.literal_eval(node)
+    except ValueError:  # computed from other names of the file
+        return load(path).EXPECT
+
+
+def judge_for(path: pathlib.Path) -> types.ModuleType:
+    """judge.py from the folder above the case's own (or beside the case)."""
+    for folder in (path.parent.parent, path.parent):
+        if (folder / "judge.py").is_file():
+            return load(folder / "judge.py")
+    raise FileNotFoundError(f"no judge.py in the folder above {path.name}, nor beside it")
+
+
+def ask_apart(path: pathlib.Path, twin: str, limit: float) -> dict[str, Any]:
+    """`asking` in a process of its own. A crash or a timeout gives {"error": message}."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = pathlib.Path(folder) / "answer.json"
+        command = [sys.executable, "-m", "tests.cases.asking", str(path), twin, str(out)]
+        process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                   stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
+                                   env={**os.environ, "OMP_NUM_THREADS": "1"})  # several run side by side
+        try:
+            printed, _ = process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            return {"kind": path.parent.name, "error": f"no answer within {limit:g} s"}
+        finally:
+            _end(process)
+        if out.is_file():
+            return json.loads(out.read_text(encoding="utf-8"))
+    last = printed.strip().splitlines()[-1:] or ["nothing printed"]
+    return {"kind": path.parent.name, "error": f"the process ended with status {process.returncode}: {last[0]}"}
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End a process that still runs, with what it started (a loader's workers)."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def run_one(path: pathlib.Path, twin: str, limit: float = 120.0) -> Result:
+    """Ask about one twin, then judge the answer."""
+    kind = path.parent.name
+    if kind in SIGNS and kind not in ASKERS:  # the folder's name tells: no need to start a process
+        said: dict[str, Any] = {"kind": kind, "skipped": f"nbdebug does not cover {kind} yet"}
+    else:
+        said = ask_apart(path, twin, limit)
+    case, kind = f"{path.parent.name}/{path.stem}", said["kind"]
+    expected = read_expect(path) if twin == "broken" else None
+    if "skipped" in said:
+        return Result(case, kind, twin, None, expected, {"skipped": said["skipped"]}, {})
+    if "error" in said:
+        parts = [part for part in expected if part != "also"] if expected is not None else ["silent"]
+        return Result(case, kind, twin, False, expected, {"error": said["error"]}, dict.fromkeys(parts, False))
+    answer, judge = said["answer"], judge_for(path)
+    right = judge.judge(expected, answer, str(path)) if twin == "broken" else {"silent": judge.judge_twin(answer)}
+    return Result(case, kind, twin, all(right.values()), expected, answer, right)
+
+
+def run(folders: Iterable[str | pathlib.Path], limit: float = 120.0, jobs: int = 2) -> Iterator[Result]:
+    """Both twins of every case, in order, `jobs` at a time."""
+    work = [(path, twin) for path in find(folders) for twin in TWINS]
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        yield from pool.map(lambda item: run_one(*item, limit), work)

@@ -1,0 +1,94 @@
+"""`python -m nbdebug`: the same functions from a shell."""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import sys
+
+import nbformat
+import pytest
+
+import nbdebug
+from nbdebug import __main__ as shell
+from nbdebug import catalogue
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+def test_version_comes_from_a_process_of_its_own() -> None:
+    done = subprocess.run([sys.executable, "-m", "nbdebug", "--version"], cwd=ROOT, capture_output=True, text=True,
+                          check=True)
+    assert done.stdout.strip() == f"nbdebug {nbdebug.__version__}"
+
+
+def test_explain_prints_the_page(capsys) -> None:
+    assert shell.main(["explain", "nan/overflow"]) == 0
+    assert capsys.readouterr().out.strip() == catalogue.look_up("nan/overflow").page().strip()
+
+
+def test_an_unknown_code_gets_the_nearest_ones(capsys) -> None:
+    assert shell.main(["explain", "nan/overflw"]) == 2
+    said = capsys.readouterr()
+    assert not said.out and "'nan/overflw'" in said.err and "nan/overflow" in said.err
+
+
+def test_catalogue_lists_every_code_with_its_title(capsys) -> None:
+    assert shell.main(["catalogue"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(catalogue.rules()) > 10
+    assert all(line.startswith(rule.code) and line.endswith(rule.title)
+               for line, rule in zip(lines, catalogue.rules(), strict=True))
+
+
+def test_without_a_command_the_commands_are_told(capsys) -> None:
+    assert shell.main([]) == 2
+    said = capsys.readouterr().out
+    assert all(word in said for word in ("demo", "explain", "catalogue"))
+
+
+def notebook(*cells: str) -> nbformat.NotebookNode:
+    return nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+
+
+STEP = """import torch, nbdebug
+w = torch.zeros(3, requires_grad=True)
+def step():
+    loss = torch.log(w).sum()
+    loss.backward()
+    return loss
+"""
+
+
+@pytest.mark.timeout(240)
+def test_the_demo_prints_one_verdict_for_each_report(tmp_path, capsys, monkeypatch) -> None:
+    path = tmp_path / "small.ipynb"
+    nbformat.write(notebook(STEP, "nbdebug.nan_trace(step)", "print(nbdebug.nan_trace(step))", "1 + 1"), path)
+    monkeypatch.setattr(shell, "find_notebook", lambda: path)
+    assert shell.main(["demo"]) == 0
+    said = capsys.readouterr().out
+    assert said.count("nan/log-of-nonpositive") == 2 and "2 causes named" in said
+    assert "In [1], line 4" in said and "torch.log(w).sum()" in said
+    assert "How it came about" not in said, "the verdict, not the whole report"
+    assert nbformat.read(path, 4).cells[1].outputs == [], "the notebook itself stays as it is"
+
+
+@pytest.mark.timeout(240)
+def test_a_demo_that_breaks_says_where_and_fails(tmp_path, capsys, monkeypatch) -> None:
+    path = tmp_path / "broken.ipynb"
+    nbformat.write(notebook("1 / 0"), path)
+    monkeypatch.setattr(shell, "find_notebook", lambda: path)
+    assert shell.main(["demo"]) == 1
+    said = capsys.readouterr()
+    assert "ZeroDivisionError" in said.err and "0 causes named" in said.out
+
+
+def test_the_demos_notebook_is_in_the_checkout() -> None:
+    found = shell.find_notebook()
+    assert found == ROOT / "notebooks" / "01_nan.ipynb"
+
+
+def test_a_missing_notebook_is_said(capsys, monkeypatch) -> None:
+    monkeypatch.setattr(shell, "DEMO", "no_such.ipynb")
+    assert shell.main(["demo"]) == 2
+    assert "no_such.ipynb" in capsys.readouterr().err

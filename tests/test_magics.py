@@ -1,0 +1,413 @@
+"""The magics in a real shell: what is shown, returned, assigned and silenced, and which lines the reports speak of."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import nbclient
+import nbformat
+import pytest
+import torch
+from IPython.core.completer import provisionalcompleter
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.capture import capture_output
+from traitlets.config import Config
+
+import nbdebug
+from nbdebug import Report
+from nbdebug.magics import NbdebugMagics
+
+SETUP = """
+import torch
+from torch import nn
+
+class Head(nn.Module):
+    def forward(self, x):
+        return torch.log(x)
+
+net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), Head())
+part = net[0]
+opt = torch.optim.SGD(net.parameters(), lr=0.01)
+with torch.no_grad():
+    net[0].weight.fill_(0.25)
+    net[0].bias.zero_()
+good = torch.ones(3, 4)
+bad = good.clone()
+bad[1] = -1
+
+def step(x=bad):
+    opt.zero_grad()
+    loss = net(x).mean()
+    loss.backward()
+    opt.step()
+    return loss
+"""
+LOG = "nan/log-of-nonpositive"
+
+
+class Notebook:
+    """A shell and what its cells showed."""
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        self.shell = shell
+
+    def run(self, text: str) -> SimpleNamespace:
+        """Run a cell as a notebook does. result: the last expression; shown: the text of what was displayed."""
+        with capture_output() as seen:
+            done = self.shell.run_cell(textwrap.dedent(text), store_history=True)
+        shown = "\n".join([seen.stdout, *(output.data["text/plain"] for output in seen.outputs)])
+        return SimpleNamespace(result=done.result, error=done.error_in_exec or done.error_before_exec, shown=shown,
+                               data=[output.data for output in seen.outputs], printed=seen.stdout + seen.stderr)
+
+
+@pytest.fixture
+def notebook() -> Iterator[Notebook]:
+    """A shell without history on disk; In [1] loads nbdebug, In [2] is SETUP."""
+    config = Config()
+    config.HistoryManager.enabled = False
+    config.InteractiveShell.colors = "nocolor"
+    InteractiveShell.clear_instance()
+    book = Notebook(InteractiveShell.instance(config=config))
+    assert book.run("%load_ext nbdebug").error is None
+    assert book.run(SETUP.lstrip()).error is None
+    yield book
+    InteractiveShell.clear_instance()
+
+
+# What comes back
+
+
+def test_the_report_is_shown_when_it_comes_last(notebook: Notebook) -> None:
+    done = notebook.run("%nan_trace step()")
+    assert isinstance(done.result, Report) and done.result.findings[0].code == LOG
+    assert LOG in done.shown
+    assert set(done.result._repr_mimebundle_()) == {"text/plain", "text/html"}
+    assert notebook.run("_").result is done.result, "Out holds it too"
+
+
+def test_a_healthy_step_gives_a_silent_report(notebook: Notebook) -> None:
+    done = notebook.run("%nan_trace step(good)")
+    assert isinstance(done.result, Report) and done.result.ok
+
+
+def test_it_can_be_assigned_and_is_then_not_shown(notebook: Notebook) -> None:
+    done = notebook.run("rep = %nan_trace step()")
+    assert done.error is None and done.result is None and not done.shown.strip()
+    assert notebook.shell.user_ns["rep"].findings[0].code == LOG
+
+
+def test_it_is_not_shown_when_something_else_comes_last(notebook: Notebook) -> None:
+    done = notebook.run("%nan_trace step()\n1 + 1")
+    assert done.result == 2 and LOG not in done.shown
+
+
+@pytest.mark.parametrize("cell", ["%nan_trace step();", "%nan_trace step() ;", "%%nan_trace\nloss = step();",
+                                  "%%nan_trace\nloss = step();  # quiet"])
+def test_a_semicolon_silences_it(notebook: Notebook, cell: str) -> None:
+    done = notebook.run(cell)
+    assert done.error is None and done.result is None and not done.shown.strip()
+
+
+def test_function_and_magic_give_the_same_finding(notebook: Notebook) -> None:
+    notebook.run("import copy\nbefore = copy.deepcopy(net.state_dict())")
+    by_magic = notebook.run("%nan_trace step()").result.findings[0]
+    notebook.run("net.load_state_dict(before)")
+    by_function = notebook.run("import nbdebug\nnbdebug.nan_trace(step, model=net, optimizer=opt)").result.findings[0]
+    assert by_magic == by_function
+
+
+# Which line it speaks of
+
+
+def test_a_line_in_an_earlier_cell_is_said_as_the_user_sees_it(notebook: Notebook) -> None:
+    where = notebook.run("%nan_trace step()").result.findings[0].where
+    assert (where.cell, where.text) == ("In [2]", "return torch.log(x)")
+    assert SETUP.strip().splitlines()[where.line - 1].strip() == where.text
+    assert where.module == "2" and where.samples == (1,)
+
+
+def test_the_expression_itself_may_hold_the_line(notebook: Notebook) -> None:
+    notebook.run("1")
+    where = notebook.run("x = bad\n\n%nan_trace torch.log(x @ part.weight).mean().backward()").result.findings[0].where
+    assert where.place == "In [4], line 3"
+    assert where.text == "torch.log(x @ part.weight).mean().backward()"
+
+
+def test_lines_of_a_cell_are_counted_from_the_magic(notebook: Notebook) -> None:
+    done = notebook.run("""\
+        %%nan_trace
+        # a comment
+
+        for i, x in enumerate([good, bad, good]):
+            opt.zero_grad()
+            value = torch.log(x @ part.weight)
+            value.mean().backward()
+            opt.step()
+        """)
+    where = done.result.findings[0].where
+    assert (where.cell, where.line, where.step) == ("In [3]", 6, 1)
+    assert where.text == "value = torch.log(x @ part.weight)"
+
+
+def test_the_cell_stops_after_the_bad_step_and_its_variables_stay(notebook: Notebook) -> None:
+    notebook.run("""\
+        %%nan_trace
+        seen = []
+        for x in [good, bad, good, good]:
+            seen.append(len(seen))
+            loss = step(x)
+        finished = True
+        """)
+    assert notebook.shell.user_ns["seen"] == [0, 1]
+    assert "finished" not in notebook.shell.user_ns
+
+
+def test_a_healthy_cell_runs_to_its_end_as_a_plain_cell_would(notebook: Notebook) -> None:
+    done = notebook.run("""\
+        %%nan_trace
+        from math import pi
+        losses = [step(good).item() for _ in range(3)]
+        doubled = !echo 6
+        %precision 3
+        def later():
+            return losses[-1]
+        """)
+    assert done.error is None and done.result.ok
+    names = notebook.shell.user_ns
+    assert len(names["losses"]) == 3 and names["doubled"] == ["6"] and names["later"]() == names["losses"][-1]
+    notebook.run("%precision %r")
+
+
+def test_an_error_of_the_users_passes_with_its_own_place(notebook: Notebook) -> None:
+    done = notebook.run("%%nan_trace\nx = 1\n\nraise KeyError('mine')")
+    assert isinstance(done.error, KeyError) and done.error.args == ("mine",)
+    assert "raise KeyError('mine')" in done.printed and re.search(r"In ?\[3\].*line 4|ipython-input-3.*:4", done.printed)
+    assert "trace_cell" not in done.printed, "the frames that watched are left out"
+
+
+def test_a_report_that_comes_with_an_error_is_shown_before_it(notebook: Notebook) -> None:
+    done = notebook.run("""\
+        %%nan_trace
+        loss = torch.log(bad @ part.weight).mean()
+        loss.backward()
+        raise ValueError('the loss is not finite')
+        """)
+    if done.error is None:  # the cell was stopped after the bad step, before it could raise
+        assert done.result.findings[0].code == LOG
+    else:
+        assert isinstance(done.error, ValueError) and done.error.report.findings[0].code == LOG
+        assert LOG in done.shown
+
+
+def test_the_report_on_an_error_says_what_was_asked(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(step: Any, **kwargs: Any) -> Report:
+        error = ValueError("mine")
+        error.report = Report("nan_trace")  # type: ignore[attr-defined]
+        raise error
+
+    monkeypatch.setattr(nbdebug, "nan_trace", fails)
+    done = notebook.run("%nan_trace step()")
+    assert isinstance(done.error, ValueError)
+    assert done.error.report.question == "%nan_trace step()" and "%nan_trace step()" in done.shown
+
+
+# What is traced
+
+
+def test_the_text_of_the_expression_is_kept(notebook: Notebook) -> None:
+    done = notebook.run("def say(*words): return words\nrep = %nan_trace --steps 1 seen = say('a  b', \"it's\", -1 - 1)")
+    assert done.error is None
+    assert notebook.shell.user_ns["seen"] == ("a  b", "it's", -2)
+    assert notebook.shell.user_ns["rep"].question == "%nan_trace seen = say('a  b', \"it's\", -1 - 1)"
+
+
+def test_braces_and_dollars_are_not_expanded(notebook: Notebook) -> None:
+    done = notebook.run("value = 3\n%nan_trace text = '{value} $value'")
+    assert done.error is None and notebook.shell.user_ns["text"] == "{value} $value"
+
+
+def test_a_magic_inside_a_function_sees_its_locals(notebook: Notebook) -> None:
+    done = notebook.run("""\
+        def check(batch):
+            rows = [batch]
+            report = %nan_trace [step(row) for row in rows][0]
+            return report
+        check(bad)
+        """)
+    assert done.error is None and done.result.findings[0].code == LOG
+
+
+def test_the_models_are_found_and_said(notebook: Notebook) -> None:
+    report = notebook.run("%nan_trace step(good)").result
+    assert "model net" in report.subject and "optimizer opt" in report.subject and "found" in report.subject
+    assert "part" not in report.subject, "part is a part of net"
+    assert report.question == "%nan_trace step(good)"
+
+
+def test_named_models_are_taken(notebook: Notebook) -> None:
+    notebook.run("other = nn.Linear(1, 1)\nbox = {'net': net}")
+    assert "models net, other" in notebook.run("%nan_trace step(good)").result.subject
+    report = notebook.run("%nan_trace --model net --optimizer opt step(good)").result
+    assert report.subject == "model net and optimizer opt"
+    assert notebook.run("%nan_trace --model box['net'] step()").result.findings[0].code == LOG
+
+
+def test_steps_and_restore_reach_the_function(notebook: Notebook) -> None:
+    notebook.run("rows = iter([good, good, bad])")
+    report = notebook.run("%nan_trace --steps 3 step(next(rows))").result
+    assert report.findings[0].where.step == 2
+    notebook.run("import copy\nnet[0].reset_parameters()\nbefore = copy.deepcopy(net.state_dict())")
+    notebook.run("%nan_trace --restore step(good.abs())")
+    before, now = notebook.shell.user_ns["before"], notebook.shell.user_ns["net"].state_dict()
+    assert all(torch.equal(before[key], now[key]) for key in before)
+
+
+def test_strategy_reaches_function_and_cell(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
+    from nbdebug.chapters.nan import trace
+
+    asked = []
+    monkeypatch.setattr(nbdebug, "nan_trace", lambda step, **kwargs: asked.append(kwargs) or Report(""))
+    monkeypatch.setattr(trace, "trace_cell", lambda run, **kwargs: asked.append(kwargs) or Report(""))
+    notebook.run("%nan_trace --strategy bisect step()")
+    notebook.run("%%nan_trace --strategy trace\nstep()")
+    assert [kwargs["strategy"] for kwargs in asked] == ["bisect", "trace"]
+    names = notebook.shell.user_ns
+    assert asked[0] == {"model": names["net"], "optimizer": names["opt"], "max_steps": 1, "strategy": "bisect",
+                        "restore": False}
+    assert asked[1] == {"models": {"net": names["net"]}, "optimizers": {"opt": names["opt"]}, "strategy": "trace"}
+
+
+# Help and wrong arguments
+
+
+@pytest.mark.parametrize(("cell", "words"), [
+    ("%nan_trace -h", ["%nan_trace", "--model", "--strategy", "EXPR"]),
+    ("%nan_trace --help", ["Name the cause"]),
+    ("%explain -h", ["%explain", "CODE"]),
+    ("%nbdebug -h", ["%nbdebug", "catalogue", "off"]),
+])
+def test_help_is_printed(notebook: Notebook, cell: str, words: list[str]) -> None:
+    done = notebook.run(cell)
+    assert done.error is None and done.result is None
+    assert all(word in done.printed for word in words)
+
+
+@pytest.mark.parametrize(("cell", "words"), [
+    ("%nan_trace", ["step()"]),
+    ("%nan_trace step", ["step is only named", "step()"]),
+    ("%nan_trace --model nett step()", ["'nett'", "net"]),
+    ("%nan_trace --optimizer net step()", ["'net'", "opt"]),
+    ("%nan_trace --strategy fast step()", ["'fast'", "bisect"]),
+    ("%nan_trace --steps two step()", ["'two'"]),
+    ("%nan_trace --model 'net step()", ["quotation"]),
+    ("%nan_trace await step()", ["await", "function"]),
+    ("%%nan_trace --steps 3\nstep()", ["--steps"]),
+    ("%%nan_trace step()\nstep()", ["EXPR"]),
+    ("%%nan_trace\nimport asyncio\nawait asyncio.sleep(0)", ["await"]),
+    ("%explain", ["%explain nan/overflow"]),
+    ("%explain nan/overflw", ["nan/overflw", "nan/overflow"]),
+    ("%nbdebug on", ["'on'", "off"]),
+])
+def test_a_wrong_argument_is_quoted_beside_what_is_accepted(notebook: Notebook, cell: str, words: list[str]) -> None:
+    done = notebook.run(cell)
+    assert type(done.error).__name__ == "UsageError"
+    assert all(word in str(done.error) for word in words), str(done.error)
+    assert "Traceback" not in done.printed
+
+
+def test_a_syntax_error_is_pythons_own(notebook: Notebook) -> None:
+    assert isinstance(notebook.run("%nan_trace step(").error, SyntaxError)
+    assert isinstance(notebook.run("%%nan_trace\nfor x in:\n    pass").error, SyntaxError)
+
+
+# The other magics
+
+
+def test_explain_shows_the_page(notebook: Notebook) -> None:
+    done = notebook.run("%explain nan/overflow")
+    assert done.result is None
+    assert done.data[0]["text/markdown"] == nbdebug.catalogue.look_up("nan/overflow").page()
+    assert notebook.run("%explain overflow").shown == done.shown
+
+
+def test_catalogue_lists_every_code(notebook: Notebook) -> None:
+    printed = notebook.run("%nbdebug catalogue").printed
+    assert all(rule.code in printed and rule.title in printed for rule in nbdebug.catalogue.rules())
+
+
+def test_status_and_off(notebook: Notebook) -> None:
+    status = notebook.run("%nbdebug").printed
+    assert nbdebug.__version__ in status and "%%nan_trace" in status and "Active: nothing" in status
+    assert "off" in notebook.run("%nbdebug off").printed
+    assert type(notebook.run("%nbdebug").error).__name__ == "UsageError"
+    assert notebook.run("%load_ext nbdebug\n%nbdebug").error is None
+
+
+def test_unload_takes_everything_away_and_load_brings_it_back(notebook: Notebook) -> None:
+    manager, completer = notebook.shell.magics_manager, notebook.shell.Completer
+    kinds = {name for table in NbdebugMagics.magics.values() for name in table}
+    assert kinds == {"nan_trace", "explain", "nbdebug"}
+    notebook.run("%unload_ext nbdebug")
+    assert not kinds & {name for table in manager.magics.values() for name in table}
+    assert not completer.custom_matchers and "NbdebugMagics" not in manager.registry
+    notebook.run("%load_ext nbdebug\n%reload_ext nbdebug")
+    assert len(completer.custom_matchers) == 1
+    assert notebook.run("%nan_trace step()").result.findings[0].code == LOG
+
+
+def test_unload_leaves_a_magic_of_the_users_alone(notebook: Notebook) -> None:
+    notebook.shell.register_magic_function(lambda line: "mine", magic_name="explain")
+    notebook.run("%unload_ext nbdebug")
+    assert notebook.run("%explain").result == "mine"
+
+
+# Completion
+
+
+@pytest.mark.parametrize(("typed", "offered"), [
+    ("%nan_trace --mo", {"--model"}), ("%%nan_trace --st", {"--steps", "--strategy"}),
+    ("rep = %nan_trace --r", {"--restore"}), ("%nan_trace --model ", {"net"}), ("%nan_trace --optimizer o", {"opt"}),
+    ("%nan_trace --strategy t", {"trace"}), ("%nbdebug c", {"catalogue"}), ("%explain nan/overf", {"nan/overflow"}),
+])
+def test_options_complete_on_tab(notebook: Notebook, typed: str, offered: set[str]) -> None:
+    assert set(notebook.shell.complete(typed)[1]) == offered
+
+
+def test_two_dashes_offer_every_option_and_nothing_else(notebook: Notebook) -> None:
+    offered = notebook.shell.complete("%nan_trace --")[1]
+    assert set(offered) == {"--help", "--model", "--optimizer", "--steps", "--strategy", "--restore"}
+
+
+def test_the_expression_completes_as_python_does(notebook: Notebook) -> None:
+    completer = notebook.shell.Completer
+    completer.use_jedi = False  # jedi completes no magic's line, neither %time's nor this one's
+    with provisionalcompleter():
+        plain, traced = (list(completer.completions(text, len(text))) for text in ("ste", "%nan_trace ste"))
+    assert "step" in {match.text for match in plain} & {match.text for match in traced}
+
+
+# In a kernel
+
+
+@pytest.mark.timeout(240)
+def test_a_kernel_names_its_cells_too(tmp_path) -> None:
+    cells = ["%load_ext nbdebug", SETUP.lstrip(), "%nan_trace step()",
+             "%%nan_trace\nx = bad\n\nvalue = torch.log(x @ part.weight)\nvalue.mean().backward()"]
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    nbclient.NotebookClient(book, timeout=200, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+                            ).execute(env=_with_this_checkout())
+    first, second = (book.cells[i].outputs[-1].data["text/plain"] for i in (2, 3))
+    assert LOG in first and f"In [2], line {SETUP.lstrip().splitlines().index('        return torch.log(x)') + 1}" in first
+    assert LOG in second and "In [4], line 4" in second
+
+
+def _with_this_checkout() -> dict[str, str]:
+    import os
+    import pathlib
+
+    root = str(pathlib.Path(nbdebug.__file__).parents[1])
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}

@@ -1,0 +1,126 @@
+"""Every cause has a patient: a small training that is sick with it, and the same training, healed.
+
+`tests/patients/nan/<slug>.py` holds CODE, PHASE, MODULE, OP, LINE, SAMPLES and STEP beside `sick()` and `healthy()`. A
+rule must fire on the one and be silent on the other. MODULE, OP and LINE are None where no right answer exists.
+"""
+
+import ast
+import importlib.util
+import math
+import pathlib
+
+import pytest
+import torch
+
+import nbdebug
+from nbdebug import catalogue
+
+HERE = pathlib.Path(__file__).parent / "patients"
+PATIENTS = sorted(HERE.glob("*/*.py"))
+ASK = {"nan": nbdebug.nan_trace}
+
+
+@pytest.fixture(params=PATIENTS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def patient(request):
+    path = request.param
+    spec = importlib.util.spec_from_file_location("patient_" + path.stem.replace("-", "_"), path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def ask(patient, training):
+    question = ASK[patient.CODE.split("/")[0]]
+    return question(training.step, model=training.model, optimizer=training.optimizer, max_steps=training.steps)
+
+
+def statement_at(path, line):
+    """The source of the smallest statement that covers a line: a call may stand over several lines."""
+    source = pathlib.Path(path).read_text(encoding="utf-8")
+    covering = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.stmt)
+                and node.lineno <= line <= node.end_lineno]
+    return ast.get_source_segment(source, min(covering, key=lambda node: node.end_lineno - node.lineno))
+
+
+def test_sick_patient_gets_its_cause_and_only_that(patient):
+    report = ask(patient, patient.sick())
+
+    assert [finding.code for finding in report] == [patient.CODE]
+    where = report.findings[0].where
+    assert where.phase == patient.PHASE
+    assert where.step == patient.STEP
+    assert where.samples == patient.SAMPLES
+    assert patient.MODULE in (None, where.module)
+    assert patient.OP in (None, where.op)
+    if patient.LINE is not None:
+        assert pathlib.Path(where.file) == pathlib.Path(patient.__file__)
+        assert patient.LINE in statement_at(where.file, where.line)
+
+
+def test_healthy_twin_is_left_in_peace(patient):
+    report = ask(patient, patient.healthy())
+
+    assert report.ok, report.findings[0].title
+
+
+def test_every_fix_is_shown_and_proven_by_numbers(patient):
+    report = ask(patient, patient.sick())
+    fixes = report.findings[0].fixes
+
+    assert fixes
+    for fix in fixes:
+        assert fix.code.strip()
+        assert all(line.strip() in str(report) for line in fix.code.splitlines())
+        if fix.verified is not None:
+            assert any(math.isfinite(value) for value in fix.after.values()
+                       if isinstance(value, (int, float)) and not isinstance(value, bool))
+
+
+def test_patient_is_what_its_docstring_promises(patient):
+    """The line that is to be named stands exactly once in the file, outside the constant that names it."""
+    path = pathlib.Path(patient.__file__)
+
+    assert f"{path.parent.name}/{path.stem}" == patient.CODE
+    assert patient.__doc__.strip()
+    if patient.LINE is not None:
+        body = path.read_text(encoding="utf-8").split("\n\n\n", 1)[1]
+        assert body.count(patient.LINE) == 1
+
+
+def test_every_code_has_a_patient_and_every_patient_a_code():
+    assert {f"{path.parent.name}/{path.stem}" for path in PATIENTS} == {rule.code for rule in catalogue.rules()}
+
+
+def plain_run(training):
+    """What is seen bad first when the training runs without nbdebug: (phase, step), or None."""
+    modules = [training.model] if training.model is not None else []
+    tensors = [t for m in modules for t in (*m.parameters(), *m.buffers())]
+    if any(not torch.isfinite(t).all() for t in tensors):
+        return "parameter", 0
+    for step in range(training.steps):
+        loss = training.step()
+        parameters = [p for m in modules for p in m.parameters()]
+        if not torch.isfinite(loss):
+            return "forward", step
+        if any(p.grad is not None and not torch.isfinite(p.grad).all() for p in parameters):
+            return "backward", step
+        if any(not torch.isfinite(p).all() for p in parameters):
+            return "optimizer", step
+    return None
+
+
+def test_patient_fails_in_plain_torch_and_its_twin_does_not(patient):
+    """The oracle: torch alone, without any tool, sees the failure at the same step, and none in the twin."""
+    seen_as = {"input": "forward", "nan/lr-divergence": "forward"}
+    phase = seen_as.get(patient.CODE, seen_as.get(patient.PHASE, patient.PHASE))
+
+    assert plain_run(patient.sick()) == (phase, patient.STEP)
+    assert plain_run(patient.healthy()) is None
