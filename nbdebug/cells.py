@@ -54,8 +54,8 @@ def _compile(shell: Any, source: str, name: str, expression: bool) -> CodeType:
 
 
 def traceback_from(code: CodeType, traceback: TracebackType | None) -> TracebackType | None:
-    """The part of a traceback that begins at this code, or all of it where the code is not in it."""
+    """The part of a traceback that begins at this code; None where the code is not in it."""
     at = traceback
     while at is not None and at.tb_frame.f_code is not code:
         at = at.tb_next
-    return at or traceback
+    return at

@@ -222,7 +222,10 @@ def _asked(question: str, code: CodeType, subject: Subject, ask: Callable[[], Re
     except BaseException as raised:
         if isinstance(getattr(raised, "report", None), Report):
             display(_said(raised.report, question, subject))  # type: ignore[attr-defined]
-        raise raised.with_traceback(traceback_from(code, raised.__traceback__))  # noqa: B904 (it is the same one)
+        own = traceback_from(code, raised.__traceback__)
+        if own is None and isinstance(raised, (ValueError, RuntimeError)):  # refused before any of the user's code ran
+            raise UsageError(str(raised)) from None
+        raise raised.with_traceback(own or raised.__traceback__)  # noqa: B904 (it is the same one)
     return _said(report, question, subject)
 
 

@@ -99,20 +99,33 @@ def key(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def rows_of(mask: torch.Tensor, batch: int | None) -> tuple[int, ...] | None:
+def rows_of(mask: torch.Tensor, batch: int | None, folds: frozenset[int] | set[int] = frozenset()) -> tuple[int, ...] | None:
     """Batch rows in which `mask` (bool) is set: along dimension 0 or 1 if it has the batch's size, or along dimension 0 if
-    batch and time are folded there, batch first. None when the mask has no such dimension."""
+    batch and time are folded there, batch first. None when the mask has no such dimension.
+
+    folds: how many elements a row may be folded into, for masks of one dimension (others may be folded into any number).
+    """
     if not batch or batch < 2:
         return None
     shape = mask.shape
     dim = next((d for d in (0, 1) if len(shape) > d and shape[d] == batch), None)
     if dim is None:
-        if not shape or shape[0] <= batch or shape[0] % batch:
+        folded = shape and shape[0] > batch and shape[0] % batch == 0
+        if not folded or (len(shape) == 1 and shape[0] // batch not in folds):
             return None
         mask, dim = mask.reshape(batch, -1), 0
     other = [d for d in range(mask.dim()) if d != dim]
     hit = mask.any(dim=tuple(other)) if other else mask
     return tuple(hit.nonzero().flatten().tolist())
+
+
+def folds_of(shape: torch.Size) -> set[int]:
+    """What a batch row of this shape may be folded into: each dimension after the first, and products from the second on."""
+    found, product = set(shape[1:]), 1
+    for size in shape[1:]:
+        product *= size
+        found.add(product)
+    return found
 
 
 def exponents(tensor: torch.Tensor) -> dict[str, int]:

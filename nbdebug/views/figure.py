@@ -48,16 +48,13 @@ def draw(report: Report) -> Figure:
         title = words.clean(report.findings[0].title.replace("`", ""), 300)
         figure.suptitle("\n".join(textwrap.wrap(title, int(wide * 10.5))), x=0.015, ha="left", fontsize=11.5,
                         fontweight="bold", color=INK, parse_math=False)
-    left: Any = figure
-    right: Any = figure
-    if seen and lines:
-        left, right = figure.subfigures(1, 2, width_ratios=[5.8, 4.2])
+    halves: Any = figure.subfigures(1, 2, width_ratios=[5.8, 4.2]) if seen and lines else [figure, figure]
     if seen:
-        close, far = left.subplots(2, 1, height_ratios=[3, 0.34 * (len(seen.dtypes) + 1)])
+        close, far = halves[0].subplots(2, 1, height_ratios=[3, 0.34 * (len(seen.dtypes) + 1)])
         _close(close, seen)
         _far(far, seen)
     if lines:
-        _tree(right.subplots(), lines)
+        _tree(halves[1].subplots(), lines)
     return figure
 
 

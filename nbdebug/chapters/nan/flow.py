@@ -15,7 +15,7 @@ import torch
 
 from nbdebug.chapters.nan.dye import Dye
 from nbdebug.observe.record import Op, Recorder, Schema, named_arguments
-from nbdebug.observe.tensors import INPUT, PARAMETER, Memory, all_finite, can_be_bad, dense, finite, key, rows_of, walk
+from nbdebug.observe.tensors import INPUT, PARAMETER, Memory, all_finite, can_be_bad, dense, finite, folds_of, key, rows_of, walk
 
 _FILLS = frozenset({"fill", "masked_fill", "full", "full_like", "new_full", "scalar_tensor", "constant_pad_nd", "lift_fresh"})
 _EMPTIES = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"})
@@ -29,11 +29,11 @@ _MANY = 64
 
 class Record:
     """A birth, as the books keep it. op is None for a tensor that came bad from outside: then memory tells of it, and
-    readers are the ops that used it. segment: how many backwards had run before, in this step. factors: ranges (low, high) of the parameter-free factors that it was multiplied by.
+    readers are the ops that used it. trail: (op, rows) wherever it then showed. segment: how many backwards had run before, in this step. factors: ranges (low, high) of the parameter-free factors that it was multiplied by.
     after_model: born after the model had returned."""
 
     __slots__ = ("absorbed_by", "after_model", "bad", "custom", "dtype", "factors", "index", "intended", "made", "memory",
-                 "numbers", "op", "parents", "readers", "rows", "segment", "shape", "step", "whole")
+                 "numbers", "op", "parents", "readers", "rows", "segment", "shape", "step", "trail", "whole")
 
     def __init__(self, index: int, op: Op | None, made: str, step: int):
         self.index, self.op, self.made, self.step = index, op, made, step
@@ -41,6 +41,7 @@ class Record:
         self.rows: tuple[int, ...] | None = None
         self.memory: Memory | None = None
         self.readers: list[Op] = []
+        self.trail: list[tuple[int, tuple[int, ...]]] = []
         self.segment = 0
         self.intended = self.whole = self.custom = self.after_model = False
         self.absorbed_by: set[str] = set()
@@ -74,6 +75,7 @@ class Flow:
         self.births: list[Record] = []
         self.spoiled: dict[int, Spoiled] = {}
         self.batch: int | None = None
+        self.folds: set[int] = set()
         self.leading: collections.Counter[int] = collections.Counter()
         self.model_returned = False
         self.segment = 0
@@ -184,6 +186,7 @@ class Flow:
         self.spoiled = {k: s for k, s in self.spoiled.items() if k in self.recorder.memories}
         self.checked, self.last_read, self.last_bad = False, set(), set()
         self.leading.clear()
+        self.folds.clear()
 
     def _suspects(self, args: tuple, kwargs: dict, kept: dict[int, tuple]) -> dict[int, dict[int, torch.Tensor]]:
         """{id of an operand: {birth: mask}} for operands that hold bad values."""
@@ -235,7 +238,7 @@ class Flow:
             passed = mine & bad & ~derived & ~fresh
             if bool(passed.any()):
                 origins[birth] = passed
-                self._learn_rows(birth, passed)
+                self._learn_rows(birth, passed, op)
         scene = (op, schema, args, kwargs, kept, tensor)
         if parents:
             origins[self._enter(scene, derived, nan, parents, infs)] = derived
@@ -272,7 +275,7 @@ class Flow:
         birth.shape, birth.dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
         birth.custom, birth.segment = op.custom, self.segment
         birth.after_model = self.model_returned and not self.recorder.stack.inside
-        birth.rows = rows_of(mask, self.batch_size)
+        birth.rows = self._rows(mask)
         birth.numbers = self.take_scene(scene, mask, infs)
         birth.intended = self._intended(birth, schema, infs)
         self.births.append(birth)
@@ -293,6 +296,7 @@ class Flow:
         values = dense(tensor)
         if memory.role == "target" and tensor.dim() and len(tensor) > 1:
             self.leading[len(tensor)] += 1
+            self.folds |= folds_of(tensor.shape)
         if values is None or not can_be_bad(values) or all_finite(values) or self.masks(values):
             return
         bad, nan = ~finite(values), torch.isnan(values)
@@ -300,16 +304,23 @@ class Flow:
         birth.memory, birth.segment = memory, self.segment
         birth.whole, birth.bad = bool(bad.all()), int(bad.sum())
         birth.shape, birth.dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
-        birth.rows = rows_of(bad, self.batch_size) if memory.role in ("input", "target") else None
+        birth.rows = self._rows(bad) if memory.role in ("input", "target") else None
         birth.numbers = self.take_scene((None, None, (), {}, {}, tensor), bad, {})
         birth.intended = _mask_like(values, bad, nan, memory.role)
         self.births.append(birth)
         self._write(values, {birth.index: bad})
 
-    def _learn_rows(self, birth: int, mask: torch.Tensor) -> None:
+    def _rows(self, mask: torch.Tensor) -> tuple[int, ...] | None:
+        return rows_of(mask, self.batch_size, self.folds)
+
+    def _learn_rows(self, birth: int, mask: torch.Tensor, op: Op) -> None:
+        """Where a birth's own tensor shows no batch dimension, the first that it reaches and that has one tells the rows; of
+        a tensor from outside, of which parts may be dropped on the way, every later one is noted."""
         record = self.births[birth]
-        if record.rows is None and (record.memory is None or record.memory.role not in ("parameter", "buffer")):
-            record.rows = rows_of(mask, self.batch_size)
+        if record.memory is None:
+            record.rows = self._rows(mask) if record.rows is None else record.rows
+        elif record.memory.role in ("input", "target") and (rows := self._rows(mask)) is not None:
+            record.trail.append((op.index, rows))
 
     def ancestors(self, births: set[int]) -> set[int]:
         """These births and all that they were made of."""

@@ -28,7 +28,7 @@ from nbdebug.observe.modules import ModuleNames, ModuleStack
 from nbdebug.observe.record import Op, Recorder, Schema
 from nbdebug.observe.sites import Site, Stop
 from nbdebug.observe.tape import Ref, Tape
-from nbdebug.observe.tensors import INPUT, PARAMETER, Memory, can_be_bad, dense, key, tensors_in
+from nbdebug.observe.tensors import INPUT, PARAMETER, Memory, can_be_bad, dense, folds_of, key, tensors_in
 
 
 @dataclasses.dataclass
@@ -242,6 +242,7 @@ class Probe:
                 continue
             if self.flow.batch is None and tensor.dim():
                 self.flow.batch = tensor.shape[0]
+            self.flow.folds |= folds_of(tensor.shape)
             if can_be_bad(values):
                 self._input_size = max(self._input_size, _size(values))
             self._mark_input(tensor, values, site)

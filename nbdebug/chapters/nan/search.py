@@ -105,7 +105,7 @@ class _Search:
         if reasons := list(differences(first, second, random_first, _random_now())):
             raise StepDoesNotRepeat(reasons) from second.error
         if modules is not None and look is not None:
-            modules.saw(0, look, second)
+            modules.saw(look, second)
         return first, modules
 
     def _rows(self, first: Rerun, event: int, guilty: Call | None, finding: Finding) -> Rows:

@@ -66,6 +66,9 @@ def _where(record: Record, used: set[int]) -> Where:
     place = Where(step=record.step, module=memory.module, op="", samples=record.rows)
     if memory.role in ("parameter", "buffer"):
         return place
+    arrived = [set(rows) for index, rows in record.trail if index in used]
+    if arrived and record.rows and arrived[-1] & set(record.rows):
+        place = dataclasses.replace(place, samples=tuple(sorted(arrived[-1] & set(record.rows))))
     readers = [op for op in record.readers if op.index in used] or record.readers
     return at_site(place, memory.entered or (readers[0].site if readers else None))
 
