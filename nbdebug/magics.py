@@ -220,13 +220,18 @@ def _asked(question: str, code: CodeType, subject: Subject, ask: Callable[[], Re
     try:
         report = ask()
     except BaseException as raised:
+        own = traceback_from(code, raised.__traceback__)
         if isinstance(getattr(raised, "report", None), Report):
             display(_said(raised.report, question, subject))  # type: ignore[attr-defined]
-        own = traceback_from(code, raised.__traceback__)
-        if own is None and isinstance(raised, (ValueError, RuntimeError)):  # refused before any of the user's code ran
+        elif own is None and _is_refusal(raised):
             raise UsageError(str(raised)) from None
         raise raised.with_traceback(own or raised.__traceback__)  # noqa: B904 (it is the same one)
     return _said(report, question, subject)
+
+
+def _is_refusal(raised: BaseException) -> bool:
+    """A wrong argument, or an error that nbdebug itself declares, when none of the user's code is to blame."""
+    return isinstance(raised, ValueError) or type(raised).__module__.startswith("nbdebug.")
 
 
 def _said(report: Report, question: str, subject: Subject) -> Report:

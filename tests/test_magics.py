@@ -144,13 +144,13 @@ def test_lines_of_a_cell_are_counted_from_the_magic(notebook: Notebook) -> None:
 
         for i, x in enumerate([good, bad, good]):
             opt.zero_grad()
-            value = torch.log(x @ part.weight)
+            value = torch.log(part(x))
             value.mean().backward()
             opt.step()
         """)
     where = done.result.findings[0].where
     assert (where.cell, where.line, where.step) == ("In [3]", 6, 1)
-    assert where.text == "value = torch.log(x @ part.weight)"
+    assert where.text == "value = torch.log(part(x))"
 
 
 def test_the_cell_stops_after_the_bad_step_and_its_variables_stay(notebook: Notebook) -> None:
@@ -307,6 +307,8 @@ def test_help_is_printed(notebook: Notebook, cell: str, words: list[str]) -> Non
     ("%nan_trace await step()", ["await", "function"]),
     ("%%nan_trace --steps 3\nstep()", ["--steps"]),
     ("%%nan_trace step()\nstep()", ["EXPR"]),
+    ("%%nan_trace --strategy bisect\nstep()", ["bisect", "trace"]),
+    ("%nan_trace --steps 0 step()", ["max_steps", "0"]),
     ("%%nan_trace\nimport asyncio\nawait asyncio.sleep(0)", ["await"]),
     ("%explain", ["%explain nan/overflow"]),
     ("%explain nan/overflw", ["nan/overflw", "nan/overflow"]),
@@ -317,6 +319,11 @@ def test_a_wrong_argument_is_quoted_beside_what_is_accepted(notebook: Notebook, 
     assert type(done.error).__name__ == "UsageError"
     assert all(word in str(done.error) for word in words), str(done.error)
     assert "Traceback" not in done.printed
+
+
+def test_a_step_that_does_not_repeat_is_refused_in_words(notebook: Notebook) -> None:
+    done = notebook.run("rows = iter([good, bad, good, bad])\n%nan_trace --strategy bisect step(next(rows))")
+    assert type(done.error).__name__ == "UsageError" and "does not repeat" in str(done.error)
 
 
 def test_a_syntax_error_is_pythons_own(notebook: Notebook) -> None:
@@ -368,26 +375,28 @@ def test_unload_leaves_a_magic_of_the_users_alone(notebook: Notebook) -> None:
 # Completion
 
 
+def completions(notebook: Notebook, typed: str) -> list[str]:
+    with provisionalcompleter():
+        return [match.text for match in notebook.shell.Completer.completions(typed, len(typed))]
+
+
 @pytest.mark.parametrize(("typed", "offered"), [
     ("%nan_trace --mo", {"--model"}), ("%%nan_trace --st", {"--steps", "--strategy"}),
     ("rep = %nan_trace --r", {"--restore"}), ("%nan_trace --model ", {"net"}), ("%nan_trace --optimizer o", {"opt"}),
     ("%nan_trace --strategy t", {"trace"}), ("%nbdebug c", {"catalogue"}), ("%explain nan/overf", {"nan/overflow"}),
 ])
 def test_options_complete_on_tab(notebook: Notebook, typed: str, offered: set[str]) -> None:
-    assert set(notebook.shell.complete(typed)[1]) == offered
+    assert set(completions(notebook, typed)) == offered
 
 
 def test_two_dashes_offer_every_option_and_nothing_else(notebook: Notebook) -> None:
-    offered = notebook.shell.complete("%nan_trace --")[1]
+    offered = completions(notebook, "%nan_trace --")
     assert set(offered) == {"--help", "--model", "--optimizer", "--steps", "--strategy", "--restore"}
 
 
 def test_the_expression_completes_as_python_does(notebook: Notebook) -> None:
-    completer = notebook.shell.Completer
-    completer.use_jedi = False  # jedi completes no magic's line, neither %time's nor this one's
-    with provisionalcompleter():
-        plain, traced = (list(completer.completions(text, len(text))) for text in ("ste", "%nan_trace ste"))
-    assert "step" in {match.text for match in plain} & {match.text for match in traced}
+    notebook.shell.Completer.use_jedi = False  # jedi completes no magic's line, neither %time's nor this one's
+    assert "step" in completions(notebook, "ste") and "step" in completions(notebook, "%nan_trace ste")
 
 
 # In a kernel

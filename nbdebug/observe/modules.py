@@ -29,7 +29,8 @@ class ModuleNames:
             self._add(prefix if len(self.models) > 1 else "", model)
 
     def _add(self, prefix: str, model: nn.Module) -> None:
-        for name, module in model.named_modules(prefix=prefix):
+        for raw, module in model.named_modules(prefix=prefix):
+            name = plain_name(raw)
             self._names.setdefault(id(module), name)
             for role, items in (("parameter", module._parameters), ("buffer", module._buffers)):
                 for key, tensor in items.items():
@@ -46,8 +47,13 @@ class ModuleNames:
 
     def types(self) -> list[tuple[str, str]]:
         """(name, type) of every module, in the order of `named_modules`."""
-        return [(name, type(module).__name__) for prefix, model in self.models.items()
+        return [(plain_name(name), type(module).__name__) for prefix, model in self.models.items()
                 for name, module in model.named_modules(prefix=prefix if len(self.models) > 1 else "")]
+
+
+def plain_name(name: str) -> str:
+    """A module's name as the user wrote it, without what `torch.compile` puts around a model."""
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
 class ModuleStack:

@@ -29,15 +29,14 @@ from nbdebug.observe.engine import Backward, EngineWatch
 from nbdebug.observe.tensors import all_finite, can_be_bad, dense, finite, tensors_in
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Call:
-    """One call of a module. start and end count from 0 in the order in which calls begin and end; done: how many calls
-    had ended when it began; parent: the call around it; batch: the first dimension of its first tensor argument."""
+    """One call of a module. start and end count from 0 in the order in which calls begin and end; parent: the call
+    around it; batch: the first dimension of its first tensor argument."""
 
     start: int
     module: nn.Module
     parent: Call | None
-    done: int
     end: int | None = None
     batch: int | None = None
 
@@ -50,11 +49,13 @@ class Call:
 @dataclasses.dataclass
 class Event:
     """Something that the step came to. what: "loss", "gradients" or "parameters". bad: names of what is not finite.
-    calls: how many calls had begun. prints: the fingerprint of each tensor by name, when a proof is wanted."""
+    ended: how many calls had ended; running: the innermost one that had not. prints: the fingerprint of each tensor by
+    name, when a proof is wanted."""
 
     what: str
     bad: frozenset[str]
-    calls: int
+    ended: int
+    running: Call | None
     prints: dict[str, Any]
 
 
@@ -101,7 +102,7 @@ class Rerun:
             except Exception as error:
                 self.error = error
                 return self
-        self._note("loss", {"loss": torch.as_tensor(returned)} if _is_number(returned) else {})
+        self._note("loss", _losses_in(returned))
         self._note("parameters", self.parameters())
         return self
 
@@ -123,7 +124,8 @@ class Rerun:
         if what == "gradients":
             bad |= self.change.bad
         prints = {name: fingerprint(tensor) for name, tensor in tensors.items()} if self.proof else {}
-        self.events.append(Event(what, frozenset(bad), len(self.calls), prints))
+        running = self._stack[-1] if self._stack else None
+        self.events.append(Event(what, frozenset(bad), len(self.ended), running, prints))
 
     def _backward_begins(self, backward: Backward) -> None:
         if backward.accumulate:
@@ -143,7 +145,7 @@ class Rerun:
         parent = self._stack[-1] if self._stack else None
         given = tensors_in((args, kwargs))
         sizes = [t.shape[0] for t in given if t.dim()]
-        call = Call(len(self.calls), module, parent, len(self.ended), batch=sizes[0] if sizes else None)
+        call = Call(len(self.calls), module, parent, batch=sizes[0] if sizes else None)
         self.calls.append(call)
         self._stack.append(call)
         if parent is None and self.proof:
@@ -234,8 +236,14 @@ def uncompiled() -> Iterator[None]:
         yield
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (torch.Tensor, float, int)) and not isinstance(value, bool)
+def _losses_in(returned: Any) -> dict[str, torch.Tensor]:
+    """What a step returned: a number, tensors, or something that has a loss."""
+    loss = returned.get("loss") if isinstance(returned, Mapping) else getattr(returned, "loss", None)
+    if isinstance(loss, torch.Tensor):
+        returned = loss
+    if isinstance(returned, float):
+        returned = torch.tensor(returned)
+    return {f"returned {i}": tensor for i, tensor in enumerate(tensors_in(returned))}
 
 
 def _numbers(tree: Any) -> list[str]:

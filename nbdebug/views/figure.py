@@ -144,7 +144,7 @@ def _far(axes: Any, seen: Histogram) -> None:
         label.set_fontweight("bold" if dtype == seen.dtype else "normal")
     axes.tick_params(axis="y", length=0)
     axes.set_xticks([])
-    axes.set_title("What each type can hold; the band is where these values lie", **HEAD)
+    axes.set_title("What each type can hold" + "; the band is where these values lie" * bool(seen.bars), **HEAD)
 
 
 def _tree(axes: Any, lines: list[tree.Line]) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import html
 import re
+from collections.abc import Sequence
 
 from nbdebug.finding import Finding, Fix, Link, Report, Where
 from nbdebug.views import chart, exponents, words
@@ -68,14 +69,14 @@ def _found(report: Report, most: int, head: str) -> str:
     first, *others = report.findings
     parts = [_headline(first, "Most likely" if others else "Cause", head, most), _chain(first, most)]
     parts += [_fixes(first, most), _others(others, most)]
-    folded = _numbers(first, report, most) + _rest(report, most)
+    folded = _numbers(first, report, most) + _rest(report, most) + _notes(report, most)
     return "".join(parts) + f'<div style="margin:1.25em 0 0">{folded}</div>'
 
 
 def _silent(report: Report, most: int, head: str) -> str:
-    said = [words.looked_at(report), *words.notes(report)[:most]]
-    return "".join([_title(words.NOTHING, head), *(_p(_said(s)) for s in said if s), '<div style="margin:.8em 0 0">',
-                    _rest(report, most, notes=False), "</div>"])
+    said = [words.looked_at(report), *(words.clean(n, 600) for n in report.notes[:most])]
+    return (_title(words.NOTHING, head) + "".join(_p(_said(s)) for s in said if s)
+            + f'<div style="margin:.8em 0 0">{_rest(report, most)}</div>')
 
 
 def _title(text: str, head: str) -> str:
@@ -166,13 +167,15 @@ def _numbers(finding: Finding, report: Report, most: int) -> str:
     return _fold("The numbers", "".join(_table(t) for t in words.tables(finding.evidence, most)) + picture)
 
 
-def _rest(report: Report, most: int, notes: bool = True) -> str:
+def _rest(report: Report, most: int) -> str:
     out = tuple((words.clean(r.what, 300), words.clean(r.because, 300)) for r in report.ruled_out)
     table = _table(words.Table("", ("What it is not", "Because"), out[:most], max(0, len(out) - most))) if out else ""
-    unchecked = [words.clean(u, 600) for u in report.unchecked]
-    kept = words.notes(report) if notes else []
-    return (_fold(f"Ruled out ({len(out)})", table) + _fold(f"Not checked ({len(unchecked)})", _list(unchecked, most))
-            + _fold(f"Notes ({len(kept)})", _list(kept, most)))
+    return _fold(f"Ruled out ({len(out)})", table) + _fold(f"Not checked ({len(report.unchecked)})",
+                                                           _list(report.unchecked, most))
+
+
+def _notes(report: Report, most: int) -> str:
+    return _fold(f"Notes ({len(report.notes)})", _list(report.notes, most))
 
 
 def _fold(summary: str, body: str) -> str:
@@ -198,10 +201,10 @@ def _table(table: words.Table) -> str:
                    ) + _more(table.more)
 
 
-def _list(said: list[str], most: int) -> str:
+def _list(said: Sequence[str], most: int) -> str:
     if not said:
         return ""
-    items = "".join(f'<li style="margin:.15em 0">{_said(s)}</li>' for s in said[:most])
+    items = "".join(f'<li style="margin:.15em 0">{_said(words.clean(s, 600))}</li>' for s in said[:most])
     return f'<ul style="margin:0;padding-left:1.2em;font-size:.92em">{items}</ul>{_more(len(said) - most)}'
 
 

@@ -25,17 +25,17 @@ def _found(report: Report) -> list[str]:
     first, *others = report.findings
     lines = [*_headline(first, "Most likely" if others else "Cause"), *_chain(first), *_fixes(first)]
     lines += _others(others)
-    return lines + _evidence(first, report) + _rest(report)
+    return lines + _evidence(first, report) + _rest(report) + _notes(report)
 
 
 def _silent(report: Report) -> list[str]:
     lines = _wrapped(f"{words.NOTHING} {words.looked_at(report)}")
-    return lines + _bullets("Notes", words.notes(report)) + _rest(report, notes=False)
+    return lines + _notes(report) + _rest(report)
 
 
 def _headline(finding: Finding, word: str) -> list[str]:
     where = finding.where
-    known = [f"{head.lower()} {value}" for head, value in words.spot(where)]
+    known = [value if value == words.OUTSIDE else f"{head.lower()} {value}" for head, value in words.spot(where)]
     lines = [*_wrapped(words.clean(finding.title, 600)), "", f"{word}: {words.clean(finding.code, 80)}"]
     if where.text or words.place(where):
         lines += [f"{words.place(where) or 'Source'}:", *_code(where.text)]
@@ -104,7 +104,7 @@ def _evidence(finding: Finding, report: Report) -> list[str]:
 def _table(table: words.Table) -> list[str]:
     """Columns as wide as their widest cell; the last one takes what is left and wraps."""
     body = table.body if table.head == ("What", "Value") else (table.head, *table.body)
-    room = max(12, (COLUMNS - 6) // max(1, len(table.head)) if len(table.head) > 2 else 34)
+    room = max(12, (COLUMNS - 6) // max(1, len(table.head)) if len(table.head) > 2 else 44)
     body = tuple(tuple(words.clip(cell, room) for cell in row[:-1]) + row[-1:] for row in body)
     wide = [max(len(row[i]) for row in body) for i in range(len(table.head) - 1)]
     lines = []
@@ -115,10 +115,13 @@ def _table(table: words.Table) -> list[str]:
     return [line.rstrip() for line in lines] + ([f"  … {table.more} more"] if table.more else [])
 
 
-def _rest(report: Report, notes: bool = True) -> list[str]:
+def _rest(report: Report) -> list[str]:
     ruled_out = [f"{words.clean(r.what, 300)}: {words.clean(r.because, 300)}" for r in report.ruled_out]
-    lines = _bullets("Ruled out", ruled_out) + _bullets("Not checked", [words.clean(u, 600) for u in report.unchecked])
-    return lines + (_bullets("Notes", words.notes(report)) if notes else [])
+    return _bullets("Ruled out", ruled_out) + _bullets("Not checked", [words.clean(u, 600) for u in report.unchecked])
+
+
+def _notes(report: Report) -> list[str]:
+    return _bullets("Notes", [words.clean(n, 600) for n in report.notes])
 
 
 def _bullets(head: str, said: list[str]) -> list[str]:

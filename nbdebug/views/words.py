@@ -15,21 +15,22 @@ from typing import Any
 
 from nbdebug.finding import Fix, Report, Where
 
-REASONS = ("reason", "because", "why", "note")
+REASONS = ("reason", "because", "why", "why not", "note")
 """Keys of `Fix.after` whose value is a sentence of its own."""
 
 
 def clean(text: Any, limit: int = 400) -> str:
     """One line of printable text, cut at `limit` characters."""
-    return clip("".join(c if c.isprintable() else _shown(c) for c in str(text)), limit)
+    return clip("".join(c if c.isprintable() else _shown(c) for c in str(text)[: limit + 1]), limit)
 
 
 def clean_lines(text: Any, most: int = 40, limit: int = 300) -> list[str]:
     """The lines of a piece of code, their common indentation taken off; "… N more lines" when there are too many."""
-    lines = [clean(line.expandtabs(4), limit + 40) for line in str(text).strip("\n").split("\n")]
+    given = str(text).strip("\n").split("\n")
+    lines = [clean(line.expandtabs(4), limit + 40) for line in given[:most]]
     margin = min((len(line) - len(line.lstrip()) for line in lines if line.strip()), default=0)
-    kept = [clip(line[margin:].rstrip(), limit) for line in lines[:most]]
-    return kept + ([f"… {len(lines) - most} more lines"] if len(lines) > most else [])
+    kept = [clip(line[margin:].rstrip(), limit) for line in lines]
+    return kept + ([f"… {len(given) - most} more lines"] if len(given) > most else [])
 
 
 def clip(text: str, limit: int) -> str:
@@ -122,7 +123,7 @@ def module(where: Where) -> str:
         return ""
     kind = clean(where.module_type, 80) if where.module_type else ""
     if not where.module:
-        return f"the model itself ({kind})" if kind else "outside modules"
+        return f"the model itself ({kind})" if kind else OUTSIDE
     return clean(where.module, 160) + (f" ({kind})" if kind else "")
 
 
@@ -150,6 +151,7 @@ def proof(fix: Fix) -> str:
 
 
 NOTHING = "Nothing was found."
+OUTSIDE = "outside modules"
 
 
 def looked_at(report: Report) -> str:
@@ -161,17 +163,6 @@ def looked_at(report: Report) -> str:
         first, last = number(losses[0]), number(losses[-1])
         said += f" The loss was {first}." if len(losses) == 1 else f" The loss went from {first} to {last}."
     return said.strip()
-
-
-def notes(report: Report) -> list[str]:
-    """The notes, and how many replays it took where some were made."""
-    replays = report.facts.get("replays")
-    said = [clean(n, 600) for n in report.notes]
-    if isinstance(replays, Mapping) and replays:
-        said.append(f"Replays: {pairs(replays)}.")
-    elif isinstance(replays, int) and not isinstance(replays, bool):
-        said.append(f"It took {number(replays)} replay{'s' * (replays != 1)}.")
-    return said
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,7 +185,8 @@ def tables(evidence: Any, most: int = 30) -> list[Table]:
         if grid:
             grids.append(grid)
         else:
-            single.append((label(key), say(value, 12)))
+            sizes = "shape" in str(key) and isinstance(value, (list, tuple))
+            single.append((label(key), clean(list(value)) if sizes else say(value, 12)))
     first = [Table("Evidence", ("What", "Value"), tuple(single[:most]), max(0, len(single) - most))] if single else []
     return first + grids[: min(6, most)]
 

@@ -127,7 +127,7 @@ def _step(setup: Setup, writer: Writer, outside: str) -> str:
     inner = ["x, side, pad, target = next(batches)"]
     forward = _forward(setup, writer, outside)
     if setup.metric:
-        forward.insert(-1, "with torch.no_grad():\n    accuracy = (target.sum() * 0.0) / (target.sum() * 0.0)")
+        forward.insert(-1, "with torch.no_grad():\n    accuracy = pad[:0].float().mean()")
     if setup.autocast:
         forward = ['with torch.autocast("cpu", dtype=torch.bfloat16):\n' + indent("\n".join(forward), 4)]
     inner += forward

@@ -51,6 +51,11 @@ def test_float64_is_marked_when_it_is_the_type() -> None:
     assert "float64" not in words(figure.draw(reports.overflow()))
 
 
+def test_values_without_any_size_are_counted_all_the_same() -> None:
+    drawn = figure.draw(Report("q", (Finding("a/b", "t"),), facts={"exponents": {"dtype": "float32", "nans": 48}}))
+    assert {"nan", "48", "at fault: 48", "What each type can hold"} <= set(words(drawn))
+
+
 def test_one_half_is_enough() -> None:
     only_tree = Report("q", (Finding("a/b", "t"),), facts={"tree": reports.forward_log().facts["tree"]})
     assert len(figure.draw(only_tree).axes) == 1

@@ -15,8 +15,8 @@ def test_headline_comes_first_then_where_chain_fixes_and_the_rest() -> None:
     said = text.render(reports.forward_log())
     assert said.startswith("Rows 2 and 5 take the logarithm of zero: `head.ent` (In [7], line 4).\n")
     parts = ["Cause: nan/log-of-nonpositive", "    logp = torch.log(p)\nstep 3 (from 0) · phase forward",
-             "How it came about", "What to do", "Evidence", "By row", "Sizes of the values", "Ruled out", "Not checked", "Notes",
-             "nan_trace(train_step) · model `net`"]
+             "How it came about", "What to do", "Evidence", "By row", "Sizes of the values", "Ruled out",
+             "Not checked", "Notes", "nan_trace(train_step) · model `net`"]
     places = [said.index(part) for part in parts]
     assert places == sorted(places)
 
@@ -24,6 +24,11 @@ def test_headline_comes_first_then_where_chain_fixes_and_the_rest() -> None:
 def test_where_names_everything_that_is_known() -> None:
     assert ("step 3 (from 0) · phase forward · module head.ent (Entropy) · op log · batch rows 2, 5"
             in text.render(reports.forward_log()))
+
+
+def test_code_outside_modules_is_called_that() -> None:
+    finding = Finding("a/b", "t", Where(step=0, module="", op="mul"))
+    assert "step 0 (the first) · outside modules · op mul" in text.render(Report("q", (finding,)))
 
 
 def test_chain_gives_what_place_and_source_and_says_no_place_twice_running() -> None:
@@ -85,7 +90,8 @@ def test_a_dataframe_is_a_table_of_its_own_values() -> None:
 
 @pytest.mark.parametrize(("value", "said"), [
     (1234567, "1,234,567"), (0.31415926, "0.3142"), (1e-8, "1e-8"), (65504.0, "65,504"), (3.4e38, "3.4e38"),
-    (float("nan"), "nan"), (True, "yes"), (None, "not known"), ([1, 2, 3], "1, 2, 3"), ({"a_b": 1, "ok": True}, "a b 1, ok"),
+    (float("nan"), "nan"), (True, "yes"), (None, "not known"), ([1, 2, 3], "1, 2, 3"),
+    ({"a_b": 1, "ok": True}, "a b 1, ok"),
     (list(range(20)), "0, 1, 2, 3, 4, 5, 6, 7 and 12 more"), (10**400, "about 2^1329"), ([], "none")])
 def test_values_in_words(value, said) -> None:
     assert words.say(value) == said

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import torch
 
 from nbdebug.chapters.nan.facts import CompiledFacts, NanFacts
-from nbdebug.chapters.nan.probe import Probe, Seen
+from nbdebug.chapters.nan.places import at_site
+from nbdebug.chapters.nan.probe import CompiledCall, Probe, Seen
 from nbdebug.chapters.nan.remedies import try_fixes
 from nbdebug.chapters.nan.repro import Reproduction
 from nbdebug.chapters.nan.rules import name_it
 from nbdebug.chapters.nan.verdict import culprit_of, facts_of
-from nbdebug.finding import Finding, Report, RuledOut
+from nbdebug.finding import Finding, Report, RuledOut, Where
+from nbdebug.observe.state import Snapshot
+from nbdebug.observe.tensors import all_finite, can_be_bad, finite, tensors_in
 
 
 def report_of(probe: Probe, seen: Seen | None, question: str, subject: str, steps: int,
@@ -104,29 +106,18 @@ def _tree(probe: Probe, finding: Finding, facts: NanFacts) -> list[dict[str, Any
     return [{"name": name, "type": kind, "born": name == born, "path": name in through} for name, kind in probe.names.types()]
 
 
-@dataclasses.dataclass
-class CompiledCall:
-    """A compiled module as it was last called."""
-
-    module: Any
-    args: tuple
-    kwargs: dict
-
-
 def compare_compiled(probe: Probe, call: CompiledCall, step: int) -> CompiledFacts | None:
     """Run a compiled module, and its eager self, on the batch that it was given; only the compiled one bad is a finding.
 
     Buffers and random numbers are put back afterwards.
     """
-    from nbdebug.observe.state import Snapshot
-    from nbdebug.observe.tensors import all_finite, can_be_bad, finite, tensors_in
-
     before = Snapshot.take({"model": call.module})
     try:
         with torch.no_grad():
             eager = tensors_in(call.module._orig_mod(*call.args, **call.kwargs))
             before.restore()
-            made = tensors_in(call.module(*call.args, **call.kwargs))
+            with torch.compiler.set_stance("default"):
+                made = tensors_in(call.module(*call.args, **call.kwargs))
     finally:
         before.restore()
     if not all(all_finite(t) for t in eager if can_be_bad(t)):
@@ -135,4 +126,4 @@ def compare_compiled(probe: Probe, call: CompiledCall, step: int) -> CompiledFac
     if not bad:
         return None
     return CompiledFacts(step, probe.names.of(call.module) or "", type(call.module._orig_mod).__name__, bad,
-                         sum(t.numel() for t in made))
+                         sum(t.numel() for t in made), at_site(Where(), call.site))

@@ -154,3 +154,4 @@ class CompiledFacts:
     module_type: str
     bad: int
     elements: int
+    where: Where = Where()

@@ -9,6 +9,7 @@ leads back to its births and to nothing else.
 from __future__ import annotations
 
 import collections
+import math
 from typing import Any
 
 import torch
@@ -243,7 +244,7 @@ class Flow:
         if parents:
             origins[self._enter(scene, derived, nan, parents, infs)] = derived
         if bool(fresh.any()):
-            origins[self._enter(scene, fresh, nan, self._of_forward(op), {})] = fresh
+            origins |= self._born(scene, fresh, nan)
         return origins or {births[0]: bad}
 
     def _inherit_all(self, op: Op, schema: Schema, args: tuple, kwargs: dict, kept: dict, suspects: dict,
@@ -252,7 +253,15 @@ class Flow:
         births = {b for masks in suspects.values() for b in masks}
         if births and schema.base not in _EMPTIES:
             return dict.fromkeys(births, bad)
-        return {self._enter((op, schema, args, kwargs, kept, tensor), bad, nan, self._of_forward(op), {}): bad}
+        return self._born((op, schema, args, kwargs, kept, tensor), bad, nan)
+
+    def _born(self, scene: tuple, mask: torch.Tensor, nan: torch.Tensor) -> dict[int, torch.Tensor]:
+        """A birth from sound operands. An infinity written as a number (`x * -inf`) is a mask's where it stays one, and a
+        fault where it makes a NaN: two births."""
+        op, _, args, kwargs = scene[:4]
+        infinite = any(isinstance(a, float) and math.isinf(a) for a in (*args, *kwargs.values()))
+        parts = [mask & ~nan, mask & nan] if infinite else [mask]
+        return {self._enter(scene, part, nan, self._of_forward(op), {}): part for part in parts if bool(part.any())}
 
     def _of_forward(self, op: Op) -> set[int]:
         """Births at the forward op whose derivative this one computes (its operand was already out of bounds there), or that
@@ -285,7 +294,7 @@ class Flow:
         """A mask's infinity: written there as a number, or the log of a 0/1 tensor that no parameter reached."""
         if infs or "nan" in birth.made or birth.made == "mixed":
             return False
-        if schema.base in _FILLS:
+        if schema.base in _FILLS or any(isinstance(v, float) and math.isinf(v) for v in birth.numbers.scalars.values()):
             return True
         operand = next(iter(birth.numbers.operands), None)
         return (schema.base in _LOGS and birth.made == "-inf" and operand is not None and operand.two_valued
@@ -317,9 +326,9 @@ class Flow:
         """Where a birth's own tensor shows no batch dimension, the first that it reaches and that has one tells the rows; of
         a tensor from outside, of which parts may be dropped on the way, every later one is noted."""
         record = self.births[birth]
-        if record.memory is None:
+        if record.memory is None and record.op.name not in _EMPTIES:
             record.rows = self._rows(mask) if record.rows is None else record.rows
-        elif record.memory.role in ("input", "target") and (rows := self._rows(mask)) is not None:
+        elif (record.memory is None or record.memory.role in ("input", "target")) and (rows := self._rows(mask)) is not None:
             record.trail.append((op.index, rows))
 
     def ancestors(self, births: set[int]) -> set[int]:

@@ -5,8 +5,8 @@ then, the fault lies before the last of these ends. Bad gradients: cut the graph
 that backward runs only through what came later. If all gradients are finite then, the same. Both ask what a bad value
 does, not where one is seen; so an intended -inf that a softmax absorbs is innocent.
 
-The call with whose end it heals is the guilty one, or hands on what the code before it made, in the module around it. One
-look during the last run that did not heal tells which: at what the call, and those around it, are given; or at the
+The call with whose end it heals is the guilty one, or hands on what the code before it made, in the module around it.
+One look during the last run that did not heal tells which: at what the call, and those around it, are given; or at the
 gradients that they pass back.
 """
 
@@ -26,22 +26,40 @@ from nbdebug.observe.tensors import dense, finite, tensors_in
 class ModuleSearch:
     """The search for one bad event of the run `first`. `replay(change)` runs the step again from the same state.
 
-    It takes at most ceil(log2(calls)) + 1 replays.
+    It takes at most ceil(log2(modules)) + 1 replays. Where modules are called many times this may not be enough to come
+    down to one call; then the answer is the innermost call around those that are left, and `exact` is False.
     """
 
-    def __init__(self, first: Rerun, event: int, replay: Callable[[Change], Rerun]):
-        self.ended, self.event, self.replay = first.ended, event, replay
-        self.kind = Cut if first.events[event].what == "gradients" else Mended
-        self.left = 1 + math.ceil(math.log2(max(len(self.ended), 1)))
+    def __init__(self, first: Rerun, event: int, modules: int, replay: Callable[[Change], Rerun]):
+        self.event, self.replay = event, replay
+        bad = first.events[event]
+        self.ended, self.running = first.ended[:bad.ended], bad.running
+        self.kind = Cut if bad.what == "gradients" else Mended
+        self.left = 1 + math.ceil(math.log2(max(modules, 1)))
+        self.exact = True
+        self._between = 0, len(self.ended)  # the first call with whose end it heals lies here, or is the second number
         self._seen: dict[int, Treated] = {}
 
     def find(self) -> Call | None:
-        """The guilty call; None for code outside of all modules. Needs `saw` of the run with `look(0)`."""
-        number = first_bad(0, len(self.ended), lambda last: self._finite_with(self.look(last + 1)))
+        """The guilty call; None for code outside of modules. Needs `saw` of the run with `look(0)`."""
+        try:
+            number = first_bad(*self._between, self._heals_with)
+        except _Enough:
+            self.exact = False
+            return _around(self.ended[self._between[0]:self._between[1] + 1], self._between[1] < len(self.ended))
         if number == len(self.ended):
-            return None
+            return self.running
         call, seen = self.ended[number], self._seen[number]
         return self._gradient_came_from(call, seen) if self.kind is Cut else self._value_came_from(call, seen)
+
+    def _heals_with(self, last: int) -> bool:
+        """Whether it heals when all calls up to the one that ends as number `last` are treated."""
+        if not self.left:
+            raise _Enough
+        low, high = self._between
+        heals = self._finite_with(self.look(last + 1))
+        self._between = (low, last) if heals else (last + 1, high)
+        return heals
 
     def look(self, number: int, mend_given: bool = False) -> Treated:
         """The change that treats all calls that end before call `number`, and looks at what that call is given."""
@@ -62,12 +80,15 @@ class ModuleSearch:
     def _value_came_from(self, call: Call, seen: Treated) -> Call | None:
         """The call itself, unless it was given something bad that matters: then the code that gave it."""
         giver = next((c for c in call.stack if c.start in seen.bad_at), None)
-        if giver is None or self.left and not self._finite_with(self.look(seen.number, mend_given=True)):
-            return call  # what it was given may be a mask or a decoy: mending that does not help
+        if giver is None:
+            return call
+        self.exact = self.left > 0
+        if self.exact and not self._finite_with(self.look(seen.number, mend_given=True)):
+            return call  # what it was given does not matter: mending that does not help
         return giver.parent
 
     def _gradient_came_from(self, call: Call, seen: Treated) -> Call | None:
-        """The innermost call that passes bad gradients on: to what it was given, to its parameters or to inner calls."""
+        """The innermost call that passes bad gradients on: to what it was given, its parameters, or calls in it."""
         for c in reversed(call.stack):
             inner = c.start in seen.bad_inside or any(id(p) in seen.bad_parameters for p in c.module.parameters())
             if inner or c.start in seen.bad_at:
@@ -75,11 +96,22 @@ class ModuleSearch:
         return None
 
 
+def _around(calls: list[Call], all_inside: bool) -> Call | None:
+    """The innermost call around some calls; None if there is none, or if what is meant may lie outside of all."""
+    levels = zip(*(call.stack for call in calls), strict=False) if all_inside else ()
+    common = [level[0] for level in levels if len({call.start for call in level}) == 1]
+    return common[-1] if common else None
+
+
+class _Enough(Exception):
+    """The number of replays allowed is used up."""
+
+
 class Treated(Change):
     """All calls that end before call `number` are treated, and the calls of a stack are looked at.
 
     bad_at: those that were given something bad, or passed back a bad gradient. bad_inside: those with a call inside at
-    whose output a bad gradient arrived. bad_parameters: ids of the parameters whose gradient was bad. (Calls by `start`.)
+    whose output a bad gradient arrived. bad_parameters: ids of parameters whose gradient was bad. (Calls by `start`.)
     """
 
     def __init__(self, number: int, stack: list[Call], mend_given: bool):
@@ -109,8 +141,8 @@ class Cut(Treated):
 
     def enter(self, call: Call, args: tuple, kwargs: dict) -> None:
         if call.start in self.looked:
-            given = [tensor for tensor in tensors_in((args, kwargs)) if tensor.requires_grad]
-            self.handles += [tensor.register_hook(lambda gradient: self._passed_back(call, gradient)) for tensor in given]
+            self.handles += [tensor.register_hook(lambda gradient: self._passed_back(call, gradient))
+                             for tensor in tensors_in((args, kwargs)) if tensor.requires_grad]
 
     def leave(self, call: Call, output: Any) -> Any:
         if call.end is None or call.end >= self.number:

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -40,6 +40,15 @@ class Seen:
     origins: set[int]
     position: int = 0
     ref: Ref | None = None
+
+
+class CompiledCall(NamedTuple):
+    """A compiled module as it was last called."""
+
+    module: Any
+    args: tuple
+    kwargs: dict
+    site: Site | None
 
 
 class StopCell(BaseException):
@@ -85,7 +94,7 @@ class Probe:
                  cell: bool = False):
         self.names = ModuleNames(models)
         self.optimizers, self.scaler, self.cell = dict(optimizers), scaler, cell
-        self.compiled_calls: list[tuple[nn.Module, tuple, dict]] = []
+        self.compiled_calls: list[CompiledCall] = []
         self._steps_of: collections.Counter[int] = collections.Counter()
         self._skips = 0
         self.stack = ModuleStack(self.names, self._model_called)
@@ -233,7 +242,7 @@ class Probe:
         """A model is given a batch: its size, and which tensors are its inputs."""
         self._maybe_next_step()
         if type(module).__name__ == "OptimizedModule":
-            self.compiled_calls = [(module, args, kwargs)]
+            self.compiled_calls = [CompiledCall(module, args, kwargs, site)]
         if self.names.models and self.names.of(module) is None:
             return
         for tensor in tensors_in((args, kwargs)):

@@ -23,6 +23,8 @@ from nbdebug.observe.tape import Entry, Unfit
 from nbdebug.observe.tensors import all_finite, can_be_bad, finite, tensors_in
 
 Patch = Callable[..., Any]
+Mended = tuple[dict[int, Patch], dict[int, Callable[[torch.Tensor], torch.Tensor]], float]
+"""A fix as a replay takes it: ops replaced, by index; tensors from outside changed, by number; a factor on the loss."""
 
 
 class Trial:
@@ -30,6 +32,8 @@ class Trial:
 
     def __init__(self, probe: Probe, seen: Seen, guilty: Op | None):
         self.tape, self.seen, self.guilty = probe.tape, seen, guilty
+        self.alike = [] if guilty is None else [  # a fix to the line changes every run of it: loops, reused modules
+            e.op for e in probe.tape.entries if isinstance(e, Entry) and (e.op.site, e.op.name) == (guilty.site, guilty.name)]
         self.replays, self.why_not = 0, ""
         self.original: Replay | None = None
         try:
@@ -46,6 +50,10 @@ class Trial:
         """Run the step again, up to what went bad."""
         self.replays += 1
         return Replay(self.tape, patches, inputs, scale=scale, keep=self.seen.ref).run(self.seen.position)
+
+    def everywhere(self, patch: Patch) -> Mended:
+        """The patch at every run of the line at fault."""
+        return {op.index: patch for op in self.alike}, {}, 1.0
 
     def sound(self, replay: Replay) -> bool:
         """Whether what went bad in the step is finite in a replay."""
@@ -112,18 +120,12 @@ def _unchanged(func: Any, args: Any, kwargs: Any) -> Any:
     return func(*args, **kwargs)
 
 
-# -- mended forms: (patches by op, changed tensors from outside, factor on the loss) ------------------------------------
-
-Mended = tuple[dict[int, Patch], dict[int, Callable[[torch.Tensor], torch.Tensor]], float]
-
+# -- the fixes -------------------------------------------------------------------------------------------------------
 
 def _operand(change: Callable[[torch.Tensor], torch.Tensor], position: int = 0) -> Callable[[NanFacts, Trial], Mended]:
     """The op at fault with one of its operands changed first."""
 
     def mend(facts: NanFacts, trial: Trial) -> Mended:
-        if trial.guilty is None:
-            return {}, {}, 1.0
-
         def patch(func: Any, args: Any, kwargs: Any) -> Any:
             if len(args) <= position or not isinstance(args[position], torch.Tensor):
                 raise Unfit("the operand to be changed is a number in the code")
@@ -134,7 +136,7 @@ def _operand(change: Callable[[torch.Tensor], torch.Tensor], position: int = 0) 
                 given[position] = change(given[position])
             return func(*given, **kwargs)
 
-        return {trial.guilty.index: patch}, {}, 1.0
+        return trial.everywhere(patch)
 
     return mend
 
@@ -145,7 +147,8 @@ def _floor(value: float) -> Callable[[torch.Tensor], torch.Tensor]:
 
 def _denominator(facts: NanFacts, trial: Trial) -> Mended:
     position = 0 if facts.birth.where.op in ("reciprocal", "rsqrt") else 1
-    return _operand(lambda d: torch.where(d.abs() < 1e-6, torch.full_like(d, 1e-6), d), position)(facts, trial)
+    return _operand(lambda d: d.clamp_min(1) if not d.is_floating_point() else
+                    torch.where(d.abs() < 1e-6, torch.full_like(d, 1e-6), d), position)(facts, trial)
 
 
 def _domain(facts: NanFacts, trial: Trial) -> Mended:
@@ -155,8 +158,8 @@ def _domain(facts: NanFacts, trial: Trial) -> Mended:
 
 def _bounded(facts: NanFacts, trial: Trial) -> Mended:
     if facts.birth.op in ("exp", "expm1", "exp2", "sinh", "cosh"):
-        limit = 10.0 if facts.birth.dtype == "float16" else 20.0
-        return _operand(lambda x: x.clamp(max=limit))(facts, trial)
+        limit = 10.0 if facts.birth.dtype == "float16" else 30.0
+        return _operand(lambda x: x.clamp(-limit, limit))(facts, trial)
     if facts.birth.op == "to":
         top = torch.finfo(getattr(torch, facts.birth.dtype)).max
         return _operand(lambda x: x.clamp(-top, top))(facts, trial)
@@ -172,19 +175,30 @@ def _part_values(x: torch.Tensor) -> torch.Tensor:
 
 
 def _finite_masks(facts: NanFacts, trial: Trial) -> Mended:
-    def patch(func: Any, args: Any, kwargs: Any) -> Any:
-        return func(*[a.clamp_min(torch.finfo(a.dtype).min / 4) if isinstance(a, torch.Tensor) and can_be_bad(a) else a
-                      for a in args], **kwargs)
+    """Every infinity that a mask writes, in the step or from outside, as a large finite number."""
 
-    return ({trial.guilty.index: patch} if trial.guilty else {}), {}, 1.0
+    def patch(func: Any, args: Any, kwargs: Any) -> Any:
+        return func(*[_large(a) for a in args], **{k: _large(v) for k, v in kwargs.items()})
+
+    fills = [e.op for e in trial.tape.entries if isinstance(e, Entry)
+             and any(_large(a) is not a for a in (*e.args, *e.kwargs.values()))]
+    masks = [n for n, held in trial.tape.held.items() if not held.leaf and held.grad_of is None and can_be_bad(held.tensor)
+             and bool(torch.isinf(held.tensor).any())]
+    return {op.index: patch for op in fills}, dict.fromkeys(masks, lambda t: t.clamp(-1e4, 1e4)), 1.0
+
+
+def _large(value: Any) -> Any:
+    return math.copysign(1e4, value) if isinstance(value, float) and math.isinf(value) else value
 
 
 def _no_infinite_factor(facts: NanFacts, trial: Trial) -> Mended:
-    def patch(func: Any, args: Any, kwargs: Any) -> Any:
-        return func(*[torch.where(torch.isinf(a), torch.zeros_like(a), a) if isinstance(a, torch.Tensor) and can_be_bad(a) else a
-                      for a in args], **kwargs)
+    """0 in place of an infinite factor; an infinity written as a number becomes a large finite one."""
 
-    return ({trial.guilty.index: patch} if trial.guilty else {}), {}, 1.0
+    def patch(func: Any, args: Any, kwargs: Any) -> Any:
+        return func(*[torch.where(torch.isinf(a), torch.zeros_like(a), a) if isinstance(a, torch.Tensor) and can_be_bad(a)
+                      else _large(a) for a in args], **kwargs)
+
+    return trial.everywhere(patch)
 
 
 def _enough_elements(facts: NanFacts, trial: Trial) -> Mended:
@@ -193,7 +207,7 @@ def _enough_elements(facts: NanFacts, trial: Trial) -> Mended:
             return func(*args, **{**kwargs, "correction": 0})
         return torch.nan_to_num(args[0].sum()) if not args[0].numel() else func(*args, **kwargs)
 
-    return ({trial.guilty.index: patch} if trial.guilty else {}), {}, 1.0
+    return trial.everywhere(patch)
 
 
 def _no_loss(facts: NanFacts, trial: Trial) -> Mended:
@@ -201,7 +215,7 @@ def _no_loss(facts: NanFacts, trial: Trial) -> Mended:
         _, weight = func(*args, **kwargs)
         return args[0].sum() * 0.0, weight
 
-    return ({trial.guilty.index: patch} if trial.guilty else {}), {}, 1.0
+    return trial.everywhere(patch)
 
 
 def _zero_infinity(facts: NanFacts, trial: Trial) -> Mended:
@@ -210,7 +224,7 @@ def _zero_infinity(facts: NanFacts, trial: Trial) -> Mended:
         loss, *more = func(**given)
         return torch.where(torch.isinf(loss), torch.zeros_like(loss), loss), *more
 
-    return ({trial.guilty.index: patch} if trial.guilty else {}), {}, 1.0
+    return trial.everywhere(patch)
 
 
 def _safe_branch(facts: NanFacts, trial: Trial) -> Mended:
@@ -225,7 +239,7 @@ def _safe_branch(facts: NanFacts, trial: Trial) -> Mended:
         given[guilty] = torch.where(mask, torch.full_like(given[guilty], 0.5), given[guilty])
         return func(*given, **kwargs)
 
-    return ({trial.guilty.index: patch} if trial.guilty else {}), {}, 1.0
+    return trial.everywhere(patch)
 
 
 def _sound_outside(facts: NanFacts, trial: Trial) -> Mended:
@@ -243,7 +257,7 @@ def _sound_outside(facts: NanFacts, trial: Trial) -> Mended:
 def _zeros_for_empty(facts: NanFacts, trial: Trial) -> Mended:
     if trial.guilty is None:
         return _sound_outside(facts, trial)
-    return {trial.guilty.index: lambda func, args, kwargs: func(*args, **kwargs).zero_()}, {}, 1.0
+    return trial.everywhere(lambda func, args, kwargs: func(*args, **kwargs).zero_())
 
 
 def _bigger_eps(facts: NanFacts, trial: Trial) -> Mended:

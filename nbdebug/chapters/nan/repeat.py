@@ -7,8 +7,8 @@ from typing import Any
 
 from nbdebug.observe.rerun import Rerun
 
-_ELSEWHERE = ("something that it reads changed in between (a counter, a data iterator, a file, random numbers of its own), "
-              "or one of its operations is not deterministic on this device")
+_ELSEWHERE = ("something else that it reads changed in between (a counter, a file, a generator of random numbers, a "
+              "tensor that no named model or optimizer holds), or an operation is not deterministic on this device")
 
 
 class StepDoesNotRepeat(RuntimeError):
@@ -18,8 +18,8 @@ class StepDoesNotRepeat(RuntimeError):
         self.reasons = tuple(reasons)
         super().__init__(
             f"This step does not repeat: {'; '.join(reasons)}. A search by replay needs a step that does the same each "
-            "time it is called: take the batch outside of it, and draw random numbers from torch, numpy or random, whose "
-            "state nbdebug restores. Or use strategy=\"trace\", which finds the fault in one run and replays nothing.")
+            "time it is called: take the batch outside of it, and draw random numbers with torch, numpy or random, "
+            "whose state is restored for each replay. Or use strategy=\"trace\", which runs the step once.")
 
 
 def differences(first: Rerun, second: Rerun, random_first: Any, random_second: Any) -> Iterator[str]:
@@ -45,7 +45,8 @@ def _said(error: Exception) -> str:
 def _other_calls(first: Rerun, second: Rerun) -> list[str]:
     if [c.module for c in first.calls] == [c.module for c in second.calls]:
         return []
-    return [f"it called {len(first.calls)} modules the first time and {len(second.calls)} the second, or in another order"]
+    counts = f"{len(first.calls)} calls, then {len(second.calls)}"
+    return [f"it called other modules the second time, or in another order ({counts})"]
 
 
 def _other_results(first: Rerun, second: Rerun) -> list[str]:
@@ -53,10 +54,11 @@ def _other_results(first: Rerun, second: Rerun) -> list[str]:
     if [e.what for e in first.events] != [e.what for e in second.events]:
         return ["backward was called another number of times"]
     for a, b in zip(first.events, second.events, strict=True):
-        if a.prints != b.prints:
-            names = sorted(n for n in {**a.prints, **b.prints} if a.prints.get(n) != b.prints.get(n))
-            which = "the loss" if a.what == "loss" else f"the {a.what} ({', '.join(names[:3])}{', …' * (len(names) > 3)})"
-            same_batch = first.inputs == second.inputs and bool(first.inputs)
-            return [f"{which} came out differently" + (f" although the model was given the same batch: {_ELSEWHERE}"
-                                                      if same_batch else "")]
+        names = sorted(n for n in {**a.prints, **b.prints} if a.prints.get(n) != b.prints.get(n))
+        if names:
+            which = f"the {a.what}" + (f" of {', '.join(names[:3])}" if a.what == "gradients" else "")
+            if first.inputs != second.inputs:
+                return [f"{which} came out differently"]
+            given = " although the model was given the same batch" if first.inputs else ""
+            return [f"{which} came out differently{given}: {_ELSEWHERE}"]
     return []

@@ -1,9 +1,10 @@
 """Which rows of the batch make the step fail? Found by replacing the others.
 
-The step is run again with every row outside a chosen set replaced, where the batch enters the outermost module, by a copy
-of one healthy row: in every tensor argument whose first dimension is the batch's. If the step still fails in the same
-way, the set is enough. `ddmin` shrinks it to a set of which no row can be left out; what remains of the batch is then
-searched for further sets, until it no longer fails. So rows that only fail together are found, and rows that fail alone.
+The step is run again with every row outside a chosen set replaced, where the batch enters the outermost module, by a
+copy of one healthy row: in every tensor argument whose first dimension is the batch's. If the step still fails in the
+same way, the set is enough. `ddmin` shrinks it to a set of which no row can be left out; what remains of the batch is
+then searched for further sets, until it no longer fails. So rows that fail alone are found, and rows that only fail
+together.
 
 A row is healthy if the step is finite when it fills the whole batch. If none of a few is, rows are not told apart:
 either every row fails, or the cause does not come in through the model's arguments (labels, weights), or it needs rows
@@ -24,13 +25,13 @@ from nbdebug.observe.rerun import Call, Change, Rerun, changed
 CANDIDATES = 4
 """How many rows are tried as the healthy one."""
 AT_MOST = 64
-"""Replays spent on rows before the search gives up: rows that interact can take a number that grows with their square."""
+"""Replays spent on rows before the search gives up: with rows that interact the number grows with their square."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """The answer. at_fault: all rows that have a part in a failure; smallest: one set that is enough; both None when rows
-    could not be told apart, and then `why` says why."""
+    """The answer. at_fault: all rows that have a part in a failure; smallest: one set that is enough; both None when
+    rows could not be told apart, and then `why` says why."""
 
     batch: int | None = None
     at_fault: tuple[int, ...] | None = None

@@ -12,7 +12,6 @@ tracer is believed, since it follows every value, and the report says so.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -49,7 +48,7 @@ def search(step: Callable[[], Any], models: Mapping[str, nn.Module], optimizers:
 
 
 class _Search:
-    def __init__(self, step: Callable[[], Any], models: Mapping[str, nn.Module], optimizers: Any, others: Iterable[Any]):
+    def __init__(self, step: Callable[[], Any], models: Mapping[str, nn.Module], optimizers: Any, others: Any):
         from tqdm.auto import tqdm  # here, because it looks for a notebook when it is imported
 
         self.step, self.models = step, dict(models)
@@ -63,21 +62,23 @@ class _Search:
         first, modules = self._repeat()
         event = first.first_bad_event
         if event is None:
-            report = Report("nan_trace(step, strategy='bisect')")
-            return dataclasses.replace(report, notes=(self._account(first),), facts={"replays": self.replays})
+            return Report("nan_trace(step, strategy='bisect')", notes=(self._account(first),),
+                          facts={"replays": self.replays})
         guilty = modules.find() if modules else None
         report = self._run("ops", trace)
-        notes = [*report.notes, *(self._disagreement(report, guilty) if modules else ())]
-        findings, facts = report.findings, dict(report.facts)
+        notes, findings = list(report.notes), report.findings
+        facts: dict[str, Any] = {**report.facts, "replays": self.replays}
+        if modules and modules.exact:
+            notes += self._disagreement(report, guilty)
+            facts["replays_point_at"] = self._name(guilty) or ""
         if findings:
             rows = self._rows(first, event, guilty, findings[0])
             notes += _about_rows(rows, findings[0].where.samples)
             findings = (_with_rows(findings[0], rows), *findings[1:])
-            facts |= {"rows": dataclasses.asdict(rows), "replays_point_at": self._name(guilty) if modules else None}
+            facts["rows"] = dataclasses.asdict(rows)
         if self.replays["rows"]:  # else the traced run was the last, which leaves everything where a plain one does
             self._run("plain", self.step)
-        notes.append(self._account(first))
-        return dataclasses.replace(report, findings=findings, notes=tuple(notes), facts=facts | {"replays": self.replays})
+        return dataclasses.replace(report, findings=findings, notes=(*notes, self._account(first)), facts=facts)
 
     def _run(self, stage: str, run: Callable[[], Any]) -> Any:
         """One run of the step, from the state at the beginning."""
@@ -99,7 +100,8 @@ class _Search:
         random_first, event = _random_now(), first.first_bad_event
         modules = look = None
         if event is not None and first.events[event].what != "parameters":
-            modules = ModuleSearch(first, event, lambda change: self._replay("modules", change))
+            size = len({m for model in self.models.values() for m in model.modules()})
+            modules = ModuleSearch(first, event, size, lambda change: self._replay("modules", change))
             look = modules.look(0)
         second = self._replay("repeat", look, proof=True)
         if reasons := list(differences(first, second, random_first, _random_now())):
@@ -109,9 +111,10 @@ class _Search:
         return first, modules
 
     def _rows(self, first: Rerun, event: int, guilty: Call | None, finding: Finding) -> Rows:
-        """Rows of what the outermost call around the guilty one is given; for loss code, the last such call before it."""
-        before = [c for c in first.calls[:first.events[event].calls] if c.parent is None and c.batch is not None]
-        root = guilty.stack[0] if guilty else before[-1] if before else None
+        """Rows of what the outermost call around the guilty one is given; for loss code, the last such call."""
+        ended = first.ended[:first.events[event].ended]
+        around = guilty or next((c for c in reversed(ended) if c.parent is None and c.batch), None)
+        root = around.stack[0] if around else None
         return RowSearch(root, event, lambda change: self._replay("rows", change)).find(finding.where.samples)
 
     def _parameters(self) -> dict[str, torch.Tensor]:
@@ -141,9 +144,10 @@ class _Search:
 
     def _account(self, first: Rerun) -> str:
         """The number of runs, in one sentence."""
-        words = {"repeat": "{} to see that it repeats", "modules": f"{{}} to search {len(first.calls)} module calls",
-                 "ops": "{} under the op tracer", "rows": "{} to search the rows of the batch", "plain": "{} plain at the end"}
-        parts = [words[stage].format(n) for stage, n in self.replays.items() if n]
+        purposes = {"repeat": "to see that it repeats", "modules": f"to search {len(first.calls)} module calls",
+                    "ops": "under the op tracer", "rows": "to search the rows of the batch",
+                    "plain": "plain, at the end"}
+        parts = [f"{n} {purposes[stage]}" for stage, n in self.replays.items() if n]
         return f"The step was run {sum(self.replays.values())} times: {', '.join(parts)}."
 
 
@@ -169,14 +173,13 @@ def _with_rows(finding: Finding, rows: Rows) -> Finding:
 def _about_rows(rows: Rows, traced: tuple[int, ...] | None) -> list[str]:
     if rows.at_fault is None or rows.smallest is None:
         return [f"Rows of the batch were not told apart by replay: {rows.why}."]
-    notes = []
-    if traced and rows.samples != tuple(sorted(traced)):
-        notes.append(f"The op tracer saw the fault in rows {_list(traced)}; replays show that it takes rows {_list(rows.at_fault)}.")
-    if len(rows.smallest) < len(rows.at_fault):
-        notes.append(f"Row {_list(rows.smallest)} alone is enough to make the step fail." if len(rows.smallest) == 1 else
-                     f"Rows {_list(rows.smallest)} together are enough to make the step fail.")
+    notes, few = [], _list(rows.smallest)
+    if traced and rows.at_fault != tuple(sorted(traced)):
+        notes.append(f"The op tracer saw the fault in rows {_list(traced)}; by replay it takes {_list(rows.at_fault)}.")
+    if len(rows.smallest) == 1 < len(rows.at_fault):
+        notes.append(f"Row {few} alone is enough to make the step fail.")
     elif len(rows.smallest) > 1:
-        notes.append(f"The step fails only with rows {_list(rows.smallest)} together: without any one of them it is finite.")
+        notes.append(f"Rows {few} make the step fail together; without any one of them it is finite.")
     return notes
 
 

@@ -6,6 +6,8 @@ from the run around it (labels, learning rate, what absorbed the value).
 
 from __future__ import annotations
 
+import math
+
 from nbdebug.chapters.nan.facts import Birth, Operand
 
 LOGS = frozenset({"log", "log2", "log10", "log1p", "xlogy", "special_xlog1py", "kl_div", "binary_cross_entropy"})
@@ -29,7 +31,8 @@ def is_decomposition(op: str) -> bool:
 
 def forward_sign(birth: Birth) -> str:
     """What failed in an op that ran forward (or that the user wrote in a backward)."""
-    if birth.parents and birth.made in ("nan", "mixed"):
+    infinite = any(isinstance(v, float) and v in (math.inf, -math.inf) for v in birth.scalars.values())
+    if (birth.parents or infinite) and birth.made in ("nan", "mixed"):
         return _made_of_inf(birth)
     op = birth.op
     for matches, sign in _FORWARD:

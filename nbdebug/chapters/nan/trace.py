@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from nbdebug.chapters.nan.account import CompiledCall, compare_compiled, report_of
+from nbdebug.chapters.nan.account import compare_compiled, report_of
 from nbdebug.chapters.nan.probe import Probe, StopCell
 from nbdebug.finding import Report
 from nbdebug.observe.state import Snapshot
@@ -81,7 +81,7 @@ def trace_cell(run: Step, *, models: Mapping[str, nn.Module], optimizers: Mappin
 
 def _traced(step: Step, models: dict, optimizers: dict, max_steps: int, subject: str, scaler: bool) -> Report:
     probe = Probe(models, optimizers, scaler)
-    seen, count = None, 0
+    seen, compiled, count = None, None, 0
     with _eager() as notes:
         with probe:
             for count in _counted(max_steps):
@@ -99,11 +99,10 @@ def _traced(step: Step, models: dict, optimizers: dict, max_steps: int, subject:
                     raise
                 seen = probe.end_step(returned)
                 del returned  # its graph must not outlive the step
-                if seen is not None or probe.recorder.blind:
+                if seen is None and probe.compiled_calls:
+                    compiled = _compiled_only(probe, count - 1)
+                if seen is not None or compiled is not None or probe.recorder.blind:
                     break
-    compiled = None
-    if seen is None:
-        compiled = _compiled_only(probe, max(count - 1, 0))
     return report_of(probe, seen, "nan_trace(step)", subject, count, compiled, tuple(notes))
 
 
@@ -128,10 +127,12 @@ def _attach(error: Exception, probe: Probe, question: str, subject: str, steps: 
 
 
 def _compiled_only(probe: Probe, step: int) -> Any:
-    """A compiled model that was finite in eager: is it finite compiled?"""
-    for module, args, kwargs in probe.compiled_calls[:1]:
-        return compare_compiled(probe, CompiledCall(module, args, kwargs), step)
-    return None
+    """A compiled model that was finite in eager: is it finite compiled, on the same batch?"""
+    probe.__exit__()
+    try:
+        return compare_compiled(probe, probe.compiled_calls.pop(), step)
+    finally:
+        probe.__enter__()
 
 
 @contextlib.contextmanager

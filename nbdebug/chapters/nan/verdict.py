@@ -60,15 +60,14 @@ def _birth(probe: Probe, record: Record, index: int, place: dict[int, int], used
 def _where(record: Record, used: set[int]) -> Where:
     """The place of a birth. A tensor that came bad from outside: where it was given to the model, else the first line that
     read it for what went bad (`used`: the ops behind that)."""
+    arrived = [set(rows) for index, rows in record.trail if index in used][-1:]
+    rows = tuple(sorted(arrived[0] & set(record.rows or arrived[0]))) if arrived else ()
     if record.op is not None:
-        return where_of(record.op, samples=record.rows)
+        return where_of(record.op, samples=rows or record.rows)
     memory = record.memory
-    place = Where(step=record.step, module=memory.module, op="", samples=record.rows)
+    place = Where(step=record.step, module=memory.module, op="", samples=rows or record.rows)
     if memory.role in ("parameter", "buffer"):
         return place
-    arrived = [set(rows) for index, rows in record.trail if index in used]
-    if arrived and record.rows and arrived[-1] & set(record.rows):
-        place = dataclasses.replace(place, samples=tuple(sorted(arrived[-1] & set(record.rows))))
     readers = [op for op in record.readers if op.index in used] or record.readers
     return at_site(place, memory.entered or (readers[0].site if readers else None))
 

@@ -331,7 +331,7 @@ def own_function_with_a_bad_derivative():
             self.lin, self.halved = nn.Linear(3, 4), Wrap()
 
         def forward(self, x):
-            return self.halved(F.relu(self.lin(x)))
+            return self.halved(self.lin(x) * torch.tensor([1.0, 0, 1, 0]))
 
     torch.manual_seed(0)
     model = Net()

@@ -5,15 +5,17 @@ run around the fault tells (an earlier step, a learning rate, labels), then what
 """
 
 from nbdebug.catalogue import rules
-from nbdebug.chapters.nan.facts import NanFacts
+from nbdebug.chapters.nan.facts import CompiledFacts, NanFacts
 from nbdebug.chapters.nan.rules import backward, forward, labels, outside, run  # noqa: F401  (importing declares them)
 from nbdebug.finding import Finding
 
 _ORDER = (outside, run, labels, backward, forward)
 
 
-def name_it(facts: NanFacts) -> Finding:
+def name_it(facts: NanFacts | CompiledFacts) -> Finding:
     """The finding for these facts. Some rule always recognises them: the last one takes what is left."""
+    if isinstance(facts, CompiledFacts):
+        return run.compiled_differs(facts)
     modules = [m.__name__ for m in _ORDER]
     asked = sorted(rules("nan"), key=lambda r: modules.index(r.check.__module__))
     return next(f for r in asked if (f := r.check(facts)) is not None)

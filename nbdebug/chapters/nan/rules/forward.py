@@ -24,8 +24,11 @@ def div_by_zero(facts: NanFacts) -> Finding | None:
     birth = facts.birth
     if _sign(facts) != "div-by-zero":
         return None
+    below = birth.operand("other")
+    least = "1" if below is not None and below.dtype.startswith(("int", "uint")) else "1e-6"
     return answer(facts, "div-by-zero", f"{verb(birth.where, 'divides', 'divide')} by zero",
-                  fix(birth, "Keep the denominator away from zero.", "{}.clamp_min(1e-6)", "a / b.clamp_min(1e-6)", operand=1))
+                  fix(birth, "Keep the denominator away from zero.", f"{{}}.clamp_min({least})", f"a / b.clamp_min({least})",
+                      operand=1))
 
 
 @rule(
@@ -118,7 +121,7 @@ def inf_minus_inf(facts: NanFacts) -> Finding | None:
         return None
     return answer(facts, "inf-minus-inf", f"{verb(birth.where, 'subtracts', 'subtract')} infinity from infinity in {birth.where.op}",
                   Fix("Mask with a large finite number in place of -inf.",
-                      "x.masked_fill(mask, torch.finfo(x.dtype).min)"))
+                      "x.masked_fill(mask, -1e4)"))
 
 
 @rule(
@@ -140,6 +143,11 @@ def zero_times_inf(facts: NanFacts) -> Finding | None:
     birth = facts.birth
     if _sign(facts) != "zero-times-inf":
         return None
+    written = any(isinstance(v, float) and v in (float("inf"), float("-inf")) for v in birth.scalars.values())
+    if written:
+        return answer(facts, "zero-times-inf", f"{verb(birth.where, 'multiplies', 'multiply')} zero by infinity",
+                      Fix("Fill the mask in place of multiplying by it.",
+                          'bias = torch.zeros_like(keep).masked_fill(keep == 0, float("-inf"))'))
     return answer(facts, "zero-times-inf", f"{verb(birth.where, 'multiplies', 'multiply')} zero by infinity",
                   Fix("Repair the infinity before the product: p * log p is torch.special.entr, q * log p is torch.special.xlogy; "
                       "a mask should fill with a finite number.",
@@ -262,7 +270,7 @@ def degenerate_decomposition(facts: NanFacts) -> Finding | None:
 def overflow(facts: NanFacts) -> Finding | None:
     birth = facts.birth
     limit = _limit(birth)
-    fixes = {"exp": fix(birth, "Bound the operand.", f"{{}}.clamp(max={limit:g})", f"torch.exp(x.clamp(max={limit:g}))"),
+    fixes = {"exp": fix(birth, "Bound the operand.", f"{{}}.clamp(-{limit}, {limit})", f"torch.exp(x.clamp(-{limit}, {limit}))"),
              "to": Fix("Keep this part in float32 (or use bfloat16, whose range is float32's).", "x.float()")}
     general = Fix("Bound the values before this op, or compute it in a wider dtype.",
                   "x = x.clamp(-1e4, 1e4)  # or normalise the input, or x.double()")
@@ -278,6 +286,6 @@ def _sign(facts: NanFacts) -> str:
     return backward_sign(birth) if birth.during == "backward" else forward_sign(birth)
 
 
-def _limit(birth: Birth) -> float:
-    """The largest input that exp can take, by dtype: log of the dtype's largest number."""
-    return {"float16": 11.0, "float64": 709.0}.get(birth.dtype, 88.0)
+def _limit(birth: Birth) -> int:
+    """A bound on exp's operand whose result can still be squared: exp overflows at 11.1 in float16, at 88.7 in float32."""
+    return 5 if birth.dtype == "float16" else 30

@@ -87,7 +87,7 @@ def _log_of_target(birth: Birth) -> bool:
 
 def _weighed_wrongly(birth: Birth) -> bool:
     """A log's -inf, multiplied by a target outside 0 to 1: with a proper one the model would have had no reason to go there."""
-    return birth.op in LOGS and birth.after_model and any(low < 0 or high > 1 for low, high in birth.factors)
+    return birth.op in LOGS and any(low < 0 or high > 1 for low, high in birth.factors)
 
 
 def _picks_masked(birth: Birth) -> bool:

@@ -125,9 +125,10 @@ def lr_divergence(facts: NanFacts) -> Finding | None:
 def compiled_differs(facts: NanFacts | CompiledFacts) -> Finding | None:
     if not isinstance(facts, CompiledFacts):
         return None
-    where = Where(step=facts.step, phase="forward", module=facts.module, module_type=facts.module_type)
+    where = dataclasses.replace(facts.where, step=facts.step, phase="forward", module=facts.module,
+                                module_type=facts.module_type)
     return Finding("nan/compiled-differs", f"Step {facts.step} is finite in eager and not when compiled: "
-                   f"`{facts.module or facts.module_type}`", where,
+                   f"{facts.module_type} ({where.place})", where,
                    {"eager": "finite", "compiled": f"{facts.bad:,} of {facts.elements:,} output elements are inf or NaN"},
                    (Fix("Leave this module out of the compiled part.", "@torch.compiler.disable\ndef forward(self, ...):"),))
 
