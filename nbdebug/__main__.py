@@ -71,7 +71,8 @@ def demo() -> int:
         status = 1
     nbformat.write(notebook, folder / path.name)
     said = list(verdicts(notebook))
-    print("\n\n".join(said), f"\n\n{len(said)} causes named. The notebook, as it ran: {folder / path.name}", sep="")
+    count = "1 cause named" if len(said) == 1 else f"{len(said)} causes named"
+    print("\n\n".join([*said, f"{count}. The notebook, as it ran: {folder / path.name}"]))
     return status
 
 
@@ -92,9 +93,9 @@ def run(notebook: Any, folder: pathlib.Path) -> None:
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
-    with tqdm(total=len(notebook.cells), desc=DEMO, unit="cell", leave=False) as bar:
+    with tqdm(total=len(notebook.cells), desc=DEMO, unit="cell", leave=False, disable=None) as bar:
         client = nbclient.NotebookClient(
-            notebook, timeout=600, resources={"metadata": {"path": str(folder)}},
+            notebook, timeout=600, resources={"metadata": {"path": str(folder)}}, extra_arguments=["--log-level=ERROR"],
             on_cell_start=lambda cell, cell_index: bar.update(cell_index - bar.n))
         client.execute(env={**os.environ, "PYTHONPATH": paths})
 

@@ -37,6 +37,15 @@ class ModuleNames:
                     if tensor is not None:
                         self.tensors.setdefault(id(tensor), (role, f"{name}.{key}" if name else key, name))
 
+    def all_tensors(self) -> list[tuple[torch.Tensor, tuple[str, str, str]]]:
+        """Every parameter and buffer as it is now, with its role, its name and its module's name."""
+        found = []
+        for module in {id(m): m for model in self.models.values() for m in model.modules()}.values():
+            name = self.of(module) or ""
+            for role, items in (("parameter", module._parameters), ("buffer", module._buffers)):
+                found += [(t, (role, f"{name}.{k}" if name else k, name)) for k, t in items.items() if t is not None]
+        return found
+
     def of(self, module: nn.Module) -> str | None:
         """The module's dotted name; None when it is not a part of the models."""
         return self._names.get(id(module))

@@ -61,9 +61,9 @@ class Op:
     """One op that ran. forward: the forward op whose derivative this one computes (backward only). custom: run by the
     user's own backward. library: the innermost line of an installed package, where that is not the user's line. inputs: the
     ops that made its operands. scalars: its number arguments by name. grad: whether autograd recorded it. recomputed: a
-    forward op that runs again during backward (checkpointing)."""
+    forward op that runs again during backward (checkpointing). after_model: run outside of a model that has been called."""
 
-    __slots__ = ("custom", "during", "forward", "func", "grad", "index", "inputs", "library", "module", "module_type", "name",
+    __slots__ = ("after_model", "custom", "during", "forward", "func", "grad", "index", "inputs", "library", "module", "module_type", "name",
                  "node", "recomputed", "scalars", "site", "step")
 
     def __init__(self, index: int, func: Any, name: str, step: int):
@@ -72,7 +72,7 @@ class Op:
         self.library: Site | None = None
         self.module, self.module_type = "", None
         self.node, self.forward, self.during = "", None, "forward"
-        self.custom, self.recomputed, self.grad = False, False, True
+        self.custom, self.recomputed, self.grad, self.after_model = False, False, True, False
         self.inputs: tuple[Op, ...] = ()
         self.scalars: dict[str, Any] = {}
 
@@ -97,7 +97,7 @@ class Recorder(TorchDispatchMode):
         self.memories: dict[int, Memory] = {}
         self.step, self.count, self.blind = 0, 0, ""
         self.fault: Exception | None = None
-        self.current: Op | None = None
+        self.model_called = False
         self.replaying: Op | None = None  # set while a recorded op is run again: its line and module are known
         self._by_number: dict[int, list[Op]] = {}
         self._last_number: dict[int, int] = {threading.get_ident(): _next_number()}
@@ -105,7 +105,7 @@ class Recorder(TorchDispatchMode):
 
     def new_step(self, step: int) -> None:
         """Forget what only one step needs. Memories of tensors that died go too."""
-        self.step = step
+        self.step, self.model_called = step, False
         self._by_number.clear()
         self.memories = {k: m for k, m in self.memories.items() if not m.ref.expired()}
         for memory in self.memories.values():
@@ -142,7 +142,7 @@ class Recorder(TorchDispatchMode):
                       "The training itself goes on unharmed.", RuntimeWarning, stacklevel=3)
 
     def _describe(self, func: Any, schema: Schema, args: tuple, kwargs: dict) -> Op:
-        op = self.current = Op(self.count, func, schema.base, self.step)
+        op = Op(self.count, func, schema.base, self.step)
         self.count += 1
         node = _current_node()
         number, thread = _next_number(), threading.get_ident()
@@ -151,7 +151,7 @@ class Recorder(TorchDispatchMode):
         if self.replaying is not None and node is None:
             known = self.replaying
             op.site, op.library, op.module, op.module_type = known.site, known.library, known.module, known.module_type
-            op.during, op.index = known.during, known.index
+            op.during, op.index, op.after_model, op.grad = known.during, known.index, known.after_model, known.grad
         else:
             self._place(op, node)
         for missed in range(self._last_number.get(thread, max(number - 1, 0)), number):
@@ -164,6 +164,7 @@ class Recorder(TorchDispatchMode):
         stop = locate(depth=4)
         op.site, op.library = stop.site, stop.library
         op.grad = torch.is_grad_enabled()
+        op.after_model = self.model_called and not self.stack.inside
         op.recomputed = node is not None and stop.site is not None and recomputing(stop.frame)
         if node is not None and not op.recomputed:
             op.during, op.node = "backward", node.name()

@@ -16,8 +16,8 @@ import torch
 from torch.utils._pytree import tree_map
 
 from nbdebug.observe.engine import Backward
-from nbdebug.observe.record import Op, Schema, named_arguments, schema_of
-from nbdebug.observe.tensors import key, walk
+from nbdebug.observe.record import Op, Recorder, Schema, named_arguments, schema_of
+from nbdebug.observe.tensors import Memory, key, walk
 
 
 class Unfit(Exception):
@@ -55,18 +55,19 @@ class BackwardEntry(NamedTuple):
 
 
 class Held:
-    """A tensor from outside, as it was when the step first used it."""
+    """A tensor from outside, as it was when the step first used it; memory: what the recorder knows of it."""
 
-    __slots__ = ("changed", "grad_of", "leaf", "tensor")
+    __slots__ = ("changed", "grad_of", "leaf", "memory", "tensor")
 
-    def __init__(self, tensor: torch.Tensor, leaf: bool, grad_of: int | None = None):
-        self.tensor, self.leaf, self.changed, self.grad_of = tensor, leaf, False, grad_of
+    def __init__(self, tensor: torch.Tensor, leaf: bool, grad_of: int | None = None, memory: Memory | None = None):
+        self.tensor, self.leaf, self.changed, self.grad_of, self.memory = tensor, leaf, False, grad_of, memory
 
 
 class Tape:
     """A watcher that records one step at a time; `reset` begins the next."""
 
-    def __init__(self) -> None:
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
         self.reset()
 
     def reset(self) -> None:
@@ -179,7 +180,7 @@ class Tape:
         if known is None:
             leaf = value.requires_grad and value.is_leaf
             number = self._enter(value, value.requires_grad)
-            self.held[number] = Held(value.detach(), leaf)
+            self.held[number] = Held(value.detach(), leaf, memory=self.recorder.memories.get(key(value)))
             if leaf:
                 self.leaves[number] = value
             known = Ref(number)

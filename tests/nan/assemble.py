@@ -52,7 +52,20 @@ class Group:
         return f"Group{self.number}"
 
 
-WAYS = ["list", "list", "names", "dict", "residual", "mean", "cat", "reentrant", "recompute", "recompute method", "twice", "alias"]
+WAYS = [
+    "list",
+    "list",
+    "names",
+    "dict",
+    "residual",
+    "mean",
+    "cat",
+    "reentrant",
+    "recompute",
+    "recompute method",
+    "twice",
+    "alias",
+]
 WORDS = ["encoder", "body", "stage", "tower", "mixer", "branch", "core", "neck", "cell", "trunk", "lift", "tail"]
 
 
@@ -83,7 +96,9 @@ def indent(text: str, by: int) -> str:
 
 def plain(text: str) -> str:
     """The text without the marks of the line at fault."""
-    return "\n".join(line.replace("! ", "", 1) if line.lstrip().startswith("!") else line for line in text.strip("\n").splitlines())
+    return "\n".join(
+        line.replace("! ", "", 1) if line.lstrip().startswith("!") else line for line in text.strip("\n").splitlines()
+    )
 
 
 class Writer:
@@ -98,12 +113,21 @@ class Writer:
 
     @property
     def unpack(self) -> str:
-        return {"plain": "", "dict": 'side, pad = extra["side"], extra["pad"]\n', "tuple": "side, pad = extra\n",
-                "dataclass": "side, pad = extra.side, extra.pad\n"}[self.style]
+        return {
+            "plain": "",
+            "dict": 'side, pad = extra["side"], extra["pad"]\n',
+            "tuple": "side, pad = extra\n",
+            "dataclass": "side, pad = extra.side, extra.pad\n",
+        }[self.style]
 
     @property
     def packed(self) -> str:
-        return {"plain": "side, pad", "dict": '{"side": side, "pad": pad}', "tuple": "(side, pad)", "dataclass": "Extra(side, pad)"}[self.style]
+        return {
+            "plain": "side, pad",
+            "dict": '{"side": side, "pad": pad}',
+            "tuple": "(side, pad)",
+            "dataclass": "Extra(side, pad)",
+        }[self.style]
 
     def unit(self, unit: Unit) -> str:
         """The class of one unit; a fault works on a linear layer of its own, so that there is always a gradient."""
@@ -138,8 +162,13 @@ class Writer:
         if group.way == "alias":
             init.append(f"self.again = self.{names[-1]}")
         forward = self.calls(group, call)
-        return (f"class {group.name}(nn.Module):\n    def __init__(self):\n        super().__init__()\n" + indent("\n".join(init), 8)
-                + f"\n\n    def forward(self, x, {self.given}):\n" + indent(forward, 8) + "\n")
+        return (
+            f"class {group.name}(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+            + indent("\n".join(init), 8)
+            + f"\n\n    def forward(self, x, {self.given}):\n"
+            + indent(forward, 8)
+            + "\n"
+        )
 
     def calls(self, group: Group, call: str) -> str:
         each = [f"self.{n}" for n in group.names]
@@ -179,6 +208,8 @@ def nest(rng: random.Random, units: list[Unit], depth: int, numbers: list[int]) 
     else:
         while units:
             part, units = units[: (size := rng.randint(1, 3))], units[size:]
-            children.append(nest(rng, part, rng.randint(1, depth - 1), numbers) if len(part) > 1 or rng.random() < 0.6 else part[0])
+            children.append(
+                nest(rng, part, rng.randint(1, depth - 1), numbers) if len(part) > 1 or rng.random() < 0.6 else part[0]
+            )
     numbers[0] += 1
     return group(rng, numbers[0], rng.choice(WAYS), children)

@@ -30,9 +30,19 @@ def answer_of(report: Any) -> dict[str, Any]:
     if report.ok:
         return {"findings": 0}
     where = report.findings[0].where
-    return {"findings": len(report.findings), "code": report.findings[0].code, "phase": where.phase, "module": where.module,
-            "op": where.op, "file": where.file, "line": where.line, "text": where.text, "rows": where.samples, "step": where.step,
-            "title": report.findings[0].title}
+    return {
+        "findings": len(report.findings),
+        "code": report.findings[0].code,
+        "phase": where.phase,
+        "module": where.module,
+        "op": where.op,
+        "file": where.file,
+        "line": where.line,
+        "text": where.text,
+        "rows": where.samples,
+        "step": where.step,
+        "title": report.findings[0].title,
+    }
 
 
 def judge(truth: Truth | None, answer: dict[str, Any], source: str) -> dict[str, bool]:

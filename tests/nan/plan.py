@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import random
 import re
 
 from tests.nan.assemble import HEAD, Group, Unit, Writer, dotted, indent, nest, plain, random_units
 from tests.nan.blocks import Block
-from tests.nan.faults import FAULTS, Fault
+from tests.nan.faults import Fault, all_faults
 from tests.nan.judge import Truth
+from tests.nan.spoils import AFFINE, OWNERS, Draft, choose_rows, number, spoil_column, spoil_input, spoil_parameter
 from tests.nan.training import Setup, build_text, draw_setup
-
-AFFINE = Block("affine", "y = x * s[:, None, None]", plain=True)
-OWNERS = {  # what may hold a bad parameter: block, its name below the unit, may it be infinite, is it a buffer
-    "weight": (Block("linear", "y = x + self.lin(x)", "self.lin = nn.Linear(WIDTH, WIDTH)"), "lin.weight", True),
-    "bias": (Block("linear", "y = x + self.lin(x)", "self.lin = nn.Linear(WIDTH, WIDTH)"), "lin.bias", True),
-    "norm": (Block("norm", "y = x + self.norm(x)", "self.norm = nn.LayerNorm(WIDTH)"), "norm.weight", False),
-    "own parameter": (Block("scale", "y = x + x * self.gain", "self.gain = nn.Parameter(torch.ones(WIDTH))"), "gain", True),
-    "gru": (Block("gru", "states, _ = self.gru(x)\ny = x + states", "self.gru = nn.GRU(WIDTH, WIDTH, batch_first=True)"),
-            "gru.weight_ih_l0", False),
-    "buffer": (Block("grid", "y = x + x * self.grid", 'self.register_buffer("grid", torch.ones(WIDTH))'), "grid", True),
-    "running": (Block("frozen", "y = x + self.norm(x.reshape(-1, x.size(-1))).view(x.shape)", "self.norm = nn.BatchNorm1d(WIDTH).eval()"),
-                "norm.running_var", False),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,26 +26,13 @@ class Program:
     setup: Setup | None = None
 
 
-@dataclasses.dataclass
-class Draft:
-    """What is decided, before it is written."""
-
-    setup: Setup
-    kind: str
-    fault: Fault | None = None
-    place: str = "module"
-    spoil: list[str] = dataclasses.field(default_factory=list)
-    rows: tuple[int, ...] | None = None
-    probe: bool = False
-
-
 def draw(rng: random.Random, healthy: bool, probe: bool) -> Program:
     """One program."""
     setup = draw_setup(rng)
     kinds = ["none", "forward", "backward"] if healthy else ["forward", "backward", "input", "parameter"]
     draft = Draft(setup, rng.choices(kinds, [40, 32, 28] if healthy else [40, 32, 16, 12])[0], probe=probe)
     if draft.kind in ("forward", "backward"):
-        draft.fault = rng.choice([f for f in FAULTS if f.phase == draft.kind])
+        draft.fault = rng.choice([f for f in all_faults() if f.phase == draft.kind])
         draft.place = rng.choices(["module", "root", "loss", "none"], [62, 8, 16, 14])[0]
     elif rng.random() < 0.15:
         draft.place = "none"
@@ -67,29 +41,6 @@ def draw(rng: random.Random, healthy: bool, probe: bool) -> Program:
     choose_rows(rng, draft)
     written = write_without_model(rng, draft) if draft.place == "none" else write_with_model(rng, draft)
     return finish(draft, healthy, *written)
-
-
-def choose_rows(rng: random.Random, draft: Draft) -> None:
-    """Which rows of the failing batch are at fault: one, a few, or all."""
-    batch, fault = draft.setup.batch, draft.fault
-    most = batch - 1 if fault and fault.wide else batch
-    count = 1 if rng.random() < 0.5 else rng.randint(1, most)
-    if fault and fault.rows == "one":
-        count = 1
-    if fault and fault.rows == "all":
-        count = batch
-    draft.rows = tuple(sorted(rng.sample(range(batch), count)))
-
-
-def number(value: float) -> str:
-    return repr(value) if math.isfinite(value) else f"math.{value}"
-
-
-def spoil_column(draft: Draft, rng: random.Random, column: int) -> str:
-    """The line of `build()` that puts the bad value into the batch."""
-    fault, setup = draft.fault, draft.setup
-    values = (fault.bad64 if setup.double else ()) or fault.bad
-    return f"side[{setup.bad_batch}][{list(draft.rows)}, {column}] = {number(rng.choice(values))}"
 
 
 def give_columns(rng: random.Random, draft: Draft, units: list[Unit]) -> list[str]:
@@ -154,19 +105,32 @@ def write_with_model(rng: random.Random, draft: Draft) -> tuple[str, dict]:
     modules = _modules(tree, guilty, draft)
     truth: dict = {"modules": modules}
     if draft.kind == "input":
-        truth |= _spoil_input(rng, draft, guilty)
+        truth |= spoil_input(rng, draft, guilty)
     if draft.kind == "parameter":
-        truth |= _spoil_parameter(rng, draft, owner, modules)
+        truth |= spoil_parameter(rng, draft, owner, modules)
     if draft.place == "loss":
         setup.scored, setup.classes = True, setup.width
     classes = _classes(writer, draft, tree, units, outside)
-    source = HEAD + _extra(setup) + classes + build_text(setup, writer, outside=_outside(writer, draft, outside), decoys=lines, spoil=draft.spoil)
+    source = (
+        HEAD
+        + _extra(setup)
+        + classes
+        + build_text(setup, writer, outside=_outside(writer, draft, outside), decoys=lines, spoil=draft.spoil)
+    )
     return source, truth
 
 
 def _extra(setup: Setup) -> str:
-    fields = "\n@dataclass\nclass Extra:\n    side: torch.Tensor\n    pad: torch.Tensor\n\n" if setup.style == "dataclass" else ""
-    out = "\n@dataclass\nclass Output:\n    logits: torch.Tensor\n    spare: torch.Tensor\n\n" if setup.output == "dataclass" else ""
+    fields = (
+        "\n@dataclass\nclass Extra:\n    side: torch.Tensor\n    pad: torch.Tensor\n\n"
+        if setup.style == "dataclass"
+        else ""
+    )
+    out = (
+        "\n@dataclass\nclass Output:\n    logits: torch.Tensor\n    spare: torch.Tensor\n\n"
+        if setup.output == "dataclass"
+        else ""
+    )
     return fields + out
 
 
@@ -196,7 +160,11 @@ def _classes(writer: Writer, draft: Draft, tree: Group, units: list[Unit], outsi
     walk(tree)
     if outside is not None and outside.what.top:
         parts.append(plain(probed(draft, outside).what.top) + "\n")
-    own = writer.body(probed(draft, outside), "self.stem(x)", "x =").replace("x + 0.5 * y", "y") if draft.place == "root" and outside else ""
+    own = (
+        writer.body(probed(draft, outside), "self.stem(x)", "x =").replace("x + 0.5 * y", "y")
+        if draft.place == "root" and outside
+        else ""
+    )
     parts.append(draft.setup.root(writer, tree.name, own))
     return "\n\n" + "\n\n".join(parts)
 
@@ -208,39 +176,6 @@ def _modules(tree: Group, guilty: Unit | None, draft: Draft) -> tuple[str, ...]:
     name = f"body.{dotted(tree, guilty)}"
     child = getattr(guilty.what, "child", "")
     return (name, f"{name}.{child}") if child else (name,)
-
-
-def _spoil_input(rng: random.Random, draft: Draft, guilty: Unit | None) -> dict:
-    """A bad value in the inputs, in a column that a unit multiplies by, or in the target."""
-    setup, value = draft.setup, rng.choice(["nan", "nan", "inf"])
-    bad, rows = setup.bad_batch, list(draft.rows)
-    moment = 0 if setup.loss == "tokens" else rng.randrange(setup.time)  # later moments may be padding that no loss looks at
-    call = "model(x, "
-    if guilty is not None:
-        draft.spoil.append(f"side[{bad}][{rows}, {guilty.column}] = math.{value}")
-    elif setup.tokens or (setup.real_target and rng.random() < 0.3):
-        setup.real_target, setup.loss = True, "mse"
-        draft.spoil.append(f"target[{bad}][{rows}] = math.{value}")
-        return {"modules": ("",), "ops": None, "line": ("loss = F.",), "about": "target"}
-    else:
-        draft.spoil.append(f"x[{bad}][{rows}, {moment}, {rng.randrange(setup.features)}] = math.{value}")
-    return {"modules": ("",), "ops": ("",), "line": (call,), "about": "side" if guilty else "x"}
-
-
-def _spoil_parameter(rng: random.Random, draft: Draft, owner: str, modules: tuple[str, ...]) -> dict:
-    """NaN in a part or the whole of a parameter or buffer, before the first step."""
-    if owner in ("stem", "head"):
-        path, name, infinite = owner, "weight", owner == "stem" and not draft.setup.tokens
-    else:
-        below, name = OWNERS[owner][1].rpartition(".")[::2]
-        path, infinite = ".".join(p for p in (modules[0], below) if p), OWNERS[owner][2]
-    value = "inf" if infinite and rng.random() < 0.3 else "nan"
-    whole = rng.random() < 0.4
-    reach = f'model.get_submodule("{path}").{name}'
-    part = "[:]" if whole else ("[..., 0]" if owner in ("stem", "head") else "[-1]")
-    draft.spoil.append(f"with torch.no_grad():\n    {reach}{part} = math.{value}")
-    codes = ["nan/parameter-nonfinite"] + ["nan/uninitialized-memory"] * whole + ["nan/running-stats-nonfinite"] * (owner == "running")
-    return {"codes": tuple(codes), "modules": (path,), "ops": ("", "empty"), "line": None, "rows": None, "step": (0,), "about": owner}
 
 
 def write_without_model(rng: random.Random, draft: Draft) -> tuple[str, dict]:
@@ -267,7 +202,14 @@ def write_without_model(rng: random.Random, draft: Draft) -> tuple[str, dict]:
         truth |= {"ops": None, "line": ("x = x @ weights[0]",), "about": "x"}
     if draft.kind == "parameter":
         draft.spoil.append("with torch.no_grad():\n    weights[0][0, -1] = math.nan")
-        truth |= {"codes": ("nan/parameter-nonfinite",), "ops": ("", "empty"), "line": None, "rows": None, "step": (0,), "about": "tensor"}
+        truth |= {
+            "codes": ("nan/parameter-nonfinite",),
+            "ops": ("", "empty"),
+            "line": None,
+            "rows": None,
+            "step": (0,),
+            "about": "tensor",
+        }
     return HEAD + "\n\n" + "\n\n".join(functions) + build_text(setup, writer, decoys=lines, spoil=draft.spoil), truth
 
 
@@ -281,7 +223,8 @@ def finish(draft: Draft, healthy: bool, source: str, parts: dict) -> Program:
         return Program(source, None, about, fault, setup)
     if fault:
         mark = fault.mark
-        rows = draft.rows if fault.rows not in (None, "one", "all") else None
+        told = fault.rows not in (None, "one", "all") and (fault.rows != "1" or setup.batch != setup.time)
+        rows = draft.rows if told else None  # with time first, a batch as long as the time can't be told from it
         truth = {"codes": fault.codes, "ops": fault.ops, "line": (mark,), "rows": rows, **parts}
     else:
         truth = {"codes": ("nan/input-nonfinite",), "rows": draft.rows, **parts}
@@ -289,4 +232,10 @@ def finish(draft: Draft, healthy: bool, source: str, parts: dict) -> Program:
     for line in truth["line"] or ():
         if source.count(line) != 1:
             raise AssertionError(f"{line!r} stands {source.count(line)} times in the program ({about})")
-    return Program(source, Truth(**{"step": (setup.bad_step,), "phase": (draft.kind,), "batch": setup.batch, **truth}), about, fault, setup)
+    return Program(
+        source,
+        Truth(**{"step": (setup.bad_step,), "phase": (draft.kind,), "batch": setup.batch, **truth}),
+        about,
+        fault,
+        setup,
+    )

@@ -14,8 +14,14 @@ import nbdebug
 transformers = pytest.importorskip("transformers")
 
 ROWS, LENGTH, WORDS = 3, 7, 40
-SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24, "vocab_size": WORDS,
-         "max_position_embeddings": 32}
+SMALL = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "vocab_size": WORDS,
+    "max_position_embeddings": 32,
+}
 LLAMA = SMALL | {"num_key_value_heads": 1, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
 
@@ -63,38 +69,126 @@ def config(name: str, **settings: Any) -> Any:
     return getattr(transformers, name + "Config")(**settings)
 
 
-D_MODEL = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
-           "encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "vocab_size": WORDS}
+D_MODEL = {
+    "d_model": 16,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 24,
+    "decoder_ffn_dim": 24,
+    "vocab_size": WORDS,
+}
 MODELS: dict[str, tuple[str, str, dict[str, Any], Callable[[], dict[str, torch.Tensor]]]] = {
     "bert": ("Bert", "BertForSequenceClassification", SMALL, classify),
     "roberta": ("Roberta", "RobertaForMaskedLM", SMALL, generate),
     "electra": ("Electra", "ElectraForSequenceClassification", SMALL | {"embedding_size": 8}, classify),
     "albert": ("Albert", "AlbertForSequenceClassification", SMALL | {"embedding_size": 8}, classify),
-    "distilbert": ("DistilBert", "DistilBertForSequenceClassification",
-                   {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 24, "vocab_size": WORDS}, classify),
-    "deberta-v2": ("DebertaV2", "DebertaV2ForSequenceClassification",
-                   SMALL | {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_biased_input": False}, classify),
-    "gpt2": ("GPT2", "GPT2LMHeadModel", {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32, "vocab_size": WORDS}, generate),
+    "distilbert": (
+        "DistilBert",
+        "DistilBertForSequenceClassification",
+        {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 24, "vocab_size": WORDS},
+        classify,
+    ),
+    "deberta-v2": (
+        "DebertaV2",
+        "DebertaV2ForSequenceClassification",
+        SMALL | {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_biased_input": False},
+        classify,
+    ),
+    "gpt2": (
+        "GPT2",
+        "GPT2LMHeadModel",
+        {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32, "vocab_size": WORDS},
+        generate,
+    ),
     "gpt_neox": ("GPTNeoX", "GPTNeoXForCausalLM", SMALL, lambda: generate(left=True)),
-    "opt": ("OPT", "OPTForCausalLM", {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "ffn_dim": 24,
-                                      "vocab_size": WORDS, "word_embed_proj_dim": 16, "max_position_embeddings": 32}, lambda: generate(left=True)),
-    "bloom": ("Bloom", "BloomForCausalLM", {"hidden_size": 16, "n_layer": 2, "n_head": 2, "vocab_size": WORDS}, lambda: generate(left=True)),
+    "opt": (
+        "OPT",
+        "OPTForCausalLM",
+        {
+            "hidden_size": 16,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "ffn_dim": 24,
+            "vocab_size": WORDS,
+            "word_embed_proj_dim": 16,
+            "max_position_embeddings": 32,
+        },
+        lambda: generate(left=True),
+    ),
+    "bloom": (
+        "Bloom",
+        "BloomForCausalLM",
+        {"hidden_size": 16, "n_layer": 2, "n_head": 2, "vocab_size": WORDS},
+        lambda: generate(left=True),
+    ),
     "llama": ("Llama", "LlamaForCausalLM", LLAMA, lambda: generate(left=True)),
     "mistral": ("Mistral", "MistralForCausalLM", LLAMA | {"sliding_window": 4}, generate),
     "qwen2": ("Qwen2", "Qwen2ForCausalLM", LLAMA, generate),
     "mixtral": ("Mixtral", "MixtralForCausalLM", LLAMA | {"num_local_experts": 3}, generate),
-    "t5": ("T5", "T5ForConditionalGeneration", {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2,
-                                                "vocab_size": WORDS, "decoder_start_token_id": 0}, generate),
+    "t5": (
+        "T5",
+        "T5ForConditionalGeneration",
+        {
+            "d_model": 16,
+            "d_kv": 8,
+            "d_ff": 24,
+            "num_layers": 2,
+            "num_heads": 2,
+            "vocab_size": WORDS,
+            "decoder_start_token_id": 0,
+        },
+        generate,
+    ),
     "bart": ("Bart", "BartForConditionalGeneration", D_MODEL | {"max_position_embeddings": 32}, generate),
-    "whisper": ("Whisper", "WhisperForConditionalGeneration",
-                D_MODEL | {"num_mel_bins": 8, "max_source_positions": 10, "max_target_positions": 16, "pad_token_id": 0,
-                           "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}, speech),
-    "vit": ("ViT", "ViTForImageClassification", {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
-                                                 "intermediate_size": 24, "image_size": 16, "patch_size": 8}, images),
-    "wav2vec2": ("Wav2Vec2", "Wav2Vec2ForSequenceClassification",
-                 {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24, "conv_dim": (8, 8),
-                  "conv_stride": (4, 2), "conv_kernel": (8, 4), "num_feat_extract_layers": 2, "num_conv_pos_embeddings": 4,
-                  "num_conv_pos_embedding_groups": 2, "apply_spec_augment": False, "classifier_proj_size": 8}, sound),
+    "whisper": (
+        "Whisper",
+        "WhisperForConditionalGeneration",
+        D_MODEL
+        | {
+            "num_mel_bins": 8,
+            "max_source_positions": 10,
+            "max_target_positions": 16,
+            "pad_token_id": 0,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "decoder_start_token_id": 1,
+        },
+        speech,
+    ),
+    "vit": (
+        "ViT",
+        "ViTForImageClassification",
+        {
+            "hidden_size": 16,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "intermediate_size": 24,
+            "image_size": 16,
+            "patch_size": 8,
+        },
+        images,
+    ),
+    "wav2vec2": (
+        "Wav2Vec2",
+        "Wav2Vec2ForSequenceClassification",
+        {
+            "hidden_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "intermediate_size": 24,
+            "conv_dim": (8, 8),
+            "conv_stride": (4, 2),
+            "conv_kernel": (8, 4),
+            "num_feat_extract_layers": 2,
+            "num_conv_pos_embeddings": 4,
+            "num_conv_pos_embedding_groups": 2,
+            "apply_spec_augment": False,
+            "classifier_proj_size": 8,
+        },
+        sound,
+    ),
 }
 
 

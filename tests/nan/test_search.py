@@ -112,7 +112,7 @@ class Case:
         return search(self.step, {"model": self.model}, [self.optimizer] if self.optimizer else [], trace=self.trace, **more)
 
 
-@pytest.mark.parametrize("place", [0, 1, 7, 8, 30, 31, 54, 55])
+@pytest.mark.parametrize("place", [1, 7, 8, 30, 31, 54, 55])
 @pytest.mark.parametrize(("fault", "phase"), [(Log, "forward"), (Distance, "backward")])
 def test_the_module_is_found_within_the_bound(fault, phase, place):
     model, name = tower(fault, place)
@@ -309,7 +309,7 @@ def test_when_the_tracer_sees_no_fault_its_report_is_given_with_a_note():
 
 
 def unseeded(x, model, side):
-    noise, counter = random.Random(), itertools.count(1)
+    noise, counter, w = random.Random(), itertools.count(1), torch.ones(1, requires_grad=True)
     batches, shuffled = itertools.cycle([x, x + 1, x * 2]), iter([x])
     generator = np.random.default_rng(0)
     loss = lambda batch: model(batch, side).square().mean()
@@ -322,14 +322,14 @@ def unseeded(x, model, side):
         "other calls": (lambda: sum(loss(x) for _ in range(next(counter))), "called other modules .*8 calls, then 16"),
         "a new seed": (lambda: loss(x) + 0 * torch.seed(), "random numbers differ"),
         "an error": (lambda: loss(x) if next(counter) == 1 else 1 / 0, "second time it raised ZeroDivisionError"),
-        "a second backward": (lambda: [loss(x).backward() for _ in range(next(counter) - 1)] and loss(x) or loss(x), "called other modules"),
+        "a second backward": (lambda: [w.sum().backward() for _ in range(next(counter))] and loss(x), "another number"),
     }
 
 
 @pytest.mark.parametrize("kind", unseeded(torch.zeros(1), nn.Linear(1, 1), None))
 def test_a_step_that_does_not_repeat_is_refused_with_the_reason(kind):
     model, x = Tower([Plain(), Tower([MaskedSoftmax(), Log()]), Plain(), Unused(), Plain()]), torch.randn(BATCH, 4)
-    loss, reason = unseeded(x, model, side_with({1}))[kind]
+    loss, reason = unseeded(x, model, torch.ones(BATCH))[kind]
     case = Case(model, lambda m: loss(), optimizer=torch.optim.Adam)
     before = Snapshot.take(model, case.optimizer)
     with pytest.raises(StepDoesNotRepeat, match=reason.replace("(", r"\(")) as caught:

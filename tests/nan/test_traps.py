@@ -32,7 +32,9 @@ def ask(trap: Trap) -> nbdebug.Report | None:
     report = getattr(caught.value, "report", None)
     if trap.truth is not None:
         assert report is not None, "the exception carries no report"
-        assert any("nbdebug" in note or report.findings[0].code in note for note in getattr(caught.value, "__notes__", []))
+        assert any(
+            "nbdebug" in note or report.findings[0].code in note for note in getattr(caught.value, "__notes__", [])
+        )
     return report
 
 

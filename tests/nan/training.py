@@ -8,9 +8,12 @@ import random
 from tests.nan.assemble import Writer, indent
 
 OPTIMIZERS = [
-    "torch.optim.SGD({p}, lr=1e-3)", "torch.optim.SGD({p}, lr=1e-3, momentum=0.9, foreach=True)",
-    "torch.optim.Adam({p}, lr=1e-3)", "torch.optim.Adam({p}, lr=1e-3, foreach=True)",
-    "torch.optim.AdamW({p}, lr=1e-3, foreach=False)", "torch.optim.AdamW({p}, lr=1e-3, foreach=True)",
+    "torch.optim.SGD({p}, lr=1e-3)",
+    "torch.optim.SGD({p}, lr=1e-3, momentum=0.9, foreach=True)",
+    "torch.optim.Adam({p}, lr=1e-3)",
+    "torch.optim.Adam({p}, lr=1e-3, foreach=True)",
+    "torch.optim.AdamW({p}, lr=1e-3, foreach=False)",
+    "torch.optim.AdamW({p}, lr=1e-3, foreach=True)",
     "torch.optim.RMSprop({p}, lr=1e-3)",
 ]
 
@@ -57,15 +60,30 @@ class Setup:
     def root(self, writer: Writer, body: str, own: str) -> str:
         """The root module; `own` is a fault in its own forward."""
         stem = f"nn.Embedding(11, {self.width})" if self.tokens else f"nn.Linear({self.features}, {self.width})"
-        pooled = {"mse": "x.mean(1)", "huber": "x.mean(1)", "bce": "x.mean(1)",
-                  "ce": "(x * pad[..., None]).sum(1) / pad.sum(1, keepdim=True)", "tokens": "x"}["tokens" if self.scored else self.loss]
-        made = {"tensor": "logits", "tuple": "logits, x.detach()", "dict": '{"logits": logits, "spare": torch.log(x - x)}',
-                "dataclass": "Output(logits, x)"}[self.output]
+        pooled = {
+            "mse": "x.mean(1)",
+            "huber": "x.mean(1)",
+            "bce": "x.mean(1)",
+            "ce": "(x * pad[..., None]).sum(1) / pad.sum(1, keepdim=True)",
+            "tokens": "x",
+        }["tokens" if self.scored else self.loss]
+        made = {
+            "tensor": "logits",
+            "tuple": "logits, x.detach()",
+            "dict": '{"logits": logits, "spare": torch.log(x - x)}',
+            "dataclass": "Output(logits, x)",
+        }[self.output]
         first = own.replace("WIDTH", str(self.width)) if own else "x = self.stem(x)"
-        return (f"class Root(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.stem = {stem}\n"
-                f"        self.body = {body}()\n        self.head = nn.Linear({self.width}, {self.classes})\n\n"
-                f"    def forward(self, x, {writer.given}):\n" + indent(
-                    f"{writer.unpack}{first}\nx = self.body(x, {writer.given})\nlogits = self.head({pooled})\nreturn {made}", 8) + "\n\n\n")
+        return (
+            f"class Root(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.stem = {stem}\n"
+            f"        self.body = {body}()\n        self.head = nn.Linear({self.width}, {self.classes})\n\n"
+            f"    def forward(self, x, {writer.given}):\n"
+            + indent(
+                f"{writer.unpack}{first}\nx = self.body(x, {writer.given})\nlogits = self.head({pooled})\nreturn {made}",
+                8,
+            )
+            + "\n\n\n"
+        )
 
 
 def draw_setup(rng: random.Random) -> Setup:
@@ -74,12 +92,27 @@ def draw_setup(rng: random.Random) -> Setup:
     width, accumulate = rng.choice([4, 6, 8]), rng.choice([1, 1, 1, 2])
     precision = rng.random()
     return Setup(
-        seed=rng.randrange(10**6), batch=batch, time=max(time, 3), features=rng.choice([10, 12, width]), width=width,
-        classes=rng.choice([3, 4, 11]), tokens=rng.random() < 0.2, style=rng.choice(["plain", "plain", "dict", "tuple", "dataclass"]),
-        output=rng.choice(["tensor", "tensor", "tuple", "dict", "dataclass"]), loss=rng.choice(["mse", "huber", "bce", "ce", "tokens"]),
-        optimizer=rng.choice(OPTIMIZERS), bad_step=rng.randrange(3), accumulate=accumulate, micro=rng.randrange(accumulate),
-        autocast=precision < 0.15, double=precision > 0.88, stacked=rng.random() < 0.5, clip=rng.random() < 0.2,
-        metric=rng.random() < 0.3, returned=rng.choice(["loss", "loss", "loss", "loss.detach()", "loss.item()"]))
+        seed=rng.randrange(10**6),
+        batch=batch,
+        time=max(time, 3),
+        features=rng.choice([10, 12, width]),
+        width=width,
+        classes=rng.choice([3, 4, 11]),
+        tokens=rng.random() < 0.2,
+        style=rng.choice(["plain", "plain", "dict", "tuple", "dataclass"]),
+        output=rng.choice(["tensor", "tensor", "tuple", "dict", "dataclass"]),
+        loss=rng.choice(["mse", "huber", "bce", "ce", "tokens"]),
+        optimizer=rng.choice(OPTIMIZERS),
+        bad_step=rng.randrange(3),
+        accumulate=accumulate,
+        micro=rng.randrange(accumulate),
+        autocast=precision < 0.15,
+        double=precision > 0.88,
+        stacked=rng.random() < 0.5,
+        clip=rng.random() < 0.2,
+        metric=rng.random() < 0.3,
+        returned=rng.choice(["loss", "loss", "loss", "loss.detach()", "loss.item()"]),
+    )
 
 
 def build_text(setup: Setup, writer: Writer, decoys: list[str], spoil: list[str], outside: str = "") -> str:
@@ -91,7 +124,9 @@ def build_text(setup: Setup, writer: Writer, decoys: list[str], spoil: list[str]
     else:
         dtype = ", dtype=torch.float64" if setup.double else ""
         lines.append(f"weights = [(torch.randn({setup.features}, {setup.width}{dtype}) * 0.4).requires_grad_()]")
-        lines.append(f"weights += [(torch.randn({setup.width}, {setup.width}{dtype}) * 0.4).requires_grad_() for _ in range({len(setup.calls)})]")
+        lines.append(
+            f"weights += [(torch.randn({setup.width}, {setup.width}{dtype}) * 0.4).requires_grad_() for _ in range({len(setup.calls)})]"
+        )
         lines.append("model = None")
         parameters = "weights"
     lines += _data(setup)
@@ -100,21 +135,36 @@ def build_text(setup: Setup, writer: Writer, decoys: list[str], spoil: list[str]
     lines.append(f"optimizer = {setup.optimizer.format(p=parameters)}")
     lines.append("batches = iter(zip(x, side, pad, target))\n")
     lines.append("def step():\n" + indent(_step(setup, writer, outside), 4) + "\n")
-    lines.append(f"return SimpleNamespace(model=model, optimizer=optimizer, step=step, {'' if setup.model else 'tensors=weights'})")
+    lines.append(
+        f"return SimpleNamespace(model=model, optimizer=optimizer, step=step, {'' if setup.model else 'tensors=weights'})"
+    )
     return "\n\ndef build():\n" + indent("\n".join(lines), 4) + "\n"
 
 
 def _data(setup: Setup) -> list[str]:
     count, b, t = setup.accumulate * 3 + 1, setup.batch, setup.time
     dtype = ", dtype=torch.float64" if setup.double else ""
-    x = f"torch.randint(0, 11, ({count}, {b}, {t}))" if setup.tokens and setup.model else f"torch.randn({count}, {b}, {t}, {setup.features}{dtype})"
+    x = (
+        f"torch.randint(0, 11, ({count}, {b}, {t}))"
+        if setup.tokens and setup.model
+        else f"torch.randn({count}, {b}, {t}, {setup.features}{dtype})"
+    )
     out = f"{count}, {b}, {setup.classes}" if setup.model else f"{count}, {b}"
-    target = {"mse": f"torch.randn({out}{dtype})", "huber": f"torch.randn({out}{dtype})", "bce": f"torch.rand({out}{dtype}).round()",
-              "ce": f"torch.randint(0, {setup.classes}, ({count}, {b}))", "tokens": f"torch.randint(0, {setup.classes}, ({count}, {b}, {t}))"}
+    target = {
+        "mse": f"torch.randn({out}{dtype})",
+        "huber": f"torch.randn({out}{dtype})",
+        "bce": f"torch.rand({out}{dtype}).round()",
+        "ce": f"torch.randint(0, {setup.classes}, ({count}, {b}))",
+        "tokens": f"torch.randint(0, {setup.classes}, ({count}, {b}, {t}))",
+    }
     kind = setup.loss if setup.model and not setup.scored else "mse"
     out_text = target[kind] if setup.model and not setup.scored else f"torch.randn({count}, {b}{dtype})"
-    lines = [f"x = {x}", f"side = torch.rand({count}, {b}, {setup.columns}{dtype}) + 0.5",
-             f"pad = torch.arange({t}) < torch.randint(1, {t} + 1, ({count}, {b}, 1))", f"target = {out_text}"]
+    lines = [
+        f"x = {x}",
+        f"side = torch.rand({count}, {b}, {setup.columns}{dtype}) + 0.5",
+        f"pad = torch.arange({t}) < torch.randint(1, {t} + 1, ({count}, {b}, 1))",
+        f"target = {out_text}",
+    ]
     if kind == "tokens":
         lines.append("target = target.masked_fill(~pad, -100)")
     if not setup.stacked:
@@ -137,17 +187,28 @@ def _step(setup: Setup, writer: Writer, outside: str) -> str:
     else:
         lines += [*inner, "loss.backward()"]
     if setup.clip:
-        lines.append("torch.nn.utils.clip_grad_norm_(" + ("model.parameters()" if setup.model else "weights") + ", 1.0)")
+        lines.append(
+            "torch.nn.utils.clip_grad_norm_(" + ("model.parameters()" if setup.model else "weights") + ", 1.0)"
+        )
     return "\n".join([*lines, "optimizer.step()", f"return {setup.returned}"])
 
 
 def _forward(setup: Setup, writer: Writer, outside: str) -> list[str]:
     if not setup.model:
         return ["x = x @ weights[0]", *setup.calls, "score = x.mean((1, 2))", "loss = F.mse_loss(score, target)"]
-    out = {"tensor": "out = {}", "tuple": "out, _ = {}", "dict": 'out = {}["logits"]', "dataclass": "out = {}.logits"}[setup.output]
+    out = {"tensor": "out = {}", "tuple": "out, _ = {}", "dict": 'out = {}["logits"]', "dataclass": "out = {}.logits"}[
+        setup.output
+    ]
     lines = [out.format(f"model(x, {writer.packed})")]
     if outside:
         return [*lines, outside, "score = score.mean((1, 2))", "loss = F.mse_loss(score, target)"]
-    return [*lines, {"mse": "loss = F.mse_loss(out, target)", "huber": "loss = F.smooth_l1_loss(out, target)",
-                     "bce": "loss = F.binary_cross_entropy_with_logits(out, target)", "ce": "loss = F.cross_entropy(out, target)",
-                     "tokens": "loss = F.cross_entropy(out.flatten(0, 1), target.flatten(), ignore_index=-100)"}[setup.loss]]
+    return [
+        *lines,
+        {
+            "mse": "loss = F.mse_loss(out, target)",
+            "huber": "loss = F.smooth_l1_loss(out, target)",
+            "bce": "loss = F.binary_cross_entropy_with_logits(out, target)",
+            "ce": "loss = F.cross_entropy(out, target)",
+            "tokens": "loss = F.cross_entropy(out.flatten(0, 1), target.flatten(), ignore_index=-100)",
+        }[setup.loss],
+    ]

@@ -38,7 +38,7 @@ def watch(made: Any, steps: int = 3) -> list[tuple[bool, bool, bool]]:
 
 
 def verify(program: Program) -> str:
-    """"" when the program behaves as its truth says, else what is wrong."""
+    """ "" when the program behaves as its truth says, else what is wrong."""
     with tempfile.TemporaryDirectory() as folder:
         seen = watch(programs.load(program, folder), program.truth.step[0] + 1 if program.truth else 3)
     if program.truth is None:
@@ -46,7 +46,9 @@ def verify(program: Program) -> str:
     phase, step = program.truth.phase[0], program.truth.step[0]
     before, (loss, gradients, _) = seen[: step + 1], seen[step + 1]
     if phase == "parameter":
-        return "" if not seen[0][2] and not (loss and gradients) else f"the parameter is not bad, or does no harm: {seen}"
+        return (
+            "" if not seen[0][2] and not (loss and gradients) else f"the parameter is not bad, or does no harm: {seen}"
+        )
     if not all(map(all, before)):
         return f"bad before step {step}: {seen}"
     claims = {"forward": not loss, "input": not loss, "backward": loss and not gradients}
@@ -81,11 +83,15 @@ def rows_of(mask: Any, how: str | None, time: int) -> tuple[int, ...] | None:
         mask = mask.view(-1, time, *mask.shape[1:])
     if how == "1":
         mask = mask.transpose(0, 1)
-    return tuple(mask.flatten(1).any(1).nonzero().flatten().tolist()) if mask.dim() > 1 else tuple(mask.nonzero().flatten().tolist())
+    return (
+        tuple(mask.flatten(1).any(1).nonzero().flatten().tolist())
+        if mask.dim() > 1
+        else tuple(mask.nonzero().flatten().tolist())
+    )
 
 
 def prove(seed: int) -> str:
-    """"" when the planted line of a faulty program makes what the truth says, in the rows that it says."""
+    """ "" when the planted line of a faulty program makes what the truth says, in the rows that it says."""
     program = programs.make(seed, probe=True)
     if program.fault is None:
         return ""

@@ -8,10 +8,11 @@ import torch
 
 from nbdebug.chapters.nan.facts import CompiledFacts, NanFacts
 from nbdebug.chapters.nan.places import at_site
-from nbdebug.chapters.nan.probe import CompiledCall, Probe, Seen
+from nbdebug.chapters.nan.probe import CompiledCall, Probe
 from nbdebug.chapters.nan.remedies import try_fixes
 from nbdebug.chapters.nan.repro import Reproduction
 from nbdebug.chapters.nan.rules import name_it
+from nbdebug.chapters.nan.sightings import Seen
 from nbdebug.chapters.nan.verdict import culprit_of, facts_of
 from nbdebug.finding import Finding, Report, RuledOut, Where
 from nbdebug.observe.state import Snapshot

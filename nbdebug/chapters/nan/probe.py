@@ -18,28 +18,17 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from nbdebug.chapters.nan.facts import Target
 from nbdebug.chapters.nan.flow import Flow
 from nbdebug.chapters.nan.places import at_site
 from nbdebug.chapters.nan.scene import SceneTaker
+from nbdebug.chapters.nan.sightings import Seen, Sightings, largest, read
 from nbdebug.finding import Where
 from nbdebug.observe.engine import Backward, EngineWatch, OptimizerWatch
 from nbdebug.observe.modules import ModuleNames, ModuleStack
 from nbdebug.observe.record import Op, Recorder, Schema
 from nbdebug.observe.sites import Site, Stop
-from nbdebug.observe.tape import Ref, Tape
-from nbdebug.observe.tensors import INPUT, PARAMETER, Memory, can_be_bad, dense, folds_of, key, tensors_in
-
-
-@dataclasses.dataclass
-class Seen:
-    """Something bad that mattered: what, and the births that it comes from. position: how far the tape had come then;
-    ref: the tape's name for the tensor, where it is neither a loss nor a gradient."""
-
-    target: Target
-    origins: set[int]
-    position: int = 0
-    ref: Ref | None = None
+from nbdebug.observe.tape import Tape
+from nbdebug.observe.tensors import INPUT, PARAMETER, Memory, all_finite, can_be_bad, dense, folds_of, key, tensors_in
 
 
 class CompiledCall(NamedTuple):
@@ -88,25 +77,25 @@ def _unseen(method: Callable) -> Callable:
 
 
 class Probe:
-    """See the module's docstring. models and optimizers: by the names that the user knows them by."""
+    """See the module's docstring. models and optimizers: by the names that the user knows them by. live: keep the books while
+    the step runs (else only record it: `relive.py` finds out afterwards). cell: find the steps' ends by the optimizers."""
 
     def __init__(self, models: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer], scaler: bool = False,
-                 cell: bool = False):
+                 cell: bool = False, live: bool = True):
         self.names = ModuleNames(models)
-        self.optimizers, self.scaler, self.cell = dict(optimizers), scaler, cell
+        self.optimizers, self.scaler, self.cell, self.live = dict(optimizers), scaler, cell, live
         self.compiled_calls: list[CompiledCall] = []
-        self._steps_of: collections.Counter[int] = collections.Counter()
-        self._skips = 0
         self.stack = ModuleStack(self.names, self._model_called)
-        self._backward_place: Stop | None = None
-        self.tape = Tape()
         self.recorder = Recorder(self.stack, [], self._external)
-        self.scenes = SceneTaker(self.recorder)
-        self.flow = Flow(self.recorder, self.scenes)
-        self.recorder.watchers = [self.flow, self.tape, self]
+        self.tape = Tape(self.recorder)
+        self.flow = Flow(self.recorder, SceneTaker(self.recorder))
+        self.recorder.watchers = [self.flow, self.tape, self] if live else [self.tape, self]
+        self.sightings = Sightings(self.flow, self.tape, live)
         self.engine = EngineWatch(self._backward_began, self._backward_ended)
         self.optimizing = OptimizerWatch(self._optimizer_begins, self._optimizer_done)
         self.run, self.step = Run(), 0
+        self._steps_of: collections.Counter[int] = collections.Counter()
+        self._skips = 0
         self._first_sizes: list[float] = []
         self._first_input = 0.0
         self._attached = False
@@ -133,11 +122,13 @@ class Probe:
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def _clear(self) -> None:
-        self.seen: list[Seen] = []
+        self.sightings.clear()
+        self.sightings.step = self.step
         self.backward_runs = 0
         self.unscaled = self.stepped = False
-        self._input_size = 0.0
-        self._measured = False
+        self._backward_place: Stop | None = None
+        self._losses: list[torch.Tensor] = []
+        self._inputs: list[torch.Tensor] = []
 
     @_unseen
     def begin_step(self, step: int) -> None:
@@ -145,23 +136,19 @@ class Probe:
         self.step = step
         self._clear()
         self.recorder.new_step(step)
-        self.flow.forget_dead()
-        self.flow.batch, self.flow.model_returned, self.flow.segment = None, False, 0
+        self.flow.begin_step()
         self.tape.reset()
         self._register_parameters()
         self._measure_parameters()
 
     def _register_parameters(self) -> None:
-        for prefix, model in self.names.models.items():
-            for role, items in (("parameter", model.named_parameters(prefix)), ("buffer", model.named_buffers(prefix))):
-                for _, tensor in items:
-                    values = dense(tensor)
-                    if values is None or tensor.device.type == "meta" or key(values) in self.recorder.memories:
-                        continue
-                    _, name, module = self.names.owner(tensor) or (role, "", "")
-                    memory = Memory(values.untyped_storage(), None, PARAMETER if role == "parameter" else 0, role, name, module)
-                    self.recorder.memories[key(values)] = memory
-                    self._external(tensor, memory)
+        for tensor, (role, name, module) in self.names.all_tensors():
+            values = dense(tensor)
+            if values is None or tensor.device.type == "meta" or key(values) in self.recorder.memories:
+                continue
+            reach = PARAMETER if role == "parameter" else 0
+            memory = self.recorder.memories[key(values)] = Memory(values.untyped_storage(), None, reach, role, name, module)
+            self._external(tensor, memory)
 
     def _trained(self) -> list[torch.Tensor]:
         """All parameters that are known: those of models and optimizers, each once."""
@@ -170,8 +157,9 @@ class Probe:
         return [p for p in found.values() if p.device.type != "meta"]
 
     def _measure_parameters(self) -> None:
-        sizes = [p.detach().abs().max().float().item() if can_be_bad(p) else 0.0 for p in self._trained()
-                 if p.layout is torch.strided]
+        """Growth of the largest parameter since the first step; small ones are measured against a tenth of the largest."""
+        trained = [p for p in self._trained() if p.layout is torch.strided and can_be_bad(p)]
+        sizes = read([size for p in trained for size in largest([p])]) if self.live else read(largest(trained))
         self._first_sizes = self._first_sizes or sizes
         floor = 0.1 * max((s for s in self._first_sizes if math.isfinite(s)), default=0.0)
         growth = [now / max(first, floor) for now, first in zip(sizes, self._first_sizes, strict=False) if max(first, floor) > 0]
@@ -180,46 +168,49 @@ class Probe:
     @_unseen
     def end_step(self, returned: Any = None, error: BaseException | None = None) -> Seen | None:
         """The verdict on the step: what went bad first that mattered, or None."""
-        first = self._input_size if not self.run.input_growth else self._first_input
-        self._first_input = first
-        self.run.input_growth.append(self._input_size / first if first else 1.0)
+        self._keep_history()
         if self._scaler_skipped(returned):
             self.run.scaler_skips.append(self.step)
+            self.sightings.clear()
             return None
-        if not self.seen:
-            self._look_at_leftovers()
-        if not self.seen and error is not None:
-            self._see("exception", self.flow.last_read or self.flow.last_bad, name=type(error).__name__)
-        if not self.seen and not self.backward_runs and error is None:
+        if not self.stepped and self.backward_runs and not (self.scaler and not self.unscaled):
+            leaves = {id(p): p for p in (*self._trained(), *self.tape.leaves.values()) if p.grad is not None}
+            self._look_at_gradients(leaves.values())
+        if not self.backward_runs and error is None:
             self._look_at_returned(returned)
-        return self.seen[0] if self.seen else None
+        self.sightings.settle()
+        if self._guarded(returned):
+            self.run.guarded.append(self.step)
+            self.sightings.clear()
+        if not self.sightings.found and error is not None:
+            self.sightings.add("exception", self.flow.last_read or self.flow.last_bad, type(error).__name__)
+        return self.verdict
 
-    def _see(self, kind: str, origins: set[int], place: Stop | None = None, name: str = "",
-             tensor: torch.Tensor | None = None) -> None:
-        if origins:
-            where = at_site(Where(step=self.step), place)
-            position = len(self.tape.entries) - (kind != "loss")
-            ref = self.tape.find(tensor) if tensor is not None else None
-            self.seen.append(Seen(Target(kind, where, name), set(origins), position, ref))
+    @property
+    def verdict(self) -> Seen | None:
+        """What was seen first in the step that ended last."""
+        return self.sightings.found[0] if self.sightings.found else None
+
+    def _keep_history(self) -> None:
+        self.run.losses += read(self._losses)
+        size = max((s for s in read(largest(self._inputs)) if math.isfinite(s)), default=0.0) if self._inputs else 0.0
+        self._first_input = self._first_input or size
+        self.run.input_growth.append(size / self._first_input if self._first_input else 1.0)
+        self._losses, self._inputs = [], []
 
     def _scaler_skipped(self, returned: Any) -> bool:
-        """A GradScaler met inf gradients and did not step: normal, while the weights and the returned loss are finite."""
-        if not self.unscaled or self.stepped:
-            return False
-        bad_weights = any(self.flow.origins(p) for p in self._trained())
-        return not bad_weights and not any(self.flow.origins(t) for t in tensors_in(returned) if t.numel() == 1)
+        """A GradScaler met inf gradients and did not step: normal, while the loss that the step returns is finite."""
+        return self.unscaled and not self.stepped and _finite_scalars(returned)
 
-    def _look_at_leftovers(self) -> None:
-        """Gradients that no optimizer has used yet, after the step's last backward."""
-        if self.stepped or not self.backward_runs:
-            return
-        bad = [(p, self.flow.origins(p.grad)) for p in {**{id(p): p for p in self._trained()},
-               **{id(p): p for p in self.tape.leaves.values()}}.values() if p.grad is not None]
-        bad = [(p, origins) for p, origins in bad if origins]
-        if bad and self.flow.checked and (self.optimizers or self.run.optimizer_steps):
-            self.run.guarded.append(self.step)  # the user's code looked, and did not let the optimizer step
-        elif bad and not (self.scaler and not self.unscaled):
-            self._see("gradient", set().union(*(o for _, o in bad)), self._backward_place, self._name(bad[0][0]))
+    def _guarded(self, returned: Any) -> bool:
+        """The user's code looked at what was bad, and did not let the optimizer step: that is normal too."""
+        if self.stepped or not (self.optimizers or self.run.optimizer_steps) or not self.sightings.found:
+            return False
+        return bool(self.sightings.found[0].origins & self.flow.checked) and _finite_scalars(returned)
+
+    def _look_at_gradients(self, parameters: Any) -> None:
+        self.sightings.look("gradient", [(self._name(p), p.grad) for p in parameters if p.grad is not None],
+                            self._backward_place)
 
     def _look_at_returned(self, returned: Any) -> None:
         candidates = tensors_in(returned)
@@ -228,14 +219,15 @@ class Probe:
         elif isinstance(getattr(returned, "loss", None), torch.Tensor):
             candidates = [returned.loss]
         for tensor in candidates:
-            self._see("returned", self.flow.origins(tensor), tensor=tensor)
+            self.sightings.look("returned", [("", tensor)])
         if isinstance(returned, float) and not math.isfinite(returned):
-            self._see("returned", self.flow.last_read)
+            self.sightings.add("returned", self.flow.last_read)
 
     # -- what the watches tell ----------------------------------------------------------------------------------------
 
     def _external(self, tensor: torch.Tensor, memory: Memory) -> None:
-        self.flow.external(tensor, memory)
+        if self.live:
+            self.flow.external(tensor, memory)
 
     @_unseen
     def _model_called(self, module: nn.Module, args: tuple, kwargs: dict, site: Site | None) -> None:
@@ -249,30 +241,19 @@ class Probe:
             values = dense(tensor)
             if values is None or values.device.type == "meta":
                 continue
-            if self.flow.batch is None and tensor.dim():
-                self.flow.batch = tensor.shape[0]
-            self.flow.folds |= folds_of(tensor.shape)
+            if self.flow.births.batch is None and tensor.dim():
+                self.flow.births.batch = tensor.shape[0]
+            self.flow.births.folds |= folds_of(tensor.shape)
             if can_be_bad(values):
-                self._input_size = max(self._input_size, _size(values))
+                self._inputs.append(values.detach())
             self._mark_input(tensor, values, site)
-        self.flow.model_returned = True
-
-    def _maybe_next_step(self) -> None:
-        """In a cell: once every optimizer that takes part has stepped, the next call of a model begins a new step."""
-        if not self.cell:
-            return
-        done = min(self._steps_of.values(), default=0) + self._skips
-        if done > self.step or self.backward_runs and not self._steps_of and not self.optimizers:
-            if self.end_step() is not None:
-                raise StopCell
-            self.begin_step(max(done, self.step + 1))
+        self.recorder.model_called = True
 
     def _mark_input(self, tensor: torch.Tensor, values: torch.Tensor, site: Site | None) -> None:
         known = self.recorder.memories.get(key(values))
         if known is None:
             known = self.recorder.memories[key(values)] = Memory(values.untyped_storage(), None, INPUT, "input")
             known.entered = site
-            self.recorder.current = None
             self.recorder.memory(tensor)
         if known.maker is None and known.role in ("target", "input"):
             known.role, known.entered = "input", known.entered or site
@@ -283,6 +264,16 @@ class Probe:
             if memory is not None and memory.role == "target":
                 memory.role, memory.entered = "input", site
 
+    def _maybe_next_step(self) -> None:
+        """In a cell: once every optimizer that takes part has stepped, the next call of a model begins a new step."""
+        if not self.cell:
+            return
+        done = min(self._steps_of.values(), default=0) + self._skips
+        if done > self.step or (self.backward_runs and not self._steps_of and not self.optimizers):
+            if self.end_step() is not None:
+                raise StopCell
+            self.begin_step(max(done, self.step + 1))
+
     @_unseen
     def _backward_began(self, call: Backward) -> None:
         self._backward_place = call.place
@@ -291,45 +282,36 @@ class Probe:
         self.backward_runs += 1
         for root in call.roots:
             values = dense(root)
-            if values is not None and can_be_bad(values):
-                if values.numel() == 1:
-                    self.run.losses.append(float(values.detach().abs() if values.is_complex() else values.detach()))
-                self._see("loss", self.flow.origins(root), call.place)
+            if values is not None and can_be_bad(values) and values.numel() == 1:
+                self._losses.append(values.detach().abs().flatten()[0] if values.is_complex() else values.detach().flatten()[0])
+        self.sightings.look("loss", [("", root) for root in call.roots], call.place)
 
     @_unseen
     def _backward_ended(self, call: Backward, result: Any) -> None:
         self.tape.backward(call, result)
-        self.flow.segment += call.accumulate
+        self.flow.births.segment += call.accumulate
 
     @_unseen
     def _optimizer_begins(self, optimizer: Any, place: Stop) -> None:
         self.run.optimizer = type(optimizer).__name__
         self.run.learning_rate = float(optimizer.param_groups[0]["lr"])
         self.run.optimizer_line = at_site(Where(step=self.step, phase="optimizer"), place)
-        bad = [(p, self.flow.origins(p.grad)) for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
-        bad = [(p, origins) for p, origins in bad if origins]
-        if bad:
-            self._see("gradient", set().union(*(o for _, o in bad)), self._backward_place, self._name(bad[0][0]))
+        self._look_at_gradients(p for group in optimizer.param_groups for p in group["params"])
 
     @_unseen
     def _optimizer_done(self, optimizer: Any) -> None:
         self.stepped = True
         self.run.optimizer_steps += 1
         self._steps_of[id(optimizer)] += 1
-        self._look_at_parameters(optimizer)
-        if self.cell and self.seen:
-            raise StopCell
-
-    def _look_at_parameters(self, optimizer: Any) -> None:
-        for group in optimizer.param_groups:
-            for p in group["params"]:
-                born = {b for b in self.flow.origins(p) if self.flow.births[b].memory is None}
-                if born:
-                    self._see("parameter", born, None, self._name(p))
-                    if self.run.optimizer_line:
-                        last = self.seen[-1]
-                        last.target = dataclasses.replace(last.target, where=self.run.optimizer_line)
-                    return
+        self.sightings.look("parameter", [(self._name(p), p) for group in optimizer.param_groups for p in group["params"]],
+                            self.run.optimizer_line, born_only=True)
+        if self.cell:
+            self.sightings.settle()
+            if self.sightings.found:
+                self.end_step()
+                raise StopCell
+            if not self.names.models:
+                self._maybe_next_step()
 
     def _name(self, parameter: torch.Tensor) -> str:
         known = self.names.owner(parameter)
@@ -347,10 +329,8 @@ class Probe:
             self._skips += 1
 
 
-def _size(values: torch.Tensor) -> float:
-    """The largest finite magnitude."""
-    top = values.detach().abs().max().float().item()
-    if math.isfinite(top):
-        return top
-    sound = values.detach().abs()[torch.isfinite(values)]
-    return sound.max().float().item() if sound.numel() else 0.0
+def _finite_scalars(returned: Any) -> bool:
+    """Whether the single numbers among what a step returned are finite."""
+    if isinstance(returned, float):
+        return math.isfinite(returned)
+    return all(all_finite(t) for t in tensors_in(returned) if t.numel() == 1 and can_be_bad(t))

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from nbdebug.chapters.nan.facts import NanFacts
-from nbdebug.chapters.nan.probe import Probe, Seen
+from nbdebug.chapters.nan.probe import Probe
+from nbdebug.chapters.nan.sightings import Seen
 from nbdebug.finding import Finding, Fix
 from nbdebug.observe.record import Op, schema_of
 from nbdebug.observe.replay import Replay

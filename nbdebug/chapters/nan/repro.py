@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from nbdebug.chapters.nan.births import Record
 from nbdebug.chapters.nan.facts import NanFacts
-from nbdebug.chapters.nan.flow import Record
 from nbdebug.chapters.nan.remedies import Trial
 from nbdebug.finding import Report
 from nbdebug.observe.record import Op

@@ -75,8 +75,7 @@ def trace_cell(run: Step, *, models: Mapping[str, nn.Module], optimizers: Mappin
             raise
         else:
             probe.end_step()
-    seen = probe.seen[0] if probe.seen else None
-    return report_of(probe, seen, "%%nan_trace", subject, probe.step + 1, notes=tuple(notes))
+    return report_of(probe, probe.verdict, "%%nan_trace", subject, probe.step + 1, notes=tuple(notes))
 
 
 def _traced(step: Step, models: dict, optimizers: dict, max_steps: int, subject: str, scaler: bool) -> Report:

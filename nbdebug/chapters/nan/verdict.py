@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
+from nbdebug.chapters.nan.births import Record
 from nbdebug.chapters.nan.facts import Birth, History, NanFacts
-from nbdebug.chapters.nan.flow import Record
 from nbdebug.chapters.nan.places import at_site, where_of
-from nbdebug.chapters.nan.probe import Probe, Seen
+from nbdebug.chapters.nan.probe import Probe
+from nbdebug.chapters.nan.sightings import Seen
 from nbdebug.finding import Where
 
 _PHASES = {"loss": "forward", "returned": "forward", "exception": "forward", "gradient": "backward", "parameter": "optimizer"}
@@ -16,12 +17,12 @@ _PHASES = {"loss": "forward", "returned": "forward", "exception": "forward", "gr
 def facts_of(probe: Probe, seen: Seen) -> NanFacts:
     """The facts of one fault."""
     flow = probe.flow
-    chosen = [flow.births[i] for i in sorted(flow.ancestors(seen.origins))]
+    chosen = [flow.births[i] for i in sorted(flow.births.ancestors(seen.origins))]
     culprit = _culprit(chosen)
     place = {b.index: n for n, b in enumerate(chosen)}
     used = probe.tape.ancestors(seen.position)
     births = tuple(_birth(probe, b, n, place, used) for n, b in enumerate(chosen))
-    births = _with_phase(births, place[culprit.index], seen, flow.batch_size, {n for n, b in enumerate(chosen)
+    births = _with_phase(births, place[culprit.index], seen, flow.births.batch_size, {n for n, b in enumerate(chosen)
                                                                               if b.segment == culprit.segment})
     run = probe.run
     history = History(tuple(run.losses), tuple(run.parameter_growth), tuple(run.input_growth), run.optimizer,
@@ -31,7 +32,7 @@ def facts_of(probe: Probe, seen: Seen) -> NanFacts:
 
 def culprit_of(probe: Probe, seen: Seen) -> Record:
     """The birth that is to blame, as the books keep it."""
-    return _culprit([probe.flow.births[i] for i in sorted(probe.flow.ancestors(seen.origins))])
+    return _culprit([probe.flow.births[i] for i in sorted(probe.flow.births.ancestors(seen.origins))])
 
 
 def _culprit(chosen: list[Record]) -> Record:

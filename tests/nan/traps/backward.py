@@ -6,8 +6,6 @@ from types import SimpleNamespace
 
 import torch
 from torch import nn
-from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from tests.nan.traps.loops import seeded
 from tests.nan.traps.registry import fault, silent, train
@@ -22,7 +20,7 @@ def gradient_penalty_of_a_dead_critic():
 
     def loss_of(i):
         x = seeded((5, 3)).requires_grad_()
-        slope, = torch.autograd.grad(critic(x).sum(), x, create_graph=True)
+        (slope,) = torch.autograd.grad(critic(x).sum(), x, create_graph=True)
         length = slope.square().sum(1).sqrt()  # here
         return (length - 1).square().mean()
 
@@ -36,7 +34,7 @@ def gradient_penalty_all_well():
 
     def loss_of(i):
         x = seeded((5, 3)).requires_grad_()
-        slope, = torch.autograd.grad(critic(x).sum(), x, create_graph=True)
+        (slope,) = torch.autograd.grad(critic(x).sum(), x, create_graph=True)
         return (slope.norm(dim=1) - 1).square().mean()
 
     return train(critic, loss_of)
@@ -62,7 +60,7 @@ def second_derivative_of_a_power():
 
     def loss_of(i):
         x = seeded((5, 3)).requires_grad_()
-        slope, = torch.autograd.grad(critic(x, sizes), x, create_graph=True)
+        (slope,) = torch.autograd.grad(critic(x, sizes), x, create_graph=True)
         return slope.square().mean()
 
     return train(critic, loss_of)
@@ -116,102 +114,6 @@ def the_users_harmless_hooks():
     return train(model, lambda i: model(seeded((5, 3))).square().mean())
 
 
-def checkpointed(reentrant: bool):
-    class Length(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.lin = nn.Linear(4, 4)
-
-        def forward(self, x, size):
-            squares = (self.lin(x) * size[:, None]).square().sum(-1)
-            return x + squares.sqrt()[:, None]  # here
-
-    class Block(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = Length()
-
-        def forward(self, x, size):
-            return checkpoint(self.inner, x.tanh(), size, use_reentrant=reentrant)
-
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.stem, self.blocks = nn.Linear(3, 4), nn.ModuleList([Block(), Block()])
-
-        def forward(self, x, sizes):
-            x = self.stem(x)
-            for block, size in zip(self.blocks, sizes):
-                x = checkpoint(block, x, size, use_reentrant=reentrant)
-            return x
-
-    torch.manual_seed(0)
-    model = Net()
-    sizes = torch.ones(2, 5)
-    sizes[1, 3] = 0
-    return train(model, lambda i: model(seeded((5, 3)), sizes).square().mean())
-
-
-def _marked(build, *sources):
-    """The line at fault stands in another function."""
-    build.__wrapped__ = sources[0]
-    return build
-
-
-@fault("sqrt-grad-at-zero", phase="backward", op="sqrt", module="blocks.1.inner", rows=(3,), step=0)
-def nested_checkpoint():
-    return checkpointed(False)
-
-
-@fault("sqrt-grad-at-zero", phase="backward", op="sqrt", module="blocks.1.inner", rows=(3,), step=0)
-def nested_reentrant_checkpoint():
-    return checkpointed(True)
-
-
-_marked(nested_checkpoint, checkpointed)
-_marked(nested_reentrant_checkpoint, checkpointed)
-
-
-@fault("log-of-nonpositive", op="log", module="shared", rows=(1,), step=0)
-def reused_module_fails_the_second_time():
-    class Log(nn.Module):
-        def forward(self, x):
-            return torch.log(x)  # here
-
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.lin, self.shared = nn.Linear(3, 4), Log()
-
-        def forward(self, x, size):
-            h = self.shared(self.lin(x).square() + 1)
-            return self.shared((h.square() + 1) * size[:, None])
-
-    torch.manual_seed(0)
-    model = Net()
-    return train(model, lambda i: model(seeded((5, 3)), torch.tensor([1.0, 0, 1, 1, 1])).mean())
-
-
-@fault("sqrt-grad-at-zero", phase="backward", op="sqrt", module="shared", rows=(4,), step=0)
-def reused_module_whose_first_use_has_the_bad_derivative():
-    class Root(nn.Module):
-        def forward(self, x):
-            return torch.sqrt(x)  # here
-
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.lin, self.shared = nn.Linear(3, 4), Root()
-
-        def forward(self, x, size):
-            h = self.shared(self.lin(x).square() * size[:, None])
-            return self.shared(h.square() + 1)
-
-    torch.manual_seed(0)
-    model = Net()
-    return train(model, lambda i: model(seeded((5, 3)), torch.tensor([1.0, 1, 1, 1, 0])).mean())
-
-
 @fault("sqrt-grad-at-zero", phase="backward", op="sqrt", step=0)
 def sparse_gradient():
     torch.manual_seed(0)
@@ -228,8 +130,11 @@ def sparse_gradient():
 def sparse_gradient_all_well():
     torch.manual_seed(0)
     model = nn.Embedding(10, 4, sparse=True)
-    return train(model, lambda i: model(torch.tensor([1, 2, 2])).square().sum(),
-                 optimizer=torch.optim.SparseAdam(list(model.parameters())))
+    return train(
+        model,
+        lambda i: model(torch.tensor([1, 2, 2])).square().sum(),
+        optimizer=torch.optim.SparseAdam(list(model.parameters())),
+    )
 
 
 @fault("sqrt-grad-at-zero domain-error div-by-zero", phase="backward", op="hypot", step=0)
@@ -318,7 +223,7 @@ def own_function_with_a_bad_derivative():
 
         @staticmethod
         def backward(ctx, grad):
-            x, = ctx.saved_tensors
+            (x,) = ctx.saved_tensors
             return grad[:, None] * (x / x.abs())  # here
 
     class Wrap(nn.Module):

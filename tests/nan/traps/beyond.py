@@ -52,7 +52,9 @@ def mapped_gradients_all_well():
         return torch.func.functional_call(model, parameters, (x[None],)).square().mean()
 
     def step():
-        slopes = torch.func.vmap(torch.func.grad(loss_of), in_dims=(None, 0))({k: v.detach() for k, v in named.items()}, seeded((5, 3)))
+        slopes = torch.func.vmap(torch.func.grad(loss_of), in_dims=(None, 0))(
+            {k: v.detach() for k, v in named.items()}, seeded((5, 3))
+        )
         with torch.no_grad():
             for name, parameter in named.items():
                 parameter -= 0.1 * slopes[name].mean(0)

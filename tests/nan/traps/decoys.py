@@ -165,6 +165,8 @@ def variance_of_one_is_not_used():
     def loss_of(i):
         out = model(seeded((1, 3)))
         spread = out.std(0)
-        return out.square().mean() + torch.where(torch.isfinite(spread), spread, torch.zeros_like(spread)).detach().sum()
+        return (
+            out.square().mean() + torch.where(torch.isfinite(spread), spread, torch.zeros_like(spread)).detach().sum()
+        )
 
     return train(model, loss_of)

@@ -38,7 +38,9 @@ def some_labels_ignored():
 def classes_without_weight():
     model = linear()
     weights = torch.tensor([0.0, 0.0, 1.0, 1.0])
-    return train(model, lambda i: F.cross_entropy(model(seeded((5, 3))), torch.tensor([0, 1, 0, 1, 1]), weight=weights))  # here
+    return train(
+        model, lambda i: F.cross_entropy(model(seeded((5, 3))), torch.tensor([0, 1, 0, 1, 1]), weight=weights)
+    )  # here
 
 
 @fault("input-nonfinite parameter-nonfinite", phase=["input", "parameter"], module=None)
@@ -67,8 +69,12 @@ def ctc_too_short():
 
     def loss_of(i):
         logs = model(seeded((4, 3, 3))).log_softmax(-1)
-        return F.ctc_loss(logs, torch.tensor([[1, 2, 3, 4, 5], [1, 2, 0, 0, 0], [1, 1, 1, 2, 2]]),  # here
-                          torch.tensor([4, 4, 4]), torch.tensor([5, 2, 5]))
+        return F.ctc_loss(
+            logs,
+            torch.tensor([[1, 2, 3, 4, 5], [1, 2, 0, 0, 0], [1, 1, 1, 2, 2]]),  # here
+            torch.tensor([4, 4, 4]),
+            torch.tensor([5, 2, 5]),
+        )
 
     return train(model, loss_of)
 
@@ -79,8 +85,13 @@ def ctc_too_short_but_told():
 
     def loss_of(i):
         logs = model(seeded((4, 3, 3))).log_softmax(-1)
-        return F.ctc_loss(logs, torch.tensor([[1, 2, 3, 4, 5], [1, 2, 0, 0, 0], [1, 1, 1, 2, 2]]),
-                          torch.tensor([4, 4, 4]), torch.tensor([5, 2, 5]), zero_infinity=True)
+        return F.ctc_loss(
+            logs,
+            torch.tensor([[1, 2, 3, 4, 5], [1, 2, 0, 0, 0], [1, 1, 1, 2, 2]]),
+            torch.tensor([4, 4, 4]),
+            torch.tensor([5, 2, 5]),
+            zero_infinity=True,
+        )
 
     return train(model, loss_of)
 
@@ -117,7 +128,9 @@ def divergence_from_a_negative_share():
     model = linear()
     shares = torch.full((2, 5, 4), 0.25)
     shares[1, 1, 0] = -0.25
-    return train(model, lambda i: F.kl_div(model(seeded((5, 3))).log_softmax(-1), shares[i], reduction="batchmean"))  # here
+    return train(
+        model, lambda i: F.kl_div(model(seeded((5, 3))).log_softmax(-1), shares[i], reduction="batchmean")
+    )  # here
 
 
 @fault("label-out-of-range log-of-nonpositive", op="log", step=1, rows=(1, 2))
@@ -127,7 +140,9 @@ def masks_of_255():
 
     def loss_of(i):
         p = torch.sigmoid(model(seeded((4, 3))).squeeze(-1) * 0 + 40.0 * masks[i].clamp(max=1) + model.bias)
-        return -(masks[i] * torch.log(p + 1e-12) + (1 - masks[i]) * torch.log(1 - p + 1e-12 * (masks[i] < 2))).mean()  # here
+        return -(
+            masks[i] * torch.log(p + 1e-12) + (1 - masks[i]) * torch.log(1 - p + 1e-12 * (masks[i] < 2))
+        ).mean()  # here
 
     return train(model, loss_of)
 
@@ -142,7 +157,9 @@ def counts_of_zero_in_poisson():
 @silent()
 def variance_of_zero_in_gaussian():
     model = linear(1)
-    return train(model, lambda i: F.gaussian_nll_loss(model(seeded((5, 3))), torch.zeros(5, 1), torch.zeros(5, 1), full=True))
+    return train(
+        model, lambda i: F.gaussian_nll_loss(model(seeded((5, 3))), torch.zeros(5, 1), torch.zeros(5, 1), full=True)
+    )
 
 
 @silent()

@@ -45,14 +45,18 @@ class Trap:
         right = judge(self.truth, answer, "")
         marked = self.lines()
         if marked and self.truth and "phase" in right:
-            right["line"] = answer["file"] == inspect.getsourcefile(self.build) and bool(marked & self.span(answer["line"]))
+            right["line"] = answer["file"] == inspect.getsourcefile(self.build) and bool(
+                marked & self.span(answer["line"])
+            )
         return right
 
     def span(self, line: int | None) -> set[int]:
         """The lines of the statement that a line belongs to."""
         if line is None:
             return set()
-        nodes = [n for n in ast.walk(ast.parse(inspect.getsource(inspect.getmodule(self.build)))) if isinstance(n, ast.stmt)]
+        nodes = [
+            n for n in ast.walk(ast.parse(inspect.getsource(inspect.getmodule(self.build)))) if isinstance(n, ast.stmt)
+        ]
         spans = [(n.lineno, _end(n)) for n in nodes if n.lineno <= line <= _end(n)]
         first, last = min(spans, key=lambda span: span[1] - span[0], default=(line, line))
         return set(range(first, last + 1))
@@ -69,11 +73,29 @@ def _tuple(value: Any) -> tuple | None:
     return tuple(value) if isinstance(value, (list, tuple, set)) else (value,)
 
 
-def fault(codes: str | None, *, phase: Any = "forward", op: Any = None, module: Any = "", rows: Iterable[int] | None = None,
-          step: Any = 0, raises: type[BaseException] | None = None, steps: int = 3, batch: int | None = None) -> Callable:
+def fault(
+    codes: str | None,
+    *,
+    phase: Any = "forward",
+    op: Any = None,
+    module: Any = "",
+    rows: Iterable[int] | None = None,
+    step: Any = 0,
+    raises: type[BaseException] | None = None,
+    steps: int = 3,
+    batch: int | None = None,
+) -> Callable:
     """A trap with something wrong in it. codes: words, without the chapter."""
-    told = Truth(tuple(f"nan/{c}" for c in codes.split()) if codes else None, _tuple(phase), _tuple(module), _tuple(op), None,
-                 _tuple(rows), _tuple(step), batch)
+    told = Truth(
+        tuple(f"nan/{c}" for c in codes.split()) if codes else None,
+        _tuple(phase),
+        _tuple(module),
+        _tuple(op),
+        None,
+        _tuple(rows),
+        _tuple(step),
+        batch,
+    )
 
     def keep(build: Callable) -> Callable:
         TRAPS[build.__name__] = Trap(build.__name__, build, told, raises, steps=steps)
@@ -92,8 +114,13 @@ def silent(note: str = "", steps: int = 3, raises: type[BaseException] | None = 
     return keep
 
 
-def train(model: torch.nn.Module | None, loss_of: Callable[[int], torch.Tensor], parameters: Any = None, optimizer: Any = None,
-          **more: Any) -> SimpleNamespace:
+def train(
+    model: torch.nn.Module | None,
+    loss_of: Callable[[int], torch.Tensor],
+    parameters: Any = None,
+    optimizer: Any = None,
+    **more: Any,
+) -> SimpleNamespace:
     """The plainest loop: `loss_of(i)` is the loss of step i."""
     parameters = list(model.parameters()) if parameters is None else parameters
     optimizer = optimizer or torch.optim.SGD(parameters, lr=1e-3)

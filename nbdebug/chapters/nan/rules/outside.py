@@ -46,7 +46,7 @@ def parameter_nonfinite(facts: NanFacts) -> Finding | None:
     birth = facts.birth
     if birth.external not in ("parameter", "buffer"):
         return None
-    code = f"""bad = {{n: t for n, t in model.state_dict().items() if not torch.isfinite(t).all()}}
+    code = """bad = {n: t for n, t in model.state_dict().items() if not torch.isfinite(t).all()}
 assert not bad, list(bad)  # after load_state_dict and before torch.save"""
     return answer(facts, "parameter-nonfinite", f"starts with a bad {birth.external}, `{birth.name}` "
                   f"({birth.bad_elements:,} of {birth.elements:,} elements)",
