@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
 from nbdebug.observe.record import Op
@@ -25,28 +26,33 @@ class Replay:
     """The outcome: losses (roots of backward, in order), leaves and their gradients by the leaf's number on the tape.
 
     patches: by the op's index. inputs: changes to tensors from outside, by number. on_op is told of each op before it runs
-    (None: backward). scale: a factor on what backward starts from. keep: a tensor to be handed out as `kept`.
+    (None: backward), on_outside of each tensor that comes from outside, on_backward of the losses before a backward and
+    after it. scale: a factor on what backward starts from. keep: a tensor to be handed out as `kept`.
     """
 
     def __init__(self, tape: Tape, patches: Mapping[int, Patch] | None = None,
                  inputs: Mapping[int, Callable[[torch.Tensor], torch.Tensor]] | None = None,
-                 on_op: Callable[[Op | None], None] | None = None, scale: float = 1.0, keep: Ref | None = None):
+                 on_op: Callable[[Op | None], None] | None = None, scale: float = 1.0, keep: Ref | None = None,
+                 on_outside: Callable[[int, torch.Tensor, Held], None] | None = None,
+                 on_backward: Callable[[list[torch.Tensor], bool], None] | None = None):
         self.tape, self.patches, self.inputs, self.on_op = tape, patches or {}, inputs or {}, on_op
-        self.scale, self.keep = scale, keep
+        self.scale, self.keep, self.on_outside, self.on_backward = scale, keep, on_outside, on_backward
         self.kept: torch.Tensor | None = None
         self.losses: list[torch.Tensor] = []
         self.outputs: dict[int, Any] = {}  # what replaced ops returned, by the op's index
         self._values: dict[int, torch.Tensor] = {}
+        self.changed: dict[int, torch.Tensor] = {}  # tensors from outside that the step changes, other than leaves
         self.leaves: dict[int, torch.Tensor] = {}
         self._generators: dict[int, torch.Generator] = {}
         self._last_use = _last_uses(tape)
 
-    def run(self, stop_after: int | None = None) -> Replay:
-        """Replay up to and including the entry `stop_after` (all if None). Raises Unfit where an op can't be run again."""
+    def run(self, stop_after: int | None = None, forward_only: bool = False) -> Replay:
+        """Replay up to and including the entry `stop_after` (all if None). forward_only: where that is a backward, stop at
+        its losses. Raises Unfit where an op can't be run again."""
         with _same_random(self.tape), torch.enable_grad():
             for position, entry in enumerate(self.tape.entries):
                 if isinstance(entry, BackwardEntry):
-                    self._backward(entry)
+                    self._backward(entry, forward_only and position == stop_after)
                 else:
                     self._op(entry)
                 for number in self._last_use.get(position, ()):
@@ -78,7 +84,7 @@ class Replay:
             if number is not None:
                 self._values[number] = tensor
 
-    def _backward(self, entry: BackwardEntry) -> None:
+    def _backward(self, entry: BackwardEntry, losses_only: bool) -> None:
         roots, seeds, inputs = (self._resolve(list(g)) for g in (entry.roots, entry.seeds, entry.inputs))
         if self.on_op:
             self.on_op(None)
@@ -87,8 +93,14 @@ class Replay:
             if self.scale != 1.0:
                 seeds = [torch.full_like(r, self.scale) if s is None else s * self.scale
                          for r, s in zip(roots, seeds, strict=True)]
+            if self.on_backward:
+                self.on_backward(roots, False)
+            if losses_only:
+                return
             torch.autograd.backward(roots, seeds, retain_graph=entry.retain, create_graph=entry.create,
                                     inputs=inputs or None)
+            if self.on_backward:
+                self.on_backward(roots, True)
             return
         made = torch.autograd.grad(roots, inputs, seeds, retain_graph=entry.retain, create_graph=entry.create,
                                    allow_unused=True)
@@ -113,7 +125,8 @@ class Replay:
             held = self.tape.held.get(ref.value)
             if held is None:
                 raise Unfit("it uses a tensor that was made out of sight")
-            value = self._values[ref.value] = self._from_outside(ref.value, held)
+            with _disable_current_modes():  # fetching it is no part of the step
+                value = self._values[ref.value] = self._from_outside(ref.value, held)
         if ref.view is not None:
             value = (value.detach() if ref.detached else value).as_strided(*ref.view)
         return value.detach() if ref.detached else value
@@ -131,6 +144,10 @@ class Replay:
             value = value.clone()
         if held.leaf:
             value = self.leaves[number] = value.requires_grad_()
+        elif held.changed:
+            self.changed[number] = value
+        if self.on_outside:
+            self.on_outside(number, value, held)
         return value
 
     def _generator(self, generator: torch.Generator) -> torch.Generator:

@@ -1,7 +1,7 @@
 """How the text of a random program is put together from blocks and one fault.
 
-A plan says which units there are and how they are nested; the writer turns it into Python source: a class for each unit, a class
-for each group, `build()`, and inside it `step()`, one training step over a stateful iterator of batches.
+A plan says which units there are and how they are nested; the writer turns it into Python source: a class for each
+unit and each group. `training` adds `build()`, and in it `step()`, one training step over a stateful iterator.
 """
 
 from __future__ import annotations
@@ -102,20 +102,22 @@ def plain(text: str) -> str:
 
 
 class Writer:
-    """Writes the classes. style: how side and pad travel: "plain" arguments, or one "dict", "tuple" or "dataclass"."""
+    """Writes the classes. style: how side and pad travel: "plain" arguments, one "dict", "tuple" or "dataclass", or
+    "packed": side comes as further features of x, and the root takes it out."""
 
     def __init__(self, width: int, style: str) -> None:
         self.width, self.style = width, style
 
     @property
     def given(self) -> str:
-        return "side, pad" if self.style == "plain" else "extra"
+        return "side, pad" if self.style in ("plain", "packed") else "extra"
 
     @property
     def unpack(self) -> str:
         return {
             "plain": "",
             "dict": 'side, pad = extra["side"], extra["pad"]\n',
+            "packed": "",
             "tuple": "side, pad = extra\n",
             "dataclass": "side, pad = extra.side, extra.pad\n",
         }[self.style]
@@ -124,6 +126,7 @@ class Writer:
     def packed(self) -> str:
         return {
             "plain": "side, pad",
+            "packed": "pad",
             "dict": '{"side": side, "pad": pad}',
             "tuple": "(side, pad)",
             "dataclass": "Extra(side, pad)",
@@ -185,7 +188,8 @@ class Writer:
             return "return x + self.join(torch.cat([" + ", ".join(f"{e}{call}" for e in each) + "], -1))"
         if group.way == "recompute method":
             inner = "".join(f"    x = {e}{call}\n" for e in each)
-            return f"def inner(x, {self.given}):\n{inner}    return x\nreturn x + 0.5 * checkpoint(inner, x, {self.given}, use_reentrant=False)"
+            last = f"return x + 0.5 * checkpoint(inner, x, {self.given}, use_reentrant=False)"
+            return f"def inner(x, {self.given}):\n{inner}    return x\n{last}"
         lines = [f"x = {e}{call}" for e in each]
         if group.way == "residual":
             lines = [f"x = x + 0.5 * {e}{call}" for e in each]

@@ -1,8 +1,8 @@
 """The healthy parts of a random program, as text: ordinary layers, and decoys that absorb a non-finite value.
 
-A block is what its `__init__` says and what its `forward` does. It takes `x` (rows, time, width), `side` (rows, columns), of
-which column `s` is its own, and `pad` (rows, time; True where there is something), and leaves `y` in the shape of `x`. A
-non-finite row of `x` stays non-finite in `y`, so that a fault further up is never absorbed by chance.
+A block is what its `__init__` says and what its `forward` does. It takes `x` (rows, time, width), `side` (rows,
+columns), of which column `s` is its own, and `pad` (rows, time; True where there is something), and leaves `y` in the
+shape of `x`. A non-finite row of `x` stays non-finite in `y`, so that a fault further up is never absorbed by chance.
 
 A decoy needs `s` to hold a few bad values (`bad`) in every batch; what it makes of them never matters to the loss, the
 gradients or the parameters.
@@ -39,7 +39,8 @@ q, k, v = self.qkv(x).chunk(3, -1)
 scores = q @ k.transpose(1, 2) / WIDTH ** 0.5
 later = torch.ones(x.size(1), x.size(1), dtype=torch.bool).triu(1)
 scores = scores.masked_fill(later, float("-inf")).masked_fill(~pad[:, None, :], float("-inf"))
-y = x + self.out(torch.softmax(scores, -1) @ v)""", "self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)"),
+y = x + self.out(torch.softmax(scores, -1) @ v)""",
+          "self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)"),
     Block("multihead", "mixed, _ = self.attend(x, x, x, key_padding_mask=~pad)\ny = x + mixed",
           "self.attend = nn.MultiheadAttention(WIDTH, 2, dropout=0.1, batch_first=True)"),
     Block("fused attention", """
@@ -143,6 +144,9 @@ y = x + kept""", plain=True),
     Block("where drops log of the negative", """
 logs = torch.log(x.abs().mean((1, 2)) * s)
 y = x + 0.1 * torch.where(s > 0, logs, torch.zeros_like(logs))[:, None, None]""", bad=-1.0, plain=True),
+    Block("root behind a relu", """
+gate = torch.relu(torch.sigmoid(x) + s[:, None, None])
+y = x + 0.1 * torch.sqrt(gate)""", bad=-3e3, plain=True),
     Block("argmax over bad scores", "worst = torch.nan_to_num(torch.log(s), nan=-9.0, neginf=-9.0).argmax()\n"
           "y = x + 0.1 * x[worst].detach()", bad=0.0, plain=True),
 ]

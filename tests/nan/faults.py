@@ -1,13 +1,14 @@
 """The faults that a random program may hold, as text.
 
-Each fault is a few lines of code that take `h` (rows, time, width), which needs a gradient, and `s` (rows,), one column of
-what the batch brings along, and leave `y` in the shape of `h`. The line that starts with "!" is the one at fault. With
-`s` between 0.5 and 1.5 all is well; where `s` has the value `bad`, that line makes a non-finite value (forward), or its
-derivative is non-finite (backward) while the loss stays finite.
+Each fault is a few lines of code that take `h` (rows, time, width), which needs a gradient, and `s` (rows,), one
+column of what the batch brings along, and leave `y` in the shape of `h`. The line that starts with "!" is the one at
+fault. With `s` between 0.5 and 1.5 all is well; where `s` has the value `bad`, that line makes a non-finite value
+(forward), or its derivative is non-finite (backward) while the loss stays finite. A fault that is `learnt` has a
+parameter instead, which starts with a bad value.
 
 `operand` and `result` name what goes into the line and what comes out, so that the claim can be proven without nbdebug:
-finite in, non-finite out, in the rows that were spoiled. `rows` says where the batch is: in dimension "0" or "1", "folded" with
-time, or None where the fault belongs to no row.
+finite in, non-finite out, in the rows that were spoiled. `rows` says where the batch is: in dimension "0" or "1",
+"folded" with time, a Python "loop" over samples. "all" and "one": so many must be bad, and no row is to blame.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class Fault:
     rows: str | None = "0"
     bad64: tuple[float, ...] = ()
     child: str = ""
+    learnt: str = ""
     wide: bool = False
     """wide: works only with two rows or more in the batch that are not bad, or none is left to stay finite."""
 

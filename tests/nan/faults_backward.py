@@ -27,6 +27,9 @@ y = h + 0.1 * worth.view(h.shape)""", "flat", "worth", rows="folded")
 backward("sqrt in place", "sqrt-grad-at-zero", "sqrt", 0.0, LEVEL + "worth = level.clone()\n! worth.sqrt_()" + ADD,
           "level", "worth")
 
+backward("root of a learnt size", "sqrt-grad-at-zero", "sqrt", 0.0, "! worth = self.size.sqrt()\ny = h + 0.1 * worth",
+         "self.size", "worth", init="self.size = nn.Parameter(torch.ones(WIDTH))", learnt="size[:2]", rows="all")
+
 # --- backward: domains, decompositions, own derivatives ---
 for _op in ("acos", "asin"):
     backward(f"{_op} at one", "domain-error", _op, 0.0, f"""
@@ -47,7 +50,8 @@ cover = (wide.transpose(1, 2) @ wide + torch.diag(torch.arange(h.size(-1)))) * s
 cover = cover + torch.eye(h.size(-1), dtype=s.dtype)
 ! left, values, right = torch.linalg.svd(cover)
 y = h + 0.1 * (left @ right * torch.arange(h.size(-1))).sum(-1)[:, None] + 0.01 * values[:, None]""", "cover", "left")
-backward("own backward", "div-by-zero", "div", 0.0, "level = (h.abs() + 0.2) * s[:, None, None]\nworth = Halve.apply(level)\ny = h + worth",
+backward("own backward", "div-by-zero", "div", 0.0,
+         "level = (h.abs() + 0.2) * s[:, None, None]\nworth = Halve.apply(level)\ny = h + worth",
           "level", "halved", top="""
 class Halve(torch.autograd.Function):
     @staticmethod
@@ -62,7 +66,9 @@ class Halve(torch.autograd.Function):
         return halved * level
 """)
 backward("own root", "div-by-zero sqrt-grad-at-zero domain-error sqrt-of-negative", "rsqrt", 0.0,
-          "level = (h.abs() + 0.2) * s[:, None, None]\nworth = OwnRoot.apply(level)\ny = h + 0.1 * worth", "level", "slope", top="""
+          "level = (h.abs() + 0.2) * s[:, None, None]\nworth = OwnRoot.apply(level)\ny = h + 0.1 * worth",
+         "level", "slope",
+         top="""
 class OwnRoot(torch.autograd.Function):
     @staticmethod
     def forward(ctx, level):

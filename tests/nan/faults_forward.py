@@ -34,6 +34,20 @@ share = torch.sigmoid(h.tanh()) * s[:, None, None].clamp(max=1.0)
 ! odds = torch.logit(share)
 y = h + 0.1 * odds""", "share", "odds")
 
+forward("log of what is given", "log-of-nonpositive label-out-of-range", "log", (0.0, -1.0),
+        "! worth = torch.log(s)\ny = h + 0.1 * worth[:, None, None]", "s", "worth")
+forward("log without a gradient", "log-of-nonpositive", "log", (0.0, -1.0),
+        LEVEL + "with torch.no_grad():\n    ! weight = torch.log(level)\ny = h * (1 + weight[..., None])",
+        "level", "weight")
+forward("log at one moment", "log-of-nonpositive", "log", (0.0, -1.0), """
+level = h.abs().mean(-1) + 0.2
+level = torch.cat([level[:, :1] * s[:, None], level[:, 1:]], 1)
+! worth = torch.log(level)
+y = h + 0.1 * worth[..., None]""", "level", "worth")
+forward("log of a learnt size", "log-of-nonpositive", "log", -0.5,
+        "! worth = torch.log(self.size)\ny = h + 0.1 * worth", "self.size", "worth",
+        init="self.size = nn.Parameter(torch.ones(WIDTH))", learnt="size[-1:]", rows="all")
+
 # --- forward: divisions ---
 forward("divide", "div-by-zero", "div", 0.0, LEVEL + "! worth = h.mean(-1) / level" + ADD, "level", "worth")
 forward("divide in place", "div-by-zero", "div", 0.0, "level = s[:, None, None]\ny = h.clone()\n! y.div_(level)",
@@ -62,6 +76,12 @@ y = h + unit""", "length", "unit")
 forward("addcdiv", "div-by-zero", "addcdiv", 0.0,
          "level = (h.abs() + 0.2) * s[:, None, None]\nbase = h.to(level.dtype)\n"
          "! y = torch.addcdiv(base, base, level, value=0.1)", "level", "y")
+
+forward("divide by a learnt scale", "div-by-zero", "div", 0.0, "! y = h / self.scale", "self.scale", "y",
+        init="self.scale = nn.Parameter(torch.ones(()))", learnt="scale", rows="all")
+forward("divide by a clipped gate", "div-by-zero", "div", -3e3, """
+gate = torch.relu(torch.sigmoid(h) + s[:, None, None])
+! y = h / gate""", "gate", "y")
 
 # --- forward: roots, powers, domains ---
 forward("sqrt", "sqrt-of-negative", "sqrt", -1.0, LEVEL + "! worth = torch.sqrt(level)" + ADD, "level", "worth")

@@ -12,7 +12,7 @@ from typing import Any
 class Truth:
     """What is wrong with a program. Any member of a tuple is right; None means: not judged.
 
-    rows: the rows at fault, whole. batch: the size of the batch; where all its rows are at fault, "all" may be said as None.
+    rows: the rows at fault, whole. batch: the size of the batch; where all its rows are at fault, None says the same.
     """
 
     codes: tuple[str, ...] | None
@@ -26,29 +26,20 @@ class Truth:
 
 
 def answer_of(report: Any) -> dict[str, Any]:
-    """The first finding of a report, as a plain dict."""
+    """The first finding of a report, as a plain dict. own_fault: what the report says of a fault of nbdebug's own."""
+    own = [text for text in report.unchecked if "nbdebug itself" in text]
+    answer: dict[str, Any] = {"findings": len(report.findings)} | ({"own_fault": own} if own else {})
     if report.ok:
-        return {"findings": 0}
-    where = report.findings[0].where
-    return {
-        "findings": len(report.findings),
-        "code": report.findings[0].code,
-        "phase": where.phase,
-        "module": where.module,
-        "op": where.op,
-        "file": where.file,
-        "line": where.line,
-        "text": where.text,
-        "rows": where.samples,
-        "step": where.step,
-        "title": report.findings[0].title,
-    }
+        return answer
+    finding = report.findings[0]
+    where = {part: getattr(finding.where, part) for part in ("phase", "module", "op", "file", "line", "text", "step")}
+    return answer | where | {"code": finding.code, "rows": finding.where.samples, "title": finding.title}
 
 
 def judge(truth: Truth | None, answer: dict[str, Any], source: str) -> dict[str, bool]:
-    """{part: right}; of a healthy program, {"silent": …}."""
+    """{part: right}; a healthy program has "silent" alone, and "sound": nbdebug itself did not fail."""
     if truth is None:
-        return {"silent": not answer.get("findings") and "error" not in answer}
+        return {"silent": not answer.get("findings"), "sound": not ({"error", "own_fault"} & set(answer))}
     if answer.get("findings") != 1:
         return {"one finding": False}
     right = {"one finding": True, "phase": answer["phase"] in truth.phase}

@@ -1,4 +1,4 @@
-"""Draws a random program: its sizes, its units, where the fault sits, how it trains; and writes it with the truth about it."""
+"""Draws a random program: its units, where the fault sits, how it trains; and writes it, with the truth about it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,17 @@ from tests.nan.assemble import HEAD, Group, Unit, Writer, dotted, indent, nest, 
 from tests.nan.blocks import Block
 from tests.nan.faults import Fault, all_faults
 from tests.nan.judge import Truth
-from tests.nan.spoils import AFFINE, OWNERS, Draft, choose_rows, number, spoil_column, spoil_input, spoil_parameter
+from tests.nan.spoils import (
+    AFFINE,
+    OWNERS,
+    Draft,
+    choose_rows,
+    number,
+    spoil_column,
+    spoil_input,
+    spoil_learnt,
+    spoil_parameter,
+)
 from tests.nan.training import Setup, build_text, draw_setup
 
 
@@ -108,6 +118,8 @@ def write_with_model(rng: random.Random, draft: Draft) -> tuple[str, dict]:
         truth |= spoil_input(rng, draft, guilty)
     if draft.kind == "parameter":
         truth |= spoil_parameter(rng, draft, owner, modules)
+    if draft.fault and draft.fault.learnt:
+        draft.spoil.append(spoil_learnt(draft.fault, modules[0]))
     if draft.place == "loss":
         setup.scored, setup.classes = True, setup.width
     classes = _classes(writer, draft, tree, units, outside)

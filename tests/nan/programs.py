@@ -1,8 +1,8 @@
 """Random programs with one planted fault each, or none: the exam of the NaN locator.
 
-`make(seed)` gives the source of a small training and the truth about it; both are a pure function of the seed. A program
-has nested modules (or none at all), about a third of which are decoys that absorb a non-finite value; the fault sits in a module,
-in loss code, in a parameter, a buffer, or in some rows of a batch, and comes at step 0, 1 or 2.
+`make(seed)` gives the source of a small training and the truth about it; both are a pure function of the seed. A
+program has nested modules (or none at all), about a third of which are decoys that absorb a non-finite value; the fault
+sits in a module, in loss code, in a parameter, a buffer, or in some rows of a batch, and comes at step 0, 1 or 2.
 
     python -m tests.nan.programs --seeds 0:200            faulty programs: the score by part, and the seeds that failed
     python -m tests.nan.programs --seeds 0:200 --healthy  programs without a fault: silence is right
@@ -30,7 +30,7 @@ from tests.nan.plan import Program, draw
 
 
 def make(seed: int, healthy: bool = False, probe: bool = False) -> Program:
-    """The program of a seed. probe: with two more lines around the one at fault, which tell `PROBE` what goes in and out."""
+    """The program of a seed. probe: two more lines around the one at fault tell `PROBE` what goes in and comes out."""
     return draw(random.Random(f"{seed}/{healthy}"), healthy, probe)
 
 

@@ -35,6 +35,13 @@ def choose_rows(rng: random.Random, draft: Draft) -> None:
     if fault and fault.rows == "all":
         count = batch
     draft.rows = tuple(sorted(rng.sample(range(batch), count)))
+    if fault and fault.learnt:
+        draft.setup.bad_step = draft.setup.micro = 0
+
+
+def spoil_learnt(fault: Fault, path: str) -> str:
+    """The line of `build()` that gives the fault's own parameter its bad value."""
+    return f'with torch.no_grad():\n    model.get_submodule("{path}").{fault.learnt}.fill_({number(fault.bad[0])})'
 
 
 AFFINE = Block("affine", "y = x * s[:, None, None]", plain=True)

@@ -1,4 +1,4 @@
-"""Real architectures, small and random: nothing is found, and three traced steps end where three plain ones do, bit for bit."""
+"""Real architectures, small and random: nothing is found, and traced steps end as plain ones do, bit for bit."""
 
 from __future__ import annotations
 

@@ -55,7 +55,8 @@ class Setup:
     @property
     def about(self) -> str:
         flags = [name for name in ("tokens", "autocast", "double", "stacked", "clip") if getattr(self, name)]
-        return f"batch {self.batch}, time {self.time}, width {self.width}, {self.loss}, accumulate {self.accumulate} {' '.join(flags)}"
+        sizes = f"batch {self.batch}, time {self.time}, width {self.width}"
+        return f"{sizes}, {self.loss}, accumulate {self.accumulate} {' '.join(flags)}"
 
     def root(self, writer: Writer, body: str, own: str) -> str:
         """The root module; `own` is a fault in its own forward."""
@@ -74,12 +75,15 @@ class Setup:
             "dataclass": "Output(logits, x)",
         }[self.output]
         first = own.replace("WIDTH", str(self.width)) if own else "x = self.stem(x)"
+        given, unpack = writer.given, writer.unpack
+        if self.style == "packed":
+            given, unpack = "pad", f"side, x = x[:, 0, {self.features} :], x[..., : {self.features}]\n"
         return (
             f"class Root(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.stem = {stem}\n"
             f"        self.body = {body}()\n        self.head = nn.Linear({self.width}, {self.classes})\n\n"
-            f"    def forward(self, x, {writer.given}):\n"
+            f"    def forward(self, x, {given}):\n"
             + indent(
-                f"{writer.unpack}{first}\nx = self.body(x, {writer.given})\nlogits = self.head({pooled})\nreturn {made}",
+                f"{unpack}{first}\nx = self.body(x, {writer.given})\nlogits = self.head({pooled})\nreturn {made}",
                 8,
             )
             + "\n\n\n"
@@ -91,7 +95,7 @@ def draw_setup(rng: random.Random) -> Setup:
     batch, time = rng.sample([2, 3, 5, 7, 9] if rng.random() < 0.75 else [4, 4, 5, 6], 2)
     width, accumulate = rng.choice([4, 6, 8]), rng.choice([1, 1, 1, 2])
     precision = rng.random()
-    return Setup(
+    made = Setup(
         seed=rng.randrange(10**6),
         batch=batch,
         time=max(time, 3),
@@ -99,7 +103,7 @@ def draw_setup(rng: random.Random) -> Setup:
         width=width,
         classes=rng.choice([3, 4, 11]),
         tokens=rng.random() < 0.2,
-        style=rng.choice(["plain", "plain", "dict", "tuple", "dataclass"]),
+        style=rng.choice(["plain", "plain", "dict", "tuple", "dataclass", "packed"]),
         output=rng.choice(["tensor", "tensor", "tuple", "dict", "dataclass"]),
         loss=rng.choice(["mse", "huber", "bce", "ce", "tokens"]),
         optimizer=rng.choice(OPTIMIZERS),
@@ -113,6 +117,8 @@ def draw_setup(rng: random.Random) -> Setup:
         metric=rng.random() < 0.3,
         returned=rng.choice(["loss", "loss", "loss", "loss.detach()", "loss.item()"]),
     )
+    made.tokens = made.tokens and made.style != "packed"
+    return made
 
 
 def build_text(setup: Setup, writer: Writer, decoys: list[str], spoil: list[str], outside: str = "") -> str:
@@ -125,18 +131,23 @@ def build_text(setup: Setup, writer: Writer, decoys: list[str], spoil: list[str]
         dtype = ", dtype=torch.float64" if setup.double else ""
         lines.append(f"weights = [(torch.randn({setup.features}, {setup.width}{dtype}) * 0.4).requires_grad_()]")
         lines.append(
-            f"weights += [(torch.randn({setup.width}, {setup.width}{dtype}) * 0.4).requires_grad_() for _ in range({len(setup.calls)})]"
+            f"weights += [(torch.randn({setup.width}, {setup.width}{dtype}) * 0.4).requires_grad_() "
+            f"for _ in range({len(setup.calls)})]"
         )
         lines.append("model = None")
         parameters = "weights"
     lines += _data(setup)
     lines += decoys
     lines += spoil
+    if setup.style == "packed":
+        lines.append(f"x = [torch.cat([a, b[:, None].expand(-1, {setup.time}, -1)], -1) for a, b in zip(x, side)]")
+        lines += ["x = torch.stack(x)"] if setup.stacked else []
     lines.append(f"optimizer = {setup.optimizer.format(p=parameters)}")
     lines.append("batches = iter(zip(x, side, pad, target))\n")
     lines.append("def step():\n" + indent(_step(setup, writer, outside), 4) + "\n")
     lines.append(
-        f"return SimpleNamespace(model=model, optimizer=optimizer, step=step, {'' if setup.model else 'tensors=weights'})"
+        "return SimpleNamespace(model=model, optimizer=optimizer, step=step"
+        + (")" if setup.model else ", tensors=weights)")
     )
     return "\n\ndef build():\n" + indent("\n".join(lines), 4) + "\n"
 

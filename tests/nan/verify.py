@@ -1,8 +1,8 @@
 """Proves the truth of a program with plain torch, without nbdebug.
 
-`verify` runs the three steps and looks at losses, gradients and parameters: does it go bad as the truth says, when it says?
-`prove` runs the program with two probes around the line at fault and looks at that line alone: finite in, non-finite out, in
-the rows that the truth names.
+`verify` runs the steps and looks at losses, gradients and parameters: does it go bad as the truth says, when it says?
+`prove` runs the program with two probes around the line at fault and looks at that line alone: finite in, non-finite
+out, in the rows that the truth names.
 """
 
 from __future__ import annotations

@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 
+from nbdebug.chapters.nan.course import CompiledCall
 from nbdebug.chapters.nan.facts import CompiledFacts, NanFacts
 from nbdebug.chapters.nan.places import at_site
-from nbdebug.chapters.nan.probe import CompiledCall, Probe
+from nbdebug.chapters.nan.probe import Probe
 from nbdebug.chapters.nan.remedies import try_fixes
 from nbdebug.chapters.nan.repro import Reproduction
 from nbdebug.chapters.nan.rules import name_it
@@ -16,6 +17,7 @@ from nbdebug.chapters.nan.sightings import Seen
 from nbdebug.chapters.nan.verdict import culprit_of, facts_of
 from nbdebug.finding import Finding, Report, RuledOut, Where
 from nbdebug.observe.state import Snapshot
+from nbdebug.observe.tape import Entry
 from nbdebug.observe.tensors import all_finite, can_be_bad, finite, tensors_in
 
 
@@ -43,10 +45,9 @@ def _op_on_tape(probe: Probe, op: Any) -> Any:
     if op is None:
         return None
     op = op.forward if op.during == "backward" and op.forward is not None and not op.custom else op
-    recorded = [e.op for e in probe.tape.entries if hasattr(e, "op")]
-    if op in recorded:
-        return op
-    return next((o for o in recorded if (o.site, o.name, o.module) == (op.site, op.name, op.module)), None)
+    recorded = [e.op for e in probe.tape.entries if isinstance(e, Entry)]
+    same = [o for o in recorded if o.index == op.index and o.name == op.name and not op.recomputed]
+    return next(iter(same), None) or next((o for o in recorded if (o.site, o.name, o.module) == (op.site, op.name, op.module)), None)
 
 
 def _notes(probe: Probe, steps: int, seen: Seen | None) -> list[str]:

@@ -8,11 +8,12 @@ leads back to its births and to nothing else.
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
 
-from nbdebug.chapters.nan.births import EMPTIES, Births
+from nbdebug.chapters.nan.births import EMPTIES, Births, Record
 from nbdebug.chapters.nan.dye import Dye
 from nbdebug.observe.record import Op, Recorder, Schema, named_arguments
 from nbdebug.observe.tensors import INPUT, PARAMETER, Memory, all_finite, can_be_bad, dense, finite, key, walk
@@ -120,6 +121,14 @@ class Flow:
         values = dense(tensor)
         if values is not None and can_be_bad(values) and not all_finite(values) and not self.masks(values):
             self._write(values, self.births.external(tensor, memory))
+
+    def adopt(self, record: Record, values: torch.Tensor) -> None:
+        """A memory that an earlier step spoiled, whose birth is known from then."""
+        index = len(self.births)
+        record = copy.copy(record)
+        record.index, record.parents = index, set()
+        self.births.records.append(record)
+        self._write(values, {index: ~finite(values)})
 
     # -- the books ----------------------------------------------------------------------------------------------------
 

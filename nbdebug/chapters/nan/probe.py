@@ -8,16 +8,16 @@ with the births that lead to it. Detaching leaves nothing behind.
 from __future__ import annotations
 
 import collections
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
+from nbdebug.chapters.nan.course import CompiledCall, Run, StopCell
 from nbdebug.chapters.nan.flow import Flow
 from nbdebug.chapters.nan.places import at_site
 from nbdebug.chapters.nan.scene import SceneTaker
@@ -29,34 +29,6 @@ from nbdebug.observe.record import Op, Recorder, Schema
 from nbdebug.observe.sites import Site, Stop
 from nbdebug.observe.tape import Tape
 from nbdebug.observe.tensors import INPUT, PARAMETER, Memory, all_finite, can_be_bad, dense, folds_of, key, tensors_in
-
-
-class CompiledCall(NamedTuple):
-    """A compiled module as it was last called."""
-
-    module: Any
-    args: tuple
-    kwargs: dict
-    site: Site | None
-
-
-class StopCell(BaseException):
-    """Ends a watched cell after the step that went bad; no `except Exception` of the user's swallows it."""
-
-
-@dataclasses.dataclass
-class Run:
-    """The run so far, step by step, for the facts."""
-
-    losses: list[float] = dataclasses.field(default_factory=list)
-    parameter_growth: list[float] = dataclasses.field(default_factory=list)
-    input_growth: list[float] = dataclasses.field(default_factory=list)
-    optimizer: str = ""
-    learning_rate: float | None = None
-    optimizer_line: Where | None = None
-    optimizer_steps: int = 0
-    scaler_skips: list[int] = dataclasses.field(default_factory=list)
-    guarded: list[int] = dataclasses.field(default_factory=list)
 
 
 def _unseen(method: Callable) -> Callable:
@@ -94,6 +66,8 @@ class Probe:
         self.engine = EngineWatch(self._backward_began, self._backward_ended)
         self.optimizing = OptimizerWatch(self._optimizer_begins, self._optimizer_done)
         self.run, self.step = Run(), 0
+        self.spoiled_buffers: dict[str, Any] = {}  # the birth, for buffers that went bad in a step that was sound
+        self.buffers_spoiled = False
         self._steps_of: collections.Counter[int] = collections.Counter()
         self._skips = 0
         self._first_sizes: list[float] = []
@@ -178,6 +152,7 @@ class Probe:
             self._look_at_gradients(leaves.values())
         if not self.backward_runs and error is None:
             self._look_at_returned(returned)
+        self._look_at_buffers()
         self.sightings.settle()
         if self._guarded(returned):
             self.run.guarded.append(self.step)
@@ -190,6 +165,15 @@ class Probe:
     def verdict(self) -> Seen | None:
         """What was seen first in the step that ended last."""
         return self.sightings.found[0] if self.sightings.found else None
+
+    def _look_at_buffers(self) -> None:
+        """Not live, a buffer that goes bad is noticed at the end of its step, while the step can still be replayed."""
+        if self.live:
+            return
+        fresh = [(n, t) for t, (role, n, _) in self.names.all_tensors() if role == "buffer" and can_be_bad(t)
+                 and n not in self.spoiled_buffers]
+        sizes = read([size for _, t in fresh for size in largest([t])])
+        self.buffers_spoiled = any(math.isnan(size) for size in sizes)
 
     def _keep_history(self) -> None:
         self.run.losses += read(self._losses)

@@ -38,7 +38,7 @@ class Trial:
         self.replays, self.why_not = 0, ""
         self.original: Replay | None = None
         try:
-            self.original = self.replay({guilty.index: _unchanged} if guilty else {})
+            self.original = self.replay({guilty.index: _unchanged} if guilty else {}, forward_only=seen.target.kind == "loss")
         except Unfit as reason:
             self.why_not = f"the step can't be replayed: {reason}"
         except Exception as error:  # an op that is not to be run alone; nothing was changed
@@ -47,10 +47,11 @@ class Trial:
             if self.sound(self.original):
                 self.why_not = "the step came out finite when it was replayed: it does not repeat"
 
-    def replay(self, patches: Mapping[int, Patch], inputs: Mapping[int, Callable] | None = None, scale: float = 1.0) -> Replay:
+    def replay(self, patches: Mapping[int, Patch], inputs: Mapping[int, Callable] | None = None, scale: float = 1.0,
+               forward_only: bool = False) -> Replay:
         """Run the step again, up to what went bad."""
         self.replays += 1
-        return Replay(self.tape, patches, inputs, scale=scale, keep=self.seen.ref).run(self.seen.position)
+        return Replay(self.tape, patches, inputs, scale=scale, keep=self.seen.ref).run(self.seen.position, forward_only)
 
     def everywhere(self, patch: Patch) -> Mended:
         """The patch at every run of the line at fault."""

@@ -32,6 +32,10 @@ class Seen:
     position: int = 0
     ref: Ref | None = None
 
+    def rename(self, name: str) -> None:
+        """Say which of the tensors that were looked at together is the first bad one."""
+        self.target = dataclasses.replace(self.target, name=name)
+
 
 class Sightings:
     """What was seen in one step, in order. live: whether the books are kept while the step runs."""
@@ -60,7 +64,7 @@ class Sightings:
         for name, tensor in named:
             born = {b for b in self.flow.origins(tensor) if not born_only or self.flow.births[b].memory is None}
             if born and not made.origins:
-                made.target = dataclasses.replace(made.target, name=name)
+                made.rename(name)
                 self.found.append(made)
             made.origins |= born
 

@@ -13,12 +13,14 @@ import torch
 from torch import nn
 
 from nbdebug.chapters.nan.account import compare_compiled, report_of
-from nbdebug.chapters.nan.probe import Probe, StopCell
+from nbdebug.chapters.nan.course import StopCell
+from nbdebug.chapters.nan.probe import Probe
+from nbdebug.chapters.nan.relive import relive, relive_buffers
 from nbdebug.finding import Report
 from nbdebug.observe.state import Snapshot
 from nbdebug.subject import Subject, found
 
-STRATEGIES = ("auto", "trace", "bisect")
+STRATEGIES = ("auto", "trace", "replay", "bisect")
 Step = Callable[[], Any]
 
 
@@ -29,13 +31,15 @@ def nan_trace(step: Step, *, model: Any = None, optimizer: Any = None, max_steps
     step: a function of no arguments that performs one whole training step and returns its loss (a tensor, a float, a dict
     or an object with `loss`, or nothing if it calls `backward`). model: a Module, or a dict or list of them; optimizer: an
     Optimizer or a list. Left out, both are looked for among the variables that `step` uses. max_steps: call `step` until it
-    fails, at most this often. strategy: "trace" watches every op of one run; "bisect" repeats the step and looks at few
-    places, and refuses where the step does not repeat; "auto" traces. restore: leave model, optimizer and random numbers
+    fails, at most this often. strategy: "trace" looks at every op while the step runs; "replay" only records the step, and
+    looks for the place in a replay of the recorded ops once something went bad (quicker on an accelerator, where each look
+    makes the host wait); "bisect" runs the step itself again, with few looks, and refuses where it does not repeat; "auto"
+    takes "replay" for models on an accelerator and "trace" elsewhere. restore: leave model, optimizer and random numbers
     as they were before, instead of where the steps have taken them.
 
     Returns a Report with one finding, or with none. An exception of the step passes through; when something was already
     not finite by then, the report on that is attached as `error.report`. Raises TypeError or ValueError for arguments
-    that make no sense, StepDoesNotRepeat with strategy="bisect".
+    that make no sense, StepDoesNotRepeat with strategy="bisect", NotLocated where a replay can't tell.
     """
     _check(step, max_steps, strategy)
     near = names_near(step)
@@ -46,7 +50,7 @@ def nan_trace(step: Step, *, model: Any = None, optimizer: Any = None, max_steps
     try:
         if strategy == "bisect":
             return _bisected(step, models, optimizers, subject)
-        return _traced(step, models, optimizers, max_steps, subject, scaler=_has_scaler(near))
+        return _traced(step, models, optimizers, max_steps, subject, _has_scaler(near), _live(strategy, models, optimizers))
     finally:
         if before is not None:
             before.restore()
@@ -63,7 +67,8 @@ def trace_cell(run: Step, *, models: Mapping[str, nn.Module], optimizers: Mappin
         raise ValueError("A cell runs only once, so it can't be bisected; use strategy='trace', or %nan_trace with one step.")
     _check_models(models)
     subject = str(Subject(dict(models), dict(optimizers), named=False))
-    probe = Probe(models, optimizers, scaler=True, cell=True)
+    live = _live(strategy, models, optimizers)
+    probe = Probe(models, optimizers, scaler=True, cell=True, live=live)
     with _eager() as notes, probe:
         probe.begin_step(0)
         try:
@@ -75,11 +80,15 @@ def trace_cell(run: Step, *, models: Mapping[str, nn.Module], optimizers: Mappin
             raise
         else:
             probe.end_step()
+        if probe.verdict is not None and not live:
+            probe.__exit__()
+            relive(probe, probe.verdict)
     return report_of(probe, probe.verdict, "%%nan_trace", subject, probe.step + 1, notes=tuple(notes))
 
 
-def _traced(step: Step, models: dict, optimizers: dict, max_steps: int, subject: str, scaler: bool) -> Report:
-    probe = Probe(models, optimizers, scaler)
+def _traced(step: Step, models: dict, optimizers: dict, max_steps: int, subject: str, scaler: bool,
+            live: bool = True) -> Report:
+    probe = Probe(models, optimizers, scaler, live=live)
     seen, compiled, count = None, None, 0
     with _eager() as notes:
         with probe:
@@ -98,11 +107,24 @@ def _traced(step: Step, models: dict, optimizers: dict, max_steps: int, subject:
                     raise
                 seen = probe.end_step(returned)
                 del returned  # its graph must not outlive the step
+                if seen is None and probe.buffers_spoiled:
+                    relive_buffers(probe)
                 if seen is None and probe.compiled_calls:
                     compiled = _compiled_only(probe, count - 1)
                 if seen is not None or compiled is not None or probe.recorder.blind:
                     break
+        if seen is not None and not live:
+            relive(probe, seen)
     return report_of(probe, seen, "nan_trace(step)", subject, count, compiled, tuple(notes))
+
+
+def _live(strategy: str, models: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]) -> bool:
+    """Whether to look while the step runs: always on a CPU; on an accelerator only when asked."""
+    if strategy != "auto":
+        return strategy != "replay"
+    tensors = [*(p for m in models.values() for p in m.parameters()),
+               *(p for o in optimizers.values() for g in o.param_groups for p in g["params"])]
+    return all(t.device.type == "cpu" for t in tensors)
 
 
 def _bisected(step: Step, models: dict, optimizers: dict, subject: str) -> Report:
