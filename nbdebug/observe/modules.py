@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
+from torch.nn.parameter import is_lazy
 
 from nbdebug.observe.sites import Site, locate
 
@@ -34,7 +35,7 @@ class ModuleNames:
             self._names.setdefault(id(module), name)
             for role, items in (("parameter", module._parameters), ("buffer", module._buffers)):
                 for key, tensor in items.items():
-                    if tensor is not None:
+                    if tensor is not None and not is_lazy(tensor):
                         self.tensors.setdefault(id(tensor), (role, f"{name}.{key}" if name else key, name))
 
     def all_tensors(self) -> list[tuple[torch.Tensor, tuple[str, str, str]]]:
@@ -43,7 +44,8 @@ class ModuleNames:
         for module in {id(m): m for model in self.models.values() for m in model.modules()}.values():
             name = self.of(module) or ""
             for role, items in (("parameter", module._parameters), ("buffer", module._buffers)):
-                found += [(t, (role, f"{name}.{k}" if name else k, name)) for k, t in items.items() if t is not None]
+                found += [(t, (role, f"{name}.{k}" if name else k, name)) for k, t in items.items()
+                          if t is not None and not is_lazy(t)]
         return found
 
     def of(self, module: nn.Module) -> str | None:

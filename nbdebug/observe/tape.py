@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map
 
 from nbdebug.observe.engine import Backward
 from nbdebug.observe.record import Op, Recorder, Schema, named_arguments, schema_of
-from nbdebug.observe.tensors import Memory, key, walk
+from nbdebug.observe.tensors import Memory, dense, key, walk
 
 
 class Unfit(Exception):
@@ -107,7 +107,7 @@ class Tape:
                 self.generators[id(value)] = (value, value.get_state())
         unfit = "" if op.func.namespace not in ("c10d", "_c10d_functional") else "it talks to other processes"
         for _, tensor in walk((*args, *kwargs.values())):
-            if tensor.layout is not torch.strided or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+            if dense(tensor) is not tensor or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
                 unfit = f"it uses a tensor of layout {tensor.layout} or type {type(tensor).__name__}"
         if unfit:
             return args, kwargs, unfit
@@ -127,7 +127,7 @@ class Tape:
         changed = {self._place(t) for name, value in named_arguments(schema, args, kwargs) if name in schema.writes
                    for _, t in walk((value,))}
         plain = "detach" in op.func.__name__
-        results = tuple(None if self._place(t) in changed else self._enter(t, False if plain else None)
+        results = tuple(None if dense(t) is not t or self._place(t) in changed else self._enter(t, False if plain else None)
                         for _, t in walk(out if isinstance(out, (list, tuple)) else (out,)))
         self.entries.append(Entry(op, kept[0], kept[1], results, op.grad))
 
@@ -140,14 +140,14 @@ class Tape:
         self.entries.append(BackwardEntry(call, *refs, made, call.retain, call.create, call.accumulate))
         for number, leaf in self.leaves.items():
             grad = leaf.grad
-            if grad is not None and grad.layout is torch.strided and self.find(grad) is None:
+            if grad is not None and dense(grad) is grad and self.find(grad) is None:
                 self.held[self._enter(grad, False)] = Held(grad, False, grad_of=number)
 
     def _place(self, t: torch.Tensor) -> tuple:
         return key(t), t.dtype, t.storage_offset(), tuple(t.shape), t.stride(), t.is_conj(), t.is_neg()
 
     def _enter(self, tensor: torch.Tensor, grad: bool | None) -> int | None:
-        if tensor.layout is not torch.strided:
+        if dense(tensor) is not tensor:
             return None
         number, self._count = self._count, self._count + 1
         self._places.setdefault(self._place(tensor), []).append([number, grad])
@@ -156,7 +156,7 @@ class Tape:
 
     def find(self, tensor: torch.Tensor) -> Ref | None:
         """The tape's name for a tensor, or None if the step did not use it."""
-        if tensor.layout is not torch.strided:
+        if dense(tensor) is not tensor:
             return None
         known = self._places.get(self._place(tensor), ())
         for entry in reversed(known):
@@ -176,6 +176,8 @@ class Tape:
         """The tape's stand-in for an argument; a tensor that is new comes from outside and is held."""
         if not isinstance(value, torch.Tensor):
             return value
+        if dense(value) is not value:
+            return Ref(-1)  # has no memory of its own: a replay that needs it will say so
         known = self.find(value)
         if known is None:
             leaf = value.requires_grad and value.is_leaf
@@ -188,7 +190,7 @@ class Tape:
 
     def _keep(self, tensor: torch.Tensor) -> None:
         """Copy the held tensors of a memory that is about to change."""
-        for number in self._by_memory.get(key(tensor), ()):
+        for number in self._by_memory.get(key(tensor), ()) if dense(tensor) is tensor else ():
             held = self.held.get(number)
             if held is not None and not held.changed and held.grad_of is None:
                 held.tensor, held.changed = held.tensor.clone(), True

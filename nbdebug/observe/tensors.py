@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
 SMALL = 4096
@@ -21,6 +22,8 @@ SMALL = 4096
 
 def dense(tensor: torch.Tensor) -> torch.Tensor | None:
     """The strided tensor that holds the values: itself, or a sparse tensor's values; None where there is none."""
+    if _is_wrapped(tensor):  # inside torch.func: the values are seen again, unwrapped, one level below
+        return None
     if tensor.layout is torch.strided:
         return tensor if type(tensor) is torch.Tensor or _has_memory(tensor) else None
     if tensor.layout is torch.sparse_coo:
@@ -28,8 +31,13 @@ def dense(tensor: torch.Tensor) -> torch.Tensor | None:
     return tensor.values() if tensor.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr) else None
 
 
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+
+
 def _has_memory(tensor: torch.Tensor) -> bool:
-    """A subclass may wrap other tensors and have no memory of its own."""
+    """A subclass may wrap other tensors and have no memory of its own; a lazy parameter has none yet."""
+    if is_lazy(tensor):
+        return False
     try:
         return tensor.untyped_storage() is not None
     except (NotImplementedError, RuntimeError):

@@ -37,7 +37,7 @@ def answer_of(report: Any) -> dict[str, Any]:
 
 
 def judge(truth: Truth | None, answer: dict[str, Any], source: str) -> dict[str, bool]:
-    """{part: right}; a healthy program has "silent" alone, and "sound": nbdebug itself did not fail."""
+    """{part: right}; a healthy program has "silent", and "sound": nbdebug itself did not fail."""
     if truth is None:
         return {"silent": not answer.get("findings"), "sound": not ({"error", "own_fault"} & set(answer))}
     if answer.get("findings") != 1:

@@ -112,7 +112,9 @@ class Births:
         birth.shape, birth.dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
         birth.custom, birth.segment = op.custom, self.segment
         birth.after_model = op.after_model
-        birth.rows = self._rows(mask)
+        birth.rows = rows_of(mask, len(mask)) if schema.base == "ctc_loss" and mask.dim() == 1 else self._rows(mask)
+        if schema.base == "nll_loss" and birth.rows is None:
+            birth.rows = self._rows_picked(*args[:2])
         birth.numbers = self.take_scene(scene, mask, infs)
         birth.intended = self._intended(birth, schema, infs)
         self.records.append(birth)
@@ -147,6 +149,19 @@ class Births:
         birth.intended = _mask_like(values, bad, nan, memory.role)
         self.records.append(birth)
         return {birth.index: bad}
+
+    def _rows_picked(self, scores: torch.Tensor, labels: torch.Tensor) -> tuple[int, ...] | None:
+        """Rows whose label picks a bad score, for a loss that shows none of its rows any more."""
+        if scores.dim() != 2 or labels.dim() != 1:
+            return None
+        counts = (labels >= 0) & (labels < scores.size(1))
+        picked = scores.gather(1, labels.clamp(0, scores.size(1) - 1)[:, None])[:, 0]
+        bad = ~finite(picked) & counts
+        return self._rows(bad) if bool(bad.any()) else None
+
+    def enters(self, birth: int, mask: torch.Tensor) -> None:
+        """A bad tensor from outside is given to the model: in these rows."""
+        self.records[birth].rows = self._rows(mask)
 
     def _rows(self, mask: torch.Tensor) -> tuple[int, ...] | None:
         return rows_of(mask, self.batch_size, self.folds)

@@ -8,6 +8,7 @@ leads back to its births and to nothing else.
 
 from __future__ import annotations
 
+import collections
 import copy
 from typing import Any
 
@@ -53,6 +54,7 @@ class Flow:
         self.checked: set[int] = set()  # births that the user's code looked at, after a backward
         self.last_read: set[int] = set()
         self.last_bad: set[int] = set()
+        self.recent: collections.deque = collections.deque(maxlen=16)  # bad results of this step: masks, origins
         self.touched: set[str] = set()  # modules that bad values went through
 
     # -- what the recorder calls ------------------------------------------------------------------------------------
@@ -95,6 +97,7 @@ class Flow:
                 continue
             origins = self._explain(op, schema, args, kwargs, kept, suspects, index, tensor)
             self._write(values, origins)
+            self.recent.append((~finite(values), origins))
             made |= origins.keys()
         if made:
             self.last_bad = made
@@ -119,8 +122,18 @@ class Flow:
         if memory.role == "target":
             self.births.note_shape(tensor)
         values = dense(tensor)
-        if values is not None and can_be_bad(values) and not all_finite(values) and not self.masks(values):
-            self._write(values, self.births.external(tensor, memory))
+        if values is None or not can_be_bad(values) or all_finite(values) or self.masks(values):
+            return
+        twin = self._left_and_came_back(values) if memory.role == "target" else None
+        self._write(values, twin or self.births.external(tensor, memory))
+
+    def _left_and_came_back(self, values: torch.Tensor) -> dict[int, torch.Tensor] | None:
+        """Values that went through NumPy come back as a new tensor: known by as many elements, bad at the same places."""
+        bad = ~finite(values)
+        for mask, origins in reversed(self.recent):
+            if mask.numel() == bad.numel() and mask.device == bad.device and bool((mask.flatten() == bad.flatten()).all()):
+                return {b: part.reshape(bad.shape) for b, part in origins.items()}
+        return None
 
     def adopt(self, record: Record, values: torch.Tensor) -> None:
         """A memory that an earlier step spoiled, whose birth is known from then."""
@@ -167,6 +180,7 @@ class Flow:
         """Drop the books of memories that are gone; to be called after the recorder has begun a new step."""
         self.spoiled = {k: s for k, s in self.spoiled.items() if k in self.recorder.memories}
         self.checked, self.last_read, self.last_bad = set(), set(), set()
+        self.recent.clear()
         self.births.begin_step()
 
     def _suspects(self, args: tuple, kwargs: dict, kept: dict[int, tuple]) -> dict[int, dict[int, torch.Tensor]]:
@@ -208,6 +222,8 @@ class Flow:
         infs = {i: torch.isinf(operands[i]) for i in suspects}
         from_nan, from_inf = _reached(dye, nans, bad), _reached(dye, infs, bad)
         derived = nan & ~from_nan & from_inf
+        if schema.base == "nll_loss" and all(self.births[b].intended for masks in suspects.values() for b in masks):
+            derived = bad  # the label of a class that a mask had ruled out
         fresh = bad & ~from_nan & ~from_inf
         origins: dict[int, torch.Tensor] = {}
         parents: set[int] = set()

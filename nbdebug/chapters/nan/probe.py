@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes
 
 from nbdebug.chapters.nan.course import CompiledCall, Run, StopCell
@@ -98,7 +99,7 @@ class Probe:
     def _clear(self) -> None:
         self.sightings.clear()
         self.sightings.step = self.step
-        self.backward_runs = 0
+        self.backward_runs = self.engine_runs = 0
         self.unscaled = self.stepped = False
         self._backward_place: Stop | None = None
         self._losses: list[torch.Tensor] = []
@@ -128,7 +129,7 @@ class Probe:
         """All parameters that are known: those of models and optimizers, each once."""
         found = {id(p): p for m in self.names.models.values() for p in m.parameters()}
         found |= {id(p): p for o in self.optimizers.values() for g in o.param_groups for p in g["params"]}
-        return [p for p in found.values() if p.device.type != "meta"]
+        return [p for p in found.values() if p.device.type != "meta" and not is_lazy(p)]
 
     def _measure_parameters(self) -> None:
         """Growth of the largest parameter since the first step; small ones are measured against a tenth of the largest."""
@@ -147,14 +148,15 @@ class Probe:
             self.run.scaler_skips.append(self.step)
             self.sightings.clear()
             return None
-        if not self.stepped and self.backward_runs and not (self.scaler and not self.unscaled):
-            leaves = {id(p): p for p in (*self._trained(), *self.tape.leaves.values()) if p.grad is not None}
-            self._look_at_gradients(leaves.values())
+        if not self.stepped and self.engine_runs and not (self.scaler and not self.unscaled):
+            leaves = list({id(p): p for p in (*self._trained(), *self.tape.leaves.values())}.values())
+            self._look_at_gradients(leaves)
+            self.sightings.look("parameter", [(self._name(p), p) for p in leaves], born_only=True)  # updated by hand
         if not self.backward_runs and error is None:
             self._look_at_returned(returned)
         self._look_at_buffers()
         self.sightings.settle()
-        if self._guarded(returned):
+        if error is None and self._guarded(returned):
             self.run.guarded.append(self.step)
             self.sightings.clear()
         if not self.sightings.found and error is not None:
@@ -243,10 +245,11 @@ class Probe:
             known.role, known.entered = "input", known.entered or site
         if not known.reach & PARAMETER:
             known.reach |= INPUT
-        for birth in self.flow.masks(values):
+        for birth, mask in self.flow.masks(values).items():
             memory = self.flow.births[birth].memory
-            if memory is not None and memory.role == "target":
-                memory.role, memory.entered = "input", site
+            if memory is not None and memory.role in ("target", "input"):  # rows of the batch, not of the data set
+                memory.role, memory.entered = "input", memory.entered or site
+                self.flow.births.enters(birth, mask)
 
     def _maybe_next_step(self) -> None:
         """In a cell: once every optimizer that takes part has stepped, the next call of a model begins a new step."""
@@ -261,6 +264,7 @@ class Probe:
     @_unseen
     def _backward_began(self, call: Backward) -> None:
         self._backward_place = call.place
+        self.engine_runs += 1
         if not call.accumulate:
             return
         self.backward_runs += 1

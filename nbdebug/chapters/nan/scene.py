@@ -46,7 +46,7 @@ class SceneTaker:
         if op is None:
             return Scene((), {}, _histogram("the tensor itself", result, mask))
         operands, tensors = [], {}
-        for name, tensor in _named_tensors(schema, args, kwargs):
+        for name, tensor in _named_tensors(schema, args, kwargs, result):
             before, memory = self._before(tensor, kept)
             at = _at_fault(schema, before, mask)
             operands.append(_operand(name, before, memory, at, kept.get(id(tensor)), op))
@@ -77,13 +77,17 @@ def _copy(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 
-def _named_tensors(schema: Schema, args: tuple, kwargs: dict) -> list[tuple[str, torch.Tensor]]:
+def _named_tensors(schema: Schema, args: tuple, kwargs: dict, result: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+    """The op's tensors by name; of the lists of a foreach op those that go with the result."""
     found = []
+    nth = next((i for _, v in named_arguments(schema, args, kwargs) if isinstance(v, (list, tuple))
+                for i, t in enumerate(v) if t is result), None)
     for name, value in named_arguments(schema, args, kwargs):
         if isinstance(value, torch.Tensor):
             found.append((name, value))
         elif isinstance(value, (list, tuple)):
-            found += [(f"{name}[{i}]", v) for i, v in enumerate(value) if isinstance(v, torch.Tensor)]
+            found += [(f"{name}[{i}]", v) for i, v in enumerate(value)
+                      if isinstance(v, torch.Tensor) and nth in (None, i)]
     return [(n, t) for n, t in found if dense(t) is not None and t.device.type != "meta"]
 
 
@@ -170,7 +174,7 @@ def _histogram(title: str, tensor: torch.Tensor, at: torch.Tensor | None) -> dic
     if values is None or not can_be_bad(values) or values.layout is not torch.strided:
         return {}
     real = values.abs() if values.is_complex() else values
-    guilty = real[at] if at is not None and at.shape == real.shape else real[:0].flatten()
+    guilty = real[at] if at is not None and at.shape == real.shape else real.flatten()[:0]
     return {"dtype": str(tensor.dtype).removeprefix("torch."), "operand": title, "counts": exponents(real),
             "zeros": int((real == 0).sum()), "nans": int(torch.isnan(real).sum()), "infs": int((real == math.inf).sum()),
             "neg_infs": int((real == -math.inf).sum()), "bad_counts": exponents(guilty),

@@ -22,6 +22,9 @@ DECOMPOSITIONS = ("linalg_eig", "linalg_svd", "linalg_inv", "linalg_qr", "linalg
                   "geqrf", "lu_unpack")
 SPREADS = frozenset({"std", "var", "std_mean", "var_mean"})
 AVERAGES = SPREADS | {"mean", "logsumexp", "nanmean", "median", "nanmedian", "quantile"}
+NORMS = frozenset({"layer_norm", "batch_norm", "group_norm", "batch_norm_legit", "fused_rms_norm", "cudnn_batch_norm",
+                   "weight_norm_interface", "batch_norm_with_update", "cosine_similarity"})
+FILLS = frozenset({"scalar_tensor", "full", "full_like", "fill", "new_full"})
 OVERFLOW_LIKE = frozenset({"overflow", "inf-minus-inf", "zero-times-inf", "grad-overflow"})
 
 
@@ -96,6 +99,12 @@ def _pow(birth: Birth) -> str | None:
     return "pow-domain" if base and _zeros(base) and power is not None and power < 0 else None
 
 
+def _flat(birth: Birth) -> bool:
+    """A norm of values that do not vary (or are all zero), with nothing added to the denominator: values of ordinary size."""
+    high = max((max(abs(o.low or 0), abs(o.high or 0)) for o in birth.operands), default=0.0)
+    return high < 1e15
+
+
 def _average(birth: Birth) -> str | None:
     """Too few elements: none at all, or one where a variance needs two."""
     group = birth.scalars.get("group", 1.0)
@@ -108,6 +117,8 @@ _FORWARD = (
     (DOMAINS, lambda b: "domain-error"), (SOFTMAXES, lambda b: "fully-masked-softmax" if b.scalars.get("rows_all_masked") else None),
     ({"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"},
      lambda b: "uninitialized-memory"),
+    (NORMS, lambda b: "div-by-zero" if _flat(b) else None),
+    (FILLS, lambda b: "domain-error" if b.made == "nan" else None),  # how torch's own functions say "not defined here"
     ({"nll_loss"}, lambda b: "all-labels-ignored" if b.made == "nan" else None),
     ({"ctc_loss"}, lambda b: "ctc-infeasible"),
 )
@@ -137,9 +148,11 @@ def backward_sign(birth: Birth) -> str:
 
 
 def _pow_derivative(birth: Birth) -> str:
-    power = birth.scalars.get("forward_exponent")
+    power, own = birth.scalars.get("forward_exponent"), birth.scalars.get("exponent")
     if power == 0.5:
         return "sqrt-grad-at-zero"
+    if birth.op == "pow" and own is not None and own < 0:  # the power in a second derivative
+        return "pow-domain"
     return "pow-domain" if power is None or power < 1 else "grad-overflow"
 
 

@@ -19,6 +19,7 @@ def facts_of(probe: Probe, seen: Seen) -> NanFacts:
     flow = probe.flow
     chosen = [flow.births[i] for i in sorted(flow.births.ancestors(seen.origins))]
     culprit = _culprit(chosen)
+    seen = _in_backward(seen, culprit)
     place = {b.index: n for n, b in enumerate(chosen)}
     used = probe.tape.ancestors(seen.position)
     births = tuple(_birth(probe, b, n, place, used) for n, b in enumerate(chosen))
@@ -28,6 +29,15 @@ def facts_of(probe: Probe, seen: Seen) -> NanFacts:
     history = History(tuple(run.losses), tuple(run.parameter_growth), tuple(run.input_growth), run.optimizer,
                       run.learning_rate, run.optimizer_line)
     return NanFacts(probe.step, seen.target, births, place[culprit.index], history)
+
+
+def _in_backward(seen: Seen, culprit: Record) -> Seen:
+    """A parameter updated by hand from a bad gradient: the fault showed in that gradient."""
+    made = culprit.op
+    if seen.target.kind == "parameter" and made is not None and (
+            made.during == "backward" or (made.during == "forward" and made.grad)):
+        return dataclasses.replace(seen, target=dataclasses.replace(seen.target, kind="gradient"))
+    return seen
 
 
 def culprit_of(probe: Probe, seen: Seen) -> Record:
