@@ -305,6 +305,37 @@ def test_rows_that_replay_cannot_tell_apart_stay_as_the_tracer_says():
     assert report.findings[0].where.samples is None and "not given a batch of several rows" in report.notes[1]
 
 
+def test_a_batch_that_no_longer_fails_is_not_called_a_cause():
+    """Something outside of model and optimizer was changed by the run under the tracer."""
+    model, x, side = Tower([Plain(), Log()]), torch.randn(BATCH, 4), side_with({3})
+    case = Case(model, lambda m: m(x, side).mean(), samples=(3,))
+    found = case.trace
+    case.trace = lambda: (found(), side.fill_(1))[0]
+    report = case.search()
+    assert report.findings[0].where.samples == (3,) and "did not fail again" in " ".join(report.notes)
+
+
+def test_the_bar_comes_after_two_seconds_and_goes(monkeypatch):
+    import tqdm.auto
+
+    seen = []
+
+    class Bar:
+        def __init__(self, **how):
+            seen.append(how["delay"])
+
+        def update(self):
+            seen.append("run")
+
+        def close(self):
+            seen.append("closed")
+
+    monkeypatch.setattr(tqdm.auto, "tqdm", Bar)
+    x = torch.randn(BATCH, 4)
+    Case(Tower([Plain()]), lambda m: m(x, x[:, 0]).mean()).search()
+    assert seen == [2, "run", "run", "closed"]
+
+
 def test_when_the_tracer_sees_no_fault_its_report_is_given_with_a_note():
     model, x, side = Tower([Log()]), torch.randn(BATCH, 4).requires_grad_(), side_with({3})
     report = Case(model, lambda m: m(x, side).mean(), says=()).search()

@@ -84,7 +84,7 @@ class Flow:
             self.last_read = {b for masks in suspects.values() for b in masks}
             if op.during == "forward" and self.births.segment:
                 self.checked |= self.last_read
-        if suspects and schema.base == "mul":
+        if suspects and schema.base == "mul" and op.during == "forward":
             self._note_factors(args, suspects)
         made: set[int] = set()
         looked_at = self.suspected is None or self.recorder.count - 1 in self.suspected

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
@@ -53,48 +52,55 @@ class RowSearch:
 
     def __init__(self, root: Call | None, event: int, replay: Callable[[Change], Rerun]):
         self.root, self.event, self.replay = root, event, replay
-        self.batch = root.batch if root is not None else None
-        self.runs = 0
-        self._known: dict[tuple[int, ...], bool] = {}
+        self.every = tuple(range(root.batch or 0)) if root else ()
+        self.healthy, self.runs = 0, 0
+        self._known = {self.every: True}  # whether it fails, by the rows that the batch is made of
 
     def find(self, hint: Sequence[int] | None = None) -> Rows:
         """`hint`: the rows that a look at the values found; if replays confirm them, fewer are needed."""
-        if self.root is None or self.batch is None or self.batch < 2:
+        batch = len(self.every)
+        if batch < 2:
             return Rows(why="the model was not given a batch of several rows")
-        every = tuple(range(self.batch))
-        self._known[every] = True
         try:
-            self.healthy = self._healthy_row([r for r in every if r not in (hint or ())])
-            if self.healthy is None:
-                return Rows(self.batch, why="the step fails with any one row in place of all others")
-            self._known[()] = False
-            return self._search(every, tuple(hint or ()))
+            if not self._found_healthy([row for row in self.every if row not in (hint or ())]):
+                return Rows(batch, why="the step fails with any one row in place of all others")
+            at_fault, smallest = self._confirmed(hint or ()) or self._searched()
+            if not any(bad for source, bad in self._known.items() if source != self.every) and not self._run(self.every):
+                return Rows(batch, why="the step did not fail again with the rows that it failed with")
         except _Enough:
-            return Rows(self.batch, why=f"it was given up after {self.runs} runs of the step")
+            return Rows(batch, why=f"it was given up after {self.runs} runs of the step")
+        return Rows(batch, at_fault, smallest)
 
-    def _search(self, every: tuple[int, ...], hint: tuple[int, ...]) -> Rows:
-        rest = tuple(r for r in every if r not in hint)
-        if hint and rest and self._fails(hint) and not self._fails(rest):
-            return Rows(self.batch, hint, tuple(ddmin(hint, self._fails)))
-        sets: list[tuple[int, ...]] = []
-        rest = every
+    def _confirmed(self, hint: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        rest = [row for row in self.every if row not in hint]
+        if not hint or not self._fails(hint) or self._fails(rest):
+            return None
+        return tuple(sorted(hint)), tuple(ddmin(sorted(hint), self._fails))
+
+    def _searched(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        sets, rest = [], self.every
         while self._fails(rest):
             sets.append(tuple(ddmin(rest, self._fails)))
-            rest = tuple(r for r in rest if r not in sets[-1])
-        return Rows(self.batch, tuple(sorted(sum(sets, ()))), min(sets, key=len))
+            rest = tuple(row for row in rest if row not in sets[-1])
+        return tuple(sorted(sum(sets, ()))), min(sets, key=len)
 
-    def _healthy_row(self, rows: list[int]) -> int | None:
+    def _found_healthy(self, rows: list[int]) -> bool:
+        """Try a few rows, spread over the batch, each in place of all."""
         spread = [rows[i * len(rows) // CANDIDATES] for i in range(CANDIDATES)] if rows else []
-        return next((row for row in dict.fromkeys(spread) if not self._bad_with([row] * (self.batch or 0))), None)
+        for row in dict.fromkeys(spread):
+            self.healthy = row
+            if not self._fails([]):
+                return True
+        return False
 
     def _fails(self, rows: Sequence[int]) -> bool:
-        key = tuple(rows)
-        if key not in self._known:
-            self._known[key] = self._bad_with([r if r in key else self.healthy for r in range(self.batch or 0)])
-        return self._known[key]
+        """Whether it fails when all but these rows are copies of the healthy one."""
+        source = tuple(row if row in rows else self.healthy for row in self.every)
+        if source not in self._known:
+            self._known[source] = self._run(source)
+        return self._known[source]
 
-    def _bad_with(self, source: list[Any]) -> bool:
-        """Whether the same event is bad when row i of the batch is a copy of row source[i]."""
+    def _run(self, source: tuple[int, ...]) -> bool:
         if self.runs == AT_MOST:
             raise _Enough
         self.runs += 1
@@ -105,7 +111,7 @@ class RowSearch:
 class _Picked(Change):
     """Row i of the batch is a copy of row source[i], in every tensor that the outermost call is given."""
 
-    def __init__(self, root: Call | None, source: list[int]):
+    def __init__(self, root: Call | None, source: tuple[int, ...]):
         super().__init__()
         self.root, self.source = root, source
 
