@@ -122,7 +122,8 @@ def test_expect_may_be_computed(tmp_path) -> None:
 
 @pytest.mark.parametrize(("names", "kind"), [
     ("model optimizer step steps", "nan"), ("model step steps seen", "memory"),
-    ("model optimizer loader step", "speed"), ("cells", "notebook"), ("trigger", "error"), ("model batch loss_fn dtype", "precision"), ("answer", "unknown"),
+    ("model optimizer loader step", "speed"), ("cells", "notebook"), ("trigger", "error"),
+    ("model batch loss_fn dtype", "precision"), ("answer", "unknown"),
 ])
 def test_the_kind_is_told_by_the_namespace_where_the_folder_does_not(names: str, kind: str) -> None:
     ns = types.SimpleNamespace(**dict.fromkeys(names.split()))

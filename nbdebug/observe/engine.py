@@ -6,12 +6,14 @@ that backward starts from. Optimizers have hooks of their own for this.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 import torch.autograd.graph
 from torch.optim import optimizer as torch_optimizer
+from torch.utils._python_dispatch import _disable_current_modes
 
 from nbdebug.observe.sites import Stop, locate
 
@@ -29,10 +31,11 @@ class Backward(NamedTuple):
 
 
 class EngineWatch:
-    """Tells of backward calls while attached. Calls made inside another backward (checkpointing) are not told."""
+    """Tells of backward calls while attached. Calls made inside another backward (checkpointing) are not told. unseen: run
+    backward without dispatch modes, where nobody looks at its ops."""
 
-    def __init__(self, began: Callable[[Backward], None], ended: Callable[[Backward, Any], None]):
-        self.began, self.ended = began, ended
+    def __init__(self, began: Callable[[Backward], None], ended: Callable[[Backward, Any], None], unseen: bool = False):
+        self.began, self.ended, self.unseen = began, ended, unseen
         self._modules: list[Any] = []
 
     def attach(self) -> None:
@@ -44,7 +47,8 @@ class EngineWatch:
             accumulate = kwargs.get("accumulate_grad", args[1] if len(args) > 1 else False)
             call = Backward(tuple(roots), tuple(seeds), tuple(inputs), retain, create, accumulate, locate())
             self.began(call)
-            result = original(roots, seeds, retain, create, inputs, *args, **kwargs)
+            with _disable_current_modes() if self.unseen else contextlib.nullcontext():
+                result = original(roots, seeds, retain, create, inputs, *args, **kwargs)
             self.ended(call, result)
             return result
 

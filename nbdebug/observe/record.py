@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nbdebug.observe.modules import ModuleStack
 from nbdebug.observe.sites import Site, locate, recomputing
-from nbdebug.observe.tensors import PARAMETER, TARGET, Memory, base_name, dense, key, walk
+from nbdebug.observe.tensors import PARAMETER, TARGET, Memory, base_name, dense, memory_key
 
 _current_node = torch._C._current_autograd_node
 _next_number = torch.autograd._get_sequence_nr
@@ -35,6 +35,7 @@ class Schema(NamedTuple):
     view: bool
     pointwise: bool
     random: bool
+    ignored: bool
 
 
 # Training-mode batch norm changes its running statistics without saying so in its signature.
@@ -53,7 +54,7 @@ def schema_of(func: Any) -> Schema:
         writes = {a.name for a in s.arguments if a.alias_info and a.alias_info.is_write} | set(_SILENT_WRITES.get(raw, ()))
         view = bool(s.returns) and any(r.alias_info and not r.alias_info.is_write for r in s.returns)
         known = _schemas[func] = Schema(base_name(func), tuple(a.name for a in s.arguments), frozenset(writes), view,
-                                        torch.Tag.pointwise in func.tags, torch.Tag.nondeterministic_seeded in func.tags)
+                                        torch.Tag.pointwise in func.tags, torch.Tag.nondeterministic_seeded in func.tags, func.namespace == "profiler")
     return known
 
 
@@ -89,7 +90,15 @@ class Watcher(Protocol):
 
 
 class Recorder(TorchDispatchMode):
-    """See the module's docstring. `on_external(tensor, memory)` is told of each tensor that comes from outside."""
+    """See the module's docstring. `on_external(tensor, memory)` is told of each tensor that comes from outside. light: only
+    lines and modules of forward ops, for a tape; what tensors are made of is not followed."""
+
+    light = False
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch would wrap each call of a mode, to keep its compiler away; compiled code is run in eager here anyway."""
+        return False
 
     def __init__(self, stack: ModuleStack, watchers: list[Any], on_external: Callable[[torch.Tensor, Memory], None]):
         super().__init__()
@@ -109,25 +118,26 @@ class Recorder(TorchDispatchMode):
         self._by_number.clear()
         self.memories = {k: m for k, m in self.memories.items() if not m.ref.expired()}
         for memory in self.memories.values():
-            memory.views.clear()
+            memory.views = None
             if memory.maker is not None:
                 memory.maker.inputs = ()  # or the ops of every step before would be kept
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        if self.blind or func.namespace == "profiler":
+        schema = _schemas.get(func) or schema_of(func)
+        if self.blind or schema.ignored:
             return func(*args, **kwargs)
-        schema = schema_of(func)
         try:
             op = self._describe(func, schema, args, kwargs)
-            reach = self._operands(op, args, kwargs)
+            reach = 0 if self.light else self._operands(op, args, kwargs)
             kept = [w.before(op, schema, args, kwargs) for w in self.watchers]
         except Exception as fault:  # the border: nothing of ours may stop the training
             self.go_blind(fault)
             return func(*args, **kwargs)
         out = func(*args, **kwargs)
         try:
-            self._results(op, schema, args, kwargs, out, reach)
+            if not self.light:
+                self._results(op, schema, args, kwargs, out, reach)
             for watcher, token in zip(self.watchers, kept, strict=True):
                 watcher.after(op, schema, args, kwargs, out, token)
         except Exception as fault:
@@ -154,6 +164,8 @@ class Recorder(TorchDispatchMode):
             op.during, op.index, op.after_model, op.grad = known.during, known.index, known.after_model, known.grad
         else:
             self._place(op, node)
+        if self.light:
+            return op
         for missed in range(self._last_number.get(thread, max(number - 1, 0)), number):
             self._by_number.setdefault(missed, []).append(op)
         self._last_number[thread] = number
@@ -161,7 +173,7 @@ class Recorder(TorchDispatchMode):
 
     def _place(self, op: Op, node: Any) -> None:
         """Line, module and phase of an op."""
-        stop = locate(depth=4)
+        stop = locate(depth=3)
         op.site, op.library = stop.site, stop.library
         op.grad = torch.is_grad_enabled()
         op.after_model = self.model_called and not self.stack.inside
@@ -203,7 +215,7 @@ class Recorder(TorchDispatchMode):
     def _operands(self, op: Op, args: tuple, kwargs: dict) -> int:
         """Note what the op is given; returns which of parameters, inputs and targets flow into it."""
         reach, makers = 0, []
-        for _, tensor in walk((*args, *kwargs.values())):
+        for tensor in tensors_given(args, kwargs):
             memory = self.memory(tensor)
             if memory is not None:
                 reach |= memory.reach
@@ -214,41 +226,63 @@ class Recorder(TorchDispatchMode):
 
     def memory(self, tensor: torch.Tensor) -> Memory | None:
         """What is known of a tensor's memory; made known when it is seen for the first time."""
-        values = dense(tensor)
-        if values is None:
+        number = memory_key(tensor)
+        if number is None:
             return None
-        known = self.memories.get(key(values))
+        known = self.memories.get(number)
+        if known is not None and known.role not in ("input", "target"):
+            return known
+        values = dense(tensor)
         if known is None:
             leaf = tensor.requires_grad and tensor.is_leaf
             known = Memory(values.untyped_storage(), None, PARAMETER if leaf else TARGET, "parameter" if leaf else "target")
-            self.memories[key(values)] = known
+            self.memories[number] = known
             if leaf:
                 self.on_external(tensor, known)
         if known.role in ("input", "target"):
             view = _view(values)
+            if known.views is None:
+                known.views = set()
             if view not in known.views:  # a step may use any part of a data set that lies in one memory
                 known.views.add(view)
                 self.on_external(tensor, known)
         return known
 
     def _results(self, op: Op, schema: Schema, args: tuple, kwargs: dict, out: Any, reach: int) -> None:
-        written = [t for name, value in named_arguments(schema, args, kwargs) if name in schema.writes
-                   for _, t in walk((value,))]
-        for _, tensor in walk(out if isinstance(out, (list, tuple)) else (out,)):
-            values = dense(tensor)
-            known = None if values is None else self.memories.get(key(values))
-            if values is not None and known is None:
-                self.memories[key(values)] = Memory(values.untyped_storage(), op, reach)
-            elif known is not None and known.role in ("input", "target"):
-                known.views.add(_view(values))  # a part of what was looked at already
-        for tensor in written:
-            values = dense(tensor)
-            if values is not None and (memory := self.memories.get(key(values))) is not None:
+        for tensor in tensors_given(out if isinstance(out, (list, tuple)) else (out,), {}):
+            number = memory_key(tensor)
+            if number is None:
+                continue
+            known = self.memories.get(number)
+            if known is None:
+                self.memories[number] = Memory(dense(tensor).untyped_storage(), op, reach)
+            elif known.role in ("input", "target") and known.views is not None:
+                known.views.add(_view(dense(tensor)))  # a part of what was looked at already
+        for tensor in written(schema, args, kwargs) if schema.writes else ():
+            memory = self.memories.get(memory_key(tensor))
+            if memory is not None:
                 memory.maker, memory.reach = op, memory.reach | reach
 
 
 def _view(values: torch.Tensor) -> tuple:
     return values.storage_offset(), values.shape, values.stride()
+
+
+def tensors_given(args: Any, kwargs: dict) -> list[torch.Tensor]:
+    """The tensors among an op's arguments; lists of tensors (foreach ops) are entered."""
+    found = [a for a in args if isinstance(a, torch.Tensor)]
+    if len(found) < len(args) or kwargs:
+        for value in (*args, *kwargs.values()) if kwargs else args:
+            if isinstance(value, (list, tuple)):
+                found += [v for v in value if isinstance(v, torch.Tensor)]
+        found += [v for v in kwargs.values() if isinstance(v, torch.Tensor)]
+    return found
+
+
+def written(schema: Schema, args: tuple, kwargs: dict) -> list[torch.Tensor]:
+    """The tensors that an op changes."""
+    return [t for name, value in named_arguments(schema, args, kwargs) if name in schema.writes
+            for t in tensors_given((value,), {})]
 
 
 def named_arguments(schema: Schema, args: tuple, kwargs: dict) -> list[tuple[str, Any]]:

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_map_only
 
 from nbdebug.observe.record import Op
 from nbdebug.observe.tape import BackwardEntry, Entry, Held, Ref, Tape, Unfit
@@ -39,7 +38,6 @@ class Replay:
         self.scale, self.keep, self.on_outside, self.on_backward = scale, keep, on_outside, on_backward
         self.kept: torch.Tensor | None = None
         self.losses: list[torch.Tensor] = []
-        self.outputs: dict[int, Any] = {}  # what replaced ops returned, by the op's index
         self._values: dict[int, torch.Tensor] = {}
         self.changed: dict[int, torch.Tensor] = {}  # tensors from outside that the step changes, other than leaves
         self.leaves: dict[int, torch.Tensor] = {}
@@ -78,8 +76,6 @@ class Replay:
         patch = self.patches.get(entry.op.index)
         with torch.set_grad_enabled(entry.grad):
             out = patch(entry.op.func, args, kwargs) if patch else entry.op.func(*args, **kwargs)
-        if patch:
-            self.outputs[entry.op.index] = tree_map_only(torch.Tensor, torch.Tensor.detach, out)
         for number, (_, tensor) in zip(entry.results, walk(out if isinstance(out, (list, tuple)) else (out,)), strict=False):
             if number is not None:
                 self._values[number] = tensor

@@ -13,15 +13,22 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._pytree import tree_map
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from nbdebug.observe.engine import Backward
-from nbdebug.observe.record import Op, Recorder, Schema, named_arguments, schema_of
-from nbdebug.observe.tensors import Memory, dense, key, walk
+from nbdebug.observe.record import Op, Recorder, Schema, schema_of, tensors_given, written
+from nbdebug.observe.tensors import Memory, dense, key, memory_key
 
 
 class Unfit(Exception):
     """The recorded step can't be run again; the message says why."""
+
+
+class _Unusual(Exception):
+    """A tensor that the tape can't hold."""
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class Ref(NamedTuple):
@@ -76,6 +83,7 @@ class Tape:
         self.leaves: dict[int, torch.Tensor] = {}  # number -> the user's own tensor
         self._places: dict[tuple, list[list]] = {}
         self._by_memory: dict[int, list[int]] = {}
+        self._alive: list[StorageWeakRef] = []
         self._count = 0
         self.random = torch.get_rng_state()
         self.cuda_random = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
@@ -102,21 +110,15 @@ class Tape:
     def before(self, op: Op, schema: Schema, args: tuple, kwargs: dict) -> tuple | None:
         if op.during == "backward" or op.recomputed:
             return None
-        for name, value in named_arguments(schema, args, kwargs):
-            if isinstance(value, torch.Generator) and id(value) not in self.generators:
-                self.generators[id(value)] = (value, value.get_state())
-        unfit = "" if op.func.namespace not in ("c10d", "_c10d_functional") else "it talks to other processes"
-        for _, tensor in walk((*args, *kwargs.values())):
-            if dense(tensor) is not tensor or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
-                unfit = f"it uses a tensor of layout {tensor.layout} or type {type(tensor).__name__}"
-        if unfit:
-            return args, kwargs, unfit
-        refs = tree_map(self._ref, args), tree_map(self._ref, kwargs)
-        for name, value in named_arguments(schema, args, kwargs):
-            if name in schema.writes:
-                for _, tensor in walk((value,)):
-                    self._keep(tensor)
-        return *refs, unfit
+        if schema.random and isinstance(generator := kwargs.get("generator"), torch.Generator):
+            self.generators.setdefault(id(generator), (generator, generator.get_state()))
+        try:
+            refs = tuple([self._ref(a) for a in args]), {k: self._ref(v) for k, v in kwargs.items()}
+        except _Unusual as reason:
+            return args, kwargs, str(reason)
+        if schema.writes:
+            self._keep(written(schema, args, kwargs))
+        return *refs, "it talks to other processes" if op.func.namespace in ("c10d", "_c10d_functional") else ""
 
     def after(self, op: Op, schema: Schema, args: tuple, kwargs: dict, out: Any, kept: tuple | None) -> None:
         if kept is None:
@@ -124,16 +126,19 @@ class Tape:
         if kept[2]:
             self.entries.append(Entry(op, (), {}, (), op.grad, kept[2]))
             return
-        changed = {self._place(t) for name, value in named_arguments(schema, args, kwargs) if name in schema.writes
-                   for _, t in walk((value,))}
-        plain = "detach" in op.func.__name__
-        results = tuple(None if dense(t) is not t or self._place(t) in changed else self._enter(t, False if plain else None)
-                        for _, t in walk(out if isinstance(out, (list, tuple)) else (out,)))
+        changed = {self._place(t) for t in written(schema, args, kwargs)} if schema.writes else ()
+        plain = False if schema.base == "detach" else None
+        results = tuple([None if (place := self._place(t)) is None or place in changed else self._enter(t, plain, place)
+                         for t in tensors_given(out if isinstance(out, (list, tuple)) else (out,), {})])
         self.entries.append(Entry(op, kept[0], kept[1], results, op.grad))
 
     def backward(self, call: Backward, result: Any) -> None:
         """Write down a call of the engine, and where its gradients can be found."""
-        refs = [tuple(self._ref(t) for t in group) for group in (call.roots, call.seeds, call.inputs)]
+        try:
+            refs = [tuple(self._ref(t) for t in group) for group in (call.roots, call.seeds, call.inputs)]
+        except _Unusual as reason:
+            self.entries.append(Entry(Op(-1, None, "backward", 0), (), {}, (), False, str(reason)))
+            return
         made: tuple = ()
         if not call.accumulate:
             made = tuple(self._enter(t, None) if isinstance(t, torch.Tensor) else None for t in result)
@@ -143,22 +148,34 @@ class Tape:
             if grad is not None and dense(grad) is grad and self.find(grad) is None:
                 self.held[self._enter(grad, False)] = Held(grad, False, grad_of=number)
 
-    def _place(self, t: torch.Tensor) -> tuple:
-        return key(t), t.dtype, t.storage_offset(), tuple(t.shape), t.stride(), t.is_conj(), t.is_neg()
+    def _place(self, t: torch.Tensor) -> tuple | None:
+        """Which part of which memory a tensor shows; None for a tensor without memory of its own."""
+        try:
+            memory = t.untyped_storage()._cdata
+        except (NotImplementedError, RuntimeError, ValueError):
+            return None
+        return memory, t.dtype, t.storage_offset(), t.shape, t.stride(), t.is_neg(), t.is_complex() and t.is_conj()
 
-    def _enter(self, tensor: torch.Tensor, grad: bool | None) -> int | None:
-        if dense(tensor) is not tensor:
+    def _enter(self, tensor: torch.Tensor, grad: bool | None, place: tuple | None = None) -> int | None:
+        place = place or self._place(tensor)
+        if place is None:
             return None
         number, self._count = self._count, self._count + 1
-        self._places.setdefault(self._place(tensor), []).append([number, grad])
-        self._by_memory.setdefault(key(tensor), []).append(number)
+        self._places.setdefault(place, []).append([number, grad])
+        same = self._by_memory.get(place[0])
+        if same is None:
+            self._alive.append(StorageWeakRef(tensor.untyped_storage()))  # or another memory could get this one's identity
+            self._by_memory[place[0]] = [number]
+        else:
+            same.append(number)
         return number
 
     def find(self, tensor: torch.Tensor) -> Ref | None:
         """The tape's name for a tensor, or None if the step did not use it."""
-        if dense(tensor) is not tensor:
+        place = self._place(tensor)
+        if place is None:
             return None
-        known = self._places.get(self._place(tensor), ())
+        known = self._places.get(place, ())
         for entry in reversed(known):
             if entry[1] is None:
                 entry[1] = tensor.requires_grad
@@ -166,7 +183,7 @@ class Tape:
                 return Ref(entry[0])
         if known:
             return Ref(known[-1][0], None, True)
-        same = self._by_memory.get(key(tensor))
+        same = self._by_memory.get(place[0])
         if same:
             view = (tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
             return Ref(same[-1], view, not tensor.requires_grad)
@@ -175,25 +192,29 @@ class Tape:
     def _ref(self, value: Any) -> Any:
         """The tape's stand-in for an argument; a tensor that is new comes from outside and is held."""
         if not isinstance(value, torch.Tensor):
+            if isinstance(value, (list, tuple)):
+                return type(value)([self._ref(v) for v in value])
             return value
-        if dense(value) is not value:
-            return Ref(-1)  # has no memory of its own: a replay that needs it will say so
+        if type(value) not in _PLAIN or value.layout is not torch.strided:
+            raise _Unusual(f"it uses a tensor of layout {value.layout} or type {type(value).__name__}")
         known = self.find(value)
         if known is None:
             leaf = value.requires_grad and value.is_leaf
             number = self._enter(value, value.requires_grad)
+            if number is None:
+                raise _Unusual("it works on tensors without memory of their own (torch.func)")
             self.held[number] = Held(value.detach(), leaf, memory=self.recorder.memories.get(key(value)))
             if leaf:
                 self.leaves[number] = value
             known = Ref(number)
         return known
 
-    def _keep(self, tensor: torch.Tensor) -> None:
-        """Copy the held tensors of a memory that is about to change."""
-        for number in self._by_memory.get(key(tensor), ()) if dense(tensor) is tensor else ():
-            held = self.held.get(number)
-            if held is not None and not held.changed and held.grad_of is None:
-                held.tensor, held.changed = held.tensor.clone(), True
+    def _keep(self, tensors: list[torch.Tensor]) -> None:
+        """Copy the held tensors of memories that are about to change, all at once."""
+        numbers = {n for t in tensors for n in self._by_memory.get(memory_key(t), ())}
+        held = [h for n in numbers if (h := self.held.get(n)) is not None and not h.changed and h.grad_of is None]
+        for one, copy in zip(held, torch._foreach_clone([h.tensor for h in held]) if held else (), strict=True):
+            one.tensor, one.changed = copy, True
 
 
 

@@ -22,7 +22,8 @@ def machine(device: str) -> str:
         name = torch.cuda.get_device_name()
     else:
         models = [line.split(":", 1)[1].strip() for line in _cpu_facts() if line.startswith("model name")]
-        name = f"{models[0] if models else platform.processor() or platform.machine()}, {torch.get_num_threads()} thread"
+        name = models[0] if models else platform.processor() or platform.machine()
+        name += f", {torch.get_num_threads()} thread"
     return f"{name}, torch {torch.__version__}, Python {platform.python_version()}"
 
 
@@ -41,17 +42,19 @@ def cells(row: Row) -> list[str]:
 
 
 def table(rows: list[Row]) -> str:
-    lines = [["tool", "step times", "middle half", "first call", "names of a NaN made in the forward",
-              "names of a NaN made in the backward"], *map(cells, rows)]
-    widths = [max(len(line[n]) for line in lines if not (n > 3 and line[1] == "–")) for n in range(6)]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines)
+    heads = ["tool", "step times", "middle half", "first call", "names of a NaN made in the forward",
+             "names of a NaN made in the backward"]
+    lines = [heads, *map(cells, rows)]
+    widths = [max(len(line[n]) for line in lines if not (n > 3 and line[1] == "–")) for n in range(len(heads))]
+    padded = ([cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines)
+    return "\n".join("  ".join(line).rstrip() for line in padded)
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.nan", description=__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--size", choices=SIZES, help="of the model (default: small on a CPU, gpt2 on a card)")
-    parser.add_argument("--repeats", type=int, metavar="N", help="pairs of steps for each tool (default: 5, on a card 15)")
+    parser.add_argument("--repeats", type=int, metavar="N", help="pairs of steps for each tool (default 5, on a card 15)")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the numbers to this file, too")
     args = parser.parse_args(arguments)
     on_card = args.device == "cuda"
@@ -64,13 +67,15 @@ def main(arguments: list[str] | None = None) -> int:
         torch.set_num_threads(1)
     training = Training(SIZES[args.size or ("gpt2" if on_card else "small")], args.device)
     rows, steps = measure(training, TOOLS, repeats, lambda line: print(line, file=sys.stderr, flush=True))
-    print(f"{machine(args.device)}\n{training.size}, {sum(p.numel() for p in training.model.parameters()):,} parameters, "
-          f"fused AdamW\nbare step: {1000 * statistics.median(steps):.1f} ms "
+    parameters = sum(p.numel() for p in training.model.parameters())
+    print(f"{machine(args.device)}\n{training.size}, {parameters:,} parameters\n"
+          f"bare step: {1000 * statistics.median(steps):.1f} ms "
           f"({'time that passed' if on_card else 'processor time'}, median of {len(steps)}); "
           f"each ratio: median of {repeats} pairs\n\n{table(rows)}")
     if args.json:
-        args.json.write_text(json.dumps({"machine": machine(args.device), "size": str(training.size), "repeats": repeats,
-                                         "bare_step_s": steps, "rows": [row.to_dict() for row in rows]}, indent=1))
+        numbers = {"machine": machine(args.device), "size": str(training.size), "repeats": repeats, "bare_step_s": steps,
+                   "rows": [row.to_dict() for row in rows]}
+        args.json.write_text(json.dumps(numbers, indent=1), encoding="utf-8")
     return 0
 
 

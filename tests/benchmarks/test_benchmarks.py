@@ -15,6 +15,8 @@ from tests.benchmarks import nan
 from tests.benchmarks.tools import TOOLS
 from tests.benchmarks.training import SIZES, Training
 
+OURS = [tool for tool in TOOLS if tool.name.startswith("nbdebug")]
+
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict[str, Any]]]:
@@ -36,7 +38,7 @@ def test_only_what_is_not_installed_is_skipped(rows: dict[str, dict[str, Any]]) 
     assert not [row["skipped"] for row in rows.values() if row["skipped"] and "not installed" not in row["skipped"]]
 
 
-@pytest.mark.parametrize("tool", [tool for tool in TOOLS if tool.name.startswith("nbdebug")], ids=lambda tool: tool.name)
+@pytest.mark.parametrize("tool", OURS, ids=lambda tool: tool.name)
 def test_nbdebug_names_the_planted_fault(rows: dict[str, dict[str, Any]], tool: Any) -> None:
     training = Training(SIZES["smallest"], "cpu")
     answers = rows[tool.name]["named"]

@@ -1,5 +1,6 @@
-"""Ratios of step times. Each step under a tool has a bare step right before it, and the tools take turns, so that whatever
-slows the machine for a while slows both. The median of the ratios counts; the middle half of them shows how sure it is.
+"""Ratios of step times. Each step under a tool has a bare step right before it, and the tools take turns, so that
+whatever slows the machine for a while slows both. The median of the ratios counts; their middle half shows how sure
+it is.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ WARM_UP = 3
 
 @dataclasses.dataclass
 class Row:
-    """What one tool cost, in bare steps; what it named; first: seconds of its first call, with all that is done once."""
+    """What one tool cost, in bare steps; what it named; first: seconds of its first call, all included."""
 
     tool: Tool
     skipped: str = ""
@@ -64,12 +65,12 @@ def measure(training: Training, tools: tuple[Tool, ...], repeats: int,
 
 
 def clock_for(training: Training) -> Callable[[], float]:
-    """On a CPU the time that this process used, which other processes disturb little; on an accelerator the time that passed."""
+    """On a CPU the time that this process used (others disturb it little); on a card the time that passed."""
     return time.process_time if training.device.type == "cpu" else time.perf_counter
 
 
 def _get_to_know(training: Training, row: Row) -> None:
-    """The first calls: what the tool names, how long its first call takes. A tool that breaks is skipped from then on."""
+    """The first calls: what the tool names, how long its first call takes. A tool that breaks is skipped afterwards."""
     try:
         row.first = _timed(training, row.tool, time.perf_counter)[0]
         for fault in (row.tool.fault,) if row.tool.fault else ("forward", "backward"):

@@ -1,5 +1,5 @@
-"""The tools that are compared. Each is a context manager that attaches the tool to a training and gives a function: it runs
-one step under the tool and returns what the tool names, in a few words ("" where it names nothing).
+"""The tools that are compared. Each is a context manager that attaches the tool to a training and gives a function: it
+runs one step under the tool and returns what the tool names, in a few words ("" where it names nothing).
 
 What is done once for a whole training (hooks) is done on attaching, outside the time that is measured; what is done for
 each step (entering a mode, `nan_trace`) is inside.
@@ -53,7 +53,8 @@ def bare(training: Training) -> Iterator[Run]:
 @contextlib.contextmanager
 def nbdebugged(training: Training, strategy: str) -> Iterator[Run]:
     def run() -> str:
-        return said(nbdebug.nan_trace(training.step, model=training.model, optimizer=training.optimizer, strategy=strategy))
+        given = {"model": training.model, "optimizer": training.optimizer, "strategy": strategy}
+        return said(nbdebug.nan_trace(training.step, **given))
 
     yield run
 
@@ -64,7 +65,8 @@ def said(report: nbdebug.Report) -> str:
         return "; ".join(report.unchecked)
     finding = report.findings[0]
     tried = [fix for fix in finding.fixes if fix.verified is not None]
-    fix = "no fix tried" if not tried else f"fix tried: {'works' if any(f.verified for f in tried) else 'does not work'}"
+    outcome = "works" if any(fix.verified for fix in tried) else "does not work"
+    fix = f"fix tried: {outcome}" if tried else "no fix tried"
     rows = "all rows" if finding.where.samples is None else f"row {', '.join(map(str, finding.where.samples))}"
     return ", ".join((finding.code, finding.where.module or "no module", finding.where.place, rows, fix))
 
@@ -116,7 +118,7 @@ def _stop_if_bad(name: str, module: nn.Module, given: tuple, out: torch.Tensor) 
 
 @contextlib.contextmanager
 def module_trace(training: Training) -> Iterator[Run]:
-    """The largest magnitude of each leaf module's output, measured together and read after the step: the host never waits."""
+    """The largest magnitude of each leaf module's output, measured together and read after the step."""
     outputs: dict[torch.dtype, list[tuple[int, torch.Tensor]]] = defaultdict(list)
     called: list[str] = []
     copies: list[tuple[list[int], torch.Tensor]] = []
@@ -142,7 +144,8 @@ def module_trace(training: Training) -> Iterator[Run]:
             copies.clear()
             training.step()
             training.wait()
-            bad = [n for calls, sizes in copies for n, s in zip(calls, sizes.tolist(), strict=True) if not math.isfinite(s)]
+            measured = ((n, s) for calls, sizes in copies for n, s in zip(calls, sizes.tolist(), strict=True))
+            bad = [n for n, size in measured if not math.isfinite(size)]
             return called[min(bad)] if bad else ""
 
         yield run
@@ -188,7 +191,8 @@ def torchlensed(training: Training) -> Iterator[Run]:
     def run() -> str:
         with training.casting():
             found = torchlens.debug.find_nan(training.model, [training.batch, training.keep])
-        return ", ".join(filter(None, (found.func_name, found.module_address, _place(found.source_line)))) if found.found else ""
+        named = (found.func_name, found.module_address, _place(found.source_line))
+        return ", ".join(part for part in named if part and found.found)
 
     try:
         yield run

@@ -1,8 +1,8 @@
 """A GPT-like model, its training step, and two faults that can be planted in its middle block.
 
-Both faults are common ones. Some rows of a batch hold nothing but padding; `Gate` divides by what such a row adds up to.
-With `by = "sum"` that is 0/0 in the forward. With `by = "length"` the division is guarded and the forward is finite, but the
-derivative of a square root at zero is not. The gate's size and the ops around it are the same, planted or not.
+Both faults are common ones. Some rows of a batch hold nothing but padding; `Gate` divides by what such a row adds up
+to. With `by = "sum"` that is 0/0 in the forward. With `by = "length"` the division is guarded and the forward finite,
+but the derivative of a square root at zero is not. The gate's size and the ops around it are the same, planted or not.
 """
 
 from __future__ import annotations
@@ -29,14 +29,16 @@ class Size:
     batch: int
     length: int
     half: bool  # bfloat16 autocast
+    fused: bool  # AdamW in one kernel, as on a card; else torch's choice
 
     def __str__(self) -> str:
         return (f"{self.blocks} blocks, width {self.width}, {self.heads} heads, vocabulary {self.vocabulary:,}, "
-                f"batch {self.batch}×{self.length}, {'bfloat16 autocast' if self.half else 'float32'}")
+                f"batch {self.batch}×{self.length}, {'bfloat16 autocast' if self.half else 'float32'}, "
+                f"{'fused ' if self.fused else ''}AdamW")
 
 
-SIZES = {"smallest": Size(2, 32, 2, 64, 4, 8, True), "small": Size(4, 256, 4, 1000, 8, 64, False),
-         "gpt2": Size(12, 768, 12, 50257, 8, 1024, True)}
+SIZES = {"smallest": Size(2, 32, 2, 64, 4, 8, True, False), "small": Size(4, 256, 4, 1000, 8, 64, False, False),
+         "gpt2": Size(12, 768, 12, 50257, 8, 1024, True, True)}
 
 
 class Planted(NamedTuple):
@@ -81,7 +83,8 @@ class Block(nn.Module):
         super().__init__()
         self.norm1, self.attention = nn.LayerNorm(size.width), Attention(size.width, size.heads)
         self.norm2 = nn.LayerNorm(size.width)
-        self.mlp = nn.Sequential(nn.Linear(size.width, 4 * size.width), nn.GELU(), nn.Linear(4 * size.width, size.width))
+        wide = 4 * size.width
+        self.mlp = nn.Sequential(nn.Linear(size.width, wide), nn.GELU(), nn.Linear(wide, size.width))
         self.gate = Gate(size.width) if gated else None
         self.mix = nn.Linear(EXPERTS, size.width) if gated else None
 
@@ -118,7 +121,7 @@ class Training:
         torch.manual_seed(0)
         self.size, self.device = size, torch.device(device)
         self.model = Model(size).to(self.device)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=size.fused or None)
         draw = torch.Generator().manual_seed(1)
         data = torch.randint(size.vocabulary, (size.batch, size.length + 1), generator=draw).to(self.device)
         self.batch, self.targets = data[:, :-1].contiguous(), data[:, 1:].reshape(-1)
@@ -158,7 +161,8 @@ class Training:
         self.optimizer.zero_grad(set_to_none=True)
 
     def _state(self) -> list[torch.Tensor]:
-        kept = [v for p in self.model.parameters() for v in self.optimizer.state[p].values() if isinstance(v, torch.Tensor)]
+        states = [self.optimizer.state[p] for p in self.model.parameters()]
+        kept = [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
         return [*self.model.parameters(), *kept]
 
     def wait(self) -> None:

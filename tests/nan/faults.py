@@ -31,7 +31,7 @@ class Fault:
     result: str
     top: str = ""
     init: str = ""
-    rows: str | None = "0"
+    rows: str = "0"
     bad64: tuple[float, ...] = ()
     child: str = ""
     learnt: str = ""

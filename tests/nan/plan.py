@@ -48,6 +48,8 @@ def draw(rng: random.Random, healthy: bool, probe: bool) -> Program:
         draft.place = "none"
     if draft.place in ("root", "loss", "none") and draft.fault and draft.fault.init:
         draft.place = "module"
+    if draft.place == "loss" and setup.style == "packed":
+        setup.style = "plain"  # else the column is no input of the model, and a bad one might be called a bad target
     choose_rows(rng, draft)
     written = write_without_model(rng, draft) if draft.place == "none" else write_with_model(rng, draft)
     return finish(draft, healthy, *written)
@@ -235,8 +237,8 @@ def finish(draft: Draft, healthy: bool, source: str, parts: dict) -> Program:
         return Program(source, None, about, fault, setup)
     if fault:
         mark = fault.mark
-        told = fault.rows not in (None, "one", "all") and (fault.rows != "1" or setup.batch != setup.time)
-        rows = draft.rows if told else None  # with time first, a batch as long as the time can't be told from it
+        unclear = {"1": setup.time, "folded": setup.width}.get(fault.rows) == setup.batch  # two dimensions alike
+        rows = None if unclear or fault.rows in ("one", "all") else draft.rows
         truth = {"codes": fault.codes, "ops": fault.ops, "line": (mark,), "rows": rows, **parts}
     else:
         truth = {"codes": ("nan/input-nonfinite",), "rows": draft.rows, **parts}

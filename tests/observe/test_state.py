@@ -1,4 +1,4 @@
-"""A snapshot puts everything back, bit for bit; the oracle is a full copy made by other means (`photograph`)."""
+"""A snapshot puts everything back, bit for bit."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torch import nn
 
 from nbdebug.observe.bits import bits, fingerprint
 from nbdebug.observe.state import Snapshot
+from tests.observe.photograph import network, photograph, prove
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:Detected call of `lr_scheduler.step")
 
@@ -23,111 +24,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:Detected ca
 def _one_thread():
     torch.set_num_threads(1)
     torch.manual_seed(0)
-
-
-def raw(tensor):
-    """A tensor's content as bytes, its type and its shape."""
-    if tensor is None:
-        return None
-    if tensor.layout == torch.sparse_coo:
-        return "sparse", tensor.is_coalesced(), raw(tensor._indices()), raw(tensor._values())
-    tensor = tensor.detach()
-    tensor = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-    return tensor.dtype, tuple(tensor.shape), bytes(tensor.contiguous().flatten().view(torch.uint8).tolist())
-
-
-def deep(value):
-    """Nested containers with their tensors as bytes."""
-    if isinstance(value, torch.Tensor):
-        return raw(value)
-    if isinstance(value, dict):
-        return {k if not isinstance(k, torch.Tensor) else id(k): deep(v) for k, v in value.items()}
-    return tuple(map(deep, value)) if isinstance(value, (list, tuple, deque)) else value
-
-
-def photograph(model, *optimizers):
-    """All that must come back, and which objects hold it."""
-    return {
-        "parameters": {n: (id(p), raw(p), p.requires_grad, raw(p.grad), id(p.grad) if p.grad is not None else None)
-                       for n, p in model.named_parameters(remove_duplicate=False)},
-        "buffers": {n: (id(b), raw(b)) for n, b in model.named_buffers(remove_duplicate=False)},
-        "modules": [(n, id(m), type(m), m.training) for n, m in model.named_modules()],
-        "saved": list(model.state_dict()),
-        "optimizers": [(deep(o.state), deep([{k: v for k, v in g.items() if k != "params"} for g in o.param_groups]),
-                        [[id(p) for p in g["params"]] for g in o.param_groups]) for o in optimizers],
-        "random": (random.getstate(), np.random.get_state()[1].tobytes(), raw(torch.get_rng_state())),
-    }
-
-
-def prove(step, model, *optimizers, steps=2):
-    """`step` changes something; restoring undoes it, to the last bit, and the run goes on as it first did."""
-    before = photograph(model, *optimizers)
-    snapshot = Snapshot.take(model, optimizers)
-    assert snapshot.same_as_now() and snapshot.differences() == []
-    for _ in range(steps):
-        step()
-    after = photograph(model, *optimizers)
-    assert after != before and not snapshot.same_as_now() and snapshot.differences()
-    snapshot.restore()
-    assert photograph(model, *optimizers) == before
-    assert snapshot.same_as_now() and snapshot.differences() == []
-    for _ in range(steps):
-        step()
-    again = photograph(model, *optimizers)
-    for part in ("saved", "random"):
-        assert again[part] == after[part]
-    assert [p[1] for p in again["parameters"].values()] == [p[1] for p in after["parameters"].values()]
-
-
-def network():
-    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.5), nn.Linear(6, 1))
-
-
-OPTIMIZERS = {
-    "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
-    "Adam": lambda p: torch.optim.Adam(p, lr=0.1),
-    "Adam amsgrad": lambda p: torch.optim.Adam(p, lr=0.1, amsgrad=True),
-    "AdamW foreach": lambda p: torch.optim.AdamW(p, foreach=True),
-    "AdamW fused": lambda p: torch.optim.AdamW(p, fused=True),
-    "Adam tensor lr": lambda p: torch.optim.Adam(p, lr=torch.tensor(0.1)),
-    "RMSprop": lambda p: torch.optim.RMSprop(p, momentum=0.5, centered=True),
-    "LBFGS": lambda p: torch.optim.LBFGS(p, lr=0.1, history_size=2, max_iter=3),
-    "Rprop": torch.optim.Rprop,
-}
-
-
-@pytest.mark.parametrize("begun", [False, True], ids=["first step", "later step"])
-@pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_every_optimizer_goes_back(kind, begun):
-    model = network()
-    optimizer = OPTIMIZERS[kind](model.parameters())
-    x, y = torch.randn(8, 4), torch.randn(8, 1)
-
-    def closure():
-        optimizer.zero_grad()
-        loss = (model(x + random.random() + np.random.rand()) - y).square().mean()
-        loss.backward()
-        return loss
-
-    def step():
-        return optimizer.step(closure)
-
-    if begun:
-        step()
-    prove(step, model, optimizer)
-
-
-def test_sparse_gradients_and_their_optimizer_go_back():
-    model = nn.Embedding(7, 3, sparse=True)
-    optimizer = torch.optim.SparseAdam(model.parameters())
-
-    def step():
-        model(torch.randint(0, 7, (5,))).square().sum().backward()  # no zero_grad: the sparse gradient grows
-        optimizer.step()
-
-    prove(step, model, optimizer)  # no gradient at first
-    step()
-    prove(step, model, optimizer)  # a sparse gradient
 
 
 def test_gradients_are_restored_into_the_same_tensor():
@@ -329,44 +225,6 @@ def test_random_numbers_repeat():
     assert draw() == first
 
 
-def test_a_scaler_and_a_scheduler_go_back():
-    model = nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-
-    def step():
-        scaler.scale(model(torch.tensor([[1.0, float("inf")]])).sum()).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        scheduler.step()
-
-    snapshot = Snapshot.take(model, optimizer, others=[scaler, scheduler])
-    for _ in range(2):
-        step()
-        assert scaler.get_scale() == 4.0 and optimizer.param_groups[0]["lr"] == 0.5 == scheduler.get_last_lr()[0]
-        snapshot.restore()
-        assert snapshot.same_as_now()
-        assert scaler.get_scale() == 8.0 and optimizer.param_groups[0]["lr"] == 1.0 == scheduler.get_last_lr()[0]
-
-
-def test_groups_and_settings_of_an_optimizer_go_back():
-    model = network()
-    optimizer = torch.optim.AdamW(model[0].parameters(), lr=0.1)
-
-    def step():
-        optimizer.add_param_group({"params": model[4].parameters(), "lr": 3.0})
-        optimizer.param_groups[0]["betas"] = (0.5, 0.6)
-        optimizer.param_groups[0]["lr"] *= 2
-
-    snapshot = Snapshot.take(model, optimizer)
-    step()
-    assert set(snapshot.differences()) == {"optimizer.param_groups[1]", "optimizer.param_groups[0].lr",
-                                           "optimizer.param_groups[0].betas"}
-    snapshot.restore()
-    prove(step, model, optimizer, steps=1)
-
-
 def test_differences_name_what_a_person_knows():
     model = network()
     optimizer = torch.optim.Adam(model.parameters())
@@ -391,16 +249,6 @@ def test_tensors_made_of_others_go_back():
     assert snapshot.differences() == ["model.ragged", "model.rows"]
     snapshot.restore()
     assert [fingerprint(b) for b in model.buffers()] == before
-
-
-def test_parameters_that_only_the_optimizer_knows_go_back():
-    free = nn.Parameter(torch.zeros(2))
-    optimizer = torch.optim.SGD([free], lr=1.0)
-    snapshot = Snapshot.take({}, [optimizer])
-    free.sum().backward()
-    optimizer.step()
-    snapshot.restore()
-    assert free.tolist() == [0, 0] and free.grad is None and snapshot.same_as_now()
 
 
 def test_recurrent_and_meta_and_frozen_models():
@@ -430,45 +278,3 @@ def test_a_snapshot_costs_one_copy_and_keeps_nothing_alive(monkeypatch):
 def test_other_things_are_refused_by_name():
     with pytest.raises(TypeError, match=r"modules, optimizers.*'model'"):
         Snapshot.take(["model"])
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.float32, torch.bool, torch.complex64], ids=str)
-def test_a_fingerprint_changes_nothing(dtype):
-    x = torch.tensor([0, 2, 6]).to(dtype)
-    before = raw(x)
-    assert fingerprint(x) == fingerprint(x) and raw(x) == before
-
-
-def test_fingerprints_tell_bits_and_places_apart():
-    x = torch.tensor([1.0, 2.0, float("nan"), 0.0])
-    assert fingerprint(x) == fingerprint(x.clone())
-    negative = torch.tensor([1.0, 2.0, float("nan"), -0.0])
-    others = [x.flip(0), x[[1, 0, 2, 3]], x.double(), x.reshape(2, 2), negative, x[:3]]
-    assert len({fingerprint(x), *map(fingerprint, others)}) == 7
-    assert fingerprint(x.t().contiguous()) == fingerprint(x)
-    assert fingerprint(torch.tensor([1 + 2j]).conj()) != fingerprint(torch.tensor([1 + 2j]))
-    assert fingerprint(x.to_sparse()) == fingerprint(x.to_sparse()) != fingerprint(x.flip(0).to_sparse())
-    assert fingerprint(torch.zeros(0)) == fingerprint(torch.zeros(0))
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("kind", ["AdamW fused", "AdamW foreach", "SGD"])
-def test_cuda_state_and_random_numbers_go_back(kind):
-    model = network().cuda()
-    optimizer = OPTIMIZERS[kind](model.parameters())
-    x = torch.randn(8, 4, device="cuda")
-
-    def step():
-        optimizer.zero_grad()
-        model(x + torch.rand(1, device="cuda")).square().mean().backward()
-        optimizer.step()
-
-    step()
-    snapshot = Snapshot.take(model, optimizer)
-    step()
-    assert "the random numbers of cuda:0" in snapshot.differences()
-    after = [fingerprint(p) for p in model.parameters()]
-    snapshot.restore()
-    assert snapshot.same_as_now()
-    step()
-    assert [fingerprint(p) for p in model.parameters()] == after

@@ -63,12 +63,14 @@ class Probe:
         self.tape = Tape(self.recorder)
         self.flow = Flow(self.recorder, SceneTaker(self.recorder))
         self.recorder.watchers = [self.flow, self.tape, self] if live else [self.tape, self]
+        self.recorder.light = not live
         self.sightings = Sightings(self.flow, self.tape, live)
-        self.engine = EngineWatch(self._backward_began, self._backward_ended)
+        self.engine = EngineWatch(self._backward_began, self._backward_ended, unseen=not live)
         self.optimizing = OptimizerWatch(self._optimizer_begins, self._optimizer_done)
         self.run, self.step = Run(), 0
         self.spoiled_buffers: dict[str, Any] = {}  # the birth, for buffers that went bad in a step that was sound
         self.buffers_spoiled = False
+        self.proven = False  # a replay has failed as the step did
         self._steps_of: collections.Counter[int] = collections.Counter()
         self._skips = 0
         self._first_sizes: list[float] = []

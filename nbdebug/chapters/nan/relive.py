@@ -12,7 +12,7 @@ import math
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from nbdebug.chapters.nan.facts import Target
 from nbdebug.chapters.nan.flow import Flow
@@ -20,10 +20,10 @@ from nbdebug.chapters.nan.probe import Probe
 from nbdebug.chapters.nan.scene import SceneTaker
 from nbdebug.chapters.nan.sightings import Seen, largest, read
 from nbdebug.finding import Where
-from nbdebug.observe.record import Op, Recorder, Schema, named_arguments
+from nbdebug.observe.record import Op, Recorder, schema_of, tensors_given, written
 from nbdebug.observe.replay import Replay
 from nbdebug.observe.tape import Held
-from nbdebug.observe.tensors import Memory, all_finite, can_be_bad, dense, key, tensors_in, walk
+from nbdebug.observe.tensors import PARAMETER, TARGET, Memory, all_finite, can_be_bad, dense, key
 
 _GROUP, _GROUP_BYTES = 32, 2**30
 
@@ -32,44 +32,56 @@ class NotLocated(RuntimeError):
     """A step went bad, and replaying it does not show where. The message says why, and what to do instead."""
 
 
-class Scout:
-    """A watcher: which ops' results are bad, without waiting for the device. Numbers of ops, in the order of the replay."""
+class Scout(TorchDispatchMode):
+    """Which ops' results are bad, without waiting for the device. Ops are known by their number in the replay."""
 
-    def __init__(self, recorder: Recorder):
-        self.recorder = recorder
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # as in Recorder
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
         self._held: list[tuple[int, torch.Tensor]] = []
         self._bytes = 0
-        self._sizes: list[tuple[tuple[int, ...], torch.Tensor]] = []
+        self._numbers: list[int] = []
+        self._sizes: list[torch.Tensor] = []
 
-    def before(self, op: Op, schema: Schema, args: tuple, kwargs: dict) -> None:
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        schema = schema_of(func)
+        if schema.ignored:
+            return func(*args, **kwargs)
         if schema.writes:
-            self._measure()
+            self._measure()  # before what is held is changed
+        out = func(*args, **kwargs)
+        self.count += 1
+        if not schema.view or schema.writes:
+            results = tensors_given(out if isinstance(out, (list, tuple)) else (out,), {})
+            for tensor in (*results, *written(schema, args, kwargs)) if schema.writes else results:
+                self._hold(tensor)
+        return out
 
-    def after(self, op: Op, schema: Schema, args: tuple, kwargs: dict, out: Any, kept: Any) -> None:
-        if schema.view and not schema.writes:
+    def _hold(self, tensor: torch.Tensor) -> None:
+        values = dense(tensor)
+        if values is None or not can_be_bad(values):
             return
-        changed = [t for n, v in named_arguments(schema, args, kwargs) if n in schema.writes for _, t in walk((v,))]
-        for tensor in (*tensors_in(out), *changed):
-            values = dense(tensor)
-            if values is not None and can_be_bad(values):
-                self._held.append((self.recorder.count - 1, values.detach()))
-                self._bytes += values.nbytes
-        if len(self._held) >= _GROUP or self._bytes > _GROUP_BYTES or schema.writes:
+        values = torch.view_as_real(values.detach().resolve_conj()) if values.is_complex() else values.detach()
+        self._held.append((self.count - 1, values))
+        self._bytes += values.nbytes
+        if len(self._held) >= _GROUP or self._bytes > _GROUP_BYTES:
             self._measure()
 
     def _measure(self) -> None:
-        if not self._held:
-            return
-        sizes = torch._foreach_norm([torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for _, t in self._held],
-                                    ord=math.inf)
-        self._sizes += [((number,), size) for (number, _), size in zip(self._held, sizes, strict=True)]
-        self._held, self._bytes = [], 0
+        if self._held:
+            self._sizes += torch._foreach_norm([t for _, t in self._held], ord=math.inf)
+            self._numbers += [number for number, _ in self._held]
+            self._held, self._bytes = [], 0
 
     def bad(self) -> set[int]:
         """The numbers of the ops that made something bad."""
         self._measure()
-        values = read([size for _, size in self._sizes])
-        return {n for value, (numbers, _) in zip(values, self._sizes, strict=True) if not math.isfinite(value) for n in numbers}
+        return {n for n, size in zip(self._numbers, read(self._sizes), strict=True) if not math.isfinite(size)}
 
 
 class Relived:
@@ -85,8 +97,9 @@ class Relived:
         self.flow.births.leading = births.leading.copy()
         self.bad_outside: set[int] = set()
 
-    def run(self, watcher: Any) -> Replay:
-        self.recorder.watchers = [watcher]
+    def run(self) -> Replay:
+        """Replay the step with the books kept."""
+        self.recorder.watchers = [self.flow]
         replay = Replay(self.probe.tape, on_op=self._next, on_outside=self._introduce, on_backward=self._backward,
                         keep=self.seen.ref)
         with self.recorder:
@@ -109,16 +122,20 @@ class Relived:
             values, known = dense(tensor), held.memory
             if values is None or key(values) in self.recorder.memories:
                 return
-            role = known.role if known is not None and known.role else "target"
-            memory = Memory(values.untyped_storage(), None, known.reach if known else 0, role,
-                            known.name if known else "", known.module if known else "")
-            memory.entered = known.entered if known else None
+            if known is None or not known.role:
+                known = Memory(values.untyped_storage(), None, PARAMETER if held.leaf else TARGET,
+                               "parameter" if held.leaf else "target")
+            role = known.role
+            memory = Memory(values.untyped_storage(), None, known.reach, role, known.name, known.module)
+            memory.entered = known.entered
             self.recorder.memories[key(values)] = memory
             earlier = self.probe.spoiled_buffers.get(memory.name) if role == "buffer" else None
             if number in self.bad_outside and earlier is not None:
                 self.flow.adopt(earlier, values)
             elif number in self.bad_outside:
                 self.flow.external(tensor, memory)
+            elif role == "target":
+                self.flow.births.note_shape(tensor)
 
     def _external(self, tensor: torch.Tensor, memory: Memory) -> None:
         """Everything from outside has been introduced; views of it need no second look."""
@@ -130,7 +147,7 @@ def relive(probe: Probe, seen: Seen) -> None:
     _judge(seen, second, replay)
     if not seen.origins:
         raise NotLocated(_sorry(probe, seen, "it came out finite when it was replayed"))
-    probe.flow, probe.recorder = second.flow, second.recorder
+    probe.flow, probe.recorder, probe.proven = second.flow, second.recorder, True
 
 
 def relive_buffers(probe: Probe) -> None:
@@ -152,18 +169,17 @@ def _replayed(probe: Probe, seen: Seen) -> tuple[Relived, Replay]:
     outside = {n: h.tensor for n, h in probe.tape.held.items() if h.grad_of is None and can_be_bad(h.tensor)
                and h.tensor.layout is torch.strided}
     try:
-        first = Relived(probe, seen)
-        scout = Scout(first.recorder)
-        first.run(scout)
+        scout = Scout()
+        with scout:
+            Replay(probe.tape).run(seen.position, forward_only=seen.target.kind == "loss")
         sizes = read([size for t in outside.values() for size in largest([t])])
         second = Relived(probe, seen, scout.bad())
         second.bad_outside = {n for n, size in zip(outside, sizes, strict=True) if not math.isfinite(size)}
-        replay = second.run(second.flow)
+        replay = second.run()
     except Exception as reason:
         raise NotLocated(_sorry(probe, seen, f"the step can't be replayed ({type(reason).__name__}: {reason})")) from reason
-    for fault in (first.recorder.fault, second.recorder.fault):
-        if fault is not None:
-            raise fault
+    if second.recorder.fault is not None:
+        raise second.recorder.fault
     return second, replay
 
 

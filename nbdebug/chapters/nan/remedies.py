@@ -36,15 +36,17 @@ class Trial:
         self.alike = [] if guilty is None else [  # a fix to the line changes every run of it: loops, reused modules
             e.op for e in probe.tape.entries if isinstance(e, Entry) and (e.op.site, e.op.name) == (guilty.site, guilty.name)]
         self.replays, self.why_not = 0, ""
-        self.original: Replay | None = None
+        self.same: list[tuple[int, int]] = []  # of the sound results of a mended op: how many stayed as they were, of how many
+        if probe.proven:
+            return
         try:
-            self.original = self.replay({guilty.index: _unchanged} if guilty else {}, forward_only=seen.target.kind == "loss")
+            original = self.replay({}, forward_only=seen.target.kind == "loss")
         except Unfit as reason:
             self.why_not = f"the step can't be replayed: {reason}"
         except Exception as error:  # an op that is not to be run alone; nothing was changed
             self.why_not = f"the step can't be replayed: {type(error).__name__}: {str(error).splitlines()[0][:120]}"
         else:
-            if self.sound(self.original):
+            if self.sound(original):
                 self.why_not = "the step came out finite when it was replayed: it does not repeat"
 
     def replay(self, patches: Mapping[int, Patch], inputs: Mapping[int, Callable] | None = None, scale: float = 1.0,
@@ -55,7 +57,24 @@ class Trial:
 
     def everywhere(self, patch: Patch) -> Mended:
         """The patch at every run of the line at fault."""
-        return {op.index: patch for op in self.alike}, {}, 1.0
+        return {op.index: self._compared(patch) for op in self.alike}, {}, 1.0
+
+    def _compared(self, patch: Patch) -> Patch:
+        """The patch, which also counts the sound results of the op that it leaves as they are."""
+
+        def compared(func: Any, args: Any, kwargs: Any) -> Any:
+            changes = bool(schema_of(func).writes)
+            with torch.no_grad():
+                before = None if changes else next(iter(tensors_in(func(*args, **kwargs))), None)
+            out = patch(func, args, kwargs)
+            now = next(iter(tensors_in(out)), None)
+            if before is not None and now is not None and before.shape == now.shape and can_be_bad(before):
+                good = finite(before)
+                same = torch.isclose(before[good], now.detach()[good], rtol=1e-5, atol=1e-6)
+                self.same.append((int(same.sum()), int(good.sum())))
+            return out
+
+        return compared
 
     def sound(self, replay: Replay) -> bool:
         """Whether what went bad in the step is finite in a replay."""
@@ -92,9 +111,9 @@ def _tried(fix: Fix, code: str, facts: NanFacts, trial: Trial) -> Fix:
         return dataclasses.replace(fix, after={"why not": "it changes more than this step"})
     try:
         replay = trial.replay(patches, inputs, scale)
+        return dataclasses.replace(fix, verified=trial.everything_sound(replay), after=_numbers(trial, replay))
     except Exception as error:
         return dataclasses.replace(fix, after={"why not": f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"})
-    return dataclasses.replace(fix, verified=trial.everything_sound(replay), after=_numbers(trial, replay))
 
 
 def _numbers(trial: Trial, replay: Replay) -> dict[str, Any]:
@@ -109,17 +128,10 @@ def _numbers(trial: Trial, replay: Replay) -> dict[str, Any]:
         after["gradients"] = f"all {len(gradients)} finite" if not bad else f"{bad} of {len(gradients)} not finite"
     if trial.seen.target.kind == "parameter":
         after["parameters"] = "finite" if all(all_finite(p) for p in replay.leaves.values() if can_be_bad(p)) else "not finite"
-    if trial.guilty is not None and trial.guilty.index in replay.outputs and trial.original is not None:
-        before, now = (tensors_in(r.outputs[trial.guilty.index]) for r in (trial.original, replay))
-        if before and now and before[0].shape == now[0].shape:
-            good = finite(before[0])
-            same = torch.isclose(before[0][good], now[0][good], rtol=1e-5, atol=1e-6, equal_nan=True)
-            after["sound values"] = f"{int(same.sum()):,} of {int(good.sum()):,} unchanged"
+    if trial.same:
+        kept, total = (sum(column) for column in zip(*trial.same, strict=True))
+        after["sound values"] = f"{kept:,} of {total:,} unchanged"
     return after
-
-
-def _unchanged(func: Any, args: Any, kwargs: Any) -> Any:
-    return func(*args, **kwargs)
 
 
 # -- the fixes -------------------------------------------------------------------------------------------------------

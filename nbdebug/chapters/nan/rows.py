@@ -55,6 +55,7 @@ class RowSearch:
         self.every = tuple(range(root.batch or 0)) if root else ()
         self.healthy, self.runs = 0, 0
         self._known = {self.every: True}  # whether it fails, by the rows that the batch is made of
+        self._failed = False  # whether any replay did
 
     def find(self, hint: Sequence[int] | None = None) -> Rows:
         """`hint`: the rows that a look at the values found; if replays confirm them, fewer are needed."""
@@ -62,10 +63,10 @@ class RowSearch:
         if batch < 2:
             return Rows(why="the model was not given a batch of several rows")
         try:
-            if not self._found_healthy([row for row in self.every if row not in (hint or ())]):
-                return Rows(batch, why="the step fails with any one row in place of all others")
+            if why := self._why_no_healthy([row for row in self.every if row not in (hint or ())]):
+                return Rows(batch, why=why)
             at_fault, smallest = self._confirmed(hint or ()) or self._searched()
-            if not any(bad for source, bad in self._known.items() if source != self.every) and not self._run(self.every):
+            if not self._failed and not self._run(self.every):
                 return Rows(batch, why="the step did not fail again with the rows that it failed with")
         except _Enough:
             return Rows(batch, why=f"it was given up after {self.runs} runs of the step")
@@ -84,14 +85,16 @@ class RowSearch:
             rest = tuple(row for row in rest if row not in sets[-1])
         return tuple(sorted(sum(sets, ()))), min(sets, key=len)
 
-    def _found_healthy(self, rows: list[int]) -> bool:
-        """Try a few rows, spread over the batch, each in place of all."""
-        spread = [rows[i * len(rows) // CANDIDATES] for i in range(CANDIDATES)] if rows else []
-        for row in dict.fromkeys(spread):
+    def _why_no_healthy(self, rows: list[int]) -> str:
+        """Try a few rows, spread over the batch, each in place of all. "" when one is healthy."""
+        if not rows:
+            return "the op tracer saw the fault in every row"
+        spread = list(dict.fromkeys(rows[i * len(rows) // CANDIDATES] for i in range(CANDIDATES)))
+        for row in spread:
             self.healthy = row
             if not self._fails([]):
-                return True
-        return False
+                return ""
+        return f"the step fails too with row {' or '.join(map(str, spread))} in place of all other rows"
 
     def _fails(self, rows: Sequence[int]) -> bool:
         """Whether it fails when all but these rows are copies of the healthy one."""
@@ -105,7 +108,9 @@ class RowSearch:
             raise _Enough
         self.runs += 1
         run = self.replay(_Picked(self.root, source))
-        return self.event < len(run.events) and bool(run.events[self.event].bad)
+        bad = self.event < len(run.events) and bool(run.events[self.event].bad)
+        self._failed = self._failed or bad
+        return bad
 
 
 class _Picked(Change):

@@ -93,9 +93,11 @@ def largest(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def read(sizes: list[torch.Tensor]) -> list[float]:
-    """The numbers of 0-dimensional tensors, in order, with one read a device."""
+    """The numbers of 0-dimensional tensors, in order, with one read for each device and dtype."""
     found: dict[int, float] = {}
     for device in {s.device for s in sizes}:
-        there = [(i, s) for i, s in enumerate(sizes) if s.device == device]
-        found |= zip([i for i, _ in there], torch.stack([s.float() for _, s in there]).tolist(), strict=True)
+        there = [i for i, s in enumerate(sizes) if s.device == device]
+        for dtype in {sizes[i].dtype for i in there}:
+            alike = [i for i in there if sizes[i].dtype == dtype]
+            found |= zip(alike, torch.stack([sizes[i] for i in alike]).tolist(), strict=True)
     return [found[i] for i in range(len(sizes))]
