@@ -45,7 +45,7 @@ def fingerprint(tensor: torch.Tensor) -> tuple[Any, ...]:
 def _digest(part: torch.Tensor) -> int | str:
     whole = bits(part)
     if whole.device.type == "cpu":
-        return hashlib.blake2b(whole.numpy(), digest_size=8).hexdigest()
+        return hashlib.blake2b(whole.numpy().data, digest_size=8).hexdigest()
     mixed = torch.arange(whole.numel(), device=whole.device) * _STEP  # wraps around, as it should
     mixed ^= whole  # an element counts by its place, too
     return int((mixed * mixed + mixed).sum())  # computed where the tensor lies; one number comes back

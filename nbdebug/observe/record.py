@@ -173,7 +173,7 @@ class Recorder(TorchDispatchMode):
 
     def _place(self, op: Op, node: Any) -> None:
         """Line, module and phase of an op."""
-        stop = locate(depth=3)
+        stop = locate()  # our own frames, and those that torch may put around a mode, are skipped
         op.site, op.library = stop.site, stop.library
         op.grad = torch.is_grad_enabled()
         op.after_model = self.model_called and not self.stack.inside
@@ -233,6 +233,8 @@ class Recorder(TorchDispatchMode):
         if known is not None and known.role not in ("input", "target"):
             return known
         values = dense(tensor)
+        if values is None:
+            return None
         if known is None:
             leaf = tensor.requires_grad and tensor.is_leaf
             known = Memory(values.untyped_storage(), None, PARAMETER if leaf else TARGET, "parameter" if leaf else "target")
@@ -251,13 +253,14 @@ class Recorder(TorchDispatchMode):
     def _results(self, op: Op, schema: Schema, args: tuple, kwargs: dict, out: Any, reach: int) -> None:
         for tensor in tensors_given(out if isinstance(out, (list, tuple)) else (out,), {}):
             number = memory_key(tensor)
-            if number is None:
+            values = dense(tensor)
+            if number is None or values is None:
                 continue
             known = self.memories.get(number)
             if known is None:
-                self.memories[number] = Memory(dense(tensor).untyped_storage(), op, reach)
+                self.memories[number] = Memory(values.untyped_storage(), op, reach)
             elif known.role in ("input", "target") and known.views is not None:
-                known.views.add(_view(dense(tensor)))  # a part of what was looked at already
+                known.views.add(_view(values))  # a part of what was looked at already
         for tensor in written(schema, args, kwargs) if schema.writes else ():
             memory = self.memories.get(memory_key(tensor))
             if memory is not None:

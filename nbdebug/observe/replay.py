@@ -136,7 +136,7 @@ class Replay:
         value = held.tensor.detach()
         if number in self.inputs:
             value = self.inputs[number](value)
-        elif held.changed or held.leaf:
+        elif held.changed or held.leaf or self.patches:  # a mended op may write where the step's own did not
             value = value.clone()
         if held.leaf:
             value = self.leaves[number] = value.requires_grad_()

@@ -67,9 +67,9 @@ def _kind(code: CodeType) -> int:
     return SKIP if file.startswith(_STDLIB) else USER
 
 
-def locate(depth: int = 1) -> Stop:
-    """Walk outwards from the caller's caller (`depth` frames up) to the user's line."""
-    frame: FrameType | None = sys._getframe(depth + 1)
+def locate() -> Stop:
+    """Walk outwards from the caller to the user's line."""
+    frame: FrameType | None = sys._getframe(1)
     library, inner, optimizer = None, None, False
     while frame is not None:
         code = frame.f_code

@@ -98,6 +98,8 @@ class Tape:
                 if n == position or needed & set(entry.results):
                     needed |= _values([entry.roots, entry.seeds])
                 continue
+            if entry.unfit:
+                continue
             given = _values([entry.args, entry.kwargs])
             changes = schema_of(entry.op.func).writes
             if n == position or needed & set(entry.results) or (changes and needed & given):
@@ -213,7 +215,10 @@ class Tape:
         """Copy the held tensors of memories that are about to change, all at once."""
         numbers = {n for t in tensors for n in self._by_memory.get(memory_key(t), ())}
         held = [h for n in numbers if (h := self.held.get(n)) is not None and not h.changed and h.grad_of is None]
-        for one, copy in zip(held, torch._foreach_clone([h.tensor for h in held]) if held else (), strict=True):
+        copies = [torch.empty_like(h.tensor) for h in held]
+        if copies:
+            torch._foreach_copy_(copies, [h.tensor for h in held])
+        for one, copy in zip(held, copies, strict=True):
             one.tensor, one.changed = copy, True
 
 

@@ -109,7 +109,7 @@ def memory_key(tensor: torch.Tensor) -> int | None:
     """Identity of any tensor's memory; None where it has none of its own. (Written to be quick: it is asked for every op.)"""
     try:
         return tensor.untyped_storage()._cdata
-    except (NotImplementedError, RuntimeError, ValueError):
+    except (AttributeError, NotImplementedError, RuntimeError, ValueError):  # a lazy parameter may raise any of them
         values = dense(tensor)
         return None if values is None else values.untyped_storage()._cdata
 

@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.nan", description=__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--size", choices=SIZES, help="of the model (default: small on a CPU, gpt2 on a card)")
-    parser.add_argument("--repeats", type=int, metavar="N", help="pairs of steps for each tool (default 5, on a card 15)")
+    parser.add_argument("--repeats", type=int, metavar="N", help="pairs of steps a tool (default 5, on a card 15)")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the numbers to this file, too")
     args = parser.parse_args(arguments)
     on_card = args.device == "cuda"
@@ -73,8 +73,8 @@ def main(arguments: list[str] | None = None) -> int:
           f"({'time that passed' if on_card else 'processor time'}, median of {len(steps)}); "
           f"each ratio: median of {repeats} pairs\n\n{table(rows)}")
     if args.json:
-        numbers = {"machine": machine(args.device), "size": str(training.size), "repeats": repeats, "bare_step_s": steps,
-                   "rows": [row.to_dict() for row in rows]}
+        numbers = {"machine": machine(args.device), "size": str(training.size), "repeats": repeats,
+                   "bare_step_s": steps, "rows": [row.to_dict() for row in rows]}
         args.json.write_text(json.dumps(numbers, indent=1), encoding="utf-8")
     return 0
 

@@ -125,7 +125,9 @@ def test_healthy_step_leaves_the_same_bits(strategy):
     plain, traced = training(""), training("")
     for _ in range(3):
         plain.step()
-    report = nbdebug.nan_trace(traced.step, model=traced.model, optimizer=traced.optimizer, max_steps=3, strategy=strategy)
+    report = nbdebug.nan_trace(
+        traced.step, model=traced.model, optimizer=traced.optimizer, max_steps=3, strategy=strategy
+    )
     assert report.ok
     for a, b in zip(plain.model.parameters(), traced.model.parameters(), strict=True):
         assert torch.equal(a, b)

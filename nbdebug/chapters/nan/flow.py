@@ -51,6 +51,7 @@ class Flow:
         self.recorder, self.suspected = recorder, suspected
         self.births = Births(recorder, take_scene)
         self.spoiled: dict[int, Spoiled] = {}
+        self.settled: set[int] = set()  # once the loss is bad, or a gradient: the births behind it; what follows is theirs
         self.checked: set[int] = set()  # births that the user's code looked at, after a backward
         self.last_read: set[int] = set()
         self.last_bad: set[int] = set()
@@ -61,7 +62,7 @@ class Flow:
 
     def before(self, op: Op, schema: Schema, args: tuple, kwargs: dict) -> dict[int, tuple]:
         """Keep what the op is about to overwrite: value, masks, maker."""
-        if not schema.writes:
+        if not schema.writes or self.settled:
             return {}
         kept = {}
         for name, value in named_arguments(schema, args, kwargs):
@@ -95,7 +96,10 @@ class Flow:
             if not looked_at or all_finite(values):
                 self._clear(values)
                 continue
-            origins = self._explain(op, schema, args, kwargs, kept, suspects, index, tensor)
+            if self.settled:
+                origins = dict.fromkeys(self.settled, ~finite(values))
+            else:
+                origins = self._explain(op, schema, args, kwargs, kept, suspects, index, tensor)
             self._write(values, origins)
             self.recent.append((~finite(values), origins))
             made |= origins.keys()
@@ -179,7 +183,7 @@ class Flow:
     def begin_step(self) -> None:
         """Drop the books of memories that are gone; to be called after the recorder has begun a new step."""
         self.spoiled = {k: s for k, s in self.spoiled.items() if k in self.recorder.memories}
-        self.checked, self.last_read, self.last_bad = set(), set(), set()
+        self.settled, self.checked, self.last_read, self.last_bad = set(), set(), set(), set()
         self.recent.clear()
         self.births.begin_step()
 

@@ -144,7 +144,7 @@ def _operand(change: Callable[[torch.Tensor], torch.Tensor], position: int = 0) 
             if len(args) <= position or not isinstance(args[position], torch.Tensor):
                 raise Unfit("the operand to be changed is a number in the code")
             given = list(args)
-            if schema_of(func).writes:  # an in-place op: its operand is changed where it lies
+            if schema_of(func).names[position] in schema_of(func).writes:  # an in-place op changes it where it lies
                 given[position].copy_(change(given[position]))
             else:
                 given[position] = change(given[position])

@@ -67,6 +67,8 @@ class Sightings:
                 made.rename(name)
                 self.found.append(made)
             made.origins |= born
+        if made.origins and not self.flow.settled:
+            self.flow.settled = set(made.origins)
 
     def add(self, kind: str, origins: set[int], name: str = "") -> None:
         """Note something whose origins are known already."""

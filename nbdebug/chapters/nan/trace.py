@@ -46,11 +46,12 @@ def nan_trace(step: Step, *, model: Any = None, optimizer: Any = None, max_steps
     models, optimizers = _models(model, near), _optimizers(optimizer, near)
     _check_models(models)
     subject = str(Subject(models, optimizers, named=model is not None))
-    before = Snapshot.take(models, optimizers) if restore else None
+    others = _others(near)
+    before = Snapshot.take(models, optimizers, others=others) if restore else None
     try:
         if strategy == "bisect":
-            return _bisected(step, models, optimizers, subject)
-        return _traced(step, models, optimizers, max_steps, subject, _has_scaler(near), _live(strategy, models, optimizers))
+            return _bisected(step, models, optimizers, subject, others)
+        return _traced(step, models, optimizers, max_steps, subject, _has_scaler(others), _live(strategy, models, optimizers))
     finally:
         if before is not None:
             before.restore()
@@ -127,11 +128,12 @@ def _live(strategy: str, models: Mapping[str, nn.Module], optimizers: Mapping[st
     return all(t.device.type == "cpu" for t in tensors)
 
 
-def _bisected(step: Step, models: dict, optimizers: dict, subject: str) -> Report:
+def _bisected(step: Step, models: dict, optimizers: dict, subject: str, others: list) -> Report:
     from nbdebug.chapters.nan.search import search
 
-    return search(step, models, list(optimizers.values()),
-                  trace=lambda: _traced(step, models, optimizers, 1, subject, scaler=False))
+    scaler = any(isinstance(o, torch.amp.GradScaler) for o in others)
+    return search(step, models, list(optimizers.values()), others=others,
+                  trace=lambda: _traced(step, models, optimizers, 1, subject, scaler))
 
 
 def _attach(error: Exception, probe: Probe, question: str, subject: str, steps: int) -> None:
@@ -237,8 +239,14 @@ def _known_as(thing: Any, near: dict[str, Any]) -> str | None:
     return next((name for name, value in near.items() if value is thing and not name.startswith("_")), None)
 
 
-def _has_scaler(near: dict[str, Any]) -> bool:
-    return any(isinstance(value, torch.amp.GradScaler) and value.is_enabled() for value in near.values())
+def _others(near: dict[str, Any]) -> list[Any]:
+    """What else a step may change: gradient scalers and schedulers among the variables that it uses."""
+    kinds = (torch.amp.GradScaler, torch.optim.lr_scheduler.LRScheduler)
+    return list({id(v): v for v in near.values() if isinstance(v, kinds)}.values())
+
+
+def _has_scaler(others: list[Any]) -> bool:
+    return any(isinstance(value, torch.amp.GradScaler) and value.is_enabled() for value in others)
 
 
 def names_near(step: Any) -> dict[str, Any]:
@@ -262,7 +270,7 @@ def names_near(step: Any) -> dict[str, Any]:
 def _inside(near: dict[str, Any]) -> dict[str, Any]:
     """Models and optimizers that a plain object or dict near the step holds (a trainer, a namespace), and of functions it calls."""
     found_inside: dict[str, Any] = {}
-    wanted = (nn.Module, torch.optim.Optimizer, torch.amp.GradScaler)
+    wanted = (nn.Module, torch.optim.Optimizer, torch.amp.GradScaler, torch.optim.lr_scheduler.LRScheduler)
     for name, value in list(near.items()):
         if isinstance(value, wanted) or inspect.ismodule(value) or isinstance(value, type):
             continue
