@@ -42,7 +42,7 @@ class Rule:
         """The catalogue page, in Markdown."""
         parts = {"What you see": self.symptom, "Why": self.cause, "Make sure": self.confirm, "What to do": self.fix,
                  "Read more": self.reference}
-        return f"# {self.code}\n\n{self.title}\n" + "".join(f"\n## {head}\n\n{text}\n" for head, text in parts.items())
+        return f"**{self.code}**: {self.title}\n" + "".join(f"\n**{head}.** {text}\n" for head, text in parts.items())
 
 
 def rule(**page: str) -> Callable[[Callable[[Any], Finding | None]], Callable[[Any], Finding | None]]:

@@ -29,6 +29,12 @@ class ModuleNames:
         for prefix, model in self.models.items():
             self._add(prefix if len(self.models) > 1 else "", model)
 
+    def adopt(self, module: nn.Module) -> None:
+        """A model that nobody named: it was met when it was called. Found models that have not been called make way."""
+        self._names, self.tensors = {}, {}
+        self.models = {"model": module}
+        self._add("", module)
+
     def _add(self, prefix: str, model: nn.Module) -> None:
         for raw, module in model.named_modules(prefix=prefix):
             name = plain_name(raw)

@@ -107,6 +107,7 @@ class Recorder(TorchDispatchMode):
         self.step, self.count, self.blind = 0, 0, ""
         self.fault: Exception | None = None
         self.model_called = False
+        self.hidden = ""  # light: what has a backward of its own, which a replay of the ops does not know
         self.replaying: Op | None = None  # set while a recorded op is run again: its line and module are known
         self._by_number: dict[int, list[Op]] = {}
         self._last_number: dict[int, int] = {threading.get_ident(): _next_number()}
@@ -165,6 +166,9 @@ class Recorder(TorchDispatchMode):
         else:
             self._place(op, node)
         if self.light:
+            if number > self._last_number.get(thread, number) and not op.grad:
+                self.hidden = "a custom autograd Function or a reentrant checkpoint"
+            self._last_number[thread] = number
             return op
         for missed in range(self._last_number.get(thread, max(number - 1, 0)), number):
             self._by_number.setdefault(missed, []).append(op)

@@ -63,8 +63,9 @@ def _notes(probe: Probe, steps: int, seen: Seen | None) -> list[str]:
                      "show when that buffer is used.")
     if seen is None and not run.losses and not probe.backward_runs:
         notes.append("No backward was seen: only what the step returned was judged.")
-    if steps != 1:
-        notes.append(f"{steps} steps were watched.")
+    if probe.compiled:
+        notes.append("Compiled modules ran in eager, so that every op could be seen"
+                     + ("." if seen else "; their compiled form was compared on the same batches."))
     return notes
 
 
@@ -116,7 +117,8 @@ def compare_compiled(probe: Probe, call: CompiledCall, step: int) -> CompiledFac
     before = Snapshot.take({"model": call.module})
     try:
         with torch.no_grad():
-            eager = tensors_in(call.module._orig_mod(*call.args, **call.kwargs))
+            with torch.compiler.set_stance("force_eager"):
+                eager = tensors_in(call.module(*call.args, **call.kwargs))
             before.restore()
             with torch.compiler.set_stance("default"):
                 made = tensors_in(call.module(*call.args, **call.kwargs))
@@ -127,5 +129,5 @@ def compare_compiled(probe: Probe, call: CompiledCall, step: int) -> CompiledFac
     bad = sum(int((~finite(t)).sum()) for t in made if can_be_bad(t))
     if not bad:
         return None
-    return CompiledFacts(step, probe.names.of(call.module) or "", type(call.module._orig_mod).__name__, bad,
+    return CompiledFacts(step, probe.names.of(call.module) or "", type(getattr(call.module, "_orig_mod", call.module)).__name__, bad,
                          sum(t.numel() for t in made), at_site(Where(), call.site))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from typing import Any, NamedTuple
 
 from nbdebug.finding import Where
@@ -16,6 +17,14 @@ class CompiledCall(NamedTuple):
     args: tuple
     kwargs: dict
     site: Site | None
+
+
+def is_compiled(module: Any) -> bool:
+    """Whether a module, or a part of it, runs compiled code (`torch.compile(model)` or `model.compile()`)."""
+    if "torch._dynamo" not in sys.modules:
+        return False
+    return any(type(m).__name__ == "OptimizedModule" or getattr(m, "_compiled_call_impl", None) is not None
+               for m in module.modules())
 
 
 class StopCell(BaseException):

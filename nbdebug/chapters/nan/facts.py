@@ -63,7 +63,7 @@ class Birth:
     that was bad when the step got it; then `op` is "". during: "forward", "backward" or "optimizer". scalars: the op's
     number arguments by name (exponent, value, ignore_index …). parents: indices into `NanFacts.births`. intended: a
     -inf that a mask put there on purpose. absorbed_by: ops that dropped it in the forward (where, masked_fill, index).
-    custom: born in the user's own backward. whole: all of the tensor is bad. earlier_step: born in an earlier step and
+    step: when it was born. custom: born in the user's own backward. whole: all of the tensor is bad. earlier_step: born in an earlier step and
     kept in a buffer since. name: the parameter's or buffer's name, for an external one. factors: (low, high) of what it was
     multiplied by where no parameter flowed in (a target, a weight). after_model: born after the model had returned.
     """
@@ -83,6 +83,7 @@ class Birth:
     custom: bool = False
     after_model: bool = False
     earlier_step: bool = False
+    step: int = 0
     absorbed_by: tuple[str, ...] = ()
     bad_elements: int = 0
     elements: int = 0

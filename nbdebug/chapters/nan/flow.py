@@ -220,6 +220,9 @@ class Flow:
         bad, nan = ~finite(values), torch.isnan(values)
         if schema.base in EMPTIES or not suspects or tensor.layout is not torch.strided:
             return self._inherit_all(op, schema, args, kwargs, kept, suspects, tensor, bad, nan)
+        if self.suspected is not None and (only := self._follows(op, bad, suspects)) is not None:
+            self.births.learn_rows(only, bad, op)
+            return {only: bad}
         dye = Dye(op.func, schema, args, kwargs, {i: k[0] for i, k in kept.items()}, _picker(index), tensor.shape)
         operands = {id(t): kept[id(t)][0] if id(t) in kept else t for _, t in walk((*args, *kwargs.values()))}
         nans = {i: torch.isnan(operands[i]) for i in suspects}
@@ -247,6 +250,20 @@ class Flow:
             origins |= self.births.born(scene, fresh, nan)
         return origins or {births[0]: bad}
 
+    def _follows(self, op: Op, bad: torch.Tensor, suspects: dict) -> int | None:
+        """In a replay, where each look costs: the birth whose values a result only carries on. That is so when they are all
+        of one birth that nobody intended, and the result is bad in rows where the operand was; in backward, in any rows."""
+        births = {b for masks in suspects.values() for b in masks}
+        if len(births) != 1 or self.births[only := births.pop()].intended or self.births[only].memory is not None:
+            return None
+        if op.during == "backward":
+            return only
+        for masks in suspects.values():
+            mask = masks[only]
+            if bad.dim() and mask.dim() and len(mask) == len(bad) and not bool((_rows(bad) & ~_rows(mask)).any()):
+                return only
+        return None
+
     def _inherit_all(self, op: Op, schema: Schema, args: tuple, kwargs: dict, kept: dict, suspects: dict,
                      tensor: torch.Tensor, bad: torch.Tensor, nan: torch.Tensor) -> dict[int, torch.Tensor]:
         """A result with no suspects is born here; one that can't be told apart comes from all of them."""
@@ -254,6 +271,11 @@ class Flow:
         if births and schema.base not in EMPTIES:
             return dict.fromkeys(births, bad)
         return self.births.born((op, schema, args, kwargs, kept, tensor), bad, nan)
+
+
+def _rows(mask: torch.Tensor) -> torch.Tensor:
+    return mask.flatten(1).any(1) if mask.dim() > 1 else mask
+
 
 def _picker(index: Any) -> Any:
     """How to find a result again after another run of the op."""

@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes
 
-from nbdebug.chapters.nan.course import CompiledCall, Run, StopCell
+from nbdebug.chapters.nan.course import CompiledCall, Run, StopCell, is_compiled
 from nbdebug.chapters.nan.flow import Flow
 from nbdebug.chapters.nan.places import at_site
 from nbdebug.chapters.nan.scene import SceneTaker
@@ -51,13 +51,14 @@ def _unseen(method: Callable) -> Callable:
 
 class Probe:
     """See the module's docstring. models and optimizers: by the names that the user knows them by. live: keep the books while
-    the step runs (else only record it: `relive.py` finds out afterwards). cell: find the steps' ends by the optimizers."""
+    the step runs (else only record it: `relive.py` finds out afterwards). cell: find the steps' ends by the optimizers. named:
+    the user named the models; else they were found, and one that is met in the run is taken too."""
 
     def __init__(self, models: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer], scaler: bool = False,
-                 cell: bool = False, live: bool = True):
-        self.names = ModuleNames(models)
+                 cell: bool = False, live: bool = True, named: bool = True):
+        self.names, self.named, self._called = ModuleNames(models), named, False
         self.optimizers, self.scaler, self.cell, self.live = dict(optimizers), scaler, cell, live
-        self.compiled_calls: list[CompiledCall] = []
+        self.compiled, self.compiled_calls = False, list[CompiledCall]()
         self.stack = ModuleStack(self.names, self._model_called)
         self.recorder = Recorder(self.stack, [], self._external)
         self.tape = Tape(self.recorder)
@@ -111,6 +112,8 @@ class Probe:
     def begin_step(self, step: int) -> None:
         """To be called before each step; measures the parameters as the step finds them."""
         self.step = step
+        if self.recorder.hidden and not self.live:
+            self._look_live()
         self._clear()
         self.recorder.new_step(step)
         self.flow.begin_step()
@@ -118,12 +121,22 @@ class Probe:
         self._register_parameters()
         self._measure_parameters()
 
+    def _look_live(self) -> None:
+        """From the next step on, look while the step runs: a replay would not know all of its backward."""
+        self.live = self.sightings.live = True
+        self.recorder.light = self.engine.unseen = False
+        self.recorder.watchers.insert(0, self.flow)
+
     def _register_parameters(self) -> None:
         for tensor, (role, name, module) in self.names.all_tensors():
             values = dense(tensor)
-            if values is None or tensor.device.type == "meta" or key(values) in self.recorder.memories:
+            if values is None or tensor.device.type == "meta":
                 continue
             reach = PARAMETER if role == "parameter" else 0
+            known = self.recorder.memories.get(key(values))
+            if known is not None:  # made under our eyes, or seen before the model was known
+                known.role, known.name, known.module, known.reach = role, name, module, known.reach | reach
+                continue
             memory = self.recorder.memories[key(values)] = Memory(values.untyped_storage(), None, reach, role, name, module)
             self._external(tensor, memory)
 
@@ -221,10 +234,11 @@ class Probe:
     def _model_called(self, module: nn.Module, args: tuple, kwargs: dict, site: Site | None) -> None:
         """A model is given a batch: its size, and which tensors are its inputs."""
         self._maybe_next_step()
-        if type(module).__name__ == "OptimizedModule":
-            self.compiled_calls = [CompiledCall(module, args, kwargs, site)]
-        if self.names.models and self.names.of(module) is None:
+        if self.names.of(module) is None and not self._adopt(module):
             return
+        self._called = True
+        if is_compiled(module):
+            self.compiled, self.compiled_calls = True, [CompiledCall(module, args, kwargs, site)]
         for tensor in tensors_in((args, kwargs)):
             values = dense(tensor)
             if values is None or values.device.type == "meta":
@@ -236,6 +250,15 @@ class Probe:
                 self._inputs.append(values.detach())
             self._mark_input(tensor, values, site)
         self.recorder.model_called = True
+
+    def _adopt(self, module: nn.Module) -> bool:
+        """A model that nobody named (built in the step or in the cell) is taken, unless another one has been called already."""
+        if self.named or self._called or next(module.parameters(), None) is None:
+            return not self.named and not self.names.models
+        self.names.adopt(module)
+        self._first_sizes = []
+        self._register_parameters()
+        return True
 
     def _mark_input(self, tensor: torch.Tensor, values: torch.Tensor, site: Site | None) -> None:
         known = self.recorder.memories.get(key(values))
@@ -300,7 +323,7 @@ class Probe:
             if self.sightings.found:
                 self.end_step()
                 raise StopCell
-            if not self.names.models:
+            if not self.recorder.model_called:
                 self._maybe_next_step()
 
     def _name(self, parameter: torch.Tensor) -> str:

@@ -120,15 +120,17 @@ class Relived:
         """A tensor from outside, under the name that it had in the step."""
         with _disable_current_modes():
             values, known = dense(tensor), held.memory
-            if values is None or key(values) in self.recorder.memories:
+            if values is None:
                 return
             if known is None or not known.role:
                 known = Memory(values.untyped_storage(), None, PARAMETER if held.leaf else TARGET,
                                "parameter" if held.leaf else "target")
             role = known.role
-            memory = Memory(values.untyped_storage(), None, known.reach, role, known.name, known.module)
-            memory.entered = known.entered
-            self.recorder.memories[key(values)] = memory
+            memory = self.recorder.memories.get(key(values))  # of a data set in one memory, batches are introduced in turn
+            if memory is None:
+                memory = Memory(values.untyped_storage(), None, known.reach, role, known.name, known.module)
+                memory.entered = known.entered
+                self.recorder.memories[key(values)] = memory
             earlier = self.probe.spoiled_buffers.get(memory.name) if role == "buffer" else None
             if number in self.bad_outside and earlier is not None:
                 self.flow.adopt(earlier, values)
@@ -146,7 +148,9 @@ def relive(probe: Probe, seen: Seen) -> None:
     second, replay = _replayed(probe, seen)
     _judge(seen, second, replay)
     if not seen.origins:
-        raise NotLocated(_sorry(probe, seen, "it came out finite when it was replayed"))
+        hidden = probe.recorder.hidden
+        raise NotLocated(_sorry(probe, seen, f"its backward can not be replayed: it uses {hidden}" if hidden else
+                                "it came out finite when it was replayed"))
     probe.flow, probe.recorder, probe.proven = second.flow, second.recorder, True
 
 

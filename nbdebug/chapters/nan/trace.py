@@ -6,6 +6,7 @@ import contextlib
 import functools
 import inspect
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -51,7 +52,8 @@ def nan_trace(step: Step, *, model: Any = None, optimizer: Any = None, max_steps
     try:
         if strategy == "bisect":
             return _bisected(step, models, optimizers, subject, others)
-        return _traced(step, models, optimizers, max_steps, subject, _has_scaler(others), _live(strategy, models, optimizers))
+        return _traced(step, models, optimizers, max_steps, subject, _has_scaler(others), _live(strategy, models, optimizers),
+                       named=model is not None)
     finally:
         if before is not None:
             before.restore()
@@ -69,7 +71,7 @@ def trace_cell(run: Step, *, models: Mapping[str, nn.Module], optimizers: Mappin
     _check_models(models)
     subject = str(Subject(dict(models), dict(optimizers), named=False))
     live = _live(strategy, models, optimizers)
-    probe = Probe(models, optimizers, scaler=True, cell=True, live=live)
+    probe = Probe(models, optimizers, scaler=True, cell=True, live=live, named=False)
     with _eager() as notes, probe:
         probe.begin_step(0)
         try:
@@ -81,15 +83,15 @@ def trace_cell(run: Step, *, models: Mapping[str, nn.Module], optimizers: Mappin
             raise
         else:
             probe.end_step()
-        if probe.verdict is not None and not live:
+        if probe.verdict is not None and not probe.live:
             probe.__exit__()
             relive(probe, probe.verdict)
     return report_of(probe, probe.verdict, "%%nan_trace", subject, probe.step + 1, notes=tuple(notes))
 
 
 def _traced(step: Step, models: dict, optimizers: dict, max_steps: int, subject: str, scaler: bool,
-            live: bool = True) -> Report:
-    probe = Probe(models, optimizers, scaler, live=live)
+            live: bool = True, named: bool = True) -> Report:
+    probe = Probe(models, optimizers, scaler, live=live, named=named)
     seen, compiled, count = None, None, 0
     with _eager() as notes:
         with probe:
@@ -114,7 +116,7 @@ def _traced(step: Step, models: dict, optimizers: dict, max_steps: int, subject:
                     compiled = _compiled_only(probe, count - 1)
                 if seen is not None or compiled is not None or probe.recorder.blind:
                     break
-        if seen is not None and not live:
+        if seen is not None and not probe.live:
             relive(probe, seen)
     return report_of(probe, seen, "nan_trace(step)", subject, count, compiled, tuple(notes))
 
@@ -162,11 +164,14 @@ def _compiled_only(probe: Probe, step: int) -> Any:
 def _eager() -> Iterator[list[str]]:
     """Run compiled code in eager, so that every op is seen; yields notes for the report."""
     notes: list[str] = []
-    if "torch._dynamo" not in sys.modules:
-        yield notes
-        return
-    with torch.compiler.set_stance("force_eager"):
-        yield notes
+    with warnings.catch_warnings():
+        # Torch warns that our hooks see a compiled module twice; they know.
+        warnings.filterwarnings("ignore", message="Using `torch.compile.module.` when there are global hooks")
+        if "torch._dynamo" not in sys.modules:
+            yield notes
+            return
+        with torch.compiler.set_stance("force_eager"):
+            yield notes
 
 
 def _counted(most: int) -> Iterator[int]:

@@ -63,7 +63,7 @@ def _birth(probe: Probe, record: Record, index: int, place: dict[int, int], used
         during=record.op.during if record.op else "forward", where=_where(record, used), operands=scene.operands,
         scalars=scene.scalars, parents=tuple(sorted(place[p] for p in record.parents if p in place)),
         intended=record.intended, external=external, name=record.memory.name if record.memory else "",
-        whole=record.whole, custom=record.custom, after_model=record.after_model, earlier_step=record.step < probe.step,
+        whole=record.whole, custom=record.custom, after_model=record.after_model, earlier_step=record.step < probe.step, step=record.step,
         absorbed_by=tuple(sorted(record.absorbed_by)), bad_elements=record.bad, elements=_product(record.shape),
         dtype=record.dtype, shape=record.shape, factors=tuple(record.factors))
 

@@ -33,8 +33,9 @@ def where_grad(facts: NanFacts) -> Finding | None:
     dropper = sorted(DROPPERS & set(birth.absorbed_by))[0]
     return answer(facts, "where-grad", f"{verb(birth.where, 'makes', 'make')} a bad value in {birth.op} that {dropper} drops, "
                   "and its derivative comes back",
-                  fix(birth, "Make the operand safe before the op, then choose.", "torch.where(keep, {}, safe)",
-                      "safe = torch.where(keep, x, 1.0)\ny = torch.where(keep, f(safe), other)"))
+                  Fix("Make the operand safe first, then choose.",
+                      "safe = torch.where(keep, x, 1.0)  # keep: the condition under which the op's result is used\n"
+                      f"y = torch.where(keep, {birth.op}(safe), other)"))
 
 
 @rule(

@@ -26,7 +26,7 @@ def uninitialized_memory(facts: NanFacts) -> Finding | None:
         return None
     name = birth.name or "a tensor"
     return answer(facts, "uninitialized-memory", f"uses memory that was never filled, in `{name}`" if birth.name else
-                  "uses memory that was never filled", Fix("Initialise it.", f"nn.init.normal_(model.{name}, std=0.02)"
+                  "uses memory that was never filled", Fix("Initialise it.", f'nn.init.normal_(model.get_parameter("{name}"), std=0.02)'
                   if birth.external else "torch.zeros(...)  # in place of torch.empty"), tensor=name)
 
 
@@ -46,11 +46,15 @@ def parameter_nonfinite(facts: NanFacts) -> Finding | None:
     birth = facts.birth
     if birth.external not in ("parameter", "buffer"):
         return None
-    code = """bad = {n: t for n, t in model.state_dict().items() if not torch.isfinite(t).all()}
-assert not bad, list(bad)  # after load_state_dict and before torch.save"""
+    fill = f"""with torch.no_grad():
+    t = model.get_{birth.external}("{birth.name}")
+    t[~torch.isfinite(t)] = 0"""
+    check = """bad = [n for n, t in model.state_dict().items() if not torch.isfinite(t).all()]
+assert not bad, bad  # after load_state_dict, and before torch.save"""
     return answer(facts, "parameter-nonfinite", f"starts with a bad {birth.external}, `{birth.name}` "
                   f"({birth.bad_elements:,} of {birth.elements:,} elements)",
-                  Fix("Load sound weights, or initialise this layer afresh.", code), tensor=birth.name)
+                  Fix("Fill the bad elements to go on; better, load sound weights or initialise the layer afresh.", fill),
+                  Fix("Look for this from now on.", check, None, {"why not": "it is a check"}), tensor=birth.name)
 
 
 @rule(
@@ -75,5 +79,8 @@ def input_nonfinite(facts: NanFacts) -> Finding | None:
     what = "the model's input" if birth.external == "input" else "a tensor from outside the model"
     made = {"nan": "NaN"}.get(birth.made, birth.made if birth.made != "mixed" else "NaN and inf")
     return answer(facts, "input-nonfinite", f"{verb(birth.where, 'brings', 'bring')} {made} in {what}",
-                  Fix("Repair the data where it is read; as a stopgap, fill the holes and tell the model where they were.",
-                      "x = torch.cat([torch.nan_to_num(x), x.isnan().to(x.dtype)], -1)"))
+                  Fix("As a stopgap, fill the holes; better, repair the data where it is read.",
+                      "x = torch.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0)"),
+                  Fix("Tell the model where the holes were.",
+                      "x = torch.cat([torch.nan_to_num(x), x.isnan().to(x.dtype)], -1)", None,
+                      {"why not": "it changes the model's input width"}))

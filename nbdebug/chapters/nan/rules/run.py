@@ -36,10 +36,11 @@ def running_stats_nonfinite(facts: NanFacts) -> Finding | None:
     if birth.external or not birth.earlier_step or facts.target.kind == "gradient":
         return None
     where = dataclasses.replace(birth.where, step=facts.step)
-    return answer(facts, "running-stats-nonfinite", f"meets a running statistic that step {birth.where.step} spoiled",
+    return answer(facts, "running-stats-nonfinite", f"meets a running statistic that step {birth.step} spoiled",
                   Fix("Update the statistic only from values that are finite.",
-                      "if torch.isfinite(new).all():\n    self.running_var.lerp_(new, 0.1)"), where=where,
-                  **{"spoiled at step": facts.births[facts.culprit].where.step})
+                      "if torch.isfinite(new).all():\n    self.running_var.lerp_(new, 0.1)", None,
+                      {"why not": f"step {birth.step}, which spoiled it, is over; only the last step can be replayed"}),
+                  where=where, **{"spoiled at step": birth.step})
 
 
 @rule(

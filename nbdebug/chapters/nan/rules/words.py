@@ -53,7 +53,7 @@ def chain(facts: NanFacts) -> tuple[Link, ...]:
     shown = [facts.birth, *facts.descendants[:3]]
     masks = [b for b in facts.births if b.intended and any(b.index in d.parents for d in shown)][:1]
     links = [Link(f"{b.op or 'A tensor from outside'} put {_MADE[b.made]} there on purpose, as a mask.", b.where)
-             for b in masks] + links
+             for b in masks] + [link for link in links if not any(b.where == link.where for b in masks)]
     links += [Link(_event(b), b.where) for b in shown]
     target = facts.target
     name = f"`{target.name}`" if target.name else "a parameter"
