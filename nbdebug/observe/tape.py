@@ -186,7 +186,7 @@ class Tape:
         if known:
             return Ref(known[-1][0], None, True)
         same = self._by_memory.get(place[0])
-        outside = self.held.get(same[-1]) if same else None
+        outside = self.held.get(same[0]) if same else None
         if same and (outside is None or outside.leaf or outside.changed):  # else: another part of a data set, held as such
             view = (tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
             return Ref(same[-1], view, not tensor.requires_grad)

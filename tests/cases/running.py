@@ -6,19 +6,22 @@ import ast
 import concurrent.futures
 import dataclasses
 import json
+import multiprocessing
+import multiprocessing.connection
 import os
 import pathlib
 import signal
-import subprocess
-import sys
 import tempfile
 import types
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from tests.cases.asking import ASKERS, SIGNS, load
+from tests.cases.asking import ASKERS, SIGNS, load, main
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["torch", "torch._dynamo", "nbdebug.chapters.nan.trace"])
+"""Imports take seconds, a case a fraction of one: import once, then fork a fresh process for each case."""
+
 TWINS = ("broken", "repaired")
 
 
@@ -76,28 +79,43 @@ def judge_for(path: pathlib.Path) -> types.ModuleType:
 def ask_apart(path: pathlib.Path, twin: str, limit: float) -> dict[str, Any]:
     """`asking` in a process of its own. A crash or a timeout gives {"error": message}."""
     with tempfile.TemporaryDirectory() as folder:
-        out = pathlib.Path(folder) / "answer.json"
-        command = [sys.executable, "-m", "tests.cases.asking", str(path), twin, str(out)]
-        process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                   stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
-                                   env={**os.environ, "OMP_NUM_THREADS": "1"})  # several run side by side
+        out, printed = pathlib.Path(folder) / "answer.json", pathlib.Path(folder) / "printed.txt"
+        begun, begin = FORKS.Pipe(duplex=False)
+        process = FORKS.Process(target=_alone, args=(str(path), twin, str(out), str(printed), begin))
+        process.start()
+        begin.close()
         try:
-            printed, _ = process.communicate(timeout=limit)
-        except subprocess.TimeoutExpired:
-            return {"kind": path.parent.name, "error": f"no answer within {limit:g} s"}
+            if begun.poll(60):  # the first process waits for the imports, which are not the case's time
+                process.join(limit)
+            if process.is_alive():
+                return {"kind": path.parent.name, "error": f"no answer within {limit:g} s"}
         finally:
             _end(process)
         if out.is_file():
             return json.loads(out.read_text(encoding="utf-8"))
-    last = printed.strip().splitlines()[-1:] or ["nothing printed"]
-    return {"kind": path.parent.name, "error": f"the process ended with status {process.returncode}: {last[0]}"}
+        said = printed.read_text(errors="replace").strip() if printed.is_file() else ""
+    last = (said or "nothing printed").splitlines()[-1]
+    return {"kind": path.parent.name, "error": f"the process ended with status {process.exitcode}: {last}"}
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _alone(path: str, twin: str, out: str, printed: str, begin: multiprocessing.connection.Connection) -> None:
+    """What the process of a case does: lead a group of its own, print into a file, ask."""
+    os.setsid()
+    with open(printed, "wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    begin.send(True)
+    import torch
+
+    torch.set_num_threads(1)  # several run side by side
+    main(path, twin, out)
+
+
+def _end(process: multiprocessing.process.BaseProcess) -> None:
     """End a process that still runs, with what it started (a loader's workers)."""
-    if process.poll() is None:
+    if process.is_alive():
         os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+    process.join()
 
 
 def run_one(path: pathlib.Path, twin: str, limit: float = 120.0) -> Result:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 from typing import Any, NamedTuple
 
+import torch
+
 from nbdebug.finding import Where
 from nbdebug.observe.sites import Site
+from nbdebug.observe.tensors import can_be_bad, dense, largest, read
 
 
 class CompiledCall(NamedTuple):
@@ -33,7 +37,8 @@ class StopCell(BaseException):
 
 @dataclasses.dataclass
 class Run:
-    """The run so far, step by step, for the facts."""
+    """The run so far, step by step, for the facts. losses: the roots of backward. parameter_growth: largest parameter now
+    over its first size, small ones measured against a tenth of the largest. input_growth: the same for the model's inputs."""
 
     losses: list[float] = dataclasses.field(default_factory=list)
     parameter_growth: list[float] = dataclasses.field(default_factory=list)
@@ -44,3 +49,35 @@ class Run:
     optimizer_steps: int = 0
     scaler_skips: list[int] = dataclasses.field(default_factory=list)
     guarded: list[int] = dataclasses.field(default_factory=list)
+    _first_sizes: list[float] = dataclasses.field(default_factory=list)
+    _first_input: float = 0.0
+    _losses: list[torch.Tensor] = dataclasses.field(default_factory=list)
+    _inputs: list[torch.Tensor] = dataclasses.field(default_factory=list)
+
+    def begin_step(self, trained: list[torch.Tensor], one_by_one: bool) -> None:
+        """Measure the parameters as a step finds them: each, or, where that costs, only the largest of all."""
+        trained = [p for p in trained if p.layout is torch.strided and can_be_bad(p)]
+        sizes = read([size for p in trained for size in largest([p])]) if one_by_one else read(largest(trained))
+        self._first_sizes = self._first_sizes if len(self._first_sizes) == len(sizes) else sizes
+        floor = 0.1 * max((s for s in self._first_sizes if math.isfinite(s)), default=0.0)
+        growth = [now / max(first, floor) for now, first in zip(sizes, self._first_sizes, strict=True) if max(first, floor)]
+        self.parameter_growth.append(max(growth, default=1.0))
+        self._losses, self._inputs = [], []
+
+    def note_loss(self, root: torch.Tensor) -> None:
+        """Remember a loss of one number, without reading it yet."""
+        values = dense(root)
+        if values is not None and can_be_bad(values) and values.numel() == 1:
+            flat = values.detach().flatten()[0]
+            self._losses.append(flat.abs() if flat.is_complex() else flat)
+
+    def note_input(self, values: torch.Tensor) -> None:
+        self._inputs.append(values.detach())
+
+    def end_step(self) -> None:
+        """Read what the step left: one wait for each device."""
+        self.losses += read(self._losses)
+        size = max((s for s in read(largest(self._inputs)) if math.isfinite(s)), default=0.0) if self._inputs else 0.0
+        self._first_input = self._first_input or size
+        self.input_growth.append(size / self._first_input if self._first_input else 1.0)
+        self._losses, self._inputs = [], []

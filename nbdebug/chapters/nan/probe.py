@@ -22,14 +22,26 @@ from nbdebug.chapters.nan.course import CompiledCall, Run, StopCell, is_compiled
 from nbdebug.chapters.nan.flow import Flow
 from nbdebug.chapters.nan.places import at_site
 from nbdebug.chapters.nan.scene import SceneTaker
-from nbdebug.chapters.nan.sightings import Seen, Sightings, largest, read
+from nbdebug.chapters.nan.sightings import Seen, Sightings
 from nbdebug.finding import Where
 from nbdebug.observe.engine import Backward, EngineWatch, OptimizerWatch
 from nbdebug.observe.modules import ModuleNames, ModuleStack
 from nbdebug.observe.record import Op, Recorder, Schema
 from nbdebug.observe.sites import Site, Stop
 from nbdebug.observe.tape import Tape
-from nbdebug.observe.tensors import INPUT, PARAMETER, Memory, all_finite, can_be_bad, dense, folds_of, key, tensors_in
+from nbdebug.observe.tensors import (
+    INPUT,
+    PARAMETER,
+    Memory,
+    all_finite,
+    can_be_bad,
+    dense,
+    folds_of,
+    key,
+    largest,
+    read,
+    tensors_in,
+)
 
 
 def _unseen(method: Callable) -> Callable:
@@ -74,8 +86,6 @@ class Probe:
         self.proven = False  # a replay has failed as the step did
         self._steps_of: collections.Counter[int] = collections.Counter()
         self._skips = 0
-        self._first_sizes: list[float] = []
-        self._first_input = 0.0
         self._attached = False
         self._clear()
 
@@ -105,8 +115,6 @@ class Probe:
         self.backward_runs = self.engine_runs = 0
         self.unscaled = self.stepped = False
         self._backward_place: Stop | None = None
-        self._losses: list[torch.Tensor] = []
-        self._inputs: list[torch.Tensor] = []
 
     @_unseen
     def begin_step(self, step: int) -> None:
@@ -119,7 +127,7 @@ class Probe:
         self.flow.begin_step()
         self.tape.reset()
         self._register_parameters()
-        self._measure_parameters()
+        self.run.begin_step(self._trained(), one_by_one=self.live)
 
     def _look_live(self) -> None:
         """From the next step on, look while the step runs: a replay would not know all of its backward."""
@@ -146,19 +154,10 @@ class Probe:
         found |= {id(p): p for o in self.optimizers.values() for g in o.param_groups for p in g["params"]}
         return [p for p in found.values() if p.device.type != "meta" and not is_lazy(p)]
 
-    def _measure_parameters(self) -> None:
-        """Growth of the largest parameter since the first step; small ones are measured against a tenth of the largest."""
-        trained = [p for p in self._trained() if p.layout is torch.strided and can_be_bad(p)]
-        sizes = read([size for p in trained for size in largest([p])]) if self.live else read(largest(trained))
-        self._first_sizes = self._first_sizes or sizes
-        floor = 0.1 * max((s for s in self._first_sizes if math.isfinite(s)), default=0.0)
-        growth = [now / max(first, floor) for now, first in zip(sizes, self._first_sizes, strict=False) if max(first, floor) > 0]
-        self.run.parameter_growth.append(max(growth, default=1.0))
-
     @_unseen
     def end_step(self, returned: Any = None, error: BaseException | None = None) -> Seen | None:
         """The verdict on the step: what went bad first that mattered, or None."""
-        self._keep_history()
+        self.run.end_step()
         if self._scaler_skipped(returned):
             self.run.scaler_skips.append(self.step)
             self.sightings.clear()
@@ -191,13 +190,6 @@ class Probe:
                  and n not in self.spoiled_buffers]
         sizes = read([size for _, t in fresh for size in largest([t])])
         self.buffers_spoiled = any(math.isnan(size) for size in sizes)
-
-    def _keep_history(self) -> None:
-        self.run.losses += read(self._losses)
-        size = max((s for s in read(largest(self._inputs)) if math.isfinite(s)), default=0.0) if self._inputs else 0.0
-        self._first_input = self._first_input or size
-        self.run.input_growth.append(size / self._first_input if self._first_input else 1.0)
-        self._losses, self._inputs = [], []
 
     def _scaler_skipped(self, returned: Any) -> bool:
         """A GradScaler met inf gradients and did not step: normal, while the loss that the step returns is finite."""
@@ -247,7 +239,7 @@ class Probe:
                 self.flow.births.batch = tensor.shape[0]
             self.flow.births.folds |= folds_of(tensor.shape)
             if can_be_bad(values):
-                self._inputs.append(values.detach())
+                self.run.note_input(values)
             self._mark_input(tensor, values, site)
         self.recorder.model_called = True
 
@@ -256,7 +248,6 @@ class Probe:
         if self.named or self._called or next(module.parameters(), None) is None:
             return not self.named and not self.names.models
         self.names.adopt(module)
-        self._first_sizes = []
         self._register_parameters()
         return True
 
@@ -294,9 +285,7 @@ class Probe:
             return
         self.backward_runs += 1
         for root in call.roots:
-            values = dense(root)
-            if values is not None and can_be_bad(values) and values.numel() == 1:
-                self._losses.append(values.detach().abs().flatten()[0] if values.is_complex() else values.detach().flatten()[0])
+            self.run.note_loss(root)
         self.sightings.look("loss", [("", root) for root in call.roots], call.place)
 
     @_unseen

@@ -18,12 +18,12 @@ from nbdebug.chapters.nan.facts import Target
 from nbdebug.chapters.nan.flow import Flow
 from nbdebug.chapters.nan.probe import Probe
 from nbdebug.chapters.nan.scene import SceneTaker
-from nbdebug.chapters.nan.sightings import Seen, largest, read
+from nbdebug.chapters.nan.sightings import Seen
 from nbdebug.finding import Where
 from nbdebug.observe.record import Op, Recorder, schema_of, tensors_given, written
 from nbdebug.observe.replay import Replay
 from nbdebug.observe.tape import Held
-from nbdebug.observe.tensors import PARAMETER, TARGET, Memory, all_finite, can_be_bad, dense, key
+from nbdebug.observe.tensors import PARAMETER, TARGET, Memory, all_finite, can_be_bad, dense, key, largest, read
 
 _GROUP, _GROUP_BYTES = 32, 2**30
 

@@ -19,7 +19,7 @@ from nbdebug.chapters.nan.places import at_site
 from nbdebug.finding import Where
 from nbdebug.observe.sites import Stop
 from nbdebug.observe.tape import Ref, Tape
-from nbdebug.observe.tensors import can_be_bad, dense
+from nbdebug.observe.tensors import can_be_bad, dense, largest, read
 
 
 @dataclasses.dataclass
@@ -82,24 +82,3 @@ class Sightings:
             if not math.isfinite(value) and seen not in self.found:
                 self.found.append(seen)
         self._waiting.clear()
-
-
-def largest(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Largest magnitudes, without waiting for the device: one 0-dimensional float32 tensor a group; NaN if any element is."""
-    groups: dict[tuple, list[torch.Tensor]] = {}
-    for tensor in tensors:
-        values = dense(tensor).detach()
-        values = torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
-        groups.setdefault((values.device, values.dtype), []).append(values)
-    return [torch.stack(torch._foreach_norm(group, ord=math.inf)).amax().float() for group in groups.values()]
-
-
-def read(sizes: list[torch.Tensor]) -> list[float]:
-    """The numbers of 0-dimensional tensors, in order, with one read for each device and dtype."""
-    found: dict[int, float] = {}
-    for device in {s.device for s in sizes}:
-        there = [i for i, s in enumerate(sizes) if s.device == device]
-        for dtype in {sizes[i].dtype for i in there}:
-            alike = [i for i in there if sizes[i].dtype == dtype]
-            found |= zip(alike, torch.stack([sizes[i] for i in alike]).tolist(), strict=True)
-    return [found[i] for i in range(len(sizes))]

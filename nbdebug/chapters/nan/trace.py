@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import inspect
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -14,14 +12,13 @@ import torch
 from torch import nn
 
 from nbdebug.chapters.nan.account import compare_compiled, report_of
+from nbdebug.chapters.nan.asked import Asked, check, check_models
 from nbdebug.chapters.nan.course import StopCell
 from nbdebug.chapters.nan.probe import Probe
 from nbdebug.chapters.nan.relive import relive, relive_buffers
 from nbdebug.finding import Report
 from nbdebug.observe.state import Snapshot
-from nbdebug.subject import Subject, found
 
-STRATEGIES = ("auto", "trace", "replay", "bisect")
 Step = Callable[[], Any]
 
 
@@ -42,18 +39,11 @@ def nan_trace(step: Step, *, model: Any = None, optimizer: Any = None, max_steps
     not finite by then, the report on that is attached as `error.report`. Raises TypeError or ValueError for arguments
     that make no sense, StepDoesNotRepeat with strategy="bisect", NotLocated where a replay can't tell.
     """
-    _check(step, max_steps, strategy)
-    near = names_near(step)
-    models, optimizers = _models(model, near), _optimizers(optimizer, near)
-    _check_models(models)
-    subject = str(Subject(models, optimizers, named=model is not None))
-    others = _others(near)
-    before = Snapshot.take(models, optimizers, others=others) if restore else None
+    check(step, max_steps, strategy)
+    asked = Asked.about(step, model, optimizer)
+    before = Snapshot.take(asked.models, asked.optimizers, others=asked.others) if restore else None
     try:
-        if strategy == "bisect":
-            return _bisected(step, models, optimizers, subject, others)
-        return _traced(step, models, optimizers, max_steps, subject, _has_scaler(others), _live(strategy, models, optimizers),
-                       named=model is not None)
+        return _bisected(asked) if strategy == "bisect" else _traced(asked, max_steps, _live(strategy, asked))
     finally:
         if before is not None:
             before.restore()
@@ -68,10 +58,9 @@ def trace_cell(run: Step, *, models: Mapping[str, nn.Module], optimizers: Mappin
     """
     if strategy == "bisect":
         raise ValueError("A cell runs only once, so it can't be bisected; use strategy='trace', or %nan_trace with one step.")
-    _check_models(models)
-    subject = str(Subject(dict(models), dict(optimizers), named=False))
-    live = _live(strategy, models, optimizers)
-    probe = Probe(models, optimizers, scaler=True, cell=True, live=live, named=False)
+    check_models(models)
+    asked = Asked(run, dict(models), dict(optimizers), False, [])
+    probe = Probe(asked.models, asked.optimizers, scaler=True, cell=True, live=_live(strategy, asked), named=False)
     with _eager() as notes, probe:
         probe.begin_step(0)
         try:
@@ -79,26 +68,25 @@ def trace_cell(run: Step, *, models: Mapping[str, nn.Module], optimizers: Mappin
         except StopCell:
             pass
         except Exception as error:
-            _attach(error, probe, "%%nan_trace", subject, probe.step + 1)
+            _attach(error, probe, "%%nan_trace", asked.subject, probe.step + 1)
             raise
         else:
             probe.end_step()
         if probe.verdict is not None and not probe.live:
             probe.__exit__()
             relive(probe, probe.verdict)
-    return report_of(probe, probe.verdict, "%%nan_trace", subject, probe.step + 1, notes=tuple(notes))
+    return report_of(probe, probe.verdict, "%%nan_trace", asked.subject, probe.step + 1, notes=tuple(notes))
 
 
-def _traced(step: Step, models: dict, optimizers: dict, max_steps: int, subject: str, scaler: bool,
-            live: bool = True, named: bool = True) -> Report:
-    probe = Probe(models, optimizers, scaler, live=live, named=named)
+def _traced(asked: Asked, max_steps: int = 1, live: bool = True) -> Report:
+    probe = Probe(asked.models, asked.optimizers, asked.scaler, live=live, named=asked.named)
     seen, compiled, count = None, None, 0
     with _eager() as notes:
         with probe:
             for count in _counted(max_steps):
                 probe.begin_step(count - 1)
                 try:
-                    returned = step()
+                    returned = asked.step()
                 except StopIteration:
                     if count == 1:
                         raise
@@ -106,7 +94,7 @@ def _traced(step: Step, models: dict, optimizers: dict, max_steps: int, subject:
                     count -= 1
                     break
                 except Exception as error:
-                    _attach(error, probe, "nan_trace(step)", subject, count)
+                    _attach(error, probe, "nan_trace(step)", asked.subject, count)
                     raise
                 seen = probe.end_step(returned)
                 del returned  # its graph must not outlive the step
@@ -118,24 +106,18 @@ def _traced(step: Step, models: dict, optimizers: dict, max_steps: int, subject:
                     break
         if seen is not None and not probe.live:
             relive(probe, seen)
-    return report_of(probe, seen, "nan_trace(step)", subject, count, compiled, tuple(notes))
+    return report_of(probe, seen, "nan_trace(step)", asked.subject, count, compiled, tuple(notes))
 
 
-def _live(strategy: str, models: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]) -> bool:
+def _live(strategy: str, asked: Asked) -> bool:
     """Whether to look while the step runs: always on a CPU; on an accelerator only when asked."""
-    if strategy != "auto":
-        return strategy != "replay"
-    tensors = [*(p for m in models.values() for p in m.parameters()),
-               *(p for o in optimizers.values() for g in o.param_groups for p in g["params"])]
-    return all(t.device.type == "cpu" for t in tensors)
+    return asked.on_cpu if strategy == "auto" else strategy != "replay"
 
 
-def _bisected(step: Step, models: dict, optimizers: dict, subject: str, others: list) -> Report:
+def _bisected(asked: Asked) -> Report:
     from nbdebug.chapters.nan.search import search
 
-    scaler = any(isinstance(o, torch.amp.GradScaler) for o in others)
-    return search(step, models, list(optimizers.values()), others=others,
-                  trace=lambda: _traced(step, models, optimizers, 1, subject, scaler))
+    return search(asked.step, asked.models, list(asked.optimizers.values()), others=asked.others, trace=lambda: _traced(asked))
 
 
 def _attach(error: Exception, probe: Probe, question: str, subject: str, steps: int) -> None:
@@ -180,126 +162,3 @@ def _counted(most: int) -> Iterator[int]:
     from tqdm.auto import tqdm
 
     return iter(tqdm(range(1, most + 1), desc="nan_trace", unit="step", delay=2, leave=False))
-
-
-# -- what was asked ------------------------------------------------------------------------------------------------------
-
-
-def _check(step: Any, max_steps: Any, strategy: Any) -> None:
-    if not callable(step):
-        hint = " It looks like the result of a step: pass the function itself." if isinstance(step, torch.Tensor) else ""
-        raise TypeError("nan_trace takes a step to call, a function of no arguments such as lambda: train_step(batch); "
-                        f"got {_short(step)}.{hint}")
-    if isinstance(step, nn.Module):
-        raise TypeError(f"nan_trace takes a step to call, not a model; got {type(step).__name__}. "
-                        "Write nan_trace(lambda: loss_fn(model(x), y).backward(), model=model).")
-    with contextlib.suppress(ValueError):  # builtins without a signature are called as they are
-        needed = [p.name for p in inspect.signature(step).parameters.values()
-                  if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-        if needed:
-            raise TypeError(f"The step takes no arguments, but {_short(step)} wants {', '.join(needed)}. "
-                            f"Write nan_trace(lambda: {getattr(step, '__name__', 'step')}({', '.join(needed)})).")
-    if not isinstance(max_steps, int) or isinstance(max_steps, bool) or max_steps < 1:
-        raise ValueError(f"max_steps is a whole number of at least 1; got {max_steps!r}.")
-    if strategy not in STRATEGIES:
-        raise ValueError(f"strategy is one of {', '.join(STRATEGIES)}; got {strategy!r}.")
-
-
-def _check_models(models: Mapping[str, Any]) -> None:
-    for name, model in models.items():
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"model takes a torch.nn.Module, or a dict or list of them; {name!r} is {_short(model)}.")
-        meta = next((n for n, p in model.named_parameters() if p.device.type == "meta"), None)
-        if meta is not None:
-            raise ValueError(f"The parameter {meta!r} is on the meta device: it has no values to look at. "
-                             "Move the model with model.to_empty(device=...) and load its weights first.")
-
-
-def _short(value: Any) -> str:
-    text = repr(value) if not isinstance(value, torch.Tensor) else f"a tensor of shape {tuple(value.shape)}"
-    return text if len(text) < 80 else f"{type(value).__name__} {text[:60]}…"
-
-
-def _models(given: Any, near: dict[str, Any]) -> dict[str, nn.Module]:
-    if given is None:
-        return found("model", near)
-    if isinstance(given, Mapping) and not isinstance(given, nn.Module):
-        return dict(given)
-    if isinstance(given, (list, tuple)):
-        return {_known_as(m, near) or f"model {i}": m for i, m in enumerate(given)}
-    return {_known_as(given, near) or "model": given}
-
-
-def _optimizers(given: Any, near: dict[str, Any]) -> dict[str, torch.optim.Optimizer]:
-    if given is None:
-        return found("optimizer", near)
-    several = list(given.values()) if isinstance(given, Mapping) else list(given) if isinstance(given, (list, tuple)) else [given]
-    for optimizer in several:
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise TypeError(f"optimizer takes a torch.optim.Optimizer, or a list of them; got {_short(optimizer)}.")
-    return {_known_as(o, near) or f"optimizer {i}": o for i, o in enumerate(several)}
-
-
-def _known_as(thing: Any, near: dict[str, Any]) -> str | None:
-    return next((name for name, value in near.items() if value is thing and not name.startswith("_")), None)
-
-
-def _others(near: dict[str, Any]) -> list[Any]:
-    """What else a step may change: gradient scalers and schedulers among the variables that it uses."""
-    kinds = (torch.amp.GradScaler, torch.optim.lr_scheduler.LRScheduler)
-    return list({id(v): v for v in near.values() if isinstance(v, kinds)}.values())
-
-
-def _has_scaler(others: list[Any]) -> bool:
-    return any(isinstance(value, torch.amp.GradScaler) and value.is_enabled() for value in others)
-
-
-def names_near(step: Any) -> dict[str, Any]:
-    """The variables that a step uses: its closure, the globals that it names, its own object, bound arguments."""
-    if isinstance(step, functools.partial):
-        return {**names_near(step.func), **step.keywords, **{f"argument {i}": a for i, a in enumerate(step.args)}}
-    owner = getattr(step, "__self__", None)
-    near: dict[str, Any] = {"self": owner} | dict(vars(owner)) if hasattr(owner, "__dict__") else {}
-    function = inspect.unwrap(getattr(step, "__func__", step))
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return near
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
-        with contextlib.suppress(ValueError):  # a cell that is still empty
-            near[name] = cell.cell_contents
-    used = {n for c in _codes(code) for n in c.co_names}
-    near |= {name: function.__globals__[name] for name in used if name in function.__globals__}
-    return near | _inside(near)
-
-
-def _inside(near: dict[str, Any]) -> dict[str, Any]:
-    """Models and optimizers that a plain object or dict near the step holds (a trainer, a namespace), and of functions it calls."""
-    found_inside: dict[str, Any] = {}
-    wanted = (nn.Module, torch.optim.Optimizer, torch.amp.GradScaler, torch.optim.lr_scheduler.LRScheduler)
-    for name, value in list(near.items()):
-        if isinstance(value, wanted) or inspect.ismodule(value) or isinstance(value, type):
-            continue
-        if inspect.isfunction(value) and value.__closure__ is not None:
-            members = dict(zip(value.__code__.co_freevars, (_content(c) for c in value.__closure__), strict=False))
-        elif inspect.isfunction(value):
-            members = {n: value.__globals__.get(n) for n in value.__code__.co_names}
-        else:
-            members = value if type(value) is dict else getattr(value, "__dict__", {})
-        for key, member in list(members.items())[:200]:
-            if isinstance(member, wanted):
-                found_inside.setdefault(str(key) if inspect.isfunction(value) else f"{name}.{key}", member)
-    return found_inside
-
-
-def _content(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return None
-
-
-def _codes(code: Any) -> Iterator[Any]:
-    yield code
-    for constant in code.co_consts:
-        if inspect.iscode(constant):
-            yield from _codes(constant)
