@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import concurrent.futures
+import contextlib
 import dataclasses
 import json
 import multiprocessing
@@ -18,9 +19,9 @@ from typing import Any
 
 from tests.cases.asking import ASKERS, SIGNS, load, main
 
+# Imports take seconds, a case a fraction of one: import once, then fork a fresh process for each case.
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["torch", "torch._dynamo", "nbdebug.chapters.nan.trace"])
-"""Imports take seconds, a case a fraction of one: import once, then fork a fresh process for each case."""
 
 TWINS = ("broken", "repaired")
 
@@ -114,7 +115,9 @@ def _alone(path: str, twin: str, out: str, printed: str, begin: multiprocessing.
 def _end(process: multiprocessing.process.BaseProcess) -> None:
     """End a process that still runs, with what it started (a loader's workers)."""
     if process.is_alive():
-        os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it leads no group yet where it hung before it began
+            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
     process.join()
 
 

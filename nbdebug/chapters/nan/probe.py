@@ -19,10 +19,11 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes
 
 from nbdebug.chapters.nan.course import CompiledCall, Run, StopCell, is_compiled
+from nbdebug.chapters.nan.entrance import mark_input, register
 from nbdebug.chapters.nan.flow import Flow
 from nbdebug.chapters.nan.places import at_site
 from nbdebug.chapters.nan.scene import SceneTaker
-from nbdebug.chapters.nan.sightings import Seen, Sightings
+from nbdebug.chapters.nan.sightings import Seen, Sightings, finite_scalars
 from nbdebug.finding import Where
 from nbdebug.observe.engine import Backward, EngineWatch, OptimizerWatch
 from nbdebug.observe.modules import ModuleNames, ModuleStack
@@ -30,14 +31,10 @@ from nbdebug.observe.record import Op, Recorder, Schema
 from nbdebug.observe.sites import Site, Stop
 from nbdebug.observe.tape import Tape
 from nbdebug.observe.tensors import (
-    INPUT,
-    PARAMETER,
     Memory,
-    all_finite,
     can_be_bad,
     dense,
     folds_of,
-    key,
     largest,
     read,
     tensors_in,
@@ -126,7 +123,7 @@ class Probe:
         self.recorder.new_step(step)
         self.flow.begin_step()
         self.tape.reset()
-        self._register_parameters()
+        register(self.names, self.recorder)
         self.run.begin_step(self._trained(), one_by_one=self.live)
 
     def _look_live(self) -> None:
@@ -134,19 +131,6 @@ class Probe:
         self.live = self.sightings.live = True
         self.recorder.light = self.engine.unseen = False
         self.recorder.watchers.insert(0, self.flow)
-
-    def _register_parameters(self) -> None:
-        for tensor, (role, name, module) in self.names.all_tensors():
-            values = dense(tensor)
-            if values is None or tensor.device.type == "meta":
-                continue
-            reach = PARAMETER if role == "parameter" else 0
-            known = self.recorder.memories.get(key(values))
-            if known is not None:  # made under our eyes, or seen before the model was known
-                known.role, known.name, known.module, known.reach = role, name, module, known.reach | reach
-                continue
-            memory = self.recorder.memories[key(values)] = Memory(values.untyped_storage(), None, reach, role, name, module)
-            self._external(tensor, memory)
 
     def _trained(self) -> list[torch.Tensor]:
         """All parameters that are known: those of models and optimizers, each once."""
@@ -193,13 +177,13 @@ class Probe:
 
     def _scaler_skipped(self, returned: Any) -> bool:
         """A GradScaler met inf gradients and did not step: normal, while the loss that the step returns is finite."""
-        return self.unscaled and not self.stepped and _finite_scalars(returned)
+        return self.unscaled and not self.stepped and finite_scalars(returned)
 
     def _guarded(self, returned: Any) -> bool:
         """The user's code looked at what was bad, and did not let the optimizer step: that is normal too."""
         if self.stepped or not (self.optimizers or self.run.optimizer_steps) or not self.sightings.found:
             return False
-        return bool(self.sightings.found[0].origins & self.flow.checked) and _finite_scalars(returned)
+        return bool(self.sightings.found[0].origins & self.flow.checked) and finite_scalars(returned)
 
     def _look_at_gradients(self, parameters: Any) -> None:
         self.sightings.look("gradient", [(self._name(p), p.grad) for p in parameters if p.grad is not None],
@@ -240,7 +224,7 @@ class Probe:
             self.flow.births.folds |= folds_of(tensor.shape)
             if can_be_bad(values):
                 self.run.note_input(values)
-            self._mark_input(tensor, values, site)
+            mark_input(self.recorder, self.flow, tensor, site)
         self.recorder.model_called = True
 
     def _adopt(self, module: nn.Module) -> bool:
@@ -248,24 +232,8 @@ class Probe:
         if self.named or self._called or next(module.parameters(), None) is None:
             return not self.named and not self.names.models
         self.names.adopt(module)
-        self._register_parameters()
+        register(self.names, self.recorder)
         return True
-
-    def _mark_input(self, tensor: torch.Tensor, values: torch.Tensor, site: Site | None) -> None:
-        known = self.recorder.memories.get(key(values))
-        if known is None:
-            known = self.recorder.memories[key(values)] = Memory(values.untyped_storage(), None, INPUT, "input")
-            known.entered = site
-            self.recorder.memory(tensor)
-        if known.maker is None and known.role in ("target", "input"):
-            known.role, known.entered = "input", known.entered or site
-        if not known.reach & PARAMETER:
-            known.reach |= INPUT
-        for birth, mask in self.flow.masks(values).items():
-            memory = self.flow.births[birth].memory
-            if memory is not None and memory.role in ("target", "input"):  # rows of the batch, not of the data set
-                memory.role, memory.entered = "input", memory.entered or site
-                self.flow.births.enters(birth, mask)
 
     def _maybe_next_step(self) -> None:
         """In a cell: once every optimizer that takes part has stepped, the next call of a model begins a new step."""
@@ -329,10 +297,3 @@ class Probe:
             self.unscaled = True
         elif schema.base == "amp_update_scale" and self.unscaled and not self.stepped:
             self._skips += 1
-
-
-def _finite_scalars(returned: Any) -> bool:
-    """Whether the single numbers among what a step returned are finite."""
-    if isinstance(returned, float):
-        return math.isfinite(returned)
-    return all(all_finite(t) for t in tensors_in(returned) if t.numel() == 1 and can_be_bad(t))

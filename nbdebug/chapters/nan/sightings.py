@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
@@ -19,7 +20,7 @@ from nbdebug.chapters.nan.places import at_site
 from nbdebug.finding import Where
 from nbdebug.observe.sites import Stop
 from nbdebug.observe.tape import Ref, Tape
-from nbdebug.observe.tensors import can_be_bad, dense, largest, read
+from nbdebug.observe.tensors import all_finite, can_be_bad, dense, largest, read, tensors_in
 
 
 @dataclasses.dataclass
@@ -82,3 +83,10 @@ class Sightings:
             if not math.isfinite(value) and seen not in self.found:
                 self.found.append(seen)
         self._waiting.clear()
+
+
+def finite_scalars(returned: Any) -> bool:
+    """Whether the single numbers among what a step returned are finite."""
+    if isinstance(returned, float):
+        return math.isfinite(returned)
+    return all(all_finite(t) for t in tensors_in(returned) if t.numel() == 1 and can_be_bad(t))
