@@ -22,16 +22,18 @@ _MOST = 64
 
 class Record:
     """A birth, as the books keep it. op is None for a tensor that came bad from outside: then memory tells of it, and
-    readers are the ops that used it. trail: (op, rows) wherever it then showed. segment: how many backwards had run before, in this step. factors: ranges (low, high) of the parameter-free factors that it was multiplied by.
+    readers are the ops that used it. folded: its rows, if its one dimension is batch and time folded, and
+    nothing later shows the rows better. trail: (op, rows) wherever it then showed. segment: how many backwards had run before, in this step. factors: ranges (low, high) of the parameter-free factors that it was multiplied by.
     after_model: born after the model had returned."""
 
-    __slots__ = ("absorbed_by", "after_model", "bad", "custom", "dtype", "factors", "index", "intended", "made", "memory",
+    __slots__ = ("absorbed_by", "after_model", "bad", "custom", "dtype", "factors", "folded", "index", "intended", "made", "memory",
                  "numbers", "op", "parents", "readers", "rows", "segment", "shape", "step", "trail", "whole")
 
     def __init__(self, index: int, op: Op | None, made: str, step: int):
         self.index, self.op, self.made, self.step = index, op, made, step
         self.parents: set[int] = set()
         self.rows: tuple[int, ...] | None = None
+        self.folded: tuple[int, ...] | None = None
         self.memory: Memory | None = None
         self.readers: list[Op] = []
         self.trail: list[tuple[int, tuple[int, ...]]] = []
@@ -113,6 +115,7 @@ class Births:
         birth.custom, birth.segment = op.custom, self.segment
         birth.after_model = op.after_model
         birth.rows = rows_of(mask, len(mask)) if schema.base == "ctc_loss" and mask.dim() == 1 else self._rows(mask)
+        birth.folded = rows_of(mask, self.batch_size, self.folds) if birth.rows is None else None
         if schema.base == "nll_loss" and birth.rows is None:
             birth.rows = self._rows_picked(*args[:2])
         birth.numbers = self.take_scene(scene, mask, infs)
@@ -164,7 +167,7 @@ class Births:
         self.records[birth].rows = self._rows(mask)
 
     def _rows(self, mask: torch.Tensor) -> tuple[int, ...] | None:
-        return rows_of(mask, self.batch_size, self.folds)
+        return rows_of(mask, self.batch_size)
 
     def learn_rows(self, birth: int, mask: torch.Tensor, op: Op) -> None:
         """Where a birth's own tensor shows no batch dimension, the first that it reaches and that has one tells the rows; of

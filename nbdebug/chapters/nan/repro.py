@@ -38,12 +38,12 @@ if all(bool(torch.isfinite(t).all()) for t in checked.values()):
 
 @dataclasses.dataclass
 class Reproduction:
-    """What the op at fault was given, and, for a fault in backward, the gradient that came to it."""
+    """What the op at fault was given, and, for a fault in backward, the gradients that came to its results."""
 
     func: Any
     args: Any
     kwargs: Any
-    gradient: torch.Tensor | None = None
+    gradients: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of(cls, record: Record, op: Op | None, trial: Trial, facts: NanFacts) -> Reproduction | None:
@@ -59,17 +59,18 @@ class Reproduction:
     @classmethod
     def _from_tape(cls, op: Op, trial: Trial, backward: bool) -> Reproduction:
         caught: dict[str, Any] = {}
+        gradients: dict[int, torch.Tensor] = {}
 
         def catch(func: Any, args: Any, kwargs: Any) -> Any:
             caught["args"], caught["kwargs"] = _copied(args), _copied(kwargs)
             out = func(*args, **kwargs)
-            first = out[0] if isinstance(out, (list, tuple)) else out
-            if backward and isinstance(first, torch.Tensor) and first.requires_grad:
-                first.register_hook(lambda g: caught.setdefault("gradient", g.detach().clone()))
+            for n, result in enumerate(out if isinstance(out, (list, tuple)) else (out,)):
+                if backward and isinstance(result, torch.Tensor) and result.requires_grad:
+                    result.register_hook(lambda g, n=n: gradients.setdefault(n, g.detach().clone()))
             return out
 
         trial.replay({op.index: catch})
-        return cls(op.func, caught["args"], caught["kwargs"], caught.get("gradient"))
+        return cls(op.func, caught["args"], caught["kwargs"], gradients)
 
     def __call__(self, folder: pathlib.Path, report: Report) -> pathlib.Path:
         """Write the script and its tensors into `folder`; returns the script's path."""
@@ -81,27 +82,27 @@ class Reproduction:
         tensors: dict[str, torch.Tensor] = {}
         args = _source(self.args, "arg", tensors)
         kwargs = _source(self.kwargs, "kwarg", tensors)
-        if self.gradient is not None:
-            tensors["gradient"] = self.gradient.contiguous().cpu()
+        tensors |= {f"gradient_{n}": g.contiguous().cpu() for n, g in self.gradients.items()}
         save_file(tensors, folder / f"{name}.safetensors")
-        op = str(self.func).removesuffix(".default") if False else str(self.func)
         script = _SCRIPT.format(title=_one_line(finding.title), code=finding.code, file=f"{name}.safetensors",
-                                arguments=self._arguments(args, kwargs), op=op, rest=self._rest())
+                                arguments=self._arguments(args, kwargs), op=self.func, rest=self._rest())
         path = folder / f"{name}.py"
         path.write_text(script, encoding="utf-8")
         return path
 
     def _arguments(self, args: str, kwargs: str) -> str:
         grads = "\nfor tensor in tensors.values():\n    tensor.requires_grad_(tensor.is_floating_point() or tensor.is_complex())"
-        return (grads.strip("\n") + "\n" if self.gradient is not None else "") + f"args = {args or '()'}\nkwargs = {kwargs or '{}'}"
+        return (grads.strip("\n") + "\n" if self.gradients else "") + f"args = {args or '()'}\nkwargs = {kwargs or '{}'}"
 
     def _rest(self) -> str:
-        pick = "first = result[0] if isinstance(result, (list, tuple)) else result"
-        if self.gradient is None:
+        if not self.gradients:
             return ("made = result if isinstance(result, (list, tuple)) else [result]\n"
                     "checked = {f\"result {i}\": t for i, t in enumerate(made) if isinstance(t, torch.Tensor)}\n"
                     "checked = checked or {n: t for n, t in tensors.items() if t.is_floating_point()}")
-        return (f"{pick}\nfirst.backward(tensors[\"gradient\"].detach())\n"
+        given = ", ".join(f'{n}: tensors["gradient_{n}"].detach()' for n in self.gradients)
+        return ("results = result if isinstance(result, (list, tuple)) else [result]\n"
+                f"gradients = {{{given}}}\n"
+                "torch.autograd.backward([results[n] for n in gradients], list(gradients.values()))\n"
                 "checked = {f\"gradient of {n}\": t.grad for n, t in tensors.items() if t.grad is not None}")
 
 

@@ -74,7 +74,7 @@ def _where(record: Record, used: set[int]) -> Where:
     arrived = [set(rows) for index, rows in record.trail if index in used][-1:]
     rows = tuple(sorted(arrived[0] & set(record.rows or arrived[0]))) if arrived else ()
     if record.op is not None:
-        return where_of(record.op, samples=rows or record.rows)
+        return where_of(record.op, samples=rows or record.rows or record.folded)
     memory = record.memory
     place = Where(step=record.step, module=memory.module, op="", samples=rows or record.rows)
     if memory.role in ("parameter", "buffer"):
