@@ -32,7 +32,7 @@ from nbdebug.finding import Report
 from nbdebug.subject import Subject, found
 
 HELP = argument("-h", "--help", action="store_true", help="show this text")
-STRATEGIES = ("auto", "trace", "bisect")
+STRATEGIES = ("auto", "trace", "replay", "bisect")
 REQUESTS = ("status", "catalogue", "off")
 
 

@@ -92,7 +92,7 @@ class ModuleStack:
 
     def _enter(self, module: nn.Module, args: tuple) -> None:
         stack = self._stacks.setdefault(threading.get_ident(), [])
-        if not stack:
+        if not stack and torch._C._current_autograd_node() is None:  # else a checkpointed part is computed again
             # Global hooks get no keyword arguments; they stand in the frame that calls the hooks.
             kwargs = sys._getframe(1).f_locals.get("kwargs") or {}
             self.on_root(module, args, kwargs, locate().site)

@@ -107,6 +107,7 @@ class Recorder(TorchDispatchMode):
         self.step, self.count, self.blind = 0, 0, ""
         self.fault: Exception | None = None
         self.model_called = False
+        self.unseen: set[str] = set()  # types of tensors that handle ops themselves, whose values can't be followed
         self.hidden = ""  # light: what has a backward of its own, which a replay of the ops does not know
         self.replaying: Op | None = None  # set while a recorded op is run again: its line and module are known
         self._by_number: dict[int, list[Op]] = {}
@@ -232,6 +233,8 @@ class Recorder(TorchDispatchMode):
         """What is known of a tensor's memory; made known when it is seen for the first time."""
         number = memory_key(tensor)
         if number is None:
+            if type(tensor) is not torch.Tensor:
+                self.unseen.add(type(tensor).__name__)
             return None
         known = self.memories.get(number)
         if known is not None and known.role not in ("input", "target"):

@@ -35,8 +35,8 @@ _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:
-    """A subclass may wrap other tensors and have no memory of its own; a lazy parameter has none yet."""
-    if is_lazy(tensor):
+    """A subclass that handles ops itself wraps other tensors, which are not seen; a lazy parameter has no memory yet."""
+    if is_lazy(tensor) or type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         return False
     try:
         return tensor.untyped_storage() is not None
@@ -129,6 +129,8 @@ def reach_names(reach: int) -> frozenset[str]:
 def memory_key(tensor: torch.Tensor) -> int | None:
     """Identity of any tensor's memory; None where it has none of its own. (Written to be quick: it is asked for every op.)"""
     try:
+        if type(tensor) is not torch.Tensor and not _has_memory(tensor):
+            return None
         return tensor.untyped_storage()._cdata
     except (AttributeError, NotImplementedError, RuntimeError, ValueError):  # a lazy parameter may raise any of them
         values = dense(tensor)

@@ -25,7 +25,10 @@ def report_of(probe: Probe, seen: Seen | None, question: str, subject: str, step
               compiled: CompiledFacts | None = None, notes: tuple[str, ...] = ()) -> Report:
     """The report on a run of `steps` steps, of which the last one went bad if there is something `seen`."""
     notes = (*_notes(probe, steps, seen), *notes)
+    if probe.adopted:
+        subject = f"the model of type {probe.adopted} that was called, and the optimizers that stepped"
     unchecked = (f"Everything after a fault in nbdebug itself ({probe.recorder.blind})",) if probe.recorder.blind else ()
+    unchecked += tuple(f"Values inside tensors of type {name}" for name in sorted(probe.recorder.unseen))
     if seen is None:
         found = (name_it(compiled),) if compiled else ()
         return Report(question, found, _ruled_out(probe, None), unchecked, notes, subject,

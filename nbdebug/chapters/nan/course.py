@@ -1,17 +1,37 @@
-"""The course of a run: what is remembered from step to step, and how a watched cell is ended."""
+"""The course of a run: what is remembered from step to step, how a watched cell is ended, and how we look unseen."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import sys
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from nbdebug.finding import Where
 from nbdebug.observe.sites import Site
 from nbdebug.observe.tensors import can_be_bad, dense, largest, read
+
+
+def unseen(method: Callable) -> Callable:
+    """Our own look at tensors is no part of the step; and a fault in it must not stop the training."""
+
+    @functools.wraps(method)
+    def quiet(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.recorder.blind:
+            return None
+        with _disable_current_modes(), torch.no_grad():
+            try:
+                return method(self, *args, **kwargs)
+            except Exception as fault:  # the border
+                self.recorder.go_blind(fault)
+                return None
+
+    return quiet
 
 
 class CompiledCall(NamedTuple):

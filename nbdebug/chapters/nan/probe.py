@@ -8,17 +8,15 @@ with the births that lead to it. Detaching leaves nothing behind.
 from __future__ import annotations
 
 import collections
-import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
-from torch.utils._python_dispatch import _disable_current_modes
 
-from nbdebug.chapters.nan.course import CompiledCall, Run, StopCell, is_compiled
+from nbdebug.chapters.nan.course import CompiledCall, Run, StopCell, is_compiled, unseen
 from nbdebug.chapters.nan.entrance import mark_input, register
 from nbdebug.chapters.nan.flow import Flow
 from nbdebug.chapters.nan.places import at_site
@@ -39,23 +37,6 @@ from nbdebug.observe.tensors import (
     read,
     tensors_in,
 )
-
-
-def _unseen(method: Callable) -> Callable:
-    """Our own look at tensors is no part of the step; and a fault in it must not stop the training."""
-
-    @functools.wraps(method)
-    def quiet(self: Probe, *args: Any, **kwargs: Any) -> Any:
-        if self.recorder.blind:
-            return None
-        with _disable_current_modes(), torch.no_grad():
-            try:
-                return method(self, *args, **kwargs)
-            except Exception as fault:  # the border
-                self.recorder.go_blind(fault)
-                return None
-
-    return quiet
 
 
 class Probe:
@@ -80,6 +61,7 @@ class Probe:
         self.run, self.step = Run(), 0
         self.spoiled_buffers: dict[str, Any] = {}  # the birth, for buffers that went bad in a step that was sound
         self.buffers_spoiled = False
+        self.adopted = ""  # the type of a model that was met in the run
         self.proven = False  # a replay has failed as the step did
         self._steps_of: collections.Counter[int] = collections.Counter()
         self._skips = 0
@@ -113,7 +95,7 @@ class Probe:
         self.unscaled = self.stepped = False
         self._backward_place: Stop | None = None
 
-    @_unseen
+    @unseen
     def begin_step(self, step: int) -> None:
         """To be called before each step; measures the parameters as the step finds them."""
         self.step = step
@@ -138,7 +120,7 @@ class Probe:
         found |= {id(p): p for o in self.optimizers.values() for g in o.param_groups for p in g["params"]}
         return [p for p in found.values() if p.device.type != "meta" and not is_lazy(p)]
 
-    @_unseen
+    @unseen
     def end_step(self, returned: Any = None, error: BaseException | None = None) -> Seen | None:
         """The verdict on the step: what went bad first that mattered, or None."""
         self.run.end_step()
@@ -206,7 +188,7 @@ class Probe:
         if self.live:
             self.flow.external(tensor, memory)
 
-    @_unseen
+    @unseen
     def _model_called(self, module: nn.Module, args: tuple, kwargs: dict, site: Site | None) -> None:
         """A model is given a batch: its size, and which tensors are its inputs."""
         self._maybe_next_step()
@@ -228,10 +210,13 @@ class Probe:
         self.recorder.model_called = True
 
     def _adopt(self, module: nn.Module) -> bool:
-        """A model that nobody named (built in the step or in the cell) is taken, unless another one has been called already."""
-        if self.named or self._called or next(module.parameters(), None) is None:
+        """A model that nobody named (built in the step or in the cell) is taken, unless another one has been called that is
+        no part of it."""
+        holds = any(part is known for known in self.names.models.values() for part in module.modules())
+        if self.named or (self._called and not holds) or next(module.parameters(), None) is None:
             return not self.named and not self.names.models
         self.names.adopt(module)
+        self.adopted = type(module).__name__
         register(self.names, self.recorder)
         return True
 
@@ -245,7 +230,7 @@ class Probe:
                 raise StopCell
             self.begin_step(max(done, self.step + 1))
 
-    @_unseen
+    @unseen
     def _backward_began(self, call: Backward) -> None:
         self._backward_place = call.place
         self.engine_runs += 1
@@ -256,19 +241,19 @@ class Probe:
             self.run.note_loss(root)
         self.sightings.look("loss", [("", root) for root in call.roots], call.place)
 
-    @_unseen
+    @unseen
     def _backward_ended(self, call: Backward, result: Any) -> None:
         self.tape.backward(call, result)
         self.flow.births.segment += call.accumulate
 
-    @_unseen
+    @unseen
     def _optimizer_begins(self, optimizer: Any, place: Stop) -> None:
         self.run.optimizer = type(optimizer).__name__
         self.run.learning_rate = float(optimizer.param_groups[0]["lr"])
         self.run.optimizer_line = at_site(Where(step=self.step, phase="optimizer"), place)
         self._look_at_gradients(p for group in optimizer.param_groups for p in group["params"])
 
-    @_unseen
+    @unseen
     def _optimizer_done(self, optimizer: Any) -> None:
         self.stepped = True
         self.run.optimizer_steps += 1

@@ -51,7 +51,7 @@ class SceneTaker:
             at = _at_fault(schema, before, mask)
             operands.append(_operand(name, before, memory, at, kept.get(id(tensor)), op))
             tensors[name] = before
-        guilty = next((t for t in tensors.values() if can_be_bad(t)), None)
+        guilty = _guilty(operands, tensors)
         histogram = {} if guilty is None else _histogram(f"input of {op.name}", guilty, _at_fault(schema, guilty, mask, True))
         made = Scene(tuple(operands[:4]), _scalars(op, schema, args, kwargs, tensors, result), histogram)
         self.taken += 1
@@ -69,6 +69,12 @@ class SceneTaker:
         if isinstance(value, (list, tuple)):
             return [self._whole(v, kept) for v in value]
         return kept[id(value)][0] if isinstance(value, torch.Tensor) and id(value) in kept else value
+
+
+def _guilty(operands: list[Operand], tensors: dict[str, torch.Tensor]) -> torch.Tensor | None:
+    """The operand to be drawn: one that is zero where the result went bad, else the first of numbers that can be bad."""
+    zero = [o.name for o in operands if o.zeros_at_fault]
+    return next((tensors[n] for n in (*zero, *tensors) if can_be_bad(tensors[n])), None)
 
 
 def _copy(value: Any) -> Any:
