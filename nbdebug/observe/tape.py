@@ -16,7 +16,8 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from nbdebug.observe.engine import Backward
-from nbdebug.observe.record import Op, Recorder, Schema, schema_of, tensors_given, written
+from nbdebug.observe.record import Op, Recorder
+from nbdebug.observe.schema import Schema, schema_of, tensors_given, written
 from nbdebug.observe.tensors import Memory, dense, key, memory_key
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from nbdebug.observe.record import Op, Recorder, Schema
+from nbdebug.observe.record import Op, Recorder
+from nbdebug.observe.schema import Schema
 from nbdebug.observe.tensors import Memory, dense, finite, folds_of, rows_of
 
 EMPTIES = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"})

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
-from nbdebug.observe.record import Schema
+from nbdebug.observe.schema import Schema
 from nbdebug.observe.tensors import can_be_bad, dense, finite
 
 _CHOOSES = frozenset({"where", "masked_fill", "masked_scatter", "fmax", "fmin", "copysign", "nan_to_num"})

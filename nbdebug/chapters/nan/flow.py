@@ -16,7 +16,8 @@ import torch
 
 from nbdebug.chapters.nan.births import EMPTIES, Births, Record
 from nbdebug.chapters.nan.dye import Dye
-from nbdebug.observe.record import Op, Recorder, Schema, named_arguments
+from nbdebug.observe.record import Op, Recorder
+from nbdebug.observe.schema import Schema, named_arguments
 from nbdebug.observe.tensors import INPUT, PARAMETER, Memory, all_finite, can_be_bad, dense, finite, key, walk
 
 _COMPARES = frozenset({"eq", "ne", "isnan", "isinf", "isposinf", "isneginf", "lt", "gt", "le", "ge", "local_scalar_dense"})

@@ -25,7 +25,8 @@ from nbdebug.chapters.nan.sightings import Seen, Sightings, finite_scalars
 from nbdebug.finding import Where
 from nbdebug.observe.engine import Backward, EngineWatch, OptimizerWatch
 from nbdebug.observe.modules import ModuleNames, ModuleStack
-from nbdebug.observe.record import Op, Recorder, Schema
+from nbdebug.observe.record import Op, Recorder
+from nbdebug.observe.schema import Schema
 from nbdebug.observe.sites import Site, Stop
 from nbdebug.observe.tape import Tape
 from nbdebug.observe.tensors import (

@@ -20,8 +20,9 @@ from nbdebug.chapters.nan.probe import Probe
 from nbdebug.chapters.nan.scene import SceneTaker
 from nbdebug.chapters.nan.sightings import Seen
 from nbdebug.finding import Where
-from nbdebug.observe.record import Op, Recorder, schema_of, tensors_given, written
+from nbdebug.observe.record import Op, Recorder
 from nbdebug.observe.replay import Replay
+from nbdebug.observe.schema import schema_of, tensors_given, written
 from nbdebug.observe.tape import Held
 from nbdebug.observe.tensors import PARAMETER, TARGET, Memory, all_finite, can_be_bad, dense, key, largest, read
 

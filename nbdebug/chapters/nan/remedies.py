@@ -18,8 +18,9 @@ from nbdebug.chapters.nan.facts import NanFacts
 from nbdebug.chapters.nan.probe import Probe
 from nbdebug.chapters.nan.sightings import Seen
 from nbdebug.finding import Finding, Fix
-from nbdebug.observe.record import Op, schema_of
+from nbdebug.observe.record import Op
 from nbdebug.observe.replay import Replay
+from nbdebug.observe.schema import schema_of
 from nbdebug.observe.tape import Entry, Unfit
 from nbdebug.observe.tensors import all_finite, can_be_bad, finite, tensors_in
 

@@ -13,7 +13,8 @@ import torch
 
 from nbdebug.chapters.nan.facts import Operand
 from nbdebug.chapters.nan.places import where_of
-from nbdebug.observe.record import Op, Recorder, Schema, named_arguments
+from nbdebug.observe.record import Op, Recorder
+from nbdebug.observe.schema import Schema, named_arguments
 from nbdebug.observe.tensors import Memory, can_be_bad, dense, exponents, finite, key, reach_names
 
 _MOVES = frozenset({"clone", "to", "index", "index_select", "gather", "select", "slice", "cat", "stack", "view", "reshape",
