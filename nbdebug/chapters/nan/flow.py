@@ -16,6 +16,7 @@ import torch
 
 from nbdebug.chapters.nan.births import EMPTIES, Births, Record
 from nbdebug.chapters.nan.dye import Dye
+from nbdebug.chapters.nan.spoiled import Spoiled
 from nbdebug.observe.record import Op, Recorder
 from nbdebug.observe.schema import Schema, named_arguments
 from nbdebug.observe.tensors import INPUT, PARAMETER, Memory, all_finite, can_be_bad, dense, finite, key, walk
@@ -24,24 +25,6 @@ _COMPARES = frozenset({"eq", "ne", "isnan", "isinf", "isposinf", "isneginf", "lt
 _ABSORBERS = frozenset({"where", "masked_fill", "index", "index_select", "gather", "masked_select", "select", "slice",
                         "nan_to_num", "masked_scatter", "index_put"})
 _READERS = 64
-
-
-class Spoiled:
-    """A memory that holds bad values: one mask over all its elements for each birth that they come from."""
-
-    __slots__ = ("elements", "masks", "size")
-
-    def __init__(self, values: torch.Tensor):
-        self.size = values.element_size()
-        self.elements = values.untyped_storage().nbytes() // self.size
-        self.masks: dict[int, torch.Tensor] = {}
-
-    def view(self, flat: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """The part of a mask that `values` shows."""
-        if values.element_size() != self.size:  # seen as another dtype: complex as real, or bytes
-            ratio = values.element_size() / self.size
-            flat = flat.repeat_interleave(int(1 / ratio)) if ratio < 1 else flat.view(-1, int(ratio)).any(1)
-        return flat.as_strided(values.shape, values.stride(), values.storage_offset())
 
 
 class Flow:

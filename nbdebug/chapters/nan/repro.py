@@ -36,6 +36,10 @@ if all(bool(torch.isfinite(t).all()) for t in checked.values()):
 '''
 
 
+class _Caught(Exception):
+    """Ends a replay once the op at fault has been reached."""
+
+
 @dataclasses.dataclass
 class Reproduction:
     """What the op at fault was given, and, for a fault in backward, the gradients that came to its results."""
@@ -63,13 +67,16 @@ class Reproduction:
 
         def catch(func: Any, args: Any, kwargs: Any) -> Any:
             caught["args"], caught["kwargs"] = _copied(args), _copied(kwargs)
+            if not backward:
+                raise _Caught  # the rest of the step is not needed
             out = func(*args, **kwargs)
             for n, result in enumerate(out if isinstance(out, (list, tuple)) else (out,)):
                 if backward and isinstance(result, torch.Tensor) and result.requires_grad:
                     result.register_hook(lambda g, n=n: gradients.setdefault(n, g.detach().clone()))
             return out
 
-        trial.replay({op.index: catch})
+        with contextlib.suppress(_Caught):
+            trial.replay({op.index: catch})
         return cls(op.func, caught["args"], caught["kwargs"], gradients)
 
     def __call__(self, folder: pathlib.Path, report: Report) -> pathlib.Path:
