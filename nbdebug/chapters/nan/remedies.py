@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from nbdebug.observe.record import Op
 from nbdebug.observe.replay import Replay
 from nbdebug.observe.schema import schema_of
 from nbdebug.observe.tape import Entry, Unfit
-from nbdebug.observe.tensors import all_finite, can_be_bad, finite, tensors_in
+from nbdebug.observe.tensors import all_finite, can_be_bad, dense, finite, largest, read, tensors_in
 
 Patch = Callable[..., Any]
 Mended = tuple[dict[int, Patch], dict[int, Callable[[torch.Tensor], torch.Tensor]], float]
@@ -81,17 +81,23 @@ class Trial:
         """Whether what went bad in the step is finite in a replay."""
         kind = self.seen.target.kind
         if kind == "loss":
-            return all(all_finite(x) for x in replay.losses)
+            return not _bad(replay.losses)
         if kind == "gradient":
-            return all(all_finite(g) for g in replay.gradients.values() if can_be_bad(g))
+            return not _bad(replay.gradients.values())
         if kind == "parameter":
-            return all(all_finite(p) for p in replay.leaves.values() if can_be_bad(p))
+            return not _bad(replay.leaves.values())
         return replay.kept is not None and all_finite(replay.kept)
 
     def everything_sound(self, replay: Replay) -> bool:
         tensors = [*replay.losses, *replay.gradients.values(), *([replay.kept] if replay.kept is not None else [])]
         tensors += replay.leaves.values() if self.seen.target.kind == "parameter" else []
-        return all(all_finite(t) for t in tensors if can_be_bad(t))
+        return not _bad(tensors)
+
+
+def _bad(tensors: Iterable[torch.Tensor]) -> int:
+    """How many of these are not finite; read in one go."""
+    values = [v for t in tensors if (v := dense(t)) is not None and can_be_bad(v)]
+    return sum(not math.isfinite(size) for size in read([s for v in values for s in largest([v])]))
 
 
 def try_fixes(finding: Finding, facts: NanFacts, probe: Probe, seen: Seen, guilty: Op | None) -> tuple[Finding, Trial]:
@@ -125,10 +131,10 @@ def _numbers(trial: Trial, replay: Replay) -> dict[str, Any]:
         after["loss"] = float(finals[-1])
     gradients = [g for g in replay.gradients.values() if can_be_bad(g)]
     if gradients:
-        bad = sum(not all_finite(g) for g in gradients)
+        bad = _bad(gradients)
         after["gradients"] = f"all {len(gradients)} finite" if not bad else f"{bad} of {len(gradients)} not finite"
     if trial.seen.target.kind == "parameter":
-        after["parameters"] = "finite" if all(all_finite(p) for p in replay.leaves.values() if can_be_bad(p)) else "not finite"
+        after["parameters"] = "not finite" if _bad(replay.leaves.values()) else "finite"
     if trial.same:
         kept, total = (sum(column) for column in zip(*trial.same, strict=True))
         after["sound values"] = f"{kept:,} of {total:,} unchanged"
