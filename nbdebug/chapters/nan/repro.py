@@ -11,7 +11,7 @@ import torch
 
 from nbdebug.chapters.nan.births import Record
 from nbdebug.chapters.nan.facts import NanFacts
-from nbdebug.chapters.nan.remedies import Trial
+from nbdebug.chapters.nan.trial import Trial
 from nbdebug.finding import Report
 from nbdebug.observe.record import Op
 
