@@ -19,7 +19,7 @@ from nbdebug.observe.record import Op
 from nbdebug.observe.replay import Replay
 from nbdebug.observe.schema import schema_of
 from nbdebug.observe.tape import Entry, Unfit
-from nbdebug.observe.tensors import all_finite, dense, finite, largest, read, tensors_in
+from nbdebug.observe.tensors import all_finite, can_be_bad, dense, finite, largest, read, tensors_in
 
 Patch = Callable[..., Any]
 Mended = tuple[dict[int, Patch], dict[int, Callable[[torch.Tensor], torch.Tensor]], float]
