@@ -1,8 +1,8 @@
 """The catalogue: every cause that nbdebug can name, declared once.
 
-A rule is one declaration: what is wrong, how it shows, why it happens, how to make sure, what to do, where to read more,
-and the function that recognises it in a chapter's facts. The catalogue page, `nbdebug explain CODE`, the notebooks'
-appendix and the tests all read that declaration; nothing is written twice.
+A rule is one declaration: what is wrong, how it shows, why it happens, how to make sure, what to do, where to read
+more, and the function that recognises it in a chapter's facts. The catalogue page, `nbdebug explain CODE`, the
+notebooks' appendix and the tests all read that declaration; nothing is written twice.
 """
 
 from __future__ import annotations
@@ -51,23 +51,27 @@ def rule(**page: str) -> Callable[[Callable[[Any], Finding | None]], Callable[[A
     def declare(check: Callable[[Any], Finding | None]) -> Callable[[Any], Finding | None]:
         made = Rule(check=check, **page)
         known = _rules.get(made.code)
-        if known is not None and (known.check.__module__, known.check.__qualname__) != (check.__module__, check.__qualname__):
-            raise ValueError(f"The code {made.code!r} is declared twice: {known.check.__qualname__}, {check.__qualname__}")
+        if known is not None and _name(known.check) != _name(check):
+            raise ValueError(f"The code {made.code!r} is declared twice: {_name(known.check)}, {_name(check)}")
         _rules[made.code] = made
         return check
 
     return declare
 
 
+def _name(check: Callable[[Any], Finding | None]) -> str:
+    return f"{check.__module__}.{check.__qualname__}"
+
+
 def rules(chapter: str | None = None) -> tuple[Rule, ...]:
-    """All rules, or those of one chapter, in the order in which they are declared (the order in which they are asked)."""
+    """All rules, or those of one chapter, in the order in which they are declared."""
     for name in CHAPTERS:
         importlib.import_module(f"nbdebug.chapters.{name}.rules")
     return tuple(r for r in _rules.values() if chapter in (None, r.chapter))
 
 
 def look_up(code: str) -> Rule:
-    """The rule of a code ("nan/overflow"; "overflow" will do). Raises KeyError, with the nearest codes, if there is none."""
+    """The rule of a code ("nan/overflow"; "overflow" will do). Raises KeyError, with the nearest codes, for others."""
     found = [r for r in rules() if code in (r.code, r.code.split("/")[1])]
     if found:
         return found[0]

@@ -10,7 +10,8 @@
     ├── unchecked               what was not looked at, and why
     └── notes                   what is worth knowing and no fault ("GradScaler skipped step 3: normal")
 
-Everything here is plain data: names and numbers, no tensors, so that a report can be saved, compared and drawn anywhere.
+Everything here is plain data: names and numbers, no tensors, so that a report can be saved, compared and drawn
+anywhere.
 """
 
 from __future__ import annotations
@@ -105,8 +106,8 @@ class Report:
     """The answer to one question. Iterating over it gives its findings.
 
     question: the call that was made, as a person would write it ("nan_trace(step)"). subject: which model and optimizer
-    were taken, and from where. facts: numbers for the figures (plain, JSON-able). saver: what `save_repro` calls, set by
-    chapters that can reproduce the fault alone; it may hold tensors, which go when the report goes.
+    were taken, and from where. facts: numbers for the figures (plain, JSON-able). saver: what `save_repro` calls, set
+    by chapters that can reproduce the fault alone; it may hold tensors, which go when the report goes.
     """
 
     question: str

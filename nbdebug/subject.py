@@ -32,9 +32,14 @@ class Subject:
         return _only(self.optimizers) if len(self.optimizers) == 1 else list(self.optimizers.values()) or None
 
     def __str__(self) -> str:
-        parts = [f"{kind}{'s' if len(taken) > 1 else ''} {', '.join(taken)}" if taken else f"no {kind}"
-                 for kind, taken in (("model", self.models), ("optimizer", self.optimizers))]
+        parts = [_several(kind, taken) for kind, taken in (("model", self.models), ("optimizer", self.optimizers))]
         return " and ".join(parts) + ("" if self.named else " (found among your variables)")
+
+
+def _several(kind: str, taken: dict[str, Any]) -> str:
+    """ "model `net`", "models `net` and `head`", or "no model"."""
+    names = ", ".join(f"`{name}`" for name in taken)
+    return f"{kind}{'s' if len(taken) > 1 else ''} {names}" if taken else f"no {kind}"
 
 
 def _only(taken: dict[str, Any]) -> Any:

@@ -244,16 +244,16 @@ def test_a_magic_inside_a_function_sees_its_locals(notebook: Notebook) -> None:
 
 def test_the_models_are_found_and_said(notebook: Notebook) -> None:
     report = notebook.run("%nan_trace step(good)").result
-    assert "model net" in report.subject and "optimizer opt" in report.subject and "found" in report.subject
+    assert "model `net`" in report.subject and "optimizer `opt`" in report.subject and "found" in report.subject
     assert "part" not in report.subject, "part is a part of net"
     assert report.question == "%nan_trace step(good)"
 
 
 def test_named_models_are_taken(notebook: Notebook) -> None:
     notebook.run("other = nn.Linear(1, 1)\nbox = {'net': net}")
-    assert "models net, other" in notebook.run("%nan_trace step(good)").result.subject
+    assert "models `net`, `other`" in notebook.run("%nan_trace step(good)").result.subject
     report = notebook.run("%nan_trace --model net --optimizer opt step(good)").result
-    assert report.subject == "model net and optimizer opt"
+    assert report.subject == "model `net` and optimizer `opt`"
     assert notebook.run("%nan_trace --model box['net'] step()").result.findings[0].code == LOG
 
 

@@ -1,7 +1,7 @@
 """When does backward begin and end, what is its loss, and when does an optimizer step?
 
-`torch.autograd`'s one entry to its engine is wrapped for the length of a run: there the losses are known, as the tensors
-that backward starts from. Optimizers have hooks of their own for this.
+`torch.autograd`'s one entry to its engine is wrapped for the length of a run: there the losses are known, as the
+tensors that backward starts from. Optimizers have hooks of their own for this.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from nbdebug.observe.sites import Stop, locate
 
 
 class Backward(NamedTuple):
-    """One call of the engine. accumulate: it fills `.grad` (`backward()`); else it returns gradients (`autograd.grad`)."""
+    """One call of the engine. accumulate: it fills `.grad` (`backward()`);
+    else it returns gradients (`autograd.grad`)."""
 
     roots: tuple[torch.Tensor, ...]
     seeds: tuple[torch.Tensor | None, ...]
@@ -31,8 +32,8 @@ class Backward(NamedTuple):
 
 
 class EngineWatch:
-    """Tells of backward calls while attached. Calls made inside another backward (checkpointing) are not told. unseen: run
-    backward without dispatch modes, where nobody looks at its ops."""
+    """Tells of backward calls while attached. Calls made inside another backward (checkpointing) are not told. unseen:
+    run backward without dispatch modes, where nobody looks at its ops."""
 
     def __init__(self, began: Callable[[Backward], None], ended: Callable[[Backward, Any], None], unseen: bool = False):
         self.began, self.ended, self.unseen = began, ended, unseen
@@ -71,7 +72,8 @@ class OptimizerWatch:
 
     def attach(self) -> None:
         self._handles = [
-            torch_optimizer.register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: self.before(optimizer, locate())),
+            torch_optimizer.register_optimizer_step_pre_hook(
+                lambda optimizer, args, kwargs: self.before(optimizer, locate())),
             torch_optimizer.register_optimizer_step_post_hook(lambda optimizer, args, kwargs: self.after(optimizer))]
 
     def detach(self) -> None:

@@ -1,7 +1,8 @@
 """Which module is running, under which name?
 
-Global forward hooks keep a stack of the modules being called; names come from the models that the user gave, or that were
-found. A module that belongs to none of them (a loss object, say) lends no name: its ops count for the module around it.
+Global forward hooks keep a stack of the modules being called; names come from the models that the user gave, or that
+were found. A module that belongs to none of them (a loss object, say) lends no name: its ops count for the module
+around it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from nbdebug.observe.sites import Site, locate
 
 
 class ModuleNames:
-    """Names of modules, parameters and buffers of some models; with several models each name starts with its model's."""
+    """Names of modules, parameters and buffers of some models;
+    with several models each name starts with its model's."""
 
     def __init__(self, models: Mapping[str, nn.Module]):
         self.models = dict(models)
@@ -74,7 +76,8 @@ def plain_name(name: str) -> str:
 
 
 class ModuleStack:
-    """Follows module calls while attached. `on_root(module, args, kwargs, site)` is told of calls made outside of any."""
+    """Follows module calls while attached. `on_root(module, args, kwargs,
+    site)` is told of calls made outside of any."""
 
     def __init__(self, names: ModuleNames, on_root: Callable[[nn.Module, tuple, dict, Site | None], None]):
         self.names, self.on_root = names, on_root

@@ -1,8 +1,9 @@
 """Every op of a step, with its line, its module and, in backward, the forward op whose derivative it computes.
 
-One dispatch mode sees each op below autograd, forward, backward and optimizer alike. An autograd node takes the next number
-of a counter just before its op runs; so a counter that grew names the op's node, and when the engine later runs that node,
-the number leads back to the forward op. What to make of an op is left to watchers; they get its operands' history too.
+One dispatch mode sees each op below autograd, forward, backward and optimizer alike. An autograd node takes the next
+number of a counter just before its op runs; so a counter that grew names the op's node, and when the engine later runs
+that node, the number leads back to the forward op. What to make of an op is left to watchers; they get its operands'
+history too.
 
 A fault in a watcher must not break the training: it is told once, and the recorder goes blind instead.
 """
@@ -23,7 +24,7 @@ from nbdebug.observe.sites import Site, locate, recomputing
 from nbdebug.observe.tensors import PARAMETER, TARGET, Memory, dense, memory_key
 
 _current_node = torch._C._current_autograd_node
-_next_number = torch.autograd._get_sequence_nr
+_next_number = torch._C._autograd._get_sequence_nr
 _ACCUMULATE = 2**63  # nodes that only store gradients have no number of their own
 
 
@@ -32,19 +33,21 @@ _SCALARS_KEPT = frozenset({"pow"})  # whose derivative's behaviour depends on a 
 
 class Op:
     """One op that ran. forward: the forward op whose derivative this one computes (backward only). custom: run by the
-    user's own backward. library: the innermost line of an installed package, where that is not the user's line. inputs: the
-    ops that made its operands. scalars: its number arguments by name. grad: whether autograd recorded it. recomputed: a
-    forward op that runs again during backward (checkpointing). after_model: run outside of a model that has been called."""
+    user's own backward. library: the innermost line of an installed package, where that is not the user's line. inputs:
+    the ops that made its operands. scalars: its number arguments by name. grad: whether autograd recorded it.
+    recomputed: a forward op that runs again during backward (checkpointing). after_model: run outside of a model that
+    has been called."""
 
-    __slots__ = ("after_model", "custom", "during", "forward", "func", "grad", "index", "inputs", "library", "module", "module_type", "name",
-                 "node", "recomputed", "scalars", "site", "step")
+    __slots__ = ("after_model", "custom", "during", "forward", "func", "grad", "index", "inputs", "library", "module",
+                 "module_type", "name", "node", "recomputed", "scalars", "site", "step")
 
     def __init__(self, index: int, func: Any, name: str, step: int):
         self.index, self.func, self.name, self.step = index, func, name, step
         self.site: Site | None = None
         self.library: Site | None = None
-        self.module, self.module_type = "", None
-        self.node, self.forward, self.during = "", None, "forward"
+        self.module, self.node, self.during = "", "", "forward"
+        self.module_type: str | None = None
+        self.forward: Op | None = None
         self.custom, self.recomputed, self.grad, self.after_model = False, False, True, False
         self.inputs: tuple[Op, ...] = ()
         self.scalars: dict[str, Any] = {}
@@ -62,17 +65,19 @@ class Watcher(Protocol):
 
 
 class Recorder(TorchDispatchMode):
-    """See the module's docstring. `on_external(tensor, memory)` is told of each tensor that comes from outside. light: only
-    lines and modules of forward ops, for a tape; what tensors are made of is not followed."""
+    """See the module's docstring. `on_external(tensor, memory)` is told of each tensor that comes from outside. light:
+    only lines and modules of forward ops, for a tape; what tensors are made of is not followed."""
 
     light = False
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Torch would wrap each call of a mode, to keep its compiler away; compiled code is run in eager here anyway."""
+        """Torch would wrap each call of a mode, to keep its compiler away;
+        compiled code is run in eager here anyway."""
         return False
 
-    def __init__(self, stack: ModuleStack, watchers: list[Any], on_external: Callable[[torch.Tensor, Memory], None]):
+    def __init__(self, stack: ModuleStack, watchers: list[Watcher],
+                 on_external: Callable[[torch.Tensor, Memory], None]):
         super().__init__()
         self.stack, self.watchers, self.on_external = stack, watchers, on_external
         self.memories: dict[int, Memory] = {}
@@ -159,8 +164,8 @@ class Recorder(TorchDispatchMode):
             op.during, op.node = "backward", node.name()
             op.forward = self._forward_op(node)
             if stop.site is None and op.forward is not None:
-                known = op.forward
-                op.site, op.library, op.module, op.module_type = known.site, known.library, known.module, known.module_type
+                made = op.forward
+                op.site, op.library, op.module, op.module_type = made.site, made.library, made.module, made.module_type
                 return
             op.custom = stop.site is not None
         elif stop.optimizer:
@@ -170,12 +175,15 @@ class Recorder(TorchDispatchMode):
     def _name_module(self, op: Op, stop: Any) -> None:
         name, module = self.stack.current()
         if module is None and (op.during == "backward" or op.recomputed):
-            found = self.stack.from_frame(stop.frame) or self._line_modules.get(op.site)
+            found = self.stack.from_frame(stop.frame) or (self._line_modules.get(op.site) if op.site else None)
             name, module = found or ((op.forward.module, None) if op.forward else ("", None))
         elif op.site is not None and module is not None:
             self._line_modules[op.site] = (name, module)
         op.module = name
-        op.module_type = type(module).__name__ if module is not None else (op.forward.module_type if op.forward else None)
+        if module is not None:
+            op.module_type = type(module).__name__
+        else:
+            op.module_type = op.forward.module_type if op.forward else None
 
     def _forward_op(self, node: Any) -> Op | None:
         """The op that made this node. Numbers of two threads may collide: then the op named like the node is meant."""
@@ -191,7 +199,8 @@ class Recorder(TorchDispatchMode):
 
     def _operands(self, op: Op, args: tuple, kwargs: dict) -> int:
         """Note what the op is given; returns which of parameters, inputs and targets flow into it."""
-        reach, makers = 0, []
+        reach = 0
+        makers: list[Op] = []
         for tensor in tensors_given(args, kwargs):
             memory = self.memory(tensor)
             if memory is not None:
@@ -216,7 +225,8 @@ class Recorder(TorchDispatchMode):
             return None
         if known is None:
             leaf = tensor.requires_grad and tensor.is_leaf
-            known = Memory(values.untyped_storage(), None, PARAMETER if leaf else TARGET, "parameter" if leaf else "target")
+            reach, role = (PARAMETER, "parameter") if leaf else (TARGET, "target")
+            known = Memory(values.untyped_storage(), None, reach, role)
             self.memories[number] = known
             if leaf:
                 self.on_external(tensor, known)
@@ -241,7 +251,8 @@ class Recorder(TorchDispatchMode):
             elif known.role in ("input", "target") and known.views is not None:
                 known.views.add(_view(values))  # a part of what was looked at already
         for tensor in written(schema, args, kwargs) if schema.writes else ():
-            memory = self.memories.get(memory_key(tensor))
+            number = memory_key(tensor)
+            memory = None if number is None else self.memories.get(number)
             if memory is not None:
                 memory.maker, memory.reach = op, memory.reach | reach
 

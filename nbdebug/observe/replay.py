@@ -1,7 +1,7 @@
 """Run a recorded step again, with some of its ops replaced.
 
-The ops go through autograd, so that a replaced op has its own derivative. An unchanged replay must give what the step gave,
-bit for bit where the hardware allows; whoever uses a replay as proof asks for that first.
+The ops go through autograd, so that a replaced op has its own derivative. An unchanged replay must give what the step
+gave, bit for bit where the hardware allows; whoever uses a replay as proof asks for that first.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ Patch = Callable[..., Any]
 class Replay:
     """The outcome: losses (roots of backward, in order), leaves and their gradients by the leaf's number on the tape.
 
-    patches: by the op's index. inputs: changes to tensors from outside, by number. on_op is told of each op before it runs
-    (None: backward), on_outside of each tensor that comes from outside, on_backward of the losses before a backward and
-    after it. scale: a factor on what backward starts from. keep: a tensor to be handed out as `kept`.
+    patches: by the op's index. inputs: changes to tensors from outside, by number. on_op is told of each op before it
+    runs (None: backward), on_outside of each tensor that comes from outside, on_backward of the losses before a
+    backward and after it. scale: a factor on what backward starts from. keep: a tensor to be handed out as `kept`.
     """
 
     def __init__(self, tape: Tape, patches: Mapping[int, Patch] | None = None,
@@ -45,9 +45,9 @@ class Replay:
         self._last_use = _last_uses(tape)
 
     def run(self, stop_after: int | None = None, forward_only: bool = False) -> Replay:
-        """Replay up to and including the entry `stop_after` (all if None). forward_only: where that is a backward, stop at
-        its losses. Raises Unfit where an op can't be run again."""
-        with _same_random(self.tape), torch.enable_grad():
+        """Replay up to and including the entry `stop_after` (all if None). forward_only: where that is a backward, stop
+        at its losses. Raises Unfit where an op can't be run again."""
+        with _same_random(self.tape), _unwritten_as_nan(self.tape), torch.enable_grad():
             for position, entry in enumerate(self.tape.entries):
                 if isinstance(entry, BackwardEntry):
                     self._backward(entry, forward_only and position == stop_after)
@@ -76,7 +76,8 @@ class Replay:
         patch = self.patches.get(entry.op.index)
         with torch.set_grad_enabled(entry.grad):
             out = patch(entry.op.func, args, kwargs) if patch else entry.op.func(*args, **kwargs)
-        for number, (_, tensor) in zip(entry.results, walk(out if isinstance(out, (list, tuple)) else (out,)), strict=False):
+        made = walk(out if isinstance(out, (list, tuple)) else (out,))
+        for number, (_, tensor) in zip(entry.results, made, strict=False):
             if number is not None:
                 self._values[number] = tensor
 
@@ -178,6 +179,20 @@ def _last_uses(tape: Tape) -> dict[int, list[int]]:
         if held is None or not (held.leaf or held.changed):
             freed.setdefault(position, []).append(number)
     return freed
+
+
+@contextlib.contextmanager
+def _unwritten_as_nan(tape: Tape) -> Iterator[None]:
+    """Let `torch.empty` give NaN, where the tape says so: what lay in that memory during the step is gone."""
+    if not tape.unwritten_as_nan:
+        yield
+        return
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)  # which is when torch fills such memory
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
 @contextlib.contextmanager

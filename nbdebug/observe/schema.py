@@ -10,7 +10,8 @@ from nbdebug.observe.tensors import base_name
 
 
 class Schema(NamedTuple):
-    """What an op's signature says. writes: names of arguments that it changes; view: its result shares an argument's memory."""
+    """What an op's signature says. writes: names of arguments that it changes; view:
+    its result shares an argument's memory."""
 
     base: str
     names: tuple[str, ...]
@@ -22,8 +23,8 @@ class Schema(NamedTuple):
 
 
 # Training-mode batch norm changes its running statistics without saying so in its signature.
-_SILENT_WRITES = {"native_batch_norm": ("running_mean", "running_var"), "cudnn_batch_norm": ("running_mean", "running_var"),
-                  "miopen_batch_norm": ("running_mean", "running_var")}
+_SILENT_WRITES = dict.fromkeys(("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"),
+                               ("running_mean", "running_var"))
 _schemas: dict[Any, Schema] = {}
 
 
@@ -33,10 +34,13 @@ def schema_of(func: Any) -> Schema:
     if known is None:
         s = func._schema
         raw = s.name.split("::")[-1]
-        writes = {a.name for a in s.arguments if a.alias_info and a.alias_info.is_write} | set(_SILENT_WRITES.get(raw, ()))
+        writes = {a.name for a in s.arguments if a.alias_info and a.alias_info.is_write}
+        writes.update(_SILENT_WRITES.get(raw, ()))
         view = bool(s.returns) and any(r.alias_info and not r.alias_info.is_write for r in s.returns)
-        known = _schemas[func] = Schema(base_name(func), tuple(a.name for a in s.arguments), frozenset(writes), view,
-                                        torch.Tag.pointwise in func.tags, torch.Tag.nondeterministic_seeded in func.tags, func.namespace == "profiler")
+        known = _schemas[func] = Schema(
+            base_name(func), tuple(a.name for a in s.arguments), frozenset(writes), view,
+            torch.Tag.pointwise in func.tags, torch.Tag.nondeterministic_seeded in func.tags,
+            func.namespace == "profiler")
     return known
 
 

@@ -1,9 +1,10 @@
 """Which line of the user's is running?
 
-A tensor op is reached through many frames: the user's line, perhaps a library's, then torch's. Walking outwards from the
-op, the first frame that is neither torch's nor Python's own is the line to show; a line of the user's own files goes before
-one of an installed library. During backward there is no such line: the engine runs, and the op belongs to the forward line
-whose derivative it computes. A user's line inside backward (a custom Function, a hook, a recomputation) is found as usual.
+A tensor op is reached through many frames: the user's line, perhaps a library's, then torch's. Walking outwards from
+the op, the first frame that is neither torch's nor Python's own is the line to show; a line of the user's own files
+goes before one of an installed library. During backward there is no such line: the engine runs, and the op belongs to
+the forward line whose derivative it computes. A user's line inside backward (a custom Function, a hook, a
+recomputation) is found as usual.
 """
 
 from __future__ import annotations
@@ -41,11 +42,10 @@ class Site(NamedTuple):
 
 class Stop(NamedTuple):
     """What a walk over the frames found. user: the user's line; library: the innermost line of an installed package
-    before it; engine: autograd's engine was met first; optimizer: a torch optimizer was met first."""
+    before it (or before autograd's engine); optimizer: a torch optimizer was met first."""
 
     user: Site | None
     library: Site | None
-    engine: bool
     optimizer: bool
     frame: FrameType | None
 
@@ -60,7 +60,7 @@ def _kind(code: CodeType) -> int:
         if code.co_name == "_engine_run_backward":
             return ENGINE
         return OPTIMIZER if file.startswith(_TORCH + "optim" + os.sep) else SKIP
-    if file.startswith(_OURS) or file.startswith("<frozen") or file in ("<string>", "<__array_function__ internals>"):
+    if file.startswith((_OURS, "<frozen")) or file in ("<string>", "<__array_function__ internals>"):
         return SKIP
     if _PACKAGES.search(file):
         return LIBRARY
@@ -77,15 +77,15 @@ def locate() -> Stop:
         if kind is None:
             kind = _kinds[code] = _kind(code)
         if kind == USER:
-            return Stop(_site(frame), library, False, optimizer, inner or frame)
+            return Stop(_site(frame), library, optimizer, inner or frame)
         if kind == ENGINE:
-            return Stop(None, library, True, optimizer, inner)
+            return Stop(None, library, optimizer, inner)
         if kind == LIBRARY and library is None:
             library, inner = _site(frame), frame
         elif kind == OPTIMIZER:
             optimizer = True
         frame = frame.f_back
-    return Stop(None, library, False, optimizer, inner)
+    return Stop(None, library, optimizer, inner)
 
 
 def recomputing(frame: FrameType | None) -> bool:

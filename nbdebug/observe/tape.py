@@ -1,8 +1,9 @@
 """A step, recorded so that it can be run again without its Python code.
 
-The loop around a step is often impossible to repeat: its loader has moved on. But the ops that it ran, in order, with the
-numbers and tensors that came from outside, are the step. This watcher writes them down; `replay` runs them again under
-autograd, with the same random numbers, and with some ops replaced if asked: so a fix is tried on the very step that failed.
+The loop around a step is often impossible to repeat: its loader has moved on. But the ops that it ran, in order, with
+the numbers and tensors that came from outside, are the step. This watcher writes them down; `replay` runs them again
+under autograd, with the same random numbers, and with some ops replaced if asked: so a fix is tried on the very step
+that failed.
 
 Only tensors from outside are held (parameters are copied when something is about to change them); what the step itself
 made is made again.
@@ -33,7 +34,8 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class Ref(NamedTuple):
-    """A tensor of the tape: its number; strides, if it is another view of that tensor's memory; cut off from autograd?"""
+    """A tensor of the tape: its number; strides, if it is another view of that tensor's memory;
+    cut off from autograd?"""
 
     value: int
     view: tuple | None = None
@@ -41,7 +43,8 @@ class Ref(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One op: what it was given, the numbers of what it made, whether autograd saw it. unfit: why it can't be run again."""
+    """One op: what it was given, the numbers of what it made, whether autograd saw it. unfit:
+    why it can't be run again."""
 
     op: Op
     args: Any
@@ -52,7 +55,8 @@ class Entry(NamedTuple):
 
 
 class BackwardEntry(NamedTuple):
-    call: Backward | None
+    """A call of the engine: what it was given, the numbers of the gradients that it returned, its switches."""
+
     roots: tuple[Ref, ...]
     seeds: tuple[Ref | None, ...]
     inputs: tuple[Ref, ...]
@@ -86,6 +90,7 @@ class Tape:
         self._by_memory: dict[int, list[int]] = {}
         self._alive: list[StorageWeakRef] = []
         self._count = 0
+        self.unwritten_as_nan = False  # how a replay is to fill memory that `torch.empty` hands out
         self.random = torch.get_rng_state()
         self.cuda_random = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
         self.generators: dict[int, tuple[torch.Generator, torch.Tensor]] = {}
@@ -138,18 +143,21 @@ class Tape:
     def backward(self, call: Backward, result: Any) -> None:
         """Write down a call of the engine, and where its gradients can be found."""
         try:
-            refs = [tuple(self._ref(t) for t in group) for group in (call.roots, call.seeds, call.inputs)]
+            roots, seeds, inputs = (tuple(self._ref(t) for t in group)
+                                    for group in (call.roots, call.seeds, call.inputs))
         except _Unusual as reason:
             self.entries.append(Entry(Op(-1, None, "backward", 0), (), {}, (), False, str(reason)))
             return
         made: tuple = ()
         if not call.accumulate:
             made = tuple(self._enter(t, None) if isinstance(t, torch.Tensor) else None for t in result)
-        self.entries.append(BackwardEntry(call, *refs, made, call.retain, call.create, call.accumulate))
+        self.entries.append(BackwardEntry(roots, seeds, inputs, made, call.retain, call.create, call.accumulate))
         for number, leaf in self.leaves.items():
             grad = leaf.grad
             if grad is not None and dense(grad) is grad and self.find(grad) is None:
-                self.held[self._enter(grad, False)] = Held(grad, False, grad_of=number)
+                entered = self._enter(grad, False)
+                if entered is not None:
+                    self.held[entered] = Held(grad, False, grad_of=number)
 
     def _place(self, t: torch.Tensor) -> tuple | None:
         """Which part of which memory a tensor shows; None for a tensor without memory of its own."""
@@ -167,7 +175,8 @@ class Tape:
         self._places.setdefault(place, []).append([number, grad])
         same = self._by_memory.get(place[0])
         if same is None:
-            self._alive.append(StorageWeakRef(tensor.untyped_storage()))  # or another memory could get this one's identity
+            # held weakly, or another memory could get this one's identity
+            self._alive.append(StorageWeakRef(tensor.untyped_storage()))
             self._by_memory[place[0]] = [number]
         else:
             same.append(number)
@@ -188,7 +197,7 @@ class Tape:
             return Ref(known[-1][0], None, True)
         same = self._by_memory.get(place[0])
         outside = self.held.get(same[0]) if same else None
-        if same and (outside is None or outside.leaf or outside.changed):  # else: another part of a data set, held as such
+        if same and (outside is None or outside.leaf or outside.changed):  # else another part of a data set
             view = (tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
             return Ref(same[-1], view, not tensor.requires_grad)
         return None
@@ -215,14 +224,14 @@ class Tape:
 
     def _keep(self, tensors: list[torch.Tensor]) -> None:
         """Copy the held tensors of memories that are about to change, all at once."""
-        numbers = {n for t in tensors for n in self._by_memory.get(memory_key(t), ())}
+        memories = {memory_key(t) for t in tensors}
+        numbers = {n for memory in memories if memory is not None for n in self._by_memory.get(memory, ())}
         held = [h for n in numbers if (h := self.held.get(n)) is not None and not h.changed and h.grad_of is None]
         copies = [torch.empty_like(h.tensor) for h in held]
         if copies:
             torch._foreach_copy_(copies, [h.tensor for h in held])
         for one, copy in zip(held, copies, strict=True):
             one.tensor, one.changed = copy, True
-
 
 
 def _values(tree: Any) -> set[int]:

@@ -1,7 +1,7 @@
 """Tensors, as far as a watcher needs them: identity by memory, finiteness, plain numbers.
 
-Tensor objects come and go during a step (autograd makes new ones of the same values), so a value is known by the memory it
-lies in. A weak reference keeps that memory's record from being reused by another, and never keeps the memory itself.
+Tensor objects come and go during a step (autograd makes new ones of the same values), so a value is known by the memory
+it lies in. A weak reference keeps that memory's record from being reused by another, and never keeps the memory itself.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:
-    """A subclass that handles ops itself wraps other tensors, which are not seen; a lazy parameter has no memory yet."""
+    """A subclass that handles ops itself wraps other tensors, which are not seen;
+    a lazy parameter has no memory yet."""
     if is_lazy(tensor) or type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         return False
     try:
@@ -66,8 +67,8 @@ def all_finite(tensor: torch.Tensor) -> bool:
         inner = dense(tensor)
         return inner is None or all_finite(inner)
     if tensor.numel() > SMALL and tensor.dtype not in _NO_SUM:
-        wide = torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) and tensor.device.type == "cpu" else None
-        total = tensor.sum(dtype=wide).item()
+        half = tensor.dtype in (torch.float16, torch.bfloat16) and tensor.device.type == "cpu"
+        total = tensor.sum(dtype=torch.float32 if half else None).item()
         if math.isfinite(abs(total)):
             return True
     return bool(finite(tensor).all())
@@ -83,10 +84,13 @@ def finite(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def largest(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Largest magnitudes, without waiting for the device: one 0-dimensional float32 tensor a group; NaN if any element is."""
+    """Largest magnitudes, without waiting for the device: one 0-dimensional float32 tensor a group;
+    NaN if any element is."""
     groups: dict[tuple, list[torch.Tensor]] = {}
     for tensor in tensors:
-        values = dense(tensor).detach()
+        values = dense(tensor)
+        assert values is not None, "asked of tensors that can be read only"
+        values = values.detach()
         values = torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
         groups.setdefault((values.device, values.dtype), []).append(values)
     return [torch.stack(torch._foreach_norm(group, ord=math.inf)).amax().float() for group in groups.values()]
@@ -127,7 +131,8 @@ def reach_names(reach: int) -> frozenset[str]:
 
 
 def memory_key(tensor: torch.Tensor) -> int | None:
-    """Identity of any tensor's memory; None where it has none of its own. (Written to be quick: it is asked for every op.)"""
+    """Identity of any tensor's memory; None where it has none of its own. (Written to be quick:
+    it is asked for every op.)"""
     try:
         if type(tensor) is not torch.Tensor and not _has_memory(tensor):
             return None
@@ -142,11 +147,13 @@ def key(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def rows_of(mask: torch.Tensor, batch: int | None, folds: frozenset[int] | set[int] = frozenset()) -> tuple[int, ...] | None:
-    """Batch rows in which `mask` (bool) is set: along dimension 0 or 1 if it has the batch's size, or along dimension 0 if
-    batch and time are folded there, batch first. None when the mask has no such dimension.
+def rows_of(mask: torch.Tensor, batch: int | None,
+            folds: frozenset[int] | set[int] = frozenset()) -> tuple[int, ...] | None:
+    """Batch rows in which `mask` (bool) is set: along dimension 0 or 1 if it has the batch's size, or along dimension 0
+    if batch and time are folded there, batch first. None when the mask has no such dimension.
 
-    folds: how many elements a row may be folded into, for masks of one dimension (others may be folded into any number).
+    folds: how many elements a row may be folded into, for masks of one dimension (others may be folded into any
+    number).
     """
     if not batch or batch < 2:
         return None
@@ -163,7 +170,8 @@ def rows_of(mask: torch.Tensor, batch: int | None, folds: frozenset[int] | set[i
 
 
 def folds_of(shape: torch.Size) -> set[int]:
-    """What a batch row of this shape may be folded into: each dimension after the first, and products from the second on."""
+    """What a batch row of this shape may be folded into: each dimension after the first,
+    and products from the second on."""
     found, product = set(shape[1:]), 1
     for size in shape[1:]:
         product *= size

@@ -1,4 +1,4 @@
-"""From a watched run to its report: the finding, what was ruled out by which number, what was not looked at, figures."""
+"""From a watched run to its report: the finding, what was ruled out by which number, what was not looked at."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ from nbdebug.observe.tensors import all_finite, can_be_bad, finite, tensors_in
 def report_of(probe: Probe, seen: Seen | None, question: str, subject: str, steps: int,
               compiled: CompiledFacts | None = None, notes: tuple[str, ...] = ()) -> Report:
     """The report on a run of `steps` steps, of which the last one went bad if there is something `seen`."""
-    notes = (*_notes(probe, steps, seen), *notes)
+    notes = (*_notes(probe, seen), *notes)
     if probe.adopted:
         subject = f"the model of type {probe.adopted} that was called, and the optimizers that stepped"
-    unchecked = (f"Everything after a fault in nbdebug itself ({probe.recorder.blind})",) if probe.recorder.blind else ()
-    unchecked += tuple(f"Values inside tensors of type {name}" for name in sorted(probe.recorder.unseen))
+    unchecked = tuple(f"Values inside tensors of type {name}" for name in sorted(probe.recorder.unseen))
+    if probe.recorder.blind:
+        unchecked = (f"Everything after a fault in nbdebug itself ({probe.recorder.blind})", *unchecked)
     if seen is None:
         found = (name_it(compiled),) if compiled else ()
         return Report(question, found, _ruled_out(probe, None), unchecked, notes, subject,
@@ -44,26 +45,31 @@ def report_of(probe: Probe, seen: Seen | None, question: str, subject: str, step
 
 
 def _op_on_tape(probe: Probe, op: Any) -> Any:
-    """The forward op that a replay can change: the op itself, the one whose derivative it computes, or its first run."""
+    """The forward op that a replay can change: the op itself, the one whose derivative it computes,
+    or its first run."""
     if op is None:
         return None
     op = op.forward if op.during == "backward" and op.forward is not None and not op.custom else op
     recorded = [e.op for e in probe.tape.entries if isinstance(e, Entry)]
     same = [o for o in recorded if o.index == op.index and o.name == op.name and not op.recomputed]
-    return next(iter(same), None) or next((o for o in recorded if (o.site, o.name, o.module) == (op.site, op.name, op.module)), None)
+    alike = [o for o in recorded if (o.site, o.name, o.module) == (op.site, op.name, op.module)]
+    return next(iter(same + alike), None)
 
 
-def _notes(probe: Probe, steps: int, seen: Seen | None) -> list[str]:
+def _notes(probe: Probe, seen: Seen | None) -> list[str]:
     run, notes = probe.run, []
     if run.scaler_skips:
-        notes.append(f"GradScaler met inf gradients and skipped {_steps(run.scaler_skips)}: normal while it looks for its scale.")
+        notes.append(f"GradScaler met inf gradients and skipped {_steps(run.scaler_skips)}: "
+                     "normal while it looks for its scale.")
     if run.guarded:
-        notes.append(f"In {_steps(run.guarded)} something was not finite; your code looked, and the optimizer did not step.")
+        notes.append(f"In {_steps(run.guarded)} something was not finite; "
+                     "your code looked, and the optimizer did not step.")
     buffers = [name for model in probe.names.models.values() for name, b in model.named_buffers()
-               if any(not probe.flow.births[i].intended and probe.flow.births[i].memory is None for i in probe.flow.origins(b))]
+               if any(not birth.intended and birth.memory is None
+                      for birth in map(probe.flow.births.__getitem__, probe.flow.origins(b)))]
     if buffers and seen is None:
-        notes.append(f"The loss is still finite, but the buffer {', '.join(f'`{b}`' for b in buffers[:3])} is not: it will "
-                     "show when that buffer is used.")
+        named = ", ".join(f"`{b}`" for b in buffers[:3])
+        notes.append(f"The loss is still finite, but the buffer {named} is not: it will show when that buffer is used.")
     if seen is None and not run.losses and not probe.backward_runs:
         notes.append("No backward was seen: only what the step returned was judged.")
     if probe.compiled:
@@ -86,13 +92,16 @@ def _ruled_out(probe: Probe, facts: NanFacts | None) -> tuple[RuledOut, ...]:
     out = []
     weights = count["parameter"] + count["buffer"]
     if weights and not bad & {"parameter", "buffer"}:
-        out.append(RuledOut("bad weights", f"all {weights} parameters and buffers were finite before the step"))
+        looked = _all(weights, "parameter or buffer", "parameters and buffers")
+        out.append(RuledOut("bad weights", f"{looked} finite before the step"))
     if count["input"] and "input" not in bad and code != "input":
-        out.append(RuledOut("bad input", f"all {count['input']} tensors given to the model were finite"))
+        looked = _all(count["input"], "tensor given to the model", "tensors given to the model")
+        out.append(RuledOut("bad input", f"{looked} finite"))
     losses = probe.run.losses
-    if facts is not None and len(losses) > 1 and max(abs(x) for x in losses[:-1]) <= 2 * abs(losses[0]):
-        out.append(RuledOut("a diverging run", f"the losses before stayed within {max(abs(x) for x in losses[:-1]):.4g} "
-                            f"(first: {losses[0]:.4g})"))
+    largest = max((abs(x) for x in losses[:-1]), default=0.0)
+    if facts is not None and len(losses) > 1 and largest <= 2 * abs(losses[0]):
+        out.append(RuledOut("a diverging run",
+                            f"the losses before stayed within {largest:.4g} (first: {losses[0]:.4g})"))
     if probe.flow.births:
         harmless = sum(b.intended for b in probe.flow.births)
         if harmless:
@@ -100,20 +109,27 @@ def _ruled_out(probe: Probe, facts: NanFacts | None) -> tuple[RuledOut, ...]:
     return tuple(out)
 
 
+def _all(count: int, one: str, many: str) -> str:
+    return f"the one {one} was" if count == 1 else f"all {count} {many} were"
+
+
 def _history(probe: Probe) -> dict[str, Any]:
     run = probe.run
-    return {"losses": run.losses[-200:], "parameter_growth": run.parameter_growth[-200:], "input_growth": run.input_growth[-200:]}
+    return {"losses": run.losses[-200:], "parameter_growth": run.parameter_growth[-200:],
+            "input_growth": run.input_growth[-200:]}
 
 
 def _tree(probe: Probe, finding: Finding, facts: NanFacts) -> list[dict[str, Any]]:
     """Every module: was the bad value born there, did it go through there on its way to what went bad?"""
     born = finding.where.module
     through = {b.where.module for b in facts.descendants} | {born} | probe.flow.touched
-    return [{"name": name, "type": kind, "born": name == born, "path": name in through} for name, kind in probe.names.types()]
+    return [{"name": name, "type": kind, "born": name == born, "path": name in through}
+            for name, kind in probe.names.types()]
 
 
 def compare_compiled(probe: Probe, call: CompiledCall, step: int) -> CompiledFacts | None:
-    """Run a compiled module, and its eager self, on the batch that it was given; only the compiled one bad is a finding.
+    """Run a compiled module, and its eager self, on the batch that it was given; only the compiled one bad is a
+    finding.
 
     Buffers and random numbers are put back afterwards.
     """
@@ -132,5 +148,6 @@ def compare_compiled(probe: Probe, call: CompiledCall, step: int) -> CompiledFac
     bad = sum(int((~finite(t)).sum()) for t in made if can_be_bad(t))
     if not bad:
         return None
-    return CompiledFacts(step, probe.names.of(call.module) or "", type(getattr(call.module, "_orig_mod", call.module)).__name__, bad,
+    eager_module = getattr(call.module, "_orig_mod", call.module)
+    return CompiledFacts(step, probe.names.of(call.module) or "", type(eager_module).__name__, bad,
                          sum(t.numel() for t in made), at_site(Where(), call.site))

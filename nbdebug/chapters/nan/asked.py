@@ -22,7 +22,8 @@ STRATEGIES = ("auto", "trace", "replay", "bisect")
 
 @dataclasses.dataclass
 class Asked:
-    """A step, and what it uses. named: the user named the models. others: gradient scalers and schedulers near the step."""
+    """A step, and what it uses. named: the user named the models.
+    others: gradient scalers and schedulers near the step."""
 
     step: Callable[[], Any]
     models: dict[str, nn.Module]
@@ -57,7 +58,8 @@ class Asked:
 def check(step: Any, max_steps: Any, strategy: Any) -> None:
     """Raises TypeError or ValueError where the arguments of `nan_trace` make no sense."""
     if not callable(step):
-        hint = " It looks like the result of a step: pass the function itself." if isinstance(step, torch.Tensor) else ""
+        made = isinstance(step, torch.Tensor)
+        hint = " It looks like the result of a step: pass the function itself." if made else ""
         raise TypeError("nan_trace takes a step to call, a function of no arguments such as lambda: train_step(batch); "
                         f"got {_short(step)}.{hint}")
     if isinstance(step, nn.Module):
@@ -104,7 +106,7 @@ def _models(given: Any, near: dict[str, Any]) -> dict[str, nn.Module]:
 def _optimizers(given: Any, near: dict[str, Any]) -> dict[str, torch.optim.Optimizer]:
     if given is None:
         return found("optimizer", near)
-    several = list(given.values()) if isinstance(given, Mapping) else list(given) if isinstance(given, (list, tuple)) else [given]
+    several = given.values() if isinstance(given, Mapping) else given if isinstance(given, (list, tuple)) else [given]
     for optimizer in several:
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"optimizer takes a torch.optim.Optimizer, or a list of them; got {_short(optimizer)}.")
@@ -140,7 +142,8 @@ def names_near(step: Any) -> dict[str, Any]:
 
 
 def _inside(near: dict[str, Any]) -> dict[str, Any]:
-    """Models and optimizers that a plain object or dict near the step holds (a trainer, a namespace), and of functions it calls."""
+    """Models and optimizers that a plain object or dict near the step holds (a trainer, a namespace),
+    and of functions it calls."""
     found_inside: dict[str, Any] = {}
     wanted = (nn.Module, torch.optim.Optimizer, torch.amp.GradScaler, torch.optim.lr_scheduler.LRScheduler)
     for name, value in list(near.items()):

@@ -1,4 +1,5 @@
-"""The register of births: every place where an inf or a NaN came into being, with what can be told of it there and then."""
+"""The register of births: every place where an inf or a NaN came into being,
+with what can be told of it there and then."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from nbdebug.observe.tensors import Memory, dense, finite, folds_of, rows_of
 
 EMPTIES = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"})
 """Ops that hand out memory as it is: what is bad in it was born there."""
-_FILLS = frozenset({"fill", "masked_fill", "full", "full_like", "new_full", "scalar_tensor", "constant_pad_nd", "lift_fresh"})
+_FILLS = frozenset({"fill", "masked_fill", "full", "full_like", "new_full", "scalar_tensor", "constant_pad_nd",
+                    "lift_fresh"})
 _LOGS = frozenset({"log", "log2", "log10"})
 _MOST = 64
 """A step with more births than this has gone bad everywhere; the first ones tell why."""
@@ -24,14 +26,19 @@ _MOST = 64
 class Record:
     """A birth, as the books keep it. op is None for a tensor that came bad from outside: then memory tells of it, and
     readers are the ops that used it. folded: its rows, if its one dimension is batch and time folded, and
-    nothing later shows the rows better. trail: (op, rows) wherever it then showed. segment: how many backwards had run before, in this step. factors: ranges (low, high) of the parameter-free factors that it was multiplied by.
+    nothing later shows the rows better. trail: (op, rows) wherever it then showed. segment: how many backwards had run
+    before, in this step. factors: ranges (low, high) of the parameter-free factors that it was multiplied by.
     after_model: born after the model had returned."""
 
-    __slots__ = ("absorbed_by", "after_model", "bad", "custom", "dtype", "factors", "folded", "index", "intended", "made", "memory",
-                 "numbers", "op", "parents", "readers", "rows", "segment", "shape", "step", "trail", "whole")
+    __slots__ = ("absorbed_by", "after_model", "bad", "custom", "dtype", "factors", "folded", "index", "intended",
+                 "made", "memory", "numbers", "op", "parents", "readers", "rows", "segment", "shape", "step", "trail",
+                 "whole")
 
     def __init__(self, index: int, op: Op | None, made: str, step: int):
         self.index, self.op, self.made, self.step = index, op, made, step
+        self.bad = 0
+        self.shape: tuple[int, ...] = ()
+        self.dtype = ""
         self.parents: set[int] = set()
         self.rows: tuple[int, ...] | None = None
         self.folded: tuple[int, ...] | None = None
@@ -46,8 +53,8 @@ class Record:
 
 
 class Births:
-    """All births of a run, oldest first. batch, folds: what the model was given, to tell batch rows by (set by the probe).
-    segment: how many backwards have run in this step."""
+    """All births of a run, oldest first. batch, folds: what the model was given, to tell batch rows by (set by the
+    probe). segment: how many backwards have run in this step."""
 
     def __init__(self, recorder: Recorder, take_scene: Any):
         self.recorder, self.take_scene = recorder, take_scene
@@ -87,16 +94,16 @@ class Births:
         return found
 
     def born(self, scene: tuple, mask: torch.Tensor, nan: torch.Tensor) -> dict[int, torch.Tensor]:
-        """A birth from sound operands. An infinity written as a number (`x * -inf`) is a mask's where it stays one, and a
-        fault where it makes a NaN: two births."""
+        """A birth from sound operands. An infinity written as a number (`x * -inf`) is a mask's where it stays one, and
+        a fault where it makes a NaN: two births."""
         op, _, args, kwargs = scene[:4]
         infinite = any(isinstance(a, float) and math.isinf(a) for a in (*args, *kwargs.values()))
         parts = [mask & ~nan, mask & nan] if infinite else [mask]
         return {self.enter(scene, part, nan, self.of_forward(op), {}): part for part in parts if bool(part.any())}
 
     def of_forward(self, op: Op) -> set[int]:
-        """Births at the forward op whose derivative this one computes (its operand was already out of bounds there), or that
-        it computes again."""
+        """Births at the forward op whose derivative this one computes (its operand was already out of bounds there), or
+        that it computes again."""
         if op.recomputed:
             first = [b.index for b in self.records if b.op is not None and b.step == op.step and not b.op.recomputed
                      and (b.op.site, b.op.name, b.op.module) == (op.site, op.name, op.module)]
@@ -105,10 +112,11 @@ class Births:
 
     def enter(self, scene: tuple, mask: torch.Tensor, nan: torch.Tensor, parents: set[int], infs: dict) -> int:
         """Enter a birth in the books."""
-        op, schema, args, kwargs, kept, tensor = scene
+        op, schema, args, *_, tensor = scene
         if len(self.records) >= _MOST:
             return self.records[-1].index
         values = dense(tensor)
+        assert values is not None, "its bad elements have been seen"
         birth = Record(len(self.records), op, _made(values, mask, nan), op.step)
         birth.parents = set(parents)
         birth.whole, birth.bad = bool(mask.all()), int(mask.sum())
@@ -119,7 +127,7 @@ class Births:
         birth.folded = rows_of(mask, self.batch_size, self.folds) if birth.rows is None else None
         if schema.base == "nll_loss" and birth.rows is None:
             birth.rows = self._rows_picked(*args[:2])
-        birth.numbers = self.take_scene(scene, mask, infs)
+        birth.numbers = self.take_scene(scene, mask)
         birth.intended = self._intended(birth, schema, infs)
         self.records.append(birth)
         return birth.index
@@ -143,13 +151,14 @@ class Births:
     def external(self, tensor: torch.Tensor, memory: Memory) -> dict[int, torch.Tensor]:
         """Enter a tensor that was bad when the step got it: {birth: mask of its bad elements}."""
         values = dense(tensor)
+        assert values is not None, "its bad elements have been seen"
         bad, nan = ~finite(values), torch.isnan(values)
         birth = Record(len(self.records), None, _made(values, bad, nan), self.recorder.step)
         birth.memory, birth.segment = memory, self.segment
         birth.whole, birth.bad = bool(bad.all()), int(bad.sum())
         birth.shape, birth.dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
         birth.rows = self._rows(bad) if memory.role in ("input", "target") else None
-        birth.numbers = self.take_scene((None, None, (), {}, {}, tensor), bad, {})
+        birth.numbers = self.take_scene((None, None, (), {}, {}, tensor), bad)
         birth.intended = _mask_like(values, bad, nan, memory.role)
         self.records.append(birth)
         return {birth.index: bad}
@@ -171,13 +180,15 @@ class Births:
         return rows_of(mask, self.batch_size)
 
     def learn_rows(self, birth: int, mask: torch.Tensor, op: Op) -> None:
-        """Where a birth's own tensor shows no batch dimension, the first that it reaches and that has one tells the rows; of
-        a tensor from outside, of which parts may be dropped on the way, every later one is noted."""
+        """Where a birth's own tensor shows no batch dimension, the first that it reaches and that has one tells the
+        rows; of a tensor from outside, of which parts may be dropped on the way, every later one is noted."""
         record = self.records[birth]
-        if record.memory is None and record.op.name not in EMPTIES:
+        if record.memory is None and not (record.op is not None and record.op.name in EMPTIES):
             record.rows = self._rows(mask) if record.rows is None else record.rows
-        elif (record.memory is None or record.memory.role in ("input", "target")) and (rows := self._rows(mask)) is not None:
-            record.trail.append((op.index, rows))
+        elif record.memory is None or record.memory.role in ("input", "target"):
+            rows = self._rows(mask)
+            if rows is not None:
+                record.trail.append((op.index, rows))
 
 
 def _made(values: torch.Tensor, mask: torch.Tensor, nan: torch.Tensor) -> str:
@@ -193,7 +204,8 @@ def _made(values: torch.Tensor, mask: torch.Tensor, nan: torch.Tensor) -> str:
 
 
 def _mask_like(values: torch.Tensor, bad: torch.Tensor, nan: torch.Tensor, role: str) -> bool:
-    """An infinity that a mask from outside holds on purpose: no NaN, and all other values equal; in a buffer, any others."""
+    """An infinity that a mask from outside holds on purpose: no NaN, and all other values equal;
+    in a buffer, any others."""
     if role == "parameter" or bool(nan.any()) or values.is_complex():
         return False
     others = values[~bad]

@@ -57,8 +57,9 @@ class StopCell(BaseException):
 
 @dataclasses.dataclass
 class Run:
-    """The run so far, step by step, for the facts. losses: the roots of backward. parameter_growth: largest parameter now
-    over its first size, small ones measured against a tenth of the largest. input_growth: the same for the model's inputs."""
+    """The run so far, step by step, for the facts. losses: the roots of backward. parameter_growth: largest parameter
+    now over its first size, small ones measured against a tenth of the largest. input_growth: the same for the model's
+    inputs."""
 
     losses: list[float] = dataclasses.field(default_factory=list)
     parameter_growth: list[float] = dataclasses.field(default_factory=list)
@@ -80,7 +81,8 @@ class Run:
         sizes = read([size for p in trained for size in largest([p])]) if one_by_one else read(largest(trained))
         self._first_sizes = self._first_sizes if len(self._first_sizes) == len(sizes) else sizes
         floor = 0.1 * max((s for s in self._first_sizes if math.isfinite(s)), default=0.0)
-        growth = [now / max(first, floor) for now, first in zip(sizes, self._first_sizes, strict=True) if max(first, floor)]
+        growth = [now / max(first, floor)
+                  for now, first in zip(sizes, self._first_sizes, strict=True) if max(first, floor)]
         self.parameter_growth.append(max(growth, default=1.0))
         self._losses, self._inputs = [], []
 

@@ -1,9 +1,10 @@
 """Which results of an op come from which of its bad operands?
 
 As a plumber finds a leak: dye the suspect, run the water, look where the colour comes out. The op is run once more with
-NaN at the suspect elements and ordinary numbers in place of all other bad ones; results that are NaN then are those that the
-suspect reaches. This follows any op, matrix products and attention included, with no table of ops. Elementwise ops need no
-second run: the mask is broadcast. Where an op can't be run again (random, or it refuses NaN) every suspect reaches everything.
+NaN at the suspect elements and ordinary numbers in place of all other bad ones; results that are NaN then are those
+that the suspect reaches. This follows any op, matrix products and attention included, with no table of ops. Elementwise
+ops need no second run: the mask is broadcast. Where an op can't be run again (random, or it refuses NaN) every suspect
+reaches everything.
 """
 
 from __future__ import annotations

@@ -27,8 +27,9 @@ def register(names: ModuleNames, recorder: Recorder) -> None:
 
 
 def mark_input(recorder: Recorder, flow: Flow, tensor: torch.Tensor, site: Site | None) -> None:
-    """A tensor is given to the model at `site`."""
+    """A tensor that can be read is given to the model at `site`."""
     values = dense(tensor)
+    assert values is not None, "it can be read"
     known = recorder.memories.get(key(values))
     if known is None:
         known = recorder.memories[key(values)] = Memory(values.untyped_storage(), None, INPUT, "input")

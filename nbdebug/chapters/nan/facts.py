@@ -43,7 +43,6 @@ class Operand:
     nans: int = 0
     infs: int = 0
     neg_infs: int = 0
-    all_neg_inf_rows: int = 0
     two_valued: bool = False
     constant: bool = False
     reached_by: frozenset[str] = frozenset()
@@ -59,13 +58,14 @@ class Operand:
 class Birth:
     """A non-finite value coming into being: finite operands (or an inf) in, an inf or a NaN out.
 
-    made: "nan", "inf", "-inf" or "mixed". external: "parameter", "buffer", "input", "target" or "constant" for a tensor
+    made: "nan", "inf", "-inf" or "mixed". external: "parameter", "buffer", "input" or "target" for a tensor
     that was bad when the step got it; then `op` is "". during: "forward", "backward" or "optimizer". scalars: the op's
     number arguments by name (exponent, value, ignore_index …). parents: indices into `NanFacts.births`. intended: a
     -inf that a mask put there on purpose. absorbed_by: ops that dropped it in the forward (where, masked_fill, index).
-    step: when it was born. custom: born in the user's own backward. whole: all of the tensor is bad. earlier_step: born in an earlier step and
-    kept in a buffer since. name: the parameter's or buffer's name, for an external one. factors: (low, high) of what it was
-    multiplied by where no parameter flowed in (a target, a weight). after_model: born after the model had returned.
+    step: when it was born. custom: born in the user's own backward. whole: all of the tensor is bad. earlier_step: born
+    in an earlier step and kept in a buffer since. name: the parameter's or buffer's name, for an external one. factors:
+    (low, high) of what it was multiplied by where no parameter flowed in (a target, a weight). after_model: born after
+    the model had returned.
     """
 
     index: int
@@ -108,8 +108,8 @@ class Target:
 
 @dataclasses.dataclass(frozen=True)
 class History:
-    """How the run went, one entry a step. losses: the roots of backward. parameter_growth: largest parameter now over the
-    largest at the first step (per parameter, the worst). input_growth: the same for what the model was given."""
+    """How the run went, one entry a step. losses: the roots of backward. parameter_growth: largest parameter now over
+    the largest at the first step (per parameter, the worst). input_growth: the same for what the model was given."""
 
     losses: tuple[float, ...] = ()
     parameter_growth: tuple[float, ...] = ()
@@ -155,4 +155,4 @@ class CompiledFacts:
     module_type: str
     bad: int
     elements: int
-    where: Where = Where()
+    where: Where = dataclasses.field(default_factory=Where)

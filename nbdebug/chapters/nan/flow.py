@@ -1,9 +1,9 @@
 """Where did each bad value come from?
 
-Every inf or NaN has a birth: an op whose operands were finite there, or an op that made a NaN of an inf. From then on the
-value travels. For each memory that holds bad values this keeps, per birth, a mask of the elements that come from it; so a
-value that something absorbs on the way (a softmax, a `where`, a clamp) is gone from the books, and what reaches the loss
-leads back to its births and to nothing else.
+Every inf or NaN has a birth: an op whose operands were finite there, or an op that made a NaN of an inf. From then on
+the value travels. For each memory that holds bad values this keeps, per birth, a mask of the elements that come from
+it; so a value that something absorbs on the way (a softmax, a `where`, a clamp) is gone from the books, and what
+reaches the loss leads back to its births and to nothing else.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ from nbdebug.observe.record import Op, Recorder
 from nbdebug.observe.schema import Schema, named_arguments
 from nbdebug.observe.tensors import INPUT, PARAMETER, Memory, all_finite, can_be_bad, dense, finite, key, walk
 
-_COMPARES = frozenset({"eq", "ne", "isnan", "isinf", "isposinf", "isneginf", "lt", "gt", "le", "ge", "local_scalar_dense"})
+_COMPARES = frozenset({"eq", "ne", "isnan", "isinf", "isposinf", "isneginf", "lt", "gt", "le", "ge",
+                       "local_scalar_dense"})
 _ABSORBERS = frozenset({"where", "masked_fill", "index", "index_select", "gather", "masked_select", "select", "slice",
                         "nan_to_num", "masked_scatter", "index_put"})
 _READERS = 64
 
 
 class Flow:
-    """A watcher: keeps the books of bad values, op by op. suspected: numbers of the ops whose results are to be looked at, if
-    that is known from an earlier run; None for all."""
+    """A watcher: keeps the books of bad values, op by op. suspected: numbers of the ops whose results are to be looked
+    at, if that is known from an earlier run; None for all."""
 
     def __init__(self, recorder: Recorder, take_scene: Any, suspected: set[int] | None = None):
         self.recorder, self.suspected = recorder, suspected
         self.births = Births(recorder, take_scene)
         self.spoiled: dict[int, Spoiled] = {}
-        self.settled: set[int] = set()  # once the loss is bad, or a gradient: the births behind it; what follows is theirs
+        self.settled: set[int] = set()  # once the loss is bad, or a gradient: the births behind it, and all later ones
         self.checked: set[int] = set()  # births that the user's code looked at, after a backward
         self.last_read: set[int] = set()
         self.last_bad: set[int] = set()
@@ -62,15 +63,8 @@ class Flow:
         if schema.view and not schema.writes:
             return
         suspects = self._suspects(args, kwargs, kept) if self.spoiled else {}
-        for birth in {b for masks in suspects.values() for b in masks}:
-            if self.births[birth].memory is not None and len(self.births[birth].readers) < _READERS:
-                self.births[birth].readers.append(op)
-        if suspects and schema.base in _COMPARES:
-            self.last_read = {b for masks in suspects.values() for b in masks}
-            if op.during == "forward" and self.births.segment:
-                self.checked |= self.last_read
-        if suspects and schema.base == "mul" and op.during == "forward":
-            self._note_factors(args, suspects)
+        if suspects:
+            self._note_use(op, schema, args, suspects)
         made: set[int] = set()
         looked_at = self.suspected is None or self.recorder.count - 1 in self.suspected
         for index, tensor in self._results(schema, args, kwargs, out):
@@ -91,9 +85,21 @@ class Flow:
             self.last_bad = made
             self.touched.add(op.module)
         if suspects and op.during == "forward" and schema.base in _ABSORBERS:
-            for masks in suspects.values():
-                for birth in masks.keys() - made:
-                    self.births[birth].absorbed_by.add(schema.base)
+            for birth in {b for masks in suspects.values() for b in masks} - made:
+                self.births[birth].absorbed_by.add(schema.base)
+
+    def _note_use(self, op: Op, schema: Schema, args: tuple, suspects: dict) -> None:
+        """An op is given bad values: who reads them, whether the user's code asks about them, what multiplies them."""
+        births = {b for masks in suspects.values() for b in masks}
+        for birth in births:
+            if self.births[birth].memory is not None and len(self.births[birth].readers) < _READERS:
+                self.births[birth].readers.append(op)
+        if schema.base in _COMPARES:
+            self.last_read = births
+            if op.during == "forward" and self.births.segment:
+                self.checked |= births
+        if schema.base == "mul" and op.during == "forward":
+            self._note_factors(args, suspects)
 
     def _note_factors(self, args: tuple, suspects: dict) -> None:
         for _, factor in walk(args):
@@ -116,10 +122,12 @@ class Flow:
         self._write(values, twin or self.births.external(tensor, memory))
 
     def _left_and_came_back(self, values: torch.Tensor) -> dict[int, torch.Tensor] | None:
-        """Values that went through NumPy come back as a new tensor: known by as many elements, bad at the same places."""
+        """Values that went through NumPy come back as a new tensor:
+        known by as many elements, bad at the same places."""
         bad = ~finite(values)
         for mask, origins in reversed(self.recent):
-            if mask.numel() == bad.numel() and mask.device == bad.device and bool((mask.flatten() == bad.flatten()).all()):
+            alike = mask.numel() == bad.numel() and mask.device == bad.device
+            if alike and bool((mask.flatten() == bad.flatten()).all()):
                 return {b: part.reshape(bad.shape) for b, part in origins.items()}
         return None
 
@@ -201,6 +209,7 @@ class Flow:
                  tensor: torch.Tensor) -> dict[int, torch.Tensor]:
         """{birth: mask} of a bad result; new births are entered."""
         values = dense(tensor)
+        assert values is not None, "its bad elements have been seen"
         bad, nan = ~finite(values), torch.isnan(values)
         if schema.base in EMPTIES or not suspects or tensor.layout is not torch.strided:
             return self._inherit_all(op, schema, args, kwargs, kept, suspects, tensor, bad, nan)
@@ -220,7 +229,8 @@ class Flow:
         parents: set[int] = set()
         births = sorted({b for masks in suspects.values() for b in masks})
         for birth in births:
-            mine = bad if len(births) == 1 else _reached(dye, {i: m[birth] for i, m in suspects.items() if birth in m}, bad)
+            own = {i: m[birth] for i, m in suspects.items() if birth in m}
+            mine = bad if len(births) == 1 else _reached(dye, own, bad)
             if bool((mine & derived).any()):
                 parents.add(birth)
             passed = mine & bad & ~derived & ~fresh
@@ -235,8 +245,9 @@ class Flow:
         return origins or {births[0]: bad}
 
     def _follows(self, op: Op, bad: torch.Tensor, suspects: dict) -> int | None:
-        """In a replay, where each look costs: the birth whose values a result only carries on. That is so when they are all
-        of one birth that nobody intended, and the result is bad in rows where the operand was; in backward, in any rows."""
+        """In a replay, where each look costs: the birth whose values a result only carries on. That is so when they are
+        all of one birth that nobody intended, and the result is bad in rows where the operand was; in backward, in any
+        rows."""
         births = {b for masks in suspects.values() for b in masks}
         if len(births) != 1 or self.births[only := births.pop()].intended or self.births[only].memory is not None:
             return None

@@ -1,8 +1,8 @@
 """Watch training steps until one goes bad, and say what was seen.
 
-A `Probe` attaches everything (op recorder, module stack, engine and optimizer watches), is told where steps begin and end,
-and after each step gives a verdict: nothing, or a target (the loss, a gradient, a parameter that went bad and mattered)
-with the births that lead to it. Detaching leaves nothing behind.
+A `Probe` attaches everything (op recorder, module stack, engine and optimizer watches), is told where steps begin and
+end, and after each step gives a verdict: nothing, or a target (the loss, a gradient, a parameter that went bad and
+mattered) with the births that lead to it. Detaching leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from nbdebug.observe.tensors import (
 
 
 class Probe:
-    """See the module's docstring. models and optimizers: by the names that the user knows them by. live: keep the books while
-    the step runs (else only record it: `relive.py` finds out afterwards). cell: find the steps' ends by the optimizers. named:
-    the user named the models; else they were found, and one that is met in the run is taken too."""
+    """See the module's docstring. models and optimizers: by the names that the user knows them by. live: keep the books
+    while the step runs (else only record it: `relive.py` finds out afterwards). cell: find the steps' ends by the
+    optimizers. named: the user named the models; else they were found, and one that is met in the run is taken too."""
 
-    def __init__(self, models: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer], scaler: bool = False,
-                 cell: bool = False, live: bool = True, named: bool = True):
+    def __init__(self, models: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer],
+                 scaler: bool = False, cell: bool = False, live: bool = True, named: bool = True):
         self.names, self.named, self._called = ModuleNames(models), named, False
         self.optimizers, self.scaler, self.cell, self.live = dict(optimizers), scaler, cell, live
         self.compiled, self.compiled_calls = False, list[CompiledCall]()
@@ -211,8 +211,8 @@ class Probe:
         self.recorder.model_called = True
 
     def _adopt(self, module: nn.Module) -> bool:
-        """A model that nobody named (built in the step or in the cell) is taken, unless another one has been called that is
-        no part of it."""
+        """A model that nobody named (built in the step or in the cell) is taken, unless another one has been called
+        that is no part of it."""
         holds = any(part is known for known in self.names.models.values() for part in module.modules())
         if self.named or (self._called and not holds) or next(module.parameters(), None) is None:
             return not self.named and not self.names.models
@@ -259,8 +259,8 @@ class Probe:
         self.stepped = True
         self.run.optimizer_steps += 1
         self._steps_of[id(optimizer)] += 1
-        self.sightings.look("parameter", [(self._name(p), p) for group in optimizer.param_groups for p in group["params"]],
-                            self.run.optimizer_line, born_only=True)
+        parameters = [(self._name(p), p) for group in optimizer.param_groups for p in group["params"]]
+        self.sightings.look("parameter", parameters, self.run.optimizer_line, born_only=True)
         if self.cell:
             self.sightings.settle()
             if self.sightings.found:
@@ -273,7 +273,7 @@ class Probe:
         known = self.names.owner(parameter)
         return known[1] if known else ""
 
-    # -- a watcher of its own, for the gradient scaler's check ----------------------------------------------------------
+    # -- a watcher of its own, for the gradient scaler's check --------------------------------------------------------
 
     def before(self, op: Op, schema: Schema, args: tuple, kwargs: dict) -> None:
         return None

@@ -1,8 +1,8 @@
 """Find out afterwards where a bad value came from: replay the recorded step, and look.
 
-On an accelerator a look at every op while the step runs makes the host wait at each. So the step is only recorded; when its
-end shows something bad, it is replayed twice. The first replay keeps the largest magnitude of every op's result on the
-device and reads all of them at once: these ops made something bad. The second keeps the books, for those ops alone.
+On an accelerator a look at every op while the step runs makes the host wait at each. So the step is only recorded; when
+its end shows something bad, it is replayed twice. The first replay keeps the largest magnitude of every op's result on
+the device and reads all of them at once: these ops made something bad. The second keeps the books, for those ops alone.
 A fault in the forward needs the forward only.
 """
 
@@ -127,7 +127,8 @@ class Relived:
                 known = Memory(values.untyped_storage(), None, PARAMETER if held.leaf else TARGET,
                                "parameter" if held.leaf else "target")
             role = known.role
-            memory = self.recorder.memories.get(key(values))  # of a data set in one memory, batches are introduced in turn
+            # of a data set in one memory, batches are introduced in turn
+            memory = self.recorder.memories.get(key(values))
             if memory is None:
                 memory = Memory(values.untyped_storage(), None, known.reach, role, known.name, known.module)
                 memory.entered = known.entered
@@ -148,10 +149,12 @@ def relive(probe: Probe, seen: Seen) -> None:
     """Fill in the origins of `seen`, and let `probe` have the books. Raises NotLocated."""
     second, replay = _replayed(probe, seen)
     _judge(seen, second, replay)
+    if not seen.origins:  # perhaps it read memory that nobody had written, where something else lies now
+        probe.tape.unwritten_as_nan = True
+        second, replay = _replayed(probe, seen)
+        _judge(seen, second, replay)
     if not seen.origins:
-        hidden = probe.recorder.hidden
-        raise NotLocated(_sorry(probe, seen, f"its backward can not be replayed: it uses {hidden}" if hidden else
-                                "it came out finite when it was replayed"))
+        raise NotLocated(_sorry(probe, seen, "it came out finite when it was replayed"))
     probe.flow, probe.recorder, probe.proven = second.flow, second.recorder, True
 
 
@@ -182,7 +185,8 @@ def _replayed(probe: Probe, seen: Seen) -> tuple[Relived, Replay]:
         second.bad_outside = {n for n, size in zip(outside, sizes, strict=True) if not math.isfinite(size)}
         replay = second.run()
     except Exception as reason:
-        raise NotLocated(_sorry(probe, seen, f"the step can't be replayed ({type(reason).__name__}: {reason})")) from reason
+        why = f"the step can't be replayed ({type(reason).__name__}: {reason})"
+        raise NotLocated(_sorry(probe, seen, why)) from reason
     if second.recorder.fault is not None:
         raise second.recorder.fault
     return second, replay
@@ -203,5 +207,7 @@ def _judge(seen: Seen, second: Relived, replay: Replay) -> None:
 
 
 def _sorry(probe: Probe, seen: Seen, reason: str) -> str:
+    if probe.recorder.hidden and seen.target.kind != "loss":
+        reason = f"its backward can't be replayed: it uses {probe.recorder.hidden}"
     return (f"Step {probe.step} went bad (its {seen.target.kind} is not finite), but {reason}. "
             "Run it again with strategy='trace', which looks at every op while the step runs.")

@@ -41,7 +41,8 @@ def _tried(fix: Fix, code: str, facts: NanFacts, trial: Trial) -> Fix:
         replay = trial.replay(patches, inputs, scale)
         return dataclasses.replace(fix, verified=trial.everything_sound(replay), after=_numbers(trial, replay))
     except Exception as error:
-        return dataclasses.replace(fix, after={"why not": f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"})
+        said = str(error).splitlines()[0][:120]
+        return dataclasses.replace(fix, after={"why not": f"{type(error).__name__}: {said}"})
 
 
 def _numbers(trial: Trial, replay: Replay) -> dict[str, Any]:
@@ -53,7 +54,8 @@ def _numbers(trial: Trial, replay: Replay) -> dict[str, Any]:
     gradients = [g for g in replay.gradients.values() if can_be_bad(g)]
     if gradients:
         bad = count_bad(gradients)
-        after["gradients"] = f"all {len(gradients)} finite" if not bad else f"{bad} of {len(gradients)} not finite"
+        sound = f"all {len(gradients)} finite" if len(gradients) > 1 else "finite"
+        after["gradients"] = f"{bad} of {len(gradients)} not finite" if bad else sound
     if trial.seen.target.kind == "parameter":
         after["parameters"] = "not finite" if count_bad(replay.leaves.values()) else "finite"
     if trial.same:
@@ -92,7 +94,8 @@ def _denominator(facts: NanFacts, trial: Trial) -> Mended:
 
 
 def _domain(facts: NanFacts, trial: Trial) -> Mended:
-    low, high = {"logit": (1e-6, 1 - 1e-6), "acosh": (1 + 1e-6, None)}.get(facts.birth.where.op or "", (-1 + 1e-6, 1 - 1e-6))
+    domains = {"logit": (1e-6, 1 - 1e-6), "acosh": (1 + 1e-6, None)}
+    low, high = domains.get(facts.birth.where.op or "", (-1 + 1e-6, 1 - 1e-6))
     return _operand(lambda x: x.clamp(low, high))(facts, trial)
 
 
@@ -122,8 +125,8 @@ def _finite_masks(facts: NanFacts, trial: Trial) -> Mended:
 
     fills = [e.op for e in trial.tape.entries if isinstance(e, Entry)
              and any(_large(a) is not a for a in (*e.args, *e.kwargs.values()))]
-    masks = [n for n, held in trial.tape.held.items() if not held.leaf and held.grad_of is None and can_be_bad(held.tensor)
-             and bool(torch.isinf(held.tensor).any())]
+    masks = [n for n, held in trial.tape.held.items() if not held.leaf and held.grad_of is None
+             and can_be_bad(held.tensor) and bool(torch.isinf(held.tensor).any())]
     return {op.index: patch for op in fills}, dict.fromkeys(masks, lambda t: t.clamp(-1e4, 1e4)), 1.0
 
 
@@ -135,8 +138,8 @@ def _no_infinite_factor(facts: NanFacts, trial: Trial) -> Mended:
     """0 in place of an infinite factor; an infinity written as a number becomes a large finite one."""
 
     def patch(func: Any, args: Any, kwargs: Any) -> Any:
-        return func(*[torch.where(torch.isinf(a), torch.zeros_like(a), a) if isinstance(a, torch.Tensor) and can_be_bad(a)
-                      else _large(a) for a in args], **kwargs)
+        return func(*[torch.where(torch.isinf(a), torch.zeros_like(a), a)
+                      if isinstance(a, torch.Tensor) and can_be_bad(a) else _large(a) for a in args], **kwargs)
 
     return trial.everywhere(patch)
 
@@ -168,7 +171,8 @@ def _zero_infinity(facts: NanFacts, trial: Trial) -> Mended:
 
 
 def _safe_branch(facts: NanFacts, trial: Trial) -> Mended:
-    """The operand replaced by an ordinary number where the op's result is bad: those are the elements that are dropped."""
+    """The operand replaced by an ordinary number where the op's result is bad:
+    those are the elements that are dropped."""
 
     def patch(func: Any, args: Any, kwargs: Any) -> Any:
         with torch.no_grad():
@@ -205,10 +209,12 @@ def _bigger_eps(facts: NanFacts, trial: Trial) -> Mended:
 
     def patch(func: Any, args: Any, kwargs: Any) -> Any:
         given = list(args)
-        given[2] = [d.clamp_min(1e-4) for d in given[2]] if isinstance(given[2], (list, tuple)) else given[2].clamp_min(1e-4)
+        below = given[2]
+        given[2] = [d.clamp_min(1e-4) for d in below] if isinstance(below, (list, tuple)) else below.clamp_min(1e-4)
         return func(*given, **kwargs)
 
-    ops = [e.op for e in trial.tape.entries if isinstance(e, Entry) and e.op.during == "optimizer" and e.op.name == "addcdiv"]
+    ops = [e.op for e in trial.tape.entries
+           if isinstance(e, Entry) and e.op.during == "optimizer" and e.op.name == "addcdiv"]
     return {op.index: patch for op in ops}, {}, 1.0
 
 
@@ -216,8 +222,9 @@ _MENDED: dict[str, Callable[[NanFacts, Trial], Mended]] = {
     "log-of-nonpositive": _operand(_floor(1e-8)), "sqrt-of-negative": _operand(_floor(1e-12)),
     "sqrt-grad-at-zero": _operand(_floor(1e-12)), "pow-domain": _operand(_floor(1e-6)), "div-by-zero": _denominator,
     "domain-error": _domain, "overflow": _bounded, "fully-masked-softmax": _operand(_open_row),
-    "degenerate-decomposition": _operand(_part_values), "inf-minus-inf": _finite_masks, "zero-times-inf": _no_infinite_factor,
-    "empty-reduction": _enough_elements, "all-labels-ignored": _no_loss, "ctc-infeasible": _zero_infinity,
+    "degenerate-decomposition": _operand(_part_values), "inf-minus-inf": _finite_masks,
+    "zero-times-inf": _no_infinite_factor, "empty-reduction": _enough_elements, "all-labels-ignored": _no_loss,
+    "ctc-infeasible": _zero_infinity,
     "where-grad": _safe_branch, "input-nonfinite": _sound_outside, "parameter-nonfinite": _sound_outside,
     "running-stats-nonfinite": _sound_outside, "uninitialized-memory": _zeros_for_empty,
     "optimizer-eps-underflow": _bigger_eps, "grad-overflow": lambda facts, trial: ({}, {}, 1 / 1024),

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from nbdebug.chapters.nan.births import Record
+from nbdebug.chapters.nan.births import EMPTIES, Record
 from nbdebug.chapters.nan.facts import NanFacts
 from nbdebug.chapters.nan.trial import Trial
 from nbdebug.finding import Report
@@ -51,9 +51,12 @@ class Reproduction:
 
     @classmethod
     def of(cls, record: Record, op: Op | None, trial: Trial, facts: NanFacts) -> Reproduction | None:
-        """From the tape where the step can be replayed, else from what was kept at the birth; None if neither will do."""
+        """From the tape where the step can be replayed, else from what was kept at the birth;
+        None if neither will do."""
         backward = facts.target.kind == "gradient" and record.memory is None and not record.custom
-        if op is not None and not trial.why_not:
+        if record.op is not None and record.op.name in EMPTIES:
+            return None  # what lies in unwritten memory can't be had again
+        if op is not None and not trial.why_not and not facts.birth.earlier_step:
             with contextlib.suppress(Exception):  # then what was kept at the birth has to do
                 return cls._from_tape(op, trial, backward)
         if record.numbers is None or record.numbers.func is None:
@@ -98,8 +101,9 @@ class Reproduction:
         return path
 
     def _arguments(self, args: str, kwargs: str) -> str:
-        grads = "\nfor tensor in tensors.values():\n    tensor.requires_grad_(tensor.is_floating_point() or tensor.is_complex())"
-        return (grads.strip("\n") + "\n" if self.gradients else "") + f"args = {args or '()'}\nkwargs = {kwargs or '{}'}"
+        grads = ("for tensor in tensors.values():\n"
+                 "    tensor.requires_grad_(tensor.is_floating_point() or tensor.is_complex())\n")
+        return (grads if self.gradients else "") + f"args = {args or '()'}\nkwargs = {kwargs or '{}'}"
 
     def _rest(self) -> str:
         if not self.gradients:
@@ -130,7 +134,9 @@ def _source(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> str:
         return "{" + ", ".join(f"{k!r}: {_source(v, f'{name}_{k}', tensors)}" for k, v in value.items()) + "}"
     if isinstance(value, (list, tuple)):
         inner = [_source(v, f"{name}_{i}", tensors) for i, v in enumerate(value)]
-        return f"[{', '.join(inner)}]" if isinstance(value, list) else f"({', '.join(inner)}{',' if len(inner) == 1 else ''})"
+        if isinstance(value, list):
+            return f"[{', '.join(inner)}]"
+        return f"({', '.join(inner)}{',' if len(inner) == 1 else ''})"
     if isinstance(value, float) and value != value or value in (float("inf"), float("-inf")):
         return f'float("{value}")'
     if isinstance(value, torch.device):

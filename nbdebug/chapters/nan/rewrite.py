@@ -33,8 +33,6 @@ def rewritten(text: str | None, op: str | None, template: str, operand: int = 0)
     after = line.encode()[part.end_col_offset:].decode()
     if part.lineno != 1 or part.end_lineno != 1:
         return None
-    if before.endswith("(") and after.startswith(")") and not plain and template == "{}":
-        return line
     return before + new + after
 
 
@@ -43,7 +41,8 @@ def _operand(node: ast.AST, op: str, operand: int) -> ast.expr | None:
         return node.right if operand else node.left
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return None
-    if node.func.attr.strip("_").removeprefix("linalg.") not in (op, op.removeprefix("linalg_"), "float_power" if op == "pow" else op):
+    names = (op, op.removeprefix("linalg_"), "float_power" if op == "pow" else op)
+    if node.func.attr.strip("_") not in names:
         return None
     owner = node.func.value
     module = isinstance(owner, ast.Name) and owner.id in ("torch", "F", "np", "math") or (

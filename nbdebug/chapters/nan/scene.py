@@ -17,9 +17,10 @@ from nbdebug.observe.record import Op, Recorder
 from nbdebug.observe.schema import Schema, named_arguments
 from nbdebug.observe.tensors import Memory, can_be_bad, dense, exponents, finite, key, reach_names
 
-_MOVES = frozenset({"clone", "to", "index", "index_select", "gather", "select", "slice", "cat", "stack", "view", "reshape",
-                    "unsqueeze", "squeeze", "expand", "permute", "transpose", "t", "copy", "contiguous", "detach", "alias",
-                    "repeat", "flip", "roll", "narrow", "split", "chunk", "unbind", "flatten", "lift_fresh", "unsafe_view"})
+_MOVES = frozenset({
+    "clone", "to", "index", "index_select", "gather", "select", "slice", "cat", "stack", "view", "reshape", "unsqueeze",
+    "squeeze", "expand", "permute", "transpose", "t", "copy", "contiguous", "detach", "alias", "repeat", "flip", "roll",
+    "narrow", "split", "chunk", "unbind", "flatten", "lift_fresh", "unsafe_view"})
 _KEEP = 8
 """Births whose operands are kept as tensors."""
 _KEEP_BYTES = 64 * 2**20
@@ -27,7 +28,8 @@ _KEEP_BYTES = 64 * 2**20
 
 @dataclasses.dataclass
 class Scene:
-    """operands and scalars for the facts; exponents for the figure; tensors by argument name, to reproduce the fault."""
+    """operands and scalars for the facts; exponents for the figure;
+    tensors by argument name, to reproduce the fault."""
 
     operands: tuple[Operand, ...]
     scalars: dict[str, Any]
@@ -42,7 +44,7 @@ class SceneTaker:
     def __init__(self, recorder: Recorder):
         self.recorder, self.taken = recorder, 0
 
-    def __call__(self, scene: tuple, mask: torch.Tensor, infs: dict) -> Scene:
+    def __call__(self, scene: tuple, mask: torch.Tensor) -> Scene:
         op, schema, args, kwargs, kept, result = scene
         if op is None:
             return Scene((), {}, _histogram("the tensor itself", result, mask))
@@ -50,10 +52,12 @@ class SceneTaker:
         for name, tensor in _named_tensors(schema, args, kwargs, result):
             before, memory = self._before(tensor, kept)
             at = _at_fault(schema, before, mask)
-            operands.append(_operand(name, before, memory, at, kept.get(id(tensor)), op))
+            operands.append(_operand(name, before, memory, at, kept.get(id(tensor))))
             tensors[name] = before
         guilty = _guilty(operands, tensors)
-        histogram = {} if guilty is None else _histogram(f"input of {op.name}", guilty, _at_fault(schema, guilty, mask, True))
+        histogram = {}
+        if guilty is not None:
+            histogram = _histogram(f"input of {op.name}", guilty, _at_fault(schema, guilty, mask, True))
         made = Scene(tuple(operands[:4]), _scalars(op, schema, args, kwargs, tensors, result), histogram)
         self.taken += 1
         if self.taken <= _KEEP and sum(t.nbytes for t in tensors.values() if t.layout is torch.strided) < _KEEP_BYTES:
@@ -73,7 +77,8 @@ class SceneTaker:
 
 
 def _guilty(operands: list[Operand], tensors: dict[str, torch.Tensor]) -> torch.Tensor | None:
-    """The operand to be drawn: one that is zero where the result went bad, else the first of numbers that can be bad."""
+    """The operand to be drawn: one that is zero where the result went bad,
+    else the first of numbers that can be bad."""
     zero = [o.name for o in operands if o.zeros_at_fault]
     return next((tensors[n] for n in (*zero, *tensors) if can_be_bad(tensors[n])), None)
 
@@ -98,8 +103,9 @@ def _named_tensors(schema: Schema, args: tuple, kwargs: dict, result: torch.Tens
     return [(n, t) for n, t in found if dense(t) is not None and t.device.type != "meta"]
 
 
-def _at_fault(schema: Schema, operand: torch.Tensor, mask: torch.Tensor, same_shape: bool = False) -> torch.Tensor | None:
-    """The operand's elements that the bad results came from; None where that can't be told."""
+def _at_fault(schema: Schema, operand: torch.Tensor, mask: torch.Tensor,
+              same_shape: bool = False) -> torch.Tensor | None:
+    """The operand's elements that the bad results came from (same_shape: a mask of them); None if it can't be told."""
     values = dense(operand)
     if values is None or not schema.pointwise or values.layout is not torch.strided:
         return None
@@ -111,9 +117,10 @@ def _at_fault(schema: Schema, operand: torch.Tensor, mask: torch.Tensor, same_sh
         return None
 
 
-def _operand(name: str, tensor: torch.Tensor, memory: Memory | None, at: torch.Tensor | None, kept: Any, op: Op) -> Operand:
+def _operand(name: str, tensor: torch.Tensor, memory: Memory | None, at: torch.Tensor | None, kept: Any) -> Operand:
     """One operand, counted."""
     values = dense(tensor)
+    assert values is not None, "operands that can't be read are left out"
     maker = kept[2] if kept else (memory.maker if memory else None)
     source = _source(maker)
     reach = kept[3] if kept else (memory.reach if memory else 0)
@@ -183,6 +190,6 @@ def _histogram(title: str, tensor: torch.Tensor, at: torch.Tensor | None) -> dic
     real = values.abs() if values.is_complex() else values
     guilty = real[at] if at is not None and at.shape == real.shape else real.flatten()[:0]
     return {"dtype": str(tensor.dtype).removeprefix("torch."), "operand": title, "counts": exponents(real),
-            "zeros": int((real == 0).sum()), "nans": int(torch.isnan(real).sum()), "infs": int((real == math.inf).sum()),
-            "neg_infs": int((real == -math.inf).sum()), "bad_counts": exponents(guilty),
-            "bad_zeros": int((guilty == 0).sum())}
+            "zeros": int((real == 0).sum()), "nans": int(torch.isnan(real).sum()),
+            "infs": int((real == math.inf).sum()), "neg_infs": int((real == -math.inf).sum()),
+            "bad_counts": exponents(guilty), "bad_zeros": int((guilty == 0).sum())}

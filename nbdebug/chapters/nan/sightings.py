@@ -1,8 +1,8 @@
 """What was seen bad, and mattered: a loss, a gradient that an optimizer uses, a parameter after its update.
 
-Live, the books of bad values answer at once, and say where the values came from. On an accelerator reading a value would
-make the host wait, so there the largest magnitudes are kept on the device, and all of a step are read in one go at its end;
-where they came from is found afterwards, by replaying the step.
+Live, the books of bad values answer at once, and say where the values came from. On an accelerator reading a value
+would make the host wait, so there the largest magnitudes are kept on the device, and all of a step are read in one go
+at its end; where they came from is found afterwards, by replaying the step.
 """
 
 from __future__ import annotations

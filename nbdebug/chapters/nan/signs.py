@@ -1,7 +1,7 @@
 """What kind of arithmetic failed: pure functions from a birth to one word.
 
-A word is the last part of a code ("div-by-zero"). These look at one op and its operands only; the rules add what can be told
-from the run around it (labels, learning rate, what absorbed the value).
+A word is the last part of a code ("div-by-zero"). These look at one op and its operands only; the rules add what can be
+told from the run around it (labels, learning rate, what absorbed the value).
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from nbdebug.chapters.nan.facts import Birth, Operand
 
 LOGS = frozenset({"log", "log2", "log10", "log1p", "xlogy", "special_xlog1py", "kl_div", "binary_cross_entropy"})
 DIVISIONS = frozenset({"div", "reciprocal", "remainder", "fmod", "addcdiv", "floor_divide", "atan2", "rsqrt"})
-DOMAINS = frozenset({"acos", "asin", "acosh", "atanh", "logit", "erfinv", "special_erfinv", "lgamma", "digamma", "polygamma",
-                     "sin", "cos", "tan", "special_ndtri"})
-PRODUCTS = frozenset({"mul", "mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "addcmul", "convolution", "linear", "addbmm",
-                      "prod", "cumprod", "outer", "ger", "xlogy", "mkldnn_convolution", "embedding_bag"})
+DOMAINS = frozenset({"acos", "asin", "acosh", "atanh", "logit", "erfinv", "special_erfinv", "lgamma", "digamma",
+                     "polygamma", "sin", "cos", "tan", "special_ndtri"})
+PRODUCTS = frozenset({"mul", "mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "addcmul", "convolution", "linear",
+                      "addbmm", "prod", "cumprod", "outer", "ger", "xlogy", "mkldnn_convolution", "embedding_bag"})
 SOFTMAXES = frozenset({"softmax", "log_softmax"})
-DECOMPOSITIONS = ("linalg_eig", "linalg_svd", "linalg_inv", "linalg_qr", "linalg_cholesky", "linalg_solve", "linalg_lu", "svd",
-                  "cholesky", "linalg_det", "linalg_slogdet", "linalg_lstsq", "linalg_pinv", "linalg_ldl", "triangular_solve",
-                  "geqrf", "lu_unpack")
+DECOMPOSITIONS = ("linalg_eig", "linalg_svd", "linalg_inv", "linalg_qr", "linalg_cholesky", "linalg_solve",
+                  "linalg_lu", "svd", "cholesky", "linalg_det", "linalg_slogdet", "linalg_lstsq", "linalg_pinv",
+                  "linalg_ldl", "triangular_solve", "geqrf", "lu_unpack")
 SPREADS = frozenset({"std", "var", "std_mean", "var_mean"})
 AVERAGES = SPREADS | {"mean", "logsumexp", "nanmean", "median", "nanmedian", "quantile"}
 NORMS = frozenset({"layer_norm", "batch_norm", "group_norm", "batch_norm_legit", "fused_rms_norm", "cudnn_batch_norm",
@@ -100,7 +100,8 @@ def _pow(birth: Birth) -> str | None:
 
 
 def _flat(birth: Birth) -> bool:
-    """A norm of values that do not vary (or are all zero), with nothing added to the denominator: values of ordinary size."""
+    """A norm of values that do not vary (or are all zero), with nothing added to the denominator:
+    values of ordinary size."""
     high = max((max(abs(o.low or 0), abs(o.high or 0)) for o in birth.operands), default=0.0)
     return high < 1e15
 
@@ -114,7 +115,8 @@ def _average(birth: Birth) -> str | None:
 
 _FORWARD = (
     (LOGS, _log), (DIVISIONS, _division), ({"sqrt"}, _sqrt), ({"pow", "float_power"}, _pow), (AVERAGES, _average),
-    (DOMAINS, lambda b: "domain-error"), (SOFTMAXES, lambda b: "fully-masked-softmax" if b.scalars.get("rows_all_masked") else None),
+    (DOMAINS, lambda b: "domain-error"),
+    (SOFTMAXES, lambda b: "fully-masked-softmax" if b.scalars.get("rows_all_masked") else None),
     ({"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"},
      lambda b: "uninitialized-memory"),
     (NORMS, lambda b: "div-by-zero" if _flat(b) else None),

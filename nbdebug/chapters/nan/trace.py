@@ -26,14 +26,14 @@ def nan_trace(step: Step, *, model: Any = None, optimizer: Any = None, max_steps
               restore: bool = False) -> Report:
     """Run a training step under observation and name what first made a NaN or an inf that mattered.
 
-    step: a function of no arguments that performs one whole training step and returns its loss (a tensor, a float, a dict
-    or an object with `loss`, or nothing if it calls `backward`). model: a Module, or a dict or list of them; optimizer: an
-    Optimizer or a list. Left out, both are looked for among the variables that `step` uses. max_steps: call `step` until it
-    fails, at most this often. strategy: "trace" looks at every op while the step runs; "replay" only records the step, and
-    looks for the place in a replay of the recorded ops once something went bad (quicker on an accelerator, where each look
-    makes the host wait); "bisect" runs the step itself again, with few looks, and refuses where it does not repeat; "auto"
-    takes "replay" for models on an accelerator and "trace" elsewhere. restore: leave model, optimizer and random numbers
-    as they were before, instead of where the steps have taken them.
+    step: a function of no arguments that performs one whole training step and returns its loss (a tensor, a float, a
+    dict or an object with `loss`, or nothing if it calls `backward`). model: a Module, or a dict or list of them;
+    optimizer: an Optimizer or a list. Left out, both are looked for among the variables that `step` uses. max_steps:
+    call `step` until it fails, at most this often. strategy: "trace" looks at every op while the step runs; "replay"
+    only records the step, and looks for the place in a replay of the recorded ops once something went bad (quicker on
+    an accelerator, where each look makes the host wait); "bisect" runs the step itself again, with few looks, and
+    refuses where it does not repeat; "auto" takes "replay" for models on an accelerator and "trace" elsewhere. restore:
+    leave model, optimizer and random numbers as they were before, instead of where the steps have taken them.
 
     Returns a Report with one finding, or with none. An exception of the step passes through; when something was already
     not finite by then, the report on that is attached as `error.report`. Raises TypeError or ValueError for arguments
@@ -53,11 +53,12 @@ def trace_cell(run: Step, *, models: Mapping[str, nn.Module], optimizers: Mappin
                strategy: str = "auto") -> Report:
     """Watch a whole cell, a training loop included; it is stopped after the step that went bad.
 
-    A step ends where the optimizers have stepped and the model is called again. Raises ValueError for strategy="bisect": a cell
-    is run once. Exceptions of the cell pass through as with `nan_trace`.
+    A step ends where the optimizers have stepped and the model is called again. Raises ValueError for
+    strategy="bisect": a cell is run once. Exceptions of the cell pass through as with `nan_trace`.
     """
     if strategy == "bisect":
-        raise ValueError("A cell runs only once, so it can't be bisected; use strategy='trace', or %nan_trace with one step.")
+        raise ValueError("A cell runs only once, so it can't be bisected; use strategy='trace', "
+                         "or %nan_trace with one step.")
     check_models(models)
     asked = Asked(run, dict(models), dict(optimizers), False, [])
     probe = Probe(asked.models, asked.optimizers, scaler=True, cell=True, live=_live(strategy, asked), named=False)
@@ -110,14 +111,15 @@ def _traced(asked: Asked, max_steps: int = 1, live: bool = True) -> Report:
 
 
 def _live(strategy: str, asked: Asked) -> bool:
-    """Whether to look while the step runs: always on a CPU; on an accelerator only when asked."""
+    """Whether to look while the step runs: as asked, else on a CPU only."""
     return asked.on_cpu if strategy == "auto" else strategy != "replay"
 
 
 def _bisected(asked: Asked) -> Report:
     from nbdebug.chapters.nan.search import search
 
-    return search(asked.step, asked.models, list(asked.optimizers.values()), others=asked.others, trace=lambda: _traced(asked))
+    return search(asked.step, asked.models, list(asked.optimizers.values()), others=asked.others,
+                  trace=lambda: _traced(asked))
 
 
 def _attach(error: Exception, probe: Probe, question: str, subject: str, steps: int) -> None:

@@ -1,8 +1,8 @@
 """Try a fix on the very step that failed.
 
-The step is on tape. First it is replayed unchanged: only if it fails again as it did is a replay worth anything. Then the op
-at fault (or the tensor that came bad from outside) is replaced by its mended form, and the step is replayed to the same point:
-are the loss and all gradients finite now, and did the values that were sound stay as they were?
+The step is on tape. First it is replayed unchanged: only if it fails again as it did is a replay worth anything. Then
+the op at fault (or the tensor that came bad from outside) is replaced by its mended form, and the step is replayed to
+the same point: are the loss and all gradients finite now, and did the values that were sound stay as they were?
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ class Trial:
     def __init__(self, probe: Probe, seen: Seen, guilty: Op | None):
         self.tape, self.seen, self.guilty = probe.tape, seen, guilty
         self.alike = [] if guilty is None else [  # a fix to the line changes every run of it: loops, reused modules
-            e.op for e in probe.tape.entries if isinstance(e, Entry) and (e.op.site, e.op.name) == (guilty.site, guilty.name)]
-        self.replays, self.why_not = 0, ""
-        self.same: list[tuple[int, int]] = []  # of the sound results of a mended op: how many stayed as they were, of how many
+            e.op for e in probe.tape.entries
+            if isinstance(e, Entry) and (e.op.site, e.op.name) == (guilty.site, guilty.name)]
+        self.why_not = ""
+        self.same: list[tuple[int, int]] = []  # a mended op's sound results: how many stayed as they were, of how many
         if probe.proven:
             return
         try:
@@ -50,7 +51,6 @@ class Trial:
     def replay(self, patches: Mapping[int, Patch], inputs: Mapping[int, Callable] | None = None, scale: float = 1.0,
                forward_only: bool = False) -> Replay:
         """Run the step again, up to what went bad."""
-        self.replays += 1
         return Replay(self.tape, patches, inputs, scale=scale, keep=self.seen.ref).run(self.seen.position, forward_only)
 
     def everywhere(self, patch: Patch) -> Mended:

@@ -11,7 +11,8 @@ from nbdebug.chapters.nan.probe import Probe
 from nbdebug.chapters.nan.sightings import Seen
 from nbdebug.finding import Where
 
-_PHASES = {"loss": "forward", "returned": "forward", "exception": "forward", "gradient": "backward", "parameter": "optimizer"}
+_PHASES = {"loss": "forward", "returned": "forward", "exception": "forward", "gradient": "backward",
+           "parameter": "optimizer"}
 
 
 def facts_of(probe: Probe, seen: Seen) -> NanFacts:
@@ -63,19 +64,21 @@ def _birth(probe: Probe, record: Record, index: int, place: dict[int, int], used
         during=record.op.during if record.op else "forward", where=_where(record, used), operands=scene.operands,
         scalars=scene.scalars, parents=tuple(sorted(place[p] for p in record.parents if p in place)),
         intended=record.intended, external=external, name=record.memory.name if record.memory else "",
-        whole=record.whole, custom=record.custom, after_model=record.after_model, earlier_step=record.step < probe.step, step=record.step,
+        whole=record.whole, custom=record.custom, after_model=record.after_model,
+        earlier_step=record.step < probe.step, step=record.step,
         absorbed_by=tuple(sorted(record.absorbed_by)), bad_elements=record.bad, elements=_product(record.shape),
         dtype=record.dtype, shape=record.shape, factors=tuple(record.factors))
 
 
 def _where(record: Record, used: set[int]) -> Where:
-    """The place of a birth. A tensor that came bad from outside: where it was given to the model, else the first line that
-    read it for what went bad (`used`: the ops behind that)."""
+    """The place of a birth. A tensor that came bad from outside: where it was given to the model, else the first line
+    that read it for what went bad (`used`: the ops behind that)."""
     arrived = [set(rows) for index, rows in record.trail if index in used][-1:]
     rows = tuple(sorted(arrived[0] & set(record.rows or arrived[0]))) if arrived else ()
     if record.op is not None:
         return where_of(record.op, samples=rows or record.rows or record.folded)
     memory = record.memory
+    assert memory is not None, "what no op made came from outside"
     place = Where(step=record.step, module=memory.module, op="", samples=rows or record.rows)
     if memory.role in ("parameter", "buffer"):
         return place
@@ -83,7 +86,8 @@ def _where(record: Record, used: set[int]) -> Where:
     return at_site(place, memory.entered or (readers[0].site if readers else None))
 
 
-def _with_phase(births: tuple[Birth, ...], culprit: int, seen: Seen, batch: int | None, together: set[int]) -> tuple[Birth, ...]:
+def _with_phase(births: tuple[Birth, ...], culprit: int, seen: Seen, batch: int | None,
+                together: set[int]) -> tuple[Birth, ...]:
     """The culprit's place says the phase in which the fault shows, and all rows of its batch that fail on its line."""
     birth = births[culprit]
     phase = _PHASES[seen.target.kind]

@@ -28,11 +28,11 @@ DROPPERS = frozenset({"where", "masked_fill", "index", "masked_select", "masked_
 )
 def where_grad(facts: NanFacts) -> Finding | None:
     birth = facts.birth
-    if facts.target.kind != "gradient" or birth.during != "forward" or birth.external or not DROPPERS & set(birth.absorbed_by):
+    droppers = sorted(DROPPERS & set(birth.absorbed_by))
+    if facts.target.kind != "gradient" or birth.during != "forward" or birth.external or not droppers:
         return None
-    dropper = sorted(DROPPERS & set(birth.absorbed_by))[0]
-    return answer(facts, "where-grad", f"{verb(birth.where, 'makes', 'make')} a bad value in {birth.op} that {dropper} drops, "
-                  "and its derivative comes back",
+    return answer(facts, "where-grad", f"{verb(birth.where, 'makes', 'make')} a bad value in {birth.op} that "
+                  f"{droppers[0]} drops, and its derivative comes back",
                   Fix("Make the operand safe first, then choose.",
                       "safe = torch.where(keep, x, 1.0)  # keep: the condition under which the op's result is used\n"
                       f"y = torch.where(keep, {birth.op}(safe), other)"))
@@ -56,8 +56,8 @@ def sqrt_grad_at_zero(facts: NanFacts) -> Finding | None:
     birth = facts.birth
     if birth.during != "backward" or birth.external or backward_sign(birth) != "sqrt-grad-at-zero":
         return None
-    return answer(facts, "sqrt-grad-at-zero", f"{verb(birth.where, 'differentiates', 'differentiate')} a root at zero, where its "
-                  "slope is infinite",
+    return answer(facts, "sqrt-grad-at-zero",
+                  f"{verb(birth.where, 'differentiates', 'differentiate')} a root at zero, where its slope is infinite",
                   fix(birth, "Keep the operand above zero.", "{}.clamp_min(1e-12)", "torch.sqrt(x.clamp_min(1e-12))"))
 
 
@@ -83,8 +83,9 @@ def grad_overflow(facts: NanFacts) -> Finding | None:
     if birth.during != "backward" or birth.external or backward_sign(birth) != "grad-overflow":
         return None
     half = birth.dtype == "float16"
-    return answer(facts, "grad-overflow", f"makes a gradient too large for {birth.dtype} in the derivative of {birth.where.op}",
+    return answer(facts, "grad-overflow",
+                  f"makes a gradient too large for {birth.dtype} in the derivative of {birth.where.op}",
                   Fix("Let GradScaler choose the scale and skip such steps, or use bfloat16." if half else
                       "Bound what the forward divides by, or scale the loss down.",
-                      "scaler = torch.amp.GradScaler()\nscaler.scale(loss).backward()\nscaler.step(optimizer)\nscaler.update()"
-                      if half else "loss = loss / 1024  # or x.clamp_min(1e-6) in the denominator"))
+                      "scaler = torch.amp.GradScaler()\nscaler.scale(loss).backward()\nscaler.step(optimizer)\n"
+                      "scaler.update()" if half else "loss = loss / 1024  # or x.clamp_min(1e-6) in the denominator"))

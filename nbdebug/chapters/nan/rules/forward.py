@@ -27,8 +27,8 @@ def div_by_zero(facts: NanFacts) -> Finding | None:
     below = birth.operand("other")
     least = "1" if below is not None and below.dtype.startswith(("int", "uint")) else "1e-6"
     return answer(facts, "div-by-zero", f"{verb(birth.where, 'divides', 'divide')} by zero",
-                  fix(birth, "Keep the denominator away from zero.", f"{{}}.clamp_min({least})", f"a / b.clamp_min({least})",
-                      operand=1))
+                  fix(birth, "Keep the denominator away from zero.", f"{{}}.clamp_min({least})",
+                      f"a / b.clamp_min({least})", operand=1))
 
 
 @rule(
@@ -49,7 +49,7 @@ def log_of_nonpositive(facts: NanFacts) -> Finding | None:
     birth = facts.birth
     if _sign(facts) != "log-of-nonpositive":
         return None
-    what = "zero" if birth.made == "-inf" else "a negative number" if birth.made == "nan" else "zero and of negative numbers"
+    what = {"-inf": "zero", "nan": "a negative number"}.get(birth.made, "zero and of negative numbers")
     return answer(facts, "log-of-nonpositive", f"{verb(birth.where, 'takes', 'take')} the log of {what}",
                   fix(birth, "Keep the operand above zero (or compute the log from the scores).", "{}.clamp_min(1e-8)",
                       "torch.log(p.clamp_min(1e-8))"))
@@ -119,7 +119,8 @@ def inf_minus_inf(facts: NanFacts) -> Finding | None:
     birth = facts.birth
     if _sign(facts) != "inf-minus-inf":
         return None
-    return answer(facts, "inf-minus-inf", f"{verb(birth.where, 'subtracts', 'subtract')} infinity from infinity in {birth.where.op}",
+    return answer(facts, "inf-minus-inf",
+                  f"{verb(birth.where, 'subtracts', 'subtract')} infinity from infinity in {birth.where.op}",
                   Fix("Mask with a large finite number in place of -inf.",
                       "x.masked_fill(mask, -1e4)"))
 
@@ -149,8 +150,8 @@ def zero_times_inf(facts: NanFacts) -> Finding | None:
                       Fix("Fill the mask in place of multiplying by it.",
                           'bias = torch.zeros_like(keep).masked_fill(keep == 0, float("-inf"))'))
     return answer(facts, "zero-times-inf", f"{verb(birth.where, 'multiplies', 'multiply')} zero by infinity",
-                  Fix("Repair the infinity before the product: p * log p is torch.special.entr, q * log p is torch.special.xlogy; "
-                      "a mask should fill with a finite number.",
+                  Fix("Repair the infinity before the product: p * log p is torch.special.entr, q * log p is "
+                      "torch.special.xlogy; a mask should fill with a finite number.",
                       "log_p = log_p.masked_fill(mask, 0.0)  # before p * log_p"))
 
 
@@ -172,7 +173,8 @@ def fully_masked_softmax(facts: NanFacts) -> Finding | None:
     birth = facts.birth
     if _sign(facts) != "fully-masked-softmax":
         return None
-    return answer(facts, "fully-masked-softmax", f"{verb(birth.where, 'gives', 'give')} softmax nothing but masked entries",
+    return answer(facts, "fully-masked-softmax",
+                  f"{verb(birth.where, 'gives', 'give')} softmax nothing but masked entries",
                   Fix("Leave one entry open where all are masked, and drop the result of that row.",
                       "mask = mask & ~mask.all(-1, keepdim=True)"))
 
@@ -199,7 +201,8 @@ def empty_reduction(facts: NanFacts) -> Finding | None:
     what = "nothing at all" if not count else "a single element"
     return answer(facts, "empty-reduction", f"takes the {birth.op} of {what}",
                   Fix("Leave such a batch out, or use the form that is defined there.",
-                      "x.std(correction=0)  # 0 for one element" if count else "(x * mask).sum() / mask.sum().clamp_min(1)"))
+                      "x.std(correction=0)  # 0 for one element" if count else
+                      "(x * mask).sum() / mask.sum().clamp_min(1)"))
 
 
 @rule(
@@ -270,14 +273,16 @@ def degenerate_decomposition(facts: NanFacts) -> Finding | None:
 def overflow(facts: NanFacts) -> Finding | None:
     birth = facts.birth
     limit = _limit(birth)
-    fixes = {"exp": fix(birth, "Bound the operand.", f"{{}}.clamp(-{limit}, {limit})", f"torch.exp(x.clamp(-{limit}, {limit}))"),
+    bounded = f".clamp(-{limit}, {limit})"
+    fixes = {"exp": fix(birth, "Bound the operand.", "{}" + bounded, f"torch.exp(x{bounded})"),
              "to": Fix("Keep this part in float32 (or use bfloat16, whose range is float32's).", "x.float()")}
     general = Fix("Bound the values before this op, or compute it in a wider dtype.",
                   "x = x.clamp(-1e4, 1e4)  # or normalise the input, or x.double()")
     if birth.intended:
-        return answer(facts, "overflow", f"{verb(birth.where, 'lets', 'let')} a mask's infinity through to the loss", general)
-    return answer(facts, "overflow", f"{verb(birth.where, 'makes', 'make')} a value too large for {birth.dtype} in {birth.where.op}",
-                  fixes.get(birth.op, general))
+        says = f"{verb(birth.where, 'lets', 'let')} a mask's infinity through to the loss"
+        return answer(facts, "overflow", says, general)
+    says = f"{verb(birth.where, 'makes', 'make')} a value too large for {birth.dtype} in {birth.where.op}"
+    return answer(facts, "overflow", says, fixes.get(birth.op, general))
 
 
 def _sign(facts: NanFacts) -> str:
@@ -287,5 +292,6 @@ def _sign(facts: NanFacts) -> str:
 
 
 def _limit(birth: Birth) -> int:
-    """A bound on exp's operand whose result can still be squared: exp overflows at 11.1 in float16, at 88.7 in float32."""
+    """A bound on exp's operand whose result can still be squared:
+    exp overflows at 11.1 in float16, at 88.7 in float32."""
     return 5 if birth.dtype == "float16" else 30

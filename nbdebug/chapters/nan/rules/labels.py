@@ -1,5 +1,7 @@
 """Rules for targets: labels that a loss can't take, that are all ignored, or that do not fit into their frames."""
 
+from typing import Any
+
 from nbdebug.catalogue import rule
 from nbdebug.chapters.nan.facts import Birth, NanFacts
 from nbdebug.chapters.nan.rules.words import answer, fix, verb
@@ -28,7 +30,7 @@ def all_labels_ignored(facts: NanFacts) -> Finding | None:
     return answer(facts, "all-labels-ignored", "has no label that counts: the mean loss divides by zero",
                   Fix("Divide by the number of labels that count, and at least by one; better, keep such batches out.",
                       "F.cross_entropy(logits, labels, reduction='sum') / (labels != -100).sum().clamp_min(1)"),
-                  **{"labels": birth.scalars.get("labels"), "ignored": birth.scalars.get("ignored")})
+                  labels=birth.scalars.get("labels"), ignored=birth.scalars.get("ignored"))
 
 
 @rule(
@@ -70,12 +72,16 @@ def ctc_infeasible(facts: NanFacts) -> Finding | None:
 )
 def label_out_of_range(facts: NanFacts) -> Finding | None:
     birth = facts.birth
-    if birth.external or birth.during != "forward" or not (_log_of_target(birth) or _weighed_wrongly(birth) or _picks_masked(birth)):
+    if birth.external or birth.during != "forward":
+        return None
+    if not (_log_of_target(birth) or _weighed_wrongly(birth) or _picks_masked(birth)):
         return None
     factors = [list(f) for f in birth.factors[:2]]
-    return answer(facts, "label-out-of-range", f"{verb(birth.where, 'has a target', 'have targets')} that the loss can't take",
+    shown: dict[str, Any] = {"target range": factors} if factors else {}
+    return answer(facts, "label-out-of-range",
+                  f"{verb(birth.where, 'has a target', 'have targets')} that the loss can't take",
                   fix(birth, "Bring the targets into range where they are read.", "{}.clamp_min(1e-6)",
-                      "target = target / 255  # or (target > 0).float()"), **({"target range": factors} if factors else {}))
+                      "target = target / 255  # or (target > 0).float()"), **shown)
 
 
 def _log_of_target(birth: Birth) -> bool:
@@ -86,7 +92,8 @@ def _log_of_target(birth: Birth) -> bool:
 
 
 def _weighed_wrongly(birth: Birth) -> bool:
-    """A log's -inf, multiplied by a target outside 0 to 1: with a proper one the model would have had no reason to go there."""
+    """A log's -inf, multiplied by a target outside 0 to 1: with a proper one the model would have had no reason to go
+    there."""
     return birth.op in LOGS and any(low < 0 or high > 1 for low, high in birth.factors)
 
 

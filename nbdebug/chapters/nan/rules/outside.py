@@ -25,9 +25,10 @@ def uninitialized_memory(facts: NanFacts) -> Finding | None:
     if not whole and not birth.op.startswith(("empty", "new_empty")):
         return None
     name = birth.name or "a tensor"
-    return answer(facts, "uninitialized-memory", f"uses memory that was never filled, in `{name}`" if birth.name else
-                  "uses memory that was never filled", Fix("Initialise it.", f'nn.init.normal_(model.get_parameter("{name}"), std=0.02)'
-                  if birth.external else "torch.zeros(...)  # in place of torch.empty"), tensor=name)
+    says = "uses memory that was never filled" + (f", in `{name}`" if birth.name else "")
+    code = (f'nn.init.normal_(model.get_parameter("{name}"), std=0.02)' if birth.external else
+            "torch.zeros(...)  # in place of torch.empty")
+    return answer(facts, "uninitialized-memory", says, Fix("Initialise it.", code), tensor=name)
 
 
 @rule(
@@ -53,7 +54,8 @@ def parameter_nonfinite(facts: NanFacts) -> Finding | None:
 assert not bad, bad  # after load_state_dict, and before torch.save"""
     return answer(facts, "parameter-nonfinite", f"starts with a bad {birth.external}, `{birth.name}` "
                   f"({birth.bad_elements:,} of {birth.elements:,} elements)",
-                  Fix("Fill the bad elements to go on; better, load sound weights or initialise the layer afresh.", fill),
+                  Fix("Fill the bad elements to go on; better, load sound weights or initialise the layer afresh.",
+                      fill),
                   Fix("Look for this from now on.", check, None, {"why not": "it is a check"}), tensor=birth.name)
 
 

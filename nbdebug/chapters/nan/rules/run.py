@@ -64,10 +64,10 @@ def optimizer_eps_underflow(facts: NanFacts) -> Finding | None:
         return None
     owner = facts.target.name.rpartition(".")[0]
     place = facts.history.optimizer_line or birth.where
-    where = dataclasses.replace(birth.where, phase="optimizer", module=owner, file=place.file, line=place.line, text=place.text,
-                                cell=place.cell)
-    return answer(facts, "optimizer-eps-underflow", f"divides by zero in {facts.history.optimizer or 'the optimizer'}, for "
-                  f"`{facts.target.name}` in {birth.dtype}",
+    where = dataclasses.replace(birth.where, phase="optimizer", module=owner, file=place.file, line=place.line,
+                                text=place.text, cell=place.cell)
+    return answer(facts, "optimizer-eps-underflow", "divides by zero in "
+                  f"{facts.history.optimizer or 'the optimizer'}, for `{facts.target.name}` in {birth.dtype}",
                   Fix("Give the optimizer an eps that this dtype can hold, or keep the weights in float32.",
                       f"torch.optim.{facts.history.optimizer or 'Adam'}(model.parameters(), eps=1e-4)"), where=where)
 
@@ -93,16 +93,19 @@ def lr_divergence(facts: NanFacts) -> Finding | None:
     if not in_update and not (_overflow_like(birth) and diverged(history, facts.step)):
         return None
     place = history.optimizer_line or Where()
-    where = dataclasses.replace(birth.where, step=facts.target.where.step if facts.target.where.step is not None else facts.step,
-                                phase="optimizer", file=place.file or birth.where.file, line=place.line or birth.where.line,
-                                text=place.text or birth.where.text, cell=place.cell or birth.where.cell, samples=None)
+    step = facts.target.where.step
+    where = dataclasses.replace(
+        birth.where, step=facts.step if step is None else step, phase="optimizer", file=place.file or birth.where.file,
+        line=place.line or birth.where.line, text=place.text or birth.where.text, cell=place.cell or birth.where.cell,
+        samples=None)
     lr = history.learning_rate
+    lower = (f"torch.optim.{history.optimizer or 'SGD'}(model.parameters(), lr={lr / 10:g})" if lr is not None else
+             "optimizer.param_groups[0]['lr'] /= 10")
     rate = f"lr={lr:g}" if lr is not None else "this learning rate"
     return answer(facts, "lr-divergence", f"ends a run that {rate} drove apart",
                   Fix("Lower the learning rate; clip gradients so that no single step can do this.",
-                      (f"torch.optim.{history.optimizer or 'SGD'}(model.parameters(), lr={lr / 10:g})" if lr is not None else
-                       "optimizer.param_groups[0]['lr'] /= 10") + "\ntorch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
-                      None, {"why not": "it needs the run from its start"}), where=where,
+                      f"{lower}\ntorch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)", None,
+                       {"why not": "it needs the run from its start"}), where=where,
                   **{"losses": [round(x, 4) for x in history.losses[-8:]],
                      "largest parameter over its first size": [round(x, 2) for x in history.parameter_growth[-8:]]})
 
@@ -130,8 +133,10 @@ def compiled_differs(facts: NanFacts | CompiledFacts) -> Finding | None:
                                 module_type=facts.module_type)
     return Finding("nan/compiled-differs", f"Step {facts.step} is finite in eager and not when compiled: "
                    f"{facts.module_type} ({where.place})", where,
-                   {"eager": "finite", "compiled": f"{facts.bad:,} of {facts.elements:,} output elements are inf or NaN"},
-                   (Fix("Leave this module out of the compiled part.", "@torch.compiler.disable\ndef forward(self, ...):"),))
+                   {"eager": "finite",
+                    "compiled": f"{facts.bad:,} of {facts.elements:,} output elements are inf or NaN"},
+                   (Fix("Leave this module out of the compiled part.",
+                        "@torch.compiler.disable\ndef forward(self, ...):"),))
 
 
 def diverged(history: History, step: int) -> bool:

@@ -52,13 +52,14 @@ def chain(facts: NanFacts) -> tuple[Link, ...]:
     links = [link for o in _guilty(facts.birth)[:1] if (link := _origin(o)) is not None]
     shown = [facts.birth, *facts.descendants[:3]]
     masks = [b for b in facts.births if b.intended and any(b.index in d.parents for d in shown)][:1]
+    lines = {(b.where.file, b.where.line) for b in masks}
     links = [Link(f"{b.op or 'A tensor from outside'} put {_MADE[b.made]} there on purpose, as a mask.", b.where)
-             for b in masks] + [link for link in links if not any(b.where == link.where for b in masks)]
+             for b in masks] + [link for link in links if (link.where.file, link.where.line) not in lines]
     links += [Link(_event(b), b.where) for b in shown]
     target = facts.target
     name = f"`{target.name}`" if target.name else "a parameter"
-    links.append(Link(_TARGETS[target.kind].format(_MADE.get(target.made, "NaN") if target.kind == "parameter" else "inf or NaN",
-                                                   name=name), target.where))
+    made = _MADE.get(target.made, "NaN") if target.kind == "parameter" else "inf or NaN"
+    links.append(Link(_TARGETS[target.kind].format(made, name=name), target.where))
     return tuple(links)
 
 
@@ -71,7 +72,8 @@ def _event(birth: Birth) -> str:
     if birth.during == "backward" and not birth.custom:
         return f"The derivative of {birth.where.op} gave {made}{share}."
     if birth.absorbed_by:
-        return f"{birth.op} gave {made}{share}, and {birth.absorbed_by[0]} dropped it: the forward went on as if nothing was."
+        return (f"{birth.op} gave {made}{share}, and {birth.absorbed_by[0]} dropped it: "
+                "the forward went on as if nothing was.")
     if birth.parents:
         return f"{birth.op} turned an infinity into {made}{share}."
     return f"{birth.op} gave {made}{share}."
@@ -91,8 +93,8 @@ def _origin(operand: Operand) -> Link | None:
 
 def _numbers(birth: Birth) -> dict[str, Any]:
     """The numbers that prove it, ready to be shown."""
-    shown: dict[str, Any] = {"bad elements": f"{birth.bad_elements:,} of {birth.elements:,}", "shape": list(birth.shape),
-                             "dtype": birth.dtype}
+    shown: dict[str, Any] = {"bad elements": f"{birth.bad_elements:,} of {birth.elements:,}",
+                             "shape": list(birth.shape), "dtype": birth.dtype}
     for o in birth.operands[:3]:
         shown[f"operand {o.name}"] = describe(o)
     scalars = {k: v for k, v in birth.scalars.items() if k not in ("elements", "group", "self_is_result")}
@@ -104,7 +106,8 @@ def describe(o: Operand) -> str:
     parts = [f"{o.role}, shape {list(o.shape)}, {o.dtype}"]
     if o.low is not None:
         parts.append(f"from {o.low:.4g} to {o.high:.4g}")
-    for count, word in ((o.zeros, "zeros"), (o.negatives, "negative"), (o.nans, "NaN"), (o.infs + o.neg_infs, "infinite")):
+    infinite = o.infs + o.neg_infs
+    for count, word in ((o.zeros, "zeros"), (o.negatives, "negative"), (o.nans, "NaN"), (infinite, "infinite")):
         if count:
             parts.append(f"{count:,} {word}")
     if o.low_at_fault is not None:

@@ -1,0 +1,126 @@
+"""What a recorded step is good for: finding the place without a look while it ran, and failing again alone."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import runpy
+
+import pytest
+import torch
+
+import nbdebug
+from nbdebug.chapters.nan.relive import NotLocated
+from nbdebug.chapters.nan.trace import trace_cell
+from tests.test_patients import PATIENTS, ask
+
+
+def load(path):
+    spec = importlib.util.spec_from_file_location("replayed_" + path.stem.replace("-", "_"), path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+EAGER = [load(path) for path in PATIENTS if path.stem != "compiled-differs"]
+named = pytest.mark.parametrize("patient", EAGER, ids=lambda p: p.CODE)
+
+
+def traced(patient, made, strategy):
+    return nbdebug.nan_trace(
+        made.step, model=made.model, optimizer=made.optimizer, max_steps=made.steps, strategy=strategy
+    )
+
+
+@named
+def test_a_replay_names_what_a_look_names(patient):
+    looked, replayed = (traced(patient, patient.sick(), strategy).findings[0] for strategy in ("trace", "replay"))
+    assert replayed.code == looked.code
+    for part in ("phase", "module", "op", "file", "line", "step", "samples"):
+        assert getattr(replayed.where, part) == getattr(looked.where, part), part
+
+
+@named
+def test_a_replay_is_silent_on_a_healthy_twin(patient):
+    assert traced(patient, patient.healthy(), "replay").ok
+
+
+@named
+def test_the_fault_fails_alone(patient, tmp_path):
+    if patient.CODE == "nan/uninitialized-memory":  # what lay in that memory can't be had again
+        with pytest.raises(ValueError, match="nothing to reproduce"):
+            ask(patient, patient.sick()).save_repro(tmp_path)
+        return
+    path = ask(patient, patient.sick()).save_repro(tmp_path)
+    assert "nbdebug" not in [line.split()[1] for line in path.read_text().splitlines() if line.startswith("import")]
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        runpy.run_path(str(path))  # ends with SystemExit where everything came out finite
+    assert "not finite" in said.getvalue()
+
+
+class Reciprocal(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * 0.5
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return grad / x  # the division
+
+
+def by_its_own_derivative():
+    weight = torch.zeros(3, requires_grad=True)
+
+    def step():
+        loss = Reciprocal.apply(weight).sum()
+        loss.backward()
+        return loss
+
+    return step
+
+
+def test_a_backward_of_the_users_own_is_refused_and_said_so():
+    with pytest.raises(NotLocated, match=r"custom autograd Function.*strategy='trace'"):
+        nbdebug.nan_trace(by_its_own_derivative(), strategy="replay")
+    report = nbdebug.nan_trace(by_its_own_derivative(), strategy="trace")
+    assert (report.findings[0].where.op, "# the division" in report.findings[0].where.text) == ("div", True)
+
+
+def test_a_model_built_inside_the_cell_is_taken():
+    stale = torch.nn.Linear(2, 2)
+
+    def cell():
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for n in range(4):
+            x = torch.randn(5, 4)
+            if n == 2:
+                x[3] = float("nan")
+            loss = model(x).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    report = trace_cell(cell, models={"stale": stale}, optimizers={})
+    where = report.findings[0].where
+    assert (report.findings[0].code, where.step, where.samples) == ("nan/input-nonfinite", 2, (3,))
+    assert "Sequential" in report.subject
+
+
+def test_a_loop_without_a_module_counts_its_steps():
+    def cell():
+        weight = torch.ones(3, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        for n in range(4):
+            loss = (weight * (0.0 if n == 2 else 1.0)).sum().log()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    report = trace_cell(cell, models={"elsewhere": torch.nn.Linear(2, 2)}, optimizers={})
+    assert (report.findings[0].code, report.findings[0].where.step) == ("nan/log-of-nonpositive", 2)
