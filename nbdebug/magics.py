@@ -235,7 +235,9 @@ def _is_refusal(raised: BaseException) -> bool:
 
 
 def _said(report: Report, question: str, subject: Subject) -> Report:
-    report.question, report.subject = question, str(subject)
+    report.question = question
+    if not report.facts.get("met"):  # else it says itself which model it met in the run
+        report.subject = str(subject)
     return report
 
 

@@ -33,12 +33,12 @@ def report_of(probe: Probe, seen: Seen | None, question: str, subject: str, step
     if seen is None:
         found = (name_it(compiled),) if compiled else ()
         return Report(question, found, _ruled_out(probe, None), unchecked, notes, subject,
-                      {"steps": steps, "history": _history(probe)})
+                      {"steps": steps, "history": _history(probe), "met": probe.adopted})
     facts = facts_of(probe, seen)
     record = culprit_of(probe, seen)
     guilty = _op_on_tape(probe, record.op)
     finding, trial = try_fixes(name_it(facts), facts, probe, seen, guilty)
-    drawn = {"steps": steps, "history": _history(probe), "exponents": record.numbers.exponents,
+    drawn = {"steps": steps, "history": _history(probe), "met": probe.adopted, "exponents": record.numbers.exponents,
              "tree": _tree(probe, finding, facts)}
     saver = Reproduction.of(record, guilty or next(iter(record.readers), None), trial, facts)
     return Report(question, (finding,), _ruled_out(probe, facts), unchecked, notes, subject, drawn, saver)
