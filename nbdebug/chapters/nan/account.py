@@ -74,7 +74,7 @@ def _notes(probe: Probe, seen: Seen | None) -> list[str]:
         notes.append("No backward was seen: only what the step returned was judged.")
     if probe.compiled:
         notes.append("Compiled modules ran in eager, so that every op could be seen"
-                     + ("." if seen else "; their compiled form was compared on the same batches."))
+                     + ("." if seen or probe.cell else "; their compiled form was compared on the same batches."))
     return notes
 
 

@@ -19,8 +19,8 @@ EMPTIES = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "new_e
 _FILLS = frozenset({"fill", "masked_fill", "full", "full_like", "new_full", "scalar_tensor", "constant_pad_nd",
                     "lift_fresh"})
 _LOGS = frozenset({"log", "log2", "log10"})
-_MOST = 64
-"""A step with more births than this has gone bad everywhere; the first ones tell why."""
+_MOST = 512
+"""A step with more births than this that nobody intended has gone bad everywhere; the first ones tell why."""
 
 
 class Record:
@@ -34,8 +34,8 @@ class Record:
                  "made", "memory", "numbers", "op", "parents", "readers", "rows", "segment", "shape", "step", "trail",
                  "whole")
 
-    def __init__(self, index: int, op: Op | None, made: str, step: int):
-        self.index, self.op, self.made, self.step = index, op, made, step
+    def __init__(self, op: Op | None, made: str, step: int):
+        self.index, self.op, self.made, self.step = -1, op, made, step
         self.bad = 0
         self.shape: tuple[int, ...] = ()
         self.dtype = ""
@@ -53,15 +53,21 @@ class Record:
 
 
 class Births:
-    """All births of a run, oldest first. batch, folds: what the model was given, to tell batch rows by (set by the
-    probe). segment: how many backwards have run in this step."""
+    """All births that still count, oldest first, by number. batch, folds: what the model was given, to tell batch
+    rows by (set by the probe). segment: how many backwards have run in this step."""
 
     def __init__(self, recorder: Recorder, take_scene: Any):
         self.recorder, self.take_scene = recorder, take_scene
-        self.records: list[Record] = []
-        self.begin_step()
+        self.records: dict[int, Record] = {}
+        self._next = 0
+        self.begin_step(set())
 
-    def begin_step(self) -> None:
+    def begin_step(self, alive: set[int]) -> None:
+        """Forget what only one step needs, and the births that no memory holds any more (`alive`: held ones)."""
+        alive = self.ancestors(alive)
+        self.records = {n: record for n, record in self.records.items() if n in alive}
+        self.take_scene.taken = 0
+        self._unintended: list[int] = []
         self.batch: int | None = None
         self.folds: set[int] = set()
         self.leading: collections.Counter[int] = collections.Counter()
@@ -74,7 +80,15 @@ class Births:
         return len(self.records)
 
     def __iter__(self) -> Iterator[Record]:
-        return iter(self.records)
+        return iter(self.records.values())
+
+    def add(self, record: Record) -> int:
+        """Enter a record under the next number."""
+        record.index, self._next = self._next, self._next + 1
+        self.records[record.index] = record
+        if not record.intended:
+            self._unintended.append(record.index)
+        return record.index
 
     @property
     def batch_size(self) -> int | None:
@@ -88,7 +102,7 @@ class Births:
         found, todo = set(), list(births)
         while todo:
             birth = todo.pop()
-            if birth not in found:
+            if birth in self.records and birth not in found:
                 found.add(birth)
                 todo.extend(self.records[birth].parents)
         return found
@@ -105,19 +119,19 @@ class Births:
         """Births at the forward op whose derivative this one computes (its operand was already out of bounds there), or
         that it computes again."""
         if op.recomputed:
-            first = [b.index for b in self.records if b.op is not None and b.step == op.step and not b.op.recomputed
+            first = [b.index for b in self if b.op is not None and b.step == op.step and not b.op.recomputed
                      and (b.op.site, b.op.name, b.op.module) == (op.site, op.name, op.module)]
             return set(first[:1])
-        return {b.index for b in self.records if op.forward is not None and b.op is op.forward and not b.intended}
+        return {b.index for b in self if op.forward is not None and b.op is op.forward and not b.intended}
 
     def enter(self, scene: tuple, mask: torch.Tensor, nan: torch.Tensor, parents: set[int], infs: dict) -> int:
         """Enter a birth in the books."""
         op, schema, args, *_, tensor = scene
-        if len(self.records) >= _MOST:
-            return self.records[-1].index
+        if len(self._unintended) >= _MOST:
+            return self._unintended[-1]
         values = dense(tensor)
         assert values is not None, "its bad elements have been seen"
-        birth = Record(len(self.records), op, _made(values, mask, nan), op.step)
+        birth = Record(op, _made(values, mask, nan), op.step)
         birth.parents = set(parents)
         birth.whole, birth.bad = bool(mask.all()), int(mask.sum())
         birth.shape, birth.dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
@@ -129,8 +143,7 @@ class Births:
             birth.rows = self._rows_picked(*args[:2])
         birth.numbers = self.take_scene(scene, mask)
         birth.intended = self._intended(birth, schema, infs)
-        self.records.append(birth)
-        return birth.index
+        return self.add(birth)
 
     def _intended(self, birth: Record, schema: Schema, infs: dict) -> bool:
         """A mask's infinity: written there as a number, or the log of a 0/1 tensor that no parameter reached."""
@@ -153,15 +166,14 @@ class Births:
         values = dense(tensor)
         assert values is not None, "its bad elements have been seen"
         bad, nan = ~finite(values), torch.isnan(values)
-        birth = Record(len(self.records), None, _made(values, bad, nan), self.recorder.step)
+        birth = Record(None, _made(values, bad, nan), self.recorder.step)
         birth.memory, birth.segment = memory, self.segment
         birth.whole, birth.bad = bool(bad.all()), int(bad.sum())
         birth.shape, birth.dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
         birth.rows = self._rows(bad) if memory.role in ("input", "target") else None
         birth.numbers = self.take_scene((None, None, (), {}, {}, tensor), bad)
         birth.intended = _mask_like(values, bad, nan, memory.role)
-        self.records.append(birth)
-        return {birth.index: bad}
+        return {self.add(birth): bad}
 
     def _rows_picked(self, scores: torch.Tensor, labels: torch.Tensor) -> tuple[int, ...] | None:
         """Rows whose label picks a bad score, for a loss that shows none of its rows any more."""

@@ -133,11 +133,9 @@ class Flow:
 
     def adopt(self, record: Record, values: torch.Tensor) -> None:
         """A memory that an earlier step spoiled, whose birth is known from then."""
-        index = len(self.births)
         record = copy.copy(record)
-        record.index, record.parents = index, set()
-        self.births.records.append(record)
-        self._write(values, {index: ~finite(values)})
+        record.parents = set()
+        self._write(values, {self.births.add(record): ~finite(values)})
 
     # -- the books ----------------------------------------------------------------------------------------------------
 
@@ -177,7 +175,7 @@ class Flow:
         self.spoiled = {k: s for k, s in self.spoiled.items() if k in self.recorder.memories}
         self.settled, self.checked, self.last_read, self.last_bad = set(), set(), set(), set()
         self.recent.clear()
-        self.births.begin_step()
+        self.births.begin_step({birth for held in self.spoiled.values() for birth in held.masks})
 
     def _suspects(self, args: tuple, kwargs: dict, kept: dict[int, tuple]) -> dict[int, dict[int, torch.Tensor]]:
         """{id of an operand: {birth: mask}} for operands that hold bad values."""
