@@ -11,11 +11,12 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-__all__ = ["Finding", "Fix", "Link", "Report", "Where", "nan_trace"]
+__all__ = ["Finding", "Fix", "Link", "NonFiniteStep", "Report", "Where", "guard", "nan_trace", "open_record"]
 __version__ = "0.1.0"
 
 _HOMES = {"Finding": "finding", "Fix": "finding", "Link": "finding", "Report": "finding", "Where": "finding",
-          "nan_trace": "chapters.nan.trace"}
+          "nan_trace": "chapters.nan.trace", "guard": "chapters.nan.guard.watch",
+          "NonFiniteStep": "chapters.nan.guard.trip", "open_record": "chapters.nan.guard.opening"}
 
 
 def __getattr__(name: str) -> Any:
@@ -39,7 +40,7 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def unload_ipython_extension(shell: Any) -> None:
-    """`%unload_ext nbdebug`: take the magics and every hook away."""
+    """`%unload_ext nbdebug`: take the magics away, and the guard that is on."""
     from nbdebug import magics
 
     magics.unregister(shell)

@@ -159,6 +159,10 @@ class Report:
                 "it has no finding." if self.ok else "the failing op's operands were not kept."))
         return self.saver(pathlib.Path(folder), self)
 
+    def show(self) -> None:
+        """Display the report in a running notebook; elsewhere print it as text to stderr."""
+        self._view("show", "show")
+
     def figure(self) -> Any:
         """A matplotlib Figure of the evidence. Raises ValueError when the report has nothing to draw."""
         return self._view("figure", "draw")

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import nbclient
 import nbformat
 import pytest
 import torch
-from IPython.core.completer import provisionalcompleter
-from IPython.core.interactiveshell import InteractiveShell
-from IPython.utils.capture import capture_output
-from traitlets.config import Config
 
 import nbdebug
 from nbdebug import Report
-from nbdebug.magics import NbdebugMagics
+from tests.shell import Notebook, completions, in_this_checkout, started
 
 SETUP = """
 import torch
@@ -49,33 +43,11 @@ def step(x=bad):
 LOG = "nan/log-of-nonpositive"
 
 
-class Notebook:
-    """A shell and what its cells showed."""
-
-    def __init__(self, shell: InteractiveShell) -> None:
-        self.shell = shell
-
-    def run(self, text: str) -> SimpleNamespace:
-        """Run a cell as a notebook does. result: the last expression; shown: the text of what was displayed."""
-        with capture_output() as seen:
-            done = self.shell.run_cell(textwrap.dedent(text), store_history=True)
-        shown = "\n".join([seen.stdout, *(output.data["text/plain"] for output in seen.outputs)])
-        return SimpleNamespace(result=done.result, error=done.error_in_exec or done.error_before_exec, shown=shown,
-                               data=[output.data for output in seen.outputs], printed=seen.stdout + seen.stderr)
-
-
 @pytest.fixture
 def notebook() -> Iterator[Notebook]:
-    """A shell without history on disk; In [1] loads nbdebug, In [2] is SETUP."""
-    config = Config()
-    config.HistoryManager.enabled = False
-    config.InteractiveShell.colors = "nocolor"
-    InteractiveShell.clear_instance()
-    book = Notebook(InteractiveShell.instance(config=config))
-    assert book.run("%load_ext nbdebug").error is None
-    assert book.run(SETUP.lstrip()).error is None
-    yield book
-    InteractiveShell.clear_instance()
+    """In [1] loads nbdebug, In [2] is SETUP."""
+    with started(SETUP) as book:
+        yield book
 
 
 # What comes back
@@ -357,11 +329,12 @@ def test_status_and_off(notebook: Notebook) -> None:
 
 def test_unload_takes_everything_away_and_load_brings_it_back(notebook: Notebook) -> None:
     manager, completer = notebook.shell.magics_manager, notebook.shell.Completer
-    kinds = {name for table in NbdebugMagics.magics.values() for name in table}
-    assert kinds == {"nan_trace", "explain", "nbdebug"}
+    kinds = {"nan_trace", "guard", "explain", "nbdebug"}
+    assert kinds <= {name for table in manager.magics.values() for name in table}
     notebook.run("%unload_ext nbdebug")
     assert not kinds & {name for table in manager.magics.values() for name in table}
-    assert not completer.custom_matchers and "NbdebugMagics" not in manager.registry
+    assert not completer.custom_matchers
+    assert not [name for name, magics in manager.registry.items() if type(magics).__module__.startswith("nbdebug")]
     notebook.run("%load_ext nbdebug\n%reload_ext nbdebug")
     assert len(completer.custom_matchers) == 1
     assert notebook.run("%nan_trace step()").result.findings[0].code == LOG
@@ -374,11 +347,6 @@ def test_unload_leaves_a_magic_of_the_users_alone(notebook: Notebook) -> None:
 
 
 # Completion
-
-
-def completions(notebook: Notebook, typed: str) -> list[str]:
-    with provisionalcompleter():
-        return [match.text for match in notebook.shell.Completer.completions(typed, len(typed))]
 
 
 @pytest.mark.parametrize(("typed", "offered"), [
@@ -409,16 +377,8 @@ def test_a_kernel_names_its_cells_too(tmp_path) -> None:
              "%%nan_trace\nx = bad\n\nvalue = torch.log(x @ part.weight)\nvalue.mean().backward()"]
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     nbclient.NotebookClient(book, timeout=200, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
-                            ).execute(env=_with_this_checkout())
+                            ).execute(env=in_this_checkout())
     first, second = (book.cells[i].outputs[-1].data["text/plain"] for i in (2, 3))
     line = SETUP.lstrip().splitlines().index("        return torch.log(x)") + 1
     assert LOG in first and f"In [2], line {line}" in first
     assert LOG in second and "In [4], line 4" in second
-
-
-def _with_this_checkout() -> dict[str, str]:
-    import os
-    import pathlib
-
-    root = str(pathlib.Path(nbdebug.__file__).parents[1])
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}

@@ -69,6 +69,7 @@ class Recorder(TorchDispatchMode):
     only lines and modules of forward ops, for a tape; what tensors are made of is not followed."""
 
     light = False
+    paused = False  # it may have to stay on the stack of modes while nothing is to be recorded
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -87,6 +88,9 @@ class Recorder(TorchDispatchMode):
         self.unseen: set[str] = set()  # types of tensors that handle ops themselves, whose values can't be followed
         self.hidden = ""  # light: what has a backward of its own, which a replay of the ops does not know
         self.replaying: Op | None = None  # set while a recorded op is run again: its line and module are known
+        self.called_from: Site | None = None  # set while a recorded call is made again: the line that made it first
+        self.in_backward: Callable[..., Any] | None = None  # light: runs the ops of backward instead
+        self.numbered = False  # light: whether forward ops can be found by the numbers of their autograd nodes
         self._by_number: dict[int, list[Op]] = {}
         self._last_number: dict[int, int] = {threading.get_ident(): _next_number()}
         self._line_modules: dict[Site, tuple[str, Any]] = {}
@@ -104,11 +108,13 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         schema = schema_of(func)
-        if self.blind or schema.ignored:
+        if self.blind or self.paused or schema.ignored:
             return func(*args, **kwargs)
+        if self.in_backward is not None and (node := _current_node()) is not None:
+            return self.in_backward(func, schema, args, kwargs, node)
         try:
             op = self._describe(func, schema, args, kwargs)
-            reach = 0 if self.light else self._operands(op, args, kwargs)
+            reach = 0 if self.light else self.operands(op, args, kwargs)
             kept = [w.before(op, schema, args, kwargs) for w in self.watchers]
         except Exception as fault:  # the border: nothing of ours may stop the training
             self.go_blind(fault)
@@ -116,7 +122,7 @@ class Recorder(TorchDispatchMode):
         out = func(*args, **kwargs)
         try:
             if not self.light:
-                self._results(op, schema, args, kwargs, out, reach)
+                self.results(op, schema, args, kwargs, out, reach)
             for watcher, token in zip(self.watchers, kept, strict=True):
                 watcher.after(op, schema, args, kwargs, out, token)
         except Exception as fault:
@@ -140,29 +146,36 @@ class Recorder(TorchDispatchMode):
         if self.replaying is not None and node is None:
             known = self.replaying
             op.site, op.library, op.module, op.module_type = known.site, known.library, known.module, known.module_type
-            op.during, op.index, op.after_model, op.grad = known.during, known.index, known.after_model, known.grad
+            op.during, op.after_model, op.grad = known.during, known.after_model, known.grad
         else:
             self._place(op, node)
-        if self.light:
-            if number > self._last_number.get(thread, number) and not op.grad:
-                self.hidden = "a custom autograd Function or a reentrant checkpoint"
+        if self.light and number > self._last_number.get(thread, number) and not op.grad:
+            self.hidden = "a custom autograd Function or a reentrant checkpoint"
+        if self.light and not self.numbered:
             self._last_number[thread] = number
-            return op
+        else:
+            self.number(op, number)
+        return op
+
+    def number(self, op: Op, number: int) -> None:
+        """Autograd's counter has come to `number`: the nodes made in this thread since the op before are this op's."""
+        thread = threading.get_ident()
         for missed in range(self._last_number.get(thread, max(number - 1, 0)), number):
             self._by_number.setdefault(missed, []).append(op)
         self._last_number[thread] = number
-        return op
 
     def _place(self, op: Op, node: Any) -> None:
         """Line, module and phase of an op."""
         stop = locate()  # our own frames, and those that torch may put around a mode, are skipped
+        if node is None and stop.user is None and self.called_from is not None:
+            stop = stop._replace(user=self.called_from)
         op.site, op.library = stop.site, stop.library
         op.grad = torch.is_grad_enabled()
         op.after_model = self.model_called and not self.stack.inside
         op.recomputed = node is not None and stop.site is not None and recomputing(stop.frame)
         if node is not None and not op.recomputed:
             op.during, op.node = "backward", node.name()
-            op.forward = self._forward_op(node)
+            op.forward = self.forward_op(node)
             if stop.site is None and op.forward is not None:
                 made = op.forward
                 op.site, op.library, op.module, op.module_type = made.site, made.library, made.module, made.module_type
@@ -185,7 +198,7 @@ class Recorder(TorchDispatchMode):
         else:
             op.module_type = op.forward.module_type if op.forward else None
 
-    def _forward_op(self, node: Any) -> Op | None:
+    def forward_op(self, node: Any) -> Op | None:
         """The op that made this node. Numbers of two threads may collide: then the op named like the node is meant."""
         number = node._sequence_nr()
         made = self._by_number.get(number, []) if number < _ACCUMULATE else []
@@ -197,7 +210,7 @@ class Recorder(TorchDispatchMode):
             return None
         return made[-1] if made[-1].forward is None else made[-1].forward
 
-    def _operands(self, op: Op, args: tuple, kwargs: dict) -> int:
+    def operands(self, op: Op, args: tuple, kwargs: dict) -> int:
         """Note what the op is given; returns which of parameters, inputs and targets flow into it."""
         reach = 0
         makers: list[Op] = []
@@ -239,7 +252,8 @@ class Recorder(TorchDispatchMode):
                 self.on_external(tensor, known)
         return known
 
-    def _results(self, op: Op, schema: Schema, args: tuple, kwargs: dict, out: Any, reach: int) -> None:
+    def results(self, op: Op, schema: Schema, args: tuple, kwargs: dict, out: Any, reach: int) -> None:
+        """Note who made what the op gives, and what flowed into it."""
         for tensor in tensors_given(out if isinstance(out, (list, tuple)) else (out,), {}):
             number = memory_key(tensor)
             values = dense(tensor)

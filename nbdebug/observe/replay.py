@@ -12,13 +12,17 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_unflatten
 
 from nbdebug.observe.record import Op
-from nbdebug.observe.tape import BackwardEntry, Entry, Held, Ref, Tape, Unfit
+from nbdebug.observe.sites import Site
+from nbdebug.observe.tape import BackwardEntry, CallEntry, Entry, Held, Ref, Tape, Unfit, values_in
 from nbdebug.observe.tensors import walk
 
 Patch = Callable[..., Any]
 """Stands in for an op: called with the op's function, its args and its kwargs, it returns what the op would."""
+Around = Callable[[Op, tuple, dict], Any]
+"""Runs an op of the forward, and looks at it: called with the op, its args and its kwargs, it returns what it gives."""
 
 
 class Replay:
@@ -27,15 +31,22 @@ class Replay:
     patches: by the op's index. inputs: changes to tensors from outside, by number. on_op is told of each op before it
     runs (None: backward), on_outside of each tensor that comes from outside, on_backward of the losses before a
     backward and after it. scale: a factor on what backward starts from. keep: a tensor to be handed out as `kept`.
+    models: by the names in remembered calls, which are made again with the models' own parameters (gradients go to
+    those); on_line is told of the lines of calls and backwards. around: runs each op that is not patched.
+    during_engine: a context in which each backward runs.
     """
 
     def __init__(self, tape: Tape, patches: Mapping[int, Patch] | None = None,
                  inputs: Mapping[int, Callable[[torch.Tensor], torch.Tensor]] | None = None,
                  on_op: Callable[[Op | None], None] | None = None, scale: float = 1.0, keep: Ref | None = None,
                  on_outside: Callable[[int, torch.Tensor, Held], None] | None = None,
-                 on_backward: Callable[[list[torch.Tensor], bool], None] | None = None):
+                 on_backward: Callable[[list[torch.Tensor], bool], None] | None = None,
+                 models: Mapping[str, Any] | None = None, on_line: Callable[[Site | None], None] | None = None,
+                 around: Around | None = None,
+                 during_engine: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext):
         self.tape, self.patches, self.inputs, self.on_op = tape, patches or {}, inputs or {}, on_op
         self.scale, self.keep, self.on_outside, self.on_backward = scale, keep, on_outside, on_backward
+        self.models, self.on_line, self.around, self.during_engine = models, on_line, around, during_engine
         self.kept: torch.Tensor | None = None
         self.losses: list[torch.Tensor] = []
         self._values: dict[int, torch.Tensor] = {}
@@ -51,6 +62,8 @@ class Replay:
             for position, entry in enumerate(self.tape.entries):
                 if isinstance(entry, BackwardEntry):
                     self._backward(entry, forward_only and position == stop_after)
+                elif isinstance(entry, CallEntry):
+                    self._call(entry)
                 else:
                     self._op(entry)
                 for number in self._last_use.get(position, ()):
@@ -75,16 +88,41 @@ class Replay:
             self.on_op(entry.op)
         patch = self.patches.get(entry.op.index)
         with torch.set_grad_enabled(entry.grad):
-            out = patch(entry.op.func, args, kwargs) if patch else entry.op.func(*args, **kwargs)
+            if patch is not None:
+                out = patch(entry.op.func, args, kwargs)
+            else:
+                out = self.around(entry.op, args, kwargs) if self.around else entry.op.func(*args, **kwargs)
         made = walk(out if isinstance(out, (list, tuple)) else (out,))
         for number, (_, tensor) in zip(entry.results, made, strict=False):
             if number is not None:
                 self._values[number] = tensor
 
-    def _backward(self, entry: BackwardEntry, losses_only: bool) -> None:
-        roots, seeds, inputs = (self._resolve(list(g)) for g in (entry.roots, entry.seeds, entry.inputs))
+    def _call(self, entry: CallEntry) -> None:
+        """Make the call of a model again, under the same circumstances."""
+        if self.models is None or entry.model not in self.models:
+            raise Unfit(f"the model `{entry.model}` is not at hand")
+        args, kwargs = tree_unflatten([self._resolve(leaf) for leaf in entry.leaves], entry.spec)
+        self._tell(entry.site)
+        with entry.surroundings(self.models[entry.model]):
+            out = self.models[entry.model](*args, **kwargs)
+        leaves = tree_leaves(out)
+        if len(leaves) != len(entry.results):
+            raise Unfit("the model returned another number of values than in the step")
+        for number, leaf in zip(entry.results, leaves, strict=True):
+            if number is not None:
+                self._values[number] = leaf
+
+    def _tell(self, site: Site | None) -> None:
         if self.on_op:
             self.on_op(None)
+        if self.on_line:
+            self.on_line(site)
+
+    def _backward(self, entry: BackwardEntry, losses_only: bool) -> None:
+        roots, seeds, inputs = (self._resolve(list(g)) for g in (entry.roots, entry.seeds, entry.inputs))
+        self._tell(entry.site)
+        if not any(root.requires_grad for root in roots):
+            raise Unfit("what backward started from was made out of sight, perhaps by compiled code")
         if entry.accumulate:
             self.losses += [r.detach() for r in roots]
             if self.scale != 1.0:
@@ -94,13 +132,15 @@ class Replay:
                 self.on_backward(roots, False)
             if losses_only:
                 return
-            torch.autograd.backward(roots, seeds, retain_graph=entry.retain, create_graph=entry.create,
-                                    inputs=inputs or None)
+            with self.during_engine():
+                torch.autograd.backward(roots, seeds, retain_graph=entry.retain, create_graph=entry.create,
+                                        inputs=inputs or None)
             if self.on_backward:
                 self.on_backward(roots, True)
             return
-        made = torch.autograd.grad(roots, inputs, seeds, retain_graph=entry.retain, create_graph=entry.create,
-                                   allow_unused=True)
+        with self.during_engine():
+            made = torch.autograd.grad(roots, inputs, seeds, retain_graph=entry.retain, create_graph=entry.create,
+                                       allow_unused=True)
         for number, tensor in zip(entry.results, made, strict=True):
             if number is not None and tensor is not None:
                 self._values[number] = tensor
@@ -134,6 +174,9 @@ class Replay:
             if grad is None:
                 raise Unfit("a gradient that it uses did not come again")
             return grad.detach()
+        if held.leaf and self.models is not None:
+            leaf = self.leaves[number] = self.tape.leaves[number]
+            return leaf
         value = held.tensor.detach()
         if number in self.inputs:
             value = self.inputs[number](value)
@@ -157,28 +200,19 @@ class Replay:
 
 def _last_uses(tape: Tape) -> dict[int, list[int]]:
     """{position: numbers of the tensors that no later entry uses}. Leaves and views of shared memory stay."""
-    last: dict[int, int] = {}
-
-    def note(tree: Any, position: int) -> None:
-        if isinstance(tree, Ref):
-            last[tree.value] = position
-        elif isinstance(tree, dict):
-            note(list(tree.values()), position)
-        elif isinstance(tree, (list, tuple)):
-            for item in tree:
-                note(item, position)
-
-    for position, entry in enumerate(tape.entries):
-        if isinstance(entry, BackwardEntry):
-            note([entry.roots, entry.seeds, entry.inputs], position)
-        else:
-            note([entry.args, entry.kwargs], position)
+    last = {number: position for position, entry in enumerate(tape.entries) for number in _uses(entry)}
     freed: dict[int, list[int]] = {}
     for number, position in last.items():
         held = tape.held.get(number)
         if held is None or not (held.leaf or held.changed):
             freed.setdefault(position, []).append(number)
     return freed
+
+
+def _uses(entry: Entry | CallEntry | BackwardEntry) -> set[int]:
+    if isinstance(entry, BackwardEntry):
+        return values_in([entry.roots, entry.seeds, entry.inputs])
+    return values_in(entry.leaves if isinstance(entry, CallEntry) else [entry.args, entry.kwargs])
 
 
 @contextlib.contextmanager

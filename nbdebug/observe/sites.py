@@ -26,6 +26,7 @@ USER, LIBRARY, SKIP, OPTIMIZER, ENGINE = range(5)
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _CHECKPOINT = _TORCH + os.path.join("utils", "checkpoint.py")
 _OURS = os.path.dirname(nbdebug.__file__) + os.sep
+_REPLAY = os.path.join(_OURS, "observe", "replay.py")
 _STDLIB = tuple({os.path.realpath(sysconfig.get_path(k)) + os.sep for k in ("stdlib", "platstdlib")}
                 | {sysconfig.get_path(k) + os.sep for k in ("stdlib", "platstdlib")})
 _PACKAGES = re.compile(r"[\\/](site|dist)-packages[\\/]")
@@ -60,7 +61,9 @@ def _kind(code: CodeType) -> int:
         if code.co_name == "_engine_run_backward":
             return ENGINE
         return OPTIMIZER if file.startswith(_TORCH + "optim" + os.sep) else SKIP
-    if file.startswith((_OURS, "<frozen")) or file in ("<string>", "<__array_function__ internals>"):
+    if file == _REPLAY and code.co_name == "run":
+        return ENGINE  # what runs in a replay does not belong to the line that asked for the replay
+    if file.startswith((_OURS, "<frozen", "<eval_with_key>")) or file in ("<string>", "<__array_function__ internals>"):
         return SKIP
     if _PACKAGES.search(file):
         return LIBRARY

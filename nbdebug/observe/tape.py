@@ -15,10 +15,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._pytree import tree_unflatten
 
 from nbdebug.observe.engine import Backward
 from nbdebug.observe.record import Op, Recorder
 from nbdebug.observe.schema import Schema, schema_of, tensors_given, written
+from nbdebug.observe.sites import Site
 from nbdebug.observe.tensors import Memory, dense, key, memory_key
 
 
@@ -54,8 +56,28 @@ class Entry(NamedTuple):
     unfit: str = ""
 
 
+class CallEntry(NamedTuple):
+    """A call of a whole model, remembered instead of its ops: the model's name, the leaves of its arguments (`Ref`s for
+    tensors) and how they hang together, the numbers of the tensors that it returned (in the order of its leaves), the
+    line that called it, and a context manager that brings back random numbers, autocast and the train flag."""
+
+    model: str
+    leaves: tuple
+    spec: Any
+    results: tuple[int | None, ...]
+    site: Site | None
+    surroundings: Any
+
+    @property
+    def arguments(self) -> tuple[tuple, dict]:
+        """(args, kwargs), with a `Ref` in place of each tensor."""
+        args, kwargs = tree_unflatten(self.leaves, self.spec)
+        return args, kwargs
+
+
 class BackwardEntry(NamedTuple):
-    """A call of the engine: what it was given, the numbers of the gradients that it returned, its switches."""
+    """A call of the engine: what it was given, the numbers of the gradients that it returned, its switches, and the
+    line that called it."""
 
     roots: tuple[Ref, ...]
     seeds: tuple[Ref | None, ...]
@@ -64,6 +86,7 @@ class BackwardEntry(NamedTuple):
     retain: bool
     create: bool
     accumulate: bool
+    site: Site | None = None
 
 
 class Held:
@@ -83,7 +106,7 @@ class Tape:
         self.reset()
 
     def reset(self) -> None:
-        self.entries: list[Entry | BackwardEntry] = []
+        self.entries: list[Entry | CallEntry | BackwardEntry] = []
         self.held: dict[int, Held] = {}
         self.leaves: dict[int, torch.Tensor] = {}  # number -> the user's own tensor
         self._places: dict[tuple, list[list]] = {}
@@ -102,11 +125,13 @@ class Tape:
         for n, entry in reversed(list(enumerate(self.entries[:position + 1]))):
             if isinstance(entry, BackwardEntry):
                 if n == position or needed & set(entry.results):
-                    needed |= _values([entry.roots, entry.seeds])
+                    needed |= values_in([entry.roots, entry.seeds])
+                continue
+            if isinstance(entry, CallEntry):
                 continue
             if entry.unfit:
                 continue
-            given = _values([entry.args, entry.kwargs])
+            given = values_in([entry.args, entry.kwargs])
             changes = schema_of(entry.op.func).writes
             if n == position or needed & set(entry.results) or (changes and needed & given):
                 found.add(entry.op.index)
@@ -140,6 +165,21 @@ class Tape:
                          for t in tensors_given(out if isinstance(out, (list, tuple)) else (out,), {})])
         self.entries.append(Entry(op, kept[0], kept[1], results, op.grad))
 
+    def call(self, model: str, given: tuple, spec: Any, out: list, site: Site | None, surroundings: Any) -> None:
+        """Write down a call of a whole model. given: the arguments' leaves with stand-ins, from `stand_ins`."""
+        results = tuple([self._enter(t, t.requires_grad) if isinstance(t, torch.Tensor) else None for t in out])
+        self.entries.append(CallEntry(model, given, spec, results, site, surroundings))
+
+    def stand_ins(self, leaves: list) -> tuple:
+        """A `Ref` for each tensor among these; what the tape can't hold stays as it is."""
+        return tuple([self._ref_or_itself(leaf) for leaf in leaves])
+
+    def _ref_or_itself(self, leaf: Any) -> Any:
+        try:
+            return self._ref(leaf) if isinstance(leaf, torch.Tensor) else leaf
+        except _Unusual:
+            return leaf
+
     def backward(self, call: Backward, result: Any) -> None:
         """Write down a call of the engine, and where its gradients can be found."""
         try:
@@ -151,7 +191,8 @@ class Tape:
         made: tuple = ()
         if not call.accumulate:
             made = tuple(self._enter(t, None) if isinstance(t, torch.Tensor) else None for t in result)
-        self.entries.append(BackwardEntry(roots, seeds, inputs, made, call.retain, call.create, call.accumulate))
+        self.entries.append(BackwardEntry(roots, seeds, inputs, made, call.retain, call.create, call.accumulate,
+                                          call.place.site))
         for number, leaf in self.leaves.items():
             grad = leaf.grad
             if grad is not None and dense(grad) is grad and self.find(grad) is None:
@@ -234,10 +275,10 @@ class Tape:
             one.tensor, one.changed = copy, True
 
 
-def _values(tree: Any) -> set[int]:
+def values_in(tree: Any) -> set[int]:
     """The numbers of the tensors in an entry's arguments."""
     if isinstance(tree, Ref):
         return {tree.value}
     if isinstance(tree, dict):
         tree = list(tree.values())
-    return {v for item in tree for v in _values(item)} if isinstance(tree, (list, tuple)) else set()
+    return {v for item in tree for v in values_in(item)} if isinstance(tree, (list, tuple)) else set()

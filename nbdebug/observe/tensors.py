@@ -86,14 +86,29 @@ def finite(tensor: torch.Tensor) -> torch.Tensor:
 def largest(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """Largest magnitudes, without waiting for the device: one 0-dimensional float32 tensor a group;
     NaN if any element is."""
-    groups: dict[tuple, list[torch.Tensor]] = {}
-    for tensor in tensors:
+    return [torch.stack([size for _, size in group]).amax().float() for group in _measured(tensors)]
+
+
+def each_largest(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The largest magnitude of each, without waiting for the device: 0-dimensional; NaN if any element is."""
+    found = {number: size for group in _measured(tensors) for number, size in group}
+    return [found[n] for n in range(len(tensors))]
+
+
+def _measured(tensors: list[torch.Tensor]) -> list[list[tuple[int, torch.Tensor]]]:
+    """The position and the largest magnitude of each, in groups of one device and dtype."""
+    groups: dict[tuple, list[tuple[int, torch.Tensor]]] = {}
+    for number, tensor in enumerate(tensors):
         values = dense(tensor)
         assert values is not None, "asked of tensors that can be read only"
         values = values.detach()
-        values = torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
-        groups.setdefault((values.device, values.dtype), []).append(values)
-    return [torch.stack(torch._foreach_norm(group, ord=math.inf)).amax().float() for group in groups.values()]
+        if values.is_complex():
+            values = torch.view_as_real(values.resolve_conj())
+        elif values.dtype in _NO_SUM:
+            values = values.float()
+        groups.setdefault((values.device, values.dtype), []).append((number, values))
+    return [list(zip([n for n, _ in group], torch._foreach_norm([t for _, t in group], ord=math.inf), strict=True))
+            for group in groups.values()]
 
 
 def read(sizes: list[torch.Tensor]) -> list[float]:
@@ -102,7 +117,7 @@ def read(sizes: list[torch.Tensor]) -> list[float]:
     for device in {s.device for s in sizes}:
         there = [i for i, s in enumerate(sizes) if s.device == device]
         for dtype in {sizes[i].dtype for i in there}:
-            alike = [i for i in there if sizes[i].dtype == dtype]
+            alike = [i for i in there if sizes[i].dtype is dtype]
             found |= zip(alike, torch.stack([sizes[i] for i in alike]).tolist(), strict=True)
     return [found[i] for i in range(len(sizes))]
 

@@ -2,8 +2,9 @@
 
 Left, close up, how many values have which binary exponent, with those at fault marked; below it, from far, where these
 exponents lie between the ends of each floating point type. Right, the module tree with the way of the non-finite value
-from where it was made. Drawn through `Figure`, never through pyplot, so that no state of the user's is touched. The
-ground is transparent and the colours are midway, so that it can be read on light and on dark pages.
+from where it was made. Above, where the facts have it, the course of the run. Drawn through `Figure`, never through
+pyplot, so that no state of the user's is touched. The ground is transparent and the colours are midway, so that it can
+be read on light and on dark pages.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from nbdebug.finding import Report
-from nbdebug.views import exponents, tree, words
+from nbdebug.views import course, course_figure, exponents, tree, words
 from nbdebug.views.chart import FAULT, VALUES
 from nbdebug.views.exponents import SPANS, Histogram
 
@@ -37,17 +38,32 @@ class Picture(Figure):
 
 def draw(report: Report) -> Figure:
     """Raises ValueError when the report has nothing to draw."""
-    seen, lines = exponents.read(report.facts), tree.prune(report.facts)
-    if seen is None and not lines:
+    seen, lines, run = exponents.read(report.facts), tree.prune(report.facts), course.read(report.facts)
+    if seen is None and not lines and run is None:
         raise ValueError("This report has nothing to draw: " + (
             "nothing was found." if report.ok else "neither the values at fault nor the way of the bad one were kept."))
-    wide = 5.8 * (seen is not None) + 4.2 * bool(lines)
-    figure = Picture(figsize=(wide, max(4.4, 1.5 + 0.235 * len(lines))), facecolor="none")
+    wide = max(5.8 * (seen is not None) + 4.2 * bool(lines), 8.0 * (run is not None))
+    found = max(4.4, 1.5 + 0.235 * len(lines)) if seen or lines else 0.6
+    above = 3.9 if run else 0.0
+    figure = Picture(figsize=(wide, found + above), facecolor="none")
     figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.06)
     if report.findings:
         title = words.clean(report.findings[0].title.replace("`", ""), 300)
         figure.suptitle("\n".join(textwrap.wrap(title, int(wide * 10.5))), x=0.015, ha="left", fontsize=11.5,
                         fontweight="bold", color=INK, parse_math=False)
+    if run is None:
+        _draw_found(figure, seen, lines)
+    elif seen or lines:
+        parts: Any = figure.subfigures(2, 1, height_ratios=[above, found])
+        course_figure.draw(parts[0], run)
+        _draw_found(parts[1], seen, lines)
+    else:
+        course_figure.draw(figure, run)
+    return figure
+
+
+def _draw_found(figure: Any, seen: Histogram | None, lines: list[tree.Line]) -> None:
+    """The values at fault, the way of the bad one, or both side by side."""
     halves: Any = figure.subfigures(1, 2, width_ratios=[5.8, 4.2]) if seen and lines else [figure, figure]
     if seen:
         close, far = halves[0].subplots(2, 1, height_ratios=[3, 0.34 * (len(seen.dtypes) + 1)])
@@ -55,7 +71,6 @@ def draw(report: Report) -> Figure:
         _far(far, seen)
     if lines:
         _tree(halves[1].subplots(), lines)
-    return figure
 
 
 def _quiet(axes: Any) -> None:

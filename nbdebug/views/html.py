@@ -14,7 +14,7 @@ import re
 from collections.abc import Sequence
 
 from nbdebug.finding import Finding, Fix, Link, Report, Where
-from nbdebug.views import chart, exponents, words
+from nbdebug.views import chart, course, course_chart, exponents, words
 
 LIMIT = 95_000
 FAULT, FINE = "#d4564c", "#388c5e"
@@ -67,7 +67,8 @@ def _report(report: Report, most: int, head: str) -> str:
 
 def _found(report: Report, most: int, head: str) -> str:
     first, *others = report.findings
-    parts = [_headline(first, "Most likely" if others else "Cause", head, most), _chain(first, most)]
+    parts = [_headline(first, "Most likely" if others else "Cause", head, most), _course(report),
+             _chain(first, most)]
     parts += [_fixes(first, most), _others(others, most)]
     folded = _numbers(first, report, most) + _rest(report, most) + _notes(report, most)
     return "".join(parts) + f'<div style="margin:1.25em 0 0">{folded}</div>'
@@ -75,7 +76,7 @@ def _found(report: Report, most: int, head: str) -> str:
 
 def _silent(report: Report, most: int, head: str) -> str:
     said = [words.looked_at(report), *(words.clean(n, 600) for n in report.notes[:most])]
-    return (_title(words.NOTHING, head) + "".join(_p(_said(s)) for s in said if s)
+    return (_title(words.NOTHING, head) + "".join(_p(_said(s)) for s in said if s) + _course(report)
             + f'<div style="margin:.8em 0 0">{_rest(report, most)}</div>')
 
 
@@ -165,6 +166,11 @@ def _numbers(finding: Finding, report: Report, most: int) -> str:
     seen = exponents.read(report.facts)
     picture = f'<div style="margin:.9em 0 .2em">{_p(_e(seen.sentence()))}{chart.image(seen)}</div>' if seen else ""
     return _fold("The numbers", "".join(_table(t) for t in words.tables(finding.evidence, most)) + picture)
+
+
+def _course(report: Report) -> str:
+    run = course.read(report.facts)
+    return f'<div style="margin:1em 0 0">{course_chart.image(run)}</div>' if run else ""
 
 
 def _rest(report: Report, most: int) -> str:

@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Iterable
 
 from nbdebug.finding import Finding, Fix, Link, Report
-from nbdebug.views import exponents, words
+from nbdebug.views import course, exponents, words
 
 COLUMNS = 98
 MOST = 30
@@ -23,14 +23,14 @@ def render(report: Report) -> str:
 
 def _found(report: Report) -> list[str]:
     first, *others = report.findings
-    lines = [*_headline(first, "Most likely" if others else "Cause"), *_chain(first), *_fixes(first)]
+    lines = [*_headline(first, "Most likely" if others else "Cause"), *_course(report), *_chain(first), *_fixes(first)]
     lines += _others(others)
     return lines + _evidence(first, report) + _rest(report) + _notes(report)
 
 
 def _silent(report: Report) -> list[str]:
     lines = _wrapped(f"{words.NOTHING} {words.looked_at(report)}")
-    return lines + _notes(report) + _rest(report)
+    return lines + _course(report) + _notes(report) + _rest(report)
 
 
 def _headline(finding: Finding, word: str) -> list[str]:
@@ -99,6 +99,11 @@ def _evidence(finding: Finding, report: Report) -> list[str]:
         lines += ["", table.caption, *_table(table)]
     seen = exponents.read(report.facts)
     return lines + (["", "Sizes of the values", *_wrapped(seen.sentence(), "  ", "  ")] if seen else [])
+
+
+def _course(report: Report) -> list[str]:
+    run = course.read(report.facts)
+    return ["", "The run", *_wrapped(run.sentence(), "  ", "  ")] if run else []
 
 
 def _table(table: words.Table) -> list[str]:

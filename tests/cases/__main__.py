@@ -1,4 +1,4 @@
-"""`python -m tests.cases FOLDER... [--json]`: run cases, print a table and the score; exit 0 only if all are right."""
+"""`python -m tests.cases FOLDER... [--json] [--by guard]`: a table of cases and the score; exit 0 if all are right."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import json
 import sys
 from collections import Counter
 
+from tests.cases.asking import WAYS
 from tests.cases.running import Result, run
 
 
@@ -27,8 +28,12 @@ def remark(result: Result) -> str:
         return f"said {result.got.get('code')} of a repaired program"
     if not result.got.get("findings"):
         return f"silent, wanted {result.expected['code']}"
-    return "; ".join(f"{part}: {result.got.get(part)!r}, wanted {result.expected[part]!r}"
-                     for part, ok in result.right.items() if not ok)
+    wrong = [f"{part}: {result.got.get(part)!r}, wanted {result.expected[part]!r}"
+             for part, ok in result.right.items() if not ok and part in result.expected]
+    if result.right.get("intact") is False:
+        moved = result.got.get("changed")
+        wrong.append("never tripped" if moved is None else "the bad step changed " + ", ".join(moved))
+    return "; ".join(wrong)
 
 
 def score(results: list[Result]) -> str:
@@ -52,10 +57,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print a list of results instead of the table")
     parser.add_argument("--limit", type=float, default=120.0, metavar="S", help="seconds for each case (default 120)")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="how many at a time (default 2)")
+    parser.add_argument("--by", choices=list(WAYS), default="trace",
+                        help="trace: nan_trace is asked (the default); guard: the case is trained under the guard")
     args = parser.parse_args(arguments)
     results = []
     try:
-        for result in run(args.folders, args.limit, args.jobs):
+        for result in run(args.folders, args.limit, args.jobs, args.by):
             results.append(result)
             print(row(result), file=sys.stderr if args.json else sys.stdout, flush=True)
     except FileNotFoundError as error:

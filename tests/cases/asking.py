@@ -1,7 +1,8 @@
 """Ask nbdebug about one case, in a process of its own: `python -m tests.cases.asking CASE broken|repaired ANSWER.json`.
 
 The answer is made before anybody reads EXPECT; this file never does. To cover a further kind, write a function that
-takes the case's namespace and returns a Report, and give it a line in ASKERS.
+takes the case's namespace and returns a Report, and give it a line in ASKERS. A further way to ask (`--by`) has a line
+in WAYS.
 """
 
 from __future__ import annotations
@@ -24,8 +25,35 @@ def ask_nan(ns: types.SimpleNamespace) -> nbdebug.Report:
         return raised.report
 
 
+def ask_guard(ns: types.SimpleNamespace) -> nbdebug.Report:
+    """Train under the guard. `ns.changed`: what the bad step left otherwise than it had been, which must be nothing."""
+    from nbdebug.observe.state import Snapshot
+
+    models = {} if ns.model is None else {"model": ns.model}
+    with nbdebug.guard(models, ns.optimizer, on_trip="trace") as guard:
+        for _ in range(ns.steps):
+            before = Snapshot.take(models, ns.optimizer)
+            try:
+                ns.step()
+            except nbdebug.NonFiniteStep as tripped:
+                ns.changed = spoiled(before.differences(), ns.model)
+                return tripped.report
+        return guard.report()
+
+
+def spoiled(names: list[str], model: Any) -> list[str]:
+    """Of what differs, the weights, the buffers, the optimizer's state and its settings. Gradients are the step's."""
+    members = () if model is None else [*model.named_parameters(), *model.named_buffers()]
+    kept = {f"model.{name}" for name, _ in members}
+    return [name for name in names if name in kept or name.startswith(("optimizer.state", "optimizer.param_groups"))
+            and not name.endswith(".grad")]
+
+
 ASKERS = {"nan": ask_nan}
 """kind → the function that asks. A kind that is not here is skipped."""
+
+WAYS = {"trace": ASKERS, "guard": {"nan": ask_guard}}
+"""How to ask: after it broke, or on guard while it runs."""
 
 SIGNS = {
     "config": {"make", "use", "schema"},
@@ -76,21 +104,22 @@ def answer_of(report: nbdebug.Report, path: pathlib.Path) -> dict[str, Any]:
             "rank": where.rank}
 
 
-def ask(path: pathlib.Path, fixed: bool) -> dict[str, Any]:
+def ask(path: pathlib.Path, fixed: bool, by: str = "trace") -> dict[str, Any]:
     """{"kind", "answer"}, or {"kind", "skipped": reason}, or {"kind", "error": message}."""
     kind = path.parent.name
     try:
         ns = load(path).build(fixed=True) if fixed else load(path).build()
         kind = kind_of(path, ns)
-        if kind not in ASKERS:
+        if kind not in WAYS[by]:
             return {"kind": kind, "skipped": f"nbdebug does not cover {kind} yet"}
-        return {"kind": kind, "answer": answer_of(ASKERS[kind](ns), path)}
+        answer = answer_of(WAYS[by][kind](ns), path)
+        return {"kind": kind, "answer": answer | ({"changed": ns.changed} if hasattr(ns, "changed") else {})}
     except Exception as error:  # whatever goes wrong is this case's answer, not the runner's end
         return {"kind": kind, "error": f"{type(error).__name__}: {error}"}
 
 
-def main(case: str, twin: str, out: str) -> None:
-    pathlib.Path(out).write_text(json.dumps(ask(pathlib.Path(case), twin == "repaired")), encoding="utf-8")
+def main(case: str, twin: str, out: str, by: str = "trace") -> None:
+    pathlib.Path(out).write_text(json.dumps(ask(pathlib.Path(case), twin == "repaired", by)), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import types
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from tests.cases.asking import ASKERS, SIGNS, load, main
+from tests.cases.asking import ASKERS, SIGNS, WAYS, load, main
 
 # Imports take seconds, a case a fraction of one: import once, then fork a fresh process for each case.
 FORKS = multiprocessing.get_context("forkserver")
@@ -77,12 +77,12 @@ def judge_for(path: pathlib.Path) -> types.ModuleType:
     raise FileNotFoundError(f"no judge.py in the folder above {path.name}, nor beside it")
 
 
-def ask_apart(path: pathlib.Path, twin: str, limit: float) -> dict[str, Any]:
+def ask_apart(path: pathlib.Path, twin: str, limit: float, by: str = "trace") -> dict[str, Any]:
     """`asking` in a process of its own. A crash or a timeout gives {"error": message}."""
     with tempfile.TemporaryDirectory() as folder:
         out, printed = pathlib.Path(folder) / "answer.json", pathlib.Path(folder) / "printed.txt"
         begun, begin = FORKS.Pipe(duplex=False)
-        process = FORKS.Process(target=_alone, args=(str(path), twin, str(out), str(printed), begin))
+        process = FORKS.Process(target=_alone, args=(str(path), twin, str(out), str(printed), by, begin))
         process.start()
         begin.close()
         try:
@@ -99,7 +99,8 @@ def ask_apart(path: pathlib.Path, twin: str, limit: float) -> dict[str, Any]:
     return {"kind": path.parent.name, "error": f"the process ended with status {process.exitcode}: {last}"}
 
 
-def _alone(path: str, twin: str, out: str, printed: str, begin: multiprocessing.connection.Connection) -> None:
+def _alone(path: str, twin: str, out: str, printed: str, by: str,
+           begin: multiprocessing.connection.Connection) -> None:
     """What the process of a case does: lead a group of its own, print into a file, ask."""
     os.setsid()
     with open(printed, "wb") as file:
@@ -109,7 +110,7 @@ def _alone(path: str, twin: str, out: str, printed: str, begin: multiprocessing.
     import torch
 
     torch.set_num_threads(1)  # several run side by side
-    main(path, twin, out)
+    main(path, twin, out, by)
 
 
 def _end(process: multiprocessing.process.BaseProcess) -> None:
@@ -121,13 +122,14 @@ def _end(process: multiprocessing.process.BaseProcess) -> None:
     process.join()
 
 
-def run_one(path: pathlib.Path, twin: str, limit: float = 120.0) -> Result:
-    """Ask about one twin, then judge the answer."""
+def run_one(path: pathlib.Path, twin: str, limit: float = 120.0, by: str = "trace") -> Result:
+    """Ask about one twin, then judge the answer. by: one of WAYS; on guard, what the bad step changed is judged too."""
     kind = path.parent.name
-    if kind in SIGNS and kind not in ASKERS:  # the folder's name tells: no need to start a process
+    askers = ASKERS if by == "trace" else WAYS[by]
+    if kind in SIGNS and kind not in askers:  # the folder's name tells: no need to start a process
         said: dict[str, Any] = {"kind": kind, "skipped": f"nbdebug does not cover {kind} yet"}
     else:
-        said = ask_apart(path, twin, limit)
+        said = ask_apart(path, twin, limit, by)
     case, kind = f"{path.parent.name}/{path.stem}", said["kind"]
     expected = read_expect(path) if twin == "broken" else None
     if "skipped" in said:
@@ -137,11 +139,14 @@ def run_one(path: pathlib.Path, twin: str, limit: float = 120.0) -> Result:
         return Result(case, kind, twin, False, expected, {"error": said["error"]}, dict.fromkeys(parts, False))
     answer, judge = said["answer"], judge_for(path)
     right = judge.judge(expected, answer, str(path)) if twin == "broken" else {"silent": judge.judge_twin(answer)}
+    if by == "guard" and twin == "broken":
+        right["intact"] = answer.get("changed") == []
     return Result(case, kind, twin, all(right.values()), expected, answer, right)
 
 
-def run(folders: Iterable[str | pathlib.Path], limit: float = 120.0, jobs: int = 2) -> Iterator[Result]:
+def run(folders: Iterable[str | pathlib.Path], limit: float = 120.0, jobs: int = 2,
+        by: str = "trace") -> Iterator[Result]:
     """Both twins of every case, in order, `jobs` at a time."""
     work = [(path, twin) for path in find(folders) for twin in TWINS]
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        yield from pool.map(lambda item: run_one(*item, limit), work)
+        yield from pool.map(lambda item: run_one(*item, limit, by), work)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from nbdebug.finding import Finding, Fix, Link, Report, RuledOut, Where
@@ -163,6 +164,26 @@ def silent() -> Report:
         facts={"history": {"losses": [2.3026, 2.1911, 2.0518]}})
 
 
+def recorded() -> Report:
+    """A record of two runs on disk that ended in a step that was not finite."""
+    found = forward_log()
+    steps = range(0, 1200, 3)
+    losses = [[n, 2.3 * 0.997**n + 0.3 + 0.04 * math.sin(n)] for n in steps]
+    norms = [[n, 1.2 + 0.5 * math.sin(n / 9) + 60 * (n == 900)] for n in steps]
+    course = {"losses": losses, "norms": norms, "marks": {"tripped": [1199], "above": [900], "scaler": [0, 1, 2]},
+              "counts": {"tripped": 1, "above": 1, "scaler": 3}, "runs": [700], "steps": 1200, "joined": True}
+    return Report("open_record(run.nbdebug)", found.findings, subject="model `net`, optimizer `opt` (AdamW)",
+                  notes=("1,200 steps in 2 runs, 14 minutes.",), facts={**found.facts, "course": course})
+
+
+def recorded_well() -> Report:
+    """A record in which nothing happened, of a run that has just begun."""
+    course = {"losses": [[0, 2.4], [1, 2.1], [2, 2.2], [3, 1.9]], "norms": [[0, 1.0], [1, 1.0], [2, 1.0], [3, 1.0]],
+              "marks": {}, "steps": 4}
+    return Report("open_record(run.nbdebug)", notes=("4 steps in 2 seconds.",), subject="model `net`",
+                  facts={"steps": 4, "history": {"losses": [2.4, 1.9]}, "course": course})
+
+
 EVIL = '<script>alert("x")</script>'
 
 
@@ -179,7 +200,11 @@ def hostile() -> Report:
         fixes=(Fix(f"Not {EVIL}", f"x = y / (z + 1e-8)  # {EVIL}", None, {"reason": EVIL}),))
     return Report(f"nan_trace({EVIL})", (finding,), (RuledOut(EVIL, EVIL),), (EVIL,), (EVIL,), subject=EVIL, facts={
         "exponents": {"dtype": EVIL, "operand": EVIL, "counts": {"0": 3}, "zeros": 1},
+        "course": {"losses": [[0, 10**400], [EVIL, 1], [1, -1e308], [2**80, 5e-324], 3], "runs": EVIL, "steps": EVIL,
+                   "norms": [[0, 5e-324], [1, 1e308]], "counts": {"tripped": EVIL},
+                   "marks": {"tripped": [0, EVIL], EVIL: [1]}},
         "tree": [{"name": EVIL, "type": "$x$" + EVIL, "born": True, "path": True}]})
 
 
-ALL = {make.__name__: make for make in (forward_log, backward_sqrt, bad_parameter, overflow, silent, hostile)}
+ALL = {make.__name__: make for make in (forward_log, backward_sqrt, bad_parameter, overflow, silent, recorded,
+                                  recorded_well, hostile)}

@@ -59,7 +59,7 @@ class StopCell(BaseException):
 class Run:
     """The run so far, step by step, for the facts. losses: the roots of backward. parameter_growth: largest parameter
     now over its first size, small ones measured against a tenth of the largest. input_growth: the same for the model's
-    inputs."""
+    inputs. first_step: the number of the step with which these two begin."""
 
     losses: list[float] = dataclasses.field(default_factory=list)
     parameter_growth: list[float] = dataclasses.field(default_factory=list)
@@ -68,6 +68,7 @@ class Run:
     learning_rate: float | None = None
     optimizer_line: Where | None = None
     optimizer_steps: int = 0
+    first_step: int = 0
     scaler_skips: list[int] = dataclasses.field(default_factory=list)
     guarded: list[int] = dataclasses.field(default_factory=list)
     _first_sizes: list[float] = dataclasses.field(default_factory=list)

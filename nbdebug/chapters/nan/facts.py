@@ -98,7 +98,7 @@ class Birth:
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What was seen bad, and mattered. kind: "loss", "gradient", "parameter", "returned" or "exception"."""
+    """What was seen bad, and mattered. kind: "loss", "gradient", "parameter", "buffer", "returned" or "exception"."""
 
     kind: str
     where: Where
@@ -109,7 +109,8 @@ class Target:
 @dataclasses.dataclass(frozen=True)
 class History:
     """How the run went, one entry a step. losses: the roots of backward. parameter_growth: largest parameter now over
-    the largest at the first step (per parameter, the worst). input_growth: the same for what the model was given."""
+    the largest at the first step (per parameter, the worst). input_growth: the same for what the model was given.
+    first_step: the number of the step with which these two begin."""
 
     losses: tuple[float, ...] = ()
     parameter_growth: tuple[float, ...] = ()
@@ -117,6 +118,7 @@ class History:
     optimizer: str = ""
     learning_rate: float | None = None
     optimizer_line: Where | None = None
+    first_step: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,3 +158,15 @@ class CompiledFacts:
     bad: int
     elements: int
     where: Where = dataclasses.field(default_factory=Where)
+
+
+@dataclasses.dataclass(frozen=True)
+class LostStep:
+    """A step that a guard stopped and that could not be located. sentence: what was seen; reason: why there is no
+    place; losses, norms: of the steps before it."""
+
+    step: int
+    sentence: str
+    reason: str
+    losses: tuple[float | None, ...] = ()
+    norms: tuple[float | None, ...] = ()

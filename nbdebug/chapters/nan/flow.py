@@ -21,19 +21,20 @@ from nbdebug.observe.record import Op, Recorder
 from nbdebug.observe.schema import Schema, named_arguments
 from nbdebug.observe.tensors import INPUT, PARAMETER, Memory, all_finite, can_be_bad, dense, finite, key, walk
 
-_COMPARES = frozenset({"eq", "ne", "isnan", "isinf", "isposinf", "isneginf", "lt", "gt", "le", "ge",
-                       "local_scalar_dense"})
-_ABSORBERS = frozenset({"where", "masked_fill", "index", "index_select", "gather", "masked_select", "select", "slice",
-                        "nan_to_num", "masked_scatter", "index_put"})
+COMPARES = frozenset({"eq", "ne", "isnan", "isinf", "isposinf", "isneginf", "lt", "gt", "le", "ge",
+                      "local_scalar_dense"})
+"""Ops with which a program asks for values."""
+ABSORBERS = frozenset({"where", "masked_fill", "index", "index_select", "gather", "masked_select", "select", "slice",
+                       "nan_to_num", "masked_scatter", "index_put"})
+"""Ops with which a program drops values."""
 _READERS = 64
 
 
 class Flow:
-    """A watcher: keeps the books of bad values, op by op. suspected: numbers of the ops whose results are to be looked
-    at, if that is known from an earlier run; None for all."""
+    """A watcher: keeps the books of bad values, op by op."""
 
-    def __init__(self, recorder: Recorder, take_scene: Any, suspected: set[int] | None = None):
-        self.recorder, self.suspected = recorder, suspected
+    def __init__(self, recorder: Recorder, take_scene: Any):
+        self.recorder = recorder
         self.births = Births(recorder, take_scene)
         self.spoiled: dict[int, Spoiled] = {}
         self.settled: set[int] = set()  # once the loss is bad, or a gradient: the births behind it, and all later ones
@@ -66,12 +67,11 @@ class Flow:
         if suspects:
             self._note_use(op, schema, args, suspects)
         made: set[int] = set()
-        looked_at = self.suspected is None or self.recorder.count - 1 in self.suspected
-        for index, tensor in self._results(schema, args, kwargs, out):
+        for index, tensor in results_of(schema, args, kwargs, out):
             values = dense(tensor)
             if values is None or not can_be_bad(values):
                 continue
-            if not looked_at or all_finite(values):
+            if all_finite(values):
                 self._clear(values)
                 continue
             if self.settled:
@@ -84,7 +84,10 @@ class Flow:
         if made:
             self.last_bad = made
             self.touched.add(op.module)
-        if suspects and op.during == "forward" and schema.base in _ABSORBERS:
+        self._note_absorbed(op, schema, suspects, made)
+
+    def _note_absorbed(self, op: Op, schema: Schema, suspects: dict, made: set[int]) -> None:
+        if suspects and op.during == "forward" and schema.base in ABSORBERS:
             for birth in {b for masks in suspects.values() for b in masks} - made:
                 self.births[birth].absorbed_by.add(schema.base)
 
@@ -94,7 +97,7 @@ class Flow:
         for birth in births:
             if self.births[birth].memory is not None and len(self.births[birth].readers) < _READERS:
                 self.births[birth].readers.append(op)
-        if schema.base in _COMPARES:
+        if schema.base in COMPARES:
             self.last_read = births
             if op.during == "forward" and self.births.segment:
                 self.checked |= births
@@ -144,7 +147,10 @@ class Flow:
         held = self.spoiled.get(key(values))
         if held is None:
             return {}
-        seen = {b: held.view(flat, values) for b, flat in held.masks.items()}
+        if held.lone is not None:
+            seen = {held.lone: ~finite(values)}
+        else:
+            seen = {b: held.view(flat, values) for b, flat in held.masks.items()}
         return {b: mask for b, mask in seen.items() if bool(mask.any())}
 
     def origins(self, tensor: torch.Tensor) -> set[int]:
@@ -161,6 +167,7 @@ class Flow:
         held = self.spoiled.get(key(values))
         if held is None or held.size != values.element_size():
             held = self.spoiled[key(values)] = Spoiled(values)
+        held.settle(values)
         for flat in held.masks.values():
             held.view(flat, values).fill_(False)
         for birth, mask in origins.items():
@@ -175,7 +182,7 @@ class Flow:
         self.spoiled = {k: s for k, s in self.spoiled.items() if k in self.recorder.memories}
         self.settled, self.checked, self.last_read, self.last_bad = set(), set(), set(), set()
         self.recent.clear()
-        self.births.begin_step({birth for held in self.spoiled.values() for birth in held.masks})
+        self.births.begin_step({birth for held in self.spoiled.values() for birth in held.births})
 
     def _suspects(self, args: tuple, kwargs: dict, kept: dict[int, tuple]) -> dict[int, dict[int, torch.Tensor]]:
         """{id of an operand: {birth: mask}} for operands that hold bad values."""
@@ -188,19 +195,6 @@ class Flow:
                     found[id(tensor)] = masks
         return found
 
-    def _results(self, schema: Schema, args: tuple, kwargs: dict, out: Any) -> list[tuple[Any, torch.Tensor]]:
-        """What the op made or changed: (how to find it again in another run, tensor)."""
-        results: list[tuple[Any, torch.Tensor]] = []
-        for position, (name, value) in enumerate(named_arguments(schema, args, kwargs)):
-            if name in schema.writes:
-                for nth, (_, tensor) in enumerate(walk((value,))):
-                    results.append(((name, position, nth), tensor))
-        changed = {id(t) for _, t in results}
-        for nth, (_, tensor) in enumerate(walk(out if isinstance(out, (list, tuple)) else (out,))):
-            if id(tensor) not in changed:
-                results.append(((None, 0, nth), tensor))
-        return results
-
     # -- births -------------------------------------------------------------------------------------------------------
 
     def _explain(self, op: Op, schema: Schema, args: tuple, kwargs: dict, kept: dict, suspects: dict, index: Any,
@@ -211,9 +205,6 @@ class Flow:
         bad, nan = ~finite(values), torch.isnan(values)
         if schema.base in EMPTIES or not suspects or tensor.layout is not torch.strided:
             return self._inherit_all(op, schema, args, kwargs, kept, suspects, tensor, bad, nan)
-        if self.suspected is not None and (only := self._follows(op, bad, suspects)) is not None:
-            self.births.learn_rows(only, bad, op)
-            return {only: bad}
         dye = Dye(op.func, schema, args, kwargs, {i: k[0] for i, k in kept.items()}, _picker(index), tensor.shape)
         operands = {id(t): kept[id(t)][0] if id(t) in kept else t for _, t in walk((*args, *kwargs.values()))}
         nans = {i: torch.isnan(operands[i]) for i in suspects}
@@ -242,21 +233,6 @@ class Flow:
             origins |= self.births.born(scene, fresh, nan)
         return origins or {births[0]: bad}
 
-    def _follows(self, op: Op, bad: torch.Tensor, suspects: dict) -> int | None:
-        """In a replay, where each look costs: the birth whose values a result only carries on. That is so when they are
-        all of one birth that nobody intended, and the result is bad in rows where the operand was; in backward, in any
-        rows."""
-        births = {b for masks in suspects.values() for b in masks}
-        if len(births) != 1 or self.births[only := births.pop()].intended or self.births[only].memory is not None:
-            return None
-        if op.during == "backward":
-            return only
-        for masks in suspects.values():
-            mask = masks[only]
-            if bad.dim() and mask.dim() and len(mask) == len(bad) and not bool((_rows(bad) & ~_rows(mask)).any()):
-                return only
-        return None
-
     def _inherit_all(self, op: Op, schema: Schema, args: tuple, kwargs: dict, kept: dict, suspects: dict,
                      tensor: torch.Tensor, bad: torch.Tensor, nan: torch.Tensor) -> dict[int, torch.Tensor]:
         """A result with no suspects is born here; one that can't be told apart comes from all of them."""
@@ -266,8 +242,20 @@ class Flow:
         return self.births.born((op, schema, args, kwargs, kept, tensor), bad, nan)
 
 
-def _rows(mask: torch.Tensor) -> torch.Tensor:
-    return mask.flatten(1).any(1) if mask.dim() > 1 else mask
+def results_of(schema: Schema, args: tuple, kwargs: dict, out: Any) -> list[tuple[Any, torch.Tensor]]:
+    """What an op made or changed: (how to find it again in another run, tensor)."""
+    results: list[tuple[Any, torch.Tensor]] = []
+    changed: set[int] = set()
+    if schema.writes:
+        for position, (name, value) in enumerate(named_arguments(schema, args, kwargs)):
+            if name in schema.writes:
+                for nth, (_, tensor) in enumerate(walk((value,))):
+                    results.append(((name, position, nth), tensor))
+        changed = {id(t) for _, t in results}
+    for nth, (_, tensor) in enumerate(walk(out if isinstance(out, (list, tuple)) else (out,))):
+        if id(tensor) not in changed:
+            results.append(((None, 0, nth), tensor))
+    return results
 
 
 def _picker(index: Any) -> Any:

@@ -64,6 +64,7 @@ class Probe:
         self.buffers_spoiled = False
         self.adopted = ""  # the type of a model that was met in the run
         self.proven = False  # a replay has failed as the step did
+        self.caught: dict[int, Any] = {}  # what a replay saw ops be given, by their numbers
         self._steps_of: collections.Counter[int] = collections.Counter()
         self._skips = 0
         self._attached = False
@@ -193,6 +194,7 @@ class Probe:
     def _model_called(self, module: nn.Module, args: tuple, kwargs: dict, site: Site | None) -> None:
         """A model is given a batch: its size, and which tensors are its inputs."""
         self._maybe_next_step()
+        site = site or self.recorder.called_from
         if self.names.of(module) is None and not self._adopt(module):
             return
         self._called = True
@@ -233,7 +235,8 @@ class Probe:
 
     @unseen
     def _backward_began(self, call: Backward) -> None:
-        self._backward_place = call.place
+        again = self.recorder.called_from  # set in the replay of a remembered step
+        self._backward_place = call.place if again is None else Stop(again, None, False, None)
         self.engine_runs += 1
         if not call.accumulate:
             return

@@ -1,125 +1,151 @@
 """Find out afterwards where a bad value came from: replay the recorded step, and look.
 
 On an accelerator a look at every op while the step runs makes the host wait at each. So the step is only recorded; when
-its end shows something bad, it is replayed twice. The first replay keeps the largest magnitude of every op's result on
-the device and reads all of them at once: these ops made something bad. The second keeps the books, for those ops alone.
-A fault in the forward needs the forward only.
+its end shows something bad, it is replayed. A scout, which went along with the recording or with a replay of its own,
+tells which ops made something bad; one more replay keeps the books, for those ops alone. A fault in the forward needs
+the forward only; one that was born in backward, at a single op, needs backward down to that op.
+
+Ops of the forward are replayed one by one, so they can be looked at as they come; those of backward are run by torch's
+engine, and are seen by a dispatch mode.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from nbdebug.chapters.nan.facts import Target
-from nbdebug.chapters.nan.flow import Flow
 from nbdebug.chapters.nan.probe import Probe
+from nbdebug.chapters.nan.repro import Reproduction
 from nbdebug.chapters.nan.scene import SceneTaker
+from nbdebug.chapters.nan.scout import Scout, Sighted, scouted
+from nbdebug.chapters.nan.scouted import ScoutedFlow
 from nbdebug.chapters.nan.sightings import Seen
 from nbdebug.finding import Where
 from nbdebug.observe.record import Op, Recorder
 from nbdebug.observe.replay import Replay
-from nbdebug.observe.schema import schema_of, tensors_given, written
+from nbdebug.observe.schema import Schema, schema_of
 from nbdebug.observe.tape import Held
-from nbdebug.observe.tensors import PARAMETER, TARGET, Memory, all_finite, can_be_bad, dense, key, largest, read
+from nbdebug.observe.tensors import PARAMETER, TARGET, Memory, all_finite, can_be_bad, dense, each_largest, key, read
 
-_GROUP, _GROUP_BYTES = 32, 2**30
+_next_number = torch._C._autograd._get_sequence_nr
 
 
 class NotLocated(RuntimeError):
     """A step went bad, and replaying it does not show where. The message says why, and what to do instead."""
 
 
-class Scout(TorchDispatchMode):
-    """Which ops' results are bad, without waiting for the device. Ops are known by their number in the replay."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # as in Recorder
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-        self._held: list[tuple[int, torch.Tensor]] = []
-        self._bytes = 0
-        self._numbers: list[int] = []
-        self._sizes: list[torch.Tensor] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        kwargs = kwargs or {}
-        schema = schema_of(func)
-        if schema.ignored:
-            return func(*args, **kwargs)
-        if schema.writes:
-            self._measure()  # before what is held is changed
-        out = func(*args, **kwargs)
-        self.count += 1
-        if not schema.view or schema.writes:
-            results = tensors_given(out if isinstance(out, (list, tuple)) else (out,), {})
-            for tensor in (*results, *written(schema, args, kwargs)) if schema.writes else results:
-                self._hold(tensor)
-        return out
-
-    def _hold(self, tensor: torch.Tensor) -> None:
-        values = dense(tensor)
-        if values is None or not can_be_bad(values):
-            return
-        values = torch.view_as_real(values.detach().resolve_conj()) if values.is_complex() else values.detach()
-        self._held.append((self.count - 1, values))
-        self._bytes += values.nbytes
-        if len(self._held) >= _GROUP or self._bytes > _GROUP_BYTES:
-            self._measure()
-
-    def _measure(self) -> None:
-        if self._held:
-            self._sizes += torch._foreach_norm([t for _, t in self._held], ord=math.inf)
-            self._numbers += [number for number, _ in self._held]
-            self._held, self._bytes = [], 0
-
-    def bad(self) -> set[int]:
-        """The numbers of the ops that made something bad."""
-        self._measure()
-        return {n for n, size in zip(self._numbers, read(self._sizes), strict=True) if not math.isfinite(size)}
+class _Found(BaseException):
+    """Ends a replay once there is nothing more to be learned from it. (Recorders let it pass.)"""
 
 
 class Relived:
-    """One replay under a recorder of its own, which knows each recorded op's line and module."""
+    """One replay with the books kept, under a recorder that knows each recorded op's line and module."""
 
-    def __init__(self, probe: Probe, seen: Seen, suspected: set[int] | None = None):
-        self.probe, self.seen = probe, seen
+    def __init__(self, probe: Probe, seen: Seen, sighted: Sighted, bad_outside: set[int],
+                 exact: bool = False):
+        self.probe, self.seen, self.sighted, self.bad_outside = probe, seen, sighted, bad_outside
         self.recorder = Recorder(probe.stack, [], self._external)
         self.recorder.step = probe.step
-        self.flow = Flow(self.recorder, SceneTaker(self.recorder), suspected)
+        self.flow = ScoutedFlow(self.recorder, SceneTaker(self.recorder), sighted.suspects, exact or bool(bad_outside))
         births = probe.flow.births
         self.flow.births.batch, self.flow.births.folds = births.batch, set(births.folds)
         self.flow.births.leading = births.leading.copy()
-        self.bad_outside: set[int] = set()
+        self.recorder.watchers = [self.flow, self]
+        self.origins: set[int] = set()  # of what was seen, where that was a loss, or where one birth is all there is
+        self._only = self._only_root()
+        self.caught: dict[int, Reproduction] = {}  # what the forward op was given whose derivative goes bad
+
+    def _only_root(self) -> tuple | None:
+        """The op at which all that is bad was born, if that is a single one in backward."""
+        roots, suspects = self.sighted.roots, self.sighted.suspects
+        if len(roots) != 1 or self.flow.exact or self.seen.target.kind != "gradient":
+            return None
+        first = next(iter(suspects))
+        return first if isinstance(first, tuple) and first == roots[0] else None
 
     def run(self) -> Replay:
-        """Replay the step with the books kept."""
-        self.recorder.watchers = [self.flow]
-        replay = Replay(self.probe.tape, on_op=self._next, on_outside=self._introduce, on_backward=self._backward,
-                        keep=self.seen.ref)
-        with self.recorder:
-            return replay.run(self.seen.position, forward_only=self.seen.target.kind == "loss")
+        """Replay the step, up to what went bad."""
+        replay = Replay(self.probe.tape, on_outside=self._introduce, on_backward=self._backward, around=self._forward,
+                        during_engine=self._engine, keep=self.seen.ref)
+        with contextlib.suppress(_Found):
+            replay.run(self.seen.position, forward_only=self.seen.target.kind == "loss")
+        if self.recorder.fault is not None:
+            raise self.recorder.fault
+        return replay
 
-    def _next(self, op: Op | None) -> None:
-        self.recorder.replaying = op
+    @property
+    def complete(self) -> bool:
+        """Whether all came again that the scout had seen."""
+        return bool(self.origins and self._only) or self.sighted.suspects.keys() == set(self.flow.met)
+
+    # -- forward ------------------------------------------------------------------------------------------------------
+
+    def _forward(self, op: Op, args: tuple, kwargs: dict) -> Any:
+        schema, flow = schema_of(op.func), self.flow
+        with self._own_fault():
+            reach = self.recorder.operands(op, args, kwargs)
+            kept = flow.before(op, schema, args, kwargs)
+            if self._only is not None and op.index == self._only[0]:
+                self.caught[op.index] = Reproduction.given(op.func, args, kwargs)
+        out = op.func(*args, **kwargs)
+        if op.index in self.caught:
+            self.caught[op.index].listen(out)
+        with self._own_fault():
+            self.recorder.number(op, _next_number())
+            self.recorder.results(op, schema, args, kwargs, out, reach)
+            flow.after(op, schema, args, kwargs, out, kept)
+        return out
 
     def _backward(self, roots: list[torch.Tensor], done: bool) -> None:
-        with _disable_current_modes():
-            if done:
-                self.flow.births.segment += 1
-            elif self.seen.target.kind == "loss":
-                for root in roots:
-                    self.seen.origins |= self.flow.origins(root)
+        if done:
+            self.flow.births.segment += 1
+        elif self.seen.target.kind == "loss":
+            self.origins |= {birth for root in roots for birth in self.flow.origins(root)}
+
+    @contextlib.contextmanager
+    def _own_fault(self) -> Iterator[None]:
+        """A fault in our own look is none of the replay's."""
+        try:
+            with torch.no_grad():
+                yield
+        except Exception as fault:
+            self.recorder.fault = fault
+            raise
+
+    # -- backward -----------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _engine(self) -> Iterator[None]:
+        self.flow.in_backward = True
+        with self.recorder:
+            yield
+        self.flow.in_backward = False
+
+    def before(self, op: Op, schema: Schema, args: tuple, kwargs: dict) -> None:
+        """As a watcher in backward, after the books."""
+
+    def after(self, op: Op, schema: Schema, args: tuple, kwargs: dict, out: Any, kept: Any) -> None:
+        """Enough is known when the one birth is, and its rows are."""
+        births = self.flow.births
+        if self._only is None or len(births) != 1 or self.flow.met[:1] != [self._only]:
+            return
+        record = next(iter(births))
+        if not record.intended and (record.rows is not None or not births.batch_size):
+            self.origins = {record.index}
+            self.flow.touched |= self.sighted.modules
+            raise _Found
+
+    # -- what comes from outside --------------------------------------------------------------------------------------
 
     def _introduce(self, number: int, tensor: torch.Tensor, held: Held) -> None:
         """A tensor from outside, under the name that it had in the step."""
-        with _disable_current_modes():
+        with torch.no_grad():
             values, known = dense(tensor), held.memory
             if values is None:
                 return
@@ -145,24 +171,28 @@ class Relived:
         """Everything from outside has been introduced; views of it need no second look."""
 
 
-def relive(probe: Probe, seen: Seen) -> None:
-    """Fill in the origins of `seen`, and let `probe` have the books. Raises NotLocated."""
-    second, replay = _replayed(probe, seen)
-    _judge(seen, second, replay)
-    if not seen.origins:  # perhaps it read memory that nobody had written, where something else lies now
-        probe.tape.unwritten_as_nan = True
-        second, replay = _replayed(probe, seen)
-        _judge(seen, second, replay)
-    if not seen.origins:
+def relive(probe: Probe, seen: Seen, scout: Scout | None = None) -> None:
+    """Fill in the origins of `seen`, and let `probe` have the books. scout: one that went along with the recording.
+    Raises NotLocated."""
+    with uncollected():
+        second = None
+        if scout is not None and probe.recorder.fault is None:
+            second = _located(probe, seen, scout.report())
+        second = second or _located(probe, seen)
+        if not seen.origins:  # perhaps it read memory that nobody had written, where something else lies now
+            probe.tape.unwritten_as_nan = True
+            second = _located(probe, seen)
+    if second is None or not seen.origins:
         raise NotLocated(_sorry(probe, seen, "it came out finite when it was replayed"))
-    probe.flow, probe.recorder, probe.proven = second.flow, second.recorder, True
+    second.flow.spoiled.clear()  # masks as large as the tensors that they belong to
+    probe.flow, probe.recorder, probe.proven, probe.caught = second.flow, second.recorder, True, second.caught
 
 
 def relive_buffers(probe: Probe) -> None:
     """A buffer went bad in a step that is otherwise sound: find its birth now, for the step in which it will show."""
     seen = Seen(Target("buffer", Where(step=probe.step)), set(), len(probe.tape.entries) - 1)
     try:
-        second, replay = _replayed(probe, seen)
+        second, replay = _replayed(probe, seen, None)
     except NotLocated:
         return  # then it will be a buffer that came bad from outside
     for number, tensor in replay.changed.items():
@@ -172,38 +202,73 @@ def relive_buffers(probe: Probe) -> None:
                 probe.spoiled_buffers.setdefault(memory.name, second.flow.births[birth])
 
 
-def _replayed(probe: Probe, seen: Seen) -> tuple[Relived, Replay]:
-    """Two replays: which ops made something bad; then the books, for those ops alone."""
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Keep Python's garbage collector from running: with all of torch in memory, one run of it takes as long as a few
+    steps."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _located(probe: Probe, seen: Seen, sighted: Sighted | None = None) -> Relived | None:
+    """The books, with the origins of `seen` filled in; None where a replay does not show again what `sighted` tells."""
+    second, replay = _replayed(probe, seen, sighted)
+    _judge(seen, second, replay)
+    if sighted is not None and not (second.complete and seen.origins):
+        seen.origins = set()
+        return None
+    return second
+
+
+def _replayed(probe: Probe, seen: Seen, sighted: Sighted | None) -> tuple[Relived, Replay]:
+    """A replay with the books kept; before it, if need be, one that tells which ops made something bad."""
     outside = {n: h.tensor for n, h in probe.tape.held.items() if h.grad_of is None and can_be_bad(h.tensor)
                and h.tensor.layout is torch.strided}
+    second = None
     try:
-        scout = Scout()
-        with scout:
-            Replay(probe.tape).run(seen.position, forward_only=seen.target.kind == "loss")
-        sizes = read([size for t in outside.values() for size in largest([t])])
-        second = Relived(probe, seen, scout.bad())
-        second.bad_outside = {n for n, size in zip(outside, sizes, strict=True) if not math.isfinite(size)}
+        sizes = read(each_largest(list(outside.values())))
+        bad_outside = {n for n, size in zip(outside, sizes, strict=True) if not math.isfinite(size)}
+        sighted = sighted or scouted(probe, seen)
+        second = Relived(probe, seen, sighted, bad_outside)
         replay = second.run()
+        if not second.flow.holds():
+            second = Relived(probe, seen, sighted, bad_outside, exact=True)
+            replay = second.run()
     except Exception as reason:
-        why = f"the step can't be replayed ({type(reason).__name__}: {reason})"
+        if second is not None and second.recorder.fault is reason and not isinstance(reason, torch.OutOfMemoryError):
+            raise
+        said = str(reason).partition("\n")[0][:200]
+        why = f"the step can't be replayed ({type(reason).__name__}: {said})"
         raise NotLocated(_sorry(probe, seen, why)) from reason
-    if second.recorder.fault is not None:
-        raise second.recorder.fault
     return second, replay
 
 
 def _judge(seen: Seen, second: Relived, replay: Replay) -> None:
     """Where the bad values of gradients, parameters and returned tensors came from (a loss was asked on the way)."""
-    kind = seen.target.kind
+    seen.origins |= second.origins
+    kind, held = seen.target.kind, second.probe.tape.held
+    if second.origins and kind == "gradient":
+        _name_first(seen, held, second.sighted.gradients)
+        return
     tensors = {"gradient": replay.gradients, "parameter": replay.leaves}.get(kind, {})
     for number, tensor in tensors.items():
         born = {b for b in second.flow.origins(tensor) if kind != "parameter" or second.flow.births[b].memory is None}
         if born and not seen.origins:
-            held = second.probe.tape.held[number].memory
-            seen.rename(held.name if held is not None else "")
+            _name_first(seen, held, [number])
         seen.origins |= born
     if kind == "returned" and replay.kept is not None and not all_finite(replay.kept):
         seen.origins |= second.flow.origins(replay.kept)
+
+
+def _name_first(seen: Seen, held: dict[int, Held], numbers: list[int]) -> None:
+    """Name the first bad one of the leaves that were looked at together."""
+    memory = held[numbers[0]].memory if numbers and numbers[0] in held else None
+    seen.rename(memory.name if memory is not None else "")
 
 
 def _sorry(probe: Probe, seen: Seen, reason: str) -> str:

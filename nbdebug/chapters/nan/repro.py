@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import pathlib
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from nbdebug.chapters.nan.births import EMPTIES, Record
 from nbdebug.chapters.nan.facts import NanFacts
@@ -56,6 +58,10 @@ class Reproduction:
         backward = facts.target.kind == "gradient" and record.memory is None and not record.custom
         if record.op is not None and record.op.name in EMPTIES:
             return None  # what lies in unwritten memory can't be had again
+        if not backward and op is not None and record.op is op and record.numbers.func is not None:
+            return cls(op.func, (), dict(record.numbers.tensors))
+        if backward and op is not None and op.index in trial.caught and trial.caught[op.index].gradients:
+            return trial.caught[op.index]
         if op is not None and not trial.why_not and not facts.birth.earlier_step:
             with contextlib.suppress(Exception):  # then what was kept at the birth has to do
                 return cls._from_tape(op, trial, backward)
@@ -65,22 +71,35 @@ class Reproduction:
 
     @classmethod
     def _from_tape(cls, op: Op, trial: Trial, backward: bool) -> Reproduction:
-        caught: dict[str, Any] = {}
-        gradients: dict[int, torch.Tensor] = {}
+        caught: list[Reproduction] = []
 
         def catch(func: Any, args: Any, kwargs: Any) -> Any:
-            caught["args"], caught["kwargs"] = _copied(args), _copied(kwargs)
+            caught.append(cls.given(func, args, kwargs))
             if not backward:
                 raise _Caught  # the rest of the step is not needed
             out = func(*args, **kwargs)
-            for n, result in enumerate(out if isinstance(out, (list, tuple)) else (out,)):
-                if backward and isinstance(result, torch.Tensor) and result.requires_grad:
-                    result.register_hook(lambda g, n=n: gradients.setdefault(n, g.detach().clone()))
+            caught[-1].listen(out)
             return out
 
         with contextlib.suppress(_Caught):
             trial.replay({op.index: catch})
-        return cls(op.func, caught["args"], caught["kwargs"], gradients)
+        return caught[-1]
+
+    @classmethod
+    def given(cls, func: Any, args: Any, kwargs: Any) -> Reproduction:
+        """Of an op that is about to run: with copies of what it is given."""
+        return cls(func, _copied(args), _copied(kwargs))
+
+    def listen(self, out: Any) -> None:
+        """Copy the gradients that come to what the op gave."""
+
+        def note(n: int, gradient: torch.Tensor) -> None:
+            with _disable_current_modes():  # no part of the step
+                self.gradients.setdefault(n, gradient.detach().clone())
+
+        for n, result in enumerate(out if isinstance(out, (list, tuple)) else (out,)):
+            if isinstance(result, torch.Tensor) and result.requires_grad:
+                result.register_hook(functools.partial(note, n))
 
     def __call__(self, folder: pathlib.Path, report: Report) -> pathlib.Path:
         """Write the script and its tensors into `folder`; returns the script's path."""

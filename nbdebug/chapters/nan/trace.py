@@ -62,7 +62,7 @@ def trace_cell(run: Step, *, models: Mapping[str, nn.Module], optimizers: Mappin
     check_models(models)
     asked = Asked(run, dict(models), dict(optimizers), False, [])
     probe = Probe(asked.models, asked.optimizers, scaler=True, cell=True, live=_live(strategy, asked), named=False)
-    with _eager() as notes, probe:
+    with eager() as notes, probe:
         probe.begin_step(0)
         try:
             run()
@@ -82,7 +82,7 @@ def trace_cell(run: Step, *, models: Mapping[str, nn.Module], optimizers: Mappin
 def _traced(asked: Asked, max_steps: int = 1, live: bool = True) -> Report:
     probe = Probe(asked.models, asked.optimizers, asked.scaler, live=live, named=asked.named)
     seen, compiled, count = None, None, 0
-    with _eager() as notes:
+    with eager() as notes:
         with probe:
             for count in _counted(max_steps):
                 probe.begin_step(count - 1)
@@ -145,7 +145,7 @@ def _compiled_only(probe: Probe, step: int) -> Any:
 
 
 @contextlib.contextmanager
-def _eager() -> Iterator[list[str]]:
+def eager() -> Iterator[list[str]]:
     """Run compiled code in eager, so that every op is seen; yields notes for the report."""
     notes: list[str] = []
     with warnings.catch_warnings():

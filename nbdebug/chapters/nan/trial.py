@@ -19,7 +19,7 @@ from nbdebug.observe.record import Op
 from nbdebug.observe.replay import Replay
 from nbdebug.observe.schema import schema_of
 from nbdebug.observe.tape import Entry, Unfit
-from nbdebug.observe.tensors import all_finite, can_be_bad, dense, finite, largest, read, tensors_in
+from nbdebug.observe.tensors import all_finite, can_be_bad, dense, each_largest, finite, read, tensors_in
 
 Patch = Callable[..., Any]
 Mended = tuple[dict[int, Patch], dict[int, Callable[[torch.Tensor], torch.Tensor]], float]
@@ -30,7 +30,7 @@ class Trial:
     """One failing step, ready to be replayed. `why_not` says why it can't be, else it is empty."""
 
     def __init__(self, probe: Probe, seen: Seen, guilty: Op | None):
-        self.tape, self.seen, self.guilty = probe.tape, seen, guilty
+        self.tape, self.seen, self.guilty, self.caught = probe.tape, seen, guilty, probe.caught
         self.alike = [] if guilty is None else [  # a fix to the line changes every run of it: loops, reused modules
             e.op for e in probe.tape.entries
             if isinstance(e, Entry) and (e.op.site, e.op.name) == (guilty.site, guilty.name)]
@@ -94,4 +94,4 @@ class Trial:
 def count_bad(tensors: Iterable[torch.Tensor]) -> int:
     """How many of these are not finite; read in one go."""
     values = [v for t in tensors if (v := dense(t)) is not None and can_be_bad(v)]
-    return sum(not math.isfinite(size) for size in read([s for v in values for s in largest([v])]))
+    return sum(not math.isfinite(size) for size in read(each_largest(values)))

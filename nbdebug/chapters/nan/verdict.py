@@ -28,7 +28,7 @@ def facts_of(probe: Probe, seen: Seen) -> NanFacts:
                                                                               if b.segment == culprit.segment})
     run = probe.run
     history = History(tuple(run.losses), tuple(run.parameter_growth), tuple(run.input_growth), run.optimizer,
-                      run.learning_rate, run.optimizer_line)
+                      run.learning_rate, run.optimizer_line, run.first_step)
     return NanFacts(probe.step, seen.target, births, place[culprit.index], history)
 
 

@@ -141,9 +141,10 @@ def compiled_differs(facts: NanFacts | CompiledFacts) -> Finding | None:
 
 def diverged(history: History, step: int) -> bool:
     """Whether the run was running away before `step`, on data like the first."""
-    if step < 1 or max(history.input_growth[max(step - 1, 0):step + 1], default=1.0) > SAME_DATA:
+    at = step - history.first_step
+    if step < 1 or max(history.input_growth[max(at - 1, 0):at + 1], default=1.0) > SAME_DATA:
         return False
-    grew = history.parameter_growth[step] >= GREW if step < len(history.parameter_growth) else False
+    grew = history.parameter_growth[at] >= GREW if at < len(history.parameter_growth) else False
     losses = [abs(x) for x in history.losses if x == x and abs(x) != float("inf")]
     return grew or (len(losses) > 1 and max(losses[1:]) > ROSE * max(losses[0], 1e-6))
 

@@ -1,0 +1,106 @@
+"""Run a remembered step again under the NaN tracer, and name what first made the bad value.
+
+The step runs from the models' own code, with the parameters, buffers, random numbers and inputs that it had. Whatever
+that leaves behind (gradients, buffers, random numbers) is put back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from nbdebug.chapters.nan.account import report_of
+from nbdebug.chapters.nan.course import Run
+from nbdebug.chapters.nan.facts import LostStep
+from nbdebug.chapters.nan.guard.buffers import Buffers
+from nbdebug.chapters.nan.guard.trip import Trip
+from nbdebug.chapters.nan.probe import Probe
+from nbdebug.chapters.nan.relive import NotLocated, relive
+from nbdebug.chapters.nan.rules import name_it
+from nbdebug.chapters.nan.trace import eager
+from nbdebug.finding import Report
+from nbdebug.observe.replay import Replay
+from nbdebug.observe.sites import Site
+from nbdebug.observe.state import sources
+from nbdebug.observe.tape import CallEntry, Unfit
+
+
+def locate(trip: Trip, models: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer], *,
+           run: Run | None = None, question: str = "guard(model, optimizer)", subject: str = "",
+           redo: Callable[[], Any] | None = None) -> Report:
+    """The report on a remembered step. models: by the names that the tape knows them by, in the state before that step.
+
+    run: the course of the run until then. redo: what to do after the step's own backward (an optimizer's step that made
+    a parameter bad). Nothing raises: a step that can't be replayed, or comes out finite, gets a finding that says so.
+    """
+    probe = Probe(models, optimizers, live=_on_cpu(models), named=True)
+    if run is not None:
+        probe.run = run
+    try:
+        with as_before(models), eager() as notes:
+            seen = _again(probe, trip, models, redo)
+            if seen is not None and not probe.live:
+                relive(probe, seen)
+    except (Unfit, NotLocated, RuntimeError, TypeError, ValueError, AttributeError, KeyError) as reason:
+        return lost(trip, question, subject, f"it can't be replayed ({type(reason).__name__}: {reason})")
+    if seen is None:
+        why = f"nbdebug failed ({probe.recorder.blind})" if probe.recorder.blind else "it came out finite when replayed"
+        return lost(trip, question, subject, why)
+    return report_of(probe, seen, question, subject, trip.step + 1, notes=tuple(notes))
+
+
+def _again(probe: Probe, trip: Trip, models: Mapping[str, nn.Module], redo: Callable[[], Any] | None) -> Any:
+    if redo is None and not any(isinstance(e, CallEntry) for e in trip.tape.entries):
+        raise Unfit("no call of the model was seen in it, perhaps because the code around it is compiled")
+    recorder = probe.recorder
+
+    def on_line(site: Site | None) -> None:
+        recorder.called_from = site
+
+    def on_op(op: Any) -> None:
+        recorder.replaying = op
+
+    replay = Replay(trip.tape, models=models, on_op=on_op, on_line=on_line)
+    with probe:
+        probe.begin_step(trip.step)
+        if trip.tape.entries and (redo is None or trip.reason == "parameter"):
+            replay.run()
+        recorder.replaying = recorder.called_from = None
+        if redo is not None:
+            redo()
+        return probe.end_step()
+
+
+@contextlib.contextmanager
+def as_before(models: Mapping[str, nn.Module]) -> Iterator[None]:
+    """Set gradients aside; afterwards they, the buffers and the random numbers are as they were."""
+    buffers = Buffers(models.values())
+    kept = buffers.keep()
+    random = [(write, read()) for _, read, write in sources()]
+    parameters = [p for model in models.values() for p in model.parameters()]
+    gradients = [p.grad for p in parameters]
+    for p in parameters:
+        p.grad = None
+    try:
+        yield
+    finally:
+        for p, gradient in zip(parameters, gradients, strict=True):
+            p.grad = gradient
+        buffers.restore(kept)
+        for write, state in random:
+            write(state)
+
+
+def _on_cpu(models: Mapping[str, nn.Module]) -> bool:
+    return all(p.device.type == "cpu" for model in models.values() for p in model.parameters())
+
+
+def lost(trip: Trip, question: str, subject: str, reason: str) -> Report:
+    """The report on a step that can't be located."""
+    before = trip.lines[:-1]
+    lost = LostStep(trip.step, trip.sentence(), reason, tuple(x.loss for x in before), tuple(x.norm for x in before))
+    return Report(question, (name_it(lost),), subject=subject, facts={"steps": trip.step + 1})

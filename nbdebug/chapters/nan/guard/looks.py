@@ -1,0 +1,94 @@
+"""The look at a step before its update, as numbers on the device: is anything not finite, too large, to be clipped?
+
+Nothing here is read, except by `at_once`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from nbdebug.chapters.nan.guard.norms import exactly, gradients_of, total_norm
+from nbdebug.chapters.nan.guard.numbers import FIRST, Numbers
+from nbdebug.chapters.nan.guard.policy import Policy
+from nbdebug.chapters.nan.guard.ranks import Ranks
+from nbdebug.observe.tensors import largest
+
+
+class Look:
+    """What one optimizer's step is judged by. losses: the roots of backward; moved: buffers that this step has written;
+    scale: GradScaler's, by which the losses were multiplied."""
+
+    def __init__(self, optimizer: Any, losses: list[torch.Tensor], ranks: Ranks | None, moved: list[torch.Tensor],
+                 scale: torch.Tensor | None):
+        self.optimizer, self.ranks = optimizer, ranks
+        self.gradients = gradients_of(optimizer) if optimizer is not None else []
+        self.device = next((t.device for t in (*self.gradients, *losses)), torch.device("cpu"))
+        self.norm = total_norm(self.gradients, self.device)
+        self._factor = getattr(optimizer, "grad_scale", None)  # GradScaler leaves the division to a fused optimizer
+        if self._factor is not None:
+            self._factor = self._factor.to(self.device).reshape(())
+            self.norm = self.norm / self._factor
+        self.losses = [x.to(self.device, non_blocking=True) for x in losses]
+        self.scale = None if scale is None else scale.to(self.device).reshape(())
+        if self.scale is not None:
+            self.losses = [x / self.scale for x in self.losses]
+        self.buffers = [x.to(self.device, non_blocking=True) for x in largest(moved)] if moved else []
+        self.found: Any = getattr(optimizer, "found_inf", None)
+
+    @classmethod
+    def of_a_skip(cls, losses: list[torch.Tensor], ranks: Ranks | None, scale: torch.Tensor | None) -> Look:
+        """GradScaler has kept the optimizer from stepping: what the losses say of it."""
+        look = cls(None, losses, ranks, [], scale)
+        look.found = torch.ones(())
+        return look
+
+    def numbers(self) -> torch.Tensor:
+        """norm, the scaler's found_inf, largest buffer, sum of losses, whether a loss is bad, whether one is NaN,
+        whether the scaler's scale is used up; then the ranks'."""
+        zero = torch.zeros((), device=self.device)
+        losses = torch.stack(self.losses) if self.losses else zero.reshape(1)
+        bad = (~torch.isfinite(losses)).any().float()
+        buffers = torch.stack(self.buffers).sum() if self.buffers else zero
+        found = zero if self.found is None else self.found.to(self.device).reshape(()).float()
+        norm, ranks = self.norm, []
+        if self.ranks is not None:
+            norm, others_losses, others_norms = self.ranks.agree(norm, bad)
+            bad, ranks = others_losses.amax(), [others_losses, others_norms]
+        used_up = zero if self.scale is None else found * (self.scale <= 1)
+        first = [norm, found, buffers, losses.sum(), bad, torch.isnan(losses).any().float(), used_up]
+        return torch.cat([torch.stack(first), *ranks])
+
+    def judged(self, numbers: torch.Tensor, policy: Policy, scaling: bool,
+               excused: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """(not finite?, above the policy's bound?, skipped by the scaler?): as `Numbers` decides, on the device."""
+        norm, scaler = numbers[0], numbers[1] > 0
+        bad = (numbers[5] + numbers[6] if scaling else numbers[4]) > 0
+        bad = bad | (~torch.isfinite(norm) & ~scaler) | (numbers[FIRST:] > 0).any() & (not scaling)
+        if not excused:
+            bad = bad | ~torch.isfinite(numbers[2])
+        if policy.skip_above is None:
+            return bad, torch.zeros_like(bad), scaler
+        after = norm if policy.max_grad_norm is None else norm.clamp(max=policy.max_grad_norm)
+        return bad, after > policy.skip_above, scaler
+
+    def clip(self, most: float, norm: torch.Tensor) -> None:
+        """Clip the gradients to the 2-norm `most`; `norm` is what it is now."""
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
+        # Torch multiplies by most / norm: gradients that are still scaled are clipped alike.
+        torch.nn.utils.clip_grads_with_norm_(parameters, most, norm)
+
+
+def at_once(look: Look, scaling: bool) -> Numbers:
+    """Read a look, in one go. A norm beyond 32 bits is measured again in 64."""
+    numbers = Numbers(look.numbers().tolist(), look.ranks, scaling)
+    if not math.isfinite(numbers.norm) and look.ranks is None and not numbers.scaler_skips:
+        numbers.norm = exactly(look.gradients)
+    return numbers
+
+
+def decides_itself(optimizer: torch.optim.Optimizer, device: torch.device) -> bool:
+    """Whether the optimizer's kernels can leave a step out: fused ones can, which GradScaler uses too."""
+    return device.type == "cuda" and bool(getattr(optimizer, "_step_supports_amp_scaling", False))

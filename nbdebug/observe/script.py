@@ -1,0 +1,250 @@
+"""A training step remembered at almost no cost: which models were called with what, and the ops from there to backward.
+
+What goes on inside a model is left out, since its code can be run again. So only the lines around it cost anything,
+usually a handful of ops of the loss. Tensors are held by reference and nothing is copied, except what the loss code
+overwrites. `Replay(script.tape, models=script.models)` makes the calls again, runs the ops between, and backward.
+
+A call counts when it may be trained (gradients are on), is not part of another one, and does not happen inside backward
+(checkpointing runs a part of a model again). A model that is called again and again without a backward, as when
+validation forgets `no_grad`, is no step: calls whose graph has died are forgotten.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode, _get_current_dispatch_mode_stack
+from torch.utils._pytree import tree_flatten, tree_leaves
+
+from nbdebug.observe.engine import Backward, EngineWatch
+from nbdebug.observe.modules import ModuleNames, ModuleStack
+from nbdebug.observe.record import Recorder
+from nbdebug.observe.sites import locate
+from nbdebug.observe.state import sources
+from nbdebug.observe.tape import BackwardEntry, CallEntry, Entry, Ref, Tape
+
+_MOST_OPS = 4000
+"""Ops recorded between a model's call and backward; a loss takes tens. More is another program's work."""
+_CALLS_WITHOUT_BACKWARD = 16
+"""From so many calls on, those whose graph has died are forgotten."""
+
+
+class Script:
+    """See the module's docstring. models: by the user's names. on_call: told before each call; on_loss: told of the
+    roots of each backward that fills `.grad`. border: calls what a hook has to do, and lets no fault of ours through.
+    """
+
+    def __init__(self, models: Mapping[str, nn.Module], on_call: Callable[[], None],
+                 on_loss: Callable[[tuple[torch.Tensor, ...]], None], border: Callable[..., Any]):
+        self.models, self.on_call, self.on_loss, self.border = dict(models), on_call, on_loss, border
+        self.recorder = _LossRecorder(ModuleStack(ModuleNames({}), lambda *_: None), [], lambda *_: None)
+        self.recorder.light = self.recorder.paused = True
+        self.engine = EngineWatch(lambda call: self.border(self._backward_began, call),
+                                  lambda call, result: self.border(self._backward_ended, call, result))
+        self._thread = threading.get_ident()
+        self._handles: list[Any] = []
+        self._on_stack = False
+        self._depth = 0
+        self.silent = False  # while the step is run again, which is no step of the user's
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget the step so far: another begins."""
+        self.tape = Tape(self.recorder)
+        self.recorder.watchers = [self.tape]
+        self.recorder.new_step(0)
+        self.recorder.count = 0
+        self._calls: list[list[weakref.ref]] = []  # since the last backward: their signs of life
+
+    def go_on(self, tape: Tape, position: int) -> Tape:
+        """What came on this tape from `position` on belongs to the step that has begun."""
+        tape.entries = tape.entries[position:]
+        self.tape, self.recorder.watchers = tape, [tape]
+        return tape
+
+    # -- attaching ----------------------------------------------------------------------------------------------------
+
+    def attach(self) -> None:
+        self.engine.attach()
+        for name, model in self.models.items():
+            self._handles += [
+                model.register_forward_pre_hook(_Hook(self, "_enter", name), with_kwargs=True, prepend=True),
+                model.register_forward_hook(_Hook(self, "_leave", name), with_kwargs=True, always_call=True)]
+
+    def detach(self) -> None:
+        self.pause()
+        self.engine.detach()
+        while self._handles:
+            self._handles.pop().remove()
+
+    def pause(self) -> None:
+        """Record no ops from here on; leave the stack of modes as soon as that is possible."""
+        self.recorder.paused = True
+        if self._on_stack and _get_current_dispatch_mode() is self.recorder:
+            self._on_stack = False
+            self.recorder.__exit__(None, None, None)
+
+    def _record(self) -> None:
+        """Record ops from here on, unless the user has a mode of his own, whose end would then take ours away."""
+        if not self._on_stack and not _get_current_dispatch_mode_stack():
+            self.recorder.__enter__()
+            self._on_stack = True
+        if self._on_stack:
+            self.recorder.paused = False
+        else:
+            self._unfit("another dispatch mode was active")
+
+    def _unfit(self, reason: str) -> None:
+        self.tape.entries.append(Entry(None, (), {}, (), False, reason))  # type: ignore[arg-type]
+
+    # -- what the hooks tell ------------------------------------------------------------------------------------------
+
+    def _relevant(self) -> bool:
+        return (not self.silent and torch.is_grad_enabled() and threading.get_ident() == self._thread
+                and torch._C._current_autograd_node() is None)
+
+    def _enter(self, name: str, args: tuple, kwargs: dict) -> None:
+        if self._depth or not self._relevant():
+            self._depth += bool(self._depth)
+            return
+        self._depth = 1
+        self.pause()
+        self.on_call()
+        self._forget_the_dead()
+        leaves, spec = tree_flatten((args, kwargs))
+        self._pending = self.tape.stand_ins(leaves), spec, locate().site, Surroundings(self.models[name])
+
+    def _leave(self, name: str, args: tuple, kwargs: dict, out: Any = None) -> None:
+        if self._depth != 1:
+            self._depth = max(self._depth - 1, 0)
+            return
+        self._depth = 0
+        given, spec, site, surroundings = self._pending
+        leaves = tree_leaves(out)
+        self._calls.append(_signs_of_life(leaves))
+        self.tape.call(name, given, spec, leaves, site, surroundings)
+        self._record()
+
+    def _backward_began(self, call: Backward) -> None:
+        if self.silent or threading.get_ident() != self._thread:
+            return
+        self.pause()
+        if call.accumulate:
+            self.on_loss(call.roots)
+
+    def _backward_ended(self, call: Backward, result: Any) -> None:
+        if self.silent or threading.get_ident() != self._thread:
+            return
+        if self.recorder.count > _MOST_OPS:
+            self._unfit(f"more than {_MOST_OPS:,} ops ran outside the model")
+        self.tape.backward(call, result)
+        if call.accumulate:
+            self._calls.clear()
+        elif self.tape.entries:
+            self._record()  # what is done with these gradients is part of the loss
+
+    def _forget_the_dead(self) -> None:
+        """Of many calls without a backward, forget those from the start that can't be part of one any more."""
+        if len(self._calls) < _CALLS_WITHOUT_BACKWARD and self.recorder.count <= _MOST_OPS:
+            return
+        if not any(sign() is not None for signs in self._calls for sign in signs):
+            backwards = any(isinstance(e, BackwardEntry) for e in self.tape.entries)
+            if not backwards:
+                self.begin()
+
+
+def inputs_of(tape: Tape) -> list[tuple[str, tuple, dict]]:
+    """What models were called with in a step: name, args, kwargs. References, no copies."""
+
+    def tensor(leaf: Any) -> Any:
+        held = tape.held.get(leaf.value) if isinstance(leaf, Ref) else None
+        return leaf if held is None else held.tensor
+
+    calls = [e for e in tape.entries if isinstance(e, CallEntry)]
+    return [(e.model, *e._replace(leaves=tuple(map(tensor, e.leaves))).arguments) for e in calls]
+
+
+class _LossRecorder(Recorder):
+    """A recorder beside which compiled code goes on running: what it does is not seen, then."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return True  # which concerns the method below, so it has to stand here
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        return True  # else torch.compile would leave compiled code aside while we are there
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+class Surroundings:
+    """How things stood when a model was called: random numbers, autocast, the train flag."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.random = [(write, read()) for _, read, write in sources()]
+        kinds = {"cpu"} | {p.device.type for p in _first(model)}
+        self.autocast = [(k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in sorted(kinds)]
+        self.training = model.training
+
+    @contextlib.contextmanager
+    def __call__(self, model: nn.Module) -> Iterator[None]:
+        flags = {m: m.training for m in model.modules()} if model.training != self.training else {}
+        if flags:
+            model.train(self.training)
+        for write, state in self.random:
+            write(state)
+        try:
+            with contextlib.ExitStack() as stack:
+                for kind, enabled, dtype in self.autocast:
+                    stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled))
+                yield
+        finally:
+            for module, flag in flags.items():
+                module.training = flag
+
+
+class _Hook:
+    """A hook on a model, which stays out of copies: a deepcopy or a pickle of the model has one that does nothing, and
+    is loaded without nbdebug."""
+
+    def __init__(self, script: Script, method: str, name: str):
+        self.border, self.tell, self.name = script.border, getattr(script, method), name
+
+    def __call__(self, module: nn.Module, *given: Any) -> None:
+        __tracebackhide__ = True
+        if not torch.compiler.is_compiling():  # a compiler that reads this finds nothing to do
+            self.border(self.tell, self.name, *given)
+
+    def __deepcopy__(self, memo: dict) -> Any:
+        return contextlib.nullcontext().__exit__
+
+    def __reduce__(self) -> Any:
+        return getattr, (contextlib.nullcontext(), "__exit__")
+
+
+class _Alive:
+    """Lives as long as the autograd node that it is noted on."""
+
+
+def _signs_of_life(leaves: list[Any]) -> list[weakref.ref]:
+    nodes = [leaf.grad_fn for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None]
+    signs = []
+    for node in nodes:
+        sign = _Alive()
+        node.metadata["nbdebug"] = sign  # type: ignore[index]
+        signs.append(weakref.ref(sign))
+    return signs
+
+
+def _first(model: nn.Module) -> Iterator[torch.Tensor]:
+    parameter = next(model.parameters(), None)
+    if parameter is not None:
+        yield parameter

@@ -1,0 +1,58 @@
+"""A real IPython shell for tests: its cells, what they showed, what Tab offers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import textwrap
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+from IPython.core.completer import provisionalcompleter
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.capture import capture_output
+from traitlets.config import Config
+
+import nbdebug
+
+
+class Notebook:
+    """A shell and what its cells showed."""
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        self.shell = shell
+
+    def run(self, text: str) -> SimpleNamespace:
+        """Run a cell as a notebook does. result: the last expression; shown: the text of what was displayed."""
+        with capture_output() as seen:
+            done = self.shell.run_cell(textwrap.dedent(text), store_history=True)
+        shown = "\n".join([seen.stdout, *(output.data["text/plain"] for output in seen.outputs)])
+        return SimpleNamespace(result=done.result, error=done.error_in_exec or done.error_before_exec, shown=shown,
+                               data=[output.data for output in seen.outputs], printed=seen.stdout + seen.stderr)
+
+
+@contextlib.contextmanager
+def started(setup: str) -> Iterator[Notebook]:
+    """A shell without history on disk; In [1] loads nbdebug, In [2] is `setup`."""
+    config = Config()
+    config.HistoryManager.enabled = False
+    config.InteractiveShell.colors = "nocolor"
+    InteractiveShell.clear_instance()
+    book = Notebook(InteractiveShell.instance(config=config))
+    assert book.run("%load_ext nbdebug").error is None
+    assert book.run(setup.lstrip()).error is None
+    yield book
+    book.run("%unload_ext nbdebug")
+    InteractiveShell.clear_instance()
+
+
+def completions(notebook: Notebook, typed: str) -> list[str]:
+    with provisionalcompleter():
+        return [match.text for match in notebook.shell.Completer.completions(typed, len(typed))]
+
+
+def in_this_checkout() -> dict[str, str]:
+    """The environment of a kernel that imports this very nbdebug."""
+    root = str(pathlib.Path(nbdebug.__file__).parents[1])
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
