@@ -40,11 +40,13 @@ def started(setup: str) -> Iterator[Notebook]:
     config.InteractiveShell.colors = "nocolor"
     InteractiveShell.clear_instance()
     book = Notebook(InteractiveShell.instance(config=config))
-    assert book.run("%load_ext nbdebug").error is None
-    assert book.run(setup.lstrip()).error is None
-    yield book
-    book.run("%unload_ext nbdebug")
-    InteractiveShell.clear_instance()
+    try:
+        assert book.run("%load_ext nbdebug").error is None
+        assert book.run(setup.lstrip()).error is None
+        yield book
+    finally:
+        book.run("%unload_ext nbdebug")
+        InteractiveShell.clear_instance()
 
 
 def completions(notebook: Notebook, typed: str) -> list[str]:

@@ -173,7 +173,7 @@ def test_a_record_opens(notebook: Notebook, tmp_path: pathlib.Path) -> None:
     done = notebook.run(f'%guard open "{path}"')
     assert done.error is None and type(done.result) is type(nbdebug.open_record(path))
     assert str(done.result) == str(nbdebug.open_record(path)) and str(done.result) in done.shown
-    assert notebook.run("rec = %guard open '$path'").error is None and notebook.shell.user_ns["rec"] is not None
+    assert notebook.run("rec = %guard open '{path}'").error is None and notebook.shell.user_ns["rec"] is not None
 
 
 # One guard at a time, and of what

@@ -99,12 +99,14 @@ class Replay:
 
     def _call(self, entry: CallEntry) -> None:
         """Make the call of a model again, under the same circumstances."""
-        if self.models is None or entry.model not in self.models:
-            raise Unfit(f"the model `{entry.model}` is not at hand")
+        name, _, part = entry.model.partition("/")
+        if self.models is None or name not in self.models:
+            raise Unfit(f"the model `{name}` is not at hand")
+        module = self.models[name].get_submodule(part)
         args, kwargs = tree_unflatten([self._resolve(leaf) for leaf in entry.leaves], entry.spec)
         self._tell(entry.site)
-        with entry.surroundings(self.models[entry.model]):
-            out = self.models[entry.model](*args, **kwargs)
+        with entry.surroundings(module):
+            out = module(*args, **kwargs)
         leaves = tree_leaves(out)
         if len(leaves) != len(entry.results):
             raise Unfit("the model returned another number of values than in the step")

@@ -1,20 +1,22 @@
 """A training step remembered at almost no cost: which models were called with what, and the ops from there to backward.
 
 What goes on inside a model is left out, since its code can be run again. So only the lines around it cost anything,
-usually a handful of ops of the loss. Tensors are held by reference and nothing is copied, except what the loss code
-overwrites. `Replay(script.tape, models=script.models)` makes the calls again, runs the ops between, and backward.
+usually a handful of ops that prepare the batch and compute the loss. Tensors are held by reference and nothing is
+copied, except what the loss code overwrites. `Replay(script.tape, models=script.models)` makes the calls again, runs
+the ops between, and backward. Where there is no model, every op is remembered.
 
 A call counts when it may be trained (gradients are on), is not part of another one, and does not happen inside backward
-(checkpointing runs a part of a model again). A model that is called again and again without a backward, as when
-validation forgets `no_grad`, is no step: calls whose graph has died are forgotten.
+(checkpointing runs a part of a model again). The parts of a model may be called by themselves, as a method that is not
+`forward` does. A model that is called again and again without a backward, as when validation forgets `no_grad`, is no
+step: calls whose graph has died are forgotten. Nor is much work between two steps (loading, averaging weights,
+validation) a part of the next: it is left out when it is long or writes to what is not its own.
 """
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -23,14 +25,20 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode, _get_curren
 from torch.utils._pytree import tree_flatten, tree_leaves
 
 from nbdebug.observe.engine import Backward, EngineWatch
+from nbdebug.observe.model_calls import Hook, part_of, parts_of
 from nbdebug.observe.modules import ModuleNames, ModuleStack
 from nbdebug.observe.record import Recorder
+from nbdebug.observe.schema import schema_of, written
 from nbdebug.observe.sites import locate
-from nbdebug.observe.state import sources
+from nbdebug.observe.surroundings import Surroundings
 from nbdebug.observe.tape import BackwardEntry, CallEntry, Entry, Ref, Tape
 
 _MOST_OPS = 4000
 """Ops recorded between a model's call and backward; a loss takes tens. More is another program's work."""
+_MOST_BEFORE = 64
+"""Ops recorded before a model's first call in a step: a batch is prepared in fewer."""
+_GIVE_UP = 3
+"""After so many steps in a row with more than that, what comes before a call is not recorded any more."""
 _CALLS_WITHOUT_BACKWARD = 16
 """From so many calls on, those whose graph has died are forgotten."""
 
@@ -43,7 +51,7 @@ class Script:
     def __init__(self, models: Mapping[str, nn.Module], on_call: Callable[[], None],
                  on_loss: Callable[[tuple[torch.Tensor, ...]], None], border: Callable[..., Any]):
         self.models, self.on_call, self.on_loss, self.border = dict(models), on_call, on_loss, border
-        self.recorder = _LossRecorder(ModuleStack(ModuleNames({}), lambda *_: None), [], lambda *_: None)
+        self.recorder = _LossRecorder(ModuleStack(ModuleNames(models), lambda *_: None), [], lambda *_: None)
         self.recorder.light = self.recorder.paused = True
         self.engine = EngineWatch(lambda call: self.border(self._backward_began, call),
                                   lambda call, result: self.border(self._backward_ended, call, result))
@@ -52,30 +60,41 @@ class Script:
         self._on_stack = False
         self._depth = 0
         self.silent = False  # while the step is run again, which is no step of the user's
-        self.begin()
+        self._too_much = 0
+        self._forget()
 
     def begin(self) -> None:
         """Forget the step so far: another begins."""
+        self._too_much = self._too_much + 1 if self.recorder.overrun else 0
+        self._forget()
+        if not self.models:
+            self._record()
+        elif self._too_much < _GIVE_UP and self._handles:
+            self.recorder.room = _MOST_BEFORE
+            self._record()
+
+    def _forget(self) -> None:
+        self.pause()
         self.tape = Tape(self.recorder)
         self.recorder.watchers = [self.tape]
         self.recorder.new_step(0)
-        self.recorder.count = 0
+        self.recorder.count, self.recorder.room, self.recorder.overrun = 0, _MOST_OPS, False
         self._calls: list[list[weakref.ref]] = []  # since the last backward: their signs of life
 
-    def go_on(self, tape: Tape, position: int) -> Tape:
+    def go_on(self, tape: Tape, position: int) -> None:
         """What came on this tape from `position` on belongs to the step that has begun."""
         tape.entries = tape.entries[position:]
         self.tape, self.recorder.watchers = tape, [tape]
-        return tape
 
     # -- attaching ----------------------------------------------------------------------------------------------------
 
     def attach(self) -> None:
         self.engine.attach()
-        for name, model in self.models.items():
+        for name, module in parts_of(self.models).items():
             self._handles += [
-                model.register_forward_pre_hook(_Hook(self, "_enter", name), with_kwargs=True, prepend=True),
-                model.register_forward_hook(_Hook(self, "_leave", name), with_kwargs=True, always_call=True)]
+                module.register_forward_pre_hook(Hook(self, "_enter", name), with_kwargs=True, prepend=True),
+                module.register_forward_hook(Hook(self, "_leave", name), with_kwargs=True, always_call=True)]
+        self.begin()
 
     def detach(self) -> None:
         self.pause()
@@ -112,13 +131,22 @@ class Script:
     def _enter(self, name: str, args: tuple, kwargs: dict) -> None:
         if self._depth or not self._relevant():
             self._depth += bool(self._depth)
+            if not self._depth and not self.silent and threading.get_ident() == self._thread:
+                self.pause()  # validation, say: not a part of the step
+                self.on_call()
             return
         self._depth = 1
         self.pause()
+        if self.recorder.overrun:
+            self.tape.reset()
+            self.recorder.overrun = False
+            self._too_much += 1
+        self.recorder.room = _MOST_OPS
         self.on_call()
         self._forget_the_dead()
         leaves, spec = tree_flatten((args, kwargs))
-        self._pending = self.tape.stand_ins(leaves), spec, locate().site, Surroundings(self.models[name])
+        module = part_of(self.models, name)
+        self._pending = self.tape.stand_ins(leaves), spec, locate().site, Surroundings(module)
 
     def _leave(self, name: str, args: tuple, kwargs: dict, out: Any = None) -> None:
         if self._depth != 1:
@@ -141,22 +169,22 @@ class Script:
     def _backward_ended(self, call: Backward, result: Any) -> None:
         if self.silent or threading.get_ident() != self._thread:
             return
-        if self.recorder.count > _MOST_OPS:
+        if self.recorder.overrun:
             self._unfit(f"more than {_MOST_OPS:,} ops ran outside the model")
         self.tape.backward(call, result)
         if call.accumulate:
             self._calls.clear()
+            if not self.models:
+                self._record()
         elif self.tape.entries:
             self._record()  # what is done with these gradients is part of the loss
 
     def _forget_the_dead(self) -> None:
         """Of many calls without a backward, forget those from the start that can't be part of one any more."""
-        if len(self._calls) < _CALLS_WITHOUT_BACKWARD and self.recorder.count <= _MOST_OPS:
+        if len(self._calls) < _CALLS_WITHOUT_BACKWARD or any(isinstance(e, BackwardEntry) for e in self.tape.entries):
             return
         if not any(sign() is not None for signs in self._calls for sign in signs):
-            backwards = any(isinstance(e, BackwardEntry) for e in self.tape.entries)
-            if not backwards:
-                self.begin()
+            self._forget()
 
 
 def inputs_of(tape: Tape) -> list[tuple[str, tuple, dict]]:
@@ -171,7 +199,11 @@ def inputs_of(tape: Tape) -> list[tuple[str, tuple, dict]]:
 
 
 class _LossRecorder(Recorder):
-    """A recorder beside which compiled code goes on running: what it does is not seen, then."""
+    """A recorder beside which compiled code goes on running: what it does is not seen, then. room: how many ops are to
+    be recorded; overrun: there were more, or one wrote to what is not the step's own while there was no model yet."""
+
+    room = _MOST_OPS
+    overrun = False
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -182,52 +214,15 @@ class _LossRecorder(Recorder):
         return True  # else torch.compile would leave compiled code aside while we are there
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if not self.paused and (self.count >= self.room or self.room == _MOST_BEFORE and self._meddles(
+                func, args, kwargs or {})):
+            self.overrun = self.paused = True
         return super().__torch_dispatch__(func, types, args, kwargs)
 
-
-class Surroundings:
-    """How things stood when a model was called: random numbers, autocast, the train flag."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.random = [(write, read()) for _, read, write in sources()]
-        kinds = {"cpu"} | {p.device.type for p in _first(model)}
-        self.autocast = [(k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in sorted(kinds)]
-        self.training = model.training
-
-    @contextlib.contextmanager
-    def __call__(self, model: nn.Module) -> Iterator[None]:
-        flags = {m: m.training for m in model.modules()} if model.training != self.training else {}
-        if flags:
-            model.train(self.training)
-        for write, state in self.random:
-            write(state)
-        try:
-            with contextlib.ExitStack() as stack:
-                for kind, enabled, dtype in self.autocast:
-                    stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled))
-                yield
-        finally:
-            for module, flag in flags.items():
-                module.training = flag
-
-
-class _Hook:
-    """A hook on a model, which stays out of copies: a deepcopy or a pickle of the model has one that does nothing, and
-    is loaded without nbdebug."""
-
-    def __init__(self, script: Script, method: str, name: str):
-        self.border, self.tell, self.name = script.border, getattr(script, method), name
-
-    def __call__(self, module: nn.Module, *given: Any) -> None:
-        __tracebackhide__ = True
-        if not torch.compiler.is_compiling():  # a compiler that reads this finds nothing to do
-            self.border(self.tell, self.name, *given)
-
-    def __deepcopy__(self, memo: dict) -> Any:
-        return contextlib.nullcontext().__exit__
-
-    def __reduce__(self) -> Any:
-        return getattr, (contextlib.nullcontext(), "__exit__")
+    def _meddles(self, func: Any, args: tuple, kwargs: dict) -> bool:
+        schema, tape = schema_of(func), self.watchers[0]
+        assert isinstance(tape, Tape)
+        return schema.writes and any(tape.find(t) is None for t in written(schema, args, kwargs))
 
 
 class _Alive:
@@ -242,9 +237,3 @@ def _signs_of_life(leaves: list[Any]) -> list[weakref.ref]:
         node.metadata["nbdebug"] = sign  # type: ignore[index]
         signs.append(weakref.ref(sign))
     return signs
-
-
-def _first(model: nn.Module) -> Iterator[torch.Tensor]:
-    parameter = next(model.parameters(), None)
-    if parameter is not None:
-        yield parameter

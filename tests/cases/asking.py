@@ -27,12 +27,15 @@ def ask_nan(ns: types.SimpleNamespace) -> nbdebug.Report:
 
 def ask_guard(ns: types.SimpleNamespace) -> nbdebug.Report:
     """Train under the guard. `ns.changed`: what the bad step left otherwise than it had been, which must be nothing."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
     from nbdebug.observe.state import Snapshot
 
     models = {} if ns.model is None else {"model": ns.model}
     with nbdebug.guard(models, ns.optimizer, on_trip="trace") as guard:
         for _ in range(ns.steps):
-            before = Snapshot.take(models, ns.optimizer)
+            with _disable_current_modes():  # our own copies are no part of what the user does between two steps
+                before = Snapshot.take(models, ns.optimizer)
             try:
                 ns.step()
             except nbdebug.NonFiniteStep as tripped:

@@ -93,7 +93,9 @@ class Reproduction:
     def listen(self, out: Any) -> None:
         """Copy the gradients that come to what the op gave."""
 
-        def note(n: int, gradient: torch.Tensor) -> None:
+        def note(n: int, gradient: torch.Tensor | None) -> None:
+            if gradient is None:
+                return
             with _disable_current_modes():  # no part of the step
                 self.gradients.setdefault(n, gradient.detach().clone())
 

@@ -86,7 +86,7 @@ class Scout:
 
         def at_backward(call: Backward) -> None:
             began(call)
-            with _disable_current_modes():
+            with _disable_current_modes(), torch.no_grad():
                 if call.accumulate and not all(all_finite(r) for r in call.roots if can_be_bad(r)):
                     probe.tape.backward(call, ())
                     raise StopCell

@@ -11,7 +11,7 @@ from nbdebug.chapters.nan.probe import Probe
 from nbdebug.chapters.nan.sightings import Seen
 from nbdebug.finding import Where
 
-_PHASES = {"loss": "forward", "returned": "forward", "exception": "forward", "gradient": "backward",
+_PHASES = {"buffer": "forward", "loss": "forward", "returned": "forward", "exception": "forward", "gradient": "backward",
            "parameter": "optimizer"}
 
 

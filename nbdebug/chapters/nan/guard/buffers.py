@@ -1,4 +1,9 @@
-"""The buffers of some models as they were when a step began. Only those that steps change are copied."""
+"""The buffers of some models as they were when a step began.
+
+Torch counts how often a tensor is written, but not every writer counts: batch norm updates its running statistics in
+silence, and so does code that goes through `.data`. So all buffers that may hold statistics are copied each step; only
+large ones of whole numbers (position tables, causal masks) rely on the count.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +12,18 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
+from nbdebug.observe.tensors import all_finite
+
 Kept = dict[tuple[int, str], tuple[torch.Tensor, torch.Tensor, int]]
 """By module and name: the buffer itself, a copy of it, and how often it had been written then."""
 
 
+SMALL = 2**16
+"""Elements up to which a copy costs less than to ask whether it is needed (256 kB in float32: some microseconds)."""
+
+
 class Buffers:
-    """Copies of buffers, taken when a step begins; a buffer that nobody wrote since then keeps the copy that it has."""
+    """Copies of buffers, taken when a step begins."""
 
     def __init__(self, models: Iterable[nn.Module]) -> None:
         self._modules = {id(m): m for model in models for m in model.modules() if m._buffers}
@@ -27,7 +38,7 @@ class Buffers:
                     continue
                 home = number, name
                 known = self._kept.get(home)
-                if known is None or known[0] is not buffer or known[2] != buffer._version:
+                if known is None or known[0] is not buffer or _may_have_moved(buffer, known[2]):
                     fresh[home] = buffer
         if fresh:
             copies = [torch.empty_like(b) for b in fresh.values()]
@@ -48,12 +59,22 @@ class Buffers:
         """Put the buffers back where `dropped` (one bool on a device) is true. Nothing is read."""
         with torch.no_grad():
             for buffer, copy, version in kept.values():
-                if version != buffer._version:
+                if _may_have_moved(buffer, version):
                     buffer.detach().copy_(torch.where(dropped.to(buffer.device, non_blocking=True), copy, buffer))
 
     def moved(self, kept: Kept) -> list[torch.Tensor]:
-        """The floating-point buffers that were written since they were kept."""
-        return [b for b, _, version in kept.values() if b.is_floating_point() and version != b._version]
+        """The floating-point buffers that may have been written since they were kept."""
+        return [b for b, _, version in kept.values()
+                if b.is_floating_point() and b.numel() and (version != b._version or b.numel() <= SMALL)]
+
+    def spoiled(self, kept: Kept) -> bool:
+        """Whether a buffer that was finite when it was kept is so no more. Reads each."""
+        return any(all_finite(copy) and not all_finite(buffer) for buffer, copy, _ in kept.values()
+                   if buffer.is_floating_point())
+
+
+def _may_have_moved(buffer: torch.Tensor, version: int) -> bool:
+    return buffer.is_floating_point() or buffer.is_complex() or buffer.numel() <= SMALL or buffer._version != version
 
 
 def _ordinary(buffer: torch.Tensor) -> bool:

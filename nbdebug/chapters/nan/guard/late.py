@@ -91,7 +91,7 @@ class Late:
             *values, bad, above = read.there.tolist()
             numbers = Numbers(values, read.ranks, read.scaling)
             step.take_down(numbers)
-            reason = reason or (self.rounds.reason(numbers) or "gradient" if bad else "")
+            reason = reason or (self.rounds.reason(numbers, step) or "gradient" if bad else "")
             step.clipped = step.clipped or self.policy.clips(numbers.norm)
             if step.outcome == "ok":
                 step.outcome = "above" if above else "scaler" if numbers.scaler_skips else "ok"

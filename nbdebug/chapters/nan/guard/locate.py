@@ -15,18 +15,20 @@ from torch import nn
 
 from nbdebug.chapters.nan.account import report_of
 from nbdebug.chapters.nan.course import Run
-from nbdebug.chapters.nan.facts import LostStep
+from nbdebug.chapters.nan.facts import LostStep, Target
 from nbdebug.chapters.nan.guard.buffers import Buffers
 from nbdebug.chapters.nan.guard.trip import Trip
 from nbdebug.chapters.nan.probe import Probe
 from nbdebug.chapters.nan.relive import NotLocated, relive
 from nbdebug.chapters.nan.rules import name_it
+from nbdebug.chapters.nan.sightings import Seen
 from nbdebug.chapters.nan.trace import eager
-from nbdebug.finding import Report
+from nbdebug.finding import Report, Where
 from nbdebug.observe.replay import Replay
 from nbdebug.observe.sites import Site
 from nbdebug.observe.state import sources
 from nbdebug.observe.tape import CallEntry, Unfit
+from nbdebug.observe.tensors import can_be_bad
 
 
 def locate(trip: Trip, models: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer], *,
@@ -45,16 +47,16 @@ def locate(trip: Trip, models: Mapping[str, nn.Module], optimizers: Mapping[str,
             seen = _again(probe, trip, models, redo)
             if seen is not None and not probe.live:
                 relive(probe, seen)
+            if seen is not None:
+                return report_of(probe, seen, question, subject, trip.step + 1, notes=tuple(notes))
     except (Unfit, NotLocated, RuntimeError, TypeError, ValueError, AttributeError, KeyError) as reason:
         return lost(trip, question, subject, f"it can't be replayed ({type(reason).__name__}: {reason})")
-    if seen is None:
-        why = f"nbdebug failed ({probe.recorder.blind})" if probe.recorder.blind else "it came out finite when replayed"
-        return lost(trip, question, subject, why)
-    return report_of(probe, seen, question, subject, trip.step + 1, notes=tuple(notes))
+    why = f"nbdebug failed ({probe.recorder.blind})" if probe.recorder.blind else "it came out finite when replayed"
+    return lost(trip, question, subject, why)
 
 
 def _again(probe: Probe, trip: Trip, models: Mapping[str, nn.Module], redo: Callable[[], Any] | None) -> Any:
-    if redo is None and not any(isinstance(e, CallEntry) for e in trip.tape.entries):
+    if models and redo is None and not any(isinstance(e, CallEntry) for e in trip.tape.entries):
         raise Unfit("no call of the model was seen in it, perhaps because the code around it is compiled")
     recorder = probe.recorder
 
@@ -72,7 +74,20 @@ def _again(probe: Probe, trip: Trip, models: Mapping[str, nn.Module], redo: Call
         recorder.replaying = recorder.called_from = None
         if redo is not None:
             redo()
-        return probe.end_step()
+        seen = probe.end_step()
+        return _spoiled_buffer(probe) if seen is None and trip.reason == "buffer" else seen
+
+
+def _spoiled_buffer(probe: Probe) -> Seen | None:
+    """Loss and gradients are finite, and a buffer has gone bad: whence?"""
+    buffers = [(name, b) for b, (role, name, _) in probe.names.all_tensors() if role == "buffer" and can_be_bad(b)]
+    if not probe.live:
+        return Seen(Target("buffer", Where(step=probe.step)), set(), len(probe.tape.entries) - 1)
+    for name, buffer in buffers:
+        origins = {i for i in probe.flow.origins(buffer) if probe.flow.births[i].memory is None}
+        if origins:
+            return Seen(Target("buffer", Where(step=probe.step), name), origins, len(probe.tape.entries) - 1)
+    return None
 
 
 @contextlib.contextmanager

@@ -49,7 +49,9 @@ class Policy:
 
 
 def models_of(given: Any) -> dict[str, nn.Module]:
-    """The models by name. Raises TypeError for what is no model."""
+    """The models by name; none where the step calls no module. Raises TypeError for what is no model."""
+    if given is None or given == {}:
+        return {}
     return _named(given, nn.Module, "model", "a torch.nn.Module")
 
 

@@ -73,15 +73,19 @@ class Recording:
         except Exception as error:
             self._tell("line", error, _WAITING_SAID)
 
-    def trip(self, trip: Any) -> pathlib.Path | None:
-        """Write a trip's folder; returns its path, or None where it could not be written."""
+    def trip(self, trip: Any, models: Mapping[str, Any] | None = None, course: Any = None) -> pathlib.Path | None:
+        """Write a trip's folder; returns its path, or None where it could not be written.
+
+        models: by the names that the trip's tape knows, in the state before the step; without them their weights are
+        not written. course: the run until then, as the tracer's rules take it.
+        """
         if os.getpid() != self._pid:
             return None
         from nbdebug.chapters.nan.guard import trip_folder  # brings safetensors, which a line does not wait for
 
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            return trip_folder.write(self.path, trip, self.run, self.rank)
+            return trip_folder.write(self.path, trip, self.run, self.rank, models, course)
         except Exception as error:
             self._tell("trip", error, f"step {getattr(trip, 'step', '?')}, which was not finite, could not be saved")
             return None

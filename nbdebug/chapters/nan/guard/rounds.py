@@ -52,7 +52,6 @@ class Rounds:
             step.note_loss(roots)
 
     def _begin(self, kept: Kept) -> Step:
-        self.guard.script.begin()
         self._next = None
         self.current = Step(self.guard.steps + len(self.late.pending), kept, self.guard.script.tape)
         return self.current
@@ -65,13 +64,14 @@ class Rounds:
         self._end()
         step = self._begin(following[1] if following else self.buffers.keep())
         if following:
-            step.tape = self.guard.script.go_on(tape, following[0])
+            self.guard.script.go_on(tape, following[0])
         step.losses = losses
         return step
 
     def _end(self) -> None:
         step, self.current, self._next = self.current, None, None
         assert step is not None
+        step.tape = self.guard.script.tape
         if step.reads:
             self.late.pending.append(step)
         else:
@@ -112,6 +112,7 @@ class Rounds:
         step = self.current or self._begin(self.buffers.keep())
         if id(optimizer) in step.stepped:
             step = self._again()
+        step.tape = self.guard.script.tape
         step.note_settings(optimizer)
         self.history.note(optimizer)
         self._undo = Undo.needed(optimizer, args, kwargs)
@@ -134,7 +135,7 @@ class Rounds:
         __tracebackhide__ = True
         numbers = at_once(look, self.scale is not None)
         step.take_down(numbers)
-        reason = self.reason(numbers)
+        reason = self.reason(numbers, step)
         if reason:
             self.guard.trip(step, reason)
             step.outcome = "skipped"
@@ -148,9 +149,12 @@ class Rounds:
         if step.outcome in ("skipped", "above"):
             self._aside = Aside(optimizer)
 
-    def reason(self, numbers: Numbers) -> str:
-        """What is not finite; "" where all is well."""
-        return numbers.reason() or ("" if self._excused or math.isfinite(numbers.buffers) else "buffer")
+    def reason(self, numbers: Numbers, step: Step) -> str:
+        """What is not finite; "" where all is well. A buffer that was not finite before (a mask) is no statistic."""
+        if (reason := numbers.reason()) or self._excused or math.isfinite(numbers.buffers):
+            return reason
+        self._excused = not self.buffers.spoiled(step.buffers)
+        return "" if self._excused else "buffer"
 
     # -- after an update ----------------------------------------------------------------------------------------------
 

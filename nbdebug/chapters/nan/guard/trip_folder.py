@@ -97,7 +97,8 @@ def _course(run: Any) -> dict[str, Any]:
     if run is None:
         return {}
     return {"losses": run.losses[-200:], "first_sizes": run._first_sizes, "first_input": run._first_input,
-            "optimizer": run.optimizer, "learning_rate": run.learning_rate, "optimizer_steps": run.optimizer_steps}
+            "first_step": run.first_step, "optimizer": run.optimizer, "learning_rate": run.learning_rate,
+            "optimizer_steps": run.optimizer_steps}
 
 
 def _write_json(path: pathlib.Path, values: Any) -> None:

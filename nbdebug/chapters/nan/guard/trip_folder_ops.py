@@ -22,8 +22,8 @@ _INNER = frozenset({
     "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention",
     "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa", "_assert_async"})
 """Ops that torch's public functions are made of, and that check what they are given."""
-_REFUSED = frozenset({"from_file", "set_", "set_data", "set", "record_stream", "data", "resize", "resize_", "resize_as_",
-                      "resize_as_sparse_", "copy_sparse_to_sparse_", "share_memory_", "pin_memory", "is_pinned"})
+_REFUSED = frozenset({"from_file", "set_", "set_data", "set", "record_stream", "data", "resize", "resize_",
+                      "resize_as_", "resize_as_sparse_", "copy_sparse_to_sparse_", "pin_memory", "is_pinned"})
 TEXTS = frozenset({"none", "mean", "sum", "prod", "amax", "amin", "add", "multiply", "floor", "trunc", "tanh", "left",
                    "right", "linear", "lower", "higher", "midpoint", "nearest", "L", "U", "ij", "xy", "reduced",
                    "complete", "r"})

@@ -42,6 +42,7 @@ class _Packer:
         self.tape = tape
         self.tensors: dict[str, torch.Tensor] = {"random": tape.random}
         self.generators = list(tape.generators)
+        self.home = str(next((p.device for m in models.values() for p in m.parameters()), "cpu"))
         self.parameters = {id(p): [model, name] for model, module in models.items()
                            for name, p in module.named_parameters()}
 
@@ -57,14 +58,13 @@ class _Packer:
             generators.append(str(generator.device))
         held = [self._held(number, one) for number, one in self.tape.held.items()]
         return {"entries": entries, "held": held, "cuda_random": len(self.tape.cuda_random),
-                "generators": generators}, self.tensors
+                "generators": generators, "device": self.home}, self.tensors
 
     def _held(self, number: int, held: Held) -> dict[str, Any]:
         """A tensor from outside: the parameter that it is, or its values."""
         if held.grad_of is not None:
             return {"number": number, "grad_of": held.grad_of}
-        known = {"number": number, "leaf": held.leaf, "changed": held.changed, "device": str(held.tensor.device),
-                 "role": held.memory.role if held.memory else "", "name": held.memory.name if held.memory else ""}
+        known = {"number": number, "leaf": held.leaf, "changed": held.changed, "device": str(held.tensor.device)}
         leaf = self.tape.leaves.get(number)
         if leaf is not None and id(leaf) in self.parameters:
             return {**known, "parameter": self.parameters[id(leaf)]}
@@ -94,7 +94,7 @@ class _Packer:
     def _surroundings(self, position: int, given: Any) -> dict[str, Any]:
         kept = []
         names = [name for name, _, _ in sources()]
-        if len(names) != len(given.random):  # a source of random numbers came into use since: only these two are certain
+        if len(names) != len(given.random):  # one came into use since: only these two are certain
             known = {random.setstate: names[0], torch.set_rng_state: "torch's random numbers"}
             names = [known.get(write, "") for write, _ in given.random]
         for n, (name, (_, state)) in enumerate(zip(names, given.random, strict=True)):
@@ -116,18 +116,21 @@ class _Packer:
         if isinstance(value, Ref):
             view = None if value.view is None else [list(value.view[0]), list(value.view[1]), value.view[2]]
             return {"ref": value.value, "view": view, "detached": value.detached}
-        if value is None or type(value) in (bool, int, str):
-            return {"text": value} if value in WORDS else value
-        if type(value) is float:
-            return value  # `strict` writes those that JSON lacks as words
-        if type(value) is complex:
-            return {"complex": [value.real, value.imag]}
-        if type(value) is list or isinstance(value, torch.Size):
+        if type(value) is list:
             return [self._value(v, owner) for v in value]
-        if type(value) is tuple:
+        if type(value) in (tuple, torch.Size):
             return {"tuple": [self._value(v, owner) for v in value]}
         if type(value) is dict and all(type(k) in (str, int) for k in value):
             return {"dict": [[k, self._value(v, owner)] for k, v in value.items()]}
+        return self._single(value, owner)
+
+    def _single(self, value: Any, owner: str) -> Any:
+        if value is None or type(value) in (bool, int, float):
+            return value  # `strict` writes the numbers that JSON lacks as words,
+        if type(value) is str:
+            return {"text": value} if value in WORDS else value  # so that such a word must be told from them
+        if type(value) is complex:
+            return {"complex": [value.real, value.imag]}
         if isinstance(value, torch.device):
             return {"device": str(value)}
         if isinstance(value, torch.Generator) and id(value) in self.generators:

@@ -60,14 +60,15 @@ TOLD = 3
 
 
 class Guard:
-    """A watch over training steps; see `guard`. steps: how many were seen; clipped, skipped, scaler_skips: how many of
-    them; lines: the last steps in numbers; trips: what was stopped; fault: why it has left, "" while it has not."""
+    """A watch over training steps; see `guard`. steps: how many were seen; of them, bad: were not finite; clipped;
+    skipped: were dropped while training went on, above: for their norm; scaler_skips: by GradScaler. lines: the last
+    steps in numbers; trips: what was stopped; fault: why it has left, "" while it has not."""
 
     def __init__(self, models: dict[str, Any], optimizers: dict[str, Any], policy: Policy, scaler: Any, record: Any):
         self.models, self.optimizers, self.policy, self.scaler = models, optimizers, policy, scaler
         self.lines: collections.deque[StepLine] = collections.deque(maxlen=policy.keep)
         self.trips: list[Trip] = []
-        self.steps = self.clipped = self.skipped = self.above = self.scaler_skips = 0
+        self.steps = self.bad = self.clipped = self.skipped = self.above = self.scaler_skips = 0
         self.fault, self.active, self._told = "", True, 0
         self.ranks = Ranks.of(models.values())
         self._recording = None if record is None else self._open(record)
@@ -173,7 +174,8 @@ class Guard:
         """A step is over: count it, keep its line, write it down."""
         self.steps += 1
         self.clipped += line.clipped
-        self.skipped += line.outcome == "skipped"
+        self.bad += line.outcome in ("tripped", "skipped")
+        self.skipped += line.outcome in ("skipped", "above")
         self.above += line.outcome == "above"
         self.scaler_skips += line.outcome == "scaler"
         self.lines.append(line)

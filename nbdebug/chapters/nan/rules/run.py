@@ -33,6 +33,12 @@ SAME_DATA = 30.0
 )
 def running_stats_nonfinite(facts: NanFacts) -> Finding | None:
     birth = facts.birth
+    if facts.target.kind == "buffer":
+        where = dataclasses.replace(birth.where, step=facts.step, phase="forward")
+        return answer(facts, "running-stats-nonfinite", f"spoils the running statistic `{facts.target.name}`, while "
+                      "the loss is still finite", Fix("Update the statistic only from values that are finite.",
+                      "if torch.isfinite(new).all():\n    self.running_var.lerp_(new, 0.1)", None,
+                      {"why not": "it is a change of the layer, not of one value"}), where=where)
     if birth.external or not birth.earlier_step or facts.target.kind == "gradient":
         return None
     where = dataclasses.replace(birth.where, step=facts.step)

@@ -11,7 +11,7 @@ from nbdebug.finding import Finding, Fix, Link, Where
 _MADE = {"nan": "NaN", "inf": "inf", "-inf": "-inf", "mixed": "inf and NaN"}
 _TARGETS = {"loss": "The loss became {}.", "returned": "What the step returned became {}.",
             "gradient": "The gradient of {name} became {}.", "parameter": "The update made {name} {}.",
-            "exception": "The step raised {name}."}
+            "buffer": "The running statistic {name} became {}.", "exception": "The step raised {name}."}
 
 
 def answer(facts: NanFacts, code: str, says: str, *fixes: Fix, where: Where | None = None, **evidence: Any) -> Finding:

@@ -1,0 +1,155 @@
+"""A record as a report: the last trip's findings, the course of the run, and what the counts say."""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from nbdebug.chapters.nan.facts import LostStep
+from nbdebug.chapters.nan.guard.record_course import course_of
+from nbdebug.chapters.nan.guard.record_trips import RecordedTrip
+from nbdebug.chapters.nan.rules import name_it
+from nbdebug.finding import Report
+
+TOO_OFTEN, ENOUGH = 0.5, 20
+"""Where more than this share of at least so many steps is clipped, clipping sets the size of the steps, and not the
+learning rate."""
+SAID = {"skipped": "dropped because something was not finite", "above": "dropped: the norm was above skip_above",
+        "scaler": "skipped by GradScaler: normal while it seeks its scale"}
+
+
+def account(record: Any) -> Report:
+    """The report on a Record."""
+    question = f"open_record({record.path.name})"
+    trip = last_of(record.trips)
+    frame = record.frame
+    own = frame[frame["rank"] == frame["rank"].min()] if len(frame) else frame
+    facts: dict[str, Any] = {"steps": len(own), "course": course_of(own), "history": {"losses": _ends(own)}}
+    notes = (*_trip_notes(record, trip), *_notes(record, own))
+    if trip is None and record.ok:
+        return Report(question, notes=notes, subject=_subject(record), facts=facts)
+    found = _found(trip, frame) if trip is None or trip.report is None or trip.report.ok else trip.report
+    kept = {key: found.facts[key] for key in ("exponents", "tree") if key in found.facts}
+    return Report(question, found.findings, found.ruled_out, found.unchecked, (*notes, *found.notes), _subject(record),
+                  {**kept, **facts})
+
+
+def last_of(trips: list[RecordedTrip]) -> RecordedTrip | None:
+    """The last step that was stopped; of several processes, the one that was bad itself and could be located."""
+    if not trips:
+        return None
+    last = trips[-1]
+    same = [t for t in trips if t.step == last.step and t.time and last.time and abs(t.time - last.time) < 600]
+    return max(same or [last], key=lambda t: (_located(t), t.rank in t.bad_ranks, -t.rank))
+
+
+def _located(trip: RecordedTrip) -> bool:
+    return trip.report is not None and any(f.code != "nan/not-located" for f in trip.report)
+
+
+def _found(trip: RecordedTrip | None, frame: Any) -> Report:
+    """The finding for a step that was stopped and of which nothing more is known."""
+    if trip is not None:
+        before = trip.lines[:-1]
+        lost = LostStep(trip.step, trip.sentence(), "its cause was not looked for; `.replay(model)` does it",
+                        tuple(x.loss for x in before), tuple(x.norm for x in before))
+    else:
+        bad = frame.index[frame["outcome"].isin(["tripped", "skipped"])]
+        rows = frame.loc[max(0, bad[-1] - 8):bad[-1] - 1]
+        step = int(frame["step"][bad[-1]])
+        lost = LostStep(step, f"Step {step} was not finite", "only its numbers were written down",
+                        tuple(rows["loss"]), tuple(rows["norm"]))
+    return Report("", (name_it(lost),))
+
+
+def _trip_notes(record: Any, trip: RecordedTrip | None) -> list[str]:
+    if trip is None:
+        return []
+    count = len(record.trips)
+    notes = [f"The last step that was written down as not finite is step {trip.step} (folder {trip.folder.name})"
+             + (f", of {count} that are in the record." if count > 1 else ".")]
+    after = [run for run in record.runs if trip.time and run.began and run.began > trip.time and run.steps]
+    if after:
+        bad = sum(run.columns.outcome.count(code) for run in after for code in (1, 2))
+        notes.append(f"The {'run' if len(after) == 1 else f'{len(after)} runs'} after it had {bad or 'no'} such steps.")
+    if trip.no_replay:
+        notes.append(f"It can't be replayed from disk: {trip.no_replay}.")
+    elif trip.no_weights:
+        notes.append(f"Its weights are not in the record: {trip.no_weights}. A replay takes those of the model that it "
+                     "is given.")
+    else:
+        notes.append("`record.replay(model)` runs it again, with a copy of your model.")
+    return notes
+
+
+def _notes(record: Any, own: Any) -> list[str]:
+    """The steps and their time, shares, ranks, and what could not be read."""
+    steps, runs = len(own), own["run"].nunique()
+    notes = [f"{_steps(steps)}{f' in {runs} runs' if runs > 1 else ''}{_time(own)}."]
+    ranks = sorted({run.rank for run in record.runs})
+    if len(ranks) > 1:
+        notes.append(f"{len(ranks)} processes wrote it; steps and shares here are those of rank {ranks[0]}.")
+    for outcome, said in SAID.items():
+        if count := int((own["outcome"] == outcome).sum()):
+            notes.append(f"{_share(count, steps)} {said}.")
+    if clipped := int(own["clipped"].sum()):
+        notes.append(f"{_share(clipped, steps)} clipped.")
+        if steps >= ENOUGH and clipped > TOO_OFTEN * steps:
+            notes.append("Over half of the steps were clipped: the learning rate is too high for this model (or "
+                         "max_grad_norm is too low); clipping sets the size of the steps, not the rate.")
+    return notes + _damage(record)
+
+
+def _damage(record: Any) -> list[str]:
+    notes = []
+    if record.unreadable:
+        notes.append(f"{record.unreadable:,} line{'s' * (record.unreadable != 1)} could not be read: cut off when the "
+                     "process was killed or the disk was full, or damaged since.")
+    if lost := sum(run.lost for run in record.runs):
+        notes.append(f"{_steps(lost)} could not be written while the disk did not take them.")
+    if record.links:
+        notes.append(f"Links are not followed: {', '.join(record.links[:5])}.")
+    notes += [f"{trip.folder.name}: {problem}." for trip in record.trips for problem in trip.problems][:10]
+    return notes
+
+
+def _subject(record: Any) -> str:
+    """Models and optimizers of the last run, as they were told to its guard."""
+    about = record.runs[-1].about if record.runs else {}
+    parts = []
+    for kind in ("model", "optimizer"):
+        given = about.get(f"{kind}s")
+        for name, its_type in list(given.items())[:4] if isinstance(given, Mapping) else ():
+            parts.append(f"{kind} `{name}` ({its_type})" if name != kind else f"{kind} {its_type}")
+    return ", ".join(parts)
+
+
+def _ends(own: Any) -> list[float]:
+    """The first and the last loss that are known."""
+    losses = [float(x) for x in own["loss"] if math.isfinite(x)]
+    return [losses[0], losses[-1]] if len(losses) > 1 else losses
+
+
+def _time(own: Any) -> str:
+    times = own["time"].dropna()
+    if len(times) < 2:
+        return ""
+    seconds = sum(float((run.max() - run.min()).total_seconds()) for _, run in times.groupby(own["run"]))
+    return f", {_length(seconds)}, the last on {times.max().strftime('%Y-%m-%d at %H:%M')} UTC"
+
+
+def _length(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.3g} seconds"
+    whole = datetime.timedelta(seconds=round(seconds))
+    return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{whole} (h:min:s)"
+
+
+def _steps(count: int) -> str:
+    return f"{count:,} step{'s' * (count != 1)}"
+
+
+def _share(count: int, steps: int) -> str:
+    return f"{_steps(count)} ({count / max(steps, 1):.1%})"
