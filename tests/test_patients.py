@@ -1,7 +1,8 @@
 """Every cause has a patient: a small training that is sick with it, and the same training, healed.
 
 `tests/patients/nan/<slug>.py` holds CODE, PHASE, MODULE, OP, LINE, SAMPLES and STEP beside `sick()` and `healthy()`. A
-rule must fire on the one and be silent on the other. MODULE, OP and LINE are None where no right answer exists.
+rule must fire on the one and be silent on the other. MODULE, OP and LINE are None where no right answer exists. How a
+patient is asked depends on its chapter; one code is the guard's own, and is asked by it.
 """
 
 import ast
@@ -17,7 +18,6 @@ from nbdebug import catalogue
 
 HERE = pathlib.Path(__file__).parent / "patients"
 PATIENTS = sorted(HERE.glob("*/*.py"))
-ASK = {"nan": nbdebug.nan_trace}
 
 
 @pytest.fixture(params=PATIENTS, ids=lambda path: f"{path.parent.name}/{path.stem}")
@@ -37,9 +37,26 @@ def one_thread():
     torch.set_num_threads(before)
 
 
+def traced(training):
+    return nbdebug.nan_trace(training.step, model=training.model, optimizer=training.optimizer,
+                             max_steps=training.steps)
+
+
+def guarded(training):
+    with nbdebug.guard(training.model, training.optimizer, on_trip="raise") as guard:
+        for _ in range(training.steps):
+            try:
+                training.step()
+            except nbdebug.NonFiniteStep as tripped:
+                return tripped.trip.locate()
+        return guard.report()
+
+
+ASK = {"nan": traced, "nan/not-located": guarded}
+
+
 def ask(patient, training):
-    question = ASK[patient.CODE.split("/")[0]]
-    return question(training.step, model=training.model, optimizer=training.optimizer, max_steps=training.steps)
+    return ASK.get(patient.CODE, ASK[patient.CODE.split("/")[0]])(training)
 
 
 def statement_at(path, line):
@@ -119,7 +136,7 @@ def plain_run(training):
 
 def test_patient_fails_in_plain_torch_and_its_twin_does_not(patient):
     """The oracle: torch alone, without any tool, sees the failure at the same step, and none in the twin."""
-    seen_as = {"input": "forward", "nan/lr-divergence": "forward"}
+    seen_as = {"input": "forward", "nan/lr-divergence": "forward", "nan/not-located": "forward"}
     phase = seen_as.get(patient.CODE, seen_as.get(patient.PHASE, patient.PHASE))
 
     assert plain_run(patient.sick()) == (phase, patient.STEP)

@@ -123,8 +123,6 @@ class Replay:
     def _backward(self, entry: BackwardEntry, losses_only: bool) -> None:
         roots, seeds, inputs = (self._resolve(list(g)) for g in (entry.roots, entry.seeds, entry.inputs))
         self._tell(entry.site)
-        if not any(root.requires_grad for root in roots):
-            raise Unfit("what backward started from was made out of sight, perhaps by compiled code")
         if entry.accumulate:
             self.losses += [r.detach() for r in roots]
             if self.scale != 1.0:
@@ -134,6 +132,9 @@ class Replay:
                 self.on_backward(roots, False)
             if losses_only:
                 return
+        if not any(root.requires_grad for root in roots):
+            raise Unfit("what backward started from was made out of sight, perhaps by compiled code")
+        if entry.accumulate:
             with self.during_engine():
                 torch.autograd.backward(roots, seeds, retain_graph=entry.retain, create_graph=entry.create,
                                         inputs=inputs or None)

@@ -53,6 +53,7 @@ class Script:
         self.models, self.on_call, self.on_loss, self.border = dict(models), on_call, on_loss, border
         self.recorder = _LossRecorder(ModuleStack(ModuleNames(models), lambda *_: None), [], lambda *_: None)
         self.recorder.light = self.recorder.paused = True
+        self.recorder.on_fault = lambda fault: border(_raise, fault)
         self.engine = EngineWatch(lambda call: self.border(self._backward_began, call),
                                   lambda call, result: self.border(self._backward_ended, call, result))
         self._thread = threading.get_ident()
@@ -103,14 +104,17 @@ class Script:
             self._handles.pop().remove()
 
     def pause(self) -> None:
-        """Record no ops from here on; leave the stack of modes as soon as that is possible."""
+        """Record no ops from here on; leave the stack of modes as soon as that is possible: not in inference mode,
+        whose end puts back what stood on it before."""
         self.recorder.paused = True
-        if self._on_stack and _get_current_dispatch_mode() is self.recorder:
+        if self._on_stack and _get_current_dispatch_mode() is self.recorder and not torch.is_inference_mode_enabled():
             self._on_stack = False
             self.recorder.__exit__(None, None, None)
 
     def _record(self) -> None:
         """Record ops from here on, unless the user has a mode of his own, whose end would then take ours away."""
+        if torch.is_inference_mode_enabled():  # nothing that happens here can be a part of a step
+            return
         if not self._on_stack and not _get_current_dispatch_mode_stack():
             self.recorder.__enter__()
             self._on_stack = True
@@ -124,14 +128,20 @@ class Script:
 
     # -- what the hooks tell ------------------------------------------------------------------------------------------
 
+    @property
+    def aside(self) -> bool:
+        """Whether this is no step to remember: it is run again, or a tracer watches it already."""
+        return self.silent or any(isinstance(mode, Recorder) and not isinstance(mode, _LossRecorder)
+                                  for mode in _get_current_dispatch_mode_stack())
+
     def _relevant(self) -> bool:
-        return (not self.silent and torch.is_grad_enabled() and threading.get_ident() == self._thread
+        return (not self.aside and torch.is_grad_enabled() and threading.get_ident() == self._thread
                 and torch._C._current_autograd_node() is None)
 
     def _enter(self, name: str, args: tuple, kwargs: dict) -> None:
         if self._depth or not self._relevant():
             self._depth += bool(self._depth)
-            if not self._depth and not self.silent and threading.get_ident() == self._thread:
+            if not self._depth and not self.aside and threading.get_ident() == self._thread:
                 self.pause()  # validation, say: not a part of the step
                 self.on_call()
             return
@@ -160,14 +170,14 @@ class Script:
         self._record()
 
     def _backward_began(self, call: Backward) -> None:
-        if self.silent or threading.get_ident() != self._thread:
+        if self.aside or threading.get_ident() != self._thread:
             return
         self.pause()
         if call.accumulate:
             self.on_loss(call.roots)
 
     def _backward_ended(self, call: Backward, result: Any) -> None:
-        if self.silent or threading.get_ident() != self._thread:
+        if self.aside or threading.get_ident() != self._thread:
             return
         if self.recorder.overrun:
             self._unfit(f"more than {_MOST_OPS:,} ops ran outside the model")
@@ -204,6 +214,7 @@ class _LossRecorder(Recorder):
 
     room = _MOST_OPS
     overrun = False
+    on_fault: Callable[[Exception], Any]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -214,10 +225,18 @@ class _LossRecorder(Recorder):
         return True  # else torch.compile would leave compiled code aside while we are there
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if not self.paused and (self.count >= self.room or self.room == _MOST_BEFORE and self._meddles(
-                func, args, kwargs or {})):
-            self.overrun = self.paused = True
+        try:
+            if not self.paused and (self.count >= self.room or self.room == _MOST_BEFORE and self._meddles(
+                    func, args, kwargs or {})):
+                self.overrun = self.paused = True
+        except Exception as fault:
+            self.go_blind(fault)
         return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def go_blind(self, fault: Exception) -> None:
+        """A fault of ours is the border's business."""
+        self.blind, self.fault = f"{type(fault).__name__}: {fault}", fault
+        self.on_fault(fault)
 
     def _meddles(self, func: Any, args: tuple, kwargs: dict) -> bool:
         schema, tape = schema_of(func), self.watchers[0]
@@ -237,3 +256,7 @@ def _signs_of_life(leaves: list[Any]) -> list[weakref.ref]:
         node.metadata["nbdebug"] = sign  # type: ignore[index]
         signs.append(weakref.ref(sign))
     return signs
+
+
+def _raise(fault: Exception) -> None:
+    raise fault

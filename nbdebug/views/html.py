@@ -9,12 +9,13 @@ through `_e`, and what is endless is cut so that a report stays under 100 kB.
 
 from __future__ import annotations
 
+import dataclasses
 import html
 import re
 from collections.abc import Sequence
 
 from nbdebug.finding import Finding, Fix, Link, Report, Where
-from nbdebug.views import chart, course, course_chart, exponents, words
+from nbdebug.views import chart, course, course_chart, exponents, steps, words
 
 LIMIT = 95_000
 FAULT, FINE = "#d4564c", "#388c5e"
@@ -34,7 +35,7 @@ def render(report: Report) -> str:
 
 def page(report: Report) -> str:
     """A whole HTML page, light or dark as the reader's system is."""
-    title = words.clean(report.findings[0].title if report.findings else words.NOTHING, 160)
+    title = words.clean(report.findings[0].title if report.findings else words.headline(report) or words.NOTHING, 160)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -67,8 +68,9 @@ def _report(report: Report, most: int, head: str) -> str:
 
 def _found(report: Report, most: int, head: str) -> str:
     first, *others = report.findings
-    parts = [_headline(first, "Most likely" if others else "Cause", head, most), _course(report),
-             _chain(first, most)]
+    said = words.headline(report)
+    parts = [_p(_said(said)) if said else "", _headline(first, "Most likely" if others else "Cause", head, most),
+             _course(report), _chain(first, most)]
     parts += [_fixes(first, most), _others(others, most)]
     folded = _numbers(first, report, most) + _rest(report, most) + _notes(report, most)
     return "".join(parts) + f'<div style="margin:1.25em 0 0">{folded}</div>'
@@ -76,8 +78,8 @@ def _found(report: Report, most: int, head: str) -> str:
 
 def _silent(report: Report, most: int, head: str) -> str:
     said = [words.looked_at(report), *(words.clean(n, 600) for n in report.notes[:most])]
-    return (_title(words.NOTHING, head) + "".join(_p(_said(s)) for s in said if s) + _course(report)
-            + f'<div style="margin:.8em 0 0">{_rest(report, most)}</div>')
+    return (_title(words.headline(report) or words.NOTHING, head) + "".join(_p(_said(s)) for s in said if s)
+            + _course(report) + f'<div style="margin:.8em 0 0">{_last_steps(report, most)}{_rest(report, most)}</div>')
 
 
 def _title(text: str, head: str) -> str:
@@ -165,7 +167,13 @@ def _other(finding: Finding, most: int) -> str:
 def _numbers(finding: Finding, report: Report, most: int) -> str:
     seen = exponents.read(report.facts)
     picture = f'<div style="margin:.9em 0 .2em">{_p(_e(seen.sentence()))}{chart.image(seen)}</div>' if seen else ""
-    return _fold("The numbers", "".join(_table(t) for t in words.tables(finding.evidence, most)) + picture)
+    return _fold("The numbers", "".join(_table(t) for t in words.tables(finding.evidence, most)) + picture
+                 ) + _last_steps(report, most)
+
+
+def _last_steps(report: Report, most: int) -> str:
+    table = steps.table(report.facts, most)
+    return _fold(table.caption, _table(dataclasses.replace(table, caption=""))) if table else ""
 
 
 def _course(report: Report) -> str:

@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Iterable
 
 from nbdebug.finding import Finding, Fix, Link, Report
-from nbdebug.views import course, exponents, words
+from nbdebug.views import course, exponents, steps, words
 
 COLUMNS = 98
 MOST = 30
@@ -23,14 +23,15 @@ def render(report: Report) -> str:
 
 def _found(report: Report) -> list[str]:
     first, *others = report.findings
-    lines = [*_headline(first, "Most likely" if others else "Cause"), *_course(report), *_chain(first), *_fixes(first)]
+    lines = [*_wrapped(words.headline(report)), *_headline(first, "Most likely" if others else "Cause")]
+    lines += [*_course(report), *_chain(first), *_fixes(first)]
     lines += _others(others)
     return lines + _evidence(first, report) + _rest(report) + _notes(report)
 
 
 def _silent(report: Report) -> list[str]:
-    lines = _wrapped(f"{words.NOTHING} {words.looked_at(report)}")
-    return lines + _course(report) + _notes(report) + _rest(report)
+    lines = _wrapped(f"{words.headline(report) or words.NOTHING} {words.looked_at(report)}")
+    return lines + _course(report) + _notes(report) + _last_steps(report) + _rest(report)
 
 
 def _headline(finding: Finding, word: str) -> list[str]:
@@ -97,8 +98,14 @@ def _evidence(finding: Finding, report: Report) -> list[str]:
     lines: list[str] = []
     for table in words.tables(finding.evidence, MOST):
         lines += ["", table.caption, *_table(table)]
+    lines += _last_steps(report)
     seen = exponents.read(report.facts)
     return lines + (["", "Sizes of the values", *_wrapped(seen.sentence(), "  ", "  ")] if seen else [])
+
+
+def _last_steps(report: Report) -> list[str]:
+    table = steps.table(report.facts, MOST)
+    return ["", table.caption, *_table(table)] if table else []
 
 
 def _course(report: Report) -> list[str]:

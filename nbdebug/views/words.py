@@ -154,11 +154,19 @@ NOTHING = "Nothing was found."
 OUTSIDE = "outside modules"
 
 
+def headline(report: Report) -> str:
+    """The sentence that stands above all: of a guard, how many steps it has watched and stopped; else ""."""
+    said = report.facts.get("headline")
+    return clean(said, 300) if isinstance(said, str) else ""
+
+
 def looked_at(report: Report) -> str:
-    """How much a report without findings looked at: "3 steps were looked at. The loss went from 2.3 to 2.1."; or ""."""
+    """How much a report without findings looked at: "3 steps were looked at. The loss went from 2.3 to 2.1."; or "".
+    How many steps stands in the headline where there is one."""
     losses = [v for v in (report.facts.get("history") or {}).get("losses") or () if isinstance(v, numbers.Real)]
     steps = report.facts.get("steps") or len(losses)
-    said = f"{number(steps)} step{'s were' if steps != 1 else ' was'} looked at." if steps else ""
+    count = steps and not headline(report)
+    said = f"{number(steps)} step{'s were' if steps != 1 else ' was'} looked at." if count else ""
     if losses and all(math.isfinite(v) for v in losses):
         first, last = number(losses[0]), number(losses[-1])
         said += f" The loss was {first}." if len(losses) == 1 else f" The loss went from {first} to {last}."

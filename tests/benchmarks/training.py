@@ -8,6 +8,8 @@ but the derivative of a square root at zero is not. The gate's size and the ops 
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -117,11 +119,12 @@ class Model(nn.Module):
 class Training:
     """A model, an optimizer, a batch and `step`; `plant` puts a fault in, `rewind` undoes what the steps did."""
 
-    def __init__(self, size: Size, device: str):
+    def __init__(self, size: Size, device: str, optimizer: Callable[..., torch.optim.Optimizer] | None = None):
         torch.manual_seed(0)
         self.size, self.device = size, torch.device(device)
         self.model = Model(size).to(self.device)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=size.fused or None)
+        made = optimizer or functools.partial(torch.optim.AdamW, fused=size.fused or None)
+        self.optimizer = made(self.model.parameters(), lr=1e-4)
         draw = torch.Generator().manual_seed(1)
         data = torch.randint(size.vocabulary, (size.batch, size.length + 1), generator=draw).to(self.device)
         self.batch, self.targets = data[:, :-1].contiguous(), data[:, 1:].reshape(-1)

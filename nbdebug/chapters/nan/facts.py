@@ -163,10 +163,11 @@ class CompiledFacts:
 @dataclasses.dataclass(frozen=True)
 class LostStep:
     """A step that a guard stopped and that could not be located. sentence: what was seen; reason: why there is no
-    place; losses, norms: of the steps before it."""
+    place; losses, norms: of the steps before it. look: the call that looks for the place, where nobody has yet."""
 
     step: int
     sentence: str
     reason: str
     losses: tuple[float | None, ...] = ()
     norms: tuple[float | None, ...] = ()
+    look: str = ""

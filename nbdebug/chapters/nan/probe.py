@@ -243,7 +243,7 @@ class Probe:
         self.backward_runs += 1
         for root in call.roots:
             self.run.note_loss(root)
-        self.sightings.look("loss", [("", root) for root in call.roots], call.place)
+        self.sightings.look("loss", [("", root) for root in call.roots], self._backward_place)
 
     @unseen
     def _backward_ended(self, call: Backward, result: Any) -> None:

@@ -249,15 +249,18 @@ def _replayed(probe: Probe, seen: Seen, sighted: Sighted | None) -> tuple[Relive
 
 
 def _judge(seen: Seen, second: Relived, replay: Replay) -> None:
-    """Where the bad values of gradients, parameters and returned tensors came from (a loss was asked on the way)."""
+    """Where the bad values of gradients, parameters, buffers and returned tensors came from (a loss was asked on the
+    way)."""
     seen.origins |= second.origins
     kind, held = seen.target.kind, second.probe.tape.held
     if second.origins and kind == "gradient":
         _name_first(seen, held, second.sighted.gradients)
         return
-    tensors = {"gradient": replay.gradients, "parameter": replay.leaves}.get(kind, {})
+    buffers = {n: t for n, t in replay.changed.items() if (m := held[n].memory) is not None and m.role == "buffer"}
+    tensors = {"gradient": replay.gradients, "parameter": replay.leaves, "buffer": buffers}.get(kind, {})
     for number, tensor in tensors.items():
-        born = {b for b in second.flow.origins(tensor) if kind != "parameter" or second.flow.births[b].memory is None}
+        born = {b for b in second.flow.origins(tensor) if kind not in ("parameter", "buffer")
+                or second.flow.births[b].memory is None}
         if born and not seen.origins:
             _name_first(seen, held, [number])
         seen.origins |= born

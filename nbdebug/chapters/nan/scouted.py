@@ -83,8 +83,9 @@ class ScoutedFlow(Flow):
 
     def _carried_on(self, op: Op, schema: Schema, args: tuple, kwargs: dict, out: Any) -> bool:
         """Enter the bad results as carrying on what the operands have; False where that takes a look."""
-        operands = [t for _, t in walk((*args, *kwargs.values())) if memory_key(t) in self.spoiled]
-        births = {b for t in operands for b in self.spoiled[memory_key(t)].births}
+        held = [(t, self.spoiled.get(memory_key(t) or 0)) for _, t in walk((*args, *kwargs.values()))]
+        operands = [t for t, spoiled in held if spoiled is not None]
+        births = {b for _, spoiled in held if spoiled is not None for b in spoiled.births}
         if len(births) != 1 or schema.writes or schema.base in EMPTIES:
             return False
         record = self.births[only := births.pop()]

@@ -11,8 +11,8 @@ from nbdebug.chapters.nan.probe import Probe
 from nbdebug.chapters.nan.sightings import Seen
 from nbdebug.finding import Where
 
-_PHASES = {"buffer": "forward", "loss": "forward", "returned": "forward", "exception": "forward", "gradient": "backward",
-           "parameter": "optimizer"}
+_PHASES = {"loss": "forward", "returned": "forward", "exception": "forward", "buffer": "forward",
+           "gradient": "backward", "parameter": "optimizer"}
 
 
 def facts_of(probe: Probe, seen: Seen) -> NanFacts:

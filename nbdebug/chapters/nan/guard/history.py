@@ -47,9 +47,14 @@ class History:
         if self._inputs is None:
             given = [v for t in tensors_in([i[1:] for i in inputs_of(step.tape)]) if (v := dense(t)) is not None]
             self._inputs = largest([v for v in given if can_be_bad(v) and v.device.type != "meta" and v.numel()])
-        if step.loss is not None:
+        if step.loss is not None and step.outcome not in ("tripped", "skipped"):
             self._first = step.loss if self._first is None else self._first
             self._losses.append(step.loss)
+
+    @property
+    def ends(self) -> list[float]:
+        """The first loss and the last, as far as they are known."""
+        return [x for x in (self._first, *list(self._losses)[-1:]) if x is not None]
 
     def run(self, number: int) -> Run:
         """The run up to step `number`, as the tracer takes it; its growth is measured when the tracer begins."""

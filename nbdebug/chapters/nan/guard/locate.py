@@ -7,6 +7,7 @@ that leaves behind (gradients, buffers, random numbers) is put back.
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -14,13 +15,14 @@ import torch
 from torch import nn
 
 from nbdebug.chapters.nan.account import report_of
-from nbdebug.chapters.nan.course import Run
+from nbdebug.chapters.nan.course import Run, StopCell
 from nbdebug.chapters.nan.facts import LostStep, Target
 from nbdebug.chapters.nan.guard.buffers import Buffers
 from nbdebug.chapters.nan.guard.trip import Trip
 from nbdebug.chapters.nan.probe import Probe
-from nbdebug.chapters.nan.relive import NotLocated, relive
+from nbdebug.chapters.nan.relive import NotLocated, relive, uncollected
 from nbdebug.chapters.nan.rules import name_it
+from nbdebug.chapters.nan.scout import Scout
 from nbdebug.chapters.nan.sightings import Seen
 from nbdebug.chapters.nan.trace import eager
 from nbdebug.finding import Report, Where
@@ -39,20 +41,27 @@ def locate(trip: Trip, models: Mapping[str, nn.Module], optimizers: Mapping[str,
     run: the course of the run until then. redo: what to do after the step's own backward (an optimizer's step that made
     a parameter bad). Nothing raises: a step that can't be replayed, or comes out finite, gets a finding that says so.
     """
-    probe = Probe(models, optimizers, live=_on_cpu(models), named=True)
-    if run is not None:
-        probe.run = run
-    try:
-        with as_before(models), eager() as notes:
+    def look(live: bool) -> Report | str:
+        probe = Probe(models, optimizers, live=live, named=True)
+        probe.run = probe.run if run is None else copy.deepcopy(run)
+        with uncollected(), as_before(models), eager() as notes:
+            scout = Scout.along(probe) if not live and redo is None else None
             seen = _again(probe, trip, models, redo)
             if seen is not None and not probe.live:
-                relive(probe, seen)
+                relive(probe, seen, scout)
             if seen is not None:
                 return report_of(probe, seen, question, subject, trip.step + 1, notes=tuple(notes))
+        blind = probe.recorder.blind
+        return f"nbdebug failed ({blind})" if blind else "run again, it was finite"
+
+    try:
+        try:
+            found = look(_on_cpu(models))
+        except NotLocated:  # its ops can't be replayed, as where a backward is the user's own: the models' code can
+            found = look(True)
     except (Unfit, NotLocated, RuntimeError, TypeError, ValueError, AttributeError, KeyError) as reason:
-        return lost(trip, question, subject, f"it can't be replayed ({type(reason).__name__}: {reason})")
-    why = f"nbdebug failed ({probe.recorder.blind})" if probe.recorder.blind else "it came out finite when replayed"
-    return lost(trip, question, subject, why)
+        found = f"it can't be replayed ({type(reason).__name__}: {reason})"
+    return found if isinstance(found, Report) else lost(trip, question, subject, found)
 
 
 def _again(probe: Probe, trip: Trip, models: Mapping[str, nn.Module], redo: Callable[[], Any] | None) -> Any:
@@ -70,7 +79,8 @@ def _again(probe: Probe, trip: Trip, models: Mapping[str, nn.Module], redo: Call
     with probe:
         probe.begin_step(trip.step)
         if trip.tape.entries and (redo is None or trip.reason == "parameter"):
-            replay.run()
+            with contextlib.suppress(StopCell):  # the loss is bad: the rest would tell no more
+                replay.run()
         recorder.replaying = recorder.called_from = None
         if redo is not None:
             redo()
@@ -114,8 +124,9 @@ def _on_cpu(models: Mapping[str, nn.Module]) -> bool:
     return all(p.device.type == "cpu" for model in models.values() for p in model.parameters())
 
 
-def lost(trip: Trip, question: str, subject: str, reason: str) -> Report:
-    """The report on a step that can't be located."""
-    before = trip.lines[:-1]
-    lost = LostStep(trip.step, trip.sentence(), reason, tuple(x.loss for x in before), tuple(x.norm for x in before))
+def lost(trip: Trip, question: str, subject: str, reason: str, look: str = "") -> Report:
+    """The report on a step that can't be located, or, with the call that does it, has not been yet."""
+    before = [line for line in trip.lines[:-1] if line.outcome == "ok"]
+    lost = LostStep(trip.step, trip.sentence(), reason, tuple(x.loss for x in before), tuple(x.norm for x in before),
+                    look)
     return Report(question, (name_it(lost),), subject=subject, facts={"steps": trip.step + 1})

@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from nbdebug.chapters.nan.guard.account import QUESTION, of_trip
 from nbdebug.chapters.nan.guard.locate import locate, lost
 from nbdebug.chapters.nan.guard.ranks import alone
 from nbdebug.chapters.nan.guard.trip import Trip
 from nbdebug.chapters.nan.guard.undo import Undo
 from nbdebug.finding import Report
 from nbdebug.subject import Subject
-
-QUESTION = "guard(model, optimizer)"
 
 
 class Locator:
@@ -23,7 +22,7 @@ class Locator:
 
     def __call__(self, trip: Trip) -> Report:
         report = self._own(trip)
-        report.notes = (*self._notes(trip), *report.notes)
+        report.notes, report.facts = (*self._notes(trip), *report.notes), {**report.facts, **of_trip(trip)}
         return report if self.guard.ranks is None else self._of_all(trip, report)
 
     def _own(self, trip: Trip) -> Report:
@@ -42,12 +41,11 @@ class Locator:
 
     def _notes(self, trip: Trip) -> tuple[str, ...]:
         """What is worth knowing of the stop itself."""
-        notes = ["The update was not made: weights, buffers and optimizer state are as before the step."]
-        if trip.late:
-            after = f"{trip.late} step{'s' * (trip.late > 1)} later"
-            notes.append(f"The device stopped it at once; the host heard of it {after}. What had begun by then changed "
-                         "nothing; a learning-rate schedule of yours may be ahead.")
-        return tuple(notes)
+        if not trip.late:
+            return ()
+        after = f"{trip.late} step{'s' * (trip.late > 1)} later"
+        return (f"The device stopped it at once; the host heard of it {after}. What had begun by then changed nothing; "
+                "a learning-rate schedule of yours may be ahead.",)
 
     def _of_all(self, trip: Trip, report: Report) -> Report:
         """Every process has replayed its own batch: those where it went bad are the ones to blame."""

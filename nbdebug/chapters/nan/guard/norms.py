@@ -21,10 +21,11 @@ _HALF = (torch.float16, torch.bfloat16)
 def gradients_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     """The gradients that the optimizer is about to use: this process's own part of each, without gaps."""
     return [g for group in optimizer.param_groups for p in group["params"] if p.grad is not None
-            if (g := _plain(p.grad)).numel()]
+            if (g := plain(p.grad)).numel()]
 
 
-def _plain(gradient: Any) -> torch.Tensor:
+def plain(gradient: Any) -> torch.Tensor:
+    """The numbers of a gradient as a strided tensor of this process, complex ones in pairs."""
     if hasattr(gradient, "to_local"):  # a DTensor: FSDP shards gradients
         gradient = gradient.to_local()
     if gradient.layout is not torch.strided:

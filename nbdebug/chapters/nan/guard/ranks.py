@@ -1,55 +1,165 @@
 """All processes of a distributed run take the same decision, or one would wait for the others for ever.
 
-Once a step, a few numbers of each process are summed over all of them, on the device, without reading: the part of a
-sharded gradient norm, and one place for each process in which it says whether its own loss or norm is not finite.
+Once a step, in the same place, each process hands in a row of numbers: its norm, and what it finds not finite. One
+all-reduce makes a table of these rows, on the device and without reading it. Decisions are taken from the table only,
+so that all take the same. In DDP the norm is the same everywhere; of sharded gradients each row holds a part.
+
+A process decides alone where the others can't answer: they have no guard, or they may have run out of batches
+(`with ddp.join():`). In DDP gradients are the same everywhere by then, and so is what is decided from them.
 """
 
 from __future__ import annotations
 
-import sys
+import contextlib
+import time
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import nn
 
+from nbdebug.chapters.nan.guard.parallel import Spread
+
+NORM, LOSS, NAN, BUFFER, FOUND, USED_UP, LEFT = range(7)
+"""The columns: gradient norm (of sharded gradients a part); whether a loss is not finite, is NaN; whether a buffer is
+not finite; the scaler's found_inf; whether its scale is used up; whether this process's guard has had a fault."""
+COLUMNS = 7
+WAIT = 30.0
+"""Seconds that the first step waits for the other processes' guards. By then DDP has brought all of them to the same
+place, so those that have a guard have made it."""
+
+
+class OtherProcess(Exception):
+    """The guard of another process has had a fault of its own."""
+
 
 class Ranks:
-    """The processes of a run. sharded: each holds only a part of the gradients (FSDP)."""
+    """The processes of a run. rank: this one; world: how many; members: those that train the models together, in the
+    order of the table's rows; together: whether they decide together; asked: how often they have."""
 
-    def __init__(self, rank: int, world: int, sharded: bool):
-        self.rank, self.world, self.sharded = rank, world, sharded
+    def __init__(self, models: Iterable[nn.Module] = (), device: torch.device | None = None):
+        self.rank, self.world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        self.members, self.device, self.asked = (self.rank,), device or torch.device("cpu"), 0
+        self.promised = False  # the others wait for what this process has to share
+        self._met = self._alone = False
+        self.spread = Spread()
+        self._take(Spread.of(models))
 
     @classmethod
     def of(cls, models: Iterable[nn.Module]) -> Ranks | None:
-        """The processes that train these models together; None for a model that trains alone."""
+        """The processes that train these models together; None for a run of one process."""
         if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
             return None
-        modules = [m for model in models for m in model.modules()]
-        kinds = {kind.__name__ for m in modules for kind in type(m).__mro__}
-        sharded = bool(kinds & {"FullyShardedDataParallel", "FSDPModule"})
-        world = torch.distributed.get_world_size()
-        if world < 2 or not (sharded or "DistributedDataParallel" in kinds):
-            return None
-        return cls(torch.distributed.get_rank(), world, sharded)
+        models = list(models)
+        device = next((p.device for model in models for p in model.parameters()), None)
+        return cls(models, device) if torch.distributed.get_world_size() > 1 else None
 
-    def agree(self, norm: torch.Tensor, losses_bad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(norm over all, which processes' losses are bad, which norms are): numbers on the device, none read."""
-        mine = torch.zeros(1 + 2 * self.world, device=norm.device)
-        mine[0] = norm.square()
-        mine[1 + self.rank] = losses_bad
-        mine[1 + self.world + self.rank] = ~torch.isfinite(norm)
-        torch.distributed.all_reduce(mine)
-        return mine[0].sqrt() if self.sharded else norm, mine[1:1 + self.world], mine[1 + self.world:]
+    def notice(self) -> None:
+        """A model is being called: inside a DDP, though it was given without it?"""
+        if self.spread.group is None:
+            self._take(Spread.now())
+
+    def _take(self, spread: Spread) -> None:
+        if spread.group is None or torch.distributed.get_world_size(spread.group) < 2:
+            return
+        self.spread, self.members = spread, tuple(torch.distributed.get_process_group_ranks(spread.group))
+        _present(self._key(self.rank), 1)
+
+    @property
+    def sharded(self) -> bool:
+        """Whether each process holds a part of the gradients only."""
+        return self.spread.sharded
+
+    @property
+    def together(self) -> bool:
+        """Whether the processes decide together now."""
+        if self.spread.group is None or self._alone or self.spread.uneven():
+            return False
+        if not self._met:
+            self._met, self._alone = True, not self._meet()
+        return not self._alone
+
+    # -- the table ----------------------------------------------------------------------------------------------------
+
+    def agree(self, row: torch.Tensor) -> torch.Tensor:
+        """The rows of all members, one below the other; this process's own where it decides alone."""
+        self.asked += 1
+        if not self.together:
+            row = row.clone()
+            if self.spread.uneven():
+                row[LOSS:BUFFER + 1] = 0  # only what is the same everywhere
+            return row[None]
+        self.device = row.device
+        there = self._where(row.device)
+        table = torch.zeros(len(self.members), COLUMNS, dtype=torch.float64, device=there)
+        table[self.members.index(self.rank)] = row.to(there)
+        torch.distributed.all_reduce(table, group=self.spread.group)
+        return table.to(row.device)
+
+    def norm(self, table: torch.Tensor) -> torch.Tensor:
+        """The norm of all gradients. Where each process has a whole one, the largest: they are alike."""
+        column = table[:, NORM]
+        return (torch.linalg.vector_norm(column) if self.sharded else column.amax()).float()
+
+    def numbers_of(self, rows: int) -> tuple[int, ...]:
+        """The processes that the rows of a table belong to."""
+        return self.members if rows == len(self.members) else (self.rank,)
+
+    def say_left(self) -> bool:
+        """Hand in that this process's guard has had a fault. True once every guard has left: none asks any more."""
+        row = torch.zeros(COLUMNS, dtype=torch.float64, device=self.device)
+        row[LEFT] = 1
+        return bool((self.agree(row)[:, LEFT] > 0).all())
 
     def share(self, mine: Any) -> list[Any]:
-        """What every process has to say, in the order of ranks. All must call it."""
-        everyone: list[Any] = [None] * self.world
-        torch.distributed.all_gather_object(everyone, mine)
+        """What every member has to say, in the order of the rows. All must call it."""
+        self.promised = False
+        everyone: list[Any] = [None] * len(self.members)
+        on = torch.cuda.device(self.device) if self.device.type == "cuda" else contextlib.nullcontext()
+        with on:
+            torch.distributed.all_gather_object(everyone, mine, group=self.spread.group)
         return everyone
 
+    def _where(self, device: torch.device) -> torch.device:
+        """A device whose tensors the group can sum: NCCL takes none of the CPU's."""
+        config = torch.distributed.get_backend_config(self.spread.group)
+        kinds = [entry.split(":")[0] for entry in config.split(",")]
+        return device if device.type in kinds or ":" not in config else torch.device(kinds[0])
 
-def alone(model: nn.Module) -> nn.Module:
-    """The model inside a DistributedDataParallel: it can be run by one process, without the others."""
-    parallel = sys.modules.get("torch.nn.parallel")
-    return model.module if parallel is not None and isinstance(model, parallel.DistributedDataParallel) else model
+    # -- who has a guard ----------------------------------------------------------------------------------------------
+
+    def _key(self, rank: int) -> str:
+        return f"nbdebug/guard/{'-'.join(map(str, self.members)) if len(self.members) < self.world else 'all'}/{rank}"
+
+    def _meet(self) -> bool:
+        """Whether all members have a guard: asked of the run's store, where nobody has to answer."""
+        until = time.monotonic() + WAIT
+        missing = [rank for rank in self.members if rank != self.rank]
+        while missing := [rank for rank in missing if _present(self._key(rank), 0) == 0]:
+            if time.monotonic() > until:
+                _present(self._key(self.rank), -1)  # they must not count on this one
+                warnings.warn("nbdebug's guard decides alone in this process, because "
+                              f"{_processes(missing)} no guard. Make the guard in every process of the run.",
+                              RuntimeWarning, stacklevel=2)
+                return False
+            time.sleep(0.02)
+        return True
+
+    def close(self) -> None:
+        """This process's guard is gone."""
+        if self.spread.group is not None and not self._alone:
+            _present(self._key(self.rank), -1)
+        self.spread = Spread()
+
+
+def _present(key: str, change: int) -> int:
+    """How many guards a process has, after a change; 1 where the run has no store to ask."""
+    try:
+        return torch.distributed.distributed_c10d._get_default_store().add(key, change)
+    except (RuntimeError, ValueError, NotImplementedError, AttributeError, KeyError):
+        return 1
+
+
+def _processes(ranks: list[int]) -> str:
+    return f"process {ranks[0]} has" if len(ranks) == 1 else f"processes {', '.join(map(str, ranks))} have"

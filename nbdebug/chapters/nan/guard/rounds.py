@@ -106,7 +106,7 @@ class Rounds:
     def before(self, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> None:
         """An optimizer is about to step: look, and let it, or not."""
         __tracebackhide__ = True
-        if self.guard.script.silent:
+        if self.guard.script.aside:
             return
         self.guard.script.pause()
         step = self.current or self._begin(self.buffers.keep())
@@ -162,7 +162,7 @@ class Rounds:
         """An optimizer has stepped, or has been kept from it."""
         __tracebackhide__ = True
         step = self.current
-        if self.guard.script.silent or step is None:
+        if self.guard.script.aside or step is None:
             return
         if self._aside is not None:
             self._aside.give_back()

@@ -9,6 +9,7 @@ from typing import Any
 from nbdebug.chapters.nan.guard.lines import StepLine
 from nbdebug.finding import Report
 from nbdebug.observe.tape import Tape
+from nbdebug.raised import ShownAtUsersLine
 
 REASONS = ("loss", "gradient", "parameter", "buffer")
 
@@ -57,7 +58,7 @@ class Trip:
         return f"<Trip: {self.sentence()}>"
 
 
-class NonFiniteStep(RuntimeError):
+class NonFiniteStep(ShownAtUsersLine, RuntimeError):
     """A step was not finite; the update was not made: weights, buffers and optimizer state are as before it.
 
     `trip` holds what is at hand; `report` the answer, where it was located; `step` the step's number, from 0.

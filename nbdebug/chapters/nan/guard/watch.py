@@ -191,8 +191,9 @@ class Guard:
         raises = self.policy.on_trip in ("trace", "raise")
         step.outcome = "tripped" if raises else "skipped"
         rank = self.ranks.rank if self.ranks else None
-        trip = Trip(step.number, reason, step.loss, step.norm, (*self.lines, step.line()), inputs_of(step.tape),
-                    step.tape, late, rank, step.bad_ranks, locator=Locator(self, redo))
+        lines = (*self.lines, step.line())[-self.policy.keep:]
+        trip = Trip(step.number, reason, step.loss, step.norm, lines, inputs_of(step.tape), step.tape, late, rank,
+                    step.bad_ranks, locator=Locator(self, redo))
         self.trips = [*self.trips[-7:], trip]
         self._tell(trip)
         if raises:

@@ -28,7 +28,8 @@ SAME_DATA = 30.0
             "step in which it happened.",
     fix="Repair the batch that did it (one row only: `drop_last=True`; a bad row: leave it out). In your own "
         "layer update guarded: `if torch.isfinite(new).all(): self.running.lerp_(new, 0.1)`. To go on from a "
-        "spoiled model: `norm.reset_running_stats()`, then some batches in train mode.",
+        "spoiled model: `norm.reset_running_stats()`, then some batches in train mode. With `%guard on` (or "
+        "`nbdebug.guard(model, optimizer)`) the batch is stopped in its own step, and the statistics stay sound.",
     reference="https://github.com/pytorch/pytorch/issues/1206",
 )
 def running_stats_nonfinite(facts: NanFacts) -> Finding | None:
@@ -86,11 +87,13 @@ def optimizer_eps_underflow(facts: NanFacts) -> Finding | None:
     cause="Each step overshoots and makes the next gradient larger. The op that overflows in the end is "
           "innocent: it is the first that had no room left.",
     confirm="Print the losses before the failure: they climb. The largest weight grows by a factor each step. "
-            "With a tenth of the rate the run is calm.",
+            "With a tenth of the rate the run is calm. `guard(..., max_grad_norm=1.0)` counts the steps that it clips: over "
+            "half of them means that the rate is too high.",
     fix="Lower `lr` (divide by 10 until the loss falls), warm up (`torch.optim.lr_scheduler.LinearLR(optimizer, "
         "0.01, total_iters=500)`), and bound the step: `torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)` "
         "before `optimizer.step()`. Scale targets to about 1, and scale `lr` with the batch size if you took it "
-        "from a run on more devices.",
+        "from a run on more devices. `guard(model, optimizer, max_grad_norm=1.0)` clips, stops the first bad step, and "
+        "leaves weights from which the run can go on with a lower rate.",
     reference="https://github.com/pytorch/examples/issues/736",
 )
 def lr_divergence(facts: NanFacts) -> Finding | None:
