@@ -1,4 +1,4 @@
-"""nbdebug from a shell: `python -m nbdebug demo | explain CODE | catalogue | --version`."""
+"""nbdebug from a shell: `python -m nbdebug demo | explain CODE | catalogue | open PATH | --version`."""
 
 from __future__ import annotations
 
@@ -27,11 +27,16 @@ def main(arguments: list[str] | None = None) -> int:
     explain = commands.add_parser("explain", help="print the catalogue page of a cause")
     explain.add_argument("code", metavar="CODE", help="such as nan/overflow (overflow will do)")
     commands.add_parser("catalogue", help="list every cause that can be named")
+    opened = commands.add_parser("open", help="print the report of a record that guard(..., record=PATH) wrote")
+    opened.add_argument("path", metavar="PATH", help="the record's folder; the run may still be going on")
+    opened.add_argument("--save", metavar="FILE", help="write the report to FILE (.html, .json or .txt) instead")
     args = parser.parse_args(arguments)
     if args.command == "demo":
         return demo()
     if args.command == "explain":
         return print_page(args.code)
+    if args.command == "open":
+        return print_record(args.path, args.save)
     if args.command == "catalogue":
         print("\n".join(f"{rule.code:34}{rule.title}" for rule in catalogue.rules()))
         return 0
@@ -45,6 +50,17 @@ def print_page(code: str) -> int:
         print(catalogue.look_up(code).page())
     except KeyError as unknown:
         print(unknown.args[0], file=sys.stderr)
+        return 2
+    return 0
+
+
+def print_record(path: str, save: str | None = None) -> int:
+    """The report of a record, printed or saved; 2 and the reason where `path` is none, or `save` is no such file."""
+    try:
+        report = nbdebug.open_record(path).report()
+        print(report.save(save) if save else report)
+    except (OSError, ValueError) as wrong:
+        print(wrong, file=sys.stderr)
         return 2
     return 0
 

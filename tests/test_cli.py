@@ -8,6 +8,7 @@ import sys
 
 import nbformat
 import pytest
+import torch
 
 import nbdebug
 from nbdebug import __main__ as shell
@@ -41,10 +42,48 @@ def test_catalogue_lists_every_code_with_its_title(capsys) -> None:
                for line, rule in zip(lines, catalogue.rules(), strict=True))
 
 
+@pytest.fixture
+def record(tmp_path):
+    """Of a run of four steps, the third of them with a logarithm of zero."""
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    batches = torch.rand(4, 5, 3) + 0.5
+    batches[2, 1] = 0
+    with nbdebug.guard(model, optimizer, on_trip="record", record=tmp_path / "run.nbdebug"):
+        for x in batches:
+            optimizer.zero_grad()
+            (model(x) * x.sum(1, keepdim=True).log()).mean().backward()
+            optimizer.step()
+    return tmp_path / "run.nbdebug"
+
+
+def test_open_prints_the_report_of_a_record(record, capsys) -> None:
+    assert shell.main(["open", str(record)]) == 0
+    said = capsys.readouterr().out
+    assert said.strip() == str(nbdebug.open_record(record)) and "nan/log-of-nonpositive" in said and "4 steps" in said
+
+
+def test_open_saves_it_as_a_page(record, tmp_path, capsys) -> None:
+    page = tmp_path / "run.html"
+    assert shell.main(["open", str(record), "--save", str(page)]) == 0
+    assert capsys.readouterr().out.strip() == str(page) and "nan/log-of-nonpositive" in page.read_text("utf-8")
+    assert shell.main(["open", str(record), "--save", str(tmp_path / "run.pdf")]) == 2
+    assert "run.pdf" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("make", [lambda path: None, lambda path: path.mkdir(), lambda path: path.write_text("steps")])
+def test_what_is_no_record_is_refused_with_the_reason(tmp_path, capsys, make) -> None:
+    path = tmp_path / "night.nbdebug"
+    make(path)
+    assert shell.main(["open", str(path)]) == 2
+    said = capsys.readouterr()
+    assert not said.out and "night.nbdebug" in said.err and "Traceback" not in said.err
+
+
 def test_without_a_command_the_commands_are_told(capsys) -> None:
     assert shell.main([]) == 2
     said = capsys.readouterr().out
-    assert all(word in said for word in ("demo", "explain", "catalogue"))
+    assert all(word in said for word in ("demo", "explain", "catalogue", "open"))
 
 
 def notebook(*cells: str) -> nbformat.NotebookNode:

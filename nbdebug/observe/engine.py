@@ -45,6 +45,7 @@ class EngineWatch:
 
     def __init__(self, began: Callable[[Backward], None], ended: Callable[[Backward, Any], None], unseen: bool = False):
         self.began, self.ended, self.unseen = began, ended, unseen
+        self.keep_graph = False  # what backward needs is to stay, so that it can be run once more
 
     def attach(self) -> None:
         self._attached.append(self)
@@ -78,6 +79,7 @@ def _told(original: Callable, attached: list[EngineWatch]) -> Callable:
         for watch in watches:
             watch.began(call)
         unseen = any(watch.unseen for watch in watches)
+        retain = retain or any(watch.keep_graph for watch in watches)
         with _disable_current_modes() if unseen else contextlib.nullcontext():
             result = original(roots, seeds, retain, create, inputs, *args, **kwargs)
         for watch in reversed(watches):

@@ -157,6 +157,11 @@ class Recorder(TorchDispatchMode):
             self.number(op, number)
         return op
 
+    def go_on_from(self, other: Recorder, memories: dict[int, Memory]) -> None:
+        """Know the forward ops of another recorder by their autograd nodes, and what is known of memories."""
+        self._by_number, self._last_number = other._by_number, dict(other._last_number)
+        self.memories |= memories
+
     def number(self, op: Op, number: int) -> None:
         """Autograd's counter has come to `number`: the nodes made in this thread since the op before are this op's."""
         thread = threading.get_ident()

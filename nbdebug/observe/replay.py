@@ -12,13 +12,16 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_unflatten
 
 from nbdebug.observe.record import Op
 from nbdebug.observe.sites import Site
 from nbdebug.observe.tape import BackwardEntry, CallEntry, Entry, Held, Ref, Tape, Unfit, values_in
-from nbdebug.observe.tensors import walk
+from nbdebug.observe.tensors import tensors_made, walk
 
+_modes = torch._C._len_torch_dispatch_stack
+_ATOMS = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
+"""What stands for itself among an op's arguments."""
 Patch = Callable[..., Any]
 """Stands in for an op: called with the op's function, its args and its kwargs, it returns what the op would."""
 Around = Callable[[Op, tuple, dict], Any]
@@ -53,7 +56,9 @@ class Replay:
         self.changed: dict[int, torch.Tensor] = {}  # tensors from outside that the step changes, other than leaves
         self.leaves: dict[int, torch.Tensor] = {}
         self._generators: dict[int, torch.Generator] = {}
-        self._last_use = _last_uses(tape)
+        if tape.last_uses is None or tape.last_uses[0] != len(tape.entries):
+            tape.last_uses = len(tape.entries), _last_uses(tape)
+        self._last_use = tape.last_uses[1]
 
     def run(self, stop_after: int | None = None, forward_only: bool = False) -> Replay:
         """Replay up to and including the entry `stop_after` (all if None). forward_only: where that is a backward, stop
@@ -83,19 +88,28 @@ class Replay:
     def _op(self, entry: Entry) -> None:
         if entry.unfit:
             raise Unfit(entry.unfit)
-        args, kwargs = self._resolve(entry.args), self._resolve(entry.kwargs)
+        args = tuple([self._resolve(a) for a in entry.args])
+        kwargs = {k: self._resolve(v) for k, v in entry.kwargs.items()}
         if self.on_op:
             self.on_op(entry.op)
-        patch = self.patches.get(entry.op.index)
-        with torch.set_grad_enabled(entry.grad):
-            if patch is not None:
-                out = patch(entry.op.func, args, kwargs)
-            else:
-                out = self.around(entry.op, args, kwargs) if self.around else entry.op.func(*args, **kwargs)
-        made = walk(out if isinstance(out, (list, tuple)) else (out,))
-        for number, (_, tensor) in zip(entry.results, made, strict=False):
+        if entry.grad:
+            out = self._run(entry.op, args, kwargs)
+        else:
+            with torch.no_grad():
+                out = self._run(entry.op, args, kwargs)
+        if isinstance(out, torch.Tensor) and len(entry.results) == 1:
+            made = [out]
+        else:
+            made = [t for _, t in walk(out if isinstance(out, (list, tuple)) else (out,))]
+        for number, tensor in zip(entry.results, made, strict=False):
             if number is not None:
                 self._values[number] = tensor
+
+    def _run(self, op: Op, args: tuple, kwargs: dict) -> Any:
+        patch = self.patches.get(op.index)
+        if patch is not None:
+            return patch(op.func, args, kwargs)
+        return self.around(op, args, kwargs) if self.around else op.func(*args, **kwargs)
 
     def _call(self, entry: CallEntry) -> None:
         """Make the call of a model again, under the same circumstances."""
@@ -107,7 +121,7 @@ class Replay:
         self._tell(entry.site)
         with entry.surroundings(module):
             out = module(*args, **kwargs)
-        leaves = tree_leaves(out)
+        leaves = tensors_made(out)
         if len(leaves) != len(entry.results):
             raise Unfit("the model returned another number of values than in the step")
         for number, leaf in zip(entry.results, leaves, strict=True):
@@ -149,8 +163,11 @@ class Replay:
                 self._values[number] = tensor
 
     def _resolve(self, tree: Any) -> Any:
-        if isinstance(tree, Ref):
+        kind = type(tree)
+        if kind is Ref:
             return self._tensor(tree)
+        if kind in _ATOMS:
+            return tree
         if isinstance(tree, torch.Generator):
             return self._generator(tree)
         if isinstance(tree, dict):
@@ -165,7 +182,8 @@ class Replay:
             held = self.tape.held.get(ref.value)
             if held is None:
                 raise Unfit("it uses a tensor that was made out of sight")
-            with _disable_current_modes():  # fetching it is no part of the step
+            # fetching it is no part of the step
+            with _disable_current_modes() if _modes() else contextlib.nullcontext():
                 value = self._values[ref.value] = self._from_outside(ref.value, held)
         if ref.view is not None:
             value = (value.detach() if ref.detached else value).as_strided(*ref.view)
@@ -183,7 +201,7 @@ class Replay:
         value = held.tensor.detach()
         if number in self.inputs:
             value = self.inputs[number](value)
-        elif held.changed or held.leaf or self.patches:  # a mended op may write where the step's own did not
+        elif held.changed or self.patches:  # a mended op may write where the step's own did not
             value = value.clone()
         if held.leaf:
             value = self.leaves[number] = value.requires_grad_()

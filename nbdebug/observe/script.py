@@ -14,6 +14,7 @@ validation) a part of the next: it is left out when it is long or writes to what
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping
@@ -22,16 +23,19 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode, _get_current_dispatch_mode_stack
-from torch.utils._pytree import tree_flatten, tree_leaves
+from torch.utils._pytree import tree_flatten
 
+from nbdebug.observe.compiled import PASSING, CompiledWatch
 from nbdebug.observe.engine import Backward, EngineWatch
 from nbdebug.observe.model_calls import Hook, part_of, parts_of
 from nbdebug.observe.modules import ModuleNames, ModuleStack
+from nbdebug.observe.reach import leads_to, sign
 from nbdebug.observe.record import Recorder
 from nbdebug.observe.schema import schema_of, written
 from nbdebug.observe.sites import locate
 from nbdebug.observe.surroundings import Surroundings
 from nbdebug.observe.tape import BackwardEntry, CallEntry, Entry, Ref, Tape
+from nbdebug.observe.tensors import tensors_made
 
 _MOST_OPS = 4000
 """Ops recorded between a model's call and backward; a loss takes tens. More is another program's work."""
@@ -39,6 +43,7 @@ _MOST_BEFORE = 64
 """Ops recorded before a model's first call in a step: a batch is prepared in fewer."""
 _GIVE_UP = 3
 """After so many steps in a row with more than that, what comes before a call is not recorded any more."""
+_CALL = nn.Module._call_impl.__code__
 _CALLS_WITHOUT_BACKWARD = 16
 """From so many calls on, those whose graph has died are forgotten."""
 
@@ -56,10 +61,13 @@ class Script:
         self.recorder.on_fault = lambda fault: border(_raise, fault)
         self.engine = EngineWatch(lambda call: self.border(self._backward_began, call),
                                   lambda call, result: self.border(self._backward_ended, call, result))
+        self.compiled = CompiledWatch(parts_of(models), lambda *given: self.border(self._enter, *given),
+                                      lambda *given: self.border(self._leave, *given))
         self._thread = threading.get_ident()
         self._handles: list[Any] = []
-        self._on_stack = False
-        self._depth = 0
+        self._on_stack = self._others = self._go_on = False  # others: the backward that runs is of other models
+        self._depth, self._outermost = 0, ""
+        self._key = f"nbdebug {id(self)}"
         self.silent = False  # while the step is run again, which is no step of the user's
         self._too_much = 0
         self._forget()
@@ -68,6 +76,8 @@ class Script:
         """Forget the step so far: another begins."""
         self._too_much = self._too_much + 1 if self.recorder.overrun else 0
         self._forget()
+        if self._handles:
+            self.compiled.refresh()
         if not self.models:
             self._record()
         elif self._too_much < _GIVE_UP and self._handles:
@@ -91,6 +101,7 @@ class Script:
 
     def attach(self) -> None:
         self.engine.attach()
+        self.compiled.attach()
         for name, module in parts_of(self.models).items():
             self._handles += [
                 module.register_forward_pre_hook(Hook(self, "_enter", name), with_kwargs=True, prepend=True),
@@ -100,6 +111,7 @@ class Script:
     def detach(self) -> None:
         self.pause()
         self.engine.detach()
+        self.compiled.detach()
         while self._handles:
             self._handles.pop().remove()
 
@@ -107,15 +119,14 @@ class Script:
         """Record no ops from here on; leave the stack of modes as soon as that is possible: not in inference mode,
         whose end puts back what stood on it before."""
         self.recorder.paused = True
-        if self._on_stack and _get_current_dispatch_mode() is self.recorder and not torch.is_inference_mode_enabled():
-            self._on_stack = False
-            self.recorder.__exit__(None, None, None)
+        if self._on_stack and not torch.is_inference_mode_enabled():
+            self._on_stack = not _step_down(self.recorder)
 
     def _record(self) -> None:
         """Record ops from here on, unless the user has a mode of his own, whose end would then take ours away."""
         if torch.is_inference_mode_enabled():  # nothing that happens here can be a part of a step
             return
-        if not self._on_stack and not _get_current_dispatch_mode_stack():
+        if not self._on_stack and all(isinstance(m, _LossRecorder) for m in _get_current_dispatch_mode_stack()):
             self.recorder.__enter__()
             self._on_stack = True
         if self._on_stack:
@@ -138,14 +149,28 @@ class Script:
         return (not self.aside and torch.is_grad_enabled() and threading.get_ident() == self._thread
                 and torch._C._current_autograd_node() is None)
 
+    def _interrupted(self, name: str) -> bool:
+        """Whether the outermost call is over though nobody was told: Ctrl-C in a forward runs no hook. Looked at where
+        the next call from outside may be."""
+        if name != self._outermost and "/" in name:
+            return False
+        module, calls, frame = part_of(self.models, self._outermost), 0, sys._getframe(1)
+        while frame is not None:
+            calls += frame.f_code is _CALL and frame.f_locals.get("self") is module or frame.f_code is PASSING and any(
+                called == self._outermost for _, called in frame.f_locals["told"])
+            frame = frame.f_back  # type: ignore[assignment]
+        return calls <= (name == self._outermost)
+
     def _enter(self, name: str, args: tuple, kwargs: dict) -> None:
+        if self._depth and self._interrupted(name):
+            self._depth = 0
         if self._depth or not self._relevant():
             self._depth += bool(self._depth)
             if not self._depth and not self.aside and threading.get_ident() == self._thread:
                 self.pause()  # validation, say: not a part of the step
                 self.on_call()
             return
-        self._depth = 1
+        self._depth, self._outermost = 1, name
         self.pause()
         if self.recorder.overrun:
             self.tape.reset()
@@ -164,20 +189,30 @@ class Script:
             return
         self._depth = 0
         given, spec, site, surroundings = self._pending
-        leaves = tree_leaves(out)
-        self._calls.append(_signs_of_life(leaves))
+        leaves = tensors_made(out)
+        self._calls.append(sign(leaves, self._key))
         self.tape.call(name, given, spec, leaves, site, surroundings)
         self._record()
 
     def _backward_began(self, call: Backward) -> None:
         if self.aside or threading.get_ident() != self._thread:
             return
+        self._go_on = not self.recorder.paused
         self.pause()
-        if call.accumulate:
+        self._others = call.accumulate and bool(self.models) and not leads_to(call.roots, self._key, self._parameters)
+        if call.accumulate and not self._others:
             self.on_loss(call.roots)
+
+    def _parameters(self) -> list[torch.Tensor]:
+        return [p for model in self.models.values() for p in model.parameters()]
 
     def _backward_ended(self, call: Backward, result: Any) -> None:
         if self.aside or threading.get_ident() != self._thread:
+            return
+        if self._others:
+            self._others = False
+            if self._go_on:
+                self._record()
             return
         if self.recorder.overrun:
             self._unfit(f"more than {_MOST_OPS:,} ops ran outside the model")
@@ -201,8 +236,10 @@ def inputs_of(tape: Tape) -> list[tuple[str, tuple, dict]]:
     """What models were called with in a step: name, args, kwargs. References, no copies."""
 
     def tensor(leaf: Any) -> Any:
-        held = tape.held.get(leaf.value) if isinstance(leaf, Ref) else None
-        return leaf if held is None else held.tensor
+        if not isinstance(leaf, Ref):
+            return leaf
+        held = tape.held.get(leaf.value)
+        return tape.given.get(leaf) if held is None else held.tensor
 
     calls = [e for e in tape.entries if isinstance(e, CallEntry)]
     return [(e.model, *e._replace(leaves=tuple(map(tensor, e.leaves))).arguments) for e in calls]
@@ -244,18 +281,17 @@ class _LossRecorder(Recorder):
         return schema.writes and any(tape.find(t) is None for t in written(schema, args, kwargs))
 
 
-class _Alive:
-    """Lives as long as the autograd node that it is noted on."""
-
-
-def _signs_of_life(leaves: list[Any]) -> list[weakref.ref]:
-    nodes = [leaf.grad_fn for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None]
-    signs = []
-    for node in nodes:
-        sign = _Alive()
-        node.metadata["nbdebug"] = sign  # type: ignore[index]
-        signs.append(weakref.ref(sign))
-    return signs
+def _step_down(recorder: _LossRecorder) -> bool:
+    """Take a recorder off the stack of modes, from beneath those of other guards too; False where it can't be."""
+    above = []
+    while isinstance(top := _get_current_dispatch_mode(), _LossRecorder) and top is not recorder:
+        top.__exit__(None, None, None)
+        above.append(top)
+    if top is recorder:
+        recorder.__exit__(None, None, None)
+    for other in reversed(above):
+        other.__enter__()
+    return top is recorder
 
 
 def _raise(fault: Exception) -> None:

@@ -109,10 +109,12 @@ class Tape:
         self.entries: list[Entry | CallEntry | BackwardEntry] = []
         self.held: dict[int, Held] = {}
         self.leaves: dict[int, torch.Tensor] = {}  # number -> the user's own tensor
+        self.given: dict[Ref, torch.Tensor] = {}  # what models were called with, where the step's own code made it
         self._places: dict[tuple, list[list]] = {}
-        self._by_memory: dict[int, list[int]] = {}
-        self._alive: list[StorageWeakRef] = []
+        self.by_memory: dict[int, list[int]] = {}
+        self.alive: dict[int, StorageWeakRef] = {}  # by memory
         self._count = 0
+        self.last_uses: tuple[int, dict[int, list[int]]] | None = None  # for replays: of how many entries, and which
         self.unwritten_as_nan = False  # how a replay is to fill memory that `torch.empty` hands out
         self.random = torch.get_rng_state()
         self.cuda_random = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
@@ -171,8 +173,12 @@ class Tape:
         self.entries.append(CallEntry(model, given, spec, results, site, surroundings))
 
     def stand_ins(self, leaves: list) -> tuple:
-        """A `Ref` for each tensor among these; what the tape can't hold stays as it is."""
-        return tuple([self._ref_or_itself(leaf) for leaf in leaves])
+        """A `Ref` for each tensor among these; what the tape can't hold stays as it is. What the step's own code made
+        can be had from `given`."""
+        refs = tuple([self._ref_or_itself(leaf) for leaf in leaves])
+        self.given |= {ref: leaf.detach() for ref, leaf in zip(refs, leaves, strict=True)
+                       if isinstance(ref, Ref) and ref.value not in self.held}
+        return refs
 
     def _ref_or_itself(self, leaf: Any) -> Any:
         try:
@@ -214,11 +220,11 @@ class Tape:
             return None
         number, self._count = self._count, self._count + 1
         self._places.setdefault(place, []).append([number, grad])
-        same = self._by_memory.get(place[0])
+        same = self.by_memory.get(place[0])
         if same is None:
             # held weakly, or another memory could get this one's identity
-            self._alive.append(StorageWeakRef(tensor.untyped_storage()))
-            self._by_memory[place[0]] = [number]
+            self.alive[place[0]] = StorageWeakRef(tensor.untyped_storage())
+            self.by_memory[place[0]] = [number]
         else:
             same.append(number)
         return number
@@ -236,7 +242,7 @@ class Tape:
                 return Ref(entry[0])
         if known:
             return Ref(known[-1][0], None, True)
-        same = self._by_memory.get(place[0])
+        same = self.by_memory.get(place[0])
         outside = self.held.get(same[0]) if same else None
         if same and (outside is None or outside.leaf or outside.changed):  # else another part of a data set
             view = (tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
@@ -266,7 +272,7 @@ class Tape:
     def _keep(self, tensors: list[torch.Tensor]) -> None:
         """Copy the held tensors of memories that are about to change, all at once."""
         memories = {memory_key(t) for t in tensors}
-        numbers = {n for memory in memories if memory is not None for n in self._by_memory.get(memory, ())}
+        numbers = {n for memory in memories if memory is not None for n in self.by_memory.get(memory, ())}
         held = [h for n in numbers if (h := self.held.get(n)) is not None and not h.changed and h.grad_of is None]
         copies = [torch.empty_like(h.tensor) for h in held]
         if copies:

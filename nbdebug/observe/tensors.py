@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -53,6 +53,20 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
             found.append(leaf)
         elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
             found += tensors_in([getattr(leaf, f.name) for f in dataclasses.fields(leaf)])
+    return found
+
+
+def tensors_made(output: Any) -> list[torch.Tensor]:
+    """All tensors in what a model returned, always in the same order. It may be an object of any kind that holds them,
+    such as a distribution."""
+    found: list[torch.Tensor] = []
+    for leaf in tree_leaves(output):
+        if isinstance(leaf, torch.Tensor):
+            found.append(leaf)
+        elif isinstance(leaf, Mapping):
+            found += tensors_made(list(leaf.values()))
+        elif hasattr(leaf, "__dict__") and not isinstance(leaf, (type, torch.nn.Module)):
+            found += tensors_in(list(vars(leaf).values()))
     return found
 
 
@@ -129,9 +143,9 @@ class Memory:
 
     __slots__ = ("entered", "maker", "module", "name", "reach", "ref", "role", "views")
 
-    def __init__(self, storage: torch.UntypedStorage, maker: Any, reach: int, role: str = "", name: str = "",
-                 module: str = ""):
-        self.ref = StorageWeakRef(storage)
+    def __init__(self, storage: torch.UntypedStorage | StorageWeakRef, maker: Any, reach: int, role: str = "",
+                 name: str = "", module: str = ""):
+        self.ref = storage if isinstance(storage, StorageWeakRef) else StorageWeakRef(storage)
         self.maker, self.reach, self.role, self.name, self.module = maker, reach, role, name, module
         self.entered: Any = None
         self.views: set[Any] | None = None

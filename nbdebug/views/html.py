@@ -69,8 +69,8 @@ def _report(report: Report, most: int, head: str) -> str:
 def _found(report: Report, most: int, head: str) -> str:
     first, *others = report.findings
     said = words.headline(report)
-    parts = [_p(_said(said)) if said else "", _headline(first, "Most likely" if others else "Cause", head, most),
-             _course(report), _chain(first, most)]
+    parts = [f'<p style="margin:.3em 0 .7em">{_said(said)}</p>' if said else "",
+             _headline(first, "Most likely" if others else "Cause", head, most), _course(report), _chain(first, most)]
     parts += [_fixes(first, most), _others(others, most)]
     folded = _numbers(first, report, most) + _rest(report, most) + _notes(report, most)
     return "".join(parts) + f'<div style="margin:1.25em 0 0">{folded}</div>'

@@ -23,6 +23,6 @@ def table(facts: Mapping[str, Any], most: int) -> Table | None:
 
 
 def _row(line: Mapping[str, Any]) -> list[str]:
-    done = [OUTCOMES[outcome][0]] if (outcome := str(line.get("outcome"))) in OUTCOMES else []
-    done += ["clipped"] if line.get("clipped") is True else []
-    return [say(line.get(key)) for key in ("step", "loss", "norm")] + [", ".join(done) or "updated"]
+    done = ["clipped"] if line.get("clipped") is True else []
+    done += [OUTCOMES[outcome][0]] if (outcome := str(line.get("outcome"))) in OUTCOMES else []
+    return [say(line.get(key)) for key in ("step", "loss", "norm")] + ["; ".join(done) or "updated"]

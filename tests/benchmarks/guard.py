@@ -63,8 +63,8 @@ class Cost:
             told.append(f"    a healthy step with the guard makes the host wait: {self.waits or 'nowhere'}")
         for fault, (seconds, named) in self.trips.items():
             steps = sorted(s / self.step for s in seconds)
-            told.append(f"    from the trip to the report, NaN in the {fault}: {statistics.median(steps):.2f} step times "
-                        f"({steps[0]:.2f}–{steps[-1]:.2f}, first {seconds[0] / self.step:.2f}): {named}")
+            told.append(f"    from the trip to the report, NaN in the {fault}: {statistics.median(steps):.2f} step "
+                        f"times ({steps[0]:.2f}–{steps[-1]:.2f}, first {seconds[0] / self.step:.2f}): {named}")
         return "\n".join(told)
 
 
@@ -119,13 +119,14 @@ def where_it_waits(training: Training) -> str:
 def located(training: Training, fault: str) -> tuple[float, str]:
     """Seconds from the trip to the report, and what that says in a few words."""
     clock = clock_for(training)
-    training.plant(fault)
+    gc.collect()  # the rubbish of the one before is not this one's
     try:
         with nbdebug.guard(training.model, training.optimizer, on_trip="raise"):
-            for _ in range(LATE):
+            for n in range(ROW + LATE):
+                if n == ROW:
+                    training.plant(fault)
                 training.step()
     except nbdebug.NonFiniteStep as error:
-        gc.collect()  # the rubbish of the one before is not this one's
         training.wait()
         began = clock()
         report = error.trip.locate()

@@ -184,6 +184,26 @@ def recorded_well() -> Report:
                   facts={"steps": 4, "history": {"losses": [2.4, 1.9]}, "course": course})
 
 
+def watched_well() -> Report:
+    """A guard that had nothing to stop."""
+    lines = [{"step": n, "loss": 0.32, "norm": 1.5, "clipped": False, "outcome": "ok"} for n in (9998, 9999)]
+    return Report("guard(model, optimizer)", notes=("212 of 10,000 steps (2.1%) were clipped to a norm of 1.",),
+                  subject="model `net` and optimizer `opt`", facts={
+                      "headline": "10,000 steps watched, none stopped.", "steps": 10000, "guard": lines,
+                      "history": {"losses": [4.2, 0.31]}})
+
+
+def stopped() -> Report:
+    """A guard that has stopped a step and knows why."""
+    found = forward_log()
+    told = ((408, 0.52, 1.1, "ok"), (409, 0.44, 7.5, "ok"), (410, 0.3912, 1e5, "above"), (411, "nan", None, "tripped"))
+    lines = [{"step": n, "loss": loss, "norm": norm, "outcome": outcome, "clipped": n in (409, 410)}
+             for n, loss, norm, outcome in told]
+    return Report("guard(model, optimizer)", found.findings, found.ruled_out, notes=("Still watching.",),
+                  subject=found.subject,
+                  facts={**found.facts, "headline": "1 of 412 steps stopped: step 411.", "steps": 412, "guard": lines})
+
+
 EVIL = '<script>alert("x")</script>'
 
 
@@ -203,8 +223,9 @@ def hostile() -> Report:
         "course": {"losses": [[0, 10**400], [EVIL, 1], [1, -1e308], [2**80, 5e-324], 3], "runs": EVIL, "steps": EVIL,
                    "norms": [[0, 5e-324], [1, 1e308]], "counts": {"tripped": EVIL},
                    "marks": {"tripped": [0, EVIL], EVIL: [1]}},
+        "headline": EVIL * 9, "guard": [{"step": EVIL, "loss": EVIL, "norm": 10**400, "outcome": EVIL}, {}],
         "tree": [{"name": EVIL, "type": "$x$" + EVIL, "born": True, "path": True}]})
 
 
 ALL = {make.__name__: make for make in (forward_log, backward_sqrt, bad_parameter, overflow, silent, recorded,
-                                  recorded_well, hostile)}
+                                  recorded_well, watched_well, stopped, hostile)}

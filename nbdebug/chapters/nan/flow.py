@@ -109,6 +109,8 @@ class Flow:
             memory = self.recorder.memory(factor)
             free = memory is not None and not memory.reach & (PARAMETER | INPUT) and memory.maker is not None or (
                 memory is not None and memory.role == "target")
+            if not factor.dim():  # one number for all, such as the scale of a GradScaler: no label
+                continue
             if id(factor) not in suspects and free and factor.numel() and not factor.is_complex():
                 low, high = factor.aminmax()
                 for birth in {b for masks in suspects.values() for b in masks}:

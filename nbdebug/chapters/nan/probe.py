@@ -60,6 +60,7 @@ class Probe:
         self.engine = EngineWatch(self._backward_began, self._backward_ended, unseen=not live)
         self.optimizing = OptimizerWatch(self._optimizer_begins, self._optimizer_done)
         self.run, self.step = Run(), 0
+        self.about_to_step = False  # the step is run again without its optimizer, which was called
         self.spoiled_buffers: dict[str, Any] = {}  # the birth, for buffers that went bad in a step that was sound
         self.buffers_spoiled = False
         self.adopted = ""  # the type of a model that was met in the run
@@ -165,7 +166,8 @@ class Probe:
 
     def _guarded(self, returned: Any) -> bool:
         """The user's code looked at what was bad, and did not let the optimizer step: that is normal too."""
-        if self.stepped or not (self.optimizers or self.run.optimizer_steps) or not self.sightings.found:
+        if self.stepped or self.about_to_step or not (
+                self.optimizers or self.run.optimizer_steps) or not self.sightings.found:
             return False
         return bool(self.sightings.found[0].origins & self.flow.checked) and finite_scalars(returned)
 

@@ -15,23 +15,20 @@ import contextlib
 import gc
 import math
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
+from nbdebug.chapters.nan.alongside import Alongside
 from nbdebug.chapters.nan.facts import Target
+from nbdebug.chapters.nan.on_graph import OnGraph
 from nbdebug.chapters.nan.probe import Probe
-from nbdebug.chapters.nan.repro import Reproduction
-from nbdebug.chapters.nan.scene import SceneTaker
-from nbdebug.chapters.nan.scout import Scout, Sighted, scouted
-from nbdebug.chapters.nan.scouted import ScoutedFlow
+from nbdebug.chapters.nan.relived import Relived
+from nbdebug.chapters.nan.scout import Sighted, scouted
 from nbdebug.chapters.nan.sightings import Seen
 from nbdebug.finding import Where
-from nbdebug.observe.record import Op, Recorder
 from nbdebug.observe.replay import Replay
-from nbdebug.observe.schema import Schema, schema_of
 from nbdebug.observe.tape import Held
-from nbdebug.observe.tensors import PARAMETER, TARGET, Memory, all_finite, can_be_bad, dense, each_largest, key, read
+from nbdebug.observe.tensors import all_finite, can_be_bad, each_largest, read
 
 _next_number = torch._C._autograd._get_sequence_nr
 
@@ -40,144 +37,16 @@ class NotLocated(RuntimeError):
     """A step went bad, and replaying it does not show where. The message says why, and what to do instead."""
 
 
-class _Found(BaseException):
-    """Ends a replay once there is nothing more to be learned from it. (Recorders let it pass.)"""
-
-
-class Relived:
-    """One replay with the books kept, under a recorder that knows each recorded op's line and module."""
-
-    def __init__(self, probe: Probe, seen: Seen, sighted: Sighted, bad_outside: set[int],
-                 exact: bool = False):
-        self.probe, self.seen, self.sighted, self.bad_outside = probe, seen, sighted, bad_outside
-        self.recorder = Recorder(probe.stack, [], self._external)
-        self.recorder.step = probe.step
-        self.flow = ScoutedFlow(self.recorder, SceneTaker(self.recorder), sighted.suspects, exact or bool(bad_outside))
-        births = probe.flow.births
-        self.flow.births.batch, self.flow.births.folds = births.batch, set(births.folds)
-        self.flow.births.leading = births.leading.copy()
-        self.recorder.watchers = [self.flow, self]
-        self.origins: set[int] = set()  # of what was seen, where that was a loss, or where one birth is all there is
-        self._only = self._only_root()
-        self.caught: dict[int, Reproduction] = {}  # what the forward op was given whose derivative goes bad
-
-    def _only_root(self) -> tuple | None:
-        """The op at which all that is bad was born, if that is a single one in backward."""
-        roots, suspects = self.sighted.roots, self.sighted.suspects
-        if len(roots) != 1 or self.flow.exact or self.seen.target.kind != "gradient":
-            return None
-        first = next(iter(suspects))
-        return first if isinstance(first, tuple) and first == roots[0] else None
-
-    def run(self) -> Replay:
-        """Replay the step, up to what went bad."""
-        replay = Replay(self.probe.tape, on_outside=self._introduce, on_backward=self._backward, around=self._forward,
-                        during_engine=self._engine, keep=self.seen.ref)
-        with contextlib.suppress(_Found):
-            replay.run(self.seen.position, forward_only=self.seen.target.kind == "loss")
-        if self.recorder.fault is not None:
-            raise self.recorder.fault
-        return replay
-
-    @property
-    def complete(self) -> bool:
-        """Whether all came again that the scout had seen."""
-        return bool(self.origins and self._only) or self.sighted.suspects.keys() == set(self.flow.met)
-
-    # -- forward ------------------------------------------------------------------------------------------------------
-
-    def _forward(self, op: Op, args: tuple, kwargs: dict) -> Any:
-        schema, flow = schema_of(op.func), self.flow
-        with self._own_fault():
-            reach = self.recorder.operands(op, args, kwargs)
-            kept = flow.before(op, schema, args, kwargs)
-            if self._only is not None and op.index == self._only[0]:
-                self.caught[op.index] = Reproduction.given(op.func, args, kwargs)
-        out = op.func(*args, **kwargs)
-        if op.index in self.caught:
-            self.caught[op.index].listen(out)
-        with self._own_fault():
-            self.recorder.number(op, _next_number())
-            self.recorder.results(op, schema, args, kwargs, out, reach)
-            flow.after(op, schema, args, kwargs, out, kept)
-        return out
-
-    def _backward(self, roots: list[torch.Tensor], done: bool) -> None:
-        if done:
-            self.flow.births.segment += 1
-        elif self.seen.target.kind == "loss":
-            self.origins |= {birth for root in roots for birth in self.flow.origins(root)}
-
-    @contextlib.contextmanager
-    def _own_fault(self) -> Iterator[None]:
-        """A fault in our own look is none of the replay's."""
-        try:
-            with torch.no_grad():
-                yield
-        except Exception as fault:
-            self.recorder.fault = fault
-            raise
-
-    # -- backward -----------------------------------------------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def _engine(self) -> Iterator[None]:
-        self.flow.in_backward = True
-        with self.recorder:
-            yield
-        self.flow.in_backward = False
-
-    def before(self, op: Op, schema: Schema, args: tuple, kwargs: dict) -> None:
-        """As a watcher in backward, after the books."""
-
-    def after(self, op: Op, schema: Schema, args: tuple, kwargs: dict, out: Any, kept: Any) -> None:
-        """Enough is known when the one birth is, and its rows are."""
-        births = self.flow.births
-        if self._only is None or len(births) != 1 or self.flow.met[:1] != [self._only]:
-            return
-        record = next(iter(births))
-        if not record.intended and (record.rows is not None or not births.batch_size):
-            self.origins = {record.index}
-            self.flow.touched |= self.sighted.modules
-            raise _Found
-
-    # -- what comes from outside --------------------------------------------------------------------------------------
-
-    def _introduce(self, number: int, tensor: torch.Tensor, held: Held) -> None:
-        """A tensor from outside, under the name that it had in the step."""
-        with torch.no_grad():
-            values, known = dense(tensor), held.memory
-            if values is None:
-                return
-            if known is None or not known.role:
-                known = Memory(values.untyped_storage(), None, PARAMETER if held.leaf else TARGET,
-                               "parameter" if held.leaf else "target")
-            role = known.role
-            # of a data set in one memory, batches are introduced in turn
-            memory = self.recorder.memories.get(key(values))
-            if memory is None:
-                memory = Memory(values.untyped_storage(), None, known.reach, role, known.name, known.module)
-                memory.entered = known.entered
-                self.recorder.memories[key(values)] = memory
-            earlier = self.probe.spoiled_buffers.get(memory.name) if role == "buffer" else None
-            if number in self.bad_outside and earlier is not None:
-                self.flow.adopt(earlier, values)
-            elif number in self.bad_outside:
-                self.flow.external(tensor, memory)
-            elif role == "target":
-                self.flow.births.note_shape(tensor)
-
-    def _external(self, tensor: torch.Tensor, memory: Memory) -> None:
-        """Everything from outside has been introduced; views of it need no second look."""
-
-
-def relive(probe: Probe, seen: Seen, scout: Scout | None = None) -> None:
+def relive(probe: Probe, seen: Seen, scout: Alongside | None = None) -> None:
     """Fill in the origins of `seen`, and let `probe` have the books. scout: one that went along with the recording.
     Raises NotLocated."""
     with uncollected():
         second = None
         if scout is not None and probe.recorder.fault is None:
-            second = _located(probe, seen, scout.report())
+            sighted = scout.report()
+            second = _on_graph(probe, seen, sighted, scout)
+            scout.let_go()
+            second = second or _located(probe, seen, sighted)
         second = second or _located(probe, seen)
         if not seen.origins:  # perhaps it read memory that nobody had written, where something else lies now
             probe.tape.unwritten_as_nan = True
@@ -225,14 +94,34 @@ def _located(probe: Probe, seen: Seen, sighted: Sighted | None = None) -> Relive
     return second
 
 
-def _replayed(probe: Probe, seen: Seen, sighted: Sighted | None) -> tuple[Relived, Replay]:
-    """A replay with the books kept; before it, if need be, one that tells which ops made something bad."""
+def _on_graph(probe: Probe, seen: Seen, sighted: Sighted, scout: Alongside) -> Relived | None:
+    """The books of the one derivative in which all was born that is bad, where the recording's graph can tell."""
+    fits = seen.target.kind == "gradient" and scout.call is not None and scout.born_at is not None
+    if not fits or sighted.suspects or probe.recorder.hidden or _bad_outside(probe):
+        return None
+    found = OnGraph(probe, seen, sighted, scout)
+    try:
+        found.look()
+    except RuntimeError:  # such as too little memory; a replay may need less
+        return None
+    if found.origins:
+        _judge(seen, found, None)
+    return found if found.origins else None
+
+
+def _bad_outside(probe: Probe) -> set[int]:
+    """The numbers of the tensors that were bad when the step got them: one wait for the device."""
     outside = {n: h.tensor for n, h in probe.tape.held.items() if h.grad_of is None and can_be_bad(h.tensor)
                and h.tensor.layout is torch.strided}
+    sizes = read(each_largest(list(outside.values())))
+    return {n for n, size in zip(outside, sizes, strict=True) if not math.isfinite(size)}
+
+
+def _replayed(probe: Probe, seen: Seen, sighted: Sighted | None) -> tuple[Relived, Replay]:
+    """A replay with the books kept; before it, if need be, one that tells which ops made something bad."""
     second = None
     try:
-        sizes = read(each_largest(list(outside.values())))
-        bad_outside = {n for n, size in zip(outside, sizes, strict=True) if not math.isfinite(size)}
+        bad_outside = _bad_outside(probe)
         sighted = sighted or scouted(probe, seen)
         second = Relived(probe, seen, sighted, bad_outside)
         replay = second.run()
@@ -248,12 +137,12 @@ def _replayed(probe: Probe, seen: Seen, sighted: Sighted | None) -> tuple[Relive
     return second, replay
 
 
-def _judge(seen: Seen, second: Relived, replay: Replay) -> None:
+def _judge(seen: Seen, second: Relived, replay: Replay | None) -> None:
     """Where the bad values of gradients, parameters, buffers and returned tensors came from (a loss was asked on the
     way)."""
     seen.origins |= second.origins
     kind, held = seen.target.kind, second.probe.tape.held
-    if second.origins and kind == "gradient":
+    if replay is None or (second.origins and kind == "gradient"):
         _name_first(seen, held, second.sighted.gradients)
         return
     buffers = {n: t for n, t in replay.changed.items() if (m := held[n].memory) is not None and m.role == "buffer"}

@@ -60,8 +60,8 @@ class Reproduction:
             return None  # what lies in unwritten memory can't be had again
         if not backward and op is not None and record.op is op and record.numbers.func is not None:
             return cls(op.func, (), dict(record.numbers.tensors))
-        if backward and op is not None and op.index in trial.caught and trial.caught[op.index].gradients:
-            return trial.caught[op.index]
+        if backward and op is not None and (caught := trial.caught.get(op.index)) is not None and caught.whole:
+            return caught
         if op is not None and not trial.why_not and not facts.birth.earlier_step:
             with contextlib.suppress(Exception):  # then what was kept at the birth has to do
                 return cls._from_tape(op, trial, backward)
@@ -88,7 +88,23 @@ class Reproduction:
     @classmethod
     def given(cls, func: Any, args: Any, kwargs: Any) -> Reproduction:
         """Of an op that is about to run: with copies of what it is given."""
-        return cls(func, _copied(args), _copied(kwargs))
+        made = cls(func, None, None)
+        made.take(args, kwargs)
+        return made
+
+    def take(self, args: Any, kwargs: Any) -> None:
+        """Copy what the op is given, at its first run."""
+        if self.args is None:
+            self.args, self.kwargs = _copied(args), _copied(kwargs)
+
+    @property
+    def whole(self) -> bool:
+        """Whether all is there for a fault in backward."""
+        return self.args is not None and bool(self.gradients)
+
+    def came_back(self, gradients: tuple) -> None:
+        """Copy the gradients of the op's results, in order."""
+        self.gradients = {n: g.detach().clone() for n, g in enumerate(gradients) if g is not None}
 
     def listen(self, out: Any) -> None:
         """Copy the gradients that come to what the op gave."""

@@ -55,12 +55,15 @@ class Trial:
 
     def everywhere(self, patch: Patch) -> Mended:
         """The patch at every run of the line at fault."""
-        return {op.index: self._compared(patch) for op in self.alike}, {}, 1.0
+        return {op.index: self._compared(patch, self.caught.get(op.index)) for op in self.alike}, {}, 1.0
 
-    def _compared(self, patch: Patch) -> Patch:
-        """The patch, which also counts the sound results of the op that it leaves as they are."""
+    def _compared(self, patch: Patch, caught: Any = None) -> Patch:
+        """The patch, which also counts the sound results of the op that it leaves as they are. caught: a Reproduction
+        of the op."""
 
         def compared(func: Any, args: Any, kwargs: Any) -> Any:
+            if caught is not None:
+                caught.take(args, kwargs)
             changes = bool(schema_of(func).writes)
             with torch.no_grad():
                 before = None if changes else next(iter(tensors_in(func(*args, **kwargs))), None)

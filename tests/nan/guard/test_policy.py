@@ -88,7 +88,8 @@ def test_the_whole_policy_against_a_computation_by_hand(kind: str, clip: float |
     assert [line.outcome for line in guard.lines] == [outcome for outcome, *_ in told]
     assert not changed(by_hand.kept(), guarded.kept())
     assert guard.skipped == sum(outcome != "ok" for outcome, *_ in told)
-    assert guard.steps == STEPS and len(guard.trips) == len(bad)
+    assert guard.steps == STEPS and guard.bad == len(bad)
+    assert guard.above == sum(outcome == "above" for outcome, *_ in told)
     if clip is not None and clip <= 1:
         assert "above" not in [line.outcome for line in guard.lines], "after clipping none is above it"
     elif not bad:

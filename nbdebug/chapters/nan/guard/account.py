@@ -42,19 +42,21 @@ def _found(guard: Any, subject: str) -> Report | None:
 
 
 def _headline(guard: Any) -> str:
-    """ "412 steps watched, none stopped.", "3 of 412 steps stopped, the last of them step 200." """
+    """ "412 steps watched, none stopped.", "3 of 412 steps stopped, the last of them step 200.", "2 of 412 steps
+    dropped as not finite; 7 dropped for their norm." """
     steps, bad = guard.steps, guard.bad
     if guard.fault:
         head = f"The guard stopped watching after {_steps(steps)}, because of a fault of its own"
         return head + (f"; {bad:,} of them had been stopped." if bad else ".")
     if not steps:
         return "No step has been watched yet." if guard.active else "No step was watched."
-    if bad:
-        last = guard.trips[-1].step if guard.trips else None
-        where = "" if last is None else f": step {last:,}" if bad == 1 else f", the last of them step {last:,}"
-        return f"{bad:,} of {_steps(steps)} stopped{where}."
     above = f"; {guard.above:,} dropped for {'its' if guard.above == 1 else 'their'} norm" if guard.above else ""
-    return f"{_steps(steps)} watched, none stopped{above}."
+    if not bad:
+        return f"{_steps(steps)} watched, none stopped{above}."
+    done = "stopped" if guard.policy.on_trip in ("trace", "raise") else "dropped as not finite"
+    last = guard.trips[-1].step if guard.trips else None
+    where = "" if last is None else f": step {last:,}" if bad == 1 else f", the last of them step {last:,}"
+    return f"{bad:,} of {_steps(steps)} {done}{where}{above}."
 
 
 def _unchecked(guard: Any) -> tuple[str, ...]:
@@ -64,6 +66,9 @@ def _unchecked(guard: Any) -> tuple[str, ...]:
 
 def _notes(guard: Any) -> list[str]:
     steps, policy, notes = guard.steps, guard.policy, []
+    if steps >= ENOUGH and guard.clipped > TOO_OFTEN * steps:
+        notes.append("Over half of the steps were clipped: the learning rate is too high for this model (or "
+                     "max_grad_norm is too low); clipping sets the size of the steps, not the rate.")
     if dropped := guard.skipped - guard.above:
         notes.append(f"{_share(dropped, steps)} skipped because something was not finite; training went on.")
     if guard.above:
@@ -73,9 +78,6 @@ def _notes(guard: Any) -> list[str]:
         notes.append(f"{_share(guard.scaler_skips, steps)} skipped by GradScaler: normal while it seeks its scale.")
     if policy.max_grad_norm is not None:
         notes.append(f"{_share(guard.clipped, steps)} clipped to a norm of {policy.max_grad_norm:g}.")
-        if steps >= ENOUGH and guard.clipped > TOO_OFTEN * steps:
-            notes.append("Over half of the steps were clipped: the learning rate is too high for this model "
-                         "(or max_grad_norm is too low); clipping sets the size of the steps, not the rate.")
     if guard.active and steps:
         notes.append(f"Still watching after {_steps(steps)}: a step that is not finite is stopped, and "
                      f"{DOES[policy.on_trip]}.")

@@ -54,7 +54,7 @@ class Late:
         drop = bad | above | scaler
         self._dropped = drop if self._dropped is None else self._dropped | drop
         self._found[id(optimizer)] = optimizer, getattr(optimizer, "found_inf", _NOTHING)
-        optimizer.found_inf = drop.float().reshape(1)  # type: ignore[attr-defined]
+        optimizer.found_inf = drop.float()  # type: ignore[attr-defined]
         told = torch.cat([numbers, torch.stack([bad, above]).float()])
         there = torch.empty(told.shape, pin_memory=True)
         there.copy_(told, non_blocking=True)
@@ -90,6 +90,7 @@ class Late:
         for read in step.reads:
             *values, bad, above = read.there.tolist()
             numbers = Numbers(values, read.ranks, read.scaling)
+            numbers.check()
             step.take_down(numbers)
             reason = reason or (self.rounds.reason(numbers, step) or "gradient" if bad else "")
             step.clipped = step.clipped or self.policy.clips(numbers.norm)
@@ -122,6 +123,7 @@ class Late:
             rounds.write(step)
         finally:
             for dropped in later:
+                dropped.reads[0].event.synchronize()
                 dropped.take_down(Numbers(dropped.reads[0].there.tolist()[:-2], dropped.reads[0].ranks, False))
                 dropped.reads, dropped.outcome = [], "skipped"
                 rounds.write(dropped)

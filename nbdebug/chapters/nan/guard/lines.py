@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 OUTCOMES = ("ok", "tripped", "skipped", "above", "scaler")
@@ -67,9 +67,22 @@ def encoded(values: Mapping[str, Any]) -> bytes:
 def decoded(line: bytes) -> Any:
     """What a line of strict JSON holds. Raises ValueError for anything else, endless numbers and nesting included."""
     try:
-        return json.loads(line.decode("utf-8"), parse_constant=_refused)
+        return _decoder.decode(line.decode("utf-8"))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def salvaged(line: bytes) -> Iterator[Any]:
+    """The whole objects in a line that is damaged: one before its damage, or one that ran together with it."""
+    text = line.decode("utf-8", "replace")
+    start = text.find('{"')
+    while start >= 0:
+        try:
+            value, end = _decoder.raw_decode(text, start)
+            yield value
+        except (ValueError, RecursionError):
+            end = start + 1
+        start = text.find('{"', end)
 
 
 def strict(value: Any) -> Any:
@@ -106,3 +119,6 @@ def _number(given: Mapping[str, Any], key: str) -> float | None:
 
 def _refused(word: str) -> Any:
     raise ValueError(f"{word} is not JSON")
+
+
+_decoder = json.JSONDecoder(parse_constant=_refused)

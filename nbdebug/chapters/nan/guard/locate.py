@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from nbdebug.chapters.nan.account import report_of
+from nbdebug.chapters.nan.alongside import Alongside
 from nbdebug.chapters.nan.course import Run, StopCell
 from nbdebug.chapters.nan.facts import LostStep, Target
 from nbdebug.chapters.nan.guard.buffers import Buffers
@@ -22,7 +23,6 @@ from nbdebug.chapters.nan.guard.trip import Trip
 from nbdebug.chapters.nan.probe import Probe
 from nbdebug.chapters.nan.relive import NotLocated, relive, uncollected
 from nbdebug.chapters.nan.rules import name_it
-from nbdebug.chapters.nan.scout import Scout
 from nbdebug.chapters.nan.sightings import Seen
 from nbdebug.chapters.nan.trace import eager
 from nbdebug.finding import Report, Where
@@ -31,6 +31,9 @@ from nbdebug.observe.sites import Site
 from nbdebug.observe.state import sources
 from nbdebug.observe.tape import CallEntry, Unfit
 from nbdebug.observe.tensors import can_be_bad
+
+FINITE = "run again, it was finite"
+"""Why a step has no place, where it could be run again."""
 
 
 def locate(trip: Trip, models: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer], *,
@@ -44,22 +47,23 @@ def locate(trip: Trip, models: Mapping[str, nn.Module], optimizers: Mapping[str,
     def look(live: bool) -> Report | str:
         probe = Probe(models, optimizers, live=live, named=True)
         probe.run = probe.run if run is None else copy.deepcopy(run)
-        with uncollected(), as_before(models), eager() as notes:
-            scout = Scout.along(probe) if not live and redo is None else None
+        with uncollected(), as_before(models, optimizers), eager() as notes:
+            scout = Alongside(probe) if not live and redo is None else None
             seen = _again(probe, trip, models, redo)
             if seen is not None and not probe.live:
                 relive(probe, seen, scout)
             if seen is not None:
                 return report_of(probe, seen, question, subject, trip.step + 1, notes=tuple(notes))
         blind = probe.recorder.blind
-        return f"nbdebug failed ({blind})" if blind else "run again, it was finite"
+        hidden = getattr(trip.tape.recorder, "hidden", "")
+        return f"nbdebug failed ({blind})" if blind else f"outside the model it has {hidden}" if hidden else FINITE
 
     try:
         try:
             found = look(_on_cpu(models))
         except NotLocated:  # its ops can't be replayed, as where a backward is the user's own: the models' code can
             found = look(True)
-    except (Unfit, NotLocated, RuntimeError, TypeError, ValueError, AttributeError, KeyError) as reason:
+    except Exception as reason:  # whatever it is: the step has been stopped, and that must be told
         found = f"it can't be replayed ({type(reason).__name__}: {reason})"
     return found if isinstance(found, Report) else lost(trip, question, subject, found)
 
@@ -78,6 +82,8 @@ def _again(probe: Probe, trip: Trip, models: Mapping[str, nn.Module], redo: Call
     replay = Replay(trip.tape, models=models, on_op=on_op, on_line=on_line)
     with probe:
         probe.begin_step(trip.step)
+        probe.about_to_step = True
+        probe.tape.random, probe.tape.cuda_random = trip.tape.random, trip.tape.cuda_random  # a fix is tried on these
         if trip.tape.entries and (redo is None or trip.reason == "parameter"):
             with contextlib.suppress(StopCell):  # the loss is bad: the rest would tell no more
                 replay.run()
@@ -101,12 +107,14 @@ def _spoiled_buffer(probe: Probe) -> Seen | None:
 
 
 @contextlib.contextmanager
-def as_before(models: Mapping[str, nn.Module]) -> Iterator[None]:
+def as_before(models: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]) -> Iterator[None]:
     """Set gradients aside; afterwards they, the buffers and the random numbers are as they were."""
     buffers = Buffers(models.values())
     kept = buffers.keep()
     random = [(write, read()) for _, read, write in sources()]
-    parameters = [p for model in models.values() for p in model.parameters()]
+    parameters = [*(p for model in models.values() for p in model.parameters()),
+                  *(p for o in optimizers.values() for group in o.param_groups for p in group["params"])]
+    parameters = list({id(p): p for p in parameters}.values())
     gradients = [p.grad for p in parameters]
     for p in parameters:
         p.grad = None

@@ -25,8 +25,10 @@ class Look:
                  scale: torch.Tensor | None):
         self.optimizer, self.ranks = optimizer, ranks
         self.gradients = gradients_of(optimizer) if optimizer is not None else []
-        self.device = next((t.device for t in (*self.gradients, *losses)), torch.device("cpu"))
-        self.norm = total_norm(self.gradients, self.device)
+        home = torch.device("cpu") if ranks is None else ranks.device
+        self.device = next((t.device for t in (*self.gradients, *losses)), home)
+        self.norm = (total_norm(self.gradients, self.device) if ranks is None
+                     else ranks.own_norm(optimizer, self.gradients, self.device))
         self._factor = getattr(optimizer, "grad_scale", None)  # GradScaler leaves the division to a fused optimizer
         if self._factor is not None:
             self._factor = self._factor.to(self.device).reshape(())
@@ -53,30 +55,37 @@ class Look:
         bad = (~torch.isfinite(losses)).any().float()
         buffers = torch.stack(self.buffers).sum() if self.buffers else zero
         found = zero if self.found is None else self.found.to(self.device).reshape(()).float()
-        norm, ranks = self.norm, []
-        if self.ranks is not None:
-            norm, others_losses, others_norms = self.ranks.agree(norm, bad)
-            bad, ranks = others_losses.amax(), [others_losses, others_norms]
         used_up = zero if self.scale is None else found * (self.scale <= 1)
-        first = [norm, found, buffers, losses.sum(), bad, torch.isnan(losses).any().float(), used_up]
-        return torch.cat([torch.stack(first), *ranks])
+        told = torch.stack([self.norm, found, buffers, losses.sum(), bad, torch.isnan(losses).any().float(), used_up])
+        return told if self.ranks is None else self.ranks.agreed(told)
 
     def judged(self, numbers: torch.Tensor, policy: Policy, scaling: bool,
                excused: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """(not finite?, above the policy's bound?, skipped by the scaler?): as `Numbers` decides, on the device."""
         norm, scaler = numbers[0], numbers[1] > 0
         bad = (numbers[5] + numbers[6] if scaling else numbers[4]) > 0
-        bad = bad | (~torch.isfinite(norm) & ~scaler) | (numbers[FIRST:] > 0).any() & (not scaling)
-        if not excused:
+        if self._factor is None:  # else GradScaler has looked at each element; the norm of scaled ones may overflow
+            bad = bad | (~torch.isfinite(norm) & ~scaler)
+        if self.ranks is not None or not excused:
             bad = bad | ~torch.isfinite(numbers[2])
+        if self.ranks is not None:  # once a guard has left, nobody decides
+            bad = bad & (numbers[FIRST:].reshape(3, -1)[2].sum() == 0)
         if policy.skip_above is None:
             return bad, torch.zeros_like(bad), scaler
         after = norm if policy.max_grad_norm is None else norm.clamp(max=policy.max_grad_norm)
         return bad, after > policy.skip_above, scaler
 
+    def exact_norm(self) -> float:
+        """The norm in 64 bits, read."""
+        if self.ranks is None:
+            return exactly(self.gradients)
+        return self.ranks.exactly(self.optimizer, self.gradients, self.device)
+
     def clip(self, most: float, norm: torch.Tensor) -> None:
         """Clip the gradients to the 2-norm `most`; `norm` is what it is now."""
         parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
+        if self.ranks is not None and self.ranks.sharded:  # torch multiplies no DTensor by a number of one device
+            parameters = [_holding(g) for g in self.gradients]
         # Torch multiplies by most / norm: gradients that are still scaled are clipped alike.
         torch.nn.utils.clip_grads_with_norm_(parameters, most, norm)
 
@@ -84,9 +93,17 @@ class Look:
 def at_once(look: Look, scaling: bool) -> Numbers:
     """Read a look, in one go. A norm beyond 32 bits is measured again in 64."""
     numbers = Numbers(look.numbers().tolist(), look.ranks, scaling)
-    if not math.isfinite(numbers.norm) and look.ranks is None and not numbers.scaler_skips:
-        numbers.norm = exactly(look.gradients)
+    numbers.check()
+    if not math.isfinite(numbers.norm) and not numbers.loss_bad and not numbers.scaler_skips:
+        numbers.norm = look.exact_norm()
     return numbers
+
+
+def _holding(gradient: torch.Tensor) -> torch.Tensor:
+    """A tensor with this gradient: what torch asks for to clip it."""
+    holder = gradient.detach()
+    holder.grad = gradient
+    return holder
 
 
 def decides_itself(optimizer: torch.optim.Optimizer, device: torch.device) -> bool:

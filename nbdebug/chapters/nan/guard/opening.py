@@ -41,7 +41,8 @@ def open_record(path: str | os.PathLike[str]) -> Record:
 class Record:
     """A record that was read. runs: one for each process and each time that a guard was set up. trips: the steps that
     were not finite and were written down, in the order of time. unreadable: how many lines were damaged or cut off.
-    frame: a DataFrame, one row a step. ok: whether no step was stopped or dropped because it was not finite."""
+    frame: a DataFrame, one row a step. ok: whether there was none, nor a step that went bad
+    otherwise than as `on_trip="skip"` allows."""
 
     def __init__(self, path: pathlib.Path, runs: list[Run], trips: list[RecordedTrip], unreadable: int,
                  links: list[str]):
@@ -67,8 +68,7 @@ class Record:
 
     @property
     def ok(self) -> bool:
-        bad = (OUTCOMES.index("tripped"), OUTCOMES.index("skipped"))
-        return not self.trips and not any(code in run.columns.outcome for run in self.runs for code in bad)
+        return not self.trips and not any(run.alarms for run in self.runs)
 
     def report(self) -> Report:
         """The findings of the last trip, or none; the notes tell of the steps, and of what could not be read."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -28,13 +28,13 @@ _TALK = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 class Spread:
     """Which process group trains some models together: None where each process trains alone.
 
-    sharded: each process holds a part of the parameters only. parallels: the DDPs. flat: how many processes hold the
-    same part of a parameter, by its id, where FSDP keeps parts as ordinary tensors (its first version).
+    sharded: each process holds a part of the parameters only. parallels: the DDPs. flat: the FSDPs of the first
+    version, which keep their parts as ordinary tensors.
     """
 
-    def __init__(self, group: Any = None, sharded: bool = False, parallels: Iterable[Any] = ()):
-        self.group, self.sharded, self.parallels = group, sharded, list(parallels)
-        self.flat: dict[int, int] = {}
+    def __init__(self, group: Any = None, sharded: bool = False, parallels: Iterable[Any] = (), flat: Any = ()):
+        self.group, self.sharded, self.parallels, self._flat = group, sharded, list(parallels), list(flat)
+        self._held: dict[int, int] | None = None
 
     @classmethod
     def of(cls, models: Iterable[nn.Module]) -> Spread:
@@ -42,16 +42,13 @@ class Spread:
         world = torch.distributed.group.WORLD
         modules = list({id(m): m for model in models for m in model.modules()}.values())
         parallels = [m for m in modules if is_parallel(m)]
-        meshes = [p.device_mesh for m in modules for p in m._parameters.values() if hasattr(p, "device_mesh")]
+        meshes = [mesh for m in modules for p in m._parameters.values() if (mesh := getattr(p, "device_mesh", None))]
         flat = [m for m in modules if any(kind.__name__ == "FullyShardedDataParallel" for kind in type(m).__mro__)]
         groups = [m.process_group for m in parallels] + [_group_of(mesh) for mesh in meshes] + [world] * bool(flat)
         if not groups:
             return cls()
         group = groups[0] if all(other is groups[0] for other in groups) else world
-        spread = cls(group, bool(meshes or flat), parallels)
-        for module in flat:
-            spread.flat |= _held_flat(module)
-        return spread
+        return cls(group, bool(meshes or flat), parallels, flat)
 
     @classmethod
     def now(cls) -> Spread:
@@ -64,17 +61,20 @@ class Spread:
         """Whether processes may run out of batches one by one (`with ddp.join():`)."""
         return any(getattr(getattr(m, "_join_config", None), "enable", False) for m in self.parallels)
 
-    def parted_norm(self, optimizer: torch.optim.Optimizer, device: torch.device, processes: int) -> torch.Tensor:
+    def parted_norm(self, optimizer: torch.optim.Optimizer, device: torch.device, processes: int,
+                    measure: Callable[..., Any] = total_norm) -> torch.Tensor:
         """This process's part of the norm of all gradients: the root of the sum of everyone's squares is the whole.
 
         What several processes hold alike counts once: each takes an even share of it.
         """
+        if self._held is None:  # not before the first forward, in which FSDP gets ready
+            self._held = {p: copies for module in self._flat for p, copies in _held_flat(module).items()}
         alike: dict[int, list[torch.Tensor]] = {}
         for parameter in (p for g in optimizer.param_groups for p in g["params"] if p.grad is not None):
             gradient = _summed(parameter.grad)
-            copies = self.flat.get(id(parameter)) or _copies(gradient, processes)
+            copies = self._held.get(id(parameter)) or _copies(gradient, processes)
             alike.setdefault(copies, []).append(plain(gradient))
-        parts = [total_norm([g for g in gradients if g.numel()], device).double() / math.sqrt(copies)
+        parts = [measure([g for g in gradients if g.numel()], device).double() / math.sqrt(copies)
                  for copies, gradients in alike.items()]
         return torch.linalg.vector_norm(torch.stack(parts)) if parts else torch.zeros((), device=device).double()
 
@@ -92,8 +92,9 @@ def _group_of(mesh: Any) -> Any:
 
 
 def _held_flat(module: Any) -> dict[int, int]:
-    """The parameters that an FSDP of the first version parts, with the number of processes that hold the same part."""
-    world, found = torch.distributed.get_world_size(), {}
+    """By its id, each parameter that an FSDP of the first version parts: how many processes hold the same part."""
+    world = torch.distributed.get_world_size()
+    found: dict[int, int] = {}
     for handle in getattr(module, "_all_handles", ()):
         if handle.uses_sharded_strategy:
             copies = max(world // torch.distributed.get_world_size(handle.process_group), 1)
@@ -128,7 +129,7 @@ def alone(model: nn.Module) -> nn.Module:
     inner = model._modules.get("_orig_mod") if type(model).__name__ == "OptimizedModule" else None
     if inner is not None and is_parallel(inner):
         model = inner
-    return model.module if is_parallel(model) else model
+    return model.module if is_parallel(model) else model  # type: ignore[return-value]
 
 
 @contextlib.contextmanager
@@ -138,7 +139,7 @@ def by_itself(models: Iterable[nn.Module]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for module in {id(m): m for model in models for m in model.modules()}.values():
             if is_parallel(module):
-                stack.callback(_replaced(module, _passed_on(module)))
+                stack.callback(_replaced(module, module.module))
                 stack.callback(_moved_to_its_device(module))
             elif isinstance(module, nn.SyncBatchNorm):
                 stack.callback(_replaced(module, _BatchNorm.forward.__get__(module)))
@@ -151,8 +152,7 @@ class _Silence(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if func.namespace in _TALK:
-            raise Unfit(f"it talks to other processes ({func.__name__.split('.')[0]}), which are not in the same step "
-                        "any more")
+            raise Unfit(f"the model talks to other processes ({func.__name__.split('.')[0]}), who would have to answer")
         return func(*args, **(kwargs or {}))
 
 
@@ -168,10 +168,6 @@ def _replaced(module: nn.Module, forward: Any) -> Any:
             del vars(module)["forward"]
 
     return give_back
-
-
-def _passed_on(parallel: Any) -> Any:
-    return lambda *args, **kwargs: parallel.module(*args, **kwargs)
 
 
 def _moved_to_its_device(parallel: Any) -> Any:

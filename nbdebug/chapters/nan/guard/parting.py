@@ -17,29 +17,33 @@ class Parting:
     stepped: the optimizers that were asked about in the step that has begun."""
 
     def __init__(self, ranks: Ranks, after: bool, stepped: set[int]):
-        self.ranks, self.over = ranks, not ranks.together
-        self._after, self._stepped = after, stepped
+        self.ranks, self._after, self._stepped = ranks, after, stepped
+        try:
+            self.over = not ranks.together
+        except Exception:  # it was this that had the fault
+            self.over = len(ranks.members) < 2
         if ranks.promised:
             with contextlib.suppress(Exception):
                 ranks.share(None)
 
-    def before(self, optimizer: Any, args: tuple, kwargs: dict) -> None:
-        """An optimizer is about to step."""
+    def before(self, optimizer: Any, args: tuple, kwargs: dict, asked: bool) -> None:
+        """An optimizer is about to step. asked: whether this process has been, before its guard had the fault."""
         self._stepped.add(id(optimizer))
-        self._after = (args[1] if len(args) > 1 else kwargs.get("closure")) is not None
-        if not self._after:
-            self._tell()
+        if not asked:
+            self._after = (args[1] if len(args) > 1 else kwargs.get("closure")) is not None
+            if not self._after:
+                self._tell()
 
-    def after(self, optimizer: Any) -> None:
+    def after(self, asked: bool) -> None:
         """An optimizer has stepped."""
-        if self._after:
-            self._after = False
+        if self._after and not asked:
             self._tell()
+        self._after = False
 
-    def scaler_updates(self, scaler: Any, optimizers: Any) -> None:
+    def scaler_updates(self, scaler: Any, optimizers: Any, asked: bool) -> None:
         """The GradScaler sets its scale: the others ask here about the optimizers that it has kept from stepping."""
         for optimizer in optimizers:
-            if kept_from_stepping(scaler, optimizer) and id(optimizer) not in self._stepped:
+            if not asked and kept_from_stepping(scaler, optimizer) and id(optimizer) not in self._stepped:
                 self._tell()
         self._stepped.clear()
 

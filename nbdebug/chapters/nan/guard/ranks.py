@@ -11,14 +11,17 @@ A process decides alone where the others can't answer: they have no guard, or th
 from __future__ import annotations
 
 import contextlib
+import math
+import pickle
 import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import nn
 
+from nbdebug.chapters.nan.guard.norms import exactly, total_norm
 from nbdebug.chapters.nan.guard.parallel import Spread
 
 NORM, LOSS, NAN, BUFFER, FOUND, USED_UP, LEFT = range(7)
@@ -40,7 +43,8 @@ class Ranks:
 
     def __init__(self, models: Iterable[nn.Module] = (), device: torch.device | None = None):
         self.rank, self.world = torch.distributed.get_rank(), torch.distributed.get_world_size()
-        self.members, self.device, self.asked = (self.rank,), device or torch.device("cpu"), 0
+        self.members: tuple[int, ...] = (self.rank,)
+        self.device, self.asked = device or torch.device("cpu"), 0
         self.promised = False  # the others wait for what this process has to share
         self._met = self._alone = False
         self.spread = Spread()
@@ -55,10 +59,12 @@ class Ranks:
         device = next((p.device for model in models for p in model.parameters()), None)
         return cls(models, device) if torch.distributed.get_world_size() > 1 else None
 
-    def notice(self) -> None:
-        """A model is being called: inside a DDP, though it was given without it?"""
+    def notice(self) -> Any:
+        """A model is being called: inside a DDP, though it was given without it? Returns that DDP, the first time."""
         if self.spread.group is None:
             self._take(Spread.now())
+            return next(iter(self.spread.parallels), None)
+        return None
 
     def _take(self, spread: Spread) -> None:
         if spread.group is None or torch.distributed.get_world_size(spread.group) < 2:
@@ -83,43 +89,75 @@ class Ranks:
     # -- the table ----------------------------------------------------------------------------------------------------
 
     def agree(self, row: torch.Tensor) -> torch.Tensor:
-        """The rows of all members, one below the other; this process's own where it decides alone."""
-        self.asked += 1
+        """The rows of all members, one below the other; this process's own where it decides alone. The row is ours."""
         if not self.together:
-            row = row.clone()
             if self.spread.uneven():
-                row[LOSS:BUFFER + 1] = 0  # only what is the same everywhere
+                row[LOSS:BUFFER + 1] = 0  # the rest is the same in every process
             return row[None]
-        self.device = row.device
-        there = self._where(row.device)
-        table = torch.zeros(len(self.members), COLUMNS, dtype=torch.float64, device=there)
-        table[self.members.index(self.rank)] = row.to(there)
+        self.device = self._where(row.device)
+        table = torch.zeros(len(self.members), COLUMNS, dtype=torch.float64, device=self.device)
+        table[self.members.index(self.rank)] = row.to(self.device)
         torch.distributed.all_reduce(table, group=self.spread.group)
+        self.asked += 1
         return table.to(row.device)
 
-    def norm(self, table: torch.Tensor) -> torch.Tensor:
-        """The norm of all gradients. Where each process has a whole one, the largest: they are alike."""
-        column = table[:, NORM]
-        return (torch.linalg.vector_norm(column) if self.sharded else column.amax()).float()
+    def own_norm(self, optimizer: Any, gradients: list[torch.Tensor], device: torch.device) -> torch.Tensor:
+        """What this process has of the norm of an optimizer's gradients: all of it, or a part."""
+        return self._own(optimizer, gradients, device, total_norm).float()
 
-    def numbers_of(self, rows: int) -> tuple[int, ...]:
+    def _own(self, optimizer: Any, gradients: list[torch.Tensor], device: torch.device,
+             measure: Callable[..., torch.Tensor]) -> torch.Tensor:
+        if self.sharded and optimizer is not None:
+            return self.spread.parted_norm(optimizer, device, len(self.members), measure)
+        return measure(gradients, device)
+
+    def agreed(self, numbers: torch.Tensor) -> torch.Tensor:
+        """The numbers of a look (see `numbers.py`), as all processes see them, and then three columns of the table."""
+        norm, found, buffers, loss, bad, nan, used_up = numbers.double().unbind()
+        spoiled, left = (~torch.isfinite(buffers)).double(), torch.zeros_like(loss)
+        table = self.agree(torch.stack([norm, bad, nan, spoiled, found, used_up, left]))
+        most, norms = table[:, LOSS:].amax(0), table[:, NORM]
+        norm = torch.linalg.vector_norm(norms) if self.sharded else norms.amax()  # whole ones are alike
+        buffers = torch.where(most[BUFFER - LOSS] > 0, math.nan, 0.0)
+        bad, nan, found, used_up = (most[column - LOSS] for column in (LOSS, NAN, FOUND, USED_UP))
+        first = torch.stack([norm, found, buffers, loss, bad, nan, used_up])
+        return torch.cat([first, table[:, LOSS], table[:, NAN], table[:, LEFT]]).float()
+
+    def exactly(self, optimizer: Any, gradients: list[torch.Tensor], device: torch.device) -> float:
+        """The norm of all gradients in 64 bits. All must call it."""
+        row = torch.zeros(COLUMNS, dtype=torch.float64, device=device)
+        row[NORM] = self._own(optimizer, gradients, device, _in_64_bits)
+        norms = self.agree(row)[:, NORM]
+        return float(torch.linalg.vector_norm(norms) if self.sharded else norms.amax())
+
+    def any(self, mine: bool) -> bool:
+        """Whether it is so in any process. All must call it."""
+        row = torch.zeros(COLUMNS, dtype=torch.float64, device=self.device)
+        row[BUFFER] = float(mine)
+        return bool(self.agree(row)[:, BUFFER].sum() > 0)
+
+    def members_of(self, rows: int) -> tuple[int, ...]:
         """The processes that the rows of a table belong to."""
         return self.members if rows == len(self.members) else (self.rank,)
 
     def say_left(self) -> bool:
-        """Hand in that this process's guard has had a fault. True once every guard has left: none asks any more."""
-        row = torch.zeros(COLUMNS, dtype=torch.float64, device=self.device)
-        row[LEFT] = 1
-        return bool((self.agree(row)[:, LEFT] > 0).all())
+        """Hand in that this process's guard has had a fault. True once every guard has left: none asks any more.
+
+        The fault may be in any other function here, so this calls none of them."""
+        table = torch.zeros(len(self.members), COLUMNS, dtype=torch.float64, device=self.device)
+        table[self.members.index(self.rank), LEFT] = 1
+        torch.distributed.all_reduce(table, group=self.spread.group)
+        return bool((table[:, LEFT] > 0).all())
 
     def share(self, mine: Any) -> list[Any]:
         """What every member has to say, in the order of the rows. All must call it."""
+        packed = pickle.dumps(mine)  # what can't be packed still has to be answered for
         self.promised = False
         everyone: list[Any] = [None] * len(self.members)
         on = torch.cuda.device(self.device) if self.device.type == "cuda" else contextlib.nullcontext()
         with on:
-            torch.distributed.all_gather_object(everyone, mine, group=self.spread.group)
-        return everyone
+            torch.distributed.all_gather_object(everyone, packed, group=self.spread.group)
+        return [pickle.loads(one) for one in everyone]
 
     def _where(self, device: torch.device) -> torch.device:
         """A device whose tensors the group can sum: NCCL takes none of the CPU's."""
@@ -151,6 +189,10 @@ class Ranks:
         if self.spread.group is not None and not self._alone:
             _present(self._key(self.rank), -1)
         self.spread = Spread()
+
+
+def _in_64_bits(gradients: list[torch.Tensor], device: torch.device) -> torch.Tensor:
+    return torch.tensor(exactly(gradients), dtype=torch.float64, device=device)
 
 
 def _present(key: str, change: int) -> int:

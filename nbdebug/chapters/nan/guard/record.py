@@ -118,7 +118,12 @@ class Recording:
         rest = memoryview(b"\n" + data if self._torn else data)
         self._torn = True  # until all of it is there
         while rest:
-            count = os.write(self._fd, rest)
+            try:
+                count = os.write(self._fd, rest)
+            except OSError:
+                if rest == b"\n":  # the line is whole, and the next one brings its end
+                    return
+                raise
             self._size += count
             rest = rest[count:]
         self._torn = False

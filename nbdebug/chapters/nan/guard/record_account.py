@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nbdebug.chapters.nan.facts import LostStep
 from nbdebug.chapters.nan.guard.record_course import course_of
+from nbdebug.chapters.nan.guard.record_lines import Run
 from nbdebug.chapters.nan.guard.record_trips import RecordedTrip
 from nbdebug.chapters.nan.rules import name_it
 from nbdebug.finding import Report
 
-TOO_OFTEN, ENOUGH = 0.5, 20
+TOO_OFTEN, ENOUGH = 0.5, 10
 """Where more than this share of at least so many steps is clipped, clipping sets the size of the steps, and not the
 learning rate."""
 SAID = {"skipped": "dropped because something was not finite", "above": "dropped: the norm was above skip_above",
@@ -26,14 +27,34 @@ def account(record: Any) -> Report:
     trip = last_of(record.trips)
     frame = record.frame
     own = frame[frame["rank"] == frame["rank"].min()] if len(frame) else frame
-    facts: dict[str, Any] = {"steps": len(own), "course": course_of(own), "history": {"losses": _ends(own)}}
-    notes = (*_trip_notes(record, trip), *_notes(record, own))
+    facts: dict[str, Any] = {"steps": len(own), "course": course_of(own), "history": {"losses": _ends(own)},
+                             "headline": _headline(own, trip)}
+    notes = (*_notes(record, own), *_trip_notes(record, trip))
     if trip is None and record.ok:
         return Report(question, notes=notes, subject=_subject(record), facts=facts)
-    found = _found(trip, frame) if trip is None or trip.report is None or trip.report.ok else trip.report
-    kept = {key: found.facts[key] for key in ("exponents", "tree") if key in found.facts}
+    found = _found(trip, record.runs) if trip is None or trip.report is None or trip.report.ok else trip.report
+    kept = {key: found.facts[key] for key in ("exponents", "tree", "guard") if key in found.facts}
     return Report(question, found.findings, found.ruled_out, found.unchecked, (*notes, *found.notes), _subject(record),
                   {**kept, **facts})
+
+
+def _headline(own: Any, trip: RecordedTrip | None) -> str:
+    """ "1,200 steps on record, none stopped.", "3 of 1,200 steps on record dropped as not finite, the last of them step
+    1,187." """
+    bad = own["step"][own["outcome"].isin(["tripped", "skipped"]).to_numpy()]
+    count = max(len(bad), int(trip is not None))
+    if not count:
+        return f"{_steps(len(own))} on record, none stopped."
+    last = trip.step if trip is not None else bad.iloc[-1]
+    where = f": step {last:,}" if count == 1 else f", the last of them step {last:,}"
+    return f"{count:,} of {_steps(max(len(own), count))} on record {_done(own)} as not finite{where}."
+
+
+def _done(own: Any) -> str:
+    """What was done about the steps that were not finite."""
+    done = [word for outcome, word in (("tripped", "stopped"), ("skipped", "dropped")) if
+            (own["outcome"] == outcome).any()]
+    return " or ".join(done) or "stopped"
 
 
 def last_of(trips: list[RecordedTrip]) -> RecordedTrip | None:
@@ -49,18 +70,19 @@ def _located(trip: RecordedTrip) -> bool:
     return trip.report is not None and any(f.code != "nan/not-located" for f in trip.report)
 
 
-def _found(trip: RecordedTrip | None, frame: Any) -> Report:
+def _found(trip: RecordedTrip | None, runs: Sequence[Run]) -> Report:
     """The finding for a step that was stopped and of which nothing more is known."""
     if trip is not None:
-        before = trip.lines[:-1]
-        lost = LostStep(trip.step, trip.sentence(), "its cause was not looked for; `.replay(model)` does it",
-                        tuple(x.loss for x in before), tuple(x.norm for x in before))
+        before = [line for line in trip.lines[:-1] if line.outcome == "ok"]
+        look = "" if trip.no_replay else "record.replay(model)  # record = nbdebug.open_record(...)"
+        lost = LostStep(trip.step, trip.sentence(), "its cause was not looked for then",
+                        tuple(x.loss for x in before), tuple(x.norm for x in before), look)
     else:
-        bad = frame.index[frame["outcome"].isin(["tripped", "skipped"])]
-        rows = frame.loc[max(0, bad[-1] - 8):bad[-1] - 1]
-        step = int(frame["step"][bad[-1]])
+        run = [run for run in runs if run.alarms][-1]
+        columns, place = run.columns, run.alarms[-1]
+        step, start = columns.step[place], max(0, place - 8)
         lost = LostStep(step, f"Step {step} was not finite", "only its numbers were written down",
-                        tuple(rows["loss"]), tuple(rows["norm"]))
+                        tuple(columns.loss[start:place]), tuple(columns.norm[start:place]))
     return Report("", (name_it(lost),))
 
 
@@ -72,7 +94,7 @@ def _trip_notes(record: Any, trip: RecordedTrip | None) -> list[str]:
              + (f", of {count} that are in the record." if count > 1 else ".")]
     after = [run for run in record.runs if trip.time and run.began and run.began > trip.time and run.steps]
     if after:
-        bad = sum(run.columns.outcome.count(code) for run in after for code in (1, 2))
+        bad = sum(len(run.alarms) for run in after)
         notes.append(f"The {'run' if len(after) == 1 else f'{len(after)} runs'} after it had {bad or 'no'} such steps.")
     if trip.no_replay:
         notes.append(f"It can't be replayed from disk: {trip.no_replay}.")

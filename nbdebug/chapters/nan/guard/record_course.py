@@ -53,6 +53,6 @@ def _placed(runs: Any, steps: Any) -> tuple[Any, list[float], bool]:
     for start, end in zip(first, [*first[1:], len(steps)]):
         after = places[start - 1] + 1 if start else 0.0
         shift = max(0.0, after - steps[start])
-        joined = joined or shift > 0
+        joined = joined or bool(shift > 0)
         places[start:end] += shift
     return places, places[first].tolist(), joined

@@ -8,6 +8,7 @@ read is counted. Where two lines have run together, the second one is still foun
 from __future__ import annotations
 
 import array
+import contextlib
 import dataclasses
 import pathlib
 from collections.abc import Iterable, Iterator
@@ -15,11 +16,13 @@ from typing import Any, BinaryIO
 
 from tqdm.auto import tqdm
 
-from nbdebug.chapters.nan.guard.lines import OUTCOMES, StepLine, decoded
+from nbdebug.chapters.nan.guard.lines import OUTCOMES, StepLine, decoded, salvaged
 from nbdebug.chapters.nan.guard.record_files import MOST, StepsFile, opened
 
 _LONGEST = 2**16
 """Bytes of a line; those of a step have about 130, those of a header a few hundred."""
+_SALVAGED = 4 * 1024
+"""Of a damaged line, so many bytes are searched: two lines and more."""
 _RUNS = 10_000
 _SLOW = 32 * 2**20
 """Bytes that take longer than about two seconds to read: then a bar shows how far it is."""
@@ -63,6 +66,13 @@ class Run:
     def steps(self) -> int:
         return len(self.columns)
 
+    @property
+    def alarms(self) -> list[int]:
+        """Which of its steps, by their places in the columns, were not finite. Those that the user wanted skipped in
+        silence (on_trip="skip") are none."""
+        codes = [OUTCOMES.index("tripped")] + [OUTCOMES.index("skipped")] * (self.about.get("on_trip") != "skip")
+        return [n for n, code in enumerate(self.columns.outcome) if code in codes]
+
 
 def read_runs(folder: pathlib.Path, files: Iterable[StepsFile]) -> tuple[list[Run], int]:
     """The runs in these files, by rank and in order, and how many lines could not be read. Raises OSError, and
@@ -91,14 +101,15 @@ def _lines(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _take(line: bytes, rank: int, runs: dict[tuple[int, str], Run]) -> bool:
-    """Note what a line says. False where it can't be read, or where only its second half could."""
-    start = 0
-    while start >= 0:
-        try:
-            _note(decoded(line[start:]), rank, runs)
-            return start == 0
-        except ValueError:
-            start = line.find(b'{"', start + 1, 4 * 1024)  # the beginning of a line that ran together with this one
+    """Note what a line says. False where it is damaged; what is whole in it is noted all the same."""
+    try:
+        _note(decoded(line), rank, runs)
+        return True
+    except ValueError:
+        pass
+    for whole in salvaged(line[:_SALVAGED]):
+        with contextlib.suppress(ValueError):
+            _note(whole, rank, runs)
     return False
 
 

@@ -77,7 +77,8 @@ def _where(given: Any, name: str) -> Where:
 def _facts(data: Mapping[str, Any]) -> dict[str, Any]:
     """Those of the facts that the views know; one that is not as it should be is left out."""
     taken: dict[str, Any] = {}
-    for key, take in (("steps", _count), ("history", _history), ("exponents", _exponents), ("tree", _tree)):
+    for key, take in (("steps", _count), ("history", _history), ("exponents", _exponents), ("tree", _tree),
+                      ("headline", _headline), ("guard", _lines)):
         if data.get(key) is not None:
             try:
                 taken[key] = take(data[key])
@@ -98,6 +99,17 @@ def _exponents(given: Any) -> dict[str, Any]:
     single = {key: _count(data[key]) for key in ("zeros", "nans", "infs", "neg_infs", "bad_zeros")
               if data.get(key) is not None}
     return {"dtype": _text(data, "dtype"), "operand": _text(data, "operand"), **counts, **single}
+
+
+def _headline(given: Any) -> str:
+    return _said(given, "headline")
+
+
+def _lines(given: Any) -> list[dict[str, Any]]:
+    """The last steps that the guard had seen."""
+    keys = ("step", "loss", "norm", "clipped", "outcome")
+    lines = [_object(line, "guard") for line in _list(given, "guard")]
+    return [{k: plain(line[k]) for k in keys if k in line and not isinstance(line[k], (list, dict))} for line in lines]
 
 
 def _tree(given: Any) -> list[dict[str, Any]]:

@@ -39,6 +39,8 @@ class Rounds:
 
     def called(self) -> None:
         """A model is about to be called."""
+        if self.ranks is not None and (around := self.ranks.notice()) is not None:
+            self.guard.is_inside(around)
         self.late.hear()
         if self.current is None:
             self._begin(self.buffers.keep())
@@ -94,11 +96,21 @@ class Rounds:
             self._end()
         self.late.hear(wait=True)
 
-    def leave(self) -> None:
-        """Hold nothing any more, and leave nothing on the optimizers."""
+    @property
+    def standing(self) -> tuple[bool, set[int]]:
+        """Whether an update has yet to be looked back at; the optimizers that have stepped in this step."""
+        return self._undo is not None, set(self.current.stepped if self.current is not None else ())
+
+    def give_back(self) -> None:
+        """The gradients of an update that was not to be made."""
         if self._aside is not None:
             self._aside.give_back()
-        self._aside = self._undo = self.current = self._next = None
+            self._aside = None
+
+    def leave(self) -> None:
+        """Hold nothing any more, and leave nothing on the optimizers."""
+        self.give_back()
+        self._undo = self.current = self._next = None
         self.late.leave()
 
     # -- before an update ---------------------------------------------------------------------------------------------
@@ -118,7 +130,8 @@ class Rounds:
         self._undo = Undo.needed(optimizer, args, kwargs)
         if self._undo is not None and self._undo.closure:
             return
-        look = Look(optimizer, step.losses, self.ranks, self.buffers.moved(step.buffers), self.scale)
+        moved = [] if self._excused else self.buffers.moved(step.buffers)
+        look = Look(optimizer, step.losses, self.ranks, moved, self.scale)
         step.judged = len(step.losses)
         if self._undo is None and decides_itself(optimizer, look.device):
             self.late.decide(optimizer, step, look, self._excused)
@@ -151,10 +164,13 @@ class Rounds:
 
     def reason(self, numbers: Numbers, step: Step) -> str:
         """What is not finite; "" where all is well. A buffer that was not finite before (a mask) is no statistic."""
-        if (reason := numbers.reason()) or self._excused or math.isfinite(numbers.buffers):
+        if (reason := numbers.reason()) or math.isfinite(numbers.buffers):
             return reason
-        self._excused = not self.buffers.spoiled(step.buffers)
-        return "" if self._excused else "buffer"
+        spoiled = not self._excused and self.buffers.spoiled(step.buffers)
+        if self.ranks is not None:
+            spoiled = self.ranks.any(spoiled)
+        self._excused = not spoiled
+        return "buffer" if spoiled else ""
 
     # -- after an update ----------------------------------------------------------------------------------------------
 
@@ -165,13 +181,13 @@ class Rounds:
         if self.guard.script.aside or step is None:
             return
         if self._aside is not None:
-            self._aside.give_back()
-            self._aside = None
+            self.give_back()
             self.buffers.restore(step.buffers)
         self.late.after(optimizer, step)
-        undo, self._undo = self._undo, None
+        undo = self._undo
         if undo is not None and step.outcome == "ok":
             self._look_back(step, undo)
+        self._undo = None
         self._stepped(optimizer, step)
 
     def _look_back(self, step: Step, undo: Undo) -> None:
@@ -179,7 +195,7 @@ class Rounds:
         __tracebackhide__ = True
         reason, loss, norm = undo.judge(step.losses, self.ranks)
         if undo.closure:
-            step.loss, step.norm, step.judged = loss, norm, len(step.losses)
+            step.loss, step.norm, step.judged, step.bad_ranks = loss, norm, len(step.losses), undo.bad_ranks
         if reason:
             undo.restore()
             self.guard.trip(step, reason, undo)

@@ -23,7 +23,7 @@ from torch import nn
 
 from nbdebug import __version__
 from nbdebug.chapters.nan.guard.lines import strict
-from nbdebug.chapters.nan.guard.ranks import alone
+from nbdebug.chapters.nan.guard.parallel import alone
 from nbdebug.chapters.nan.guard.record_files import PART, trip_name
 from nbdebug.chapters.nan.guard.trip import Trip
 from nbdebug.chapters.nan.guard.trip_folder_pack import Unwritable, pack
@@ -51,6 +51,8 @@ def write(record: pathlib.Path, trip: Trip, run: str, rank: int, models: Mapping
             "reason": trip.reason, "loss": trip.loss, "norm": trip.norm, "late": trip.late,
             "bad_ranks": list(trip.bad_ranks), "lines": [line.to_json() for line in trip.lines],
             "course": _course(course), **_step(part, trip, {n: alone(m) for n, m in (models or {}).items()})})
+        for file in part.glob("*.safetensors"):
+            shutil.copymode(part / "step.json", file)  # else only its writer could read it
         return _named(part, record, trip.step, rank)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
@@ -78,9 +80,7 @@ def _step(folder: pathlib.Path, trip: Trip, models: Mapping[str, nn.Module]) -> 
 
 
 def _weights(folder: pathlib.Path, models: Mapping[str, nn.Module]) -> str:
-    """Write parameters and buffers; returns why they were left out, or ""."""
-    if not models:
-        return "the models were not at hand"
+    """Write parameters and buffers; returns why they were left out, or "" (also where the step calls no model)."""
     try:
         weights = weights_of(models)
     except Unwritable as reason:

@@ -39,7 +39,7 @@ def pack(tape: Tape, models: Mapping[str, nn.Module]) -> tuple[dict[str, Any], d
 
 class _Packer:
     def __init__(self, tape: Tape, models: Mapping[str, nn.Module]):
-        self.tape = tape
+        self.tape, self.models = tape, models
         self.tensors: dict[str, torch.Tensor] = {"random": tape.random}
         self.generators = list(tape.generators)
         self.home = str(next((p.device for m in models.values() for p in m.parameters()), "cpu"))
@@ -47,7 +47,7 @@ class _Packer:
                            for name, p in module.named_parameters()}
 
     def packed(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        if not any(isinstance(entry, CallEntry) for entry in self.tape.entries):
+        if self.models and not any(isinstance(entry, CallEntry) for entry in self.tape.entries):
             raise Unwritable("no call of a model was seen in it, perhaps because the code around it is compiled")
         for n, state in enumerate(self.tape.cuda_random):
             self.tensors[f"cuda_random/{n}"] = state
@@ -75,6 +75,8 @@ class _Packer:
 
     def _entry(self, position: int, entry: Entry | CallEntry | BackwardEntry) -> dict[str, Any]:
         if isinstance(entry, CallEntry):
+            if entry.model.partition("/")[0] not in self.models:
+                raise Unwritable("the models were not at hand when it was written")
             args, kwargs = entry.arguments
             return {"call": entry.model, "args": self._value(args, f"the model `{entry.model}`"),
                     "kwargs": self._value(kwargs, f"the model `{entry.model}`"), "results": list(entry.results),

@@ -34,8 +34,8 @@ from nbdebug.chapters.nan.guard.trip_folder_pack import OP_TEXTS
 from nbdebug.chapters.nan.guard.trip_folder_weights import bare
 from nbdebug.observe.modules import ModuleNames, ModuleStack
 from nbdebug.observe.record import Op, Recorder
-from nbdebug.observe.script import Surroundings
 from nbdebug.observe.state import sources
+from nbdebug.observe.surroundings import Surroundings
 from nbdebug.observe.tape import BackwardEntry, CallEntry, Entry, Held, Ref, Tape
 
 _DEEPEST = 40
@@ -138,8 +138,8 @@ class Unpacker:
                                     for k in ("roots", "seeds", "inputs"))
             if not all(isinstance(r, Ref) for r in (*roots, *inputs, *(s for s in seeds if s is not None))):
                 raise ValueError("backward starts from something that is no tensor")
-            switches = (given.get(k) is True for k in ("retain", "create", "accumulate"))
-            return BackwardEntry(roots, seeds, inputs, results, *switches, site)
+            retain, create, accumulate = (given.get(k) is True for k in ("retain", "create", "accumulate"))
+            return BackwardEntry(roots, seeds, inputs, results, retain, create, accumulate, site)
         func = op_of(given.get("op"))
         args, kwargs = self._arguments(given)
         names = [a.name for a in func._schema.arguments]
@@ -149,8 +149,11 @@ class Unpacker:
         return Entry(_op(given, func, site), args, kwargs, results, given.get("grad") is True)
 
     def _call(self, given: dict[str, Any], results: tuple, site: Any) -> CallEntry:
-        if given["call"] not in self.models:
-            raise ValueError(f"the step calls a model {str(given['call'])[:80]!r}, which is not in the record")
+        name, _, part = text(given["call"]).partition("/")
+        try:
+            self.models[name].get_submodule(part)
+        except (KeyError, AttributeError):
+            raise ValueError(f"the step calls the model {given['call'][:80]!r}, which is not there") from None
         leaves, spec = tree_flatten(self._arguments(given), is_leaf=lambda x: isinstance(x, Ref))
         surroundings = mapping(given.get("surroundings"), "surroundings")
         autocast = [self._autocast(list_of(a, exactly=3)) for a in list_of(surroundings.get("autocast"))]
@@ -170,8 +173,8 @@ class Unpacker:
 
     def _random(self, given: dict[str, Any]) -> list[tuple[Any, Any]]:
         """How to set one source of random numbers to what it was; nothing where it is not there."""
-        source, state = given.get("source"), self._tensor(text(given.get("tensor")))
-        write = {name: write for name, _, write in sources()}.get(source) if isinstance(source, str) else None
+        source, state = text(given.get("source")), self._tensor(text(given.get("tensor")))
+        write = {name: write for name, _, write in sources()}.get(source)
         if write is None:
             note = "Not all sources of its random numbers are there now."
             self.notes += [note] * (note not in self.notes)
@@ -213,14 +216,14 @@ class Unpacker:
         if kind == "device":
             return self._moved(device_of(inner))
         if kind == "generator" and whole(inner) < len(self.generators):
-            return self.generators[inner]
+            return self.generators[whole(inner)]
         return named(kind, inner)
 
 
 def _op(given: dict[str, Any], func: Any, site: Any) -> Op:
     index, texts = given.get("index"), [given.get(key) for key in OP_TEXTS]
     name, module, module_type, during = texts
-    if not all(isinstance(text, str) for text in (name, module, module_type or "")) or during not in _PHASES:
+    if not all(isinstance(t, str) for t in (name, module, module_type or "")) or during not in _PHASES:
         raise ValueError("an op's name or module is no text")
     op = Op(whole(index), func, name, 0)  # type: ignore[arg-type]
     op.module, op.module_type, op.during, op.site = module, module_type, during, site  # type: ignore[assignment]

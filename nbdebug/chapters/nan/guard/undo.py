@@ -14,9 +14,10 @@ from typing import Any
 import torch
 
 from nbdebug.chapters.nan.guard.norms import gradients_of, total_norm
+from nbdebug.chapters.nan.guard.numbers import Numbers
 from nbdebug.chapters.nan.guard.ranks import Ranks
 from nbdebug.observe.state import Snapshot
-from nbdebug.observe.tensors import can_be_bad, dense, largest, read
+from nbdebug.observe.tensors import can_be_bad, dense, largest
 
 
 class Aside:
@@ -39,6 +40,7 @@ class Undo:
 
     def __init__(self, optimizer: torch.optim.Optimizer, closure: Any):
         self.optimizer, self._closure, self.closure = optimizer, closure, closure is not None
+        self.bad_ranks: tuple[int, ...] = ()
         self._before = Snapshot.take({}, {"optimizer": optimizer})
 
     @classmethod
@@ -56,17 +58,19 @@ class Undo:
         parameters = [p for g in self.optimizer.param_groups for p in g["params"]
                       if dense(p) is not None and can_be_bad(p) and p.numel()]
         device = parameters[0].device if parameters else torch.device("cpu")
-        first = losses[:1] if self.closure else []
-        norm = total_norm(gradients_of(self.optimizer), device)
-        sizes = [x.to(device) for x in largest(parameters)]
-        size = torch.stack(sizes).sum() if sizes else torch.zeros((), device=device)
-        if ranks is not None:
-            size = ranks.agree(size, torch.zeros((), device=device))[0]
-        *values, norm_read, size_read = read([*(x.to(device) for x in first), norm, size])
-        loss = values[0] if values else None
-        if loss is not None and not math.isfinite(loss):
-            return "loss", loss, norm_read
-        return "" if math.isfinite(size_read) else "parameter", loss, norm_read
+        zero, sizes = torch.zeros((), device=device), [x.to(device) for x in largest(parameters)]
+        loss = losses[0].to(device) if self.closure and losses else zero
+        gradients = gradients_of(self.optimizer)
+        norm = total_norm(gradients, device) if ranks is None else ranks.own_norm(self.optimizer, gradients, device)
+        bad = (~torch.isfinite(loss)).float()
+        told = torch.stack([norm, zero, torch.stack([zero, *sizes]).sum(), loss, bad, bad, zero])
+        numbers = Numbers((told if ranks is None else ranks.agreed(told)).tolist(), ranks, False)
+        numbers.check()
+        self.bad_ranks = numbers.bad_ranks
+        seen = numbers.loss if self.closure and losses else None
+        if numbers.loss_bad:
+            return "loss", seen, numbers.norm
+        return "" if math.isfinite(numbers.buffers) else "parameter", seen, numbers.norm
 
     def restore(self) -> None:
         """Parameters, their gradients and the optimizer's state as they were before the step."""

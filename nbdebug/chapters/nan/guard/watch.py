@@ -13,6 +13,7 @@ from __future__ import annotations
 import collections
 import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from nbdebug.chapters.nan.guard.account import status
@@ -20,6 +21,7 @@ from nbdebug.chapters.nan.guard.buffers import Buffers
 from nbdebug.chapters.nan.guard.history import History
 from nbdebug.chapters.nan.guard.lines import StepLine
 from nbdebug.chapters.nan.guard.located import Locator
+from nbdebug.chapters.nan.guard.parting import Parting
 from nbdebug.chapters.nan.guard.policy import Policy, check_scaler, models_of, optimizers_of
 from nbdebug.chapters.nan.guard.ranks import Ranks
 from nbdebug.chapters.nan.guard.rounds import Rounds
@@ -27,6 +29,7 @@ from nbdebug.chapters.nan.guard.step import Step
 from nbdebug.chapters.nan.guard.trip import NonFiniteStep, Trip
 from nbdebug.chapters.nan.guard.undo import Undo
 from nbdebug.finding import Report
+from nbdebug.observe.model_calls import Hook
 from nbdebug.observe.script import Script, inputs_of
 
 
@@ -71,6 +74,7 @@ class Guard:
         self.steps = self.bad = self.clipped = self.skipped = self.above = self.scaler_skips = 0
         self.fault, self.active, self._told = "", True, 0
         self.ranks = Ranks.of(models.values())
+        self._parting: Parting | None = None
         self._recording = None if record is None else self._open(record)
         self.buffers = Buffers(models.values())
         self._rounds = Rounds(self)
@@ -97,6 +101,12 @@ class Guard:
         if self.scaler is not None and self.scaler.is_enabled():
             self.scaler.update = self._scaler_updates
 
+    def is_inside(self, parallel: Any) -> None:
+        """A model is called by this DDP: what that does before it calls the model is no part of the step."""
+        self.script.tape.entries.clear()
+        hook = Hook(SimpleNamespace(border=self._guarded, pause=lambda *given: self.script.pause()), "pause", "")
+        self._handles.append(parallel.register_forward_pre_hook(hook, prepend=True))
+
     def _detach(self) -> None:
         self.script.detach()
         while self._handles:
@@ -107,14 +117,14 @@ class Guard:
 
     def close(self) -> None:
         """Stop watching. A bad step that is only now noticed is told as any other; what is closed stays closed."""
-        if not self.active:
-            self._detach()
-            return
         try:
-            self._guarded(self._rounds.finish)
+            if self.active:
+                self._guarded(self._rounds.finish)
         finally:
             self.active = False
             self._detach()
+            if self.ranks is not None:
+                self.ranks.close()
             if self._recording is not None:
                 self._recording.close()
 
@@ -122,6 +132,8 @@ class Guard:
         return self
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        if error is not None and self.ranks is not None:
+            self._rounds.late.pending.clear()  # what is still on its way may never come: the others are elsewhere
         try:
             self.close()
         except NonFiniteStep:
@@ -134,7 +146,7 @@ class Guard:
         """Call something of ours; what it raises, other than NonFiniteStep, ends the guard and not the training."""
         __tracebackhide__ = True
         if not self.active:
-            if self.fault:
+            if self.fault and (self._parting is None or self._parting.over):
                 self._detach()
             return None
         try:
@@ -147,25 +159,45 @@ class Guard:
 
     def give_up(self, fault: Exception) -> None:
         """Leave, after a fault of our own; told once. An optimizer's hooks go with the next call of a model."""
+        if not self.active:
+            return
         self.active, self.fault = False, f"{type(fault).__name__}: {fault}"
+        if self.ranks is not None:
+            self._parting = Parting(self.ranks, *self._rounds.standing)
         self._rounds.leave()
         warnings.warn(f"nbdebug's guard has stopped watching because of a fault of its own ({self.fault}). "
                       "The training itself goes on, unguarded.", RuntimeWarning, stacklevel=4)
 
+    @property
+    def _asked(self) -> int:
+        """How often the processes have been asked."""
+        return 0 if self.ranks is None else self.ranks.asked
+
     def _before(self, optimizer: Any, args: tuple, kwargs: dict) -> None:
         __tracebackhide__ = True
+        asked = self._asked
         if self.active:
             self._guarded(self._rounds.before, optimizer, args, kwargs)
+        if self._parting is not None:
+            self._parting.before(optimizer, args, kwargs, self._asked != asked)
 
     def _after(self, optimizer: Any, args: tuple, kwargs: dict) -> None:
         __tracebackhide__ = True
+        asked = self._asked
         if self.active:
             self._guarded(self._rounds.after, optimizer)
+        if not self.active:
+            self._rounds.give_back()
+        if self._parting is not None:
+            self._parting.after(self._asked != asked)
 
     def _scaler_updates(self, *args: Any, **kwargs: Any) -> None:
         __tracebackhide__ = True
+        asked = self._asked
         if self.active:
             self._guarded(self._rounds.scaler_updates)
+        if self._parting is not None:
+            self._parting.scaler_updates(self.scaler, self.optimizers.values(), self._asked != asked)
         type(self.scaler).update(self.scaler, *args, **kwargs)
 
     # -- what is told -------------------------------------------------------------------------------------------------
@@ -185,6 +217,8 @@ class Guard:
     def trip(self, step: Step, reason: str, redo: Undo | None = None, late: int = 0) -> None:
         """A step is not finite, and has been undone: locate it where that is asked for, write it, show it, raise it."""
         __tracebackhide__ = True
+        if self.ranks is not None:
+            self.ranks.promised = self._locates and self.ranks.together
         self.buffers.restore(step.buffers)
         if self.policy.on_trip == "skip":
             return
@@ -192,23 +226,34 @@ class Guard:
         step.outcome = "tripped" if raises else "skipped"
         rank = self.ranks.rank if self.ranks else None
         lines = (*self.lines, step.line())[-self.policy.keep:]
+        locator = Locator(self, redo)
         trip = Trip(step.number, reason, step.loss, step.norm, lines, inputs_of(step.tape), step.tape, late, rank,
-                    step.bad_ranks, locator=Locator(self, redo))
+                    step.bad_ranks, locator=locator)
         self.trips = [*self.trips[-7:], trip]
-        self._tell(trip)
+        try:
+            self._tell(trip, locator)
+        except Exception as fault:  # the step is dropped all the same
+            if self.policy.on_trip == "trace" and trip.report is None:
+                trip.report = locator.failed(trip, fault)
+            self.give_up(fault)
         if raises:
             self._rounds.forget()
             self._rounds.write(step)
             raise NonFiniteStep(trip)
 
-    def _tell(self, trip: Trip) -> None:
+    @property
+    def _locates(self) -> bool:
+        """Whether the next trip is located at once."""
+        return self.policy.on_trip == "trace" or self.policy.on_trip == "record" and self._told < TOLD
+
+    def _tell(self, trip: Trip, locator: Locator) -> None:
         """The first few trips are located and written down, if that is asked for; more would cost a night."""
-        self._told += 1
+        locates, self._told = self._locates, self._told + 1
         if self._told <= TOLD or self.policy.on_trip != "record":
-            if self.policy.on_trip in ("trace", "record"):
-                trip.locate()
+            if locates:
+                trip.report = locator.with_the_others(trip)
             if self._recording is not None:
-                trip.folder = self._recording.trip(trip)
+                trip.folder = self._recording.trip(trip, self.models, self.history.run(trip.step))
             if self.policy.on_trip == "trace" and trip.report is not None:
                 trip.report.show()
 

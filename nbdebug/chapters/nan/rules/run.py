@@ -87,8 +87,8 @@ def optimizer_eps_underflow(facts: NanFacts) -> Finding | None:
     cause="Each step overshoots and makes the next gradient larger. The op that overflows in the end is "
           "innocent: it is the first that had no room left.",
     confirm="Print the losses before the failure: they climb. The largest weight grows by a factor each step. "
-            "With a tenth of the rate the run is calm. `guard(..., max_grad_norm=1.0)` counts the steps that it clips: over "
-            "half of them means that the rate is too high.",
+            "With a tenth of the rate the run is calm. `guard(..., max_grad_norm=1.0)` counts the steps that it "
+            "clips: where it is over half of them, the rate is too high.",
     fix="Lower `lr` (divide by 10 until the loss falls), warm up (`torch.optim.lr_scheduler.LinearLR(optimizer, "
         "0.01, total_iters=500)`), and bound the step: `torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)` "
         "before `optimizer.step()`. Scale targets to about 1, and scale `lr` with the batch size if you took it "

@@ -1,0 +1,171 @@
+"""The start of the run, put back, and trained on again with one thing changed.
+
+The bench trains by itself: the batches that the user's loop read, in their order, the user's loss function, the user's
+optimizers, the learning rates that were seen. It does not call the user's loop again, which may write files or append
+to lists. Before anything is concluded from it, it is asked to repeat the run as it was (`Bench.repeats`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from nbdebug.chapters.training.facts_run import Trial
+from nbdebug.chapters.training.run.checkup import Checkups, loss_value
+from nbdebug.chapters.training.run.updates import norm_of
+from nbdebug.observe.state import Snapshot
+
+ALIKE = 0.02
+"""The bench repeats the run where the first losses agree to this (relative); other threads and kernels move the sixth
+digit, a different batch or rate the first."""
+FIRST = 12
+"""Losses compared for that."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """What is done otherwise. rate: factor on every learning rate; level: one rate all along, the first that was seen;
+    zero: gradients are cleared before each backward; clip: largest gradient norm; decay: factor on weight decay;
+    unfreeze: names of parameters; prepare: called once on the model; without: batches that are left out; batches: others
+    in their place; loss_fn: another loss; training: all modules in train mode."""
+
+    rate: float = 1.0
+    level: bool = False
+    zero: bool = True
+    clip: float | None = None
+    decay: float = 1.0
+    unfreeze: tuple[str, ...] = ()
+    prepare: Callable[[nn.Module], None] | None = None
+    without: frozenset[int] = frozenset()
+    batches: Sequence[Any] | None = None
+    loss_fn: Callable[[Any, Any], Any] | None = None
+
+
+@dataclasses.dataclass
+class Outcome:
+    """losses: step by step, up to the first that is not finite; train, val: mean losses afterwards, in eval mode."""
+
+    losses: list[float]
+    train: float
+    val: float | None
+    extra: dict[str, float] = dataclasses.field(default_factory=dict)
+
+
+class Bench:
+    """Trains from the start of the run. start: the state to begin at; rates: the learning rate at each step, over the
+    first; batches: those of the run, in order. until: when the time for trials is up."""
+
+    def __init__(self, model: nn.Module, optimizers: list[Any], loss_fn: Callable[[Any, Any], Any], batches: list[Any],
+                 start: Snapshot, rates: Sequence[float], on_train: Checkups, on_val: Checkups):
+        self.model, self.optimizers, self.loss_fn, self.batches = model, optimizers, loss_fn, batches
+        self.start, self.on_train, self.on_val = start, on_train, on_val
+        self.rates = list(rates)
+        self.until = math.inf
+        self.spent = 0.0
+        self._done: dict[tuple[Change, int], Outcome] = {}
+
+    @property
+    def time_is_up(self) -> bool:
+        return time.perf_counter() > self.until
+
+    def repeats(self, losses: Sequence[float]) -> bool:
+        """Whether the bench, changing nothing, gets the losses that the user's loop got."""
+        count = min(FIRST, len(losses))
+        if count < 2:
+            return False
+        mine = self.train(Change(), count).losses
+        return len(mine) == count and all(
+            abs(a - b) <= ALIKE * max(abs(a), abs(b), 1e-8) for a, b in zip(mine, losses[:count]))
+
+    def train(self, change: Change, steps: int) -> Outcome:
+        """Train from the start with this change; the state is put back to the start before and after."""
+        began = time.perf_counter()
+        self.start.restore()
+        try:
+            with torch.enable_grad():
+                losses = list(self._steps(change, steps))
+            train, val = self.on_train.mean(), self.on_val.mean()
+            outcome = Outcome(losses, train[0] if train else math.nan, val[0] if val else None)
+            if len(losses) < steps or not math.isfinite(outcome.train):
+                outcome.train = math.inf
+            return outcome
+        finally:
+            self.start.restore()
+            self.spent += time.perf_counter() - began
+
+    def _steps(self, change: Change, steps: int) -> Any:
+        self._prepare(change)
+        loss_fn = change.loss_fn or self.loss_fn
+        batches = self.batches if change.batches is None else change.batches
+        firsts = [[float(g["lr"]) for g in o.param_groups] for o in self.optimizers]
+        for step in range(steps):
+            if step % len(batches) in change.without and step < len(batches):
+                continue
+            self._set_rates(change, firsts, step)
+            if change.zero:
+                for optimizer in self.optimizers:
+                    optimizer.zero_grad()
+            loss = loss_fn(self.model, batches[step % len(batches)])
+            value = loss_value(loss)
+            if not math.isfinite(value):
+                return
+            _root(loss).backward()
+            if change.clip is not None:
+                for optimizer in self.optimizers:
+                    _clip(optimizer, change.clip)
+            for optimizer in self.optimizers:
+                optimizer.step()
+            yield value
+
+    def _prepare(self, change: Change) -> None:
+        for module in self.model.modules():
+            module.training = True if self._trains(module) else module.training
+        if change.prepare is not None:
+            change.prepare(self.model)
+        for name in change.unfreeze:
+            parameter = self.model.get_parameter(name)
+            parameter.requires_grad_(True)
+            if all(parameter is not p for o in self.optimizers for g in o.param_groups for p in g["params"]):
+                self.optimizers[0].add_param_group({"params": [parameter]})
+        if change.decay != 1.0:
+            for group in (g for o in self.optimizers for g in o.param_groups):
+                group["weight_decay"] = group.get("weight_decay", 0.0) * change.decay
+
+    frozen_flags: frozenset[str] = frozenset()
+    """Modules that ran in eval mode while training, on purpose or not: left as the start has them."""
+
+    def _trains(self, module: nn.Module) -> bool:
+        return not self.frozen_flags
+
+    def _set_rates(self, change: Change, firsts: list[list[float]], step: int) -> None:
+        now = 1.0 if change.level or not self.rates else self.rates[min(step, len(self.rates) - 1)]
+        for optimizer, group_rates in zip(self.optimizers, firsts):
+            for group, first in zip(optimizer.param_groups, group_rates):
+                group["lr"] = first * now * change.rate
+
+    def trial(self, what: str, change: Change, as_is: Outcome, steps: int, **numbers: Any) -> Trial:
+        """Train with the change, and set it beside what came of the run as it is."""
+        got = self.train(change, steps)
+        return Trial(what, tuple(as_is.losses), tuple(got.losses), as_is.train, got.train, as_is.val, got.val, numbers)
+
+
+def _root(loss: Any) -> torch.Tensor:
+    """The tensor to call backward on, in whatever the loss function returned."""
+    while isinstance(loss, (tuple, list, dict)):
+        loss = loss["loss"] if isinstance(loss, dict) else loss[0]
+    return loss
+
+
+def _clip(optimizer: Any, limit: float) -> None:
+    norm = norm_of(optimizer)
+    if norm > limit:
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.grad.mul_(limit / norm)

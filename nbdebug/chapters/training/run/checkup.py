@@ -1,0 +1,81 @@
+"""The loss on fixed batches, in either mode, without the training noticing.
+
+Flags, buffers, gradients and random numbers are as before afterwards. Whatever goes wrong here is ours: the look is
+given up, and the reason is kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from nbdebug.chapters.training.run.sources import unnoticed
+
+MOST = 8
+"""Batches looked at for one checkup. Eight give a standard error of a third of the spread between batches."""
+
+
+def loss_value(loss: Any) -> float:
+    """The loss as a number: a tensor of one element, or the first one of a tuple or a dict that a loss came in."""
+    if isinstance(loss, (tuple, list)):
+        return loss_value(loss[0])
+    if isinstance(loss, dict):
+        return loss_value(loss["loss"])
+    return float(loss.detach().float().mean()) if isinstance(loss, torch.Tensor) else float(loss)
+
+
+@contextlib.contextmanager
+def mode(model: nn.Module, training: bool) -> Iterator[None]:
+    """All modules in train or eval mode; buffers that a forward in train mode would move are put back as well."""
+    flags = [(m, m.training) for m in model.modules()]
+    buffers = [(b, b.detach().clone()) for b in model.buffers()] if training else []
+    try:
+        for module, _ in flags:
+            module.training = training
+        yield
+    finally:
+        for module, flag in flags:
+            module.training = flag
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+
+
+class Checkups:
+    """Fixed batches of one loader, and their losses when asked. fault: why the loss could not be computed."""
+
+    def __init__(self, model: nn.Module, loss_fn: Callable[[Any, Any], Any] | None, batches: Sequence[Any],
+                 most: int | None = MOST):
+        self.model, self.loss_fn, self.fault = model, loss_fn, ""
+        self.batches = list(batches if most is None else batches[:most])
+
+    def losses(self, training: bool = False, model: nn.Module | None = None) -> list[float]:
+        """One loss a batch; empty where there is nothing to ask, or where asking failed."""
+        if self.loss_fn is None or not self.batches or self.fault:
+            return []
+        model = self.model if model is None else model
+        try:
+            with unnoticed(self.loss_fn), torch.no_grad(), mode(model, training):
+                return [loss_value(self.loss_fn(model, batch)) for batch in self.batches]
+        except Exception as fault:  # the border: it is our question that failed, not the user's loop
+            self.fault = f"{type(fault).__name__}: {fault}"
+            return []
+
+    def mean(self, training: bool = False) -> tuple[float, float] | None:
+        """Mean loss and its standard error; None where there is none."""
+        losses = self.losses(training)
+        if not losses:
+            return None
+        return mean_and_error(losses)
+
+
+def mean_and_error(losses: Sequence[float]) -> tuple[float, float]:
+    mean = sum(losses) / len(losses)
+    spread = statistics.stdev(losses) / math.sqrt(len(losses)) if len(losses) > 1 and math.isfinite(mean) else 0.0
+    return mean, spread

@@ -1,0 +1,133 @@
+"""Reading batches without using up anybody's random numbers.
+
+A loader draws its order from a generator of its own, its dataset may draw from others, and both may draw from the
+global ones. All that can be found are remembered, and put back after our own look.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import random
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from nbdebug.observe.state import sources as global_sources
+from nbdebug.observe.tensors import tensors_in
+
+DEPTH = 4
+"""loader → sampler → dataset → transform: what draws is never deeper in the loaders that we have seen."""
+MOST_BYTES = 256 << 20
+MOST_SECONDS = 20.0
+
+
+def remembered(*owners: Any) -> Callable[[], None]:
+    """Remember the state of every generator in reach of loaders (or of a loss function); the answer puts them back."""
+    found: dict[Any, tuple[Callable[[Any], Any], Any]] = {}
+    for owner in owners:
+        for generator in _generators(owner):
+            found[id(generator)] = _state(generator)
+    for name, read, write in global_sources():
+        found["global", name] = (write, read())
+
+    def put_back() -> None:
+        for write, state in found.values():
+            write(state)
+
+    return put_back
+
+
+def _state(generator: Any) -> tuple[Callable[[Any], Any], Any]:
+    if isinstance(generator, torch.Generator):
+        return generator.set_state, generator.get_state()
+    if isinstance(generator, random.Random):
+        return generator.setstate, generator.getstate()
+    if hasattr(generator, "bit_generator"):
+        kept = copy.deepcopy(generator.bit_generator.state)
+        return lambda state: setattr(generator.bit_generator, "state", state), kept
+    return generator.set_state, generator.get_state()
+
+
+def _generators(owner: Any) -> Iterator[Any]:
+    """Generators among the members of an object, and of those members' own, a few steps deep."""
+    todo, seen = [(owner, 0)], set()
+    while todo:
+        thing, depth = todo.pop()
+        if id(thing) in seen or depth > DEPTH or isinstance(thing, (torch.Tensor, torch.nn.Module, str, bytes, type)):
+            continue
+        seen.add(id(thing))
+        kind = f"{type(thing).__module__}.{type(thing).__name__}"
+        if isinstance(thing, (torch.Generator, random.Random)) or (
+                kind.startswith("numpy.random") and type(thing).__name__ in ("Generator", "RandomState")):
+            yield thing
+        elif isinstance(thing, (list, tuple)):
+            todo += [(member, depth + 1) for member in thing[:64]]
+        else:
+            members = dict(getattr(thing, "__dict__", {}))
+            members |= {f"cell{i}": c.cell_contents for i, c in enumerate(getattr(thing, "__closure__", None) or ())
+                        if _filled(c)}
+            todo += [(member, depth + 1) for member in members.values()]
+
+
+def _filled(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018 (an empty one raises)
+    except ValueError:
+        return False
+    return True
+
+
+def batches_of(loader: Any, most: int, seconds: float = MOST_SECONDS) -> list[Any]:
+    """The first `most` batches, as the user's loop would get them next, with all random numbers put back.
+
+    Fewer where they would take more than 256 MB or `seconds`. A loader that can be read only once (an iterator) gives
+    none: reading it would take the batches away from the user.
+    """
+    if loader is None or iter_is_itself(loader):
+        return []
+    put_back = remembered(loader)
+    taken: list[Any] = []
+    size, until = 0, time.monotonic() + seconds
+    iterator = iter(loader)
+    try:
+        for batch in iterator:
+            taken.append(batch)
+            size += sum(t.numel() * t.element_size() for t in tensors_in(batch))
+            if len(taken) >= most or size > MOST_BYTES or time.monotonic() > until:
+                break
+    finally:
+        del iterator
+        put_back()
+    return taken
+
+
+def iter_is_itself(loader: Any) -> bool:
+    return hasattr(loader, "__next__")
+
+
+@contextlib.contextmanager
+def unnoticed(*owners: Any) -> Iterator[None]:
+    """What happens inside draws no random numbers that the user's loop would have drawn."""
+    put_back = remembered(*owners)
+    try:
+        yield
+    finally:
+        put_back()
+
+
+def targets_of(batch: Any) -> torch.Tensor | None:
+    """The targets of a batch, where its form tells: the second member of a pair, or a dict's usual keys."""
+    if isinstance(batch, dict) or hasattr(batch, "keys"):
+        found = next((batch[key] for key in ("labels", "label", "targets", "target", "y") if key in batch), None)
+        return found if isinstance(found, torch.Tensor) else None
+    if isinstance(batch, (list, tuple)) and len(batch) > 1 and isinstance(batch[-1], torch.Tensor):
+        return batch[-1]
+    return None
+
+
+def inputs_of(batch: Any) -> torch.Tensor | None:
+    """The first tensor of a batch."""
+    return next(iter(tensors_in(batch)), None)

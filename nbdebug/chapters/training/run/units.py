@@ -1,0 +1,127 @@
+"""What do the activations look like: units that are zero for every sample, values on the flat ends?
+
+A few batches are sent through the model in train mode, and every relu, sigmoid and tanh is looked at, whether it is a
+module or a function: both end in the same call of torch. The order in which modules are called is noted on the way.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode, resolve_name
+
+from nbdebug.chapters.training.facts_run import Units
+from nbdebug.chapters.training.run.checkup import mode
+from nbdebug.chapters.training.run.sources import unnoticed
+
+BATCHES = 4
+"""Batches after which a unit that was zero for every sample counts as dead (a research tool's "over 3 batches")."""
+FLAT = 0.01
+"""Saturated: the slope is below a hundredth of its largest. For tanh that is beyond ±3.0, for a sigmoid beyond ±6.0."""
+
+RELUS = frozenset({"relu", "relu_", "relu6", "threshold", "hardtanh"})
+SIGMOIDS = frozenset({"sigmoid", "sigmoid_"})
+TANHS = frozenset({"tanh", "tanh_"})
+
+
+@dataclasses.dataclass
+class _Place:
+    module: str
+    op: str
+    feeds: str
+    channels: int
+    hidden: bool = False
+    dead: torch.Tensor | None = None
+    saturated: list[float] = dataclasses.field(default_factory=list)
+
+
+class _Look(TorchFunctionMode):
+    """Notes activations by the module in which they run, and the order in which modules with parameters are called."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.names = {id(m): n for n, m in model.named_modules()}
+        self.stack: list[str] = []
+        self.places: dict[tuple[str, str], _Place] = {}
+        self.order: dict[str, tuple[str, int]] = {}
+        self.last = ""
+        self.batch = 0
+
+    def hooks(self, model: nn.Module) -> list[Any]:
+        handles = []
+        for module in model.modules():
+            handles += [module.register_forward_pre_hook(self._enter),
+                        module.register_forward_hook(self._leave, always_call=True)]
+        return handles
+
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        name = self.names.get(id(module), "")
+        self.stack.append(name)
+        if module._parameters:
+            kind, calls = self.order.get(name, (type(module).__name__, 0))
+            self.order[name] = kind, calls + (self.batch == 0)
+            if not isinstance(module, (nn.modules.batchnorm._NormBase, nn.LayerNorm)):
+                self.last = name
+                for place in self.places.values():
+                    place.hidden = place.hidden or place.feeds != name
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self.stack:
+            self.stack.pop()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        name = getattr(func, "__name__", "")
+        if name in RELUS | SIGMOIDS | TANHS and isinstance(out, torch.Tensor) and self.stack:
+            if (resolve_name(func) or "").startswith(("torch.nn.functional", "torch.nn.init")) and name not in _LEAVES:
+                return out  # it calls the op itself, which is then seen
+            self._note(name.rstrip("_"), out.detach())
+        return out
+
+    def _note(self, op: str, out: torch.Tensor) -> None:
+        module = self.stack[-1]
+        place = self.places.get((module, op))
+        if place is None:
+            channels = 1 if out.dim() > 3 or "Conv" in self.order.get(self.last, ("", 0))[0] else out.dim() - 1
+            place = self.places[module, op] = _Place(module, op, self.last, channels)
+        if op in RELUS:
+            zero = (out <= 0) if op != "hardtanh" else (out <= out.amin())
+            others = [d for d in range(out.dim()) if d != place.channels]
+            dead = zero.all(dim=others) if others else zero
+            place.dead = dead if place.dead is None or place.dead.shape != dead.shape else place.dead & dead
+        else:
+            slope = (1 - out.square()) if op == "tanh" else 4 * out * (1 - out)
+            place.saturated.append(float((slope < FLAT).float().mean()))
+
+
+_LEAVES = frozenset({"relu6", "hardtanh", "threshold"})
+
+
+def look(model: nn.Module, loss_fn: Callable[[Any, Any], Any] | None, batches: Sequence[Any]
+         ) -> tuple[tuple[Units, ...], dict[str, tuple[str, int]]]:
+    """Activations over some batches, and the modules with parameters in the order of their calls."""
+    if loss_fn is None or not batches:
+        return (), {}
+    looking = _Look(model)
+    handles = looking.hooks(model)
+    try:
+        with unnoticed(loss_fn), torch.no_grad(), mode(model, training=True), looking:
+            for looking.batch, batch in enumerate(batches[:BATCHES]):
+                loss_fn(model, batch)
+    except Exception:  # the border: this look is ours; without it the rules know less
+        return (), {}
+    finally:
+        for handle in handles:
+            handle.remove()
+    return tuple(_units(place) for place in looking.places.values()), looking.order
+
+
+def _units(place: _Place) -> Units:
+    count = 0 if place.dead is None else place.dead.numel()
+    dead = None if place.dead is None else float(place.dead.float().mean())
+    saturated = sum(place.saturated) / len(place.saturated) if place.saturated else None
+    return Units(place.module, place.op, place.feeds, place.hidden, count, dead, saturated)

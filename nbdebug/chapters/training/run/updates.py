@@ -1,0 +1,213 @@
+"""What backward leaves in the gradients, and what the optimizer makes of it.
+
+Before a backward: is there still a gradient from before the optimizer's last step? After it, and before the optimizer
+steps: how large are the gradients? Around a step, now and then: how far does each parameter move, against its size?
+With a GradScaler: were gradients made smaller while they still carried its scale?
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from nbdebug.chapters.training.facts_run import Layer, Scaling, Stale
+from nbdebug.chapters.training.run.flags import calling
+from nbdebug.observe.engine import Backward, EngineWatch, OptimizerWatch
+from nbdebug.observe.state import Snapshot
+from nbdebug.observe.tensors import read
+
+PACE = 1.15
+"""Steps at which every parameter is measured lie ever further apart, by this factor: some forty in a thousand."""
+SHRUNK = 0.99
+"""A gradient whose norm falls below this share of what backward left has been changed on purpose, not by rounding."""
+SAME = 0.02
+"""Divided by one constant (accumulation), norms keep their ratio to this; clipping brings them to one size instead."""
+
+
+class UpdateWatch:
+    """Follows the optimizers' steps while attached. norms: total gradient norm before each step; rates: the largest
+    learning rate at each; before, after: told around each step."""
+
+    def __init__(self, model: nn.Module, optimizers: Iterable[Any], after: Any):
+        self.names = {id(p): name for name, p in model.named_parameters()}
+        self.optimizers, self.after = list(optimizers), after
+        self.norms: list[torch.Tensor] = []
+        self.rates: list[float] = []
+        self.steps = 0
+        self.stale_steps: dict[int, int] = {}
+        self.steps_of: dict[int, int] = {}
+        self.stale_names: dict[str, int] = {}
+        self.functions: tuple[str, ...] = ()
+        self.place: Any = None
+        self.measured: dict[str, list[tuple[float, float, float]]] = {}
+        self.scaling: list[tuple[float, float, float]] = []
+        self.scalers: list[Snapshot] = []
+        self._uncleared: dict[int, set[int]] = {}  # optimizer -> parameters not cleared since its last step
+        self._learnt: set[int] = set()  # optimizers since whose last step a backward has run
+        self._next = 0
+        self._kept: dict[str, torch.Tensor] = {}
+        self._left: dict[int, float] = {}  # optimizer -> gradient norm that backward left
+        self._scalers_met: dict[int, Any] = {}
+        self._engine = EngineWatch(self._backward_began, self._backward_ended)
+        self._watch = OptimizerWatch(self._before, self._stepped)
+        self._unscale: Any = None
+
+    def attach(self) -> None:
+        self._engine.attach()
+        self._watch.attach()
+        kind = torch.amp.GradScaler
+        self._unscale = kind.unscale_, kind.scale
+        kind.unscale_ = _told_first(kind.unscale_, self._unscaling)  # type: ignore[method-assign]
+        kind.scale = _told_first(kind.scale, self._met)  # type: ignore[method-assign]
+
+    def detach(self) -> None:
+        self._engine.detach()
+        self._watch.detach()
+        if self._unscale is not None:
+            torch.amp.GradScaler.unscale_, torch.amp.GradScaler.scale = self._unscale  # type: ignore[method-assign]
+            self._unscale = None
+
+    def _backward_began(self, call: Backward) -> None:
+        if not call.accumulate:
+            return
+        if not self.functions:
+            self.functions, self.place = calling()
+        parameters = self._by_id
+        for key, waiting in self._uncleared.items():
+            self._uncleared[key] = _uncleared(waiting, parameters)
+            self._learnt.add(key)
+
+    @property
+    def _by_id(self) -> dict[int, torch.Tensor]:
+        return {id(p): p for o in self.optimizers for g in o.param_groups for p in g["params"]}
+
+    def _backward_ended(self, call: Backward, result: Any) -> None:
+        if self._scalers_met and call.accumulate:
+            self._left = {id(o): norm_of(o) for o in self.optimizers}
+
+    def _met(self, scaler: Any, *given: Any) -> None:
+        if scaler.is_enabled() and id(scaler) not in self._scalers_met:
+            self._scalers_met[id(scaler)] = scaler
+            self.scalers.append(Snapshot.take((), (), devices=(), others=(scaler,)))
+
+    def _unscaling(self, scaler: Any, optimizer: Any) -> None:
+        left = self._left.get(id(optimizer))
+        if left:
+            self.scaling.append((left, norm_of(optimizer), float(scaler.get_scale())))
+
+    def _before(self, optimizer: Any, place: Any) -> None:
+        ours = next((o for o in self.optimizers if o is optimizer), None)
+        if ours is None:
+            return
+        waiting = self._uncleared.get(id(optimizer))
+        if waiting and id(optimizer) in self._learnt:  # else its closure has yet to run: LBFGS
+            self.stale_steps[id(optimizer)] = self.stale_steps.get(id(optimizer), 0) + 1
+            for key in waiting:
+                name = self.names.get(key, "a parameter outside the model")
+                self.stale_names[name] = self.stale_names.get(name, 0) + 1
+        self.rates.append(max((float(g["lr"]) for g in optimizer.param_groups), default=0.0))
+        grads = _gradients(optimizer)
+        if grads:
+            self.norms.append(torch.linalg.vector_norm(torch.stack([n.float().to(grads[0].device)
+                                                                    for n in torch._foreach_norm(grads)])))
+        if self.steps >= self._next:
+            self._measure_before(optimizer)
+
+    def _measure_before(self, optimizer: Any) -> None:
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                name = self.names.get(id(p))
+                if name is not None and p.grad is not None and not p.grad.is_sparse:
+                    self._kept[name] = p.detach().clone()
+
+    def _stepped(self, optimizer: Any) -> None:
+        if all(o is not optimizer for o in self.optimizers):
+            return
+        self.steps_of[id(optimizer)] = self.steps_of.get(id(optimizer), 0) + 1
+        self._learnt.discard(id(optimizer))
+        self._uncleared[id(optimizer)] = {id(p) for g in optimizer.param_groups for p in g["params"]
+                                          if p.grad is not None and g["lr"] != 0}
+        if self._kept:
+            parameters = {self.names[id(p)]: p for g in optimizer.param_groups for p in g["params"]
+                          if id(p) in self.names}
+            for name, before in self._kept.items():
+                self._measure(name, before, parameters.get(name))
+            self._kept = {}
+            self._next = max(self.steps + 1, int(self.steps * PACE))
+        self.steps += 1
+        self.after()
+
+    def _measure(self, name: str, before: torch.Tensor, now: torch.Tensor | None) -> None:
+        if now is None or now.grad is None:
+            return
+        moved, size, grad = read([torch.linalg.vector_norm(t.detach().float())
+                                  for t in (now.detach() - before, before, now.grad)])
+        self.measured.setdefault(name, []).append((grad / now.numel() ** 0.5, size / now.numel() ** 0.5, moved / size
+                                                   if size else float("nan")))
+
+    def gradient_norms(self) -> tuple[float, ...]:
+        return tuple(read(self.norms))
+
+    def stale(self) -> Stale:
+        """How often an optimizer stepped on gradients that held older ones; the worst optimizer counts."""
+        shares = [(self.stale_steps.get(key, 0) / max(steps - 1, 1), steps) for key, steps in self.steps_of.items()]
+        share, steps = max(shares, default=(0.0, 0))
+        always = [n for n, count in self.stale_names.items() if count > 0.5 * max(steps - 1, 1)]
+        return Stale(share, steps, tuple(always), self.functions)
+
+    def scaled(self) -> Scaling | None:
+        """Whether gradients were clipped before they were unscaled: smaller, and not by one constant."""
+        if not self.scaling:
+            return None
+        shrunk = [(before, after) for before, after, _ in self.scaling if after < SHRUNK * before]
+        ratios = [after / before for before, after in shrunk]
+        constant = bool(ratios) and max(ratios) - min(ratios) < SAME * max(ratios) and len(ratios) > 2
+        return Scaling(len(self.scaling), 0 if constant else len(shrunk),
+                       statistics.median(b for b, _, _ in self.scaling),
+                       statistics.median(a for _, a, _ in self.scaling), self.scaling[-1][2])
+
+    def layers(self, order: dict[str, tuple[str, int]]) -> tuple[Layer, ...]:
+        """The layers that were measured, in the order of the forward pass: `order` gives name → (type, calls)."""
+        found = []
+        for name, (kind, calls) in order.items():
+            own = [rows for n, rows in self.measured.items()
+                   if n.rpartition(".")[0] == name and not n.endswith("bias")]
+            if own:
+                rows = max(own, key=lambda r: r[0][1])
+                found.append(Layer(name, kind, statistics.median(g for g, _, _ in rows), rows[0][0],
+                                   statistics.median(w for _, w, _ in rows),
+                                   statistics.median(u for _, _, u in rows), calls))
+        return tuple(found)
+
+
+def _gradients(optimizer: Any) -> list[torch.Tensor]:
+    return [p.grad for g in optimizer.param_groups for p in g["params"]
+            if p.grad is not None and not p.grad.is_sparse]
+
+
+def norm_of(optimizer: Any) -> float:
+    """The total norm of an optimizer's gradients."""
+    grads = _gradients(optimizer)
+    return float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)).float())) if grads else 0.0
+
+
+def _uncleared(keys: set[int], parameters: dict[int, torch.Tensor]) -> set[int]:
+    """Those whose gradient is there and not all zero."""
+    present = [(k, parameters[k].grad) for k in keys if k in parameters and parameters[k].grad is not None]
+    dense = [(k, g) for k, g in present if not g.is_sparse]
+    if not dense:
+        return set()
+    sizes = read([n.float() for n in torch._foreach_norm([g for _, g in dense])])
+    return {k for (k, _), size in zip(dense, sizes) if size != 0}
+
+
+def _told_first(original: Any, tell: Any) -> Any:
+    def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
+        tell(self, *args)
+        return original(self, *args, **kwargs)
+
+    return watched

@@ -1,0 +1,122 @@
+"""The user's own loop, run once under light watch.
+
+`Watched.run(train)` runs it and gives the raw record. Nothing that is watched changes what the loop computes: the same
+weights come out, bit for bit. Our looks at fixed batches happen inside the callback, and take at most as long as half
+of the loop's own time.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from nbdebug.chapters.training.facts_run import Checkup
+from nbdebug.chapters.training.run.checkup import Checkups
+from nbdebug.chapters.training.run.flags import FlagWatch
+from nbdebug.chapters.training.run.reading import ReadingWatch
+from nbdebug.chapters.training.run.sources import unnoticed
+from nbdebug.chapters.training.run.updates import UpdateWatch
+
+PACE = 1.12
+"""Checkups lie ever further apart, by this factor: some forty in a thousand steps."""
+SHARE = 0.5
+"""Checkups may take this share of the loop's time."""
+
+
+class Watched:
+    """One run. losses, numbers: what the callback was told; read_at: batches read by then; seconds: without our looks.
+
+    checkups: the course on fixed batches. done: told of each step's loss, for a progress bar.
+    """
+
+    def __init__(self, model: Any, optimizers: list[Any], train_loader: Any, val_loader: Any, scheduler: Any,
+                 on_train: Checkups, on_val: Checkups, done: Callable[[int, float], None] | None = None):
+        self.model, self.scheduler, self.done = model, scheduler, done
+        self.on_train, self.on_val = on_train, on_val
+        self.reading = ReadingWatch(train_loader, val_loader)
+        self.flags = FlagWatch(model, self.reading.evaluating)
+        self.updates = UpdateWatch(model, optimizers, self.flags.stepped)
+        self.loaders = train_loader, val_loader
+        self.losses: list[float] = []
+        self.numbers: list[int] = []
+        self.read_at: list[int] = []
+        self.rate_at: list[float] = []
+        self.checkups: list[Checkup] = []
+        self.metrics: list[float] = []
+        self.schedule_calls: list[int] = []
+        self.seconds = 0.0
+        self._ours = self._began = 0.0
+        self._own_step: Any = None
+        self._next = 0
+
+    def run(self, train: Callable[[Callable[..., None]], Any]) -> None:
+        """Run the user's loop. Its exceptions pass unchanged, with every hook taken away."""
+        parts = self.reading, self.flags, self.updates
+        began = time.perf_counter()
+        try:
+            for part in parts:
+                part.attach()
+            self._follow_schedule()
+            self._checkup()
+            train(self.callback)
+            self._checkup(last=True)
+        finally:
+            for part in reversed(parts):
+                part.detach()
+            self._leave_schedule()
+            self.seconds = time.perf_counter() - began - self._ours
+
+    def callback(self, step: int, loss: Any, *more: Any, **named: Any) -> None:
+        """What the user's loop calls after each step."""
+        self.numbers.append(int(step))
+        self.losses.append(float(loss))
+        self.read_at.append(self.reading.read)
+        self.rate_at.append(self.updates.rates[-1] if self.updates.rates else 0.0)
+        if len(self.losses) >= self._next:
+            self._checkup()
+        if self.done is not None:
+            self.done(len(self.losses), self.losses[-1])
+
+    def _follow_schedule(self) -> None:
+        if self.scheduler is None:
+            return
+        own = self.scheduler.step
+        self._own_step = self.scheduler.__dict__.get("step")
+
+        def step(*args: Any, **kwargs: Any) -> Any:
+            self.schedule_calls.append(self.updates.steps)
+            given = kwargs.get("metrics", args[0] if args else None)
+            if isinstance(given, (int, float, torch.Tensor)):
+                self.metrics.append(float(given))
+            return own(*args, **kwargs)
+
+        self.scheduler.step = step
+
+    def _leave_schedule(self) -> None:
+        if self.scheduler is not None:
+            self.scheduler.__dict__.pop("step", None)
+            if self._own_step is not None:
+                self.scheduler.step = self._own_step
+
+    def _checkup(self, last: bool = False) -> None:
+        step = len(self.losses)
+        self._next = max(step + 1, int(step * PACE))
+        began = time.perf_counter()
+        elapsed = began - self._began if step else 1.0
+        if not step:
+            self._began = began
+        if step and not last and self._ours > SHARE * elapsed:
+            return
+        self.flags.paused = True
+        try:
+            with unnoticed(*self.loaders):
+                train, val = self.on_train.mean(), self.on_val.mean()
+        finally:
+            self.flags.paused = False
+        self._ours += time.perf_counter() - began
+        if train is not None and math.isfinite(train[0]):
+            self.checkups.append(Checkup(step, train[0], val[0] if val else None, val[1] if val else 0.0))
