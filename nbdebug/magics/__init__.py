@@ -3,6 +3,7 @@
     %nan_trace step()          one training step, written as an expression or a statement
     %%nan_trace                the whole cell, a training loop included
     %guard on|off|status       watch every step from now on; %guard open PATH shows a record from disk
+    %grad_watch on|--off       follow gradients, updates and the loss; %grad_watch shows what was seen
     %explain CODE              the catalogue page of a cause
     %nbdebug [catalogue|off]   what is active; all causes; take everything away
 
@@ -17,24 +18,25 @@ from nbdebug.magics.completion import Completion
 from nbdebug.magics.control import NbdebugMagics
 from nbdebug.magics.guarding import GuardMagics
 from nbdebug.magics.tracing import NanTraceMagics
+from nbdebug.magics.watching import GradWatchMagics
 
-OURS = (NanTraceMagics, GuardMagics, NbdebugMagics, Completion)
+OURS = (NanTraceMagics, GuardMagics, GradWatchMagics, NbdebugMagics, Completion)
 
 
 def register(shell: Any) -> None:
     """Add the magics and the completion of their options to a shell."""
     unregister(shell)
-    trace, guard = NanTraceMagics(shell), GuardMagics(shell)
-    control = NbdebugMagics(shell, guard, unregister)
-    for magics in (trace, guard, control):
+    trace, guard, watch = NanTraceMagics(shell), GuardMagics(shell), GradWatchMagics(shell)
+    control = NbdebugMagics(shell, (guard, watch), unregister)
+    for magics in (trace, guard, watch, control):
         shell.register_magics(magics)
-    completion = Completion(shell, {"nan_trace": trace.nan_trace, "guard": guard.guard, "explain": control.explain,
-                                    "nbdebug": control.control})
+    completion = Completion(shell, {"nan_trace": trace.nan_trace, "guard": guard.guard, "grad_watch": watch.grad_watch,
+                                    "explain": control.explain, "nbdebug": control.control})
     shell.Completer.custom_matchers.append(completion.complete)
 
 
 def unregister(shell: Any) -> None:
-    """Take them away again, and the guard that is on; a user's magic of the same name stays."""
+    """Take them away again, and the watches that are on; a user's magic of the same name stays."""
     registry = shell.magics_manager.registry
     registered = [registry.pop(kind.__name__, None) for kind in OURS]
     for table in shell.magics_manager.magics.values():
@@ -43,7 +45,7 @@ def unregister(shell: Any) -> None:
     matchers = shell.Completer.custom_matchers
     matchers[:] = [matcher for matcher in matchers if not _ours(matcher)]
     for magics in registered:
-        if isinstance(magics, GuardMagics):
+        if isinstance(magics, (GuardMagics, GradWatchMagics)):
             magics.close()
 
 

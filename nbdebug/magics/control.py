@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -14,17 +14,20 @@ import nbdebug
 from nbdebug import catalogue
 from nbdebug.magics.guarding import GuardMagics
 from nbdebug.magics.typed import HELP, parsed
+from nbdebug.magics.watching import GradWatchMagics
 
 REQUESTS = ("status", "catalogue", "off")
 
 
 @magics_class
 class NbdebugMagics(Magics):
-    """What explains, and what tells and ends the rest. unregister: takes all magics from a shell."""
+    """What explains, and what tells and ends the rest. watches: the magics that watch; unregister: takes all magics
+    from a shell."""
 
-    def __init__(self, shell: Any, guard: GuardMagics, unregister: Callable[[Any], None]) -> None:
+    def __init__(self, shell: Any, watches: Sequence[GuardMagics | GradWatchMagics],
+                 unregister: Callable[[Any], None]) -> None:
         super().__init__(shell)
-        self.guard, self.unregister = guard, unregister
+        self.watches, self.unregister = watches, unregister
 
     @no_var_expand
     @magic_arguments()
@@ -60,12 +63,13 @@ class NbdebugMagics(Magics):
         elif args.request == "off":
             self._off()
         else:
-            print(f"nbdebug {nbdebug.__version__}: %nan_trace, %%nan_trace, %guard, %explain, %nbdebug.")
-            print("\n".join(self.guard.active()) or
+            print(f"nbdebug {nbdebug.__version__}: %nan_trace, %%nan_trace, %guard, %grad_watch, %explain, %nbdebug.")
+            print("\n".join(line for magics in self.watches for line in magics.active()) or
                   "Active: nothing; it watches only while a guard is on, or one of its magics or functions runs.")
 
     def _off(self) -> None:
-        self.guard.close_all()
+        for magics in self.watches:
+            magics.close_all()
         if self.shell.extension_manager.unload_extension("nbdebug") is not None:  # not loaded by %load_ext
             self.unregister(self.shell)
         print("nbdebug is off: its magics and hooks are gone. %load_ext nbdebug brings the magics back.")

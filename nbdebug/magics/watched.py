@@ -1,6 +1,6 @@
-"""What %guard watches, by the user's names for it, and whether these names still stand for it.
+"""What %guard or %grad_watch watches, by the user's names for it, and whether these names still stand for it.
 
-In a notebook the cell that makes the model is run again and again. The guard keeps the model that it was given, so that
+In a notebook the cell that makes the model is run again and again. A watch keeps the model that it was given, so that
 after such a cell it watches one that nobody trains any more.
 """
 
@@ -15,25 +15,29 @@ from nbdebug.subject import Subject, found
 
 @dataclasses.dataclass(frozen=True)
 class Watched:
-    """Models, optimizers and at most one gradient scaler. names: those of them that the notebook's variables hold."""
+    """Models, optimizers and at most one gradient scaler. names: those of them that the notebook's variables hold.
+    magic: what turns it on."""
 
     subject: Subject
     scalers: dict[str, Any]
     names: dict[str, Any]
+    magic: str = "%guard on"
 
     @classmethod
-    def chosen(cls, args: Any, names: dict[str, Any], variables: dict[str, Any]) -> Watched:
+    def chosen(cls, args: Any, names: dict[str, Any], variables: dict[str, Any], magic: str = "%guard on") -> Watched:
         """Those that `args` names, or else all among `names`. Raises ValueError where that is none, or not clear."""
         subject = Subject.chosen(args.model, args.optimizer, names)
         missing = [kind for kind, taken in (("model", subject.models), ("optimizer", subject.optimizers)) if not taken]
         if missing:
             wanted = " ".join(f"--{kind} NAME" for kind in missing)
             raise ValueError(f"There is no {' and no '.join(missing)} among your variables. Make it first, or name it: "
-                             f"%guard on {wanted} (NAME may be an expression, such as trainer.{missing[0]}).")
-        scalers = _named_scaler(args.scaler, names) if args.scaler else _found_scaler(names)
+                             f"{magic} {wanted} (NAME may be an expression, such as trainer.{missing[0]}).")
+        scalers = {} if not hasattr(args, "scaler") else (
+            _named_scaler(args.scaler, names) if args.scaler else _found_scaler(names))
         taken = {**subject.models, **subject.optimizers, **scalers}
-        return cls(subject, scalers, {name: thing for name, thing in taken.items()
-                                      if "(" not in name and _value(name, variables) is thing})  # a call makes it anew
+        held = {name: thing for name, thing in taken.items()
+                if "(" not in name and _value(name, variables) is thing}  # a call makes it anew
+        return cls(subject, scalers, held, magic)
 
     @property
     def scaler(self) -> Any:
@@ -51,8 +55,9 @@ class Watched:
     def outdated(self, variables: dict[str, Any]) -> str:
         """What to say where names stand for other objects than those that are watched; "" where all is well."""
         lost = ", ".join(f"`{name}`" for name in self._lost(variables))
-        return lost and (f"{lost}: made anew or deleted since %guard on. The guard still watches what was there before "
-                         "and sees nothing of a training with what is there now. Type %guard on again.")
+        who = "The guard" if self.magic == "%guard on" else "It"
+        return lost and (f"{lost}: made anew or deleted since {self.magic}. {who} still watches what was there before "
+                         f"and sees nothing of a training with what is there now. Type {self.magic} again.")
 
     def _lost(self, variables: dict[str, Any]) -> Iterator[str]:
         for name, thing in self.names.items():

@@ -37,12 +37,17 @@ class Hook:
     is loaded without nbdebug."""
 
     def __init__(self, script: Any, method: str, name: str):
-        self.border, self.tell, self.name = script.border, getattr(script, method), name
+        self.script, self.tell, self.name = script, getattr(script, method), name
+        self.part, self.change = "/" in name, 1 if method == "_enter" else -1
 
     def __call__(self, module: nn.Module, *given: Any) -> None:
         __tracebackhide__ = True
-        if not torch.compiler.is_compiling():  # a compiler that reads this finds nothing to do
-            self.border(self.tell, self.name, *given)
+        if torch.compiler.is_compiling():  # a compiler that reads this finds nothing to do
+            return
+        script = self.script
+        if self.part and script.nested(self.name, self.change):  # nearly all calls: nothing else may be done here
+            return
+        script.border(self.tell, self.name, *given)
 
     def __deepcopy__(self, memo: dict) -> Any:
         return contextlib.nullcontext().__exit__

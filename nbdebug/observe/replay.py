@@ -56,6 +56,7 @@ class Replay:
         self.changed: dict[int, torch.Tensor] = {}  # tensors from outside that the step changes, other than leaves
         self.leaves: dict[int, torch.Tensor] = {}
         self._generators: dict[int, torch.Generator] = {}
+        self._position = 0
         if tape.last_uses is None or tape.last_uses[0] != len(tape.entries):
             tape.last_uses = len(tape.entries), _last_uses(tape)
         self._last_use = tape.last_uses[1]
@@ -65,6 +66,7 @@ class Replay:
         at its losses. Raises Unfit where an op can't be run again."""
         with _same_random(self.tape), _unwritten_as_nan(self.tape), torch.enable_grad():
             for position, entry in enumerate(self.tape.entries):
+                self._position = position
                 if isinstance(entry, BackwardEntry):
                     self._backward(entry, forward_only and position == stop_after)
                 elif isinstance(entry, CallEntry):
@@ -185,6 +187,8 @@ class Replay:
             # fetching it is no part of the step
             with _disable_current_modes() if _modes() else contextlib.nullcontext():
                 value = self._values[ref.value] = self._from_outside(ref.value, held)
+        if self.tape.wanted.get(ref.value, self._position + 1) <= self._position and not value.requires_grad:
+            value.requires_grad_()
         if ref.view is not None:
             value = (value.detach() if ref.detached else value).as_strided(*ref.view)
         return value.detach() if ref.detached else value

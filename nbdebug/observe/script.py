@@ -22,25 +22,21 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import _get_current_dispatch_mode, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_flatten
 
 from nbdebug.observe.compiled import PASSING, CompiledWatch
 from nbdebug.observe.engine import Backward, EngineWatch
+from nbdebug.observe.loss_recorder import MOST_BEFORE, MOST_OPS, LossRecorder, step_down
 from nbdebug.observe.model_calls import Hook, part_of, parts_of
 from nbdebug.observe.modules import ModuleNames, ModuleStack
 from nbdebug.observe.reach import leads_to, sign
 from nbdebug.observe.record import Recorder
-from nbdebug.observe.schema import schema_of, written
 from nbdebug.observe.sites import locate
 from nbdebug.observe.surroundings import Surroundings
 from nbdebug.observe.tape import BackwardEntry, CallEntry, Entry, Ref, Tape
 from nbdebug.observe.tensors import tensors_made
 
-_MOST_OPS = 4000
-"""Ops recorded between a model's call and backward; a loss takes tens. More is another program's work."""
-_MOST_BEFORE = 64
-"""Ops recorded before a model's first call in a step: a batch is prepared in fewer."""
 _GIVE_UP = 3
 """After so many steps in a row with more than that, what comes before a call is not recorded any more."""
 _CALL = nn.Module._call_impl.__code__
@@ -56,7 +52,7 @@ class Script:
     def __init__(self, models: Mapping[str, nn.Module], on_call: Callable[[], None],
                  on_loss: Callable[[tuple[torch.Tensor, ...]], None], border: Callable[..., Any]):
         self.models, self.on_call, self.on_loss, self.border = dict(models), on_call, on_loss, border
-        self.recorder = _LossRecorder(ModuleStack(ModuleNames(models), lambda *_: None), [], lambda *_: None)
+        self.recorder = LossRecorder(ModuleStack(ModuleNames(models), lambda *_: None), [], lambda *_: None)
         self.recorder.light = self.recorder.paused = True
         self.recorder.on_fault = lambda fault: border(_raise, fault)
         self.engine = EngineWatch(lambda call: self.border(self._backward_began, call),
@@ -81,7 +77,7 @@ class Script:
         if not self.models:
             self._record()
         elif self._too_much < _GIVE_UP and self._handles:
-            self.recorder.room = _MOST_BEFORE
+            self.recorder.room = MOST_BEFORE
             self._record()
 
     def _forget(self) -> None:
@@ -89,7 +85,7 @@ class Script:
         self.tape = Tape(self.recorder)
         self.recorder.watchers = [self.tape]
         self.recorder.new_step(0)
-        self.recorder.count, self.recorder.room, self.recorder.overrun = 0, _MOST_OPS, False
+        self.recorder.count, self.recorder.room, self.recorder.overrun = 0, MOST_OPS, False
         self._calls: list[list[weakref.ref]] = []  # since the last backward: their signs of life
 
     def go_on(self, tape: Tape, position: int) -> None:
@@ -120,13 +116,13 @@ class Script:
         whose end puts back what stood on it before."""
         self.recorder.paused = True
         if self._on_stack and not torch.is_inference_mode_enabled():
-            self._on_stack = not _step_down(self.recorder)
+            self._on_stack = not step_down(self.recorder)
 
     def _record(self) -> None:
         """Record ops from here on, unless the user has a mode of his own, whose end would then take ours away."""
         if torch.is_inference_mode_enabled():  # nothing that happens here can be a part of a step
             return
-        if not self._on_stack and all(isinstance(m, _LossRecorder) for m in _get_current_dispatch_mode_stack()):
+        if not self._on_stack and all(isinstance(m, LossRecorder) for m in _get_current_dispatch_mode_stack()):
             self.recorder.__enter__()
             self._on_stack = True
         if self._on_stack:
@@ -142,12 +138,19 @@ class Script:
     @property
     def aside(self) -> bool:
         """Whether this is no step to remember: it is run again, or a tracer watches it already."""
-        return self.silent or any(isinstance(mode, Recorder) and not isinstance(mode, _LossRecorder)
+        return self.silent or any(isinstance(mode, Recorder) and not isinstance(mode, LossRecorder)
                                   for mode in _get_current_dispatch_mode_stack())
 
     def _relevant(self) -> bool:
         return (not self.aside and torch.is_grad_enabled() and threading.get_ident() == self._thread
                 and torch._C._current_autograd_node() is None)
+
+    def nested(self, name: str, change: int) -> bool:
+        """Whether the call of a part begins or ends inside another call, and then that it does."""
+        inside = self._depth > (change < 0) and name != self._outermost
+        if inside:
+            self._depth += change
+        return inside
 
     def _interrupted(self, name: str) -> bool:
         """Whether the outermost call is over though nobody was told: Ctrl-C in a forward runs no hook. Looked at where
@@ -176,7 +179,7 @@ class Script:
             self.tape.reset()
             self.recorder.overrun = False
             self._too_much += 1
-        self.recorder.room = _MOST_OPS
+        self.recorder.room = MOST_OPS
         self.on_call()
         self._forget_the_dead()
         leaves, spec = tree_flatten((args, kwargs))
@@ -215,7 +218,7 @@ class Script:
                 self._record()
             return
         if self.recorder.overrun:
-            self._unfit(f"more than {_MOST_OPS:,} ops ran outside the model")
+            self._unfit(f"more than {MOST_OPS:,} ops ran outside the model")
         self.tape.backward(call, result)
         if call.accumulate:
             self._calls.clear()
@@ -243,55 +246,6 @@ def inputs_of(tape: Tape) -> list[tuple[str, tuple, dict]]:
 
     calls = [e for e in tape.entries if isinstance(e, CallEntry)]
     return [(e.model, *e._replace(leaves=tuple(map(tensor, e.leaves))).arguments) for e in calls]
-
-
-class _LossRecorder(Recorder):
-    """A recorder beside which compiled code goes on running: what it does is not seen, then. room: how many ops are to
-    be recorded; overrun: there were more, or one wrote to what is not the step's own while there was no model yet."""
-
-    room = _MOST_OPS
-    overrun = False
-    on_fault: Callable[[Exception], Any]
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return True  # which concerns the method below, so it has to stand here
-
-    @classmethod
-    def is_infra_mode(cls) -> bool:
-        return True  # else torch.compile would leave compiled code aside while we are there
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        try:
-            if not self.paused and (self.count >= self.room or self.room == _MOST_BEFORE and self._meddles(
-                    func, args, kwargs or {})):
-                self.overrun = self.paused = True
-        except Exception as fault:
-            self.go_blind(fault)
-        return super().__torch_dispatch__(func, types, args, kwargs)
-
-    def go_blind(self, fault: Exception) -> None:
-        """A fault of ours is the border's business."""
-        self.blind, self.fault = f"{type(fault).__name__}: {fault}", fault
-        self.on_fault(fault)
-
-    def _meddles(self, func: Any, args: tuple, kwargs: dict) -> bool:
-        schema, tape = schema_of(func), self.watchers[0]
-        assert isinstance(tape, Tape)
-        return schema.writes and any(tape.find(t) is None for t in written(schema, args, kwargs))
-
-
-def _step_down(recorder: _LossRecorder) -> bool:
-    """Take a recorder off the stack of modes, from beneath those of other guards too; False where it can't be."""
-    above = []
-    while isinstance(top := _get_current_dispatch_mode(), _LossRecorder) and top is not recorder:
-        top.__exit__(None, None, None)
-        above.append(top)
-    if top is recorder:
-        recorder.__exit__(None, None, None)
-    for other in reversed(above):
-        other.__enter__()
-    return top is recorder
 
 
 def _raise(fault: Exception) -> None:

@@ -109,6 +109,7 @@ class Tape:
         self.entries: list[Entry | CallEntry | BackwardEntry] = []
         self.held: dict[int, Held] = {}
         self.leaves: dict[int, torch.Tensor] = {}  # number -> the user's own tensor
+        self.wanted: dict[int, int] = {}  # number -> the entry from which on it is a leaf of its own
         self.given: dict[Ref, torch.Tensor] = {}  # what models were called with, where the step's own code made it
         self._places: dict[tuple, list[list]] = {}
         self.by_memory: dict[int, list[int]] = {}
@@ -257,9 +258,10 @@ class Tape:
             return value
         if type(value) not in _PLAIN or value.layout is not torch.strided:
             raise _Unusual(f"it uses a tensor of layout {value.layout} or type {type(value).__name__}")
+        if leaf := value.requires_grad and value.is_leaf:
+            self._wanted(value)
         known = self.find(value)
         if known is None:
-            leaf = value.requires_grad and value.is_leaf
             number = self._enter(value, value.requires_grad)
             if number is None:
                 raise _Unusual("it works on tensors without memory of their own (torch.func)")
@@ -268,6 +270,13 @@ class Tape:
                 self.leaves[number] = value
             known = Ref(number)
         return known
+
+    def _wanted(self, leaf: torch.Tensor) -> None:
+        """A tensor that the step has made or used before, and for which it now wants a gradient."""
+        known = self._places.get(self._place(leaf) or (), ())
+        if known and not known[-1][1] and known[-1][0] not in self.leaves:
+            known[-1][1] = True
+            self.wanted[known[-1][0]] = len(self.entries)
 
     def _keep(self, tensors: list[torch.Tensor]) -> None:
         """Copy the held tensors of memories that are about to change, all at once."""

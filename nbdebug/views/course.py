@@ -94,7 +94,8 @@ class Course:
 
     @property
     def across(self) -> Scale:
-        return Scale(self.first, max(self.last, self.first + 1))
+        wide = max(1.0, abs(self.first) * 1e-9)  # one step is lost in a float above 2^53
+        return Scale(self.first, max(self.last, self.first + wide))
 
     @property
     def legend(self) -> list[tuple[str, str, bool]]:

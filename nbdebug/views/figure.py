@@ -16,7 +16,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from nbdebug.finding import Report
-from nbdebug.views import course, course_figure, exponents, tree, words
+from nbdebug.views import course, course_figure, exponents, tree, watch, watch_figure, words
 from nbdebug.views.chart import FAULT, VALUES
 from nbdebug.views.exponents import SPANS, Histogram
 
@@ -39,18 +39,18 @@ class Picture(Figure):
 def draw(report: Report) -> Figure:
     """Raises ValueError when the report has nothing to draw."""
     seen, lines, run = exponents.read(report.facts), tree.prune(report.facts), course.read(report.facts)
+    watched = watch.read(report.facts)
+    if watched is not None:
+        figure = _empty(9.0, watch_figure.tall(watched) + 0.5 * bool(report.findings), report)
+        watch_figure.draw(figure, watched)
+        return figure
     if seen is None and not lines and run is None:
         raise ValueError("This report has nothing to draw: " + (
             "nothing was found." if report.ok else "neither the values at fault nor the way of the bad one were kept."))
     wide = max(5.8 * (seen is not None) + 4.2 * bool(lines), 8.0 * (run is not None))
     found = max(4.4, 1.5 + 0.235 * len(lines)) if seen or lines else 0.6
     above = 3.9 if run else 0.0
-    figure = Picture(figsize=(wide, found + above), facecolor="none")
-    figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.06)
-    if report.findings:
-        title = words.clean(report.findings[0].title.replace("`", ""), 300)
-        figure.suptitle("\n".join(textwrap.wrap(title, int(wide * 10.5))), x=0.015, ha="left", fontsize=11.5,
-                        fontweight="bold", color=INK, parse_math=False)
+    figure = _empty(wide, found + above, report)
     if run is None:
         _draw_found(figure, seen, lines)
     elif seen or lines:
@@ -59,6 +59,17 @@ def draw(report: Report) -> Figure:
         _draw_found(parts[1], seen, lines)
     else:
         course_figure.draw(figure, run)
+    return figure
+
+
+def _empty(wide: float, tall: float, report: Report) -> Figure:
+    """A Figure of this size in inches, with the finding's sentence above."""
+    figure = Picture(figsize=(wide, tall), facecolor="none")
+    figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.06)
+    if report.findings:
+        title = words.clean(report.findings[0].title.replace("`", ""), 300)
+        figure.suptitle("\n".join(textwrap.wrap(title, int(wide * 10.5))), x=0.015, ha="left", fontsize=11.5,
+                        fontweight="bold", color=INK, parse_math=False)
     return figure
 
 

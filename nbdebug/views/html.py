@@ -15,7 +15,7 @@ import re
 from collections.abc import Sequence
 
 from nbdebug.finding import Finding, Fix, Link, Report, Where
-from nbdebug.views import chart, course, course_chart, exponents, steps, words
+from nbdebug.views import chart, course, course_chart, exponents, steps, watch, watch_chart, words
 
 LIMIT = 95_000
 FAULT, FINE = "#d4564c", "#388c5e"
@@ -177,8 +177,9 @@ def _last_steps(report: Report, most: int) -> str:
 
 
 def _course(report: Report) -> str:
-    run = course.read(report.facts)
-    return f'<div style="margin:1em 0 0">{course_chart.image(run)}</div>' if run else ""
+    run, seen = course.read(report.facts), watch.read(report.facts)
+    drawn = (course_chart.image(run) if run else "") + (watch_chart.image(seen) if seen else "")
+    return f'<div style="margin:1em 0 0">{drawn}</div>' if drawn else ""
 
 
 def _rest(report: Report, most: int) -> str:

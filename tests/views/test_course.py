@@ -121,3 +121,10 @@ def test_a_long_night_stays_small() -> None:
     facts = {"course": {"losses": many, "norms": many, "marks": marks, "steps": 10**6}}
     report = Report("q", reports.forward_log().findings, facts={**reports.forward_log().facts, **facts})
     assert len(html.render(report).encode()) < 90_000
+
+
+@pytest.mark.parametrize("step", [0, 2**53, 2**63, 10**400])
+def test_a_single_step_has_room_however_far_the_run_is(step) -> None:
+    run = course.read({"course": {"losses": [[step, 1.0]]}})
+    assert run is not None and run.across.high > run.across.low
+    assert course_chart.svg(run) and run.across.ticks(6)

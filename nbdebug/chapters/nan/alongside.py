@@ -86,12 +86,13 @@ class Alongside:
     def _numbers(self, gradients: tuple) -> list[int]:
         found = []
         for gradient in gradients:
-            if gradient is None or gradient.layout is not torch.strided or not can_be_bad(gradient):
+            values = None if gradient is None else dense(gradient)
+            if values is None or not can_be_bad(values):
                 continue
-            place = gradient.data_ptr(), gradient.numel()
+            place = values.data_ptr(), values.numel()
             number = self._known.get(place)
             if number is None:
-                number = self._sizes.add(gradient)
+                number = self._sizes.add(values)
                 if self._sizes.waiting:
                     self._known[place] = number
                 else:

@@ -8,6 +8,7 @@ mattered) with the births that lead to it. Detaching leaves nothing behind.
 from __future__ import annotations
 
 import collections
+import contextlib
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -74,11 +75,13 @@ class Probe:
     # -- attaching ----------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Probe:
-        self.stack.attach()
-        self.engine.attach()
-        self.optimizing.attach()
-        self.recorder.__enter__()
-        self._attached = True
+        with contextlib.ExitStack() as undo:  # where one can't be attached, those before it leave
+            for watch in (self.stack, self.engine, self.optimizing):
+                undo.callback(watch.detach)
+                watch.attach()
+            self.recorder.__enter__()
+            self._attached = True
+            undo.pop_all()
         return self
 
     def __exit__(self, *error: Any) -> None:

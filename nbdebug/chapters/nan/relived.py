@@ -139,6 +139,8 @@ class Relived:
             values, known = dense(tensor), held.memory
             if values is None:
                 return
+            if known is None and not held.changed:  # a part of it may have been given to the model later
+                known = self.probe.recorder.memories.get(key(held.tensor))
             if known is None or not known.role:
                 known = Memory(values.untyped_storage(), None, PARAMETER if held.leaf else TARGET,
                                "parameter" if held.leaf else "target")

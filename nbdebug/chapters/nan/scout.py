@@ -119,12 +119,15 @@ class Scout:
         return out
 
     def _in_backward(self, func: Any, schema: Schema, args: tuple, kwargs: dict, node: Any) -> Any:
+        forward = self.recorder.forward_op(node)
+        op = Op(-1, func, schema.base, self.recorder.step)
+        op.forward = forward
+        self.recorder.number(op, _next_number())  # it may have a derivative, too
         if schema.view and not schema.writes:
             return func(*args, **kwargs)
         if schema.writes:
             self._sizes.measure()
         out = func(*args, **kwargs)
-        forward = self.recorder.forward_op(node)
         module = forward.module if forward is not None else ""
         self._note(self._keys.next(forward, schema.base), module, schema, args, kwargs, out)
         return out

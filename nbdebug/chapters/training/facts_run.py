@@ -18,6 +18,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from nbdebug.finding import Where
+
 
 @dataclasses.dataclass(frozen=True)
 class Stale:
@@ -92,6 +94,15 @@ class Units:
     units: int
     dead: float | None
     saturated: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """One call of a layer, at the start of the run: root mean square of its output, norm of the gradient there."""
+
+    module: str
+    size: float
+    gradient: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,6 +186,7 @@ class RunFacts:
     scaler: Scaling | None = None
     modes: tuple[Mode, ...] = ()
     functions: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    places: Mapping[str, Where] = dataclasses.field(default_factory=dict)
     layers: tuple[Layer, ...] = ()
     gradient_norms: tuple[float, ...] = ()
     weight_norm: float = 0.0
@@ -188,6 +200,10 @@ class RunFacts:
     frozen: tuple[Frozen, ...] = ()
     trained_elements: int = 0
     samples: int | None = None
+    flow: tuple[Point, ...] = ()
+    reference: Mapping[str, float] | None = None
+    penalty: float = 0.0
+    penalty_end: float = 0.0
     spike: Mapping[str, Any] | None = None
     doubts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     decay: Mapping[str, float] = dataclasses.field(default_factory=dict)

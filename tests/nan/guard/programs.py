@@ -60,7 +60,7 @@ def bare(made: SimpleNamespace) -> dict[str, Any]:
 
 
 def state(made: SimpleNamespace) -> dict[str, Any]:
-    """All that must be as before. (This look is no part of a step, so the guard does not see it.)"""
+    """All that must be as before."""
     with _disable_current_modes():
         found = kept([made.model] if made.model is not None else [], [made.optimizer])
         return found | {f"tensor {i}": t.detach().clone().numpy().tobytes()

@@ -17,7 +17,7 @@ from tests.nan.guard.kinds import kept
 from tests.nan.guard.processes import Stage, scene
 from tests.nan.leftovers import assert_nothing_is_left, hooks_of
 
-ROWS, WIDTH, STEPS, BAD = 5, 4, 6, 3
+ROWS, WIDTH, STEPS, BAD = 5, 4, 8, 3
 OPTIMIZERS = {
     "cpu": lambda p: torch.optim.AdamW(p, lr=1e-2),
     "cuda": lambda p: torch.optim.AdamW(p, lr=1e-2, fused=True),
@@ -82,14 +82,14 @@ def told_of(report: Any) -> dict[str, Any]:
 
 def run(training: Training, steps: int = STEPS, **given: Any) -> dict[str, Any]:
     """Train under a guard, to the end or until it raises."""
-    before, error = training.kept(), None
-    with training.guard(**given) as guard:
-        try:
+    before, error, guard = training.kept(), None, training.guard(**given)
+    try:
+        with guard:
             for i in range(steps):
                 before = training.kept() if i <= BAD else before
                 training.step(i)
-        except nbdebug.NonFiniteStep as tripped:
-            error = tripped
+    except nbdebug.NonFiniteStep as tripped:
+        error = tripped
     assert_nothing_is_left()
     assert hooks_of(training.inner) == 0
     told = {"error": None} if error is None else {

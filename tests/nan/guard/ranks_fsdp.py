@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from typing import Any
 
 import torch
@@ -16,7 +15,8 @@ from tests.nan.guard.processes import Stage, scene
 from tests.nan.guard.ranks_ddp import BAD, OPTIMIZERS, STEPS, told_of
 
 FAULTS: dict[str, dict[int, str]] = {"loss of 1": {1: "loss"}, "gradient of 1": {1: "gradient"}}
-KINDS = ("second", "first", "first, flat")
+KINDS = ("second", "second, replicated", "first", "first, flat")
+"""The versions of FSDP; replicated: both processes hold all of it, as two groups of one do."""
 
 
 def network() -> nn.Module:
@@ -31,8 +31,10 @@ class Sharded:
     def __init__(self, stage: Stage, kind: str, faults: dict[int, str] | None = None) -> None:
         self.fault = (faults or {}).get(stage.rank, "")
         model = network().to(stage.device)
-        if kind == "second":
+        if kind.startswith("second"):
             mesh = init_device_mesh(stage.device.type, (2,))
+            if "replicated" in kind:
+                mesh = init_device_mesh(stage.device.type, (2, 1), mesh_dim_names=("replicas", "parts"))
             for layer in (model[0], model[2]):
                 fully_shard(layer, mesh=mesh)
             fully_shard(model, mesh=mesh)
@@ -62,7 +64,7 @@ class Sharded:
 
     def clip(self, most: float) -> float:
         """As it is done without the guard."""
-        if self.kind == "second":
+        if self.kind.startswith("second"):
             norm = nn.utils.clip_grad_norm_(self.model.parameters(), most)
             return norm.full_tensor().item()
         return self.model.clip_grad_norm_(most).item()
@@ -79,14 +81,14 @@ def _local(tensor: Any) -> torch.Tensor:
 
 
 def run(training: Sharded, **given: Any) -> dict[str, Any]:
-    before, error = training.local(), None
-    with nbdebug.guard(training.model, training.optimizer, **given) as guard:
-        try:
+    before, error, guard = training.local(), None, nbdebug.guard(training.model, training.optimizer, **given)
+    try:
+        with guard:
             for i in range(STEPS):
                 before = training.local() if i <= BAD else before
                 training.step(i)
-        except nbdebug.NonFiniteStep as tripped:
-            error = tripped
+    except nbdebug.NonFiniteStep as tripped:
+        error = tripped
     return {"error": error and (error.step, error.trip.reason), "bad": error and error.trip.bad_ranks,
             "report": error and error.report and told_of(error.report), "fault": guard.fault, "steps": guard.steps,
             "same": before == training.local(), "after": training.local(), "clipped": guard.clipped,
@@ -110,8 +112,6 @@ def norms(stage: Stage) -> dict[str, Any]:
             seen.append(bare.clip(0.05))
             bare.optimizer.step()
         told[kind] = {"torch": seen, "bare": bare.local(), "guard": run(Sharded(stage, kind), max_grad_norm=0.05)}
-    whole = whole_batch(stage)
-    told["one process"] = whole
     return told
 
 
@@ -131,11 +131,23 @@ def whole_batch(stage: Stage) -> list[float]:
 
 @scene
 def unclipped(stage: Stage) -> dict[str, Any]:
-    told = {kind: run(Sharded(stage, kind)) for kind in KINDS}
-    one = Sharded(stage, "second")
-    one.backward(0)
-    two = copy.deepcopy([_local(p.grad) for p in one.model.parameters()])
-    return {**told, "parts": [t.numel() for t in two]}
+    """The same as one process has that gets the batches of both."""
+    training = Sharded(stage, "second")
+    training.backward(0)
+    parts = [_local(p.grad).numel() for p in training.model.parameters()]
+    return {"one process": whole_batch(stage), "parts": parts, **{kind: run(Sharded(stage, kind)) for kind in KINDS}}
+
+
+@scene
+def bare(stage: Stage) -> dict[str, Any]:
+    """Without a guard."""
+    told = {}
+    for kind in KINDS:
+        training = Sharded(stage, kind)
+        for i in range(STEPS):
+            training.step(i)
+        told[kind] = training.local()
+    return told
 
 
 @scene

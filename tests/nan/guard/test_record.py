@@ -18,6 +18,7 @@ import time
 import warnings
 
 import pytest
+import torch
 
 import nbdebug
 from nbdebug.chapters.nan.guard import record as recording
@@ -415,6 +416,43 @@ def test_a_program_that_closes_all_files_does_not_get_lines_into_its_own(path, t
     assert (tmp_path / "letter").read_text() == "dear" and steps(path) == [0, 1]
     os.path.exists(path) and record.line(line(2))
     assert steps(path) == [0, 1], "closed is closed"
+
+
+class Training:
+    """A small training whose losses are on record."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        self.model(torch.randn(6, 4)).square().mean().backward()
+        self.optimizer.step()
+
+    def state(self) -> list[bytes]:
+        return [p.detach().numpy().tobytes() for p in self.model.parameters()]
+
+
+@pytest.mark.filterwarnings("error")
+def test_whatever_becomes_of_the_record_the_training_is_the_same(path, monkeypatch) -> None:
+    bare, guarded = Training(), Training()
+    torch.manual_seed(1)
+    for _ in range(30):
+        bare.step()
+    torch.manual_seed(1)
+    with nbdebug.guard(guarded.model, guarded.optimizer, record=path) as guard:
+        disk = Disk(monkeypatch)
+        with pytest.warns(RuntimeWarning) as told:
+            for step in range(30):
+                disk.room = 0 if 5 <= step < 10 or step == 20 else 50 if step == 12 else 10**6
+                if step in (15, 20):
+                    shutil.rmtree(path)
+                guarded.step()
+    assert guarded.state() == bare.state() and guard.fault == "" and guard.steps == 30
+    assert len(told) == 2, "the disk was full, the folder was deleted"
+    assert list(nbdebug.open_record(path).frame["step"]) == list(range(30))
 
 
 # -- other processes ---------------------------------------------------------------------------------------------------

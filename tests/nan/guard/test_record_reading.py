@@ -180,6 +180,13 @@ def test_a_trip_whose_cause_was_not_looked_for(tmp_path) -> None:
         found.replay(None, 4)
 
 
+def test_a_trip_written_by_a_later_version_can_not_be_replayed(tmp_path) -> None:
+    folder = trip_folder(tmp_path / "r", "trip-000012", plain(reports.overflow()), tape={}, nbdebug="9.0")
+    (folder / "step.json").write_text((folder / "step.json").read_text().replace('"form": 1', '"form": 2'))
+    (trip,) = nbdebug.open_record(tmp_path / "r").trips
+    assert trip.no_replay == "nbdebug 9.0 wrote it in another form" and trip.report.findings[0].code == "nan/overflow"
+
+
 @pytest.mark.parametrize("make", reports.ALL.values(), ids=reports.ALL)
 def test_a_report_comes_back_as_it_was(make) -> None:
     report = make()

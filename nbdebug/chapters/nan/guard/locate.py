@@ -30,7 +30,7 @@ from nbdebug.observe.replay import Replay
 from nbdebug.observe.sites import Site
 from nbdebug.observe.state import sources
 from nbdebug.observe.tape import CallEntry, Unfit
-from nbdebug.observe.tensors import can_be_bad
+from nbdebug.observe.tensors import can_be_bad, tensors_in
 
 FINITE = "run again, it was finite"
 """Why a step has no place, where it could be run again."""
@@ -83,6 +83,8 @@ def _again(probe: Probe, trip: Trip, models: Mapping[str, nn.Module], redo: Call
     with probe:
         probe.begin_step(trip.step)
         probe.about_to_step = True
+        given = [t for call in trip.inputs for t in tensors_in(call[1:]) if t.dim()]
+        probe.flow.births.batch = given[0].shape[0] if given else None  # known before the first call comes again
         probe.tape.random, probe.tape.cuda_random = trip.tape.random, trip.tape.cuda_random  # a fix is tried on these
         if trip.tape.entries and (redo is None or trip.reason == "parameter"):
             with contextlib.suppress(StopCell):  # the loss is bad: the rest would tell no more

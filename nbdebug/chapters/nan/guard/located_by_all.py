@@ -21,25 +21,33 @@ def located(report: Report) -> bool:
     return report.findings[0].code != "nan/not-located"
 
 
+def finite(report: Report) -> bool:
+    """Whether a process has run its batch again, and found nothing."""
+    return not located(report) and report.findings[0].title.endswith(FINITE)
+
+
 def of_all(trip: Trip, own: Report, everyone: list[Report | None], ranks: Any) -> Report:
     """This process's report, with what the others found. everyone: by the members of the run; None has no answer."""
     told = {rank: report for rank, report in zip(ranks.members, everyone, strict=True) if report is not None}
     told[ranks.rank] = own
-    by_loss = trip.bad_ranks
+    places = [rank for rank, report in told.items() if located(report)]
+    by_loss = [rank for rank in trip.bad_ranks if not places or rank not in told or not finite(told[rank])]
 
     def when(rank: int) -> tuple:
         phase = told[rank].findings[0].where.phase if rank in told else None
         return rank not in by_loss, PHASES.index(phase) if phase in PHASES else len(PHASES), rank
 
-    places = sorted((rank for rank, report in told.items() if located(report)), key=when)
+    places.sort(key=when)
     bad = sorted({*by_loss, *places}, key=when)
-    trip.bad_ranks = tuple(sorted(bad))
     leading = (places or bad or [ranks.rank])[0]
     base = told.get(leading, own)
     findings = _of_rank(base.findings, leading if bad else None)
     for rank in places[1:]:
         findings += tuple(f for f in _of_rank(told[rank].findings, rank) if _cause(f) not in map(_cause, findings))
     note = _who(bad, len(ranks.members), bool(by_loss)) if bad else _nobody(told, ranks)
+    if caught := [rank for rank in trip.bad_ranks if rank not in bad]:
+        note += f" Rank {_listed(caught)} took it over (from statistics of all batches, say): finite by itself."
+    trip.bad_ranks = tuple(sorted(bad))
     return dataclasses.replace(base, subject=own.subject, findings=findings, notes=(note, *base.notes),
                                saver=own.saver if base is own else None)
 
@@ -82,7 +90,7 @@ def _nobody(told: dict[int, Report], ranks: Any) -> str:
         return ("Which process was bad first is not known: every loss was finite, and gradients are summed over all "
                 "processes before anyone sees them.")
     unknown = [rank for rank in ranks.members
-               if rank not in told or not told[rank].findings[0].title.endswith(FINITE)]
+               if rank not in told or not finite(told[rank])]
     if unknown:
         return f"Which process was bad first is not known: rank {_listed(unknown)} could not run its batch again."
     return (f"Each of {len(ranks.members)} processes is finite when it runs its own batch again by itself: the fault "

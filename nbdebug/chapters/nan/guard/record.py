@@ -121,7 +121,7 @@ class Recording:
             try:
                 count = os.write(self._fd, rest)
             except OSError:
-                if rest == b"\n":  # the line is whole, and the next one brings its end
+                if bytes(rest) == b"\n":  # the line is whole, and the next one brings its end
                     return
                 raise
             self._size += count

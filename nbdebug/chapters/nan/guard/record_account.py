@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -163,10 +162,11 @@ def _time(own: Any) -> str:
 
 
 def _length(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.3g} seconds"
-    whole = datetime.timedelta(seconds=round(seconds))
-    return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{whole} (h:min:s)"
+    """ "41.2 seconds", "14 minutes", "7.4 hours", "2.5 days"."""
+    for size, name in ((86_400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.3g} {name}"
+    return f"{seconds:.3g} seconds"
 
 
 def _steps(count: int) -> str:
@@ -174,4 +174,5 @@ def _steps(count: int) -> str:
 
 
 def _share(count: int, steps: int) -> str:
-    return f"{_steps(count)} ({count / max(steps, 1):.1%})"
+    share = count / max(steps, 1)
+    return f"{_steps(count)} ({'under 0.1%' if 0 < share < 0.0005 else f'{share:.1%}'})"

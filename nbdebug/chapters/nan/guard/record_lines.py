@@ -2,7 +2,7 @@
 
 A process may have been killed within a line, a disk may have been full, a file may have been damaged. So each line
 stands alone, says which run it belongs to, and is believed only when every part of it has the right type. What can't be
-read is counted. Where two lines have run together, the second one is still found.
+read is counted. Where two lines have run together, both are still found where they are whole.
 """
 
 from __future__ import annotations

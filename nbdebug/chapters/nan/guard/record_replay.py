@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,12 +18,13 @@ from nbdebug.chapters.nan.guard.locate import locate
 from nbdebug.chapters.nan.guard.parallel import alone
 from nbdebug.chapters.nan.guard.policy import models_of, optimizers_of
 from nbdebug.chapters.nan.guard.record_files import opened
-from nbdebug.chapters.nan.guard.record_report import plain
+from nbdebug.chapters.nan.guard.record_report import plain, where_from
 from nbdebug.chapters.nan.guard.record_trips import REASONS, RecordedTrip, step_data
 from nbdebug.chapters.nan.guard.trip import Trip
 from nbdebug.chapters.nan.guard.trip_folder_unpack import Unpacker
 from nbdebug.chapters.nan.guard.trip_folder_weights import put_into
-from nbdebug.finding import Report
+from nbdebug.finding import Finding, Report, Where
+from nbdebug.observe import sites
 from nbdebug.subject import Subject
 
 
@@ -43,8 +46,11 @@ def replay(recorded: RecordedTrip, model: Any, optimizer: Any = None) -> Report:
     trip = Trip(recorded.step, recorded.reason if recorded.reason in REASONS else "loss", recorded.loss, recorded.norm,
                 recorded.lines, [], tape, rank=recorded.rank or None, bad_ranks=recorded.bad_ranks)
     question = f"open_record({recorded.folder.parent.name}).replay(model)"
-    report = locate(trip, models, optimizers, run=_run(recorded, data), question=question,
+    run, asked_from = _checked(recorded, lambda: _run(recorded, data)), sites.locate().site
+    report = locate(trip, models, optimizers, run=run, question=question,
                     subject=str(Subject(given, optimizers, True)), redo=_redo(trip, optimizers))
+    if trip.reason == "parameter" and run.optimizer_line is not None and asked_from is not None:
+        report.findings = tuple(_at(f, asked_from, run.optimizer_line) for f in report.findings)
     if recorded.reason == "parameter" and not optimizers:
         notes.append("It was the update that made a parameter bad: give `optimizer=` to make it again.")
     report.notes = (*notes, *unpacker.notes, *report.notes)
@@ -94,6 +100,21 @@ def _redo(trip: Trip, optimizers: Mapping[str, Any]) -> Any:
     return lambda: [optimizer.step() for optimizer in optimizers.values()]
 
 
+def _at(finding: Finding, asked_from: sites.Site, line: Where) -> Finding:
+    """The update is made again where the replay is asked for; what it did belongs to the line that made it then."""
+    def moved(where: Where) -> Where:
+        if (where.file, where.line) != (asked_from.file, asked_from.line):
+            return where
+        return dataclasses.replace(where, file=line.file, line=line.line, text=line.text, cell=line.cell)
+
+    def said(text: str) -> str:
+        return text.replace(Where(file=asked_from.file, line=asked_from.line,
+                                  cell=sites.cell_name(asked_from.file)).place, line.place)
+
+    chain = tuple(dataclasses.replace(link, what=said(link.what), where=moved(link.where)) for link in finding.chain)
+    return dataclasses.replace(finding, title=said(finding.title), where=moved(finding.where), chain=chain)
+
+
 def _run(recorded: RecordedTrip, data: Mapping[str, Any]) -> Run:
     """The course of the run until then, as far as it was written down."""
     course = plain(data.get("course"))
@@ -104,6 +125,8 @@ def _run(recorded: RecordedTrip, data: Mapping[str, Any]) -> Run:
     run._first_sizes = _numbers(course.get("first_sizes"))
     run._first_input = next(iter(_numbers([course.get("first_input")])), 0.0)
     run.optimizer = course["optimizer"] if isinstance(course.get("optimizer"), str) else ""
+    with contextlib.suppress(ValueError):
+        run.optimizer_line = where_from(course["optimizer_line"], "where") if course.get("optimizer_line") else None
     return run
 
 

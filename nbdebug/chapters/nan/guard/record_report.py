@@ -32,7 +32,7 @@ def report_from(given: Any) -> Report:
 
 def _finding(given: Any, name: str) -> Finding:
     data = _object(given, name)
-    return Finding(_text(data, "code"), _text(data, "title"), _where(data.get("where", {}), f"{name}.where"),
+    return Finding(_text(data, "code"), _text(data, "title"), where_from(data.get("where", {}), f"{name}.where"),
                    _values(data, "evidence"), _each(data, "fixes", _fix), _each(data, "chain", _link))
 
 
@@ -46,7 +46,7 @@ def _fix(given: Any, name: str) -> Fix:
 
 def _link(given: Any, name: str) -> Link:
     data = _object(given, name)
-    return Link(_text(data, "what"), _where(data.get("where", {}), f"{name}.where"), _values(data, "evidence"))
+    return Link(_text(data, "what"), where_from(data.get("where", {}), f"{name}.where"), _values(data, "evidence"))
 
 
 def _ruled_out(given: Any, name: str) -> RuledOut:
@@ -54,7 +54,8 @@ def _ruled_out(given: Any, name: str) -> RuledOut:
     return RuledOut(_text(data, "what"), _text(data, "because"))
 
 
-def _where(given: Any, name: str) -> Where:
+def where_from(given: Any, name: str) -> Where:
+    """The place that `dataclasses.asdict(where)` was. Raises ValueError for anything else."""
     data = _object(given, name)
     known: dict[str, Any] = {}
     for field in dataclasses.fields(Where):

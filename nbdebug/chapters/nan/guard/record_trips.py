@@ -13,6 +13,8 @@ from nbdebug.chapters.nan.guard.record_files import TripFolder, whole
 from nbdebug.chapters.nan.guard.record_report import plain, report_from
 from nbdebug.finding import Report
 
+FORM = 1
+"""Of step.json; a later nbdebug that writes it otherwise gives it another number."""
 T = TypeVar("T")
 
 REASONS = {"loss": "the loss", "gradient": "the gradient norm", "parameter": "a parameter after the update",
@@ -81,6 +83,8 @@ def _read(folder: pathlib.Path, name: TripFolder) -> RecordedTrip:
         return RecordedTrip(name.step, name.rank, folder, report=report, problems=tuple(problems), no_replay=why)
     lines = _tried(problems, "the steps before it", lambda: tuple(
         StepLine.from_json(line) for line in _list(data.get("lines"))))
+    if data.get("form") != FORM:
+        data["no_replay"] = f"nbdebug {_text(data, 'nbdebug') or 'of another version'} wrote it in another form"
     ranks = tuple(r for r in _list(data.get("bad_ranks")) if isinstance(r, int) and 0 <= r < 10**6)
     return RecordedTrip(
         name.step, name.rank, folder, _text(data, "run"), _number(data, "time"), _text(data, "reason"),

@@ -10,6 +10,7 @@ What can't be had is left out, and step.json says why. The folder gets its name 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -25,11 +26,10 @@ from nbdebug import __version__
 from nbdebug.chapters.nan.guard.lines import strict
 from nbdebug.chapters.nan.guard.parallel import alone
 from nbdebug.chapters.nan.guard.record_files import PART, trip_name
+from nbdebug.chapters.nan.guard.record_trips import FORM
 from nbdebug.chapters.nan.guard.trip import Trip
 from nbdebug.chapters.nan.guard.trip_folder_pack import Unwritable, pack
 from nbdebug.chapters.nan.guard.trip_folder_weights import plain_tensors, weights_of
-
-FORM = 1
 
 
 def write(record: pathlib.Path, trip: Trip, run: str, rank: int, models: Mapping[str, nn.Module] | None,
@@ -98,7 +98,8 @@ def _course(run: Any) -> dict[str, Any]:
         return {}
     return {"losses": run.losses[-200:], "first_sizes": run._first_sizes, "first_input": run._first_input,
             "first_step": run.first_step, "optimizer": run.optimizer, "learning_rate": run.learning_rate,
-            "optimizer_steps": run.optimizer_steps}
+            "optimizer_steps": run.optimizer_steps,
+            "optimizer_line": dataclasses.asdict(run.optimizer_line) if run.optimizer_line is not None else None}
 
 
 def _write_json(path: pathlib.Path, values: Any) -> None:

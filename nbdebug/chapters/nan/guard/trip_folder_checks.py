@@ -49,6 +49,8 @@ def laid_out(tensor: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
 
 def python_state(state: torch.Tensor, rest: list) -> Any:
     made = rest[0], tuple(state.tolist()), rest[1]
+    if rest[1] is not None and not isinstance(rest[1], float):
+        raise ValueError("the state of Python's random numbers is damaged")
     try:
         random.Random().setstate(made)
     except (ValueError, TypeError, OverflowError) as reason:

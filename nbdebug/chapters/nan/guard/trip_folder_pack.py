@@ -58,7 +58,8 @@ class _Packer:
             generators.append(str(generator.device))
         held = [self._held(number, one) for number, one in self.tape.held.items()]
         return {"entries": entries, "held": held, "cuda_random": len(self.tape.cuda_random),
-                "generators": generators, "device": self.home}, self.tensors
+                "generators": generators, "wanted": [list(w) for w in self.tape.wanted.items()],
+                "device": self.home, "hidden": self.tape.recorder.hidden}, self.tensors
 
     def _held(self, number: int, held: Held) -> dict[str, Any]:
         """A tensor from outside: the parameter that it is, or its values."""
@@ -89,7 +90,7 @@ class _Packer:
             raise Unwritable(entry.unfit)
         name = name_of(entry.op.func)
         if name is None:
-            raise Unwritable(f"it runs the op `{entry.op.func}` outside of a model, which only this program may know")
+            raise Unwritable(f"it runs the op `{entry.op.func}` outside of a model, and a record holds only common ops")
         return {**_op(entry.op), "op": name, "args": self._value(entry.args, name),
                 "kwargs": self._value(entry.kwargs, name), "results": list(entry.results), "grad": entry.grad}
 

@@ -63,6 +63,7 @@ class Unpacker:
         data = mapping(given, "tape")
         self.then = device_of(data.get("device"))
         tape = Tape(Recorder(ModuleStack(ModuleNames({}), lambda *_: None), [], lambda *_: None))
+        tape.recorder.hidden = text(data.get("hidden"))[:200]
         tape.random = torch_state(self._tensor("random"))
         states = [self._tensor(f"cuda_random/{n}") for n in range(min(whole(data.get("cuda_random")), 64))]
         if states and (self.now.type != "cuda" or len(states) > torch.cuda.device_count()):
@@ -74,6 +75,8 @@ class Unpacker:
             tape.generators[id(generator)] = generator, generator.get_state()
         for held in list_of(data.get("held")):
             self._held(mapping(held, "a tensor"), tape)
+        wanted = [list_of(pair, exactly=2) for pair in list_of(data.get("wanted"))]
+        tape.wanted = {whole(number): whole(position) for number, position in wanted}
         tape.entries = [self._entry(mapping(entry, "an entry")) for entry in list_of(data.get("entries"))]
         return tape
 

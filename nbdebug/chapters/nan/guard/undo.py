@@ -49,7 +49,8 @@ class Undo:
         closure = args[1] if len(args) > 1 else kwargs.get("closure")  # a hook's args begin with the optimizer itself
         numbers = [v for group in optimizer.param_groups for v in group.values() if isinstance(v, float)]
         half = any(p.dtype == torch.float16 for group in optimizer.param_groups for p in group["params"])
-        if closure is None and not half and all(map(math.isfinite, numbers)):
+        bare = any(group.get("eps") == 0 for group in optimizer.param_groups)  # nothing guards its division
+        if closure is None and not half and not bare and all(map(math.isfinite, numbers)):
             return None
         return cls(optimizer, closure)
 

@@ -168,36 +168,32 @@ class Guard:
         warnings.warn(f"nbdebug's guard has stopped watching because of a fault of its own ({self.fault}). "
                       "The training itself goes on, unguarded.", RuntimeWarning, stacklevel=4)
 
-    @property
-    def _asked(self) -> int:
-        """How often the processes have been asked."""
-        return 0 if self.ranks is None else self.ranks.asked
-
     def _before(self, optimizer: Any, args: tuple, kwargs: dict) -> None:
         __tracebackhide__ = True
-        asked = self._asked
+        asked = self.ranks and self.ranks.asked
         if self.active:
             self._guarded(self._rounds.before, optimizer, args, kwargs)
         if self._parting is not None:
-            self._parting.before(optimizer, args, kwargs, self._asked != asked)
+            self._parting.before(optimizer, args, kwargs, self._parting.ranks.asked != asked)
 
     def _after(self, optimizer: Any, args: tuple, kwargs: dict) -> None:
         __tracebackhide__ = True
-        asked = self._asked
+        asked = self.ranks and self.ranks.asked
         if self.active:
             self._guarded(self._rounds.after, optimizer)
         if not self.active:
             self._rounds.give_back()
         if self._parting is not None:
-            self._parting.after(self._asked != asked)
+            self._parting.after(self._parting.ranks.asked != asked)
 
     def _scaler_updates(self, *args: Any, **kwargs: Any) -> None:
         __tracebackhide__ = True
-        asked = self._asked
+        asked = self.ranks and self.ranks.asked
         if self.active:
             self._guarded(self._rounds.scaler_updates)
         if self._parting is not None:
-            self._parting.scaler_updates(self.scaler, self.optimizers.values(), self._asked != asked)
+            done = self._parting.ranks.asked != asked
+            self._parting.scaler_updates(self.scaler, self.optimizers.values(), done)
         type(self.scaler).update(self.scaler, *args, **kwargs)
 
     # -- what is told -------------------------------------------------------------------------------------------------
@@ -227,7 +223,7 @@ class Guard:
         rank = self.ranks.rank if self.ranks else None
         lines = (*self.lines, step.line())[-self.policy.keep:]
         locator = Locator(self, redo)
-        trip = Trip(step.number, reason, step.loss, step.norm, lines, inputs_of(step.tape), step.tape, late, rank,
+        trip = Trip(step.number, reason, step.loss, step.norm, lines, self._inputs(step), step.tape, late, rank,
                     step.bad_ranks, locator=locator)
         self.trips = [*self.trips[-7:], trip]
         try:
@@ -237,9 +233,20 @@ class Guard:
                 trip.report = locator.failed(trip, fault)
             self.give_up(fault)
         if raises:
-            self._rounds.forget()
-            self._rounds.write(step)
-            raise NonFiniteStep(trip)
+            error = NonFiniteStep(trip)
+            try:
+                self._rounds.forget()
+                self._rounds.write(step)
+            except Exception as fault:  # it is raised all the same
+                self.give_up(fault)
+            raise error
+
+    def _inputs(self, step: Step) -> list[tuple[str, tuple, dict]]:
+        try:
+            return inputs_of(step.tape)
+        except Exception as fault:  # the step is dropped all the same
+            self.give_up(fault)
+            return []
 
     @property
     def _locates(self) -> bool:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from nbdebug.chapters.training.facts_run import Trial
-from nbdebug.chapters.training.run.checkup import Checkups, loss_value
+from nbdebug.chapters.training.run.checkup import Checkups, loss_root, loss_value
 from nbdebug.chapters.training.run.updates import norm_of
 from nbdebug.observe.state import Snapshot
 
@@ -31,13 +31,15 @@ FIRST = 12
 @dataclasses.dataclass(frozen=True)
 class Change:
     """What is done otherwise. rate: factor on every learning rate; level: one rate all along, the first that was seen;
-    zero: gradients are cleared before each backward; clip: largest gradient norm; decay: factor on weight decay;
+    zero: whether gradients
+    are cleared before each backward (None: as the user's loop does); clip: largest gradient norm; decay: factor on weight decay;
     unfreeze: names of parameters; prepare: called once on the model; without: batches that are left out; batches: others
     in their place; loss_fn: another loss; training: all modules in train mode."""
 
     rate: float = 1.0
     level: bool = False
-    zero: bool = True
+    zero: bool | None = None
+    training: bool = False
     clip: float | None = None
     decay: float = 1.0
     unfreeze: tuple[str, ...] = ()
@@ -58,14 +60,18 @@ class Outcome:
 
 
 class Bench:
-    """Trains from the start of the run. start: the state to begin at; rates: the learning rate at each step, over the
-    first; batches: those of the run, in order. until: when the time for trials is up."""
+    """Trains from the start of the run. start: the state to begin at; rates: the learning rates of all groups at each
+    step; batches: those of the run, in order. until: when the time for trials is up. evaluated: modules that the user
+    keeps in eval mode while training; zero: False where the user's loop clears no gradients."""
 
     def __init__(self, model: nn.Module, optimizers: list[Any], loss_fn: Callable[[Any, Any], Any], batches: list[Any],
-                 start: Snapshot, rates: Sequence[float], on_train: Checkups, on_val: Checkups):
+                 start: Snapshot, rates: Sequence[Sequence[float]], on_train: Checkups, on_val: Checkups):
         self.model, self.optimizers, self.loss_fn, self.batches = model, optimizers, loss_fn, batches
         self.start, self.on_train, self.on_val = start, on_train, on_val
-        self.rates = list(rates)
+        self.rates = [list(r) for r in rates]
+        self.evaluated: frozenset[str] = frozenset()
+        self.zero = True
+        self._broke = False
         self.until = math.inf
         self.spent = 0.0
         self._done: dict[tuple[Change, int], Outcome] = {}
@@ -92,7 +98,7 @@ class Bench:
                 losses = list(self._steps(change, steps))
             train, val = self.on_train.mean(), self.on_val.mean()
             outcome = Outcome(losses, train[0] if train else math.nan, val[0] if val else None)
-            if len(losses) < steps or not math.isfinite(outcome.train):
+            if self._broke or not math.isfinite(outcome.train):
                 outcome.train = math.inf
             return outcome
         finally:
@@ -100,22 +106,23 @@ class Bench:
             self.spent += time.perf_counter() - began
 
     def _steps(self, change: Change, steps: int) -> Any:
+        self._broke = False
         self._prepare(change)
         loss_fn = change.loss_fn or self.loss_fn
         batches = self.batches if change.batches is None else change.batches
-        firsts = [[float(g["lr"]) for g in o.param_groups] for o in self.optimizers]
         for step in range(steps):
             if step % len(batches) in change.without and step < len(batches):
                 continue
-            self._set_rates(change, firsts, step)
-            if change.zero:
+            self._set_rates(change, step)
+            if self.zero if change.zero is None else change.zero:
                 for optimizer in self.optimizers:
                     optimizer.zero_grad()
             loss = loss_fn(self.model, batches[step % len(batches)])
             value = loss_value(loss)
             if not math.isfinite(value):
+                self._broke = True
                 return
-            _root(loss).backward()
+            loss_root(loss).backward()
             if change.clip is not None:
                 for optimizer in self.optimizers:
                     _clip(optimizer, change.clip)
@@ -124,8 +131,8 @@ class Bench:
             yield value
 
     def _prepare(self, change: Change) -> None:
-        for module in self.model.modules():
-            module.training = True if self._trains(module) else module.training
+        for name, module in self.model.named_modules():
+            module.training = name not in self.evaluated or change.training
         if change.prepare is not None:
             change.prepare(self.model)
         for name in change.unfreeze:
@@ -137,29 +144,19 @@ class Bench:
             for group in (g for o in self.optimizers for g in o.param_groups):
                 group["weight_decay"] = group.get("weight_decay", 0.0) * change.decay
 
-    frozen_flags: frozenset[str] = frozenset()
-    """Modules that ran in eval mode while training, on purpose or not: left as the start has them."""
-
-    def _trains(self, module: nn.Module) -> bool:
-        return not self.frozen_flags
-
-    def _set_rates(self, change: Change, firsts: list[list[float]], step: int) -> None:
-        now = 1.0 if change.level or not self.rates else self.rates[min(step, len(self.rates) - 1)]
-        for optimizer, group_rates in zip(self.optimizers, firsts):
-            for group, first in zip(optimizer.param_groups, group_rates):
-                group["lr"] = first * now * change.rate
+    def _set_rates(self, change: Change, step: int) -> None:
+        groups = [g for o in self.optimizers for g in o.param_groups]
+        if change.level and self.rates:
+            now = [max(column) for column in zip(*self.rates)]
+        else:
+            now = self.rates[min(step, len(self.rates) - 1)] if self.rates else [float(g["lr"]) for g in groups]
+        for group, rate in zip(groups, now):
+            group["lr"] = rate * change.rate
 
     def trial(self, what: str, change: Change, as_is: Outcome, steps: int, **numbers: Any) -> Trial:
         """Train with the change, and set it beside what came of the run as it is."""
         got = self.train(change, steps)
         return Trial(what, tuple(as_is.losses), tuple(got.losses), as_is.train, got.train, as_is.val, got.val, numbers)
-
-
-def _root(loss: Any) -> torch.Tensor:
-    """The tensor to call backward on, in whatever the loss function returned."""
-    while isinstance(loss, (tuple, list, dict)):
-        loss = loss["loss"] if isinstance(loss, dict) else loss[0]
-    return loss
 
 
 def _clip(optimizer: Any, limit: float) -> None:

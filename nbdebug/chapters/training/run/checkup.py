@@ -21,12 +21,16 @@ MOST = 8
 """Batches looked at for one checkup. Eight give a standard error of a third of the spread between batches."""
 
 
+def loss_root(loss: Any) -> Any:
+    """What to call backward on: the loss itself, or the first of a tuple or the "loss" of a dict that it came in."""
+    while isinstance(loss, (tuple, list, dict)) or hasattr(loss, "loss"):
+        loss = loss[0] if isinstance(loss, (tuple, list)) else loss["loss"] if isinstance(loss, dict) else loss.loss
+    return loss
+
+
 def loss_value(loss: Any) -> float:
-    """The loss as a number: a tensor of one element, or the first one of a tuple or a dict that a loss came in."""
-    if isinstance(loss, (tuple, list)):
-        return loss_value(loss[0])
-    if isinstance(loss, dict):
-        return loss_value(loss["loss"])
+    """The loss as a number."""
+    loss = loss_root(loss)
     return float(loss.detach().float().mean()) if isinstance(loss, torch.Tensor) else float(loss)
 
 

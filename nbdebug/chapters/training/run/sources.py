@@ -80,28 +80,31 @@ def _filled(cell: Any) -> bool:
     return True
 
 
-def batches_of(loader: Any, most: int, seconds: float = MOST_SECONDS) -> list[Any]:
+def batches_of(loader: Any, most: int, seconds: float = MOST_SECONDS, passes: bool = False) -> list[Any]:
     """The first `most` batches, as the user's loop would get them next, with all random numbers put back.
 
-    Fewer where they would take more than 256 MB or `seconds`. A loader that can be read only once (an iterator) gives
-    none: reading it would take the batches away from the user.
+    passes: go on with further passes until there are `most`. Fewer where they would take more than 256 MB or `seconds`.
+    A loader that can be read only once (an iterator) gives none: reading it would take the batches away from the user.
     """
     if loader is None or iter_is_itself(loader):
         return []
     put_back = remembered(loader)
     taken: list[Any] = []
     size, until = 0, time.monotonic() + seconds
-    iterator = iter(loader)
+    iterator: Any = None
     try:
-        for batch in iterator:
-            taken.append(batch)
-            size += sum(t.numel() * t.element_size() for t in tensors_in(batch))
-            if len(taken) >= most or size > MOST_BYTES or time.monotonic() > until:
-                break
+        while True:
+            before = len(taken)
+            for batch in (iterator := iter(loader)):
+                taken.append(batch)
+                size += sum(t.numel() * t.element_size() for t in tensors_in(batch))
+                if len(taken) >= most or size > MOST_BYTES or time.monotonic() > until:
+                    return taken
+            if len(taken) == before or not passes:
+                return taken
     finally:
         del iterator
         put_back()
-    return taken
 
 
 def iter_is_itself(loader: Any) -> bool:

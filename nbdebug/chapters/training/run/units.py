@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode, resolve_name
+from torch.overrides import TorchFunctionMode
 
 from nbdebug.chapters.training.facts_run import Units
 from nbdebug.chapters.training.run.checkup import mode
@@ -77,8 +77,6 @@ class _Look(TorchFunctionMode):
         out = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")
         if name in RELUS | SIGMOIDS | TANHS and isinstance(out, torch.Tensor) and self.stack:
-            if (resolve_name(func) or "").startswith(("torch.nn.functional", "torch.nn.init")) and name not in _LEAVES:
-                return out  # it calls the op itself, which is then seen
             self._note(name.rstrip("_"), out.detach())
         return out
 
@@ -96,9 +94,6 @@ class _Look(TorchFunctionMode):
         else:
             slope = (1 - out.square()) if op == "tanh" else 4 * out * (1 - out)
             place.saturated.append(float((slope < FLAT).float().mean()))
-
-
-_LEAVES = frozenset({"relu6", "hardtanh", "threshold"})
 
 
 def look(model: nn.Module, loss_fn: Callable[[Any, Any], Any] | None, batches: Sequence[Any]

@@ -29,14 +29,14 @@ SAME = 0.02
 
 
 class UpdateWatch:
-    """Follows the optimizers' steps while attached. norms: total gradient norm before each step; rates: the largest
-    learning rate at each; before, after: told around each step."""
+    """Follows the optimizers' steps while attached. norms: total gradient norm before each step; rates: every
+    group's learning rate at each; before, after: told around each step."""
 
     def __init__(self, model: nn.Module, optimizers: Iterable[Any], after: Any):
         self.names = {id(p): name for name, p in model.named_parameters()}
         self.optimizers, self.after = list(optimizers), after
         self.norms: list[torch.Tensor] = []
-        self.rates: list[float] = []
+        self.rates: list[list[float]] = []
         self.steps = 0
         self.stale_steps: dict[int, int] = {}
         self.steps_of: dict[int, int] = {}
@@ -109,7 +109,7 @@ class UpdateWatch:
             for key in waiting:
                 name = self.names.get(key, "a parameter outside the model")
                 self.stale_names[name] = self.stale_names.get(name, 0) + 1
-        self.rates.append(max((float(g["lr"]) for g in optimizer.param_groups), default=0.0))
+        self.rates.append([float(g["lr"]) for o in self.optimizers for g in o.param_groups])
         grads = _gradients(optimizer)
         if grads:
             self.norms.append(torch.linalg.vector_norm(torch.stack([n.float().to(grads[0].device)

@@ -44,7 +44,7 @@ class Watched:
         self.losses: list[float] = []
         self.numbers: list[int] = []
         self.read_at: list[int] = []
-        self.rate_at: list[float] = []
+        self.rate_at: list[list[float]] = []
         self.checkups: list[Checkup] = []
         self.metrics: list[float] = []
         self.schedule_calls: list[int] = []
@@ -75,7 +75,7 @@ class Watched:
         self.numbers.append(int(step))
         self.losses.append(float(loss))
         self.read_at.append(self.reading.read)
-        self.rate_at.append(self.updates.rates[-1] if self.updates.rates else 0.0)
+        self.rate_at.append(self.updates.rates[-1] if self.updates.rates else [])
         if len(self.losses) >= self._next:
             self._checkup()
         if self.done is not None:

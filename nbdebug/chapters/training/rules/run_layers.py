@@ -1,0 +1,153 @@
+"""Rules for single layers: dead, saturated, out of the gradient's reach, not trained at all."""
+
+from __future__ import annotations
+
+from nbdebug.catalogue import rule
+from nbdebug.chapters.training.facts import TrainingFacts
+from nbdebug.chapters.training.facts_run import RunFacts, Units
+from nbdebug.chapters.training.rules import run_signs as signs
+from nbdebug.chapters.training.rules.run_words import finding, short, tried
+from nbdebug.finding import Finding
+
+WHOLE = 0.98
+"""A layer in which nothing lives passes no gradient; no experiment is needed to tell."""
+
+
+@rule(
+    code="training/dead-relu",
+    title="A layer is dead: its units are zero for every sample.",
+    symptom="The model gives every sample the same answer; the loss is that of the base rate; most gradients are exactly "
+            "zero.",
+    cause="A relu whose input is negative for every sample passes no gradient, so its weights never change again. A bias "
+          "far below zero does it at the start, one step that was too long does it later.",
+    confirm="`(activation > 0).any(0).float().mean()` over some batches: the share of living units.",
+    fix="Initialise biases with zero and weights with He's init; lower the learning rate where units die on the way; or "
+        "use LeakyReLU or GELU, which keep a slope.",
+    reference="https://arxiv.org/abs/1903.06733",
+)
+def dead_relu(facts: TrainingFacts) -> Finding | None:
+    run = facts.run
+    if run is None or not signs.has_room(run):
+        return None
+    early = bool(signs.dead(run.start_units))
+    places = signs.dead(run.start_units) or signs.dead(run.end_units)
+    if not places or not (max(p.dead or 0.0 for p in places) >= WHOLE or signs.helps(run.trials.get("rescaled"))):
+        return None
+    first = places[0]
+    when = "from the start" if early else "at the end of the run"
+    died = "" if early else (f" (of {first.units} units {_share(run.start_units, first)} were dead at the start: they died "
+                             "on the way)")
+    title = (f"`{first.feeds or first.module}` is dead {when}: {first.dead:.0%} of its {first.units} units are zero after "
+             f"the relu for every sample{died}")
+    chain = [f"{first.dead:.0%} of the units behind `{first.feeds or first.module}` are zero for every sample",
+             "they pass no gradient: what lies before them is not trained",
+             f"the loss stays at {short(signs.last(run))} (first: {short(signs.first(run))})"]
+    fix = tried("Start with outputs around zero: no negative biases, He's init.",
+                "torch.nn.init.kaiming_normal_(layer.weight, nonlinearity='relu')\ntorch.nn.init.zeros_(layer.bias)",
+                run.trials.get("rescaled"))
+    return finding(run, "dead-relu", title, _names(places), [fix], chain=chain, evidence=_evidence(places, "dead"))
+
+
+def _share(units: tuple[Units, ...], place: Units) -> str:
+    before = next((u.dead for u in units if (u.module, u.op) == (place.module, place.op)), None)
+    return "none" if not before else f"{before:.0%}"
+
+
+def _names(places: list[Units]) -> list[str]:
+    return [name for p in places for name in (p.feeds, p.module)]
+
+
+def _evidence(places: list[Units], what: str) -> dict[str, object]:
+    return {f"{what}, by layer": {f"{p.feeds or p.module} ({p.op})": getattr(p, what) for p in places[:12]}}
+
+
+@rule(
+    code="training/saturated-activation",
+    title="A layer's activations sit on the flat ends.",
+    symptom="The loss hardly moves; layers before the activation get gradients near zero, though those behind learn.",
+    cause="Beyond ±3 a tanh, beyond ±6 a sigmoid is flat to a hundredth of its slope. Inputs or weights that are too "
+          "large push values there at the start; a step that was too long does it later.",
+    confirm="Histogram of the activation: it piles up at -1 and 1 (tanh) or 0 and 1 (sigmoid).",
+    fix="Scale inputs to about one, initialise with Glorot's init, normalise before the activation, or use relu.",
+    reference="https://proceedings.mlr.press/v9/glorot10a.html",
+)
+def saturated_activation(facts: TrainingFacts) -> Finding | None:
+    run = facts.run
+    if run is None or not signs.has_room(run) or not signs.helps(run.trials.get("rescaled")):
+        return None
+    places = signs.saturated(run.start_units) or signs.saturated(run.end_units)
+    if not places:
+        return None
+    first, when = places[0], "from the start" if signs.saturated(run.start_units) else "at the end of the run"
+    title = (f"`{first.feeds or first.module}` saturates its {first.op} {when}: at {first.saturated:.0%} of the values the "
+             "slope is below a hundredth of its largest")
+    fix = tried("Bring what goes into the activation to a size of about one.",
+                "torch.nn.init.xavier_uniform_(layer.weight)\ntorch.nn.init.zeros_(layer.bias)",
+                run.trials.get("rescaled"))
+    return finding(run, "saturated-activation", title, _names(places), [fix], evidence=_evidence(places, "saturated"),
+                   chain=[f"{first.saturated:.0%} of the {first.op} behind `{first.feeds or first.module}` is flat",
+                          "it passes on next to no gradient",
+                          f"the loss stays at {short(signs.last(run))} (first: {short(signs.first(run))})"])
+
+
+@rule(
+    code="training/vanishing-gradients",
+    title="Gradients fade before they reach the first layers.",
+    symptom="The loss settles at once at what the mean of the targets gives; only the last layer's weights move.",
+    cause="A sigmoid passes on a quarter of the gradient at most, a tanh less than all of it: through several layers "
+          "nothing is left. Weights that are too small do the same.",
+    confirm="Root mean square of each weight's gradient, from the last layer to the first: it falls by a factor each.",
+    fix="Use relu or GELU with He's init, residual connections, or normalisation between the layers.",
+    reference="https://proceedings.mlr.press/v9/glorot10a.html",
+)
+def vanishing_gradients(facts: TrainingFacts) -> Finding | None:
+    run = facts.run
+    weak = signs.fading(run) if run is not None else []
+    if run is None or not weak or not signs.learns_nothing(run):
+        return None
+    strongest = max(run.layers, key=lambda la: la.first)
+    title = (f"Gradients fade on their way back: `{weak[0].name}` gets {strongest.first / weak[0].first:,.0f} times less "
+             f"than `{strongest.name}`, and the loss stays at {short(signs.last(run))} (first: "
+             f"{short(signs.first(run))})")
+    fix = tried("Use relu with He's init, or normalise between the layers.",
+                "torch.nn.ReLU()  # in place of the sigmoids\n"
+                "torch.nn.init.kaiming_uniform_(layer.weight, nonlinearity='relu')", run.trials.get("relu"))
+    return finding(run, "vanishing-gradients", title, [la.name for la in weak], [fix],
+                   evidence={"gradient, by layer": {la.name: la.first for la in run.layers[:16]},
+                             "update over weight, by layer": {la.name: la.update for la in run.layers[:16]}})
+
+
+@rule(
+    code="training/frozen-parameters",
+    title="Parameters that ought to be trained are frozen.",
+    symptom="The loss goes down a little, as if only the last layer learnt; some weights are the same after training as "
+            "before.",
+    cause="`requires_grad` was set to False on more than was meant: after the new layers had been put in, or by a name "
+          "that matches too much. Adapters whose second factor starts at zero then do nothing at all.",
+    confirm="`[n for n, p in model.named_parameters() if not p.requires_grad]`",
+    fix="Freeze first, then add what is to be trained; or set `requires_grad_(True)` on it again, before the optimizer is "
+        "built.",
+    reference="https://github.com/huggingface/transformers/issues/26098",
+)
+def frozen_parameters(facts: TrainingFacts) -> Finding | None:
+    run = facts.run
+    if run is None or not run.frozen or not signs.has_room(run):
+        return None
+    trial, zeros = run.trials.get("unfrozen"), [f for f in run.frozen if f.zero and f.matrix]
+    if not zeros and not (any(f.held for f in run.frozen) and signs.helps(trial)):
+        return None
+    blamed = [f.name for f in _beside(run, zeros)] if zeros else [f.name for f in run.frozen]
+    why = (f"`{zeros[0].name}` is frozen at zero, so that what it is a part of does nothing" if zeros else
+           f"{len(run.frozen)} parameters that the optimizer holds have requires_grad=False (`{blamed[0]}` and others)")
+    title = f"{why}; the loss stays at {short(signs.last(run))} (first: {short(signs.first(run))})"
+    fix = tried("Let them be trained.", "\n".join(f"model.get_parameter({n!r}).requires_grad_(True)" for n in blamed[:4]),
+                trial)
+    return finding(run, "frozen-parameters", title, blamed, [fix],
+                   evidence={"frozen": blamed[:12], "trained elements": run.trained_elements,
+                             "frozen elements": sum(f.elements for f in run.frozen)})
+
+
+def _beside(run: RunFacts, zeros: list) -> list:
+    """The zero ones, and the frozen parameters that stand beside them in the same module."""
+    owners = {f.name.rpartition(".")[0] for f in zeros}
+    return zeros + [f for f in run.frozen if f not in zeros and f.name.rpartition(".")[0] in owners]

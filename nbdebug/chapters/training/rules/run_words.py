@@ -1,0 +1,53 @@
+"""How a rule over a run puts its finding together: names to blame, proofs by experiment."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from nbdebug.chapters.training.facts_run import RunFacts, Trial
+from nbdebug.chapters.training.rules.run_signs import BETTER, helps
+from nbdebug.finding import Finding, Fix, Link, Where
+
+POINTS = 60
+"""Points of a curve that go into a report."""
+
+
+def finding(run: RunFacts, slug: str, title: str, where: Iterable[str], fixes: Iterable[Fix], *,
+            place: Where | None = None, step: int | None = None, chain: Iterable[str] = (),
+            evidence: Mapping[str, Any] | None = None) -> Finding:
+    """where: the modules, parameters, functions or arguments to blame, the most telling first."""
+    names = [name for name in dict.fromkeys(where) if name]
+    at = dataclasses.replace(place or Where(), step=step, module=names[0] if names else None)
+    return Finding(f"training/{slug}", title, at, {"where": names, **(evidence or {})}, tuple(fixes),
+                   tuple(Link(what) for what in chain))
+
+
+def tried(title: str, code: str, trial: Trial | None, why_not: str = "", by: float = BETTER) -> Fix:
+    """A fix with the proof of its trial, where there was one."""
+    if trial is None:
+        return Fix(title, code, None, {"why not": why_not or "the run could not be repeated with this change"})
+    after: dict[str, Any] = {"loss as it is": trial.end_as_is, "loss with the fix": trial.end_changed,
+                             "steps": len(trial.changed)}
+    if trial.val_as_is is not None and trial.val_changed is not None:
+        after |= {"validation as it is": trial.val_as_is, "validation with the fix": trial.val_changed}
+    return Fix(title, code, helps(trial, by), {k: v for k, v in after.items() if math.isfinite(v)} | _broke(trial))
+
+
+def _broke(trial: Trial) -> dict[str, str]:
+    ends = (("as it is", trial.end_as_is), ("with the fix", trial.end_changed))
+    return {f"loss {word}": "not finite" for word, end in ends if not math.isfinite(end)}
+
+
+def short(value: float) -> str:
+    """A number for a sentence: three digits."""
+    return f"{value:.3g}"
+
+
+def thinned(curve: Iterable[float]) -> list[float | None]:
+    """A curve for a report: at most 60 points, what is not finite left open."""
+    values = list(curve)
+    step = max(1, len(values) // POINTS)
+    return [round(v, 6) if math.isfinite(v) else None for v in values[::step]]

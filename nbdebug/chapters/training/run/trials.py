@@ -1,0 +1,111 @@
+"""Which experiments a run calls for. Each is asked for by a sign, costs about one run, and is read by a rule.
+
+The most telling come first: when the time is up, what is left is reported as not checked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from torch import nn
+
+from nbdebug.chapters.training.facts_run import RunFacts, Trial
+from nbdebug.chapters.training.rules import run_signs as signs
+from nbdebug.chapters.training.run import order
+from nbdebug.chapters.training.run.bench import Bench, Change, Outcome
+from nbdebug.chapters.training.run.doubts import Doubts
+from nbdebug.chapters.training.run.penalty import without
+from nbdebug.chapters.training.run.rescale import as_relus, rescaled
+
+RATES = (("lr/10", 0.1), ("lr/100", 0.01), ("lr/1000", 0.001))
+HIGHER = (("lr*10", 10.0), ("lr*100", 100.0), ("lr*1000", 1e3), ("lr*10000", 1e4), ("lr*100000", 1e5))
+CLIP = 1.0
+"""The limit that nearly all published recipes clip at."""
+DROPOUT = 0.7
+"""A dropout above this is worth an experiment."""
+DECAY = 5e-3
+"""A weight decay from here on is worth an experiment; recipes use 1e-4 with SGD and 1e-2 to 0.1 with AdamW."""
+STALE = 0.5
+"""Gradients that are left standing in most steps are not cleared at all; in a few, somebody accumulates."""
+
+
+def wanted(run: RunFacts, bench: Bench, doubtful: Doubts | None = None) -> Iterator[tuple[str, Change]]:
+    """Names and changes, most telling first."""
+    if run.stale.share > STALE:
+        yield "zero_grad", Change(zero=True)
+        return
+    if run.scaler is not None and run.scaler.clipped:
+        yield "unscaled first", Change(clip=run.scaler.after)
+        return
+    if any(m.switched is not None or m.from_start for m in run.modes):
+        yield "train mode", Change(training=True)
+    if run.spike is not None and run.spike.get("batch") is not None:
+        yield "without the batch", Change(without=frozenset({run.spike["batch"]}))
+    if run.order.spread > order.UNFAIR:
+        yield "shuffled", Change(batches=order.shuffled(bench.batches))
+    if signs.rate_fell(run) is not None or signs.rate_stays_low(run):
+        yield "level rate", Change(level=True)
+    if any(f.held or (f.zero and f.matrix) for f in run.frozen) and signs.has_room(run):
+        yield "unfrozen", Change(unfreeze=tuple(f.name for f in run.frozen))
+    if doubtful is not None and doubtful.batches:
+        yield "without doubtful labels", Change(batches=doubtful.batches)
+    yield from _of_layers(run, bench)
+    yield from _of_rates(run)
+    yield from _of_penalties(run, bench)
+
+
+def _of_layers(run: RunFacts, bench: Bench) -> Iterator[tuple[str, Change]]:
+    if (signs.flat(run)) and signs.has_room(run):
+        yield "rescaled", Change(prepare=rescaled(bench.loss_fn, bench.batches[0], [la.name for la in run.layers]))
+    if signs.fading(run) and signs.learns_nothing(run):
+        yield "relu", Change(prepare=as_relus)
+    if signs.explodes(run):
+        yield "clip", Change(clip=CLIP)
+
+
+def _of_rates(run: RunFacts) -> Iterator[tuple[str, Change]]:
+    if signs.spreads(run) or signs.swings(run):
+        for name, factor in RATES:
+            yield name, Change(rate=factor)
+    if signs.crawls(run) and not signs.flat(run) and not signs.fading(run):
+        for name, factor in HIGHER:
+            yield name, Change(rate=factor)
+
+
+def _of_penalties(run: RunFacts, bench: Bench) -> Iterator[tuple[str, Change]]:
+    if signs.outweighs(run):
+        yield "no penalty", Change(loss_fn=without(bench.loss_fn))
+    if not signs.has_room(run):
+        return
+    if run.decay.get("weight decay", 0.0) >= DECAY:
+        yield "no weight decay", Change(decay=0.0)
+    if run.decay.get("dropout", 0.0) >= DROPOUT:
+        yield "less dropout", Change(prepare=_less_dropout)
+
+
+def _less_dropout(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = min(module.p, 0.1)
+
+
+def tried(run: RunFacts, bench: Bench, steps: int, doubtful: Doubts | None, seen: Outcome | None = None) -> RunFacts:
+    """The facts with the trials that they call for, each of so many steps. seen: what the run itself came to, for runs
+    that the bench does not repeat; else the bench's own repetition is what trials are compared with."""
+    as_is = seen
+    trials: dict[str, Trial] = dict(run.trials)
+    skipped: list[str] = []
+    for name, change in wanted(run, bench, doubtful):
+        if bench.time_is_up:
+            skipped.append(name)
+            continue
+        if name.startswith("lr") and any(n.startswith(name[:3]) and signs.helps(t, signs.MUCH_BETTER)
+                                         for n, t in trials.items()):
+            continue  # one factor that helps is enough
+        as_is = as_is or bench.train(Change(), steps)
+        trials[name] = bench.trial(name, change, as_is, steps)
+    unchecked = run.unchecked
+    if skipped:
+        unchecked += (f"Experiments that the time did not suffice for: {', '.join(skipped)}",)
+    return dataclasses.replace(run, trials=trials, unchecked=unchecked)
