@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -143,7 +144,7 @@ class Report:
         """Write the report to `path`: `.html`, `.json` or `.txt`. Raises ValueError for any other ending."""
         path = pathlib.Path(path)
         writers = {".html": lambda: self._view("html", "page"), ".txt": lambda: str(self),
-                   ".json": lambda: json.dumps(self.to_dict(), indent=1)}
+                   ".json": lambda: json.dumps(_strict(self.to_dict()), indent=1, allow_nan=False)}
         if path.suffix not in writers:
             raise ValueError(f"save takes a path ending in {', '.join(writers)}; got {path.name!r}")
         path.write_text(writers[path.suffix](), encoding="utf-8")
@@ -192,3 +193,12 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (set, frozenset)):
         return sorted(value)
     return str(value)
+
+
+def _strict(value: Any) -> Any:
+    """Plain data with NaN and the infinities, which JSON lacks, as the strings "nan", "inf" and "-inf"."""
+    if isinstance(value, dict):
+        return {key: _strict(inside) for key, inside in value.items()}
+    if isinstance(value, list):
+        return [_strict(inside) for inside in value]
+    return value if not isinstance(value, float) or math.isfinite(value) else str(value)

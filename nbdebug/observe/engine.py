@@ -53,7 +53,8 @@ class EngineWatch:
             return
         original = torch.autograd.graph._engine_run_backward
         wrapper = _told(original, self._attached)
-        for module in (torch.autograd.graph, torch.autograd):
+        modules: list[Any] = [torch.autograd.graph, torch.autograd]
+        for module in modules:
             if module._engine_run_backward is original:
                 self._wrapped.append((module, original, wrapper))
                 module._engine_run_backward = wrapper

@@ -54,7 +54,7 @@ class LossRecorder(Recorder):
     def _meddles(self, func: Any, args: tuple, kwargs: dict) -> bool:
         schema, tape = schema_of(func), self.watchers[0]
         assert isinstance(tape, Tape)
-        return schema.writes and any(tape.find(t) is None for t in written(schema, args, kwargs))
+        return bool(schema.writes) and any(tape.find(t) is None for t in written(schema, args, kwargs))
 
 
 def step_down(recorder: LossRecorder) -> bool:

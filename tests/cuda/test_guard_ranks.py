@@ -1,6 +1,6 @@
-"""Two processes with a GPU each, through NCCL: what is decided on the devices is the same in both, and nothing is read.
+"""Two processes with a GPU each, through NCCL: their devices decide alike, and nothing is read.
 
-The scenes are those of tests/nan/guard; fused optimizers take the decision on the device here, and the host hears later.
+The scenes are those of tests/nan/guard; fused optimizers take the decision on the device here, the host hears later.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def own(tmp_path_factory) -> Played:
 
 @pytest.fixture(scope="module")
 def faults(tmp_path_factory) -> Played:
-    return play("tests.nan.guard.ranks_faults", tmp_path_factory.mktemp("faults"), device="cuda")
+    return play("tests.nan.guard.ranks_faults", tmp_path_factory.mktemp("faults"), device="cuda",
+                only="in_healthy_steps,what_follows")
 
 
 @pytest.mark.parametrize("on_trip", POLICIES)

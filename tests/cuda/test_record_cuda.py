@@ -58,8 +58,9 @@ def test_the_answer_is_that_of_the_process_that_trained(tmp_path, options) -> No
     (trip,) = found.trips
     assert (trip.step, trip.no_replay, trip.no_weights, trip.problems) == (BAD, "", "", ())
     assert list(found.runs[0].columns.step) == list(range(BAD + 1)) and found.runs[0].alarms == [BAD]
+    fresh = Net(0.3).cuda()
     drawn = torch.get_rng_state(), torch.cuda.get_rng_state()
-    again = found.replay(Net(0.3).cuda())
+    again = found.replay(fresh)
     assert again.findings[0].code == "nan/div-by-zero" and again.findings[0].where.samples == (3,)
     assert first(again) == first(error.report)
     assert torch.equal(drawn[0], torch.get_rng_state()) and torch.equal(drawn[1], torch.cuda.get_rng_state())

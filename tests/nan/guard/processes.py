@@ -66,9 +66,10 @@ class Played:
 
 
 def play(module: str, folder: pathlib.Path, device: str = "cpu", seconds: float = 150, only: str = "") -> Played:
-    """Play the scenes of a module in two processes; after `seconds` they are ended."""
+    """Play the scenes of a module (those in `only`, with commas between) in two processes, ended after `seconds`."""
     command = [sys.executable, "-m", __name__, module, str(folder), device, str(seconds), only]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     said = [folder / f"said.{rank}" for rank in range(2)]
     with contextlib.ExitStack() as stack:
         running = [subprocess.Popen([*command, str(rank)], cwd=ROOT, env=environment, stderr=subprocess.STDOUT,
@@ -96,7 +97,11 @@ def main(module: str, folder: str, device: str, seconds: str, only: str, rank: s
                             rank=stage.rank, world_size=2, timeout=datetime.timedelta(seconds=40))
     scenes = importlib.import_module("tests.nan.guard.processes").SCENES
     importlib.import_module(module)
-    for name in [only] if only else [name for name, play in scenes.items() if play.__module__ == module]:
+    names = only.split(",") if only else [name for name, play in scenes.items() if play.__module__ == module]
+    for number, name in enumerate(names):
+        if number:
+            with contextlib.suppress(RuntimeError):  # the other process may have failed
+                dist.barrier()
         print("scene", name, flush=True)
         began = time.monotonic()
         with warnings.catch_warnings(record=True) as caught:
@@ -111,8 +116,6 @@ def main(module: str, folder: str, device: str, seconds: str, only: str, rank: s
         told = [str(w.message) for w in caught if "nbdebug" in str(w.message)]
         (stage.folder / f"{name}.{rank}.part").write_bytes(pickle.dumps((outcome, failure, told)))
         os.replace(stage.folder / f"{name}.{rank}.part", stage.folder / f"{name}.{rank}")
-        with contextlib.suppress(RuntimeError):
-            dist.barrier()
     dist.destroy_process_group()
 
 

@@ -181,7 +181,7 @@ def the_model_inside(stage: Stage) -> Any:
 
 
 def stop(training: Training, guard: Any) -> dict[str, Any]:
-    with guard, contextlib.suppress(nbdebug.NonFiniteStep):
+    with contextlib.suppress(nbdebug.NonFiniteStep), guard:
         for i in range(STEPS):
             training.step(i)
     return {"steps": guard.steps, "trips": [(t.step, t.bad_ranks, told_of(t.report)) for t in guard.trips],

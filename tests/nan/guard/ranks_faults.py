@@ -32,7 +32,7 @@ def in_healthy_steps(stage: Stage) -> dict[str, Any]:
     for place in CHOSEN:
         print(place, flush=True)
         training = Training(stage)
-        with planted(place) as fault, training.guard(max_grad_norm=1e9) as guard:
+        with planted(place) as fault, training.guard() as guard:
             for i in range(6):
                 fault.armed = i >= 2 and stage.rank == 1
                 training.step(i)
@@ -115,6 +115,6 @@ def what_follows(stage: Stage) -> dict[str, Any]:
         fault.armed = stage.rank == 1
         training.step(0), training.step(1), training.step(2)
     first.close()
-    with training.guard() as guard, contextlib.suppress(nbdebug.NonFiniteStep):
+    with contextlib.suppress(nbdebug.NonFiniteStep), training.guard() as guard:
         training.step(BAD)
     return {"first": first.fault, "bad": guard.trips[-1].bad_ranks}

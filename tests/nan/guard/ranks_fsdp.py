@@ -154,7 +154,8 @@ def bare(stage: Stage) -> dict[str, Any]:
 def a_part_of_the_model(stage: Stage) -> dict[str, Any]:
     """The guard is given a part of a model whose parameters are shared out."""
     training = Sharded(stage, "second", {1: "loss"})
-    with nbdebug.guard(training.model[2], training.optimizer) as guard, contextlib.suppress(nbdebug.NonFiniteStep):
+    guard = nbdebug.guard(training.model[2], training.optimizer)
+    with contextlib.suppress(nbdebug.NonFiniteStep), guard:
         for i in range(STEPS):
             training.step(i)
     return {"steps": guard.steps, "bad": guard.trips[-1].bad_ranks, "fault": guard.fault}

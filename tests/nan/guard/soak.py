@@ -1,8 +1,9 @@
 """A long guarded run, measured: `python -m tests.nan.guard.soak [--steps 20000]` prints the figures, and what is wrong.
 
 The same training runs bare first. Nothing may grow between an early step (a tenth of the way) and the last one: objects
-that Python knows, tensors among them, hooks, memory that Python allocated; and both runs must end in the same bits.
-Resident memory is printed with the rest; it is the machine's and is judged with some room.
+that Python knows, tensors among them, hooks, blocks of memory that Python has allocated; and both runs must end in the
+same bits. Resident memory is printed with the rest; it is the machine's and is judged with some room. `--trace` counts
+bytes with tracemalloc too, which makes each step some times slower.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import gc
+import sys
 import time
 import tracemalloc
 from collections import Counter
@@ -23,9 +25,9 @@ import nbdebug
 from tests.nan.guard.kinds import changed, kept
 from tests.nan.leftovers import global_hooks, hooks_of
 
-OBJECTS = 40
-"""A cache of Python's or torch's own may take up some objects over thousands of steps; a leak of one a step is more."""
-ALLOCATED, RESIDENT = 64 * 1024, 24 * 2**20  # bytes
+LIMITS = {"objects": 100, "tensors": 0, "hooks": 0, "blocks": 800, "traced": 48 * 1024, "resident": 24 * 2**20}
+"""What a cache of Python's or torch's own may take up in the meantime. A leak of one object in a hundred steps is more
+in the long run of 20,000; so is one of three bytes a step. traced and resident: bytes."""
 
 
 class Training:
@@ -48,27 +50,32 @@ class Training:
 
 @dataclasses.dataclass
 class Count:
-    """What there is at one step. allocated and resident: bytes."""
+    """What there is at one step."""
 
     step: int
     objects: int
     tensors: int
     hooks: int
-    allocated: int
+    blocks: int
+    traced: int
     resident: int
-    kinds: Counter
 
     @classmethod
     def now(cls, step: int, training: Training) -> Count:
         gc.collect()
-        things = Counter(type(thing).__name__ for thing in gc.get_objects())
-        return cls(step, sum(things.values()), things["Tensor"] + things["Parameter"], training.hooks(),
-                   tracemalloc.get_traced_memory()[0], psutil.Process().memory_info().rss, things)
+        tensors = sum(1 for thing in gc.get_objects() if type(thing) in (torch.Tensor, nn.Parameter))
+        return cls(step, len(gc.get_objects()), tensors, training.hooks(), sys.getallocatedblocks(),
+                   tracemalloc.get_traced_memory()[0], psutil.Process().memory_info().rss)
+
+
+def census() -> Counter:
+    """How many objects of each type there are."""
+    return Counter(type(thing).__name__ for thing in gc.get_objects())
 
 
 @dataclasses.dataclass
 class Soak:
-    """bare and guarded: seconds for the whole run, the guarded one with tracemalloc on for the second half."""
+    """bare and guarded: seconds for the whole run. more: the types of which there are more than early on."""
 
     steps: int
     early: Count
@@ -78,30 +85,28 @@ class Soak:
     fault: str
     bare: float
     guarded: float
+    more: Counter
 
     def wrong(self) -> list[str]:
         """What a reader should be told of; nothing where all is well."""
-        grown = {part: getattr(self.late, part) - getattr(self.early, part)
-                 for part in ("objects", "tensors", "hooks", "allocated", "resident")}
-        limits = {"objects": OBJECTS, "tensors": 0, "hooks": 0, "allocated": ALLOCATED, "resident": RESIDENT}
-        found = [f"{part} grew by {grown[part]}" for part, most in limits.items() if grown[part] > most]
+        grown = {part: getattr(self.late, part) - getattr(self.early, part) for part in LIMITS}
+        found = [f"{part} grew by {grown[part]:,}" for part, most in LIMITS.items() if grown[part] > most]
         if found:
-            found.append(f"most: {(self.late.kinds - self.early.kinds).most_common(4)}")
+            found.append(f"most: {self.more.most_common(4)}")
         found += [f"not the same bits: {', '.join(self.moved)}"] if self.moved else []
         found += [f"{self.watched} of {self.steps} steps watched"] if self.watched != self.steps else []
         return found + ([f"a fault of the guard's own: {self.fault}"] if self.fault else [])
 
     def __str__(self) -> str:
-        rows = [f"{'step':>10}{'objects':>10}{'tensors':>10}{'hooks':>8}{'allocated':>12}{'resident':>14}"]
-        rows += [f"{c.step:10,}{c.objects:10,}{c.tensors:10,}{c.hooks:8}{c.allocated:12,}{c.resident:14,}"
-                 for c in (self.early, self.late)]
+        columns = ["step", *LIMITS]
+        rows = ["".join(f"{name:>13}" for name in columns)]
+        rows += ["".join(f"{getattr(count, name):13,}" for name in columns) for count in (self.early, self.late)]
         same = "the same bits as the bare run" if not self.moved else "other bits than the bare run"
-        return "\n".join([*rows, f"{self.steps:,} steps: {same}; bare {self.bare:.1f} s, guarded {self.guarded:.1f} s "
-                                 "(tracemalloc on)"])
+        return "\n".join([*rows, f"{self.steps:,} steps: {same}; bare {self.bare:.1f} s, guarded {self.guarded:.1f} s"])
 
 
-def soak(steps: int, **given: Any) -> Soak:
-    """Run `steps` steps bare and guarded."""
+def soak(steps: int, trace: bool = False, **given: Any) -> Soak:
+    """Run `steps` steps bare and guarded. trace: with tracemalloc."""
     plain, watched = Training(), Training()
     torch.manual_seed(1)
     began = time.perf_counter()
@@ -113,10 +118,12 @@ def soak(steps: int, **given: Any) -> Soak:
     with nbdebug.guard(watched.model, watched.optimizer, **given) as guard:
         for _ in range(steps // 10 - 20):
             watched.step()
-        tracemalloc.start(1)
+        if trace:
+            tracemalloc.start(1)
         try:
             for _ in range(20):  # what is renewed every step is counted from here on
                 watched.step()
+            before = census()
             early = Count.now(steps // 10, watched)
             for _ in range(steps - steps // 10):
                 watched.step()
@@ -125,15 +132,16 @@ def soak(steps: int, **given: Any) -> Soak:
             tracemalloc.stop()
     seconds = time.perf_counter() - began
     moved = changed(kept([plain.model], [plain.optimizer]), kept([watched.model], [watched.optimizer]))
-    return Soak(steps, early, late, moved, guard.steps, guard.fault, bare, seconds)
+    return Soak(steps, early, late, moved, guard.steps, guard.fault, bare, seconds, census() - before)
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.nan.guard.soak", description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=20_000)
+    parser.add_argument("--trace", action="store_true", help="count bytes with tracemalloc (slow)")
     parser.add_argument("--record", help="also write a record to this folder")
     given = parser.parse_args(arguments)
-    told = soak(given.steps, **({"record": given.record} if given.record else {}))
+    told = soak(given.steps, given.trace, **({"record": given.record} if given.record else {}))
     print(told)
     print("\n".join(told.wrong()) or "nothing grew")
     return bool(told.wrong())

@@ -1,4 +1,4 @@
-"""Two processes that train one model with DDP: they decide alike, none waits for ever, and each report names the rank."""
+"""Two processes that train one model with DDP: they decide alike, none waits for ever, each report names the rank."""
 
 from __future__ import annotations
 

@@ -48,6 +48,12 @@ def test_in_a_bad_step(played: Played, place: str, on_trip: str) -> None:
     assert not raised_there or fault_there or "as_before" in place  # a replay that can't be made is no fault
 
 
+def test_told_where_processes_may_have_parted(played: Played) -> None:
+    """What rank 1 could not put back, or drop, is other than what the others have."""
+    assert any("go on from a checkpoint" in said for said in played.warned("in_a_bad_step")[1])
+    assert not any("checkpoint" in said for said in played.warned("in_healthy_steps")[1])
+
+
 def test_while_a_grad_scaler_skips_steps(played: Played) -> None:
     here, there = played["with_a_grad_scaler"]
     for place, (_, fault, kept) in here.items():

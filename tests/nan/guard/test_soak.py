@@ -1,6 +1,6 @@
 """A long run under the guard grows nothing and ends in the same bits. 3,000 steps here; the long form is a command:
 
-    python -m tests.nan.guard.soak --steps 20000
+    python -m tests.nan.guard.soak --steps 20000            (add --trace to count bytes, --record FOLDER to write one)
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ def one_thread():
     assert_nothing_is_left()
 
 
-@pytest.mark.parametrize("given", [{}, {"max_grad_norm": 1e3, "skip_above": 1e9}], ids=["plain", "with a policy"])
-def test_nothing_grows_and_the_bits_are_the_same(given: dict) -> None:
-    told = soak(3_000, **given)
+def test_nothing_grows_and_the_bits_are_the_same() -> None:
+    told = soak(3_000, max_grad_norm=1e3, skip_above=1e9)
     print(told)
     assert not told.wrong(), told.wrong()
 

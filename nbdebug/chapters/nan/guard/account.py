@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from nbdebug.chapters.nan.guard.lines import ENOUGH, TOO_OFTEN
 from nbdebug.chapters.nan.guard.locate import lost
 from nbdebug.chapters.nan.guard.trip import Trip
 from nbdebug.finding import Report
 from nbdebug.subject import Subject
 
-TOO_OFTEN = 0.5
-"""Where more than this share of the steps is clipped, clipping sets the step size and not the learning rate."""
-ENOUGH = 10
-"""Steps before a share says anything."""
 QUESTION = "guard(model, optimizer)"
 
 

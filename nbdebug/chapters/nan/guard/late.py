@@ -50,7 +50,7 @@ class Late:
             sticky = self._sticky.setdefault(look.device, torch.zeros((), dtype=torch.bool, device=look.device))
             bad = sticky.logical_or_(bad)
         if self.policy.max_grad_norm is not None:
-            look.clip(self.policy.max_grad_norm, numbers[0])
+            look.clip(self.policy.max_grad_norm, look.norm_to_clip(numbers))
         drop = bad | above | scaler
         self._dropped = drop if self._dropped is None else self._dropped | drop
         self._found[id(optimizer)] = optimizer, getattr(optimizer, "found_inf", _NOTHING)

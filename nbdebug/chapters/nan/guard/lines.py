@@ -16,6 +16,12 @@ OUTCOMES = ("ok", "tripped", "skipped", "above", "scaler")
 """What became of a step: the update was made; the guard tripped; a non-finite step was dropped (on_trip="skip"); the
 gradient norm was above `skip_above`, and the step was dropped; GradScaler met inf gradients and skipped it."""
 
+TOO_OFTEN = 0.5
+"""Where more than this share of the steps is clipped, clipping sets the size of the steps, and not the learning rate
+(Google's tuning playbook)."""
+ENOUGH = 10
+"""Steps before a share says anything."""
+
 WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 """The numbers that JSON lacks, by the strings that stand for them."""
 

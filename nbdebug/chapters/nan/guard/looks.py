@@ -68,12 +68,21 @@ class Look:
             bad = bad | (~torch.isfinite(norm) & ~scaler)
         if self.ranks is not None or not excused:
             bad = bad | ~torch.isfinite(numbers[2])
-        if self.ranks is not None:  # once a guard has left, nobody decides
-            bad = bad & (numbers[FIRST:].reshape(3, -1)[2].sum() == 0)
+        if self.ranks is not None:
+            bad = bad & self._all_here(numbers)
         if policy.skip_above is None:
             return bad, torch.zeros_like(bad), scaler
         after = norm if policy.max_grad_norm is None else norm.clamp(max=policy.max_grad_norm)
-        return bad, after > policy.skip_above, scaler
+        above = after > policy.skip_above
+        return bad, above if self.ranks is None else above & self._all_here(numbers), scaler
+
+    def _all_here(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Whether no process's guard has left: once one has, none decides or clips, or they would part."""
+        return numbers[FIRST:].reshape(3, -1)[2].sum() == 0
+
+    def norm_to_clip(self, numbers: torch.Tensor) -> torch.Tensor:
+        """The norm that the gradients are clipped by, on the device; 0 where they are to stay as they are."""
+        return numbers[0] if self.ranks is None else torch.where(self._all_here(numbers), numbers[0], 0.0)
 
     def exact_norm(self) -> float:
         """The norm in 64 bits, read."""

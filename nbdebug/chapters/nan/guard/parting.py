@@ -26,24 +26,25 @@ class Parting:
             with contextlib.suppress(Exception):
                 ranks.share(None)
 
-    def before(self, optimizer: Any, args: tuple, kwargs: dict, asked: bool) -> None:
-        """An optimizer is about to step. asked: whether this process has been, before its guard had the fault."""
+    def before(self, optimizer: Any, args: tuple, kwargs: dict) -> None:
+        """An optimizer is about to step."""
         self._stepped.add(id(optimizer))
-        if not asked:
+        if not self.ranks.asked:
             self._after = (args[1] if len(args) > 1 else kwargs.get("closure")) is not None
             if not self._after:
                 self._tell()
 
-    def after(self, asked: bool) -> None:
+    def after(self) -> None:
         """An optimizer has stepped."""
-        if self._after and not asked:
+        if self._after and not self.ranks.asked:
             self._tell()
         self._after = False
 
-    def scaler_updates(self, scaler: Any, optimizers: Any, asked: bool) -> None:
+    def scaler_updates(self, scaler: Any, optimizers: Any) -> None:
         """The GradScaler sets its scale: the others ask here about the optimizers that it has kept from stepping."""
         for optimizer in optimizers:
-            if not asked and kept_from_stepping(scaler, optimizer) and id(optimizer) not in self._stepped:
+            asked = self.ranks.asked or id(optimizer) in self._stepped
+            if not asked and kept_from_stepping(scaler, optimizer):
                 self._tell()
         self._stepped.clear()
 

@@ -43,6 +43,11 @@ class Policy:
         return self.skip_above is not None and after > self.skip_above
 
     @property
+    def changes(self) -> bool:
+        """Whether an update may be changed, or dropped while training goes on."""
+        return self.max_grad_norm is not None or self.skip_above is not None or self.on_trip in ("skip", "record")
+
+    @property
     def stops(self) -> bool:
         """Whether a bad step ends the run, or has to be looked at before it goes on."""
         return self.on_trip != "skip"

@@ -39,12 +39,12 @@ class OtherProcess(Exception):
 
 class Ranks:
     """The processes of a run. rank: this one; world: how many; members: those that train the models together, in the
-    order of the table's rows; together: whether they decide together; asked: how often they have."""
+    order of the table's rows; together: whether they decide together; asked: whether they have, in this hook."""
 
     def __init__(self, models: Iterable[nn.Module] = (), device: torch.device | None = None):
         self.rank, self.world = torch.distributed.get_rank(), torch.distributed.get_world_size()
         self.members: tuple[int, ...] = (self.rank,)
-        self.device, self.asked = device or torch.device("cpu"), 0
+        self.device, self.asked = device or torch.device("cpu"), False
         self.promised = False  # the others wait for what this process has to share
         self._met = self._alone = False
         self.spread = Spread()
@@ -98,7 +98,7 @@ class Ranks:
         table = torch.zeros(len(self.members), COLUMNS, dtype=torch.float64, device=self.device)
         table[self.members.index(self.rank)] = row.to(self.device)
         torch.distributed.all_reduce(table, group=self.spread.group)
-        self.asked += 1
+        self.asked = True
         return table.to(row.device)
 
     def own_norm(self, optimizer: Any, gradients: list[torch.Tensor], device: torch.device) -> torch.Tensor:

@@ -7,15 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nbdebug.chapters.nan.facts import LostStep
+from nbdebug.chapters.nan.guard.lines import ENOUGH, TOO_OFTEN
 from nbdebug.chapters.nan.guard.record_course import course_of
 from nbdebug.chapters.nan.guard.record_lines import Run
 from nbdebug.chapters.nan.guard.record_trips import RecordedTrip
 from nbdebug.chapters.nan.rules import name_it
 from nbdebug.finding import Report
 
-TOO_OFTEN, ENOUGH = 0.5, 10
-"""Where more than this share of at least so many steps is clipped, clipping sets the size of the steps, and not the
-learning rate."""
 SAID = {"skipped": "dropped because something was not finite", "above": "dropped: the norm was above skip_above",
         "scaler": "skipped by GradScaler: normal while it seeks its scale"}
 

@@ -62,6 +62,10 @@ TOLD = 3
 """How many bad steps on_trip="record" locates and writes; later ones are only counted."""
 
 
+APART = (" It came after the processes had agreed on this step, so that this one may have made another update than the "
+         "others: go on from a checkpoint.")
+
+
 class Guard:
     """A watch over training steps; see `guard`. steps: how many were seen; of them, bad: were not finite; clipped;
     skipped: were dropped while training went on, above: for their norm; scaler_skips: by GradScaler. lines: the last
@@ -152,6 +156,8 @@ class Guard:
         try:
             return method(*args)
         except NonFiniteStep:
+            if self.ranks is not None:
+                self.ranks.asked = False
             raise
         except Exception as fault:
             self.give_up(fault)
@@ -162,38 +168,42 @@ class Guard:
         if not self.active:
             return
         self.active, self.fault = False, f"{type(fault).__name__}: {fault}"
+        apart = ""
         if self.ranks is not None:
+            apart = APART if self.ranks.asked and self.policy.changes else ""
             self._parting = Parting(self.ranks, *self._rounds.standing)
         self._rounds.leave()
         warnings.warn(f"nbdebug's guard has stopped watching because of a fault of its own ({self.fault}). "
-                      "The training itself goes on, unguarded.", RuntimeWarning, stacklevel=4)
+                      f"The training itself goes on, unguarded.{apart}", RuntimeWarning, stacklevel=4)
 
     def _before(self, optimizer: Any, args: tuple, kwargs: dict) -> None:
         __tracebackhide__ = True
-        asked = self.ranks and self.ranks.asked
         if self.active:
             self._guarded(self._rounds.before, optimizer, args, kwargs)
         if self._parting is not None:
-            self._parting.before(optimizer, args, kwargs, self._parting.ranks.asked != asked)
+            self._parting.before(optimizer, args, kwargs)
+        if self.ranks is not None:
+            self.ranks.asked = False
 
     def _after(self, optimizer: Any, args: tuple, kwargs: dict) -> None:
         __tracebackhide__ = True
-        asked = self.ranks and self.ranks.asked
         if self.active:
             self._guarded(self._rounds.after, optimizer)
         if not self.active:
             self._rounds.give_back()
         if self._parting is not None:
-            self._parting.after(self._parting.ranks.asked != asked)
+            self._parting.after()
+        if self.ranks is not None:
+            self.ranks.asked = False
 
     def _scaler_updates(self, *args: Any, **kwargs: Any) -> None:
         __tracebackhide__ = True
-        asked = self.ranks and self.ranks.asked
         if self.active:
             self._guarded(self._rounds.scaler_updates)
         if self._parting is not None:
-            done = self._parting.ranks.asked != asked
-            self._parting.scaler_updates(self.scaler, self.optimizers.values(), done)
+            self._parting.scaler_updates(self.scaler, self.optimizers.values())
+        if self.ranks is not None:
+            self.ranks.asked = False
         type(self.scaler).update(self.scaler, *args, **kwargs)
 
     # -- what is told -------------------------------------------------------------------------------------------------
@@ -259,10 +269,10 @@ class Guard:
         if self._told <= TOLD or self.policy.on_trip != "record":
             if locates:
                 trip.report = locator.with_the_others(trip)
-            if self._recording is not None:
-                trip.folder = self._recording.trip(trip, self.models, self.history.run(trip.step))
             if self.policy.on_trip == "trace" and trip.report is not None:
                 trip.report.show()
+            if self._recording is not None:
+                trip.folder = self._recording.trip(trip, self.models, self.history.run(trip.step))
 
     @property
     def history(self) -> History:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from nbdebug.chapters.training.run.checkup import mode
-from nbdebug.chapters.training.run.order import _rows
+from nbdebug.chapters.training.run.order import rows_of
 from nbdebug.chapters.training.run.sources import targets_of, unnoticed
 
 
@@ -48,7 +48,7 @@ def doubts(model: nn.Module, loss_fn: Callable[[Any, Any], Any], batches: Sequen
                     pairs[a, b] = pairs.get((a, b), 0) + 1
                 rows = (~wrong).nonzero().flatten()
                 if len(rows) > 1:
-                    kept.append(_rows(batch, rows))
+                    kept.append(rows_of(batch, rows))
     except Exception:  # the border: this look is ours
         return None
     finally:

@@ -7,6 +7,7 @@ training; one without belongs to an evaluation when validation batches are being
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
 from nbdebug.chapters.training.facts_run import Mode
-from nbdebug.observe.sites import locate
+from nbdebug.observe.sites import USER, _kind, locate
 
 
 class Quiet:
@@ -138,8 +139,11 @@ def calling() -> tuple[tuple[str, ...], Any]:
     if stop.user is None:
         return (), stop.site
     names, frame = [], stop.frame
-    while frame is not None and len(names) < 12:
-        if frame.f_code.co_filename == stop.user.file and frame.f_code.co_name not in ("<module>", "<lambda>"):
-            names.append(frame.f_code.co_name.strip("<>"))
+    while frame is not None and frame.f_code.co_filename != _RUN:  # behind it is whoever asked us
+        if _kind(frame.f_code) == USER and not frame.f_code.co_name.startswith("<"):
+            names.append(frame.f_code.co_name)
         frame = frame.f_back
     return tuple(dict.fromkeys(names)), stop.user
+
+
+_RUN = os.path.join(os.path.dirname(__file__), "watched.py")

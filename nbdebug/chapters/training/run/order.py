@@ -22,7 +22,7 @@ def shuffled(batches: Sequence[Any]) -> list[Any] | None:
     try:
         whole = _joined(list(batches))
         order = torch.randperm(sum(s or 0 for s in sizes), generator=generator)
-        return [_rows(whole, part) for part in order.split(sizes[0] or 1)]
+        return [rows_of(whole, part) for part in order.split(sizes[0] or 1)]
     except (TypeError, RuntimeError, IndexError):
         return None
 
@@ -46,9 +46,9 @@ def _joined(batches: list[Any]) -> Any:
     return [_joined(list(members)) for members in zip(*batches)]
 
 
-def _rows(whole: Any, rows: torch.Tensor) -> Any:
+def rows_of(whole: Any, rows: torch.Tensor) -> Any:
     if isinstance(whole, torch.Tensor):
         return whole[rows.to(whole.device)]
     if isinstance(whole, dict):
-        return {key: _rows(value, rows) for key, value in whole.items()}
-    return [_rows(member, rows) for member in whole]
+        return {key: rows_of(value, rows) for key, value in whole.items()}
+    return [rows_of(member, rows) for member in whole]

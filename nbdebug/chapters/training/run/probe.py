@@ -61,7 +61,10 @@ def watch(train: Callable[..., Any], asked: Asked, keep: bool = False,
         doubtful = _doubted(asked, facts)
         put_back()
         start.restore()
-        return _experiments(asked, run, facts, start, doubtful)
+        try:
+            return _experiments(asked, run, facts, start, doubtful)
+        except Exception as fault:  # the border: your loop has run; that ours can't repeat it is no fault of yours
+            return _without(facts, f"{type(fault).__name__}: {fault}")
     finally:
         for end in ends:
             end()

@@ -26,6 +26,8 @@ DROPOUT = 0.7
 """A dropout above this is worth an experiment."""
 DECAY = 5e-3
 """A weight decay from here on is worth an experiment; recipes use 1e-4 with SGD and 1e-2 to 0.1 with AdamW."""
+ENOUGH = 0.3
+"""A rate with which the loss ends at this share of the first one needs no further search."""
 STALE = 0.5
 """Gradients that are left standing in most steps are not cleared at all; in a few, somebody accumulates."""
 
@@ -101,8 +103,8 @@ def tried(run: RunFacts, bench: Bench, steps: int, doubtful: Doubts | None, seen
             skipped.append(name)
             continue
         if name.startswith("lr") and any(n.startswith(name[:3]) and signs.helps(t, signs.MUCH_BETTER)
-                                         for n, t in trials.items()):
-            continue  # one factor that helps is enough
+                                         and t.end_changed < ENOUGH * signs.first(run) for n, t in trials.items()):
+            continue  # one factor that helps so much is enough
         as_is = as_is or bench.train(Change(), steps)
         trials[name] = bench.trial(name, change, as_is, steps)
     unchecked = run.unchecked

@@ -13,8 +13,9 @@ from nbdebug.finding import Finding, Fix, Where
 
 MANY = 0.2
 """A fifth of a layer's units is worth a word (torchdiag warns there)."""
-MOST = 0.5
-"""Half of a layer's units dead or saturated is a fault (SageMaker Debugger, TheDeepChecker, torchdiag)."""
+MOST = 0.7
+"""So many of a layer's units dead or saturated are a fault (AutoTrainer; SageMaker Debugger and torchdiag take half,
+which narrow layers of healthy models reach)."""
 GREW = 100.0
 """A norm that had grown so many times before it was infinite has exploded."""
 

@@ -169,10 +169,10 @@ class Rounds:
         numbers = [n for n in sorted(step.held) if n in before]
         row, first, last = None, None, None
         if step.measured and numbers:
-            ours = doubles(before[n] for n in numbers)
+            was = doubles(before[n] for n in numbers)
             now = doubles(after.get(n, before[n]) for n in numbers)
-            first, last = together(ours), together(now)
-            row = Row(step.number, _ints(numbers), ours, now, *_ratios(numbers, read))
+            first, last = together(was), together(now)
+            row = Row(step.number, _ints(numbers), was, now, *_ratios(numbers, read))
         self.history.steps += 1
         self.history.add(Total(step.number, loss, first, last, skipped, step.lr), row)
         self.told(step.number)

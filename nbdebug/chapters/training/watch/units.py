@@ -19,8 +19,8 @@ from nbdebug.chapters.training.watch.norms import capturing, unseen
 from nbdebug.observe.model_calls import Hook
 from nbdebug.observe.modules import ModuleNames
 
-BATCHES = 3
-"""Batches before anything is said of a unit."""
+BATCHES, VALUES = 3, 200
+"""Batches, and values in them, before anything is said of a unit."""
 _LAST = 5
 _ALWAYS = 0.95
 """A unit is saturated when this share of its values is."""
@@ -100,24 +100,25 @@ class Units:
             flat = next((test for kind, test in _FLAT.items() if isinstance(module, kind)), None)
             dead = isinstance(module, nn.ReLU6) or flat is None  # ReLU6 is a Hardtanh
             mask = (by_unit > 0).any(1) if dead or flat is None else flat(module, by_unit).float().mean(1)
-            self._note(name, step, mask, dead)
+            self._note(name, step, mask, by_unit.shape[1])
 
-    def _note(self, name: str, step: int, mask: torch.Tensor, dead: bool) -> None:
+    def _note(self, name: str, step: int, mask: torch.Tensor, values: int) -> None:
         """Several calls within one step count as one batch."""
         kept = self._masks.setdefault((name, mask.numel()), collections.deque(maxlen=_LAST))
         if kept and kept[-1][0] == step:
-            before = kept.pop()[1]
-            mask = before | mask if dead else (before + mask) / 2
-        kept.append((step, mask))
+            _, before, more = kept.pop()
+            mask = before | mask if mask.dtype is torch.bool else (before * more + mask * values) / (more + values)
+            values += more
+        kept.append((step, mask, values))
 
     def read(self) -> list[UnitsSeen]:
         """What the last batches showed, of modules that were looked at in enough of them; waits for the device."""
         found = []
         for (name, units), kept in self._masks.items():
             module, feeds, _ = self._modules[name]
-            if len(kept) < BATCHES:
+            if len(kept) < BATCHES or sum(values for _, _, values in kept) < VALUES:
                 continue
-            masks = torch.stack([mask for _, mask in kept])
+            masks = torch.stack([mask for _, mask, _ in kept])
             dead = masks.dtype is torch.bool
             share = float((~masks.any(0)).float().mean() if dead else (masks.mean(0) >= _ALWAYS).float().mean())
             found.append(UnitsSeen(name, type(module).__name__, "dead" if dead else "saturated", feeds, units, share,

@@ -1,0 +1,147 @@
+"""One forward and one backward, recorded, without leaving gradients behind.
+
+Gradients come from `torch.autograd.grad`, so that no `.grad` is touched, neither the model's nor that of anything else
+that the loss hangs on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from nbdebug.chapters.training.before.calls import Calls
+from nbdebug.chapters.training.run.checkup import loss_root
+from nbdebug.observe.tensors import tensors_made
+
+MODEL_FORM, OUTPUT_FORM = "loss_fn(model, batch)", "loss_fn(outputs, targets)"
+MODELS = frozenset({"model", "net", "network", "module", "m", "f"})
+OUTPUTS = frozenset({"output", "outputs", "out", "pred", "preds", "prediction", "predictions", "logits", "input", "y_hat",
+                     "y_pred", "yhat", "scores"})
+CONTAINERS = (list, tuple, dict, set, deque)
+DEPTH = 4
+
+
+@dataclasses.dataclass
+class Step:
+    """gradients: by id of the leaf, None where it got none; reached: ids of the leaves that autograd leads to."""
+
+    calls: Calls
+    loss: torch.Tensor
+    value: float
+    reached: set[int]
+    gradients: dict[int, torch.Tensor | None]
+
+
+def run(model: nn.Module, ask: Callable[[Any, Any], Any], batch: Any, backward: bool = True) -> Step:
+    """Compute the loss of one batch under observation, and its gradients. The user's own exceptions pass."""
+    named = [*model.named_parameters(), *hidden_parameters(model)]
+    calls = Calls(model, named, tensors_made(batch))
+    handles = calls.hooks()
+    try:
+        with torch.enable_grad(), calls:
+            returned = ask(model, batch)
+    finally:
+        for handle in handles:
+            handle.remove()
+        calls.stack.clear()
+    root = loss_root(returned)
+    if not isinstance(root, torch.Tensor):
+        raise TypeError(f"loss_fn has to return a tensor (or a tuple, dict or object that holds it); it returned "
+                        f"{type(root).__name__}")
+    loss = root if root.dim() == 0 else root.float().mean()
+    leaves = list(leaves_of(loss))
+    gradients: dict[int, torch.Tensor | None] = {}
+    if backward and leaves:
+        found = torch.autograd.grad(loss, leaves, allow_unused=True)
+        gradients = {id(leaf): grad for leaf, grad in zip(leaves, found)}
+    calls.kept.append((root, loss, leaves))
+    calls.dyes.setdefault(id(loss), calls.dye(root))
+    return Step(calls, root, float(loss.detach()), {id(leaf) for leaf in leaves}, gradients)
+
+
+def leaves_of(loss: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The leaves that want a gradient and that autograd reaches from the loss."""
+    if loss.grad_fn is None:
+        if loss.requires_grad:
+            yield loss
+        return
+    todo, seen = [loss.grad_fn], {loss.grad_fn}
+    while todo:
+        node: Any = todo.pop()
+        if (variable := getattr(node, "variable", None)) is not None:
+            yield variable
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                todo.append(following)
+
+
+def hidden_parameters(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Parameters in plain lists, tuples and dicts of a model, which `model.parameters()` does not give, with their
+    names."""
+    known = {id(p) for p in model.parameters()}
+    inside = {id(m) for m in model.modules()}
+    found: list[tuple[str, torch.Tensor]] = []
+    for name, module in model.named_modules():
+        for key, value in vars(module).items():
+            if not key.startswith("_") and isinstance(value, CONTAINERS):
+                found += _in_container(f"{name}.{key}" if name else key, value, known, inside, 0)
+    return found
+
+
+def _in_container(name: str, value: Any, known: set[int], inside: set[int], depth: int
+                  ) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(value, nn.Module):
+        if id(value) not in inside:
+            for own, parameter in value.named_parameters(prefix=name):
+                if id(parameter) not in known:
+                    known.add(id(parameter))
+                    yield own, parameter
+    elif isinstance(value, torch.Tensor):
+        if value.requires_grad and value.is_leaf and id(value) not in known:
+            known.add(id(value))
+            yield name, value
+    elif isinstance(value, CONTAINERS) and depth < DEPTH:
+        pairs = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, member in pairs:
+            yield from _in_container(f"{name}.{key}", member, known, inside, depth + 1)
+
+
+def asked(loss_fn: Callable[..., Any], model: nn.Module, batch: Any) -> tuple[Callable[[Any, Any], Any], str]:
+    """How loss_fn wants to be called: with (model, batch), or with (outputs, targets) of a pair. Returns a function of
+    (model, batch), and which form was taken."""
+    form = _form(loss_fn)
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+
+    def of_outputs(model: Any, batch: Any) -> Any:
+        if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+            raise TypeError("loss_fn(outputs, targets) needs batches of the form (inputs, targets); write "
+                            f"loss_fn(model, batch) for batches like this {type(batch).__name__}")
+        inputs, targets = (part.to(device) if isinstance(part, torch.Tensor) else part for part in batch)
+        return loss_fn(model(inputs), targets)
+
+    return (loss_fn, form) if form == MODEL_FORM else (of_outputs, form)
+
+
+def _form(loss_fn: Callable[..., Any]) -> str:
+    if isinstance(loss_fn, nn.Module) or getattr(loss_fn, "__module__", "") in ("torch.nn.functional", "torch._C._nn"):
+        return OUTPUT_FORM
+    try:
+        names = [p.name.lower() for p in inspect.signature(loss_fn).parameters.values()]
+    except (TypeError, ValueError):
+        return MODEL_FORM
+    if names and (names[0] in OUTPUTS or names[0].startswith(("pred", "out", "logit"))):
+        return OUTPUT_FORM
+    return MODEL_FORM
+
+
+def bad(gradient: torch.Tensor | None) -> bool:
+    """Whether a gradient holds something that is not finite."""
+    return gradient is not None and not math.isfinite(float(gradient.detach().float().abs().sum()))

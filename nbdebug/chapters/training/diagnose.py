@@ -1,0 +1,85 @@
+"""`diagnose(train, ...)`: why a training does not learn, overfits, jumps or stalls.
+
+What can be known beforehand is looked at; the user's own loop runs once, watched; then the start is put back and one
+thing is changed at a time, where the course of the run gives reason to. One ranked answer comes of it, and the model is
+left as it was.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from nbdebug.chapters.training.facts import TrainingFacts
+from nbdebug.chapters.training.rules import name_all
+from nbdebug.chapters.training.run.course import Asked
+from nbdebug.chapters.training.run.probe import watch
+from nbdebug.chapters.training.run_account import report_of
+from nbdebug.finding import Report
+
+
+def diagnose(train: Callable[..., Any], *, model: torch.nn.Module, optimizer: Any,
+             loss_fn: Callable[[Any, Any], Any] | None = None, train_loader: Any = None, val_loader: Any = None,
+             scheduler: Any = None, keep: bool = False, progress: bool = True) -> Report:
+    """Run `train(callback)` once and say why it does not learn as it should, with the fix tried.
+
+    train: your own loop; it calls `callback(step, loss)` after each step. optimizer: one, or several in a list.
+    loss_fn: `loss_fn(model, batch)`, which gives the loss of one batch; without it and `train_loader` nothing can be
+    tried, and the report says so. keep: leave the model, the optimizer and the scheduler as the loop left them; else they
+    are put back, bit for bit, and the random numbers too. progress: show a bar.
+
+    The experiments take at most three times as long as your loop (or 20 seconds). Raises TypeError for arguments of
+    another kind; whatever `train` itself raises passes unchanged.
+    """
+    asked = asked_of(train, model, optimizer, loss_fn, train_loader, val_loader, scheduler)
+    facts = TrainingFacts(_before(asked), watch(train, asked, keep, _bar(progress)))
+    return report_of(facts, name_all(facts), "diagnose(train)", _subject(asked))
+
+
+def asked_of(train: Any, model: Any, optimizer: Any, loss_fn: Any, train_loader: Any, val_loader: Any,
+             scheduler: Any) -> Asked:
+    """The arguments, checked. Raises TypeError, quoting what was given."""
+    if not callable(train):
+        raise TypeError(f"diagnose takes your training loop, a function that is called with a callback; got {train!r}")
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model takes a torch.nn.Module; got {type(model).__name__}")
+    optimizers = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
+    if not optimizers or not all(isinstance(o, torch.optim.Optimizer) for o in optimizers):
+        raise TypeError(f"optimizer takes a torch optimizer, or several in a list; got {optimizer!r}")
+    if loss_fn is not None and not callable(loss_fn):
+        raise TypeError(f"loss_fn takes a function of the model and a batch; got {loss_fn!r}")
+    for name, loader in (("train_loader", train_loader), ("val_loader", val_loader)):
+        if loader is not None and not isinstance(loader, Iterable):
+            raise TypeError(f"{name} takes something to iterate over, such as a DataLoader; got {loader!r}")
+    return Asked(model, optimizers, loss_fn, train_loader, val_loader, scheduler)
+
+
+def _before(asked: Asked) -> Any:
+    """What preflight sees; None where there is no loss function or loader to look with."""
+    if asked.loss_fn is None or asked.train_loader is None:
+        return None
+    if importlib.util.find_spec("nbdebug.chapters.training.before.look") is None:
+        return None
+    return None
+
+
+def _subject(asked: Asked) -> str:
+    optimizers = ", ".join(type(o).__name__ for o in asked.optimizers)
+    return f"a model of type {type(asked.model).__name__}, trained by {optimizers}"
+
+
+def _bar(wanted: bool) -> Callable[[int, float], None] | None:
+    """A progress bar over the steps of the run; None where it is not wanted."""
+    if not wanted:
+        return None
+    from tqdm.auto import tqdm  # here: a bar is not worth an import where nobody sees it
+
+    bar = tqdm(desc="your loop, watched", unit=" steps", leave=False, delay=2)
+
+    def show(steps: int, loss: float) -> None:
+        bar.update(steps - bar.n)
+
+    return show

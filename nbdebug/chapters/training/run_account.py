@@ -1,0 +1,103 @@
+"""From the facts of a run to its report: findings, what was ruled out by which number, curves, what was not checked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from nbdebug.chapters.training.facts import TrainingFacts
+from nbdebug.chapters.training.facts_run import RunFacts, Trial
+from nbdebug.chapters.training.rules import run_signs as signs
+from nbdebug.chapters.training.rules import slug
+from nbdebug.chapters.training.rules.run_words import short, thinned
+from nbdebug.finding import Finding, Report, RuledOut
+
+TRIALS = {"zero-grad-missing": ("zero_grad",), "clip-before-unscale": ("unscaled first",),
+          "eval-mode-in-training": ("train mode",), "loss-spike": ("without the batch",),
+          "unshuffled-data": ("shuffled",), "label-noise": ("without doubtful labels",), "plateau": ("level rate",),
+          "scheduler-order": ("level rate",), "frozen-parameters": ("unfrozen",), "dead-relu": ("rescaled",),
+          "saturated-activation": ("rescaled",), "vanishing-gradients": ("relu",), "exploding-gradients": ("clip",),
+          "lr-too-high": ("lr/10", "lr/100", "lr/1000"), "over-regularized": ("no penalty", "no weight decay",
+                                                                             "less dropout"),
+          "lr-too-low": ("lr*10", "lr*100", "lr*1000", "lr*10000", "lr*100000")}
+"""Which trials show a cause's fix."""
+
+
+def report_of(facts: TrainingFacts, findings: list[Finding], question: str, subject: str) -> Report:
+    """The report on one run."""
+    run = facts.run
+    assert run is not None, "diagnose has watched it"
+    named = {slug(f) for f in findings}
+    notes = [_course(run)]
+    if run.losses and signs.blew_up(run):
+        notes.append("The loss became NaN or inf on the way: %nan_trace (or nbdebug.guard) names the op that did it.")
+    before = facts.before
+    unchecked = (*(before.unchecked if before is not None else ()), *run.unchecked)
+    return Report(question, tuple(findings), tuple(_ruled_out(run, named)), tuple(dict.fromkeys(unchecked)), tuple(notes),
+                  subject, _drawn(run, findings))
+
+
+def _course(run: RunFacts) -> str:
+    if not run.losses:
+        return "The loop never called its callback: no loss was seen."
+    val = [c.val for c in run.checkups if c.val is not None]
+    said = (f"{len(run.losses):,} steps in {run.seconds:.1f} s; on fixed training batches the loss went from "
+            f"{short(signs.first(run))} to {short(signs.last(run))}")
+    return said + (f", on validation batches from {short(val[0])} to {short(val[-1])}." if val else ".")
+
+
+def _drawn(run: RunFacts, findings: list[Finding]) -> dict[str, Any]:
+    """Curves: the run as it is and, where a fix was tried, with it."""
+    curves: dict[str, Any] = {"as it is": thinned(run.losses)}
+    trial = next((t for f in findings[:1] if (t := _trial_of(run, slug(f))) is not None), None)
+    if trial is not None:
+        curves = {"as it is": thinned(trial.as_is), "with the fix": thinned(trial.changed)}
+    return {"steps": len(run.losses), "curves": curves, "checkups": [
+        {"step": c.step, "training": c.train, "validation": c.val} for c in run.checkups]}
+
+
+def _trial_of(run: RunFacts, code: str) -> Trial | None:
+    found = [run.trials[name] for name in TRIALS.get(code, ()) if name in run.trials]
+    return min(found, key=lambda t: t.end_changed) if found else None
+
+
+def _ruled_out(run: RunFacts, named: set[str]) -> Iterable[RuledOut]:
+    """What was looked for and is not there, with the number that says so."""
+    if run.stale.steps > 1 and "zero-grad-missing" not in named:
+        yield RuledOut("gradients that are never cleared", f"{run.stale.share:.0%} of {run.stale.steps} steps found old ones")
+    if run.scaler is not None and "clip-before-unscale" not in named:
+        yield RuledOut("clipping before unscaling", f"{run.scaler.clipped} of {run.scaler.steps} steps did so")
+    trained = [m for m in run.modes if m.trained]
+    if trained and "eval-mode-in-training" not in named:
+        yield RuledOut("training in eval mode", f"`{trained[0].module}` ran in train mode in {trained[0].trained} steps, in "
+                       f"eval mode in {trained[0].evaluated}")
+    if run.order.batches >= 4 and "unshuffled-data" not in named:
+        yield RuledOut("unshuffled data", f"batch means differ {run.order.spread:.2g} times as much as by a shuffle (over "
+                       "3 would count)")
+    updates = [la.update for la in run.layers if math.isfinite(la.update)]
+    if updates and not named & {"lr-too-low", "lr-too-high"}:
+        yield RuledOut("a learning rate that is far off", f"updates are {min(updates):.0e} to {max(updates):.0e} of the "
+                       "weights")
+    yield from _ruled_out_layers(run, named)
+    end = next((c for c in reversed(run.checkups) if c.val is not None), None)
+    if end is not None and not named & {"overfit", "model-too-large-for-data"}:
+        lowest = min(c.val for c in run.checkups if c.val is not None)
+        yield RuledOut("overfitting", f"validation ends at {short(end.val or 0.0)}, its lowest was {short(lowest)}")
+    for name, trial in run.trials.items():
+        if not signs.helps(trial) and math.isfinite(trial.end_changed):
+            yield RuledOut(f"what \"{name}\" would cure", f"tried: the loss ends at {short(trial.end_changed)}, as it is at "
+                           f"{short(trial.end_as_is)}")
+
+
+def _ruled_out_layers(run: RunFacts, named: set[str]) -> Iterable[RuledOut]:
+    dead = [u.dead for u in run.end_units if u.dead is not None]
+    if dead and "dead-relu" not in named:
+        yield RuledOut("dead units", f"at most {max(dead):.0%} of a layer's units are zero for every sample")
+    flat = [u.saturated for u in run.end_units if u.saturated is not None and u.hidden]
+    if flat and "saturated-activation" not in named:
+        yield RuledOut("saturated activations", f"at most {max(flat):.0%} of a layer's values are on the flat ends")
+    layers = [la for la in run.layers if la.first > 0]
+    if len(layers) > 2 and "vanishing-gradients" not in named:
+        weakest, strongest = min(la.first for la in layers), max(la.first for la in layers)
+        yield RuledOut("vanishing gradients", f"the weakest layer's gradient is {weakest / strongest:.1e} of the strongest's")
