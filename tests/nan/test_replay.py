@@ -23,7 +23,8 @@ def load(path):
     return module
 
 
-EAGER = [load(path) for path in PATIENTS if path.stem != "compiled-differs"]
+OTHERS = {"compiled-differs", "not-located"}  # no op is at fault in these
+EAGER = [load(path) for path in PATIENTS if path.parent.name == "nan" and path.stem not in OTHERS]
 named = pytest.mark.parametrize("patient", EAGER, ids=lambda p: p.CODE)
 
 

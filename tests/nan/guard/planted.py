@@ -22,7 +22,7 @@ MODULES += [importlib.import_module(f"nbdebug.observe.{name}") for name in BENEA
 ASKED = {"close", "report", "__enter__", "__exit__", "__repr__", "_repr_mimebundle_", "guard", "__post_init__"}
 """What a person calls: a fault there is told as an exception, to that person."""
 BORDER = {"_guarded", "give_up", "_before", "_after", "_scaler_updates", "_detach", "__call__", "go_blind", "border",
-          "_raise", "_inputs"}
+          "_raise", "_inputs", "nested"}
 """What catches faults, and what leaves after one."""
 WORDS = {"sentence", "_message", "_number"}
 """What the exception itself is made of."""

@@ -89,8 +89,10 @@ def run(training: Sharded, **given: Any) -> dict[str, Any]:
                 training.step(i)
     except nbdebug.NonFiniteStep as tripped:
         error = tripped
+    if error is not None and error.report is None:
+        error.trip.locate()
     return {"error": error and (error.step, error.trip.reason), "bad": error and error.trip.bad_ranks,
-            "report": error and error.report and told_of(error.report), "fault": guard.fault, "steps": guard.steps,
+            "report": error and told_of(error.report), "fault": guard.fault, "steps": guard.steps,
             "same": before == training.local(), "after": training.local(), "clipped": guard.clipped,
             "outcomes": [line.outcome for line in guard.lines], "norms": [line.norm for line in guard.lines]}
 

@@ -25,7 +25,7 @@ import nbdebug
 from tests.nan.guard.kinds import changed, kept
 from tests.nan.leftovers import global_hooks, hooks_of
 
-LIMITS = {"objects": 100, "tensors": 0, "hooks": 0, "blocks": 800, "traced": 48 * 1024, "resident": 24 * 2**20}
+LIMITS = {"objects": 100, "tensors": 0, "hooks": 0, "blocks": 800, "traced": 256 * 1024, "resident": 24 * 2**20}
 """What a cache of Python's or torch's own may take up in the meantime. A leak of one object in a hundred steps is more
 in the long run of 20,000; so is one of three bytes a step. traced and resident: bytes."""
 

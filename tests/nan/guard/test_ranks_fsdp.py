@@ -58,6 +58,8 @@ def test_they_decide_alike(played: Played, kind: str, fault: str, on_trip: str) 
 def test_the_report_says_why_it_names_no_place_and_whose_loss_was_bad(played: Played, kind: str) -> None:
     for told in played["sharded"]:
         by_loss, by_gradient = (told[f"trace, {kind}, {fault}"]["report"] for fault in FAULTS)
+        by_hand = told[f"raise, {kind}, loss of 1"]["report"]
+        assert by_hand["findings"][0][:2] == ("nan/not-located", 1) and "spread over" in by_hand["text"]
         for report, rank in ((by_loss, 1), (by_gradient, None)):
             ((code, where, *_),) = report["findings"]
             assert (code, where) == ("nan/not-located", rank)

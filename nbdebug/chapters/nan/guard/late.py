@@ -77,8 +77,9 @@ class Late:
         __tracebackhide__ = True
         while self.pending:
             reads = self.pending[0].reads
-            due = wait or len(self.pending) > LATE
-            if not due and (self.rounds.ranks is not None or not all(read.event.query() for read in reads)):
+            together = self.rounds.ranks is not None
+            due = wait or len(self.pending) > LATE - together  # the step that has begun is the latest of them
+            if not due and (together or not all(read.event.query() for read in reads)):
                 return  # several processes have to hear of it at the same step
             for read in reads:
                 read.event.synchronize()

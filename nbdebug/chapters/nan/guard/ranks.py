@@ -46,6 +46,7 @@ class Ranks:
         self.members: tuple[int, ...] = (self.rank,)
         self.device, self.asked = device or torch.device("cpu"), False
         self.promised = False  # the others wait for what this process has to share
+        self.sharded = False  # each process holds a part of the gradients only
         self._met = self._alone = False
         self.spread = Spread()
         self._take(Spread.of(models))
@@ -70,12 +71,13 @@ class Ranks:
         if spread.group is None or torch.distributed.get_world_size(spread.group) < 2:
             return
         self.spread, self.members = spread, tuple(torch.distributed.get_process_group_ranks(spread.group))
+        self.sharded, self.device = spread.sharded, self._where(self.device)
         _present(self._key(self.rank), 1)
 
     @property
-    def sharded(self) -> bool:
-        """Whether each process holds a part of the gradients only."""
-        return self.spread.sharded
+    def speaks(self) -> bool:
+        """Whether it is this process that shows what all have found together."""
+        return self.rank == self.members[0] or not self.together
 
     @property
     def together(self) -> bool:

@@ -41,7 +41,8 @@ class Rounds:
         """A model is about to be called."""
         if self.ranks is not None and (around := self.ranks.notice()) is not None:
             self.guard.is_inside(around)
-        self.late.hear()
+        if self.ranks is None:
+            self.late.hear()
         if self.current is None:
             self._begin(self.buffers.keep())
         elif self.current.stepped and self._next is None:
@@ -124,6 +125,11 @@ class Rounds:
         step = self.current or self._begin(self.buffers.keep())
         if id(optimizer) in step.stepped:
             step = self._again()
+        if self.ranks is not None:
+            self.late.hear()  # here all processes are in the same place, which they need not be when a model is called
+            if self.current is None:  # undone, with an earlier step
+                self._aside = Aside(optimizer)
+                return
         step.tape = self.guard.script.tape
         step.note_settings(optimizer)
         self.history.note(optimizer)
@@ -178,8 +184,10 @@ class Rounds:
         """An optimizer has stepped, or has been kept from it."""
         __tracebackhide__ = True
         step = self.current
-        if self.guard.script.aside or step is None:
+        if self.guard.script.aside:
             return
+        if step is None:
+            return self.give_back()
         if self._aside is not None:
             self.give_back()
             self.buffers.restore(step.buffers)

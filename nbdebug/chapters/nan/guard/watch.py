@@ -269,7 +269,7 @@ class Guard:
         if self._told <= TOLD or self.policy.on_trip != "record":
             if locates:
                 trip.report = locator.with_the_others(trip)
-            if self.policy.on_trip == "trace" and trip.report is not None:
+            if self.policy.on_trip == "trace" and trip.report is not None and (self.ranks is None or self.ranks.speaks):
                 trip.report.show()
             if self._recording is not None:
                 trip.folder = self._recording.trip(trip, self.models, self.history.run(trip.step))
