@@ -12,12 +12,13 @@ import importlib
 from typing import Any
 
 __all__ = ["Finding", "Fix", "Link", "NonFiniteStep", "Report", "Where", "diagnose", "grad_watch", "guard", "nan_trace",
-           "open_record"]
+           "open_record", "preflight"]
 __version__ = "0.1.0"
 
 _HOMES = {"Finding": "finding", "Fix": "finding", "Link": "finding", "Report": "finding", "Where": "finding",
           "nan_trace": "chapters.nan.trace", "guard": "chapters.nan.guard.watch",
           "grad_watch": "chapters.training.watch.watch", "diagnose": "chapters.training.diagnose",
+          "preflight": "chapters.training.preflight",
           "NonFiniteStep": "chapters.nan.guard.trip", "open_record": "chapters.nan.guard.opening"}
 
 

@@ -1,8 +1,9 @@
 """Every cause has a patient: a small training that is sick with it, and the same training, healed.
 
 `tests/patients/nan/<slug>.py` holds CODE, PHASE, MODULE, OP, LINE, SAMPLES and STEP beside `sick()` and `healthy()`. A
-rule must fire on the one and be silent on the other. MODULE, OP and LINE are None where no right answer exists. How a
-patient is asked depends on its chapter; one code is the guard's own, and is asked by it.
+rule must fire on the one and be silent on the other. MODULE, OP and LINE are None where no right answer exists.
+`tests/patients/training/<slug>.py` holds CODE and WHERE: names of which any one is right to blame. How a patient is asked
+depends on its chapter; one code is the guard's own, and causes that show before training are asked of preflight.
 """
 
 import ast
@@ -52,11 +53,29 @@ def guarded(training):
         return guard.report()
 
 
-ASK = {"nan": traced, "nan/not-located": guarded}
+def preflighted(training):
+    return nbdebug.preflight(training.model, training.train_loader, training.loss_fn, optimizer=training.optimizer,
+                             val_loader=training.val_loader, scheduler=training.scheduler)
+
+
+def diagnosed(training):
+    return nbdebug.diagnose(training.train, model=training.model, optimizer=training.optimizer, loss_fn=training.loss_fn,
+                            train_loader=training.train_loader, val_loader=training.val_loader,
+                            scheduler=training.scheduler, progress=False)
+
+
+ASK = {"nan": traced, "nan/not-located": guarded, "training": diagnosed}
 
 
 def ask(patient, training):
+    if ".before_" in catalogue.look_up(patient.CODE).check.__module__:
+        return preflighted(training)
     return ASK.get(patient.CODE, ASK[patient.CODE.split("/")[0]])(training)
+
+
+def meets(wanted, name):
+    """A blamed name meets a wanted one: the same, a part of it, or something inside of it."""
+    return wanted == name or f".{wanted}." in f".{name}." or len(wanted) > 3 and wanted in name
 
 
 def statement_at(path, line):
@@ -72,6 +91,10 @@ def test_sick_patient_gets_its_cause_and_only_that(patient):
 
     assert [finding.code for finding in report] == [patient.CODE]
     where = report.findings[0].where
+    if hasattr(patient, "WHERE"):
+        blamed = [*report.findings[0].evidence["where"], where.module or ""]
+        assert any(meets(wanted, name) for wanted in patient.WHERE for name in blamed), blamed
+        return
     assert where.phase == patient.PHASE
     assert where.step == patient.STEP
     assert where.samples == patient.SAMPLES
@@ -107,7 +130,7 @@ def test_patient_is_what_its_docstring_promises(patient):
 
     assert f"{path.parent.name}/{path.stem}" == patient.CODE
     assert patient.__doc__.strip()
-    if patient.LINE is not None:
+    if getattr(patient, "LINE", None) is not None:
         body = path.read_text(encoding="utf-8").split("\n\n\n", 1)[1]
         assert body.count(patient.LINE) == 1
 
@@ -134,6 +157,8 @@ def plain_run(training):
     return None
 
 
+@pytest.mark.parametrize("patient", [p for p in PATIENTS if p.parent.name == "nan"], indirect=True,
+                         ids=lambda path: path.stem)
 def test_patient_fails_in_plain_torch_and_its_twin_does_not(patient):
     """The oracle: torch alone, without any tool, sees the failure at the same step, and none in the twin."""
     seen_as = {"input": "forward", "nan/lr-divergence": "forward", "nan/not-located": "forward"}

@@ -63,7 +63,8 @@ class NbdebugMagics(Magics):
         elif args.request == "off":
             self._off()
         else:
-            print(f"nbdebug {nbdebug.__version__}: %nan_trace, %%nan_trace, %guard, %grad_watch, %explain, %nbdebug.")
+            print(f"nbdebug {nbdebug.__version__}: %nan_trace, %%nan_trace, %guard, %grad_watch, %preflight, "
+                  "%diagnose, %explain, %nbdebug.")
             print("\n".join(line for magics in self.watches for line in magics.active()) or
                   "Active: nothing; it watches only while a guard is on, or one of its magics or functions runs.")
 

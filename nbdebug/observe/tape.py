@@ -71,8 +71,7 @@ class CallEntry(NamedTuple):
     @property
     def arguments(self) -> tuple[tuple, dict]:
         """(args, kwargs), with a `Ref` in place of each tensor."""
-        args, kwargs = tree_unflatten(self.leaves, self.spec)
-        return args, kwargs
+        return tree_unflatten(self.leaves, self.spec)
 
 
 class BackwardEntry(NamedTuple):
@@ -242,7 +241,8 @@ class Tape:
             if entry[1] == tensor.requires_grad:
                 return Ref(entry[0])
         if known:
-            return Ref(known[-1][0], None, True)
+            known[-1][1] = tensor.requires_grad or known[-1][1]  # written in place since, with what wants a gradient
+            return Ref(known[-1][0], None, not tensor.requires_grad)
         same = self.by_memory.get(place[0])
         outside = self.held.get(same[0]) if same else None
         if same and (outside is None or outside.leaf or outside.changed):  # else another part of a data set

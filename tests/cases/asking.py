@@ -52,10 +52,22 @@ def spoiled(names: list[str], model: Any) -> list[str]:
             and not name.endswith(".grad")]
 
 
-ASKERS = {"nan": ask_nan}
+def ask_training(ns: types.SimpleNamespace) -> nbdebug.Report:
+    return nbdebug.diagnose(ns.train, model=ns.model, optimizer=ns.optimizer, loss_fn=ns.loss_fn,
+                            train_loader=ns.train_loader, val_loader=ns.val_loader, scheduler=ns.scheduler,
+                            progress=False)
+
+
+def ask_preflight(ns: types.SimpleNamespace) -> nbdebug.Report:
+    """What can be said before the run; half of the codes need one."""
+    return nbdebug.preflight(ns.model, ns.train_loader, ns.loss_fn, optimizer=ns.optimizer, val_loader=ns.val_loader,
+                             scheduler=ns.scheduler)
+
+
+ASKERS = {"nan": ask_nan, "training": ask_training}
 """kind → the function that asks. A kind that is not here is skipped."""
 
-WAYS = {"trace": ASKERS, "guard": {"nan": ask_guard}}
+WAYS = {"trace": ASKERS, "guard": {"nan": ask_guard}, "preflight": {"training": ask_preflight}}
 """How to ask: after it broke, or on guard while it runs."""
 
 SIGNS = {
@@ -103,8 +115,14 @@ def answer_of(report: nbdebug.Report, path: pathlib.Path) -> dict[str, Any]:
     own = where.file is not None and pathlib.Path(where.file).resolve() == path.resolve()
     samples = None if where.samples is None else list(where.samples)
     return {**answer, "code": first.code, "phase": where.phase, "module": where.module, "op": where.op,
-            "step": where.step, "samples": samples, "file": where.file, "line": where.line if own else None,
+            "where": blamed(first), "step": where.step, "samples": samples, "file": where.file, "line": where.line if own else None,
             "rank": where.rank}
+
+
+def blamed(finding: nbdebug.Finding) -> list[str]:
+    """The names that a finding blames: modules, parameters, functions, arguments."""
+    named = finding.evidence.get("where", ())
+    return list(dict.fromkeys([*([named] if isinstance(named, str) else named), *filter(None, [finding.where.module])]))
 
 
 def ask(path: pathlib.Path, fixed: bool, by: str = "trace") -> dict[str, Any]:

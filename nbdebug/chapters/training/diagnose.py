@@ -7,13 +7,14 @@ left as it was.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
+from nbdebug.chapters.training.before import look
 from nbdebug.chapters.training.facts import TrainingFacts
+from nbdebug.chapters.training.facts_before import Before
 from nbdebug.chapters.training.rules import name_all
 from nbdebug.chapters.training.run.course import Asked
 from nbdebug.chapters.training.run.probe import watch
@@ -57,13 +58,15 @@ def asked_of(train: Any, model: Any, optimizer: Any, loss_fn: Any, train_loader:
     return Asked(model, optimizers, loss_fn, train_loader, val_loader, scheduler)
 
 
-def _before(asked: Asked) -> Any:
-    """What preflight sees; None where there is no loss function or loader to look with."""
+def _before(asked: Asked) -> Before:
+    """What preflight sees, short of learning a batch by heart: the run and its experiments tell more."""
     if asked.loss_fn is None or asked.train_loader is None:
-        return None
-    if importlib.util.find_spec("nbdebug.chapters.training.before.look") is None:
-        return None
-    return None
+        return Before()
+    try:
+        return look(asked.model, asked.train_loader, asked.loss_fn, optimizer=asked.optimizers,
+                    val_loader=asked.val_loader, scheduler=asked.scheduler, by_heart=False)
+    except Exception as fault:  # the border: if it is the user's own, the run meets it as well, and passes it on
+        return Before(unchecked=(f"What can be known before training: {type(fault).__name__}: {fault}",))
 
 
 def _subject(asked: Asked) -> str:

@@ -20,6 +20,8 @@ from collections.abc import Mapping
 from nbdebug.chapters.training.facts_run import Units
 from nbdebug.finding import Where
 
+NOWHERE = Where()
+
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
@@ -71,12 +73,12 @@ class Strangers:
 
 @dataclasses.dataclass(frozen=True)
 class LossCall:
-    """A loss function's call. low, high: range of what it is given; above: what its exponentials sum to along the classes,
-    as a log (0 for log-probabilities); probabilities: they are not negative and sum to 1. activation: the op that made
-    it, where only views lie between; over: size of the dimension that a softmax runs over. floor: the lowest loss that
-    this activation can ever reach with these targets; unreachable: mean squared distance of the targets from what the
-    activation can give, over their variance. outside: targets beyond the classes; ignored: share of targets that count
-    for nothing; target: position of the batch's tensor that holds the targets."""
+    """A loss function's call. low, high: range of what it is given; above: what its exponentials sum to along the
+    classes, as a log (0 for log-probabilities); probabilities: they are not negative and sum to 1. activation: the op
+    that made it, where only views lie between; over: size of the dimension that a softmax runs over. floor: the
+    lowest loss that this activation can ever reach with these targets; unreachable: mean squared distance of the
+    targets from what the activation can give, over their variance. outside: targets beyond the classes; ignored:
+    share of targets that count for nothing; target: position of the batch's tensor that holds the targets."""
 
     op: str
     where: Where
@@ -87,7 +89,7 @@ class LossCall:
     above: float | None = None
     probabilities: bool = False
     activation: str | None = None
-    activation_where: Where = Where()
+    activation_where: Where = NOWHERE
     over: int | None = None
     floor: float | None = None
     unreachable: float = 0.0
@@ -166,8 +168,9 @@ class Shift:
 
 @dataclasses.dataclass(frozen=True)
 class Overlap:
-    """Rows of the validation set that stand in the training set too, to the last bit. within: share of training rows that
-    have a twin in the training set; clashing: share of training rows whose twin has another label."""
+    """Rows of the validation set that stand in the training set too, to the last bit. within: share of training rows
+    that have a twin in the training set; clashing: share of training rows whose twin has another label. unlikely: the rows are
+    numbers of so many different values that no two meet by chance."""
 
     seen: int
     shared: int
@@ -175,6 +178,7 @@ class Overlap:
     within: float
     clashing: float
     same_dataset: bool = False
+    unlikely: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,8 +200,8 @@ class Labels:
 
 @dataclasses.dataclass(frozen=True)
 class Workers:
-    """What the loader's workers draw for one and the same item. random: two draws in a worker differ; alike: all workers
-    draw the same; repeats: a second pass draws the same as the first. holder: where the generator is kept."""
+    """What the loader's workers draw for one and the same item. random: two draws in a worker differ; alike: all
+    workers draw the same; repeats: a second pass draws the same as the first. holder: where the generator is kept."""
 
     workers: int
     random: bool
@@ -208,9 +212,10 @@ class Workers:
 
 @dataclasses.dataclass(frozen=True)
 class Weight:
-    """A weight matrix and the signal through it, in the order of the forward. std: of its values; scheme: what He's scheme
-    gives, sqrt(2 / fan_in); came, made: root mean square before and behind; gradient: that of its gradient; symmetric:
-    all units have the same weights and the same gradients; constant: one value throughout; hidden: a layer follows."""
+    """A weight matrix and the signal through it, in the order of the forward. std: of its values; scheme: what He's
+    scheme gives, sqrt(2 / fan_in); came, made: root mean square before and behind; gradient: that of its gradient;
+    symmetric: all units have the same weights and the same gradients; constant: one value throughout; hidden: a layer
+    follows."""
 
     name: str
     module: str

@@ -23,11 +23,12 @@ from nbdebug.finding import Where
 
 @dataclasses.dataclass(frozen=True)
 class Stale:
-    """Gradients that were still there when the next backward began. share: of the optimizer's steps; names: parameters
+    """emptied: steps of an optimizer that found all gradients None or zero though backward had just filled them. Gradients that were still there when the next backward began. share: of the optimizer's steps; names: parameters
     concerned; functions: the user's functions that call backward, innermost first."""
 
     share: float = 0.0
     steps: int = 0
+    emptied: int = 0
     names: tuple[str, ...] = ()
     functions: tuple[str, ...] = ()
 
@@ -70,7 +71,7 @@ class Mode:
 class Layer:
     """A module with parameters of its own, in the order of the forward pass. gradient: root mean square of its weights'
     gradient over the measured steps (median); first: the same in the first steps; weight: that of the weights;
-    update: median of the update's norm over the weights' norm; calls: calls in one forward pass."""
+    update: median of the update's norm over the weights' norm; leap: the largest of the first three; calls: calls in one forward pass."""
 
     name: str
     kind: str
@@ -79,6 +80,7 @@ class Layer:
     weight: float
     update: float
     calls: int = 1
+    leap: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,12 +146,16 @@ class Frozen:
 @dataclasses.dataclass(frozen=True)
 class Schedule:
     """The learning rate's course and its scheduler. calls: how often it was stepped; before_first: the rate had changed
-    before the first step of the optimizer; rising: a ReduceLROnPlateau that waits for a fall was given a rising value."""
+    before the first step of the optimizer; planned: the number of steps that it was built for; peak: the largest rate
+    that it was built to give; mode, metrics: of ReduceLROnPlateau, and what it was given; foreign: its optimizer is
+    another one than those that step."""
 
     kind: str = ""
     calls: int = 0
     before_first: bool = False
     planned: int | None = None
+    peak: float = 0.0
+    foreign: bool = False
     mode: str | None = None
     metrics: tuple[float, ...] = ()
 
@@ -200,6 +206,7 @@ class RunFacts:
     frozen: tuple[Frozen, ...] = ()
     trained_elements: int = 0
     samples: int | None = None
+    root_evaluated: bool = False
     flow: tuple[Point, ...] = ()
     reference: Mapping[str, float] | None = None
     penalty: float = 0.0

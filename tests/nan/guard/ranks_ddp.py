@@ -329,6 +329,24 @@ def a_guard_in_one_process_only(stage: Stage) -> Any:
     return {"same": plain.kept() == training.kept(), "steps": guard.steps if guard else None}
 
 
+@scene
+def an_evaluation_in_one_process(stage: Stage) -> Any:
+    """After each step rank 0 evaluates the model, and rank 1 waits for it at a barrier."""
+    training = Training(stage, {1: "loss"})
+    train = training.step
+
+    def step(i: int) -> None:
+        train(i)
+        if stage.rank == 0:
+            with torch.no_grad():
+                training.inner.eval()(training.inputs[i])
+            training.inner.train()
+        dist.barrier()
+
+    training.step = step  # type: ignore[method-assign]
+    return run(training)
+
+
 class Talking(nn.Module):
     """A model that gathers what the other process has, in its forward."""
 

@@ -153,6 +153,17 @@ def bare(stage: Stage) -> dict[str, Any]:
 
 
 @scene
+def in_half_precision(stage: Stage) -> dict[str, Any]:
+    """No copy is made of what is spread over processes; gradients are looked at all the same."""
+    training = Sharded(stage, "second", {1: "loss"})
+    model = network().half().to(stage.device)
+    fully_shard(model, mesh=init_device_mesh(stage.device.type, (2,)))
+    training.model, training.inputs = model, training.inputs.half()
+    training.optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    return run(training)
+
+
+@scene
 def a_part_of_the_model(stage: Stage) -> dict[str, Any]:
     """The guard is given a part of a model whose parameters are shared out."""
     training = Sharded(stage, "second", {1: "loss"})

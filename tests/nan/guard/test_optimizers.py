@@ -135,6 +135,38 @@ def test_gradients_of_the_users_are_left_alone_by_a_skip() -> None:
         assert all(p.grad is g for p, g in zip(training.model.parameters(), gradients))
 
 
+def test_gradients_that_are_set_to_zero_and_not_to_none() -> None:
+    by_hand, guarded = Training("SGD momentum", (1, 2)), Training("SGD momentum", (1, 2))
+    for training in (by_hand, guarded):
+        own = training.optimizer.zero_grad
+        training.optimizer.zero_grad = lambda own=own: own(set_to_none=False)
+    torch.manual_seed(5)
+    for i in range(STEPS):
+        by_hand.left_out(i) if i in (1, 2) else by_hand.step(i)
+    torch.manual_seed(5)
+    with nbdebug.guard(guarded.model, guarded.optimizer, on_trip="skip"):
+        for i in range(STEPS):
+            guarded.step(i)
+    assert not changed(by_hand.kept(), guarded.kept())
+
+
+def test_parameters_that_come_later() -> None:
+    training = Training("AdamW plain", (3,), "gradient")
+    frozen = list(training.model.frozen.parameters())
+    with nbdebug.guard(training.model, training.optimizer, on_trip="raise") as guard:
+        training.step(0)
+        training.step(1)
+        for p in frozen:
+            p.requires_grad_()
+        training.optimizer.add_param_group({"params": frozen, "lr": 0.5})
+        training.step(2)
+        assert all(p.grad is not None for p in frozen)
+        before = training.kept()
+        with pytest.raises(nbdebug.NonFiniteStep):
+            training.step(3)
+    assert not changed(before, training.kept()) and guard.fault == ""
+
+
 def odd_parameters() -> list[torch.nn.Parameter]:
     """Half and double, complex, a scalar, an empty one, one that is not contiguous."""
     torch.manual_seed(0)

@@ -188,3 +188,54 @@ def test_a_loss_of_the_models_own() -> None:
     labels[1] = -100  # every label is ignored: the mean of nothing
     answer = named(model, lambda i: model(input_ids=ids[i], labels=labels[i]).loss)
     assert answer["code"] == "nan/all-labels-ignored"
+
+
+def test_a_model_that_returns_a_distribution() -> None:
+    """What the loss starts from hangs on an object of some other library's."""
+
+    class Policy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mean = nn.Linear(4, 2)
+
+        def forward(self, x: torch.Tensor, spread: torch.Tensor) -> torch.distributions.Normal:
+            return torch.distributions.Normal(self.mean(x), spread, validate_args=False)
+
+    model, inputs, actions = Policy(), torch.randn(3, 5, 4), torch.randn(3, 5, 2)
+    spread = torch.ones(3, 5, 1)
+    spread[1, 2] = 0.0
+    answer = named(model, lambda i: -model(inputs[i], spread[i]).log_prob(actions[i]).mean())
+    assert (answer["phase"], answer["rows"]) == ("forward", (2,))
+    assert answer["code"] in ("nan/div-by-zero", "nan/log-of-nonpositive")
+
+
+def test_two_models_one_of_which_is_guarded() -> None:
+    """What goes bad in the other one is not this guard's business; its loss is not one of ours."""
+    model, other = nn.Linear(4, 1), nn.Linear(4, 1)
+    ours, theirs = torch.optim.SGD(model.parameters(), lr=1e-2), torch.optim.SGD(other.parameters(), lr=1e-2)
+    inputs = torch.randn(5, 4)
+    with nbdebug.guard(model, ours) as guard:
+        for i in range(4):
+            ours.zero_grad(), theirs.zero_grad()
+            one = model(inputs).square().mean()
+            two = torch.log(other(inputs).square() * (i != 2)).mean()
+            two.backward()
+            one.backward()
+            theirs.step(), ours.step()
+    assert guard.steps == 4 and not guard.trips and guard.report().ok
+    assert all(line.loss < 100 for line in guard.lines) and torch.isfinite(model.weight).all()
+    assert not torch.isfinite(other.weight).all()
+
+
+def test_a_result_that_is_filled_in_place_part_by_part() -> None:
+    model, inputs, floor = nn.Linear(4, 2), torch.randn(3, 5, 4), torch.ones(3, 5)
+    floor[1, 3] = 0.0
+
+    def loss_of(i: int) -> torch.Tensor:
+        out, level = torch.zeros(5, 2), model(inputs[i]).square()
+        out[:, 0] = level[:, 0]
+        out[:, 1] = torch.log(level[:, 1] * floor[i])
+        return out.mean()
+
+    answer = named(model, loss_of)
+    assert (answer["code"], answer["op"], answer["rows"]) == ("nan/log-of-nonpositive", "log", (3,))

@@ -158,6 +158,12 @@ def test_a_process_that_ends_early_and_joins(played: Played) -> None:
                              for told in (here, there)))
 
 
+def test_an_evaluation_in_one_process(played: Played) -> None:
+    for told in played["an_evaluation_in_one_process"]:
+        assert told["error"] == (BAD, "loss", 0) and named(told["report"]) == [(1, LOSS)]
+        assert not changed(told["before"], told["after"])
+
+
 def test_a_guard_in_one_process_only_decides_alone(played: Played) -> None:
     here, there = played["a_guard_in_one_process_only"]
     assert here == {"same": True, "steps": STEPS} and there["same"]

@@ -68,6 +68,11 @@ def test_the_report_says_why_it_names_no_place_and_whose_loss_was_bad(played: Pl
         assert "is not known" in by_gradient["notes"][0]
 
 
+def test_in_half_precision(played: Played) -> None:
+    for told in played["in_half_precision"]:
+        assert (told["error"], told["bad"], told["fault"]) == ((BAD, "loss"), (1,), "") and told["same"]
+
+
 def test_a_guard_of_a_part_of_the_model(played: Played) -> None:
     for told in played["a_part_of_the_model"]:
         assert told == {"steps": BAD + 1, "bad": (1,), "fault": ""}

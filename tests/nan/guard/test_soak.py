@@ -28,5 +28,5 @@ def test_nothing_grows_and_the_bits_are_the_same() -> None:
 
 
 def test_nothing_grows_while_it_writes_a_record(tmp_path) -> None:
-    told = soak(1_500, record=tmp_path / "run.nbdebug")
+    told = soak(1_000, record=tmp_path / "run.nbdebug")
     assert not told.wrong(), told.wrong()

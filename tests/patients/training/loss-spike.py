@@ -13,10 +13,7 @@ def training(wrong):
     x, y = clusters(100 * 16, spread=1.5)
     if wrong:
         x[40 * 16:41 * 16] *= 1000
-    model = nn.Sequential(nn.Linear(12, 32), nn.Tanh(), nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 5))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    model[0] = nn.Linear(12, 32)
-    model[1] = nn.ReLU()
+    model = nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 5))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     loader = DataLoader(TensorDataset(x, y), batch_size=16)
     return made(model, optimizer, cross_entropy, (loader, None), 1)

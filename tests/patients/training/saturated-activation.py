@@ -1,24 +1,32 @@
-"""The hidden layer's weights were drawn twenty times too wide: nearly all of its sigmoids are 0 or 1."""
+"""The model turns angles into degrees before its first layer: every tanh behind it is at one of its ends."""
 import torch
 from torch import nn
 
 from tests.training.loops import loaders, made, mse
 
-CODE, WHERE = "training/saturated-activation", ["0", "1"]
+CODE, WHERE = "training/saturated-activation", ["first"]
 
 
-def training(wide):
+class Angles(nn.Module):
+    def __init__(self, unit):
+        super().__init__()
+        self.first, self.second, self.out, self.unit = nn.Linear(2, 48), nn.Linear(48, 48), nn.Linear(48, 1), unit
+
+    def forward(self, angles):
+        return self.out(torch.tanh(self.second(torch.tanh(self.first(angles * self.unit)))))
+
+
+def training(unit):
     torch.manual_seed(55)
-    x = torch.randn(800, 10)
-    y = torch.tanh(x[:, :3].sum(1, keepdim=True)) + 0.5 * x[:, 3:4]
-    model = nn.Sequential(nn.Linear(10, 24), nn.Sigmoid(), nn.Linear(24, 1))
-    nn.init.normal_(model[0].weight, std=wide)
-    return made(model, torch.optim.SGD(model.parameters(), lr=0.1), mse, loaders(x, y), 10)
+    x = (torch.rand(1200, 2) * 2 - 1) * 3.14
+    y = torch.sin(x[:, :1]) * torch.cos(x[:, 1:])
+    model = Angles(unit)
+    return made(model, torch.optim.Adam(model.parameters(), lr=2e-3), mse, loaders(x, y), 30)
 
 
 def sick():
-    return training(wide=20.0)
+    return training(unit=57.3)
 
 
 def healthy():
-    return training(wide=0.3)
+    return training(unit=1.0)

@@ -10,7 +10,7 @@ CODE, WHERE = "training/zero-grad-missing", ["optimizer", "update"]
 def training(clear):
     torch.manual_seed(42)
     model = nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Linear(32, 5))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     ns = made(model, optimizer, cross_entropy, loaders(*clusters(800, spread=2.0)), 1)
 
     def update(loss):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 from typing import Any
 
 import torch
@@ -93,7 +94,8 @@ class Late:
             numbers = Numbers(values, read.ranks, read.scaling)
             numbers.check()
             step.take_down(numbers)
-            reason = reason or (self.rounds.reason(numbers, step) or "gradient" if bad else "")
+            if bad and not reason:  # buffers are not asked again: they have been put back since
+                reason = numbers.reason() or ("gradient" if math.isfinite(numbers.buffers) else "buffer")
             step.clipped = step.clipped or self.policy.clips(numbers.norm)
             if step.outcome == "ok":
                 step.outcome = "above" if above else "scaler" if numbers.scaler_skips else "ok"
@@ -102,8 +104,7 @@ class Late:
             self.rounds.write(step)
             return
         step.outcome, step.clipped = "skipped", False
-        if not self.policy.stops:
-            self.rounds.guard.trip(step, reason)
+        if not self.policy.stops:  # what it had changed was put back on the device, and later steps have gone on
             self.rounds.write(step)
             return
         self._undo(step, reason)

@@ -128,7 +128,8 @@ class Rounds:
         if self.ranks is not None:
             self.late.hear()  # here all processes are in the same place, which they need not be when a model is called
             if self.current is None:  # undone, with an earlier step
-                self._aside = Aside(optimizer)
+                self._aside, step.outcome = Aside(optimizer), "skipped"
+                self.write(step)
                 return
         step.tape = self.guard.script.tape
         step.note_settings(optimizer)
@@ -187,7 +188,8 @@ class Rounds:
         if self.guard.script.aside:
             return
         if step is None:
-            return self.give_back()
+            self.give_back()
+            return
         if self._aside is not None:
             self.give_back()
             self.buffers.restore(step.buffers)

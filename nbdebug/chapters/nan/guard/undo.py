@@ -52,6 +52,10 @@ class Undo:
         bare = any(group.get("eps") == 0 for group in optimizer.param_groups)  # nothing guards its division
         if closure is None and not half and not bare and all(map(math.isfinite, numbers)):
             return None
+        if any(hasattr(p, "to_local") for group in optimizer.param_groups for p in group["params"]):  # a DTensor
+            if closure is None:
+                return None  # the gradients are looked at before the update, as ever; its own arithmetic is not
+            raise NotImplementedError("a closure, with parameters that are spread over processes, is not watched")
         return cls(optimizer, closure)
 
     def judge(self, losses: list[torch.Tensor], ranks: Ranks | None) -> tuple[str, float | None, float | None]:

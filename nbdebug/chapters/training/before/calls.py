@@ -20,10 +20,10 @@ from nbdebug.observe.sites import Site, cell_name, locate, source_text
 from nbdebug.observe.tensors import tensors_made
 
 VIEWS = frozenset({
-    "view", "reshape", "permute", "transpose", "squeeze", "unsqueeze", "flatten", "unflatten", "contiguous", "__getitem__",
-    "to", "float", "double", "half", "bfloat16", "type", "clone", "view_as", "reshape_as", "expand", "t", "movedim",
-    "swapaxes", "swapdims", "chunk", "split", "unbind", "select", "narrow", "cpu", "cuda", "T", "mT", "squeeze_",
-    "unsqueeze_", "moveaxis", "type_as", "detach", "data"})
+    "view", "reshape", "permute", "transpose", "squeeze", "unsqueeze", "flatten", "unflatten", "contiguous",
+    "__getitem__", "to", "float", "double", "half", "bfloat16", "type", "clone", "view_as", "reshape_as", "expand", "t",
+    "movedim", "swapaxes", "swapdims", "chunk", "split", "unbind", "select", "narrow", "cpu", "cuda", "T", "mT",
+    "squeeze_", "unsqueeze_", "moveaxis", "type_as", "detach", "data"})
 """Ops behind which the values are still the same ones."""
 GETTERS = frozenset({"data", "T", "mT", "H", "real", "imag", "grad"})
 LEAVES_TORCH = frozenset({"numpy", "item", "tolist", "__array__", "__float__"})
@@ -90,6 +90,7 @@ class Calls(TorchFunctionMode):
         self.calls: list[Call] = []
         self.cuts: list[Call] = []
         self.leaks: list[Call] = []
+        self.failed: Call | None = None  # the call that raised
         self.outputs: list[torch.Tensor] = []
         self.stack: list[str] = []
         self.kept: list[Any] = [batch]
@@ -127,7 +128,13 @@ class Calls(TorchFunctionMode):
         before = None
         if op in LEARNS and (given := _tensors((args, kwargs))):
             before = self._entry(op, given)
-        out = func(*args, **kwargs)
+        try:
+            out = func(*args, **kwargs)
+        except Exception:
+            if self.failed is None:
+                self.failed = Call(len(self.calls), op, "", False, args, kwargs, _tensors((args, kwargs)), [], 0, 0,
+                                   True, locate().site)
+            raise
         self._note(op.strip("_") if op.endswith("_") and not op.startswith("__") else op, args, kwargs, out, before)
         return out
 
@@ -200,11 +207,15 @@ def by_feature(x: torch.Tensor, dim: int) -> tuple[Any, ...]:
     others = [d for d in range(x.dim()) if d != dim]
     x = x.float()
     mean, std = x.mean(others), x.std(others, unbiased=False)
-    return ((mean.square() + std.square()).sqrt().tolist(), mean.tolist(), std.tolist(), float(x.amin()), float(x.amax()))
+    return ((mean.square() + std.square()).sqrt().tolist(), mean.tolist(), std.tolist(), float(x.amin()),
+            float(x.amax()))
 
 
 def rms(tensor: torch.Tensor) -> float:
-    return float(tensor.detach().float().square().mean().sqrt())
+    tensor = tensor.detach()
+    if tensor.layout is not torch.strided:  # the gradient of an embedding with sparse=True: most of it is zero
+        tensor = tensor.to_dense()
+    return float(tensor.float().square().mean().sqrt())
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:

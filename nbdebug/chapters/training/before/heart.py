@@ -22,8 +22,8 @@ from nbdebug.chapters.training.run.checkup import loss_root
 
 STEPS = 200
 LEARNT = 0.1
-"""Share of the first loss that is left of a batch that counts as learnt by heart (TheDeepChecker: at most 5% error after
-1,000 steps)."""
+"""Share of the first loss that is left of a batch that counts as learnt by heart (TheDeepChecker: at most 5% error
+after 1,000 steps)."""
 SECONDS = 8.0
 """For one try."""
 RATES = (1e-3, 1e-2)
@@ -33,7 +33,8 @@ def heart(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], ask: Ca
           tick: Callable[[], None]) -> Heart | None:
     """Tries on copies of copies; None where the model can't be copied or nothing is trained."""
     tries: list[tuple[str, float, float, float, int]] = []
-    if len(optimizers) == 1:
+    alone = len(optimizers) == 1 and not isinstance(optimizers[0], torch.optim.LBFGS)  # LBFGS asks for the loss again
+    if alone:
         own = type(optimizers[0]).__name__
         rate = max((float(g.get("lr") or 0.0) for g in optimizers[0].param_groups), default=0.0)
         tries.append(_try(model, optimizers[0], own, rate, ask, batch, tick))
@@ -42,7 +43,7 @@ def heart(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], ask: Ca
             tries.append(_try(model, None, "Adam", rate, ask, batch, tick))
     if not tries or not all(math.isfinite(first) and first > 0 for _, _, first, _, _ in tries):
         return None
-    return Heart(tuple(tries), _learnt(tries[-1]), *_verdict(tries, len(optimizers) == 1))
+    return Heart(tuple(tries), _learnt(tries[-1]), *_verdict(tries, alone))
 
 
 def _learnt(done: tuple[str, float, float, float, int]) -> bool:
@@ -81,7 +82,7 @@ def _loss(model: nn.Module, ask: Callable[[Any, Any], Any], batch: Any, members:
     for p in members:
         p.grad = None
     for p, grad in zip(taken, grads):
-        p.grad = grad
+        p.grad = grad.to_dense() if grad is not None and grad.is_sparse else grad  # Adam takes no sparse ones
     return float(loss.detach())
 
 
@@ -94,9 +95,11 @@ def _verdict(tries: list[tuple[str, float, float, float, int]], own: bool) -> tu
                 "Model, loss and gradients work together; look at data and schedule next.")
     best = min(tries, key=lambda t: t[3] if math.isfinite(t[3]) else math.inf)
     if own and _learnt(tries[-1]):
-        return (f"One batch is not learnt by heart with your {name} at {rate:g} (the loss goes from {fell}), and is with "
-                f"Adam at {tries[-1][1]:g} (to {tries[-1][3]:.3g} in {tries[-1][4]} steps)",
-                "The model can learn it: try another learning rate before anything else.")
+        return (f"One batch is not learnt by heart with your {name} at {rate:g} (the loss goes from {fell}), and is "
+                "with "
+                f"Adam over all trained parameters at {tries[-1][1]:g} (to {tries[-1][3]:.3g} in {tries[-1][4]} steps)",
+                "The model can learn it: look at the learning rate, and at what the optimizer holds.")
     return (f"One batch is not learnt by heart: the loss goes from {fell} with {name} at {rate:g}, and no lower than "
-            f"{best[3]:.3g} with Adam", "Either this loss has a floor (noise, smoothed labels, a bound), the model is too "
-            "small for a batch, or output and loss do not fit each other: print outputs beside targets.")
+            f"{best[3]:.3g} with Adam", "Either this loss has a floor (noise, smoothed labels, a bound), the model "
+                                        "is too small for a batch, or output and loss do not fit each other: print "
+                                        "outputs beside targets.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -19,6 +20,9 @@ NORMS = frozenset({"batch_norm", "layer_norm", "group_norm", "instance_norm", "r
                    "native_batch_norm", "normalize"})
 ELEMENTS = 8
 """Rows with fewer numbers than this may meet by chance."""
+CERTAIN = 4.0
+"""Times the bits that pairs of rows need to be told apart: numbers in a row go together, so that it says less than
+the sum of its numbers."""
 
 
 def entries(step: Step) -> tuple[Entry, ...]:
@@ -42,9 +46,8 @@ def input_leaves(step: Step, targets: Iterable[int | None], batch: Sequence[torc
     calls, names = step.calls, {id(p) for _, p in step.calls.parameters}
     mask = 0
     for call in calls.calls:
-        if call.op in LEARNS or call.op == "embedding":
-            if any(id(t) in names for t in call.given):
-                mask |= calls.dye(call.given[0]).leaves
+        if call.op in LEARNS | {"embedding"} and any(id(t) in names for t in call.given):
+            mask |= calls.dye(call.given[0]).leaves
     found = [i for i in calls.has(mask) if i not in set(targets)]
     return found or [i for i in range(len(batch)) if i not in set(targets)][:1]
 
@@ -59,7 +62,7 @@ class Summary:
     def add(self, x: torch.Tensor) -> None:
         x = x.detach().float().cpu()
         x = x.reshape(len(x), 1, -1) if x.dim() == 1 else x.reshape(*x.shape[:2], -1) if x.dim() > 3 else (
-            x.unsqueeze(2) if x.dim() == 2 else x.transpose(1, 2))  # (N, channels, …), (N, features) or (N, T, features)
+            x.unsqueeze(2) if x.dim() == 2 else x.transpose(1, 2))  # (N, features), or (N, moments, features)
         self.rows.append(x.mean(2))
         self.squares.append(x.square().mean(2))
 
@@ -126,7 +129,22 @@ def overlap(train: Sequence[tuple[list[torch.Tensor], torch.Tensor | None]], val
     twice = sum(count for count in known.values() if count > 1)
     clashing = sum(known[h] for h, got in labels.items() if len(got) > 1)
     total = sum(known.values())
-    return Overlap(len(seen), sum(h in known for h in seen), total, twice / total, clashing / total, same)
+    sample = [t for inputs, _ in train[:16] for t in inputs[:1]]
+    unlikely = bool(sample) and bits(torch.cat(sample)) > CERTAIN * math.log2(max(2, total * len(seen)))
+    return Overlap(len(seen), sum(h in known for h in seen), total, twice / total, clashing / total, same, unlikely)
+
+
+def bits(rows: torch.Tensor) -> float:
+    """How much a row tells at most: the sum over its numbers of their entropy in bits; 0 for whole numbers (words that
+    people write again and again), and for numbers that are mostly the same."""
+    if not rows.is_floating_point() or rows.dim() < 2:
+        return 0.0
+    table = rows.detach().cpu().flatten(1)[:1000, :256]
+    told = 0.0
+    for column in table.unbind(1):
+        share = column.unique(return_counts=True)[1] / len(column)
+        told -= float((share * share.log2()).sum())
+    return told
 
 
 def hashes(inputs: Sequence[torch.Tensor]) -> Iterable[bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections import Counter
 from collections.abc import Sequence
@@ -39,7 +40,7 @@ def labels(batches: Sequence[torch.Tensor], loss: LossCall | None, loader: Any) 
     if not 0 < len(counts) <= CLASSES:
         return None
     total = len(flat)
-    runs = 1 + sum(a != b for a, b in zip(flat, flat[1:]))
+    runs = 1 + sum(a != b for a, b in itertools.pairwise(flat))
     expected = 1 + (total - 1) * (1 - sum((c / total) ** 2 for c in counts.values()))
     per_batch = statistics.median(len(set(row)) for row in known)
     return Labels({str(k): v for k, v in sorted(counts.items())}, total, runs, expected, per_batch, len(known),

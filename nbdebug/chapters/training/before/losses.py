@@ -188,3 +188,16 @@ def _softplus(x: float) -> float:
 
 def _log(x: float) -> float:
     return math.log(x) if x > 0 else -math.inf
+
+
+def refused(calls: Calls) -> LossCall | None:
+    """The loss function that raised because of targets beyond its classes; None where something else raised."""
+    call = calls.failed
+    if call is None or call.op not in CLASSES:
+        return None
+    output, target = call.argument(0, "input"), call.argument(1, "target")
+    if not isinstance(output, torch.Tensor) or not isinstance(target, torch.Tensor) or target.is_floating_point():
+        return None
+    line = _of_classes(LossCall(call.op, call.where, tuple(output.shape), tuple(target.shape), 0.0, 0.0), call,
+                       output.detach().float(), target.detach())
+    return line if line.outside else None

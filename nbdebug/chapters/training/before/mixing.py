@@ -2,8 +2,8 @@
 
 One sample is replaced by another one, and the outputs of all others are compared with what they were. It works for
 tokens as for numbers. Normalisation and dropout stand in eval mode for it, so that batch normalisation is excused.
-Tables of all pairs (N, N) and batches of several views (2N) are no mixing: the change stays in the sample's own rows and
-columns.
+Tables of all pairs (N, N) and batches of several views (2N) are no mixing: the change stays in the sample's own rows
+and columns.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from nbdebug.chapters.training.before.calls import VIEWS, Call, Calls
-from nbdebug.chapters.training.before.step import hidden_parameters
+from nbdebug.chapters.training.before.step import begin, record
 from nbdebug.chapters.training.facts_before import Mixing
 from nbdebug.chapters.training.run.sources import unnoticed
 from nbdebug.finding import Where
@@ -83,16 +83,10 @@ def replaced(batch: Any, n: int, j: int) -> Any:
 
 def _outputs(model: nn.Module, ask: Callable[[Any, Any], Any], batch: Any) -> Calls:
     """The calls of one forward in a quiet mode, with the same random numbers each time."""
-    calls = Calls(model, [*model.named_parameters(), *hidden_parameters(model)], tensors_made(batch))
-    handles = calls.hooks()
-    try:
-        with quiet(model), unnoticed(ask), torch.no_grad():
-            torch.manual_seed(0)
-            with calls:
-                ask(model, batch)
-    finally:
-        for handle in handles:
-            handle.remove()
+    calls = begin(model, batch)
+    with quiet(model), unnoticed(ask), torch.no_grad():
+        torch.manual_seed(0)
+        record(calls, ask, batch)
     return calls
 
 

@@ -22,8 +22,8 @@ from nbdebug.observe.tensors import tensors_made
 
 MODEL_FORM, OUTPUT_FORM = "loss_fn(model, batch)", "loss_fn(outputs, targets)"
 MODELS = frozenset({"model", "net", "network", "module", "m", "f"})
-OUTPUTS = frozenset({"output", "outputs", "out", "pred", "preds", "prediction", "predictions", "logits", "input", "y_hat",
-                     "y_pred", "yhat", "scores"})
+OUTPUTS = frozenset({"output", "outputs", "out", "pred", "preds", "prediction", "predictions", "logits", "input",
+                     "y_hat", "y_pred", "yhat", "scores"})
 CONTAINERS = (list, tuple, dict, set, deque)
 DEPTH = 4
 
@@ -39,30 +39,35 @@ class Step:
     gradients: dict[int, torch.Tensor | None]
 
 
-def run(model: nn.Module, ask: Callable[[Any, Any], Any], batch: Any, backward: bool = True) -> Step:
-    """Compute the loss of one batch under observation, and its gradients. The user's own exceptions pass."""
-    named = [*model.named_parameters(), *hidden_parameters(model)]
-    calls = Calls(model, named, tensors_made(batch))
+def begin(model: nn.Module, batch: Any) -> Calls:
+    """What will record a forward of this batch."""
+    return Calls(model, [*model.named_parameters(), *hidden_parameters(model)], tensors_made(batch))
+
+
+def record(calls: Calls, ask: Callable[[Any, Any], Any], batch: Any) -> Any:
+    """Call the loss under observation. The user's own exceptions pass; `calls.failed` then tells where."""
     handles = calls.hooks()
     try:
-        with torch.enable_grad(), calls:
-            returned = ask(model, batch)
+        with calls:
+            return ask(calls.model, batch)
     finally:
         for handle in handles:
             handle.remove()
         calls.stack.clear()
-    root = loss_root(returned)
+
+
+def run(calls: Calls, ask: Callable[[Any, Any], Any], batch: Any) -> Step:
+    """The loss of one batch and its gradients. Raises TypeError where loss_fn returns no tensor."""
+    with torch.enable_grad():
+        root = loss_root(record(calls, ask, batch))
     if not isinstance(root, torch.Tensor):
-        raise TypeError(f"loss_fn has to return a tensor (or a tuple, dict or object that holds it); it returned "
+        raise TypeError("loss_fn has to return a tensor (or a tuple, dict or object that holds it); it returned "
                         f"{type(root).__name__}")
     loss = root if root.dim() == 0 else root.float().mean()
     leaves = list(leaves_of(loss))
-    gradients: dict[int, torch.Tensor | None] = {}
-    if backward and leaves:
-        found = torch.autograd.grad(loss, leaves, allow_unused=True)
-        gradients = {id(leaf): grad for leaf, grad in zip(leaves, found)}
+    found = torch.autograd.grad(loss, leaves, allow_unused=True) if leaves else ()
+    gradients: dict[int, torch.Tensor | None] = {id(leaf): grad for leaf, grad in zip(leaves, found)}
     calls.kept.append((root, loss, leaves))
-    calls.dyes.setdefault(id(loss), calls.dye(root))
     return Step(calls, root, float(loss.detach()), {id(leaf) for leaf in leaves}, gradients)
 
 
@@ -144,4 +149,7 @@ def _form(loss_fn: Callable[..., Any]) -> str:
 
 def bad(gradient: torch.Tensor | None) -> bool:
     """Whether a gradient holds something that is not finite."""
-    return gradient is not None and not math.isfinite(float(gradient.detach().float().abs().sum()))
+    if gradient is None:
+        return False
+    values = gradient.detach().coalesce().values() if gradient.is_sparse else gradient.detach()
+    return not math.isfinite(float(values.float().abs().sum()))

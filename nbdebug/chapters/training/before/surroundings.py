@@ -40,9 +40,9 @@ def notes(model: nn.Module, loader: Any, loss_fn: Any) -> Iterator[str]:
               and m.track_running_stats and (own := list(m.parameters(recurse=False)))
               and not any(p.requires_grad for p in own)]
     if moving:
-        yield (f"{len(moving)} frozen batch normalisations ({', '.join(f'`{name}`' for name in moving[:3])}) are in train "
-               "mode: their running statistics will move although their weights do not. Call .eval() on them after "
-               "model.train() to keep them still.")
+        yield (f"{len(moving)} frozen batch normalisations ({', '.join(f'`{name}`' for name in moving[:3])}) are in "
+               "train mode: their running statistics will move although their weights do not. Call .eval() on them "
+               "after model.train() to keep them still.")
 
 
 def accumulation(model: nn.Module, ask: Callable[[Any, Any], Any], batch: Any) -> str:

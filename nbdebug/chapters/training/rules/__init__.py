@@ -13,7 +13,7 @@ import pkgutil
 
 from nbdebug.catalogue import rules
 from nbdebug.chapters.training.facts import TrainingFacts
-from nbdebug.chapters.training.rules import run_calls, run_capacity, run_data, run_layers, run_rates
+from nbdebug.chapters.training.rules import before_alone, run_calls, run_capacity, run_data, run_layers, run_rates
 from nbdebug.finding import Finding, Link
 
 for _found in pkgutil.iter_modules(__path__):
@@ -21,7 +21,7 @@ for _found in pkgutil.iter_modules(__path__):
         importlib.import_module(f"{__name__}.{_found.name}")
 
 ORDER = (
-    "detached-graph", "parameters-not-in-optimizer", "zero-grad-missing", "clip-before-unscale", "wrong-loss-shape",
+    "label-out-of-range", "detached-graph", "parameters-not-in-optimizer", "zero-grad-missing", "clip-before-unscale", "wrong-loss-shape",
     "double-softmax", "missing-log-softmax", "wrong-output-activation", "batch-mixing", "frozen-parameters",
     "eval-mode-in-training", "train-mode-in-eval", "preprocessing-mismatch", "leakage", "same-seed-workers",
     "input-not-normalized", "unshuffled-data", "label-noise", "loss-spike", "scheduler-order", "zero-loss",
@@ -36,7 +36,9 @@ FOLLOWS = frozenset(ORDER[ORDER.index("loss-spike"):]) - {"scheduler-order"}
 
 def name_all(facts: TrainingFacts) -> list[Finding]:
     """The findings, most likely first, with consequences folded into their cause."""
-    found = [f for r in rules("training") if (f := r.check(facts)) is not None]
+    checks = [run_layers.frozen_in_run, *(r.check for r in rules("training"))]
+    found = list({f.code: f for check in reversed(checks) if (f := check(facts)) is not None}.values())
+    found += [f for check in before_alone.CHECKS if facts.run is None and (f := check(facts)) is not None]
     found.sort(key=lambda f: ORDER.index(slug(f)) if slug(f) in ORDER else len(ORDER))
     if not found:
         return []

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from nbdebug.catalogue import rule
 from nbdebug.chapters.training.facts import TrainingFacts
-from nbdebug.chapters.training.facts_run import RunFacts
-from nbdebug.chapters.training.rules.run_signs import helps
+from nbdebug.chapters.training.rules.run_signs import helps, rate_stays_low
 from nbdebug.chapters.training.rules.run_words import finding, short, tried
 from nbdebug.finding import Finding, Fix
 
@@ -43,6 +42,28 @@ def zero_grad_missing(facts: TrainingFacts) -> Finding | None:
     return finding(run, "zero-grad-missing", title, ["optimizer", *functions], [fix], place=run.places.get("backward"),
                    evidence={"optimizer's steps": run.stale.steps, "share with old gradients": run.stale.share,
                              "parameters": list(run.stale.names[:8])})
+
+
+@rule(
+    code="training/gradients-cleared-before-step",
+    title="Gradients are cleared between backward and the optimizer's step.",
+    symptom="The loss stays exactly where it is; the weights are the same after training as before.",
+    cause="`optimizer.zero_grad()` stands behind `loss.backward()`: the optimizer steps on nothing.",
+    confirm="Right before `optimizer.step()`, `next(model.parameters()).grad` is None or zero.",
+    fix="The order is zero_grad, backward, step.",
+    reference="https://docs.pytorch.org/tutorials/recipes/recipes/zeroing_out_gradients_in_PyTorch.html",
+)
+def gradients_cleared_before_step(facts: TrainingFacts) -> Finding | None:
+    run = facts.run
+    if run is None or run.stale.emptied < 3 or run.stale.emptied < 0.9 * min(run.stale.steps, 20):
+        return None
+    functions = run.stale.functions
+    title = (f"Gradients are cleared between backward and the optimizer's step: in {run.stale.emptied} of the first "
+             f"{min(run.stale.steps, 20)} steps the optimizer found none, and the weights stay as they are")
+    fix = tried("Clear first, then backward, then step.", "optimizer.zero_grad()\nloss.backward()\noptimizer.step()",
+                run.trials.get("zero_grad"))
+    return finding(run, "gradients-cleared-before-step", title, ["zero_grad", "optimizer", *functions], [fix],
+                   place=run.places.get("backward"), evidence={"steps without gradients": run.stale.emptied})
 
 
 @rule(
@@ -92,8 +113,8 @@ def eval_mode_in_training(facts: TrainingFacts) -> Finding | None:
     switched = [m for m in wrong if m.switched is not None]
     whole = wrong and len(wrong) == len([m for m in run.modes if not m.frozen])
     started = [m for m in wrong if m.from_start and m.trained == 0] if whole else []
-    # Batch normalisation alone in eval mode all along is a known way to fine-tune.
-    if not switched and not any("Norm" not in m.kind for m in started):
+    # Batch normalisation alone in eval mode, in a model in train mode, is a known way to fine-tune.
+    if not switched and not (started and (run.root_evaluated or any("Norm" not in m.kind for m in started))):
         return None
     blamed = switched or started
     own = [f for f in run.functions.get("evaluation", ()) if f not in run.functions.get("training", ())]
@@ -165,15 +186,19 @@ def scheduler_order(facts: TrainingFacts) -> Finding | None:
     schedule, said = run.schedule, ""
     per_batch = schedule.calls >= 0.9 * run.optimizer_steps and run.passes > 1
     trial = run.trials.get("level rate")
-    if schedule.before_first:
+    if schedule.foreign:
+        said = (f"{schedule.kind} changes the learning rate of another optimizer than the one that steps: it was built "
+                "before the optimizer was made anew")
+    elif schedule.before_first:
         said = (f"{schedule.kind}.step() is called before the optimizer's first step, so that every rate comes one step "
                 "early and the first is never used")
-    elif per_batch and schedule.kind != "ReduceLROnPlateau" and helps(trial):
+    elif per_batch and schedule.kind != "ReduceLROnPlateau" and (helps(trial) or schedule.planned == run.passes):
         said = (f"{schedule.kind} is stepped once a batch ({schedule.calls} times in {run.passes} passes): the learning "
                 f"rate went from {short(max(run.rates))} to {short(run.rates[-1])}")
-    elif _too_seldom(run) and helps(trial):
-        said = (f"{schedule.kind} is built for {schedule.planned} steps and was stepped {schedule.calls} times: the "
-                f"learning rate never rose above {short(max(run.rates))}")
+    elif rate_stays_low(run) and schedule.calls < 0.5 * run.optimizer_steps and helps(trial):
+        said = (f"{schedule.kind} is built for {schedule.planned or 'far more'} steps and was stepped {schedule.calls} "
+                f"times: the learning rate never rose above {short(max(run.rates))} (it was to reach "
+                f"{short(schedule.peak)})")
     if not said:
         return None
     fix = tried("Step the scheduler after the optimizer, as often as it was built for.",
@@ -183,9 +208,3 @@ def scheduler_order(facts: TrainingFacts) -> Finding | None:
                              "passes over train_loader": run.passes, "planned for": schedule.planned,
                              "first rate": run.rates[0] if run.rates else None,
                              "last rate": run.rates[-1] if run.rates else None})
-
-
-def _too_seldom(run: RunFacts) -> bool:
-    schedule = run.schedule
-    return schedule is not None and schedule.planned is not None and schedule.calls < 0.3 * schedule.planned and (
-        run.optimizer_steps > 2 * schedule.calls)

@@ -68,6 +68,8 @@ def underfit(facts: TrainingFacts) -> Finding | None:
         return None
     end = run.checkups[-1]
     mine, theirs = (run.reference.get("val"), end.val) if end.val is not None else (run.reference.get("train"), end.train)
+    if run.reference.get("the model with Adam", 0.0) < signs.BETTER * end.train:
+        return None  # it can: its optimizer is what keeps it
     if mine is None or theirs is None or not 0 <= mine < BELOW * theirs or end.train < 0.5 * theirs:
         return None
     title = (f"The model is too simple for the data: its loss has settled at {short(theirs)}, and a network with two hidden "

@@ -27,10 +27,12 @@ WHOLE = 0.98
 )
 def dead_relu(facts: TrainingFacts) -> Finding | None:
     run = facts.run
-    if run is None or not signs.has_room(run):
+    if run is None or not signs.held_by_flat(run):
         return None
     early = bool(signs.dead(run.start_units))
     places = signs.dead(run.start_units) or signs.dead(run.end_units)
+    if signs.died(run) and any(signs.helps(t, signs.MUCH_BETTER) for n, t in run.trials.items() if n.startswith("lr/")):
+        return None  # the learning rate killed it
     if not places or not (max(p.dead or 0.0 for p in places) >= WHOLE or signs.helps(run.trials.get("rescaled"))):
         return None
     first = places[0]
@@ -73,7 +75,7 @@ def _evidence(places: list[Units], what: str) -> dict[str, object]:
 )
 def saturated_activation(facts: TrainingFacts) -> Finding | None:
     run = facts.run
-    if run is None or not signs.has_room(run) or not signs.helps(run.trials.get("rescaled")):
+    if run is None or not signs.held_by_flat(run) or not signs.helps(run.trials.get("rescaled")):
         return None
     places = signs.saturated(run.start_units) or signs.saturated(run.end_units)
     if not places:
@@ -117,19 +119,8 @@ def vanishing_gradients(facts: TrainingFacts) -> Finding | None:
                              "update over weight, by layer": {la.name: la.update for la in run.layers[:16]}})
 
 
-@rule(
-    code="training/frozen-parameters",
-    title="Parameters that ought to be trained are frozen.",
-    symptom="The loss goes down a little, as if only the last layer learnt; some weights are the same after training as "
-            "before.",
-    cause="`requires_grad` was set to False on more than was meant: after the new layers had been put in, or by a name "
-          "that matches too much. Adapters whose second factor starts at zero then do nothing at all.",
-    confirm="`[n for n, p in model.named_parameters() if not p.requires_grad]`",
-    fix="Freeze first, then add what is to be trained; or set `requires_grad_(True)` on it again, before the optimizer is "
-        "built.",
-    reference="https://github.com/huggingface/transformers/issues/26098",
-)
-def frozen_parameters(facts: TrainingFacts) -> Finding | None:
+def frozen_in_run(facts: TrainingFacts) -> Finding | None:
+    """training/frozen-parameters, as a run shows it; the rule is declared beside what preflight sees of it."""
     run = facts.run
     if run is None or not run.frozen or not signs.has_room(run):
         return None

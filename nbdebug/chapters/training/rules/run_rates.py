@@ -14,6 +14,8 @@ from nbdebug.finding import Finding, Fix
 
 OUTLIER = 5.0
 """The suspected batch's loss over the largest of its neighbours', under the same weights at the start of the run."""
+FAR = 20.0
+"""A jump this far is told even if the loss comes back at once."""
 LASTS = 0.05
 """A jump from which the loss is back after less than this share of the run is left alone."""
 
@@ -39,7 +41,7 @@ def _best(run: RunFacts, kind: str) -> tuple[str, Trial] | None:
 def lr_too_high(facts: TrainingFacts) -> Finding | None:
     run = facts.run
     best = _best(run, "lr/") if run is not None else None
-    if run is None or best is None or not (signs.spreads(run) or signs.swings(run)):
+    if run is None or best is None or not signs.rate_in_doubt(run):
         return None
     name, trial = best
     if not signs.helps(trial, signs.MUCH_BETTER) or trial.end_changed > 0.9 * signs.first(run):
@@ -77,7 +79,7 @@ def _first_jump(run: RunFacts) -> int | None:
 def lr_too_low(facts: TrainingFacts) -> Finding | None:
     run = facts.run
     best = _best(run, "lr*") if run is not None else None
-    if run is None or best is None or not signs.crawls(run) or not signs.helps(best[1], signs.MUCH_BETTER):
+    if run is None or best is None or not signs.slow(run) or not signs.helps(best[1], signs.MUCH_BETTER):
         return None
     name, trial = best
     rate, factor = max(run.rates, default=0.0), float(name.partition("*")[2])
@@ -141,14 +143,17 @@ def loss_spike(facts: TrainingFacts) -> Finding | None:
         return None
     spike = run.spike
     own, others = spike.get("its loss at the start"), spike.get("its neighbours' largest")
+    apart = spike.get("its loss at the end"), spike.get("its neighbours' largest at the end")
     by_batch = own is not None and others is not None and (not math.isfinite(own) or own > OUTLIER * max(others, 1e-8))
+    by_batch = by_batch or (None not in apart and apart[0] > OUTLIER * max(apart[1], 0.2 * spike["before"], 1e-8))
     lasts = spike["recovers after"] > max(3, LASTS * spike["of"])
-    if not by_batch or not lasts:
+    if not by_batch or not (lasts or spike["loss"] > FAR * spike["before"]):
         return None
     trial = run.trials.get("without the batch")
+    at = "start" if own is not None and others is not None and own > OUTLIER * max(others, 1e-8) else "end"
     title = (f"The loss jumps from {short(spike['before'])} to {short(spike['loss'])} at step {spike['step']}: the batch of "
-             f"that step is unlike the others (its loss at the start of the run is {short(own)}, its neighbours' "
-             f"{short(spike[NEIGHBOURS])})")
+             f"that step is unlike the others (with the weights of the run's {at} its loss is "
+             f"{short(spike[f'its loss at the {at}'])}, its neighbours' {short(spike[NEIGHBOURS[at]])})")
     fix = tried("Leave the batch out, or repair its samples; clip gradients as a guard.",
                 f"batch = next(itertools.islice(train_loader, {spike.get('batch', spike['index'])}, None))  # look at it\n"
                 "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)", trial)
@@ -156,7 +161,7 @@ def loss_spike(facts: TrainingFacts) -> Finding | None:
                    evidence={k: v for k, v in spike.items() if k != "said"})
 
 
-NEIGHBOURS = "its neighbours'"
+NEIGHBOURS = {"start": "its neighbours'", "end": "its neighbours' at the end"}
 
 
 @rule(

@@ -71,8 +71,15 @@ def learns_nothing(run: RunFacts) -> bool:
     return kept(run) > LEARNS_NOTHING
 
 
-def has_room(run: RunFacts) -> bool:
-    return kept(run) > LEARNS_LITTLE
+def has_room(run: RunFacts, more_than: float = LEARNS_LITTLE) -> bool:
+    return kept(run) > more_than
+
+
+def held_by_flat(run: RunFacts) -> bool:
+    """Units that are dead or saturated may be what holds the loss up: at the start they are suspect sooner than at the
+    end, where a network may have learnt to use the flat ends."""
+    early = dead(run.start_units) or saturated(run.start_units)
+    return bool(flat(run)) and has_room(run, 0.2 if early else LEARNS_LITTLE)
 
 
 def spreads(run: RunFacts) -> bool:
@@ -86,6 +93,26 @@ def swings(run: RunFacts) -> bool:
     """Much of each layer is overwritten in each step, and the loss has not come down."""
     updates = [layer.update for layer in run.layers if math.isfinite(layer.update)]
     return bool(updates) and statistics.median(updates) > LARGE_UPDATE and has_room(run)
+
+
+def leaps(run: RunFacts) -> bool:
+    """Some layer was thrown by more than half of its size in one of the first steps, and little was learnt."""
+    return has_room(run) and any(math.isfinite(la.leap) and la.leap > 0.5 for la in run.layers)
+
+
+def died(run: RunFacts) -> bool:
+    """Units that lived at the start are dead at the end."""
+    return bool(dead(run.end_units)) and not dead(run.start_units)
+
+
+def rate_in_doubt(run: RunFacts) -> bool:
+    return spreads(run) or swings(run) or leaps(run) or (died(run) and has_room(run))
+
+
+def slow(run: RunFacts) -> bool:
+    """The loss has hardly come down, and no layer moves by more than a thousandth of itself in a step."""
+    updates = [layer.update for layer in run.layers if math.isfinite(layer.update)]
+    return bool(updates) and max(updates) < 1e-3 and kept(run) > 0.8
 
 
 def crawls(run: RunFacts) -> bool:
@@ -170,10 +197,7 @@ def outweighs(run: RunFacts) -> bool:
 def rate_stays_low(run: RunFacts) -> bool:
     """A schedule that is meant for more steps than it got: the rate never left the foot of its rise."""
     schedule = run.schedule
-    if schedule is None or not schedule.planned or len(run.rates) < 8:
-        return False
-    return schedule.calls < 0.3 * schedule.planned and run.optimizer_steps > 2 * schedule.calls and (
-        schedule.kind in ("OneCycleLR", "LinearLR", "ConstantLR"))
+    return schedule is not None and len(run.rates) >= 8 and max(run.rates) < 0.2 * schedule.peak
 
 
 def settled(run: RunFacts) -> bool:
@@ -208,9 +232,10 @@ def overfits(run: RunFacts) -> tuple[int, float, float] | None:
     values = [c.val or 0.0 for c in seen]
     best = min(range(len(seen)), key=values.__getitem__)
     end = statistics.median(values[-3:])
-    rose = end > ROSE * values[best] and min(values[-3:]) > values[best] + SURE * max(seen[best].spread, 0.0)
-    fell = seen[-1].train < 0.8 * seen[best].train and seen[-1].train < 0.5 * end
-    early = seen[best].step <= 0.6 * seen[-1].step
+    by_heart = seen[-1].train < 0.02 * seen[0].train and end > 0.5 * values[0] and len(seen) >= 10
+    rose = by_heart or end > ROSE * values[best] and min(values[-3:]) > values[best] + SURE * max(seen[best].spread, 0.0)
+    fell = by_heart or seen[-1].train < 0.8 * seen[best].train and seen[-1].train < 0.5 * end
+    early = by_heart or seen[best].step <= 0.6 * seen[-1].step
     return (seen[best].step, values[best], end) if rose and fell and early else None
 
 
@@ -221,9 +246,13 @@ SURE = 2.0
 spread between them overstates the doubt."""
 
 
+AHEAD = 0.85
+"""Validation over training loss from which on wrong training labels are thought of."""
+
+
 def ahead_on_val(run: RunFacts) -> bool:
     """The validation set is predicted far better than what was trained on, both in eval mode."""
     if not run.checkups or run.checkups[-1].val is None:
         return False
     end = run.checkups[-1]
-    return end.val is not None and end.val < BETTER * end.train and end.train > 0.25 * first(run)
+    return end.val is not None and end.val < AHEAD * end.train and end.train > 0.25 * first(run)

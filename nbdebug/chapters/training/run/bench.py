@@ -28,18 +28,25 @@ FIRST = 12
 """Losses compared for that."""
 
 
+Less = Callable[[Any, Any, Any], float]
+
+
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """What is done otherwise. rate: factor on every learning rate; level: one rate all along, the first that was seen;
+    """What is done otherwise. rate: factor on every learning rate; level: one rate all
+    along, the largest that was seen, or `to`;
     zero: whether gradients
     are cleared before each backward (None: as the user's loop does); clip: largest gradient norm; decay: factor on weight decay;
     unfreeze: names of parameters; prepare: called once on the model; without: batches that are left out; batches: others
-    in their place; loss_fn: another loss; training: all modules in train mode."""
+    in their place; loss_fn: another loss; training: all modules in train mode; adam: this
+    rate, with a fresh Adam in place of the optimizers."""
 
     rate: float = 1.0
     level: bool = False
+    to: float | None = None
     zero: bool | None = None
     training: bool = False
+    adam: float | None = None
     clip: float | None = None
     decay: float = 1.0
     unfreeze: tuple[str, ...] = ()
@@ -56,7 +63,7 @@ class Outcome:
     losses: list[float]
     train: float
     val: float | None
-    extra: dict[str, float] = dataclasses.field(default_factory=dict)
+    asked: list[float] = dataclasses.field(default_factory=list)
 
 
 class Bench:
@@ -89,15 +96,18 @@ class Bench:
         return len(mine) == count and all(
             abs(a - b) <= ALIKE * max(abs(a), abs(b), 1e-8) for a, b in zip(mine, losses[:count]))
 
-    def train(self, change: Change, steps: int) -> Outcome:
-        """Train from the start with this change; the state is put back to the start before and after."""
+    def train(self, change: Change, steps: int, less: Less | None = None,
+              ask: Callable[[], list[float]] | None = None) -> Outcome:
+        """Train from the start with this change; the state is put back to the start before and after. less: what is
+        taken off a batch's loss when it is measured afterwards; ask: asked while the weights are those of the end."""
         began = time.perf_counter()
         self.start.restore()
         try:
             with torch.enable_grad():
                 losses = list(self._steps(change, steps))
-            train, val = self.on_train.mean(), self.on_val.mean()
-            outcome = Outcome(losses, train[0] if train else math.nan, val[0] if val else None)
+            train, val = self._measured(self.on_train, less), self._measured(self.on_val, less)
+            outcome = Outcome(losses, math.nan if train is None else train, val)
+            outcome.asked = ask() if ask is not None else []
             if self._broke or not math.isfinite(outcome.train):
                 outcome.train = math.inf
             return outcome
@@ -105,17 +115,26 @@ class Bench:
             self.start.restore()
             self.spent += time.perf_counter() - began
 
+    def _measured(self, checkups: Checkups, less: Less | None) -> float | None:
+        losses = checkups.losses()
+        if less is not None:
+            losses = [loss - less(self.model, self.loss_fn, batch) for loss, batch in zip(losses, checkups.batches)]
+        return sum(losses) / len(losses) if losses else None
+
     def _steps(self, change: Change, steps: int) -> Any:
         self._broke = False
         self._prepare(change)
         loss_fn = change.loss_fn or self.loss_fn
         batches = self.batches if change.batches is None else change.batches
+        optimizers = self.optimizers if change.adam is None else [torch.optim.Adam(
+            [p for o in self.optimizers for g in o.param_groups for p in g["params"]], change.adam)]
         for step in range(steps):
             if step % len(batches) in change.without and step < len(batches):
                 continue
-            self._set_rates(change, step)
+            if change.adam is None:
+                self._set_rates(change, step)
             if self.zero if change.zero is None else change.zero:
-                for optimizer in self.optimizers:
+                for optimizer in optimizers:
                     optimizer.zero_grad()
             loss = loss_fn(self.model, batches[step % len(batches)])
             value = loss_value(loss)
@@ -126,7 +145,7 @@ class Bench:
             if change.clip is not None:
                 for optimizer in self.optimizers:
                     _clip(optimizer, change.clip)
-            for optimizer in self.optimizers:
+            for optimizer in optimizers:
                 optimizer.step()
             yield value
 
@@ -151,12 +170,15 @@ class Bench:
         else:
             now = self.rates[min(step, len(self.rates) - 1)] if self.rates else [float(g["lr"]) for g in groups]
         for group, rate in zip(groups, now):
-            group["lr"] = rate * change.rate
+            group["lr"] = (rate if change.to is None else change.to) * change.rate
 
-    def trial(self, what: str, change: Change, as_is: Outcome, steps: int, **numbers: Any) -> Trial:
+    def trial(self, what: str, change: Change, as_is: Outcome, steps: int, less: Less | None = None) -> Trial:
         """Train with the change, and set it beside what came of the run as it is."""
-        got = self.train(change, steps)
-        return Trial(what, tuple(as_is.losses), tuple(got.losses), as_is.train, got.train, as_is.val, got.val, numbers)
+        return self.beside(what, self.train(change, steps, less), as_is)
+
+    @staticmethod
+    def beside(what: str, got: Outcome, as_is: Outcome) -> Trial:
+        return Trial(what, tuple(as_is.losses), tuple(got.losses), as_is.train, got.train, as_is.val, got.val)
 
 
 def _clip(optimizer: Any, limit: float) -> None:

@@ -37,7 +37,7 @@ def course(asked: Asked, run: Watched, order: dict[str, tuple[str, int]]) -> Run
         losses=tuple(run.losses), numbers=tuple(run.numbers), optimizer_steps=updates.steps, passes=run.reading.passes,
         seconds=run.seconds, optimizer=" and ".join(type(o).__name__ for o in asked.optimizers),
         optimizers=len(asked.optimizers), rates=rates, schedule=_schedule(asked, run), stale=updates.stale(),
-        scaler=updates.scaled(), modes=flags.modes(), functions=functions, places=places, layers=updates.layers(order),
+        scaler=updates.scaled(), modes=flags.modes(), root_evaluated=flags.root_evaluated, functions=functions, places=places, layers=updates.layers(order),
         gradient_norms=updates.gradient_norms(), checkups=tuple(run.checkups), frozen=_frozen(asked, order),
         trained_elements=sum(p.numel() for p in asked.model.parameters() if p.requires_grad),
         samples=_samples(asked.train_loader), decay=_penalties(asked), batches_in_pass=run.reading.in_pass,
@@ -54,8 +54,12 @@ def _schedule(asked: Asked, run: Watched) -> Schedule | None:
         return None
     planned = next((getattr(scheduler, n) for n in ("T_max", "total_steps", "total_iters", "step_size", "T_0")
                     if isinstance(getattr(scheduler, n, None), int)), None)
+    groups = [g for o in asked.optimizers for g in o.param_groups]
+    peak = max((float(g.get(key) or 0.0) for g in groups for key in ("initial_lr", "max_lr")), default=0.0)
+    holder = getattr(scheduler, "optimizer", None)
     return Schedule(type(scheduler).__name__, len(run.schedule_calls), bool(run.schedule_calls)
-                    and run.schedule_calls[0] == 0 and run.updates.steps > 0, planned,
+                    and run.schedule_calls[0] == 0 and run.updates.steps > 0, planned, peak,
+                    holder is not None and all(holder is not o for o in asked.optimizers),
                     getattr(scheduler, "mode", None), tuple(run.metrics))
 
 

@@ -67,6 +67,7 @@ class FlagWatch:
         self.seen: dict[str, set[tuple[bool, bool]]] = {name: set() for name in self.modules}
         self.functions: dict[str, tuple[str, ...]] = {}
         self.sites: dict[str, Any] = {}
+        self._roots: set[bool] = set()
         self._rare: dict[str, list[int]] = {}  # steps in which a module ran in train mode without gradients
         self._handles: list[Any] = []
 
@@ -82,6 +83,8 @@ class FlagWatch:
 
     def _called(self, module: nn.Module, args: Any) -> None:
         kind = "training" if torch.is_grad_enabled() else "evaluation"
+        if not self.paused and kind == "training":
+            self._roots.add(module.training)
         if not self.paused and kind not in self.functions:
             self.functions[kind], self.sites[kind] = calling()
 
@@ -114,6 +117,11 @@ class FlagWatch:
                 self.first.setdefault(name, False)
             seen.clear()
         self.steps += 1
+
+    @property
+    def root_evaluated(self) -> bool:
+        """Whether the model itself was in eval mode whenever it was called with gradients."""
+        return self._roots == {False}
 
     def modes(self) -> tuple[Mode, ...]:
         return tuple(self._mode(name, module) for name, module in self.modules.items())

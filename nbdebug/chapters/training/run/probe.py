@@ -13,14 +13,14 @@ import torch
 from nbdebug.chapters.training.facts_run import RunFacts
 from nbdebug.chapters.training.rules import run_signs as signs
 from nbdebug.chapters.training.run import trials
-from nbdebug.chapters.training.run.bench import Bench, Outcome
+from nbdebug.chapters.training.run.bench import Bench, Change, Outcome
 from nbdebug.chapters.training.run.checkup import MOST, Checkups, mean_and_error
 from nbdebug.chapters.training.run.course import Asked, course
 from nbdebug.chapters.training.run.doubts import Doubts, doubts
 from nbdebug.chapters.training.run.flow import flow
 from nbdebug.chapters.training.run.penalty import penalty
 from nbdebug.chapters.training.run.reading import order_of
-from nbdebug.chapters.training.run.reference import reference
+from nbdebug.chapters.training.run.reference import RATE, reference
 from nbdebug.chapters.training.run.sources import batches_of, remembered
 from nbdebug.chapters.training.run.spike import spike_of
 from nbdebug.chapters.training.run.units import look
@@ -137,7 +137,10 @@ def _with_reference(facts: RunFacts, bench: Bench, steps: int) -> RunFacts:
     if bench.time_is_up or not facts.repeats or not signs.settled(facts) or signs.kept(facts) < SOME:
         return facts
     found = reference(bench.model, bench.loss_fn, bench.batches, steps, bench.on_train, bench.on_val)
-    return dataclasses.replace(facts, reference=found)
+    if found is None or bench.time_is_up:
+        return dataclasses.replace(facts, reference=None)
+    with_adam = bench.train(Change(adam=RATE), steps)  # is it the model that can't, or its optimizer?
+    return dataclasses.replace(facts, reference=found | {"the model with Adam": with_adam.train})
 
 
 SOME = 0.2

@@ -15,8 +15,9 @@ from nbdebug.chapters.training.rules import run_signs as signs
 from nbdebug.chapters.training.run import order
 from nbdebug.chapters.training.run.bench import Bench, Change, Outcome
 from nbdebug.chapters.training.run.doubts import Doubts
-from nbdebug.chapters.training.run.penalty import without
+from nbdebug.chapters.training.run.penalty import penalty, without
 from nbdebug.chapters.training.run.rescale import as_relus, rescaled
+from nbdebug.chapters.training.run.spike import at_the_end, beside
 
 RATES = (("lr/10", 0.1), ("lr/100", 0.01), ("lr/1000", 0.001))
 HIGHER = (("lr*10", 10.0), ("lr*100", 100.0), ("lr*1000", 1e3), ("lr*10000", 1e4), ("lr*100000", 1e5))
@@ -34,7 +35,7 @@ STALE = 0.5
 
 def wanted(run: RunFacts, bench: Bench, doubtful: Doubts | None = None) -> Iterator[tuple[str, Change]]:
     """Names and changes, most telling first."""
-    if run.stale.share > STALE:
+    if run.stale.share > STALE or run.stale.emptied > 2:
         yield "zero_grad", Change(zero=True)
         return
     if run.scaler is not None and run.scaler.clipped:
@@ -47,7 +48,8 @@ def wanted(run: RunFacts, bench: Bench, doubtful: Doubts | None = None) -> Itera
     if run.order.spread > order.UNFAIR:
         yield "shuffled", Change(batches=order.shuffled(bench.batches))
     if signs.rate_fell(run) is not None or signs.rate_stays_low(run):
-        yield "level rate", Change(level=True)
+        low = signs.rate_stays_low(run) and run.schedule is not None
+        yield "level rate", Change(level=True, to=run.schedule.peak if low and run.schedule else None)
     if any(f.held or (f.zero and f.matrix) for f in run.frozen) and signs.has_room(run):
         yield "unfrozen", Change(unfreeze=tuple(f.name for f in run.frozen))
     if doubtful is not None and doubtful.batches:
@@ -58,7 +60,7 @@ def wanted(run: RunFacts, bench: Bench, doubtful: Doubts | None = None) -> Itera
 
 
 def _of_layers(run: RunFacts, bench: Bench) -> Iterator[tuple[str, Change]]:
-    if (signs.flat(run)) and signs.has_room(run):
+    if signs.held_by_flat(run):
         yield "rescaled", Change(prepare=rescaled(bench.loss_fn, bench.batches[0], [la.name for la in run.layers]))
     if signs.fading(run) and signs.learns_nothing(run):
         yield "relu", Change(prepare=as_relus)
@@ -67,10 +69,10 @@ def _of_layers(run: RunFacts, bench: Bench) -> Iterator[tuple[str, Change]]:
 
 
 def _of_rates(run: RunFacts) -> Iterator[tuple[str, Change]]:
-    if signs.spreads(run) or signs.swings(run):
+    if signs.rate_in_doubt(run):
         for name, factor in RATES:
             yield name, Change(rate=factor)
-    if signs.crawls(run) and not signs.flat(run) and not signs.fading(run):
+    if signs.slow(run) and not signs.flat(run) and not signs.fading(run):
         for name, factor in HIGHER:
             yield name, Change(rate=factor)
 
@@ -78,7 +80,7 @@ def _of_rates(run: RunFacts) -> Iterator[tuple[str, Change]]:
 def _of_penalties(run: RunFacts, bench: Bench) -> Iterator[tuple[str, Change]]:
     if signs.outweighs(run):
         yield "no penalty", Change(loss_fn=without(bench.loss_fn))
-    if not signs.has_room(run):
+    if not signs.has_room(run, 0.2):
         return
     if run.decay.get("weight decay", 0.0) >= DECAY:
         yield "no weight decay", Change(decay=0.0)
@@ -105,7 +107,16 @@ def tried(run: RunFacts, bench: Bench, steps: int, doubtful: Doubts | None, seen
         if name.startswith("lr") and any(n.startswith(name[:3]) and signs.helps(t, signs.MUCH_BETTER)
                                          and t.end_changed < ENOUGH * signs.first(run) for n, t in trials.items()):
             continue  # one factor that helps so much is enough
+        if name == "no penalty":  # what counts is the loss on the data
+            trials[name] = bench.trial(name, change, bench.train(Change(), steps, penalty), steps, penalty)
+            continue
         as_is = as_is or bench.train(Change(), steps)
+        if name == "without the batch" and run.spike is not None:
+            index = run.spike["batch"]
+            got = bench.train(change, steps, ask=lambda index=index: beside(index, bench))  # type: ignore[misc]
+            run = dataclasses.replace(run, spike=at_the_end(run.spike, got.asked))
+            trials[name] = bench.beside(name, got, as_is)
+            continue
         trials[name] = bench.trial(name, change, as_is, steps)
     unchecked = run.unchecked
     if skipped:

@@ -24,6 +24,8 @@ PACE = 1.15
 """Steps at which every parameter is measured lie ever further apart, by this factor: some forty in a thousand."""
 SHRUNK = 0.99
 """A gradient whose norm falls below this share of what backward left has been changed on purpose, not by rounding."""
+LOOKED_AT = 20
+"""Steps in which it is looked whether gradients that backward has filled are gone when the optimizer steps."""
 SAME = 0.02
 """Divided by one constant (accumulation), norms keep their ratio to this; clipping brings them to one size instead."""
 
@@ -43,10 +45,13 @@ class UpdateWatch:
         self.stale_names: dict[str, int] = {}
         self.functions: tuple[str, ...] = ()
         self.place: Any = None
+        self.root: float | None = None  # the last loss, as backward was given it
         self.measured: dict[str, list[tuple[float, float, float]]] = {}
         self.scaling: list[tuple[float, float, float]] = []
         self.scalers: list[Snapshot] = []
         self._uncleared: dict[int, set[int]] = {}  # optimizer -> parameters not cleared since its last step
+        self.emptied = 0
+        self._filled: set[int] = set()  # optimizers for which the last backward left a gradient
         self._learnt: set[int] = set()  # optimizers since whose last step a backward has run
         self._next = 0
         self._kept: dict[str, torch.Tensor] = {}
@@ -76,6 +81,9 @@ class UpdateWatch:
             return
         if not self.functions:
             self.functions, self.place = calling()
+        if call.roots[0].numel() == 1:
+            scale = next((float(s.get_scale()) for s in self._scalers_met.values()), 1.0)
+            self.root = float(call.roots[0].detach()) / scale
         parameters = self._by_id
         for key, waiting in self._uncleared.items():
             self._uncleared[key] = _uncleared(waiting, parameters)
@@ -86,8 +94,11 @@ class UpdateWatch:
         return {id(p): p for o in self.optimizers for g in o.param_groups for p in g["params"]}
 
     def _backward_ended(self, call: Backward, result: Any) -> None:
-        if self._scalers_met and call.accumulate:
+        if not call.accumulate:
+            return
+        if self._scalers_met:
             self._left = {id(o): norm_of(o) for o in self.optimizers}
+        self._filled = {id(o) for o in self.optimizers if self.steps < LOOKED_AT and norm_of(o) > 0}
 
     def _met(self, scaler: Any, *given: Any) -> None:
         if scaler.is_enabled() and id(scaler) not in self._scalers_met:
@@ -114,6 +125,9 @@ class UpdateWatch:
         if grads:
             self.norms.append(torch.linalg.vector_norm(torch.stack([n.float().to(grads[0].device)
                                                                     for n in torch._foreach_norm(grads)])))
+        if id(optimizer) in self._filled and (not grads or not float(self.norms[-1])):
+            self.emptied += 1
+        self._filled.clear()
         if self.steps >= self._next:
             self._measure_before(optimizer)
 
@@ -157,7 +171,7 @@ class UpdateWatch:
         shares = [(self.stale_steps.get(key, 0) / max(steps - 1, 1), steps) for key, steps in self.steps_of.items()]
         share, steps = max(shares, default=(0.0, 0))
         always = [n for n, count in self.stale_names.items() if count > 0.5 * max(steps - 1, 1)]
-        return Stale(share, steps, tuple(always), self.functions)
+        return Stale(share, steps, self.emptied, tuple(always), self.functions)
 
     def scaled(self) -> Scaling | None:
         """Whether gradients were clipped before they were unscaled: smaller, and not by one constant."""
@@ -166,6 +180,7 @@ class UpdateWatch:
         shrunk = [(before, after) for before, after, _ in self.scaling if after < SHRUNK * before]
         ratios = [after / before for before, after in shrunk]
         constant = bool(ratios) and max(ratios) - min(ratios) < SAME * max(ratios) and len(ratios) > 2
+        constant = constant and not all(_round(after) for _, after in shrunk)
         return Scaling(len(self.scaling), 0 if constant else len(shrunk),
                        statistics.median(b for b, _, _ in self.scaling),
                        statistics.median(a for _, a, _ in self.scaling), self.scaling[-1][2])
@@ -180,8 +195,13 @@ class UpdateWatch:
                 rows = max(own, key=lambda r: r[0][1])
                 found.append(Layer(name, kind, statistics.median(g for g, _, _ in rows), rows[0][0],
                                    statistics.median(w for _, w, _ in rows),
-                                   statistics.median(u for _, _, u in rows), calls))
+                                   statistics.median(u for _, _, u in rows), calls, max(u for _, _, u in rows[:3])))
         return tuple(found)
+
+
+def _round(norm: float) -> bool:
+    """Whether this is a limit that somebody typed, such as 1.0, 0.5 or 10: two digits, to a ten-thousandth."""
+    return abs(norm - float(f"{norm:.1e}")) < 1e-4 * norm
 
 
 def _gradients(optimizer: Any) -> list[torch.Tensor]:

@@ -39,7 +39,7 @@ class Watched:
         self.on_train, self.on_val = on_train, on_val
         self.reading = ReadingWatch(train_loader, val_loader)
         self.flags = FlagWatch(model, self.reading.evaluating)
-        self.updates = UpdateWatch(model, optimizers, self.flags.stepped)
+        self.updates = UpdateWatch(model, optimizers, self._stepped)
         self.loaders = train_loader, val_loader
         self.losses: list[float] = []
         self.numbers: list[int] = []
@@ -49,6 +49,7 @@ class Watched:
         self.metrics: list[float] = []
         self.schedule_calls: list[int] = []
         self.seconds = 0.0
+        self.told = False
         self._ours = self._began = 0.0
         self._own_step: Any = None
         self._next = 0
@@ -72,8 +73,21 @@ class Watched:
 
     def callback(self, step: int, loss: Any, *more: Any, **named: Any) -> None:
         """What the user's loop calls after each step."""
-        self.numbers.append(int(step))
-        self.losses.append(float(loss))
+        if not self.told:  # what was noted until then stands for the same steps
+            self.told = True
+            for noted in (self.numbers, self.losses, self.read_at, self.rate_at):
+                noted.clear()
+        self._note(int(step), float(loss))
+
+    def _stepped(self) -> None:
+        """An optimizer has stepped. A loop that calls no callback is followed by this."""
+        self.flags.stepped()
+        if not self.told and self.updates.root is not None:
+            self._note(len(self.losses), self.updates.root)
+
+    def _note(self, step: int, loss: float) -> None:
+        self.numbers.append(step)
+        self.losses.append(loss)
         self.read_at.append(self.reading.read)
         self.rate_at.append(self.updates.rates[-1] if self.updates.rates else [])
         if len(self.losses) >= self._next:

@@ -51,10 +51,13 @@ def detrended(values: Sequence[float]) -> list[float]:
 
 
 def correlation(values: Sequence[float], lag: int) -> float:
-    """The autocorrelation at a lag, of values around zero that are cut at three spreads, so that one wild value does
-    not decide."""
-    most = 3 * spread(values)
+    """The autocorrelation at a lag, of values around zero (their median). They are cut at three spreads, or where one
+    in twenty is beyond: so that a few wild values do not decide, and regular peaks do."""
+    sizes = sorted(map(abs, values))
+    most = max(3 * spread(values), sizes[-min(len(sizes), max(3, len(sizes) // 20))]) if sizes else 0.0
     cut = [min(max(v, -most), most) for v in values] if most > 0 else list(values)
+    middle = sum(cut) / len(cut) if cut else 0.0
+    cut = [v - middle for v in cut]
     below = sum(v * v for v in cut)
     return sum(a * b for a, b in zip(cut, cut[lag:])) / below if below > 0 else 0.0
 
@@ -66,3 +69,12 @@ def tail(peaks: Sequence[float]) -> float:
     count = min(count, len(peaks) - 1)
     below = sum(math.log(p / peaks[count]) for p in peaks[:count])
     return count / below * max(0.4, 1 - 1.3 / math.sqrt(count)) if below > 0 else 50.0
+
+
+def rank_correlation(values: Sequence[float]) -> float:
+    """Spearman's, of values with their places: 1 where each is above the one before."""
+    order = sorted(range(len(values)), key=values.__getitem__)
+    ranks = {place: rank for rank, place in enumerate(order)}
+    middle = (len(values) - 1) / 2
+    below = sum((i - middle) ** 2 for i in range(len(values)))
+    return sum((i - middle) * (ranks[i] - middle) for i in range(len(values))) / below if below else 0.0

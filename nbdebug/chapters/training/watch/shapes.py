@@ -6,7 +6,15 @@ import math
 import statistics
 
 from nbdebug.chapters.training.watch.record import Record, Verdict
-from nbdebug.chapters.training.watch.robust import blocks, correlation, detrended, noise, slope, spread
+from nbdebug.chapters.training.watch.robust import (
+    blocks,
+    correlation,
+    detrended,
+    noise,
+    rank_correlation,
+    slope,
+    spread,
+)
 
 ENOUGH = 30
 """Losses before the course as a whole is judged; of fewer, any shape may be chance."""
@@ -17,6 +25,8 @@ OF_PROGRESS = 0.5
 """A loss that has lost half of what it had gained climbs; a validation of the schedule's end loses less."""
 BEYOND = 0.5
 """A loss that ends at its highest, by half above its start, runs away."""
+STEADY = 0.9
+"""Rank correlation of a climb that is no walk."""
 STILL, UNMOVED = 0.02, 0.05
 """A loss stands still where it is sure that the last third of the record has brought under 2% of what was gained so
 far; where nothing was gained, under 5% of its level (TrainProof's and TheDeepChecker's, who do not ask how sure it
@@ -33,13 +43,15 @@ def divergence(record: Record) -> Verdict | None:
     if len(record) < ENOUGH or len(parts) < 6:
         return None
     bends = [a - 2 * b + c for a, b, c in zip(parts, parts[1:], parts[2:])]  # a trend, up or down, has few
-    sigma = max(spread(bends) / math.sqrt(2), record.noise / math.sqrt(len(record) / len(parts)),
+    sigma = max(spread(bends) / math.sqrt(2), noise(record.values) / math.sqrt(len(record) / len(parts)),
                 1e-3 * abs(statistics.median(parts)))
     before, last = parts[:-1], min(parts[-2:])
     best = min(range(len(before)), key=before.__getitem__)
     gained, climbed = parts[0] - parts[best], last - parts[best]
+    sigma *= 1 if len(parts) >= 10 else 2  # of few parts the noise itself is not well known
     beyond = last - parts[0]
-    away = last >= max(parts[:-2]) and beyond > max(BEYOND * abs(parts[0]), 1.5 * CLIMB * sigma)
+    steady = len(parts) - best >= 8 and rank_correlation(parts[best:]) > STEADY and climbed > CLIMB * sigma
+    away = last >= max(parts[:-2]) and beyond > BEYOND * abs(parts[0]) and (steady or beyond > 1.5 * CLIMB * sigma)
     back = min(gained, climbed) > CLIMB * sigma and climbed > OF_PROGRESS * gained
     place = min(len(record) - 1, (best + 1) * len(record) // len(parts))
     if not (away or back) or record.rate_moved(place, len(record) - 1, up=True) and not away:
@@ -115,7 +127,7 @@ def _period(rest: list[float]) -> int | None:
     if near[best] <= PERIODIC:
         return None
     period = next(lag for lag in lags if near[lag] > 0.9 * near[best])
-    turns = min(near[lag] for lag in lags if lag <= period) < -0.1  # down and up again within one period
+    turns = min(near[lag] for lag in lags if lag <= period) < near[best] - 0.6  # down and up again within one period
     return period if turns and _again(rest, period) else None
 
 

@@ -19,10 +19,10 @@ from nbdebug.chapters.training.watch.norms import capturing, unseen
 from nbdebug.observe.model_calls import Hook
 from nbdebug.observe.modules import ModuleNames
 
-BATCHES, VALUES = 3, 200
+BATCHES, VALUES = 3, 100
 """Batches, and values in them, before anything is said of a unit."""
-_LAST = 5
-_ALWAYS = 0.95
+_LAST = 8
+_MOSTLY = 0.8
 """A unit is saturated when this share of its values is."""
 _FLAT: dict[type, Callable[[Any, Any], torch.Tensor]] = {
     nn.Tanh: lambda module, y: y.abs() > 0.995,
@@ -120,7 +120,7 @@ class Units:
                 continue
             masks = torch.stack([mask for _, mask, _ in kept])
             dead = masks.dtype is torch.bool
-            share = float((~masks.any(0)).float().mean() if dead else (masks.mean(0) >= _ALWAYS).float().mean())
+            share = float((~masks.any(0)).float().mean() if dead else (masks.mean(0) >= _MOSTLY).float().mean())
             found.append(UnitsSeen(name, type(module).__name__, "dead" if dead else "saturated", feeds, units, share,
                                    len(kept)))
         self.seen = found

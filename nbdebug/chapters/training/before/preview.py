@@ -1,0 +1,220 @@
+"""From the user's model, loader and loss to a `Before`: each probe in turn, on a copy, with everything put back."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map_only
+
+from nbdebug.chapters.training.before import surroundings
+from nbdebug.chapters.training.before.heart import heart
+from nbdebug.chapters.training.before.inputs import entries
+from nbdebug.chapters.training.before.ledger import cuts, ledger, strangers
+from nbdebug.chapters.training.before.losses import broadcasts, losses, refused
+from nbdebug.chapters.training.before.mixing import batch_size, mixing
+from nbdebug.chapters.training.before.reading import Read, ignores, read, told
+from nbdebug.chapters.training.before.step import asked, bad, begin, run
+from nbdebug.chapters.training.before.weights import weights
+from nbdebug.chapters.training.before.workers import workers
+from nbdebug.chapters.training.facts_before import Before
+from nbdebug.chapters.training.run.sources import iter_is_itself, unnoticed
+from nbdebug.chapters.training.run.units import look as look_at_units
+from nbdebug.observe.state import Snapshot
+
+UNITS_FROM = 4
+"""Batches over which a unit has to be zero to count as dead."""
+
+
+def look(model: nn.Module, loader: Any, loss_fn: Callable[..., Any], *, optimizer: Any = None, val_loader: Any = None,
+         scheduler: Any = None, by_heart: bool = True) -> Before:
+    """Everything that can be known before training.
+
+    by_heart: also try to learn one batch by heart (up to 600 steps). Exceptions of the model, the loss and the loader
+    pass unchanged. Raises TypeError or ValueError for arguments that make no sense, among them a loader that can be
+    read only once and one without batches.
+    """
+    began = time.monotonic()
+    optimizers = checked(model, loader, loss_fn, optimizer)
+    others = [scheduler] if isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler) else []
+    start = Snapshot.take(model, optimizers, others=others)
+    try:
+        with _eager(), _bar() as tick, unnoticed(loader, val_loader, loss_fn):
+            looking = _Looking(model, loader, loss_fn, optimizers, val_loader, tick)
+            before = looking.all(by_heart)
+    finally:
+        start.restore()
+    return dataclasses.replace(before, seconds=time.monotonic() - began,
+                               scheduler="" if scheduler is None else type(scheduler).__name__)
+
+
+def checked(model: Any, loader: Any, loss_fn: Any, optimizer: Any) -> list[torch.optim.Optimizer]:
+    """The optimizers as a list. Raises TypeError for what is no model, no loader, no function or no optimizer."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model has to be a torch.nn.Module; got {type(model).__name__}")
+    if not callable(loss_fn):
+        raise TypeError(f"loss_fn has to be a function of (model, batch) or (outputs, targets); got {loss_fn!r}")
+    readable = hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")
+    if not readable or iter_is_itself(loader):
+        raise TypeError("loader has to be something that can be read more than once, such as a DataLoader or a list of "
+                        f"batches; got {type(loader).__name__}")
+    optimizers = [] if optimizer is None else list(optimizer.values()) if isinstance(optimizer, dict) else (
+        list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer])
+    for one in optimizers:
+        if not isinstance(one, torch.optim.Optimizer):
+            raise TypeError(f"optimizer has to be a torch.optim.Optimizer or a list of them; got {type(one).__name__}")
+    return optimizers
+
+
+class _Looking:
+    """One look. work: the model that is worked on, a copy wherever there can be one."""
+
+    def __init__(self, model: nn.Module, loader: Any, loss_fn: Any, optimizers: Sequence[torch.optim.Optimizer],
+                 val_loader: Any, tick: Callable[[str], None]):
+        self.model, self.loader, self.loss_fn, self.val_loader, self.tick = model, loader, loss_fn, val_loader, tick
+        self.unchecked: list[str] = []
+        self.given = list(optimizers)
+        self.work, self.optimizers = self._copy(model, self.given)
+        self.optimizer_given = bool(optimizers)
+        self.ask: Callable[[Any, Any], Any]
+
+    def _copy(self, model: nn.Module, optimizers: list[Any]) -> tuple[nn.Module, list[Any]]:
+        try:
+            return copy.deepcopy((model, optimizers))
+        except Exception:  # lambdas, locks, tensors with a history: then on the original, which is put back
+            return model, optimizers
+
+    def all(self, by_heart: bool) -> Before:
+        """Each probe in turn."""
+        self.tick("reading")
+        found = read(self.loader, self.val_loader)
+        if not found.train:
+            raise ValueError("loader gave no batch: there is nothing to look at")
+        batch = found.train[0]
+        self.ask, form = asked(self.loss_fn, self.work, batch)
+        self.tick("one step")
+        begun = self._step(batch)
+        if isinstance(begun, Before):
+            return dataclasses.replace(begun, form=form)
+        facts = dataclasses.replace(self._of_step(begun, found), form=form)
+        found.roles(begun, facts.losses)
+        facts = dataclasses.replace(facts, **self._of_data(found))
+        facts = dataclasses.replace(facts, **self._of_model(batch, found, by_heart))
+        return dataclasses.replace(facts, unchecked=tuple(self.unchecked + self._not_given()))
+
+    def _step(self, batch: Any) -> Any:
+        """One forward and backward; on the original where the loss is not that of the model it is given."""
+        for attempt in range(3):
+            calls = begin(self.work, batch)
+            try:
+                step = run(calls, self.ask, batch)
+            except Exception as error:
+                refusal = refused(calls)
+                if refusal is not None:
+                    return Before(losses=(refusal,), has_optimizer=self.optimizer_given)
+                if attempt or not self._elsewhere(error):
+                    raise
+                continue
+            own = {id(p) for p in self.model.parameters()}
+            if self.work is not self.model and any(id(p) in own for _, p in calls.parameters):
+                self.work, self.optimizers = self.model, self.given  # loss_fn uses a model of its own: the same one
+                continue
+            return step
+        return step
+
+    def _elsewhere(self, error: Exception) -> bool:
+        """Batches come on the CPU and the loop moves them: do the same from now on."""
+        device = next((p.device for p in self.work.parameters()), torch.device("cpu"))
+        if device.type == "cpu" or not isinstance(error, (RuntimeError, TypeError)):
+            return False
+        inner = self.ask
+        self.ask = lambda model, batch: inner(model, tree_map_only(torch.Tensor, lambda t: t.to(device), batch))
+        return True
+
+    def _of_step(self, step: Any, found: Read) -> Before:
+        parameters = ledger(self.work, self.optimizers, step)
+        names = dict(step.calls.parameters)
+        modules = [type(m).__name__ for m in self.work.modules()]
+        return Before(
+            loss=step.value, finite=step.value == step.value and abs(step.value) != float("inf"),
+            bad_gradients=tuple(name for name, p in names.items() if name and bad(step.gradients.get(id(p)))),
+            has_optimizer=self.optimizer_given, parameters=parameters,
+            cuts=cuts(step, parameters, self.optimizer_given),
+            strangers=strangers(self.work, self.optimizers, step), losses=losses(step.calls, step.loss),
+            broadcasts=broadcasts(step.calls),
+            entries=self._try("The scale of the inputs", lambda: entries(step), ()),
+            weights=self._try("The initial weights", lambda: weights(step), ()),
+            norms=any("Norm" in kind for kind in modules), batch_size=batch_size(found.train[0]), samples=found.samples,
+            eval_mode=not self.model.training, devices=tuple(sorted({str(p.device) for p in self.work.parameters()})),
+            dtypes=tuple(sorted({str(p.dtype).removeprefix("torch.") for p in self.work.parameters()})))
+
+    def _of_data(self, found: Read) -> dict[str, Any]:
+        self.tick("data")
+        facts: dict[str, Any] = {
+            "labels": self._try("The labels", found.labels, None),
+            "shift": self._try("Training against validation inputs", found.shift, None),
+            "overlap": self._try("Rows in both training and validation", found.overlap, None)}
+        self.tick("workers")
+        facts["workers"], why = workers(self.loader)
+        self.unchecked += [why] * bool(why)
+        return facts
+
+    def _of_model(self, batch: Any, found: Read, by_heart: bool) -> dict[str, Any]:
+        self.tick("samples")
+        mixed, why = self._try("Whether samples mix", lambda: mixing(self.work, self.ask, batch), (None, ""))
+        self.unchecked += [why] * bool(why)
+        facts: dict[str, Any] = {"mixing": mixed, "mixing_checked": not why,
+                                 "ignores_input": self._try("Whether the input matters", lambda: ignores(
+                                     self.work, self.ask, batch, found.inputs), None)}
+        self.tick("activations")
+        facts["units"] = self._try("Dead and saturated units", lambda: look_at_units(
+            self.work, self.ask, found.train[:UNITS_FROM])[0], ())
+        facts["accumulates"] = self._try("Half batches against the whole", lambda: surroundings.accumulation(
+            self.work, self.ask, batch), "")
+        facts["notes"] = tuple(surroundings.notes(self.model, self.loader, self.loss_fn))
+        if by_heart:
+            self.tick("by heart")
+            facts["heart"] = self._try("One batch by heart", lambda: heart(
+                self.work, self.optimizers, self.ask, batch, lambda: None), None)
+        return facts
+
+    def _try(self, what: str, probe: Callable[[], Any], default: Any) -> Any:
+        """The border: a probe of ours that fails is told, and the others go on."""
+        try:
+            return probe()
+        except Exception as fault:
+            self.unchecked.append(told(what, fault))
+            return default
+
+    def _not_given(self) -> list[str]:
+        missing = [] if self.optimizer_given else ["Which parameters an optimizer holds: no optimizer was given"]
+        return missing + (["Training against validation: no val_loader was given"] if self.val_loader is None else [])
+
+
+@contextlib.contextmanager
+def _eager() -> Iterator[None]:
+    """Compiled code runs in eager, so that every call is seen."""
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+@contextlib.contextmanager
+def _bar() -> Iterator[Callable[[str], None]]:
+    from tqdm.auto import tqdm  # here, because it looks for a notebook when it is imported
+
+    with tqdm(total=7, desc="preflight", unit="look", delay=2, leave=False) as bar:
+        def tick(what: str) -> None:
+            bar.set_description(f"preflight: {what}", refresh=False)
+            bar.update()
+
+        yield tick

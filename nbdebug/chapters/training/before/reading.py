@@ -1,0 +1,101 @@
+"""The batches of both loaders, and which of their tensors are inputs and which are targets."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map_only
+from torch.utils.data import DataLoader
+
+from nbdebug.chapters.training.before import inputs
+from nbdebug.chapters.training.before.labels import labels
+from nbdebug.chapters.training.before.mixing import quiet
+from nbdebug.chapters.training.before.step import Step
+from nbdebug.chapters.training.facts_before import Labels, LossCall, Overlap, Shift
+from nbdebug.chapters.training.run.checkup import loss_value
+from nbdebug.chapters.training.run.sources import batches_of, unnoticed
+from nbdebug.observe.tensors import tensors_made
+
+MOST, SECONDS = 400, 5.0
+"""Batches of a loader, and time, that are read."""
+
+
+@dataclasses.dataclass
+class Read:
+    """What was read. target, inputs: positions in a batch's tensors, once the step has told them."""
+
+    train: list[Any]
+    val: list[Any]
+    loader: Any
+    val_loader: Any
+    loss: LossCall | None = None
+    target: int | None = None
+    inputs: list[int] = dataclasses.field(default_factory=list)
+
+    @property
+    def samples(self) -> int | None:
+        try:
+            return len(self.loader.dataset)
+        except (AttributeError, TypeError):
+            return None
+
+    def roles(self, step: Step, losses: Sequence[LossCall]) -> None:
+        """Which tensors are targets and inputs, by what the step made of them."""
+        self.loss = next((line for line in losses if line.target is not None), losses[0] if losses else None)
+        self.target = None if self.loss is None else self.loss.target
+        self.inputs = inputs.input_leaves(step, [line.target for line in losses], tensors_made(self.train[0]))
+
+    def targets(self) -> list[torch.Tensor]:
+        return [] if self.target is None else [t for b in self.train for t in inputs.picked(b, [self.target])]
+
+    def labels(self) -> Labels | None:
+        return labels(self.targets(), self.loss, self.loader)
+
+    def shift(self) -> Shift | None:
+        """Of the first floating input (or bytes) that both loaders give."""
+        for leaf in self.inputs:
+            train, val = ([t for b in batches for t in inputs.picked(b, [leaf])] for batches in (self.train, self.val))
+            known = train and val and all(t.dtype == torch.uint8 or t.is_floating_point() for t in (train[0], val[0]))
+            if known and (found := inputs.shift(train, val)) is not None:
+                return found
+        return None
+
+    def overlap(self) -> Overlap | None:
+        if not self.inputs:
+            return None
+        train = [(inputs.picked(b, self.inputs), next(iter(inputs.picked(b, [self.target])), None)
+                  if self.target is not None else None) for b in self.train]
+        same = self.val_loader is not None and getattr(self.val_loader, "dataset", None) is getattr(
+            self.loader, "dataset", self)
+        return inputs.overlap(train, [inputs.picked(b, self.inputs) for b in self.val], same)
+
+
+def read(loader: Any, val_loader: Any) -> Read:
+    """The first batches of both, with all random numbers put back. A DataLoader is read through a shallow copy, so that
+    workers that outlive a pass are not left behind in the user's own."""
+    own, other = (copy.copy(one) if isinstance(one, DataLoader) else one for one in (loader, val_loader))
+    return Read(batches_of(own, MOST, SECONDS), batches_of(other, MOST, SECONDS), loader, val_loader)
+
+
+def ignores(model: nn.Module, ask: Callable[[Any, Any], Any], batch: Any, leaves: Sequence[int]) -> bool | None:
+    """Whether the loss stays the same when the inputs are dealt to other samples; None where all samples are alike."""
+    chosen = {id(t) for t in inputs.picked(batch, leaves)}
+    rolled = tree_map_only(torch.Tensor, lambda t: t.roll(1, 0) if id(t) in chosen and t.dim() else t, batch)
+    if not chosen or all(torch.equal(t, t.roll(1, 0)) for t in inputs.picked(batch, leaves) if t.dim()):
+        return None
+    values = []
+    with quiet(model), unnoticed(ask), torch.no_grad():
+        for part in (batch, rolled):
+            torch.manual_seed(0)
+            values.append(loss_value(ask(model, part)))
+    return values[0] == values[1]
+
+
+def told(what: str, fault: Exception) -> str:
+    """A probe of ours that failed, in a sentence."""
+    return f"{what}: {type(fault).__name__}: {str(fault).splitlines()[0][:160] if str(fault) else 'no message'}"
