@@ -2,8 +2,8 @@
 
 `tests/patients/nan/<slug>.py` holds CODE, PHASE, MODULE, OP, LINE, SAMPLES and STEP beside `sick()` and `healthy()`. A
 rule must fire on the one and be silent on the other. MODULE, OP and LINE are None where no right answer exists.
-`tests/patients/training/<slug>.py` holds CODE and WHERE: names of which any one is right to blame. How a patient is asked
-depends on its chapter; one code is the guard's own, and causes that show before training are asked of preflight.
+`tests/patients/training/<slug>.py` holds CODE and WHERE: names of which any one is right to blame. How a patient is
+asked depends on its chapter; one code is the guard's own, and causes that show before training are asked of preflight.
 """
 
 import ast
@@ -59,9 +59,10 @@ def preflighted(training):
 
 
 def diagnosed(training):
-    return nbdebug.diagnose(training.train, model=training.model, optimizer=training.optimizer, loss_fn=training.loss_fn,
-                            train_loader=training.train_loader, val_loader=training.val_loader,
-                            scheduler=training.scheduler, progress=False)
+    return nbdebug.diagnose(training.train, model=training.model, optimizer=training.optimizer,
+                            loss_fn=training.loss_fn, train_loader=training.train_loader,
+                            val_loader=training.val_loader, scheduler=training.scheduler,
+                            progress=False)
 
 
 ASK = {"nan": traced, "nan/not-located": guarded, "training": diagnosed}

@@ -34,10 +34,10 @@ class DiagnoseMagics(Magics):
     @magic_arguments()
     @HELP
     @argument("--model", action="append", metavar="NAME", help="the model; left out: the one among your variables")
-    @argument("--optimizer", action="append", metavar="NAME", help="the same for the optimizer; may be given several times")
-    @argument("--loss-fn", metavar="NAME", help="loss_fn(model, batch), the loss of one batch; left out: the variable of "
-              "that name, if there is one. Without it nothing can be tried")
-    @argument("--train-loader", metavar="NAME", help="the training batches; left out: train_loader, or another usual name")
+    @argument("--optimizer", action="append", metavar="NAME", help="the same for the optimizer, or several")
+    @argument("--loss-fn", metavar="NAME", help="loss_fn(model, batch), the loss of one batch; left out: the variable "
+              "of that name, if there is one. Without it nothing can be tried")
+    @argument("--train-loader", metavar="NAME", help="the training batches; left out: train_loader, or the like")
     @argument("--val-loader", metavar="NAME", help="the validation batches, likewise")
     @argument("--scheduler", metavar="NAME", help="the learning rate scheduler, likewise")
     @argument("--keep", action="store_true", help="leave the model as the loop leaves it; else it is put back")
@@ -48,9 +48,9 @@ class DiagnoseMagics(Magics):
     def diagnose(self, line: str, cell: str | None = None, local_ns: dict[str, Any] | None = None) -> Report | None:
         """Say why a training does not learn, overfits, jumps or stalls, with the fix tried on a copy of its start.
 
-        %diagnose train runs your loop once, as train(callback). %%diagnose runs the cell below, which is the loop itself;
-        it may call callback(step, loss), and where it does not, each step of the optimizer counts. The model, the
-        optimizer and the random numbers are put back afterwards. The result is a report: shown when it comes last,
+        %diagnose train runs your loop once, as train(callback). %%diagnose runs the cell below, which is the loop
+        itself; it may call callback(step, loss), and where it does not, each step of the optimizer counts. The model,
+        the optimizer and the random numbers are put back afterwards. The result is a report: shown when it comes last,
         assignable (rep = %diagnose train), silenced by a semicolon. In a script: nbdebug.diagnose(train, model=...).
         """
         __tracebackhide__ = True
@@ -73,8 +73,8 @@ class DiagnoseMagics(Magics):
 def _line(shell: Any, text: str, names: dict[str, Any]) -> tuple[str, CodeType]:
     """What was asked, and the code that runs the loop: a name alone is called with the callback."""
     if not text:
-        raise UsageError("%diagnose takes your training loop, for example: %diagnose train (where train(callback) calls "
-                         "callback(step, loss))")
+        raise UsageError("%diagnose takes your training loop, for example: %diagnose train (where train(callback) "
+                         "calls callback(step, loss))")
     question = f"%diagnose {text}"
     if re.fullmatch(r"[\w.]+", text):
         text = f"{text}(callback)"

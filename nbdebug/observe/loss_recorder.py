@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from nbdebug.observe.record import Recorder
 from nbdebug.observe.schema import schema_of, written
+from nbdebug.observe.talk import talks
 from nbdebug.observe.tape import Tape
 
 MOST_OPS = 4000
@@ -23,7 +24,8 @@ MOST_BEFORE = 64
 
 class LossRecorder(Recorder):
     """A recorder beside which compiled code goes on running: what it does is not seen, then. room: how many ops are to
-    be recorded; overrun: there were more, or one wrote to what is not the step's own while there was no model yet."""
+    be recorded; overrun: there were more, or, while there was no model yet, one wrote to what is not the step's own or
+    talked to other processes."""
 
     room = MOST_OPS
     overrun = False
@@ -52,6 +54,8 @@ class LossRecorder(Recorder):
         self.on_fault(fault)
 
     def _meddles(self, func: Any, args: tuple, kwargs: dict) -> bool:
+        if talks(func):
+            return True
         schema, tape = schema_of(func), self.watchers[0]
         assert isinstance(tape, Tape)
         return bool(schema.writes) and any(tape.find(t) is None for t in written(schema, args, kwargs))

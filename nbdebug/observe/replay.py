@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_unflatten
 
 from nbdebug.observe.record import Op
 from nbdebug.observe.sites import Site
+from nbdebug.observe.talk import talks
 from nbdebug.observe.tape import BackwardEntry, CallEntry, Entry, Held, Ref, Tape, Unfit, values_in
 from nbdebug.observe.tensors import tensors_made, walk
 
@@ -53,6 +54,7 @@ class Replay:
         self.kept: torch.Tensor | None = None
         self.losses: list[torch.Tensor] = []
         self._values: dict[int, torch.Tensor] = {}
+        self._spoiled: dict[int, str] = {}
         self.changed: dict[int, torch.Tensor] = {}  # tensors from outside that the step changes, other than leaves
         self.leaves: dict[int, torch.Tensor] = {}
         self._generators: dict[int, torch.Generator] = {}
@@ -89,7 +91,12 @@ class Replay:
 
     def _op(self, entry: Entry) -> None:
         if entry.unfit:
-            raise Unfit(entry.unfit)
+            if entry.op is None or entry.op.func is None or not talks(entry.op.func):
+                raise Unfit(entry.unfit)
+            for ref in entry.args:  # what other processes said: of use to a log perhaps, and not to the loss
+                self._spoiled[ref.value] = entry.unfit
+                self._values.pop(ref.value, None)
+            return
         args = tuple([self._resolve(a) for a in entry.args])
         kwargs = {k: self._resolve(v) for k, v in entry.kwargs.items()}
         if self.on_op:
@@ -181,6 +188,8 @@ class Replay:
     def _tensor(self, ref: Ref) -> torch.Tensor:
         value = self._values.get(ref.value)
         if value is None:
+            if ref.value in self._spoiled:
+                raise Unfit(self._spoiled[ref.value])
             held = self.tape.held.get(ref.value)
             if held is None:
                 raise Unfit("it uses a tensor that was made out of sight")

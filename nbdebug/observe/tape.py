@@ -21,6 +21,7 @@ from nbdebug.observe.engine import Backward
 from nbdebug.observe.record import Op, Recorder
 from nbdebug.observe.schema import Schema, schema_of, tensors_given, written
 from nbdebug.observe.sites import Site
+from nbdebug.observe.talk import lost_with, talks
 from nbdebug.observe.tensors import Memory, dense, key, memory_key
 
 
@@ -45,8 +46,7 @@ class Ref(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One op: what it was given, the numbers of what it made, whether autograd saw it. unfit:
-    why it can't be run again."""
+    """One op: what it was given, numbers of what it made, whether autograd saw it. unfit: why it can't be run again."""
 
     op: Op
     args: Any
@@ -153,13 +153,13 @@ class Tape:
             return args, kwargs, str(reason)
         if schema.writes:
             self._keep(written(schema, args, kwargs))
-        return *refs, "it talks to other processes" if op.func.namespace in ("c10d", "_c10d_functional") else ""
+        return *refs, "it talks to other processes" if talks(op.func) else ""
 
     def after(self, op: Op, schema: Schema, args: tuple, kwargs: dict, out: Any, kept: tuple | None) -> None:
         if kept is None:
             return
         if kept[2]:
-            self.entries.append(Entry(op, (), {}, (), op.grad, kept[2]))
+            self.entries.append(Entry(op, tuple(map(Ref, lost_with(self, op, args, out))), {}, (), op.grad, kept[2]))
             return
         changed = {self._place(t) for t in written(schema, args, kwargs)} if schema.writes else ()
         plain = False if schema.base == "detach" else None

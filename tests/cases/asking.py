@@ -115,8 +115,8 @@ def answer_of(report: nbdebug.Report, path: pathlib.Path) -> dict[str, Any]:
     own = where.file is not None and pathlib.Path(where.file).resolve() == path.resolve()
     samples = None if where.samples is None else list(where.samples)
     return {**answer, "code": first.code, "phase": where.phase, "module": where.module, "op": where.op,
-            "where": blamed(first), "step": where.step, "samples": samples, "file": where.file, "line": where.line if own else None,
-            "rank": where.rank}
+            "where": blamed(first), "step": where.step, "samples": samples, "file": where.file,
+            "line": where.line if own else None, "rank": where.rank}
 
 
 def blamed(finding: nbdebug.Finding) -> list[str]:

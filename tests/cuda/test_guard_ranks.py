@@ -19,22 +19,22 @@ LATE = (2,)
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory) -> Played:
-    return play("tests.nan.guard.ranks_ddp", tmp_path_factory.mktemp("ddp"), device="cuda")
+    return play("tests.nan.guard.ranks_ddp", tmp_path_factory.mktemp("ddp"), device="cuda", seconds=240)
 
 
 @pytest.fixture(scope="module")
 def sharded(tmp_path_factory) -> Played:
-    return play("tests.nan.guard.ranks_fsdp", tmp_path_factory.mktemp("fsdp"), device="cuda")
+    return play("tests.nan.guard.ranks_fsdp", tmp_path_factory.mktemp("fsdp"), device="cuda", seconds=240)
 
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory) -> Played:
-    return play("tests.nan.guard.ranks_cuda", tmp_path_factory.mktemp("own"), device="cuda")
+    return play("tests.nan.guard.ranks_cuda", tmp_path_factory.mktemp("own"), device="cuda", seconds=240)
 
 
 @pytest.fixture(scope="module")
 def faults(tmp_path_factory) -> Played:
-    return play("tests.nan.guard.ranks_faults", tmp_path_factory.mktemp("faults"), device="cuda",
+    return play("tests.nan.guard.ranks_faults", tmp_path_factory.mktemp("faults"), device="cuda", seconds=240,
                 only="in_healthy_steps,what_follows")
 
 
@@ -115,6 +115,7 @@ def test_with_a_grad_scaler(played: Played) -> None:
 @pytest.mark.parametrize(("name", "code", "rank"), [
     ("a_statistic_of_one_process", "nan/running-stats-nonfinite", 1), ("with_a_closure", "nan/log-of-nonpositive", 1),
     ("an_evaluation_in_one_process", "nan/log-of-nonpositive", 1),
+    ("losses_averaged_for_a_log", "nan/log-of-nonpositive", 1),
     ("in_half_precision", "nan/optimizer-eps-underflow", 0), ("a_model_that_talks", "nan/not-located", 1)])
 def test_other_trips(played: Played, name: str, code: str, rank: int) -> None:
     for told in played[name]:

@@ -1,8 +1,8 @@
 """Healthy trainings of many kinds: what they have in common is that nothing is wrong with them.
 
 Each function builds one: model, optimizer, loss_fn, loaders, scheduler, and `train(callback)`, a loop as people write
-them. They are small, take a second or less, and are as imperfect as healthy trainings are: noise that can't be learnt, a
-loss that has not yet settled, some dead units, a jump now and then.
+them. They are small, take a second or less, and are as imperfect as healthy trainings are: noise that can't be learnt,
+a loss that has not yet settled, some dead units, a jump now and then.
 """
 
 from __future__ import annotations
@@ -124,7 +124,8 @@ def language_model():
 def autoencoder():
     torch.manual_seed(7)
     x = torch.tanh(torch.randn(800, 3) @ torch.randn(3, 20)) + torch.randn(800, 20) * 0.1
-    model = nn.Sequential(nn.Linear(20, 16), nn.ReLU(), nn.Linear(16, 4), nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 20))
+    model = nn.Sequential(nn.Linear(20, 16), nn.ReLU(), nn.Linear(16, 4), nn.Linear(4, 16), nn.ReLU(),
+                          nn.Linear(16, 20))
 
     def loss_fn(model, batch):
         return F.mse_loss(model(batch[0]), batch[0])
@@ -286,8 +287,8 @@ def convolutions_with_batch_norm():
                           nn.Conv2d(8, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.AdaptiveAvgPool2d(1),
                           nn.Flatten(), nn.Linear(16, 4))
     pair = loaders(*shapes(600, noise=1.2))
-    return made(model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4), cross_entropy, pair,
-                6, validate=validation(model, cross_entropy, pair[1]))
+    return made(model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4), cross_entropy,
+                pair, 6, validate=validation(model, cross_entropy, pair[1]))
 
 
 @healthy
@@ -411,7 +412,8 @@ def two_optimizers():
     torch.manual_seed(21)
     tokens = torch.randint(0, 50, (800, 6))
     label = (tokens[:, 0] % 3).long()
-    model = nn.Sequential(nn.Embedding(50, 8, sparse=True), nn.Flatten(), nn.Linear(48, 24), nn.ReLU(), nn.Linear(24, 3))
+    model = nn.Sequential(nn.Embedding(50, 8, sparse=True), nn.Flatten(), nn.Linear(48, 24), nn.ReLU(),
+                          nn.Linear(24, 3))
     dense = [p for m in model[1:] for p in m.parameters()]
     optimizers = [torch.optim.SparseAdam(list(model[0].parameters()), lr=1e-2), torch.optim.Adam(dense, lr=3e-3)]
     pair = loaders(tokens, label)

@@ -11,6 +11,8 @@ from nbdebug.chapters.training.rules import slug
 from nbdebug.chapters.training.rules.before_words import listed, short
 from nbdebug.finding import Finding, Report, RuledOut
 
+CLASHES = 0.01
+"""Share of training rows that have a twin with another label, from which it is worth a word."""
 SURPRISED = 1.5
 """Loss at the start over that of guessing, above which it is worth a word."""
 
@@ -109,6 +111,10 @@ def _notes(before: Before, named: set[str]) -> Iterable[str]:
     elif before.accumulates == "neither":
         yield ("Two half batches do not add up to the whole one: samples count differently (weights, masks, pairs), "
                "so that accumulated micro-batches are not the same as one large batch.")
+    if before.overlap is not None and before.overlap.unlikely and before.overlap.clashing >= CLASHES:
+        yield (f"{before.overlap.clashing:.1%} of the training rows stand there twice with different labels: at "
+               "least half of "
+               "these labels are wrong.")
     if before.eval_mode:
         yield "The model is in eval mode now; your loop has to call model.train() first."
     yield from before.notes

@@ -13,8 +13,10 @@ from typing import Any
 import torch
 
 from nbdebug.chapters.training.before import look
+from nbdebug.chapters.training.before.step import asked
 from nbdebug.chapters.training.facts import TrainingFacts
 from nbdebug.chapters.training.facts_before import Before
+from nbdebug.chapters.training.facts_run import RunFacts
 from nbdebug.chapters.training.rules import name_all
 from nbdebug.chapters.training.run.course import Asked
 from nbdebug.chapters.training.run.probe import watch
@@ -28,16 +30,24 @@ def diagnose(train: Callable[..., Any], *, model: torch.nn.Module, optimizer: An
     """Run `train(callback)` once and say why it does not learn as it should, with the fix tried.
 
     train: your own loop; it calls `callback(step, loss)` after each step. optimizer: one, or several in a list.
-    loss_fn: `loss_fn(model, batch)`, which gives the loss of one batch; without it and `train_loader` nothing can be
-    tried, and the report says so. keep: leave the model, the optimizer and the scheduler as the loop left them; else they
-    are put back, bit for bit, and the random numbers too. progress: show a bar.
+    loss_fn: `loss_fn(model, batch)`, which gives the loss of one batch (or a criterion, `loss_fn(outputs, targets)`);
+    without it and `train_loader` nothing can be tried, and the report says so. keep: leave the model, the optimizer and
+    the scheduler as the loop left them; else they are put back, bit for bit, and the random numbers too. progress: show
+    a bar.
 
     The experiments take at most three times as long as your loop (or 20 seconds). Raises TypeError for arguments of
-    another kind; whatever `train` itself raises passes unchanged.
+    another kind; whatever `train` itself raises passes unchanged, with what was seen before it as its `report`.
     """
-    asked = asked_of(train, model, optimizer, loss_fn, train_loader, val_loader, scheduler)
-    facts = TrainingFacts(_before(asked), watch(train, asked, keep, _bar(progress)))
-    return report_of(facts, name_all(facts), "diagnose(train)", _subject(asked))
+    given = asked_of(train, model, optimizer, loss_fn, train_loader, val_loader, scheduler)
+    before = _before(given)
+    try:
+        facts = TrainingFacts(before, watch(train, given, keep, _bar(progress)))
+    except Exception as raised:  # the loop's own; what was seen before it may well be why
+        facts = TrainingFacts(before, RunFacts(unchecked=(f"The run: it ended with {type(raised).__name__}",)))
+        report = report_of(facts, name_all(facts), "diagnose(train)", _subject(given))
+        raised.report = report  # type: ignore[attr-defined]
+        raise
+    return report_of(facts, name_all(facts), "diagnose(train)", _subject(given))
 
 
 def asked_of(train: Any, model: Any, optimizer: Any, loss_fn: Any, train_loader: Any, val_loader: Any,
@@ -47,7 +57,8 @@ def asked_of(train: Any, model: Any, optimizer: Any, loss_fn: Any, train_loader:
         raise TypeError(f"diagnose takes your training loop, a function that is called with a callback; got {train!r}")
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model takes a torch.nn.Module; got {type(model).__name__}")
-    optimizers = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
+    given = optimizer.values() if isinstance(optimizer, dict) else optimizer
+    optimizers = list(given) if isinstance(optimizer, (list, tuple, dict)) else [given]
     if not optimizers or not all(isinstance(o, torch.optim.Optimizer) for o in optimizers):
         raise TypeError(f"optimizer takes a torch optimizer, or several in a list; got {optimizer!r}")
     if loss_fn is not None and not callable(loss_fn):
@@ -55,23 +66,24 @@ def asked_of(train: Any, model: Any, optimizer: Any, loss_fn: Any, train_loader:
     for name, loader in (("train_loader", train_loader), ("val_loader", val_loader)):
         if loader is not None and not isinstance(loader, Iterable):
             raise TypeError(f"{name} takes something to iterate over, such as a DataLoader; got {loader!r}")
-    return Asked(model, optimizers, loss_fn, train_loader, val_loader, scheduler)
+    loss = loss_fn if loss_fn is None else asked(loss_fn, model, None)[0]
+    return Asked(model, optimizers, loss, train_loader, val_loader, scheduler)
 
 
-def _before(asked: Asked) -> Before:
+def _before(given: Asked) -> Before:
     """What preflight sees, short of learning a batch by heart: the run and its experiments tell more."""
-    if asked.loss_fn is None or asked.train_loader is None:
+    if given.loss_fn is None or given.train_loader is None:
         return Before()
     try:
-        return look(asked.model, asked.train_loader, asked.loss_fn, optimizer=asked.optimizers,
-                    val_loader=asked.val_loader, scheduler=asked.scheduler, by_heart=False)
+        return look(given.model, given.train_loader, given.loss_fn, optimizer=given.optimizers,
+                    val_loader=given.val_loader, scheduler=given.scheduler, by_heart=False)
     except Exception as fault:  # the border: if it is the user's own, the run meets it as well, and passes it on
         return Before(unchecked=(f"What can be known before training: {type(fault).__name__}: {fault}",))
 
 
-def _subject(asked: Asked) -> str:
-    optimizers = ", ".join(type(o).__name__ for o in asked.optimizers)
-    return f"a model of type {type(asked.model).__name__}, trained by {optimizers}"
+def _subject(given: Asked) -> str:
+    optimizers = ", ".join(type(o).__name__ for o in given.optimizers)
+    return f"a model of type {type(given.model).__name__}, trained by {optimizers}"
 
 
 def _bar(wanted: bool) -> Callable[[int, float], None] | None:

@@ -73,12 +73,16 @@ class Strangers:
 
 @dataclasses.dataclass(frozen=True)
 class LossCall:
-    """A loss function's call. low, high: range of what it is given; above: what its exponentials sum to along the
-    classes, as a log (0 for log-probabilities); probabilities: they are not negative and sum to 1. activation: the op
-    that made it, where only views lie between; over: size of the dimension that a softmax runs over. floor: the
-    lowest loss that this activation can ever reach with these targets; unreachable: mean squared distance of the
-    targets from what the activation can give, over their variance. outside: targets beyond the classes; ignored:
-    share of targets that count for nothing; target: position of the batch's tensor that holds the targets."""
+    """A loss function's call.
+
+    low, high: range of what it is given; above: what its exponentials sum to along the classes, as a log (0 for
+    log-probabilities); probabilities: they are not negative and sum to 1. activation: the op that made it, where only
+    views lie between; over: size of the dimension that a softmax runs over; across: that dimension, where it is not
+    the one of the classes. floor: the lowest loss that this activation can ever reach with these targets; unreachable:
+    mean squared distance of the targets from what the activation can give, over their variance. outside: targets
+    beyond the classes; ignored: share of targets that count for nothing; target: position of the batch's tensor that
+    holds the targets; guess: the loss of an answer that knows nothing.
+    """
 
     op: str
     where: Where
@@ -91,6 +95,7 @@ class LossCall:
     activation: str | None = None
     activation_where: Where = NOWHERE
     over: int | None = None
+    across: int | None = None
     floor: float | None = None
     unreachable: float = 0.0
     reach: tuple[float, float] | None = None
@@ -120,7 +125,8 @@ class Broadcast:
 
 @dataclasses.dataclass(frozen=True)
 class Mixing:
-    """Replacing sample `sample` changes the outputs of `others` other samples. op, where: the first op that mixes."""
+    """Replacing sample `sample` changes the outputs of `others` other samples. op, where: the first op that mixes.
+    rows: where instead the loss compares outputs with targets of other samples, the sample's first rows in either."""
 
     sample: int
     others: int
@@ -128,6 +134,7 @@ class Mixing:
     module: str
     op: str
     where: Where
+    rows: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,7 +161,8 @@ class Entry:
 class Shift:
     """Training inputs against validation inputs, by channel or feature (medians over those). shift: difference of means
     over the training deviation; ratio: validation deviation over training's; sure: the difference in standard errors;
-    swapped: validation's channels match training's in reverse order."""
+    swapped: validation's channels match training's in reverse order. drift: from the start to
+    the end of the training set, in deviations."""
 
     features: int
     samples: tuple[int, int]
@@ -164,13 +172,14 @@ class Shift:
     ratio: float
     sure: float
     swapped: bool = False
+    drift: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Overlap:
     """Rows of the validation set that stand in the training set too, to the last bit. within: share of training rows
-    that have a twin in the training set; clashing: share of training rows whose twin has another label. unlikely: the rows are
-    numbers of so many different values that no two meet by chance."""
+    that have a twin in the training set; clashing: share of training rows whose twin has another label. unlikely: the
+    rows are numbers of so many different values that no two meet by chance."""
 
     seen: int
     shared: int

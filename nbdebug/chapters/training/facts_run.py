@@ -9,7 +9,7 @@
     ├── order, samples           how the loader deals its samples out
     └── trials                   what became of the run when one thing was changed
 
-A trial is the heart of it: the run's start is put back, one thing is changed, and the same batches are trained on again.
+A trial is the heart of it: the run's start is put back, one thing is changed, and the same batches are used again.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from nbdebug.finding import Where
 
 @dataclasses.dataclass(frozen=True)
 class Stale:
-    """emptied: steps of an optimizer that found all gradients None or zero though backward had just filled them. Gradients that were still there when the next backward began. share: of the optimizer's steps; names: parameters
-    concerned; functions: the user's functions that call backward, innermost first."""
+    """Gradients that were still there when the next backward began. share: of the optimizer's steps; names: parameters
+    concerned; functions: the user's functions that call backward, innermost first; emptied: steps that found all
+    gradients None or zero though backward had just filled them."""
 
     share: float = 0.0
     steps: int = 0
@@ -71,7 +72,8 @@ class Mode:
 class Layer:
     """A module with parameters of its own, in the order of the forward pass. gradient: root mean square of its weights'
     gradient over the measured steps (median); first: the same in the first steps; weight: that of the weights;
-    update: median of the update's norm over the weights' norm; leap: the largest of the first three; calls: calls in one forward pass."""
+    update: median of the update's norm over the weights' norm; leap: the largest of the first three; calls: those in
+    one forward pass."""
 
     name: str
     kind: str
@@ -108,6 +110,16 @@ class Point:
 
 
 @dataclasses.dataclass(frozen=True)
+class Through:
+    """A sequence's way through a recurrent module: norm of the gradient at its first and at its last moment."""
+
+    module: str
+    moments: int
+    first: float
+    last: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Checkup:
     """Losses on fixed batches in eval mode, after `step` steps. spread: standard error of the validation loss."""
 
@@ -119,9 +131,9 @@ class Checkup:
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-    """How targets are dealt out. spread: variance between the means of batches over what a fair shuffle would give (1 is
-    fair); classes: median number of classes in a batch; all_classes: number in the whole; batches: how many were seen;
-    sequential: the loader gives the samples in the order of the dataset."""
+    """How targets are dealt out. spread: variance between the means of batches over what a fair shuffle would give (1
+    is fair); classes: median number of classes in a batch; all_classes: number in the whole; batches: how many were
+    seen; sequential: the loader gives the samples in the order of the dataset."""
 
     spread: float = 1.0
     classes: float | None = None
@@ -208,6 +220,7 @@ class RunFacts:
     samples: int | None = None
     root_evaluated: bool = False
     flow: tuple[Point, ...] = ()
+    through: tuple[Through, ...] = ()
     reference: Mapping[str, float] | None = None
     penalty: float = 0.0
     penalty_end: float = 0.0

@@ -24,8 +24,9 @@ def preflight(model: torch.nn.Module, loader: Any, loss_fn: Callable[..., Any], 
     report says so.
 
     Model, optimizer, random numbers and loaders are as before afterwards, also when it is interrupted. It takes seconds
-    on a small model, and a minute at most where batches take long. `report.facts["parameters"]` holds the ledger: each
-    parameter, whether it is trained, used, reached by the loss, held by an optimizer and at which rate.
+    on a small model, and a minute at most where batches take long; the loss is computed up to 700 times for it.
+    `report.facts["parameters"]` holds the ledger: each parameter, whether it is trained, used, reached by the loss,
+    held by an optimizer and at which rate.
 
     Raises TypeError or ValueError for arguments that make no sense; what the model, the loss or the loader raise passes
     unchanged (save a loss that refuses its labels, which is a finding).

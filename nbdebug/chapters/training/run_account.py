@@ -13,14 +13,17 @@ from nbdebug.chapters.training.rules import slug
 from nbdebug.chapters.training.rules.run_words import short, thinned
 from nbdebug.finding import Finding, Report, RuledOut
 
-TRIALS = {"zero-grad-missing": ("zero_grad",), "clip-before-unscale": ("unscaled first",),
-          "eval-mode-in-training": ("train mode",), "loss-spike": ("without the batch",),
-          "unshuffled-data": ("shuffled",), "label-noise": ("without doubtful labels",), "plateau": ("level rate",),
-          "scheduler-order": ("level rate",), "frozen-parameters": ("unfrozen",), "dead-relu": ("rescaled",),
-          "saturated-activation": ("rescaled",), "vanishing-gradients": ("relu",), "exploding-gradients": ("clip",),
-          "lr-too-high": ("lr/10", "lr/100", "lr/1000"), "over-regularized": ("no penalty", "no weight decay",
-                                                                             "less dropout"),
-          "lr-too-low": ("lr*10", "lr*100", "lr*1000", "lr*10000", "lr*100000")}
+TRIALS = {
+    "zero-grad-missing": ("zero_grad",), "gradients-cleared-before-step": ("zero_grad",),
+    "clip-before-unscale": ("unscaled first",), "eval-mode-in-training": ("train mode",),
+    "loss-spike": ("without the batch",), "unshuffled-data": ("shuffled",),
+    "label-noise": ("without doubtful labels",), "plateau": ("level rate",), "scheduler-order": ("level rate",),
+    "frozen-parameters": ("unfrozen",), "dead-relu": ("rescaled", "normalised"),
+    "saturated-activation": ("rescaled", "normalised"), "vanishing-gradients": ("relu",),
+    "exploding-gradients": ("clip",), "lr-too-high": ("lr/10", "lr/100", "lr/1000"),
+    "lr-too-low": ("lr*10", "lr*100", "lr*1000", "lr*10000", "lr*100000"),
+    "over-regularized": ("no penalty", "no weight decay", "less dropout"),
+}
 """Which trials show a cause's fix."""
 
 
@@ -34,8 +37,8 @@ def report_of(facts: TrainingFacts, findings: list[Finding], question: str, subj
         notes.append("The loss became NaN or inf on the way: %nan_trace (or nbdebug.guard) names the op that did it.")
     before = facts.before
     unchecked = (*(before.unchecked if before is not None else ()), *run.unchecked)
-    return Report(question, tuple(findings), tuple(_ruled_out(run, named)), tuple(dict.fromkeys(unchecked)), tuple(notes),
-                  subject, _drawn(run, findings))
+    return Report(question, tuple(findings), tuple(_ruled_out(run, named)), tuple(dict.fromkeys(unchecked)),
+                  tuple(notes), subject, _drawn(run, findings))
 
 
 def _course(run: RunFacts) -> str:
@@ -65,20 +68,21 @@ def _trial_of(run: RunFacts, code: str) -> Trial | None:
 def _ruled_out(run: RunFacts, named: set[str]) -> Iterable[RuledOut]:
     """What was looked for and is not there, with the number that says so."""
     if run.stale.steps > 1 and "zero-grad-missing" not in named:
-        yield RuledOut("gradients that are never cleared", f"{run.stale.share:.0%} of {run.stale.steps} steps found old ones")
+        yield RuledOut("gradients that are never cleared",
+                       f"{run.stale.share:.0%} of {run.stale.steps} steps found old ones")
     if run.scaler is not None and "clip-before-unscale" not in named:
         yield RuledOut("clipping before unscaling", f"{run.scaler.clipped} of {run.scaler.steps} steps did so")
     trained = [m for m in run.modes if m.trained]
     if trained and "eval-mode-in-training" not in named:
-        yield RuledOut("training in eval mode", f"`{trained[0].module}` ran in train mode in {trained[0].trained} steps, in "
-                       f"eval mode in {trained[0].evaluated}")
+        yield RuledOut("training in eval mode", f"`{trained[0].module}` ran in train mode in {trained[0].trained} "
+                       f"steps, in eval mode in {trained[0].evaluated}")
     if run.order.batches >= 4 and "unshuffled-data" not in named:
-        yield RuledOut("unshuffled data", f"batch means differ {run.order.spread:.2g} times as much as by a shuffle (over "
-                       "3 would count)")
+        yield RuledOut("unshuffled data", f"batch means differ {run.order.spread:.2g} times as much as by a shuffle "
+                       "(over 3 would count)")
     updates = [la.update for la in run.layers if math.isfinite(la.update)]
     if updates and not named & {"lr-too-low", "lr-too-high"}:
-        yield RuledOut("a learning rate that is far off", f"updates are {min(updates):.0e} to {max(updates):.0e} of the "
-                       "weights")
+        yield RuledOut("a learning rate that is far off", f"updates are {min(updates):.0e} to {max(updates):.0e} of "
+                       "the weights")
     yield from _ruled_out_layers(run, named)
     end = next((c for c in reversed(run.checkups) if c.val is not None), None)
     if end is not None and not named & {"overfit", "model-too-large-for-data"}:
@@ -86,8 +90,8 @@ def _ruled_out(run: RunFacts, named: set[str]) -> Iterable[RuledOut]:
         yield RuledOut("overfitting", f"validation ends at {short(end.val or 0.0)}, its lowest was {short(lowest)}")
     for name, trial in run.trials.items():
         if not signs.helps(trial) and math.isfinite(trial.end_changed):
-            yield RuledOut(f"what \"{name}\" would cure", f"tried: the loss ends at {short(trial.end_changed)}, as it is at "
-                           f"{short(trial.end_as_is)}")
+            yield RuledOut(f"what \"{name}\" would cure", f"tried: the loss ends at {short(trial.end_changed)}, as it "
+                           f"is at {short(trial.end_as_is)}")
 
 
 def _ruled_out_layers(run: RunFacts, named: set[str]) -> Iterable[RuledOut]:
@@ -100,4 +104,5 @@ def _ruled_out_layers(run: RunFacts, named: set[str]) -> Iterable[RuledOut]:
     layers = [la for la in run.layers if la.first > 0]
     if len(layers) > 2 and "vanishing-gradients" not in named:
         weakest, strongest = min(la.first for la in layers), max(la.first for la in layers)
-        yield RuledOut("vanishing gradients", f"the weakest layer's gradient is {weakest / strongest:.1e} of the strongest's")
+        yield RuledOut("vanishing gradients",
+                       f"the weakest layer's gradient is {weakest / strongest:.1e} of the strongest's")

@@ -347,6 +347,26 @@ def an_evaluation_in_one_process(stage: Stage) -> Any:
     return run(training)
 
 
+@scene
+def losses_averaged_for_a_log(stage: Stage) -> Any:
+    """Between forward and backward, and between steps, the processes talk of what is no part of the step."""
+    training = Training(stage, {1: "loss"})
+
+    def step(i: int) -> None:
+        batch = torch.tensor([i], device=stage.device)
+        dist.broadcast(batch, 0)
+        training.optimizer.zero_grad()
+        loss = training.loss(int(batch.item()))
+        mean = loss.detach().clone()
+        dist.all_reduce(mean)
+        loss.backward()
+        training.optimizer.step()
+        dist.all_reduce(mean)
+
+    training.step = step  # type: ignore[method-assign]
+    return run(training)
+
+
 class Talking(nn.Module):
     """A model that gathers what the other process has, in its forward."""
 

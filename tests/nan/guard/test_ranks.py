@@ -158,8 +158,9 @@ def test_a_process_that_ends_early_and_joins(played: Played) -> None:
                              for told in (here, there)))
 
 
-def test_an_evaluation_in_one_process(played: Played) -> None:
-    for told in played["an_evaluation_in_one_process"]:
+@pytest.mark.parametrize("name", ["an_evaluation_in_one_process", "losses_averaged_for_a_log"])
+def test_processes_that_talk_of_other_things(played: Played, name: str) -> None:
+    for told in played[name]:
         assert told["error"] == (BAD, "loss", 0) and named(told["report"]) == [(1, LOSS)]
         assert not changed(told["before"], told["after"])
 

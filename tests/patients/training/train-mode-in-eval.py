@@ -2,7 +2,7 @@
 import torch
 from torch import nn
 
-from tests.training.loops import clusters, cross_entropy, loaders, plainly, made
+from tests.training.loops import clusters, cross_entropy, loaders, made, plainly
 
 CODE, WHERE = "training/train-mode-in-eval", ["validate"]
 

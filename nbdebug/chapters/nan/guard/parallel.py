@@ -19,10 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from nbdebug.chapters.nan.guard.norms import plain, total_norm
+from nbdebug.observe.talk import talks
 from nbdebug.observe.tape import Unfit
-
-_TALK = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
-"""Namespaces of the ops by which processes talk to each other."""
 
 
 class Spread:
@@ -151,7 +149,7 @@ class _Silence(TorchDispatchMode):
     """No op talks to another process."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if func.namespace in _TALK:
+        if talks(func):
             raise Unfit(f"the model talks to other processes ({func.__name__.split('.')[0]}), who would have to answer")
         return func(*args, **(kwargs or {}))
 

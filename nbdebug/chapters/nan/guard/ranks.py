@@ -60,12 +60,10 @@ class Ranks:
         device = next((p.device for model in models for p in model.parameters()), None)
         return cls(models, device) if torch.distributed.get_world_size() > 1 else None
 
-    def notice(self) -> Any:
-        """A model is being called: inside a DDP, though it was given without it? Returns that DDP, the first time."""
+    def notice(self) -> None:
+        """A model is being called: inside a DDP, though it was given without it?"""
         if self.spread.group is None:
             self._take(Spread.now())
-            return next(iter(self.spread.parallels), None)
-        return None
 
     def _take(self, spread: Spread) -> None:
         if spread.group is None or torch.distributed.get_world_size(spread.group) < 2:

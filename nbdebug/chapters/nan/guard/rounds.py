@@ -39,10 +39,10 @@ class Rounds:
 
     def called(self) -> None:
         """A model is about to be called."""
-        if self.ranks is not None and (around := self.ranks.notice()) is not None:
-            self.guard.is_inside(around)
         if self.ranks is None:
             self.late.hear()
+        else:
+            self.ranks.notice()
         if self.current is None:
             self._begin(self.buffers.keep())
         elif self.current.stepped and self._next is None:

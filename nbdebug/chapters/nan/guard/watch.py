@@ -13,7 +13,6 @@ from __future__ import annotations
 import collections
 import warnings
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 from nbdebug.chapters.nan.guard.account import status
@@ -29,7 +28,6 @@ from nbdebug.chapters.nan.guard.step import Step
 from nbdebug.chapters.nan.guard.trip import NonFiniteStep, Trip
 from nbdebug.chapters.nan.guard.undo import Undo
 from nbdebug.finding import Report
-from nbdebug.observe.model_calls import Hook
 from nbdebug.observe.script import Script, inputs_of
 
 
@@ -49,6 +47,9 @@ def guard(model: Any, optimizer: Any, *, scaler: Any = None, max_grad_norm: floa
     With a fused optimizer on an accelerator nothing is read: the decision is taken on the device, and told at most two
     steps later. Else there is one read a step. With a closure (LBFGS) or float16 parameters a copy of parameters and
     optimizer state is kept for each step. A step is a round of all optimizers.
+
+    In a run of several processes (DDP, FSDP) make it in each: with one all-reduce a step all decide alike. Where
+    only one has a guard, and within `ddp.join()`, it decides alone, by gradients that are the same in all.
 
     Returns a Guard, to be used as a context manager or closed by `close()`. Raises TypeError or ValueError for
     arguments that make no sense, OSError where the record can't be written.
@@ -104,12 +105,6 @@ class Guard:
                 self._after)]
         if self.scaler is not None and self.scaler.is_enabled():
             self.scaler.update = self._scaler_updates
-
-    def is_inside(self, parallel: Any) -> None:
-        """A model is called by this DDP: what that does before it calls the model is no part of the step."""
-        self.script.tape.entries.clear()
-        hook = Hook(SimpleNamespace(border=self._guarded, pause=lambda *given: self.script.pause()), "pause", "")
-        self._handles.append(parallel.register_forward_pre_hook(hook, prepend=True))
 
     def _detach(self) -> None:
         self.script.detach()

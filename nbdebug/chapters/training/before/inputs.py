@@ -20,6 +20,11 @@ NORMS = frozenset({"batch_norm", "layer_norm", "group_norm", "instance_norm", "r
                    "native_batch_norm", "normalize"})
 ELEMENTS = 8
 """Rows with fewer numbers than this may meet by chance."""
+LEAST = 16
+"""Samples of either loader, below which nothing is compared."""
+RARE = 10.0
+"""Kurtosis of a feature that is nearly always the same: a word that is in one text of ten, say. A few validation
+samples tell nothing of its deviation."""
 CERTAIN = 4.0
 """Times the bits that pairs of rows need to be told apart: numbers in a row go together, so that it says less than
 the sum of its numbers."""
@@ -53,54 +58,56 @@ def input_leaves(step: Step, targets: Iterable[int | None], batch: Sequence[torc
 
 
 class Summary:
-    """Means and deviations by channel or feature over a loader's batches, with the spread between samples."""
+    """Moments by channel or feature over a loader's batches, and the means of the samples."""
 
-    def __init__(self) -> None:
-        self.rows: list[torch.Tensor] = []
-        self.squares: list[torch.Tensor] = []
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        rows, moments = [], []
+        for tensor in tensors:
+            table = _by_feature(tensor.detach().cpu().double())
+            rows.append(table.mean(2))
+            moments.append(torch.stack([table.pow(k).mean(2).sum(0) for k in (2, 3, 4)]))
+        self.rows = torch.cat(rows)
+        self.mean = self.rows.mean(0)
+        second, third, fourth = (m / len(self.rows) for m in torch.stack(moments).sum(0))
+        variance = (second - self.mean.square()).clamp(min=0)
+        self.std, self.error = variance.sqrt(), self.rows.std(0) / len(self.rows) ** 0.5
+        around = fourth - 4 * self.mean * third + 6 * self.mean.square() * second - 3 * self.mean.pow(4)
+        self.peaked = around / variance.square().clamp(min=1e-30)  # the kurtosis: 3 for a bell, 1/p for a rare event
 
-    def add(self, x: torch.Tensor) -> None:
-        x = x.detach().float().cpu()
-        x = x.reshape(len(x), 1, -1) if x.dim() == 1 else x.reshape(*x.shape[:2], -1) if x.dim() > 3 else (
-            x.unsqueeze(2) if x.dim() == 2 else x.transpose(1, 2))  # (N, features), or (N, moments, features)
-        self.rows.append(x.mean(2))
-        self.squares.append(x.square().mean(2))
 
-    @property
-    def count(self) -> int:
-        return sum(len(r) for r in self.rows)
-
-    def numbers(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(mean, deviation, standard error of the mean) by feature."""
-        rows, squares = torch.cat(self.rows), torch.cat(self.squares)
-        mean = rows.mean(0)
-        std = (squares.mean(0) - mean.square()).clamp(min=0).sqrt()
-        return mean, std, rows.std(0) / max(1, len(rows)) ** 0.5
+def _by_feature(x: torch.Tensor) -> torch.Tensor:
+    """(samples, features, the rest): channels come second in pictures, features last in tables and series."""
+    if x.dim() == 1:
+        return x.view(-1, 1, 1)
+    return x.flatten(2) if x.dim() > 3 else x.unsqueeze(2) if x.dim() == 2 else x.transpose(1, 2)
 
 
 def shift(train: Sequence[torch.Tensor], val: Sequence[torch.Tensor]) -> Shift | None:
-    """Training inputs against validation inputs; None where they can't be compared."""
-    a, b = Summary(), Summary()
-    for summary, tensors in ((a, train), (b, val)):
-        for tensor in tensors:
-            summary.add(tensor)
-    if a.count < 16 or b.count < 16:
+    """Training inputs against validation inputs; None where they can't be compared, or hold rare events only."""
+    if min(sum(map(len, train)), sum(map(len, val))) < LEAST:
         return None
-    (mean_a, std_a, error_a), (mean_b, std_b, error_b) = a.numbers(), b.numbers()
-    if mean_a.shape != mean_b.shape:
+    a, b = Summary(train), Summary(val)
+    if a.mean.shape != b.mean.shape:
         return None
-    alive = (std_a > 1e-6 * (1 + mean_a.abs())) | (std_b > 1e-6 * (1 + mean_b.abs()))
+    alive = (a.std > 1e-6 * (1 + a.mean.abs())) & (a.peaked < RARE)
     if not bool(alive.any()):
         return None
-    floor = 1e-9
-    moved = (mean_b - mean_a).abs()[alive]
-    error = (error_a.square() + error_b.square()).sqrt()[alive]
-    middle = statistics.median
-    return Shift(int(alive.sum()), (a.count, b.count), (float(mean_a[alive].mean()), float(std_a[alive].mean())),
-                 (float(mean_b[alive].mean()), float(std_b[alive].mean())),
-                 middle((moved / (std_a[alive] + floor)).tolist()),
-                 middle(((std_b[alive] + floor) / (std_a[alive] + floor)).tolist()),
-                 middle((moved / (error + floor)).tolist()), _swapped(mean_a, mean_b, error_a, error_b))
+    floor, middle = 1e-9, statistics.median
+    moved = (b.mean - a.mean).abs()[alive]
+    error = (a.error.square() + b.error.square()).sqrt()[alive]
+    ratio = (b.std[alive] + floor) / (a.std[alive] + floor)
+    return Shift(
+        int(alive.sum()), (len(a.rows), len(b.rows)), (float(a.mean[alive].mean()), float(a.std[alive].mean())),
+        (float(b.mean[alive].mean()), float(b.std[alive].mean())),
+        middle((moved / (a.std[alive] + floor)).tolist()), middle(ratio.tolist()),
+        middle((moved / (error + floor)).tolist()), _swapped(a.mean, b.mean, a.error, b.error))
+
+
+def drift(first: torch.Tensor, last: torch.Tensor) -> float:
+    """How far the samples at the end of a dataset lie from those at its start, in deviations, in the middle feature:
+    a series in time changes by more than one."""
+    a, b = Summary([first]), Summary([last])
+    return statistics.median(((b.mean - a.mean).abs() / ((a.std + b.std) / 2 + 1e-9)).tolist())
 
 
 def _swapped(a: torch.Tensor, b: torch.Tensor, error_a: torch.Tensor, error_b: torch.Tensor) -> bool:

@@ -46,7 +46,7 @@ def _loss(calls: Calls, call: Call, output: torch.Tensor, target: torch.Tensor) 
     line = LossCall(call.op, call.where, tuple(o.shape), tuple(t.shape), low, high, activation=made,
                     activation_where=where, over=over, weighted=_weighted(call), target=_leaf(calls, target))
     if call.op in CLASSES:
-        return _of_classes(line, call, o, t)
+        return dataclasses.replace(_of_classes(line, call, o, t), across=_across(calls, output))
     if call.op in BINARY:
         return _of_binary(line, t.float())
     if call.op in LOGS:
@@ -99,7 +99,7 @@ def _of_regression(calls: Calls, line: LossCall, output: torch.Tensor, target: t
     low, high = (float(v) for v in torch.aminmax(t))
     variance = float(t.var(unbiased=False)) if t.numel() > 1 else 0.0
     span = reach_of(line.activation)
-    far = unreachable(t, span, variance) if not calls.dye(target).params else 0.0
+    far = 0.0 if calls.dye(target).params or line.weighted else unreachable(t, span, variance)
     return dataclasses.replace(line, target_low=low, target_high=high, variance=variance, reach=span, unreachable=far,
                                guess=variance if line.op == "mse_loss" else None)
 
@@ -160,9 +160,24 @@ def activation(calls: Calls, output: Any) -> tuple[str | None, Where, int | None
         return None, Where(), None
     over = None
     if call.op in ("softmax", "log_softmax", "softmin") and call.given:
-        dim, shape = call.argument(1, "dim"), call.given[0].shape
-        over = shape[dim if isinstance(dim, int) else (0 if len(shape) in (0, 1, 3) else 1)] if shape else None
+        shape = call.given[0].shape
+        over = shape[_dim(call, len(shape))] if shape else None
     return call.op.rstrip("_") if not call.op.startswith("__") else call.op, call.where, over
+
+
+def _across(calls: Calls, output: torch.Tensor) -> int | None:
+    """The dimension of the softmax that made this very tensor, where it is not the one of the classes."""
+    call = calls.dye(output).maker
+    if call is None or call.op not in ("softmax", "log_softmax") or output.dim() < 2:
+        return None
+    dim = _dim(call, output.dim())
+    return None if dim == 1 else dim
+
+
+def _dim(call: Call, dims: int) -> int:
+    """The dimension that a softmax runs over; torch chooses one where none is given."""
+    dim = call.argument(1, "dim")
+    return dim % dims if isinstance(dim, int) and dims else 0 if dims in (0, 1, 3) else 1
 
 
 def _weighted(call: Call) -> bool:

@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from nbdebug.chapters.training.before.calls import VIEWS, Call, Calls
+from nbdebug.chapters.training.before.losses import LOSSES
 from nbdebug.chapters.training.before.step import begin, record
 from nbdebug.chapters.training.facts_before import Mixing
 from nbdebug.chapters.training.run.sources import unnoticed
@@ -25,6 +26,11 @@ from nbdebug.observe.tensors import tensors_made
 
 TOLERANCE = {torch.float16: 0.05, torch.bfloat16: 0.1}
 """Change, over the output's deviation, that arithmetic alone may bring; 1e-3 where nothing is said."""
+FEW = 7
+"""Samples that are looked at first."""
+MEETING = frozenset({"matmul", "__matmul__", "mm", "bmm", "einsum", "cdist", "cosine_similarity", "addmm", "baddbmm",
+                     "index_select", "gather", "scatter", "scatter_add", "index_add", "__getitem__", "roll", "flip"})
+"""Ops by which samples meet on purpose: similarities, graphs, prototypes."""
 
 
 def batch_size(batch: Any) -> int | None:
@@ -41,6 +47,35 @@ def mixing(model: nn.Module, ask: Callable[[Any, Any], Any], batch: Any) -> tupl
     if any(isinstance(m, nn.modules.batchnorm._NormBase) and m.running_mean is None and "Batch" in type(m).__name__
            for m in model.modules()):
         return None, "Whether samples mix: batch normalisation without running statistics mixes them in every mode"
+    few = tree_map_only(torch.Tensor, lambda t: t[:FEW] if t.dim() and t.shape[0] == n else t, batch)
+    if n > FEW:
+        try:  # quick, and a prime number is rarely the width of a layer
+            if _mixing(model, ask, few, FEW) == (None, ""):
+                return None, ""
+        except Exception:  # the size of the batch is written into the program
+            pass
+    found, why = _mixing(model, ask, batch, n)
+    return (None, "") if found is not None and _meant(model, ask, batch, n, found) else (found, why)
+
+
+def _meant(model: nn.Module, ask: Callable[[Any, Any], Any], batch: Any, n: int, found: Mixing) -> bool:
+    """Samples that meet on purpose: by ops and modules that are there for it, or in training only (mixup)."""
+    parts = dict(model.named_modules())
+    kind = type(parts[found.module]).__name__.lower() if found.module in parts else ""
+    if found.op in MEETING or any(word in kind for word in ("norm", "batch")) or kind.endswith("bn"):
+        return True
+    flags = [(m, m.training) for m in parts.values()]
+    try:
+        model.eval()
+        return _mixing(model, ask, batch, n)[0] is None
+    except Exception:  # it can only be trained, not evaluated
+        return False
+    finally:
+        for module, flag in flags:
+            module.training = flag
+
+
+def _mixing(model: nn.Module, ask: Callable[[Any, Any], Any], batch: Any, n: int) -> tuple[Mixing | None, str]:
     plain = _outputs(model, ask, batch)
     if not any(_table(t, n) for t in plain.outputs):
         return None, "Whether samples mix: no output of the model has a row for each sample"
@@ -55,6 +90,8 @@ def mixing(model: nn.Module, ask: Callable[[Any, Any], Any], batch: Any) -> tupl
             culprit, others = view
         if others:
             return _told(culprit, j, others, n), ""
+        if (crossed := _crossed(plain, changed, n, j)) is not None:
+            return crossed, ""
     return None, ""
 
 
@@ -155,3 +192,29 @@ def _view_after(plain: Calls, changed: Calls, n: int, j: int) -> tuple[Call, int
         if found:
             return (a, found) if a.op in VIEWS and a.op != "__getitem__" else None
     return None
+
+
+def _crossed(plain: Calls, changed: Calls, n: int, j: int) -> Mixing | None:
+    """A loss whose outputs go through the samples in one order, and its targets in another."""
+    if [c.op for c in plain.calls] != [c.op for c in changed.calls]:
+        return None
+    for a, b in zip(plain.calls, changed.calls):
+        if a.op in LOSSES and len(a.given) > 1:
+            output, target = (_rows(x, y, n, j) for x, y in zip(a.given[:2], b.given[:2]))
+            if output and target and output[0] != target[0]:
+                return Mixing(j, n - 1, n, a.module, a.op, a.where, (output[1], target[1]))
+    return None
+
+
+def _rows(a: torch.Tensor, b: torch.Tensor, n: int, j: int) -> tuple[bool, tuple[int, ...]] | None:
+    """Whether rows of several for each sample stand side by side (True) or n apart (False), and the first of sample j;
+    None where that is not clear."""
+    if a.shape != b.shape or not a.dim() or a.shape[0] % n or a.shape[0] <= n:
+        return None
+    size, fold = a.shape[0], a.shape[0] // n
+    differs = (a != b).flatten(1).any(1) if a.dim() > 1 else a != b
+    rows = differs.nonzero().flatten().tolist()
+    beside, apart = all(r // fold == j for r in rows), all(r % n == j for r in rows)
+    if not rows or beside == apart:
+        return None
+    return beside, tuple(range(j * fold, (j + 1) * fold) if beside else range(j, size, n))[:4]

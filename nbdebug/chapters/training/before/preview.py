@@ -29,6 +29,8 @@ from nbdebug.chapters.training.run.sources import iter_is_itself, unnoticed
 from nbdebug.chapters.training.run.units import look as look_at_units
 from nbdebug.observe.state import Snapshot
 
+LARGE = 2 << 30
+"""Bytes of parameters above which no further copies are made."""
 UNITS_FROM = 4
 """Batches over which a unit has to be zero to count as dead."""
 
@@ -179,7 +181,11 @@ class _Looking:
         facts["accumulates"] = self._try("Half batches against the whole", lambda: surroundings.accumulation(
             self.work, self.ask, batch), "")
         facts["notes"] = tuple(surroundings.notes(self.model, self.loader, self.loss_fn))
-        if by_heart:
+        size = sum(p.numel() * p.element_size() for p in self.work.parameters())
+        if by_heart and size > LARGE:
+            self.unchecked.append(f"One batch by heart: the model is large ({size / 2**30:.1f} GiB), and it takes "
+                                  "copies")
+        elif by_heart:
             self.tick("by heart")
             facts["heart"] = self._try("One batch by heart", lambda: heart(
                 self.work, self.optimizers, self.ask, batch, lambda: None), None)

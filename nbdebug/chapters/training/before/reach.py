@@ -24,10 +24,13 @@ def reach_of(activation: str | None) -> tuple[float, float] | None:
 
 def unreachable(targets: torch.Tensor, span: tuple[float, float] | None, variance: float) -> float:
     """The mean squared distance of the targets from a range, over their variance: the share of it that no training can
-    ever explain."""
+    ever explain. A single value beyond, beside many within, is taken for the mark of a missing target: 0."""
     if span is None or variance <= 0:
         return 0.0
     low, high = span
     short = (low - targets).clamp(min=0) if math.isfinite(low) else torch.zeros_like(targets)
     over = (targets - high).clamp(min=0) if math.isfinite(high) else torch.zeros_like(targets)
+    beyond = (short + over) > 0
+    if len(targets[beyond].unique()) == 1 and len(targets[~beyond].unique()) > 2:
+        return 0.0
     return float((short + over).square().mean()) / variance

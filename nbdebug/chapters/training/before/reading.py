@@ -21,6 +21,8 @@ from nbdebug.chapters.training.run.checkup import loss_value
 from nbdebug.chapters.training.run.sources import batches_of, unnoticed
 from nbdebug.observe.tensors import tensors_made
 
+ENDS = 32
+"""Samples at either end of a dataset that tell whether it drifts."""
 MOST, SECONDS = 400, 5.0
 """Batches of a loader, and time, that are read."""
 
@@ -62,8 +64,19 @@ class Read:
             train, val = ([t for b in batches for t in inputs.picked(b, [leaf])] for batches in (self.train, self.val))
             known = train and val and all(t.dtype == torch.uint8 or t.is_floating_point() for t in (train[0], val[0]))
             if known and (found := inputs.shift(train, val)) is not None:
-                return found
+                return dataclasses.replace(found, drift=self._drift(leaf))
         return None
+
+    def _drift(self, leaf: int) -> float:
+        """From the first to the last samples of the training set, in its own order; 0 where it has none."""
+        try:
+            data, collate = self.loader.dataset, self.loader.collate_fn
+            ends = (range(ENDS), range(len(data) - ENDS, len(data)))
+            with unnoticed(data):
+                first, last = (inputs.picked(collate([data[i] for i in end]), [leaf])[0] for end in ends)
+            return inputs.drift(first, last)
+        except Exception:  # the border: streams have no order of their own, lists of batches no dataset
+            return 0.0
 
     def overlap(self) -> Overlap | None:
         if not self.inputs:

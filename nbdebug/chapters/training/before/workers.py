@@ -43,7 +43,7 @@ def fingerprint(item: Any) -> str:
     """A hash of an item's tensors, arrays and numbers."""
     digest = hashlib.blake2b(digest_size=12)
     for tensor in tensors_made(item):
-        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     parts = item if isinstance(item, (tuple, list)) else item.values() if isinstance(item, dict) else [item]
     for part in parts:
         if not isinstance(part, torch.Tensor):

@@ -8,25 +8,36 @@ would follow from it is told as a part of its story, not beside it; among the ot
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import pkgutil
 
 from nbdebug.catalogue import rules
 from nbdebug.chapters.training.facts import TrainingFacts
-from nbdebug.chapters.training.rules import before_alone, run_calls, run_capacity, run_data, run_layers, run_rates
+from nbdebug.chapters.training.rules import (
+    before_alone,
+    before_data,
+    before_outputs,
+    before_parameters,
+    before_signals,
+    run_calls,
+    run_capacity,
+    run_data,
+    run_layers,
+    run_rates,
+)
 from nbdebug.finding import Finding, Link
 
-for _found in pkgutil.iter_modules(__path__):
-    if _found.name.startswith("before_"):
-        importlib.import_module(f"{__name__}.{_found.name}")
+DECLARED = (before_parameters, before_outputs, before_signals, before_data, run_calls, run_data, run_layers, run_rates,
+            run_capacity)
+"""Where the rules stand: to import these modules is to declare them."""
 
 ORDER = (
-    "label-out-of-range", "detached-graph", "parameters-not-in-optimizer", "zero-grad-missing", "clip-before-unscale", "wrong-loss-shape",
-    "double-softmax", "missing-log-softmax", "wrong-output-activation", "batch-mixing", "frozen-parameters",
+    "label-out-of-range", "detached-graph", "parameters-not-in-optimizer", "zero-grad-missing",
+    "gradients-cleared-before-step", "clip-before-unscale", "wrong-loss-shape", "double-softmax", "missing-log-softmax",
+    "wrong-output-activation", "batch-mixing", "frozen-parameters",
     "eval-mode-in-training", "train-mode-in-eval", "preprocessing-mismatch", "leakage", "same-seed-workers",
     "input-not-normalized", "unshuffled-data", "label-noise", "loss-spike", "scheduler-order", "zero-loss",
     "bad-init", "dead-relu", "exploding-gradients", "saturated-activation", "vanishing-gradients", "plateau",
-    "lr-too-high", "lr-too-low", "over-regularized", "model-too-large-for-data", "overfit", "class-imbalance", "underfit",
+    "lr-too-high", "lr-too-low", "over-regularized", "model-too-large-for-data", "overfit", "class-imbalance",
+    "underfit",
 )
 """Most telling first: what is certain once it is seen, then what an experiment has shown, then what remains."""
 

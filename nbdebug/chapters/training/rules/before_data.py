@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from nbdebug.catalogue import rule
 from nbdebug.chapters.training.facts import TrainingFacts
 from nbdebug.chapters.training.facts_before import Entry
@@ -18,7 +20,13 @@ ENOUGH = 100
 """Labels that have to be seen before their shares mean anything."""
 MOVED, WIDER = 1.0, 2.0
 """Training deviations between the means, and the ratio of deviations, in the middle feature. Augmentation moves both by
-less: noise of the data's own size widens it by 1.4."""
+less: noise of the data's own size widens it by 1.4. With few samples the ratio has to be larger."""
+FAR, DRIFTS = 3.0, 1.5
+"""Where the deviation stays the same (a ratio below the second), the difference may be a drift in time: only means that
+are this many deviations apart count."""
+DRIFT, CERTAIN = 1.0, 8.0
+"""Where the training set itself changes by that many deviations from its start to its end, only differences that no
+drift makes count."""
 SURE = 6.0
 """Standard errors between the means."""
 SHARED = 0.02
@@ -74,9 +82,12 @@ def preprocessing_mismatch(facts: TrainingFacts) -> Finding | None:
     seen = None if facts.before is None else facts.before.shift
     if seen is None:
         return None
-    scaled = not 1 / WIDER <= seen.ratio <= WIDER
-    moved = seen.shift > MOVED and seen.sure > SURE
-    if not seen.swapped and not scaled and not moved:
+    wider = max(seen.ratio, 1 / seen.ratio if seen.ratio else math.inf)
+    scaled = wider > WIDER * (1 + 2 / min(seen.samples) ** 0.5)
+    moved = seen.sure > SURE and (seen.shift > FAR or (seen.shift > MOVED and wider > DRIFTS))
+    if seen.drift > DRIFT and seen.shift < CERTAIN and wider < CERTAIN and not seen.swapped:
+        return None  # a series in time: validation comes later, and is different
+    if not (seen.swapped or scaled or moved):
         return None
     numbers = (f"mean {short(seen.val[0])} and deviation {short(seen.val[1])}, training inputs "
                f"{short(seen.train[0])} and "

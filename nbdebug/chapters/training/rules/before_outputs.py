@@ -6,7 +6,7 @@ import math
 
 from nbdebug.catalogue import rule
 from nbdebug.chapters.training.facts import TrainingFacts
-from nbdebug.chapters.training.facts_before import LossCall
+from nbdebug.chapters.training.facts_before import LossCall, Mixing
 from nbdebug.chapters.training.rules.before_words import finding, line, shape, short
 from nbdebug.finding import Finding, Fix
 
@@ -65,6 +65,8 @@ def missing_log_softmax(facts: TrainingFacts) -> Finding | None:
     for call in _lines(facts):
         if call.op not in ("nll_loss", "kl_div", "ctc_loss") or call.above is None or call.over == 1:
             continue
+        if call.across is not None:
+            return _across(call)
         if call.probabilities or (call.high > 1e-4 and abs(call.above) > SUMS_TO_MORE) or call.above > SUMS_TO_MORE:
             what = "probabilities" if call.probabilities else "raw scores"
             title = (f"`{call.op}` is given {what}{line(call.where)}, from {short(call.low)} to {short(call.high)}: "
@@ -76,6 +78,17 @@ def missing_log_softmax(facts: TrainingFacts) -> Finding | None:
             return finding("missing-log-softmax", title, ["loss_fn", call.op, "forward"], [fix], place=call.where,
                            lowest=call.low, highest=call.high, sum_of_exponentials=math.exp(min(call.above, 700)))
     return None
+
+
+def _across(call: LossCall) -> Finding:
+    """Normalised along another dimension than that of the classes."""
+    at = call.activation_where
+    title = (f"`{call.activation}` runs over dimension {call.across}{line(at)}, which has {call.over}, and not over "
+             "the "
+             f"{call.classes} classes: what `{call.op}` is given are no log-probabilities")
+    fix = Fix("Normalise over the classes.", "F.log_softmax(scores, dim=1)")
+    return finding("missing-log-softmax", title, ["forward", call.activation or "", "loss_fn", call.op], [fix],
+                   place=at if at.line else call.where, dimension=call.across, shape=list(call.shape))
 
 
 @rule(
@@ -166,6 +179,8 @@ def batch_mixing(facts: TrainingFacts) -> Finding | None:
     met = None if facts.before is None else facts.before.mixing
     if met is None:
         return None
+    if met.rows is not None:
+        return _crossed(met)
     by = f"`{met.op}`{line(met.where)} mixes the samples" if met.op else "The model mixes the samples"
     title = (f"{by}: replacing sample {met.sample} of the batch changes the outputs of {met.others} of the "
              f"{met.batch - 1} others")
@@ -173,6 +188,17 @@ def batch_mixing(facts: TrainingFacts) -> Finding | None:
               "x = x.transpose(0, 1)  # then: x.reshape(len(x), -1)")
     return finding("batch-mixing", title, [met.module, "forward", met.op], [fix], place=met.where,
                    sample_replaced=met.sample, other_samples_changed=met.others, batch_size=met.batch)
+
+
+def _crossed(met: Mixing) -> Finding:
+    """Outputs beside the targets of other samples."""
+    outputs, targets = (", ".join(map(str, rows)) for rows in met.rows or ((), ()))
+    title = (f"`{met.op}` compares outputs with targets of other samples{line(met.where)}: sample {met.sample} has its "
+             f"outputs in rows {outputs} …, and its targets in rows {targets} …")
+    fix = Fix("Bring both into the same order before they are flattened.",
+              "output = output.transpose(0, 1)  # batch first, as the targets; then: output.flatten(0, 1)")
+    return finding("batch-mixing", title, ["loss_fn", "forward", met.op], [fix], place=met.where,
+                   rows_of_the_outputs=outputs, rows_of_the_targets=targets, batch_size=met.batch)
 
 
 @rule(

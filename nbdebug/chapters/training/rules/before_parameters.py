@@ -11,7 +11,8 @@ from nbdebug.chapters.training.facts_before import Before, Parameter
 from nbdebug.chapters.training.rules.before_words import finding, line, listed
 from nbdebug.finding import Finding, Fix
 
-ADAPTERS = re.compile(r"(^|[._])(lora|adapter|prompt|prefix_encoder|ia3|soft_prompt)", re.IGNORECASE)
+ADAPTERS = re.compile(r"(^|[._])(lora|adapter|ia3|soft_prompt|prompt_embeddings|prompt_learner|prefix_encoder)",
+                      re.IGNORECASE)
 """Names that libraries give to what is added to a frozen model in order to be trained."""
 
 
@@ -50,14 +51,17 @@ def _frozen(before: Before) -> tuple[str, list[Parameter]]:
     used = [p for p in before.parameters if p.used and not p.trained and p.registered]
     if used and not before.trained:
         return "no parameter of the model wants a gradient, so that nothing can learn", used
-    zeros = {p.module for p in used if p.zero and p.dims > 1 and not p.normal}
+    multiplied = {w.name for w in before.weights}  # a first hidden state of zeros is none, and no fault
+    zeros = {p.module for p in used if p.zero and p.dims > 1 and p.name in multiplied}
     if zeros:
-        held = next(p.name for p in used if p.module in zeros and p.zero and p.dims > 1)
+        held = next(p.name for p in used if p.module in zeros and p.zero and p.name in multiplied)
         return (f"`{held}` holds nothing but zeros, which no training has left there, so that its part of the model "
                 "does nothing and never will", [p for p in used if p.module in zeros])
     added = [p for p in before.parameters if ADAPTERS.search(p.name)]
-    if added and any(p in used for p in added) and not any(p.trained for p in added):
-        return "no part that was added to the model to be trained is trained", [p for p in added if p in used]
+    if any(p in used and p.held for p in added) and not any(p.trained for p in added):
+        return ("they look like a part that was added in order to be trained, the optimizer holds them, and none of "
+                "them "
+                "is"), [p for p in added if p in used]
     last = [p for p in used if p.last and p.held and not p.normal]
     if any(p.fresh for p in last) and before.trained:
         return ("the output layer still has the random values that it was made with, the optimizer holds it, and what "

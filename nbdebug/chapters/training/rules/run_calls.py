@@ -35,8 +35,8 @@ def zero_grad_missing(facts: TrainingFacts) -> Finding | None:
         return None
     functions = run.stale.functions
     at = f" in `{functions[0]}`" if functions else ""
-    title = (f"Gradients are never cleared{at}: in {run.stale.share:.0%} of the optimizer's steps the old ones were still "
-             "there when backward began")
+    title = (f"Gradients are never cleared{at}: in {run.stale.share:.0%} of the optimizer's steps the old ones were "
+             "still there when backward began")
     fix = tried("Clear the gradients before each backward.", "optimizer.zero_grad()\nloss.backward()\noptimizer.step()",
                 run.trials.get("zero_grad"))
     return finding(run, "zero-grad-missing", title, ["optimizer", *functions], [fix], place=run.places.get("backward"),
@@ -99,8 +99,8 @@ def clip_before_unscale(facts: TrainingFacts) -> Finding | None:
     title="The model trains in eval mode.",
     symptom="After a validation the training loss falls faster than before and the gap to validation widens; dropout "
             "does nothing, batch normalisation uses its running statistics.",
-    cause="`model.eval()` stays in force until `model.train()` is called. A validation that does not switch back leaves "
-          "the rest of the run in eval mode; so does a pretrained model that comes in eval mode.",
+    cause="`model.eval()` stays in force until `model.train()` is called. A validation that does not switch back "
+          "leaves the rest of the run in eval mode; so does a pretrained model that comes in eval mode.",
     confirm="`assert model.training` before each forward of the training loop.",
     fix="Call `model.train()` at the end of the validation, or at the top of the loop over batches.",
     reference="https://docs.pytorch.org/docs/stable/notes/autograd.html#evaluation-mode-nn-module-eval",
@@ -121,7 +121,8 @@ def eval_mode_in_training(facts: TrainingFacts) -> Finding | None:
     by = f" `{own[0]}` left it so" if own else " It was left so by a `model.eval()`"
     since = f"from step {blamed[0].switched} on" if switched else "from the first step on"
     layers = ", ".join(f"`{m.module}` ({m.kind})" for m in blamed[:3])
-    title = f"The model trains in eval mode {since}:{by if switched else ' nothing has called `model.train()`'}, and {layers} is affected"
+    by = by if switched else " nothing has called `model.train()`"
+    title = f"The model trains in eval mode {since}:{by}. It concerns {layers}"
     fix = tried("Go back to train mode after each validation, or at the top of each pass.", "model.train()",
                 run.trials.get("train mode"), by=1.02)
     return finding(run, "eval-mode-in-training", title,
@@ -133,8 +134,8 @@ def eval_mode_in_training(facts: TrainingFacts) -> Finding | None:
 @rule(
     code="training/train-mode-in-eval",
     title="Validation runs in train mode.",
-    symptom="The validation loss is far worse than training's, or jumps about; it changes with the order and the size of "
-            "the validation batches.",
+    symptom="The validation loss is far worse than training's, or jumps about; it changes with the order and the size "
+            "of the validation batches.",
     cause="Without `model.eval()` dropout drops and batch normalisation uses the statistics of the validation batch, "
           "which may hold one class only; the running statistics take the validation data in as well.",
     confirm="Compute the validation loss twice, before and after `model.eval()`.",
@@ -171,8 +172,8 @@ def train_mode_in_eval(facts: TrainingFacts) -> Finding | None:
     title="The learning rate scheduler is stepped at the wrong time.",
     symptom="A warning that `lr_scheduler.step()` came before `optimizer.step()`; or a learning rate that is used up "
             "after a few batches, or never gets off the ground.",
-    cause="A scheduler counts its own calls. Stepped before the optimizer, its first rate is never used; stepped once a "
-          "batch though it was built in epochs, it runs out early; stepped once an epoch though it was built in "
+    cause="A scheduler counts its own calls. Stepped before the optimizer, its first rate is never used; stepped once "
+          "a batch though it was built in epochs, it runs out early; stepped once an epoch though it was built in "
           "batches, it stays at its beginning.",
     confirm="Print `scheduler.get_last_lr()` after each step and compare with the plan.",
     fix="After `optimizer.step()`: once a batch for OneCycleLR and for warm-ups, once an epoch for schedules built in "
@@ -190,11 +191,11 @@ def scheduler_order(facts: TrainingFacts) -> Finding | None:
         said = (f"{schedule.kind} changes the learning rate of another optimizer than the one that steps: it was built "
                 "before the optimizer was made anew")
     elif schedule.before_first:
-        said = (f"{schedule.kind}.step() is called before the optimizer's first step, so that every rate comes one step "
-                "early and the first is never used")
+        said = (f"{schedule.kind}.step() is called before the optimizer's first step, so that every rate comes one "
+                "step early and the first is never used")
     elif per_batch and schedule.kind != "ReduceLROnPlateau" and (helps(trial) or schedule.planned == run.passes):
-        said = (f"{schedule.kind} is stepped once a batch ({schedule.calls} times in {run.passes} passes): the learning "
-                f"rate went from {short(max(run.rates))} to {short(run.rates[-1])}")
+        said = (f"{schedule.kind} is stepped once a batch ({schedule.calls} times in {run.passes} passes): the "
+                f"learning rate went from {short(max(run.rates))} to {short(run.rates[-1])}")
     elif rate_stays_low(run) and schedule.calls < 0.5 * run.optimizer_steps and helps(trial):
         said = (f"{schedule.kind} is built for {schedule.planned or 'far more'} steps and was stepped {schedule.calls} "
                 f"times: the learning rate never rose above {short(max(run.rates))} (it was to reach "

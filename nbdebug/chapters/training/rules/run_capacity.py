@@ -56,8 +56,8 @@ def _relieves(run: RunFacts, name: str, trial: Trial) -> bool:
     code="training/underfit",
     title="The model is too simple for the data.",
     symptom="Training and validation loss stop together, far above what the data allows.",
-    cause="Too few units or layers, no activation between them, inputs that the model never combines: there is no setting "
-          "of its weights that fits.",
+    cause="Too few units or layers, no activation between them, inputs that the model never combines: there is no "
+          "setting of its weights that fits.",
     confirm="A small network with two hidden layers, on the same batches with the same loss, gets far lower.",
     fix="Add units or layers, put activations between linear layers, feed all inputs.",
     reference="https://karpathy.github.io/2019/04/25/recipe/",
@@ -67,13 +67,15 @@ def underfit(facts: TrainingFacts) -> Finding | None:
     if run is None or run.reference is None or not signs.settled(run):
         return None
     end = run.checkups[-1]
-    mine, theirs = (run.reference.get("val"), end.val) if end.val is not None else (run.reference.get("train"), end.train)
+    on = "train" if end.val is None else "val"
+    mine, theirs = run.reference.get(on), end.train if end.val is None else end.val
     if run.reference.get("the model with Adam", 0.0) < signs.BETTER * end.train:
         return None  # it can: its optimizer is what keeps it
-    if mine is None or theirs is None or not 0 <= mine < BELOW * theirs or end.train < 0.5 * theirs:
+    below = signs.BETTER if signs.learns_nothing(run) else BELOW
+    if mine is None or theirs is None or not 0 <= mine < below * theirs or end.train < 0.5 * theirs:
         return None
-    title = (f"The model is too simple for the data: its loss has settled at {short(theirs)}, and a network with two hidden "
-             f"layers of 128 units gets to {short(mine)} with the same batches, loss and number of steps")
+    title = (f"The model is too simple for the data: its loss has settled at {short(theirs)}, and a network with two "
+             f"hidden layers of 128 units gets to {short(mine)} with the same batches, loss and number of steps")
     fix = tried("Give the model more units or layers, with activations between them.",
                 "nn.Sequential(nn.Linear(inputs, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), "
                 "nn.Linear(128, outputs))", Trial("reference", (), (), end.train, run.reference["train"], end.val,

@@ -29,8 +29,8 @@ ZEROS = 5
 @rule(
     code="training/unshuffled-data",
     title="Batches hold samples of one kind: the data is not shuffled.",
-    symptom="The training loss is a saw tooth: near zero, then high, then near zero. The model that comes out knows the "
-            "last class only.",
+    symptom="The training loss is a saw tooth: near zero, then high, then near zero. The model that comes out knows "
+            "the last class only.",
     cause="A dataset that is sorted by class, read with shuffle=False: for many steps in a row the model learns to say "
           "one thing, and forgets the rest.",
     confirm="Print the labels of ten batches in a row.",
@@ -56,10 +56,10 @@ def unshuffled_data(facts: TrainingFacts) -> Finding | None:
 @rule(
     code="training/label-noise",
     title="Many training labels are wrong.",
-    symptom="The training loss stops far above zero while validation goes better than training; a longer run only makes "
-            "validation worse.",
-    cause="A part of the annotations contradicts the rest: another convention, a shifted index, careless labelling. The "
-          "model learns the truth from the rest, and pays for every wrong label.",
+    symptom="The training loss stops far above zero while validation goes better than training; a longer run only "
+            "makes validation worse.",
+    cause="A part of the annotations contradicts the rest: another convention, a shifted index, careless labelling. "
+          "The model learns the truth from the rest, and pays for every wrong label.",
     confirm="Look at the training samples with the highest loss: the model's answer is right and the label wrong.",
     fix="Review or drop the doubtful samples; label smoothing and early stopping soften what is left.",
     reference="https://arxiv.org/abs/1911.00068",
@@ -73,9 +73,9 @@ def label_noise(facts: TrainingFacts) -> Finding | None:
     if not trial.val_changed < CLEANER * trial.val_as_is:
         return None
     end = run.checkups[-1]
-    title = (f"About {share:.0%} of the training labels look wrong: the loss on training data stays at {short(end.train)} "
-             f"while validation is at {short(end.val or 0.0)}, and without the doubtful samples validation falls to "
-             f"{short(trial.val_changed)}")
+    title = (f"About {share:.0%} of the training labels look wrong: the loss on training data stays at "
+             f"{short(end.train)} while validation is at {short(end.val or 0.0)}, and without the doubtful samples "
+             f"validation falls to {short(trial.val_changed)}")
     fix = Fix("Review the samples whose label the model does not believe, or leave them out.",
               "doubtful = model(inputs).argmax(1) != labels", True,
               {"validation as it is": trial.val_as_is, "validation without them": trial.val_changed,
@@ -90,8 +90,8 @@ def label_noise(facts: TrainingFacts) -> Finding | None:
     title="The model learns the training data by heart.",
     symptom="The training loss goes to zero; the validation loss has its lowest point early and rises for the rest of "
             "the run.",
-    cause="After the lowest point what is learnt holds for the training samples only. Too few samples, too many passes, "
-          "no augmentation and no regularisation bring it on.",
+    cause="After the lowest point what is learnt holds for the training samples only. Too few samples, too many "
+          "passes, no augmentation and no regularisation bring it on.",
     confirm="Training and validation loss in eval mode on the same picture.",
     fix="Stop at the lowest validation loss; augment; add weight decay or dropout; collect more data; take a smaller "
         "model; validate more often.",
@@ -108,8 +108,8 @@ def overfit(facts: TrainingFacts) -> Finding | None:
     code="training/model-too-large-for-data",
     title="The model has far more parameters than the data can pin down.",
     symptom="The training loss goes to zero within a few passes; the validation loss rises from early on.",
-    cause="With a hundred and more parameters for each target there are endless ways to fit the training set, and nearly "
-          "all of them are wrong elsewhere.",
+    cause="With a hundred and more parameters for each target there are endless ways to fit the training set, and "
+          "nearly all of them are wrong elsewhere.",
     confirm="Trained parameters over samples; and a model of a tenth of the size does as well in validation.",
     fix="A smaller model, or a pretrained one of which little is trained; dropout, weight decay, early stopping, "
         "augmentation.",
@@ -147,8 +147,8 @@ def _overfit(run: RunFacts, slug: str, size: str, where: list[str]) -> Finding:
     code="training/zero-loss",
     title="The loss is exactly zero: it asks nothing of the model.",
     symptom="The loss is 0 from the first steps on, and no gradient comes back.",
-    cause="A softmax over one class, a mask that leaves nothing, targets that the output equals by construction, a margin "
-          "that is never missed, or the model's own output as its target.",
+    cause="A softmax over one class, a mask that leaves nothing, targets that the output equals by construction, a "
+          "margin that is never missed, or the model's own output as its target.",
     confirm="Print output, target and mask that go into the loss, for one batch.",
     fix="Give the loss something to compare: as many outputs as classes, targets that do not come from the output, a "
         "mask with ones in it.",

@@ -7,7 +7,7 @@ from nbdebug.chapters.training.facts import TrainingFacts
 from nbdebug.chapters.training.facts_run import RunFacts, Units
 from nbdebug.chapters.training.rules import run_signs as signs
 from nbdebug.chapters.training.rules.run_words import finding, short, tried
-from nbdebug.finding import Finding
+from nbdebug.finding import Finding, Fix
 
 WHOLE = 0.98
 """A layer in which nothing lives passes no gradient; no experiment is needed to tell."""
@@ -16,13 +16,13 @@ WHOLE = 0.98
 @rule(
     code="training/dead-relu",
     title="A layer is dead: its units are zero for every sample.",
-    symptom="The model gives every sample the same answer; the loss is that of the base rate; most gradients are exactly "
-            "zero.",
-    cause="A relu whose input is negative for every sample passes no gradient, so its weights never change again. A bias "
-          "far below zero does it at the start, one step that was too long does it later.",
+    symptom="The model gives every sample the same answer; the loss is that of the base rate; most gradients are "
+            "exactly zero.",
+    cause="A relu whose input is negative for every sample passes no gradient, so its weights never change again. A "
+          "bias far below zero does it at the start, one step that was too long does it later.",
     confirm="`(activation > 0).any(0).float().mean()` over some batches: the share of living units.",
-    fix="Initialise biases with zero and weights with He's init; lower the learning rate where units die on the way; or "
-        "use LeakyReLU or GELU, which keep a slope.",
+    fix="Initialise biases with zero and weights with He's init; lower the learning rate where units die on the way; "
+        "or use LeakyReLU or GELU, which keep a slope.",
     reference="https://arxiv.org/abs/1903.06733",
 )
 def dead_relu(facts: TrainingFacts) -> Finding | None:
@@ -33,20 +33,20 @@ def dead_relu(facts: TrainingFacts) -> Finding | None:
     places = signs.dead(run.start_units) or signs.dead(run.end_units)
     if signs.died(run) and any(signs.helps(t, signs.MUCH_BETTER) for n, t in run.trials.items() if n.startswith("lr/")):
         return None  # the learning rate killed it
-    if not places or not (max(p.dead or 0.0 for p in places) >= WHOLE or signs.helps(run.trials.get("rescaled"))):
+    if not places or not (max(p.dead or 0.0 for p in places) >= WHOLE or signs.helps(signs.cured(run))):
         return None
     first = places[0]
     when = "from the start" if early else "at the end of the run"
-    died = "" if early else (f" (of {first.units} units {_share(run.start_units, first)} were dead at the start: they died "
-                             "on the way)")
-    title = (f"`{first.feeds or first.module}` is dead {when}: {first.dead:.0%} of its {first.units} units are zero after "
-             f"the relu for every sample{died}")
+    died = "" if early else (f" (of {first.units} units {_share(run.start_units, first)} were dead at the start: they "
+                             "died on the way)")
+    title = (f"`{first.feeds or first.module}` is dead {when}: {first.dead:.0%} of its {first.units} units are zero "
+             f"after the relu for every sample{died}")
     chain = [f"{first.dead:.0%} of the units behind `{first.feeds or first.module}` are zero for every sample",
              "they pass no gradient: what lies before them is not trained",
              f"the loss stays at {short(signs.last(run))} (first: {short(signs.first(run))})"]
     fix = tried("Start with outputs around zero: no negative biases, He's init.",
                 "torch.nn.init.kaiming_normal_(layer.weight, nonlinearity='relu')\ntorch.nn.init.zeros_(layer.bias)",
-                run.trials.get("rescaled"))
+                signs.cured(run))
     return finding(run, "dead-relu", title, _names(places), [fix], chain=chain, evidence=_evidence(places, "dead"))
 
 
@@ -75,17 +75,17 @@ def _evidence(places: list[Units], what: str) -> dict[str, object]:
 )
 def saturated_activation(facts: TrainingFacts) -> Finding | None:
     run = facts.run
-    if run is None or not signs.held_by_flat(run) or not signs.helps(run.trials.get("rescaled")):
+    if run is None or not signs.held_by_flat(run) or not signs.helps(signs.cured(run)):
         return None
     places = signs.saturated(run.start_units) or signs.saturated(run.end_units)
     if not places:
         return None
     first, when = places[0], "from the start" if signs.saturated(run.start_units) else "at the end of the run"
-    title = (f"`{first.feeds or first.module}` saturates its {first.op} {when}: at {first.saturated:.0%} of the values the "
-             "slope is below a hundredth of its largest")
+    title = (f"`{first.feeds or first.module}` saturates its {first.op} {when}: at {first.saturated:.0%} of the "
+             "values the slope is below a hundredth of its largest")
     fix = tried("Bring what goes into the activation to a size of about one.",
                 "torch.nn.init.xavier_uniform_(layer.weight)\ntorch.nn.init.zeros_(layer.bias)",
-                run.trials.get("rescaled"))
+                signs.cured(run))
     return finding(run, "saturated-activation", title, _names(places), [fix], evidence=_evidence(places, "saturated"),
                    chain=[f"{first.saturated:.0%} of the {first.op} behind `{first.feeds or first.module}` is flat",
                           "it passes on next to no gradient",
@@ -104,19 +104,38 @@ def saturated_activation(facts: TrainingFacts) -> Finding | None:
 )
 def vanishing_gradients(facts: TrainingFacts) -> Finding | None:
     run = facts.run
-    weak = signs.fading(run) if run is not None else []
-    if run is None or not weak or not signs.learns_nothing(run):
+    if run is None or not signs.learns_nothing(run):
         return None
+    trial = run.trials.get("relu")
+    weak = signs.fading(run, signs.FADES_SOMEWHAT if signs.helps(trial) else signs.FADES)
+    if not weak:
+        return _in_time(run)
     strongest = max(run.layers, key=lambda la: la.first)
-    title = (f"Gradients fade on their way back: `{weak[0].name}` gets {strongest.first / weak[0].first:,.0f} times less "
-             f"than `{strongest.name}`, and the loss stays at {short(signs.last(run))} (first: "
+    title = (f"Gradients fade on their way back: `{weak[0].name}` gets {strongest.first / weak[0].first:,.0f} times "
+             f"less than `{strongest.name}`, and the loss stays at {short(signs.last(run))} (first: "
              f"{short(signs.first(run))})")
     fix = tried("Use relu with He's init, or normalise between the layers.",
-                "torch.nn.ReLU()  # in place of the sigmoids\n"
-                "torch.nn.init.kaiming_uniform_(layer.weight, nonlinearity='relu')", run.trials.get("relu"))
+                "torch.nn.ReLU()  # in place of the squashing activations\n"
+                "torch.nn.init.kaiming_uniform_(layer.weight, nonlinearity='relu')", trial)
     return finding(run, "vanishing-gradients", title, [la.name for la in weak], [fix],
                    evidence={"gradient, by layer": {la.name: la.first for la in run.layers[:16]},
                              "update over weight, by layer": {la.name: la.update for la in run.layers[:16]}})
+
+
+def _in_time(run: RunFacts) -> Finding | None:
+    """The same through the moments of a sequence, where a network that sees all of them at once does learn."""
+    way, reference = signs.fades_in_time(run), run.reference
+    mine, theirs = (reference or {}).get("train"), run.checkups[-1].train if run.checkups else None
+    if way is None or mine is None or theirs is None or not mine < signs.MUCH_BETTER * theirs:
+        return None
+    title = (f"Gradients fade on their way back through time: at the first of {way.moments} moments `{way.module}` "
+             f"gets {way.last / max(way.first, 1e-38):.1e} times less than at the last, and the loss stays at "
+             f"{short(signs.last(run))}; a network that sees all moments at once gets to {short(mine)}")
+    fix = Fix("Use a gated cell (GRU, LSTM), attention, or shorter sequences.",
+              "torch.nn.GRU(...)  # in place of RNN", None,
+              {"why not": "the exchange of a cell changes more than can be tried unseen"})
+    return finding(run, "vanishing-gradients", title, [way.module], [fix],
+                   evidence={"gradient at the first moment": way.first, "at the last": way.last})
 
 
 def frozen_in_run(facts: TrainingFacts) -> Finding | None:
@@ -131,8 +150,8 @@ def frozen_in_run(facts: TrainingFacts) -> Finding | None:
     why = (f"`{zeros[0].name}` is frozen at zero, so that what it is a part of does nothing" if zeros else
            f"{len(run.frozen)} parameters that the optimizer holds have requires_grad=False (`{blamed[0]}` and others)")
     title = f"{why}; the loss stays at {short(signs.last(run))} (first: {short(signs.first(run))})"
-    fix = tried("Let them be trained.", "\n".join(f"model.get_parameter({n!r}).requires_grad_(True)" for n in blamed[:4]),
-                trial)
+    code = "\n".join(f"model.get_parameter({n!r}).requires_grad_(True)" for n in blamed[:4])
+    fix = tried("Let them be trained.", code, trial)
     return finding(run, "frozen-parameters", title, blamed, [fix],
                    evidence={"frozen": blamed[:12], "trained elements": run.trained_elements,
                              "frozen elements": sum(f.elements for f in run.frozen)})

@@ -10,7 +10,7 @@ from nbdebug.chapters.training.facts import TrainingFacts
 from nbdebug.chapters.training.facts_run import RunFacts, Trial
 from nbdebug.chapters.training.rules import run_signs as signs
 from nbdebug.chapters.training.rules.run_words import finding, short, tried
-from nbdebug.finding import Finding, Fix
+from nbdebug.finding import Finding
 
 OUTLIER = 5.0
 """The suspected batch's loss over the largest of its neighbours', under the same weights at the start of the run."""
@@ -29,9 +29,9 @@ def _best(run: RunFacts, kind: str) -> tuple[str, Trial] | None:
 @rule(
     code="training/lr-too-high",
     title="The learning rate is too high.",
-    symptom="The loss jumps to a multiple of what it was and does not come back, swings without falling, or becomes NaN.",
-    cause="Each step is longer than the valley is wide: it lands higher up on the other side. How long a step may be is "
-          "set by the curvature, which warm-up, normalisation and smaller batches change.",
+    symptom="The loss jumps to a multiple of what it was and does not come back, swings, or becomes NaN.",
+    cause="Each step is longer than the valley is wide: it lands higher up on the other side. How long a step may be "
+          "is set by the curvature, which warm-up, normalisation and smaller batches change.",
     confirm="The same run with a tenth of the rate falls steadily. Healthy updates are between a ten-thousandth and a "
             "thirtieth of the weights.",
     fix="Divide `lr` by 10 until the loss falls steadily; warm up over the first hundreds of steps; clip gradients "
@@ -84,8 +84,8 @@ def lr_too_low(facts: TrainingFacts) -> Finding | None:
     name, trial = best
     rate, factor = max(run.rates, default=0.0), float(name.partition("*")[2])
     updates = [la.update for la in run.layers if math.isfinite(la.update)]
-    title = (f"lr={rate:g} is too low: a step moves no layer by more than {max(updates):.1e} of its weights, and the loss "
-             f"stays at {short(signs.last(run))}; with lr={rate * factor:g} the same steps end at "
+    title = (f"lr={rate:g} is too low: a step moves no layer by more than {max(updates):.1e} of its weights, and the "
+             f"loss stays at {short(signs.last(run))}; with lr={rate * factor:g} the same steps end at "
              f"{short(trial.end_changed)}")
     fix = tried("Raise the learning rate.", f"optimizer = torch.optim.{run.optimizer}(model.parameters(), "
                 f"lr={rate * factor:g})", trial)
@@ -129,12 +129,12 @@ def plateau(facts: TrainingFacts) -> Finding | None:
 @rule(
     code="training/loss-spike",
     title="The loss jumps at a single step.",
-    symptom="The loss falls smoothly, jumps by orders of magnitude at one step, and takes a good part of the run to come "
-            "back; with the same order of the data always at the same step.",
+    symptom="The loss falls smoothly, jumps by orders of magnitude at one step, and takes a good part of the run to "
+            "come back; with the same order of the data always at the same step.",
     cause="Nearly always one batch: samples out of scale, broken targets, a corrupt file. One step on it moves the "
-          "weights far away. Without such a batch: a restart of the schedule, or Adam's second moment after a quiet time.",
+          "weights far away. Without such a batch: a restart of the schedule, or Adam after a quiet time.",
     confirm="Take the batch of that step and compute its loss with the weights of the start, beside its neighbours'.",
-    fix="Look at the samples of that batch and repair or drop them; clip gradients, so that no single batch can do this.",
+    fix="Look at the samples of that batch and repair or drop them; clip gradients as a guard.",
     reference="https://github.com/stanford-crfm/mistral/issues/115",
 )
 def loss_spike(facts: TrainingFacts) -> Finding | None:
@@ -151,11 +151,11 @@ def loss_spike(facts: TrainingFacts) -> Finding | None:
         return None
     trial = run.trials.get("without the batch")
     at = "start" if own is not None and others is not None and own > OUTLIER * max(others, 1e-8) else "end"
-    title = (f"The loss jumps from {short(spike['before'])} to {short(spike['loss'])} at step {spike['step']}: the batch of "
-             f"that step is unlike the others (with the weights of the run's {at} its loss is "
+    title = (f"The loss jumps from {short(spike['before'])} to {short(spike['loss'])} at step {spike['step']}: the "
+             f"batch of that step is unlike the others (with the weights of the run's {at} its loss is "
              f"{short(spike[f'its loss at the {at}'])}, its neighbours' {short(spike[NEIGHBOURS[at]])})")
     fix = tried("Leave the batch out, or repair its samples; clip gradients as a guard.",
-                f"batch = next(itertools.islice(train_loader, {spike.get('batch', spike['index'])}, None))  # look at it\n"
+                f"batch = list(train_loader)[{spike.get('batch', spike['index'])}]  # look at it\n"
                 "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)", trial)
     return finding(run, "loss-spike", title, ["train_loader"], [fix], step=spike["step"],
                    evidence={k: v for k, v in spike.items() if k != "said"})
@@ -190,9 +190,9 @@ def exploding_gradients(facts: TrainingFacts) -> Finding | None:
     times = sum(p.module == name for p in run.flow)
     way = f"through {times} calls of `{name}`" if times > 1 else f"up to `{name}`"
     norms = signs.finite(run.gradient_norms)
-    title = (f"Gradients explode: the first one's norm is {short(run.start_gradient)}, {short(run.start_gradient / run.weight_norm)} "
-             f"times that of the weights; {'gradients' if back[0] >= forth[0] else 'activations'} grow by a factor of "
-             f"{short(factor)} {way}")
+    over = short(run.start_gradient / max(run.weight_norm, 1e-12))
+    title = (f"Gradients explode: the first one's norm is {short(run.start_gradient)}, {over} times that of the "
+             f"weights; {'gradients' if back[0] >= forth[0] else 'activations'} grow by a factor of {short(factor)} {way}")
     fix = tried("Clip the gradients, and bound what is applied again and again (tanh, a gate, normalisation).",
                 "loss.backward()\ntorch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\noptimizer.step()", trial)
     return finding(run, "exploding-gradients", title, [name], [fix], step=run.numbers[0] if run.numbers else None,

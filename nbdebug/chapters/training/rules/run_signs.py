@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 
-from nbdebug.chapters.training.facts_run import Layer, RunFacts, Trial, Units
+from nbdebug.chapters.training.facts_run import Layer, RunFacts, Through, Trial, Units
 
 LEARNS_NOTHING = 0.9
 """A run that keeps this share of its first loss has learnt next to nothing (TheDeepChecker: less than 5% in 5 checks;
@@ -29,6 +29,10 @@ SATURATED = 0.5
 """Share of values on the flat ends (TheDeepChecker: over 50%)."""
 FADES = 1e-2
 """Gradient of the weakest layer over that of the strongest one behind it. Sigmoids lose a factor of four each."""
+FADES_SOMEWHAT = 0.1
+"""The same, where an experiment has to confirm it."""
+FADES_IN_TIME = 1e-3
+"""Gradient at the first moment of a sequence over that at the last. Tasks that need the last ones only show it too."""
 BETTER = 0.7
 """An experiment helps when it ends at this share of the loss as it was, or below: far more than two seeds differ."""
 MUCH_BETTER = 0.5
@@ -134,7 +138,7 @@ def rate_fell(run: RunFacts) -> int | None:
 
 
 def dead(places: tuple[Units, ...]) -> list[Units]:
-    return [p for p in places if p.dead is not None and p.dead >= DEAD and p.units >= 2]
+    return [p for p in places if p.dead is not None and p.dead >= DEAD and p.units >= 4]
 
 
 def saturated(places: tuple[Units, ...]) -> list[Units]:
@@ -206,14 +210,14 @@ def settled(run: RunFacts) -> bool:
     return len(half) >= 3 and last(run) > 0.95 * half[0].train
 
 
-def fading(run: RunFacts) -> list[Layer]:
+def fading(run: RunFacts, by: float = FADES) -> list[Layer]:
     """The layers whose gradient is a hundredth or less of that of a layer behind them, where it fades step by step."""
     layers = [layer for layer in run.layers if layer.first > 0]
     if len(layers) < 3:
         return []
     strongest = max(range(len(layers)), key=lambda i: layers[i].first)
     before = layers[:strongest]
-    weak = [layer for layer in before if layer.first < FADES * layers[strongest].first]
+    weak = [layer for layer in before if layer.first < by * layers[strongest].first]
     steps = [a.first <= 2 * b.first for a, b in zip(before, layers[1:strongest + 1])]
     return weak if weak and len(before) >= 2 and sum(steps) >= 0.75 * len(steps) else []
 
@@ -221,6 +225,17 @@ def fading(run: RunFacts) -> list[Layer]:
 def helps(trial: Trial | None, by: float = BETTER) -> bool:
     """Whether a change brought the loss on fixed batches down to `by` of what it was."""
     return trial is not None and math.isfinite(trial.end_changed) and trial.end_changed < by * trial.end_as_is
+
+
+def fades_in_time(run: RunFacts) -> Through | None:
+    """The recurrent module through which next to nothing of the gradient comes back to the first moment."""
+    return next((t for t in run.through if t.last > 0 and t.first < FADES_IN_TIME * t.last), None)
+
+
+def cured(run: RunFacts) -> Trial | None:
+    """The trial in which layers' outputs were brought to a size of one, where it helped; else the last such one."""
+    found = [t for name in ("rescaled", "normalised") if (t := run.trials.get(name)) is not None]
+    return next((t for t in found if helps(t)), found[-1] if found else None)
 
 
 def overfits(run: RunFacts) -> tuple[int, float, float] | None:
@@ -233,7 +248,7 @@ def overfits(run: RunFacts) -> tuple[int, float, float] | None:
     best = min(range(len(seen)), key=values.__getitem__)
     end = statistics.median(values[-3:])
     by_heart = seen[-1].train < 0.02 * seen[0].train and end > 0.5 * values[0] and len(seen) >= 10
-    rose = by_heart or end > ROSE * values[best] and min(values[-3:]) > values[best] + SURE * max(seen[best].spread, 0.0)
+    rose = by_heart or end > ROSE * values[best] and min(values[-3:]) > values[best] + SURE * seen[best].spread
     fell = by_heart or seen[-1].train < 0.8 * seen[best].train and seen[-1].train < 0.5 * end
     early = by_heart or seen[best].step <= 0.6 * seen[-1].step
     return (seen[best].step, values[best], end) if rose and fell and early else None

@@ -36,9 +36,9 @@ class Change:
     """What is done otherwise. rate: factor on every learning rate; level: one rate all
     along, the largest that was seen, or `to`;
     zero: whether gradients
-    are cleared before each backward (None: as the user's loop does); clip: largest gradient norm; decay: factor on weight decay;
-    unfreeze: names of parameters; prepare: called once on the model; without: batches that are left out; batches: others
-    in their place; loss_fn: another loss; training: all modules in train mode; adam: this
+    are cleared before each backward (None: as the user's loop does); clip: largest gradient norm; decay: factor on
+    weight decay; unfreeze: names of parameters; prepare: called once on the model; without: batches that are left out;
+    batches: others in their place; loss_fn: another loss; training: all modules in train mode; adam: this
     rate, with a fresh Adam in place of the optimizers."""
 
     rate: float = 1.0
@@ -89,8 +89,9 @@ class Bench:
 
     def repeats(self, losses: Sequence[float]) -> bool:
         """Whether the bench, changing nothing, gets the losses that the user's loop got."""
-        count = min(FIRST, len(losses))
-        if count < 2:
+        bad = next((i for i, loss in enumerate(losses) if not math.isfinite(loss)), len(losses))
+        count = min(FIRST, bad)
+        if count < 1 or len(losses) < 2:
             return False
         mine = self.train(Change(), count).losses
         return len(mine) == count and all(

@@ -37,7 +37,8 @@ def course(asked: Asked, run: Watched, order: dict[str, tuple[str, int]]) -> Run
         losses=tuple(run.losses), numbers=tuple(run.numbers), optimizer_steps=updates.steps, passes=run.reading.passes,
         seconds=run.seconds, optimizer=" and ".join(type(o).__name__ for o in asked.optimizers),
         optimizers=len(asked.optimizers), rates=rates, schedule=_schedule(asked, run), stale=updates.stale(),
-        scaler=updates.scaled(), modes=flags.modes(), root_evaluated=flags.root_evaluated, functions=functions, places=places, layers=updates.layers(order),
+        scaler=updates.scaled(), modes=flags.modes(), root_evaluated=flags.root_evaluated, functions=functions,
+        places=places, layers=updates.layers(order),
         gradient_norms=updates.gradient_norms(), checkups=tuple(run.checkups), frozen=_frozen(asked, order),
         trained_elements=sum(p.numel() for p in asked.model.parameters() if p.requires_grad),
         samples=_samples(asked.train_loader), decay=_penalties(asked), batches_in_pass=run.reading.in_pass,
@@ -92,7 +93,7 @@ def _penalties(asked: Asked) -> dict[str, float]:
 
 def _unchecked(asked: Asked, run: Watched) -> Iterable[str]:
     if asked.loss_fn is None:
-        yield "Anything that needs the loss of a batch of our own (experiments, validation on the way): no loss_fn given"
+        yield "Anything that needs the loss of a batch of our own (experiments, validation on the way): no loss_fn"
     if asked.train_loader is None or iter_is_itself(asked.train_loader):
         yield "Experiments: there is no train_loader that can be read again"
     if asked.val_loader is None:

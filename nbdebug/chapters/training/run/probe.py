@@ -113,7 +113,8 @@ def _experiments(asked: Asked, run: Watched, facts: RunFacts, start: Snapshot, d
     facts = dataclasses.replace(facts, repeats=bench.repeats(run.losses), weight_norm=_weight_norm(bench),
                                 start_gradient=_start_gradient(bench),
                                 spike=spike_of(run.losses, run.numbers, run.read_at, bench))
-    facts = dataclasses.replace(facts, flow=flow(asked.model, asked.loss_fn, batches[0]),
+    points, through = flow(asked.model, asked.loss_fn, batches[0])
+    facts = dataclasses.replace(facts, flow=points, through=through,
                                 penalty=penalty(asked.model, asked.loss_fn, batches[0]))
     start.restore()
     if doubtful is not None:

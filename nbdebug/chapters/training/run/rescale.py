@@ -7,6 +7,7 @@ where their start is at fault. `as_relus` puts the textbook's cure for sigmoids 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -30,7 +31,24 @@ def rescaled(loss_fn: Callable[[Any, Any], Any], batch: Any, names: Iterable[str
     return change
 
 
-def _scale(model: nn.Module, layer: nn.Module, loss_fn: Callable[[Any, Any], Any], batch: Any) -> None:
+def normalised(loss_fn: Callable[[Any, Any], Any], batch: Any, names: Iterable[str]) -> Callable[[nn.Module], None]:
+    """A change of the model: from each named layer's output its mean on this batch is taken, and it is divided by its
+    deviation. The weights stay; what multiplies a layer's inputs in the forward is cured by this, not by `rescaled`."""
+    wanted = list(names)
+
+    def change(model: nn.Module) -> None:
+        for name in wanted:
+            layer = model.get_submodule(name)
+            found = _moments(model, layer, loss_fn, batch) if isinstance(layer, LAYERS) else None
+            if found is not None:
+                layer.register_forward_hook(lambda module, args, out, m=found: (out - m[0]) / m[1])
+
+    return change
+
+
+def _moments(model: nn.Module, layer: nn.Module, loss_fn: Callable[[Any, Any], Any], batch: Any
+             ) -> tuple[torch.Tensor, float] | None:
+    """Mean by channel, shaped as the output is, and deviation over all, of a layer's output."""
     seen: list[torch.Tensor] = []
     handle = layer.register_forward_hook(lambda module, args, out: seen.append(out.detach()))
     try:
@@ -39,20 +57,24 @@ def _scale(model: nn.Module, layer: nn.Module, loss_fn: Callable[[Any, Any], Any
     finally:
         handle.remove()
     if not seen:
-        return
-    out = seen[0]
+        return None
+    out = seen[0].float()
     channel = out.dim() - 1 if isinstance(layer, nn.Linear) else 1
-    others = [d for d in range(out.dim()) if d != channel]
-    mean, spread = out.float().mean(others), out.float().std()
+    spread = float(out.std()) if out.numel() > 1 else 0.0
+    mean = out.mean([d for d in range(out.dim()) if d != channel], keepdim=True)[0]
+    return (mean, spread) if math.isfinite(spread) and spread > 0 else None
+
+
+def _scale(model: nn.Module, layer: nn.Module, loss_fn: Callable[[Any, Any], Any], batch: Any) -> None:
+    found = _moments(model, layer, loss_fn, batch)
+    if found is None:
+        return
+    mean, spread = found
     weight, bias = layer.weight, layer.bias
     with torch.no_grad():
-        if bool(torch.isfinite(spread)) and float(spread) > 0:
-            weight.div_(spread)  # type: ignore[operator]
-            mean = mean / spread
-            if bias is not None:
-                bias.div_(spread)  # type: ignore[operator]
+        weight.div_(spread)  # type: ignore[operator]
         if bias is not None:
-            bias.sub_(mean.to(bias.dtype))  # type: ignore[operator, arg-type]
+            bias.sub_(mean.flatten().to(bias.dtype)).div_(spread)  # type: ignore[operator, arg-type]
 
 
 def as_relus(model: nn.Module) -> None:

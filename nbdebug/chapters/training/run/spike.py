@@ -11,9 +11,10 @@ from nbdebug.chapters.training.run.bench import Bench
 from nbdebug.chapters.training.run.checkup import Checkups
 
 JUMP = 3.0
-"""A loss over the median of the ten before it. Heavy-tailed batch losses stay below; and a jump alone accuses nobody."""
+"""A loss over the median of the ten before it. Most heavy-tailed losses stay below; a jump alone accuses nobody."""
 BEFORE = 10
-NEAR = 5
+FLOOR = 0.02
+"""Below this share of the first losses no jump is one: from nothing to next to nothing is a large multiple."""
 AROUND = 12
 """Batches on either side that a suspected one is compared with."""
 
@@ -28,24 +29,24 @@ def spike_of(losses: Sequence[float], numbers: Sequence[int], read_at: Sequence[
     before = [v for v in losses[max(0, at - 20):at] if math.isfinite(v)]
     level = statistics.median(before) if before else math.nan
     after = next((i for i in range(at + 1, len(losses)) if losses[i] <= 1.5 * level), len(losses)) - at
-    spike = {"step": numbers[at], "index": at, "loss": losses[at], "before": level, "recovers after": after,
+    return {"step": numbers[at], "index": at, "loss": losses[at], "before": level, "recovers after": after,
              "of": len(losses), **_batch(at, read_at, bench)}
-    return spike
 
 
 def _jump(losses: Sequence[float]) -> int | None:
     """The index at which the largest jump began; None where no loss is JUMP times those before it. What follows a jump
-    may be larger still: of jumps that come within a few steps of each other, the first counts."""
+    may be larger still: of jumps in consecutive steps the first counts."""
     ratios = {}
+    floor = FLOOR * statistics.median(losses[:3]) if losses else 0.0
     for i in range(BEFORE, len(losses)):
-        level = statistics.median(losses[i - BEFORE:i])
+        level = max(statistics.median(losses[i - BEFORE:i]), floor)
         if level > 0 and math.isfinite(level) and math.isfinite(losses[i]) and losses[i] > JUMP * level:
             ratios[i] = losses[i] / level
     if not ratios:
         return None
     at = max(ratios, key=lambda i: ratios[i])
-    while earlier := [i for i in ratios if at - NEAR <= i < at]:
-        at = min(earlier)
+    while at - 1 in ratios:
+        at -= 1
     return at
 
 

@@ -16,7 +16,7 @@ from nbdebug.chapters.training.run import order
 from nbdebug.chapters.training.run.bench import Bench, Change, Outcome
 from nbdebug.chapters.training.run.doubts import Doubts
 from nbdebug.chapters.training.run.penalty import penalty, without
-from nbdebug.chapters.training.run.rescale import as_relus, rescaled
+from nbdebug.chapters.training.run.rescale import as_relus, normalised, rescaled
 from nbdebug.chapters.training.run.spike import at_the_end, beside
 
 RATES = (("lr/10", 0.1), ("lr/100", 0.01), ("lr/1000", 0.001))
@@ -61,8 +61,10 @@ def wanted(run: RunFacts, bench: Bench, doubtful: Doubts | None = None) -> Itera
 
 def _of_layers(run: RunFacts, bench: Bench) -> Iterator[tuple[str, Change]]:
     if signs.held_by_flat(run):
-        yield "rescaled", Change(prepare=rescaled(bench.loss_fn, bench.batches[0], [la.name for la in run.layers]))
-    if signs.fading(run) and signs.learns_nothing(run):
+        names = [la.name for la in run.layers]
+        yield "rescaled", Change(prepare=rescaled(bench.loss_fn, bench.batches[0], names))
+        yield "normalised", Change(prepare=normalised(bench.loss_fn, bench.batches[0], names))
+    if signs.fading(run, signs.FADES_SOMEWHAT) and signs.learns_nothing(run):
         yield "relu", Change(prepare=as_relus)
     if signs.explodes(run):
         yield "clip", Change(clip=CLIP)
@@ -80,7 +82,7 @@ def _of_rates(run: RunFacts) -> Iterator[tuple[str, Change]]:
 def _of_penalties(run: RunFacts, bench: Bench) -> Iterator[tuple[str, Change]]:
     if signs.outweighs(run):
         yield "no penalty", Change(loss_fn=without(bench.loss_fn))
-    if not signs.has_room(run, 0.2):
+    if not signs.has_room(run, 0.05):
         return
     if run.decay.get("weight decay", 0.0) >= DECAY:
         yield "no weight decay", Change(decay=0.0)
@@ -109,6 +111,8 @@ def tried(run: RunFacts, bench: Bench, steps: int, doubtful: Doubts | None, seen
             continue  # one factor that helps so much is enough
         if name == "no penalty":  # what counts is the loss on the data
             trials[name] = bench.trial(name, change, bench.train(Change(), steps, penalty), steps, penalty)
+            continue
+        if name == "normalised" and signs.helps(trials.get("rescaled")):
             continue
         as_is = as_is or bench.train(Change(), steps)
         if name == "without the batch" and run.spike is not None:

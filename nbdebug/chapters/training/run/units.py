@@ -46,7 +46,7 @@ class _Look(TorchFunctionMode):
         super().__init__()
         self.names = {id(m): n for n, m in model.named_modules()}
         self.stack: list[str] = []
-        self.places: dict[tuple[str, str], _Place] = {}
+        self.places: dict[tuple[str, str, str], _Place] = {}
         self.order: dict[str, tuple[str, int]] = {}
         self.last = ""
         self.batch = 0
@@ -82,10 +82,10 @@ class _Look(TorchFunctionMode):
 
     def _note(self, op: str, out: torch.Tensor) -> None:
         module = self.stack[-1]
-        place = self.places.get((module, op))
+        place = self.places.get((module, op, self.last))
         if place is None:
             channels = 1 if out.dim() > 3 or "Conv" in self.order.get(self.last, ("", 0))[0] else out.dim() - 1
-            place = self.places[module, op] = _Place(module, op, self.last, channels)
+            place = self.places[module, op, self.last] = _Place(module, op, self.last, channels)
         if op in RELUS:
             zero = (out <= 0) if op != "hardtanh" else (out <= out.amin())
             others = [d for d in range(out.dim()) if d != place.channels]

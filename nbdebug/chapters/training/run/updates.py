@@ -217,8 +217,7 @@ def norm_of(optimizer: Any) -> float:
 
 def _uncleared(keys: set[int], parameters: dict[int, torch.Tensor]) -> set[int]:
     """Those whose gradient is there and not all zero."""
-    present = [(k, parameters[k].grad) for k in keys if k in parameters and parameters[k].grad is not None]
-    dense = [(k, g) for k, g in present if not g.is_sparse]
+    dense = [(k, g) for k in keys if k in parameters and (g := parameters[k].grad) is not None and not g.is_sparse]
     if not dense:
         return set()
     sizes = read([n.float() for n in torch._foreach_norm([g for _, g in dense])])

@@ -34,8 +34,8 @@ def not_finite(bad: Mapping[str, tuple], norms: Sequence[tuple[int, float]], mea
     before = [norm for step, norm in norms if step < first and math.isfinite(norm)]
     usual = statistics.median(before) if before else 0.0
     grew = bool(before) and usual > 0 and max(before[-5:]) > GREW * usual
-    said = (f"From step {first} on the gradient of {listed(there)} is {'NaN' if nan else 'infinite'}"
-            f" ({len(bad)} parameters in all)")
+    said = f"From step {first} on the gradient of {listed(there)} is {'NaN' if nan else 'infinite'}"
+    said += f", later also that of {len(bad) - len(there)} more" if len(bad) > len(there) else ""
     if grew:
         said += f"; the norm had grown from {usual:.3g} to {max(before[-5:]):.3g} before"
     table = [{"parameter": name, "first bad step": step, "bad steps": count, "value": str(value)}

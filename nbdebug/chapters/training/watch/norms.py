@@ -68,7 +68,7 @@ def measure(tensors: Sequence[tuple[int, Any]], wide: bool = False) -> list[Norm
             groups[values.device, values.dtype].append((number, values))
     found = []
     for (device, dtype), members in groups.items():
-        within = torch.float64 if wide else torch.float32 if dtype in _HALF else None
+        within = torch.float64 if wide and device.type != "mps" else torch.float32 if dtype in _HALF else None
         each = (_on_a_cpu if device.type == "cpu" else _fused)([values for _, values in members], within)
         stacked = torch.stack(each)
         if device.type == "cpu" and not wide and bool(torch.isinf(stacked).any()):
@@ -83,7 +83,8 @@ def _fused(tensors: list[torch.Tensor], dtype: torch.dtype | None) -> list[torch
 
 def _on_a_cpu(tensors: list[torch.Tensor], dtype: torch.dtype | None) -> list[torch.Tensor]:
     """Small ones together, large ones in parts."""
-    small = iter(_fused([t for t in tensors if t.numel() <= 4 * PART], dtype))
+    few = [t for t in tensors if t.numel() <= 4 * PART]
+    small = iter(_fused(few, dtype) if few else ())
     return [next(small) if t.numel() <= 4 * PART else _in_parts(t.reshape(-1), dtype) for t in tensors]
 
 

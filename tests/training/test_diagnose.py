@@ -1,0 +1,294 @@
+"""diagnose as a guest: it runs the loop once, changes nothing, leaves nothing behind, and says what it could not do."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import random
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.modules import module as torch_module
+from torch.optim import optimizer as torch_optimizer
+from torch.utils.data import DataLoader
+
+import nbdebug
+from nbdebug.observe.state import Snapshot
+from tests.training.healthy import KINDS
+from tests.training.loops import clusters, cross_entropy, loaders, made, mse
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def training(lr=0.1, **more):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(12, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 5))
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
+    return made(model, optimizer, cross_entropy, loaders(*clusters(400)), 4, scheduler=scheduler, each="pass", **more)
+
+
+def ask(ns, **more):
+    given = {"model": ns.model, "optimizer": ns.optimizer, "loss_fn": ns.loss_fn, "train_loader": ns.train_loader,
+             "val_loader": ns.val_loader, "scheduler": ns.scheduler, "progress": False, **more}
+    return nbdebug.diagnose(given.pop("train", ns.train), **given)
+
+
+def generators(ns):
+    return ns.train_loader.generator.get_state(), torch.get_rng_state(), random.getstate()
+
+
+def hooks(model):
+    return ([len(h) for h in (torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks,
+                              torch_optimizer._global_optimizer_pre_hooks, torch_optimizer._global_optimizer_post_hooks)],
+            [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()],
+            DataLoader.__iter__, torch.amp.GradScaler.unscale_, torch.amp.GradScaler.scale)
+
+
+def same(a, b):
+    return all(torch.equal(x, y) if isinstance(x, torch.Tensor) else x == y for x, y in zip(a, b))
+
+
+@pytest.mark.parametrize("lr", [0.1, 50.0], ids=["nothing to try", "experiments"])
+def test_everything_is_put_back(lr):
+    ns = training(lr)
+    before, drawn, hooked = Snapshot.take(ns.model, ns.optimizer, others=[ns.scheduler]), generators(ns), hooks(ns.model)
+
+    ask(ns)
+
+    assert before.differences() == []
+    assert same(generators(ns), drawn)
+    assert hooks(ns.model) == hooked
+    assert "step" not in vars(ns.scheduler)
+
+
+def test_the_loop_runs_once_and_comes_to_the_same_losses_and_weights_as_alone():
+    alone, watched = training(), training()
+    losses, seen, calls = [], [], []
+    alone.train(lambda step, loss: losses.append(loss))
+
+    def train(callback):
+        calls.append(1)
+        torch.manual_seed(0)  # where `training` left off is elsewhere for the second one
+        watched.train(lambda step, loss: (seen.append(loss), callback(step, loss)))
+
+    torch.manual_seed(0)
+    again = training()
+    again_losses = []
+
+    def plain():
+        torch.manual_seed(0)
+        again.train(lambda step, loss: again_losses.append(loss))
+
+    plain()
+    ask(watched, train=train, keep=True)
+
+    assert calls == [1]
+    assert seen == again_losses
+    assert all(torch.equal(a, b) for a, b in zip(watched.model.state_dict().values(), again.model.state_dict().values()))
+    assert len(losses) == len(seen)
+
+
+def test_keep_leaves_the_model_as_the_loop_left_it():
+    ns = training()
+    before = copy.deepcopy(ns.model.state_dict())
+
+    ask(ns, keep=True)
+
+    assert not torch.equal(before["0.weight"], ns.model.state_dict()["0.weight"])
+    assert ns.optimizer.state
+
+
+def test_the_users_own_exception_passes_and_leaves_no_hook():
+    ns = training()
+    hooked = hooks(ns.model)
+    before = Snapshot.take(ns.model, ns.optimizer)
+
+    def train(callback):
+        batch = next(iter(ns.train_loader))
+        cross_entropy(ns.model, batch).backward()
+        ns.optimizer.step()
+        raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine") as raised:
+        ask(ns, train=train)
+    assert isinstance(raised.value.report, nbdebug.Report)
+    assert hooks(ns.model) == hooked
+    assert before.differences() == []
+
+
+def test_ctrl_c_leaves_the_model_as_it_was():
+    ns = training()
+    before = Snapshot.take(ns.model, ns.optimizer)
+
+    def interrupt(step, loss):
+        if step == 5:
+            raise KeyboardInterrupt
+
+    def train(callback):
+        ns.train(interrupt)
+
+    with pytest.raises(KeyboardInterrupt):
+        ask(ns, train=train)
+    assert before.differences() == []
+
+
+def test_a_loop_that_calls_no_callback_is_followed_by_its_steps():
+    ns = training()
+
+    report = ask(ns, train=lambda callback: ns.train(lambda step, loss: None))
+
+    assert report.ok
+    assert report.facts["steps"] == 40
+    assert all(math.isfinite(x) for x in report.facts["curves"]["as it is"])
+
+
+def test_without_a_loss_function_the_report_says_what_was_not_checked():
+    ns = training()
+
+    report = ask(ns, loss_fn=None)
+
+    assert any("loss_fn" in line for line in report.unchecked)
+    assert "Not checked" in str(report)
+
+
+def test_a_loader_that_can_be_read_once_is_left_to_the_loop():
+    ns = training()
+    batches = iter(list(ns.train_loader))
+    model, optimizer = ns.model, ns.optimizer
+
+    def train(callback):
+        for step, batch in enumerate(batches):
+            optimizer.zero_grad()
+            loss = cross_entropy(model, batch)
+            loss.backward()
+            optimizer.step()
+            callback(step, loss.item())
+
+    report = ask(ns, train=train, train_loader=batches)
+
+    assert report.facts["steps"] == 10
+    assert any("read again" in line for line in report.unchecked)
+
+
+def test_a_fix_that_was_tried_comes_with_both_curves():
+    report = ask(training(lr=200.0))
+
+    finding = report.findings[0]
+    assert finding.code == "training/lr-too-high"
+    assert finding.fixes[0].verified is True
+    assert finding.fixes[0].after["loss with the fix"] < 0.5 * finding.fixes[0].after.get("loss as it is", math.inf)
+    curves = report.facts["curves"]
+    assert set(curves) == {"as it is", "with the fix"}
+    assert json.loads(json.dumps(report.to_dict()))["facts"]["curves"]["with the fix"]
+
+
+def test_consequences_are_told_within_their_cause():
+    """A missing zero_grad that drives the loss apart is one finding, and not a learning rate as well."""
+    ns = training(lr=0.5)
+    model, optimizer = ns.model, ns.optimizer
+
+    def train(callback):
+        for step, batch in enumerate(list(ns.train_loader) * 6):
+            loss = cross_entropy(model, batch)
+            loss.backward()
+            optimizer.step()
+            callback(step, loss.item())
+
+    report = ask(ns, train=train, scheduler=None)
+
+    assert [f.code for f in report] == ["training/zero-grad-missing"]
+    assert "train" in report.findings[0].evidence["where"]
+    assert report.findings[0].where.text == "loss.backward()"
+
+
+def test_the_first_step_with_a_loss_that_is_not_finite_is_named():
+    torch.manual_seed(3)
+    x = torch.randn(400, 10)
+    model = nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 1))
+    ns = made(model, torch.optim.SGD(model.parameters(), lr=2.0), mse, loaders(x, x[:, :1]), 5)
+
+    report = ask(ns)
+
+    assert report.findings[0].code == "training/lr-too-high"
+    assert any("nan_trace" in note for note in report.notes)
+    assert report.findings[0].where.step is not None
+
+
+def test_a_model_that_is_copied_while_it_is_watched_is_copied_without_hooks():
+    ns = training()
+    copies = []
+
+    def train(callback):
+        ns.train(callback)
+        copies.append(copy.deepcopy(ns.model))
+
+    ask(ns, train=train)
+
+    copies[0](torch.randn(4, 12))
+    assert not any(hasattr(hook, "tell") for m in copies[0].modules() for hook in m._forward_pre_hooks.values())
+
+
+def test_batches_may_be_dicts_and_losses_may_come_in_tuples():
+    ns = training()
+    batches = [{"x": x, "labels": y} for x, y in ns.train_loader]
+
+    def loss_fn(model, batch):
+        out = model(batch["x"])
+        return nn.functional.cross_entropy(out, batch["labels"]), out
+
+    def train(callback):
+        for step, batch in enumerate(batches * 5):
+            ns.optimizer.zero_grad()
+            loss, _ = loss_fn(ns.model, batch)
+            loss.backward()
+            ns.optimizer.step()
+            callback(step, loss)
+
+    report = ask(ns, train=train, loss_fn=loss_fn, train_loader=batches, val_loader=None, scheduler=None)
+
+    assert report.ok, [f.title for f in report]
+    assert not [line for line in report.unchecked if "fixed" in line or "Experiments" in line]
+
+
+@pytest.mark.parametrize("wrong", [{"train": 3}, {"model": "net"}, {"optimizer": None}, {"loss_fn": 3},
+                                   {"train_loader": 5}], ids=str)
+def test_wrong_arguments_are_quoted(wrong):
+    with pytest.raises(TypeError, match=r"got|takes"):
+        ask(training(), **wrong)
+
+
+def test_the_report_is_drawn_and_saved(tmp_path):
+    report = ask(training(lr=200.0))
+
+    assert "lr=200" in str(report)
+    page = report.save(tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "lr-too-high" in page
+    assert len(report._repr_mimebundle_()["text/html"].encode()) < 100_000
+
+
+def test_the_whole_takes_no_more_than_a_few_times_the_loop(monkeypatch):
+    """The budget is kept by the clock: with none left, experiments are reported as not done."""
+    from nbdebug.chapters.training.run import probe
+
+    monkeypatch.setattr(probe, "TIMES", 0.0)
+    monkeypatch.setattr(probe, "LEAST_SECONDS", 0.0)
+
+    report = ask(training(lr=200.0))
+
+    assert any("time did not suffice" in line for line in report.unchecked)
+
+
+def test_several_optimizers_are_watched_each_by_itself():
+    report = ask(KINDS["gan"](), train_loader=None)
+
+    assert report.ok
+    assert any("no loss_fn" in line for line in report.unchecked)
