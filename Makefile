@@ -4,18 +4,21 @@ BIN := .venv/bin
 TESTS ?= tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint notebooks
+.PHONY: help setup demo test test-all lint notebooks
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: .venv/.installed ## make .venv and install the package and its tools (quick when nothing changed)
 
 demo: setup ## run the NaN notebook afresh in a temporary folder and print what nbdebug said
 	@$(BIN)/python -m nbdebug demo
 
-test: setup ## run all tests
+test: setup ## run the tests (of long lists of alike situations every third)
 	@$(BIN)/python -m pytest -n 2 $(TESTS)
+
+test-all: setup ## run the tests with every situation: some minutes more
+	@NBDEBUG_ALL_TESTS=1 $(BIN)/python -m pytest -n 2 $(TESTS)
 
 lint: setup ## ruff and mypy
 	@$(BIN)/ruff check .

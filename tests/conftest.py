@@ -1,5 +1,25 @@
 """One thread for each process: several test processes share few cores, and the tensors of the tests are small."""
 
+import collections
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; kernels and other children inherit it
+
+
+THIRDS = ("nan/guard/test_faults.py", "nan/guard/test_optimizers.py", "nan/guard/test_programs.py",
+          "nan/guard/test_record_replay.py", "training/test_healthy.py", "training/test_preflight_healthy.py",
+          "training/watch/test_bits.py", "training/watch/test_norms.py")
+"""Long lists of alike situations: every third is run; all of them where NBDEBUG_ALL_TESTS is set (`make test-all`)."""
+
+
+def pytest_collection_modifyitems(config, items):
+    if os.environ.get("NBDEBUG_ALL_TESTS"):
+        return
+    count, kept, left = collections.Counter(), [], []
+    for item in items:
+        name = next((third for third in THIRDS if str(item.path).replace(os.sep, "/").endswith(third)), None)
+        count[name] += name is not None
+        (kept if name is None or count[name] % 3 == 1 else left).append(item)
+    items[:] = kept
+    if left:
+        config.hook.pytest_deselected(items=left)

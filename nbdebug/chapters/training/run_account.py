@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+from nbdebug.chapters.training.before_account import ruled_out
 from nbdebug.chapters.training.facts import TrainingFacts
 from nbdebug.chapters.training.facts_run import RunFacts, Trial
 from nbdebug.chapters.training.rules import run_signs as signs
@@ -20,11 +21,15 @@ TRIALS = {
     "label-noise": ("without doubtful labels",), "plateau": ("level rate",), "scheduler-order": ("level rate",),
     "frozen-parameters": ("unfrozen",), "dead-relu": ("rescaled", "normalised"),
     "saturated-activation": ("rescaled", "normalised"), "vanishing-gradients": ("relu",),
-    "exploding-gradients": ("clip",), "lr-too-high": ("lr/10", "lr/100", "lr/1000"),
-    "lr-too-low": ("lr*10", "lr*100", "lr*1000", "lr*10000", "lr*100000"),
+    "exploding-gradients": ("clip",), "lr-too-high": ("lr/",),
+    "lr-too-low": ("lr*",),
     "over-regularized": ("no penalty", "no weight decay", "less dropout"),
 }
-"""Which trials show a cause's fix."""
+"""By the beginnings of their names, which trials show a cause's fix."""
+
+
+HEARTS = frozenset({"overfit", "model-too-large-for-data", "train-mode-in-eval", "preprocessing-mismatch"})
+"""Causes beside which nothing is said of overfitting."""
 
 
 def report_of(facts: TrainingFacts, findings: list[Finding], question: str, subject: str) -> Report:
@@ -37,7 +42,9 @@ def report_of(facts: TrainingFacts, findings: list[Finding], question: str, subj
         notes.append("The loss became NaN or inf on the way: %nan_trace (or nbdebug.guard) names the op that did it.")
     before = facts.before
     unchecked = (*(before.unchecked if before is not None else ()), *run.unchecked)
-    return Report(question, tuple(findings), tuple(_ruled_out(run, named)), tuple(dict.fromkeys(unchecked)),
+    seen_before = ruled_out(before, named) if before is not None and before.loss is not None else ()
+    out = (*seen_before, *_ruled_out(run, named))
+    return Report(question, tuple(findings), tuple({r.what: r for r in out}.values()), tuple(dict.fromkeys(unchecked)),
                   tuple(notes), subject, _drawn(run, findings))
 
 
@@ -61,7 +68,7 @@ def _drawn(run: RunFacts, findings: list[Finding]) -> dict[str, Any]:
 
 
 def _trial_of(run: RunFacts, code: str) -> Trial | None:
-    found = [run.trials[name] for name in TRIALS.get(code, ()) if name in run.trials]
+    found = [t for name, t in run.trials.items() if name.startswith(TRIALS.get(code, ("nothing",)))]
     return min(found, key=lambda t: t.end_changed) if found else None
 
 
@@ -80,14 +87,14 @@ def _ruled_out(run: RunFacts, named: set[str]) -> Iterable[RuledOut]:
         yield RuledOut("unshuffled data", f"batch means differ {run.order.spread:.2g} times as much as by a shuffle "
                        "(over 3 would count)")
     updates = [la.update for la in run.layers if math.isfinite(la.update)]
-    if updates and not named & {"lr-too-low", "lr-too-high"}:
+    usual = bool(updates) and signs.SMALL_UPDATE < max(updates) < signs.LARGE_UPDATE
+    if usual and not named & {"lr-too-low", "lr-too-high"}:
         yield RuledOut("a learning rate that is far off", f"updates are {min(updates):.0e} to {max(updates):.0e} of "
                        "the weights")
     yield from _ruled_out_layers(run, named)
-    end = next((c for c in reversed(run.checkups) if c.val is not None), None)
-    if end is not None and not named & {"overfit", "model-too-large-for-data"}:
-        lowest = min(c.val for c in run.checkups if c.val is not None)
-        yield RuledOut("overfitting", f"validation ends at {short(end.val or 0.0)}, its lowest was {short(lowest)}")
+    val = [c.val for c in run.checkups if c.val is not None]
+    if val and not signs.blew_up(run) and val[-1] <= signs.ROSE * min(val) and not named & HEARTS:
+        yield RuledOut("overfitting", f"validation ends at {short(val[-1])}, its lowest was {short(min(val))}")
     for name, trial in run.trials.items():
         if not signs.helps(trial) and math.isfinite(trial.end_changed):
             yield RuledOut(f"what \"{name}\" would cure", f"tried: the loss ends at {short(trial.end_changed)}, as it "

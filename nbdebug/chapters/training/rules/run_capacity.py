@@ -64,7 +64,7 @@ def _relieves(run: RunFacts, name: str, trial: Trial) -> bool:
 )
 def underfit(facts: TrainingFacts) -> Finding | None:
     run = facts.run
-    if run is None or run.reference is None or not signs.settled(run):
+    if run is None or run.reference is None or not signs.settled(run) or signs.slow(run):
         return None
     end = run.checkups[-1]
     on = "train" if end.val is None else "val"

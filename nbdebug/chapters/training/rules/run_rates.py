@@ -53,7 +53,8 @@ def lr_too_high(facts: TrainingFacts) -> Finding | None:
              f"{end}; with lr={rate / factor:g} the same steps end at {short(trial.end_changed)}")
     fix = tried("Lower the learning rate.", f"optimizer = torch.optim.{run.optimizer}(model.parameters(), "
                 f"lr={rate / factor:g})", trial)
-    return finding(run, "lr-too-high", title, ["lr", "optimizer"], [fix], step=_first_jump(run),
+    return finding(run, "lr-too-high", title, ["lr", "optimizer"], [fix], phase="optimizer",
+                   place=run.places.get("optimizer"), step=_first_jump(run),
                    evidence={"largest loss": worst, "update over weight, by layer":
                              {la.name: la.update for la in run.layers[:12]}})
 
@@ -89,7 +90,8 @@ def lr_too_low(facts: TrainingFacts) -> Finding | None:
              f"{short(trial.end_changed)}")
     fix = tried("Raise the learning rate.", f"optimizer = torch.optim.{run.optimizer}(model.parameters(), "
                 f"lr={rate * factor:g})", trial)
-    return finding(run, "lr-too-low", title, ["lr", "optimizer"], [fix],
+    return finding(run, "lr-too-low", title, ["lr", "optimizer"], [fix], phase="optimizer",
+                   place=run.places.get("optimizer"),
                    evidence={"update over weight, by layer": {la.name: la.update for la in run.layers[:12]}})
 
 
@@ -183,6 +185,9 @@ def exploding_gradients(facts: TrainingFacts) -> Finding | None:
         return None
     back, forth = signs.amplifies(run), signs.grows(run)
     trial = run.trials.get("clip")
+    calmed = any(signs.helps(t, signs.MUCH_BETTER) for name, t in run.trials.items() if name.startswith("lr/"))
+    if not signs.explodes_at_start(run) and calmed:
+        return None  # it was the learning rate
     if max(back[0], forth[0]) <= signs.GROWS and not signs.helps(trial):
         return None
     factor, name = back if back[0] >= forth[0] else forth
@@ -191,8 +196,9 @@ def exploding_gradients(facts: TrainingFacts) -> Finding | None:
     way = f"through {times} calls of `{name}`" if times > 1 else f"up to `{name}`"
     norms = signs.finite(run.gradient_norms)
     over = short(run.start_gradient / max(run.weight_norm, 1e-12))
+    what = "gradients" if back[0] >= forth[0] else "activations"
     title = (f"Gradients explode: the first one's norm is {short(run.start_gradient)}, {over} times that of the "
-             f"weights; {'gradients' if back[0] >= forth[0] else 'activations'} grow by a factor of {short(factor)} {way}")
+             f"weights; {what} grow by a factor of {short(factor)} {way}")
     fix = tried("Clip the gradients, and bound what is applied again and again (tanh, a gate, normalisation).",
                 "loss.backward()\ntorch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\noptimizer.step()", trial)
     return finding(run, "exploding-gradients", title, [name], [fix], step=run.numbers[0] if run.numbers else None,

@@ -172,8 +172,13 @@ def grows(run: RunFacts) -> tuple[float, str]:
 def explodes(run: RunFacts) -> bool:
     """The gradient at the start is a multiple of the weights, and it or the activations grow along the way; or it
     jumps later on, and the loss with it."""
+    return explodes_at_start(run) or (jumps(run) and spreads(run))
+
+
+def explodes_at_start(run: RunFacts) -> bool:
+    """Before any step was made, so that no learning rate is to blame."""
     much = run.start_gradient > STRONG * max(run.weight_norm, 1e-12)
-    return much and (amplifies(run)[0] > GROWS or grows(run)[0] > GROWS) or (jumps(run) and spreads(run))
+    return much and (amplifies(run)[0] > GROWS or grows(run)[0] > GROWS)
 
 
 def jumps(run: RunFacts) -> bool:

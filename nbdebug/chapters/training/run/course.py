@@ -32,7 +32,8 @@ def course(asked: Asked, run: Watched, order: dict[str, tuple[str, int]]) -> Run
     flags, updates = run.flags, run.updates
     rates = tuple(max(row, default=0.0) for row in run.rate_at)
     functions = {**flags.functions, "backward": updates.functions}
-    places = {name: _where(site) for name, site in (*flags.sites.items(), ("backward", updates.place)) if site}
+    places = {name: _where(site) for name, site in (
+        *flags.sites.items(), ("backward", updates.place), ("optimizer", updates.stepped_at)) if site}
     return RunFacts(
         losses=tuple(run.losses), numbers=tuple(run.numbers), optimizer_steps=updates.steps, passes=run.reading.passes,
         seconds=run.seconds, optimizer=" and ".join(type(o).__name__ for o in asked.optimizers),

@@ -6,6 +6,7 @@ The most telling come first: when the time is up, what is left is reported as no
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 
 from torch import nn
@@ -20,7 +21,8 @@ from nbdebug.chapters.training.run.rescale import as_relus, normalised, rescaled
 from nbdebug.chapters.training.run.spike import at_the_end, beside
 
 RATES = (("lr/10", 0.1), ("lr/100", 0.01), ("lr/1000", 0.001))
-HIGHER = (("lr*10", 10.0), ("lr*100", 100.0), ("lr*1000", 1e3), ("lr*10000", 1e4), ("lr*100000", 1e5))
+HEALTHY = (1e-3, 0.2)
+"""Update over weight that a higher rate is to reach: what healthy runs show, up to what their first steps show."""
 CLIP = 1.0
 """The limit that nearly all published recipes clip at."""
 DROPOUT = 0.7
@@ -75,8 +77,17 @@ def _of_rates(run: RunFacts) -> Iterator[tuple[str, Change]]:
         for name, factor in RATES:
             yield name, Change(rate=factor)
     if signs.slow(run) and not signs.flat(run) and not signs.fading(run):
-        for name, factor in HIGHER:
-            yield name, Change(rate=factor)
+        for factor in _higher(run):
+            yield f"lr*{factor:g}", Change(rate=factor)
+
+
+def _higher(run: RunFacts) -> list[float]:
+    """The powers of ten that bring the largest update over weight into the healthy range."""
+    largest = max((la.update for la in run.layers if math.isfinite(la.update)), default=0.0)
+    if largest <= 0:
+        return []
+    low, high = (math.log10(bound / largest) for bound in HEALTHY)
+    return [10.0 ** power for power in range(max(1, math.ceil(low)), math.floor(high) + 1)]
 
 
 def _of_penalties(run: RunFacts, bench: Bench) -> Iterator[tuple[str, Change]]:

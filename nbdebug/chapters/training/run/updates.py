@@ -45,6 +45,7 @@ class UpdateWatch:
         self.stale_names: dict[str, int] = {}
         self.functions: tuple[str, ...] = ()
         self.place: Any = None
+        self.stepped_at: Any = None
         self.root: float | None = None  # the last loss, as backward was given it
         self.measured: dict[str, list[tuple[float, float, float]]] = {}
         self.scaling: list[tuple[float, float, float]] = []
@@ -114,6 +115,7 @@ class UpdateWatch:
         ours = next((o for o in self.optimizers if o is optimizer), None)
         if ours is None:
             return
+        self.stepped_at = self.stepped_at or place.site
         waiting = self._uncleared.get(id(optimizer))
         if waiting and id(optimizer) in self._learnt:  # else its closure has yet to run: LBFGS
             self.stale_steps[id(optimizer)] = self.stale_steps.get(id(optimizer), 0) + 1

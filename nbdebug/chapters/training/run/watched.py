@@ -77,7 +77,7 @@ class Watched:
             self.told = True
             for noted in (self.numbers, self.losses, self.read_at, self.rate_at):
                 noted.clear()
-        self._note(int(step), float(loss))
+        self._note(int(step), float(loss.detach()) if isinstance(loss, torch.Tensor) else float(loss))
 
     def _stepped(self) -> None:
         """An optimizer has stepped. A loop that calls no callback is followed by this."""
