@@ -200,6 +200,12 @@ def test_what_was_not_given_is_said_not_to_be_checked():
     assert any("no val_loader" in line for line in report.unchecked)
 
 
+def test_conversions_that_give_the_tensor_itself_are_no_riddle():
+    report = nbdebug.preflight(network(), loaders(*clusters(100))[0], lambda model, batch: F.cross_entropy(
+        model(batch[0]).float().contiguous().to("cpu"), batch[1].long()))
+    assert report.ok
+
+
 def test_a_batch_that_is_not_learnt_gets_a_verdict_and_a_next_step():
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-7)

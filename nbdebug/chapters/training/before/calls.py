@@ -105,8 +105,9 @@ class Calls(TorchFunctionMode):
             self.parameters.append((name, parameter))
 
     def hooks(self) -> list[Any]:
-        """Handles of hooks that follow which module runs; to be removed by the caller."""
-        return [handle for m in self.model.modules() for handle in (
+        """Handles of hooks that follow which module runs; to be removed by the caller. Scripted modules take none."""
+        modules = [m for m in self.model.modules() if not isinstance(m, torch.jit.ScriptModule)]
+        return [handle for m in modules for handle in (
             m.register_forward_pre_hook(self._enter), m.register_forward_hook(self._leave, always_call=True))]
 
     def _enter(self, module: nn.Module, args: Any) -> None:
@@ -173,6 +174,8 @@ class Calls(TorchFunctionMode):
         for tensor in call.out:
             if any(tensor is p for p in call.given) and self._is_parameter(tensor):
                 continue  # an op that gives a parameter back (an in-place look) makes nothing new
+            if call.op in VIEWS and any(tensor is given for given in call.given):
+                continue  # nor does `x.to(x.dtype)`, which gives x itself
             self.dyes[id(tensor)] = Dye(call.params, call.leaves, call)
 
     def _is_parameter(self, tensor: torch.Tensor) -> bool:

@@ -28,14 +28,14 @@ def ledger(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], step: 
         for group in optimizer.param_groups:
             held |= {id(p): (float(group.get("lr") or 0.0), idle) for p in group["params"]}
     used = {id(t) for call in step.calls.calls for t in call.given}
-    last = _last(step.calls)
+    last, parts = _last(step.calls), dict(model.named_modules())
     lines = []
     for name, p in step.calls.parameters:
         if not name:
             continue
         module, _, key = name.rpartition(".")
         gradient = step.gradients.get(id(p))
-        kind = _kind(model, module)
+        kind = type(parts.get(module)).__name__
         rate, idle = held.get(id(p), (None, False))
         lines.append(Parameter(
             name, module, p.numel(), p.dim(), p.requires_grad, (id(p) in held) if optimizers else None, id(p) in used,
@@ -43,13 +43,6 @@ def ledger(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], step: 
             not bool(p.detach().any()) if p.numel() else False, "Norm" in kind, id(p) in own, id(p) in last,
             key == "weight" and is_fresh(p)))
     return tuple(lines)
-
-
-def _kind(model: nn.Module, name: str) -> str:
-    try:
-        return type(model.get_submodule(name)).__name__
-    except AttributeError:
-        return ""
 
 
 def _last(calls: Calls) -> set[int]:

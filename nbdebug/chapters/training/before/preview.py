@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -106,7 +107,7 @@ class _Looking:
         if isinstance(begun, Before):
             return dataclasses.replace(begun, form=form)
         facts = dataclasses.replace(self._of_step(begun, found), form=form)
-        found.roles(begun, facts.losses)
+        self._try("Inputs and targets", lambda: found.roles(begun, facts.losses), None)
         facts = dataclasses.replace(facts, **self._of_data(found))
         facts = dataclasses.replace(facts, **self._of_model(batch, found, by_heart))
         return dataclasses.replace(facts, unchecked=tuple(self.unchecked + self._not_given()))
@@ -141,21 +142,23 @@ class _Looking:
         return True
 
     def _of_step(self, step: Any, found: Read) -> Before:
-        parameters = ledger(self.work, self.optimizers, step)
-        names = dict(step.calls.parameters)
-        modules = [type(m).__name__ for m in self.work.modules()]
+        parameters = self._try("The parameters", lambda: ledger(self.work, self.optimizers, step), ())
+        named = [(name, p) for name, p in step.calls.parameters if name]
+        own = list(self.work.parameters())
         return Before(
-            loss=step.value, finite=step.value == step.value and abs(step.value) != float("inf"),
-            bad_gradients=tuple(name for name, p in names.items() if name and bad(step.gradients.get(id(p)))),
-            has_optimizer=self.optimizer_given, parameters=parameters,
-            cuts=cuts(step, parameters, self.optimizer_given),
-            strangers=strangers(self.work, self.optimizers, step), losses=losses(step.calls, step.loss),
-            broadcasts=broadcasts(step.calls),
+            loss=step.value, finite=math.isfinite(step.value), has_optimizer=self.optimizer_given, parameters=parameters,
+            bad_gradients=tuple(name for name, p in named if bad(step.gradients.get(id(p)))),
+            cuts=self._try("Cuts of the graph", lambda: cuts(step, parameters, self.optimizer_given), ()),
+            strangers=self._try("Strange tensors in the optimizer", lambda: strangers(
+                self.work, self.optimizers, step), None),
+            losses=self._try("What the loss is given", lambda: losses(step.calls, step.loss), ()),
+            broadcasts=self._try("Shapes in the loss", lambda: broadcasts(step.calls), ()),
             entries=self._try("The scale of the inputs", lambda: entries(step), ()),
             weights=self._try("The initial weights", lambda: weights(step), ()),
-            norms=any("Norm" in kind for kind in modules), batch_size=batch_size(found.train[0]), samples=found.samples,
-            eval_mode=not self.model.training, devices=tuple(sorted({str(p.device) for p in self.work.parameters()})),
-            dtypes=tuple(sorted({str(p.dtype).removeprefix("torch.") for p in self.work.parameters()})))
+            norms=any("Norm" in type(m).__name__ for m in self.work.modules()), samples=found.samples,
+            batch_size=batch_size(found.train[0]), eval_mode=not self.model.training,
+            devices=tuple(sorted({str(p.device) for p in own})),
+            dtypes=tuple(sorted({str(p.dtype).removeprefix("torch.") for p in own})))
 
     def _of_data(self, found: Read) -> dict[str, Any]:
         self.tick("data")
