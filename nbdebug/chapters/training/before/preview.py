@@ -146,7 +146,8 @@ class _Looking:
         named = [(name, p) for name, p in step.calls.parameters if name]
         own = list(self.work.parameters())
         return Before(
-            loss=step.value, finite=math.isfinite(step.value), has_optimizer=self.optimizer_given, parameters=parameters,
+            loss=step.value, finite=math.isfinite(step.value), has_optimizer=self.optimizer_given,
+            parameters=parameters,
             bad_gradients=tuple(name for name, p in named if bad(step.gradients.get(id(p)))),
             cuts=self._try("Cuts of the graph", lambda: cuts(step, parameters, self.optimizer_given), ()),
             strangers=self._try("Strange tensors in the optimizer", lambda: strangers(
