@@ -45,6 +45,17 @@ def _has_memory(tensor: torch.Tensor) -> bool:
         return False
 
 
+def plain(tensor: Any) -> torch.Tensor:
+    """The numbers of a tensor as a strided one: of a DTensor this process's part, of a sparse one its entries, of a
+    complex one pairs."""
+    tensor = tensor.detach()
+    if hasattr(tensor, "to_local"):
+        tensor = tensor.to_local()
+    if tensor.layout is not torch.strided:
+        tensor = tensor.coalesce().values() if tensor.is_sparse else tensor.values()
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
 def tensors_in(tree: Any) -> list[torch.Tensor]:
     """All tensors in nested tuples, lists, dicts and dataclasses."""
     found: list[torch.Tensor] = []

@@ -9,11 +9,10 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 
-from nbdebug.observe.tensors import largest, read
+from nbdebug.observe.tensors import largest, plain, read
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -22,15 +21,6 @@ def gradients_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     """The gradients that the optimizer is about to use: this process's own part of each, without gaps."""
     return [g for group in optimizer.param_groups for p in group["params"] if p.grad is not None
             if (g := plain(p.grad)).numel()]
-
-
-def plain(gradient: Any) -> torch.Tensor:
-    """The numbers of a gradient as a strided tensor of this process, complex ones in pairs."""
-    if hasattr(gradient, "to_local"):  # a DTensor: FSDP shards gradients
-        gradient = gradient.to_local()
-    if gradient.layout is not torch.strided:
-        gradient = gradient.coalesce().values() if gradient.is_sparse else gradient.values()
-    return torch.view_as_real(gradient) if gradient.is_complex() else gradient
 
 
 def total_norm(gradients: Iterable[torch.Tensor], device: torch.device) -> torch.Tensor:

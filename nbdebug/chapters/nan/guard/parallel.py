@@ -18,9 +18,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from nbdebug.chapters.nan.guard.norms import plain, total_norm
+from nbdebug.chapters.nan.guard.norms import total_norm
 from nbdebug.observe.talk import talks
 from nbdebug.observe.tape import Unfit
+from nbdebug.observe.tensors import plain
 
 
 class Spread:

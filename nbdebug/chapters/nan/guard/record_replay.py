@@ -16,7 +16,6 @@ from torch import nn
 from nbdebug.chapters.nan.course import Run
 from nbdebug.chapters.nan.guard.locate import locate
 from nbdebug.chapters.nan.guard.parallel import alone
-from nbdebug.chapters.nan.guard.policy import models_of, optimizers_of
 from nbdebug.chapters.nan.guard.record_files import opened
 from nbdebug.chapters.nan.guard.record_report import plain, where_from
 from nbdebug.chapters.nan.guard.record_trips import REASONS, RecordedTrip, step_data
@@ -25,6 +24,7 @@ from nbdebug.chapters.nan.guard.trip_folder_unpack import Unpacker
 from nbdebug.chapters.nan.guard.trip_folder_weights import put_into
 from nbdebug.finding import Finding, Report, Where
 from nbdebug.observe import sites
+from nbdebug.observe.given import models_of, optimizers_of
 from nbdebug.subject import Subject
 
 

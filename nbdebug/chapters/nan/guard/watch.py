@@ -21,13 +21,14 @@ from nbdebug.chapters.nan.guard.history import History
 from nbdebug.chapters.nan.guard.lines import StepLine
 from nbdebug.chapters.nan.guard.located import Locator
 from nbdebug.chapters.nan.guard.parting import Parting
-from nbdebug.chapters.nan.guard.policy import Policy, check_scaler, models_of, optimizers_of
+from nbdebug.chapters.nan.guard.policy import Policy
 from nbdebug.chapters.nan.guard.ranks import Ranks
 from nbdebug.chapters.nan.guard.rounds import Rounds
 from nbdebug.chapters.nan.guard.step import Step
 from nbdebug.chapters.nan.guard.trip import NonFiniteStep, Trip
 from nbdebug.chapters.nan.guard.undo import Undo
 from nbdebug.finding import Report
+from nbdebug.observe.given import check_scaler, models_of, optimizers_of
 from nbdebug.observe.script import Script, inputs_of
 
 

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from nbdebug.observe.tensors import plain
+
 PART = 1024
 """Elements of a part on a CPU: as quick as one long sum, and right to 1 in 10 million."""
 _HALF = (torch.float16, torch.bfloat16)
@@ -45,17 +47,6 @@ def can_be_measured(tensor: Any) -> bool:
     if not usual or tensor.device.type == "meta":
         return False
     return hasattr(tensor, "to_local") or not torch.utils._python_dispatch.is_traceable_wrapper_subclass(tensor)
-
-
-def plain(tensor: Any) -> torch.Tensor:
-    """The numbers of a tensor as a strided one: of a DTensor this process's part, of a sparse one its entries, of a
-    complex one pairs."""
-    tensor = tensor.detach()
-    if hasattr(tensor, "to_local"):
-        tensor = tensor.to_local()
-    if tensor.layout is not torch.strided:
-        tensor = tensor.coalesce().values() if tensor.is_sparse else tensor.values()
-    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def measure(tensors: Sequence[tuple[int, Any]], wide: bool = False) -> list[Norms]:

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from nbdebug.chapters.training.watch.norms import Norms, measure, plain
+from nbdebug.chapters.training.watch.norms import Norms, measure
 from nbdebug.chapters.training.watch.roster import Roster
+from nbdebug.observe.tensors import plain
 
 
 class Updates:

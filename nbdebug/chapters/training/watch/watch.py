@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from nbdebug.chapters.training.watch import account, tables
-from nbdebug.chapters.training.watch.asked import Pace, models_of, optimizers_of, scaler_of
+from nbdebug.chapters.training.watch.asked import Pace
 from nbdebug.chapters.training.watch.history import TOTALS, History, Thinned
 from nbdebug.chapters.training.watch.live import Live
 from nbdebug.chapters.training.watch.losses import Verdict, verdicts
@@ -26,6 +26,7 @@ from nbdebug.chapters.training.watch.rounds import Rounds
 from nbdebug.chapters.training.watch.units import Units, UnitsSeen
 from nbdebug.finding import Report
 from nbdebug.observe.engine import EngineWatch
+from nbdebug.observe.given import check_scaler, models_of, optimizers_of
 from nbdebug.subject import Subject
 
 
@@ -46,7 +47,8 @@ def grad_watch(model: Any, optimizer: Any, *, scaler: Any = None, every: int = 1
     make no sense.
     """
     pace = Pace(every, ratios_every, activations_every, keep)
-    return GradWatch(models_of(model), optimizers_of(optimizer), pace, scaler_of(scaler))
+    check_scaler(scaler)
+    return GradWatch(models_of(model), optimizers_of(optimizer), pace, scaler)
 
 
 class GradWatch:
