@@ -168,10 +168,15 @@ class Report:
         """A matplotlib Figure of the evidence. Raises ValueError when the report has nothing to draw."""
         return self._view("figure", "draw")
 
-    def _view(self, module: str, function: str) -> Any:
+    def frame(self, title: str | None = None) -> Any:
+        """A table of the report as a pandas DataFrame, whole and with raw numbers (sizes in bytes): the one with this
+        title, else the first. Raises ValueError when there is none."""
+        return self._view("listed", "frame", title)
+
+    def _view(self, module: str, function: str, *more: Any) -> Any:
         import importlib  # views are drawn on demand: asking a question must not import matplotlib
 
-        return getattr(importlib.import_module(f"nbdebug.views.{module}"), function)(self)
+        return getattr(importlib.import_module(f"nbdebug.views.{module}"), function)(self, *more)
 
     def __str__(self) -> str:
         return self._view("text", "render")

@@ -16,7 +16,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from nbdebug.finding import Report
-from nbdebug.views import course, course_figure, exponents, tree, watch, watch_figure, words
+from nbdebug.views import course, course_figure, exponents, memory, memory_figure, tree, watch, watch_figure, words
 from nbdebug.views.chart import FAULT, VALUES
 from nbdebug.views.exponents import SPANS, Histogram
 
@@ -43,6 +43,11 @@ def draw(report: Report) -> Figure:
     if watched is not None:
         figure = _empty(9.0, watch_figure.tall(watched) + 0.5 * bool(report.findings), report)
         watch_figure.draw(figure, watched)
+        return figure
+    held = memory.read(report.facts)
+    if held is not None:
+        figure = _empty(8.0, memory_figure.tall(held) + 0.5 * bool(report.findings), report)
+        memory_figure.draw(figure, held)
         return figure
     if seen is None and not lines and run is None:
         raise ValueError("This report has nothing to draw: " + (

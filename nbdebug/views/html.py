@@ -15,7 +15,19 @@ import re
 from collections.abc import Sequence
 
 from nbdebug.finding import Finding, Fix, Link, Report, Where
-from nbdebug.views import chart, course, course_chart, exponents, steps, watch, watch_chart, words
+from nbdebug.views import (
+    chart,
+    course,
+    course_chart,
+    exponents,
+    listed,
+    memory,
+    memory_chart,
+    steps,
+    watch,
+    watch_chart,
+    words,
+)
 
 LIMIT = 95_000
 FAULT, FINE = "#d4564c", "#388c5e"
@@ -79,7 +91,8 @@ def _found(report: Report, most: int, head: str) -> str:
 def _silent(report: Report, most: int, head: str) -> str:
     said = [words.looked_at(report), *(words.clean(n, 600) for n in report.notes[:most])]
     return (_title(words.headline(report) or words.NOTHING, head) + "".join(_p(_said(s)) for s in said if s)
-            + _course(report) + f'<div style="margin:.8em 0 0">{_last_steps(report, most)}{_rest(report, most)}</div>')
+            + _course(report) + f'<div style="margin:.8em 0 0">{_listed(report, most, 1)}{_last_steps(report, most)}'
+            f"{_rest(report, most)}</div>")
 
 
 def _title(text: str, head: str) -> str:
@@ -168,7 +181,17 @@ def _numbers(finding: Finding, report: Report, most: int) -> str:
     seen = exponents.read(report.facts)
     picture = f'<div style="margin:.9em 0 .2em">{_p(_e(seen.sentence()))}{chart.image(seen)}</div>' if seen else ""
     return _fold("The numbers", "".join(_table(t) for t in words.tables(finding.evidence, most)) + picture
-                 ) + _last_steps(report, most)
+                 ) + _listed(report, most, 0) + _last_steps(report, most)
+
+
+def _listed(report: Report, most: int, opened: int) -> str:
+    """The tables that the report brings along: so many of them open, the others folded."""
+    drawn = ""
+    for place, (table, note) in enumerate(listed.read(report.facts, most)):
+        said = f'<p style="{SMALL};margin:0 0 .4em">{_said(note)}</p>' if note else ""
+        drawn += _table(table) + said if place < opened else _fold(
+            _e(table.caption), _table(dataclasses.replace(table, caption="")) + said)
+    return drawn
 
 
 def _last_steps(report: Report, most: int) -> str:
@@ -177,8 +200,9 @@ def _last_steps(report: Report, most: int) -> str:
 
 
 def _course(report: Report) -> str:
-    run, seen = course.read(report.facts), watch.read(report.facts)
+    run, seen, held = course.read(report.facts), watch.read(report.facts), memory.read(report.facts)
     drawn = (course_chart.image(run) if run else "") + (watch_chart.image(seen) if seen else "")
+    drawn += memory_chart.image(held) if held else ""
     return f'<div style="margin:1em 0 0">{drawn}</div>' if drawn else ""
 
 

@@ -5,11 +5,12 @@ Only the code of a fix may be wider: it is there to be copied, so it is neither 
 
 from __future__ import annotations
 
+import dataclasses
 import textwrap
 from collections.abc import Iterable
 
 from nbdebug.finding import Finding, Fix, Link, Report
-from nbdebug.views import course, exponents, steps, words
+from nbdebug.views import course, exponents, listed, memory, steps, words
 
 COLUMNS = 98
 MOST = 30
@@ -31,7 +32,7 @@ def _found(report: Report) -> list[str]:
 
 def _silent(report: Report) -> list[str]:
     lines = _wrapped(f"{words.headline(report) or words.NOTHING} {words.looked_at(report)}")
-    return lines + _course(report) + _notes(report) + _last_steps(report) + _rest(report)
+    return lines + _course(report) + _listed(report) + _notes(report) + _last_steps(report) + _rest(report)
 
 
 def _headline(finding: Finding, word: str) -> list[str]:
@@ -98,7 +99,7 @@ def _evidence(finding: Finding, report: Report) -> list[str]:
     lines: list[str] = []
     for table in words.tables(finding.evidence, MOST):
         lines += ["", table.caption, *_table(table)]
-    lines += _last_steps(report)
+    lines += _listed(report) + _last_steps(report)
     seen = exponents.read(report.facts)
     return lines + (["", "Sizes of the values", *_wrapped(seen.sentence(), "  ", "  ")] if seen else [])
 
@@ -108,9 +109,19 @@ def _last_steps(report: Report) -> list[str]:
     return ["", table.caption, *_table(table)] if table else []
 
 
+def _listed(report: Report) -> list[str]:
+    lines: list[str] = []
+    for place, (table, note) in enumerate(listed.read(report.facts, MOST)):
+        rows = table.body if place == 0 else table.body[:10]
+        shorter = dataclasses.replace(table, body=rows, more=table.more + len(table.body) - len(rows))
+        lines += ["", table.caption, *_table(shorter), *_wrapped(note, "  ", "  ")]
+    return lines
+
+
 def _course(report: Report) -> list[str]:
-    run = course.read(report.facts)
-    return ["", "The run", *_wrapped(run.sentence(), "  ", "  ")] if run else []
+    run, held = course.read(report.facts), memory.read(report.facts)
+    lines = ["", "The run", *_wrapped(run.sentence(), "  ", "  ")] if run else []
+    return lines + (["", *_wrapped(held.sentence())] if held else [])
 
 
 def _table(table: words.Table) -> list[str]:

@@ -1,0 +1,164 @@
+"""All that the rules of this chapter know: sizes in bytes, names and places; no tensors.
+
+    MemoryFacts
+    ├── now: Held            what is held at this moment, by owner
+    │   ├── holdings         one for each owner: kind, name, bytes
+    │   └── devices          what the allocator says, one for each device
+    ├── step: StepMemory     one step: its peak and what it is made of, by category, module and line
+    ├── growth: Growth …     what every step leaves behind, with its holder
+    ├── notebook: Kept …     what the notebook keeps by itself: outputs, tracebacks, displayed objects
+    └── workers: Workers     what a loader's worker processes copy
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from nbdebug.finding import Where
+
+NOWHERE = Where()
+KINDS = ("parameter", "gradient", "optimizer state", "buffer", "variable", "cell output", "traceback", "closure",
+         "graph", "unknown")
+"""What an owner can be. "graph": saved by autograd for a backward that has not come; "unknown": allocated, not met."""
+CATEGORIES = ("parameters", "gradients", "optimizer state", "buffers", "activations", "inputs", "temporaries", "other")
+"""What memory is used for in a step. activations: made in the forward and still needed by the backward."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Holding:
+    """An owner and what it holds. kind: one of KINDS; name: as the user would write it ("model.head.weight",
+    "history[3].loss", "Out[7]"); bytes: of its storages, each counted once, at the first owner in the order of KINDS;
+    storages: how many; device: "cpu", "cuda:0"; dtype, shape: of its largest tensor; also: other names of the same
+    memory; where: the line that has put it there, if known."""
+
+    kind: str
+    name: str
+    bytes: int
+    storages: int = 1
+    device: str = "cpu"
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    also: tuple[str, ...] = ()
+    where: Where = NOWHERE
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """What the allocator of one device says, in bytes; None: it does not say. live: in tensors that were met; total: of
+    the card or the machine; free: still to be had; largest: the largest piece that lies free within what is
+    reserved. process: of this process as the system sees it (on the CPU: resident set)."""
+
+    name: str
+    live: int
+    allocated: int | None = None
+    reserved: int | None = None
+    peak_allocated: int | None = None
+    peak_reserved: int | None = None
+    total: int | None = None
+    free: int | None = None
+    largest: int | None = None
+    process: int | None = None
+
+    @property
+    def fragmentation(self) -> float | None:
+        """The share of what is reserved that is not allocated; None where there is no such allocator."""
+        if not self.reserved or self.allocated is None:
+            return None
+        return 1.0 - self.allocated / self.reserved
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """What is held at one moment. tensors: live tensors that were met; storages: of them, each counted once."""
+
+    holdings: tuple[Holding, ...] = ()
+    devices: tuple[Device, ...] = ()
+    tensors: int = 0
+    storages: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A module or a line, and what it made. saved: bytes that it made and that were alive at the peak; made: all bytes
+    that it allocated in the step; most: the largest single allocation."""
+
+    name: str
+    saved: int
+    made: int
+    most: int = 0
+    where: Where = NOWHERE
+
+
+@dataclasses.dataclass(frozen=True)
+class StepMemory:
+    """One step. base, peak, after: live bytes when it began, at most, when it ended. at_peak: bytes by one of
+    CATEGORIES; place: where the peak was; modules, lines: largest first; state: optimizer state by parameter, largest
+    first; course: (event, live bytes) as drawn; device; exact: the allocator's own peak agrees (None: it has none)."""
+
+    base: int
+    peak: int
+    after: int
+    at_peak: dict[str, int]
+    place: Where = NOWHERE
+    modules: tuple[Part, ...] = ()
+    lines: tuple[Part, ...] = ()
+    state: tuple[tuple[str, int], ...] = ()
+    course: tuple[tuple[int, int], ...] = ()
+    device: str = "cpu"
+    measured_peak: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Growth:
+    """What grows from step to step. holder: by name; kind: "graph", "hook", "cache", "exception", "output", "list" …;
+    bytes: a step adds so many; steps: seen to grow in so many; where: the line that puts it there; grad: what is kept
+    still has its graph; evaluation: it was made in an evaluation that asked for no gradient; module: that the kept
+    tensors come from, if one."""
+
+    holder: str
+    kind: str
+    bytes: int
+    steps: int
+    where: Where = NOWHERE
+    grad: bool = False
+    evaluation: bool = False
+    module: str | None = None
+    items: int = 0
+    nodes: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Kept:
+    """What the notebook keeps by itself. how: "output", "traceback", "displayed", "hook", "loss"; name: "Out[7]",
+    "sys.last_value", …; bytes; storages; release: the words that let go of it."""
+
+    how: str
+    name: str
+    bytes: int
+    storages: int = 0
+    release: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Workers:
+    """A loader's workers. holder: the data set's attribute; objects: Python objects in it; bytes: that every worker
+    copies once it has read them all; workers: how many; measured: private bytes that a worker really gained (None: not
+    measured)."""
+
+    holder: str
+    objects: int
+    bytes: int
+    workers: int
+    measured: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryFacts:
+    """See the top of the file. unchecked: what was not looked at, and why."""
+
+    now: Held | None = None
+    step: StepMemory | None = None
+    growth: tuple[Growth, ...] = ()
+    notebook: tuple[Kept, ...] = ()
+    workers: Workers | None = None
+    unchecked: tuple[str, ...] = ()
