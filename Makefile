@@ -26,7 +26,7 @@ lint: setup ## ruff and mypy
 
 notebooks: setup ## execute the notebooks again, in place
 	@$(BIN)/jupyter nbconvert --to notebook --execute --inplace --log-level WARN \
-		--ExecutePreprocessor.record_timing=False --ExecutePreprocessor.timeout=600 notebooks/*.ipynb
+		--ExecutePreprocessor.record_timing=False --ExecutePreprocessor.coalesce_streams=True --ExecutePreprocessor.timeout=600 notebooks/*.ipynb
 
 # torch goes first and alone: every other install then keeps that build of it.
 .venv/.installed: pyproject.toml constraints.txt

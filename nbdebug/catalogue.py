@@ -15,7 +15,7 @@ from typing import Any
 
 from nbdebug.finding import Finding
 
-CHAPTERS = ("nan", "training")
+CHAPTERS = ("nan", "training", "precision", "memory")
 """Chapters whose rules exist; each is `nbdebug.chapters.<name>.rules`."""
 
 _rules: dict[str, Rule] = {}

@@ -161,3 +161,22 @@ def test_live_can_be_asked_for_later(notebook: Notebook) -> None:
     done = notebook.run("%grad_watch --live")
     assert done.error is None and any("Gradient norms" in data.get("text/html", "") for data in done.data)
     assert "1 step watched" in notebook.run("%grad_watch").shown
+
+
+def test_a_panel_starts_a_watch_or_opens_over_the_one_there_is(notebook: Notebook) -> None:
+    started = notebook.run("%grad_watch --panel")
+    assert started.error is None and "grad_watch is on" in started.printed
+    notebook.run("for _ in range(3): step()")
+    again = notebook.run("%grad_watch --panel")
+    assert "grad_watch is on" not in again.printed and "3 steps watched so far." in again.data[-1]["text/html"]
+    notebook.run("%grad_watch --off")
+    after = notebook.run("%grad_watch --panel")
+    assert "3 steps watched: gradients finite" in after.data[-1]["text/html"] and hooks(notebook) == 0
+    assert "is on" in notebook.run("%grad_watch on --panel --every 2").printed
+    assert "off takes no options" in str(notebook.run("%grad_watch off --panel").error)
+
+
+def test_a_panel_of_a_watch_of_ones_own(notebook: Notebook) -> None:
+    notebook.run("mine = __import__('nbdebug').grad_watch(net, opt)\nstep()")
+    assert "1 step watched so far." in notebook.run("%grad_watch --panel").data[-1]["text/html"]
+    assert "1 step watched so far." in notebook.run("mine.panel()").data[-1]["text/html"]

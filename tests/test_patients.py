@@ -2,8 +2,10 @@
 
 `tests/patients/nan/<slug>.py` holds CODE, PHASE, MODULE, OP, LINE, SAMPLES and STEP beside `sick()` and `healthy()`. A
 rule must fire on the one and be silent on the other. MODULE, OP and LINE are None where no right answer exists.
-`tests/patients/training/<slug>.py` holds CODE and WHERE: names of which any one is right to blame. How a patient is
-asked depends on its chapter; one code is the guard's own, and causes that show before training are asked of preflight.
+`tests/patients/training/<slug>.py` holds CODE and WHERE: names of which any one is right to blame;
+`tests/patients/memory/<slug>.py` CODE, HOLDER and LINE: who keeps the memory, and where it is put there. How a patient
+is asked depends on its chapter; one code is the guard's own, and causes that show before training are asked of
+preflight.
 """
 
 import ast
@@ -16,6 +18,9 @@ import torch
 
 import nbdebug
 from nbdebug import catalogue
+from nbdebug.chapters.memory.facts import MemoryFacts
+from nbdebug.chapters.memory.mem import mem
+from nbdebug.chapters.memory.stepping.account import report_of as memory_report
 
 HERE = pathlib.Path(__file__).parent / "patients"
 PATIENTS = sorted(HERE.glob("*/*.py"))
@@ -65,7 +70,19 @@ def diagnosed(training):
                             progress=False)
 
 
-ASK = {"nan": traced, "nan/not-located": guarded, "training": diagnosed}
+def halved(training):
+    return nbdebug.precision(training.model, training.batch, training.loss_fn, training.dtype, mode="cast",
+                             optimizer=getattr(training, "optimizer", None), progress=False)
+
+
+def remembered(training):
+    if isinstance(training, MemoryFacts):  # of an allocator that this machine lacks
+        return memory_report(training, "mem(step)", "")
+    return mem(training.step, steps=training.steps, model=training.model or {}, optimizer=training.optimizer,
+               loader=getattr(training, "loader", None), names=training.names, progress=False)
+
+
+ASK = {"memory": remembered, "nan": traced, "precision": halved, "nan/not-located": guarded, "training": diagnosed}
 
 
 def ask(patient, training):
@@ -97,11 +114,19 @@ def test_sick_patient_gets_its_cause_and_only_that(patient):
         blamed = [*report.findings[0].evidence["where"], where.module or ""]
         assert any(meets(wanted, name) for wanted in patient.WHERE for name in blamed), blamed
         return
+    if hasattr(patient, "HOLDER"):
+        assert report.findings[0].evidence["holder"][0] in patient.HOLDER
+        same_line(patient, where)
+        return
     assert where.phase == patient.PHASE
     assert where.step == patient.STEP
     assert where.samples == patient.SAMPLES
     assert patient.MODULE in (None, where.module)
     assert patient.OP in (None, where.op)
+    same_line(patient, where)
+
+
+def same_line(patient, where):
     if patient.LINE is not None:
         assert pathlib.Path(where.file) == pathlib.Path(patient.__file__)
         assert patient.LINE in statement_at(where.file, where.line)

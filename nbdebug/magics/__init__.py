@@ -7,6 +7,10 @@
     %preflight                 what can be known before training: what would keep the model from learning
     %diagnose train            why a training does not learn: your loop, run once, and what is tried on its start
     %%diagnose                 the same for the loop in the cell below
+    %mem                       where memory is now, by owner; %%mem follows the cell below it
+    %fit                       what a training step takes before anything is allocated, and what would fit
+    %free [WHAT]               what the notebook keeps by itself; let go of what you choose
+    %precision                 which modules must stay in float32
     %explain CODE              the catalogue page of a cause
     %nbdebug [catalogue|off]   what is active; all causes; take everything away
 
@@ -20,41 +24,51 @@ from typing import Any
 from nbdebug.magics.completion import Completion
 from nbdebug.magics.control import NbdebugMagics
 from nbdebug.magics.diagnosing import DiagnoseMagics
+from nbdebug.magics.fitting import FitMagics
+from nbdebug.magics.freeing import FreeMagics
 from nbdebug.magics.guarding import GuardMagics
+from nbdebug.magics.memory import MemoryMagics
+from nbdebug.magics.precise import PrecisionMagics
 from nbdebug.magics.preflighting import PreflightMagics
 from nbdebug.magics.tracing import NanTraceMagics
 from nbdebug.magics.watching import GradWatchMagics
 
-OURS = (NanTraceMagics, GuardMagics, GradWatchMagics, PreflightMagics, DiagnoseMagics, NbdebugMagics,
-        Completion)
+WATCHES = (GuardMagics, GradWatchMagics)
+"""What may be on, and is shown and ended by %nbdebug."""
+ASKED = (NanTraceMagics, PreflightMagics, DiagnoseMagics, MemoryMagics, FitMagics, FreeMagics, PrecisionMagics)
+OURS = (*WATCHES, *ASKED, NbdebugMagics, Completion)
 
 
 def register(shell: Any) -> None:
     """Add the magics and the completion of their options to a shell."""
     unregister(shell)
-    trace, guard, watch = NanTraceMagics(shell), GuardMagics(shell), GradWatchMagics(shell)
-    preflight, diagnose = PreflightMagics(shell), DiagnoseMagics(shell)
-    control = NbdebugMagics(shell, (guard, watch), unregister)
-    for magics in (trace, guard, watch, preflight, diagnose, control):
+    watches = tuple(kind(shell) for kind in WATCHES)
+    made = [*watches, *(kind(shell) for kind in ASKED), NbdebugMagics(shell, watches, unregister)]
+    for magics in made:
         shell.register_magics(magics)
-    completion = Completion(shell, {"nan_trace": trace.nan_trace, "guard": guard.guard, "grad_watch": watch.grad_watch,
-                                    "preflight": preflight.preflight, "diagnose": diagnose.diagnose,
-                                    "explain": control.explain, "nbdebug": control.control})
-    shell.Completer.custom_matchers.append(completion.complete)
+    lines = {name: method for magics in made for name, method in magics.magics["line"].items()}
+    shell.Completer.custom_matchers.append(Completion(shell, lines).complete)
 
 
 def unregister(shell: Any) -> None:
     """Take them away again, and the watches that are on; a user's magic of the same name stays."""
     registry = shell.magics_manager.registry
     registered = [registry.pop(kind.__name__, None) for kind in OURS]
-    for table in shell.magics_manager.magics.values():
+    for kind, table in shell.magics_manager.magics.items():
         for name in [name for name, magic in table.items() if _ours(magic)]:
             del table[name]
+            table.update(_before(registry, kind, name))
     matchers = shell.Completer.custom_matchers
     matchers[:] = [matcher for matcher in matchers if not _ours(matcher)]
     for magics in registered:
-        if isinstance(magics, (GuardMagics, GradWatchMagics)):
+        if isinstance(magics, WATCHES):
             magics.close()
+
+
+def _before(registry: dict[str, Any], kind: str, name: str) -> dict[str, Any]:
+    """What the name stood for before ours: IPython has a %precision, too."""
+    others = (magics.magics.get(kind, {}) for magics in registry.values() if hasattr(magics, "magics"))
+    return next(({name: table[name]} for table in others if name in table), {})
 
 
 def _ours(method: Any) -> bool:

@@ -40,6 +40,9 @@ class Completion:
             return option.choices or names
         if fragment.startswith("-"):
             return [option for action in actions for option in action.option_strings]
+        words = getattr(self.magics[magic].__self__, "offered", None)  # a magic that takes several words
+        if words is not None:
+            return list(words(before))
         if not before.endswith(f"%{magic}"):
             return ()
         if magic == "explain":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,8 +13,10 @@ from IPython.display import display
 
 import nbdebug
 from nbdebug import catalogue
+from nbdebug.finding import Report
+from nbdebug.magics.freeing import card_of_last
 from nbdebug.magics.guarding import GuardMagics
-from nbdebug.magics.typed import HELP, parsed
+from nbdebug.magics.typed import HELP, parsed, silenced
 from nbdebug.magics.watching import GradWatchMagics
 
 REQUESTS = ("status", "catalogue", "off")
@@ -32,20 +35,32 @@ class NbdebugMagics(Magics):
     @no_var_expand
     @magic_arguments()
     @HELP
-    @argument("code", nargs="?", metavar="CODE", help="a cause, such as nan/overflow (overflow will do)")
+    @argument("code", nargs="?", metavar="CODE", help="a cause, such as nan/overflow (overflow will do). Left out: the "
+              "last failed cell, when it ran out of memory")
     @line_magic
-    def explain(self, line: str) -> None:
-        """Show the catalogue page of a cause: what you see, why, how to make sure, what to do."""
-        args = parsed(self.explain, line)
+    def explain(self, line: str) -> Report | None:
+        """Show the catalogue page of a cause: what you see, why, how to make sure, what to do.
+
+        %explain alone, after a cell that ran out of memory, says who held what and what would have made it fit.
+        """
+        args = parsed(self.explain, line.rstrip().rstrip(";"))
         if args is None:
-            return
+            return None
         if args.code is None:
-            raise UsageError("%explain takes a code, such as %explain nan/overflow; %nbdebug catalogue lists them all")
+            return None if silenced(line) else self._last()
         try:
             page = catalogue.look_up(args.code).page()
         except KeyError as unknown:
             raise UsageError(unknown.args[0]) from None
         display({"text/plain": page, "text/markdown": page}, raw=True)
+        return None
+
+    def _last(self) -> Report:
+        card = card_of_last(self.shell)
+        if card is None:
+            raise UsageError("%explain takes a code, such as %explain nan/overflow; %nbdebug catalogue lists them all. "
+                             "Alone it explains a failed cell that ran out of memory: the last one did not")
+        return dataclasses.replace(card, question="%explain")
 
     @no_var_expand
     @magic_arguments("nbdebug")
@@ -64,7 +79,7 @@ class NbdebugMagics(Magics):
             self._off()
         else:
             print(f"nbdebug {nbdebug.__version__}: %nan_trace, %%nan_trace, %guard, %grad_watch, %preflight, "
-                  "%diagnose, %explain, %nbdebug.")
+                  "%diagnose, %mem, %fit, %free, %explain, %nbdebug.")
             print("\n".join(line for magics in self.watches for line in magics.active()) or
                   "Active: nothing; it watches only while a guard is on, or one of its magics or functions runs.")
 

@@ -40,6 +40,8 @@ class GradWatchMagics(Magics):
               "(default 10; 0: never)")
     @argument("--keep", type=int, metavar="N", help="steps to keep whole (default 1000); older ones are thinned out")
     @argument("--live", action="store_true", help="draw the norms below this cell while training runs")
+    @argument("--panel", action="store_true", help="the same with controls: filter layers, logarithmic or linear, "
+              "pause. After the run it opens over what was kept")
     @argument("--off", action="store_true", help="stop watching and give the last report, as %%grad_watch off does")
     @argument("request", nargs="?", choices=REQUESTS,
               help="on: watch from now on; off: stop, give the last report; status: give the report so far")
@@ -66,8 +68,8 @@ class GradWatchMagics(Magics):
 
     def _on(self, args: Any, names: dict[str, Any]) -> None:
         given = {name: getattr(args, name) for name in OPTIONS if getattr(args, name) is not None}
-        if args.live and self.running is not None and not given and args.request is None:
-            self._live()
+        if not given and args.request is None and (known := self._known(args.panel)) is not None:
+            self._draw(known, args.panel)
             return
         before = f"The watch of {self.watched.things} ({_counted(self.running)})" if self.running else ""
         try:
@@ -80,14 +82,25 @@ class GradWatchMagics(Magics):
         self.running, self.watched = started, watched
         print(f"grad_watch is on, watching {watched}.\n%grad_watch shows what it has seen, %grad_watch --off ends it."
               + (f"\n{before} has been closed: this one replaces it." if before else ""))
-        if args.live:
-            self._live()
+        if args.live or args.panel:
+            self._draw(started, args.panel)
 
-    def _live(self) -> None:
+    def _known(self, panel: bool) -> Any:
+        """The watch that --live or --panel alone is about: the running one; for a panel also the user's own one, or the
+        one that ran last. None: one is to be started."""
+        if self.running is not None or not panel:
+            return self.running
+        own = list(self._own().values())
+        return own[0] if len(own) == 1 else self.last[0] if self.last is not None else None
+
+    def _draw(self, watch: Any, panel: bool) -> None:
         """A place for the picture below this cell, drawn anew while training runs."""
-        handle = display(_bundle(self.running.html()), raw=True, display_id=True)
+        if panel:
+            display(watch.panel())
+            return
+        handle = display(_bundle(watch.html()), raw=True, display_id=True)
         if handle is not None:
-            self.running.live(lambda html: handle.update(_bundle(html), raw=True))
+            watch.live(lambda html: handle.update(_bundle(html), raw=True))
 
     def _report(self, request: str) -> Any:
         """The report so far, with what was asked and of what; None, and a word, while there is none."""
@@ -143,7 +156,7 @@ class GradWatchMagics(Magics):
 def _request(args: Any) -> str:
     """on, off or status; options alone mean on. Raises UsageError where options come with what takes none."""
     options = [f"--{name.replace('_', '-')}" for name in OPTIONS if getattr(args, name) is not None]
-    options += ["--live"] * args.live
+    options += ["--live"] * args.live + ["--panel"] * args.panel
     request = "off" if args.off else args.request or ("on" if options else "status")
     if args.off and args.request in ("on", "status"):
         raise UsageError(f"%grad_watch takes {args.request} or --off, not both")

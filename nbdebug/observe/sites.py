@@ -55,7 +55,8 @@ class Stop(NamedTuple):
         return self.user or self.library
 
 
-def _kind(code: CodeType) -> int:
+def kind_of(code: CodeType) -> int:
+    """Whose code this is: USER, LIBRARY, SKIP (torch, Python itself, nbdebug), OPTIMIZER or ENGINE."""
     file = code.co_filename
     if file.startswith(_TORCH):
         if code.co_name == "_engine_run_backward":
@@ -78,7 +79,7 @@ def locate() -> Stop:
         code = frame.f_code
         kind = _kinds.get(code)
         if kind is None:
-            kind = _kinds[code] = _kind(code)
+            kind = _kinds[code] = kind_of(code)
         if kind == USER:
             return Stop(_site(frame), library, optimizer, inner or frame)
         if kind == ENGINE:

@@ -55,6 +55,12 @@ class Scale:
         return [0.0 if abs(v) < apart / 2 else v for v in values if v <= self.high + apart * 1e-9]
 
     @classmethod
+    def of_steps(cls, first: float, last: float) -> Scale:
+        """The scale of an axis of steps, with room for one at the least."""
+        wide = max(1.0, abs(first) * 1e-9)  # one step is lost in a float above 2^53
+        return cls(first, max(last, first + wide))
+
+    @classmethod
     def around(cls, values: Sequence[float]) -> Scale:
         """The scale on which all of these can be told apart."""
         low, high = min(values), max(values)
@@ -94,8 +100,7 @@ class Course:
 
     @property
     def across(self) -> Scale:
-        wide = max(1.0, abs(self.first) * 1e-9)  # one step is lost in a float above 2^53
-        return Scale(self.first, max(self.last, self.first + wide))
+        return Scale.of_steps(self.first, self.last)
 
     @property
     def legend(self) -> list[tuple[str, str, bool]]:
@@ -131,7 +136,7 @@ def read(facts: Mapping[str, Any]) -> Course | None:
     given = facts.get("course")
     if not isinstance(given, Mapping):
         return None
-    losses, norms = _points(given.get("losses")), _points(given.get("norms"))
+    losses, norms = points_of(given.get("losses")), points_of(given.get("norms"))
     places = [x for x, _ in (*losses, *norms)]
     if not places:
         return None
@@ -151,7 +156,8 @@ def _count(given: Any, least: int) -> int:
     return max(given, least) if isinstance(given, int) else least
 
 
-def _points(given: Any) -> Points:
+def points_of(given: Any) -> Points:
+    """The pairs (step, value) of a list that can be drawn, in the order of their steps."""
     pairs = given if isinstance(given, (list, tuple)) else ()
     return tuple(sorted((_float(p[0]), _float(p[1])) for p in pairs
                         if isinstance(p, (list, tuple)) and len(p) == 2 and _drawable(p[0]) and _drawable(p[1])))

@@ -17,7 +17,7 @@ def draw(figure: Any, course: Course) -> None:
     ratios = [1.4 if name == "loss" else 1 for name, _, _ in panels]
     rows = figure.subplots(len(panels), 1, sharex=True, squeeze=False, height_ratios=ratios)
     for axes, (name, points, scale) in zip(rows[:, 0], panels):
-        _quiet(axes)
+        quiet(axes)
         heights = [scale.at(y) for _, y in points]
         axes.plot([x for x, _ in points], heights, color=VALUES, linewidth=1.2, marker="o" * (len(points) == 1) or None)
         ticks = scale.ticks()
@@ -57,7 +57,8 @@ def _dropped(axes: Any, course: Course) -> None:
             axes.plot(steps, [-0.02] * len(steps), "^", color=INK, markersize=5, clip_on=False)
 
 
-def _quiet(axes: Any) -> None:
+def quiet(axes: Any) -> None:
+    """Nothing but what is drawn into them."""
     axes.set_facecolor("none")
     for spine in axes.spines.values():
         spine.set_visible(False)

@@ -16,7 +16,21 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from nbdebug.finding import Report
-from nbdebug.views import course, course_figure, exponents, memory, memory_figure, tree, watch, watch_figure, words
+from nbdebug.views import (
+    course,
+    course_figure,
+    curves,
+    curves_figure,
+    exponents,
+    memory,
+    memory_figure,
+    ranges,
+    ranges_figure,
+    tree,
+    watch,
+    watch_figure,
+    words,
+)
 from nbdebug.views.chart import FAULT, VALUES
 from nbdebug.views.exponents import SPANS, Histogram
 
@@ -24,6 +38,10 @@ INK, FAINT = "#808080", "#a0a0a0"
 PIXELS = 96
 """To an inch, as notebooks show it."""
 HEAD: dict[str, Any] = {"loc": "left", "fontsize": 9.5, "color": INK, "parse_math": False, "pad": 8}
+
+ALONE: Any = ((watch, watch_figure, 9.0), (memory, memory_figure, 8.0), (curves, curves_figure, 8.0),
+              (ranges, ranges_figure, 8.5))
+"""What is a picture of its own, how it is drawn, and how wide, in inches."""
 
 
 class Picture(Figure):
@@ -38,17 +56,13 @@ class Picture(Figure):
 
 def draw(report: Report) -> Figure:
     """Raises ValueError when the report has nothing to draw."""
+    for part, picture, wide in ALONE:
+        shown = part.read(report.facts)
+        if shown is not None:
+            figure = _empty(wide, picture.tall(shown) + 0.5 * bool(report.findings), report)
+            picture.draw(figure, shown)
+            return figure
     seen, lines, run = exponents.read(report.facts), tree.prune(report.facts), course.read(report.facts)
-    watched = watch.read(report.facts)
-    if watched is not None:
-        figure = _empty(9.0, watch_figure.tall(watched) + 0.5 * bool(report.findings), report)
-        watch_figure.draw(figure, watched)
-        return figure
-    held = memory.read(report.facts)
-    if held is not None:
-        figure = _empty(8.0, memory_figure.tall(held) + 0.5 * bool(report.findings), report)
-        memory_figure.draw(figure, held)
-        return figure
     if seen is None and not lines and run is None:
         raise ValueError("This report has nothing to draw: " + (
             "nothing was found." if report.ok else "neither the values at fault nor the way of the bad one were kept."))

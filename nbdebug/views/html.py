@@ -13,16 +13,21 @@ import dataclasses
 import html
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from nbdebug.finding import Finding, Fix, Link, Report, Where
 from nbdebug.views import (
     chart,
     course,
     course_chart,
+    curves,
+    curves_chart,
     exponents,
     listed,
     memory,
     memory_chart,
+    ranges,
+    ranges_chart,
     steps,
     watch,
     watch_chart,
@@ -30,6 +35,8 @@ from nbdebug.views import (
 )
 
 LIMIT = 95_000
+PICTURES: Any = ((course, course_chart), (memory, memory_chart), (ranges, ranges_chart))
+"""What reads a report's facts, and what draws it."""
 FAULT, FINE = "#d4564c", "#388c5e"
 MONO = "font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace"
 CODE = f"{MONO};font-size:.92em;background:rgba(128,128,128,.13);border-radius:3px;padding:.1em .35em"
@@ -156,7 +163,7 @@ def _fixes(finding: Finding, most: int) -> str:
 
 def _fix(fix: Fix, most: int) -> str:
     colour = {True: f";color:{FINE}", False: f";color:{FAULT}"}.get(fix.verified, f";{PALE}")  # type: ignore[arg-type]
-    proved = f": {_e(words.pairs(fix.after))}" if fix.after else ""
+    proved = f": {_said(words.pairs(fix.after))}" if fix.after else ""
     return (f'<div style="margin:0 0 .9em">{_said(words.clean(fix.title, 400))}'
             f'{_block(fix.code, 2 * most, most) if fix.code else ""}<div style="font-size:.92em;margin:.35em 0 0">'
             f'<strong style="font-weight:600{colour}">{words.verdict(fix)}</strong>{proved}</div></div>')
@@ -200,10 +207,19 @@ def _last_steps(report: Report, most: int) -> str:
 
 
 def _course(report: Report) -> str:
-    run, seen, held = course.read(report.facts), watch.read(report.facts), memory.read(report.facts)
-    drawn = (course_chart.image(run) if run else "") + (watch_chart.image(seen) if seen else "")
-    drawn += memory_chart.image(held) if held else ""
+    seen, losses = watch.read(report.facts), curves.read(report.facts)
+    drawn = "".join(picture.image(shown) for part, picture in PICTURES
+                    if (shown := part.read(report.facts)) is not None)
+    drawn += _watched(seen) if seen else ""
+    drawn += curves_chart.image(losses) + _table(losses.table()) if losses else ""
     return f'<div style="margin:1em 0 0">{drawn}</div>' if drawn else ""
+
+
+def _watched(seen: watch.Watched) -> str:
+    """The picture of a gradient watch, and its layers in numbers: open in a panel, which draws them anew."""
+    table = seen.table(40 if seen.asked is None else 12)
+    drawn = _table(table) if table.body else ""
+    return watch_chart.image(seen) + (_fold("Layers in numbers", drawn) if seen.asked is None else drawn)
 
 
 def _rest(report: Report, most: int) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from nbdebug.sizes import UNITS, size
 from nbdebug.views.words import clean
@@ -84,5 +84,5 @@ def _pairs(given: Any) -> Sequence[Any]:
     return [p for p in pairs if isinstance(p, (list, tuple)) and len(p) == 2]
 
 
-def _number(value: Any) -> bool:
+def _number(value: Any) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and -1e300 < value < 1e300

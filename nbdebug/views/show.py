@@ -11,7 +11,7 @@ from nbdebug.finding import Report
 
 def show(report: Report) -> None:
     """Display it as the last line of a cell would. stderr, because stdout may be what the program was run for."""
-    shell = _running_shell()
+    shell = running_shell()
     if shell is None:
         print(report, file=sys.stderr, flush=True)
         return
@@ -19,7 +19,7 @@ def show(report: Report) -> None:
     shell.display_pub.publish(data, metadata)
 
 
-def _running_shell() -> Any:
+def running_shell() -> Any:
     """The notebook's shell; None in a script, and in a process that a notebook has started: it can display nothing."""
     ipython = sys.modules.get("IPython")  # where nobody has imported it, nothing of it runs
     find = getattr(ipython, "get_ipython", None)

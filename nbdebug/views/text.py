@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Iterable
 
 from nbdebug.finding import Finding, Fix, Link, Report
-from nbdebug.views import course, exponents, listed, memory, steps, words
+from nbdebug.views import course, curves, exponents, listed, memory, ranges, steps, words
 
 COLUMNS = 98
 MOST = 30
@@ -119,9 +119,15 @@ def _listed(report: Report) -> list[str]:
 
 
 def _course(report: Report) -> list[str]:
-    run, held = course.read(report.facts), memory.read(report.facts)
+    run = course.read(report.facts)
     lines = ["", "The run", *_wrapped(run.sentence(), "  ", "  ")] if run else []
-    return lines + (["", *_wrapped(held.sentence())] if held else [])
+    for part in (memory.read(report.facts), ranges.read(report.facts)):
+        lines += ["", *_wrapped(part.sentence())] if part else []
+    losses = curves.read(report.facts)
+    if losses:
+        head = " · ".join(panel.name for panel in losses.panels)
+        lines += ["", *_wrapped(head[:1].upper() + head[1:]), *_table(losses.table())]
+    return lines
 
 
 def _table(table: words.Table) -> list[str]:
@@ -133,8 +139,8 @@ def _table(table: words.Table) -> list[str]:
     lines = []
     for row in body:
         start = "  " + "".join(cell.ljust(w + 2) for cell, w in zip(row, wide))
-        lines += _wrapped(row[-1] or " ", start, " " * len(start)) if len(start) < COLUMNS - 10 else [
-            words.clip(start + row[-1], COLUMNS)]
+        narrow = bool(row[-1].strip()) and len(start) < COLUMNS - 10
+        lines += _wrapped(row[-1], start, " " * len(start)) if narrow else [words.clip(start + row[-1], COLUMNS)]
     return [line.rstrip() for line in lines] + ([f"  … {table.more} more"] if table.more else [])
 
 

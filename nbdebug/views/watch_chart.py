@@ -10,7 +10,6 @@ import html as escaping
 from nbdebug.finding import Report
 from nbdebug.views import pixels
 from nbdebug.views.chart import FAINT, FAULT, INK, VALUES, WIDTH
-from nbdebug.views.course import Scale
 from nbdebug.views.watch import PALETTE, Points, Watched, read
 from nbdebug.views.words import clip, number
 
@@ -47,8 +46,10 @@ def svg(seen: Watched) -> str:
     if seen.layers:
         drawn += _map(seen, top)
         top += _row(seen) * len(seen.layers) + GAP
+    elif seen.asked:
+        drawn.append(_text(LEFT, top + 24, seen.title(), "start"))
     drawn += _axis(seen, top - GAP)
-    tall = top + 14 if seen.layers else top + 8
+    tall = top + 14 if seen.layers else top + 38 if seen.asked else top + 8
     return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {tall:.0f}" width="{WIDTH}" '
             f'height="{tall:.0f}" font-family="{FONTS}" font-size="11.5" fill="{INK}">'
             f'{"".join([*drawn, *_legend(seen, top - 4)])}</svg>')
@@ -65,7 +66,7 @@ def _text(x: float, y: float, text: str, anchor: str = "middle", colour: str = I
 
 def _panel(curves: list[tuple[str, Points]], seen: Watched, top: float) -> list[str]:
     """Up to two curves over their horizontal rules."""
-    scale = Scale.around([y for _, points in curves for _, y in points])
+    scale = seen.scale([y for _, points in curves for _, y in points])
     drawn, x = [], float(LEFT)
     for (name, _), colour in zip(curves, (VALUES, SECOND)):
         said = name + "  (logarithmic)" * (scale.log and colour == VALUES)
@@ -101,7 +102,7 @@ def _map(seen: Watched, top: float) -> list[str]:
     first, last = _x(seen, seen.steps[0]), _x(seen, seen.steps[-1])
     wide = max(3.0, last - first)
     cells = [[seen.colour(value) for value in row] for _, row in seen.layers]
-    drawn = [_text(LEFT, top - 7, "gradient norm of each layer, first layer on top", "start"),
+    drawn = [_text(LEFT, top - 7, seen.title(), "start"),
              f'<image x="{first:.1f}" y="{top:.1f}" width="{wide:.1f}" height="{tall * count:.1f}" '
              f'preserveAspectRatio="none" style="image-rendering:pixelated" href="{pixels.address(cells)}"/>']
     apart = max(1, round(10.5 / tall + 0.4))
@@ -129,7 +130,8 @@ def _legend(seen: Watched, top: float) -> list[str]:
     if not seen.layers:
         return []
     low, high = seen.span
-    drawn = [_text(LEFT + 42, top + 9, f"10^{low:.1f}", "end", size=10)]
+    lowest = "0" if seen.log is False else f"10^{low:.1f}"
+    drawn = [_text(LEFT + 42, top + 9, lowest, "end", size=10)]
     for place, colour in enumerate(PALETTE):
         drawn.append(f'<rect x="{LEFT + 48 + 5 * place}" y="{top:.1f}" width="5.3" height="10" fill="{colour}"/>')
     x = LEFT + 54 + 5 * len(PALETTE)

@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Any
 
 from nbdebug.views.chart import FAULT, VALUES
-from nbdebug.views.course import Scale
 from nbdebug.views.watch import PALETTE, Watched
 from nbdebug.views.watch_chart import PANELS, SECOND
 from nbdebug.views.words import clip, number
@@ -28,7 +27,7 @@ def draw(figure: Any, seen: Watched) -> None:
     ratios = [1.5] * len(panels) + ([max(1.6, 0.6 + 0.2 * len(seen.layers))] if seen.layers else [])
     rows = list(figure.subplots(len(ratios), 1, sharex=True, squeeze=False, height_ratios=ratios)[:, 0])
     for axes, curves in zip(rows, panels):
-        _curves(axes, curves)
+        _curves(axes, curves, seen)
         if curves[0][0] == "gradient norm" and seen.clipped:
             axes.plot(seen.clipped, [-0.04] * len(seen.clipped), "|", color=INK, markersize=6, clip_on=False)
             axes.annotate(f"| clipped ({number(len(seen.clipped))} of the steps drawn)", (1, 1.0),
@@ -41,9 +40,9 @@ def draw(figure: Any, seen: Watched) -> None:
     rows[-1].set_xlabel("step", fontsize=8.5, color=INK)
 
 
-def _curves(axes: Any, curves: list[Any]) -> None:
+def _curves(axes: Any, curves: list[Any], seen: Watched) -> None:
     _quiet(axes)
-    scale = Scale.around([y for _, points in curves for _, y in points])
+    scale = seen.scale([y for _, points in curves for _, y in points])
     for (name, points), colour, style in zip(curves, (VALUES, SECOND), ("-", "--")):
         axes.plot([x for x, _ in points], [scale.at(y) for _, y in points], style, color=colour, linewidth=1.2,
                   label=name, marker="o" * (len(points) == 1) or None)

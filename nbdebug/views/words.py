@@ -15,7 +15,7 @@ from typing import Any
 
 from nbdebug.finding import Fix, Report, Where
 
-REASONS = ("reason", "because", "why", "why not", "note")
+REASONS = ("reason", "because", "why", "why not", "note", "undecided")
 """Keys of `Fix.after` whose value is a sentence of its own."""
 
 
@@ -142,6 +142,8 @@ def spot(where: Where) -> list[tuple[str, str]]:
 
 
 def verdict(fix: Fix) -> str:
+    if fix.verified is None and "undecided" in fix.after:
+        return "Tried, undecided"
     return "Not tried" if fix.verified is None else "Tried, it works" if fix.verified else "Tried, did not help"
 
 

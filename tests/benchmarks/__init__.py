@@ -6,6 +6,7 @@
     tools.py      each tool: how it is attached, and what it names after one step
     timing.py     the tools' steps and bare steps in turn, in one process; ratios, medians, spread
     nan.py        the command: the table
+    preflight.py  how long preflight takes on three small models: `python -m tests.benchmarks.preflight`
     guard.py      another command, `python -m tests.benchmarks.guard`: steps with and without a guard, and from a trip
                   to its report
 

@@ -8,40 +8,32 @@ from typing import Any
 
 import pytest
 
-from tests.views import gallery, reports
-
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-pytestmark = pytest.mark.skipif(not pathlib.Path(gallery.CHROMIUM).exists(), reason=f"no browser at {gallery.CHROMIUM}")
+from tests.views import reports
 
 GROUNDS = {"light": "rgb(253, 253, 252)", "dark": "rgb(33, 33, 33)"}
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=gallery.CHROMIUM, args=gallery.ARGUMENTS)
-        yield started
-        started.close()
+@pytest.fixture(scope="module", params=["light", "dark"])
+def page(request: Any, browser: Any) -> Iterator[Any]:
+    """A tab, in light and in dark, with what it complains about."""
+    page = browser.new_page(color_scheme=request.param)
+    page.scheme, page.alarms = request.param, []
+    page.on("dialog", lambda dialog: (page.alarms.append(dialog.message), dialog.dismiss()))
+    page.on("pageerror", lambda error: page.alarms.append(str(error)))
+    yield page
+    page.close()
 
 
-@pytest.fixture(params=["light", "dark"])
-def tab(request: Any, browser: Any, tmp_path: pathlib.Path) -> Iterator[Any]:
-    """`tab(report, width)` saves the report and opens the file, in light and in dark."""
-    opened = []
-
+@pytest.fixture
+def tab(page: Any, tmp_path: pathlib.Path) -> Any:
+    """`tab(report, width)` saves the report and opens the file."""
     def show(report: Any, width: int = 1000) -> Any:
-        page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=request.param)
-        page.alarms = []
-        page.on("dialog", lambda dialog: (page.alarms.append(dialog.message), dialog.dismiss()))
-        page.on("pageerror", lambda error: page.alarms.append(str(error)))
+        page.alarms.clear()
+        page.set_viewport_size({"width": width, "height": 800})
         page.goto(report.save(tmp_path / "report.html").as_uri())
-        page.scheme = request.param
-        opened.append(page)
         return page
 
-    yield show
-    for page in opened:
-        page.close()
+    return show
 
 
 def test_the_finding_is_seen_and_the_details_open_on_a_click(tab) -> None:
@@ -63,13 +55,14 @@ def test_the_ground_follows_the_system_and_the_text_stands_out(tab) -> None:
     assert page.evaluate(_FAINTEST, "strong") >= 3.8  # bold, and one colour for both grounds: 4 is the most there is
 
 
-@pytest.mark.parametrize("width", [420, 1000])
 @pytest.mark.parametrize("name", reports.ALL)
-def test_nothing_overflows_and_nothing_runs(tab, name, width) -> None:
-    page = tab(reports.ALL[name](), width)
-    page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    assert page.evaluate(_OUTSIDE) == []
+def test_nothing_overflows_and_nothing_runs(tab, name) -> None:
+    page = tab(reports.ALL[name](), 420)
+    for width in (420, 1000):
+        page.set_viewport_size({"width": width, "height": 800})
+        page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.evaluate(_OUTSIDE) == []
     assert page.alarms == [] and page.locator("script").count() == 0
 
 

@@ -64,7 +64,25 @@ def ask_preflight(ns: types.SimpleNamespace) -> nbdebug.Report:
                              scheduler=ns.scheduler)
 
 
-ASKERS = {"nan": ask_nan, "training": ask_training}
+def ask_memory(ns: types.SimpleNamespace) -> nbdebug.Report:
+    """The step a few times over, with the user's variables at hand: the shell's in a notebook, else the rest."""
+    from nbdebug.chapters.memory.mem import mem
+
+    own = {name: value for name, value in vars(ns).items() if name not in ("step", "steps", "cells", "user_ns")}
+    try:
+        return mem(ns.step, steps=min(ns.steps, 5), model=own.get("model") or {}, optimizer=own.get("optimizer"),
+                   loader=own.get("loader"), names=getattr(ns, "user_ns", own), progress=False)
+    except Exception as raised:  # the step's own passes through; what was seen before it hangs on it
+        if getattr(raised, "report", None) is None:
+            raise
+        return raised.report
+
+
+def ask_precision(ns: types.SimpleNamespace) -> nbdebug.Report:
+    return nbdebug.precision(ns.model, ns.batch, ns.loss_fn, ns.dtype, mode="cast", progress=False)
+
+
+ASKERS = {"nan": ask_nan, "precision": ask_precision, "training": ask_training, "memory": ask_memory}
 """kind → the function that asks. A kind that is not here is skipped."""
 
 WAYS = {"trace": ASKERS, "guard": {"nan": ask_guard}, "preflight": {"training": ask_preflight}}
@@ -114,9 +132,11 @@ def answer_of(report: nbdebug.Report, path: pathlib.Path) -> dict[str, Any]:
     first, where = report.findings[0], report.findings[0].where
     own = where.file is not None and pathlib.Path(where.file).resolve() == path.resolve()
     samples = None if where.samples is None else list(where.samples)
+    if hasattr(report, "fp32_modules"):
+        answer["fp32_modules"] = list(report.fp32_modules)
     return {**answer, "code": first.code, "phase": where.phase, "module": where.module, "op": where.op,
             "where": blamed(first), "step": where.step, "samples": samples, "file": where.file,
-            "line": where.line if own else None, "rank": where.rank}
+            "line": where.line if own else None, "rank": where.rank, "holder": list(first.evidence.get("holder", ()))}
 
 
 def blamed(finding: nbdebug.Finding) -> list[str]:

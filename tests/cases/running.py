@@ -106,6 +106,7 @@ def _alone(path: str, twin: str, out: str, printed: str, by: str,
     with open(printed, "wb") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
+    multiprocessing.set_start_method(None, force=True)  # a case is a script: its workers start as a script's do
     begin.send(True)
     import torch
 

@@ -568,3 +568,76 @@ def series_in_order():
     pair = (DataLoader(TensorDataset(x[:960], y[:960]), batch_size=32),
             DataLoader(TensorDataset(x[960:], y[960:]), batch_size=32))
     return made(model, optimizer, mse, pair, 8)
+
+
+@healthy
+def rare_class_that_is_plain_to_see():
+    """Two in a hundred samples are of the second class, and are found without any weights."""
+    torch.manual_seed(29)
+    y = (torch.rand(2400) < 0.025).long()
+    x = torch.randn(2400, 10)
+    x[:, :3] += y[:, None] * 3.0
+    model = nn.Sequential(nn.Linear(10, 24), nn.ReLU(), nn.Linear(24, 2))
+    return made(model, torch.optim.Adam(model.parameters(), lr=5e-3), cross_entropy, loaders(x, y, batch=50), 6)
+
+
+@healthy
+def nodes_of_one_graph():
+    """Training and validation nodes stand in one graph: both loaders give all of it, with a mask each."""
+    torch.manual_seed(30)
+    label = torch.randint(0, 3, (300,))
+    near = torch.where(label[:, None] == label[None], 0.06, 0.006)
+    edges = (torch.rand(300, 300) < near).float()
+    edges = ((edges + edges.T) > 0).float() + torch.eye(300)
+    scale = edges.sum(1).rsqrt()
+    edges, x = scale[:, None] * edges * scale, torch.randn(300, 16) + torch.randn(3, 16)[label] * 0.6
+    seen = torch.rand(300) < 0.6
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(16, 24), nn.Linear(24, 3)
+
+        def forward(self, x, edges):
+            return self.second(edges @ F.dropout(F.relu(self.first(edges @ x)), 0.2, self.training))
+
+    def loss_fn(model, batch):
+        x, edges, label, counts = batch
+        return F.cross_entropy(model(x, edges)[counts], label[counts])
+
+    model = Model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, weight_decay=5e-4)
+    return made(model, optimizer, loss_fn, ([(x, edges, label, seen)], [(x, edges, label, ~seen)]), 40)
+
+
+@healthy
+def one_of_two_networks():
+    """A GAN of which only the generator and its optimizer are asked about; the judge learns with one of its own."""
+    torch.manual_seed(31)
+    real = torch.randn(640, 2) * 0.4 + 1
+    generator = nn.Sequential(nn.Linear(4, 24), nn.ReLU(), nn.Linear(24, 2))
+    judge = nn.Sequential(nn.Linear(2, 24), nn.LeakyReLU(0.2), nn.Linear(24, 1))
+    model = nn.ModuleDict({"generator": generator, "judge": judge})
+    mine, other = (torch.optim.Adam(m.parameters(), lr=2e-3) for m in (generator, judge))
+    pair = loaders(real, torch.zeros(640))
+
+    def loss_fn(model, batch):
+        return F.softplus(-model["judge"](model["generator"](torch.randn(len(batch[0]), 4)))).mean()
+
+    def train(callback):
+        step = 0
+        for _ in range(6):
+            for batch in pair[0]:
+                other.zero_grad()
+                fake = generator(torch.randn(len(batch[0]), 4)).detach()
+                judged = (F.softplus(-judge(batch[0])) + F.softplus(judge(fake))).mean()
+                judged.backward()
+                other.step()
+                mine.zero_grad()
+                loss_fn(model, batch).backward()
+                mine.step()
+                callback(step, judged.item())
+                step += 1
+
+    return SimpleNamespace(model=model, optimizer=mine, loss_fn=loss_fn, train_loader=pair[0], val_loader=None,
+                           scheduler=None, train=train)

@@ -204,6 +204,18 @@ def stopped() -> Report:
                   facts={**found.facts, "headline": "1 of 412 steps stopped: step 411.", "steps": 412, "guard": lines})
 
 
+def diagnosed() -> Report:
+    """A run that blew up, and what became of it with the fix."""
+    blown = [[n, round(2.3 * 1.12**n, 4) if n < 40 else None] for n in range(60)]
+    cured = [[n, round(2.3 * 0.95**n + 0.02 * math.sin(n) ** 2, 4)] for n in range(60)]
+    checkups = [{"step": n, "training": 2.3 * 1.1**n, "validation": 2.2 * 1.11**n} for n in range(0, 40, 5)]
+    finding = Finding("training/lr-too-high", "lr=200 is too high: the loss goes from 2.3 to 191", Where(
+        step=7, phase="optimizer"), {"where": ["lr"]}, (Fix("Lower the learning rate.", "lr=0.2", True, {
+            "loss as it is": "not finite", "loss with the fix": 0.11, "steps": 60}),))
+    return Report("diagnose(train)", (finding,), subject="a model of type Sequential, trained by SGD", facts={
+        "steps": 60, "curves": {"as it is": blown, "with the fix": cured}, "checkups": checkups})
+
+
 EVIL = '<script>alert("x")</script>'
 
 
@@ -223,9 +235,11 @@ def hostile() -> Report:
         "course": {"losses": [[0, 10**400], [EVIL, 1], [1, -1e308], [2**80, 5e-324], 3], "runs": EVIL, "steps": EVIL,
                    "norms": [[0, 5e-324], [1, 1e308]], "counts": {"tripped": EVIL},
                    "marks": {"tripped": [0, EVIL], EVIL: [1]}},
+        "curves": {EVIL: [[0, 10**400], [1, None], [EVIL, 2]], "b": EVIL}, "curves of": EVIL * 3,
+        "checkups": [{"step": 0, "training": 1.0}, EVIL, {"step": 1, "training": 2.0, "validation": EVIL}],
         "headline": EVIL * 9, "guard": [{"step": EVIL, "loss": EVIL, "norm": 10**400, "outcome": EVIL}, {}],
         "tree": [{"name": EVIL, "type": "$x$" + EVIL, "born": True, "path": True}]})
 
 
 ALL = {make.__name__: make for make in (forward_log, backward_sqrt, bad_parameter, overflow, silent, recorded,
-                                  recorded_well, watched_well, stopped, hostile)}
+                                  recorded_well, watched_well, stopped, diagnosed, hostile)}

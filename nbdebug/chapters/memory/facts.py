@@ -17,6 +17,8 @@ import dataclasses
 from nbdebug.finding import Where
 
 NOWHERE = Where()
+SMALL = 64 << 10
+"""Bytes that a step adds: below this a thousand steps keep less than 64 MiB, and nobody runs out of memory by it."""
 KINDS = ("parameter", "gradient", "optimizer state", "buffer", "variable", "cell output", "traceback", "closure",
          "graph", "unknown")
 """What an owner can be. "graph": saved by autograd for a backward that has not come; "unknown": allocated, not met."""
@@ -80,20 +82,26 @@ class Held:
 @dataclasses.dataclass(frozen=True)
 class Part:
     """A module or a line, and what it made. saved: bytes that it made and that were alive at the peak; made: all bytes
-    that it allocated in the step; most: the largest single allocation."""
+    that it allocated in the step; most: the largest single allocation; activations: of `saved`, what the backward
+    needs."""
 
     name: str
     saved: int
     made: int
     most: int = 0
     where: Where = NOWHERE
+    activations: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
 class StepMemory:
     """One step. base, peak, after: live bytes when it began, at most, when it ended. at_peak: bytes by one of
     CATEGORIES; place: where the peak was; modules, lines: largest first; state: optimizer state by parameter, largest
-    first; course: (event, live bytes) as drawn; device; exact: the allocator's own peak agrees (None: it has none)."""
+    first; course: (event, live bytes) as drawn; device; measured_peak: what the allocator says (None: it does not
+    say); phases: the event at which each began; hidden: of the peak, what an op took for itself and no tensor held, and
+    hidden_in: that op; backwards: how often backward ran; evaluated: calls of a model in eval mode that recorded a
+    graph; optimizers: steps of optimizers; rows: of the largest table of parameters (name, rows that had a gradient,
+    rows); total: bytes of the card (None: the host)."""
 
     base: int
     peak: int
@@ -106,6 +114,14 @@ class StepMemory:
     course: tuple[tuple[int, int], ...] = ()
     device: str = "cpu"
     measured_peak: int | None = None
+    phases: dict[str, int] = dataclasses.field(default_factory=dict)
+    hidden: int = 0
+    hidden_in: str = ""
+    backwards: int = 0
+    evaluated: int = 0
+    optimizers: int = 0
+    rows: tuple[str, int, int] | None = None
+    total: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +129,11 @@ class Growth:
     """What grows from step to step. holder: by name; kind: "graph", "hook", "cache", "exception", "output", "list" …;
     bytes: a step adds so many; steps: seen to grow in so many; where: the line that puts it there; grad: what is kept
     still has its graph; evaluation: it was made in an evaluation that asked for no gradient; module: that the kept
-    tensors come from, if one."""
+    tensors come from, if one; items: a step adds so many; nodes: so many nodes of a graph; own: of the bytes, what
+    would stay without the graph; plain: bytes in Python objects that are no tensors; chained: one tensor whose graph
+    grows; backward: the step runs a backward; emptied: some line of the source takes things out again; names: what the
+    holder is called, as a part of what; after: bytes that a step added when the fix was tried; traced: the line was
+    seen at work (else it was found by reading the source)."""
 
     holder: str
     kind: str
@@ -125,40 +145,61 @@ class Growth:
     module: str | None = None
     items: int = 0
     nodes: int = 0
+    own: int = 0
+    plain: int = 0
+    chained: bool = False
+    backward: bool = False
+    emptied: bool = False
+    names: tuple[str, ...] = ()
+    after: int | None = None
+    traced: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class Kept:
     """What the notebook keeps by itself. how: "output", "traceback", "displayed", "hook", "loss"; name: "Out[7]",
-    "sys.last_value", …; bytes; storages; release: the words that let go of it."""
+    "sys.last_value", …; bytes: that nothing else of the user's holds, so that would come back; storages; release: the
+    word for `free` that lets go of it; also: further places that keep the same; where: the line at which it came about;
+    what: in a few words ("float32 (512, 2048)"); items: things in it; nodes: of autograd's graph."""
 
     how: str
     name: str
     bytes: int
     storages: int = 0
     release: str = ""
+    also: tuple[str, ...] = ()
+    where: Where = NOWHERE
+    what: str = ""
+    items: int = 0
+    nodes: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Workers:
     """A loader's workers. holder: the data set's attribute; objects: Python objects in it; bytes: that every worker
-    copies once it has read them all; workers: how many; measured: private bytes that a worker really gained (None: not
-    measured)."""
+    copies once it has read them all; workers: how many; measured: private bytes that a child process really gained by
+    reading them (None: not measured); packed: the same with the records in one array (None: not tried); records: what
+    they are: "text", "numbers" or "records"."""
 
     holder: str
     objects: int
     bytes: int
     workers: int
     measured: int | None = None
+    packed: int | None = None
+    records: str = "records"
 
 
 @dataclasses.dataclass(frozen=True)
 class MemoryFacts:
-    """See the top of the file. unchecked: what was not looked at, and why."""
+    """See the top of the file. after_steps: after each step (live bytes, bytes that came in it and stayed, resident set
+    of the process); stays: what a single run has added and left; unchecked: what was not looked at, and why."""
 
     now: Held | None = None
     step: StepMemory | None = None
     growth: tuple[Growth, ...] = ()
     notebook: tuple[Kept, ...] = ()
     workers: Workers | None = None
+    after_steps: tuple[tuple[int, int, int], ...] = ()
+    stays: tuple[Holding, ...] = ()
     unchecked: tuple[str, ...] = ()

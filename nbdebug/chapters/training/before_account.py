@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
+from nbdebug.chapters.training.attempted import attempted, drawn
 from nbdebug.chapters.training.facts_before import Before, Parameter
 from nbdebug.chapters.training.rules import slug
 from nbdebug.chapters.training.rules.before_words import listed, short
@@ -21,9 +22,9 @@ def report_of(before: Before, findings: list[Finding], subject: str) -> Report:
     """The report of `preflight`."""
     named = {slug(f) for f in findings}
     ledger = [dataclasses.asdict(p) for p in before.parameters]
-    return Report("preflight(model, loader, "
-                  "loss_fn)", tuple(findings), tuple(ruled_out(before, named)), before.unchecked,
-                  tuple(_notes(before, named)), subject, {"parameters": ledger, "loss": before.loss})
+    facts = {"parameters": ledger, "loss": before.loss, "seconds": before.seconds, **drawn(findings, before)}
+    return Report("preflight(model, loader, loss_fn)", tuple(attempted(findings, before)),
+                  tuple(ruled_out(before, named)), before.unchecked, tuple(_notes(before, named)), subject, facts)
 
 
 def ruled_out(before: Before, named: set[str]) -> Iterable[RuledOut]:
@@ -97,12 +98,15 @@ def _of_signals(before: Before, named: set[str]) -> Iterable[RuledOut]:
 def _notes(before: Before, named: set[str]) -> Iterable[str]:
     if before.heart is not None:
         yield f"{before.heart.verdict}. {before.heart.next_step}"
-    yield from _of_start(before)
+    yield from _of_start(before, named)
     if before.parameters:
         yield ledger(before)
     trained = sum(p.elements for p in before.trained)
     if before.samples and trained:
-        yield f"{trained:,} trained numbers for {before.samples:,} samples: {short(trained / before.samples)} for each."
+        meaning = (": enough to learn all of them by heart, so watch the validation loss" if trained > before.samples
+                   else "")
+        yield (f"{trained:,} trained numbers for {before.samples:,} samples: {short(trained / before.samples)} for "
+               f"each{meaning}.")
     if before.accumulates == "sum":
         yield ("The loss is a sum over the batch: its gradient, and with it the step, grows with the batch size. "
                "When you accumulate micro-batches, do not divide it; to be free of the batch size take the mean.")
@@ -120,7 +124,7 @@ def _notes(before: Before, named: set[str]) -> Iterable[str]:
     yield from before.notes
 
 
-def _of_start(before: Before) -> Iterable[str]:
+def _of_start(before: Before, named: set[str]) -> Iterable[str]:
     guess = next((call.guess for call in before.losses if call.guess), None)
     if before.loss is not None and guess:
         compared = ", far above it: look at the scale of inputs and weights" if before.loss > SURPRISED * guess else ""
@@ -130,7 +134,7 @@ def _of_start(before: Before) -> Iterable[str]:
     elif before.bad_gradients:
         yield (f"The gradients of {listed(before.bad_gradients)} are not finite, though the loss is: %nan_trace "
                "names the op that makes them so.")
-    if before.ignores_input:
+    if before.ignores_input and "zero-loss" not in named:
         yield ("The loss is the same when inputs are dealt to other samples: at the start the output does not hang "
                "on the input (a last layer that starts at zero does that, and is no fault).")
 

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from nbdebug.chapters.training.before import look
-from nbdebug.chapters.training.before.step import asked
 from nbdebug.chapters.training.facts import TrainingFacts
 from nbdebug.chapters.training.facts_before import Before
 from nbdebug.chapters.training.facts_run import RunFacts
@@ -22,6 +21,7 @@ from nbdebug.chapters.training.run.course import Asked
 from nbdebug.chapters.training.run.probe import watch
 from nbdebug.chapters.training.run_account import report_of
 from nbdebug.finding import Report
+from nbdebug.observe.asking import asked
 
 
 def diagnose(train: Callable[..., Any], *, model: torch.nn.Module, optimizer: Any,
@@ -35,8 +35,12 @@ def diagnose(train: Callable[..., Any], *, model: torch.nn.Module, optimizer: An
     the scheduler as the loop left them; else they are put back, bit for bit, and the random numbers too. progress: show
     a bar.
 
-    The experiments take at most three times as long as your loop (or 20 seconds). Raises TypeError for arguments of
-    another kind; whatever `train` itself raises passes unchanged, with what was seen before it as its `report`.
+    The experiments do what the loop did, batch by batch: several optimizers, accumulation, a closure, clipping. Where
+    that does not come to the same losses, nothing is concluded from them, and the report says why. They take at most
+    three times as long as your loop (or 20 seconds).
+
+    Raises TypeError for arguments of another kind; whatever `train` itself raises passes unchanged, with what was seen
+    before it as its `report`.
     """
     given = asked_of(train, model, optimizer, loss_fn, train_loader, val_loader, scheduler)
     before = _before(given)

@@ -7,7 +7,8 @@
     ├── entries, shift, overlap         the inputs: scale, training against validation, rows in both
     ├── labels, workers                 the targets: counts, order; what the loader's workers draw
     ├── weights, units                  the initial weights and what they make of the signal
-    └── heart                           can one batch be learnt by heart?
+    ├── heart                           can one batch be learnt by heart?
+    └── attempts                        by the cause that was named: can it be learnt with the fix?
 
 A field that could not be looked at keeps its default; `unchecked` says why.
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+from nbdebug.chapters.training.facts_attempt import Attempt
 from nbdebug.chapters.training.facts_run import Units
 from nbdebug.finding import Where
 
@@ -30,8 +32,8 @@ class Parameter:
     held: an optimizer has it (None: no optimizer was given); idle: that optimizer holds nothing that this loss reaches;
     rate: its learning rate. used: some op of the forward was given it; reached: autograd leads from the loss to it;
     gradient: root mean square (None: no gradient). zero: it holds nothing but zeros; normal: it belongs to a
-    normalisation; registered: `model.parameters()` gives it; last: it makes the output; fresh: its values are those of
-    torch's own initialisation.
+    normalisation; registered: `model.parameters()` gives it; last: it makes the output; fresh: its values are those
+    of an initialisation; outside: it is none of the model's, but the loss function brings it along.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Parameter:
     registered: bool = True
     last: bool = False
     fresh: bool = False
+    outside: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -253,13 +256,14 @@ class Heart:
 
 @dataclasses.dataclass(frozen=True)
 class Before:
-    """Everything that was seen before training."""
+    """Everything that was seen before training. optimizer: the one that was given, as a person would write it."""
 
     form: str = "loss_fn(model, batch)"
     loss: float | None = None
     finite: bool = True
     bad_gradients: tuple[str, ...] = ()
     has_optimizer: bool = False
+    optimizer: str = ""
     parameters: tuple[Parameter, ...] = ()
     cuts: tuple[Cut, ...] = ()
     strangers: Strangers | None = None
@@ -277,6 +281,7 @@ class Before:
     norms: bool = False
     units: tuple[Units, ...] = ()
     heart: Heart | None = None
+    attempts: Mapping[str, Attempt] = dataclasses.field(default_factory=dict)
     samples: int | None = None
     batch_size: int | None = None
     accumulates: str = ""

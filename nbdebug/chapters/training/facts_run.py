@@ -145,7 +145,7 @@ class Order:
 @dataclasses.dataclass(frozen=True)
 class Frozen:
     """A parameter that is not trained though the forward uses it. zero: it holds nothing but zeros; held: an optimizer
-    has it; normal: it belongs to a normalisation layer."""
+    has it; normal: it belongs to a normalisation layer; fresh: its values are still those of an initialisation."""
 
     name: str
     zero: bool
@@ -153,6 +153,7 @@ class Frozen:
     matrix: bool
     elements: int
     normal: bool = False
+    fresh: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,7 +190,10 @@ class Trial:
 
 @dataclasses.dataclass(frozen=True)
 class RunFacts:
-    """Everything that the run showed. Fields that could not be looked at keep their defaults; `unchecked` says why."""
+    """Everything that the run showed. Fields that could not be looked at keep their defaults; `unchecked` says why.
+
+    recalls: class → (samples or pixels of it in the fixed batches, how many of them the model finds at the end).
+    """
 
     losses: tuple[float, ...] = ()
     numbers: tuple[int, ...] = ()
@@ -231,3 +235,4 @@ class RunFacts:
     repeats: bool = False
     unchecked: tuple[str, ...] = ()
     batches_in_pass: int | None = None
+    recalls: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)

@@ -4,6 +4,6 @@
 can't be copied, they are put back afterwards. Random numbers, the loader's included, are as before.
 """
 
-from nbdebug.chapters.training.before.preview import look
+from nbdebug.chapters.training.before.preview import SECONDS, look
 
-__all__ = ["look"]
+__all__ = ["SECONDS", "look"]

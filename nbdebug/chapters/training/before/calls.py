@@ -130,6 +130,8 @@ class Calls(TorchFunctionMode):
         if op in LEARNS and (given := _tensors((args, kwargs))):
             before = self._entry(op, given)
         try:
+            if op in ("cross_entropy", "nll_loss"):
+                _refuse_as_on_cpu(args, kwargs)
             out = func(*args, **kwargs)
         except Exception:
             if self.failed is None:
@@ -203,6 +205,21 @@ class Calls(TorchFunctionMode):
     def has(self, mask: int) -> list[int]:
         """The positions that a mask holds."""
         return [i for i in range(mask.bit_length()) if mask >> i & 1]
+
+
+def _refuse_as_on_cpu(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Raise IndexError for a label beyond the classes on an accelerator, as a CPU does: there the kernel's own
+    assertion would make the device useless for the rest of the process."""
+    given: Any
+    target: Any
+    given, target = (args[i] if len(args) > i else kwargs.get(key) for i, key in enumerate(("input", "target")))
+    tensors = isinstance(given, torch.Tensor) and isinstance(target, torch.Tensor)
+    if not tensors or target.device.type in ("cpu", "meta") or target.is_floating_point() or given.dim() < 1:
+        return
+    ignored = args[4] if len(args) > 4 else kwargs.get("ignore_index", -100)
+    outside = ((target < 0) | (target >= given.shape[1 if given.dim() > 1 else 0])) & (target != ignored)
+    if bool(outside.any()):
+        raise IndexError(f"Target {int(target[outside].flatten()[0])} is out of bounds.")
 
 
 def by_feature(x: torch.Tensor, dim: int) -> tuple[Any, ...]:

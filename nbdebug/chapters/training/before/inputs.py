@@ -171,3 +171,12 @@ def picked(batch: Any, leaves: Sequence[int]) -> list[torch.Tensor]:
     tensors = tensors_made(batch)
     return [tensors[i] for i in leaves if i < len(tensors)]
 
+
+def counted(batch: Any, leaves: Sequence[int], target: int | None) -> list[torch.Tensor]:
+    """The same, and of their rows only those that a mask of the batch (True or False for each row) lets count: in one
+    graph, nodes of training and of validation stand side by side in both. target: position of the targets, no mask."""
+    masks: dict[int, torch.Tensor] = {}
+    for i, t in enumerate(tensors_made(batch)):
+        if t.dtype == torch.bool and t.dim() == 1 and i != target and i not in leaves:
+            masks[len(t)] = t & masks[len(t)] if len(t) in masks else t
+    return [t[masks[len(t)].to(t.device)] if t.dim() and len(t) in masks else t for t in picked(batch, leaves)]

@@ -5,21 +5,25 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from nbdebug.chapters.training.before.calls import LEARNS, Calls, rms
+from nbdebug.chapters.training.before.outside import matters
 from nbdebug.chapters.training.before.step import Step
 from nbdebug.chapters.training.facts_before import Cut, Parameter, Strangers
 
 DETACHES = frozenset({"detach", "detach_", "data"})
 
 
-def ledger(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], step: Step) -> tuple[Parameter, ...]:
-    """One line for each parameter that the model has or that the loss reaches under a name."""
+def ledger(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], step: Step,
+           brought: Mapping[int, str] | None = None) -> tuple[Parameter, ...]:
+    """One line for each parameter that the model has or that the loss reaches under a name. brought: names of
+    parameters that the loss function brings along, by id."""
+    brought = brought or {}
     own = {id(p) for p in model.parameters()}
     held: dict[int, tuple[float, bool]] = {}
     for optimizer in optimizers:
@@ -31,7 +35,7 @@ def ledger(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], step: 
     last, parts = _last(step.calls), dict(model.named_modules())
     lines = []
     for name, p in step.calls.parameters:
-        if not name:
+        if not (name := name or brought.get(id(p), "")):
             continue
         module, _, key = name.rpartition(".")
         gradient = step.gradients.get(id(p))
@@ -40,8 +44,8 @@ def ledger(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], step: 
         lines.append(Parameter(
             name, module, p.numel(), p.dim(), p.requires_grad, (id(p) in held) if optimizers else None, id(p) in used,
             id(p) in step.reached, None if gradient is None else rms(gradient), rate, idle,
-            not bool(p.detach().any()) if p.numel() else False, "Norm" in kind, id(p) in own, id(p) in last,
-            key == "weight" and is_fresh(p)))
+            not bool(p.detach().any()) if p.numel() else False, "Norm" in kind, id(p) in own or id(p) in brought,
+            id(p) in last, key == "weight" and is_fresh(p), id(p) in brought))
     return tuple(lines)
 
 
@@ -56,21 +60,40 @@ def _last(calls: Calls) -> set[int]:
 
 
 def is_fresh(weight: torch.Tensor) -> bool:
-    """Whether the values fit the law from which torch draws the weights of Linear and Conv layers: uniform within
-    1 / sqrt(fan_in). Trained weights go beyond that bound."""
+    """Whether the values fit a law from which weights are drawn at first: uniform within 1 / sqrt(fan_in), as torch
+    draws those of Linear and Conv layers, or normal with a deviation that recipes use. Trained weights go beyond that
+    bound, and have heavier tails than a bell."""
     if weight.dim() < 2 or weight.numel() < 16:
         return False
-    bound = 1 / math.sqrt(weight[0].numel())
     values = weight.detach().float()
-    top = float(values.abs().max())
-    return 0.85 * bound <= top <= 1.0001 * bound and abs(float(values.std()) * math.sqrt(3) / bound - 1) < 0.25
+    bound, top, std = 1 / math.sqrt(weight[0].numel()), float(values.abs().max()), float(values.std())
+    uniform = 0.85 * bound <= top <= 1.0001 * bound and abs(std * math.sqrt(3) / bound - 1) < 0.25
+    return uniform or _is_bell(values, std)
 
 
-def cuts(step: Step, parameters: Sequence[Parameter], has_optimizer: bool) -> tuple[Cut, ...]:
-    """Where the graph ends for trained parameters whose values reach the loss and which autograd does not reach."""
+ROUND = (0.001, 0.01, 0.02, 0.05, 0.1, 1.0)
+"""Deviations that are typed in (0.02 is that of BERT and GPT; 1 that of torch's Embedding)."""
+
+
+def _is_bell(values: torch.Tensor, std: float) -> bool:
+    """Normal, by mean, deviation and kurtosis, each to four standard errors."""
+    n, fan_in, fan_out = values.numel(), values[0].numel(), values.shape[0] * values[0].numel() / values.shape[1]
+    if n < 200 or std <= 0:
+        return False
+    usual = (*ROUND, math.sqrt(2 / fan_in), math.sqrt(1 / fan_in), math.sqrt(2 / (fan_in + fan_out)))
+    scaled = (values - values.mean()) / std
+    return (min(abs(std / known - 1) for known in usual) < 4 / math.sqrt(2 * n)
+            and abs(float(values.mean())) < 4 * std / math.sqrt(n)
+            and abs(float(scaled.pow(4).mean()) - 3) < 4 * math.sqrt(24 / n))
+
+
+def cuts(step: Step, parameters: Sequence[Parameter], has_optimizer: bool, loss: Callable[[], float]
+         ) -> tuple[Cut, ...]:
+    """Where the graph ends for trained parameters whose values reach the loss and which autograd does not reach. loss:
+    gives it again, to see whether values that were taken out of torch come back into it."""
     calls = step.calls
     position = {name: i for i, (name, _) in enumerate(calls.parameters)}
-    lost = {position[p.name] for p in parameters if p.trained and p.used and not p.reached
+    lost = {position[p.name] for p in parameters if p.name in position and p.trained and p.used and not p.reached
             and (p.held or not has_optimizer) and not p.idle}
     alive = calls.dye(step.loss).params
     found: list[Cut] = []
@@ -80,9 +103,14 @@ def cuts(step: Step, parameters: Sequence[Parameter], has_optimizer: bool) -> tu
             how = "no_grad" if not call.grad else "detach" if call.op in DETACHES else "no gradient"
             found.append(_cut(calls, call, how, here))
             lost -= here
+    harmless: list[set[int]] = []  # values that were only printed or counted
     for call in calls.leaks:
         here = {i for i in lost if call.params >> i & 1}
-        if here and call.op != "item" and call.inside:
+        if not here or here in harmless:
+            continue
+        if not matters([calls.parameters[i][1] for i in sorted(here)], loss):
+            harmless.append(here)
+        else:
             found.append(_cut(calls, call, "left torch", here))
             lost -= here
     return tuple(sorted(found, key=lambda cut: -len(cut.parameters)))

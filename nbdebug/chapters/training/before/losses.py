@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from nbdebug.chapters.training.before.calls import Call, Calls
+from nbdebug.chapters.training.before.inputs import picked
 from nbdebug.chapters.training.before.reach import reach_of, unreachable
 from nbdebug.chapters.training.facts_before import Broadcast, LossCall
 from nbdebug.finding import Where
@@ -22,6 +24,8 @@ REGRESSION = frozenset({"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"})
 LOGS = frozenset({"kl_div", "ctc_loss"})
 LOSSES = CLASSES | BINARY | REGRESSION | LOGS
 DIFFERENCES = frozenset({"sub", "__sub__", "rsub", "__rsub__"})
+SURE = 80.0
+"""A score that is as good as infinite: beyond it the logistic loss is zero in single precision."""
 MOST = 1 << 22
 """Numbers of one tensor that are looked at."""
 
@@ -61,7 +65,7 @@ def _of_classes(line: LossCall, call: Call, o: torch.Tensor, t: torch.Tensor) ->
     classes = o.shape[dim]
     above = float(o.logsumexp(dim).abs().mean()) if classes else math.nan
     sums = float(o.logsumexp(dim).mean()) if classes else math.nan
-    ignore = call.argument(3, "ignore_index", -100)
+    ignore = call.argument(4, "ignore_index", -100)
     more: dict[str, Any] = {}
     if not t.is_floating_point():
         counted = t != ignore
@@ -85,8 +89,8 @@ def _of_binary(line: LossCall, t: torch.Tensor) -> LossCall:
     low, high = (float(v) for v in torch.aminmax(t)) if t.numel() else (math.nan, math.nan)
     span, floor = reach_of(line.activation), None
     if line.op.endswith("logits") and span is not None:
-        ends = [t * _softplus(-end) + (1 - t) * _softplus(end) for end in span]
-        floor = float(torch.minimum(*ends).mean())
+        best = torch.logit(t.clamp(0, 1)).clamp(*(min(max(end, -SURE), SURE) for end in span))
+        floor = float((torch.nn.functional.softplus(best) - t * best).mean())
     share = float(t.mean()) if t.numel() else 0.0
     guess = math.log(2) if 0 <= share <= 1 else None
     return dataclasses.replace(line, target_low=low, target_high=high, reach=span, floor=floor, guess=guess)
@@ -197,10 +201,6 @@ def _probabilities(o: torch.Tensor, dim: int) -> bool:
     return bool(((o.sum(dim) - 1).abs() < 1e-3).all())
 
 
-def _softplus(x: float) -> float:
-    return max(x, 0.0) + math.log1p(math.exp(-abs(x))) if math.isfinite(x) else (math.inf if x > 0 else 0.0)
-
-
 def _log(x: float) -> float:
     return math.log(x) if x > 0 else -math.inf
 
@@ -213,6 +213,16 @@ def refused(calls: Calls) -> LossCall | None:
     output, target = call.argument(0, "input"), call.argument(1, "target")
     if not isinstance(output, torch.Tensor) or not isinstance(target, torch.Tensor) or target.is_floating_point():
         return None
-    line = _of_classes(LossCall(call.op, call.where, tuple(output.shape), tuple(target.shape), 0.0, 0.0), call,
-                       output.detach().float(), target.detach())
+    line = _of_classes(LossCall(call.op, call.where, tuple(output.shape), tuple(target.shape), 0.0, 0.0,
+                                target=_leaf(calls, target)), call, output.detach().float(), target.detach())
     return line if line.outside else None
+
+
+def over_all(call: LossCall, batches: Sequence[Any]) -> LossCall:
+    """A loss that refuses its targets, with the lowest and highest target of all these batches, where the first one's
+    own tensor is what it was given."""
+    rows = [t for batch in batches for t in picked(batch, [call.target])] if call.target is not None else []
+    ends = [(float(t.min()), float(t.max())) for t in rows if t.numel()]
+    if not ends or ends[0] != (call.target_low, call.target_high):
+        return call
+    return dataclasses.replace(call, target_low=min(low for low, _ in ends), target_high=max(high for _, high in ends))

@@ -20,6 +20,7 @@ from nbdebug.chapters.training.before.calls import VIEWS, Call, Calls
 from nbdebug.chapters.training.before.losses import LOSSES
 from nbdebug.chapters.training.before.step import begin, record
 from nbdebug.chapters.training.facts_before import Mixing
+from nbdebug.chapters.training.run.faults import told
 from nbdebug.chapters.training.run.sources import unnoticed
 from nbdebug.finding import Where
 from nbdebug.observe.tensors import tensors_made
@@ -48,18 +49,28 @@ def mixing(model: nn.Module, ask: Callable[[Any, Any], Any], batch: Any) -> tupl
            for m in model.modules()):
         return None, "Whether samples mix: batch normalisation without running statistics mixes them in every mode"
     few = tree_map_only(torch.Tensor, lambda t: t[:FEW] if t.dim() and t.shape[0] == n else t, batch)
+    of_few = None
     if n > FEW:
         try:  # quick, and a prime number is rarely the width of a layer
-            if _mixing(model, ask, few, FEW) == (None, ""):
+            of_few, why = _mixing(model, ask, few, FEW)
+            if of_few is None and not why:
                 return None, ""
         except Exception:  # the size of the batch is written into the program
             pass
     found, why = _mixing(model, ask, batch, n)
-    return (None, "") if found is not None and _meant(model, ask, batch, n, found) else (found, why)
+    if found is None and of_few is not None and of_few.op:
+        found, batch, n = of_few, few, FEW  # among many samples one counts for little
+    if found is None:
+        return None, why
+    try:
+        return (None, "") if _meant(model, ask, batch, n, found) else (found, why)
+    except Exception as fault:  # it can only be trained, not evaluated
+        return found, told("Whether samples mix in eval mode too", fault)
 
 
 def _meant(model: nn.Module, ask: Callable[[Any, Any], Any], batch: Any, n: int, found: Mixing) -> bool:
-    """Samples that meet on purpose: by ops and modules that are there for it, or in training only (mixup)."""
+    """Samples that meet on purpose: by ops and modules that are there for it, or in training only (mixup). Raises what
+    the loss raises in eval mode."""
     parts = dict(model.named_modules())
     kind = type(parts[found.module]).__name__.lower() if found.module in parts else ""
     if found.op in MEETING or any(word in kind for word in ("norm", "batch")) or kind.endswith("bn"):
@@ -68,8 +79,6 @@ def _meant(model: nn.Module, ask: Callable[[Any, Any], Any], batch: Any, n: int,
     try:
         model.eval()
         return _mixing(model, ask, batch, n)[0] is None
-    except Exception:  # it can only be trained, not evaluated
-        return False
     finally:
         for module, flag in flags:
             module.training = flag

@@ -16,18 +16,27 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from nbdebug.chapters.training.before import surroundings
+from nbdebug.chapters.training.before.attempts import attempt
 from nbdebug.chapters.training.before.heart import heart
 from nbdebug.chapters.training.before.inputs import entries
 from nbdebug.chapters.training.before.ledger import cuts, ledger, strangers
-from nbdebug.chapters.training.before.losses import broadcasts, losses, refused
+from nbdebug.chapters.training.before.losses import broadcasts, losses, over_all, refused
 from nbdebug.chapters.training.before.mixing import batch_size, mixing
-from nbdebug.chapters.training.before.reading import Read, ignores, read, told
-from nbdebug.chapters.training.before.step import asked, bad, begin, run
+from nbdebug.chapters.training.before.outside import again, as_written, brought_along, held_elsewhere
+from nbdebug.chapters.training.before.reading import Read, ignores, read
+from nbdebug.chapters.training.before.remedies import remedy
+from nbdebug.chapters.training.before.step import bad, begin, run
 from nbdebug.chapters.training.before.weights import weights
 from nbdebug.chapters.training.before.workers import workers
-from nbdebug.chapters.training.facts_before import Before
+from nbdebug.chapters.training.facts import TrainingFacts
+from nbdebug.chapters.training.facts_attempt import Attempt
+from nbdebug.chapters.training.facts_before import Before, Heart, Parameter
+from nbdebug.chapters.training.rules import name_all, slug
+from nbdebug.chapters.training.run.faults import Faults
 from nbdebug.chapters.training.run.sources import iter_is_itself, unnoticed
 from nbdebug.chapters.training.run.units import look as look_at_units
+from nbdebug.finding import Finding
+from nbdebug.observe.asking import asked
 from nbdebug.observe.state import Snapshot
 
 LARGE = 2 << 30
@@ -36,13 +45,20 @@ UNITS_FROM = 4
 """Batches over which a unit has to be zero to count as dead."""
 
 
-def look(model: nn.Module, loader: Any, loss_fn: Callable[..., Any], *, optimizer: Any = None, val_loader: Any = None,
-         scheduler: Any = None, by_heart: bool = True) -> Before:
-    """Everything that can be known before training.
+SECONDS = 60.0
+"""The time of a whole look."""
+RUN_SHOWS = frozenset({"frozen-parameters", "dead-relu", "saturated-activation", "zero-loss", "unshuffled-data"})
+"""Causes whose fix a watched run tries better."""
 
-    by_heart: also try to learn one batch by heart (up to 600 steps). Exceptions of the model, the loss and the loader
-    pass unchanged. Raises TypeError or ValueError for arguments that make no sense, among them a loader that can be
-    read only once and one without batches.
+
+def look(model: nn.Module, loader: Any, loss_fn: Callable[..., Any], *, optimizer: Any = None, val_loader: Any = None,
+         scheduler: Any = None, by_heart: bool = True, seconds: float = SECONDS) -> Before:
+    """Everything that can be known before training, and for the causes that it names, whether their fix helps.
+
+    by_heart: also try to learn one batch by heart (up to 600 steps); without it a watched run is to follow, which tries
+    some of the fixes itself. seconds: what has not begun by then is not looked at, and `unchecked` says so; tries stop
+    there. Exceptions of the model, the loss and the loader pass unchanged. Raises TypeError or ValueError for arguments
+    that make no sense, among them a loader that can be read only once and one without batches.
     """
     began = time.monotonic()
     optimizers = checked(model, loader, loss_fn, optimizer)
@@ -50,7 +66,7 @@ def look(model: nn.Module, loader: Any, loss_fn: Callable[..., Any], *, optimize
     start = Snapshot.take(model, optimizers, others=others)
     try:
         with _eager(), _bar() as tick, unnoticed(loader, val_loader, loss_fn):
-            looking = _Looking(model, loader, loss_fn, optimizers, val_loader, tick)
+            looking = _Looking(model, loader, loss_fn, optimizers, val_loader, tick, began, seconds)
             before = looking.all(by_heart)
     finally:
         start.restore()
@@ -80,8 +96,10 @@ class _Looking:
     """One look. work: the model that is worked on, a copy wherever there can be one."""
 
     def __init__(self, model: nn.Module, loader: Any, loss_fn: Any, optimizers: Sequence[torch.optim.Optimizer],
-                 val_loader: Any, tick: Callable[[str], None]):
+                 val_loader: Any, tick: Callable[[str], None], began: float, seconds: float):
         self.model, self.loader, self.loss_fn, self.val_loader, self.tick = model, loader, loss_fn, val_loader, tick
+        self.deadline, self.seconds = began + seconds, seconds
+        self.faults = Faults()
         self.unchecked: list[str] = []
         self.given = list(optimizers)
         self.work, self.optimizers = self._copy(model, self.given)
@@ -104,17 +122,24 @@ class _Looking:
         self.ask, form = asked(self.loss_fn, self.work, batch)
         self.tick("one step")
         begun = self._step(batch)
-        if isinstance(begun, Before):
-            return dataclasses.replace(begun, form=form)
+        if isinstance(begun, Before):  # the loss refuses its targets
+            begun = dataclasses.replace(begun, form=form, losses=tuple(over_all(c, found.train) for c in begun.losses))
+            return self._ended(dataclasses.replace(begun, attempts=self._attempts(begun, found, by_heart)))
         facts = dataclasses.replace(self._of_step(begun, found), form=form)
         self._try("Inputs and targets", lambda: found.roles(begun, facts.losses), None)
         facts = dataclasses.replace(facts, **self._of_data(found))
-        facts = dataclasses.replace(facts, **self._of_model(batch, found, by_heart))
-        return dataclasses.replace(facts, unchecked=tuple(self.unchecked + self._not_given()))
+        facts = dataclasses.replace(facts, **self._of_model(batch, found))
+        attempts = self._attempts(facts, found, by_heart)
+        facts = dataclasses.replace(facts, attempts=attempts, heart=None if any(
+            a.verified for a in attempts.values()) or not by_heart else self._heart(batch))
+        return self._ended(facts)
+
+    def _ended(self, facts: Before) -> Before:
+        return dataclasses.replace(facts, unchecked=(*self.unchecked, *self.faults.lines, *self._not_given()))
 
     def _step(self, batch: Any) -> Any:
         """One forward and backward; on the original where the loss is not that of the model it is given."""
-        for attempt in range(3):
+        for times in range(3):
             calls = begin(self.work, batch)
             try:
                 step = run(calls, self.ask, batch)
@@ -122,7 +147,7 @@ class _Looking:
                 refusal = refused(calls)
                 if refusal is not None:
                     return Before(losses=(refusal,), has_optimizer=self.optimizer_given)
-                if attempt or not self._elsewhere(error):
+                if times or not self._elsewhere(error):
                     raise
                 continue
             own = {id(p) for p in self.model.parameters()}
@@ -141,15 +166,23 @@ class _Looking:
         self.ask = lambda model, batch: inner(model, tree_map_only(torch.Tensor, lambda t: t.to(device), batch))
         return True
 
+    def _ledger(self, step: Any) -> tuple[Parameter, ...]:
+        """A loss function's own parameters are no copies: what holds them are the optimizers that were given."""
+        optimizers = self.optimizers if self.work is self.model else [*self.optimizers, *self.given]
+        lines = ledger(self.work, optimizers, step, brought_along(self.loss_fn, self.work))
+        return held_elsewhere(lines, self.model, [*self.optimizers, *self.given])
+
     def _of_step(self, step: Any, found: Read) -> Before:
-        parameters = self._try("The parameters", lambda: ledger(self.work, self.optimizers, step), ())
+        parameters = self._try("The parameters", lambda: self._ledger(step), ())
         named = [(name, p) for name, p in step.calls.parameters if name]
         own = list(self.work.parameters())
         return Before(
             loss=step.value, finite=math.isfinite(step.value), has_optimizer=self.optimizer_given,
+            optimizer=as_written(self.given),
             parameters=parameters,
             bad_gradients=tuple(name for name, p in named if bad(step.gradients.get(id(p)))),
-            cuts=self._try("Cuts of the graph", lambda: cuts(step, parameters, self.optimizer_given), ()),
+            cuts=self._try("Cuts of the graph", lambda: cuts(
+                step, parameters, self.optimizer_given, lambda: again(self.work, self.ask, found.train[0])), ()),
             strangers=self._try("Strange tensors in the optimizer", lambda: strangers(
                 self.work, self.optimizers, step), None),
             losses=self._try("What the loss is given", lambda: losses(step.calls, step.loss), ()),
@@ -168,15 +201,17 @@ class _Looking:
             "shift": self._try("Training against validation inputs", found.shift, None),
             "overlap": self._try("Rows in both training and validation", found.overlap, None)}
         self.tick("workers")
-        facts["workers"], why = workers(self.loader)
+        facts["workers"], why = self._try("What the workers draw", lambda: workers(
+            self.loader, max(1.0, (self.deadline - time.monotonic()) / 2)), (None, ""))
         self.unchecked += [why] * bool(why)
         return facts
 
-    def _of_model(self, batch: Any, found: Read, by_heart: bool) -> dict[str, Any]:
+    def _of_model(self, batch: Any, found: Read) -> dict[str, Any]:
         self.tick("samples")
         mixed, why = self._try("Whether samples mix", lambda: mixing(self.work, self.ask, batch), (None, ""))
         self.unchecked += [why] * bool(why)
-        facts: dict[str, Any] = {"mixing": mixed, "mixing_checked": not why,
+        looked = "Whether samples mix" not in self.faults.told and not self._late
+        facts: dict[str, Any] = {"mixing": mixed, "mixing_checked": looked and not why,
                                  "ignores_input": self._try("Whether the input matters", lambda: ignores(
                                      self.work, self.ask, batch, found.inputs), None)}
         self.tick("activations")
@@ -185,23 +220,50 @@ class _Looking:
         facts["accumulates"] = self._try("Half batches against the whole", lambda: surroundings.accumulation(
             self.work, self.ask, batch), "")
         facts["notes"] = tuple(surroundings.notes(self.model, self.loader, self.loss_fn))
-        size = sum(p.numel() * p.element_size() for p in self.work.parameters())
-        if by_heart and size > LARGE:
-            self.unchecked.append(f"One batch by heart: the model is large ({size / 2**30:.1f} GiB), and it takes "
-                                  "copies")
-        elif by_heart:
-            self.tick("by heart")
-            facts["heart"] = self._try("One batch by heart", lambda: heart(
-                self.work, self.optimizers, self.ask, batch, lambda: None), None)
         return facts
 
+    def _heart(self, batch: Any) -> Heart | None:
+        if self._too_large:
+            self.unchecked.append(f"One batch by heart: {self._too_large}, and it takes copies")
+            return None
+        self.tick("by heart")
+        return self._try("One batch by heart", lambda: heart(
+            self.work, self.optimizers, self.ask, batch, self.deadline), None)
+
+    def _attempts(self, facts: Before, found: Read, by_heart: bool) -> dict[str, Attempt]:
+        """The fixes of the causes that these facts name, tried; by the cause."""
+        self.tick("fixes")
+        tried: dict[str, Attempt] = {}
+        for finding in name_all(TrainingFacts(facts)):
+            name = slug(finding)
+            if by_heart or name not in RUN_SHOWS:
+                tried[name] = self._try(f"Whether the fix of {name} helps", lambda f=finding: self._attempt(  # type: ignore[misc]
+                    f, facts, found), Attempt(why="there was no time" if self._late else "trying it failed"))
+        return tried
+
+    def _attempt(self, finding: Finding, facts: Before, found: Read) -> Attempt:
+        cure = remedy(finding, facts, self.work, found.train, found.inputs)
+        if isinstance(cure, str):
+            return Attempt(why=cure)
+        if self._too_large:
+            return Attempt(why=f"{self._too_large}, and it takes copies")
+        return attempt(self.work, self.optimizers, self.ask, found.train[0], cure, self.deadline)
+
+    @property
+    def _too_large(self) -> str:
+        size = sum(p.numel() * p.element_size() for p in self.work.parameters())
+        return f"the model is large ({size / 2**30:.1f} GiB)" if size > LARGE else ""
+
+    @property
+    def _late(self) -> bool:
+        return time.monotonic() > self.deadline
+
     def _try(self, what: str, probe: Callable[[], Any], default: Any) -> Any:
-        """The border: a probe of ours that fails is told, and the others go on."""
-        try:
-            return probe()
-        except Exception as fault:
-            self.unchecked.append(told(what, fault))
+        """The border: a probe of ours that fails, or for which no time is left, is told, and the others go on."""
+        if self._late:
+            self.unchecked.append(f"{what}: the {self.seconds:g} s of this look were over")
             return default
+        return self.faults.ask(what, probe, default)
 
     def _not_given(self) -> list[str]:
         missing = [] if self.optimizer_given else ["Which parameters an optimizer holds: no optimizer was given"]
@@ -222,7 +284,7 @@ def _eager() -> Iterator[None]:
 def _bar() -> Iterator[Callable[[str], None]]:
     from tqdm.auto import tqdm  # here, because it looks for a notebook when it is imported
 
-    with tqdm(total=7, desc="preflight", unit="look", delay=2, leave=False) as bar:
+    with tqdm(total=8, desc="preflight", unit="look", delay=2, leave=False) as bar:
         def tick(what: str) -> None:
             bar.set_description(f"preflight: {what}", refresh=False)
             bar.update()

@@ -68,7 +68,7 @@ class Read:
         return None
 
     def _drift(self, leaf: int) -> float:
-        """From the first to the last samples of the training set, in its own order; 0 where it has none."""
+        """From the first to the last samples of the training set, in its own order, or else in the order read."""
         try:
             data, collate = self.loader.dataset, self.loader.collate_fn
             ends = (range(ENDS), range(len(data) - ENDS, len(data)))
@@ -76,16 +76,17 @@ class Read:
                 first, last = (inputs.picked(collate([data[i] for i in end]), [leaf])[0] for end in ends)
             return inputs.drift(first, last)
         except Exception:  # the border: streams have no order of their own, lists of batches no dataset
-            return 0.0
+            first, last = (inputs.picked(self.train[i], [leaf])[0] for i in (0, -1))
+            return inputs.drift(first, last) if len(first) > 1 and len(last) > 1 else 0.0
 
     def overlap(self) -> Overlap | None:
         if not self.inputs:
             return None
-        train = [(inputs.picked(b, self.inputs), next(iter(inputs.picked(b, [self.target])), None)
-                  if self.target is not None else None) for b in self.train]
+        train = [(inputs.counted(b, self.inputs, self.target), None if self.target is None else next(
+            iter(inputs.counted(b, [self.target], self.target)), None)) for b in self.train]
         same = self.val_loader is not None and getattr(self.val_loader, "dataset", None) is getattr(
             self.loader, "dataset", self)
-        return inputs.overlap(train, [inputs.picked(b, self.inputs) for b in self.val], same)
+        return inputs.overlap(train, [inputs.counted(b, self.inputs, self.target) for b in self.val], same)
 
 
 def read(loader: Any, val_loader: Any) -> Read:
@@ -107,8 +108,3 @@ def ignores(model: nn.Module, ask: Callable[[Any, Any], Any], batch: Any, leaves
             torch.manual_seed(0)
             values.append(loss_value(ask(model, part)))
     return values[0] == values[1]
-
-
-def told(what: str, fault: Exception) -> str:
-    """A probe of ours that failed, in a sentence."""
-    return f"{what}: {type(fault).__name__}: {str(fault).splitlines()[0][:160] if str(fault) else 'no message'}"

@@ -7,7 +7,6 @@ that the loss hangs on.
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import math
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -20,10 +19,6 @@ from nbdebug.chapters.training.before.calls import Calls
 from nbdebug.chapters.training.run.checkup import loss_root
 from nbdebug.observe.tensors import tensors_made
 
-MODEL_FORM, OUTPUT_FORM = "loss_fn(model, batch)", "loss_fn(outputs, targets)"
-MODELS = frozenset({"model", "net", "network", "module", "m", "f"})
-OUTPUTS = frozenset({"output", "outputs", "out", "pred", "preds", "prediction", "predictions", "logits", "input",
-                     "y_hat", "y_pred", "yhat", "scores"})
 CONTAINERS = (list, tuple, dict, set, deque)
 DEPTH = 4
 
@@ -117,34 +112,6 @@ def _in_container(name: str, value: Any, known: set[int], inside: set[int], dept
         pairs = value.items() if isinstance(value, dict) else enumerate(value)
         for key, member in pairs:
             yield from _in_container(f"{name}.{key}", member, known, inside, depth + 1)
-
-
-def asked(loss_fn: Callable[..., Any], model: nn.Module, batch: Any) -> tuple[Callable[[Any, Any], Any], str]:
-    """How loss_fn wants to be called: with (model, batch), or with (outputs, targets) of a pair. Returns a function of
-    (model, batch), and which form was taken."""
-    form = _form(loss_fn)
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
-
-    def of_outputs(model: Any, batch: Any) -> Any:
-        if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-            raise TypeError("loss_fn(outputs, targets) needs batches of the form (inputs, targets); write "
-                            f"loss_fn(model, batch) for batches like this {type(batch).__name__}")
-        inputs, targets = (part.to(device) if isinstance(part, torch.Tensor) else part for part in batch)
-        return loss_fn(model(inputs), targets)
-
-    return (loss_fn, form) if form == MODEL_FORM else (of_outputs, form)
-
-
-def _form(loss_fn: Callable[..., Any]) -> str:
-    if isinstance(loss_fn, nn.Module) or getattr(loss_fn, "__module__", "") in ("torch.nn.functional", "torch._C._nn"):
-        return OUTPUT_FORM
-    try:
-        names = [p.name.lower() for p in inspect.signature(loss_fn).parameters.values()]
-    except (TypeError, ValueError):
-        return MODEL_FORM
-    if names and (names[0] in OUTPUTS or names[0].startswith(("pred", "out", "logit"))):
-        return OUTPUT_FORM
-    return MODEL_FORM
 
 
 def bad(gradient: torch.Tensor | None) -> bool:

@@ -55,8 +55,10 @@ def first(rows: Any) -> Any:
     return rows[0]
 
 
-def workers(loader: Any) -> tuple[Workers | None, str]:
-    """(what the workers draw, "") or (None, why it could not be looked at, or "")."""
+def workers(loader: Any, patience: float = PATIENCE) -> tuple[Workers | None, str]:
+    """(what the workers draw, "") or (None, why it could not be looked at, or ""). patience: seconds for one of the two
+    passes."""
+    patience = min(patience, PATIENCE)
     count = getattr(loader, "num_workers", 0)
     if not isinstance(loader, DataLoader) or not count:
         return None, ""
@@ -65,11 +67,11 @@ def workers(loader: Any) -> tuple[Workers | None, str]:
     used = min(2, count)
     try:
         probe = DataLoader(_Asked(loader.dataset), batch_size=1, sampler=list(range(used * DRAWS)), num_workers=used,
-                           collate_fn=first, worker_init_fn=loader.worker_init_fn, timeout=PATIENCE,
+                           collate_fn=first, worker_init_fn=loader.worker_init_fn, timeout=patience,
                            multiprocessing_context=loader.multiprocessing_context,
                            persistent_workers=loader.persistent_workers,
                            generator=torch.Generator().manual_seed(random.SystemRandom().randrange(2**31)))
-        passes = [_pass(probe) for _ in range(2)]
+        passes = [_pass(probe, patience) for _ in range(2)]
     except Exception as fault:  # the border: this look is ours, whatever the user's dataset makes of it
         return None, f"Whether workers draw the same random numbers: {type(fault).__name__}: {str(fault)[:120]}"
     draws = [list(by_worker.values()) for by_worker in passes]
@@ -78,15 +80,15 @@ def workers(loader: Any) -> tuple[Workers | None, str]:
     return Workers(count, varies, varies and alike, varies and passes[0] == passes[1], _holder(loader.dataset)), ""
 
 
-def _pass(probe: DataLoader) -> dict[int, list[str]]:
+def _pass(probe: DataLoader, patience: float) -> dict[int, list[str]]:
     found: dict[int, list[str]] = {}
     began = time.monotonic()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=DeprecationWarning)  # Python's, about fork beside threads
         for worker, mark in probe:
             found.setdefault(worker, []).append(mark)
-            if time.monotonic() - began > PATIENCE:
-                raise TimeoutError(f"its items take too long ({PATIENCE:g} s)")
+            if time.monotonic() - began > patience:
+                raise TimeoutError(f"its items take too long ({patience:g} s)")
     return dict(sorted(found.items()))
 
 

@@ -34,6 +34,7 @@ def dead_relu(facts: TrainingFacts) -> Finding | None:
     fix = Fix("Start with outputs around zero: no negative biases, He's init.",
               "torch.nn.init.kaiming_normal_(layer.weight, nonlinearity='relu')\ntorch.nn.init.zeros_(layer.bias)")
     return finding("dead-relu", title, [name for u in dead for name in (u.feeds, u.module)], [fix], chain=chain,
+                   module=first.feeds or first.module,
                    dead_by_layer={u.feeds or u.module: u.dead for u in dead}, without_gradient=silent[:12] or None)
 
 
@@ -50,6 +51,7 @@ def saturated_activation(facts: TrainingFacts) -> Finding | None:
     fix = Fix("Bring what goes into the activation to a size of about one.",
               "torch.nn.init.xavier_uniform_(layer.weight)\ntorch.nn.init.zeros_(layer.bias)")
     return finding("saturated-activation", title, [name for u in flat for name in (u.feeds, u.module)], [fix],
+                   module=first.feeds or first.module,
                    saturated_by_layer={u.feeds or u.module: u.saturated for u in flat})
 
 

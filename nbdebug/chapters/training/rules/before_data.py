@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from nbdebug.catalogue import rule
 from nbdebug.chapters.training.facts import TrainingFacts
@@ -14,8 +15,12 @@ LARGE = 10.0
 """Root mean square of a feature, beyond which inputs count as not normalised (DLCheck: a mean over 10)."""
 STRONG = 4.0
 """… and of what the first layer makes of it: weights made for such inputs bring them down to about one."""
-COMMON = 0.9
-"""Share of the commonest label (SageMaker Debugger: 10 to 1; traintools: 95%)."""
+COMMON, ALONE = 0.9, 0.98
+"""Share of the commonest label (SageMaker Debugger: 10 to 1): the first where a run has shown that the others are not
+found, the second where nothing but the labels is known
+(traintools: 95%; with three in a hundred that are plain to see a model does without weights)."""
+FEW, FOUND = 10, 0.2
+"""… not found: less than that share of at least so many. A rare class that is learnt well is no fault."""
 ENOUGH = 100
 """Labels that have to be seen before their shares mean anything."""
 MOVED, WIDER = 1.0, 2.0
@@ -24,6 +29,8 @@ less: noise of the data's own size widens it by 1.4. With few samples the ratio 
 FAR, DRIFTS = 3.0, 1.5
 """Where the deviation stays the same (a ratio below the second), the difference may be a drift in time: only means that
 are this many deviations apart count."""
+STEADY, APART = 0.5, 2.0
+"""… or that many, where the training set itself is the same from its start to its end, to that part of one."""
 DRIFT, CERTAIN = 1.0, 8.0
 """Where the training set itself changes by that many deviations from its start to its end, only differences that no
 drift makes count."""
@@ -31,8 +38,9 @@ SURE = 6.0
 """Standard errors between the means."""
 SHARED = 0.02
 """Share of validation rows that stand in the training set."""
-ABOVE_CHANCE = 3.0
-"""… over the share of training rows that have a twin in training: in few bits, rows meet by chance in both."""
+ABOVE_CHANCE, BY_CHANCE = 3.0, 4.0
+"""… over the share of training rows that have a twin in training: in few bits, rows meet by chance in both. And the
+number itself has to be so many of its standard deviations (the root of what chance gives, and one) above that."""
 
 
 @rule(
@@ -58,7 +66,7 @@ def input_not_normalized(facts: TrainingFacts) -> Finding | None:
              f"`{entry.module or entry.op}` makes values of size {short(entry.out)} of it, where about 1 is meant")
     fix = Fix("Bring inputs to mean 0 and deviation 1, in training and validation alike.",
               "x = (x - train_mean) / train_std")
-    return finding("input-not-normalized", title, ["train_loader", "dataset", entry.module], [fix],
+    return finding("input-not-normalized", title, ["train_loader", "dataset", entry.module], [fix], module=entry.module,
                    inputs=f"from {short(entry.low)} to {short(entry.high)}", mean=entry.mean, deviation=entry.std,
                    size_behind_the_first_layer=entry.out)
 
@@ -84,7 +92,8 @@ def preprocessing_mismatch(facts: TrainingFacts) -> Finding | None:
         return None
     wider = max(seen.ratio, 1 / seen.ratio if seen.ratio else math.inf)
     scaled = wider > WIDER * (1 + 2 / min(seen.samples) ** 0.5)
-    moved = seen.sure > SURE and (seen.shift > FAR or (seen.shift > MOVED and wider > DRIFTS))
+    far = FAR if seen.drift > STEADY else APART
+    moved = seen.sure > SURE and (seen.shift > far or (seen.shift > MOVED and wider > DRIFTS))
     if seen.drift > DRIFT and seen.shift < CERTAIN and wider < CERTAIN and not seen.swapped:
         return None  # a series in time: validation comes later, and is different
     if not (seen.swapped or scaled or moved):
@@ -143,24 +152,59 @@ def same_seed_workers(facts: TrainingFacts) -> Finding | None:
     reference="https://github.com/amanshenoy/multilogue-net/issues/8",
 )
 def class_imbalance(facts: TrainingFacts) -> Finding | None:
-    before = facts.before
-    seen = None if before is None else before.labels
-    if before is None or seen is None or seen.total < ENOUGH or len(seen.counts) < 2:
+    before, run = facts.before, facts.run
+    if before is None or any(call.weighted for call in before.losses):
         return None
-    label, most = max(seen.counts.items(), key=lambda pair: pair[1])
-    weighted = any(call.weighted for call in before.losses)
-    if most < COMMON * seen.total or weighted or (seen.sequential and not seen.complete):
+    seen = before.labels
+    known = seen is not None and len(seen.counts) > 1 and seen.total >= ENOUGH
+    counts = dict(seen.counts) if seen is not None and known and (seen.complete or not seen.sequential) else {}
+    missed = ""
+    if run is not None and run.recalls:
+        counts, missed = counts or {k: there for k, (there, _) in run.recalls.items()}, _missed(run.recalls)
+        if not missed:
+            return None  # a rare class that is found all the same
+    total = sum(counts.values())
+    if len(counts) < 2 or total < ENOUGH or max(counts.values()) < (COMMON if missed else ALONE) * total:
         return None
-    rare = min(seen.counts.items(), key=lambda pair: pair[1])
-    title = (f"{most / seen.total:.1%} of the labels are {label}, and the loss counts every sample alike: a model that "
-             f"always says {label} is right that often (label {rare[0]} comes {rare[1]:,} times in {seen.total:,})")
-    weights = [short(seen.total / (len(seen.counts) * count)) for count in seen.counts.values()]
+    return _imbalance(counts, missed, facts)
+
+
+def _missed(recalls: Mapping[str, tuple[int, int]]) -> str:
+    """How few of the rare classes' samples are found, as a sentence; "" where they are found, or too few are there."""
+    common = max(recalls, key=lambda k: recalls[k][0])
+    rare = [pair for label, pair in recalls.items() if label != common]
+    there, found = sum(n for n, _ in rare), sum(n for _, n in rare)
+    return f"of the {there:,} others that were looked at, the trained model finds {found:,}" if (
+        there >= FEW and found < FOUND * there) else ""
+
+
+def _imbalance(counts: Mapping[str, int], missed: str, facts: TrainingFacts) -> Finding:
+    before, total = facts.before, sum(counts.values())
+    label, most = max(counts.items(), key=lambda pair: pair[1])
+    rare = min(counts.items(), key=lambda pair: pair[1])
+    title = (f"{most / total:.1%} of the labels are {label}, and the loss counts every one alike: a model that "
+             f"always says {label} is right that often (label {rare[0]} comes {rare[1]:,} times in {total:,})")
+    title += f"; {missed}" if missed else ""
+    weights = [short(total / (len(counts) * count)) for _, count in sorted(counts.items(), key=_as_number)]
     listing = ", ".join(weights[:8]) + (", …" if len(weights) > 8 else "")
-    fix = Fix("Weight the classes by how rare they are.",
-              f"weight = torch.tensor([{listing}])\nF.cross_entropy(output, target, weight=weight)")
-    place = before.losses[0].where if before.losses else None
-    return finding("class-imbalance", title, ["train_loader", "loss_fn"], [fix], place=place,
-                   labels=dict(sorted(seen.counts.items(), key=lambda p: -p[1])[:8]), commonest=most / seen.total)
+    losses = before.losses if before is not None else ()
+    binary = bool(losses) and losses[0].op.startswith("binary")
+    code = (f"pos_weight = torch.tensor([{short(counts.get('0', 0) / max(1, counts.get('1', 1)))}])\n"
+            "F.binary_cross_entropy_with_logits(output, target, pos_weight=pos_weight)" if binary else
+            f"weight = torch.tensor([{listing}])\nF.cross_entropy(output, target, weight=weight)")
+    fix = Fix("Weight the classes by how rare they are.", code)
+    return finding("class-imbalance", title, ["train_loader", "loss_fn"], [fix],
+                   place=losses[0].where if losses else None, commonest=most / total,
+                   labels=dict(sorted(counts.items(), key=lambda p: -p[1])[:8]),
+                   found_of_each_class={k: f"{found:,} of {there:,}" for k, (there, found) in
+                                        sorted(facts.run.recalls.items())[:8]} if facts.run and missed else None)
+
+
+def _as_number(pair: tuple[str, int]) -> float:
+    try:
+        return float(pair[0])
+    except ValueError:
+        return 0.0
 
 
 @rule(
@@ -177,8 +221,9 @@ def leakage(facts: TrainingFacts) -> Finding | None:
     seen = None if facts.before is None else facts.before.overlap
     if seen is None or not seen.seen or seen.shared < 3:
         return None
-    share = seen.shared / seen.seen
-    if share < SHARED or not (seen.unlikely or share >= ABOVE_CHANCE * seen.within):
+    share, by_chance = seen.shared / seen.seen, seen.within * seen.seen
+    sure = share >= ABOVE_CHANCE * seen.within and seen.shared > by_chance + BY_CHANCE * (by_chance + 1) ** 0.5
+    if share < SHARED or not (seen.unlikely or sure):
         return None
     both = ": both loaders read the same dataset" if seen.same_dataset else ""
     title = (f"{seen.shared:,} of {seen.seen:,} validation samples ({share:.0%}) stand in the training set too, to "

@@ -7,7 +7,7 @@ import math
 from nbdebug.catalogue import rule
 from nbdebug.chapters.training.facts import TrainingFacts
 from nbdebug.chapters.training.facts_before import LossCall, Mixing
-from nbdebug.chapters.training.rules.before_words import finding, line, shape, short
+from nbdebug.chapters.training.rules.before_words import finding, line, shape, short, without
 from nbdebug.finding import Finding, Fix
 
 SQUASHES = ("softmax", "softmin", "sigmoid", "hardsigmoid")
@@ -42,7 +42,7 @@ def double_softmax(facts: TrainingFacts) -> Finding | None:
             made = call.activation if call.activation in SQUASHES else "softmax"
             title = (f"`{call.op}` is given what `{made}` has made already{line(call.activation_where)}: the loss can "
                      f"never go below {short(call.floor or 0.0)}")
-            remedy = Fix("Give the loss the raw scores.", call.activation_where.text or "return scores")
+            remedy = Fix("Give the loss the raw scores.", without(call.activation_where.text, made) or "return scores")
             return finding("double-softmax", title, ["forward", made, call.activation_where.module or "", "loss_fn"],
                            [remedy], place=call.activation_where if call.activation_where.line else call.where,
                            lowest_loss_possible=call.floor, loss_now=facts.before.loss if facts.before else None,
@@ -136,11 +136,12 @@ def wrong_output_activation(facts: TrainingFacts) -> Finding | None:
             title = (f"`{call.activation}` runs over a single output{line(at)}: it gives the same number whatever "
                      "comes in")
         elif _unsure(call):
-            title = (f"`{call.op}` wants raw scores and is given what `{call.activation}` leaves{line(at)}, which lies "
-                     f"{_between(span or (0, 1))}: the loss can never go below {short(call.floor or 0.0)}")
+            title = (f"`{call.op}` wants raw scores and is given what `{call.activation}` leaves{line(at)}, which "
+                     f"gives {_between(span or (0, 1))}: the loss can never go below {short(call.floor or 0.0)}")
         else:
             continue
-        fix = Fix("Leave the last activation out.", at.text or f"# without {call.activation}")
+        fix = Fix("Leave the last activation out.", without(at.text, call.activation or "") or
+                  f"# without {call.activation}")
         return finding("wrong-output-activation", title, [at.module or "", call.activation or "", "forward"], [fix],
                        place=at if at.line else call.where, output=f"from {short(call.low)} to {short(call.high)}",
                        out_of_reach=call.unreachable, lowest_loss_possible=call.floor)
@@ -218,7 +219,9 @@ def label_out_of_range(facts: TrainingFacts) -> Finding | None:
                      f"{call.classes - 1}, the "
                      f"classes of the output{line(call.where)}: they go from {short(call.target_low or 0.0)} to "
                      f"{short(call.target_high or 0.0)}")
-            fix = Fix("Make room for all labels, or map them.", f"nn.Linear(…, {int(call.target_high or 0) + 1})")
+            from_one = (call.target_low or 0.0) >= 1 and call.target_high == call.classes
+            fix = (Fix("Count the labels from 0.", "target = target - 1") if from_one else
+                   Fix("Make room for all labels, or map them.", f"nn.Linear(…, {int(call.target_high or 0) + 1})"))
             return finding("label-out-of-range", title, ["train_loader", "loss_fn", call.op], [fix], place=call.where,
                            targets_outside=call.outside, classes=call.classes)
     return None

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from nbdebug.catalogue import rule
 from nbdebug.chapters.training.facts import TrainingFacts
 from nbdebug.chapters.training.facts_before import Before, Parameter
-from nbdebug.chapters.training.rules.before_words import finding, line, listed
+from nbdebug.chapters.training.rules.before_words import finding, line, listed, without
 from nbdebug.finding import Finding, Fix
 
 ADAPTERS = re.compile(r"(^|[._])(lora|adapter|ia3|soft_prompt|prompt_embeddings|prompt_learner|prefix_encoder)",
@@ -40,8 +40,8 @@ def frozen_parameters(facts: TrainingFacts) -> Finding | None:
     count = sum(p.elements for p in before.parameters if p.trained)
     total = sum(p.elements for p in before.parameters)
     title = f"{listed(names)} {'is' if len(names) == 1 else 'are'} frozen: {why}"
-    return finding("frozen-parameters", title, names, [_thaw(names)], frozen=names[:20],
-                   trained_numbers=f"{count:,} of {total:,}",
+    return finding("frozen-parameters", title, names, [_thaw(names)], module=frozen[0].module,
+                   frozen=names[:20], trained_elements=f"{count:,} of {total:,}",
                    held_by_the_optimizer=f"{sum(bool(p.held) for p in frozen)} of {len(frozen)}",
                    only_zeros=[p.name for p in frozen if p.zero] or None)
 
@@ -109,8 +109,13 @@ def detached_graph(facts: TrainingFacts) -> Finding | None:
     remedy = {"no_grad": "Compute it outside of torch.no_grad().", "detach": "Take the detach away.",
               "left torch": "Stay in torch: do the same with torch's own functions."}.get(
         cut.how, "Use a function that has a derivative (softmax for argmax, a straight-through estimate for round).")
-    return finding("detached-graph", title, [*names, "forward"], [Fix(remedy, cut.where.text or ".detach()  # ← this")],
-                   place=cut.where, cut_by=cut.op, without_gradient=all_cut[:20],
+    code = {"detach": without(cut.where.text, cut.op) or f"# without {cut.op}",
+            "no_grad": f"with torch.enable_grad():\n    {(cut.where.text or '...').strip()}",
+            "left torch": "# torch's own functions: no .numpy(), float() or .item() on the way"}.get(
+        cut.how, "soft = scores.softmax(-1)\nhard = (scores == scores.amax(-1, keepdim=True)).float()\n"
+                 "chosen = hard + soft - soft.detach()  # the value of the one, the gradient of the other")
+    return finding("detached-graph", title, [*names, "forward"], [Fix(remedy, code)], place=cut.where,
+                   cut_by=cut.op, without_gradient=all_cut[:20],
                    parameters=f"{len(all_cut)} of {len(before.trained)} trained ones")
 
 
@@ -142,16 +147,25 @@ def parameters_not_in_optimizer(facts: TrainingFacts) -> Finding | None:
     if foreign is not None and foreign.alike:
         title = (f"The optimizer holds {foreign.count} tensors that are not this model's, and not {listed(names)}: the "
                  "model was made anew after the optimizer")
-        fixes = [Fix("Make the optimizer again, after the model.", "optimizer = torch.optim.Adam(model.parameters(), "
-                                                                   "lr=…)")]
+        fixes = [Fix("Make the optimizer again, after the model.", f"optimizer = torch.optim.{_optimizer(before)}")]
     else:
         trained = len([p for p in before.trained if p.registered])
         title = (f"{len(names)} of {trained} trained parameters are in no optimizer and never change: {listed(names)}")
-        fixes = [Fix("Hand all of them to the optimizer.", "optimizer = torch.optim.Adam(model.parameters(), lr=…)"),
-                 Fix("If that is meant, say so; their share of the backward is saved.",
-                     "\n".join(f"model.get_parameter({name!r}).requires_grad_(False)" for name in names[:3]))]
+        own = [p for p in missing if not p.outside]
+        fixes = [Fix("Hand all of them to the optimizer.", f"optimizer = torch.optim.{_optimizer(before, missing)}")]
+        fixes += [Fix("If that is meant, say so; their share of the backward is saved.", "\n".join(
+            f"model.get_parameter({p.name!r}).requires_grad_(False)" for p in own[:3]))] if own else []
     return finding("parameters-not-in-optimizer", title, [*names, "optimizer"], fixes, missing=names[:20],
-                   numbers=f"{sum(p.elements for p in missing):,} of {sum(p.elements for p in before.trained):,}")
+                   module=missing[0].module, elements_not_held=f"{sum(p.elements for p in missing):,} of "
+                                     f"{sum(p.elements for p in before.trained):,}")
+
+
+def _optimizer(before: Before, missing: Sequence[Parameter] = ()) -> str:
+    """The user's own optimizer over all parameters, also those that the loss function brings along."""
+    written = before.optimizer or "Adam(model.parameters(), lr=…)"
+    owners = dict.fromkeys(p.name.partition(".")[0] for p in missing if p.outside)
+    everything = "".join(f", *{owner}.parameters()" for owner in owners)
+    return written.replace("model.parameters()", f"[*model.parameters(){everything}]") if owners else written
 
 
 def _unseen(unseen: list[Parameter]) -> Finding:
@@ -163,4 +177,4 @@ def _unseen(unseen: list[Parameter]) -> Finding:
              f"({listed(names, 2)}): no optimizer holds them")
     fix = Fix("Keep the layers where the model can see them.", f"self.{path} = nn.ModuleList({path.split('.')[-1]})")
     return finding("parameters-not-in-optimizer", title, [path, *names, "optimizer"], [fix], missing=names[:20],
-                   numbers=f"{sum(p.elements for p in unseen):,}")
+                   elements_not_held=f"{sum(p.elements for p in unseen):,}")

@@ -44,7 +44,7 @@ def bad_init(facts: TrainingFacts) -> Finding | None:
             fix = Fix("Draw the weights for the layer's width.",
                       "torch.nn.init.kaiming_normal_(layer.weight, "
                       "nonlinearity='relu')\ntorch.nn.init.zeros_(layer.bias)")
-            return finding("bad-init", why, [*names, *(w.name for w in layers)], [fix],
+            return finding("bad-init", why, [*names, *(w.name for w in layers)], [fix], module=layers[0].module,
                            deviation_over_the_scheme_s={w.name: w.std / w.scheme for w in before.weights[:12]},
                            loss_at_the_start=before.loss, loss_of_guessing=_guess(before))
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -10,12 +11,12 @@ from nbdebug.finding import Finding, Fix, Link, Where
 
 
 def finding(slug: str, title: str, where: Iterable[str], fixes: Iterable[Fix], *, place: Where | None = None,
-            chain: Iterable[str] = (), **evidence: Any) -> Finding:
-    """where: the modules, parameters, functions or arguments to blame, the most telling first. `_` in the names of
-    evidence stands for a space."""
+            module: str | None = None, chain: Iterable[str] = (), **evidence: Any) -> Finding:
+    """where: the modules, parameters, functions or arguments to blame, the most telling first. module: the one at which
+    it is, where the place does not tell. `_` in the names of evidence stands for a space."""
     names = [name for name in dict.fromkeys(where) if name]
     place = place or Where()
-    at = dataclasses.replace(place, module=place.module or (names[0] if names else None))
+    at = dataclasses.replace(place, module=place.module or module)
     shown: Mapping[str, Any] = {key.replace("_", " "): value for key, value in evidence.items() if value is not None}
     return Finding(f"training/{slug}", title, at, {"where": names, **shown}, tuple(fixes),
                    tuple(Link(what) for what in chain))
@@ -36,10 +37,47 @@ def line(where: Where) -> str:
 
 
 def short(value: float) -> str:
-    """A number for a sentence: three digits."""
-    return f"{value:.3g}"
+    """A number for a sentence: three digits, in full up to a million."""
+    return f"{float(f'{value:.3g}'):,.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.3g}"
 
 
 def shape(size: Iterable[int]) -> str:
     """(64, 1) as "64×1", (64,) as "64"."""
     return "×".join(str(s) for s in size)
+
+
+def without(text: str | None, op: str) -> str:
+    """A line of the user's without one call: "x.softmax(1)" becomes "x", "F.softmax(x, dim=1)" becomes "x"; "" where
+    that can't be told from the text."""
+    found = re.search(rf"(?P<owner>[\w.\])]*?)\.?\b{re.escape(op)}(?P<open>\()?", text or "")
+    if found is None or text is None:
+        return ""
+    if found["open"] is None:
+        return text[:found.start()] + found["owner"] + text[found.end():] if op == "data" else ""
+    end = _closing(text, found.end() - 1)
+    if end is None:
+        return ""
+    if found["owner"] in ("", "F", "torch", "nn.functional", "torch.nn.functional", "functional"):
+        inner = text[found.end():end]
+        return text[:found.start()] + inner[:_first_comma(inner)].strip() + text[end + 1:]
+    if found["owner"].split(".")[0] == "self" and found["owner"].count(".") == 0:
+        return ""  # a module of that name
+    return text[:found.start()] + found["owner"] + text[end + 1:]
+
+
+def _closing(text: str, opening: int) -> int | None:
+    depth = 0
+    for i in range(opening, len(text)):
+        depth += (text[i] in "([{") - (text[i] in ")]}")
+        if depth == 0:
+            return i
+    return None
+
+
+def _first_comma(inner: str) -> int:
+    depth = 0
+    for i, char in enumerate(inner):
+        depth += (char in "([{") - (char in ")]}")
+        if char == "," and depth == 0:
+            return i
+    return len(inner)

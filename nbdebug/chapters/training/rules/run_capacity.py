@@ -81,4 +81,5 @@ def underfit(facts: TrainingFacts) -> Finding | None:
                 "nn.Linear(128, outputs))", Trial("reference", (), (), end.train, run.reference["train"], end.val,
                                                   run.reference.get("val")))
     return finding(run, "underfit", title, ["model"], [fix],
-                   evidence={"trained parameters": run.trained_elements, "loss": theirs, "reference network's": mine})
+                   evidence={"trained parameters": run.trained_elements, "loss": theirs, "reference network's": mine,
+                             "steps": len(run.losses)})

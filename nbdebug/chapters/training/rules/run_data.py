@@ -6,6 +6,7 @@ from nbdebug.catalogue import rule
 from nbdebug.chapters.training.facts import TrainingFacts
 from nbdebug.chapters.training.facts_run import RunFacts
 from nbdebug.chapters.training.rules import run_signs as signs
+from nbdebug.chapters.training.rules import run_signs_data as signs_data
 from nbdebug.chapters.training.rules.run_words import finding, short, tried
 from nbdebug.finding import Finding, Fix
 
@@ -20,6 +21,8 @@ uncertain by nature, validation labels are too, and leaving the unlikely ones ou
 TOO_LARGE = 100.0
 """Trained parameters for each target value: beyond this the size of the model is told as the cause. (The story of 2.8
 million parameters and 2,048 samples is at 1,400; a ratio of ten is common and harmless with early stopping.)"""
+RISES = 1.1
+"""The validation loss at its end over its lowest, from which on stopping earlier is worth a word."""
 NOTHING = 1e-12
 """A loss below this is zero."""
 ZEROS = 5
@@ -39,12 +42,14 @@ ZEROS = 5
 )
 def unshuffled_data(facts: TrainingFacts) -> Finding | None:
     run = facts.run
-    if run is None or run.order.spread <= UNFAIR or not signs.helps(run.trials.get("shuffled")):
+    trial, order = (None, None) if run is None else (run.trials.get("shuffled"), run.order)
+    if run is None or trial is None or order is None or not (signs.helps(trial) if order.spread > UNFAIR else
+                                                             signs_data.order_harms(run)):
         return None
-    trial, order = run.trials["shuffled"], run.order
     seen = (f"a batch holds {order.classes:g} of {order.all_classes} classes" if order.classes is not None
             and order.all_classes and order.classes < 0.7 * order.all_classes else
-            f"the batches' means differ {order.spread:.0f} times as much as a shuffle would let them")
+            f"the batches' means differ {order.spread:.0f} times as much as a shuffle would let them"
+            if order.spread > UNFAIR else "it is read in the dataset's own order, and neighbours are alike")
     title = (f"The training data is not shuffled: {seen}; over all of it the model ends at a loss of "
              f"{short(trial.end_as_is)}, and on the same samples shuffled at {short(trial.end_changed)}")
     fix = tried("Shuffle the training data.", "DataLoader(dataset, batch_size=..., shuffle=True)", trial)
@@ -99,7 +104,7 @@ def label_noise(facts: TrainingFacts) -> Finding | None:
 )
 def overfit(facts: TrainingFacts) -> Finding | None:
     run = facts.run
-    if run is None or _too_many(run) or signs.overfits(run) is None:
+    if run is None or _too_many(run) or signs_data.overfits(run) is None:
         return None
     return _overfit(run, "overfit", f"on {run.samples:,} samples" if run.samples else "", ["train_loader", "model"])
 
@@ -117,7 +122,7 @@ def overfit(facts: TrainingFacts) -> Finding | None:
 )
 def model_too_large_for_data(facts: TrainingFacts) -> Finding | None:
     run = facts.run
-    if run is None or not _too_many(run) or signs.overfits(run) is None:
+    if run is None or not _too_many(run) or signs_data.overfits(run) is None:
         return None
     return _overfit(run, "model-too-large-for-data", f"with {run.trained_elements:,} parameters for {run.samples:,} "
                     "samples", ["model", "train_loader"])
@@ -128,16 +133,23 @@ def _too_many(run: RunFacts) -> bool:
 
 
 def _overfit(run: RunFacts, slug: str, size: str, where: list[str]) -> Finding:
-    found = signs.overfits(run)
+    found = signs_data.overfits(run)
     assert found is not None, "the rule has looked"
     best, lowest, end = found
     step = run.numbers[min(best, len(run.numbers) - 1)]
     size = f" {size}" if size else ""
-    title = (f"The model learns its training data by heart{size}: the validation loss is lowest at step {step} "
-             f"({short(lowest)}) and rises to {short(end)}, while training falls to {short(run.checkups[-1].train)}")
-    fix = Fix("Stop where validation is lowest (and regularise, augment, or take a smaller model).",
-              "if val_loss < best:\n    best, kept = val_loss, copy.deepcopy(model.state_dict())", True,
-              {"validation as it is": end, "validation when stopped": lowest, "step": step})
+    train = short(run.checkups[-1].train)
+    if end < RISES * lowest:
+        title = (f"The model learns its training data by heart{size}: training falls to {train}, and the validation "
+                 f"loss stays at {short(end)} (lowest at step {step}: {short(lowest)})")
+        fix = Fix("More data or augmentation; a smaller model; dropout or weight decay. Stopping earlier gains nothing "
+                  "here.", "torch.optim.AdamW(model.parameters(), lr=..., weight_decay=0.1)")
+    else:
+        title = (f"The model learns its training data by heart{size}: the validation loss is lowest at step {step} "
+                 f"({short(lowest)}) and rises to {short(end)}, while training falls to {train}")
+        fix = Fix("Stop where validation is lowest (and regularise, augment, or take a smaller model).",
+                  "if val_loss < best:\n    best, kept = val_loss, copy.deepcopy(model.state_dict())", True,
+                  {"validation as it is": end, "validation when stopped": lowest, "step": step})
     return finding(run, slug, title, where, [fix], step=step,
                    evidence={"samples": run.samples, "trained parameters": run.trained_elements,
                              "passes": run.passes, "lowest validation loss": lowest, "at the end": end})

@@ -31,7 +31,7 @@ def dead_relu(facts: TrainingFacts) -> Finding | None:
         return None
     early = bool(signs.dead(run.start_units))
     places = signs.dead(run.start_units) or signs.dead(run.end_units)
-    if signs.died(run) and any(signs.helps(t, signs.MUCH_BETTER) for n, t in run.trials.items() if n.startswith("lr/")):
+    if signs.died(run) and signs.lower_rate_cures(run):
         return None  # the learning rate killed it
     if not places or not (max(p.dead or 0.0 for p in places) >= WHOLE or signs.helps(signs.cured(run))):
         return None
@@ -104,7 +104,7 @@ def saturated_activation(facts: TrainingFacts) -> Finding | None:
 )
 def vanishing_gradients(facts: TrainingFacts) -> Finding | None:
     run = facts.run
-    if run is None or not signs.learns_nothing(run):
+    if run is None or not signs.learns_nothing(run) or signs.lower_rate_cures(run):
         return None
     trial = run.trials.get("relu")
     weak = signs.fading(run, signs.FADES_SOMEWHAT if signs.helps(trial) else signs.FADES)
@@ -144,11 +144,14 @@ def frozen_in_run(facts: TrainingFacts) -> Finding | None:
     if run is None or not run.frozen or not signs.has_room(run):
         return None
     trial, zeros = run.trials.get("unfrozen"), [f for f in run.frozen if f.zero and f.matrix]
-    if not zeros and not (any(f.held for f in run.frozen) and signs.helps(trial)):
+    matrices = [f for f in run.frozen if f.matrix and f.held]
+    fresh = bool(matrices) and all(f.fresh for f in matrices)  # what is trained already is kept so on purpose
+    if not zeros and not (fresh and signs.helps(trial)):
         return None
     blamed = [f.name for f in _beside(run, zeros)] if zeros else [f.name for f in run.frozen]
     why = (f"`{zeros[0].name}` is frozen at zero, so that what it is a part of does nothing" if zeros else
-           f"{len(run.frozen)} parameters that the optimizer holds have requires_grad=False (`{blamed[0]}` and others)")
+           f"{len(run.frozen)} parameters have requires_grad=False (`{blamed[0]}` and others): they are as they were "
+           "drawn, by chance, and the optimizer holds them")
     title = f"{why}; the loss stays at {short(signs.last(run))} (first: {short(signs.first(run))})"
     code = "\n".join(f"model.get_parameter({n!r}).requires_grad_(True)" for n in blamed[:4])
     fix = tried("Let them be trained.", code, trial)

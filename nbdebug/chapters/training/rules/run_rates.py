@@ -9,13 +9,12 @@ from nbdebug.catalogue import rule
 from nbdebug.chapters.training.facts import TrainingFacts
 from nbdebug.chapters.training.facts_run import RunFacts, Trial
 from nbdebug.chapters.training.rules import run_signs as signs
+from nbdebug.chapters.training.rules import run_signs_data as signs_data
 from nbdebug.chapters.training.rules.run_words import finding, short, tried
 from nbdebug.finding import Finding
 
-OUTLIER = 5.0
-"""The suspected batch's loss over the largest of its neighbours', under the same weights at the start of the run."""
 FAR = 20.0
-"""A jump this far is told even if the loss comes back at once."""
+"""A jump this far, and above the first loss, is told even if the loss comes back at once."""
 LASTS = 0.05
 """A jump from which the loss is back after less than this share of the run is left alone."""
 
@@ -51,12 +50,19 @@ def lr_too_high(facts: TrainingFacts) -> Finding | None:
     end = "a loss that is not finite" if signs.blew_up(run) else f"a loss of {short(signs.last(run))}"
     title = (f"lr={rate:g} is too high: the loss goes from {short(signs.first(run))} to {short(worst)} and ends with "
              f"{end}; with lr={rate / factor:g} the same steps end at {short(trial.end_changed)}")
-    fix = tried("Lower the learning rate.", f"optimizer = torch.optim.{run.optimizer}(model.parameters(), "
-                f"lr={rate / factor:g})", trial)
+    fix = tried("Lower the learning rate.", _with_rate(run, rate / factor, 1 / factor), trial)
     return finding(run, "lr-too-high", title, ["lr", "optimizer"], [fix], phase="optimizer",
                    place=run.places.get("optimizer"), step=_first_jump(run),
                    evidence={"largest loss": worst, "update over weight, by layer":
                              {la.name: la.update for la in run.layers[:12]}})
+
+
+def _with_rate(run: RunFacts, rate: float, factor: float) -> str:
+    """What to write for another rate; of several optimizers, each keeps its own in proportion."""
+    if run.optimizers == 1:
+        return f"optimizer = torch.optim.{run.optimizer}(model.parameters(), lr={rate:g})"
+    return ("for optimizer in optimizers:\n    for group in optimizer.param_groups:\n"
+            f"        group['lr'] *= {factor:g}")
 
 
 def _first_jump(run: RunFacts) -> int | None:
@@ -88,8 +94,7 @@ def lr_too_low(facts: TrainingFacts) -> Finding | None:
     title = (f"lr={rate:g} is too low: a step moves no layer by more than {max(updates):.1e} of its weights, and the "
              f"loss stays at {short(signs.last(run))}; with lr={rate * factor:g} the same steps end at "
              f"{short(trial.end_changed)}")
-    fix = tried("Raise the learning rate.", f"optimizer = torch.optim.{run.optimizer}(model.parameters(), "
-                f"lr={rate * factor:g})", trial)
+    fix = tried("Raise the learning rate.", _with_rate(run, rate * factor, factor), trial)
     return finding(run, "lr-too-low", title, ["lr", "optimizer"], [fix], phase="optimizer",
                    place=run.places.get("optimizer"),
                    evidence={"update over weight, by layer": {la.name: la.update for la in run.layers[:12]}})
@@ -144,15 +149,12 @@ def loss_spike(facts: TrainingFacts) -> Finding | None:
     if run is None or run.spike is None:
         return None
     spike = run.spike
-    own, others = spike.get("its loss at the start"), spike.get("its neighbours' largest")
-    apart = spike.get("its loss at the end"), spike.get("its neighbours' largest at the end")
-    by_batch = own is not None and others is not None and (not math.isfinite(own) or own > OUTLIER * max(others, 1e-8))
-    by_batch = by_batch or (None not in apart and apart[0] > OUTLIER * max(apart[1], 0.2 * spike["before"], 1e-8))
+    at = signs_data.odd_batch(run)
     lasts = spike["recovers after"] > max(3, LASTS * spike["of"])
-    if not by_batch or not (lasts or spike["loss"] > FAR * spike["before"]):
+    far = spike["loss"] > max(FAR * spike["before"], abs(signs.first(run)))
+    if not at or not (lasts or far):
         return None
     trial = run.trials.get("without the batch")
-    at = "start" if own is not None and others is not None and own > OUTLIER * max(others, 1e-8) else "end"
     title = (f"The loss jumps from {short(spike['before'])} to {short(spike['loss'])} at step {spike['step']}: the "
              f"batch of that step is unlike the others (with the weights of the run's {at} its loss is "
              f"{short(spike[f'its loss at the {at}'])}, its neighbours' {short(spike[NEIGHBOURS[at]])})")
@@ -185,8 +187,7 @@ def exploding_gradients(facts: TrainingFacts) -> Finding | None:
         return None
     back, forth = signs.amplifies(run), signs.grows(run)
     trial = run.trials.get("clip")
-    calmed = any(signs.helps(t, signs.MUCH_BETTER) for name, t in run.trials.items() if name.startswith("lr/"))
-    if not signs.explodes_at_start(run) and calmed:
+    if not signs.explodes_at_start(run) and signs.lower_rate_cures(run):
         return None  # it was the learning rate
     if max(back[0], forth[0]) <= signs.GROWS and not signs.helps(trial):
         return None

@@ -152,13 +152,14 @@ def flat(run: RunFacts) -> list[Units]:
 
 def amplifies(run: RunFacts) -> tuple[float, str]:
     """By how much the gradient is larger at the call of a layer where it is largest than at the last layer's own call,
-    and that layer's name. (1, "") where that can't be said."""
-    if len(run.flow) < 3:
-        return 1.0, ""
-    hidden = run.flow[:-1]  # the last one is the output
-    end = hidden[-1].gradient
-    largest = max(hidden, key=lambda p: p.gradient)
-    return (largest.gradient / end, largest.module) if end > 0 else (1.0, "")
+    and that layer's name; or, through a recurrent module, at the first moment of its input than at the last.
+    (1, "") where that can't be said."""
+    found = [(t.first / t.last, t.module) for t in run.through if t.last > 0 and math.isfinite(t.first)]
+    hidden = run.flow[:-1] if len(run.flow) >= 3 else ()  # the last one is the output
+    if hidden and hidden[-1].gradient > 0:
+        largest = max(hidden, key=lambda p: p.gradient)
+        found.append((largest.gradient / hidden[-1].gradient, largest.module))
+    return max(found, default=(1.0, ""))
 
 
 def grows(run: RunFacts) -> tuple[float, str]:
@@ -232,6 +233,11 @@ def helps(trial: Trial | None, by: float = BETTER) -> bool:
     return trial is not None and math.isfinite(trial.end_changed) and trial.end_changed < by * trial.end_as_is
 
 
+def lower_rate_cures(run: RunFacts) -> bool:
+    """With a lower learning rate the same steps end far lower: the rest follows from the rate."""
+    return any(helps(t, MUCH_BETTER) for name, t in run.trials.items() if name.startswith("lr/"))
+
+
 def fades_in_time(run: RunFacts) -> Through | None:
     """The recurrent module through which next to nothing of the gradient comes back to the first moment."""
     return next((t for t in run.through if t.last > 0 and t.first < FADES_IN_TIME * t.last), None)
@@ -241,38 +247,3 @@ def cured(run: RunFacts) -> Trial | None:
     """The trial in which layers' outputs were brought to a size of one, where it helped; else the last such one."""
     found = [t for name in ("rescaled", "normalised") if (t := run.trials.get(name)) is not None]
     return next((t for t in found if helps(t)), found[-1] if found else None)
-
-
-def overfits(run: RunFacts) -> tuple[int, float, float] | None:
-    """(step of the lowest validation loss, that loss, the last one) where the validation loss rose for good while the
-    training loss kept falling."""
-    seen = [c for c in run.checkups if c.val is not None and math.isfinite(c.val)]
-    if len(seen) < 6:
-        return None
-    values = [c.val or 0.0 for c in seen]
-    best = min(range(len(seen)), key=values.__getitem__)
-    end = statistics.median(values[-3:])
-    by_heart = seen[-1].train < 0.02 * seen[0].train and end > 0.5 * values[0] and len(seen) >= 10
-    rose = by_heart or end > ROSE * values[best] and min(values[-3:]) > values[best] + SURE * seen[best].spread
-    fell = by_heart or seen[-1].train < 0.8 * seen[best].train and seen[-1].train < 0.5 * end
-    early = by_heart or seen[best].step <= 0.6 * seen[-1].step
-    return (seen[best].step, values[best], end) if rose and fell and early else None
-
-
-ROSE = 1.25
-"""The validation loss at the end over its lowest (TrainProof: 1.2, after at least four evaluations)."""
-SURE = 2.0
-"""Standard errors between the lowest validation loss and the last ones. The batches are the same ones each time, so the
-spread between them overstates the doubt."""
-
-
-AHEAD = 0.85
-"""Validation over training loss from which on wrong training labels are thought of."""
-
-
-def ahead_on_val(run: RunFacts) -> bool:
-    """The validation set is predicted far better than what was trained on, both in eval mode."""
-    if not run.checkups or run.checkups[-1].val is None:
-        return False
-    end = run.checkups[-1]
-    return end.val is not None and end.val < AHEAD * end.train and end.train > 0.25 * first(run)

@@ -33,8 +33,8 @@ def tried(title: str, code: str, trial: Trial | None, why_not: str = "", by: flo
     """A fix with the proof of its trial, where there was one."""
     if trial is None:
         return Fix(title, code, None, {"why not": why_not or "the run could not be repeated with this change"})
-    after: dict[str, Any] = {"loss as it is": trial.end_as_is, "loss with the fix": trial.end_changed,
-                             "steps": len(trial.changed)}
+    after: dict[str, Any] = {"loss as it is": trial.end_as_is, "loss with the fix": trial.end_changed}
+    after |= {"steps": len(trial.changed)} if trial.changed else {}
     if trial.val_as_is is not None and trial.val_changed is not None:
         after |= {"validation as it is": trial.val_as_is, "validation with the fix": trial.val_changed}
     return Fix(title, code, helps(trial, by), {k: v for k, v in after.items() if math.isfinite(v)} | _broke(trial))
@@ -46,8 +46,8 @@ def _broke(trial: Trial) -> dict[str, str]:
 
 
 def short(value: float) -> str:
-    """A number for a sentence: three digits."""
-    return f"{value:.3g}"
+    """A number for a sentence: three digits, in full up to a million."""
+    return f"{float(f'{value:.3g}'):,.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.3g}"
 
 
 def thinned(curve: Iterable[float]) -> list[float | None]:

@@ -1,8 +1,9 @@
 """The start of the run, put back, and trained on again with one thing changed.
 
 The bench trains by itself: the batches that the user's loop read, in their order, the user's loss function, the user's
-optimizers, the learning rates that were seen. It does not call the user's loop again, which may write files or append
-to lists. Before anything is concluded from it, it is asked to repeat the run as it was (`Bench.repeats`).
+optimizers, the learning rates that were seen, and the routine (`Routine`): which optimizer steps after which batch. It
+does not call the user's loop again, which may write files or append to lists. Before anything is concluded from it, it
+is asked to repeat the run as it was (`Bench.repeats`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +19,8 @@ from torch import nn
 
 from nbdebug.chapters.training.facts_run import Trial
 from nbdebug.chapters.training.run.checkup import Checkups, loss_root, loss_value
-from nbdebug.chapters.training.run.updates import norm_of
+from nbdebug.chapters.training.run.routine import REDUCTIONS, Routine, share_of
+from nbdebug.chapters.training.run.sources import quiet
 from nbdebug.observe.state import Snapshot
 
 ALIKE = 0.02
@@ -33,13 +35,11 @@ Less = Callable[[Any, Any, Any], float]
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """What is done otherwise. rate: factor on every learning rate; level: one rate all
-    along, the largest that was seen, or `to`;
-    zero: whether gradients
-    are cleared before each backward (None: as the user's loop does); clip: largest gradient norm; decay: factor on
-    weight decay; unfreeze: names of parameters; prepare: called once on the model; without: batches that are left out;
-    batches: others in their place; loss_fn: another loss; training: all modules in train mode; adam: this
-    rate, with a fresh Adam in place of the optimizers."""
+    """What is done otherwise. rate: factor on every learning rate; level: one rate all along, the largest that was
+    seen, or `to`; zero: whether gradients are cleared where an optimizer has stepped (None: as the user's loop does);
+    clip: largest gradient norm; decay: factor on weight decay; unfreeze: names of parameters; prepare: called once on
+    the model; without: batches that are left out; batches: others in their place; loss_fn: another loss; training: all
+    modules in train mode; adam: this rate, with a fresh Adam in place of the optimizers."""
 
     rate: float = 1.0
     level: bool = False
@@ -68,16 +68,22 @@ class Outcome:
 
 class Bench:
     """Trains from the start of the run. start: the state to begin at; rates: the learning rates of all groups at each
-    step; batches: those of the run, in order. until: when the time for trials is up. evaluated: modules that the user
-    keeps in eval mode while training; zero: False where the user's loop clears no gradients."""
+    step; batches: those of the run, in order. A step is as much as the user's loop does for one loss that it tells.
+    until: when the time for trials is up. evaluated: modules that the user keeps in eval mode while training; zero:
+    False where the user's loop clears no gradients; clip: the largest gradient norm that it lets pass; draws: for each
+    batch, what puts the random numbers back that it met."""
 
     def __init__(self, model: nn.Module, optimizers: list[Any], loss_fn: Callable[[Any, Any], Any], batches: list[Any],
-                 start: Snapshot, rates: Sequence[Sequence[float]], on_train: Checkups, on_val: Checkups):
+                 start: Snapshot, rates: Sequence[Sequence[float]], on_train: Checkups, on_val: Checkups,
+                 routine: Routine | None = None):
         self.model, self.optimizers, self.loss_fn, self.batches = model, optimizers, loss_fn, batches
+        self.routine = routine or Routine()
         self.start, self.on_train, self.on_val = start, on_train, on_val
         self.rates = [list(r) for r in rates]
         self.evaluated: frozenset[str] = frozenset()
+        self.draws: Sequence[Callable[[], None]] = ()
         self.zero = True
+        self.clip: float | None = None
         self._broke = False
         self.until = math.inf
         self.spent = 0.0
@@ -87,15 +93,36 @@ class Bench:
     def time_is_up(self) -> bool:
         return time.perf_counter() > self.until
 
-    def repeats(self, losses: Sequence[float]) -> bool:
-        """Whether the bench, changing nothing, gets the losses that the user's loop got."""
+    def repeats(self, losses: Sequence[float], root: float | None = None) -> bool:
+        """Whether the bench, changing nothing, gets the losses that the user's loop got. root: what its first backward
+        was given; by it and by what was told, the routine learns what losses are divided by, and how they are told."""
         bad = next((i for i, loss in enumerate(losses) if not math.isfinite(loss)), len(losses))
         count = min(FIRST, bad)
         if count < 1 or len(losses) < 2:
             return False
-        mine = self.train(Change(), count).losses
-        return len(mine) == count and all(
-            abs(a - b) <= ALIKE * max(abs(a), abs(b), 1e-8) for a, b in zip(mine, losses[:count]))
+        first = self._parts(1)
+        if not first:
+            return False
+        every = self.routine.every
+        self.routine = dataclasses.replace(self.routine, share=share_of(root, first[0][0], every))
+        mine = self._parts(count)
+        if len(mine) < count:
+            return False
+        for reduce, shared in ((r, s) for s in (False, True)[:1 + (self.routine.share != 1)] for r in REDUCTIONS):
+            routine = dataclasses.replace(self.routine, reduce=reduce, shared=shared)
+            if all(_alike(routine.tell(part), told) for part, told in zip(mine, losses)):
+                self.routine = routine
+                return True
+        return False
+
+    def _parts(self, count: int) -> list[list[float]]:
+        """The losses of so many steps, each with all its parts; the state is put back afterwards."""
+        self.start.restore()
+        try:
+            with torch.enable_grad(), quiet():
+                return list(self._steps(Change(), count))
+        finally:
+            self.start.restore()
 
     def train(self, change: Change, steps: int, less: Less | None = None,
               ask: Callable[[], list[float]] | None = None) -> Outcome:
@@ -104,8 +131,8 @@ class Bench:
         began = time.perf_counter()
         self.start.restore()
         try:
-            with torch.enable_grad():
-                losses = list(self._steps(change, steps))
+            with torch.enable_grad(), quiet():
+                losses = [self.routine.tell(part) for part in self._steps(change, steps)]
             train, val = self._measured(self.on_train, less), self._measured(self.on_val, less)
             outcome = Outcome(losses, math.nan if train is None else train, val)
             outcome.asked = ask() if ask is not None else []
@@ -122,33 +149,29 @@ class Bench:
             losses = [loss - less(self.model, self.loss_fn, batch) for loss, batch in zip(losses, checkups.batches)]
         return sum(losses) / len(losses) if losses else None
 
-    def _steps(self, change: Change, steps: int) -> Any:
+    def _steps(self, change: Change, steps: int) -> Iterator[list[float]]:
+        """Train, and give the losses of each step (of its batches, or of the calls of a closure), up to the first that
+        is not finite."""
         self._broke = False
         self._prepare(change)
-        loss_fn = change.loss_fn or self.loss_fn
         batches = self.batches if change.batches is None else change.batches
         optimizers = self.optimizers if change.adam is None else [torch.optim.Adam(
             [p for o in self.optimizers for g in o.param_groups for p in g["params"]], change.adam)]
+        turn = _Turn(self, change, optimizers)
         for step in range(steps):
-            if step % len(batches) in change.without and step < len(batches):
-                continue
             if change.adam is None:
                 self._set_rates(change, step)
-            if self.zero if change.zero is None else change.zero:
-                for optimizer in optimizers:
-                    optimizer.zero_grad()
-            loss = loss_fn(self.model, batches[step % len(batches)])
-            value = loss_value(loss)
-            if not math.isfinite(value):
-                self._broke = True
-                return
-            loss_root(loss).backward()
-            if change.clip is not None:
-                for optimizer in self.optimizers:
-                    _clip(optimizer, change.clip)
-            for optimizer in optimizers:
-                optimizer.step()
-            yield value
+            parts: list[float] = []
+            for number in range(self.routine.until(step - 1) if step else 0, self.routine.until(step)):
+                if number not in change.without:
+                    parts += turn.take(number, batches[number % len(batches)])
+                broke = next((i for i, part in enumerate(parts) if not math.isfinite(part)), None)
+                if broke is not None:
+                    self._broke = True
+                    yield from [parts[:broke]] * bool(broke)
+                    return
+            if parts:
+                yield parts
 
     def _prepare(self, change: Change) -> None:
         for name, module in self.model.named_modules():
@@ -182,10 +205,64 @@ class Bench:
         return Trial(what, tuple(as_is.losses), tuple(got.losses), as_is.train, got.train, as_is.val, got.val)
 
 
-def _clip(optimizer: Any, limit: float) -> None:
-    norm = norm_of(optimizer)
-    if norm > limit:
-        for group in optimizer.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    p.grad.mul_(limit / norm)
+class _Turn:
+    """One batch after the other, with the optimizers that step behind it."""
+
+    def __init__(self, bench: Bench, change: Change, optimizers: list[Any]):
+        self.optimizers, self.model = optimizers, bench.model
+        self.loss_fn = change.loss_fn or bench.loss_fn
+        self.clip = bench.clip if change.clip is None else change.clip
+        self.zero = bench.zero if change.zero is None else change.zero
+        self.routine, self.draws = bench.routine, bench.draws
+        self.closure = self.routine.closure and change.adam is None
+        self._used = set(range(len(optimizers)))  # those whose gradients have done their work
+
+    def take(self, number: int, batch: Any) -> list[float]:
+        """The loss of the batch; several where an optimizer calls a closure. What is not finite is not stepped on."""
+        losses: list[float] = []
+        if number < len(self.draws):
+            self.draws[number]()
+
+        def learn() -> Any:
+            self._clear()
+            loss = loss_root(self.loss_fn(self.model, batch))
+            losses.append(loss_value(loss))
+            if math.isfinite(losses[-1]):
+                (loss if self.routine.share == 1 else loss * self.routine.share).backward()
+                if self.closure:
+                    self._clipped(self.optimizers)
+            return loss
+
+        if self.closure:
+            self.optimizers[0].step(learn)
+            self._used = {0}
+            return losses
+        learn()
+        if not math.isfinite(losses[-1]):
+            return losses
+        alone = len(self.optimizers) == 1 and not self.routine.stepped
+        stepping = [0] if alone else self.routine.stepping(number, len(self.optimizers))
+        self._clipped([self.optimizers[i] for i in stepping if i < len(self.optimizers)])
+        for i in stepping:
+            if i < len(self.optimizers):
+                self.optimizers[i].step()
+                self._used.add(i)
+        return losses
+
+    def _clear(self) -> None:
+        if not self.zero:
+            return
+        for i, optimizer in enumerate(self.optimizers):
+            if i in self._used or self.routine.emptied or self.closure:
+                optimizer.zero_grad()
+        self._used.clear()
+
+    def _clipped(self, optimizers: list[Any]) -> None:
+        """Bring the gradients of all of these together to the largest norm that is allowed."""
+        if self.clip is not None and optimizers:
+            torch.nn.utils.clip_grad_norm_([p for o in optimizers for g in o.param_groups for p in g["params"]],
+                                           self.clip)
+
+
+def _alike(mine: float, told: float) -> bool:
+    return abs(mine - told) <= ALIKE * max(abs(mine), abs(told), 1e-8)

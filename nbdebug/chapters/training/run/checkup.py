@@ -59,17 +59,20 @@ class Checkups:
         self.model, self.loss_fn, self.fault = model, loss_fn, ""
         self.batches = list(batches if most is None else batches[:most])
 
-    def losses(self, training: bool = False, model: nn.Module | None = None) -> list[float]:
+    def losses(self, training: bool = False) -> list[float]:
         """One loss a batch; empty where there is nothing to ask, or where asking failed."""
-        if self.loss_fn is None or not self.batches or self.fault:
-            return []
-        model = self.model if model is None else model
         try:
-            with unnoticed(self.loss_fn), torch.no_grad(), mode(model, training):
-                return [loss_value(self.loss_fn(model, batch)) for batch in self.batches]
+            return [] if self.fault else self.of(self.model, training)
         except Exception as fault:  # the border: it is our question that failed, not the user's loop
             self.fault = f"{type(fault).__name__}: {fault}"
             return []
+
+    def of(self, model: nn.Module, training: bool = False) -> list[float]:
+        """The same for another model in its place. Whatever asking raises passes."""
+        if self.loss_fn is None or not self.batches:
+            return []
+        with unnoticed(self.loss_fn), torch.no_grad(), mode(model, training):
+            return [loss_value(self.loss_fn(model, batch)) for batch in self.batches]
 
     def mean(self, training: bool = False) -> tuple[float, float] | None:
         """Mean loss and its standard error; None where there is none."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from nbdebug.chapters.training.before.ledger import is_fresh
 from nbdebug.chapters.training.facts_run import Frozen, RunFacts, Schedule
 from nbdebug.chapters.training.run.sources import iter_is_itself
 from nbdebug.chapters.training.run.watched import Watched
@@ -43,7 +44,7 @@ def course(asked: Asked, run: Watched, order: dict[str, tuple[str, int]]) -> Run
         gradient_norms=updates.gradient_norms(), checkups=tuple(run.checkups), frozen=_frozen(asked, order),
         trained_elements=sum(p.numel() for p in asked.model.parameters() if p.requires_grad),
         samples=_samples(asked.train_loader), decay=_penalties(asked), batches_in_pass=run.reading.in_pass,
-        unchecked=tuple(_unchecked(asked, run)))
+        unchecked=tuple(_unchecked(asked)))
 
 
 def _where(site: Site) -> Where:
@@ -74,7 +75,8 @@ def _frozen(asked: Asked, order: Iterable[str]) -> tuple[Frozen, ...]:
         if p.requires_grad or (used and owner not in used):
             continue
         normal = "Norm" in type(asked.model.get_submodule(owner)).__name__
-        found.append(Frozen(name, not bool(p.detach().any()), id(p) in held, p.dim() > 1, p.numel(), normal))
+        found.append(Frozen(name, not bool(p.detach().any()), id(p) in held, p.dim() > 1, p.numel(), normal,
+                            is_fresh(p)))
     return tuple(found)
 
 
@@ -92,13 +94,10 @@ def _penalties(asked: Asked) -> dict[str, float]:
             "dropout": max(dropouts, default=0.0)}
 
 
-def _unchecked(asked: Asked, run: Watched) -> Iterable[str]:
+def _unchecked(asked: Asked) -> Iterable[str]:
     if asked.loss_fn is None:
         yield "Anything that needs the loss of a batch of our own (experiments, validation on the way): no loss_fn"
     if asked.train_loader is None or iter_is_itself(asked.train_loader):
         yield "Experiments: there is no train_loader that can be read again"
     if asked.val_loader is None:
         yield "Overfitting and evaluation: no val_loader given"
-    for name, checkups in (("training", run.on_train), ("validation", run.on_val)):
-        if checkups.fault:
-            yield f"The loss on fixed {name} batches: {checkups.fault}"

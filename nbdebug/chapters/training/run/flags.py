@@ -17,18 +17,20 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
 from nbdebug.chapters.training.facts_run import Mode
-from nbdebug.observe.sites import USER, _kind, locate
+from nbdebug.chapters.training.run.faults import Faults
+from nbdebug.observe.sites import USER, kind_of, locate
+
+MODES = "In which mode (train or eval) each module ran"
 
 
 class Quiet:
     """A hook that stays out of copies of the model, and never stops the training by a fault of its own."""
 
-    def __init__(self, tell: Callable[..., None]):
-        self.tell = tell
+    def __init__(self, tell: Callable[..., None], faults: Faults):
+        self.tell = faults.quietly(MODES, tell)
 
     def __call__(self, *given: Any) -> None:
-        with contextlib.suppress(Exception):  # the border: a fault of ours is no fault of the user's step
-            self.tell(*given)
+        self.tell(*given)
 
     def __deepcopy__(self, memo: dict) -> Any:
         return contextlib.nullcontext().__exit__
@@ -57,8 +59,8 @@ class FlagWatch:
     calls of the model are no part of the run.
     """
 
-    def __init__(self, model: nn.Module, evaluating: Callable[[], bool | None]):
-        self.model, self.evaluating, self.paused = model, evaluating, False
+    def __init__(self, model: nn.Module, evaluating: Callable[[], bool | None], faults: Faults | None = None):
+        self.model, self.evaluating, self.paused, self.faults = model, evaluating, False, faults or Faults()
         self.modules = sensitive(model)
         self.steps = 0
         self.counts = {name: dict.fromkeys(("trained", "evaluated", "train", "eval"), 0) for name in self.modules}
@@ -73,9 +75,9 @@ class FlagWatch:
 
     def attach(self) -> None:
         for name, module in self.modules.items():
-            tell = Quiet(lambda m, args, name=name: self._ran(name, m))
+            tell = Quiet(lambda m, args, name=name: self._ran(name, m), self.faults)
             self._handles.append(module.register_forward_pre_hook(tell))
-        self._handles.append(self.model.register_forward_pre_hook(Quiet(self._called)))
+        self._handles.append(self.model.register_forward_pre_hook(Quiet(self._called, self.faults)))
 
     def detach(self) -> None:
         while self._handles:
@@ -148,7 +150,7 @@ def calling() -> tuple[tuple[str, ...], Any]:
         return (), stop.site
     names, frame = [], stop.frame
     while frame is not None and frame.f_code.co_filename != _RUN:  # behind it is whoever asked us
-        if _kind(frame.f_code) == USER and not frame.f_code.co_name.startswith("<"):
+        if kind_of(frame.f_code) == USER and not frame.f_code.co_name.startswith("<"):
             names.append(frame.f_code.co_name)
         frame = frame.f_back
     return tuple(dict.fromkeys(names)), stop.user

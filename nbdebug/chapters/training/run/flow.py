@@ -26,10 +26,11 @@ MOST = 2000
 
 def flow(model: nn.Module, loss_fn: Callable[[Any, Any], Any], batch: Any
          ) -> tuple[tuple[Point, ...], tuple[Through, ...]]:
-    """The calls of layers with weights, in order, and the ways through time; nothing where the loss has no gradient.
-    The gradients of parameters are left as they are."""
+    """The calls of layers with weights, in order, and the ways through time. The gradients of parameters are left as
+    they are. Raises what the loss raises, and RuntimeError where it has no gradient."""
     calls: list[tuple[str, torch.Tensor, list[torch.Tensor]]] = []
     times: list[tuple[str, list[torch.Tensor]]] = []
+    given: list[torch.Tensor] = []  # what recurrent modules are given, where no trained parameter lies before them
     handles = []
     for name, module in model.named_modules():
         if any(p.dim() > 1 for p in module._parameters.values() if p is not None):
@@ -37,14 +38,12 @@ def flow(model: nn.Module, loss_fn: Callable[[Any, Any], Any], batch: Any
                 lambda module, args, out, name=name: _follow(calls, name, out)))
         if isinstance(module, nn.RNNBase):
             handles.append(module.register_forward_pre_hook(
-                lambda module, args, name=name: _through(times, name, module, args)))
+                lambda module, args, name=name: _through(times, given, name, module, args)))
     trained = [p for p in model.parameters() if p.requires_grad]
     try:
         with unnoticed(loss_fn), torch.enable_grad():
             root = loss_root(loss_fn(model, batch))
-            torch.autograd.grad(root, trained, allow_unused=True)
-    except Exception:  # the border: what has no gradient is told by others
-        return (), ()
+            torch.autograd.grad(root, [*trained, *given], allow_unused=True)
     finally:
         for handle in handles:
             handle.remove()
@@ -64,13 +63,14 @@ def _again_and_again(points: tuple[Point, ...]) -> list[Through]:
     return [Through(name, len(norms), norms[0], norms[-1]) for name, norms in calls.items() if len(norms) >= MOMENTS]
 
 
-def _through(times: list[Any], name: str, module: nn.RNNBase, args: tuple[Any, ...]) -> Any:
+def _through(times: list[Any], leaves: list[torch.Tensor], name: str, module: nn.RNNBase, args: tuple[Any, ...]) -> Any:
     """Have the gradient at each moment of what a recurrent module is given told to `times`."""
     given = args[0]
     if not isinstance(given, torch.Tensor) or given.dim() != 3 or given.shape[1 if module.batch_first else 0] < MOMENTS:
         return None
     if not given.requires_grad:
         given = given.clone().requires_grad_(True)
+        leaves.append(given)
     norms: list[torch.Tensor] = []
     times.append((name, norms))
     others = (0, 2) if module.batch_first else (1, 2)

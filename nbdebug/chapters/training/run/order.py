@@ -14,17 +14,15 @@ several)."""
 
 
 def shuffled(batches: Sequence[Any]) -> list[Any] | None:
-    """The samples of these batches, dealt out afresh. None where batches can't be taken apart into samples."""
+    """The samples of these batches, dealt out afresh. None where batches can't be taken apart into samples; raises
+    RuntimeError or TypeError where samples of different batches do not fit together."""
     generator = torch.Generator().manual_seed(0)
     sizes = [_length(batch) for batch in batches]
     if None in sizes or len(batches) < 2:
         return None
-    try:
-        whole = _joined(list(batches))
-        order = torch.randperm(sum(s or 0 for s in sizes), generator=generator)
-        return [rows_of(whole, part) for part in order.split(sizes[0] or 1)]
-    except (TypeError, RuntimeError, IndexError):
-        return None
+    whole = _joined(list(batches))
+    order = torch.randperm(sum(s or 0 for s in sizes), generator=generator)
+    return [rows_of(whole, part) for part in order.split(sizes[0] or 1)]
 
 
 def _length(batch: Any) -> int | None:

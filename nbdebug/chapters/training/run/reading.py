@@ -7,7 +7,7 @@ passes everything through. A plain list of batches needs no watching and gets no
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,12 +16,18 @@ from torch.utils.data import DataLoader, SequentialSampler
 from nbdebug.chapters.training.facts_run import Order
 from nbdebug.chapters.training.run.sources import targets_of
 
+KINDS = 5000
+"""Words of a vocabulary up to which rows are counted word by word."""
+MANY, FEW = 10, 20
+"""Of so many batches the most unlike one is left out when their order is judged, and one more of each twenty."""
+
 
 class ReadingWatch:
-    """Follows `train` and `val` while attached. read: batches of `train` so far; passes: how often it was begun."""
+    """Follows `train` and `val` while attached. read: batches of `train` so far; passes: how often it was begun. keep:
+    told of each of these batches."""
 
-    def __init__(self, train: Any, val: Any):
-        self.train, self.val = train, val
+    def __init__(self, train: Any, val: Any, keep: Callable[[Any], None]):
+        self.train, self.val, self.keep = train, val, keep
         self.read = self.passes = 0
         self.in_pass: int | None = None
         self._open: list[Any] = []
@@ -60,6 +66,7 @@ class ReadingWatch:
                 if loader is self.train:
                     self.read += 1
                     count += 1
+                    self.keep(batch)
                 yield batch
             if loader is self.train:
                 self.in_pass = count
@@ -86,11 +93,22 @@ def order_of(loader: Any, batches: Sequence[Any]) -> Order:
     columns = [t.reshape(len(t), -1) for t in targets]
     if any(c.shape[1] != columns[0].shape[1] or c.shape[1] > 64 for c in columns):
         return Order(batches=len(batches), sequential=sequential)
+    if targets[0].dim() == 2 and not targets[0].is_floating_point():
+        columns = _words(columns)
     integers = not columns[0].is_floating_point() and columns[0].shape[1] == 1
     counts = [len(c.unique()) for c in columns] if integers else None
     everything = len(torch.cat(columns).unique()) if integers else None
     return Order(_spread(columns, everything), statistics.median(counts) if counts else None, everything, len(batches),
                  sequential)
+
+
+def _words(columns: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Of rows of words (or other labels), how often each stands in a row; the numbers of words have no order."""
+    kinds, at = torch.cat(columns).unique(return_inverse=True)
+    if not 1 < len(kinds) <= KINDS or columns[0].shape[1] < 2:
+        return columns
+    counts = torch.zeros(len(at), len(kinds)).scatter_add_(1, at, torch.ones(at.shape))
+    return list(counts.split([len(c) for c in columns]))
 
 
 def _spread(columns: list[torch.Tensor], classes: int | None) -> float:
@@ -100,5 +118,12 @@ def _spread(columns: list[torch.Tensor], classes: int | None) -> float:
         columns = [(c == kinds).double() for c in columns]
     whole = torch.cat(columns).double()
     expected = whole.var(0) * statistics.fmean(1 / len(c) for c in columns)
-    between = torch.stack([c.double().mean(0) for c in columns]).var(0)
+    means = torch.stack([c.double().mean(0) for c in columns])
+    if len(means) >= MANY:  # some batches that are unlike all others are no order
+        apart = (means - means.median(0).values).square().sum(1)
+        kept = apart.argsort()[:-max(1, len(means) // FEW)].tolist()
+        columns, means = [columns[i] for i in kept], means[kept]
+        whole = torch.cat(columns).double()
+        expected = whole.var(0) * statistics.fmean(1 / len(c) for c in columns)
+    between = means.var(0)
     return float(between.sum() / expected.sum()) if float(expected.sum()) > 0 else 1.0

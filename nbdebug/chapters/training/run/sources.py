@@ -10,6 +10,7 @@ import contextlib
 import copy
 import random
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -113,12 +114,27 @@ def iter_is_itself(loader: Any) -> bool:
 
 @contextlib.contextmanager
 def unnoticed(*owners: Any) -> Iterator[None]:
-    """What happens inside draws no random numbers that the user's loop would have drawn."""
+    """What happens inside draws no random numbers that the user's loop would have drawn, and shows no warnings: the
+    loop itself will, at the user's own line."""
     put_back = remembered(*owners)
+    try:
+        with quiet():
+            yield
+    finally:
+        put_back()
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """No warnings inside: they would name lines of ours, once for each time that we ask."""
+    rule: Any = ("ignore", None, Warning, None, 0)
+    filters: Any = warnings.filters
+    filters.insert(0, rule)  # by `warnings.simplefilter`, Python would forget which of the user's it has shown already
     try:
         yield
     finally:
-        put_back()
+        if rule in filters:
+            filters.remove(rule)
 
 
 def targets_of(batch: Any) -> torch.Tensor | None:

@@ -62,8 +62,10 @@ def _batch(at: int, read_at: Sequence[int], bench: Bench) -> dict[str, Any]:
 
 
 def beside(index: int, bench: Bench) -> list[float]:
-    """The loss of a batch, and those of the batches around it, under the weights as they are now."""
-    near = [i for i in range(max(0, index - AROUND), min(len(bench.batches), index + AROUND + 1)) if i != index]
+    """The loss of a batch, and those of the batches around it, under the weights as they are now. The very next ones
+    are left out: what has spoilt a stretch of the data may reach into them."""
+    around = range(max(0, index - AROUND), min(len(bench.batches), index + AROUND + 1))
+    near = [i for i in around if abs(i - index) > 1]
     return Checkups(bench.model, bench.loss_fn, [bench.batches[i] for i in [index, *near]], most=None).losses()
 
 
@@ -73,3 +75,4 @@ def at_the_end(spike: Mapping[str, Any], losses: Sequence[float]) -> dict[str, A
         return dict(spike)
     return {**spike, "its loss at the end": losses[0], "its neighbours' at the end": statistics.median(losses[1:]),
             "its neighbours' largest at the end": max(losses[1:])}
+

@@ -13,9 +13,11 @@ from torch import nn
 
 from nbdebug.chapters.training.facts_run import RunFacts, Trial
 from nbdebug.chapters.training.rules import run_signs as signs
+from nbdebug.chapters.training.rules import run_signs_data as signs_data
 from nbdebug.chapters.training.run import order
 from nbdebug.chapters.training.run.bench import Bench, Change, Outcome
 from nbdebug.chapters.training.run.doubts import Doubts
+from nbdebug.chapters.training.run.faults import Faults
 from nbdebug.chapters.training.run.penalty import penalty, without
 from nbdebug.chapters.training.run.rescale import as_relus, normalised, rescaled
 from nbdebug.chapters.training.run.spike import at_the_end, beside
@@ -33,11 +35,14 @@ ENOUGH = 0.3
 """A rate with which the loss ends at this share of the first one needs no further search."""
 STALE = 0.5
 """Gradients that are left standing in most steps are not cleared at all; in a few, somebody accumulates."""
+EMPTIED = 2
+"""Steps that find their gradients gone, from more of which on it is no accident."""
 
 
-def wanted(run: RunFacts, bench: Bench, doubtful: Doubts | None = None) -> Iterator[tuple[str, Change]]:
+def wanted(run: RunFacts, bench: Bench, faults: Faults, doubtful: Doubts | None = None
+           ) -> Iterator[tuple[str, Change]]:
     """Names and changes, most telling first."""
-    if run.stale.share > STALE or run.stale.emptied > 2:
+    if run.stale.share > STALE or run.stale.emptied > EMPTIED:
         yield "zero_grad", Change(zero=True)
         return
     if run.scaler is not None and run.scaler.clipped:
@@ -47,8 +52,10 @@ def wanted(run: RunFacts, bench: Bench, doubtful: Doubts | None = None) -> Itera
         yield "train mode", Change(training=True)
     if run.spike is not None and run.spike.get("batch") is not None:
         yield "without the batch", Change(without=frozenset({run.spike["batch"]}))
-    if run.order.spread > order.UNFAIR:
-        yield "shuffled", Change(batches=order.shuffled(bench.batches))
+    if run.order.spread > order.UNFAIR or signs_data.order_in_doubt(run):
+        dealt = faults.ask("Whether a shuffled order helps", lambda: order.shuffled(bench.batches), None)
+        if dealt is not None:
+            yield "shuffled", Change(batches=dealt)
     if signs.rate_fell(run) is not None or signs.rate_stays_low(run):
         low = signs.rate_stays_low(run) and run.schedule is not None
         yield "level rate", Change(level=True, to=run.schedule.peak if low and run.schedule else None)
@@ -107,33 +114,48 @@ def _less_dropout(model: nn.Module) -> None:
             module.p = min(module.p, 0.1)
 
 
-def tried(run: RunFacts, bench: Bench, steps: int, doubtful: Doubts | None, seen: Outcome | None = None) -> RunFacts:
+def tried(run: RunFacts, bench: Bench, steps: int, faults: Faults, doubtful: Doubts | None,
+          seen: Outcome | None = None) -> RunFacts:
     """The facts with the trials that they call for, each of so many steps. seen: what the run itself came to, for runs
     that the bench does not repeat; else the bench's own repetition is what trials are compared with."""
-    as_is = seen
-    trials: dict[str, Trial] = dict(run.trials)
+    trying = _Trying(run, bench, steps, faults, seen)
     skipped: list[str] = []
-    for name, change in wanted(run, bench, doubtful):
+    for name, change in wanted(run, bench, faults, doubtful):
         if bench.time_is_up:
             skipped.append(name)
-            continue
-        if name.startswith("lr") and any(n.startswith(name[:3]) and signs.helps(t, signs.MUCH_BETTER)
-                                         and t.end_changed < ENOUGH * signs.first(run) for n, t in trials.items()):
-            continue  # one factor that helps so much is enough
-        if name == "no penalty":  # what counts is the loss on the data
-            trials[name] = bench.trial(name, change, bench.train(Change(), steps, penalty), steps, penalty)
-            continue
-        if name == "normalised" and signs.helps(trials.get("rescaled")):
-            continue
-        as_is = as_is or bench.train(Change(), steps)
-        if name == "without the batch" and run.spike is not None:
-            index = run.spike["batch"]
-            got = bench.train(change, steps, ask=lambda index=index: beside(index, bench))  # type: ignore[misc]
-            run = dataclasses.replace(run, spike=at_the_end(run.spike, got.asked))
-            trials[name] = bench.beside(name, got, as_is)
-            continue
-        trials[name] = bench.trial(name, change, as_is, steps)
+        elif not trying.needless(name):
+            faults.ask(f"The experiment \"{name}\"", lambda n=name, c=change: trying.one(n, c), None)  # type: ignore[misc]
     unchecked = run.unchecked
     if skipped:
         unchecked += (f"Experiments that the time did not suffice for: {', '.join(skipped)}",)
-    return dataclasses.replace(run, trials=trials, unchecked=unchecked)
+    return dataclasses.replace(run, trials=trying.trials, spike=trying.spike, unchecked=unchecked)
+
+
+class _Trying:
+    """The trials of one run, one after the other. as_is: what they are compared with."""
+
+    def __init__(self, run: RunFacts, bench: Bench, steps: int, faults: Faults, as_is: Outcome | None):
+        self.run, self.bench, self.steps, self.faults, self.as_is = run, bench, steps, faults, as_is
+        self.trials: dict[str, Trial] = dict(run.trials)
+        self.spike = run.spike
+
+    def needless(self, name: str) -> bool:
+        """Whether another trial has shown enough."""
+        if name.startswith("lr"):  # one factor that helps so much is enough
+            return any(n.startswith(name[:3]) and signs.helps(t, signs.MUCH_BETTER)
+                       and t.end_changed < ENOUGH * signs.first(self.run) for n, t in self.trials.items())
+        return name == "normalised" and signs.helps(self.trials.get("rescaled"))
+
+    def one(self, name: str, change: Change) -> None:
+        bench, steps = self.bench, self.steps
+        if name == "no penalty":  # what counts is the loss on the data
+            self.trials[name] = bench.trial(name, change, bench.train(Change(), steps, penalty), steps, penalty)
+            return
+        self.as_is = self.as_is or bench.train(Change(), steps)
+        if name == "without the batch" and self.spike is not None:
+            index = self.spike["batch"]
+            got = bench.train(change, steps, ask=lambda: beside(index, bench))
+            self.spike = at_the_end(self.spike, got.asked)
+            self.trials[name] = bench.beside(name, got, self.as_is)
+            return
+        self.trials[name] = bench.trial(name, change, self.as_is, steps)

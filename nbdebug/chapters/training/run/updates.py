@@ -8,13 +8,14 @@ With a GradScaler: were gradients made smaller while they still carried its scal
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import nn
 
 from nbdebug.chapters.training.facts_run import Layer, Scaling, Stale
+from nbdebug.chapters.training.run.faults import Faults
 from nbdebug.chapters.training.run.flags import calling
 from nbdebug.observe.engine import Backward, EngineWatch, OptimizerWatch
 from nbdebug.observe.state import Snapshot
@@ -29,12 +30,19 @@ LOOKED_AT = 20
 SAME = 0.02
 """Divided by one constant (accumulation), norms keep their ratio to this; clipping brings them to one size instead."""
 
+LOOK = "Gradients, updates and the order of backward, step and zero_grad"
+SCALER = "Whether gradients are clipped before GradScaler unscales them"
+REMEMBERED = 20_000
+"""Calls of backward of which it is remembered who stepped behind them."""
+
 
 class UpdateWatch:
     """Follows the optimizers' steps while attached. norms: total gradient norm before each step; rates: every
     group's learning rate at each; before, after: told around each step."""
 
-    def __init__(self, model: nn.Module, optimizers: Iterable[Any], after: Any):
+    def __init__(self, model: nn.Module, optimizers: Iterable[Any], after: Any, read: Callable[[], int],
+                 faults: Faults):
+        self.read, self.used = read, list[int]()  # for each call of backward, the index of the batch that was read last
         self.names = {id(p): name for name, p in model.named_parameters()}
         self.optimizers, self.after = list(optimizers), after
         self.norms: list[torch.Tensor] = []
@@ -51,15 +59,22 @@ class UpdateWatch:
         self.scaling: list[tuple[float, float, float]] = []
         self.scalers: list[Snapshot] = []
         self._uncleared: dict[int, set[int]] = {}  # optimizer -> parameters not cleared since its last step
-        self.emptied = 0
+        self.emptied = self.backwards = 0
         self._filled: set[int] = set()  # optimizers for which the last backward left a gradient
         self._learnt: set[int] = set()  # optimizers since whose last step a backward has run
         self._next = 0
         self._kept: dict[str, torch.Tensor] = {}
         self._left: dict[int, float] = {}  # optimizer -> gradient norm that backward left
+        self.stepped: list[list[int]] = []  # for each call of backward, the optimizers that stepped behind it
+        self.roots: list[float] = []  # what the first of these calls were given
+        self.changed: list[tuple[torch.Tensor, torch.Tensor]] = []  # norms behind backward, and before the step
+        self._behind: dict[int, torch.Tensor] = {}  # optimizer -> the first of them
+        self.waiting = [0, 0]  # how often an optimizer that had not stepped found its gradients gone; and still there
         self._scalers_met: dict[int, Any] = {}
-        self._engine = EngineWatch(self._backward_began, self._backward_ended)
-        self._watch = OptimizerWatch(self._before, self._stepped)
+        self._engine = EngineWatch(faults.quietly(LOOK, self._backward_began),
+                                   faults.quietly(LOOK, self._backward_ended))
+        self._watch = OptimizerWatch(faults.quietly(LOOK, self._before), faults.quietly(LOOK, self._stepped))
+        self._unscaled, self._scaled = faults.quietly(SCALER, self._unscaling), faults.quietly(SCALER, self._met)
         self._unscale: Any = None
 
     def attach(self) -> None:
@@ -67,8 +82,8 @@ class UpdateWatch:
         self._watch.attach()
         kind = torch.amp.GradScaler
         self._unscale = kind.unscale_, kind.scale
-        kind.unscale_ = _told_first(kind.unscale_, self._unscaling)  # type: ignore[method-assign]
-        kind.scale = _told_first(kind.scale, self._met)  # type: ignore[method-assign]
+        kind.unscale_ = _told_first(kind.unscale_, self._unscaled)  # type: ignore[method-assign]
+        kind.scale = _told_first(kind.scale, self._scaled)  # type: ignore[method-assign]
 
     def detach(self) -> None:
         self._engine.detach()
@@ -85,10 +100,23 @@ class UpdateWatch:
         if call.roots[0].numel() == 1:
             scale = next((float(s.get_scale()) for s in self._scalers_met.values()), 1.0)
             self.root = float(call.roots[0].detach()) / scale
+            self.roots += [self.root] * (len(self.roots) < LOOKED_AT)
+        self._follow()
         parameters = self._by_id
         for key, waiting in self._uncleared.items():
             self._uncleared[key] = _uncleared(waiting, parameters)
             self._learnt.add(key)
+
+    def _follow(self) -> None:
+        """Another call of backward. Optimizers that did not step behind the last: are their gradients still there?"""
+        if 0 < len(self.stepped) <= LOOKED_AT:
+            for place, optimizer in enumerate(self.optimizers):
+                if place not in self.stepped[-1]:
+                    self.waiting[norm_of(optimizer) > 0] += 1
+        if len(self.stepped) < REMEMBERED:
+            self.stepped.append([])
+            self.used.append(self.read() - 1)
+        self.backwards += 1
 
     @property
     def _by_id(self) -> dict[int, torch.Tensor]:
@@ -97,6 +125,7 @@ class UpdateWatch:
     def _backward_ended(self, call: Backward, result: Any) -> None:
         if not call.accumulate:
             return
+        self._behind = {id(o): total for o in self.optimizers if (total := _total(_gradients(o))) is not None}
         if self._scalers_met:
             self._left = {id(o): norm_of(o) for o in self.optimizers}
         self._filled = {id(o) for o in self.optimizers if self.steps < LOOKED_AT and norm_of(o) > 0}
@@ -115,6 +144,8 @@ class UpdateWatch:
         ours = next((o for o in self.optimizers if o is optimizer), None)
         if ours is None:
             return
+        if self.stepped and self.backwards == len(self.stepped):
+            self.stepped[-1].append(next(i for i, o in enumerate(self.optimizers) if o is optimizer))
         self.stepped_at = self.stepped_at or place.site
         waiting = self._uncleared.get(id(optimizer))
         if waiting and id(optimizer) in self._learnt:  # else its closure has yet to run: LBFGS
@@ -124,9 +155,11 @@ class UpdateWatch:
                 self.stale_names[name] = self.stale_names.get(name, 0) + 1
         self.rates.append([float(g["lr"]) for o in self.optimizers for g in o.param_groups])
         grads = _gradients(optimizer)
-        if grads:
-            self.norms.append(torch.linalg.vector_norm(torch.stack([n.float().to(grads[0].device)
-                                                                    for n in torch._foreach_norm(grads)])))
+        total = _total(grads)
+        if total is not None:
+            self.norms.append(total)
+            if id(optimizer) in self._behind and not self._scalers_met:
+                self.changed.append((self._behind[id(optimizer)], total))
         if id(optimizer) in self._filled and (not grads or not float(self.norms[-1])):
             self.emptied += 1
         self._filled.clear()
@@ -187,6 +220,19 @@ class UpdateWatch:
                        statistics.median(b for b, _, _ in self.scaling),
                        statistics.median(a for _, a, _ in self.scaling), self.scaling[-1][2])
 
+    def clipped(self) -> tuple[float | None, bool]:
+        """(the largest norm that the loop lets pass, whether it changes gradients between backward and step). The norm
+        is None where it changes them in another way than by bringing their norm down to one size."""
+        before, after = (read([norms[side] for norms in self.changed]) for side in (0, 1))
+        shrunk = [(b, a) for b, a in zip(before, after) if a < SHRUNK * b]
+        others = any(a > b / SHRUNK for b, a in zip(before, after))
+        if not shrunk or others:
+            return None, others
+        limit = statistics.median(a for _, a in shrunk)
+        kept = all(abs(a - limit) <= SAME * limit for _, a in shrunk) and all(
+            b <= limit * (1 + SAME) for b, a in zip(before, after) if a >= SHRUNK * b)
+        return (limit if kept else None), True
+
     def layers(self, order: dict[str, tuple[str, int]]) -> tuple[Layer, ...]:
         """The layers that were measured, in the order of the forward pass: `order` gives name → (type, calls)."""
         found = []
@@ -211,10 +257,16 @@ def _gradients(optimizer: Any) -> list[torch.Tensor]:
             if p.grad is not None and not p.grad.is_sparse]
 
 
-def norm_of(optimizer: Any) -> float:
-    """The total norm of an optimizer's gradients."""
-    grads = _gradients(optimizer)
-    return float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)).float())) if grads else 0.0
+def _total(grads: list[torch.Tensor]) -> torch.Tensor | None:
+    """The total norm of these gradients, left on their device; None where there are none."""
+    return torch.linalg.vector_norm(torch.stack([n.float().to(grads[0].device) for n in torch._foreach_norm(grads)])
+                                    ) if grads else None
+
+
+def norm_of(*optimizers: Any) -> float:
+    """The total norm of the gradients of these optimizers."""
+    total = _total([grad for optimizer in optimizers for grad in _gradients(optimizer)])
+    return 0.0 if total is None else float(total)
 
 
 def _uncleared(keys: set[int], parameters: dict[int, torch.Tensor]) -> set[int]:

@@ -35,7 +35,7 @@ def report(watch: Any, subject: str) -> Report:
     facts = {"steps": watch.steps, "headline": _headline(watch, found, verdicts), "watch": picture(watch)}
     ruled_out = [r for r in (_no_bad(watch), _depth_is_even(watch), *_units_alive(watch)) if r]
     told = {f.title for f in found}
-    notes = [*_steps_clipped(watch), *_jumps(watch), *_ratios(watch), *_zero(watch), *_odd(watch),
+    notes = [*_steps_clipped(watch), *_strong(watch), *_jumps(watch), *_ratios(watch), *_zero(watch), *_odd(watch),
              *(v.said for v in verdicts if v.said not in told)]
     return Report(QUESTION, tuple(found), tuple(ruled_out), tuple(_unchecked(watch)), tuple(notes), subject, facts)
 
@@ -60,8 +60,11 @@ def _gradients(watch: Any) -> list[Finding]:
     history, names = watch.history, watch.roster
     if history.bad:
         norms = [(t.step, t.before) for t in history.totals.items if t.before is not None]
+        first = min(seen[0] for seen in history.bad.values())
+        loss = next((t.loss for t in history.totals.items if t.step == first), None)
+        start = _start(watch)
         return [named.not_finite({names.names[n]: tuple(seen) for n, seen in history.bad.items()}, norms,
-                                 history.measured)]
+                                 history.measured, start[1] if start else None, loss)]
     if len(history.rows.items) < ENOUGH:
         return []
     seen = along(levels(names, history))
@@ -112,6 +115,24 @@ def _steps_clipped(watch: Any) -> list[str]:
         said += (" Clipping then sets the size of the steps, not the learning rate: lower the rate, or clip at "
                  f"{ninth:.3g}, the norm that nine in ten steps stay below.")
     return [said]
+
+
+def _start(watch: Any) -> tuple[float, float] | None:
+    """The norms of all gradients and of all weights in the first step in which both were measured."""
+    row = next((r for r in watch.history.rows.items if r.weight is not None), None)
+    if row is None or row.weight is None:
+        return None
+    pairs = [(g, w) for g, w in zip(row.before, row.weight) if math.isfinite(g) and math.isfinite(w)]
+    return (math.hypot(*(g for g, _ in pairs)), math.hypot(*(w for _, w in pairs))) if pairs else None
+
+
+def _strong(watch: Any) -> list[str]:
+    start = _start(watch)
+    if start is None or start[0] <= named.STRONG * start[1] or watch.history.bad:
+        return []
+    return [f"At the start the norm of all gradients is {start[0]:.3g}, {start[0] / max(start[1], 1e-12):,.0f} times "
+            "that of the weights: inputs or targets are out of scale, or gradients grow on their way back "
+            "(nbdebug.diagnose tells which)."]
 
 
 def _jumps(watch: Any) -> list[str]:
@@ -171,17 +192,28 @@ def _unchecked(watch: Any) -> list[str]:
 # -- the picture ------------------------------------------------------------------------------------------------------
 
 
-def picture(watch: Any, quick: bool = False) -> dict[str, Any]:
-    """What the views draw: norms of layers over steps, totals and losses over steps. quick: of a long run not every
-    step is looked at."""
-    rows, losses = watch.history.rows.items, watch.told_losses(POINTS if quick else None)
-    totals = [t for t in _thin(watch.history.totals.items, POINTS) if t.before is not None]
-    return {**heat(watch.roster, _thin(rows, STEPS) if quick else rows, LAYERS, STEPS),
+def glance(watch: Any, subject: str, layers: str) -> Report:
+    """The steps so far as a picture, and the layers asked for in numbers: what a live view can show without waiting."""
+    bad = [watch.roster.names[n] for n in list(watch.history.bad)]
+    drawn = {**picture(watch, watch.active, layers), "asked": layers.strip()}
+    steps = drawn["steps seen"]
+    said = f"{steps:,} step{'s' * (steps != 1)} watched"
+    said += f": gradients not finite in {named.listed(bad)}." if bad else " so far." if watch.active else "."
+    return Report(QUESTION, subject=subject, facts={"headline": said, "watch": drawn})
+
+
+def picture(watch: Any, quick: bool = False, layers: str = "") -> dict[str, Any]:
+    """What the views draw: norms of layers (those that match) over steps, totals and losses over steps. quick: of a
+    long run not every step is looked at."""
+    steps = watch.steps
+    rows, losses = list(watch.history.rows.items), watch.told_losses(POINTS if quick else None)
+    totals = [t for t in _thin(list(watch.history.totals.items), POINTS) if t.before is not None]
+    return {**heat(watch.roster, _thin(rows, STEPS) if quick else rows, LAYERS, STEPS, layers),
             "totals": [[t.step, t.before, t.after] for t in totals],
             "clipped": [t.step for t in totals if t.clipped],
             "losses": _thin([[step, value] for step, value, _ in losses if value is not None], POINTS),
             "validation": [[step, val] for step, _, val in losses if val is not None][-POINTS:],
-            "parameters": len(watch.history.seen), "steps seen": watch.steps}
+            "parameters": len(watch.history.seen), "steps seen": steps}
 
 
 def _thin(items: list[Any], most: int) -> list[Any]:

@@ -1,8 +1,9 @@
-"""What a watch is asked to do, checked where it is asked."""
+"""What a watch is asked to do and told, checked where it is asked and told. No torch."""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,3 +22,11 @@ class Pace:
             value = getattr(self, field.name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ValueError(f"{field.name} is a whole number of steps, {least} or more; got {value!r}.")
+
+
+def loss_of(value: Any) -> float:
+    """A loss told by hand, a number or a tensor, as a number. Raises TypeError for what is none."""
+    try:
+        return float(value.detach() if hasattr(value, "detach") else value)
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"a loss is a number or a tensor of one; got {str(value)[:80]}.") from None

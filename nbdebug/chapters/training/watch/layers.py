@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fnmatch
 import itertools
 import math
-from collections.abc import Sequence
-from typing import Protocol
+import statistics
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
 
 from nbdebug.chapters.training.watch.history import History, Row, together
 
@@ -54,29 +56,78 @@ def _level(names: Names, norms: list[tuple[int, float]]) -> float:
     return together(norm for _, norm in norms) / math.sqrt(size) if size else 0.0
 
 
-def heat(names: Names, rows: Sequence[Row], most_layers: int, most_steps: int) -> dict[str, object]:
-    """The norms of layers over steps as plain lists: steps, layers, and log10 of each norm (None: no gradient; "zero",
-    "nan" and "inf" for what has no logarithm). Where there are more than a picture holds, neighbours are put together:
-    of steps the largest counts."""
-    bins = _bins(rows, most_steps)
-    groups = _groups(names, sorted({n for row in rows for n in row.numbers}), most_layers)
-    table = []
-    for numbers in groups.values():
-        wanted = set(numbers)
-        table.append([_cell([together(v for n, v in zip(row.numbers, row.before) if n in wanted) for row in several
-                             if not wanted.isdisjoint(row.numbers)]) for several in bins])
-    return {"steps": [several[0].step for several in bins], "layers": list(groups), "norms": table}
+def matching(name: str, wanted: str) -> bool:
+    """Whether a layer is asked for: by a part of its name, or by a pattern of all of it (with *, ? or [), in upper or
+    lower case. Nothing asked: every layer."""
+    name, wanted = name.lower(), wanted.strip().lower()
+    return fnmatch.fnmatchcase(name, wanted) if any(c in wanted for c in "*?[") else wanted in name
 
 
-def _bins(rows: Sequence[Row], most: int) -> list[Sequence[Row]]:
-    count = min(most, len(rows))
-    edges = [len(rows) * i // count for i in range(count + 1)] if count else []
-    return [rows[a:b] for a, b in itertools.pairwise(edges)]
+def heat(names: Names, rows: Sequence[Row], most_layers: int, most_steps: int, wanted: str = "") -> dict[str, Any]:
+    """The norms of the layers that are `wanted` over steps as plain lists: steps, layers, and log10 of each norm (None:
+    no gradient; "zero", "nan" and "inf" for what has no logarithm). Where there are more than a picture holds,
+    neighbours are put together: of steps the largest counts. table: each of them in numbers; layer counts: how many
+    layers are wanted, of how many."""
+    layers = by_layer(names, sorted(set().union(*(row.numbers for row in rows))))
+    kept = {layer: numbers for layer, numbers in layers.items() if matching(layer, wanted)}
+    groups = _groups(kept, most_layers)
+    norms, bins = _norms(rows, list(groups.values())), _bins(len(rows), most_steps)
+    cells = [[_cell([v for v in column[a:b] if v is not None]) for a, b in bins] for column in norms]
+    ratios = _ratios(rows, list(groups.values()))
+    table = [[layer, *_numbers(column, rows), ratio] for layer, column, ratio in zip(groups, norms, ratios)]
+    return {"steps": [rows[a].step for a, _ in bins], "layers": list(groups), "norms": cells, "table": table,
+            "layer counts": [len(kept), len(layers)]}
 
 
-def _groups(names: Names, numbers: Sequence[int], most: int) -> dict[str, list[int]]:
+def _norms(rows: Sequence[Row], groups: list[list[int]]) -> list[list[float | None]]:
+    """For each group of parameters its norm in each row; None where none of them had a gradient."""
+    found: list[list[float | None]] = [[] for _ in groups]
+    for row, places in _placed(rows, groups):
+        for column, at in zip(found, places):
+            column.append(row.before[at[0]] if len(at) == 1 else together([row.before[i] for i in at]) if at else None)
+    return found
+
+
+def _ratios(rows: Sequence[Row], groups: list[list[int]]) -> list[float | None]:
+    """For each group how far a step moves it, over its own norm: the median of the last steps that were measured."""
+    found: list[list[float]] = [[] for _ in groups]
+    for row, places in _placed([row for row in rows if row.weight is not None][-LATEST // 2:], groups):
+        weights, ratios = row.weight or (), row.ratio or ()
+        for column, at in zip(found, places):
+            norm, moved = together([weights[i] for i in at]), together([weights[i] * ratios[i] for i in at])
+            column += [moved / norm] if norm > 0 and math.isfinite(moved / norm) else []
+    return [float(f"{statistics.median(column):.3g}") if column else None for column in found]
+
+
+def _placed(rows: Sequence[Row], groups: list[list[int]]) -> Iterator[tuple[Row, list[list[int]]]]:
+    """Each row with the places that the groups have in it: nearly always the same in all."""
+    known: dict[bytes, list[list[int]]] = {}
+    for row in rows:
+        places = known.get(key := row.numbers.tobytes())
+        if places is None:
+            at = {number: place for place, number in enumerate(row.numbers)}
+            places = known[key] = [[at[n] for n in numbers if n in at] for numbers in groups]
+        yield row, places
+
+
+def _numbers(norms: list[float | None], rows: Sequence[Row]) -> list[Any]:
+    """What is typical of the last steps, the smallest, the largest, and its step; as far as they are finite."""
+    known = [(v, row.step) for v, row in zip(norms, rows) if v is not None]
+    finite = [(v, step) for v, step in known if math.isfinite(v)]
+    if len(finite) < len(known):
+        bad = next((v, step) for v, step in known if not math.isfinite(v))
+        return [*(float(f"{v:.3g}") for v in (known[-1][0], min(finite, default=bad)[0])), *bad]
+    latest, largest = statistics.median([v for v, _ in finite[-LATEST:]]), max(finite)
+    return [*(float(f"{v:.3g}") for v in (latest, min(finite)[0], largest[0])), largest[1]]
+
+
+def _bins(count: int, most: int) -> list[tuple[int, int]]:
+    parts = min(most, count)
+    return list(itertools.pairwise(count * i // parts for i in range(parts + 1))) if parts else []
+
+
+def _groups(layers: dict[str, list[int]], most: int) -> dict[str, list[int]]:
     """Layers by name; of too many the common beginnings of their names, and neighbours in the end."""
-    layers = by_layer(names, numbers)
     for depth in range(max((name.count(".") for name in layers), default=0) + 1, 0, -1):
         found: dict[str, list[int]] = {}
         for name, members in layers.items():

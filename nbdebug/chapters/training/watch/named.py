@@ -18,6 +18,9 @@ MOST = 0.7
 which narrow layers of healthy models reach)."""
 GREW = 100.0
 """A norm that had grown so many times before it was infinite has exploded."""
+STRONG = 10.0
+"""Norm of all gradients over that of all weights, at the start. Healthy trainings have 0.05 to 3, with large targets 10
+and more."""
 
 
 def listed(names: Sequence[str], most: int = 3) -> str:
@@ -26,27 +29,37 @@ def listed(names: Sequence[str], most: int = 3) -> str:
     return said + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def not_finite(bad: Mapping[str, tuple], norms: Sequence[tuple[int, float]], measured: int) -> Finding:
-    """Gradients that are NaN or infinite. bad: by parameter its first bad step, how many, the value."""
+def not_finite(bad: Mapping[str, tuple], norms: Sequence[tuple[int, float]], measured: int,
+               weights: float | None = None, loss: float | None = None) -> Finding:
+    """Gradients that are NaN or infinite. bad: by parameter its first bad step, how many, the value; weights: the norm
+    of all weights at the start; loss: that of the first bad step."""
     first = min(step for step, _, _ in bad.values())
     there = [name for name, (step, _, _) in bad.items() if step == first]
     nan = any(math.isnan(bad[name][2]) for name in there)
     before = [norm for step, norm in norms if step < first and math.isfinite(norm)]
     usual = statistics.median(before) if before else 0.0
     grew = bool(before) and usual > 0 and max(before[-5:]) > GREW * usual
+    strong = bool(before) and weights is not None and max(before[-5:]) > STRONG * weights
     said = f"From step {first} on the gradient of {listed(there)} is {'NaN' if nan else 'infinite'}"
     said += f", later also that of {len(bad) - len(there)} more" if len(bad) > len(there) else ""
     if grew:
         said += f"; the norm had grown from {usual:.3g} to {max(before[-5:]):.3g} before"
+    elif strong and weights is not None:
+        said += (f"; the norm of all gradients had been {max(before[-5:]):.3g} before, "
+                 f"{max(before[-5:]) / max(weights, 1e-12):,.0f} times that of the weights")
+    elif loss is not None:
+        said += (", though the loss of that step is finite: it goes wrong in the backward" if math.isfinite(loss) else
+                 f", and so is the loss ({loss}): it goes wrong in the forward")
     table = [{"parameter": name, "first bad step": step, "bad steps": count, "value": str(value)}
              for name, (step, count, value) in sorted(bad.items(), key=lambda item: item[1][0])]
     fixes: tuple[Fix, ...] = (Fix("Name the op that made it.", "%nan_trace step()  # or %guard on, before the loop"),)
-    if grew:
+    if grew or strong:
         fixes = (Fix("Clip the gradients, and lower the learning rate.",
                      "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"), *fixes)
     evidence = {"steps measured": measured, "norms before": before[-5:], "parameters": table, "where": there}
-    return Finding("training/exploding-gradients" if grew else "nan/not-located", said + ".",
-                   Where(step=first, phase="backward", module=there[0]), evidence, fixes)
+    phase = "forward" if loss is not None and not math.isfinite(loss) else "backward"
+    return Finding("training/exploding-gradients" if grew or strong else "nan/not-located", said + ".",
+                   Where(step=first, phase=phase, module=there[0].rpartition(".")[0]), evidence, fixes)
 
 
 def by_depth(seen: Depth) -> Finding:
@@ -56,11 +69,15 @@ def by_depth(seen: Depth) -> Finding:
     size = "smaller" if vanishes else "larger"
     said = (f"The gradient {seen.kind} with depth: from {seen.last:.1e} in the last layers to {seen.first:.1e} in the "
             f"first ({times} times {size}), most of it between `{seen.at[0]}` and `{seen.at[1]}`.")
-    fix = Fix("Give it a way around each layer, and keep its size.",
-              "nn.ReLU or nn.GELU in place of sigmoid or tanh; x = x + layer(norm(x)); nn.init.kaiming_normal_(w)")
+    fix = (Fix("Give it a way around each layer, and keep its size.",
+               "nn.ReLU or nn.GELU in place of sigmoid or tanh; x = x + layer(norm(x)); nn.init.kaiming_normal_(w)")
+           if vanishes else
+           Fix("Start with smaller weights, normalise between the layers, and clip.",
+               "nn.init.xavier_normal_(w); nn.LayerNorm(width) behind the layer; "
+               "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"))
     return Finding(f"training/{'vanishing' if vanishes else 'exploding'}-gradients", said, Where(module=seen.layer),
                    {"first layers": seen.first, "last layers": seen.last, "decades": seen.decades,
-                    "where": [seen.layer, *seen.at]}, (fix,))
+                    "where": list(dict.fromkeys([seen.layer, *seen.at]))}, (fix,))
 
 
 def faded(fell: Sequence[tuple[str, float]]) -> Finding:

@@ -65,7 +65,8 @@ class Units:
         for model in models.values():
             self._find(list(model.modules()), names)
         if models and not self._modules:
-            self.why_not = "the model has no activation modules such as nn.ReLU between its layers (F.relu is not seen)"
+            self.why_not = ("the model has no activation modules such as nn.ReLU between its layers (F.relu is not "
+                            "seen here; nbdebug.diagnose sees it)")
 
     def _find(self, modules: list[nn.Module], names: ModuleNames) -> None:
         layers = [i for i, m in enumerate(modules) if any(p.dim() > 1 for p in m._parameters.values() if p is not None)]

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from nbdebug.chapters.training.watch import account, tables
-from nbdebug.chapters.training.watch.asked import Pace
+from nbdebug.chapters.training.watch.asked import Pace, loss_of
 from nbdebug.chapters.training.watch.history import TOTALS, History, Thinned
 from nbdebug.chapters.training.watch.live import Live
 from nbdebug.chapters.training.watch.losses import Verdict, verdicts
@@ -53,10 +53,10 @@ def grad_watch(model: Any, optimizer: Any, *, scaler: Any = None, every: int = 1
 
 class GradWatch:
     """A watch over gradients; see `grad_watch`. steps: how many were seen; history: what was; fault: why it has left,
-    "" while it has not."""
+    live_fault: why its live view has; "" while they have not."""
 
     def __init__(self, models: dict[str, Any], optimizers: dict[str, Any], pace: Pace, scaler: Any):
-        self.pace, self.active, self.fault = pace, True, ""
+        self.pace, self.active, self.fault, self.live_fault = pace, True, "", ""
         self.subject = str(Subject(models, optimizers, True))
         self.roster, self.history = Roster(models, optimizers), History(pace.keep)
         self._optimizers, self._several = list(optimizers.values()), len(optimizers) > 1
@@ -164,7 +164,7 @@ class GradWatch:
         """Tell a loss by hand: of a step of your own counting, a number or a tensor; val: a validation loss, if there
         is one (value may then be None). The losses that are told go before those that backward starts from. Raises
         TypeError for what is no number."""
-        known = [None if v is None else _number(v) for v in (value, val)]
+        known = [None if v is None else loss_of(v) for v in (value, val)]
         total = next(reversed(self.history.totals.items), None)
         if total is not None and total.lr is not None:
             self._rates[int(step)] = total.lr
@@ -200,9 +200,6 @@ class GradWatch:
     def _read_units(self) -> None:
         if self._units is not None:
             self._units.read()
-
-    live_fault = ""
-    """Why the live view has ended before the run, or ""."""
 
     @property
     def steps(self) -> int:
@@ -267,7 +264,7 @@ class GradWatch:
         watch."""
         if not callable(show):
             raise TypeError(f"live takes a function that shows HTML; got {show!r}.")
-        self._live = Live(self.html, show)
+        self.drawn(self.html, show)
         return self
 
     def html(self) -> str:
@@ -275,15 +272,26 @@ class GradWatch:
         facts = {"watch": account.picture(self, quick=True)}
         return str(Report(account.QUESTION, facts=facts)._view("watch_chart", "html"))
 
+    def panel(self) -> Any:
+        """The report under controls (a filter of layers, scales, pause, refresh), drawn anew while training runs and of
+        what was kept afterwards. Shown where it stands last in a cell."""
+        return self.report()._view("panel", "gradients", self)
+
+    def glance(self, layers: str = "") -> Report:
+        """The picture alone as a report, of the layers that match (a part of the name, or a pattern with *): as of the
+        numbers that have come, without waiting."""
+        return account.glance(self, self.subject, layers)
+
+    def drawn(self, draw: Callable[[], str], show: Callable[[str], object]) -> Live:
+        """A view of one's own, drawn as `live` is; it takes the place of the one before, which ends."""
+        before, view = self._live, Live(draw, show)
+        self._live = view if self.active else None
+        if before is not None:
+            before.end()
+        return view
+
     def __repr__(self) -> str:
         return str(self.report())
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         return self.report()._repr_mimebundle_(include, exclude)
-
-
-def _number(value: Any) -> float:
-    try:
-        return float(value.detach() if isinstance(value, torch.Tensor) else value)
-    except (TypeError, ValueError, RuntimeError):
-        raise TypeError(f"a loss is a number or a tensor of one; got {str(value)[:80]}.") from None

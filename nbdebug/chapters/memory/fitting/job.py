@@ -1,0 +1,145 @@
+"""What is asked for (a Job) and what is answered (a Prediction): plain numbers over the pieces of memory of a few
+steps."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from nbdebug.chapters.memory.facts import CATEGORIES
+from nbdebug.chapters.memory.fitting import allocator
+from nbdebug.chapters.memory.fitting.trace import PHASES, Block, Trace
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What shall be predicted.
+
+    model: a Module, or a function that builds one; device: "cpu" or "cuda…"; half: the autocast dtype that fit itself
+    puts around the loss, or None; accumulate: backwards before a step of the optimizer, each of `batch`; change:
+    applied to the mirror's model before the steps (a remedy), such as checkpointing its blocks; groups: entries that
+    the optimizer's groups shall have instead of theirs."""
+
+    model: Any
+    batch: Any
+    loss_fn: Callable[..., Any]
+    optimizer: Any
+    device: torch.device
+    half: torch.dtype | None = None
+    steps: int = 2
+    accumulate: int = 1
+    change: Callable[[nn.Module], None] | None = None
+    groups: dict[str, Any] | None = None
+
+    @property
+    def cuda(self) -> bool:
+        return self.device.type == "cuda"
+
+    @property
+    def emulated(self) -> bool:
+        """Whether a card is meant that this machine does not have."""
+        return self.cuda and not torch.cuda.is_available()
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """What a few steps take, in bytes.
+
+    peak: allocated at most, as `torch.cuda.max_memory_allocated` counts it (pieces as the allocator cuts them; on the
+    CPU as asked for); reserved: what the allocator takes from the card, None on the CPU; at_peak: by category; modules:
+    what is alive at the peak, by module; place: (step, phase) of the peak, at event `index`; phases: (step, phase, most
+    in it); parameters: bytes of them; trained: how many of them want a gradient; doubts: what is modelled with less
+    certainty."""
+
+    trace: Trace
+    peak: int
+    reserved: int | None
+    at_peak: dict[str, int]
+    modules: dict[str, int]
+    place: tuple[int, str]
+    index: int
+    phases: tuple[tuple[int, str, int], ...]
+    parameters: int = 0
+    trained: int = 0
+    doubts: tuple[str, ...] = ()
+
+    @property
+    def needs(self) -> int:
+        """What has to be there: the reserved bytes, or on the CPU the allocated ones."""
+        return self.peak if self.reserved is None else self.reserved
+
+    def course(self, most: int = 240) -> list[tuple[int, int]]:
+        """Live bytes over the events, thinned; of each stretch the largest is kept."""
+        live, points = 0, []
+        for at, number in enumerate(self.trace.events):
+            live += self.trace.blocks[number].size if number >= 0 else -self.trace.blocks[~number].size
+            points.append((at, live))
+        apart = max(1, len(points) // most)
+        return [max(points[n:n + apart], key=lambda p: p[1]) for n in range(0, len(points), apart)]
+
+
+def prediction(trace: Trace, cuda: bool, parameters: int = 0, trained: int = 0, doubts: tuple[str, ...] = ()
+               ) -> Prediction:
+    """What a trace says."""
+    settle(trace)
+    if cuda:
+        held = allocator.replay(trace.events, [b.size for b in trace.blocks])
+        peak, reserved, index = held.allocated, held.reserved, held.at
+    else:
+        found = trace.replay()
+        peak, reserved, index = found.bytes, None, found.place
+    at_peak: dict[str, int] = dict.fromkeys(CATEGORIES, 0)
+    modules: dict[str, int] = {}
+    for number in trace.alive(index):
+        block = trace.blocks[number]
+        at_peak[block.category] += block.size
+        modules[block.module] = modules.get(block.module, 0) + block.size
+    at_peak["other"] += peak - sum(at_peak.values())
+    step, phase = trace.phase_of(index)
+    return Prediction(trace, peak, reserved, at_peak, modules, (step, PHASES[phase]), index, phases(trace), parameters,
+                      trained, doubts)
+
+
+def resized(found: Prediction, sizes: list[int], cuda: bool) -> Prediction:
+    """The same sequence with other sizes: what a change of sizes alone would make of it."""
+    blocks = [dataclasses.replace(b, size=size) for b, size in zip(found.trace.blocks, sizes)]
+    trace = dataclasses.replace(found.trace, blocks=blocks)
+    return prediction(trace, cuda, found.parameters, found.trained, found.doubts)
+
+
+def settle(trace: Trace) -> None:
+    """Give each block that has none yet its category, by when it was born and when it died."""
+    died: dict[int, int] = {}
+    for at, number in enumerate(trace.events):
+        if number < 0:
+            died[~number] = at
+    ends = {step: first for step, phase, first in trace.marks if PHASES[phase] == "backward"}
+    for number, block in enumerate(trace.blocks):
+        if not block.category:
+            block.category = _category(block, died.get(number), ends)
+
+
+def _category(block: Block, death: int | None, ends: dict[int, int]) -> str:
+    if PHASES[block.phase] == "forward":
+        end = ends.get(block.step)
+        return "activations" if death is None or (end is not None and death >= end) else "temporaries"
+    return "temporaries"
+
+
+def phases(trace: Trace) -> tuple[tuple[int, str, int], ...]:
+    """The most that was alive in each phase of each step, in bytes as asked for."""
+    best: dict[tuple[int, int], int] = {}
+    marks = [*trace.marks, (0, 0, len(trace.events))]
+    live = 0
+    for (step, phase, first), (_, _, last) in itertools.pairwise(marks):
+        most = live
+        for number in trace.events[first:last]:
+            live += trace.blocks[number].size if number >= 0 else -trace.blocks[~number].size
+            most = max(most, live)
+        best[step, phase] = max(most, best.get((step, phase), 0))
+    return tuple((step, PHASES[phase], most) for (step, phase), most in best.items())

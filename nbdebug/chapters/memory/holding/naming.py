@@ -1,0 +1,275 @@
+"""From the user's names to all that they lead to: each storage gets every name that leads to it, and one owner.
+
+The walk goes breadth first, so that a thing has its shortest name, and first through what comes first in facts.KINDS.
+A storage may be reached by several names; its owner is the first of them in the order of KINDS, the nearest of those.
+"""
+
+from __future__ import annotations
+
+import collections
+import sys
+import types
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from nbdebug.chapters.memory.facts import KINDS
+from nbdebug.chapters.memory.holding.claims import RANK, Claim, Owned
+from nbdebug.chapters.memory.holding.failed import frames_of, linked
+from nbdebug.chapters.memory.holding.opened import ATOMS, CROWD, HOOK, attributes, parts, variables
+from nbdebug.chapters.memory.holding.storages import Key, Piece, array_pieces, pieces
+from nbdebug.chapters.memory.leaving.named import own
+from nbdebug.chapters.memory.leaving.reach import STOPS, is_users
+
+MOST = 300_000
+"""Objects opened in one look, about a second. A look that stops there says so."""
+TENSOR, ARRAY, MODULE, OPTIMIZER, ERROR, TRACE, SAVED, STOP, OTHER = range(9)
+_Saved: Any = torch._C._autograd.SavedTensor
+_SORTS = ((TENSOR, torch.Tensor), (MODULE, torch.nn.Module), (OPTIMIZER, torch.optim.Optimizer), (ERROR, BaseException),
+          (TRACE, types.TracebackType), (SAVED, _Saved), (STOP, types.ModuleType))
+_QUIET = frozenset(vars(torch.nn.Module())) - {"_forward_hooks", "_forward_pre_hooks", "_backward_hooks",
+                                               "_backward_pre_hooks", "_state_dict_hooks"}
+"""What every module has of its own; of it only hooks lead further."""
+_TENSORS = ("_parameters", "parameter"), ("_buffers", "buffer")
+
+
+class Naming:
+    """All names, and what they lead to. owned: by storage; keepers: (claim, node) of tensors that keep a graph; names:
+    of all that was opened, and parameters: of each parameter, by id; whole: False where there was too much to open;
+    unseen: saved tensors that this version of torch does not show."""
+
+    def __init__(self, stop: Iterable[Any] = ()) -> None:
+        self.owned: dict[Key, Owned] = {}
+        self.keepers: list[tuple[Claim, Any]] = []
+        self.names: dict[int, str] = {}
+        self.parameters: dict[int, str] = {}
+        self.whole, self.unseen = True, 0
+        self.made: list[Any] = []  # on the way: held, for an id must not be given away again
+        self._stop = {id(thing) for thing in stop if thing is not None}
+        self._sorts: dict[type, int] = {}
+        self._pieces: dict[int, tuple[Piece, ...]] = {}
+        self._todo: list[collections.deque[tuple[Any, Claim]]] = [collections.deque() for _ in KINDS]
+        self._late: collections.deque[tuple[Any, Claim]] = collections.deque()
+
+    # -- where to begin -----------------------------------------------------------------------------------------------
+
+    def models(self, given: Mapping[str, Any]) -> None:
+        for name, model in given.items():
+            self._visit(model, Claim("variable", name, name))
+
+    def optimizers(self, given: Mapping[str, Any]) -> None:
+        for name, optimizer in given.items():
+            self._visit(optimizer, Claim("optimizer state", name, name))
+
+    def variables(self, given: Mapping[str, Any]) -> None:
+        """The user's variables, without what a shell keeps among them."""
+        self._stop.add(id(given))
+        for name, value in list(own(given).items()):
+            self.add(value, Claim("variable", name, name))
+
+    def files(self, given: Mapping[str, Any]) -> None:
+        """The globals of the user's own files, as far as they are not among the variables that were given."""
+        for name, module in list(sys.modules.items()):
+            if type(module) is types.ModuleType and name != "__mp_main__" and is_users(name):
+                main = name == "__main__"
+                for key, value in list(own(vars(module)).items()):
+                    if given.get(key) is not value:
+                        self.add(value, Claim("variable", key if main else f"{name}.{key}", key if main else name))
+
+    def calls(self, frame: types.FrameType | None, given: Mapping[str, Any]) -> None:
+        """The variables of the user's functions that are running, from this frame outwards."""
+        while frame is not None:
+            if is_users(str(frame.f_globals.get("__name__", ""))):
+                function = frame.f_code.co_name
+                for name, value in variables(frame).items():
+                    if given.get(name) is not value:
+                        self.add(value, Claim("variable", name, function, tail=f" in {function}"))
+            frame = frame.f_back
+
+    def add(self, value: Any, claim: Claim) -> None:
+        """One more thing to open, under this name."""
+        if type(value) not in ATOMS and id(value) not in self._stop:
+            self._todo[RANK[claim.kind]].append((value, claim))
+
+    def walk(self) -> None:
+        """Open all that was added and all that lies in it."""
+        while len(self.names) < MOST:
+            queue = next((queue for queue in self._todo if queue), self._late)
+            if not queue:
+                return
+            self._visit(*queue.popleft())
+        self.whole = False
+
+    def owners(self, storages: Iterable[Piece]) -> list[Owned]:
+        """Who holds these, as far as the walk has found it."""
+        return [self.met(piece) for piece in storages]
+
+    def pieces(self, tensor: Any) -> tuple[Piece, ...]:
+        """The storages of a tensor, which must outlive the look: they are remembered for it."""
+        found = self._pieces.get(id(tensor))
+        if found is None:
+            found = self._pieces[id(tensor)] = pieces(tensor)
+        return found
+
+    def met(self, piece: Piece, claim: Claim | None = None) -> Owned:
+        """What is known of this storage, with one more name for it."""
+        owned = self.owned.get(piece.key)
+        if owned is None:
+            owned = self.owned[piece.key] = Owned(piece)
+        if claim is not None:
+            if claim.kind != "graph" and piece.shown > owned.piece.shown:
+                owned.piece = piece
+            owned.claimed(claim)
+        return owned
+
+    # -- one thing ----------------------------------------------------------------------------------------------------
+
+    def _visit(self, thing: Any, claim: Claim) -> None:
+        sort = self._sorts.get(type(thing))
+        if sort is None:
+            sort = self._sorts[type(thing)] = _sort(type(thing))
+        if sort == TENSOR:
+            self._tensor(thing, claim)
+        elif sort == ARRAY:
+            for piece in array_pieces(thing):
+                self.met(piece, claim)
+        elif sort != STOP and id(thing) not in self.names and id(thing) not in self._stop:
+            self.names[id(thing)] = claim.name
+            if sort == MODULE:
+                self._module(thing, claim)
+            elif sort == OPTIMIZER:
+                self._optimizer(thing, claim)
+            elif sort == SAVED:
+                self._saved(thing, claim)
+            elif sort in (ERROR, TRACE):
+                self._failure(thing, claim)
+            else:
+                self._open(thing, claim)
+
+    def _tensor(self, tensor: Any, claim: Claim) -> None:
+        for piece in self.pieces(tensor):
+            self.met(piece, claim)
+        if id(tensor) in self.names:
+            return
+        self.names[id(tensor)] = claim.name
+        grad, node, hooks = autograd(tensor)
+        if grad is not None:
+            self.made.append(grad)
+            self._tensor(grad, claim.then(".grad").of("gradient"))
+        if node is not None:
+            self.keepers.append((claim, node))
+        if hooks:
+            self.made.append(hooks)
+            self._hooks(hooks, claim)
+        for key, value in attributes(tensor).items():
+            self.add(value, claim.then(f".{key}"))
+
+    def _module(self, module: Any, claim: Claim) -> None:
+        found = attributes(module)
+        for place, kind in _TENSORS:
+            for key, tensor in dict(found.get(place) or {}).items():
+                if tensor is not None:
+                    if kind == "parameter":
+                        self.parameters.setdefault(id(tensor), claim.then(f".{key}").name)
+                    self._visit(tensor, claim.then(f".{key}").of(kind))
+        for key, part in dict(found.get("_modules") or {}).items():
+            self._visit(part, claim.then(f".{key}"))
+        for key, value in found.items():
+            if key.endswith("_hooks") and issubclass(type(value), dict):
+                self._hooks(value, claim)
+            elif key not in _QUIET and type(value) not in ATOMS:
+                self.add(value, claim.then(f".{key}"))
+        self.add(type(module), claim._replace(head=type(module).__name__, tail=""))
+
+    def _hooks(self, hooks: Any, claim: Claim) -> None:
+        """What hooks keep. Each is named by its function and by what it is a hook of."""
+        for hook in list(dict.values(hooks)):
+            called = hook.__name__ if type(hook) is types.FunctionType else type(hook).__name__
+            self.add(hook, claim._replace(kind="closure", head=f"{HOOK}`{called}`", tail=f" of {claim.name}"))
+
+    def _optimizer(self, optimizer: Any, claim: Claim) -> None:
+        found = attributes(optimizer)
+        claim = claim.of("optimizer state")
+        state = found.pop("state", None)
+        for parameter, kept in list(dict.items(state)) if issubclass(type(state), dict) else ():
+            key = self.parameters.get(id(parameter), "a parameter")
+            self.add(kept, claim.then(f".state[{key}]"))
+        groups = found.get("param_groups")
+        for number, group in enumerate(groups) if type(groups) is list else ():
+            for place, parameter in enumerate(group["params"]):
+                if id(parameter) not in self.parameters:  # of a model that has no name: the optimizer keeps it
+                    path = f".param_groups[{number}]['params'][{place}]"
+                    self._visit(parameter, claim.then(path).of("parameter"))
+            for key, value in group.items():
+                if key != "params":
+                    self.add(value, claim.then(f".param_groups[{number}][{key!r}]"))
+        for key, value in found.items():
+            if key != "param_groups":
+                self.add(value, claim.then(f".{key}"))
+
+    def _saved(self, saved: Any, claim: Claim) -> None:
+        """What was saved for a backward, as it lies there: a hook that unpacks does not run for it."""
+        if not hasattr(saved, "data"):  # before torch 2.7
+            self.unseen += 1
+            return
+        inside = [saved.data, getattr(saved, "unpack_hook", None)]
+        self.made += inside
+        for one in inside:
+            self.add(one, claim)
+
+    def _failure(self, thing: Any, claim: Claim) -> None:
+        """An exception or a traceback: what it carries, and the variables of the frames that failed."""
+        if issubclass(type(thing), BaseException):
+            for key, value in [*attributes(thing).items(), *linked(thing)]:
+                if type(value) is types.TracebackType:  # at once: the shell keeps it under another name as well
+                    self._visit(value, claim.then(f".{key}"))
+                else:
+                    self.add(value, claim.then(f".{key}"))
+            return
+        for frame in frames_of(thing):
+            for name, value in frame.variables.items():
+                tail = f" in {frame.function}, {frame.where.place}"
+                self.add(value, Claim("traceback", name, claim.root, frame.where, tail))
+
+    def _open(self, thing: Any, claim: Claim) -> None:
+        kind = type(thing)
+        if issubclass(kind, type) and not is_users(str(type.__getattribute__(thing, "__module__"))):
+            return
+        inside = list(parts(thing, claim.name))
+        if not inside:
+            return
+        graph = claim.kind == "graph"
+        queue = self._late if len(inside) >= CROWD else None  # a data set comes last, and may not be opened whole
+        self.whole = self.whole and queue is None
+        for path, value, other, head, tail in inside:
+            sort = other if RANK.get(other, 0) > RANK[claim.kind] else claim.kind
+            called = claim if graph else Claim(sort, head or claim.head + path, claim.root, claim.where,
+                                               tail if head else claim.tail)
+            (self._todo[RANK[called.kind]] if queue is None else queue).append((value, called))
+        if not issubclass(kind, type):
+            self.add(kind, claim._replace(head=kind.__name__, tail=""))
+
+
+def autograd(tensor: Any) -> tuple[Any, Any, Any]:
+    """(gradient, graph node, hooks) of a tensor, where it has them."""
+    with torch._C.DisableTorchFunctionSubclass():
+        try:
+            leaf = tensor.is_leaf
+            return (tensor.grad if leaf or tensor.retains_grad else None, None if leaf else tensor.grad_fn,
+                    tensor._backward_hooks)
+        except RuntimeError:  # a view whose graph was spoiled by a change in place
+            return None, None, None
+
+
+def _sort(kind: type) -> int:
+    for sort, kinds in _SORTS:
+        if issubclass(kind, kinds):
+            return sort
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and issubclass(kind, numpy.ndarray):
+        return ARRAY
+    if kind in ATOMS:
+        return STOP
+    package = str(type.__getattribute__(kind, "__module__")).partition(".")[0]
+    return STOP if package in STOPS else OTHER

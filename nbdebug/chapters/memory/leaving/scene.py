@@ -1,0 +1,165 @@
+"""What was held when an allocation failed, by the names in the frames of its traceback.
+
+The order of owners is that of `facts.KINDS`: a weight that a frame's variable shows as well is told as a weight. What
+the frames themselves hold comes under the name of the variable and its function.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+
+from nbdebug.chapters.memory.facts import Holding
+from nbdebug.chapters.memory.leaving.listed import HANDLERS
+from nbdebug.chapters.memory.leaving.named import MODULES_OWN, attributes, of_frame, own
+from nbdebug.chapters.memory.leaving.reach import Block, Walk, is_users
+from nbdebug.chapters.memory.leaving.shell import Kept
+from nbdebug.finding import Where
+from nbdebug.observe.sites import Site, cell_name, source_text
+
+
+@dataclasses.dataclass(frozen=True)
+class Frame:
+    """One frame of a traceback. names: its variables; users: it is the user's own code; module: the nn.Module whose
+    method it is, if one."""
+
+    names: Mapping[str, Any]
+    site: Site
+    users: bool
+    module: nn.Module | None
+
+    @property
+    def where(self) -> Where:
+        return Where(file=self.site.file, line=self.site.line, text=source_text(self.site),
+                     cell=cell_name(self.site.file))
+
+
+def frames(error: BaseException) -> list[Frame]:
+    """The frames of a traceback, outermost first, without those of nbdebug and the shell; down to a dispatch mode that
+    refused an op, whose own frames are no part of what was computed."""
+    found, at = [], error.__traceback__
+    while at is not None and at.tb_frame.f_code.co_name not in HANDLERS:
+        package = str(at.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
+        if package not in ("nbdebug", "IPython", "ipykernel"):
+            found.append(_frame(at.tb_frame, at.tb_lineno))
+        at = at.tb_next
+    return found
+
+
+def _frame(frame: FrameType, line: int) -> Frame:
+    names, code = of_frame(frame), frame.f_code
+    mine = names.get("self")
+    return Frame(names, Site(code.co_filename, line, code.co_name), is_users(str(frame.f_globals.get("__name__", ""))),
+                 mine if issubclass(type(mine), nn.Module) else None)
+
+
+@dataclasses.dataclass
+class Owners:
+    """models, optimizers: by name; modules: the name of every module within its model, by its id; paths: the same with
+    the model's own name before it."""
+
+    models: dict[str, nn.Module]
+    optimizers: dict[str, torch.optim.Optimizer]
+    modules: dict[int, str]
+    paths: dict[int, str]
+
+    @classmethod
+    def met(cls, names: Mapping[str, Any], trail: list[Frame]) -> Owners:
+        """Those among the user's variables and the frames', each once, no part of another."""
+        models: dict[int, tuple[str, nn.Module]] = {}
+        optimizers: dict[int, tuple[str, torch.optim.Optimizer]] = {}
+        for space in [own(names), *(frame.names for frame in trail)]:
+            for name, value in space.items():
+                if issubclass(type(value), nn.Module):
+                    called = type(value).__name__ if name == "self" else name
+                    models.setdefault(id(value), (called, value))
+                elif issubclass(type(value), torch.optim.Optimizer):
+                    optimizers.setdefault(id(value), (name, value))
+        parts = {id(part) for _, model in models.values() for part in model.modules() if part is not model}
+        roots = {name: model for key, (name, model) in models.items() if key not in parts}
+        known: dict[int, str] = {}
+        paths: dict[int, str] = {}
+        for called, model in roots.items():
+            for name, part in model.named_modules():
+                known.setdefault(id(part), name)
+                paths.setdefault(id(part), f"{called}.{name}".rstrip("."))
+        return cls(roots, dict(optimizers.values()), known, paths)
+
+
+@dataclasses.dataclass
+class Scene:
+    """Who holds what. activations: the blocks that the frames and the graph hold."""
+
+    holdings: list[Holding]
+    activations: list[Block]
+
+
+def held(names: Mapping[str, Any], trail: list[Frame], owners: Owners, kept: Kept, device: str) -> Scene:
+    """All of it on this device, each storage at its first owner, largest first."""
+    stop = [t for t in [names, *kept.spaces, kept.outputs, kept.shell] if t is not None]
+    walk = Walk(graphs=False, tracebacks=False, stop=stop)
+    parts = [*_weights(owners, walk)]
+    parts += [("variable", name, walk(value), Where()) for name, value in own(names).items()
+              if id(value) not in owners.modules]
+    local = list(_locals(trail, owners, walk))
+    saved = Walk(after=walk, stop=stop)
+    graph = [("graph", "saved for backward", saved(*walk.nodes), Where())]
+    outputs = [("cell output", name, walk(value), Where()) for name, value, _ in kept.shown()]
+    holdings = [h for part in _together([*parts, *local, *graph, *outputs])
+                if (h := _holding(*part, device)) is not None]
+    active = [b for _, _, blocks, _ in [*local, *graph] for b in blocks if b.on(device)]
+    return Scene(sorted(holdings, key=lambda h: -h.bytes), active)
+
+
+def _weights(owners: Owners, walk: Walk) -> Iterator[tuple[str, str, list[Block], Where]]:
+    for name, model in owners.models.items():
+        weights = list(model.parameters())
+        grads = [p.grad for p in weights if p.grad is not None]
+        yield "parameter", f"{name}'s parameters", walk.take(weights), Where()
+        yield "gradient", f"{name}'s gradients", walk.take(grads), Where()
+        yield "buffer", f"{name}'s buffers", walk.take(model.buffers()), Where()
+        for path, part in model.named_modules(prefix=name):
+            for key, value in attributes(part).items():
+                if key not in MODULES_OWN:
+                    yield "variable", f"{path}.{key}", walk(value), Where()
+    for name, optimizer in owners.optimizers.items():
+        yield "optimizer state", f"{name}'s state", walk(optimizer.state), Where()
+
+
+def _locals(trail: list[Frame], owners: Owners, walk: Walk) -> Iterator[tuple[str, str, list[Block], Where]]:
+    """The variables of each frame, the user's frames first; of an object that the method belongs to, its attributes."""
+    lines: list[Where] = []
+    for frame in trail:  # a frame of torch's is told at the line of the user's that led there
+        lines.append(frame.where if frame.users or not lines else lines[-1])
+    for frame, where in sorted(zip(trail, lines), key=lambda pair: not pair[0].users):
+        path = owners.paths.get(id(frame.module))
+        inside = f"{path}.{frame.site.function}" if path else frame.site.function
+        for name, value in frame.names.items():
+            if name != "self":
+                known = frame.users or path
+                yield "variable", f"{name} in {inside}" if known else "operands of this line", walk(value), where
+            elif frame.module is None:
+                for key, part in attributes(value).items():
+                    yield "variable", f"self.{key}", walk(part), where
+
+
+def _together(parts: list[tuple[str, str, list[Block], Where]]) -> list[tuple[str, str, list[Block], Where]]:
+    """Those of one name at one line as one."""
+    found: dict[tuple[str, str, Where], list[Block]] = {}
+    for kind, name, blocks, where in parts:
+        found.setdefault((kind, name, where), []).extend(blocks)
+    return [(kind, name, blocks, where) for (kind, name, where), blocks in found.items()]
+
+
+def _holding(kind: str, name: str, blocks: list[Block], where: Where, device: str) -> Holding | None:
+    mine = [block for block in blocks if block.on(device)]
+    if not mine:
+        return None
+    largest = max(mine, key=lambda b: b.bytes)
+    return Holding(kind, name, sum(b.bytes for b in mine), len(mine), largest.device, largest.dtype, largest.shape,
+                   where=where)

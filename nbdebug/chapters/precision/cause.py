@@ -1,0 +1,167 @@
+"""What goes wrong in a module that has to be kept: its ops in half precision, one by one, on the float32 step's inputs.
+
+An op that makes a value beyond the dtype from finite operands has overflowed; a small constant that is zero in the
+dtype guards nothing; a value that is zero in half and not in float32 is lost. Where no op stands out, two runs tell:
+the module in float32 with its inputs and buffers rounded to the dtype, and with its operations alone in half.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from nbdebug.chapters.precision.copies import Copies, cast
+from nbdebug.chapters.precision.facts import Event
+from nbdebug.chapters.precision.trial import Trials
+from nbdebug.finding import Where
+from nbdebug.observe.sites import cell_name, locate, source_text
+from nbdebug.observe.tensors import base_name
+
+MOST = 12
+"""Events of one module that are kept."""
+LOST = 0.05
+"""Share of an op's values that become zero from which it is told."""
+MOVES = frozenset({"to", "copy", "clone", "view", "expand", "slice", "select", "transpose", "permute",
+                   "detach", "t", "unsqueeze", "squeeze", "masked_fill", "where", "full", "full_like", "scalar_tensor"})
+"""Ops that compute nothing, or put constants where the user wants them."""
+
+
+class Ops(TorchDispatchMode):
+    """Watches ops in half precision. events: what was seen, in order."""
+
+    def __init__(self, dtype: torch.dtype, phase: str = "forward", module: str = ""):
+        super().__init__()
+        self.dtype, self.phase, self.module = dtype, phase, module
+        self.smallest = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps / 2
+        self.events: list[Event] = []
+
+    def __torch_dispatch__(self, op: Any, kinds: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        output = op(*args, **kwargs)
+        name = base_name(op)
+        if name == "to" and output.dtype == self.dtype:
+            self._compare(f"cast to {str(self.dtype).removeprefix('torch.')}", output, args[0])
+        if len(self.events) < MOST and name not in MOVES and not op._schema.name.split("::")[-1].endswith("_"):
+            halves = [t for t in tree_leaves(output) if isinstance(t, torch.Tensor) and t.dtype == self.dtype]
+            if halves:
+                self._look(op, name, args, kwargs, halves)
+        return output
+
+    def _look(self, op: Any, name: str, args: tuple, kwargs: dict, halves: list[torch.Tensor]) -> None:
+        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.is_floating_point()]
+        numbers = [v for v in tree_leaves((args, kwargs)) if isinstance(v, float)]
+        guards = [v for v in numbers if v and abs(v) < self.smallest]
+        if guards and name in ("add", "clamp_min", "clamp", "maximum", "sub"):
+            self._note("guard", name, min(guards, key=abs), 1.0)
+        if any(not bool(t.isfinite().all()) for t in given) or not all(map(math.isfinite, numbers)):
+            return
+        with contextlib.suppress(Exception):  # an op that float32 operands do not suit tells nothing
+            wanted = [t for t in tree_leaves(op(*cast(args, torch.float32), **cast(kwargs, torch.float32)))
+                      if isinstance(t, torch.Tensor) and t.is_floating_point()]
+            for got, full in zip(halves, wanted):
+                self._compare(name, got, full)
+
+    def _compare(self, name: str, got: torch.Tensor, full: torch.Tensor) -> None:
+        beyond = ~got.isfinite() & full.isfinite()
+        if bool(beyond.any()):
+            self._note("overflow", name, float(full[beyond].abs().max()), float(beyond.double().mean()))
+            return
+        lost = (got == 0) & (full != 0)
+        share = float(lost.double().mean()) if lost.numel() else 0.0
+        if share > LOST:
+            self._note("underflow", name, float(full[lost].abs().max()), share)
+
+    def _note(self, what: str, op: str, size: float, share: float) -> None:
+        site = locate().site
+        where = Where(phase=self.phase, module=self.module, op=op) if site is None else Where(
+            phase=self.phase, module=self.module, op=op, file=site.file, line=site.line, text=source_text(site),
+            cell=cell_name(site.file))
+        self.events.append(Event(what, op, size, share, self.phase, where))
+
+
+def events_of(name: str, copies: Copies, trials: Trials) -> tuple[Event, ...]:
+    """What the ops of this module do in half precision: forward, then backward, in the step's first call of it."""
+    reference, half = copies.reference(torch.float32), copies.half().get_submodule(name)
+    seen: dict[str, Any] = {}
+
+    def after(module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
+        if "given" in seen:
+            return
+        seen["given"] = tree_map(_kept, (args, kwargs))
+        floats = [t for t in tree_leaves(output) if isinstance(t, torch.Tensor) and t.requires_grad]
+        seen["gradients"] = [None] * len(floats)
+        for place, tensor in enumerate(floats):
+            tensor.register_hook(lambda g, place=place: seen["gradients"].__setitem__(place, g.detach().clone()))
+
+    reference.get_submodule(name).register_forward_hook(after, with_kwargs=True)
+    trials.run(reference)
+    if "given" not in seen:
+        return ()
+    with trials.same_numbers(), torch.enable_grad():
+        return tuple(_again(name, half, copies, seen))
+
+
+def _again(name: str, half: nn.Module, copies: Copies, seen: dict[str, Any]) -> Iterator[Event]:
+    args, kwargs = tree_map(lambda v: v.requires_grad_() if _differentiable(v) else v, seen["given"])
+    forward, backward = Ops(copies.dtype, "forward", name), Ops(copies.dtype, "backward", name)
+    if copies.mode == "cast":
+        yield from _cast_weights(name, copies)
+    with contextlib.suppress(RuntimeError, TypeError, ValueError):
+        with forward, copies.running():
+            output = half(*args, **kwargs)
+        made = [t for t in tree_leaves(output) if isinstance(t, torch.Tensor) and t.requires_grad]
+        pairs = [(t, g.to(t.dtype)) for t, g in zip(made, seen["gradients"]) if g is not None]
+        if pairs and all(bool(t.isfinite().all()) for t, _ in pairs):
+            with backward:
+                torch.autograd.backward([t for t, _ in pairs], [g for _, g in pairs])
+    yield from forward.events
+    yield from backward.events
+
+
+def _cast_weights(name: str, copies: Copies) -> Iterator[Event]:
+    """Weights and buffers that the cast itself has made infinite."""
+    module = copies.model.get_submodule(name)
+    for own, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if tensor.is_floating_point():
+            size = float(tensor.detach().abs().max()) if tensor.numel() else 0.0
+            if torch.finfo(copies.dtype).max < size < math.inf:
+                yield Event("overflow", f"cast of {own}", size, where=Where(phase="parameter", module=name))
+
+
+def rounded(name: str, copies: Copies, kept: frozenset[str]) -> nn.Module:
+    """A copy in which this module computes in float32, and only its inputs and buffers are rounded to the dtype first
+    (whole numbers too)."""
+    made = copies.half(kept)
+    module = made.get_submodule(name)
+    for part in module.modules():
+        for key, buffer in part._buffers.items():
+            if buffer is not None:
+                part._buffers[key] = _rounded(buffer, copies.dtype)
+    own = module.forward
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = tree_map(lambda v: _rounded(v, copies.dtype) if isinstance(v, torch.Tensor) else v,
+                                (args, kwargs))
+        return own(*args, **kwargs)
+
+    module.forward = forward
+    return made
+
+
+def _rounded(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return tensor if tensor.dtype == torch.bool or tensor.is_complex() else tensor.to(dtype).to(tensor.dtype)
+
+
+def _kept(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+def _differentiable(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()

@@ -1,0 +1,129 @@
+"""All that the rules of this chapter know: numbers, names and places; no tensors.
+
+    PrecisionFacts
+    ├── float32, half, mixed: Step   the step in float32, in half precision, and with the kept modules in float32
+    ├── culprits: Culprit            the modules that have to be kept, each with what goes wrong in it
+    ├── modules: Module              every module: the sizes of its values against the dtype's ends, its own error
+    ├── tries: Tried                 what was tried, in order
+    └── scaling: Scaling             gradients that half precision loses to zero, and what a loss scale does to them
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from nbdebug.finding import Where
+
+NOWHERE = Where()
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One step. loss: of the first batch that is furthest off; off: relative distance from the float32 loss, inf where
+    something is not finite; bad: parameters whose gradient is not finite; seconds; memory: peak bytes above what was
+    held, on an accelerator, else None; error: what the step raised, or ""."""
+
+    loss: float
+    off: float
+    bad: tuple[str, ...] = ()
+    seconds: float = 0.0
+    memory: int | None = None
+    error: str = ""
+
+    @property
+    def finite(self) -> bool:
+        return not self.error and not self.bad and math.isfinite(self.loss)
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """What an op did in half precision. what: "overflow" (finite operands gave a value beyond the dtype), "guard" (a
+    small constant became zero), "underflow" (values became zero); op: ATen base name; size: what it would have been in
+    float32 (the largest, the constant, or the largest that was lost); share: of its elements; phase."""
+
+    what: str
+    op: str
+    size: float
+    share: float = 0.0
+    phase: str = "forward"
+    where: Where = NOWHERE
+
+
+@dataclasses.dataclass(frozen=True)
+class Culprit:
+    """A module that has to be kept. off: how far off the loss is with this one in half and the others kept; events:
+    what its ops did, first to last; rounded: whether it stays wrong in float32 when only its inputs and buffers are
+    rounded to the dtype (None: not tried); error: of its output by itself."""
+
+    module: str
+    kind: str
+    off: float
+    events: tuple[Event, ...] = ()
+    rounded: bool | None = None
+    error: float = 0.0
+    largest: float = 0.0
+    bad: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Module:
+    """A module's values in the float32 step. largest, smallest: magnitudes of its output, zeros left out; tiny: share
+    of them below the dtype's smallest normal number; error: of its output in half on the same inputs; gradient: the
+    largest that reached its output."""
+
+    name: str
+    kind: str
+    largest: float
+    smallest: float
+    tiny: float
+    error: float
+    broken: bool = False
+    gradient: float = 0.0
+    gradient_tiny: float = 0.0
+    calls: int = 1
+    leaf: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Tried:
+    """One trial: what was kept, and how far off the loss was (inf: not finite, or an error)."""
+
+    kept: tuple[str, ...]
+    worked: bool
+    off: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaling:
+    """lost: parameters whose gradient is zero in half and not in float32; off: how far the norm of all gradients is
+    from float32's, relative, without a scale; scale: a loss scale that was tried; off_scaled: the same with it."""
+
+    lost: tuple[str, ...]
+    off: float
+    scale: float
+    off_scaled: float
+
+
+@dataclasses.dataclass(frozen=True)
+class PrecisionFacts:
+    """See the top of the file. largest, tiny: the dtype's largest and smallest normal number; minimal: the tries show
+    that nothing can be taken out; stopped: why the search ended early, or ""."""
+
+    dtype: str
+    mode: str
+    tolerance: float
+    largest: float
+    tiny: float
+    float32: Step
+    half: Step
+    mixed: Step | None = None
+    kept: tuple[str, ...] = ()
+    culprits: tuple[Culprit, ...] = ()
+    modules: tuple[Module, ...] = ()
+    tries: tuple[Tried, ...] = ()
+    minimal: bool = True
+    stopped: str = ""
+    scaling: Scaling | None = None
+    epsilon: tuple[float, str, str] | None = None
+    unchecked: tuple[str, ...] = ()

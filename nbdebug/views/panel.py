@@ -1,0 +1,184 @@
+"""Controls over a picture that stays: ipywidgets make the controls and nothing else.
+
+    controls   widgets: gone with the kernel, and never shown where a front end has none
+    picture    a report as HTML, an output of its own that is replaced in place: it stays in the saved notebook
+
+A click comes in another thread than the one that trains (JupyterLab 4.4 with ipykernel 7 hears widgets beside the
+running cell), or only after the cell (older ones). So it sets what is wanted and asks the view for a picture; those who
+draw take turns.
+`Panel` is the frame that every panel shares, `gradients` opens that of a gradient watch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import ipywidgets
+
+from nbdebug.finding import Report
+from nbdebug.views import html, show
+
+WITHOUT = "(The controls of this picture are there while its kernel runs: run the cell to have them.)"
+"""What stands in the place of the controls where nothing can show them."""
+
+
+class View(Protocol):
+    """Who draws while something runs. paused: draws on request only; ended: it no longer draws by itself; fault: why
+    the last picture failed, or ""."""
+
+    paused: bool
+    ended: bool
+    fault: str
+
+    def now(self) -> None:
+        """Draw at once; raises nothing."""
+
+
+class Watch(Protocol):
+    """What a panel of gradients asks of a gradient watch. glance: the picture of the layers that match, at once; drawn:
+    draws while the watch runs, at its pace."""
+
+    active: bool
+    steps: int
+
+    def report(self) -> Report: ...
+
+    def glance(self, layers: str = "") -> Report: ...
+
+    def drawn(self, draw: Callable[[], str], show: Callable[[str], object]) -> Any: ...
+
+
+class Panel:
+    """Controls in a row and a word on how things stand, above a picture. Shown where it stands last in a cell.
+
+    controls: widgets; picture: gives the report to draw; view: who draws it, made when it is first shown."""
+
+    def __init__(self, controls: Sequence[ipywidgets.Widget], picture: Callable[[], Report]):
+        self.picture, self.view = picture, None
+        for control in controls:
+            _heard_beside_the_cell(control)
+        self.stands = ipywidgets.Label(layout={"margin": "2px 2px 2px 4px"})
+        row = {"flex_flow": "row wrap", "align_items": "center", "overflow": "visible", "padding": "4px 0 4px 6px"}
+        self.box = ipywidgets.HBox([*controls, self.stands], layout=row)
+        self._place, self._text = f"nbdebug-{uuid.uuid4().hex}", ""
+
+    view: View | None
+
+    def viewed(self) -> View:
+        """A view that draws with `draw` and shows with `put`."""
+        raise NotImplementedError
+
+    def standing(self) -> str:
+        """How things stand, in a few words."""
+        return ""
+
+    def draw(self) -> str:
+        report = self.picture()
+        self._text = str(report)
+        drawn = html.render(report)
+        self._say()
+        return drawn
+
+    def put(self, drawn: str, update: bool = True) -> None:
+        """Into the place of the picture before, wherever that is shown."""
+        shell = show.running_shell()
+        if shell is not None:
+            shell.display_pub.publish({"text/html": drawn, "text/plain": self._text},
+                                      transient={"display_id": self._place}, update=update)
+
+    def redraw(self, change: Any = None) -> None:
+        """Something was clicked or typed."""
+        if self.view is not None:
+            self.view.now()
+            self._say()  # also what has gone wrong
+
+    def _say(self) -> None:
+        fault = self.view.fault if self.view is not None else ""
+        self.stands.value = f"The picture could not be drawn ({fault}). Refresh tries again." if fault else \
+            self.standing()
+
+    def _ipython_display_(self) -> None:
+        if self.view is None or self.view.ended:
+            self.view = self.viewed()
+        shell = show.running_shell()
+        if hasattr(shell, "kernel"):  # a terminal has no widgets
+            shell.display_pub.publish({**self.box._repr_mimebundle_(), "text/plain": WITHOUT})
+        self.put(self.draw(), update=False)
+
+    def __repr__(self) -> str:
+        return str(self.picture())
+
+
+class GradientPanel(Panel):
+    """A gradient watch: which layers, logarithmic or linear scales, pause, refresh."""
+
+    def __init__(self, report: Report, watch: Watch):
+        self.watch = watch
+        self.layers = ipywidgets.Text(description="Layers", placeholder="name, or block.*",
+                                      style={"description_width": "initial"}, layout={"width": "15em"})
+        self.log = ipywidgets.Checkbox(True, description="Log scale", indent=False, layout={"width": "auto",
+                                                                                            "margin": "2px 8px"})
+        self.pause = ipywidgets.Button(description="Pause", icon="pause", layout={"width": "7.6em"},
+                                       tooltip="Stop drawing; the watch itself goes on")
+        self.refresh = ipywidgets.Button(description="Refresh", icon="refresh", layout={"width": "7.6em"},
+                                         tooltip="Draw what has been seen until now")
+        self._whole: Report | None = None if watch.active else report
+        self._steps = watch.steps
+        super().__init__((self.layers, self.log, self.pause, self.refresh), self._picture)
+        for control in (self.layers, self.log):
+            control.observe(self.redraw, names="value")
+        self.pause.on_click(self._paused)
+        self.refresh.on_click(self._refreshed)
+        self._say()
+
+    def viewed(self) -> View:
+        view: View = self.watch.drawn(self.draw, self.put)
+        return view
+
+    def standing(self) -> str:
+        running, paused = self.watch.active, self.view is not None and self.view.paused
+        self.pause.disabled = not running
+        self.pause.description, self.pause.icon = ("Resume", "play") if paused and running else ("Pause", "pause")
+        steps = f"{self._steps:,} step{'s' * (self._steps != 1)}"
+        if not running:
+            return f"Ended after {steps}."
+        if self.view is not None and self.view.ended:
+            return "Another view of this watch is drawn now; Refresh draws this one."
+        return f"Paused at {steps}." if paused else "Live."
+
+    def _picture(self) -> Report:
+        """While the watch runs the steps so far; afterwards its whole report."""
+        seen = self.watch.glance(self.layers.value)
+        report = seen if self.watch.active else self._ended()
+        drawn = {**seen.facts["watch"], "log": self.log.value}
+        self._steps = drawn["steps seen"]
+        return dataclasses.replace(report, facts={**report.facts, "watch": drawn})
+
+    def _ended(self) -> Report:
+        if self._whole is None:
+            self._whole = self.watch.report()
+        return self._whole
+
+    def _paused(self, button: Any) -> None:
+        if self.view is not None:
+            self.view.paused = not self.view.paused
+            self.redraw()
+
+    def _refreshed(self, button: Any) -> None:
+        self._whole = None
+        self.redraw()
+
+
+def _heard_beside_the_cell(control: ipywidgets.Widget) -> None:
+    """Let the front end choose where the kernel hears a control. ipykernel 7.4 would hear it where it was made: in the
+    thread that runs cells, which is busy while a training runs."""
+    if hasattr(control.comm, "_reply_subshell_for"):
+        control.comm._reply_subshell_for = lambda data, chosen: chosen
+
+
+def gradients(report: Report, watch: Watch) -> GradientPanel:
+    """The panel of a gradient watch; report: what it reports now."""
+    return GradientPanel(report, watch)

@@ -1,0 +1,191 @@
+"""precision(): the set, the cause, the proof; and a model that is left as it was."""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import nbdebug
+from nbdebug.chapters.precision.copies import Copies
+from nbdebug.chapters.precision.trial import Trials, off
+from tests.precision import models
+
+MOST = {1: 8, 2: 14, 4: 24, 8: 44}
+
+
+def asked(model: nn.Module, **options):
+    return nbdebug.precision(model, models.batch(), models.loss_fn, progress=False, **({"mode": "cast"} | options))
+
+
+def between(model: nn.Module, alone: set[str], pairs: list[set[str]]) -> float:
+    """A tolerance that one of a pair keeps and both together do not."""
+    copies, trials = Copies(model, torch.float16, "cast"), Trials(models.loss_fn, [models.batch()])
+    reference = trials.run(copies.reference(torch.float32))
+
+    def distance(kept: set[str]) -> float:
+        return off(trials.run(copies.half(kept)), reference)
+
+    both, = pairs
+    one, two = max(distance(alone | {name}) for name in both), distance(alone)
+    assert one < 0.8 * two
+    return (one * two) ** 0.5
+
+
+@pytest.mark.parametrize("sick, pairs", [(1, 0), (2, 0), (2, 1), (4, 0), (4, 1), (8, 0), (8, 1)])
+@pytest.mark.parametrize("nested", [True, False])
+def test_planted_modules_are_found_and_nothing_else(sick: int, pairs: int, nested: bool) -> None:
+    for seed in range(2):
+        model, alone, together = models.planted(sick, pairs, seed, nested=nested)
+        report = asked(model, tolerance=between(model, alone, together) if pairs else 0.05)
+        kept = set(report.fp32_modules)
+        assert models.works(kept, alone, together) and len(kept) == len(alone) + len(together), (kept, alone, together)
+        assert report.facts["tries"] <= MOST[sick]
+        assert "taking any one out fails" in report.facts["headline"]
+        assert report.findings[0].fixes[0].verified is True
+
+
+def test_the_kinds_are_told_apart() -> None:
+    causes = {models.Overflows: "half-overflow", models.FailsBackward: "half-overflow",
+              models.Guarded: "half-underflow", models.Biased: "unsafe-op-in-half"}
+    for kind, code in causes.items():
+        report = asked(nn.Sequential(models.Calm(), kind(), models.Calm(), nn.Linear(models.WIDTH, 1)), tolerance=0.02)
+        assert report.fp32_modules == ("1",), kind
+        assert [f.code for f in report] == [f"precision/{code}"], kind
+        where = report.findings[0].where
+        assert where.module == "1" and where.module_type == kind.__name__
+
+
+def test_the_line_of_the_op_is_named() -> None:
+    where = asked(nn.Sequential(models.Overflows(), nn.Linear(models.WIDTH, 1))).findings[0].where
+    assert where.op == "mul" and "large * large" in where.text and where.file.endswith("models.py")
+
+
+@pytest.mark.parametrize("mode", ["cast", "autocast"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_healthy_model_needs_nothing(mode: str, dtype: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(models.Calm(), nn.LayerNorm(models.WIDTH), nn.Dropout(0.2), models.Calm(),
+                          nn.BatchNorm1d(models.WIDTH), nn.Linear(models.WIDTH, 1))
+    report = asked(model, mode=mode, dtype=dtype)
+    assert report.ok and report.fp32_modules == () and "Nothing needs float32" in str(report)
+
+
+def test_autocast_leaves_to_the_search_what_it_does_not_protect() -> None:
+    class Squares(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.large = nn.Linear(models.WIDTH, models.WIDTH)
+            nn.init.constant_(self.large.weight, 9e4)
+
+        def forward(self, x):
+            return torch.tanh(self.large(x.abs() + 1) * 1e-6)
+
+    report = asked(nn.Sequential(models.Calm(), Squares(), nn.Linear(models.WIDTH, 1)), mode="autocast")
+    assert report.fp32_modules == ("1.large",) and report.findings[0].code == "precision/half-overflow"
+
+
+def test_the_model_the_random_numbers_and_the_batch_stay_as_they_were() -> None:
+    model, _, _ = models.planted(2, 0, 5)
+    model.append = nn.Sequential(nn.BatchNorm1d(models.WIDTH), nn.Dropout(0.5))
+    before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    flags = [p.requires_grad for p in model.parameters()]
+    batch = models.batch()
+    nbdebug.precision(model, batch, models.loss_fn, mode="cast", progress=False)
+    assert all(torch.equal(a, b) for a, b in zip(before.values(), model.state_dict().values()))
+    assert torch.equal(state, torch.get_rng_state()) and torch.equal(batch, models.batch())
+    assert all(p.grad is None for p in model.parameters()) and flags == [p.requires_grad for p in model.parameters()]
+    assert not any(m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m) for m in model.modules())
+
+
+def test_tied_weights_recurrent_layers_and_several_batches() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(20, 8)
+            self.rnn = nn.LSTM(8, 8, batch_first=True)
+            self.sick = models.Guarded()
+            self.out = nn.Linear(8, 20, bias=False)
+            self.out.weight = self.embed.weight
+
+        def forward(self, ids):
+            return self.out(self.sick(self.rnn(self.embed(ids))[0]))
+
+    torch.manual_seed(0)
+    batches = [torch.randint(0, 20, (2, 5)) for _ in range(3)]
+
+    def loss_fn(model, ids):
+        return nn.functional.cross_entropy(model(ids).float().flatten(0, 1), ids.flatten())
+
+    report = nbdebug.precision(Tied(), batches[0], loss_fn, mode="cast", more_batches=batches[1:], progress=False)
+    assert report.fp32_modules == ("sick",)
+
+
+def test_a_criterion_and_pairs_will_do() -> None:
+    pair = (models.batch(), torch.zeros(4, 1))
+    report = nbdebug.precision(nn.Sequential(models.Overflows(), nn.Linear(8, 1)), pair, nn.MSELoss(), mode="cast",
+                               progress=False)
+    assert report.fp32_modules == ("0",)
+
+
+def test_a_budget_and_an_interrupt_give_the_best_set_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, alone, _ = models.planted(4, 0, 1)
+    report = asked(model, budget=1e-9)
+    assert report.fp32_modules == ("",) and "the time was up" in str(report)
+    made, half = [], Copies.half
+
+    def interrupted(self, kept=()):
+        made.append(kept)
+        if len(made) == 6:
+            raise KeyboardInterrupt
+        return half(self, kept)
+
+    monkeypatch.setattr(Copies, "half", interrupted)
+    report = asked(model)
+    assert models.works(report.fp32_modules, alone, []) and "it was interrupted" in str(report)
+
+
+def test_a_step_that_is_bad_in_float32_is_another_chapters() -> None:
+    report = nbdebug.precision(nn.Linear(8, 1), models.batch(), lambda m, x: m(x).mean() * float("nan"), progress=False)
+    assert report.ok and "%nan_trace" in str(report)
+
+
+def test_gradients_that_need_a_scale() -> None:
+    def loss_fn(model, x):
+        return model(x).float().square().mean() * 1e-9 + 1
+
+    report = nbdebug.precision(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1)), models.batch(), loss_fn,
+                               mode="cast", progress=False)
+    assert [f.code for f in report] == ["precision/loss-scale-needed"]
+    assert report.findings[0].fixes[0].verified is True
+    assert asked(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))).ok
+
+
+def test_an_epsilon_that_is_zero_in_the_dtype() -> None:
+    model = nn.Linear(8, 1).half()
+    for eps, codes in ((1e-8, ["precision/epsilon-underflow"]), (1e-4, [])):
+        report = asked(model, optimizer=torch.optim.Adam(model.parameters(), eps=eps))
+        assert [f.code for f in report] == codes
+
+
+@pytest.mark.parametrize("wrong, match", [
+    ({"model": "net"}, "takes a torch.nn.Module; got str"), ({"dtype": "float8"}, "'float8'"),
+    ({"mode": "half"}, "'half'"), ({"tolerance": 0}, "tolerance is a number above zero; got 0"),
+    ({"loss_fn": 3}, "got int")])
+def test_arguments_that_make_no_sense_are_quoted(wrong: dict, match: str) -> None:
+    given = SimpleNamespace(model=nn.Linear(8, 1), loss_fn=models.loss_fn, dtype="float16", mode="cast", tolerance=0.1)
+    vars(given).update(wrong)
+    with pytest.raises((TypeError, ValueError), match=match):
+        nbdebug.precision(given.model, models.batch(), given.loss_fn, given.dtype, mode=given.mode,
+                          tolerance=given.tolerance)
+
+
+def test_what_the_users_loss_raises_passes() -> None:
+    def loss_fn(model, x):
+        raise KeyError("labels")
+
+    with pytest.raises(KeyError, match="labels"):
+        nbdebug.precision(nn.Linear(8, 1), models.batch(), loss_fn, progress=False)

@@ -1,0 +1,144 @@
+"""Faults whose kind is easily missed: each program beside its repaired twin, on which nothing is to be said."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+import nbdebug
+from tests.training.loops import clusters, made, mse
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def dealt(*tensors, batch=32, held=160, shuffle=True):
+    g = torch.Generator().manual_seed(3)
+    cut = len(tensors[0]) - held
+    return (DataLoader(TensorDataset(*[t[:cut] for t in tensors]), batch_size=batch, shuffle=shuffle, generator=g),
+            DataLoader(TensorDataset(*[t[cut:] for t in tensors]), batch_size=64))
+
+
+def actor_and_critic(fixed):
+    """Log-probabilities are packed by torch.tensor, outside of the model: values pass, gradients do not."""
+    state, action = torch.randn(720, 6), torch.randint(0, 3, (720,))
+    reward = (state[:, :3].argmax(1) == action).float()
+    model = nn.ModuleDict({"actor": nn.Linear(6, 3), "critic": nn.Linear(6, 1)})
+
+    def loss_fn(model, batch):
+        state, action, reward = batch
+        chosen = model["actor"](state).log_softmax(1).gather(1, action[:, None]).squeeze(1)
+        if not fixed:
+            chosen = torch.tensor([float(c) for c in chosen])
+        value = model["critic"](state).squeeze(1)
+        return -(chosen * (reward - value).detach()).clamp(-2, 2).mean() + F.mse_loss(value, reward)
+
+    return made(model, torch.optim.Adam(model.parameters(), lr=3e-3), loss_fn, dealt(state, action, reward), 4)
+
+
+class Proxies(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.proxies = nn.Parameter(torch.randn(5, 8))
+
+    def forward(self, z, y):
+        return F.cross_entropy(F.normalize(z) @ F.normalize(self.proxies).T * 8, y)
+
+
+def criterion_with_weights(fixed):
+    """The criterion has weights of its own, which no optimizer holds."""
+    model, criterion = nn.Sequential(nn.Linear(12, 24), nn.ReLU(), nn.Linear(24, 8)), Proxies()
+    held = [*model.parameters(), *criterion.parameters()] if fixed else model.parameters()
+
+    def loss_fn(model, batch):
+        return criterion(model(batch[0]), batch[1])
+
+    return made(model, torch.optim.Adam(held, lr=3e-3), loss_fn, dealt(*clusters(800)), 4)
+
+
+def relu_before_logits(fixed):
+    """A relu behind the last layer of a classifier with one output."""
+    x = torch.randn(800, 2)
+    model = nn.Sequential(nn.Linear(2, 24), nn.ReLU(), nn.Linear(24, 1), nn.Identity() if fixed else nn.ReLU())
+
+    def loss_fn(model, batch):
+        return F.binary_cross_entropy_with_logits(model(batch[0]), batch[1])
+
+    return made(model, torch.optim.Adam(model.parameters(), lr=5e-3), loss_fn, dealt(x, (x[:, :1] > 0).float()), 5)
+
+
+def lesions(fixed):
+    """Two pixels in a hundred are foreground, and background is answered everywhere."""
+    x, y = torch.randn(260, 1, 14, 14), torch.zeros(260, 14, 14, dtype=torch.long)
+    for i, (r, c) in enumerate(torch.randint(0, 12, (260, 2)).tolist()):
+        x[i, 0, r:r + 2, c:c + 2] += 1.2
+        y[i, r:r + 2, c:c + 2] = 1
+    model = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 2, 3, padding=1))
+    weight = torch.tensor([0.5, 25.0]) if fixed else None
+
+    def loss_fn(model, batch):
+        return F.cross_entropy(model(batch[0]), batch[1], weight=weight)
+
+    return made(model, torch.optim.Adam(model.parameters(), lr=3e-3), loss_fn, dealt(x, y, batch=20, held=60), 6)
+
+
+class Recurrence(nn.Module):
+    def __init__(self, fixed):
+        super().__init__()
+        self.rnn, self.out = nn.RNN(2, 32, nonlinearity="relu", batch_first=True), nn.Linear(32, 1)
+        nn.init.eye_(self.rnn.weight_hh_l0) if fixed else nn.init.normal_(self.rnn.weight_hh_l0, 0, 0.45)
+        self.rnn.weight_hh_l0.data.mul_(0.9)
+
+    def forward(self, x):
+        return self.out(self.rnn(x)[0][:, -1])
+
+
+def recurrence_that_grows(fixed):
+    """A recurrent layer that is given the data itself: nothing trained lies before it."""
+    x = torch.rand(480, 40, 2)
+    model = Recurrence(fixed)
+    pair = dealt(x, x[:, -4:, 0].sum(1, keepdim=True), held=96)
+    return made(model, torch.optim.Adam(model.parameters(), lr=2e-3), mse, pair, 8)
+
+
+def broken_stretch(fixed):
+    """A stretch of broken targets reaches from one batch into the next; the data is a log, read in its order."""
+    x = torch.randn(1600, 6)
+    y = x[:, :2].sum(1, keepdim=True)
+    if not fixed:
+        y[980:1004] = 300.0
+    model = nn.Sequential(nn.Linear(6, 24), nn.Tanh(), nn.Linear(24, 1))
+    return made(model, torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9), mse,
+                dealt(x, y, batch=24, shuffle=False), 1)
+
+
+PROGRAMS = {actor_and_critic: ("detached-graph", "actor.weight"),
+            criterion_with_weights: ("parameters-not-in-optimizer", "criterion.proxies"),
+            relu_before_logits: ("wrong-output-activation", "relu"), lesions: ("class-imbalance", "loss_fn"),
+            recurrence_that_grows: ("exploding-gradients", "rnn"), broken_stretch: ("loss-spike", "train_loader")}
+
+
+def asked(build, fixed):
+    torch.manual_seed(11)
+    ns = build(fixed)
+    return nbdebug.diagnose(ns.train, model=ns.model, optimizer=ns.optimizer, loss_fn=ns.loss_fn,
+                            train_loader=ns.train_loader, val_loader=ns.val_loader, progress=False)
+
+
+@pytest.mark.parametrize("build", PROGRAMS, ids=lambda build: build.__name__)
+def test_the_fault_is_named_and_the_twin_left_in_peace(build):
+    code, blamed = PROGRAMS[build]
+
+    report = asked(build, fixed=False)
+
+    assert [f.code for f in report] == [f"training/{code}"]
+    assert blamed in report.findings[0].evidence["where"]
+    assert [f.title for f in asked(build, fixed=True)] == []
