@@ -75,7 +75,7 @@ def _all(memory: Memory, scale: float, y: int) -> list[str]:
 
 
 def _course(memory: Memory, top: float) -> list[str]:
-    first, last, high = memory.course[0][0], memory.course[-1][0], max(memory.peak[1], 1.0)
+    first, last, high = memory.course[0][0], memory.course[-1][0], 1.18 * max(memory.peak[1], 1.0)
     foot, room = top + TALL, WIDTH - EDGE - 12
 
     def place(x: float, y: float) -> tuple[float, float]:
@@ -89,10 +89,13 @@ def _course(memory: Memory, top: float) -> list[str]:
     path = "L".join(f"{x:.1f} {y:.1f}" for x, y in (place(*point) for point in memory.course))
     drawn += [f'<path d="M{EDGE} {foot}L{path}L{EDGE + room} {foot}Z" fill="{VALUES}" fill-opacity="0.28"/>',
               f'<path d="M{path}" stroke="{VALUES}" stroke-width="1.3" stroke-linejoin="round" fill="none"/>']
+    free = 0.0  # where the next name can begin without running into the one before
     for name, at in memory.phases:
         x = place(at, 0)[0]
-        drawn += [f'<path d="M{x:.1f} {top - 4}V{foot}" stroke="{INK}" stroke-dasharray="3 3" fill="none"/>',
-                  _text(x + 3, foot + 15, name)]
+        drawn.append(f'<path d="M{x:.1f} {top - 4}V{foot}" stroke="{INK}" stroke-dasharray="3 3" fill="none"/>')
+        if x >= free:
+            drawn.append(_text(x + 3, foot + 15, name))
+            free = x + 8 + 6.5 * len(name)
     x, y = place(*memory.peak)
     anchor = "end" if x > WIDTH - 150 else "start"
     drawn += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.2" fill="{FAULT}"/>',

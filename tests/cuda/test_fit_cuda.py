@@ -37,11 +37,16 @@ ROWS = {"gpt": (gpt, tokens, next_token, adamw), "gpt, autocast": (gpt, tokens, 
         "cnn": (lambda: CNN(32), lambda: images(32, 128), classified, sgd)}
 
 
-def really(model, batch, loss_fn, optimizer):
+def cleared():
+    """An allocator without the workspaces that cuBLAS was given in the test before: a step asks for them anew."""
     gc.collect()
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
+
+
+def really(model, batch, loss_fn, optimizer):
+    cleared()
     for _ in range(2):
         optimizer.zero_grad(set_to_none=True)
         loss = loss_fn(model, batch)
@@ -55,7 +60,7 @@ def really(model, batch, loss_fn, optimizer):
 @pytest.mark.parametrize("name", ROWS)
 def test_the_peak_is_that_of_the_card(name):
     build, make, loss_fn, kind = ROWS[name]
-    gc.collect()
+    cleared()
     before = torch.cuda.memory_allocated()
     model = build().cuda()
     batch = tree_map_only(torch.Tensor, lambda t: t.cuda(), make())
@@ -67,6 +72,7 @@ def test_the_peak_is_that_of_the_card(name):
     del kept
     peak, reserved = really(model, batch, loss_fn, optimizer)
     assert said["peak"] == pytest.approx(peak - before, rel=0.03 if name == "cnn" else 0.01)
+    # The pieces that a small model leaves of its segments weigh more here than in the benchmark's rows (within 10%).
     assert said["reserved"] == pytest.approx(reserved - before, rel=0.15)
 
 

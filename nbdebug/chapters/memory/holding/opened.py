@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from nbdebug.chapters.memory.leaving.named import key_text
+
 ATOMS = frozenset({str, bytes, bytearray, int, float, complex, bool, type(None), range, slice, type(Ellipsis),
                    types.CodeType, types.BuiltinFunctionType, torch.dtype, torch.device, torch.Size, torch.layout})
 """Kinds that hold no memory worth naming."""
@@ -130,14 +132,6 @@ def variables(frame: types.FrameType) -> dict[str, Any]:
     if type(given) is dict:  # up to Python 3.12 the frame keeps this copy, which would outlive the variables
         given.clear()
     return found
-
-
-def key_text(key: Any) -> str:
-    """A key as it is written, where that runs no code of the user's."""
-    plain = type(key) in (str, int, float, bool, type(None)) or type(key) is tuple and all(
-        type(part) in (str, int, float, bool, type(None)) for part in key)
-    text = repr(key) if plain else f"a {type(key).__name__}"
-    return text if len(text) < 60 else text[:57] + "..."
 
 
 def _of_dict(thing: Any, name: str) -> Iterator[Part]:

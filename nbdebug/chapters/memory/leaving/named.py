@@ -70,7 +70,7 @@ def inside(name: str, thing: Any) -> Iterable[tuple[str, Any]]:
     if kind in (list, tuple, collections.deque):
         return [(f"{name}[{i}]", value) for i, value in enumerate(thing) if type(value) not in _LEAVES]
     if kind in (dict, collections.OrderedDict, collections.defaultdict):
-        return [(f"{name}[{_key(key)}]", value) for key, value in thing.items() if type(value) not in _LEAVES]
+        return [(f"{name}[{key_text(key)}]", value) for key, value in thing.items() if type(value) not in _LEAVES]
     if kind in (set, frozenset):
         return [(f"an item of {name}", value) for value in thing if type(value) not in _LEAVES]
     if issubclass(kind, _PLAIN):
@@ -116,6 +116,9 @@ def attributes(thing: Any) -> dict[str, Any]:
     return found
 
 
-def _key(key: Any) -> str:
-    text = repr(key) if type(key) in (str, int, float, bool, tuple) else f"a {type(key).__name__}"
+def key_text(key: Any) -> str:
+    """A key as it is written, where that runs no code of the user's."""
+    plain = type(key) in (str, int, float, bool, type(None)) or type(key) is tuple and all(
+        type(part) in (str, int, float, bool, type(None)) for part in key)
+    text = repr(key) if plain else f"a {type(key).__name__}"
     return text if len(text) < 60 else text[:57] + "..."

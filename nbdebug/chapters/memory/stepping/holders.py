@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from nbdebug.chapters.memory.leaving.named import SHELLS, attributes, cell_filled
+from nbdebug.chapters.memory.leaving.named import SHELLS, attributes, cell_filled, key_text
 from nbdebug.chapters.memory.stepping.graphs import grows_from
 
 MOST = 200_000
@@ -198,7 +198,7 @@ def _pairs(thing: Any) -> Iterator[tuple[str, Any]]:
         *itertools.islice(dict.items(thing), ENDS), *itertools.islice(reversed(dict.items(thing)), ENDS)]
     for key, value in pairs:
         if not issubclass(type(value), _ATOMS):
-            yield f"[{_key(key)}]", value
+            yield f"[{key_text(key)}]", value
 
 
 def _members(thing: Any) -> Iterator[tuple[str, Any]]:
@@ -259,11 +259,6 @@ def _users(module: str, file: str | None) -> bool:
 
 def _plain_name(function: Any) -> str:
     return str(getattr(function, "__name__", "a function"))
-
-
-def _key(key: Any) -> str:
-    text = repr(key) if type(key) in (str, int, float, bool, tuple) else f"a {type(key).__name__}"
-    return text if len(text) < 60 else text[:57] + "..."
 
 
 def count_graphs(spots: Iterable[Spot]) -> None:
