@@ -20,6 +20,7 @@ import nbdebug
 from nbdebug import catalogue
 from nbdebug.chapters.memory.facts import MemoryFacts
 from nbdebug.chapters.memory.mem import mem
+from nbdebug.chapters.memory.oom import out_of_memory
 from nbdebug.chapters.memory.stepping.account import report_of as memory_report
 
 HERE = pathlib.Path(__file__).parent / "patients"
@@ -82,7 +83,17 @@ def remembered(training):
                loader=getattr(training, "loader", None), names=training.names, progress=False)
 
 
-ASK = {"memory": remembered, "nan": traced, "precision": halved, "nan/not-located": guarded, "training": diagnosed}
+def failed(training):
+    """What is said of the error that the user saw."""
+    try:
+        training.trigger()
+    except RuntimeError as error:
+        return out_of_memory(error, {})
+    return nbdebug.Report("explain()")
+
+
+ASK = {"error": failed, "memory": remembered, "nan": traced, "nan/not-located": guarded, "precision": halved,
+       "training": diagnosed}
 
 
 def ask(patient, training):

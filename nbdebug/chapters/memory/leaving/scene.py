@@ -17,10 +17,10 @@ from torch import nn
 from nbdebug.chapters.memory.facts import Holding
 from nbdebug.chapters.memory.leaving.listed import HANDLERS
 from nbdebug.chapters.memory.leaving.named import MODULES_OWN, attributes, of_frame, own
-from nbdebug.chapters.memory.leaving.reach import Block, Walk, is_users
+from nbdebug.chapters.memory.leaving.reach import Block, Walk
 from nbdebug.chapters.memory.leaving.shell import Kept
 from nbdebug.finding import Where
-from nbdebug.observe.sites import Site, cell_name, source_text
+from nbdebug.observe.sites import USER, Site, cell_name, kind_of, source_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +54,7 @@ def frames(error: BaseException) -> list[Frame]:
 def _frame(frame: FrameType, line: int) -> Frame:
     names, code = of_frame(frame), frame.f_code
     mine = names.get("self")
-    return Frame(names, Site(code.co_filename, line, code.co_name), is_users(str(frame.f_globals.get("__name__", ""))),
+    return Frame(names, Site(code.co_filename, line, code.co_name), kind_of(code) == USER,
                  mine if issubclass(type(mine), nn.Module) else None)
 
 
