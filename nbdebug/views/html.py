@@ -247,13 +247,18 @@ def _table(table: words.Table) -> str:
     lines = []
     for first, *others in table.body:
         cells = f'<th scope="row" style="{cell};font-weight:400">{_e(first)}</th>'
-        cells += "".join(f'<td style="{cell};max-width:34em;overflow-wrap:break-word">{_said(v)}</td>' for v in others)
+        cells += "".join(f'<td style="{cell};{_wrap(v)}">{_said(v)}</td>' for v in others)
         lines.append(f'<tr style="background:none">{cells}</tr>')
     caption = (f'<caption style="caption-side:top;text-align:left;padding:.4em 0 .1em;font-weight:600">'
                f"{_e(table.caption)}</caption>" if table.caption else "")
     return _scroll(f'<table style="border-collapse:collapse;margin:0 0 .5em;border:0;font-size:.92em">{caption}'
                    f'<thead><tr style="background:none">{heads}</tr></thead><tbody>{"".join(lines)}</tbody></table>'
                    ) + _more(table.more)
+
+
+def _wrap(value: str) -> str:
+    """A short cell, such as a size with its unit, stays in one line."""
+    return "white-space:nowrap" if len(value) <= 14 else "max-width:34em;overflow-wrap:break-word"
 
 
 def _list(said: Sequence[str], most: int) -> str:

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from nbdebug.chapters.memory.mem import mem
+from nbdebug.sizes import size
 
 HERE = pathlib.Path(__file__)
 
@@ -239,7 +240,7 @@ def test_no_grad_is_tried() -> None:
 
     assert [f.code for f in report] == ["memory/eval-without-no-grad"]
     fix = report.findings[0].fixes[0]
-    assert fix.verified and fix.after["bytes a step with the fix"] == 100 * 2 * 4
+    assert fix.verified and fix.after["with the fix"] == size(100 * 2 * 4)
 
 
 def test_where_no_name_leads_its_generator_is_named() -> None:

@@ -138,7 +138,7 @@ def _no_grad(as_it_is: int, after: int | None) -> Fix:
     title, code = "Evaluate without gradients.", "with torch.no_grad():\n    logits = model(batch)"
     if after is None:
         return Fix(title, code, None, {"kept for a backward": size(as_it_is)})
-    return Fix(title, code, after < as_it_is, {"bytes a step as it is": as_it_is, "bytes a step with the fix": after})
+    return Fix(title, code, after < as_it_is, {"a step adds": size(as_it_is), "with the fix": size(after)})
 
 
 @rule(
