@@ -108,3 +108,11 @@ def test_the_users_own_error_begins_at_the_users_code(notebook):
 
 def test_options_complete(notebook):
     assert "--val-loader" in completions(notebook, "%diagnose --val")
+
+
+def test_a_criterion_among_the_variables_is_no_second_model(notebook):
+    notebook.run("criterion = nn.CrossEntropyLoss()")
+    done = notebook.run("%diagnose train")
+
+    assert done.error is None
+    assert "model `model`" in done.result.subject and "models" not in done.result.subject

@@ -79,7 +79,7 @@ class NbdebugMagics(Magics):
             self._off()
         else:
             print(f"nbdebug {nbdebug.__version__}: %nan_trace, %%nan_trace, %guard, %grad_watch, %preflight, "
-                  "%diagnose, %mem, %fit, %free, %explain, %nbdebug.")
+                  "%diagnose, %mem, %fit, %free, %precision, %explain, %nbdebug.")
             print("\n".join(line for magics in self.watches for line in magics.active()) or
                   "Active: nothing; it watches only while a guard is on, or one of its magics or functions runs.")
 

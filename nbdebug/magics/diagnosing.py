@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import inspect
 import re
 from types import CodeType
@@ -87,6 +88,9 @@ def _given(args: Any, names: dict[str, Any]) -> dict[str, Any]:
         subject = Subject.chosen(args.model, args.optimizer, names)
     except ValueError as wrong:
         raise UsageError(str(wrong)) from None
+    if not args.model and len(subject.models) > 1:  # a criterion is a module, too
+        models = {name: m for name, m in subject.models.items() if any(True for _ in m.parameters())}
+        subject = dataclasses.replace(subject, models=models)
     if len(subject.models) != 1:
         there = ", ".join(subject.models) or "none"
         raise UsageError(f"%diagnose takes one model; among your variables there is: {there}. Say which: --model NAME")
