@@ -17,13 +17,8 @@ import nbdebug
 from nbdebug.cells import cell_code, line_code, traceback_from
 from nbdebug.finding import Report
 from nbdebug.magics.typed import HELP, as_typed, parsed, silenced, visible
+from nbdebug.magics.usual import USUAL, found
 from nbdebug.subject import Subject
-
-USUAL = {"loss_fn": ("loss_fn", "compute_loss", "criterion"),
-         "train_loader": ("train_loader", "train_dl", "train_dataloader", "trainloader", "loader"),
-         "val_loader": ("val_loader", "val_dl", "val_dataloader", "valid_loader", "valloader", "test_loader"),
-         "scheduler": ("scheduler", "lr_scheduler", "sched")}
-"""Names by which these are found among the user's variables where no option names them, in this order."""
 
 
 @magics_class
@@ -96,21 +91,10 @@ def _given(args: Any, names: dict[str, Any]) -> dict[str, Any]:
         raise UsageError(f"%diagnose takes one model; among your variables there is: {there}. Say which: --model NAME")
     if not subject.optimizers:
         raise UsageError("There is no optimizer among your variables. Make it first, or name it: --optimizer NAME")
-    taken = {kind: _found(kind, getattr(args, kind), names) for kind in USUAL}
+    taken = {kind: found(kind, getattr(args, kind), names) for kind in USUAL}
     said = [f"{kind} `{name}`" for kind, (name, _) in taken.items() if name]
     return {"model": subject.model, "optimizer": subject.optimizer, "keep": args.keep,
             **{kind: value for kind, (_, value) in taken.items()}, "subject": ", ".join([str(subject), *said])}
-
-
-def _found(kind: str, name: str | None, names: dict[str, Any]) -> tuple[str, Any]:
-    """(name, value) of what the option names, or of the first usual name that the user has; ("", None) for none."""
-    if name is None:
-        usual = next((n for n in USUAL[kind] if names.get(n) is not None), "")
-        return usual, names.get(usual)
-    try:
-        return name, eval(name, names)
-    except Exception as wrong:  # whatever it raises, it names nothing
-        raise UsageError(f"--{kind.replace('_', '-')} {name!r} names nothing: {wrong}") from None
 
 
 def _asked(code: CodeType, names: dict[str, Any], given: dict[str, Any]) -> Report:

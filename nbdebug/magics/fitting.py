@@ -11,8 +11,8 @@ from IPython.core.magic import Magics, line_magic, magics_class, needs_local_sco
 from IPython.core.magic_arguments import argument, magic_arguments
 
 from nbdebug.finding import Report
-from nbdebug.magics.diagnosing import USUAL
 from nbdebug.magics.typed import HELP, parsed_in_any_order, silenced, unquoted, visible
+from nbdebug.magics.usual import USUAL, refused
 from nbdebug.subject import Subject
 
 LOSSES, LOADERS = USUAL["loss_fn"], USUAL["train_loader"]
@@ -57,7 +57,7 @@ class FitMagics(Magics):
         try:
             report = fit(**given)
         except (TypeError, ValueError) as wrong:
-            if _ours(wrong):
+            if refused(wrong):
                 raise UsageError(str(wrong)) from None
             raise
         report = dataclasses.replace(report, question=f"%fit {line.strip().rstrip(';')}".strip(),
@@ -116,11 +116,3 @@ def _value(name: str, names: Mapping[str, Any], kind: str) -> Any:
         return eval(unquoted(name), dict(names))
     except Exception as wrong:  # whatever it raises, it names nothing
         raise UsageError(f"{name!r}, given as {kind}, names nothing: {wrong}") from None
-
-
-def _ours(wrong: BaseException) -> bool:
-    """Whether nbdebug itself refused its arguments, with none of the user's code to blame."""
-    trace = wrong.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return trace is not None and str(trace.tb_frame.f_globals.get("__name__", "")).startswith("nbdebug.")

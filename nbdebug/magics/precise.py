@@ -11,8 +11,8 @@ from IPython.core.magic_arguments import argument, magic_arguments
 
 import nbdebug
 from nbdebug.finding import Report
-from nbdebug.magics.diagnosing import USUAL
 from nbdebug.magics.typed import HELP, parsed_in_any_order, silenced, visible
+from nbdebug.magics.usual import USUAL
 from nbdebug.subject import Subject
 
 FORMAT = re.compile(r"\s*(\d+|%\S+)\s*;?\s*")

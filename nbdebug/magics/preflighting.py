@@ -11,8 +11,8 @@ from IPython.core.magic_arguments import argument, magic_arguments
 
 import nbdebug
 from nbdebug.finding import Report
-from nbdebug.magics.diagnosing import USUAL
 from nbdebug.magics.typed import HELP, parsed_in_any_order, silenced, visible
+from nbdebug.magics.usual import USUAL, found, refused
 from nbdebug.subject import Subject
 
 ARGUMENTS = {"train_loader": "loader", "loss_fn": "loss_fn", "val_loader": "val_loader", "scheduler": "scheduler"}
@@ -53,7 +53,7 @@ class PreflightMagics(Magics):
         try:
             report = nbdebug.preflight(model, **given)
         except (TypeError, ValueError) as wrong:
-            if _ours(wrong):
+            if refused(wrong):
                 raise UsageError(str(wrong)) from None
             raise
         taken = report.subject.rpartition("; ")[2]
@@ -67,7 +67,7 @@ def _given(args: Any, names: dict[str, Any]) -> tuple[Any, dict[str, Any], str]:
         subject = Subject.chosen(args.model, args.optimizer, names)
     except ValueError as wrong:
         raise UsageError(str(wrong)) from None
-    taken = {kind: _found(kind, getattr(args, kind), names) for kind in ARGUMENTS}
+    taken = {kind: found(kind, getattr(args, kind), names) for kind in ARGUMENTS}
     if not args.model:  # a criterion is a module too, and so is a loss with parameters of its own
         models = {name: m for name, m in subject.models.items() if m is not taken["loss_fn"][1]
                   and (any(True for _ in m.parameters()) or len(subject.models) == 1)}
@@ -85,22 +85,3 @@ def _given(args: Any, names: dict[str, Any]) -> tuple[Any, dict[str, Any], str]:
 
 
 _MEANS = {"train_loader": "the training batches", "loss_fn": "a loss, loss_fn(model, batch) or a criterion"}
-
-
-def _found(kind: str, name: str | None, names: dict[str, Any]) -> tuple[str, Any]:
-    """(name, value) of what the option names, or of the first usual name that the user has; ("", None) for none."""
-    if name is None:
-        usual = next((n for n in USUAL[kind] if names.get(n) is not None), "")
-        return usual, names.get(usual)
-    try:
-        return name, eval(name, names)
-    except Exception as wrong:  # whatever it raises, it names nothing
-        raise UsageError(f"--{kind.replace('_', '-')} {name!r} names nothing: {wrong}") from None
-
-
-def _ours(wrong: BaseException) -> bool:
-    """Whether nbdebug itself refused its arguments, with none of the user's code to blame."""
-    trace = wrong.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return trace is not None and str(trace.tb_frame.f_globals.get("__name__", "")).startswith("nbdebug.")
