@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import sys
+import types
 import warnings
 import weakref
 from collections.abc import Callable
@@ -249,3 +250,17 @@ def test_nothing_is_kept_by_the_look_or_the_report() -> None:
     gc.collect()
     assert [ref() for ref in refs] == [None] * 3
     assert report.facts["storages"] >= 4 <= held.storages
+
+
+def test_files_with_very_many_objects_take_no_name_from_what_comes_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    crowd = types.ModuleType("crowd_of_objects")
+    crowd.__file__ = __file__
+    crowd.records = [[{"n": n}] for n in range(400)]
+    monkeypatch.setitem(sys.modules, "crowd_of_objects", crowd)
+    monkeypatch.setattr("nbdebug.chapters.memory.holding.naming.MOST", 200)
+    shown, history = torch.zeros(ROWS, 37), [torch.zeros(ROWS, 1, requires_grad=True).exp().sum()]
+    names = {"Out": {7: shown}, "history": history}
+    del shown
+    held = look({}, {}, names)
+    assert ours(held, ROWS * 37 * 4) == [("cell output", "Out[7]")]
+    assert "graph of `history[0]`" in owners(held)

@@ -38,7 +38,8 @@ def traced(patient, made, strategy):
 def test_a_replay_names_what_a_look_names(patient):
     looked, replayed = (traced(patient, patient.sick(), strategy).findings[0] for strategy in ("trace", "replay"))
     assert replayed.code == looked.code
-    for part in ("phase", "module", "op", "file", "line", "step", "samples"):
+    by_chance = {"samples"} if patient.CODE == "nan/uninitialized-memory" else set()  # what unfilled memory holds
+    for part in {"phase", "module", "op", "file", "line", "step", "samples"} - by_chance:
         assert getattr(replayed.where, part) == getattr(looked.where, part), part
 
 

@@ -85,17 +85,19 @@ def seen(models: Mapping[str, Any], optimizers: Mapping[str, Any], names: Mappin
 
 def _named(naming: Naming, models: Mapping[str, Any], optimizers: Mapping[str, Any], names: Mapping[str, Any],
            kept: Kept, caller: FrameType | None) -> None:
-    """Every name that leads to something, those of the user's own first."""
+    """Every name that leads to something, those of the user's own first. The globals of the user's files come last:
+    there may be very many, and little in them."""
     naming.models(models)
     naming.optimizers(optimizers)
     naming.variables(names)
     naming.walk()
-    naming.files(names)
     naming.calls(caller, names)
     for name, value, _ in kept.shown():
         naming.add(value, Claim("cell output", name, name))
     for place in kept.failed():
         naming.add(place.get(), Claim("traceback", place.name, place.name))
+    naming.walk()
+    naming.files(names)
     naming.walk()
 
 

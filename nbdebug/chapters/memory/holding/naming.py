@@ -23,7 +23,7 @@ from nbdebug.chapters.memory.leaving.named import own
 from nbdebug.chapters.memory.leaving.reach import STOPS, is_users
 
 MOST = 300_000
-"""Objects opened in one look, about a second. A look that stops there says so."""
+"""Objects opened in one walk, about a second. A look that stops there says so."""
 TENSOR, ARRAY, MODULE, OPTIMIZER, ERROR, TRACE, SAVED, STOP, OTHER = range(9)
 _Saved: Any = torch._C._autograd.SavedTensor
 _SORTS = ((TENSOR, torch.Tensor), (MODULE, torch.nn.Module), (OPTIMIZER, torch.optim.Optimizer), (ERROR, BaseException),
@@ -93,13 +93,17 @@ class Naming:
             self._todo[RANK[claim.kind]].append((value, claim))
 
     def walk(self) -> None:
-        """Open all that was added and all that lies in it."""
-        while len(self.names) < MOST:
+        """Open all that was added and all that lies in it, MOST things at most; what is left then is let go, so that
+        it takes nothing from what is opened next."""
+        most = len(self.names) + MOST
+        while len(self.names) < most:
             queue = next((queue for queue in self._todo if queue), self._late)
             if not queue:
                 return
             self._visit(*queue.popleft())
         self.whole = False
+        for queue in (*self._todo, self._late):
+            queue.clear()
 
     def owners(self, storages: Iterable[Piece]) -> list[Owned]:
         """Who holds these, as far as the walk has found it."""
