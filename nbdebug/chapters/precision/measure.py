@@ -21,8 +21,8 @@ from nbdebug.chapters.precision.trial import Outcome, Trials
 from nbdebug.observe.state import sources
 
 WRONG = 0.03
-"""Relative error of a module's output, by itself, from which it is a suspect: three times what a long sum of rounded
-values shows in bfloat16 (2^-8 a rounding)."""
+"""Relative error of a module's output, by itself, from which it is a suspect: our choice, about eight roundings in
+bfloat16 (2^-8 each); healthy modules were below 0.3%. A suspect is no verdict: the trials decide."""
 
 
 @dataclasses.dataclass

@@ -25,8 +25,8 @@ from nbdebug.chapters.precision.trial import Trials, off
 from nbdebug.observe.asking import asked
 
 TOLERANCE = 0.05
-"""Relative distance of the loss: what GPU vendors' mixed precision guides call the same result within a run's noise is
-below it; a step that is off by more trains something else."""
+"""Relative distance of the loss from which a step counts as wrong: our choice. Healthy steps in half precision were off
+by less than 0.1% in all models tried, those at fault by 5% and more."""
 
 
 def precision(model: nn.Module, batch: Any, loss_fn: Callable[[Any, Any], torch.Tensor],
