@@ -58,7 +58,7 @@ class FreeMagics(Magics):
 def card_of_last(shell: Any, just_now: bool = False) -> Report | None:
     """The report on the last failed cell, when it ran out of memory; None otherwise. just_now: of the cell before this
     one alone."""
-    from nbdebug.chapters.memory.leaving.shell import last_error
+    from nbdebug.observe.shell import last_error
 
     error, before = last_error(shell), getattr(shell, "last_execution_result", None)
     if error is None or just_now and before is not None and before.success:

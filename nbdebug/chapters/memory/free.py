@@ -13,12 +13,12 @@ from types import FrameType
 from typing import Any
 
 from nbdebug.chapters.memory.facts import Kept
-from nbdebug.chapters.memory.leaving import shell as shells
 from nbdebug.chapters.memory.leaving.letting_go import Released, check, let_go
 from nbdebug.chapters.memory.leaving.listed import WORDS, Listing, listing
-from nbdebug.chapters.memory.leaving.named import of_frame
 from nbdebug.chapters.memory.leaving.process import Numbers
 from nbdebug.finding import Report
+from nbdebug.observe import shell as shells
+from nbdebug.observe.named import of_frame
 from nbdebug.sizes import size
 
 WORTH = 1 << 20

@@ -16,10 +16,11 @@ import torch
 
 from nbdebug.chapters.memory.facts_failure import Asked, Failure
 from nbdebug.chapters.memory.leaving import asked_for, scene, work
-from nbdebug.chapters.memory.leaving import shell as shells
-from nbdebug.chapters.memory.leaving.listed import chain, kept_by_notebook
-from nbdebug.chapters.memory.leaving.named import of_frame
+from nbdebug.chapters.memory.leaving.listed import kept_by_notebook
 from nbdebug.finding import Report, Where
+from nbdebug.observe import shell as shells
+from nbdebug.observe.frames import Frame, Owners, chain, frames, phase, running_module
+from nbdebug.observe.named import of_frame
 from nbdebug.sizes import size
 
 SMALL = 1024
@@ -70,8 +71,8 @@ def _watched(error: BaseException) -> Sequence[int]:
 def _failure(error: BaseException, names: Mapping[str, Any], course: tuple[int, ...], shell: Any) -> Failure:
     gc.collect()  # an earlier failure, replaced by this one, may be left as garbage: it is free in all but name
     asked = asked_for.read(error)
-    trail = scene.frames(error)
-    owners = scene.Owners.met(names, trail)
+    trail = frames(error)
+    owners = Owners.met(names, trail)
     seen = scene.held(names, trail, owners, shells.Kept(shell, names), asked.device)
     total = sum(holding.bytes for holding in seen.holdings)
     used = asked.allocated
@@ -85,11 +86,11 @@ def _failure(error: BaseException, names: Mapping[str, Any], course: tuple[int, 
         min(left, _gone(asked)), sum(b.bytes for b in seen.activations if shape and b.shape == shape))
 
 
-def _where(trail: list[scene.Frame], owners: scene.Owners) -> Where:
+def _where(trail: list[Frame], owners: Owners) -> Where:
     users = [frame for frame in trail if frame.users]
     at = users[-1].where if users else Where()
-    module, kind = work.running_module(trail, owners)
-    return dataclasses.replace(at, phase=work.phase(trail), module=module, module_type=kind)
+    module, kind = running_module(trail, owners)
+    return dataclasses.replace(at, phase=phase(trail), module=module, module_type=kind)
 
 
 def _room(asked: Asked) -> tuple[int | None, int | None]:

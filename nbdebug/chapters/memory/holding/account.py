@@ -13,11 +13,11 @@ from nbdebug.chapters.memory.facts import KINDS, Device, Held, Holding, Kept, Me
 from nbdebug.chapters.memory.holding.graphs import NAMELESS
 from nbdebug.chapters.memory.holding.look import UNMET, Seen, seen, uncollected
 from nbdebug.chapters.memory.leaving.listed import kept_by_notebook
-from nbdebug.chapters.memory.leaving.shell import running
 from nbdebug.chapters.memory.rules import name_all
 from nbdebug.chapters.memory.rules.kept import MATTERS
 from nbdebug.finding import Report
 from nbdebug.observe.given import models_of, optimizers_of
+from nbdebug.observe.shell import running
 from nbdebug.sizes import size
 from nbdebug.subject import Subject, found
 

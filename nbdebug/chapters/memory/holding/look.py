@@ -19,7 +19,7 @@ from nbdebug.chapters.memory.holding.graphs import Graphs
 from nbdebug.chapters.memory.holding.naming import Naming
 from nbdebug.chapters.memory.holding.storages import Key, live
 from nbdebug.chapters.memory.holding.unnamed import holders
-from nbdebug.chapters.memory.leaving.shell import Kept
+from nbdebug.observe.shell import Kept
 
 ROUNDING = "rounding to 512 bytes"
 UNMET = "allocated, and no tensor met"

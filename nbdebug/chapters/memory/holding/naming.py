@@ -19,8 +19,8 @@ from nbdebug.chapters.memory.holding.claims import RANK, Claim, Owned
 from nbdebug.chapters.memory.holding.failed import frames_of, linked
 from nbdebug.chapters.memory.holding.opened import ATOMS, CROWD, HOOK, attributes, parts, variables
 from nbdebug.chapters.memory.holding.storages import Key, Piece, array_pieces, pieces
-from nbdebug.chapters.memory.leaving.named import own
-from nbdebug.chapters.memory.leaving.reach import STOPS, is_users
+from nbdebug.chapters.memory.leaving.reach import STOPS
+from nbdebug.observe.named import is_users, own
 
 MOST = 300_000
 """Objects opened in one walk, about a second. A look that stops there says so."""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from nbdebug.chapters.memory.leaving.named import key_text
+from nbdebug.observe.named import key_text
 
 ATOMS = frozenset({str, bytes, bytearray, int, float, complex, bool, type(None), range, slice, type(Ellipsis),
                    types.CodeType, types.BuiltinFunctionType, torch.dtype, torch.device, torch.Size, torch.layout})

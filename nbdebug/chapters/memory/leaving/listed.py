@@ -14,17 +14,18 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from nbdebug.chapters.memory.facts import NOWHERE, Kept
-from nbdebug.chapters.memory.leaving import graphs, hooks, shell
-from nbdebug.chapters.memory.leaving.named import things
-from nbdebug.chapters.memory.leaving.reach import Block, Walk, is_users
+from nbdebug.chapters.memory.leaving import graphs
+from nbdebug.chapters.memory.leaving.reach import Block, Walk
 from nbdebug.chapters.memory.leaving.standing import standing
 from nbdebug.finding import Where
+from nbdebug.observe import doubled, shell
+from nbdebug.observe.frames import HANDLERS, chain
+from nbdebug.observe.named import is_users, things
 from nbdebug.observe.sites import Site, cell_name, source_text
 
 WORDS = {"output": "outputs", "traceback": "traceback", "exception": "exceptions", "loss": "graphs", "hook": "hooks",
          "displayed": "figures"}
 """The word that chooses all entries of a kind."""
-HANDLERS = ("__torch_dispatch__", "__torch_function__")
 _TRACEBACK: Any = vars(BaseException)["__traceback__"]  # past a `__setattr__` of the user's
 
 
@@ -56,7 +57,7 @@ def listing(names: Mapping[str, Any], the_shell: Any = None, caller: FrameType |
     asks; without: a failure whose frames are told elsewhere."""
     kept = shell.Kept(the_shell, names)
     met = list(things(names))
-    twice, kept_graphs = hooks.doubled(met), graphs.records(met)
+    twice, kept_graphs = doubled.doubled(met), graphs.records(met)
     held = standing(names, kept, caller, [hook for hook_ in twice for hook in hook_.gone])
     entries = []
     ends = {end for record in kept_graphs for end in record.ends}
@@ -170,7 +171,7 @@ def _figures(walk: Walk) -> list[Entry]:
             for number, figure in found.items()]
 
 
-def _hook(one: hooks.Doubled, walk: Walk) -> Entry:
+def _hook(one: doubled.Doubled, walk: Walk) -> Entry:
     more = len(one.older)
     site = Site(one.code.co_filename, one.code.co_firstlineno, one.code.co_name)
     return _entry(walk(*one.gone), one.remove, how="hook", name=one.module, release=one.module, items=more,
@@ -182,18 +183,6 @@ def trails(value: Any) -> list[TracebackType]:
     if type(value) is TracebackType:
         return [value]
     return [one.__traceback__ for one in chain(value) if one.__traceback__] if isinstance(value, BaseException) else []
-
-
-def chain(error: BaseException) -> list[BaseException]:
-    """An exception and those that led to it, each once."""
-    found: list[BaseException] = []
-    todo: list[BaseException | None] = [error]
-    while todo:
-        one = todo.pop()
-        if one is not None and not any(one is f for f in found):
-            found.append(one)
-            todo += [one.__cause__, one.__context__]
-    return found
 
 
 def raised_at(error: BaseException | None) -> Where:

@@ -9,9 +9,7 @@ A walk does not leave through modules, classes or the globals of a function: thr
 
 from __future__ import annotations
 
-import functools
 import gc
-import re
 import sys
 import types
 import weakref
@@ -20,6 +18,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
+
+from nbdebug.observe.named import is_users
 
 MOST = 3_000_000
 """Objects looked at in one walk; some seconds. A walk that stops there says so."""
@@ -174,19 +174,6 @@ def _saved_names(kind: type) -> tuple[str, ...]:
     if kind not in _names:
         _names[kind] = tuple(name for name in dir(kind) if name.startswith("_raw_saved"))
     return _names[kind]
-
-
-def is_users(module: str) -> bool:
-    """Whether a module of this name is a file, or a notebook, of the user's own."""
-    return module == "__main__" or _in_users_file(module, getattr(sys.modules.get(module), "__file__", None))
-
-
-@functools.cache
-def _in_users_file(module: str, file: Any) -> bool:
-    top = module.partition(".")[0]
-    if not top or top in sys.stdlib_module_names or top in ("nbdebug", "torch"):
-        return False
-    return isinstance(file, str) and not re.search(r"[\\/](site|dist)-packages[\\/]", file)
 
 
 def _kind(kind: type) -> int:

@@ -8,87 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from types import FrameType
 from typing import Any
 
-import torch
-from torch import nn
-
 from nbdebug.chapters.memory.facts import Holding
-from nbdebug.chapters.memory.leaving.listed import HANDLERS
-from nbdebug.chapters.memory.leaving.named import MODULES_OWN, attributes, of_frame, own
 from nbdebug.chapters.memory.leaving.reach import Block, Walk
-from nbdebug.chapters.memory.leaving.shell import Kept
 from nbdebug.finding import Where
-from nbdebug.observe.sites import USER, Site, cell_name, kind_of, source_text
-
-
-@dataclasses.dataclass(frozen=True)
-class Frame:
-    """One frame of a traceback. names: its variables; users: it is the user's own code; module: the nn.Module whose
-    method it is, if one."""
-
-    names: Mapping[str, Any]
-    site: Site
-    users: bool
-    module: nn.Module | None
-
-    @property
-    def where(self) -> Where:
-        return Where(file=self.site.file, line=self.site.line, text=source_text(self.site),
-                     cell=cell_name(self.site.file))
-
-
-def frames(error: BaseException) -> list[Frame]:
-    """The frames of a traceback, outermost first, without those of nbdebug and the shell; down to a dispatch mode that
-    refused an op, whose own frames are no part of what was computed."""
-    found, at = [], error.__traceback__
-    while at is not None and at.tb_frame.f_code.co_name not in HANDLERS:
-        package = str(at.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
-        if package not in ("nbdebug", "IPython", "ipykernel"):
-            found.append(_frame(at.tb_frame, at.tb_lineno))
-        at = at.tb_next
-    return found
-
-
-def _frame(frame: FrameType, line: int) -> Frame:
-    names, code = of_frame(frame), frame.f_code
-    mine = names.get("self")
-    return Frame(names, Site(code.co_filename, line, code.co_name), kind_of(code) == USER,
-                 mine if issubclass(type(mine), nn.Module) else None)
-
-
-@dataclasses.dataclass
-class Owners:
-    """models, optimizers: by name; modules: the name of every module within its model, by its id; paths: the same with
-    the model's own name before it."""
-
-    models: dict[str, nn.Module]
-    optimizers: dict[str, torch.optim.Optimizer]
-    modules: dict[int, str]
-    paths: dict[int, str]
-
-    @classmethod
-    def met(cls, names: Mapping[str, Any], trail: list[Frame]) -> Owners:
-        """Those among the user's variables and the frames', each once, no part of another."""
-        models: dict[int, tuple[str, nn.Module]] = {}
-        optimizers: dict[int, tuple[str, torch.optim.Optimizer]] = {}
-        for space in [own(names), *(frame.names for frame in trail)]:
-            for name, value in space.items():
-                if issubclass(type(value), nn.Module):
-                    called = type(value).__name__ if name == "self" else name
-                    models.setdefault(id(value), (called, value))
-                elif issubclass(type(value), torch.optim.Optimizer):
-                    optimizers.setdefault(id(value), (name, value))
-        parts = {id(part) for _, model in models.values() for part in model.modules() if part is not model}
-        roots = {name: model for key, (name, model) in models.items() if key not in parts}
-        known: dict[int, str] = {}
-        paths: dict[int, str] = {}
-        for called, model in roots.items():
-            for name, part in model.named_modules():
-                known.setdefault(id(part), name)
-                paths.setdefault(id(part), f"{called}.{name}".rstrip("."))
-        return cls(roots, dict(optimizers.values()), known, paths)
+from nbdebug.observe.frames import Frame, Owners
+from nbdebug.observe.named import MODULES_OWN, attributes, own
+from nbdebug.observe.shell import Kept
 
 
 @dataclasses.dataclass

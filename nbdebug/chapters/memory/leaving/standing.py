@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import FrameType
 from typing import Any
 
-from nbdebug.chapters.memory.leaving.named import of_frame, own
-from nbdebug.chapters.memory.leaving.reach import Walk, is_users
-from nbdebug.chapters.memory.leaving.shell import Kept
+from nbdebug.chapters.memory.leaving.reach import Walk
+from nbdebug.observe.named import is_users, of_frame, own
+from nbdebug.observe.shell import Kept
 
 
 def standing(names: Mapping[str, Any], kept: Kept, caller: FrameType | None, without: Iterable[Any] = ()) -> Walk:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import math
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -14,28 +13,10 @@ from torch import nn
 from nbdebug.chapters.memory.facts import Holding
 from nbdebug.chapters.memory.facts_failure import Work
 from nbdebug.chapters.memory.leaving.reach import Block
-from nbdebug.chapters.memory.leaving.scene import Frame, Owners
+from nbdebug.observe.frames import Frame, Owners, running_module
 
 CLOSE = 0.01
 """How far a size may lie from what the error says, which is rounded to two decimals of its unit, or to blocks."""
-_OPTIM = os.path.join(os.path.dirname(torch.__file__), "optim") + os.sep
-
-
-def phase(trail: list[Frame]) -> str:
-    """ "forward", "backward" or "optimizer", by the functions that were running."""
-    if any(frame.site.function == "_engine_run_backward" for frame in trail):
-        return "backward"
-    if any(frame.site.file.startswith(_OPTIM) and frame.site.function != "zero_grad" for frame in trail):
-        return "optimizer"
-    return "forward"
-
-
-def running_module(trail: list[Frame], owners: Owners) -> tuple[str | None, str | None]:
-    """The innermost module whose method ran, by name, and its class."""
-    for frame in reversed(trail):
-        if frame.module is not None and id(frame.module) in owners.modules:
-            return owners.modules[id(frame.module)], type(frame.module).__name__
-    return None, None
 
 
 def looked_at(trail: list[Frame], owners: Owners, active: list[Block], holdings: list[Holding]) -> Work:

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from nbdebug.chapters.memory.leaving.named import attributes
 from nbdebug.chapters.memory.leaving.reach import Walk
 from nbdebug.chapters.memory.stepping.holders import CACHE, OUTPUTS, SLOT, Key, Look, Spot, measure
 from nbdebug.chapters.memory.stepping.plain import plain_bytes
+from nbdebug.observe.named import attributes
 
 
 @dataclasses.dataclass

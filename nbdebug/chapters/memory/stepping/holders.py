@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from nbdebug.chapters.memory.leaving.named import SHELLS, attributes, cell_filled, key_text
 from nbdebug.chapters.memory.stepping.graphs import grows_from
+from nbdebug.observe.named import SHELLS, attributes, cell_filled, key_text
 
 MOST = 200_000
 """Things looked at; more than that lie in a data set, not in a record of a training."""

@@ -22,8 +22,8 @@ import psutil
 import torch
 
 from nbdebug.chapters.memory.facts import Workers
-from nbdebug.chapters.memory.leaving.named import attributes
 from nbdebug.chapters.memory.stepping.holders import PLAIN, measure
+from nbdebug.observe.named import attributes
 
 MANY = 10_000
 """Objects; fewer take less than some hundreds of pages."""

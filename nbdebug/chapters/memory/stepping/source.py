@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any, NamedTuple
 
-from nbdebug.chapters.memory.leaving.named import attributes
+from nbdebug.observe.named import attributes
 from nbdebug.observe.sites import Site
 
 PUTS = frozenset({"append", "appendleft", "extend", "add", "update", "insert", "setdefault", "put", "register_hook",

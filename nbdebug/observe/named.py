@@ -7,6 +7,7 @@ of the user's runs. What lies nearest to a variable comes first, so a thing has 
 from __future__ import annotations
 
 import collections
+import functools
 import inspect
 import re
 import sys
@@ -122,3 +123,16 @@ def key_text(key: Any) -> str:
         type(part) in (str, int, float, bool, type(None)) for part in key)
     text = repr(key) if plain else f"a {type(key).__name__}"
     return text if len(text) < 60 else text[:57] + "..."
+
+
+def is_users(module: str) -> bool:
+    """Whether a module of this name is a file, or a notebook, of the user's own."""
+    return module == "__main__" or _in_users_file(module, getattr(sys.modules.get(module), "__file__", None))
+
+
+@functools.cache
+def _in_users_file(module: str, file: Any) -> bool:
+    top = module.partition(".")[0]
+    if not top or top in sys.stdlib_module_names or top in ("nbdebug", "torch"):
+        return False
+    return isinstance(file, str) and not re.search(r"[\\/](site|dist)-packages[\\/]", file)

@@ -15,8 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from nbdebug.chapters.memory.leaving.named import attributes, cell_filled
-from nbdebug.chapters.memory.leaving.reach import is_users
+from nbdebug.observe.named import attributes, cell_filled, is_users
 
 TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks")
 WORDS = {"_forward_hooks": "forward hook", "_forward_pre_hooks": "forward pre-hook", "_backward_hooks": "backward hook",
