@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 from collections.abc import Mapping
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -22,12 +23,15 @@ _OPTIM = os.path.join(os.path.dirname(torch.__file__), "optim") + os.sep
 @dataclasses.dataclass(frozen=True)
 class Frame:
     """One frame of a traceback. names: its variables; users: it is the user's own code; module: the nn.Module whose
-    method it is, if one."""
+    method it is, if one; globals: of the file or notebook; span: (line, end line, column, end column) of the expression
+    that ran, columns in bytes, where Python knows it (3.11 and newer)."""
 
     names: Mapping[str, Any]
     site: Site
     users: bool
     module: nn.Module | None
+    globals: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
+    span: tuple[int, int, int, int] | None = None
 
     @property
     def where(self) -> Where:
@@ -42,16 +46,24 @@ def frames(error: BaseException) -> list[Frame]:
     while at is not None and at.tb_frame.f_code.co_name not in HANDLERS:
         package = str(at.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
         if package not in ("nbdebug", "IPython", "ipykernel"):
-            found.append(_frame(at.tb_frame, at.tb_lineno))
+            found.append(_frame(at.tb_frame, at.tb_lineno, at.tb_lasti))
         at = at.tb_next
     return found
 
 
-def _frame(frame: FrameType, line: int) -> Frame:
+def _frame(frame: FrameType, line: int, instruction: int) -> Frame:
     names, code = of_frame(frame), frame.f_code
     mine = names.get("self")
     return Frame(names, Site(code.co_filename, line, code.co_name), kind_of(code) == USER,
-                 mine if issubclass(type(mine), nn.Module) else None)
+                 mine if issubclass(type(mine), nn.Module) else None, frame.f_globals, _span(code, instruction))
+
+
+def _span(code: CodeType, instruction: int) -> tuple[int, int, int, int] | None:
+    positions = getattr(code, "co_positions", None)
+    if positions is None or instruction < 0:
+        return None
+    found = next(itertools.islice(positions(), instruction // 2, None), None)
+    return None if found is None or None in found else found
 
 
 @dataclasses.dataclass

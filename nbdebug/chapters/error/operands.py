@@ -1,0 +1,108 @@
+"""Which values stood in the expression that failed, by the text the user wrote for them.
+
+Python (3.11 and newer) knows which expression of a line was running; before that it is the line's statement. Names,
+attributes, and items with a constant or a named key are looked up as they lie in the frame. A call, a property, a slice
+or arithmetic would run code of the user's: its value is unknown, and its own parts are looked up instead.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import functools
+import linecache
+from collections.abc import Iterator
+from typing import Any
+
+from nbdebug.chapters.error.scene import members
+from nbdebug.observe.frames import Frame
+from nbdebug.observe.named import attributes
+
+UNKNOWN = object()
+"""The value of what can't be looked up without running it."""
+
+
+def expression(frame: Frame) -> ast.AST | None:
+    """The syntax of what ran in this frame: the smallest expression, else the statement of the line. None where the
+    source is not at hand, or no longer the one that runs."""
+    tree = _parsed(frame.site.file, tuple(linecache.getlines(frame.site.file)))
+    if tree is None:
+        return None
+    at = frame.span or (frame.site.line, frame.site.line, None, None)
+    nodes = [n for n in ast.walk(tree) if isinstance(n, (ast.expr, ast.stmt))]
+    exact = [n for n in nodes if (n.lineno, n.end_lineno, n.col_offset, n.end_col_offset) == at]
+    if exact:
+        return exact[0]
+    around = [n for n in nodes if isinstance(n, ast.stmt) and n.lineno <= at[0] <= (n.end_lineno or 0)]
+    return min(around, key=lambda n: (n.end_lineno or 0) - n.lineno, default=None)
+
+
+@functools.lru_cache(maxsize=32)
+def _parsed(file: str, lines: tuple[str, ...]) -> ast.Module | None:
+    try:
+        return ast.parse("".join(lines))
+    except (SyntaxError, ValueError):  # a cell with magics is kept as it ran; what else can't be read is not told
+        return None
+
+
+def operands(frame: Frame) -> Iterator[tuple[str, Any]]:
+    """(text, value) of what stands in the failing expression and has a value at hand: arguments and both sides of an
+    operator first, their parts after them. Each text once."""
+    node, seen = expression(frame), set()
+    for part in ast.walk(node) if node is not None else ():
+        if isinstance(part, (ast.Name, ast.Attribute, ast.Subscript)):
+            text = ast.unparse(part)
+            if text not in seen:
+                seen.add(text)
+                found = value_of(part, frame)
+                if found is not UNKNOWN:
+                    yield text, found
+
+
+def value_of(node: ast.AST, frame: Frame) -> Any:
+    """The value of an expression as it lies in the frame, or UNKNOWN. Nothing of the user's runs."""
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, ast.Name):
+        for space in (frame.names, frame.globals, vars(builtins)):
+            if node.id in space:
+                return space[node.id]
+        return UNKNOWN
+    if isinstance(node, ast.Attribute):
+        return _attribute(value_of(node.value, frame), node.attr)
+    if isinstance(node, ast.Subscript):
+        return _item(value_of(node.value, frame), value_of(node.slice, frame))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        value = value_of(node.operand, frame)
+        return -value if type(value) in (int, float) else UNKNOWN
+    return UNKNOWN
+
+
+def _attribute(thing: Any, name: str) -> Any:
+    if thing is UNKNOWN:
+        return UNKNOWN
+    found = members(thing).get(name, UNKNOWN)
+    if found is not UNKNOWN:
+        return found
+    method = next((vars(kind)[name] for kind in type(thing).__mro__ if name in vars(kind)), UNKNOWN)
+    return method.__get__(thing) if type(method) is _FUNCTION else UNKNOWN
+
+
+_FUNCTION = type(expression)
+
+
+def _item(thing: Any, key: Any) -> Any:
+    """An item of an exact list, tuple or dict, or of a container of modules or parameters, under a plain key."""
+    if thing is UNKNOWN or type(key) not in (int, str):
+        return UNKNOWN
+    from torch import nn
+
+    if type(thing) in (nn.Sequential, nn.ModuleList, nn.ModuleDict):
+        children = attributes(thing).get("_modules") or {}
+        if type(key) is int and type(thing) is not nn.ModuleDict:
+            inside = list(children.values())
+            return inside[key] if -len(inside) <= key < len(inside) else UNKNOWN
+        return children.get(str(key), UNKNOWN)
+    if type(thing) in (list, tuple) and type(key) is int:
+        return thing[key] if -len(thing) <= key < len(thing) else UNKNOWN
+    return thing.get(key, UNKNOWN) if type(thing) is dict else UNKNOWN

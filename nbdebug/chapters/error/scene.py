@@ -1,0 +1,133 @@
+"""An exception with the frames of its traceback, still alive: where the looks find the user's variables.
+
+A scene holds the user's own objects, so it lives as long as one `explain` and no longer. Nothing in it runs code of the
+user's: attributes are read from where they lie (`observe.named.attributes`), never through a property, `__getattr__`,
+`__repr__`, `__len__` or `__eq__`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from nbdebug.chapters.error.facts import Raised, TensorFact
+from nbdebug.finding import Link, Where
+from nbdebug.observe.frames import Frame, Owners, frames, phase, running_module
+from nbdebug.observe.named import attributes, own
+from nbdebug.observe.tensors import base_name
+
+READ_AT_MOST = 10_000_000
+"""Elements of a tensor whose least and largest value are read: some milliseconds. Larger ones keep to their shape."""
+MOST = 40
+"""Tensors told of one error."""
+
+
+@dataclasses.dataclass
+class Scene:
+    """error: the exception looked at; trail: its frames, outermost first; names: the variables of the notebook or of
+    the caller; owners: models and optimizers met in either; led_to: the exceptions that followed, nearest first."""
+
+    error: BaseException
+    trail: list[Frame]
+    names: Mapping[str, Any]
+    owners: Owners
+    led_to: tuple[BaseException, ...] = ()
+
+    @classmethod
+    def of(cls, error: BaseException, names: Mapping[str, Any], led_to: tuple[BaseException, ...] = ()) -> Scene:
+        trail = frames(error)
+        return cls(error, trail, names, Owners.met(names, trail), led_to)
+
+    @property
+    def message(self) -> str:
+        return message_of(self.error)
+
+    @property
+    def users(self) -> list[Frame]:
+        """The frames of the user's own code, innermost first."""
+        return [frame for frame in reversed(self.trail) if frame.users]
+
+    def path(self, module: Any) -> str | None:
+        """The dotted name of a module within its model ("encoder.layers.3"), "" for the model itself."""
+        return self.owners.modules.get(id(module))
+
+    def variables(self) -> Iterator[tuple[str, Any, Frame | None]]:
+        """(name, value, frame) of the user's variables, innermost frame first, then the notebook's own; an object's
+        attributes follow as `self.x`."""
+        for frame in self.users:
+            for name, value in frame.names.items():
+                yield name, value, frame
+            if "self" in frame.names:
+                for name, value in members(frame.names["self"]).items():
+                    yield f"self.{name}", value, frame
+        for name, value in own(self.names).items():
+            yield name, value, None
+
+    def raised(self) -> Raised:
+        """The plain part of it."""
+        at = self.users[0].where if self.users else Where()
+        module, kind = running_module(self.trail, self.owners)
+        where = dataclasses.replace(at, phase=phase(self.trail), module=module, module_type=kind)
+        reached = tuple(Link(frame.site.function, frame.where) for frame in self.trail if frame.users)
+        return Raised(type(self.error).__name__, self.message, where, reached,
+                      tuple(f"{type(e).__name__}: {message_of(e)}" for e in self.led_to), self.tensors())
+
+    def tensors(self) -> tuple[TensorFact, ...]:
+        """The tensors among the user's variables, each once, innermost first."""
+        seen: dict[int, TensorFact] = {}
+        for name, value, _ in self.variables():
+            if is_tensor(value) and id(value) not in seen and len(seen) < MOST:
+                seen[id(value)] = fact(name, value)
+        return tuple(seen.values())
+
+
+def message_of(error: BaseException) -> str:
+    """What an exception of torch's or Python's says, without asking a `__str__` of the user's: its own arguments."""
+    given = error.args
+    if type(error) is KeyError and len(given) == 1:
+        return repr(given[0]) if type(given[0]) in (str, int) else type(given[0]).__name__
+    said = [part for part in given if type(part) in (str, int, float)]
+    if isinstance(error, OSError) and len(given) >= 2 and type(given[1]) is str:
+        return given[1]
+    return str(said[0]) if said else getattr(error, "msg", None) or ""
+
+
+def members(thing: Any) -> dict[str, Any]:
+    """The attributes that an object has of its own; of a module its parameters, buffers and children, too."""
+    found = attributes(thing)
+    if issubclass(type(thing), torch.nn.Module):
+        for table in ("_parameters", "_buffers", "_modules"):
+            found |= {name: value for name, value in (found.get(table) or {}).items() if value is not None}
+    return found
+
+
+def is_tensor(value: Any) -> bool:
+    return issubclass(type(value), torch.Tensor)
+
+
+def fact(name: str, value: torch.Tensor, *, read: bool = False) -> TensorFact:
+    """The facts of one tensor. read: its least and largest value as well (waits for a device, which may refuse)."""
+    grad_fn = value.grad_fn
+    made = base_name(grad_fn.name().removesuffix("0").removesuffix("Backward").lower()) if grad_fn is not None else None
+    kind = "parameter" if issubclass(type(value), torch.nn.Parameter) else "tensor"
+    low, high, bad = _range(value) if read else (None, None, None)
+    return TensorFact(name, tuple(value.shape), str(value.dtype).removeprefix("torch."), str(value.device), kind,
+                      value.requires_grad, made, low, high, bad)
+
+
+def _range(value: torch.Tensor) -> tuple[float | None, float | None, int | None]:
+    if not 0 < value.numel() <= READ_AT_MOST or value.device.type == "meta" or value.is_complex():
+        return None, None, None
+    try:
+        with torch.no_grad():
+            flat = value.detach()
+            if not flat.dtype.is_floating_point:
+                return float(flat.min()), float(flat.max()), 0
+            good = flat[flat.isfinite()]
+            bad = flat.numel() - good.numel()
+            return (float(good.min()), float(good.max()), bad) if good.numel() else (None, None, bad)
+    except Exception:  # a device that has failed, a layout without min: then it is not told
+        return None, None, None
