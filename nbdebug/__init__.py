@@ -11,12 +11,12 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-__all__ = ["Finding", "Fix", "Link", "NonFiniteStep", "Report", "Where", "diagnose", "fit", "free", "grad_watch",
-           "guard", "keep_fp32", "mem", "nan_trace", "open_record", "precision", "preflight"]
+__all__ = ["Finding", "Fix", "Link", "NonFiniteStep", "Report", "Where", "diagnose", "explain", "fit", "free",
+           "grad_watch", "guard", "keep_fp32", "mem", "nan_trace", "open_record", "precision", "preflight"]
 __version__ = "0.1.0"
 
 _HOMES = {"Finding": "finding", "Fix": "finding", "Link": "finding", "Report": "finding", "Where": "finding",
-          "nan_trace": "chapters.nan.trace", "guard": "chapters.nan.guard.watch",
+          "explain": "explaining", "nan_trace": "chapters.nan.trace", "guard": "chapters.nan.guard.watch",
           "grad_watch": "chapters.training.watch.watch", "diagnose": "chapters.training.diagnose",
           "preflight": "chapters.training.preflight",
           "mem": "chapters.memory.mem", "fit": "chapters.memory.fit", "free": "chapters.memory.free",

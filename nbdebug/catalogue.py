@@ -15,8 +15,10 @@ from typing import Any
 
 from nbdebug.finding import Finding
 
-CHAPTERS = ("nan", "training", "precision", "memory")
+CHAPTERS = ("nan", "training", "precision", "memory", "error")
 """Chapters whose rules exist; each is `nbdebug.chapters.<name>.rules`."""
+ELSEWHERE = {"error": ("memory", "error")}
+"""Chapters of which some codes are declared by another one, which measures what they need."""
 
 _rules: dict[str, Rule] = {}
 
@@ -65,7 +67,7 @@ def _name(check: Callable[[Any], Finding | None]) -> str:
 
 def rules(chapter: str | None = None) -> tuple[Rule, ...]:
     """All rules, or those of one chapter, in the order in which they are declared."""
-    for name in CHAPTERS if chapter is None else (chapter,):  # a chapter asks for its own, and waits for no other
+    for name in CHAPTERS if chapter is None else ELSEWHERE.get(chapter, (chapter,)):  # a chapter asks for its own, and waits for no other
         importlib.import_module(f"nbdebug.chapters.{name}.rules")
     return tuple(r for r in _rules.values() if chapter in (None, r.chapter))
 

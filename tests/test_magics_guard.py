@@ -208,7 +208,7 @@ def test_status_says_when_the_guard_watches_what_was_there_before(notebook: Note
     notebook.run(cell)
     note = notebook.run("%guard status").result.notes[0]
     assert note.startswith(f"{named}: made anew or deleted") and "%guard on again" in note
-    assert note in notebook.run("%nbdebug").printed
+    assert note in notebook.run("%nbdebug").result.notes
     assert note not in notebook.run("%guard off").result.notes
 
 

@@ -3,9 +3,9 @@
 `tests/patients/nan/<slug>.py` holds CODE, PHASE, MODULE, OP, LINE, SAMPLES and STEP beside `sick()` and `healthy()`. A
 rule must fire on the one and be silent on the other. MODULE, OP and LINE are None where no right answer exists.
 `tests/patients/training/<slug>.py` holds CODE and WHERE: names of which any one is right to blame;
-`tests/patients/memory/<slug>.py` CODE, HOLDER and LINE: who keeps the memory, and where it is put there. How a patient
-is asked depends on its chapter; one code is the guard's own, and causes that show before training are asked of
-preflight.
+`tests/patients/memory/<slug>.py` CODE, HOLDER and LINE: who keeps the memory, and where it is put there;
+`tests/patients/error/<slug>.py` CODE and NAMES: what the explanation of the error must name. How a patient is asked
+depends on its chapter; one code is the guard's own, and causes that show before training are asked of preflight.
 """
 
 import ast
@@ -20,7 +20,6 @@ import nbdebug
 from nbdebug import catalogue
 from nbdebug.chapters.memory.facts import MemoryFacts
 from nbdebug.chapters.memory.mem import mem
-from nbdebug.chapters.memory.oom import out_of_memory
 from nbdebug.chapters.memory.stepping.account import report_of as memory_report
 
 HERE = pathlib.Path(__file__).parent / "patients"
@@ -87,8 +86,8 @@ def failed(training):
     """What is said of the error that the user saw."""
     try:
         training.trigger()
-    except RuntimeError as error:
-        return out_of_memory(error, {})
+    except Exception as error:
+        return nbdebug.explain(error, names=getattr(training, "names", {}))
     return nbdebug.Report("explain()")
 
 
@@ -128,6 +127,10 @@ def test_sick_patient_gets_its_cause_and_only_that(patient):
     if hasattr(patient, "HOLDER"):
         assert report.findings[0].evidence["holder"][0] in patient.HOLDER
         same_line(patient, where)
+        return
+    if hasattr(patient, "NAMES"):
+        said = str(report)
+        assert not [name for name in patient.NAMES if not re.search(rf"(?<!\w){re.escape(name)}(?!\w)", said)], said
         return
     assert where.phase == patient.PHASE
     assert where.step == patient.STEP

@@ -11,8 +11,8 @@
     %fit                       what a training step takes before anything is allocated, and what would fit
     %free [WHAT]               what the notebook keeps by itself; let go of what you choose
     %precision                 which modules must stay in float32
-    %explain CODE              the catalogue page of a cause
-    %nbdebug [catalogue|off]   what is active; all causes; take everything away
+    %explain                   why the last cell failed; %explain CODE gives the catalogue page of a cause
+    %nbdebug                   the panel: what is on, what was found, and buttons; %nbdebug off takes everything away
 
 Only this package knows IPython; `cells.py` gives what was typed its place, `subject.py` finds the models.
 """
@@ -24,6 +24,7 @@ from typing import Any
 from nbdebug.magics.completion import Completion
 from nbdebug.magics.control import NbdebugMagics
 from nbdebug.magics.diagnosing import DiagnoseMagics
+from nbdebug.magics.explaining import ExplainMagics
 from nbdebug.magics.fitting import FitMagics
 from nbdebug.magics.freeing import FreeMagics
 from nbdebug.magics.guarding import GuardMagics
@@ -33,7 +34,7 @@ from nbdebug.magics.preflighting import PreflightMagics
 from nbdebug.magics.tracing import NanTraceMagics
 from nbdebug.magics.watching import GradWatchMagics
 
-WATCHES = (GuardMagics, GradWatchMagics)
+WATCHES = (GuardMagics, GradWatchMagics, ExplainMagics)
 """What may be on, and is shown and ended by %nbdebug."""
 ASKED = (NanTraceMagics, PreflightMagics, DiagnoseMagics, MemoryMagics, FitMagics, FreeMagics, PrecisionMagics)
 OURS = (*WATCHES, *ASKED, NbdebugMagics, Completion)
@@ -47,6 +48,7 @@ def register(shell: Any) -> None:
     for magics in made:
         shell.register_magics(magics)
     lines = {name: method for magics in made for name, method in magics.magics["line"].items()}
+    made[-1].board.lines = lines
     shell.Completer.custom_matchers.append(Completion(shell, lines).complete)
 
 
@@ -61,7 +63,7 @@ def unregister(shell: Any) -> None:
     matchers = shell.Completer.custom_matchers
     matchers[:] = [matcher for matcher in matchers if not _ours(matcher)]
     for magics in registered:
-        if isinstance(magics, WATCHES):
+        if isinstance(magics, (*WATCHES, NbdebugMagics)):
             magics.close()
 
 

@@ -1,87 +1,63 @@
-"""%explain and %nbdebug: the catalogue, what is active, and off."""
+"""%nbdebug: what is active, the catalogue, and off."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class, no_var_expand
 from IPython.core.magic_arguments import argument, magic_arguments
 from IPython.display import display
 
-import nbdebug
 from nbdebug import catalogue
 from nbdebug.finding import Report
-from nbdebug.magics.freeing import card_of_last
-from nbdebug.magics.guarding import GuardMagics
+from nbdebug.magics.board import Board
 from nbdebug.magics.typed import HELP, parsed, silenced
-from nbdebug.magics.watching import GradWatchMagics
 
 REQUESTS = ("status", "catalogue", "off")
 
 
 @magics_class
 class NbdebugMagics(Magics):
-    """What explains, and what tells and ends the rest. watches: the magics that watch; unregister: takes all magics
-    from a shell."""
+    """What tells and ends the rest. watches: the magics that may be on; unregister: takes all magics from a shell."""
 
-    def __init__(self, shell: Any, watches: Sequence[GuardMagics | GradWatchMagics],
+    def __init__(self, shell: Any, watches: Sequence[Any],
                  unregister: Callable[[Any], None]) -> None:
         super().__init__(shell)
         self.watches, self.unregister = watches, unregister
+        self.board = Board(shell, watches)
 
-    @no_var_expand
-    @magic_arguments()
-    @HELP
-    @argument("code", nargs="?", metavar="CODE", help="a cause, such as nan/overflow (overflow will do). Left out: the "
-              "last failed cell, when it ran out of memory")
-    @line_magic
-    def explain(self, line: str) -> Report | None:
-        """Show the catalogue page of a cause: what you see, why, how to make sure, what to do.
-
-        %explain alone, after a cell that ran out of memory, says who held what and what would have made it fit.
-        """
-        args = parsed(self.explain, line.rstrip().rstrip(";"))
-        if args is None:
-            return None
-        if args.code is None:
-            return None if silenced(line) else self._last()
-        try:
-            page = catalogue.look_up(args.code).page()
-        except KeyError as unknown:
-            raise UsageError(unknown.args[0]) from None
-        display({"text/plain": page, "text/markdown": page}, raw=True)
-        return None
-
-    def _last(self) -> Report:
-        card = card_of_last(self.shell)
-        if card is None:
-            raise UsageError("%explain takes a code, such as %explain nan/overflow; %nbdebug catalogue lists them all. "
-                             "Alone it explains a failed cell that ran out of memory: the last one did not")
-        return dataclasses.replace(card, question="%explain")
+    def close(self) -> None:
+        """The shell is left: hear no more of its cells."""
+        self.board.close()
 
     @no_var_expand
     @magic_arguments("nbdebug")
     @HELP
-    @argument("request", nargs="?", choices=REQUESTS, default="status",
-              help="status: version and what is active; catalogue: every cause; off: take magics and hooks away")
+    @argument("request", nargs="?", choices=REQUESTS, help="left out: the panel, in a notebook; status: the same "
+              "without controls; catalogue: every cause; off: take magics and hooks away")
     @line_magic("nbdebug")
-    def control(self, line: str) -> None:
-        """Say what nbdebug is doing, list the causes it can name, or turn it off."""
-        args = parsed(self.control, line)
+    def control(self, line: str) -> Report | None:
+        """Open the panel: what is on, what was found, memory, gradients and the loss, and buttons for the rest.
+
+        Guard and Gradients switch the two watches; Trace next step looks at one step layer by layer; Stop ends the cell
+        after a whole step; Free lets go of the last traceback; All off ends everything that watches. %nbdebug status
+        gives the same as a report, %nbdebug off takes nbdebug away.
+        """
+        args = parsed(self.control, line.rstrip().rstrip(";"))
         if args is None:
-            return
+            return None
         if args.request == "catalogue":
             print("\n".join(f"{rule.code:34}{rule.title}" for rule in catalogue.rules()))
         elif args.request == "off":
             self._off()
-        else:
-            print(f"nbdebug {nbdebug.__version__}: %nan_trace, %%nan_trace, %guard, %grad_watch, %preflight, "
-                  "%diagnose, %mem, %fit, %free, %precision, %explain, %nbdebug.")
-            print("\n".join(line for magics in self.watches for line in magics.active()) or
-                  "Active: nothing; it watches only while a guard is on, or one of its magics or functions runs.")
+        elif args.request is None and hasattr(self.shell, "kernel"):
+            from nbdebug.views import dashboard  # brings ipywidgets, which a terminal does not need
+
+            display(dashboard.board(self.board))
+        elif not silenced(line):
+            return self.board.report()
+        return None
 
     def _off(self) -> None:
         for magics in self.watches:

@@ -28,6 +28,7 @@ OPTIONS = ("model", "optimizer", "scaler", "max_grad_norm", "skip_above", "on_tr
 class GuardMagics(Magics):
     """What watches training. running: the guard that %guard has turned on, None while there is none."""
 
+    magic = "guard"
     running: Any = None
     watched: Any = None  # what it watches, a Watched
 
@@ -65,12 +66,12 @@ class GuardMagics(Magics):
             return None
         _check(args)
         if args.request == "on":
-            self._on(args, visible(self.shell, local_ns))
+            print(self._on(args, visible(self.shell, local_ns)))
             return None
         shown = _opened(args.path) if args.request == "open" else self._report(args.request)
         return None if typed.endswith(";") else shown
 
-    def _on(self, args: Any, names: dict[str, Any]) -> None:
+    def _on(self, args: Any, names: dict[str, Any]) -> str:
         before = f"The guard of {self.watched.things} ({_counted(self.running)})" if self.running else ""
         try:
             watched = Watched.chosen(args, names, self.shell.user_ns)
@@ -81,9 +82,16 @@ class GuardMagics(Magics):
             ended = f" {before} has been closed." if before and self.running is None else ""
             raise UsageError(f"{_said(wrong)}{ended}") from None
         self.watched = watched
-        print(f"The guard is on, watching {watched}.\nA step that is not finite never reaches the weights: "
-              f"{ON_TRIP[args.on_trip or 'trace']}." + (f"\n{before} has been closed: this one replaces it." if before
-                                                        else ""))
+        return (f"The guard is on, watching {watched}.\nA step that is not finite never reaches the weights: "
+                f"{ON_TRIP[args.on_trip or 'trace']}."
+                + (f"\n{before} has been closed: this one replaces it." if before else ""))
+
+    def switch(self, on: bool) -> str:
+        """On with the usual settings, or off; what is to be said of it. Raises UsageError where there is no model."""
+        if on:
+            return self._on(parsed_in_any_order(self.guard, "on"), self.shell.user_ns)
+        self.close()
+        return "The guard is off."
 
     def _report(self, request: str) -> Any:
         """The report so far, with what was asked and of what; None, and a word, while no guard is on."""

@@ -25,6 +25,7 @@ class GradWatchMagics(Magics):
     """What watches gradients. running: the watch that %grad_watch has turned on, None while there is none; last: the
     one that was turned off last, which can still be shown."""
 
+    magic = "grad_watch"
     running: Any = None
     watched: Any = None  # what it watches, a Watched
     last: Any = None
@@ -71,6 +72,11 @@ class GradWatchMagics(Magics):
         if not given and args.request is None and (known := self._known(args.panel)) is not None:
             self._draw(known, args.panel)
             return
+        print(self._start(args, names, given))
+        if args.live or args.panel:
+            self._draw(self.running, args.panel)
+
+    def _start(self, args: Any, names: dict[str, Any], given: dict[str, Any]) -> str:
         before = f"The watch of {self.watched.things} ({_counted(self.running)})" if self.running else ""
         try:
             watched = Watched.chosen(args, names, self.shell.user_ns, MAGIC)
@@ -80,10 +86,20 @@ class GradWatchMagics(Magics):
             raise UsageError(f"{str(wrong).rstrip('.')}.") from None
         self.close()
         self.running, self.watched = started, watched
-        print(f"grad_watch is on, watching {watched}.\n%grad_watch shows what it has seen, %grad_watch --off ends it."
-              + (f"\n{before} has been closed: this one replaces it." if before else ""))
-        if args.live or args.panel:
-            self._draw(started, args.panel)
+        return (f"grad_watch is on, watching {watched}.\n%grad_watch shows what it has seen, %grad_watch --off ends it."
+                + (f"\n{before} has been closed: this one replaces it." if before else ""))
+
+    def switch(self, on: bool) -> str:
+        """On with the usual settings, or off; what is to be said of it. Raises UsageError where there is no model."""
+        if on:
+            return self._start(parsed_in_any_order(self.grad_watch, "on"), self.shell.user_ns, {})
+        self.close()
+        return "grad_watch is off."
+
+    def shown(self) -> Any:
+        """The watch whose picture a panel shows: the one that %grad_watch has started, else the user's only one."""
+        own = list(self._own().values())
+        return self.running if self.running is not None else own[0] if len(own) == 1 else None
 
     def _known(self, panel: bool) -> Any:
         """The watch that --live or --panel alone is about: the running one; for a panel also the user's own one, or the

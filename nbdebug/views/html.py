@@ -28,6 +28,8 @@ from nbdebug.views import (
     memory_chart,
     ranges,
     ranges_chart,
+    stepper,
+    stepper_chart,
     steps,
     watch,
     watch_chart,
@@ -35,7 +37,7 @@ from nbdebug.views import (
 )
 
 LIMIT = 95_000
-PICTURES: Any = ((course, course_chart), (memory, memory_chart), (ranges, ranges_chart))
+PICTURES: Any = ((course, course_chart), (memory, memory_chart), (ranges, ranges_chart), (stepper, stepper_chart))
 """What reads a report's facts, and what draws it."""
 FAULT, FINE = "#d4564c", "#388c5e"
 MONO = "font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace"
@@ -81,7 +83,7 @@ def _report(report: Report, most: int, head: str) -> str:
     body = _silent(report, most, head) if report.ok else _found(report, most, head)
     # The classes keep MathJax from reading $ in the user's own words.
     return ('<div class="mathjax_ignore tex2jax_ignore" style="max-width:54em;line-height:1.5;margin:.4em 0;'
-            f'padding:.1em 0 .1em 1.1em;border-left:3px solid {FINE if report.ok else FAULT};overflow-wrap:break-word">'
+            f'padding:.1em 0 .1em 1.1em;border-left:3px solid {FINE if words.fine(report) else FAULT};overflow-wrap:break-word">'
             f"{body}{foot}</div>")
 
 
@@ -98,8 +100,8 @@ def _found(report: Report, most: int, head: str) -> str:
 def _silent(report: Report, most: int, head: str) -> str:
     said = [words.looked_at(report), *(words.clean(n, 600) for n in report.notes[:most])]
     return (_title(words.headline(report) or words.NOTHING, head) + "".join(_p(_said(s)) for s in said if s)
-            + _course(report) + f'<div style="margin:.8em 0 0">{_listed(report, most, 1)}{_last_steps(report, most)}'
-            f"{_rest(report, most)}</div>")
+            + _course(report) + f'<div style="margin:.8em 0 0">{_listed(report, most, report.facts.get("opened", 1))}'
+            f"{_last_steps(report, most)}{_rest(report, most)}</div>")
 
 
 def _title(text: str, head: str) -> str:

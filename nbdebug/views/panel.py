@@ -112,13 +112,30 @@ class Panel:
         return str(self.picture())
 
 
+def button(word: str, icon: str, tip: str, clicked: Callable[[Any], object]) -> ipywidgets.Button:
+    """A button with an icon, and a word on what it does. clicked: called with the button."""
+    made = ipywidgets.Button(description=word, icon=icon, tooltip=tip, layout={"width": "auto"})
+    made.on_click(clicked)
+    return made
+
+
+def switch(word: str, icon: str, tip: str) -> ipywidgets.ToggleButton:
+    """What is on or off."""
+    return ipywidgets.ToggleButton(description=word, icon=icon, tooltip=tip, layout={"width": "auto"})
+
+
+def field(word: str, hint: str) -> ipywidgets.Text:
+    """A line of text."""
+    return ipywidgets.Text(description=word, placeholder=hint, style={"description_width": "initial"},
+                           layout={"width": "15em"})
+
+
 class GradientPanel(Panel):
     """A gradient watch: which layers, logarithmic or linear scales, pause, refresh."""
 
     def __init__(self, report: Report, watch: Watch):
         self.watch = watch
-        self.layers = ipywidgets.Text(description="Layers", placeholder="name, or block.*",
-                                      style={"description_width": "initial"}, layout={"width": "15em"})
+        self.layers = field("Layers", "name, or block.*")
         self.log = ipywidgets.Checkbox(True, description="Log scale", indent=False, layout={"width": "auto",
                                                                                             "margin": "2px 8px"})
         self.pause = ipywidgets.Button(description="Pause", icon="pause", layout={"width": "7.6em"},

@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Iterable
 
 from nbdebug.finding import Finding, Fix, Link, Report
-from nbdebug.views import course, curves, exponents, listed, memory, ranges, steps, words
+from nbdebug.views import course, curves, exponents, listed, memory, ranges, stepper, steps, words
 
 COLUMNS = 98
 MOST = 30
@@ -123,6 +123,8 @@ def _course(report: Report) -> list[str]:
     lines = ["", "The run", *_wrapped(run.sentence(), "  ", "  ")] if run else []
     for part in (memory.read(report.facts), ranges.read(report.facts)):
         lines += ["", *_wrapped(part.sentence())] if part else []
+    stepping = stepper.read(report.facts)
+    lines += ["", "Layers", *(words.clip(line, COLUMNS) for line in stepping.lines())] if stepping else []
     losses = curves.read(report.facts)
     if losses:
         head = " · ".join(panel.name for panel in losses.panels)

@@ -52,7 +52,7 @@ class LogScale(Scale):
 class Watched:
     """steps: of the map's columns; layers: of its rows, each with log10 of its norms (None, or "zero", "nan", "inf");
     curves: name and points; clipped: steps; seen: how many steps there were; rows: of the table, as `layers.heat` gives
-    them; counts: how many layers are drawn, of how many.
+    them; counts: how many layers are drawn, of how many; skipped: steps that a GradScaler left out.
 
     From a panel: asked: the layers that were asked for ("": all of them; None: it is no panel's); log: logarithmic
     scales or linear ones (None: as the values want it)."""
@@ -66,6 +66,7 @@ class Watched:
     counts: tuple[int, int] = (0, 0)
     asked: str | None = None
     log: bool | None = None
+    skipped: tuple[float, ...] = ()
 
     @functools.cached_property
     def span(self) -> tuple[float, float]:
@@ -133,6 +134,7 @@ class Watched:
             values = [y for _, y in points]
             said += (f"; {name} {number(values[0])} at first, {number(values[-1])} at last, between "
                      f"{number(min(values))} and {number(max(values))}")
+        said += f"; GradScaler left out {number(len(self.skipped))} of the steps drawn" if self.skipped else ""
         return said + (f"; clipped in {number(len(self.clipped))} of the steps drawn" if self.clipped else "") + "."
 
 
@@ -147,8 +149,9 @@ def read(facts: Mapping[str, Any]) -> Watched | None:
                    if isinstance(row, (list, tuple)) and len(row) == len(steps))
     totals = _list(given, "totals")
     known = (("loss", _points(_list(given, "losses"))), ("validation loss", _points(_list(given, "validation"))),
-             ("gradient norm", _points(totals)), ("after clipping", _points(totals, 2)))
-    clipped = tuple(float(s) for s in _list(given, "clipped") if isinstance(s, numbers.Real))
+             ("gradient norm", _points(totals)), ("after clipping", _points(totals, 2)),
+             ("loss scale", _points(_list(given, "scale"))))
+    clipped, skipped = (tuple(float(s) for s in _list(given, key) if _finite(s)) for key in ("clipped", "skipped"))
     curves = tuple((name, points) for name, points in known if points and (name != "after clipping" or clipped))
     if not curves and not (layers and steps):
         return None
@@ -156,7 +159,8 @@ def read(facts: Mapping[str, Any]) -> Watched | None:
     drawn, of = (*(n for n in _list(given, "layer counts") if isinstance(n, int)), len(layers), len(layers))[:2]
     return Watched(steps, layers if steps else (), curves, clipped, seen if isinstance(seen, int) else len(steps),
                    tuple(map(_row, _list(given, "table"))), (drawn, of),
-                   clean(asked, 200) if isinstance(asked, str) else None, log if isinstance(log, bool) else None)
+                   clean(asked, 200) if isinstance(asked, str) else None, log if isinstance(log, bool) else None,
+                   skipped)
 
 
 def _list(given: Mapping[str, Any], key: str) -> Sequence[Any]:

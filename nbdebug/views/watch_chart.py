@@ -17,7 +17,9 @@ LEFT, RIGHT, TOP, GAP, TALL = 150, 14, 24, 34, 64
 SECOND = "#c98a2b"
 """The second curve of a panel, dashed as well."""
 FONTS = "system-ui, -apple-system, Segoe UI, Roboto, Helvetica, Arial, sans-serif"
-PANELS = (("loss", "validation loss"), ("gradient norm", "after clipping"))
+PANELS = (("loss", "validation loss"), ("gradient norm", "after clipping"), ("loss scale",))
+MARKS = {"gradient norm": "clipped", "loss scale": "skipped"}
+"""Panels with short marks below: what steps they mark."""
 
 
 def html(report: Report) -> str:
@@ -41,8 +43,7 @@ def svg(seen: Watched) -> str:
         if curves:
             drawn += _panel(curves, seen, top)
             top += TALL + GAP
-    if seen.clipped and "gradient norm" in known:
-        drawn.append(_ticks(seen, top - GAP))
+            drawn += _marks(seen, MARKS.get(curves[0][0], ""), top - GAP)
     if seen.layers:
         drawn += _map(seen, top)
         top += _row(seen) * len(seen.layers) + GAP
@@ -86,10 +87,15 @@ def _panel(curves: list[tuple[str, Points]], seen: Watched, top: float) -> list[
     return drawn
 
 
-def _ticks(seen: Watched, foot: float) -> str:
-    """Clipped steps, as short marks under the norm."""
-    places = sorted({round(_x(seen, step)) for step in seen.clipped})
-    return f'<path d="{"".join(f"M{x} {foot + 3:.0f}v6" for x in places)}" stroke="{INK}" fill="none"/>'
+def _marks(seen: Watched, what: str, foot: float) -> list[str]:
+    """Clipped steps under the norm, or those that a scaler left out under its scale, as short marks."""
+    steps = {"clipped": seen.clipped, "skipped": seen.skipped}.get(what, ())
+    if not steps:
+        return []
+    places = sorted({round(_x(seen, step)) for step in steps})
+    drawn = [f'<path d="{"".join(f"M{x} {foot + 3:.0f}v6" for x in places)}" stroke="{INK}" fill="none"/>']
+    said = f"| {number(len(steps))} skipped"  # that of clipped steps stands in the legend
+    return [*drawn, _text(WIDTH - RIGHT, foot - TALL - 9, said, "end")] if what == "skipped" else drawn
 
 
 def _row(seen: Watched) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 
 from nbdebug.views.chart import FAULT, VALUES
 from nbdebug.views.watch import PALETTE, Watched
-from nbdebug.views.watch_chart import PANELS, SECOND
+from nbdebug.views.watch_chart import MARKS, PANELS, SECOND
 from nbdebug.views.words import clip, number
 
 INK, FAINT = "#808080", "#a0a0a0"
@@ -28,9 +28,10 @@ def draw(figure: Any, seen: Watched) -> None:
     rows = list(figure.subplots(len(ratios), 1, sharex=True, squeeze=False, height_ratios=ratios)[:, 0])
     for axes, curves in zip(rows, panels):
         _curves(axes, curves, seen)
-        if curves[0][0] == "gradient norm" and seen.clipped:
-            axes.plot(seen.clipped, [-0.04] * len(seen.clipped), "|", color=INK, markersize=6, clip_on=False)
-            axes.annotate(f"| clipped ({number(len(seen.clipped))} of the steps drawn)", (1, 1.0),
+        what = MARKS.get(curves[0][0], "")
+        if steps := {"clipped": seen.clipped, "skipped": seen.skipped}.get(what):
+            axes.plot(steps, [-0.04] * len(steps), "|", color=INK, markersize=6, clip_on=False)
+            axes.annotate(f"| {what} ({number(len(steps))} of the steps drawn)", (1, 1.0),
                           xycoords="axes fraction", ha="right", va="bottom", fontsize=8.5, color=INK)
     if seen.layers:
         _map(figure, rows[-1], seen)

@@ -162,6 +162,11 @@ def headline(report: Report) -> str:
     return clean(said, 300) if isinstance(said, str) else ""
 
 
+def fine(report: Report) -> bool:
+    """Whether nothing is wrong: no finding, and no failure that has no name."""
+    return report.ok and not report.facts.get("failed")
+
+
 def looked_at(report: Report) -> str:
     """How much a report without findings looked at: "3 steps were looked at. The loss went from 2.3 to 2.1."; or "".
     How many steps stands in the headline where there is one."""

@@ -82,7 +82,17 @@ def ask_precision(ns: types.SimpleNamespace) -> nbdebug.Report:
     return nbdebug.precision(ns.model, ns.batch, ns.loss_fn, ns.dtype, mode="cast", progress=False)
 
 
-ASKERS = {"nan": ask_nan, "precision": ask_precision, "training": ask_training, "memory": ask_memory}
+def ask_error(ns: types.SimpleNamespace) -> nbdebug.Report:
+    """What is said of the error that the user saw; of a program that runs through, nothing."""
+    try:
+        ns.trigger()
+    except Exception as raised:
+        return nbdebug.explain(raised, names={name: value for name, value in vars(ns).items() if name != "trigger"})
+    return nbdebug.Report("explain()")
+
+
+ASKERS = {"nan": ask_nan, "precision": ask_precision, "training": ask_training, "memory": ask_memory,
+          "error": ask_error}
 """kind → the function that asks. A kind that is not here is skipped."""
 
 WAYS = {"trace": ASKERS, "guard": {"nan": ask_guard}, "preflight": {"training": ask_preflight}}

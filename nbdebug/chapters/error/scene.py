@@ -13,10 +13,13 @@ from typing import Any
 
 import torch
 
+from nbdebug.chapters.error.carried import Carried, read
+from nbdebug.chapters.error.carried import trail as whole
 from nbdebug.chapters.error.facts import Raised, TensorFact
+from nbdebug.chapters.error.lying import members, message_of
 from nbdebug.finding import Link, Where
 from nbdebug.observe.frames import Frame, Owners, frames, phase, running_module
-from nbdebug.observe.named import attributes, own
+from nbdebug.observe.named import own
 from nbdebug.observe.tensors import base_name
 
 READ_AT_MOST = 10_000_000
@@ -28,22 +31,35 @@ MOST = 40
 @dataclasses.dataclass
 class Scene:
     """error: the exception looked at; trail: its frames, outermost first; names: the variables of the notebook or of
-    the caller; owners: models and optimizers met in either; led_to: the exceptions that followed, nearest first."""
+    the caller; owners: models and optimizers met in either; led_to: the exceptions that followed, nearest first.
+
+    carried: what it says of an exception that was raised elsewhere, in a loader's worker or while compiling: `message`
+    and `type` are then of that one, and the last frames of the trail are known by file and line alone.
+    """
 
     error: BaseException
     trail: list[Frame]
     names: Mapping[str, Any]
     owners: Owners
     led_to: tuple[BaseException, ...] = ()
+    carried: Carried | None = None
 
     @classmethod
     def of(cls, error: BaseException, names: Mapping[str, Any], led_to: tuple[BaseException, ...] = ()) -> Scene:
         trail = frames(error)
-        return cls(error, trail, names, Owners.met(names, trail), led_to)
+        elsewhere = read(type(error).__name__, message_of(error))
+        if elsewhere is not None:
+            trail = whole(elsewhere, trail)
+        return cls(error, trail, names, Owners.met(names, trail), led_to, elsewhere)
 
     @property
     def message(self) -> str:
-        return message_of(self.error)
+        return self.carried.message if self.carried else message_of(self.error)
+
+    @property
+    def type(self) -> str:
+        """The name of the exception's class."""
+        return self.carried.type if self.carried else type(self.error).__name__
 
     @property
     def users(self) -> list[Frame]:
@@ -72,7 +88,7 @@ class Scene:
         module, kind = running_module(self.trail, self.owners)
         where = dataclasses.replace(at, phase=phase(self.trail), module=module, module_type=kind)
         reached = tuple(Link(frame.site.function, frame.where) for frame in self.trail if frame.users)
-        return Raised(type(self.error).__name__, self.message, where, reached,
+        return Raised(self.type, self.message, where, reached,
                       tuple(f"{type(e).__name__}: {message_of(e)}" for e in self.led_to), self.tensors())
 
     def tensors(self) -> tuple[TensorFact, ...]:
@@ -82,26 +98,6 @@ class Scene:
             if is_tensor(value) and id(value) not in seen and len(seen) < MOST:
                 seen[id(value)] = fact(name, value)
         return tuple(seen.values())
-
-
-def message_of(error: BaseException) -> str:
-    """What an exception of torch's or Python's says, without asking a `__str__` of the user's: its own arguments."""
-    given = error.args
-    if type(error) is KeyError and len(given) == 1:
-        return repr(given[0]) if type(given[0]) in (str, int) else type(given[0]).__name__
-    said = [part for part in given if type(part) in (str, int, float)]
-    if isinstance(error, OSError) and len(given) >= 2 and type(given[1]) is str:
-        return given[1]
-    return str(said[0]) if said else getattr(error, "msg", None) or ""
-
-
-def members(thing: Any) -> dict[str, Any]:
-    """The attributes that an object has of its own; of a module its parameters, buffers and children, too."""
-    found = attributes(thing)
-    if issubclass(type(thing), torch.nn.Module):
-        for table in ("_parameters", "_buffers", "_modules"):
-            found |= {name: value for name, value in (found.get(table) or {}).items() if value is not None}
-    return found
 
 
 def is_tensor(value: Any) -> bool:

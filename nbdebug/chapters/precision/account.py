@@ -35,6 +35,9 @@ def report_of(facts: PrecisionFacts, mode: str, model: Any) -> PrecisionReport:
 def _headline(facts: PrecisionFacts) -> str:
     if not facts.float32.finite:
         return "The step is not finite in float32 either: %nan_trace names the op that does it."
+    if not facts.kept and facts.order is not None:
+        return ("No module needs float32; what is wrong is the order of the step. "
+                f"In {facts.dtype} the loss is off by {distance(facts.half.off)}.")
     if not facts.kept:
         return f"Nothing needs float32: in {facts.dtype} the loss is off by {distance(facts.half.off)}."
     if facts.kept == ("",):

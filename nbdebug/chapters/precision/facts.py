@@ -5,7 +5,8 @@
     ├── culprits: Culprit            the modules that have to be kept, each with what goes wrong in it
     ├── modules: Module              every module: the sizes of its values against the dtype's ends, its own error
     ├── tries: Tried                 what was tried, in order
-    └── scaling: Scaling             gradients that half precision loses to zero, and what a loss scale does to them
+    ├── scaling: Scaling             gradients that half precision loses to zero, and what a loss scale does to them
+    └── order: Order                 a step whose gradients are changed before the loss scale is taken out of them
 """
 
 from __future__ import annotations
@@ -106,6 +107,23 @@ class Scaling:
 
 
 @dataclasses.dataclass(frozen=True)
+class Order:
+    """What an optimizer gets depends on the loss scale. left, written, got: norms of all gradients behind backward,
+    when the scale was taken out, and when the optimizer stepped, with `scale`; got_smaller: the last with a scale 16
+    times smaller; mended: the last with the scale taken out right behind backward; never: nobody takes it out; where:
+    the line that changes gradients while they carry the scale."""
+
+    scale: float
+    left: float
+    written: float
+    got: float
+    got_smaller: float
+    mended: float
+    never: bool
+    where: Where = NOWHERE
+
+
+@dataclasses.dataclass(frozen=True)
 class PrecisionFacts:
     """See the top of the file. largest, tiny: the dtype's largest and smallest normal number; minimal: the tries show
     that nothing can be taken out; stopped: why the search ended early, or ""."""
@@ -126,4 +144,5 @@ class PrecisionFacts:
     stopped: str = ""
     scaling: Scaling | None = None
     epsilon: tuple[float, str, str] | None = None
+    order: Order | None = None
     unchecked: tuple[str, ...] = ()

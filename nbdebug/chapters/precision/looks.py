@@ -78,6 +78,8 @@ def _culprit(name: str, copies: Copies, trials: Trials, measured: Measured, kept
 def _scaling(half: Outcome, copies: Copies, trials: Trials, reference: Outcome) -> Scaling | None:
     """Gradients that are zero in half precision and not in float32, and whether a loss scale brings them back."""
     lost = _lost(half, reference)
+    if trials.scaler is not None:
+        return None  # the step scales its loss itself
     if copies.dtype != torch.float16 or not lost or not half.finite:
         return None
     tried = [(scale, trials.run(copies.half(), copies.running, scale)) for scale in SCALES]

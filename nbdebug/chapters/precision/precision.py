@@ -7,6 +7,7 @@ is looked up op by op; and the mixed model is tried. The user's model is left as
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,11 +15,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from nbdebug.chapters.precision import looks
+from nbdebug.chapters.precision import looks, order
 from nbdebug.chapters.precision.account import PrecisionReport, report_of
 from nbdebug.chapters.precision.copies import MODES, Copies
 from nbdebug.chapters.precision.facts import PrecisionFacts, Tried
 from nbdebug.chapters.precision.measure import Measured
+from nbdebug.chapters.precision.own_step import OwnStep, gradients_aside
 from nbdebug.chapters.precision.search import Search, Stopped
 from nbdebug.chapters.precision.tree import search
 from nbdebug.chapters.precision.trial import Trials, off
@@ -35,24 +37,29 @@ def precision(model: nn.Module, batch: Any, loss_fn: Callable[[Any, Any], torch.
               progress: bool = True) -> PrecisionReport:
     """Find the smallest set of modules that must stay in float32; the report's `fp32_modules`.
 
-    loss_fn: `loss_fn(model, batch)`, or a criterion of (outputs, targets) for batches of a pair. batch, more_batches:
-    as it takes them; the step has to work on each. dtype: "float16" or
-    "bfloat16". mode: "autocast" (the model as it is, under torch.autocast) or "cast" (weights and inputs cast, as by
-    `model.half()`). A step works when loss and gradients are finite and every loss is within `tolerance` of the
-    float32 loss, relative. budget: seconds for the search (None: until done); Ctrl-C ends it as well, and the best set
-    so far is reported, as not shown to be minimal. optimizer: its epsilon is compared with the dtype. Raises TypeError
-    and ValueError for arguments of another kind; an exception of `loss_fn` in float32 passes.
+    loss_fn: `loss_fn(model, batch)`, or a criterion of (outputs, targets) for batches of a pair; it may make the whole
+    step itself (backward, GradScaler, clipping): it then ends where the optimizer would step. batch, more_batches: as
+    it takes them; the step has to work on each. dtype: "float16" or "bfloat16". mode: "autocast" (the model as it is,
+    under torch.autocast) or "cast" (weights and inputs cast, as by `model.half()`). A step works when loss and
+    gradients are finite and every loss is within `tolerance` of the float32 loss, relative. budget: seconds for the
+    search (None: until done); Ctrl-C ends it as well, and the best set so far is reported, as not shown to be minimal.
+    optimizer: its epsilon is compared with the dtype. Raises TypeError and ValueError for arguments of another kind; an
+    exception of `loss_fn` in float32 passes.
     """
     half = _dtype(dtype)
     _check(model, loss_fn, mode, tolerance, budget)
     model = getattr(model, "_orig_mod", model)
     ask = asked(loss_fn, model, batch)[0]
     copies, trials = Copies(model, half, mode), Trials(ask, [batch, *more_batches])
-    measured = Measured(copies, trials)
-    if measured.outcome.error:
-        ask(model, batch)  # the user's own exception, as it is
-        raise RuntimeError(f"the step fails on a float32 copy of the model: {measured.outcome.error}")
-    return report_of(_found(copies, trials, measured, tolerance, budget, optimizer, progress), mode, model)
+    with gradients_aside(model):
+        measured = Measured(copies, trials)
+        if measured.outcome.error:
+            with OwnStep():
+                ask(model, batch)  # the user's own exception, as it is
+            raise RuntimeError(f"the step fails on a float32 copy of the model: {measured.outcome.error}")
+        facts = _found(copies, trials, measured, tolerance, budget, optimizer, progress)
+        facts = dataclasses.replace(facts, order=order.look(ask, model, batch, trials))
+    return report_of(facts, mode, model)
 
 
 def _found(copies: Copies, trials: Trials, measured: Measured, tolerance: float, budget: float | None, optimizer: Any,

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from nbdebug.chapters.precision.own_step import OwnStep
 from nbdebug.observe.state import sources
 from nbdebug.observe.tensors import all_finite
 
@@ -39,11 +40,13 @@ class Outcome:
 
 
 class Trials:
-    """Runs steps. loss_fn(model, batch) gives the loss of one batch; scale: the loss is multiplied by it before
-    backward, and the norms are divided by it again."""
+    """Runs steps. loss_fn(model, batch) gives the loss of one batch, and may do backward and more itself, up to the
+    optimizer's step (`own_step`); scale: the loss is multiplied by it before backward, and the norms are divided by it
+    again. scaler: the GradScaler that loss_fn uses itself."""
 
     def __init__(self, loss_fn: Callable[[nn.Module, Any], torch.Tensor], batches: Sequence[Any]):
         self.loss_fn, self.batches = loss_fn, list(batches)
+        self.scaler: Any = None
         self._random = [(write, read()) for _, read, write in sources()]
 
     @contextlib.contextmanager
@@ -77,13 +80,17 @@ class Trials:
         return Outcome(tuple(losses), tuple(bad), norms, spent["seconds"], spent["memory"])
 
     def _step(self, model: nn.Module, batch: Any, around: Callable[[], Any], scale: float) -> float:
-        with torch.enable_grad(), around():
+        loss: Any = None
+        with torch.enable_grad(), OwnStep(scale) as own, around():
             loss = self.loss_fn(model, batch)
+        self.scaler = self.scaler or own.scaler
+        if own.backward:
+            return own.loss
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             raise TypeError(f"loss_fn gives a tensor with one element; it gave {type(loss).__name__}")
         if loss.requires_grad:
-            (loss * scale).sum().backward()
-        return float(loss.detach())
+            (loss * (1.0 if own.scaler is not None else scale)).sum().backward()
+        return float(loss.detach()) / (scale if own.scaler is not None else 1.0)
 
 
 def off(outcome: Outcome, reference: Outcome) -> float:

@@ -20,7 +20,7 @@ from torch import nn
 import nbdebug
 from nbdebug.chapters.training.watch.depth import against_itself, along, jumps
 from nbdebug.chapters.training.watch.history import Thinned
-from nbdebug.chapters.training.watch.live import Live
+from nbdebug.live import Live
 from nbdebug.views import html, pixels, watch, watch_chart
 from tests.training.healthy import KINDS
 
@@ -197,7 +197,7 @@ def test_tables() -> None:
     model = network()
     seen = train(model, sgd(model), 3)
     assert list(seen.frame) == ["step", "name", "norm", "norm_after", "weight_norm", "update_ratio"]
-    assert list(seen.totals) == ["step", "loss", "norm", "norm_after", "clipped", "skipped", "lr"]
+    assert list(seen.totals) == ["step", "loss", "norm", "norm_after", "clipped", "skipped", "lr", "scale"]
     assert len(seen.frame) == 18 and seen.totals.lr.tolist() == [0.01] * 3
 
 

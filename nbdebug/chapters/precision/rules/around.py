@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nbdebug.catalogue import rule
-from nbdebug.chapters.precision.facts import PrecisionFacts
+from nbdebug.chapters.precision.facts import Order, PrecisionFacts
 from nbdebug.chapters.precision.rules.words import listed, short
 from nbdebug.finding import Finding, Fix, Where
 
@@ -34,6 +34,44 @@ def loss_scale_needed(facts: PrecisionFacts) -> Finding | None:
                 "norm of all gradients off by": f"{scaling.off:.1%}"}
     module = scaling.lost[0].rpartition(".")[0]
     return Finding("precision/loss-scale-needed", title, Where(phase="backward", module=module), evidence, (fix,))
+
+
+@rule(
+    code="precision/unscale-order",
+    title="Gradients are changed while they still carry the loss scale.",
+    symptom="With a GradScaler the model hardly learns, or in leaps; without it the same script does. The norm that "
+            "`clip_grad_norm_` returns is in the thousands.",
+    cause="`scaler.scale(loss).backward()` leaves gradients that are 65,536 times too large. Clipped to 1 and unscaled "
+          "afterwards they are 65,536 times too small; never unscaled, they make an update that is far too large. Seen "
+          "in a whole training the same fault is called training/clip-before-unscale.",
+    confirm="What the optimizer gets must be the same with `GradScaler(init_scale=2**12)` as with `2**16`.",
+    fix="scale, backward, `scaler.unscale_(optimizer)`, clip, `scaler.step(optimizer)`, `scaler.update()`: in this "
+        "order.",
+    reference="https://docs.pytorch.org/docs/stable/notes/amp_examples.html#gradient-clipping",
+)
+def unscale_order(facts: PrecisionFacts) -> Finding | None:
+    order = facts.order
+    if order is None:
+        return None
+    said = (f"The loss scale {order.scale:g} is never taken out of the gradients" if order.never else
+            f"Gradients are changed while they still carry the loss scale {order.scale:g}: from a norm of "
+            f"{short(order.left)} to {short(order.written)}")
+    title = (f"{said}; the optimizer gets a norm of {short(order.got)} where it should get {short(order.mended)}")
+    code = ("scaler.scale(loss).backward()\nscaler.unscale_(optimizer)\n"
+            "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\nscaler.step(optimizer)\nscaler.update()")
+    fix = Fix("Let the scaler step the optimizer: it takes the scale out." if order.never else
+              "Take the scale out first, then clip.", code, _nearer(order),
+              {"norm that the optimizer gets": order.mended, "before": order.got})
+    evidence = {"where": ("clip_grad_norm_", "unscale_", "scaler"), "scale": order.scale,
+                "norm behind backward": order.left, "norm when the scale is taken out": order.written,
+                "norm that the optimizer gets": order.got, "the same with a scale 16 times smaller": order.got_smaller}
+    return Finding("precision/unscale-order", title, order.where, evidence, (fix,))
+
+
+def _nearer(order: Order) -> bool:
+    """With the scale taken out behind backward, is the norm no larger than the whole gradient's, and not vanishing?"""
+    whole = order.left / order.scale
+    return 0 < order.mended <= 1.01 * whole and order.mended != order.got
 
 
 @rule(

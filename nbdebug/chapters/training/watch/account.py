@@ -10,7 +10,7 @@ import math
 import statistics
 from typing import Any
 
-from nbdebug.chapters.training.watch import named
+from nbdebug.chapters.training.watch import named, scaled
 from nbdebug.chapters.training.watch.depth import against_itself, along, jumps
 from nbdebug.chapters.training.watch.layers import courses, heat, levels
 from nbdebug.finding import Finding, Report, RuledOut
@@ -31,7 +31,7 @@ STEPS, LAYERS, POINTS = 120, 40, 400
 def report(watch: Any, subject: str) -> Report:
     """The report of a watch, at any time."""
     verdicts = watch.verdicts()
-    found = [*_gradients(watch), *named.units(watch.units), *named.losses(verdicts)]
+    found = [*_gradients(watch), *scaled.findings(*_scales(watch)), *named.units(watch.units), *named.losses(verdicts)]
     facts = {"steps": watch.steps, "headline": _headline(watch, found, verdicts), "watch": picture(watch)}
     ruled_out = [r for r in (_no_bad(watch), _depth_is_even(watch), *_units_alive(watch)) if r]
     told = {f.title for f in found}
@@ -78,7 +78,7 @@ def _gradients(watch: Any) -> list[Finding]:
 
 
 def _no_bad(watch: Any) -> RuledOut | None:
-    if watch.history.bad or not watch.history.measured:
+    if watch.history.bad or not watch.history.measured or scaled.findings(*_scales(watch)):
         return None
     count = len(watch.history.seen)
     return RuledOut("NaN or infinite gradients", f"none in {watch.history.measured:,} steps of {count:,} parameters")
@@ -103,7 +103,7 @@ def _units_alive(watch: Any) -> list[RuledOut]:
 
 def _steps_clipped(watch: Any) -> list[str]:
     clipped, measured = watch.history.clipped, watch.history.measured
-    if not clipped:
+    if not clipped or watch.history.scales.clipped_early():
         return []
     share = clipped / measured
     totals = [t for t in watch.history.totals.items if t.clipped]
@@ -169,13 +169,16 @@ def _odd(watch: Any) -> list[str]:
     notes = []
     if unheld := watch.unheld:
         notes.append(f"No optimizer holds {named.listed(unheld)}, although gradients are asked for: not trained.")
-    if skipped := watch.history.skipped:
-        notes.append(f"GradScaler skipped {skipped:,} of {watch.steps:,} steps: normal while it seeks its scale.")
+    notes += scaled.notes(*_scales(watch))
     if watch.updates_full:
         notes.append("Updates are no longer measured: the device had no room for a copy of the weights.")
     few = [s for s in watch.units if named.MANY <= s.share < named.MOST]
     notes += [f"{s.share:.0%} of the units of `{s.module}` are {s.kind}." for s in few[:3]]
     return notes + ([f"The live view has stopped: {watch.live_fault}."] if watch.live_fault else [])
+
+
+def _scales(watch: Any) -> tuple[Any, list[str], list[str]]:
+    return watch.history.scales, watch.roster.names, watch.roster.layers
 
 
 def _unchecked(watch: Any) -> list[str]:
@@ -213,7 +216,7 @@ def picture(watch: Any, quick: bool = False, layers: str = "") -> dict[str, Any]
             "clipped": [t.step for t in totals if t.clipped],
             "losses": _thin([[step, value] for step, value, _ in losses if value is not None], POINTS),
             "validation": [[step, val] for step, _, val in losses if val is not None][-POINTS:],
-            "parameters": len(watch.history.seen), "steps seen": steps}
+            "parameters": len(watch.history.seen), "steps seen": steps, **scaled.picture(watch.history.scales, POINTS)}
 
 
 def _thin(items: list[Any], most: int) -> list[Any]:

@@ -71,6 +71,11 @@ class Gradients:
         """Those of which a changed norm would not be known without measuring again."""
         return {n for n, g in self.roster.gradients(numbers) if self._marks.get(n) == (id(g), g._version)}
 
+    def written(self, numbers: list[int]) -> list[tuple[int, Any]]:
+        """Those that something has written into since the last backward, as far as that is known."""
+        known = [(n, g) for n, g in self.roster.gradients(numbers) if n not in self._used and n in self._marks]
+        return known if not self.trusted else [(n, g) for n, g in known if self._marks[n] != (id(g), g._version)]
+
     def used(self, numbers: list[int]) -> None:
         """The optimizer has stepped with these."""
         self._used.update(numbers)

@@ -10,28 +10,15 @@ import statistics
 from array import array
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any, Generic, TypeVar
+from typing import Any
+
+from nbdebug.chapters.training.watch.scales import Scales
+from nbdebug.chapters.training.watch.thinned import Thinned
 
 CLIPPED = 1e-5
 """Relative: a step is clipped where the norm of all gradients fell by more than rounding does."""
 TOTALS = 20
 """Steps are kept so many times longer as one line each than with all their parameters."""
-Item = TypeVar("Item")
-
-
-class Thinned(Generic[Item]):
-    """A list that keeps its last `keep` items, and of older ones ever fewer: whenever it holds twice that, every second
-    of the older half goes."""
-
-    def __init__(self, keep: int):
-        self.keep = keep
-        self.items: list[Item] = []
-
-    def append(self, item: Item) -> None:
-        self.items.append(item)
-        if len(self.items) > 2 * self.keep:
-            older = len(self.items) - self.keep
-            self.items[:older] = self.items[:older:2]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -49,7 +36,8 @@ class Row:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Total:
-    """One step in one line. loss: the sum of backward's roots; skipped: the update was left out by GradScaler."""
+    """One step in one line. loss: the sum of backward's roots; skipped: the update was left out by GradScaler; scale:
+    the scale that it used."""
 
     step: int
     loss: float | None
@@ -57,6 +45,7 @@ class Total:
     after: float | None
     skipped: bool = False
     lr: float | None = None
+    scale: float | None = None
 
     @property
     def clipped(self) -> bool:
@@ -66,11 +55,12 @@ class Total:
 class History:
     """rows: by step and parameter; totals: by step; steps, measured, clipped, skipped: exact counts; bad: the first
     step in which a parameter's gradient was not finite, and in how many; zero: for each parameter, in how many of its
-    measured steps the gradient was exactly zero."""
+    measured steps the gradient was exactly zero; scales: of a GradScaler."""
 
     def __init__(self, keep: int):
         self.rows: Thinned[Row] = Thinned(keep)
         self.totals: Thinned[Total] = Thinned(TOTALS * keep)
+        self.scales = Scales(TOTALS * keep)
         self.steps = self.measured = self.clipped = self.skipped = 0
         self.bad: dict[int, list[float]] = {}  # number: first step, how many, the value
         self.zero: Counter[int] = Counter()

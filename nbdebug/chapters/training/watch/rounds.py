@@ -19,14 +19,15 @@ from nbdebug.chapters.training.watch.history import History, Row, Total, doubles
 from nbdebug.chapters.training.watch.late import Post
 from nbdebug.chapters.training.watch.norms import Norms, capturing, unseen
 from nbdebug.chapters.training.watch.roster import Roster
+from nbdebug.chapters.training.watch.scaled_steps import Scaled
 from nbdebug.chapters.training.watch.updates import Updates
 
 
 @dataclasses.dataclass
 class Step:
     """A step that has begun. parcels: what was measured, by what it is ("before", "after", "weight", "moved", "loss",
-    "found"), and of which parameters it counts; held: parameters with a gradient; again: of those in "after", which had
-    not changed as far as their version tells."""
+    "found", "scale", "written"), and of which parameters it counts; held: parameters with a gradient; again: of those
+    in "after", which had not changed as far as their version tells."""
 
     number: int
     parcels: list[tuple[str, Norms, frozenset[int]]] = dataclasses.field(default_factory=list)
@@ -46,6 +47,7 @@ class Rounds:
         self.gradients, self.updates, self.post = Gradients(roster), Updates(roster), Post()
         self.scaler, self.told = scaler, told
         self.number, self.current = 0, None
+        self.scaled = Scaled(self)
         self._roots: list[tuple[torch.Tensor, set[int]]] = []  # losses, and whose gradients came of them
         self._closure = 0  # evaluations seen within a step with a closure, counted from 1; 0: not in one
 
@@ -108,6 +110,8 @@ class Rounds:
         scale = around._scale if around is not None and around.is_enabled() else None
         step.losses += [r if scale is None else r / scale.to(r.device).reshape(()) for r, _ in self._roots]
         self._roots = []
+        if scale is not None:
+            step.parcels += self.scaled.parcels(around, optimizer, step.parcels)
         if not step.measured:
             return
         again = self._weighed(step)
@@ -174,7 +178,11 @@ class Rounds:
             first, last = together(was), together(now)
             row = Row(step.number, _ints(numbers), was, now, *_ratios(numbers, read))
         self.history.steps += 1
-        self.history.add(Total(step.number, loss, first, last, skipped, step.lr), row)
+        self.history.add(Total(step.number, loss, first, last, skipped, step.lr, plain.get("scale")), row)
+        if "scale" in plain:
+            self.history.scales.add(step.number, plain["scale"], skipped, before)
+            if step.measured:
+                self.history.scales.written(before, read.get("written", {}))
         self.told(step.number)
 
     def _trust(self, step: Step, before: dict[int, float], after: dict[int, float]) -> None:
@@ -189,8 +197,14 @@ class Rounds:
             self.end()
         self.post.hear(wait=True)
 
+    def dropped(self, numbers: list[int]) -> None:
+        """A step with these gradients was left out."""
+        self._roots = [known for known in self._roots if not known[1].issubset(numbers)]
+        self.gradients.used(numbers)
+
     def leave(self) -> None:
         """Hold nothing any more."""
+        self.scaled.forget()
         self.current, self._roots = None, []
         self.gradients.forget()
         self.updates.forget()

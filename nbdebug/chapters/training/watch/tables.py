@@ -8,7 +8,7 @@ from typing import Any
 from nbdebug.chapters.training.watch.history import History
 
 COLUMNS = ("step", "name", "norm", "norm_after", "weight_norm", "update_ratio")
-TOTALS = ("step", "loss", "norm", "norm_after", "clipped", "skipped", "lr")
+TOTALS = ("step", "loss", "norm", "norm_after", "clipped", "skipped", "lr", "scale")
 
 
 def frame(history: History, names: list[str]) -> Any:
@@ -32,6 +32,6 @@ def totals(history: History) -> Any:
     """A row for each step."""
     import pandas
 
-    rows = [(t.step, t.loss, t.before, t.after, t.clipped, t.skipped, t.lr) for t in history.totals.items]
+    rows = [(t.step, t.loss, t.before, t.after, t.clipped, t.skipped, t.lr, t.scale) for t in history.totals.items]
     table = pandas.DataFrame(rows, columns=list(TOTALS))
-    return table.astype(dict.fromkeys(("loss", "norm", "norm_after", "lr"), float))
+    return table.astype(dict.fromkeys(("loss", "norm", "norm_after", "lr", "scale"), float))

@@ -18,13 +18,14 @@ import torch
 
 from nbdebug.chapters.training.watch import account, tables
 from nbdebug.chapters.training.watch.asked import Pace, loss_of
-from nbdebug.chapters.training.watch.history import TOTALS, History, Thinned
-from nbdebug.chapters.training.watch.live import Live
+from nbdebug.chapters.training.watch.history import TOTALS, History
 from nbdebug.chapters.training.watch.losses import Verdict, verdicts
 from nbdebug.chapters.training.watch.roster import Roster
 from nbdebug.chapters.training.watch.rounds import Rounds
+from nbdebug.chapters.training.watch.thinned import Thinned
 from nbdebug.chapters.training.watch.units import Units, UnitsSeen
 from nbdebug.finding import Report
+from nbdebug.live import Live
 from nbdebug.observe.engine import EngineWatch
 from nbdebug.observe.given import check_scaler, models_of, optimizers_of
 from nbdebug.subject import Subject
@@ -74,6 +75,7 @@ class GradWatch:
 
     def _attach(self) -> None:
         self._engine.attach()
+        self._rounds.scaled.attach(self._guarded)
         for optimizer in self._optimizers:
             self._handles += [optimizer.register_step_pre_hook(self._before),
                               optimizer.register_step_post_hook(self._after)]
@@ -82,6 +84,7 @@ class GradWatch:
 
     def _detach(self) -> None:
         self._engine.detach()
+        self._rounds.scaled.detach()
         if self._units is not None:
             self._units.detach()
         while self._handles:
@@ -244,7 +247,7 @@ class GradWatch:
 
     @property
     def totals(self) -> Any:
-        """A pandas table with a row for each step: step, loss, norm, norm_after, clipped, skipped, lr."""
+        """A pandas table with a row for each step: step, loss, norm, norm_after, clipped, skipped, lr, scale."""
         self._hear()
         return tables.totals(self.history)
 
@@ -254,8 +257,7 @@ class GradWatch:
         return account.report(self, self.subject)
 
     def figure(self) -> Any:
-        """A matplotlib Figure: norms of layers over steps as a map, norms of all and losses as curves. Raises
-        ValueError while there is nothing to draw."""
+        """A matplotlib Figure: norms of layers over steps as a map, the rest as curves. ValueError if there is none."""
         return self.report().figure()
 
     def live(self, show: Callable[[str], object]) -> GradWatch:

@@ -1,0 +1,160 @@
+"""What the failing op was given, and what the user calls each of it.
+
+The innermost frame is often torch's: a Linear's `forward` with its `input`, a loss with `input` and `target`. Their
+names there say the role; the user's own name for the same tensor stands in the user's frames. Beyond torch's frames
+come the operands of the user's line.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from nbdebug.chapters.error.facts import TensorFact
+from nbdebug.chapters.error.lying import members
+from nbdebug.chapters.error.operands import operands
+from nbdebug.chapters.error.scene import Scene, fact, is_tensor
+from nbdebug.observe.frames import Frame
+from nbdebug.observe.named import MODULES_OWN, attributes, key_text
+
+CALLS = ("_call_impl", "_wrapped_call_impl", "__call__", "_slow_forward")
+"""Frames around a module's forward, which hold the same tensors under no name of their own."""
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_TELLING = tuple(_TORCH + part for part in ("nn", "optim", "functional.py"))
+"""Torch's frames whose names say a role; those of its inner parts (`_decomp`, `_refs`, `library`) say nothing."""
+MOST = 60
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Asked:
+    """A tensor that the failing op was given. name: as the user would write it, or what it is ("the input of `2`").
+    role: its name in torch's function ("input", "weight", "target"), "" of the user's own operand. owner: the dotted
+    name of the module whose parameter or buffer it is. known: the name is a variable's, an attribute's or a weight's.
+    """
+
+    value: torch.Tensor
+    name: str
+    role: str = ""
+    owner: str | None = None
+    known: bool = True
+
+    def fact(self, *, read: bool = False) -> TensorFact:
+        return fact(self.name, self.value, read=read)
+
+
+def asked(scene: Scene) -> list[Asked]:
+    """The tensors at hand where it failed, each once: of torch's innermost function, of the module around it, then of
+    the user's line. Empty where the op was given none by a name."""
+    names = Names(scene)
+    found: dict[int, Asked] = {}
+    for role, value in _given(scene):
+        if id(value) not in found and len(found) < MOST:
+            found[id(value)] = names.asked(value, role)
+    for text, value in operands(scene.users[0]) if scene.users else ():
+        if is_tensor(value) and (id(value) not in found or not found[id(value)].known):
+            role = found[id(value)].role if id(value) in found else ""
+            found[id(value)] = dataclasses.replace(names.asked(value, role), name=text, known=True)
+    return list(found.values())
+
+
+def _given(scene: Scene) -> Iterator[tuple[str, torch.Tensor]]:
+    """(role, tensor) of torch's and the libraries' frames below the user's line, down to the innermost module's."""
+    for frame in within(scene):
+        for role, value in frame.names.items():
+            if is_tensor(value):
+                yield role, value
+            elif type(value) in (list, tuple) and len(value) <= MOST:
+                yield from ((f"{role}[{i}]", item) for i, item in enumerate(value) if is_tensor(item))
+        if frame.module is not None:
+            for role, value in members(frame.module).items():
+                if is_tensor(value):
+                    yield role, value
+            return
+
+
+def within(scene: Scene) -> list[Frame]:
+    """The frames below the user's innermost line, innermost first, without those that only pass a call on."""
+    found = []
+    for frame in reversed(scene.trail):
+        if frame.users:
+            break
+        file = frame.site.file
+        if frame.site.function not in CALLS and (file.startswith(_TELLING) or not file.startswith(_TORCH)):
+            found.append(frame)
+    return found
+
+
+def failing_module(scene: Scene) -> nn.Module | None:
+    """The innermost module whose method was running."""
+    return next((frame.module for frame in reversed(scene.trail) if frame.module is not None), None)
+
+
+class Names:
+    """What the user calls a tensor, and what a module is called: by identity, never by comparing."""
+
+    def __init__(self, scene: Scene):
+        self.scene = scene
+        self.variables: dict[int, str] = {}
+        for name, value, _ in scene.variables():
+            for text, item in ((name, value), *_items(name, value)):
+                if is_tensor(item):
+                    self.variables.setdefault(id(item), text)
+        self.weights: dict[int, tuple[str, str]] = {}
+        self._modules: dict[int, str] | None = None
+        self.failing = failing_module(scene)
+        for model in scene.owners.models.values():
+            for name, part in model.named_modules():
+                self._own(part, f"{self.module(model)}.{name}".rstrip("."))
+        if self.failing is not None:
+            self._own(self.failing, self.module(self.failing))
+
+    def _own(self, part: nn.Module, path: str) -> None:
+        for table in ("_parameters", "_buffers"):
+            for name, value in (attributes(part).get(table) or {}).items():
+                if is_tensor(value):
+                    self.weights.setdefault(id(value), (path, name))
+
+    def asked(self, value: torch.Tensor, role: str) -> Asked:
+        if id(value) in self.weights:
+            owner, name = self.weights[id(value)]
+            return Asked(value, f"{owner}.{name}", role, owner)
+        if id(value) in self.variables:
+            return Asked(value, self.variables[id(value)], role)
+        inner = f"`{self.module(self.failing)}`" if self.failing is not None else "the op"
+        told = "what {} is given" if role in ("input", "x", "") else f"the {role} of {{}}"
+        return Asked(value, told.format(inner), role, None, False)
+
+    def module(self, module: Any) -> str:
+        """`net.stages.3.1`; of one that no model has registered the way to it ("net.blocks[1]"), or its class."""
+        known = self.scene.owners.paths.get(id(module))
+        hidden = self.unregistered(module)
+        root = module is not None and any(module is m for m in self.scene.owners.models.values())
+        if known is not None and not (root and hidden):
+            return known
+        return hidden or known or type(module).__name__
+
+    def unregistered(self, module: Any) -> str | None:
+        """The way to a module that lies in a plain list, tuple or dict of another, and so is no part of it."""
+        if self._modules is None:
+            self._modules = {}
+            for model in self.scene.owners.models.values():
+                for part in model.modules():
+                    for name, value in attributes(part).items():
+                        for text, item in _items(f"{self.scene.owners.paths.get(id(part))}.{name}", value):
+                            if name not in MODULES_OWN and issubclass(type(item), nn.Module):
+                                self._modules.setdefault(id(item), text)
+        return self._modules.get(id(module))
+
+
+def _items(name: str, value: Any) -> list[tuple[str, Any]]:
+    """The items of an exact dict, list or tuple, by the text that gets them."""
+    if type(value) is dict:
+        return [(f"{name}[{key_text(key)}]", item) for key, item in [*value.items()][:MOST]]
+    if type(value) in (list, tuple):
+        return [(f"{name}[{i}]", item) for i, item in enumerate(value[:MOST])]
+    return []

@@ -1,0 +1,51 @@
+"""What kinds of error about one tensor share: the tensor's part in the op, the way it came, a cure that was tried."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from nbdebug.chapters.error.facts import NOWHERE, TensorFact
+from nbdebug.finding import Link, Where
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A tensor that an op was given. role: its name in torch's function ("input", "target"), "" of an operand of the
+    user's line. owner: the module whose weight it is. known: the tensor's name is one that the user can write."""
+
+    fact: TensorFact
+    role: str = ""
+    owner: str | None = None
+    known: bool = True
+
+    @property
+    def name(self) -> str:
+        return self.fact.name
+
+    @property
+    def told(self) -> str:
+        """The name in a sentence: `x`, or "what `net.2` is given"."""
+        return f"`{self.name}`" if self.known else self.name
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """The binding in which a tensor got what is wrong with it. name: what was bound; code: the text of its value; call:
+    the last name of what made it ("from_numpy"), "" where no call did; way: from there to the failing line."""
+
+    name: str
+    code: str
+    call: str
+    where: Where = NOWHERE
+    way: tuple[Link, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Cure:
+    """code: what was tried, as the user would write it. worked: None where it could not be tried."""
+
+    code: str
+    worked: bool | None = None
+    after: Mapping[str, Any] = dataclasses.field(default_factory=dict)

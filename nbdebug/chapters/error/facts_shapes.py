@@ -1,0 +1,76 @@
+"""What a size that does not fit shows: the op, what it was given, what it wanted, where the size came from, and the
+cures that were tried."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from nbdebug.chapters.error.facts import Raised
+from nbdebug.finding import Where
+
+Shape = tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Operand:
+    """A tensor or array that the op was given. name: the user's text for it, "" where it has none; role: torch's name
+    for it ("input", "target", "attn_mask"), "" in an expression of the user's; shape: None where it can't be told."""
+
+    name: str
+    role: str = ""
+    shape: Shape | None = None
+    dtype: str = ""
+    weight: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """The module of torch's that failed. path: its name in the model; sizes: what it was made for (in_features)."""
+
+    path: str
+    kind: str
+    sizes: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Passed:
+    """One step on the way of a size: after this layer or op the shape was this."""
+
+    what: str
+    shape: Shape
+
+
+@dataclasses.dataclass(frozen=True)
+class Cure:
+    """A change that was thought of. slug: which kind of change; name: of the tensor or module that it changes; code:
+    what the user would write; verified: it was tried and the op ran (None: not tried); result: the shape it gave."""
+
+    slug: str
+    name: str
+    code: str
+    verified: bool | None = None
+    result: Shape | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class ShapeFacts:
+    """kind: what does not fit (see looks.shapes.said). op: as the user wrote it ("@", "cat", "view"). axis, wanted,
+    got: where, and the two sizes. numbers: plain arguments of the op by their text (`dim=2`, a shape). entered: the
+    user's tensor that went into the failing module from the user's line. passed: how the shape came about, in order."""
+
+    raised: Raised
+    kind: str
+    op: str
+    operands: tuple[Operand, ...] = ()
+    layer: Layer | None = None
+    axis: int | None = None
+    wanted: int | None = None
+    got: int | None = None
+    which: int | None = None
+    numbers: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    entered: Operand | None = None
+    entered_at: Where = Where()
+    passed: tuple[Passed, ...] = ()
+    cures: tuple[Cure, ...] = ()

@@ -1,0 +1,192 @@
+"""A state that does not fit: the model or the optimizer that it was given to is in torch's frame, with the state."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import nn
+
+from nbdebug.chapters.error.facts_state import OptimizerMismatch, Renamed, Resized, StateMismatch
+from nbdebug.chapters.error.key_matching import best_change, fitting
+from nbdebug.chapters.error.looks.constructors import size_of
+from nbdebug.chapters.error.lying import is_tensor, shape_of
+from nbdebug.chapters.error.operands import expression
+from nbdebug.chapters.error.scene import Scene
+from nbdebug.observe.frames import Frame
+from nbdebug.observe.named import attributes
+
+MODEL = re.compile(r"Error\(s\) in loading state_dict for ([\w.]+)|Expected state_dict to be dict-like")
+OPTIMIZER = re.compile(r"loaded state dict (has a different number of parameter groups|contains a parameter group)")
+LISTED = {"missing": re.compile(r"Missing key\(s\) in state_dict: (.*?)\. ?(?:\n|$)"),
+          "unexpected": re.compile(r"Unexpected key\(s\) in state_dict: (.*?)\. ?(?:\n|$)")}
+SIZES = re.compile(r"size mismatch for (\S+): copying a param with shape (?:torch\.Size\()?\(?\[?([\d, ]*)\]?\)?\)? from "
+                   r"checkpoint, the shape in current model is (?:torch\.Size\()?\(?\[?([\d, ]*)\]?")
+DICTS = 50
+"""Entries of what was given that are looked into for the state."""
+
+
+def look_model(scene: Scene) -> StateMismatch | None:
+    said = MODEL.search(scene.message)
+    frame = _torchs(scene, "load_state_dict")
+    if said is None or (frame is None and said[1] is None):
+        return None
+    names = frame.names if frame is not None else {}
+    model, given = names.get("self"), names.get("state_dict")
+    written, source = _written(scene, "load_state_dict")
+    kind = type(model).__name__ if model is not None else (said[1] or "the model").rpartition(".")[2]
+    facts = StateMismatch(
+        scene.raised(), written or scene.owners.paths.get(id(model)) or kind, kind, source or "state",
+        names.get("strict") is not False, **{word: _listed(pattern, scene.message) for word, pattern in LISTED.items()},
+        resized=tuple(_resized(scene.message, model)))
+    if isinstance(given, nn.Module):
+        return _replaced(facts, whole_model=True)
+    if not issubclass(type(model), nn.Module) or not issubclass(type(given), dict):
+        return facts
+    return _matched(facts, model, given)
+
+
+def _replaced(facts: StateMismatch, **changes: Any) -> StateMismatch:
+    return type(facts)(**{**{name: getattr(facts, name) for name in facts.__dataclass_fields__}, **changes})
+
+
+def _matched(facts: StateMismatch, model: Any, given: Mapping[str, Any]) -> StateMismatch:
+    """With what the keys and shapes of both sides say."""
+    wanted = shapes_of(model)
+    inside, saved = max(_states(given), key=lambda pair: _score(pair[1], wanted), default=(None, {}))
+    change = best_change(saved, wanted)
+    after = {change.applied(key) if change else key: shape for key, shape in saved.items()}
+    resized = facts.resized or tuple(
+        _with_argument(Resized(key, shape, wanted[key]), model) for key, shape in after.items()
+        if key in wanted and wanted[key] != shape)
+    return _replaced(
+        facts, resized=resized, saved=len(saved), wanted=len(wanted), both=len(saved.keys() & wanted.keys()),
+        fitting=fitting(saved, wanted), inside=inside,
+        renamed=Renamed(change.old, change.new, change.anywhere, change.fits, change.whole) if change else None,
+        left=tuple(key for key, shape in after.items() if wanted.get(key) != shape),
+        lacking=tuple(key for key in wanted if key not in after), argument=_argument(model, resized))
+
+
+def _score(saved: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]]) -> tuple[int, int]:
+    change = best_change(saved, wanted)
+    return max(fitting(saved, wanted), change.fits if change else 0), len(saved)
+
+
+def _states(given: Mapping[str, Any]) -> Iterator[tuple[str | None, dict[str, tuple[int, ...]]]]:
+    """What may be the state: what was given, and the dicts of tensors inside of it."""
+    entries = [(key, value) for key, value in dict.items(given) if type(key) is str]  # type: ignore[arg-type]
+    yield None, {key: shape for key, value in entries if (shape := shape_of(value)) is not None}
+    for key, value in entries[:DICTS]:
+        if issubclass(type(value), nn.Module):
+            yield f"[{key!r}].state_dict()", shapes_of(value)
+        if issubclass(type(value), dict):
+            inner = [(k, v) for k, v in dict.items(value) if type(k) is str]
+            yield f"[{key!r}]", {k: shape for k, v in inner if (shape := shape_of(v)) is not None}
+            for k, v in inner[:DICTS]:
+                if issubclass(type(v), dict):
+                    yield f"[{key!r}][{k!r}]", {n: shape for n, t in dict.items(v) if type(n) is str
+                                                and (shape := shape_of(t)) is not None}
+
+
+def shapes_of(model: Any, before: str = "", depth: int = 0) -> dict[str, tuple[int, ...]]:
+    """The keys and shapes of a module's state, without asking its `state_dict`, which may be the user's own."""
+    held = attributes(model)
+    unsaved = held.get("_non_persistent_buffers_set") or set()
+    found = {}
+    for table in ("_parameters", "_buffers"):
+        for name, value in (held.get(table) or {}).items():
+            if is_tensor(value) and name not in unsaved and (shape := shape_of(value)) is not None:
+                found[before + name] = shape
+    for name, part in (held.get("_modules") or {}).items():
+        if part is not None and depth < 60:
+            found |= shapes_of(part, f"{before}{name}.", depth + 1)
+    return found
+
+
+def _listed(pattern: re.Pattern[str], message: str) -> tuple[str, ...]:
+    found = pattern.search(message)
+    return tuple(re.findall(r'"([^"]*)"', found[1])) if found else ()
+
+
+def _resized(message: str, model: Any) -> Iterator[Resized]:
+    for key, saved, wanted in SIZES.findall(message):
+        shapes = [tuple(int(side) for side in re.findall(r"\d+", text)) for text in (saved, wanted)]
+        yield _with_argument(Resized(key, *shapes), model)
+
+
+def _with_argument(resized: Resized, model: Any) -> Resized:
+    """With the layer's class, and the argument that says the size that differs."""
+    path, _, name = resized.key.rpartition(".")
+    layer = model
+    for part in path.split(".") if path else ():
+        layer = (attributes(layer).get("_modules") or {}).get(part) if layer is not None else None
+    if layer is None or len(resized.saved) != len(resized.model):
+        return resized
+    told = size_of(type(layer), name, resized.saved, resized.model)
+    argument, saved, wanted = told or (None, None, None)
+    return Resized(resized.key, resized.saved, resized.model, type(layer).__name__, argument, saved, wanted)
+
+
+def _argument(model: Any, resized: tuple[Resized, ...]) -> tuple[str, int] | None:
+    """The one argument of the model's own constructor whose default, or attribute, is the size that differs."""
+    sizes = {(r.saved_size, r.model_size) for r in resized if r.argument is not None}
+    if len(sizes) != 1:
+        return None
+    saved, wanted = sizes.pop()
+    init = next((vars(kind)["__init__"] for kind in type(model).__mro__ if "__init__" in vars(kind)), None)
+    if not inspect.isfunction(init) or saved is None:
+        return None
+    held = attributes(model)
+    names = [name for name, p in inspect.signature(init).parameters.items() if name != "self" and (
+        type(p.default) is int and p.default == wanted or type(held.get(name)) is int and held[name] == wanted)]
+    return (names[0], saved) if len(names) == 1 else None
+
+
+# -- the optimizer's -----------------------------------------------------------------------------------------------
+
+
+def look_optimizer(scene: Scene) -> OptimizerMismatch | None:
+    frame = next((f for f in reversed(scene.trail) if f.site.function == "load_state_dict"
+                  and "optim" in f.site.file and "self" in f.names), None)
+    lost = scene.type == "KeyError" and "param_groups" in scene.message
+    if frame is None or not (lost or OPTIMIZER.search(scene.message)):
+        return None
+    optimizer, given = frame.names["self"], frame.names.get("state_dict")
+    written, source = _written(scene, "load_state_dict")
+    wanted = tuple(_sizes(attributes(optimizer).get("param_groups")))
+    entries = dict(given) if issubclass(type(given), dict) else {}
+    inside = next((f"[{k!r}]" for k, v in entries.items() if type(k) is str and type(v) is dict
+                   and "param_groups" in v), None)
+    saved = tuple(_sizes(entries["param_groups"])) if "param_groups" in entries else None
+    keys = tuple(key for key in entries if type(key) is str)[:8]
+    return OptimizerMismatch(scene.raised(), written or "optimizer", type(optimizer).__name__, source or "state", saved,
+                             wanted, inside, keys)
+
+
+def _sizes(groups: Any) -> Iterator[int]:
+    for group in groups if type(groups) is list else ():
+        parameters = group.get("params") if type(group) is dict else None
+        yield len(parameters) if type(parameters) is list else 0
+
+
+# -- the user's line -----------------------------------------------------------------------------------------------
+
+
+def _torchs(scene: Scene, function: str) -> Frame | None:
+    return next((f for f in reversed(scene.trail) if f.site.function == function and "self" in f.names
+                 and "state_dict" in f.names), None)
+
+
+def _written(scene: Scene, method: str) -> tuple[str | None, str | None]:
+    """(what the method was called on, its first argument), as the user wrote them."""
+    for frame in scene.users:
+        node = expression(frame)
+        for part in ast.walk(node) if node is not None else ():
+            if isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr == method:
+                named = next((k.value for k in part.keywords if k.arg == "state_dict"), None)
+                first = part.args[0] if part.args else named
+                return ast.unparse(part.func.value), ast.unparse(first) if first is not None else None
+    return None, None

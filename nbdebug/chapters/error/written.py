@@ -1,0 +1,211 @@
+"""Where a value came from, as the user's own sources tell: `x` ← `for x, y in loader` ← `TensorDataset(features, …)` ←
+`features = torch.from_numpy(values)`.
+
+Only the text is read, nothing is run. What lies in a frame under a name on the way is looked at, so that a way which
+can't be the right one (its tensor has another dtype, another device) is left.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import linecache
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from nbdebug.chapters.error.asked import CALLS
+from nbdebug.chapters.error.operands import UNKNOWN, expression, value_of
+from nbdebug.chapters.error.scene import Scene
+from nbdebug.chapters.error.syntax import SCOPES, Key, bound, called, entries, spine, tree_of
+from nbdebug.finding import Where
+from nbdebug.observe.frames import Frame
+from nbdebug.observe.sites import cell_name
+
+STEPS = 40
+
+
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """One binding on the way. name: what was bound ("features", "self.table", "return"); code: the text of its value;
+    node: the same as syntax."""
+
+    name: str
+    code: str
+    where: Where
+    node: ast.expr = dataclasses.field(repr=False, compare=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """Where a name is looked up: a file, the line, the frame whose names are at hand there (None: nobody's)."""
+
+    file: str
+    line: int
+    frame: Frame | None
+
+
+def came(name: str, scene: Scene, telling: Callable[[ast.expr], bool],
+         fits: Callable[[Any], bool] = lambda value: True) -> tuple[Made, ...]:
+    """The way from the expression that tells (it made the dtype, the device …) to `name`, as it stands in the user's
+    innermost frame; the origin first. fits: whether a value met on the way can be it. () where the sources don't show.
+    """
+    if not scene.users:
+        return ()
+    frame = scene.users[0]
+    try:
+        node = ast.parse(name, mode="eval").body
+    except (SyntaxError, ValueError):
+        return ()
+    return _Search(scene, telling, fits).run(node, _Place(frame.site.file, frame.site.line, frame))
+
+
+class _Search:
+    """Breadth first over the bindings: the shortest way to an expression that tells."""
+
+    def __init__(self, scene: Scene, telling: Callable[[ast.expr], bool], fits: Callable[[Any], bool]):
+        self.scene, self.telling, self.fits = scene, telling, fits
+
+    def run(self, node: ast.expr, place: _Place) -> tuple[Made, ...]:
+        todo: list[tuple[ast.expr, tuple[Key, ...], _Place, tuple[Made, ...]]] = [(node, (), place, ())]
+        seen: set[tuple[str, str, tuple[Key, ...]]] = set()
+        for _ in range(STEPS):
+            if not todo:
+                break
+            node, path, place, way = todo.pop(0)
+            for part, rest in self._parts(node, path):
+                mark = (place.file, ast.unparse(part), rest)
+                if mark in seen:
+                    continue
+                seen.add(mark)
+                for made, then, at in self._bindings(part, rest, place):
+                    found = (made, *way)
+                    if self._tells(made.node, then):
+                        return found
+                    todo.append((made.node, then, at, found))
+        return ()
+
+    def _tells(self, node: ast.expr, path: tuple[Key, ...]) -> bool:
+        """Whether the expression, or of a tuple or dict the entry that is meant, tells."""
+        return any(self.telling(inner) for part, _ in entries(node, path) for inner in spine(part))
+
+    def _parts(self, node: ast.expr, path: tuple[Key, ...]) -> Iterator[tuple[ast.expr, tuple[Key, ...]]]:
+        """The names in an expression from which its value, or the entry that is meant, can have come."""
+        for entry, rest in entries(node, path):
+            for part in spine(entry):
+                named = isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name)
+                if named or isinstance(part, (ast.Name, ast.Call)):
+                    yield part, rest
+
+    def _bindings(self, node: ast.expr, path: tuple[Key, ...], place: _Place
+                  ) -> Iterator[tuple[Made, tuple[Key, ...], _Place]]:
+        """What was bound to a name: (the binding, the entry of it that is meant, where its names are looked up)."""
+        if isinstance(node, ast.Call):
+            yield from _returns(node, path, place)
+            return
+        live = value_of(node, place.frame) if place.frame is not None else UNKNOWN
+        if live is not UNKNOWN and not path and not self.fits(live):
+            return
+        text = ast.unparse(node)
+        for file, scope in _scopes(place, text):
+            found = [b for b in bound(scope, text) if b[0].lineno <= place.line or scope is not _innermost(place)]
+            if found:
+                value, keys = found[-1]
+                made = Made(text, ast.unparse(value), _where(file, value), value)
+                yield made, (*keys, *path), _Place(file, value.lineno, place.frame)
+                return
+        yield from self._argument(text, path, place, live)
+
+    def _argument(self, text: str, path: tuple[Key, ...], place: _Place, live: Any
+                  ) -> Iterator[tuple[Made, tuple[Key, ...], _Place]]:
+        """A parameter of the function: the caller's expression for the very same object."""
+        users = self.scene.users
+        at = next((i for i, frame in enumerate(users) if frame is place.frame), None)
+        if at is None or at + 1 >= len(users):
+            return
+        caller = users[at + 1]
+        node = _passed(_innermost(place), expression(caller), text)
+        given = UNKNOWN if node is None else value_of(node, caller)
+        if node is None or given is UNKNOWN and not self._direct(place.frame, caller):
+            return
+        if given is not UNKNOWN and given is not live:
+            return
+        where = _Place(caller.site.file, caller.site.line, caller)
+        if ast.unparse(node) == text:
+            yield from self._bindings(node, path, where)
+        else:
+            yield Made(text, ast.unparse(node), caller.where, node), path, where
+
+    def _direct(self, inner: Frame | None, caller: Frame) -> bool:
+        """Whether nothing but a module's call stands between the two frames."""
+        places = {id(frame): i for i, frame in enumerate(self.scene.trail)}
+        between = self.scene.trail[places[id(caller)] + 1 : places.get(id(inner), 0)]
+        return all(frame.site.function in CALLS for frame in between)
+
+
+def _passed(function: ast.AST | None, call: ast.AST | None, name: str) -> ast.expr | None:
+    """The argument that a call gives for a parameter of the function."""
+    calls = [node for node in ast.walk(call) if isinstance(node, ast.Call)] if call is not None else []
+    if not isinstance(function, SCOPES) or not calls:
+        return None
+    by_name = [node for node in calls if called(node) == getattr(function, "name", None)]
+    call = (by_name or calls)[0]
+    names = [arg.arg for arg in (*function.args.posonlyargs, *function.args.args)]
+    names = names[1:] if names[:1] in (["self"], ["cls"]) else names
+    for keyword in call.keywords:
+        if keyword.arg == name:
+            return keyword.value
+    if name not in names or names.index(name) >= len(call.args):
+        return None
+    found = call.args[: names.index(name) + 1]
+    return None if any(isinstance(arg, ast.Starred) for arg in found) else found[-1]
+
+
+def _returns(node: ast.Call, path: tuple[Key, ...], place: _Place) -> Iterator[tuple[Made, tuple[Key, ...], _Place]]:
+    """What a function of the same file returns; of a class what its items are."""
+    name = called(node)
+    tree = tree_of(place.file)
+    for found in ast.walk(tree) if tree is not None else ():
+        if not isinstance(found, (ast.FunctionDef, ast.ClassDef)) or found.name != name:
+            continue
+        body = found if isinstance(found, ast.FunctionDef) else next(
+            (f for f in found.body if isinstance(f, ast.FunctionDef) and f.name == "__getitem__"), None)
+        for inner in ast.walk(body) if body is not None else ():
+            if isinstance(inner, ast.Return) and inner.value is not None:
+                made = Made(f"{name}()", ast.unparse(inner.value), _where(place.file, inner.value), inner.value)
+                yield made, path, _Place(place.file, inner.lineno, None)
+
+
+def _scopes(place: _Place, text: str) -> Iterator[tuple[str, ast.AST]]:
+    """Where a name can have been bound: the functions around the line, innermost first, the file, the other cells. An
+    attribute of `self`: anywhere in the file."""
+    tree = tree_of(place.file)
+    if tree is None:
+        return
+    if not text.startswith("self."):
+        around = [n for n in ast.walk(tree) if isinstance(n, SCOPES) and n.lineno <= place.line <= (n.end_lineno or 0)]
+        for scope in sorted(around, key=lambda n: (n.end_lineno or 0) - n.lineno):
+            yield place.file, scope
+            if any(arg.arg == text for arg in ast.walk(scope.args) if isinstance(arg, ast.arg)):
+                return  # a parameter: its value is the caller's
+    yield place.file, tree
+    for file in cells(place.file):
+        other = tree_of(file)
+        if other is not None:
+            yield file, other
+
+
+def _innermost(place: _Place) -> ast.AST | None:
+    return next((scope for _, scope in _scopes(place, "")), None)
+
+
+def cells(file: str) -> list[str]:
+    """The other cells of the notebook to which a file belongs, the newest first; [] of a file that is no cell."""
+    if cell_name(file) is None:
+        return []
+    found = [(number, other) for other in list(linecache.cache) if other != file and (number := cell_name(other))]
+    return [other for number, other in sorted(found, key=lambda pair: int(pair[0].strip("In []")), reverse=True)]
+
+
+def _where(file: str, node: ast.expr) -> Where:
+    return Where(file=file, line=node.lineno, text=linecache.getline(file, node.lineno).strip() or None,
+                 cell=cell_name(file))

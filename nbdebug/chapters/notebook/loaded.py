@@ -1,0 +1,167 @@
+"""What is loaded of a module, what its file says now, and the difference.
+
+The file is compiled in memory and never run; functions are compared by what they say, so a file that was only touched,
+formatted or commented is the same one.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import os
+import sys
+import types
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from nbdebug.observe.named import cell_filled, is_users
+from nbdebug.observe.saying import says
+
+SLACK = 2.0
+"""Seconds: clocks of file systems are coarse."""
+_SIMPLE = (int, float, str, bool, bytes, type(None))
+
+
+class Edited:
+    """A module of the user's whose file was written since the process began. texts: what each function of the file
+    says, by its name."""
+
+    def __init__(self, module: types.ModuleType, file: str) -> None:
+        """Raises SyntaxError, ValueError or OSError where the file can't be compiled."""
+        self.module, self.file, self.name = module, file, str(vars(module).get("__name__", ""))
+        with open(file, "rb") as opened:
+            source = opened.read()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self.tree = ast.parse(source, file)
+            code = compile(source, file, "exec", dont_inherit=True)
+        self.texts: dict[str, list[Any]] = {}
+        self._file(code)
+
+    def _file(self, code: types.CodeType) -> None:
+        for inner in code.co_consts:
+            if isinstance(inner, types.CodeType):
+                self.texts.setdefault(inner.co_name, []).append(says(inner))
+                self._file(inner)
+
+    def old(self, thing: Any, name: str) -> list[str]:
+        """The functions of this thing (a function, a class) that were loaded from the file and are not in it now."""
+        return [shown for shown, code in functions_of(thing, name, self.file)
+                if says(code) not in self.texts.get(code.co_name, ())]
+
+    @functools.cached_property
+    def changed(self) -> list[str]:
+        """What of the loaded module is not as the file has it: functions and constants, changed or added."""
+        own = vars(self.module)
+        found = [shown for name, thing in list(own.items()) if self._from_here(thing) for shown in self.old(thing, name)]
+        found += self._added(self.tree.body, own, "")
+        constants = self._constants()
+        if constants and (found or self._compiled_from_another()):
+            found += constants
+        return list(dict.fromkeys(found))
+
+    def _from_here(self, thing: Any) -> bool:
+        kind = type(thing)
+        return kind is types.FunctionType or hasattr_own(thing, "__wrapped__") or (
+            issubclass(kind, type) and type.__getattribute__(thing, "__module__") == self.name)
+
+    def _added(self, body: list[ast.stmt], loaded: Mapping[str, Any], prefix: str) -> Iterator[str]:
+        """Functions and classes of the file that are not there in memory."""
+        deleted = {n.id for n in ast.walk(self.tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Del)}
+        for node in body:
+            if not isinstance(node, (ast.FunctionDef, ast.ClassDef)) or node.decorator_list or node.name in deleted:
+                continue
+            if node.name not in loaded and not node.name.startswith("__"):
+                yield prefix + node.name
+            elif isinstance(node, ast.ClassDef) and not prefix and issubclass(type(loaded.get(node.name)), type):
+                kind = loaded[node.name]
+                if type.__getattribute__(kind, "__module__") == self.name:
+                    yield from self._added(node.body, type.__getattribute__(kind, "__dict__"), f"{node.name}.")
+
+    def _constants(self) -> list[str]:
+        """Plain constants of the file, set once in it, that have another value in memory."""
+        given: dict[str, list[ast.expr]] = {}
+        for node in self.tree.body:
+            if isinstance(node, ast.Assign):
+                for target in node.targets:
+                    if isinstance(target, ast.Name):
+                        given.setdefault(target.id, []).append(node.value)
+        shared = {name for n in ast.walk(self.tree) if isinstance(n, ast.Global) for name in n.names}
+        own, found = vars(self.module), []
+        for name, values in given.items():
+            try:
+                value = ast.literal_eval(values[0])
+            except (ValueError, SyntaxError, TypeError):
+                continue
+            loaded = own.get(name)
+            if (len(values) == 1 and name not in shared and name in own and type(value) in _SIMPLE
+                    and type(loaded) in _SIMPLE and repr(value) != repr(loaded)):
+                found.append(name)
+        return found
+
+    def _compiled_from_another(self) -> bool:
+        """Whether Python's own note, beside the file, is of another version than the file now is."""
+        try:
+            with open(vars(self.module)["__spec__"].cached, "rb") as opened:
+                head = opened.read(16)
+            now = os.stat(self.file)
+        except (OSError, KeyError, AttributeError, TypeError):
+            return False
+        if len(head) < 16 or int.from_bytes(head[4:8], "little"):
+            return False
+        noted = int.from_bytes(head[8:12], "little"), int.from_bytes(head[12:16], "little")
+        return noted != (int(now.st_mtime) & 0xFFFFFFFF, now.st_size & 0xFFFFFFFF)
+
+
+def edited(since: float) -> tuple[list[Edited], list[str]]:
+    """The user's loaded modules whose files were written since then (seconds of the clock), and those of them whose
+    files can't be compiled now."""
+    found, broken = [], []
+    for name, module in list(sys.modules.items()):
+        if type(module) is not types.ModuleType or name == "__main__" or not is_users(name):
+            continue
+        file = vars(module).get("__file__")
+        if type(file) is not str or not file.endswith(".py") or vars(module).get("__name__") != name:
+            continue
+        try:
+            seen = os.stat(file)
+            if max(seen.st_mtime, seen.st_ctime) < since - SLACK:
+                continue
+            found.append(Edited(module, file))
+        except OSError:  # it is gone: nothing to compare with
+            continue
+        except (SyntaxError, ValueError):
+            broken.append(os.path.basename(file))
+    return found, broken
+
+
+def functions_of(thing: Any, name: str, file: str) -> Iterator[tuple[str, types.CodeType]]:
+    """(name to show, code) of the functions that lie in a function or a class and come from this file."""
+    todo, seen = [(name, thing)], set()
+    while todo and len(seen) < 2000:
+        shown, now = todo.pop(0)
+        if id(now) in seen:
+            continue
+        seen.add(id(now))
+        if type(now) is types.FunctionType:
+            if now.__code__.co_filename == file:
+                yield shown, now.__code__
+            todo += [(shown, cell.cell_contents) for cell in now.__closure__ or () if cell_filled(cell)
+                     and type(cell.cell_contents) is types.FunctionType]
+        elif type(now) in (staticmethod, classmethod):
+            todo.append((shown, now.__func__))
+        elif type(now) is property:
+            todo += [(shown, part) for part in (now.fget, now.fset, now.fdel) if part is not None]
+        elif type(now) is functools.cached_property:
+            todo.append((shown, now.func))
+        elif issubclass(type(now), type) and now is thing:
+            todo += [(f"{shown}.{key}", part) for key, part in type.__getattribute__(now, "__dict__").items()]
+        if hasattr_own(now, "__wrapped__"):
+            todo.append((shown, now.__dict__["__wrapped__"]))
+
+
+def hasattr_own(thing: Any, name: str) -> bool:
+    """Whether a function, or what a decorator of the standard library made of one, carries this attribute."""
+    kind = type(thing)
+    return (kind is types.FunctionType or kind is functools._lru_cache_wrapper) and name in thing.__dict__

@@ -1,0 +1,212 @@
+"""What %nbdebug shows and does: what is on, what was found so far, memory, the live picture, and the buttons' deeds.
+
+A button may be heard in another thread than the one that trains. What touches a training waits for the end of a step,
+in the thread that trains; while no cell runs, for the next cell.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import nbdebug
+from nbdebug.finding import Report
+from nbdebug.magics.told import Told
+from nbdebug.subject import found
+
+CALM = "Nothing is on: nbdebug watches only while you ask for it."
+
+
+class Board:
+    """The state behind the panel. watches: the magics that may be on, by what a person calls them."""
+
+    def __init__(self, shell: Any, watches: Sequence[Any]):
+        self.shell, self.watches = shell, watches
+        self.told, self.words = Told(shell), ""
+        self.step: Report | None = None  # of the last traced step
+        self.changed: Callable[[], None] = lambda: None  # who shows this
+        self.lines: Mapping[str, Any] = {}
+        self._waiting: list[Any] = []
+        self._events = (("pre_run_cell", self._begins), ("post_run_cell", self._ended))
+        self._running = False
+        for event, call in self._events:
+            shell.events.register(event, call)
+
+    def close(self) -> None:
+        """Forget what waits, and hear no more of cells."""
+        for waiting in self._waiting:
+            waiting.cancel()
+        self._waiting = []
+        self.told.close()
+        for event, call in self._events:
+            try:
+                self.shell.events.unregister(event, call)
+            except ValueError:  # gone already
+                continue
+
+    # -- what is shown ------------------------------------------------------------------------------------------------
+
+    def report(self, layers: str = "") -> Report:
+        """As things stand: plain data, also what a saved notebook keeps."""
+        on = [line for watch in self.watches for line in watch.active()]
+        tables = [t for t in (self._step_table(), self.told.table(), _magics(self.lines)) if t]
+        facts: dict[str, Any] = {"headline": self._headline(on), "tables": tables, **_memory(),
+                                 "opened": max(1, len(tables) - 1)}
+        watch = self.gradients
+        if watch is not None:
+            facts["watch"] = watch.glance(layers).facts["watch"]
+        return Report("%nbdebug", subject=f"nbdebug {nbdebug.__version__}", facts=facts, notes=tuple(on) or (CALM,))
+
+    @property
+    def gradients(self) -> Any:
+        """The gradient watch that runs, if one does."""
+        return next((w.shown() for w in self.watches if hasattr(w, "shown") and w.shown() is not None), None)
+
+    def _headline(self, on: Sequence[str]) -> str:
+        count = self.told.count
+        said = f"{count} finding{'s' * (count != 1)} so far" if count else "no finding so far"
+        active = sum(line.startswith("Active:") for line in on)  # the others are remarks on these
+        return f"nbdebug: {active or 'nothing'} on, {said}."
+
+    def _step_table(self) -> dict[str, Any] | None:
+        return self.step.facts["tables"][0] if self.step is not None else None
+
+    # -- what is done -------------------------------------------------------------------------------------------------
+
+    def soon(self, action: Callable[[], str], word: str) -> None:
+        """Do it in the thread that trains. word: what is said while it waits."""
+        if threading.current_thread() is threading.main_thread():
+            self.say(action())
+            return
+        from nbdebug.observe.step_end import StepEnd  # brings torch, which %load_ext does not wait for
+
+        self._waiting.append(waiting := StepEnd(lambda: self._do(waiting, action)))
+        self.say(word if self._running else f"{word} (with the next cell)")
+
+    def _do(self, waiting: Any, action: Callable[[], str]) -> None:
+        __tracebackhide__ = True
+        if waiting in self._waiting:
+            self._waiting.remove(waiting)
+            self.say(action())
+
+    def say(self, words: str) -> None:
+        self.words = words
+        self.changed()
+
+    def trace(self) -> None:
+        """Look at the next step, layer by layer."""
+        models = found("model", self.shell.user_ns)
+        if not models:
+            self.say("There is no model among your variables.")
+            return
+        self.soon(lambda: self._trace(models), "Waiting for the next step …")
+
+    def _trace(self, models: dict[str, Any]) -> str:
+        from nbdebug.observe.one_step import OneStep
+
+        for waiting in [w for w in self._waiting if isinstance(w, _Tracing)]:
+            waiting.cancel()
+            self._waiting.remove(waiting)
+        tracing = _Tracing(OneStep(models, self._traced))
+        self._waiting.append(tracing)
+        return "Waiting for the next step …"
+
+    def _traced(self, layers: list[Any]) -> None:
+        self._waiting = [w for w in self._waiting if not isinstance(w, _Tracing)]
+        self.step = Report("trace of the next step", facts={"tables": [_layers(layers)]})
+        bad = next((seen.name or "the model" for seen in layers if seen.nonfinite), None)
+        self.say(f"Traced a step: {bad} is the first layer whose output is not finite; %nan_trace names the line."
+                 if bad else f"Traced a step: the outputs of {len(layers)} layers are finite.")
+
+    def stop(self) -> None:
+        """Stop the training that runs, after a whole step."""
+        from nbdebug.observe.step_end import StepEnd, stop
+
+        if not self._running:
+            self.say("No cell is running.")
+            return
+        self._waiting.append(StepEnd(stop))
+        self.say("Stopping after this step …")
+
+    def free(self) -> None:
+        """Let go of what nobody asks for any more: the last traceback, its exceptions, the allocators' cache."""
+        from nbdebug.chapters.memory.free import free
+
+        report = free("traceback", "exceptions", "cache", names=self.shell.user_ns, shell=self.shell)
+        self.say(f"Let go of the last traceback and of caches. {report.facts.get('headline') or ''}".rstrip())
+
+    def off(self) -> None:
+        """End every watch."""
+        self.soon(self._off, "Switching off after this step …")
+
+    def _off(self) -> str:
+        for watch in self.watches:
+            watch.close_all()
+        return "Everything is off."
+
+    def switch(self, name: str, on: bool) -> None:
+        """Turn a watch on with its defaults, or off."""
+        self.soon(lambda: self._switch(name, on), f"{name} is switched {'on' if on else 'off'} after this step …")
+
+    def _switch(self, name: str, on: bool) -> str:
+        watch = next(w for w in self.watches if getattr(w, "magic", "") == name)
+        try:
+            return str(watch.switch(on))
+        except Exception as wrong:  # what %guard would have said
+            return f"{name}: {wrong}"
+
+    def is_on(self, name: str) -> bool:
+        return any(w.running is not None for w in self.watches if getattr(w, "magic", "") == name)
+
+    # -- cells --------------------------------------------------------------------------------------------------------
+
+    def _begins(self, info: Any = None) -> None:
+        self._running = True
+
+    def _ended(self, result: Any = None) -> None:
+        self._running = False
+        self.told.after(result)
+        self.changed()
+
+
+class _Tracing:
+    """A step that is waited for."""
+
+    def __init__(self, step: Any):
+        self.step = step
+
+    def cancel(self) -> None:
+        self.step.close()
+
+
+def _magics(lines: Mapping[str, Any]) -> dict[str, Any]:
+    """What can be typed, each with the first sentence of its help."""
+    rows = [[f"%{name}", str(method.parser.description or "").partition("\n\n")[0].replace("\n", " ").strip()]
+            for name, method in sorted(lines.items())]
+    return {"title": "What you can type", "columns": ["magic", "answers"], "rows": rows}
+
+
+def _layers(layers: Sequence[Any]) -> dict[str, Any]:
+    rows = [[seen.name or "(the model)", seen.kind, str(list(seen.shape)), seen.dtype, seen.low, seen.high, seen.std,
+             seen.nonfinite, seen.gradient] for seen in layers]
+    return {"title": "The step that was traced, by layer", "rows": rows, "note": "Of each layer's output; bad: values "
+            "that are NaN or infinite; gradient: 2-norm over the layer's own weights, before the update.",
+            "columns": ["layer", "type", "output", "dtype", "least", "largest", "std", "bad", "gradient"]}
+
+
+def _memory() -> dict[str, Any]:
+    """What this process holds, on the machine and on the accelerator in use."""
+    import sys
+
+    import psutil
+
+    rss, machine = psutil.Process().memory_info().rss, psutil.virtual_memory()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+        used, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+        limit = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+        parts = [["tensors on the GPU", used], ["kept by its allocator", reserved - used]]
+        return {"memory": {"title": "Memory of the GPU now", "parts": parts, "total": reserved, "limit": limit}}
+    parts = [["this notebook", rss], ["other programs", max(0, machine.total - machine.available - rss)]]
+    return {"memory": {"title": "Memory of this machine now", "parts": parts, "limit": machine.total}}

@@ -1,0 +1,211 @@
+"""The step in its own thread: what happens at each layer, and what is put back at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+import nbdebug
+from nbdebug.observe.engine import Backward, EngineWatch
+from nbdebug.observe.rerun import changed, uncompiled
+from nbdebug.observe.state import Snapshot
+from nbdebug.observe.tensors import tensors_made
+from nbdebug.stepper import goals, numbers
+from nbdebug.stepper.caller import Caller, Shared
+from nbdebug.stepper.gradients import Gradients, Named
+from nbdebug.stepper.layers import Layers
+from nbdebug.stepper.places import AFTER, BACKWARD, BACKWARD_DONE, BEFORE, LOSS, Call, Event, Place, Stop
+from nbdebug.stepper.turns import Abandoned, Turns
+
+_OURS = os.path.dirname(nbdebug.__file__) + os.sep
+
+
+class Run:
+    """step: computes the loss, or whatever the model gives. layers: whose calls are followed. before: what is put back
+    at the end, and always when the step is abandoned; restore: also when it is finished.
+
+    stop: where it waits, None while it does not; last: the stop before; result, error: what came of it; raised: where
+    the error was; fault: why nbdebug no longer stops, or "".
+    """
+
+    def __init__(self, step: Callable[[], Any], layers: Layers, before: Snapshot, caller: Caller, *, backward: bool,
+                 restore: bool):
+        self.step, self.layers, self.before, self.backward, self.restore = step, layers, before, backward, restore
+        self.goal: goals.Goal = goals.into
+        self.stop: Stop | None = None
+        self.last: Place | None = None
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.raised: Place | None = None
+        self.fault, self._went_back = "", False
+        self._caller, self._shared, self._callers_turn = caller, Shared(), True
+        self._gradients: list[Gradients] = []
+        self._sound = self._spoilable = True  # until now; at the beginning of a backward
+        context = contextvars.copy_context()
+        self.turns = Turns(lambda: context.run(self._whole), "nbdebug step_through")
+        layers.tell(self)
+
+    # The thread of the step ------------------------------------------------------------------------------------------
+
+    def _whole(self) -> None:
+        self._change_over()  # the same numbers, and from here on each has its own
+        try:
+            with self._caller.resume(), contextlib.ExitStack() as attached:
+                attached.enter_context(uncompiled())
+                attached.callback(self.layers.detach)
+                self.layers.attach()
+                engine = EngineWatch(self._backward_begins, self._backward_ended)
+                attached.callback(engine.detach)
+                engine.attach()
+                attached.callback(self._detach_gradients)
+                self._stepped()
+        except Abandoned:
+            pass
+        except BaseException as error:  # the user's, whatever it is: it is told, and it ends this thread only
+            self.error, self.raised = _from_users_frame(error), self.layers.raised_in(error)
+        finally:
+            with numbers.unwatched():  # modes that the caller had are this thread's until it ends
+                self._finished()
+
+    def _stepped(self) -> None:
+        returned = self.step()
+        with numbers.unwatched():
+            loss = _loss(returned)
+            wanted = self.backward and not self._went_back and loss is not None and loss.requires_grad
+        if loss is not None and not self._went_back:
+            self.border(self._at_loss, loss)
+            if wanted and torch.is_grad_enabled():
+                loss.backward()
+        with numbers.unwatched():
+            self.result = changed(returned, lambda tensor: tensor.detach())  # its graph would keep the step's memory
+
+    def _finished(self) -> None:
+        """Everything as it was, or as a plain step leaves it; the caller's random numbers as the caller left them."""
+        self.stop, undo = None, self.restore or self.turns.abandoned
+        self.layers.forget()
+        if undo:
+            if not self._callers_turn:
+                self._change_over()
+            callers = Shared()
+            self.before.restore()
+            callers.put_back()
+        self.step = self.before = self._caller = self._shared = None  # type: ignore[assignment]
+
+    def event(self, event: Event, given: Named, made: Named, site: Any = None) -> None:
+        """Wait here, where the goal asks for it. Raises Abandoned."""
+        self.turns.check()
+        if self.fault or not self.goal(event):
+            return
+        stop = Stop(event.place, given, made, site=site, culprit=event.culprit)
+        stop.notes += [f"`{name}` was changed in place by the layer: its numbers are those of now."
+                       for name in self.layers.changed_in_place(event.place.phase == AFTER)]
+        for side, tensors in (("in", given), ("out", made)):
+            for name, tensor in tensors[:numbers.MOST]:
+                row, histogram = numbers.row(name, tensor)
+                stop.rows.append({"": side, **row})
+                stop.histograms += [histogram] if histogram else []
+            if len(tensors) > numbers.MOST:
+                stop.notes.append(f"{len(tensors) - numbers.MOST} more tensors {side} are not shown.")
+        self.stop = stop
+        self._change_over()
+        self.turns.wait()  # abandoned: the numbers in force stay the caller's
+        self._change_over()
+        self.stop, self.last = None, event.place
+
+    def _change_over(self) -> None:
+        self._shared.change_over()
+        self._callers_turn = not self._callers_turn
+
+    def border(self, what: Callable[..., Any], *given: Any) -> None:
+        """A fault of nbdebug's own ends the stops, not the step."""
+        if self.fault or not self.turns.inside:
+            return
+        try:
+            with numbers.unwatched():
+                what(*given)
+        except Abandoned:
+            raise
+        except Exception as fault:
+            self.fault = f"{type(fault).__name__}: {fault}"
+
+    # What happens in it ----------------------------------------------------------------------------------------------
+
+    def begins(self, call: Call) -> None:
+        call.finite = numbers.finite([tensor for _, tensor in call.given])
+        self.event(Event(call.place(BEFORE), culprit=call.depth == 0 and not call.finite and self._sound),
+                   call.given, [], call.site)
+
+    def ends(self, call: Call, output: Any) -> None:
+        made = [(name, tensor.detach()) for name, tensor in numbers.named(output, "output")]
+        low, high, finite = numbers.span([tensor for _, tensor in made])
+        self.layers.note(call, low, high, finite)
+        culprit = call.finite and not finite and not call.blamed
+        if culprit:
+            call.blame()
+        if call.depth == 0:
+            self._sound = self._sound and finite and call.finite
+        self.event(Event(call.place(AFTER), culprit), call.given, made, call.site)
+
+    def _detach_gradients(self) -> None:
+        while self._gradients:
+            self._gradients.pop().detach()
+
+    def _at_loss(self, loss: torch.Tensor) -> None:
+        culprit = self._sound and not numbers.finite([loss])
+        self._sound = self._sound and not culprit
+        self.event(Event(Place("the loss", "", LOSS, 0), culprit), [], [("loss", loss.detach())])
+
+    def _backward_begins(self, backward: Backward) -> None:
+        self.border(self._follow, backward)
+
+    def _follow(self, backward: Backward) -> None:
+        self._went_back = self._went_back or backward.accumulate
+        for call in self.layers.in_order():
+            call.blamed, call.finite_gradient = False, True
+        # Of a loss that is not finite no gradient can be: nothing is to blame then.
+        self._sound = self._spoilable = numbers.finite([r for r in backward.roots if isinstance(r, torch.Tensor)])
+        gradients = Gradients(self.layers.calls, self.layers.outside, self._arrived, self._handed_on,
+                              numbers.finite, self.border)
+        gradients.attach(backward)
+        self._gradients.append(gradients)
+
+    def _backward_ended(self, backward: Backward, result: Any) -> None:
+        if self.turns.inside:
+            self._detach_gradients()
+
+    def _arrived(self, call: Call, gradients: Named) -> None:
+        """A gradient that is not finite and comes to an outermost layer was made outside of any, unless a layer that
+        ran backward before has made one."""
+        culprit = self._sound and call.depth == 0 and not call.finite_gradient
+        self._sound = self._sound and not culprit
+        self.event(Event(call.place(BACKWARD), culprit), gradients, [])
+
+    def _handed_on(self, call: Call, came: Named, went: Named, finite: bool) -> None:
+        culprit = self._spoilable and not finite and call.finite_gradient and not call.blamed
+        self._sound = self._sound and finite
+        if culprit:
+            call.blame()
+        self.layers.note_gradient(call, finite)
+        self.event(Event(call.place(BACKWARD_DONE), culprit), came, went)
+
+
+def _loss(returned: Any) -> torch.Tensor | None:
+    """The one number in what a step has returned: itself, what it calls loss, or the first number that wants a
+    gradient."""
+    named = returned.get("loss") if isinstance(returned, Mapping) else getattr(returned, "loss", None)
+    found = [t for t in (returned, named) if isinstance(t, torch.Tensor)]
+    found += tensors_made(returned) if isinstance(returned, (tuple, list)) else []
+    return next((t for t in found if t.numel() == 1 and (t.requires_grad or t is returned or t is named)), None)
+
+
+def _from_users_frame(error: BaseException) -> BaseException:
+    """Its traceback without the first frames, which are nbdebug's and hold the whole run."""
+    at = error.__traceback__
+    while at is not None and at.tb_frame.f_code.co_filename.startswith(_OURS):
+        at = at.tb_next
+    return error.with_traceback(at)

@@ -1,0 +1,123 @@
+"""When to stop: an expression, or a function of what is at hand.
+
+Both see `inp`, `out`, `grad`, `module`, `name` and `step`. An expression also sees the locals of the layer's forward,
+and the variables of whoever set the stop. Which of them it asks for decides when it is asked: what the input alone
+can answer is asked before the forward runs, all else when it returns.
+"""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+
+NAMES = ("inp", "out", "grad", "module", "name", "step")
+_EARLY = frozenset({"inp", "module", "name", "step"})
+
+
+class Condition:
+    """`when` as `stop_at` takes it. caller: the frame whose variables an expression sees; its local ones are taken as
+    they are now, its global ones as they are when it is asked.
+
+    Raises ValueError for what can't be a condition, SyntaxError for an expression that is none."""
+
+    def __init__(self, when: str | Callable[..., Any] | None, phase: str, caller: FrameType | None,
+                 variables: dict[str, Any] | None = None):
+        self.when, self.told = when, False
+        self._globals: Mapping[str, Any] = variables if variables is not None else caller.f_globals if caller else {}
+        self._locals: dict[str, Any] = {}
+        self._code: CodeType | None = None
+        if isinstance(when, str):
+            self._code = _compiled(when)
+            self.wanted = _names_in(self._code)
+            if caller is not None and caller.f_locals is not caller.f_globals:
+                self._locals = {name: caller.f_locals[name] for name in self.wanted if name in caller.f_locals}
+        else:
+            self.wanted = frozenset() if when is None else _asked_by(when)
+        if phase == "forward" and "grad" in self.wanted:
+            raise ValueError(f"`grad` comes in backward: stop_at(…, phase=\"backward\"). In a forward, when sees inp, "
+                             f"out, module, name and step; got {self}")
+        self._late = any(not self._known_before(name) for name in self.wanted)
+
+    def __str__(self) -> str:
+        if isinstance(self.when, str):
+            return repr(self.when)
+        return "always" if self.when is None else f"the function {getattr(self.when, '__name__', 'given')}"
+
+    def late(self, code: CodeType | None) -> bool:
+        """Whether it needs what a forward makes. code: the forward's own, whose locals go before other variables."""
+        if self._late or code is None or self._code is None:
+            return self._late
+        local = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
+        return any(name in local and name not in NAMES for name in self.wanted)
+
+    def _known_before(self, name: str) -> bool:
+        return name in _EARLY or (name not in NAMES and self._code is not None and (
+            name in self._locals or name in self._globals or hasattr(builtins, name)))
+
+    def holds(self, given: Mapping[str, Any], frame: FrameType | None = None) -> bool:
+        """Whether to stop. What fails to evaluate is said once, and stops nothing."""
+        if self.when is None:
+            return True
+        try:
+            with torch.no_grad():
+                return bool(self._answer(given, frame))
+        except Exception as wrong:  # the user's own expression may raise anything
+            self._tell(wrong, given)
+            return False
+
+    def _answer(self, given: Mapping[str, Any], frame: FrameType | None) -> Any:
+        if self._code is None:
+            assert callable(self.when)
+            return self.when(**{name: given.get(name) for name in self.wanted})
+        of_forward = frame.f_locals if frame is not None and frame.f_locals is not frame.f_globals else {}
+        seen: dict[str, Any] = {}
+        for name in self.wanted:  # one flat namespace: a comprehension in an expression sees no other
+            for names in (given, of_forward, self._locals, self._globals):
+                if name in names:
+                    seen[name] = names[name]
+                    break
+        return eval(self._code, {"__builtins__": builtins, **seen})
+
+    def _tell(self, wrong: Exception, given: Mapping[str, Any]) -> None:
+        """stderr, and no warning: a filter that turns warnings into errors would end the training."""
+        if self.told:
+            return
+        self.told = True
+        print(f"nbdebug: the condition {self} of a stop could not be evaluated at `{given.get('name', '')}` (step "
+              f"{given.get('step')}): {type(wrong).__name__}: {wrong}. Where that is so it does not stop, and training "
+              "goes on. This is said once.", file=sys.stderr)
+
+
+def _compiled(text: str) -> CodeType:
+    try:
+        return compile(text.strip(), "<when>", "eval")
+    except (SyntaxError, ValueError) as wrong:  # ValueError: a null byte
+        said = wrong.msg if isinstance(wrong, SyntaxError) else wrong
+        raise SyntaxError(f"when is a Python expression, such as 'not out.isfinite().all()'; got {text!r}: {said}"
+                          ) from None
+
+
+def _names_in(code: CodeType) -> frozenset[str]:
+    """Every name that the code asks the namespace for, functions in it included. Some are attributes: no harm."""
+    inner = [part for part in code.co_consts if isinstance(part, CodeType)]
+    return frozenset(code.co_names).union(*map(_names_in, inner))
+
+
+def _asked_by(when: Any) -> frozenset[str]:
+    if not callable(when):
+        raise ValueError(f"when is an expression or a function of {', '.join(NAMES)}; got {when!r}")
+    parameters = inspect.signature(when).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return frozenset(NAMES)
+    asked = [p.name for p in parameters if p.kind is not p.VAR_POSITIONAL and (p.name in NAMES or p.default is p.empty)]
+    unknown = [name for name in asked if name not in NAMES]
+    if unknown:
+        raise ValueError(f"A function given as when is called with those of {', '.join(NAMES)} that it has parameters "
+                         f"for; got one that asks for {', '.join(map(repr, unknown))}")
+    return frozenset(asked)

@@ -1,0 +1,105 @@
+"""%explain in a real shell: the last failure, a page of the catalogue, and each failing cell by itself."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from nbdebug import Report, catalogue
+from tests.shell import Notebook, completions, started
+
+SETUP = """
+import torch
+
+def too_much(x):
+    return torch.zeros(len(x) << 40, len(x))
+
+def unknown(x, password="hunter2"):
+    raise LookupError("nobody knows this")
+"""
+
+
+@pytest.fixture
+def notebook() -> Iterator[Notebook]:
+    for name in ("last_value", "last_exc", "last_traceback", "last_type"):
+        if hasattr(sys, name):
+            delattr(sys, name)
+    with started(SETUP) as book:
+        yield book
+
+
+def test_the_last_failure_is_explained_whatever_ran_since(notebook: Notebook) -> None:
+    notebook.run("x = torch.zeros(4096)\ntoo_much(x)")
+    notebook.run("y = 1")
+    done = notebook.run("%explain")
+    assert [f.code for f in done.result] == ["error/out-of-memory"]
+    assert (done.result.question, done.result.subject) == ("%explain", "the error of In [3]")
+    assert "error/out-of-memory" in done.shown and done.result.findings[0].where.cell == "In [2]"
+    assert notebook.run("%explain ;").result is None
+    rep = notebook.run("rep = %explain\nrep").result
+    assert isinstance(rep, Report) and rep.findings == done.result.findings
+
+
+def test_an_error_of_no_known_kind_gets_the_facts_and_no_guess(notebook: Notebook) -> None:
+    notebook.run("batch = torch.arange(6.).view(2, 3)\nunknown(batch)")
+    done = notebook.run("%explain")
+    assert done.result.ok and "No cause is known for this LookupError: nobody knows this" in done.shown
+    assert "Nothing was found" not in done.shown and "hunter2" not in done.shown
+    assert ["x", "[2, 3]", "float32", "cpu", "0 to 5"] in done.result.facts["tables"][0]["rows"]
+    assert "In [2], line 7" in done.shown
+    html = done.result._repr_mimebundle_()["text/html"]
+    assert "#388c5e" not in html and "hunter2" not in html, "no green border: something did fail"
+
+
+@pytest.mark.parametrize(("cell", "said"), [
+    ("1 +", "SyntaxError"), ("%explain no/such", "magic's own message"), ("raise KeyboardInterrupt", "on purpose"),
+])
+def test_what_says_itself_what_it_is_is_not_explained(notebook: Notebook, cell: str, said: str) -> None:
+    assert "Nothing has failed yet" in notebook.run("%explain").shown
+    notebook.run(cell)
+    done = notebook.run("%explain")
+    assert done.result.ok and said in done.shown
+
+
+def test_every_failing_cell_is_explained_where_it_is_asked_for(notebook: Notebook) -> None:
+    assert "from now on" in notebook.run("%explain --auto").printed
+    failed = notebook.run("too_much(torch.zeros(2000))")
+    assert failed.shown.count("Cause: error/out-of-memory") == 1 and "%explain --auto" in failed.shown
+    assert "No cause is known" in notebook.run("unknown(0)").shown
+    assert notebook.run("1 + 1").shown.strip().endswith("2")
+    for cell in ("%explain no/such", "1 +", "raise KeyboardInterrupt"):
+        assert "No cause" not in notebook.run(cell).shown
+    assert "%explain --auto off" in notebook.run("%nbdebug status").shown
+    notebook.run("%explain --auto off")
+    assert "No cause" not in notebook.run("unknown(0)").shown
+
+
+@pytest.mark.parametrize("end", ["%nbdebug off", "%unload_ext nbdebug"])
+def test_it_ends_with_the_magics(notebook: Notebook, end: str) -> None:
+    notebook.run("%explain --auto on\n%explain --auto on")
+    assert sum(getattr(c, "__name__", "") == "_ran" for c in notebook.shell.events.callbacks["post_run_cell"]) == 1
+    notebook.run(end)
+    assert "No cause" not in notebook.run("unknown(0)").shown
+    assert not [c for c in notebook.shell.events.callbacks["post_run_cell"] if getattr(c, "__name__", "") == "_ran"]
+
+
+def test_a_report_that_a_magic_has_shown_is_not_shown_twice(notebook: Notebook) -> None:
+    notebook.run("%explain --auto on")
+    done = notebook.run("import nbdebug\nerror = ValueError('mine')\nerror.report = nbdebug.Report('x')\nraise error")
+    assert isinstance(done.error, ValueError) and "%explain --auto" not in done.shown
+
+
+def test_the_page_and_its_completion(notebook: Notebook) -> None:
+    page = catalogue.look_up("error/out-of-memory").page()
+    assert notebook.run("%explain error/out-of-memory").data[0]["text/markdown"] == page
+    assert completions(notebook, "%explain error/out-of-m") == ["error/out-of-memory"]
+    assert completions(notebook, "%explain --auto o") == ["off", "on"]
+    assert "error/nonsense" in str(notebook.run("%explain error/nonsense").error)
+
+
+def test_names_of_the_notebook_itself_are_told(notebook: Notebook) -> None:
+    notebook.run("picture = torch.ones(3, 8)\nraise LookupError('in a cell')")
+    rows = notebook.run("%explain").result.facts["tables"][0]["rows"]
+    assert ["picture", "[3, 8]", "float32", "cpu", "1 to 1"] in rows
