@@ -15,9 +15,9 @@ from typing import Any
 
 from nbdebug.finding import Finding
 
-CHAPTERS = ("nan", "training", "precision", "memory", "error")
+CHAPTERS = ("nan", "training", "precision", "memory", "error", "notebook")
 """Chapters whose rules exist; each is `nbdebug.chapters.<name>.rules`."""
-ELSEWHERE = {"error": ("memory", "error")}
+ELSEWHERE = {"error": ("memory", "error", "notebook")}
 """Chapters of which some codes are declared by another one, which measures what they need."""
 
 _rules: dict[str, Rule] = {}

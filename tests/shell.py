@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
+import sys
 import textwrap
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -47,6 +48,33 @@ def started(setup: str) -> Iterator[Notebook]:
     finally:
         book.run("%unload_ext nbdebug")
         InteractiveShell.clear_instance()
+
+
+@contextlib.contextmanager
+def of_cells(cells: list[str]) -> Iterator[tuple[InteractiveShell, BaseException | None]]:
+    """A shell in which these cells ran, one by one, and nbdebug is not loaded: In [1] is the first; the exception of
+    the last one that failed, if any did."""
+    config = Config()
+    config.HistoryManager.enabled = False
+    config.InteractiveShell.colors = "nocolor"
+    InteractiveShell.clear_instance()
+    shell, error = InteractiveShell.instance(config=config), None
+    before = {name: getattr(sys, name) for name in ("last_type", "last_value", "last_traceback", "last_exc", "path")
+              if hasattr(sys, name)}
+    before["path"] = list(sys.path)
+    try:
+        with capture_output():
+            for cell in cells:
+                done = shell.run_cell(cell, store_history=True)
+                error = done.error_in_exec or done.error_before_exec or error
+        yield shell, error
+    finally:
+        InteractiveShell.clear_instance()
+        for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+            if name not in before and hasattr(sys, name):
+                delattr(sys, name)
+        for name, value in before.items():
+            setattr(sys, name, value)
 
 
 def completions(notebook: Notebook, typed: str) -> list[str]:

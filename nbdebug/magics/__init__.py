@@ -11,6 +11,9 @@
     %fit                       what a training step takes before anything is allocated, and what would fit
     %free [WHAT]               what the notebook keeps by itself; let go of what you choose
     %precision                 which modules must stay in float32
+    %stop_at LAYER             stop training inside a layer, in ipdb or in the debugger that is attached
+    %step_through              a training step, layer by layer, while the notebook stays alive
+    %check_notebook            what cells that ran again, or in another order, have left behind
     %explain                   why the last cell failed; %explain CODE gives the catalogue page of a cause
     %nbdebug                   the panel: what is on, what was found, and buttons; %nbdebug off takes everything away
 
@@ -21,6 +24,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from nbdebug.magics.checking import CheckNotebookMagics
 from nbdebug.magics.completion import Completion
 from nbdebug.magics.control import NbdebugMagics
 from nbdebug.magics.diagnosing import DiagnoseMagics
@@ -31,12 +35,15 @@ from nbdebug.magics.guarding import GuardMagics
 from nbdebug.magics.memory import MemoryMagics
 from nbdebug.magics.precise import PrecisionMagics
 from nbdebug.magics.preflighting import PreflightMagics
+from nbdebug.magics.stepping import StepMagics
+from nbdebug.magics.stopping import StopMagics
 from nbdebug.magics.tracing import NanTraceMagics
 from nbdebug.magics.watching import GradWatchMagics
 
-WATCHES = (GuardMagics, GradWatchMagics, ExplainMagics)
+WATCHES = (GuardMagics, GradWatchMagics, StopMagics, ExplainMagics)
 """What may be on, and is shown and ended by %nbdebug."""
-ASKED = (NanTraceMagics, PreflightMagics, DiagnoseMagics, MemoryMagics, FitMagics, FreeMagics, PrecisionMagics)
+ASKED = (NanTraceMagics, PreflightMagics, DiagnoseMagics, MemoryMagics, FitMagics, FreeMagics, PrecisionMagics,
+         StepMagics, CheckNotebookMagics)
 OURS = (*WATCHES, *ASKED, NbdebugMagics, Completion)
 
 

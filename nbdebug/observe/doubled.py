@@ -136,7 +136,9 @@ def _alike(old: Any, new: Any, seen: set[int]) -> bool:
     """Whether two functions hold the same here: equal plain values, or the older one is nobody's any more."""
     if type(old) in _SIMPLE or type(new) in _SIMPLE:
         return type(old) is type(new) and bool(old == new)
-    return old is new or type(old) is type(new) and id(old) not in seen
+    if old is new:
+        return True
+    return type(old) is type(new) and not issubclass(type(old), torch.Tensor) and id(old) not in seen
 
 
 def _text(code: types.CodeType | None) -> tuple[Any, ...]:

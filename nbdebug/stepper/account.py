@@ -16,12 +16,10 @@ if TYPE_CHECKING:
 
 QUESTION = "step_through(model, batch)"
 COLUMNS = ("", "tensor", "shape", "dtype", "device", "min", "max", "mean", "std", "zeros", "NaN", "inf")
-SIDES = {LOSS: ("", "made"), BACKWARD: ("came", ""), BACKWARD_DONE: ("came", "hands on")}
-"""What the two sides of a stop are called, where not in and out."""
 
 
-def report_of(run: Run, subject: str, note: str) -> Report:
-    """The report of a run as it stands."""
+def report_of(run: Run, asked: tuple[str, str], note: str) -> Report:
+    """The report of a run as it stands. asked: the question, and its subject."""
     stop = None if run.turns.running else run.stop
     notes = [note] * bool(note)
     tables: list[dict[str, Any]] = []
@@ -32,7 +30,7 @@ def report_of(run: Run, subject: str, note: str) -> Report:
         notes += _error_notes(run)
     if run.fault:
         notes.append(f"nbdebug could not follow the step any further ({run.fault}); the step itself was not changed.")
-    return Report(QUESTION, subject=subject, notes=tuple(notes),
+    return Report(asked[0], subject=asked[1], notes=tuple(notes),
                   facts={"headline": _headline(run, stop), "stepper": _picture(run, stop), "tables": tables})
 
 
@@ -72,7 +70,8 @@ def _state(stop: Stop) -> str:
 def _counts(rows: list[dict[str, Any]]) -> str:
     found = [(sum(row[kind] for row in rows), kind) for kind in ("NaN", "inf")]
     said = " and ".join(f"{count:,} {kind}" for count, kind in found if count)
-    return f"{said} in `{rows[0]['tensor']}`" + (f" and {len(rows) - 1} more" if len(rows) > 1 else "")
+    of = "the gradient of " if rows[0].get("gradient") else ""
+    return f"{said} in {of}`{rows[0]['tensor']}`" + (f" and {len(rows) - 1} more" if len(rows) > 1 else "")
 
 
 def _result(result: Any) -> str:
@@ -83,10 +82,8 @@ def _result(result: Any) -> str:
 
 
 def _stop_notes(stop: Stop) -> list[str]:
-    said = list(stop.notes)
-    if stop.site is not None:
-        said.insert(0, f"Called from {_place(stop.site)}")
-    return said
+    called = [f"Called from {_place(stop.site)}"] if stop.site is not None else []
+    return [*called, *stop.notes]
 
 
 def _error_notes(run: Run) -> list[str]:
@@ -115,11 +112,12 @@ def _first_line(error: BaseException) -> str:
 
 
 def _table(stop: Stop) -> dict[str, Any]:
-    sides = dict(zip(("in", "out"), SIDES.get(stop.place.phase, ("in", "out")), strict=True))
-    rows = [[sides[row[""]], *(_cell(name, row.get(name)) for name in COLUMNS[1:])] for row in stop.rows]
-    return {"title": "Tensors of this layer", "columns": list(COLUMNS), "rows": rows,
-            "note": "min, max, mean and std are those of the finite elements."
-            if any(row.get("NaN") or row.get("inf") for row in stop.rows) else ""}
+    rows = [[_cell(name, row.get(name)) for name in COLUMNS] for row in stop.rows]
+    gradients = stop.place.phase in (BACKWARD, BACKWARD_DONE)
+    bad = any(row.get("NaN") or row.get("inf") for row in stop.rows)
+    return {"title": "Gradients at this layer" if gradients else "Tensors of this layer",
+            "columns": list(COLUMNS), "rows": rows,
+            "note": "min, max, mean and std are those of the finite elements." if bad else ""}
 
 
 def _cell(column: str, value: Any) -> Any:

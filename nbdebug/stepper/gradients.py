@@ -42,7 +42,7 @@ class Passage:
     def add(self, edge: Any, name: str, gradient: torch.Tensor) -> None:
         """What reaches the same tensor by several ways counts together."""
         before = self.went.get(edge)
-        self.went[edge] = (name, gradient if before is None else before[1] + gradient)
+        self.went[edge] = (name, gradient) if before is None else (before[0], before[1] + gradient)
 
 
 class Gradients:
@@ -68,16 +68,17 @@ class Gradients:
         for call in self.calls:
             passage, (first, end) = Passage(call), call.nodes
             own = {id(p): name for name, p in call.module.named_parameters(recurse=False)}
+            own |= call.leaves
             for node in nodes[bisect.bisect_left(numbers, first):bisect.bisect_left(numbers, end)]:
                 if above[node] >= end:
                     entering.setdefault(node, []).append(passage)
-                gone = [(i, edge, _named(edge[0], own)) for i, edge in enumerate(node.next_functions)
+                gone = [(i, edge, _named(edge, own, call)) for i, edge in enumerate(node.next_functions)
                         if edge[0] is not None and not first <= self._made(edge[0]) < end]
                 if gone:
                     passage.exits += 1
                     leaving.setdefault(node, []).append((passage, gone))
         for node, passages in entering.items():  # calls are in the order in which they began: outermost first
-            self._handles.append(node.register_prehook(_Arriving(self, passages)))
+            self._handles.append(node.register_prehook(_Arriving(self, node, passages)))
         for node, exits in leaving.items():
             self._handles.append(node.register_hook(_Leaving(self, exits[::-1])))
 
@@ -89,12 +90,12 @@ class Gradients:
             self._handles.pop().remove()
         self._outside = {}
 
-    def arrive(self, passages: list[Passage], gradients: tuple[Any, ...]) -> None:
-        came = [g for g in gradients if isinstance(g, torch.Tensor)]
-        finite = self.finite(came)
+    def arrive(self, node: Any, passages: list[Passage], gradients: tuple[Any, ...]) -> None:
+        came = [(i, g.detach()) for i, g in enumerate(gradients) if isinstance(g, torch.Tensor)]
+        finite = self.finite([g for _, g in came])
         for passage in passages:
             passage.call.finite_gradient = (passage.call.finite_gradient or not passage.begun) and finite
-            passage.came += [(f"gradient of output[{len(passage.came) + i}]", g.detach()) for i, g in enumerate(came)]
+            passage.came += [(passage.call.returned.get((node, i), "a value inside"), g) for i, g in came]
             if not passage.begun:
                 passage.begun = True
                 self.begins(passage.call, passage.came)
@@ -106,7 +107,7 @@ class Gradients:
             passage.finite = self.finite([g for _, _, g in told]) and passage.finite
             for edge, name, gradient in told:
                 if name is not None:
-                    passage.add(edge, name or f"gradient of input[{len(passage.went)}]", gradient)
+                    passage.add(edge, name, gradient)
             passage.exits -= 1
             if passage.exits == 0:
                 came, went = passage.came, list(passage.went.values())
@@ -115,11 +116,11 @@ class Gradients:
 
 
 class _Arriving:
-    def __init__(self, whole: Gradients, passages: list[Passage]):
-        self.whole, self.passages = whole, passages
+    def __init__(self, whole: Gradients, node: Any, passages: list[Passage]):
+        self.whole, self.node, self.passages = whole, node, passages
 
     def __call__(self, gradients: tuple[Any, ...]) -> None:
-        self.whole.border(self.whole.arrive, self.passages, gradients)
+        self.whole.border(self.whole.arrive, self.node, self.passages, gradients)
 
 
 class _Leaving:
@@ -134,14 +135,13 @@ def _number(node: Any) -> int:
     return int(node._sequence_nr())
 
 
-def _named(node: Any, own: dict[int, str]) -> str | None:
-    """The name of what a gradient goes to: a parameter of the layer's own; "" for something that it was given; None for
-    a parameter of a layer inside it, which tells of it itself."""
-    leaf = getattr(node, "variable", None)
-    if isinstance(leaf, nn.Parameter):
-        name = own.get(id(leaf))
-        return f"gradient of {name}" if name is not None else None
-    return ""
+def _named(edge: tuple[Any, int], own: dict[int, str], call: Call) -> str | None:
+    """The name of what a gradient goes to: something that the layer was given, or a parameter of its own; None for a
+    parameter of a layer inside it, which tells of it itself."""
+    leaf = getattr(edge[0], "variable", None)
+    if leaf is not None:
+        return own.get(id(leaf), None if isinstance(leaf, nn.Parameter) else "a tensor from elsewhere")
+    return call.received.get(edge, "a tensor from elsewhere")
 
 
 def _reachable(roots: list[Any], without: Any = ()) -> dict[Any, int]:

@@ -77,6 +77,8 @@ class Layers:
         call = Call(module, layer.name, layer.calls, parent, len(self.stack), site=locate().site,
                     handled=sys.exc_info()[1])
         given = numbers.arguments(module, args, kwargs)
+        call.received = _edges(given)
+        call.leaves = {id(tensor): name for name, tensor in given if tensor.requires_grad and tensor.grad_fn is None}
         call.given = [(name, tensor.detach()) for name, tensor in given]
         call.versions = [_version(tensor) for _, tensor in call.given]
         call.nodes = (_node_number(), 0)
@@ -94,6 +96,7 @@ class Layers:
                 dataclasses.replace(call, handled=error, given=[], versions=[])
         else:
             call.nodes = (call.nodes[0], _node_number())
+            call.returned = _edges(numbers.named(output, "output"))
             self.calls.append(call)
             self._run.ends(call, output)
         call.given, call.versions = [], []
@@ -107,12 +110,17 @@ class Layers:
         call = self.raised
         return call.place(BEFORE) if call is not None and any(e is call.handled for e in chain) else None
 
-    def changed_in_place(self, after: bool) -> list[str]:
-        """What the layer that has just run was given, and has changed."""
-        if not after or not self.stack:
-            return []
+    def remarks(self, culprit: bool) -> list[str]:
+        """What is to be said of the layer that has just run. culprit: it has made something that is not finite."""
         call = self.stack[-1]
-        return [name for (name, tensor), version in zip(call.given, call.versions) if _version(tensor) != version]
+        said = [f"`{name}` was changed in place by the layer: its numbers are those of now."
+                for (name, tensor), version in zip(call.given, call.versions) if _version(tensor) != version]
+        if culprit:
+            said += [f"Its parameter `{name}` is not finite itself." for name, parameter in
+                     call.module.named_parameters(recurse=False) if not numbers.finite([parameter])]
+            if next(call.module.children(), None) is not None:
+                said.append("No layer inside it has done that: its own forward has, between them.")
+        return said
 
     def note(self, call: Call, low: float | None, high: float | None, finite: bool) -> None:
         layer = self.all[call.module]
@@ -147,6 +155,10 @@ class _Hook:
 
     def __reduce__(self) -> Any:
         return getattr, (contextlib.nullcontext(), "__exit__")
+
+
+def _edges(tensors: list[tuple[str, torch.Tensor]]) -> dict[tuple[Any, int], str]:
+    return {(tensor.grad_fn, tensor.output_nr): name for name, tensor in tensors if tensor.grad_fn is not None}
 
 
 def _version(tensor: torch.Tensor) -> int | None:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from nbdebug.observe.sites import Site
+from nbdebug.stepper import numbers
 
 BEFORE, AFTER, LOSS, BACKWARD, BACKWARD_DONE = "before", "after", "loss", "backward", "backward done"
 PHASES = (BEFORE, AFTER, LOSS, BACKWARD, BACKWARD_DONE)
@@ -44,7 +45,8 @@ class Place:
 class Call:
     """One call of a layer. nodes: the sequence numbers of autograd's nodes between which its own lie. finite: whether
     what came in was finite, in the forward and in backward. blamed: something non-finite was made inside it already.
-    handled: the exception that was being handled when it began."""
+    handled: the exception that was being handled when it began. received, returned: the names of its tensors by their
+    place in autograd's graph (a node, and which of its outputs); leaves: of those that have none, by id."""
 
     module: nn.Module
     name: str
@@ -57,6 +59,9 @@ class Call:
     blamed: bool = False
     given: list[tuple[str, torch.Tensor]] = dataclasses.field(default_factory=list)
     versions: list[int | None] = dataclasses.field(default_factory=list)
+    received: dict[tuple[Any, int], str] = dataclasses.field(default_factory=dict)
+    leaves: dict[int, str] = dataclasses.field(default_factory=dict)
+    returned: dict[tuple[Any, int], str] = dataclasses.field(default_factory=dict)
     site: Site | None = None
     handled: BaseException | None = None
 
@@ -100,3 +105,13 @@ class Stop:
     site: Site | None = None
     culprit: bool = False
     notes: list[str] = dataclasses.field(default_factory=list)
+
+    def read(self) -> None:
+        """The tensors in numbers."""
+        for side, tensors in (("in", self.given), ("out", self.made)):
+            for name, tensor in tensors[:numbers.MOST]:
+                row, histogram = numbers.row(name, tensor)
+                self.rows.append({"": side, "gradient": self.place.phase in (BACKWARD, BACKWARD_DONE), **row})
+                self.histograms += [histogram] if histogram else []
+            if len(tensors) > numbers.MOST:
+                self.notes.append(f"{len(tensors) - numbers.MOST} more tensors {side} are not shown.")

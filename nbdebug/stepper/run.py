@@ -101,17 +101,10 @@ class Run:
         self.turns.check()
         if self.fault or not self.goal(event):
             return
-        stop = Stop(event.place, given, made, site=site, culprit=event.culprit)
-        stop.notes += [f"`{name}` was changed in place by the layer: its numbers are those of now."
-                       for name in self.layers.changed_in_place(event.place.phase == AFTER)]
-        for side, tensors in (("in", given), ("out", made)):
-            for name, tensor in tensors[:numbers.MOST]:
-                row, histogram = numbers.row(name, tensor)
-                stop.rows.append({"": side, **row})
-                stop.histograms += [histogram] if histogram else []
-            if len(tensors) > numbers.MOST:
-                stop.notes.append(f"{len(tensors) - numbers.MOST} more tensors {side} are not shown.")
-        self.stop = stop
+        self.stop = Stop(event.place, given, made, site=site, culprit=event.culprit)
+        if event.place.phase == AFTER:
+            self.stop.notes += self.layers.remarks(event.culprit)
+        self.stop.read()
         self._change_over()
         self.turns.wait()  # abandoned: the numbers in force stay the caller's
         self._change_over()

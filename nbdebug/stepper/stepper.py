@@ -23,7 +23,7 @@ from nbdebug.stepper.places import Place, Stop
 from nbdebug.stepper.run import Run
 from nbdebug.stepper.turns import PATIENCE
 
-_latest: weakref.ref[Run] | None = None
+_latest: weakref.ref[Stepper] | None = None
 
 
 def step_through(model: nn.Module, batch: Any, loss_fn: Callable[..., Any] | None = None, *, optimizer: Any = None,
@@ -49,28 +49,35 @@ def step_through(model: nn.Module, batch: Any, loss_fn: Callable[..., Any] | Non
     if loss_fn is not None and not callable(loss_fn):
         raise TypeError(f"loss_fn takes a function of the model and a batch; got {type(loss_fn).__name__}")
     optimizers = {} if optimizer is None else optimizers_of(optimizer)
-    before = _latest() if _latest is not None else None
-    note = "The stepper before this one was abandoned." if before is not None and not before.turns.over else ""
+    before, note = waiting(), ""
     if before is not None:
-        before.turns.abandon()
+        note = "The stepper before this one was abandoned."
+        before.abandon()
     caller = Caller()
     with numbers.unwatched():
         step, said = _step(model, batch, loss_fn)
         run = Run(step, Layers(model, batch, loss_fn), Snapshot.take(model, optimizers), caller, backward=backward,
                   restore=restore)
-    _latest = weakref.ref(run)
-    stepper = Stepper(run, f"model {type(model).__name__}, {said}", note)
+    stepper = Stepper(run, f"model {type(model).__name__}, called as {said}", note)
+    _latest = weakref.ref(stepper)
     stepper._go(goals.into)
     return stepper
+
+
+def waiting() -> Stepper | None:
+    """The stepper whose step waits or runs; there is one at most."""
+    stepper = _latest() if _latest is not None else None
+    return stepper if stepper is not None and not stepper.done else None
 
 
 class Stepper:
     """A step that waits. Each method lets it run on, returns when it waits again or is over, and gives the report.
 
-    Its controls are shown in a notebook where it stands last in a cell; elsewhere it is shown as its report."""
+    Its controls are shown in a notebook where it stands last in a cell; elsewhere it is shown as its report. asked: the
+    call that was made, and what was taken."""
 
     def __init__(self, run: Run, subject: str, note: str = "") -> None:
-        self._run, self._subject, self._note = run, subject, note
+        self.asked, self._run, self._note = (account.QUESTION, subject), run, note
         self._one_at_a_time, self._panel = threading.RLock(), None
         # The hooks and the thread know the run, not this: when nobody holds this any more, the step ends.
         ended = weakref.finalize(self, run.turns.abandon, 1.0)
@@ -161,7 +168,7 @@ class Stepper:
     def report(self) -> Report:
         """Where it waits, and the layer's tensors in numbers; or how it ended."""
         with numbers.unwatched():
-            return account.report_of(self._run, self._subject, self._note)
+            return account.report_of(self._run, self.asked, self._note)
 
     @property
     def _stop(self) -> Stop | None:
@@ -190,7 +197,7 @@ class Stepper:
 
     def _ipython_display_(self) -> None:
         if self._panel is None:
-            self._panel = self.report()._view("panel", "steps", weakref.ref(self))
+            self._panel = self.report()._view("stepper_panel", "steps", weakref.ref(self))
         self._panel._ipython_display_()
 
     def __repr__(self) -> str:

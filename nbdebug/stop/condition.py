@@ -38,7 +38,7 @@ class Condition:
             if caller is not None and caller.f_locals is not caller.f_globals:
                 self._locals = {name: caller.f_locals[name] for name in self.wanted if name in caller.f_locals}
         else:
-            self.wanted = frozenset() if when is None else _asked_by(when)
+            self.wanted = frozenset() if when is None else _asked_by(when, phase)
         if phase == "forward" and "grad" in self.wanted:
             raise ValueError(f"`grad` comes in backward: stop_at(…, phase=\"backward\"). In a forward, when sees inp, "
                              f"out, module, name and step; got {self}")
@@ -109,12 +109,12 @@ def _names_in(code: CodeType) -> frozenset[str]:
     return frozenset(code.co_names).union(*map(_names_in, inner))
 
 
-def _asked_by(when: Any) -> frozenset[str]:
+def _asked_by(when: Any, phase: str) -> frozenset[str]:
     if not callable(when):
         raise ValueError(f"when is an expression or a function of {', '.join(NAMES)}; got {when!r}")
     parameters = inspect.signature(when).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return frozenset(NAMES)
+        return frozenset(NAMES) - ({"grad"} if phase == "forward" else set())
     asked = [p.name for p in parameters if p.kind is not p.VAR_POSITIONAL and (p.name in NAMES or p.default is p.empty)]
     unknown = [name for name in asked if name not in NAMES]
     if unknown:

@@ -23,7 +23,6 @@ _OURS = ("torch", "nbdebug")
 """Packages that `n`, `s` and `u` of ipdb pass over, so that the next line is one of the user's."""
 
 
-_STEP_OVER = 108  # and a step to the next line of a frame (CMD_STEP_OVER)
 
 
 class Left(KeyboardInterrupt):
@@ -83,9 +82,9 @@ def debugpy_at_end(frame: FrameType, then: FrameType | None) -> None:
     the frame that a step leads to. Returns when the client lets the thread go on."""
     _suspend(frame)
     info = getattr(threading.current_thread(), "additional_info", None)
-    if then is not None and info is not None and info.pydev_step_cmd != -1:
-        info.pydev_step_cmd, info.pydev_step_stop = _STEP_OVER, then
-        info.update_stepping_info()
+    stepping = getattr(info, "pydev_step_cmd", -1) != -1
+    if stepping and then is not None:  # to no line of this frame: it was the last
+        debugpy_at_first_line(then)
 
 
 def debugpy_here(frame: FrameType) -> None:
@@ -124,8 +123,8 @@ def ipdb_at_first_line(frame: FrameType, header: str) -> None:
     debugger.set_trace(frame)
 
 
-def ipdb_here(frame: FrameType, header: str) -> None:
-    """A prompt opens now, in this frame. Raises Left when it is left with `q`."""
+def ipdb_here(frame: FrameType, header: str, ends: bool = False) -> None:
+    """A prompt opens now, in this frame. ends: it is about to return. Raises Left when it is left with `q`."""
     debugger = _debugger()
     debugger.message(header)
     debugger.reset()
@@ -137,7 +136,7 @@ def ipdb_here(frame: FrameType, header: str) -> None:
     debugger.interaction(frame, None)
     if debugger.quitting:
         raise Left
-    debugger.go_on(frame)
+    debugger.go_on(frame, ends)
 
 
 class _Debugger:
@@ -170,13 +169,13 @@ class _Debugger:
         if sys.gettrace() is None and self.before is not None:
             sys.settrace(self.before)
 
-    def go_on(self, frame: FrameType) -> None:
+    def go_on(self, frame: FrameType, ends: bool) -> None:
         """After a prompt that no trace function has opened: have lines told if it is to open again."""
         debugger: Any = self
         if debugger.stoplineno == -1 and not debugger.breaks:  # c
             return
-        if debugger.stopframe is frame or debugger.returnframe is frame:
-            debugger.set_step()  # n, r: this frame may be at its end, and its line is told no more
+        if ends and (debugger.stopframe is frame or debugger.returnframe is frame):
+            debugger.set_step()  # n, r: of this frame nothing more will be told
         at: FrameType | None = frame
         while at is not None:
             at.f_trace = debugger.trace_dispatch

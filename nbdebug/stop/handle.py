@@ -49,7 +49,8 @@ def stop_at(model: nn.Module, pattern: str, *, when: str | Callable[..., Any] | 
     called backward. With the debugger of JupyterLab or VS Code attached it stops there, else in ipdb where somebody
     can type; else it records the tensors at hand, in numbers, shows them and goes on. `q` in ipdb leaves the training
     with a KeyboardInterrupt. What a checkpoint computes again is no new forward. A compiled model runs uncompiled
-    while the stop waits; one that is compiled later needs the stop to be set again, in the compiled model. A layer that runs in another thread than the main one is recorded, unless debugpy is there.
+    while the stop waits; where it is compiled later, set the stop again, in the compiled model. A layer that runs in
+    another thread than the main one is recorded, unless debugpy is attached.
 
     Raises ValueError where the pattern names no layer, or for what `when` and `phase` can't be; SyntaxError for an
     expression that is none; TypeError where the model is no module.
@@ -137,9 +138,9 @@ class LayerStop:
         if self.condition.when is not None:
             said += f", when {self.condition}"
         ended = f"ended by a fault of nbdebug's own ({self.fault})" if self.fault else "over"
-        state = "waits" if self.active else ended
-        hits = f"{self.hits} hit{'s' * (self.hits != 1)} in {self._calls} call{'s' * (self._calls != 1)} of the model"
-        return f"<{said}: {state}, {hits}{self._doubt()}>"
+        state = ("waits" if self.once else "waits, for each hit") if self.active else ended
+        calls = f"{self._calls} call{'s' * (self._calls != 1)} of {self.subject}"
+        return f"{said}: {state}; {self.hits} hit{'s' * (self.hits != 1)} in {calls}{self._doubt()}"
 
     def _doubt(self) -> str:
         if self.uncompiled:

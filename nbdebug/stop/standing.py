@@ -62,7 +62,10 @@ def _interact(way: str, at: Moment) -> None:
     said = _said(at, names, way)
     try:
         if way == "ipdb":
-            (debuggers.ipdb_at_first_line if at.moment == "first line" else debuggers.ipdb_here)(frame, said)
+            if at.moment == "first line":
+                debuggers.ipdb_at_first_line(frame, said)
+            else:
+                debuggers.ipdb_here(frame, said, ends=at.moment == "return")
             return
         print(said, flush=True)
         if at.moment == "first line":

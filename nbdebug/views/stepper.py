@@ -70,8 +70,9 @@ class Stepping:
         named = [("  " * row.depth + (f"{HERE} " if row.here else "  ") + row.cells()[0], row) for row in self.rows]
         wide = max((len(name) for name, _ in named), default=0)
         kinds = max((len(row.kind) for row in self.rows), default=0)
-        return [f"  {name.ljust(wide + 2)}{row.kind.ljust(kinds + 2)}{'; '.join(c for c in row.cells()[2:] if c)}".rstrip()
-                for name, row in named]
+        said = ["; ".join(cell for cell in row.cells()[2:] if cell) for row in self.rows]
+        return [f"  {name.ljust(wide + 2)}{row.kind.ljust(kinds + 2)}{made}".rstrip()
+                for (name, row), made in zip(named, said)]
 
     def sentence(self) -> str:
         """The histograms in words, for those who do not see them."""
@@ -119,11 +120,10 @@ def _shown(names: list[str], at: int | None) -> set[int]:
         kin = 0 if name in above or i == at else 1 if parent == around else 2 if parent == here else 3
         return kin, abs(i - (at or 0))
 
-    # A few of those inside come before distant neighbours.
     order = sorted(range(len(names)), key=distance)
-    inside = [i for i in order if distance(i)[0] == 2][:4]
     first = [i for i in order if distance(i)[0] == 0]
-    return set([*first, *inside, *order][: MOST + len(inside)][:MOST]) if len(first) < MOST else set(order[:MOST])
+    inside = [i for i in order if distance(i)[0] == 2][:4]  # some of these before distant neighbours
+    return set(list(dict.fromkeys([*first, *inside, *order]))[:MOST])
 
 
 def _rest(layers: Sequence[Mapping[str, Any]], hidden: list[int]) -> list[Row]:
@@ -139,10 +139,9 @@ def _row(layer: Mapping[str, Any], here: bool) -> Row:
     said = "" if made is None else "not finite" if made is False else "ran" if low is None else \
         number(low) if low == high else f"{number(low)} … {number(high)}"
     times = f", {calls} calls" if said and calls > 1 else ""
-    return Row(_depth(layer), clean(name.rpartition(".")[2] or "the model", 60), clean(layer.get("type") or "", 60), here,
-               bool(calls), said + times,
-               "" if gradient is None else "gradient finite" if gradient else "gradient not finite",
-               made is False or gradient is False)
+    handed_on = "" if gradient is None else "gradient finite" if gradient else "gradient not finite"
+    return Row(_depth(layer), clean(name.rpartition(".")[2] or "the model", 60), clean(layer.get("type") or "", 60),
+               here, bool(calls), said + times, handed_on, made is False or gradient is False)
 
 
 def _values(given: Any) -> Values | None:

@@ -87,7 +87,8 @@ def _histogram(values: Values, left: float, top: float) -> list[str]:
         drawn.append(f'<path d="M{x:.1f} {foot:.1f}v4" stroke="{INK}" fill="none"/>')
         if 0.3 < (x - left) / wide < 0.7:
             drawn.append(_text(x, foot + 15, "0", "middle"))
-    return [*drawn, _text(left, foot + 15, number(values.low)), _text(left + wide, foot + 15, number(values.high), "end")]
+    return [*drawn, _text(left, foot + 15, number(values.low)),
+            _text(left + wide, foot + 15, number(values.high), "end")]
 
 
 def _text(x: float, y: float, text: str, anchor: str = "start", colour: str = INK, weight: int = 400,

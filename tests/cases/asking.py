@@ -91,7 +91,20 @@ def ask_error(ns: types.SimpleNamespace) -> nbdebug.Report:
     return nbdebug.Report("explain()")
 
 
-ASKERS = {"nan": ask_nan, "precision": ask_precision, "training": ask_training, "memory": ask_memory,
+def ask_notebook(ns: types.SimpleNamespace) -> nbdebug.Report:
+    """The cells in a shell, one by one, as a notebook runs them; then what is said of the notebook, of the cell that
+    failed, and of what the notebook holds: the first that has a finding."""
+    from nbdebug.chapters.memory.holding.account import held_report
+    from tests.shell import of_cells
+
+    with of_cells(ns.cells) as (shell, error):
+        report = nbdebug.check_notebook(shell=shell)
+        if report.ok and error is not None:
+            report = nbdebug.explain(error, shell=shell)
+        return held_report(names=shell.user_ns, shell=shell) if report.ok and error is None else report
+
+
+ASKERS = {"notebook": ask_notebook, "nan": ask_nan, "precision": ask_precision, "training": ask_training, "memory": ask_memory,
           "error": ask_error}
 """kind → the function that asks. A kind that is not here is skipped."""
 
@@ -142,6 +155,8 @@ def answer_of(report: nbdebug.Report, path: pathlib.Path) -> dict[str, Any]:
     first, where = report.findings[0], report.findings[0].where
     own = where.file is not None and pathlib.Path(where.file).resolve() == path.resolve()
     samples = None if where.samples is None else list(where.samples)
+    if where.cell is not None:  # "In [4]" is the fourth cell that ran
+        answer["cell"] = int(where.cell[4:-1]) - 1
     if hasattr(report, "fp32_modules"):
         answer["fp32_modules"] = list(report.fp32_modules)
     return {**answer, "code": first.code, "phase": where.phase, "module": where.module, "op": where.op,

@@ -79,7 +79,7 @@ def test_tensors_are_those_of_the_step() -> None:
     stepper.next()
     went = dict(zip((row[1] for row in stepper.report().facts["tables"][0]["rows"][1:]), stepper.outputs))
     stepper.finish()
-    assert torch.equal(went["gradient of weight"], net[2].weight.grad) and torch.equal(came.sum(0), net[2].bias.grad)
+    assert torch.equal(went["weight"], net[2].weight.grad) and torch.equal(came.sum(0), net[2].bias.grad)
     assert stepper.inputs == () and stepper.at is None
 
 

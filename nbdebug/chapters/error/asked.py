@@ -7,7 +7,9 @@ come the operands of the user's line.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import inspect
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -17,8 +19,9 @@ from torch import nn
 
 from nbdebug.chapters.error.facts import TensorFact
 from nbdebug.chapters.error.lying import members
-from nbdebug.chapters.error.operands import operands
+from nbdebug.chapters.error.operands import UNKNOWN, expression, operands, value_of
 from nbdebug.chapters.error.scene import Scene, fact, is_tensor
+from nbdebug.chapters.error.syntax import tree_of
 from nbdebug.observe.frames import Frame
 from nbdebug.observe.named import MODULES_OWN, attributes, key_text
 
@@ -50,16 +53,59 @@ class Asked:
 def asked(scene: Scene) -> list[Asked]:
     """The tensors at hand where it failed, each once: of torch's innermost function, of the module around it, then of
     the user's line. Empty where the op was given none by a name."""
-    names = Names(scene)
+    names, written = Names(scene), _arguments(scene)
     found: dict[int, Asked] = {}
     for role, value in _given(scene):
         if id(value) not in found and len(found) < MOST:
-            found[id(value)] = names.asked(value, role)
-    for text, value in operands(scene.users[0]) if scene.users else ():
+            one = names.asked(value, role)
+            if not one.known and id(value) in written:
+                one = dataclasses.replace(one, name=written[id(value)], known=True)
+            found[id(value)] = one
+    for text, value in (*operands(scene.users[0]), *_stored(scene.users[0])) if scene.users else ():
         if is_tensor(value) and (id(value) not in found or not found[id(value)].known):
             role = found[id(value)].role if id(value) in found else ""
             found[id(value)] = dataclasses.replace(names.asked(value, role), name=text, known=True)
     return list(found.values())
+
+
+def _stored(frame: Frame) -> Iterator[tuple[str, Any]]:
+    """What `x[i] = y` was to put there: the failing expression is `x[i]` alone."""
+    target, tree = expression(frame), tree_of(frame.site.file)
+    if not isinstance(target, ast.Subscript) or not isinstance(target.ctx, ast.Store) or tree is None:
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and any((t.lineno, t.col_offset) == (target.lineno, target.col_offset)
+                                                for t in node.targets):
+            value = value_of(node.value, frame)
+            if value is not UNKNOWN:
+                yield ast.unparse(node.value), value
+
+
+def raised_by_user(scene: Scene) -> bool:
+    """Whether a `raise` or an `assert` of the user's own made the error: then its words are the user's, not torch's."""
+    last = scene.trail[-1] if scene.trail else None
+    return last is not None and last.users and isinstance(expression(last), (ast.Raise, ast.Assert))
+
+
+def _arguments(scene: Scene) -> dict[int, str]:
+    """What the user's line gave to the function of torch's that it called, as it is written there: `encode(x)`."""
+    below = within(scene)
+    call = expression(scene.users[0]) if scene.users and below else None
+    if isinstance(call, (ast.Expr, ast.Return, ast.Assign)):
+        call = call.value
+    if not isinstance(call, ast.Call) or any(isinstance(arg, ast.Starred) for arg in call.args):
+        return {}
+    callee = below[-1]
+    function = type(callee.module).forward if callee.module is not None else getattr(
+        nn.functional, callee.site.function, None)
+    if callee.site.function == "__new__":
+        names = ["data"]
+    elif not callable(function) or callee.module is not None and callee.site.function != "forward":
+        return {}
+    else:
+        names = [name for name in inspect.signature(function).parameters if name != "self"]
+    given = [*zip(names, call.args), *((k.arg or "", k.value) for k in call.keywords)]
+    return {id(callee.names[name]): ast.unparse(node) for name, node in given if name in callee.names}
 
 
 def _given(scene: Scene) -> Iterator[tuple[str, torch.Tensor]]:

@@ -38,7 +38,7 @@ class NoGradFacts:
     "inference", "whole numbers" (that should require gradients). asked: the expression, as the user wrote it. tensor: its
     facts. kind: the type, where it is no tensor. evaluating: models in eval mode, which is innocent. counts: parameters
     that want a gradient and all, of each model. untracked: what no optimizer or parent knows ("self.blocks").
-    reduced: the loss's mean, where that was tried.
+    reduced: the loss's mean, where that was tried. giver: the function that gave what is no tensor. parameter: its name.
     """
 
     raised: Raised
@@ -52,6 +52,8 @@ class NoGradFacts:
     counts: tuple[tuple[str, int, int], ...] = ()
     untracked: tuple[tuple[str, str], ...] = ()
     reduced: float | None = None
+    giver: str | None = None
+    parameter: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,6 +115,7 @@ class InPlaceFacts:
     saved_by: the op whose derivative needs the old value ("Relu"); own: it is that op's own result. shape, version,
     expected: what torch said of the tensor. parameter: its name where it is one; module: of that op. change: the
     likeliest statement; others: further ones that would fit. optimizer: the name of the one that holds the parameter.
+    tried: whether backward passes without the change, on random numbers of that shape.
     """
 
     raised: Raised
@@ -130,3 +133,4 @@ class InPlaceFacts:
     others: tuple[Change, ...] = ()
     optimizer: str | None = None
     steps: tuple[str, ...] = ()
+    tried: bool | None = None

@@ -33,13 +33,15 @@ class Part:
 @dataclasses.dataclass(frozen=True)
 class Origin:
     """The binding in which a tensor got what is wrong with it. name: what was bound; code: the text of its value; call:
-    the last name of what made it ("from_numpy"), "" where no call did; way: from there to the failing line."""
+    the last name of what made it ("from_numpy"), "" where no call did; way: from there to the failing line. stated: the
+    dtype or device that the call asks for by itself ("torch.uint8")."""
 
     name: str
     code: str
     call: str
     where: Where = NOWHERE
     way: tuple[Link, ...] = ()
+    stated: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -38,7 +38,8 @@ class Renamed:
 
 @dataclasses.dataclass(frozen=True)
 class StateMismatch:
-    """model, given: as the user wrote them ("model", "checkpoint['model']"); kind: the model's class.
+    """model, given: as the user wrote them ("model", "checkpoint['model']"); kind: the model's class. made: the
+    expression of what was given where that is no name: `given` is then "state".
 
     missing, unexpected: keys, as torch lists them. resized: keys with two shapes. saved, wanted: how many keys the saved
     state and the model have; both: keys in both, fitting: those with the same shape, too. inside: the entry of what was
@@ -65,6 +66,7 @@ class StateMismatch:
     lacking: tuple[str, ...] = ()
     argument: tuple[str, int] | None = None
     whole_model: bool = False
+    made: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,3 +82,4 @@ class OptimizerMismatch:
     wanted: tuple[int, ...] = ()
     inside: str | None = None
     keys: tuple[str, ...] = ()
+    made: str | None = None

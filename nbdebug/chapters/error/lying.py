@@ -20,6 +20,16 @@ def members(thing: Any) -> dict[str, Any]:
     return found
 
 
+def shape_of(value: Any) -> tuple[int, ...] | None:
+    """The shape of a tensor; None of what is none, or has no shape of its own (a nested or a lazy one)."""
+    if not issubclass(type(value), torch.Tensor):
+        return None
+    try:
+        return tuple(int(side) for side in value.shape)
+    except (RuntimeError, TypeError, ValueError):
+        return None
+
+
 def message_of(error: BaseException) -> str:
     """What an exception of torch's or Python's says: the text among its own arguments."""
     given: Any = BaseException.__dict__["args"].__get__(error)

@@ -29,12 +29,22 @@ def expression(frame: Frame) -> ast.AST | None:
     if tree is None:
         return None
     at = frame.span or (frame.site.line, frame.site.line, None, None)
-    nodes = [n for n in ast.walk(tree) if isinstance(n, (ast.expr, ast.stmt))]
-    exact = [n for n in nodes if (n.lineno, n.end_lineno, n.col_offset, n.end_col_offset) == at]
-    if exact:
-        return exact[0]
-    around = [n for n in nodes if isinstance(n, ast.stmt) and n.lineno <= at[0] <= (n.end_lineno or 0)]
-    return min(around, key=lambda n: (n.end_lineno or 0) - n.lineno, default=None)
+    exact = [n for n in ast.walk(tree) if isinstance(n, (ast.expr, ast.stmt)) and (
+        n.lineno, n.end_lineno, n.col_offset, n.end_col_offset) == at]
+    exact.sort(key=lambda n: isinstance(n, ast.stmt))  # `f(x)` alone on a line is a statement and a call
+    return exact[0] if exact else _around(tree, at[0])
+
+
+def statement(frame: Frame) -> ast.stmt | None:
+    """The statement that ran in this frame, or None as for `expression`."""
+    tree = _parsed(frame.site.file, tuple(linecache.getlines(frame.site.file)))
+    return None if tree is None else _around(tree, frame.span[0] if frame.span else frame.site.line)
+
+
+def _around(tree: ast.Module, line: int) -> ast.stmt | None:
+    """The smallest statement over a line."""
+    found = [n for n in ast.walk(tree) if isinstance(n, ast.stmt) and n.lineno <= line <= (n.end_lineno or 0)]
+    return min(found, key=lambda n: (n.end_lineno or 0) - n.lineno, default=None)
 
 
 @functools.lru_cache(maxsize=32)

@@ -59,7 +59,14 @@ class _CannotRun(Exception):
 
 def rerun(scene: Scene, swap: Mapping[int, Any]) -> Trial | None:
     """The failing op again. swap: what takes the place of a tensor, by the id of the one that it was given. None where
-    it can't be run without running code of the user's."""
+    it can't be run without running code of the user's, or does not fail by itself."""
+    before = _run(scene, {})
+    if before is None or before.worked:  # what runs here is not what failed there: then it proves nothing
+        return None
+    return _run(scene, swap)
+
+
+def _run(scene: Scene, swap: Mapping[int, Any]) -> Trial | None:
     again = _Again(swap)
     with torch.no_grad(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -70,10 +77,10 @@ def rerun(scene: Scene, swap: Mapping[int, Any]) -> Trial | None:
         except Exception as failed:  # the cure is none: the op's own word for it
             said = failed.args[0] if failed.args and type(failed.args[0]) is str else type(failed).__name__
             return Trial(False, said.partition("\n")[0][:200])
-    return Trial(True, _said(result))
+    return Trial(True, _told(result))
 
 
-def _said(result: Any) -> str:
+def _told(result: Any) -> str:
     if type(result) is tuple and result:
         result = result[0]
     if is_tensor(result):
@@ -140,6 +147,8 @@ class _Again:
 
     def value(self, node: ast.AST | None, frame: Frame) -> Any:
         """An expression of the user's, where all of it is torch's."""
+        if isinstance(getattr(node, "ctx", None), (ast.Store, ast.Del)):
+            raise _CannotRun
         if isinstance(node, (ast.Name, ast.Attribute, ast.Subscript, ast.Constant)):
             known = value_of(node, frame)
             if known is not UNKNOWN:
@@ -147,7 +156,8 @@ class _Again:
         if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
             return _OPERATORS[type(node.op)](self.value(node.left, frame), self.value(node.right, frame))
         if isinstance(node, ast.AugAssign) and type(node.op) in _IN_PLACE:
-            return _IN_PLACE[type(node.op)](self.value(node.target, frame), self.value(node.value, frame))
+            target = value_of(ast.parse(ast.unparse(node.target), mode="eval").body, frame)
+            return _IN_PLACE[type(node.op)](self.own(target), self.value(node.value, frame))
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.Invert)):
             inner = self.value(node.operand, frame)
             return -inner if isinstance(node.op, ast.USub) else ~inner
@@ -206,8 +216,8 @@ def _is_torchs(function: Any) -> bool:
         return str(function.__module__).partition(".")[0] == "torch"
     if type(function) is MethodDescriptorType:
         return function.__objclass__ in torch.Tensor.__mro__
-    name = getattr(function, "__name__", "") if type(function) is BuiltinFunctionType else ""
-    return any(getattr(home, name, None) is function for home in _HOMES)
+    return type(function) is BuiltinFunctionType and any(
+        function is known for home in _HOMES for known in vars(home).values())
 
 
 def _torchs(module: nn.Module) -> bool:

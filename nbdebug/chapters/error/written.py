@@ -33,6 +33,12 @@ class Made:
     code: str
     where: Where
     node: ast.expr = dataclasses.field(repr=False, compare=False)
+    entry: bool = False  # it is one entry of the value, or comes out of it in a loop
+
+    @property
+    def said(self) -> str:
+        code = self.code if len(self.code) <= 80 else self.code[:77] + "..."
+        return f"`{self.name}` {'comes out of' if self.entry else 'is'} `{code}`"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +116,7 @@ class _Search:
             found = [b for b in bound(scope, text) if b[0].lineno <= place.line or scope is not _innermost(place)]
             if found:
                 value, keys = found[-1]
-                made = Made(text, ast.unparse(value), _where(file, value), value)
+                made = Made(text, ast.unparse(value), where_of(file, value), value, bool(keys))
                 yield made, (*keys, *path), _Place(file, value.lineno, place.frame)
                 return
         yield from self._argument(text, path, place, live)
@@ -171,7 +177,7 @@ def _returns(node: ast.Call, path: tuple[Key, ...], place: _Place) -> Iterator[t
             (f for f in found.body if isinstance(f, ast.FunctionDef) and f.name == "__getitem__"), None)
         for inner in ast.walk(body) if body is not None else ():
             if isinstance(inner, ast.Return) and inner.value is not None:
-                made = Made(f"{name}()", ast.unparse(inner.value), _where(place.file, inner.value), inner.value)
+                made = Made(f"{name}()", ast.unparse(inner.value), where_of(place.file, inner.value), inner.value)
                 yield made, path, _Place(place.file, inner.lineno, None)
 
 
@@ -206,6 +212,6 @@ def cells(file: str) -> list[str]:
     return [other for number, other in sorted(found, key=lambda pair: int(pair[0].strip("In []")), reverse=True)]
 
 
-def _where(file: str, node: ast.expr) -> Where:
+def where_of(file: str, node: ast.expr) -> Where:
     return Where(file=file, line=node.lineno, text=linecache.getline(file, node.lineno).strip() or None,
                  cell=cell_name(file))

@@ -33,12 +33,13 @@ class StaleModule:
 
 @dataclasses.dataclass(frozen=True)
 class LeftBehind:
-    """Trainable parameters of a model that no optimizer holds, since the model was changed after the optimizer was made.
+    """Trainable parameters of a model that no optimizer holds, for the model was changed after the optimizer was made.
 
     missing: the parameters' names ("model.fc.weight"), all of them; of: how many the model trains. strangers: tensors
-    that the optimizer holds and that no model among the variables has. how: "anew" (the model was made again), "part" (a
-    part of it was replaced or added), "unfrozen". used: the optimizer was used since, or the parameters have gradients.
-    remade: the user's statement that makes the optimizer. where: the cell that changed the model; made: the optimizer's.
+    that the optimizer holds and that no model among the variables has. how: "anew" (the model was made again), "part"
+    (a part of it was replaced or added), "unfrozen". used: the optimizer was used since, or the parameters have
+    gradients. remade: the user's statement that makes the optimizer. where: the cell that changed the model; made: the
+    optimizer's.
     """
 
     model: str
@@ -111,8 +112,10 @@ class Redefined:
 
 @dataclasses.dataclass(frozen=True)
 class Kept:
-    """Memory that the shell alone holds. how: "output" or "traceback"; name: "Out[2]"; bytes; what: "float32 (2560,
-    3072)". variable: what was shown ("features"); wanted: the statement that was to free it, "" where none was."""
+    """Memory that the shell alone holds, or a list of losses with their graphs. how: "output", "traceback" or "graph";
+    name: "Out[2]"; bytes; what: "float32 (2560, 3072)". variable: what was shown ("features"). wanted: the statement
+    that was to free it, "" where none was; deleted: it names this very variable; freed: where it stands. where: the
+    cell that showed it, failed, or put it there."""
 
     how: str
     name: str
@@ -120,8 +123,9 @@ class Kept:
     what: str = ""
     variable: str = ""
     wanted: str = ""
-    where: Where = NOWHERE
+    deleted: bool = False
     freed: Where = NOWHERE
+    where: Where = NOWHERE
 
 
 @dataclasses.dataclass(frozen=True)

@@ -39,14 +39,14 @@ def hooks_registered_twice(met: list[tuple[str, Any]], history: History) -> list
 def _told(group: list[Doubled], history: History) -> TwiceHook:
     first = group[0]
     times = max(len(one.older) for one in group) + 1
-    cells, method, line = _registrations(first, times, history)
+    cells, method = _registrations(first, times, history)
     places = [_place(history, number, method) for number in cells]
     where = places[1] if len(places) > 1 else places[0] if places else _source(first.code, history)
     return TwiceHook(tuple(dict.fromkeys(one.module for one in group)), first.hook, first.word, method, times, where,
                      places[0] if len(places) > 1 else NOWHERE)
 
 
-def _registrations(one: Doubled, times: int, history: History) -> tuple[list[int], str, int]:
+def _registrations(one: Doubled, times: int, history: History) -> tuple[list[int], str]:
     """The cells that registered it, oldest first, and the method that they called."""
     methods = METHODS.get(one.word, ("register",))
     calling: dict[int, list[ast.Call]] = {}
@@ -60,11 +60,11 @@ def _registrations(one: Doubled, times: int, history: History) -> tuple[list[int
     named = [n for n, calls in calling.items() if any(one.hook in _given(call) for call in calls)]
     method = next((_method(call) for calls in calling.values() for call in calls), methods[0])
     if len(set(own)) == times:  # each run of the cell has made a function of its own, and says where
-        return sorted(own), method, 0
+        return sorted(own), method
     for cells in (named, [n for n in calling if own and n in history.same(own[-1])], list(calling)):
         if len(cells) >= min(2, times):
-            return cells[-times:], _method(calling[cells[-1]][0]), 0
-    return list(calling)[-1:], method, 0
+            return cells[-times:], _method(calling[cells[-1]][0])
+    return list(calling)[-1:], method
 
 
 def _given(call: ast.Call) -> set[str]:

@@ -9,9 +9,9 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from nbdebug.chapters.error.looks.source import (FUNCTIONS, Code, assignments, calls, children, heads, is_module,
+from nbdebug.chapters.error.looks.source import (FUNCTIONS, Code, assignments, calls, children, failing, heads, is_module,
                                                  method, of_frame, of_function, plain, source, value)
-from nbdebug.chapters.error.operands import UNKNOWN, expression
+from nbdebug.chapters.error.operands import UNKNOWN
 from nbdebug.chapters.error.scene import Scene
 from nbdebug.observe.sites import cell_name
 
@@ -84,7 +84,7 @@ def trail(scene: Scene) -> list[Code]:
         code, caller = codes[inner], codes[inner + 1]
         if code is None or caller is None or not isinstance(code.node, FUNCTIONS):
             continue
-        node = expression(frames[inner + 1])
+        node = failing(caller)
         for call in calls(node) if node is not None else ():
             target = entered(call, caller)
             if target is not None and target.node.lineno == code.node.lineno and target.source.file == code.source.file:

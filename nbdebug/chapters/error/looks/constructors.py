@@ -33,7 +33,9 @@ def size_of(kind: type, parameter: str, saved: tuple[int, ...], wanted: tuple[in
         return _recurrent(kind.__name__, parameter, axis, saved, wanted)
     for kinds, parameters in LAYOUTS:
         if issubclass(kind, kinds) and axis < len(parameters.get(parameter, ())):
-            return parameters[parameter][axis], saved[axis], wanted[axis]
+            argument = parameters[parameter][axis]
+            parts = 3 if argument.startswith("3 x ") else 1
+            return argument.removeprefix("3 x "), saved[axis] // parts, wanted[axis] // parts
     return None
 
 

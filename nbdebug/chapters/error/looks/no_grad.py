@@ -14,9 +14,9 @@ from nbdebug.chapters.error.looks.calls import trail
 from nbdebug.chapters.error.looks.cutting import closing
 from nbdebug.chapters.error.looks.graph import is_leaf, nodes, roots
 from nbdebug.chapters.error.looks.path import GRAD, PLAIN, Path, block
-from nbdebug.chapters.error.looks.source import Code, calls, is_module, last, parameters, targets, value
+from nbdebug.chapters.error.looks.source import Code, calls, failing, last, parameters, targets, value
 from nbdebug.chapters.error.looks.untracked import untracked
-from nbdebug.chapters.error.operands import UNKNOWN, expression
+from nbdebug.chapters.error.operands import UNKNOWN
 from nbdebug.chapters.error.scene import Scene, fact, is_tensor
 
 MESSAGES = (
@@ -57,20 +57,20 @@ def look(scene: Scene) -> NoGradFacts | None:
 def _what(scene: Scene) -> str | None:
     """Which of these errors it is, by what torch says."""
     message = scene.message
-    if isinstance(scene.error, (RuntimeError, ValueError, TypeError)):
+    if scene.type in ("RuntimeError", "ValueError", "TypeError"):
         for pattern, what in MESSAGES:
             if re.search(pattern, message):
                 return what
-    if isinstance(scene.error, AttributeError) and NOT_A_TENSOR.search(message):
+    if scene.type == "AttributeError" and NOT_A_TENSOR.search(message):
         return "not a tensor"
-    if isinstance(scene.error, (AttributeError, TypeError)) and NO_GRAD.search(message):
+    if scene.type in ("AttributeError", "TypeError") and NO_GRAD.search(message):
         return "grad is None"
     return None
 
 
 def _asked(scene: Scene, code: Code, what: str) -> Any:
     """The expression that a gradient was asked of."""
-    node = expression(code.frame)
+    node = failing(code)
     if node is None:
         return None
     if what == "grad is None":
@@ -147,7 +147,7 @@ def _cut(scene: Scene, path: Path, what: str, asked: Any, code: Code, tensor: An
 def _around(scene: Scene) -> Cut | None:
     """The no_grad within which the failing line itself stands, here or in a function that called it."""
     for code in trail(scene):
-        node = expression(code.frame)
+        node = failing(code)
         inside = block(node, code) if node is not None and isinstance(node, (ast.expr, ast.stmt)) else None
         if inside is not None:
             return inside

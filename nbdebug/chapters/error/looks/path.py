@@ -110,7 +110,7 @@ class Path:
         found: list[Verdict] = []
         filled = [self.of(given, code) for given in _put_in(code, name)]
         for statement in reversed(assignments(code, name, before)):
-            if _skipped(statement, code):
+            if skipped(statement, code):
                 continue
             verdict = self.statement(statement, name, code)
             found.append(verdict)
@@ -206,7 +206,7 @@ class Path:
                     "block", last(decorator.func if isinstance(decorator, ast.Call) else decorator),
                     "@" + ast.unparse(decorator), None, None, inner.name, inner.where(decorator))
         return either(self.within(statement, self.of(given, inner), inner) for given, statement in inner.returned()
-                      if not _skipped(statement, inner)) if inner.returned() else PLAIN
+                      if not skipped(statement, inner)) if inner.returned() else PLAIN
 
     def module(self, module: Any, node: ast.Call, code: Code) -> Verdict:
         inner = entered(node, code, module)
@@ -332,7 +332,7 @@ def _put_in(code: Code, name: str) -> list[Any]:
     return found
 
 
-def _skipped(statement: Any, code: Code) -> bool:
+def skipped(statement: Any, code: Code) -> bool:
     """Whether a statement stands in a branch that plain values say was not taken."""
     inner = statement
     for around in code.source.around(statement):

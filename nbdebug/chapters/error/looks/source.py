@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from nbdebug.chapters.error.operands import UNKNOWN, value_of
+from nbdebug.chapters.error.operands import UNKNOWN, expression, value_of
 from nbdebug.finding import Where
 from nbdebug.observe.frames import Frame
 from nbdebug.observe.named import attributes, cell_filled
@@ -124,6 +124,18 @@ def of_frame(frame: Frame) -> Code | None:
         named = around
     node: Any = min(named, key=lambda n: (n.end_lineno or 0) - _first(n), default=None)
     return Code(read, node, frame, live=True) if node is not None else None
+
+
+def failing(code: Code) -> Any:
+    """What ran in a function of the traceback: the smallest expression, else the statement; None where not known."""
+    found = expression(code.frame)
+    if found is None:
+        return None
+    return next((n for n in ast.walk(code.source.tree) if type(n) is type(found) and hasattr(n, "lineno") and _span(n) == _span(found)), None)
+
+
+def _span(node: Any) -> tuple[Any, ...]:
+    return node.lineno, node.end_lineno, node.col_offset, node.end_col_offset
 
 
 def _first(node: Any) -> int:

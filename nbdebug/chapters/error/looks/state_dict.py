@@ -13,7 +13,7 @@ from torch import nn
 from nbdebug.chapters.error.facts_state import OptimizerMismatch, Renamed, Resized, StateMismatch
 from nbdebug.chapters.error.key_matching import best_change, fitting
 from nbdebug.chapters.error.looks.constructors import size_of
-from nbdebug.chapters.error.lying import is_tensor, shape_of
+from nbdebug.chapters.error.lying import shape_of
 from nbdebug.chapters.error.operands import expression
 from nbdebug.chapters.error.scene import Scene
 from nbdebug.observe.frames import Frame
@@ -36,11 +36,11 @@ def look_model(scene: Scene) -> StateMismatch | None:
         return None
     names = frame.names if frame is not None else {}
     model, given = names.get("self"), names.get("state_dict")
-    written, source = _written(scene, "load_state_dict")
+    written, source, made = _written(scene, "load_state_dict")
     kind = type(model).__name__ if model is not None else (said[1] or "the model").rpartition(".")[2]
     facts = StateMismatch(
-        scene.raised(), written or scene.owners.paths.get(id(model)) or kind, kind, source or "state",
-        names.get("strict") is not False, **{word: _listed(pattern, scene.message) for word, pattern in LISTED.items()},
+        scene.raised(), written or scene.owners.paths.get(id(model)) or kind, kind, source, made=made,
+        strict=names.get("strict") is not False, **{word: _listed(pattern, scene.message) for word, pattern in LISTED.items()},
         resized=tuple(_resized(scene.message, model)))
     if isinstance(given, nn.Module):
         return _replaced(facts, whole_model=True)
@@ -98,7 +98,7 @@ def shapes_of(model: Any, before: str = "", depth: int = 0) -> dict[str, tuple[i
     found = {}
     for table in ("_parameters", "_buffers"):
         for name, value in (held.get(table) or {}).items():
-            if is_tensor(value) and name not in unsaved and (shape := shape_of(value)) is not None:
+            if name not in unsaved and (shape := shape_of(value)) is not None:
                 found[before + name] = shape
     for name, part in (held.get("_modules") or {}).items():
         if part is not None and depth < 60:
@@ -155,15 +155,15 @@ def look_optimizer(scene: Scene) -> OptimizerMismatch | None:
     if frame is None or not (lost or OPTIMIZER.search(scene.message)):
         return None
     optimizer, given = frame.names["self"], frame.names.get("state_dict")
-    written, source = _written(scene, "load_state_dict")
+    written, source, made = _written(scene, "load_state_dict")
     wanted = tuple(_sizes(attributes(optimizer).get("param_groups")))
     entries = dict(given) if issubclass(type(given), dict) else {}
     inside = next((f"[{k!r}]" for k, v in entries.items() if type(k) is str and type(v) is dict
                    and "param_groups" in v), None)
     saved = tuple(_sizes(entries["param_groups"])) if "param_groups" in entries else None
     keys = tuple(key for key in entries if type(key) is str)[:8]
-    return OptimizerMismatch(scene.raised(), written or "optimizer", type(optimizer).__name__, source or "state", saved,
-                             wanted, inside, keys)
+    return OptimizerMismatch(scene.raised(), written or "optimizer", type(optimizer).__name__, source, saved, wanted,
+                             inside, keys, made)
 
 
 def _sizes(groups: Any) -> Iterator[int]:
@@ -180,13 +180,16 @@ def _torchs(scene: Scene, function: str) -> Frame | None:
                  and "state_dict" in f.names), None)
 
 
-def _written(scene: Scene, method: str) -> tuple[str | None, str | None]:
-    """(what the method was called on, its first argument), as the user wrote them."""
+def _written(scene: Scene, method: str) -> tuple[str | None, str, str | None]:
+    """(what the method was called on, a name for its first argument, the argument itself where it is no name), as the
+    user wrote them."""
     for frame in scene.users:
         node = expression(frame)
         for part in ast.walk(node) if node is not None else ():
             if isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr == method:
                 named = next((k.value for k in part.keywords if k.arg == "state_dict"), None)
                 first = part.args[0] if part.args else named
-                return ast.unparse(part.func.value), ast.unparse(first) if first is not None else None
-    return None, None
+                text = ast.unparse(first) if first is not None else ""
+                plain = isinstance(first, (ast.Name, ast.Attribute, ast.Subscript)) and len(text) <= 60
+                return ast.unparse(part.func.value), text if plain else "state", None if plain else text or None
+    return None, "state", None

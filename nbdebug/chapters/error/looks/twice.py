@@ -17,8 +17,8 @@ from nbdebug.chapters.error.looks.calls import reached, trail
 from nbdebug.chapters.error.looks.carried import (backwards, body_of, carried, filled, keeps, outside_names, reads,
                                                   within, writes)
 from nbdebug.chapters.error.looks.graph import freed, nodes, op_of, roots
-from nbdebug.chapters.error.looks.source import Code, calls, is_module, last, loops, targets, value
-from nbdebug.chapters.error.operands import UNKNOWN, expression
+from nbdebug.chapters.error.looks.source import Code, calls, failing, is_module, last, loops, targets, value
+from nbdebug.chapters.error.operands import UNKNOWN
 from nbdebug.chapters.error.scene import Scene, is_tensor
 from nbdebug.finding import Where
 from nbdebug.observe.named import MODULES_OWN, attributes, own
@@ -29,7 +29,7 @@ ASKED_AT_MOST = 2000
 
 
 def look(scene: Scene) -> TwiceFacts | None:
-    if not isinstance(scene.error, RuntimeError) or not SECOND.search(scene.message):
+    if scene.type not in ("RuntimeError", "CheckpointError") or not SECOND.search(scene.message):
         return None
     codes, found = trail(scene), nodes(roots(scene))
     asked, text = _asked(codes[0]) if codes else (None, "")
@@ -56,7 +56,7 @@ def look(scene: Scene) -> TwiceFacts | None:
 
 def _asked(code: Code) -> tuple[Any, str]:
     """What backward was called on."""
-    node = expression(code.frame)
+    node = failing(code)
     for call in calls(node) if node is not None else ():
         if last(call.func) in ("backward", "grad"):
             base = call.func.value if isinstance(call.func, ast.Attribute) else None
@@ -93,7 +93,7 @@ def carrier(name: str, how: str, thing: Any, assigned: Where, read: Where = Wher
 
 def _in_function(code: Code, found: dict[Any, int], asked: str) -> Iterator[Carrier]:
     """Of the variables of one function of the traceback."""
-    node = expression(code.frame)
+    node = failing(code)
     body = body_of(code, node)
     shared = outside_names(code)
     names = dict(code.frame.names) or {k: v for k, v in own(code.frame.globals).items() if not callable(v)}
@@ -207,7 +207,7 @@ def _kept(name: str, thing: Any, kept: Any, methods: list[tuple[Code, Any]]) -> 
 
 def _earlier(code: Code, found: dict[Any, int], asked: str) -> tuple[Where | None, str, list[Carrier]]:
     """(where backward was called before in the same turn, on what, what both losses were computed from)."""
-    node = expression(code.frame)
+    node = failing(code)
     around = loops(code, node) if node is not None else []
     statements = within(around[0]) if around else list(code.statements())
     for statement, call, where in reversed(list(backwards(code, [s for s in statements if s.lineno < code.line]))):

@@ -2,5 +2,7 @@
 
 from __future__ import annotations
 
-DECLARED = ()
+from nbdebug.chapters.error.rules import collate, state_dict
+
+DECLARED = (collate, state_dict)
 """Where the rules stand: to import these modules is to declare them."""

@@ -8,14 +8,13 @@ tensor views are taken and nothing is computed. Gradients are off and the random
 from __future__ import annotations
 
 import ast
-import builtins
 import contextlib
 import copy
 import inspect
 import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -184,7 +183,7 @@ class Bench:
         if issubclass(type(function), nn.Module):
             return self.layer(function, *given, **named)
         self.allow(called)
-        if function is UNKNOWN or type(getattr(function, "__self__", None)) in TENSORS:
+        if function is UNKNOWN or type(function) is MethodType and type(function.__self__) in TENSORS:
             thing = self.value(getattr(node.func, "value", None), frame)
             if type(thing) in TENSORS and called in ("cpu", "cuda", "to"):
                 return thing.to(*(x for x in given if type(x) is torch.dtype))
@@ -237,13 +236,15 @@ def method_of(thing: Any, name: str) -> Any:
 
 def _own(function: Any) -> bool:
     """Whether it is a function of torch's or NumPy's that only computes, or one of Python's few that do."""
-    if function in (builtins.len, builtins.int, builtins.tuple, builtins.list, builtins.range):
+    if any(function is known for known in (len, int, tuple, list, range)):
         return True
-    name = getattr(function, "__name__", "")
     if type(function) is MethodDescriptorType:
         return function.__objclass__ in (*torch.Tensor.__mro__, np.ndarray)
-    if str(getattr(function, "__module__", "")).partition(".")[0] == "numpy" and getattr(np, name, None) is function:
+    if type(function) not in (FunctionType, BuiltinFunctionType, np.ufunc, type(np.concatenate)):
+        return False
+    name = function.__name__
+    if getattr(np, name, None) is function:
         return name in _NUMPY
     if type(function) is FunctionType:
         return function.__module__ in ("torch.functional", "torch.nn.functional", "torch._tensor", "torch.nn.utils.rnn")
-    return type(function) is BuiltinFunctionType and any(home.get(name) is function for home in _HOMES)
+    return any(home.get(name) is function for home in _HOMES)

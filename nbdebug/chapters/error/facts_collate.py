@@ -1,0 +1,47 @@
+"""What the samples of a batch that could not be put together show: the entry at which they differ, and which differs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from nbdebug.chapters.error.facts import Raised
+
+
+@dataclasses.dataclass(frozen=True)
+class CollateMismatch:
+    """what: "shape" (tensors of several), "length" (lists or strings of numbers), "keys" (a sample lacks some), "type",
+    "unsupported" (all are of a type that can't be put together), "none" (a sample is None).
+
+    entry: of the sample, as a person would write it ("['image']", "[0]", "" the sample itself); name: its last part
+    ("image"). odd, usual: what the odd samples have there and what the others have ("float32 [3, 24, 20]", "a list of
+    7"); odd_shape, usual_shape: of tensors. positions: the odd samples in the batch, from 0; indices: the same in the
+    data set, where that can be told. batch: its number, from 0, and rows: its samples. lacking: keys. dataset: its
+    name or class; loader: its name. own: the user's own collate function, where one ran. tried: what was seen when the
+    samples were put together as the first fix does it, None where that was not tried. keyed: the entry is one
+    of a dict. worker: where it was raised, if not in this process; held_at: the odd one in a list that the data set
+    keeps; entries: the keys of its samples, as the source of `__getitem__` says them.
+    """
+
+    raised: Raised
+    what: str
+    entry: str = ""
+    name: str = ""
+    odd: str = ""
+    usual: str = ""
+    odd_shape: tuple[int, ...] | None = None
+    usual_shape: tuple[int, ...] | None = None
+    positions: tuple[int, ...] = ()
+    indices: tuple[int, ...] = ()
+    batch: int | None = None
+    rows: int | None = None
+    lacking: tuple[str, ...] = ()
+    dataset: str = ""
+    loader: str = ""
+    own: str = ""
+    worker: str = ""
+    held_at: str = ""
+    tried: Mapping[str, Any] | None = None
+    keyed: bool = True
+    entries: tuple[str, ...] = ()

@@ -1,0 +1,244 @@
+"""A batch that could not be put together: its samples lie in the frame of the loader's fetcher.
+
+In a loader's worker they are gone: then the message, the number of the batch and the order of the sampler say what can
+be said, and the data set's own lists are looked into.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
+
+from nbdebug.chapters.error.facts_collate import CollateMismatch
+from nbdebug.chapters.error.looks.samples import Difference, Path, differences, flat, unsupported
+from nbdebug.chapters.error.lying import shape_of
+from nbdebug.chapters.error.scene import Scene
+from nbdebug.observe.frames import Frame
+from nbdebug.observe.named import attributes
+
+COLLATE = re.compile(r"[\\/]utils[\\/]data[\\/]_utils[\\/]collate\.py$")
+FETCH = re.compile(r"[\\/]utils[\\/]data[\\/]_utils[\\/]fetch\.py$")
+STACKED = re.compile(r"stack expects each tensor to be equal size|each element in list of batch should be of equal size|"
+                     r"Trying to resize storage that is not resizable|must have same number of dimensions|"
+                     r"all input arrays must have the same shape|expected Tensor as element|"
+                     r"inhomogeneous (shape|part)|expected sequence of length|could not determine the shape of object")
+ENTRIES = re.compile(r"got \[([\d, ]*)\] at entry 0 and \[([\d, ]*)\] at entry (\d+)")
+CLASS = re.compile(r"found <class '([\w.]+)'>|found (object|<U\d+|\w+)\s*$")
+ELEMENT = re.compile(r"expected Tensor as element (\d+) in argument 0, but got (\w+)")
+SMALL = 4_000_000
+"""Elements of all samples together with which a fix is tried: some milliseconds."""
+
+
+def look(scene: Scene) -> CollateMismatch | None:
+    fetch = _last(scene, FETCH)
+    collating = [frame for frame in scene.trail if COLLATE.search(frame.site.file)]
+    own = _own_collate(scene)
+    if not collating and not (own and STACKED.search(scene.message)):
+        return None
+    samples = _samples(fetch, collating)
+    if samples is None:
+        return _from_message(scene, own)
+    found = _difference(scene, samples, collating)
+    if found is None:
+        return None
+    facts = _told(scene, found, samples)
+    indices = _indices(fetch, len(samples))
+    return _replaced(facts, own=own, indices=tuple(indices[i] for i in found.positions if i < len(indices)))
+
+
+def _replaced(facts: CollateMismatch, **changes: Any) -> CollateMismatch:
+    return CollateMismatch(**{**{name: getattr(facts, name) for name in facts.__dataclass_fields__}, **changes})
+
+
+def _last(scene: Scene, file: re.Pattern[str]) -> Frame | None:
+    return next((frame for frame in reversed(scene.trail) if file.search(frame.site.file)), None)
+
+
+def _own_collate(scene: Scene) -> str:
+    """The user's function that the fetcher called, where it is one of theirs."""
+    after = [frame for i, frame in enumerate(scene.trail) if i and FETCH.search(scene.trail[i - 1].site.file)]
+    called = after[-1] if after else None
+    return called.site.function if called is not None and called.users and called.site.function not in (
+        "__getitem__", "__getitems__", "__iter__", "__next__") else ""
+
+
+def _samples(fetch: Frame | None, collating: Sequence[Frame]) -> Sequence[Any] | None:
+    """The samples of the batch, as the fetcher has them, or as `default_collate` was given them."""
+    data = fetch.names.get("data") if fetch is not None else None
+    if data is None and collating:
+        data = collating[0].names.get("batch")
+    return data if type(data) in (list, tuple) and len(data) > 0 else None
+
+
+def _difference(scene: Scene, samples: Sequence[Any], collating: Sequence[Frame]) -> Difference | None:
+    """The difference at the entry that was being put together, else the first one."""
+    met = differences(samples)
+    path = _path_of(collating[-1].names.get("batch"), samples) if collating else None
+    if path is not None:
+        met = [d for d in met if d.path[:len(path)] == path or path[:len(d.path)] == d.path] or met
+    if met:
+        return met[0]
+    return unsupported(samples) if collating and CLASS.search(scene.message) else None
+
+
+def _path_of(batch: Any, samples: Sequence[Any]) -> Path | None:
+    """Where the values lie in their samples that `default_collate` was at."""
+    first = batch[0] if type(batch) in (list, tuple) and batch else None
+    if first is None:
+        return None
+    return next((path for path, entry in flat(samples[0]) if entry.value is first), None)
+
+
+def _indices(fetch: Frame | None, count: int) -> list[int]:
+    given = fetch.names.get("possibly_batched_index") if fetch is not None else None
+    dataset = attributes(fetch.names.get("self")).get("dataset") if fetch is not None else None
+    if type(given) not in (list, tuple) or len(given) != count or issubclass(
+            type(dataset), torch.utils.data.IterableDataset):
+        return []
+    return [i for i in given if type(i) is int]
+
+
+def _told(scene: Scene, found: Difference, samples: Sequence[Any]) -> CollateMismatch:
+    loader, dataset, batch = _loader(scene)
+    shapes = [entry.shape if entry is not None else None for entry in (found.odd, found.usual)]
+    return CollateMismatch(
+        scene.raised(), found.what, _written(found.path), str(found.path[-1]) if found.path else "", str(found.odd or ""),
+        str(found.usual or ""), *shapes, positions=found.positions, batch=batch, rows=len(samples),
+        lacking=tuple(map(str, found.lacking)), dataset=dataset, loader=loader, tried=_tried(found, samples),
+        keyed=bool(found.path) and type(found.path[-1]) is str)
+
+
+def _written(path: Path) -> str:
+    return "".join(f"[{part!r}]" for part in path)
+
+
+# -- the loader ----------------------------------------------------------------------------------------------------
+
+
+def _iterator(scene: Scene) -> Any:
+    """The loader's iterator, whose `__next__` is in the traceback."""
+    for frame in reversed(scene.trail):
+        mine = frame.names.get("self")
+        if "DataLoaderIter" in type(mine).__name__:
+            return mine
+    return None
+
+
+def _loader(scene: Scene) -> tuple[str, str, int | None]:
+    """(the loader's name, the data set's name or class, the number of the batch)."""
+    iterator = _iterator(scene)
+    held = attributes(iterator) if iterator is not None else {}
+    dataset = held.get("_dataset")
+    loader = set_name = ""
+    for name, value, _ in scene.variables():
+        if issubclass(type(value), DataLoader) and attributes(value).get("dataset") is dataset and dataset is not None:
+            loader = loader or name
+        if value is dataset and dataset is not None and not name.startswith("self"):
+            set_name = set_name or name
+    done = held.get("_rcvd_idx") if "_rcvd_idx" in held else held.get("_num_yielded")
+    number = done - 1 if "_rcvd_idx" in held and type(done) is int else done
+    return loader, set_name or (type(dataset).__name__ if dataset is not None else ""), number
+
+
+def _from_message(scene: Scene, own: str) -> CollateMismatch | None:
+    """What a worker's message says, with the order in which its parent asked for the samples."""
+    loader, dataset, batch = _loader(scene)
+    worker = scene.carried.where if scene.carried else ""
+    sizes, kind = ENTRIES.search(scene.message), CLASS.search(scene.message)
+    facts = CollateMismatch(scene.raised(), "shape", batch=batch, dataset=dataset, loader=loader, own=own, worker=worker,
+                            entries=_entries(scene))
+    if kind is not None and "default_collate" in scene.message:
+        found = (kind[1] or kind[2]).rpartition(".")[2]
+        return _replaced(facts, what="none" if found == "NoneType" else "unsupported",
+                         odd="None" if found == "NoneType" else f"a `{found}`")
+    other = ELEMENT.search(scene.message)
+    if other is not None:
+        asked, place = _asked_for(scene, batch), int(other[1])
+        odd = {"NoneType": "None", "str": "a string", "int": "a number"}.get(other[2], f"a `{other[2]}`")
+        return _replaced(facts, what="none" if odd == "None" else "type", odd=odd, usual="" if odd == "None" else "a tensor",
+                         positions=(place,), indices=(asked[place],) if place < len(asked) else ())
+    if sizes is None:
+        return _replaced(facts, what="keys" if scene.type == "KeyError" else "length" if "each element" in scene.message
+                         else "shape" if STACKED.search(scene.message) else "type",
+                         lacking=(scene.message.strip("'"),) if scene.type == "KeyError" else ())
+    shapes = [tuple(int(n) for n in re.findall(r"\d+", text)) for text in sizes.groups()[:2]]
+    position, asked = int(sizes[3]), _asked_for(scene, batch)
+    held_at, odd = _held_at(scene, asked, position, shapes[0], shapes[1])
+    usual, strange = shapes if odd else shapes[::-1]
+    position = position if odd else 0
+    index = (asked[position],) if position < len(asked) else ()
+    return _replaced(facts, odd=str(list(strange)), usual=str(list(usual)), odd_shape=strange, usual_shape=usual,
+                     positions=(position,), indices=index, held_at=held_at, rows=len(asked) or None)
+
+
+def _asked_for(scene: Scene, batch: int | None) -> Sequence[int]:
+    """The data set's indices of a batch, where the sampler goes through it in order."""
+    sampler = attributes(_iterator(scene)).get("_index_sampler") if _iterator(scene) is not None else None
+    held = attributes(sampler) if type(sampler) is BatchSampler else {}
+    size = held.get("batch_size")
+    if type(held.get("sampler")) is not SequentialSampler or type(size) is not int or batch is None:
+        return ()
+    return range(batch * size, (batch + 1) * size)
+
+
+def _held_at(scene: Scene, asked: Sequence[int], position: int, first: tuple[int, ...], other: tuple[int, ...]
+             ) -> tuple[str, int]:
+    """("images[5]", 0 where it is the first that is odd) from a list of tensors that the data set keeps."""
+    iterator = _iterator(scene)
+    dataset = attributes(iterator).get("_dataset") if iterator is not None else None
+    for name, value in attributes(dataset).items() if dataset is not None and position < len(asked) else ():
+        if type(value) is list and len(value) > asked[position] and shape_of(value[asked[position]]) == other \
+                and shape_of(value[asked[0]]) == first:
+            shapes = [shape_of(item) for item in value[:200]]
+            odd = 0 if shapes.count(first) < shapes.count(other) else position
+            return f"{name}[{asked[odd]}]", odd
+    return "", position
+
+
+def _entries(scene: Scene) -> tuple[str, ...]:
+    """The keys that the data set's `__getitem__` gives its samples, as its source says them."""
+    iterator = _iterator(scene)
+    dataset = attributes(iterator).get("_dataset") if iterator is not None else None
+    method = next((vars(kind)["__getitem__"] for kind in type(dataset).__mro__ if "__getitem__" in vars(kind)), None)
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(method))) if inspect.isfunction(method) else None
+    except (OSError, SyntaxError, TypeError):  # no source at hand
+        return ()
+    returned = [node.value for node in ast.walk(tree) if isinstance(node, ast.Return)] if tree is not None else []
+    return tuple(key.value for value in returned if isinstance(value, ast.Dict) for key in value.keys
+                 if isinstance(key, ast.Constant) and isinstance(key.value, str))
+
+
+# -- a fix, tried on the very samples --------------------------------------------------------------------------------
+
+
+def _tried(found: Difference, samples: Sequence[Any]) -> Mapping[str, Any] | None:
+    """Put the entry together after resizing or padding, on detached copies; None where that is not tried."""
+    values = [_value(sample, found.path) for sample in samples]
+    if found.what != "shape" or any(type(value) is not torch.Tensor or value.is_meta for value in values):
+        return None
+    if sum(value.numel() for value in values) > SMALL or len({value.dim() for value in values}) > 1:
+        return None
+    with torch.no_grad():
+        plain, size = [value.detach() for value in values], found.usual.shape if found.usual else ()
+        if values[0].dim() >= 3 and size and all(value.shape[:-2] == size[:-2] for value in values):
+            whole = torch.stack([torch.nn.functional.interpolate(value[None].float(), size=size[-2:])[0]
+                                 for value in plain if value.dim() == 3])
+            return {"the batch then has": str(list(whole.shape))} if len(whole) == len(values) else None
+        if all(value.shape[1:] == values[0].shape[1:] for value in values):
+            whole = torch.nn.utils.rnn.pad_sequence(plain, batch_first=True)
+            return {"the batch then has": str(list(whole.shape))}
+    return None
+
+
+def _value(sample: Any, path: Path) -> Any:
+    return next((entry.value for at, entry in flat(sample) if at == path), None)
+
+

@@ -1,0 +1,151 @@
+"""Where a tensor got its dtype, as the sources tell: `from_numpy`, `torch.tensor` of whole numbers, `.double()`."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+import numpy as np
+import torch
+
+from nbdebug.chapters.error.asked import Asked, Names
+from nbdebug.chapters.error.facts_parts import Origin
+from nbdebug.chapters.error.operands import UNKNOWN, value_of
+from nbdebug.chapters.error.scene import Scene, is_tensor
+from nbdebug.chapters.error.syntax import bound, called, spine, tree_of
+from nbdebug.chapters.error.written import Made, came, where_of
+from nbdebug.finding import Link
+
+CASTS = {"double": "float64", "half": "float16", "bfloat16": "bfloat16", "float": "float32"}
+_TAKES = frozenset({"from_numpy", "tensor", "as_tensor", "asarray"})
+MAKERS: dict[str, frozenset[str]] = {
+    "float64": _TAKES | {"double", "DoubleTensor"},
+    "int64": _TAKES | {"long", "arange", "randint", "LongTensor", "argmax", "argmin", "argsort", "one_hot", "randperm",
+                       "multinomial", "bincount", "nonzero", "searchsorted", "bucketize"},
+    "float32": _TAKES | {"float", "zeros", "ones", "empty", "rand", "randn", "full", "linspace", "FloatTensor",
+                         "Tensor", "rand_like", "randn_like", "eye", "mean", "softmax", "sigmoid"},
+    "float16": _TAKES | {"half", "HalfTensor"}, "bfloat16": _TAKES | {"bfloat16"},
+    "bool": _TAKES | {"bool", "isnan", "isfinite", "logical_not", "logical_and", "eq", "ne", "ge", "gt", "le", "lt"},
+    "int32": _TAKES | {"int", "IntTensor"}, "int16": _TAKES | {"short"}, "uint8": _TAKES | {"byte", "ByteTensor"},
+    "complex64": frozenset({"fft", "fft2", "fftn", "rfft", "rfft2", "stft", "complex", "view_as_complex", "polar",
+                            "eig", "eigvals", "tensor"}),
+    "complex128": frozenset({"fft", "fft2", "rfft", "stft", "complex", "from_numpy", "tensor", "eig", "eigvals"}),
+}
+"""dtype → the calls that can have made it."""
+
+
+ALIASES = {"long": "int64", "int": "int64", "int_": "int64", "float": "float32", "double": "float64", "half": "float16",
+           "short": "int16", "cfloat": "complex64", "cdouble": "complex128", "bool_": "bool", "byte": "uint8"}
+"""Further names of a dtype, behind `torch.` or `np.`; `float` alone is float64 in NumPy and float32 in torch."""
+
+
+def origin(odd: Asked, scene: Scene) -> Origin | None:
+    """The binding that made the dtype, and the way from there; None where the sources don't show it."""
+    if not odd.known:
+        return None
+    dtype = odd.value.dtype
+    name = str(dtype).removeprefix("torch.")
+
+    def tells(node: ast.expr) -> bool:
+        return _makes(node, name) or _module(node, dtype, scene) is not None
+
+    def fits(value: Any) -> bool:
+        """A tensor on the way must have the dtype; an array and all else may be where it came from."""
+        return value.dtype == dtype if is_tensor(value) else not isinstance(value, (int, float, str))
+
+    way = came(odd.name, scene, tells, fits)
+    return _origin(way, tells, scene, dtype) if way else _at_once(odd, scene, tells) or _autocast(odd, scene)
+
+
+def of_model(weight: Asked, scene: Scene) -> Origin | None:
+    """Where the dtype of a model was changed: `.half()` on it, as a statement or behind its making."""
+    root, name = weight.name.split(".")[0], str(weight.value.dtype).removeprefix("torch.")
+
+    def tells(node: ast.expr) -> bool:
+        return called(node) in ("to", *(call for call, made in CASTS.items() if made == name)) and _makes(node, name)
+
+    way = came(root, scene, tells)
+    if way:
+        return _origin(way, tells, scene, weight.value.dtype)
+    for frame in scene.users:
+        for node in ast.walk(tree_of(frame.site.file) or ast.Module([], [])):
+            if isinstance(node, ast.Call) and tells(node) and isinstance(node.func, ast.Attribute) and (
+                    ast.unparse(node.func.value) == root):
+                made = Made(root, ast.unparse(node), where_of(frame.site.file, node), node)
+                return Origin(root, made.code, called(node), made.where, (Link(f"`{made.code}`", made.where),))
+    return None
+
+
+def _origin(way: tuple[Made, ...], tells: Any, scene: Scene, dtype: torch.dtype) -> Origin:
+    first = way[0]
+    maker = next((node for node in spine(first.node) if tells(node)), first.node)
+    call = called(maker) or ("comparison" if isinstance(maker, ast.Compare) else "")
+    path = _module(maker, dtype, scene)
+    stated = next((ast.unparse(k.value) for k in getattr(maker, "keywords", []) if k.arg == "dtype"), "")
+    links = tuple(Link(made.said, made.where) for made in way)
+    return Origin(path or first.name, first.code, "module" if path else call, first.where, links, stated)
+
+
+def _at_once(odd: Asked, scene: Scene, tells: Any) -> Origin | None:
+    """An operand that is no variable but made in the failing line itself."""
+    try:
+        node = ast.parse(odd.name, mode="eval").body
+    except (SyntaxError, ValueError):
+        return None
+    maker = next((part for part in spine(node) if tells(part)), None)
+    if maker is None or isinstance(node, (ast.Name, ast.Attribute)):
+        return None
+    path = _module(maker, odd.value.dtype, scene)
+    call = called(maker) or "comparison"
+    return Origin(path or odd.name, odd.name, "module" if path else call, scene.users[0].where)
+
+
+def _module(node: ast.expr, dtype: torch.dtype, scene: Scene) -> str | None:
+    """The path of a module whose weights have the dtype, where the expression is a call of it."""
+    if not isinstance(node, ast.Call) or not dtype.is_floating_point or dtype == torch.get_default_dtype():
+        return None
+    module = next((found for frame in scene.users[:3]
+                   if (found := value_of(node.func, frame)) is not UNKNOWN), None)
+    if module is None or not issubclass(type(module), torch.nn.Module):
+        return None
+    weights = [p.dtype for p in module.parameters() if p.dtype.is_floating_point]
+    return Names(scene).module(module) if weights and weights[-1] == dtype else None
+
+
+def _autocast(odd: Asked, scene: Scene) -> Origin | None:
+    """A half precision tensor that was made in an autocast block, and used behind its end."""
+    if odd.value.dtype not in (torch.float16, torch.bfloat16) or not scene.users:
+        return None
+    for frame in scene.users:
+        for node in ast.walk(tree_of(frame.site.file) or ast.Module([], [])):
+            heads = node.items if isinstance(node, ast.With) else []
+            if any("autocast" in ast.unparse(item.context_expr) for item in heads) and bound(node, odd.name):
+                where = where_of(frame.site.file, heads[0].context_expr)
+                told = Link(f"`{odd.name}` was computed under autocast, and is used where it has ended", where)
+                return Origin(odd.name, ast.unparse(heads[0].context_expr), "autocast", where, (told,))
+    return None
+
+
+def _makes(node: ast.expr, name: str) -> bool:
+    """Whether this very expression can have made the dtype."""
+    if isinstance(node, ast.Compare):
+        return name == "bool"
+    if not isinstance(node, ast.Call):
+        return False
+    stated = [k.value for k in node.keywords if k.arg == "dtype"]
+    if called(node) in ("to", "type", "astype"):
+        return any(_named(arg, name) for arg in (*node.args, *stated))
+    if stated:
+        return _named(stated[0], name)
+    return called(node) in MAKERS.get(name, frozenset())
+
+
+def _named(node: ast.expr, name: str) -> bool:
+    text = ast.unparse(node).strip("'\"")
+    last = text.split(".")[-1]
+    return last == name or ALIASES.get(last) == name or text == "float" and name == "float64"
+
+
+def is_array(value: Any) -> bool:
+    """A NumPy array, asked by its class alone."""
+    return issubclass(type(value), np.ndarray)

@@ -1,0 +1,201 @@
+"""Two dtypes that do not go together, or one that an op has no kernel for: which tensor, and where its dtype was made.
+
+The message names dtypes, never a tensor. Which tensor it is shows in the frames: the one that has the dtype of the
+message and is not what the module's weights, or else most of the user's parameters, are.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections import Counter
+
+import torch
+from torch import nn
+
+from nbdebug.chapters.error.asked import Asked, Names, asked, raised_by_user, within
+from nbdebug.chapters.error.facts_dtypes import DtypeFacts
+from nbdebug.chapters.error.facts_parts import Cure, Part
+from nbdebug.chapters.error.looks import arrays
+from nbdebug.chapters.error.looks.dtype_origin import of_model, origin
+from nbdebug.chapters.error.looks.dtype_words import dtypes_in, kind_of, on_two_devices
+from nbdebug.chapters.error.operands import expression, operands
+from nbdebug.chapters.error.scene import Scene, is_tensor
+from nbdebug.chapters.error.syntax import called
+from nbdebug.chapters.error.trying import rerun
+from nbdebug.observe.frames import phase
+
+FLOAT_TARGETS = ("binary_cross_entropy", "binary_cross_entropy_with_logits", "mse_loss", "l1_loss", "smooth_l1_loss",
+                 "huber_loss", "kl_div", "gaussian_nll_loss", "poisson_nll_loss", "soft_margin_loss")
+CLASS_TARGETS = ("cross_entropy", "nll_loss", "multi_margin_loss")
+SHORT = {"float32": "float()", "float64": "double()", "float16": "half()", "bfloat16": "bfloat16()", "int64": "long()",
+         "int32": "int()", "bool": "bool()"}
+
+
+def look(scene: Scene) -> DtypeFacts | None:
+    """The facts of an error about dtypes; None of any other."""
+    kind = kind_of(scene.message)
+    if kind is None or raised_by_user(scene) or on_two_devices(scene.message):
+        return None
+    if kind == "array":
+        return arrays.look(scene, _default(scene))
+    said = dtypes_in(scene.message)
+    parts = asked(scene)
+    if not parts or kind == "mixed" and not any(_name(part) in said for part in parts) or (
+            phase(scene.trail) == "backward"):
+        parts = parts + _variables(scene, parts)
+    kind = _by_function(kind, parts, scene)
+    facts = DtypeFacts(scene.raised(), kind, op=_op(scene), said=said[-1] if said else "", default=_default(scene))
+    odd, met, wanted = _chosen(kind, parts, said, facts.default, scene)
+    if odd is None:
+        return dataclasses.replace(facts, wanted=wanted)
+    if odd.value.dtype.is_complex and kind == "mixed":
+        kind = "complex"
+    mine = _users_word(odd, scene)
+    model = met is not None and met.owner is not None and _name(odd) == str(torch.get_default_dtype())[6:]
+    made = of_model(met, scene) if model and met is not None else origin(mine, scene)
+    facts = dataclasses.replace(facts, kind=kind, origin=made)
+    return dataclasses.replace(facts, odd=part_of(mine), met=part_of(met) if met else None, wanted=wanted,
+                               cure=_cure(kind, mine, wanted, parts, scene))
+
+
+def part_of(given: Asked) -> Part:
+    return Part(given.fact(read=not given.value.dtype.is_complex), given.role, given.owner, given.known)
+
+
+def _name(given: Asked) -> str:
+    return str(given.value.dtype).removeprefix("torch.")
+
+
+def _variables(scene: Scene, parts: list[Asked]) -> list[Asked]:
+    """The other tensors of the user's frames, for an error that is raised far from its line."""
+    seen, found, names = {id(part.value) for part in parts}, [], Names(scene)
+    for name, value, _ in scene.variables():
+        if is_tensor(value) and id(value) not in seen:
+            seen.add(id(value))
+            found.append(dataclasses.replace(names.asked(value, ""), name=name, known=True))
+    return found
+
+
+def _default(scene: Scene) -> str:
+    """The dtype that most parameters of the user's models have, else torch's default."""
+    counts = Counter(str(p.dtype).removeprefix("torch.") for model in scene.owners.models.values()
+                     for p in model.parameters() if p.dtype.is_floating_point)
+    return counts.most_common(1)[0][0] if counts else str(torch.get_default_dtype()).removeprefix("torch.")
+
+
+def _op(scene: Scene) -> str:
+    """What failed: the module of torch's, else torch's function."""
+    for frame in within(scene):
+        if frame.module is not None:
+            return Names(scene).module(frame.module)
+    functions = [f.site.function for f in within(scene) if f.site.file == nn.functional.__file__]
+    ran = expression(scene.users[0]) if scene.users else None
+    ran = ran.value if isinstance(ran, (ast.Expr, ast.Return, ast.Assign)) else ran
+    return functions[-1] if functions else called(ran) if ran is not None else ""
+
+
+def _by_function(kind: str, parts: list[Asked], scene: Scene) -> str:
+    """A loss tells more than the message does: a target of the wrong sort."""
+    functions = {frame.site.function for frame in within(scene)}
+    target = next((part for part in parts if part.role == "target"), None)
+    if target is None:
+        return kind
+    if functions & set(CLASS_TARGETS) and kind in ("mixed", "index", "whole") and (
+            target.value.dtype.is_floating_point or _name(target) in ("int32", "int16", "int8")):
+        return "classes"
+    if functions & set(FLOAT_TARGETS) and not target.value.dtype.is_floating_point:
+        given = next((part for part in parts if part.role == "input"), target)
+        return "probable" if given.value.dtype.is_floating_point else kind
+    return kind
+
+
+def _chosen(kind: str, parts: list[Asked], said: list[str], default: str, scene: Scene
+            ) -> tuple[Asked | None, Asked | None, str]:
+    """(the tensor to change, what it met, the dtype that would do)."""
+    if kind == "mixed":
+        return _mixed(parts, said, default)
+    target = next((part for part in parts if part.role == "target"), None)
+    given = next((part for part in parts if part.role == "input"), None)
+    if kind in ("classes", "probable"):
+        fits = target or _of(parts, said[-1:], scene)
+        return fits, given, "int64" if kind == "classes" else _name(given) if given else default
+    if kind == "index":
+        indices = [p for p in parts if p.owner is None and _name(p) not in ("int64", "int32", "bool", "uint8")]
+        inside = [p for p in indices if p.role in ("indices", "index", "input")]
+        return next(iter(inside or indices[-1:]), None), None, "int64"  # of `table[index]` the index stands behind
+    if kind == "mask":
+        return _mask(parts, said, scene, default)
+    if kind in ("half", "complex", "whole", "gradient", "overflow"):
+        whole = kind in ("whole", "gradient") and not said
+        fits = next((p for p in parts if not _floating(p)), None) if whole else _of(parts, said[-1:], scene)
+        return fits, None, "float32" if kind in ("half", "overflow") else default
+    if kind == "in-place":
+        return _of(parts, said[1:2], scene), None, said[0]
+    return given, None, default
+
+
+def _of(parts: list[Asked], said: list[str], scene: Scene) -> Asked | None:
+    return next((p for p in parts if _name(p) in said and p.owner is None),
+                next((p for p in parts if _name(p) in said), None))
+
+
+def _floating(part: Asked) -> bool:
+    return part.value.dtype.is_floating_point or part.value.dtype.is_complex
+
+
+def _mixed(parts: list[Asked], said: list[str], default: str) -> tuple[Asked | None, Asked | None, str]:
+    """The weights of a module say what it computes in; without weights the odd one is what the model is not."""
+    fits = [p for p in parts if _name(p) in said or not said]
+    weights = [p for p in parts if type(p.value) is nn.Parameter and p.value.dtype.is_floating_point]
+    others = [p for p in fits if not any(p is w for w in weights)]
+    if weights:
+        met = next((w for w in weights if w.role == "weight"), weights[0])
+        unlike = [p for p in [*others, *weights] if _name(p) != _name(met)]
+        unlike.sort(key=lambda p: p.owner is not None)
+        return unlike[0] if unlike else None, met, _name(met)
+    unlike = sorted((p for p in others if _name(p) != default), key=lambda p: not _floating(p))
+    if not unlike:
+        return None, None, default
+    other = next((p for p in others if _name(p) != _name(unlike[0])), None)
+    return unlike[0], other, _name(other) if other is not None and _floating(other) else default
+
+
+def _mask(parts: list[Asked], said: list[str], scene: Scene, default: str) -> tuple[Asked | None, Asked | None, str]:
+    """Arithmetic on masks wants numbers; a mask that is none wants to be one."""
+    if "bool tensor" in scene.message and "condition" not in scene.message:
+        bools = [p for p in parts if _name(p) == "bool"]
+        return bools[0] if bools else None, bools[1] if len(bools) > 1 else None, default
+    masks = [p for p in parts if "mask" in p.role and _name(p) != "bool"]
+    fits = masks or [p for p in parts if _name(p) in said[-1:] and p.role in ("", "condition")]
+    return next(iter(fits), None), None, "bool"
+
+
+def _users_word(odd: Asked, scene: Scene) -> Asked:
+    """A tensor that only torch's frames know: the one of its dtype that the user's line gave to the model."""
+    if odd.known:
+        return odd
+    for frame in scene.users:
+        for text, value in operands(frame):
+            if is_tensor(value) and value.dtype == odd.value.dtype and type(value) is not nn.Parameter:
+                return dataclasses.replace(odd, value=value, name=text, known=True)
+    return odd
+
+
+def _cure(kind: str, odd: Asked, wanted: str, parts: list[Asked], scene: Scene) -> Cure | None:
+    """The cast that would do, tried on the failing op; no cast helps a weight, a gradient, or a missing kernel's op."""
+    dtype = getattr(torch, wanted, None)
+    if odd.owner is not None and type(odd.value) is nn.Parameter or kind in ("autocast", "overflow") or dtype is None:
+        return None
+    change = (lambda t: t.detach().abs()) if kind == "complex" else (lambda t: t.detach().to(dtype))
+    cast = "abs()" if kind == "complex" else SHORT.get(wanted, f"to(torch.{wanted})")
+    code = f"{odd.name}.{cast}" if odd.name.replace("_", "a").isidentifier() or odd.name[-1:] in ")]" or "." in (
+        odd.name) else f"({odd.name}).{cast}"
+    if odd.value.is_meta or odd.value.numel() > 1_000_000 or type(odd.value) not in (torch.Tensor, nn.Parameter):
+        return Cure(code)
+    alone = ("classes", "probable", "index", "in-place") if odd.value.dtype == torch.bool else (
+        "classes", "probable", "index", "in-place", "mask")
+    alike = [odd] if kind in alone else [
+        odd, *(p for p in parts if p.value.dtype == odd.value.dtype and type(p.value) is not nn.Parameter)]
+    trial = rerun(scene, {id(p.value): change(p.value) for p in alike})
+    return Cure(code) if trial is None else Cure(code, trial.worked, trial.after)

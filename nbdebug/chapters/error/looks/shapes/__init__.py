@@ -1,0 +1,126 @@
+"""The look for sizes, numbers of axes and axes that do not fit.
+
+    said      what the message says: which kind of misfit, and its numbers
+    call      which call failed, and the tensors that it was given, by the user's names
+    came      how the shape at fault came about, layer by layer
+    through   a layer's output shape by its formula
+    bench     an expression or a layer of torch's run again on copies
+    trials    the failing call with an operand seen in another way
+    cures, layers   the changes worth a try for each kind of misfit
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from typing import Any
+
+from nbdebug.chapters.error.asked import Names
+from nbdebug.chapters.error.facts_shapes import Layer, Operand, ShapeFacts
+from nbdebug.chapters.error.looks.shapes import came, layers
+from nbdebug.chapters.error.looks.shapes.call import Call, Part, failing, look_up
+from nbdebug.chapters.error.looks.shapes.cures import KEPT, cures
+from nbdebug.chapters.error.looks.shapes.said import Said, read
+from nbdebug.chapters.error.operands import UNKNOWN, statement
+from nbdebug.chapters.error.scene import Scene
+
+RAISES = ("RuntimeError", "ValueError", "IndexError", "AssertionError", "TypeError", "NotImplementedError", "AxisError",
+          "TorchRuntimeError", "DimensionMismatchError")
+
+
+def look(scene: Scene) -> ShapeFacts | None:
+    """The facts of a shape that does not fit, or None where the exception speaks of something else."""
+    said = read(scene.message) if scene.type in RAISES else None
+    if said is None or _elsewhere(scene):
+        return None
+    names = Names(scene)
+    call = failing(scene, said.kind, names)
+    if said.kind in OWN and not OWN[said.kind](call):
+        return None
+    said = measured(call, said)
+    layer = None if call.layer is None else Layer(names.module(call.layer) if scene.path(call.layer) is None else
+                                                  scene.path(call.layer) or "", type(call.layer).__name__,
+                                                  came.sizes(call.layer))
+    at_fault = call.parts[0] if call.parts else None
+    passed = came.passed(scene, call, at_fault) if said.kind in ("features", "small", "rank", "loss", "count") else ()
+    found = cures(call, said)
+    if layer is not None and said.kind in ("features", "small"):
+        found = (*found, *layers.cures(scene, call, said.wanted, said.got, passed))[:KEPT + 1]
+    raised = scene.raised()
+    return ShapeFacts(raised, said.kind, call.op, operands(call, said), layer, said.axis, said.wanted, said.got,
+                      said.which, call.numbers, came.entered(call), raised.where, passed, found)
+
+
+def _elsewhere(scene: Scene) -> bool:
+    """In collate a sample is at fault, in an optimizer its state: those are told by others."""
+    return any(part in frame.site.file.replace("\\", "/") for frame in scene.trail
+               for part in ("torch/utils/data/_utils/collate.py", "torch/optim/"))
+
+
+def operands(call: Call, said: Said) -> tuple[Operand, ...]:
+    """The operands as plain facts; of those that are not at hand the shape that the message gives."""
+    found = [part.operand() for part in call.parts]
+    unknown = [i for i, part in enumerate(found) if part.shape is None]
+    told = [shape for shape in (said.a, said.b) if shape is not None]
+    if len(found) == len(told) and said.kind in ("product", "broadcast", "loss", "join"):
+        for i in unknown:
+            found[i] = dataclasses.replace(found[i], shape=told[i])
+    return tuple(found)
+
+
+def measured(call: Call, said: Said) -> Said:
+    """What the message leaves out, from the operands themselves."""
+    shapes = [part.shape for part in call.parts]
+    if call.layer is not None and said.kind == "product":  # a Linear: its message speaks of matrices
+        said = dataclasses.replace(said, kind="features")
+    if said.kind == "product" and len(shapes) == 2 and said.got is None:
+        return _inner(said, shapes)
+    if said.kind == "features" and shapes and shapes[0]:
+        return _channel(call, said, shapes[0])
+    return said
+
+
+def _inner(said: Said, shapes: list[Any]) -> Said:
+    """Which sizes of two factors differ: those summed over, or those of the batch."""
+    a, b = shapes
+    if not a or not b:
+        return said
+    if a[-1] != b[-2 if len(b) > 1 else -1]:
+        return dataclasses.replace(said, got=a[-1], wanted=b[-2 if len(b) > 1 else -1])
+    return dataclasses.replace(said, kind="broadcast", got=a[0], wanted=b[0], axis=0)
+
+
+LAST = ("Linear", "LayerNorm", "RMSNorm", "RNN", "LSTM", "GRU", "RNNCell", "LSTMCell", "GRUCell", "MultiheadAttention",
+        "Bilinear", "linear", "layer_norm", "rms_norm")
+
+
+def _channel(call: Call, said: Said, shape: tuple[int, ...]) -> Said:
+    """Which axis of the input a layer looks at, and what it was made for."""
+    weight = {"Conv1d": 2, "Conv2d": 3, "Conv3d": 4, "ConvTranspose1d": 2, "ConvTranspose2d": 3, "ConvTranspose3d": 4}
+    axis = len(shape) - 1 if call.op in LAST else 0 if len(shape) == weight.get(call.op) else min(1, len(shape) - 1)
+    told = came.sizes(call.layer) if call.layer is not None else {}
+    made = next((told[name] for name in ("in_features", "in_channels", "num_features", "normalized_shape", "num_channels",
+                                         "input_size", "embed_dim") if name in told), None)
+    wanted = said.wanted if said.wanted is not None else made if type(made) is int else (said.b or (None,))[-1]
+    if call.layer is not None and type(made) is int and "Linear" in call.op:
+        wanted = made
+    return dataclasses.replace(said, axis=axis, wanted=wanted, got=shape[axis])
+
+
+def _of_tensors(call: Call) -> bool:
+    """Whether what was unpacked, indexed or asked is a tensor's or its shape: other tuples are none of ours."""
+    if any(part.shape is not None for part in call.parts):
+        return True
+    node = call.node
+    if call.frame is not None and isinstance(node, (ast.Tuple, ast.List)):
+        around = statement(call.frame)
+        node = around.value if isinstance(around, ast.Assign) else None
+    for part in ast.walk(node) if node is not None else ():
+        if isinstance(part, ast.Attribute) and part.attr in ("shape", "size") and call.frame is not None:
+            value = look_up(part.value, call.frame)
+            if value is not UNKNOWN and Part("", "", value).shape is not None:
+                return True
+    return False
+
+
+OWN = {kind: _of_tensors for kind in ("unpack", "tuple", "ragged", "truth", "scalar", "divide")}

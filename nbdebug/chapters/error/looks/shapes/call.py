@@ -1,0 +1,253 @@
+"""Which call failed, and what it was given: the tensors with the user's names for them.
+
+Either the user's own line holds the op (`q @ k`, `torch.cat(...)`, `x.view(...)`), and its operands are read from the
+syntax. Or it called something of torch's, a layer or a function, whose frame holds the tensors under torch's names
+(`input`, `target`, `hx`); the user's names are found by identity, or by the place of the argument in the user's call.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from nbdebug.chapters.error.asked import Names, within
+from nbdebug.chapters.error.facts_shapes import Operand
+from nbdebug.chapters.error.looks.shapes.bench import Bench, quiet
+from nbdebug.chapters.error.looks.shapes.said import read
+from nbdebug.chapters.error.operands import UNKNOWN, expression, statement, value_of
+from nbdebug.chapters.error.scene import Scene, is_tensor, message_of
+from nbdebug.observe.frames import Frame
+
+CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Transformer, nn.TransformerEncoder,
+              nn.TransformerDecoder, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+SYMBOLS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.MatMult: "@", ast.Pow: "**", ast.FloorDiv: "//",
+           ast.Mod: "%", ast.BitAnd: "&", ast.BitOr: "|", ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.Gt: ">",
+           ast.LtE: "<=", ast.GtE: ">="}
+LONGEST = 60
+
+
+@dataclasses.dataclass
+class Part:
+    """One tensor or array that the op was given. text: what the user wrote for it, "" where that is not known."""
+
+    text: str
+    role: str
+    value: Any
+    node: ast.AST | None = None
+    weight: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        return tuple(self.value.shape) if is_shaped(self.value) else None
+
+    def operand(self) -> Operand:
+        dtype = str(self.value.dtype).removeprefix("torch.") if is_shaped(self.value) else ""
+        return Operand(self.text[:LONGEST], self.role, self.shape, dtype, self.weight)
+
+
+@dataclasses.dataclass
+class Call:
+    """op: its name as the user knows it; frame: the user's innermost; node: the expression of theirs that failed or
+    called what failed; layer: torch's module that failed; function, inner: torch's function that failed and the frame
+    with its arguments, where the op is not in the user's line; numbers: its plain arguments, by their text."""
+
+    op: str
+    parts: list[Part]
+    frame: Frame | None = None
+    node: ast.AST | None = None
+    layer: nn.Module | None = None
+    function: Callable[..., Any] | None = None
+    inner: Frame | None = None
+    numbers: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def direct(self) -> bool:
+        """Whether the user's own expression is the op, or calls the very layer or function that failed."""
+        if self.inner is None:
+            return True
+        called = value_of(self.node.func, self.frame) if isinstance(self.node, ast.Call) and self.frame else UNKNOWN
+        return called is not UNKNOWN and (called is self.layer or called is self.function)
+
+
+def is_shaped(value: Any) -> bool:
+    return is_tensor(value) or type(value) is np.ndarray
+
+
+def failing(scene: Scene, kind: str, names: Names) -> Call:
+    """The call that raised."""
+    frame = scene.users[0] if scene.users else None
+    node = _precise(frame, kind) if frame is not None else None
+    below = within(scene)
+    if not below:
+        return _written(frame, node, kind)
+    layer = next((f.module for f in below if f.module is not None and type(f.module) not in CONTAINERS), None)
+    losses = layer is not None and type(layer).__name__.endswith("Loss")
+    inner = next((f for f in reversed(below) if f.module is layer and f.site.function == "forward"), below[-1]) \
+        if layer is not None and not losses else below[-1]
+    function = type(layer).forward if layer is not None and not losses else _function(inner)
+    if losses:  # the function tells the tensors as well, and may be called again
+        inner = next((f for f in reversed(below) if _function(f) is not None), inner)
+        layer, function = None, _function(inner)
+    call = Call(inner.site.function if layer is None else type(layer).__name__, [], frame, node, layer, function, inner)
+    call.parts = list(_given(call, names))
+    return call
+
+
+def _function(frame: Frame) -> Callable[..., Any] | None:
+    """torch's function whose frame this is."""
+    for home in (nn.functional, torch.functional, torch.nn.utils.rnn, torch.Tensor):
+        found = vars(home).get(frame.site.function)
+        if type(found) is FunctionType and found.__code__.co_filename == frame.site.file:
+            return found
+    return None
+
+
+def _given(call: Call, names: Names) -> Iterator[Part]:
+    """The tensors among the arguments of torch's function, under the user's names."""
+    assert call.inner is not None
+    wanted = list(inspect.signature(call.function).parameters) if call.function else list(call.inner.names)
+    written = _arguments(call, [name for name in wanted if name != "self"])
+    for role in wanted:
+        value = call.inner.names.get(role)
+        several = list(value) if type(value) in (list, tuple) and len(value) < 50 else [value]
+        for i, item in enumerate(several):
+            if is_shaped(item):
+                found = names.asked(item, role) if is_tensor(item) else None
+                text = found.name if found is not None and found.known else ""
+                node = written.get(role)
+                label = role if len(several) == 1 else f"{role}[{i}]"
+                if not text and node is not None and len(several) == 1:
+                    text = ast.unparse(node)
+                yield Part(text, label, item, node, bool(found and found.owner is not None))
+
+
+def _arguments(call: Call, wanted: list[str]) -> dict[str, ast.AST]:
+    """What the user wrote for each parameter, where the user's own expression calls this layer or function."""
+    node = call.node
+    if not isinstance(node, ast.Call) or call.frame is None:
+        return {}
+    called = value_of(node.func, call.frame)
+    method = isinstance(node.func, ast.Attribute) and call.op == node.func.attr and not issubclass(type(called), nn.Module)
+    same = called is call.layer or called is call.function or method or (
+        issubclass(type(called), nn.Module) and type(called).__name__.endswith("Loss"))
+    if called is UNKNOWN and not method or not same:
+        return {}
+    plain = [arg for arg in node.args if not isinstance(arg, ast.Starred)]
+    return dict(zip(wanted, plain)) | {k.arg: k.value for k in node.keywords if k.arg}
+
+
+def _precise(frame: Frame, kind: str) -> ast.AST | None:
+    """The failing expression. Where Python knows only the statement, its parts are run on copies, innermost first: the
+    first that fails in the same way is the one."""
+    node = expression(frame)
+    if not isinstance(node, ast.stmt) or isinstance(node, ast.AugAssign):
+        return node
+    inner = [n for n in ast.walk(node) if isinstance(n, (ast.BinOp, ast.Call, ast.Compare, ast.Subscript, ast.AugAssign))]
+    for part in reversed(inner):
+        if failure(part, frame) == kind:
+            return part
+    target = node.targets[0] if isinstance(node, ast.Assign) else None
+    if kind in ("unpack", "assign", "expand", "broadcast") and isinstance(target, (ast.Tuple, ast.Subscript)):
+        return target
+    return inner[0] if inner else node
+
+
+def failure(node: ast.AST, frame: Frame) -> str | None:
+    """What kind of shape error an expression raises when it runs on copies; None where it runs, or can't."""
+    with quiet():
+        try:
+            Bench().value(node, frame)
+        except Exception as failed:  # CannotRun has no message, and so no kind
+            said = read(message_of(failed))
+            return said.kind if said else None
+    return None
+
+
+def _written(frame: Frame | None, node: ast.AST | None, kind: str) -> Call:
+    """The op stands in the user's own line."""
+    call = Call(_op(node), [], frame, node)
+    if frame is None or node is None:
+        return call
+    for role, part in _nodes(node, frame, kind):
+        value = look_up(part, frame)
+        text = ast.unparse(part)
+        if type(value) in (list, tuple) and value and all(is_shaped(item) for item in value):
+            call.parts += [Part(f"{text}[{i}]", role, item) for i, item in enumerate(value)]
+        elif is_shaped(value) or value is UNKNOWN and not _is_number(part):
+            call.parts.append(Part(text, role, None if value is UNKNOWN else value, part))
+        elif type(value) in (int, tuple, list, torch.Size):
+            call.numbers[text] = value if type(value) is int else tuple(value)
+    return call
+
+
+def look_up(node: ast.AST, frame: Frame) -> Any:
+    """The value of an operand: as it lies there, else computed again on copies, else UNKNOWN."""
+    found = value_of(node, frame)
+    if found is not UNKNOWN:
+        return found
+    with quiet():
+        try:
+            return Bench().value(node, frame)
+        except Exception:
+            return UNKNOWN
+
+
+def _is_number(node: ast.AST) -> bool:
+    """Sizes, axes and slices: no tensors, though their values may be unknown."""
+    return isinstance(node, (ast.Constant, ast.Slice, ast.UnaryOp, ast.Tuple, ast.Starred)) or (
+        isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in ("size", "len", "int"))
+
+
+def _op(node: ast.AST | None) -> str:
+    if isinstance(node, (ast.BinOp, ast.AugAssign)):
+        return SYMBOLS.get(type(node.op), "") + "=" * isinstance(node, ast.AugAssign)
+    if isinstance(node, ast.Compare):
+        return SYMBOLS.get(type(node.ops[0]), "")
+    if isinstance(node, ast.Call):
+        return str(getattr(node.func, "attr", getattr(node.func, "id", "")))
+    if isinstance(node, ast.Subscript):
+        return "[]"
+    return str(node.attr) if isinstance(node, ast.Attribute) else ""
+
+
+def _nodes(node: ast.AST, frame: Frame, kind: str) -> Iterator[tuple[str, ast.AST]]:
+    """(role, node) of the operands of an expression."""
+    if isinstance(node, (ast.Tuple, ast.List, ast.Subscript)) and isinstance(node.ctx, ast.Store):
+        around = statement(frame)
+        yield from ([("target", node)] if isinstance(node, ast.Subscript) else [])
+        if isinstance(around, (ast.Assign, ast.AugAssign)):
+            yield "value", around.value
+    elif isinstance(node, ast.BinOp):
+        yield from (("left", node.left), ("right", node.right))
+    elif isinstance(node, ast.AugAssign):
+        yield from (("left", node.target), ("right", node.value))
+    elif isinstance(node, ast.Compare) and kind != "truth":
+        yield from (("left", node.left), ("right", node.comparators[0]))
+    elif isinstance(node, ast.Subscript):
+        yield "self", node.value
+        for index in node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]:
+            yield "index", index
+    elif isinstance(node, ast.Call):
+        yield from _called_with(node, frame)
+    else:
+        yield "self", node
+
+
+def _called_with(node: ast.Call, frame: Frame) -> Iterator[tuple[str, ast.AST]]:
+    function = value_of(node.func, frame)
+    if isinstance(node.func, ast.Attribute) and (function is UNKNOWN or type(function) in (
+            MethodType, BuiltinFunctionType) and is_shaped(function.__self__)):
+        yield "self", node.func.value
+    for arg in [*node.args, *(k.value for k in node.keywords)]:
+        if isinstance(arg, (ast.List, ast.Tuple)) and arg.elts and not all(_is_number(e) for e in arg.elts):
+            yield from (("tensors", part) for part in arg.elts)
+        else:
+            yield "", arg

@@ -1,0 +1,270 @@
+"""Which changes are worth a try for each kind of misfit, likeliest first; those that run are kept, two at most."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator
+
+
+from torch import nn
+
+from nbdebug.chapters.error.facts_shapes import Cure
+from nbdebug.chapters.error.looks.shapes.call import Call, Part
+from nbdebug.chapters.error.looks.shapes.said import Said
+from nbdebug.chapters.error.looks.shapes.trials import (Idea, Shape, Trials, axis_of, flattened, moved, named, narrowed,
+                                                        no_larger, resized, swapped, widened)
+
+KEPT = 2
+Found = Iterator[Cure | None]
+
+
+def cures(call: Call, said: Said) -> tuple[Cure, ...]:
+    """The changes that were tried and fit, at most two; of some kinds one that can't be tried."""
+    if not any(part.shape is not None for part in call.parts):
+        return ()
+    trials = Trials(call)
+    ways = KINDS.get(said.kind)
+    found: list[Cure] = []
+    for cure in ways(call, said, trials) if ways else ():
+        if cure is not None and cure.code not in [known.code for known in found]:
+            found.append(cure)
+            if len(found) == KEPT:
+                break
+    return tuple(found)
+
+
+def known(call: Call) -> list[tuple[int, Part]]:
+    return [(i, part) for i, part in enumerate(call.parts) if part.shape is not None and not part.weight]
+
+
+def _tried(trials: Trials, ideas: Iterable[Idea], accept: Callable[[Shape], bool] = lambda shape: True) -> Found:
+    return (trials.cure(idea, accept) for idea in ideas)
+
+
+def product(call: Call, said: Said, trials: Trials) -> Found:
+    """The right side transposed, then the left; a missing axis."""
+    parts = known(call)[::-1]
+    yield from _tried(trials, (idea for i, part in parts for idea in swapped(i, part)))
+    yield from _tried(trials, (idea for i, part in parts for idea in [*flattened(i, part), *widened(i, part)]))
+
+
+def features(call: Call, said: Said, trials: Trials) -> Found:
+    """The axis with the right size brought to its place; a missing axis; pictures in grey; last the layer itself."""
+    for i, part in known(call)[:2]:
+        if said.wanted in (part.shape or ()):
+            yield from _tried(trials, [*moved(i, part), *swapped(i, part)])
+        yield from _tried(trials, [*flattened(i, part), *widened(i, part), *narrowed(i, part), *_colours(i, part, said)])
+
+
+def _colours(which: int, part: Part, said: Said) -> Iterator[Idea]:
+    """One channel where three are wanted, four where three are."""
+    name, axes = named(part), len(part.shape or ())
+    if axes == 4 and (said.got, said.wanted) == (1, 3):
+        yield Idea("colours", which, f"{name}.expand(-1, 3, -1, -1)", lambda x: x.expand(-1, 3, -1, -1))
+    if axes == 4 and (said.got, said.wanted) == (4, 3):
+        yield Idea("colours", which, f"{name}[:, :3]", lambda x: x[:, :3])
+    if axes == 4 and (said.got, said.wanted) == (3, 1):
+        yield Idea("colours", which, f"{name}.mean(1, keepdim=True)", lambda x: x.mean(1, keepdim=True))
+
+
+def rank(call: Call, said: Said, trials: Trials) -> Found:
+    for i, part in known(call)[:2]:
+        yield from _tried(trials, [*narrowed(i, part), *_guessed(i, part, said)])
+
+
+def _guessed(which: int, part: Part, said: Said) -> Iterator[Idea]:
+    yield from widened(which, part)
+    yield from flattened(which, part)
+
+
+def broadcast(call: Call, said: Said, trials: Trials) -> Found:
+    """An axis of one more or less, axes exchanged, a picture resized: whatever does not make the result larger."""
+    parts, accept = known(call), no_larger(call)
+    if len(parts) < 2:
+        return
+    ends = [parts[-1], *parts[:-1]]
+    several = ([*narrowed(i, p), *widened(i, p), *swapped(i, p), *moved(i, p)] for i, p in ends)
+    yield from _tried(trials, itertools.chain.from_iterable(several), accept)
+    yield from _tried(trials, resized(parts[0][0], parts[0][1], parts[-1][1]), accept)
+    yield from _tried(trials, resized(parts[-1][0], parts[-1][1], parts[0][1]), accept)
+
+
+def loss(call: Call, said: Said, trials: Trials) -> Found:
+    """The target's axis of one, one-hot targets, classes on the last axis, axes of a sequence made one."""
+    by_role = {part.role: (i, part) for i, part in known(call)}
+    if not {"input", "target"} <= set(by_role):
+        return
+    (i, scores), (j, target) = by_role["input"], by_role["target"]
+    ends = [*narrowed(j, target), *narrowed(i, scores)]
+    yield from _tried(trials, ends)
+    if target.shape == scores.shape or len(target.shape or ()) > 1:
+        name = named(target)
+        yield from _tried(trials, [Idea("classes", j, f"{name}.argmax(1)", lambda x: x.argmax(1))])
+    yield from _tried(trials, [*_classes_second(i, scores), *(idea for idea in widened(j, target) if scores.shape and (
+        len(scores.shape) == len(target.shape or ()) + 1) and said.wanted is None)])
+    yield _flat_both(trials, i, scores, j, target)
+
+
+def _classes_second(which: int, part: Part) -> Iterator[Idea]:
+    axes = len(part.shape or ())
+    if axes == 3:
+        yield Idea("classes-last", which, f"{named(part)}.transpose(1, 2)", lambda x: x.transpose(1, 2))
+    if axes == 4:
+        yield Idea("classes-last", which, f"{named(part)}.permute(0, 3, 1, 2)", lambda x: x.permute(0, 3, 1, 2))
+
+
+def _flat_both(trials: Trials, i: int, scores: Part, j: int, target: Part) -> Cure | None:
+    axes = len(target.shape or ())
+    if axes < 2 and len(scores.shape or ()) < 3:
+        return None
+    first = Idea("flatten", i, f"{named(scores)}.flatten(0, -2)", lambda x: x.flatten(0, -2))
+    second = Idea("flatten", j, f"{named(target)}.flatten()", lambda x: x.flatten())
+    shape = trials.result([first, second] if axes > 1 else [first])
+    if shape is None:
+        return None
+    return Cure("flatten", scores.text, f"{first.code}, {second.code}" if axes > 1 else first.code, True, shape)
+
+
+def join(call: Call, said: Said, trials: Trials) -> Found:
+    """The odd one with an axis more or less, or exchanged; another axis to join along; a picture resized."""
+    parts = known(call)
+    if len(parts) < 2:
+        return
+    odd = said.which if said.which is not None and said.which < len(call.parts) else parts[-1][0]
+    part, other = call.parts[odd], call.parts[0 if odd else -1]
+    if len(part.shape or ()) != len(other.shape or ()):
+        first = parts[0][0] if len(part.shape or ()) > len(other.shape or ()) else odd
+        for i in dict.fromkeys((first, odd)):
+            yield from _tried(trials, [*widened(i, call.parts[i]), *narrowed(i, call.parts[i])])
+    yield _along(call)
+    yield from _tried(trials, [*resized(odd, part, other), *swapped(odd, part)])
+
+
+def _along(call: Call) -> Cure | None:
+    """Another axis along which all of them fit."""
+    shapes = [part.shape for part in call.parts]
+    if call.op not in ("cat", "concatenate") or any(s is None or len(s) != len(shapes[0] or ()) for s in shapes):
+        return None
+    word = "dim" if call.op == "cat" else "axis"
+    for axis in range(len(shapes[0] or ())):
+        if axis != axis_of(call) and len({(s or ())[:axis] + (s or ())[axis + 1:] for s in shapes}) == 1:
+            given = list(shapes[0] or ())
+            given[axis] = sum((s or ())[axis] for s in shapes)
+            names = ", ".join(part.text for part in call.parts)
+            code = f"{'torch' if word == 'dim' else 'np'}.{call.op}([{names}], {word}={axis})"
+            return Cure("axis", "", code, True, tuple(given))
+    return None
+
+
+def count(call: Call, said: Said, trials: Trials) -> Found:
+    """One of the sizes left to torch (-1); for a flattening view, flatten itself."""
+    part, sizes = call.parts[0], said.a
+    if call.inner is not None or sizes is None or part.shape is None:
+        return
+    name = named(part)
+    texts = list(call.numbers) if len(call.numbers) == len(sizes) else [str(size) for size in sizes]
+    if -1 not in sizes:
+        for i in range(len(sizes)):
+            new = [*sizes[:i], -1, *sizes[i + 1:]]
+            yield _as(part, "count", new, f"{name}.{call.op}({', '.join([*texts[:i], '-1', *texts[i + 1:]])})")
+    elif len(sizes) == 2 and len(part.shape) > 2:
+        yield Cure("flatten", part.text, f"{name}.flatten(1)", True, (part.shape[0], math.prod(part.shape[1:])))
+
+
+def _as(part: Part, slug: str, sizes: list[int], code: str) -> Cure | None:
+    """Whether the elements can be dealt out so."""
+    fixed, left = math.prod(size for size in sizes if size > 0), math.prod(part.shape or ())
+    if left % fixed or left == 0:
+        return None
+    return Cure(slug, part.text, code, True, tuple(left // fixed if size == -1 else size for size in sizes))
+
+
+def strides(call: Call, said: Said, trials: Trials) -> Found:
+    """reshape copies where view cannot."""
+    node = call.node
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        code = f"{ast.unparse(node.func.value)}.reshape({', '.join(map(ast.unparse, node.args))})"
+        yield _expression(call, trials, "reshape", code)
+
+
+def _expression(call: Call, trials: Trials, slug: str, code: str) -> Cure | None:
+    """A cure that is another text for the whole expression."""
+    shape = trials.instead(ast.parse(code, mode="eval").body)
+    return None if shape is None else Cure(slug, call.parts[0].text if call.parts else "", code, True, shape)
+
+
+def axis(call: Call, said: Said, trials: Trials) -> Found:
+    """The last axis that there is, or the batch axis that is missing."""
+    if call.node is not None and said.axis is not None and said.axis > 0 and call.parts:
+        wrong = str(said.axis)
+        node = call.node
+        if isinstance(node, ast.Call):
+            args = [ast.unparse(arg) for arg in node.args]
+            named_args = [(k.arg, ast.unparse(k.value)) for k in node.keywords]
+            if args.count(wrong) + [v for _, v in named_args].count(wrong) == 1:
+                new = ["-1" if a == wrong else a for a in args]
+                new += [f"{k}={'-1' if v == wrong else v}" for k, v in named_args]
+                yield _expression(call, trials, "axis", f"{ast.unparse(node.func)}({', '.join(new)})")
+    for i, part in known(call)[:1]:
+        yield from _tried(trials, list(widened(i, part))[:2])
+
+
+def order(call: Call, said: Said, trials: Trials) -> Found:
+    """As many axes as the tensor has."""
+    for i, part in known(call)[:1]:
+        if said.got is not None and said.wanted == said.got + 1:
+            yield from _tried(trials, widened(i, part))
+        dims = [n for n in call.numbers.values() if type(n) is int]
+        if part.shape and len(dims) == len(part.shape) - 1 and sorted(dims) == list(range(len(dims))):
+            new = ", ".join(map(str, [0, *(d + 1 for d in dims)]))
+            yield _expression(call, trials, "order", f"{named(part)}.{call.op}({new})")
+        if call.op == "t" and part.shape:
+            yield _expression(call, trials, "order", f"{named(part)}.mT")
+
+
+def index(call: Call, said: Said, trials: Trials) -> Found:
+    for i, part in known(call)[1:2]:
+        yield from _tried(trials, [*narrowed(i, part), *widened(i, part), *swapped(i, part)])
+
+
+def given(role: str) -> Callable[[Call, Said, Trials], Found]:
+    """Another view of the operand of this role."""
+
+    def ways(call: Call, said: Said, trials: Trials) -> Found:
+        for i, part in known(call):
+            if role in part.role and (said.b is None or part.shape is None or part.shape in (said.a, said.b)):
+                yield from _tried(trials, [*swapped(i, part), *widened(i, part), *narrowed(i, part), *_heads(call, i, part)])
+
+    return ways
+
+
+def _heads(call: Call, which: int, part: Part) -> Iterator[Idea]:
+    """One mask for each head, as a mask of three axes must have them."""
+    heads = getattr(call.layer, "num_heads", None) if type(call.layer) is nn.MultiheadAttention else None
+    if type(heads) is int and len(part.shape or ()) == 3:
+        code = f"{named(part)}.repeat_interleave({heads}, 0)"
+        yield Idea("heads", which, code, lambda x: x.repeat_interleave(heads, 0))
+
+
+def any_view(call: Call, said: Said, trials: Trials) -> Found:
+    for i, part in known(call)[:3]:
+        yield from _tried(trials, [*narrowed(i, part), *widened(i, part), *swapped(i, part), *moved(i, part)],
+                          no_larger(call))
+
+
+def lengths(call: Call, said: Said, trials: Trials) -> Found:
+    node = call.node
+    if isinstance(node, ast.Call) and "sorted" not in ast.unparse(node) and said.got is None:
+        args = [*map(ast.unparse, node.args), *(f"{k.arg}={ast.unparse(k.value)}" for k in node.keywords)]
+        yield _expression(call, trials, "unsorted", f"{ast.unparse(node.func)}({', '.join(args)}, enforce_sorted=False)")
+    for i, part in known(call)[:1]:
+        yield from _tried(trials, list(swapped(i, part)))
+
+
+KINDS: dict[str, Callable[[Call, Said, Trials], Found]] = {
+    "product": product, "features": features, "rank": rank, "broadcast": broadcast, "inplace": broadcast, "loss": loss,
+    "join": join, "count": count, "strides": strides, "axis": axis, "order": order, "index": index, "expand": any_view,
+    "assign": any_view, "hidden": given("h"), "mask": given("mask"), "attention": any_view, "lengths": lengths,
+    "grid": any_view, "samples": any_view, "square": product, "single": lambda *_: iter(())}

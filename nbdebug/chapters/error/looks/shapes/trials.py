@@ -1,0 +1,214 @@
+"""The op that failed, tried again with one of its operands seen in another way: transposed, with an axis more or less.
+
+What counts as a cure must fail as it was and run as it would be, on copies, within a fraction of a second.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from nbdebug.chapters.error.facts_shapes import Cure
+from nbdebug.chapters.error.looks.shapes.bench import Bench, CannotRun, quiet
+from nbdebug.chapters.error.looks.shapes.call import Call, Part, is_shaped
+from nbdebug.chapters.error.looks.shapes.through import through
+
+Shape = tuple[int, ...]
+SECONDS = 0.25
+"""For all trials of one error together; it is asked between them."""
+ROWS = 2
+"""Of a batch too large to try, as many rows as show whether the rest fits."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Idea:
+    """Another view of one operand. which: its number; code: what the user would write for it."""
+
+    slug: str
+    which: int
+    code: str
+    change: Callable[[Any], Any]
+
+
+class Trials:
+    """Runs of one call."""
+
+    def __init__(self, call: Call):
+        self.call, self.until = call, time.monotonic() + SECONDS
+        self.fails = self._fails()
+
+    def _fails(self) -> bool:
+        """Whether it fails on copies as well: else they prove nothing."""
+        with quiet():
+            try:
+                self._run({})
+            except CannotRun:
+                return False
+            except Exception:
+                return True
+        return False
+
+    def result(self, ideas: Iterable[Idea]) -> Shape | None:
+        """The shape of what the call gives with these changes; None where it fails, or was not run."""
+        if not self.fails or time.monotonic() > self.until:
+            return None
+        with quiet():
+            try:
+                return shape_of(self._run({idea.which: idea.change for idea in ideas}))
+            except Exception:  # CannotRun, and whatever torch or NumPy say of a cure that is none
+                return None
+
+    def _run(self, changes: dict[int, Callable[[Any], Any]]) -> Any:
+        call = self.call
+        if call.op in ("cat", "stack", "concatenate") and call.inner is None:
+            return self._joined(changes)
+        if call.direct and call.node is not None and call.frame is not None:
+            bench = Bench()
+            new = {call.parts[i].text: change(bench.own(call.parts[i].value)) for i, change in changes.items()}
+            return Bench(new).value(call.node, call.frame)
+        if call.inner is None or call.function is None:
+            raise CannotRun
+        bench = Bench()
+        names = dict(call.inner.names) | self._fewer()
+        new = {call.parts[i].role: change(bench.own(names[call.parts[i].role])) for i, change in changes.items()}
+        return bench.function(call.function, names, new, call.layer)
+
+    def instead(self, node: ast.AST) -> Shape | None:
+        """The shape that another expression gives in the place of the one that failed; None where it fails."""
+        if not self.fails or self.call.frame is None:
+            return None
+        with quiet():
+            try:
+                return shape_of(Bench().value(node, self.call.frame))
+            except Exception:
+                return None
+
+    def _fewer(self) -> dict[str, Any]:
+        """A large input of a layer, cut to its first rows: they show what fits."""
+        if self.call.layer is None or isinstance(self.call.layer, nn.RNNBase) or len(self.call.parts) != 1:
+            return {}
+        part = self.call.parts[0]
+        many = torch.is_tensor(part.value) and part.value.ndim > 3 and part.value.numel() > 500_000
+        return {part.role: part.value.detach()[:ROWS]} if many else {}
+
+    def _joined(self, changes: dict[int, Callable[[Any], Any]]) -> Any:
+        bench = Bench()
+        values = [bench.own(part.value) for part in self.call.parts]
+        for i, change in changes.items():
+            values[i] = change(values[i])
+        home = np if type(values[0]) is np.ndarray else torch
+        bench.allow("cat")
+        return getattr(home, self.call.op)(values, *[axis_of(self.call)])
+
+    def cure(self, idea: Idea, accept: Callable[[Shape], bool] = lambda shape: True) -> Cure | None:
+        """The cure that an idea is, if the call runs with it."""
+        shape = self.result([idea])
+        if shape is None or not accept(shape):
+            return None
+        return Cure(idea.slug, self.call.parts[idea.which].text, idea.code, True, shape)
+
+    def with_layer(self, module: nn.Module, code: str, path: str) -> Cure:
+        """Another layer in the place of the one that failed: by its formula, else by running it."""
+        part = self.call.parts[0]
+        shape = through(module, part.shape) if part.shape is not None else None
+        if shape is None or time.monotonic() < self.until:
+            with quiet():
+                try:
+                    shape = shape_of(module(Bench().own(next(iter(self._fewer().values()), part.value))))
+                except Exception:
+                    shape = None
+        return Cure("layer", path, code, True if shape is not None else None, shape)
+
+
+def shape_of(result: Any) -> Shape:
+    """The shape of a result, of the first of several."""
+    while type(result) in (tuple, list) and result:
+        result = result[0]
+    return tuple(result.shape) if is_shaped(result) else ()
+
+
+def axis_of(call: Call) -> int:
+    """The axis along which tensors are joined: the first by default, as in torch.cat."""
+    node = call.node
+    for keyword in node.keywords if isinstance(node, ast.Call) else ():
+        if keyword.arg in ("dim", "axis"):
+            found = call.numbers.get(ast.unparse(keyword.value))
+            return found if type(found) is int else 0
+    return next((n for n in call.numbers.values() if type(n) is int), 0)
+
+
+def named(part: Part) -> str:
+    """The user's text for an operand, fit to have a method called on it."""
+    simple = part.node is None or isinstance(part.node, (ast.Name, ast.Attribute, ast.Subscript, ast.Call))
+    return part.text if simple and part.text else f"({part.text or 'x'})"
+
+
+def swapped(which: int, part: Part) -> Iterator[Idea]:
+    """Two axes exchanged, the last two first."""
+    name, axes = named(part), len(part.shape or ())
+    if axes == 2:
+        yield Idea("transpose", which, f"{name}.T", lambda x: x.T)
+    pairs = [(-2, -1), (1, 2), (0, 1), (1, 3), (0, 2)] if axes > 2 else []
+    seen = set()
+    for i, j in pairs:
+        key = (i % axes, j % axes)
+        if max(i, j) < axes and key not in seen:
+            seen.add(key)
+            method = "swapaxes" if type(part.value) is np.ndarray else "transpose"
+            yield Idea("transpose", which, f"{name}.{method}({i}, {j})", lambda x, i=i, j=j: x.swapaxes(i, j))
+
+
+def moved(which: int, part: Part) -> Iterator[Idea]:
+    """The last axis brought to where torch has its channels, and the reverse."""
+    name, axes = named(part), len(part.shape or ())
+    orders = {3: [(2, 0, 1), (1, 2, 0)], 4: [(0, 3, 1, 2), (0, 2, 3, 1)], 5: [(0, 4, 1, 2, 3), (0, 2, 3, 4, 1)]}
+    for order in orders.get(axes, ()):
+        if is_shaped(part.value) and type(part.value) is not np.ndarray:
+            yield Idea("permute", which, f"{name}.permute{order}", lambda x, order=order: x.permute(*order))
+
+
+def widened(which: int, part: Part) -> Iterator[Idea]:
+    """An axis of one added."""
+    name, axes = named(part), len(part.shape or ())
+    for k in [1, 0, *range(2, axes + 1)] if axes else [0]:
+        if type(part.value) is np.ndarray:
+            code = f"np.expand_dims({part.text}, {k})"
+            yield Idea("unsqueeze", which, code, lambda x, k=k: np.expand_dims(x, k))
+        else:
+            yield Idea("unsqueeze", which, f"{name}.unsqueeze({k})", lambda x, k=k: x.unsqueeze(k))
+
+
+def narrowed(which: int, part: Part) -> Iterator[Idea]:
+    """An axis of one taken away."""
+    for k, size in reversed(list(enumerate(part.shape or ()))):
+        if size == 1:
+            yield Idea("squeeze", which, f"{named(part)}.squeeze({k})", lambda x, k=k: x.squeeze(k))
+
+
+def flattened(which: int, part: Part) -> Iterator[Idea]:
+    """Several axes made one."""
+    if len(part.shape or ()) > 2 and type(part.value) is not np.ndarray:
+        yield Idea("flatten", which, f"{named(part)}.flatten(1)", lambda x: x.flatten(1))
+        yield Idea("flatten", which, f"{named(part)}.flatten(0, 1)", lambda x: x.flatten(0, 1))
+
+
+def resized(which: int, part: Part, to: Part) -> Iterator[Idea]:
+    """A picture brought to the size of another, where only their sizes differ."""
+    a, b = part.shape or (), to.shape or ()
+    if len(a) == len(b) == 4 and a[0] == b[0] and a[2:] != b[2:] and to.text and "float" in str(part.value.dtype):
+        code = f"F.interpolate({part.text}, size={named(to)}.shape[2:])"
+        yield Idea("resize", which, code, lambda x: nn.functional.interpolate(x, size=b[2:]))
+
+
+def no_larger(call: Call) -> Callable[[Shape], bool]:
+    """Accepts a result of no more elements than the largest operand: two axes that cross are never what was meant."""
+    most = max((math.prod(part.shape) for part in call.parts if part.shape is not None), default=0)
+    return lambda shape: math.prod(shape) <= most

@@ -1,0 +1,119 @@
+"""What to write instead where a gradient's path ends."""
+
+from __future__ import annotations
+
+from nbdebug.chapters.error.facts_autograd import Cut, NoGradFacts
+from nbdebug.finding import Fix
+
+
+def cures(facts: NoGradFacts) -> tuple[Fix, ...]:
+    """Fixes for error/no-grad-path, with the user's own names."""
+    if facts.cut is not None:
+        return _of_cut(facts.cut, facts)
+    name = facts.asked or "loss"
+    if facts.what == "not scalar":
+        tried = facts.reduced is not None
+        return (Fix("Reduce it to one number.", f"{name}.mean().backward()", True if tried else None,
+                    {"the mean": facts.reduced, "shape": []} if tried else {}),
+                Fix("Or say with which weights its entries are added up.", f"{name}.backward(torch.ones_like({name}))"))
+    found = {"not a tensor": _not_a_tensor, "input": _input, "unused": _unused, "no parameters": _no_parameters,
+             "not a leaf": _not_a_leaf, "grad is None": _grad_is_none, "inference": _inference, "whole numbers": _whole}
+    return found[facts.what](facts, name) if facts.what in found else (Fix(
+        "Print along the way who still has a gradient.", f"print({name}.requires_grad, {name}.grad_fn)"),)
+
+
+def _of_cut(cut: Cut, facts: NoGradFacts) -> tuple[Fix, ...]:
+    to, source = cut.target or facts.asked or "loss", cut.source or "scores"
+    if cut.kind == "whole numbers":
+        if cut.op in ("argmax", "max", "topk", "argmin", "one_hot", "multinomial", "sort"):
+            return (Fix("Use probabilities where the loss needs a gradient, and keep the argmax for the metric.",
+                        f"{to} = {source}.softmax(1)   # the classes' dimension"),
+                    Fix("Or a loss that takes the scores themselves.", f"nn.functional.cross_entropy({source}, target)"))
+        return (Fix("Stay with floating point numbers.", cut.text.replace(f".{cut.op}()", "") or source),)
+    if cut.kind == "comparison":
+        return (Fix("Use a soft threshold where the loss needs a gradient.", f"{to} = torch.sigmoid(({source} - 0.5) / 0.1)"),
+                Fix("Or compute the loss on the values before the threshold.", source))
+    if cut.kind in ("detached", "number"):
+        if cut.op == "item" or cut.op == "float":
+            return (Fix("Call backward on the tensor; take its number for the log only.",
+                        f"{source}.backward()\nlogged = {source}.item()" if to == facts.asked else f"{to} = {source}"),)
+        return (Fix("Leave the cut out.", f"{to} = {_without(cut)}"),)
+    if cut.kind == "rebuilt":
+        return (Fix("Use the tensor itself; join several with stack, which keeps their graphs.",
+                    f"{to} = torch.stack({source})" if source.startswith("[") or source.endswith("es")
+                    else f"{to} = {source}"),)
+    if cut.kind == "sampled":
+        return (Fix("Draw with the reparameterised form, where the distribution has one.",
+                    cut.text.replace(".sample(", ".rsample(")),
+                Fix("Or use the log-probability of the draw (REINFORCE).", "loss = -(dist.log_prob(action) * reward).mean()"))
+    if cut.kind == "block":
+        return (Fix("Compute it outside of the block; keep the block for what is only evaluated.",
+                    f"# without `{cut.text}`" + (f" around `{to}`" if cut.target else "")),)
+    if cut.kind == "global":
+        return (Fix("Turn gradients on again.", "torch.set_grad_enabled(True)"),
+                Fix("And use a block from now on, which undoes itself.", "with torch.no_grad():\n    ..."))
+    name = cut.names[0] if cut.names else "model"
+    return (Fix("Let what is to be trained have a gradient again.", f"{name}.requires_grad_(True)"),)
+
+
+def _without(cut: Cut) -> str:
+    for written in (f".{cut.op}()", cut.op):
+        if written in cut.text:
+            return cut.text.replace(written, "").replace(".cpu()", "")
+    return cut.source or cut.text
+
+
+def _not_a_tensor(facts: NoGradFacts, name: str) -> tuple[Fix, ...]:
+    if facts.kind == "NoneType":
+        return (Fix("Return the loss.", f"return loss   # at the end of `{facts.giver or 'the function that makes it'}`"),)
+    if facts.kind in ("tuple", "list"):
+        return (Fix("Take the loss out of it.", f"{name}[0].backward()"),
+                Fix("Or add up what it holds.", f"sum({name}).backward()"))
+    if facts.kind in ("dict", "OrderedDict"):
+        return (Fix("Add up the losses that it holds.", f"sum({name}.values()).backward()"),)
+    return (Fix("Keep the loss a tensor: no float(), .item() or NumPy on its way.", f"print(type({name}))"),)
+
+
+def _input(facts: NoGradFacts, name: str) -> tuple[Fix, ...]:
+    return (Fix("Ask for its gradient before the forward.", f"{name}.requires_grad_()"),)
+
+
+def _unused(facts: NoGradFacts, name: str) -> tuple[Fix, ...]:
+    return (Fix("Differentiate with respect to what went in (the very tensor, not a copy made before or after).",
+                f"y = f({name})\ntorch.autograd.grad(y.sum(), {name})"),
+            Fix("Or allow for it: the gradient is None then.", "torch.autograd.grad(..., allow_unused=True)"))
+
+
+def _no_parameters(facts: NoGradFacts, name: str) -> tuple[Fix, ...]:
+    if facts.untracked:
+        path, what = facts.untracked[0]
+        attribute = path.rpartition(".")[2]
+        if "dict" in what:
+            return (Fix("Keep the modules in a ModuleDict.", f"self.{attribute} = nn.ModuleDict(...)"),)
+        if "modules" in what:
+            return (Fix("Keep the modules in a ModuleList.", f"self.{attribute} = nn.ModuleList(...)"),)
+        return (Fix("Make it a parameter.", f"self.{attribute} = nn.Parameter(...)"),)
+    return (Fix("Look at what there is, and let it have a gradient.",
+                "for name, p in model.named_parameters():\n    print(name, p.requires_grad)"),)
+
+
+def _not_a_leaf(facts: NoGradFacts, name: str) -> tuple[Fix, ...]:
+    return (Fix("Make a leaf of the finished value, and give the optimizer that.",
+                f"{name} = {name}.detach().requires_grad_()"),)
+
+
+def _grad_is_none(facts: NoGradFacts, name: str) -> tuple[Fix, ...]:
+    if facts.tensor is not None and facts.tensor.made_by:
+        return (Fix("Ask it to keep its gradient, before backward().", f"{name}.retain_grad()"),)
+    if facts.tensor is not None and not facts.tensor.requires_grad:
+        return (Fix("Ask for its gradient before the forward.", f"{name}.requires_grad_()"),)
+    return (Fix("Call backward() first, and pass over what has no gradient.", f"if {name}.grad is not None:\n    ..."),)
+
+
+def _inference(facts: NoGradFacts, name: str) -> tuple[Fix, ...]:
+    return (Fix("Use no_grad where the result goes into training later.", "with torch.no_grad():\n    ..."),
+            Fix("Or copy it to an ordinary tensor.", f"{name} = {name}.clone()"))
+
+
+def _whole(facts: NoGradFacts, name: str) -> tuple[Fix, ...]:
+    return (Fix("Make it floating point first.", f"{name}.float().requires_grad_()"),)

@@ -1,0 +1,190 @@
+"""The rule over samples that can't be put together into one batch."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from nbdebug.catalogue import rule
+from nbdebug.chapters.error.facts_collate import CollateMismatch
+from nbdebug.finding import Finding, Fix, Link, Where
+
+
+@rule(
+    code="error/collate-mismatch",
+    title="The samples of a batch do not fit together.",
+    symptom="stack expects each tensor to be equal size; each element in list of batch should be of equal size; "
+            "default_collate: batch must contain tensors, …; a KeyError inside the loader. With batch_size=1 it runs.",
+    cause="The loader stacks the samples entry by entry. One has another size (a portrait among landscapes, a longer "
+          "text, a grey picture), another type, lacks a key, or is None because a file could not be read.",
+    confirm="`[sample['image'].shape for sample in (dataset[i] for i in range(8))]`.",
+    fix="Bring every sample to one size in `__getitem__` (resize, crop, convert), or give the loader a `collate_fn` that "
+        "pads or drops.",
+    reference="https://docs.pytorch.org/docs/stable/data.html#working-with-collate-fn",
+)
+def collate_mismatch(facts: Any) -> Finding | None:
+    if not isinstance(facts, CollateMismatch):
+        return None
+    return Finding("error/collate-mismatch", _title(facts), _where(facts), _evidence(facts), tuple(_fixes(facts)),
+                   tuple(_chain(facts)))
+
+
+def _where(facts: CollateMismatch) -> Where:
+    return dataclasses.replace(facts.raised.where, phase="input", module=None, module_type=None)
+
+
+def _title(facts: CollateMismatch) -> str:
+    who, entry = _who(facts), f"`{facts.name or facts.entry or 'sample'}`"
+    entry = f"entry {entry}" if facts.name.isdigit() else entry
+    if facts.what == "shape" and facts.odd:
+        has = f"has {entry} of" if facts.entry else "has a tensor of" if facts.worker else "is"
+        return f"{who} {has} {facts.odd}, where the others have {facts.usual}: they can't be stacked into one batch."
+    if facts.what == "keys":
+        lacking = ", ".join(f"`{key}`" for key in facts.lacking)
+        return f"{who} has no {lacking}, which {'another' if facts.worker else 'the first'} sample of its batch has."
+    if facts.what == "none" and not facts.entry:
+        return f"{who} is None: `__getitem__` returned nothing."
+    if facts.what in ("none", "type") and facts.usual:
+        return f"{who} has {facts.odd} as {entry} where the others have {facts.usual}."
+    if facts.what in ("none", "unsupported"):
+        many = "Every sample of the batch" if not facts.worker else "A sample"
+        if facts.what == "none" and facts.worker and not facts.entry:
+            return f"{who} is, or holds, None: nothing to put into a batch."
+        place = f" as {entry}" if facts.entry else ""
+        return f"{many} has {facts.odd}{place}: the loader stacks tensors, arrays and numbers, and no such object."
+    if facts.what == "length" and facts.odd:
+        return f"{who} has {facts.odd} as {entry}, the others have {facts.usual}: lists of one length are needed."
+    return f"The samples of {_batch(facts)} differ in size, and can't be put together."
+
+
+def _who(facts: CollateMismatch) -> str:
+    source = f" of `{facts.dataset}`" if facts.dataset else ""
+    if facts.indices:
+        more = f" and {len(facts.indices) - 1} more" if len(facts.indices) > 1 else ""
+        return f"Sample {facts.indices[0]}{more}{source}"
+    if facts.positions:
+        return f"Sample {facts.positions[0]} of {_batch(facts)}"
+    return f"A sample of {_batch(facts)}"
+
+
+def _batch(facts: CollateMismatch) -> str:
+    number = f"batch {facts.batch}" if facts.batch is not None else "the batch"
+    return f"{number} of `{facts.loader}`" if facts.loader else number
+
+
+def _evidence(facts: CollateMismatch) -> dict[str, Any]:
+    evidence = {"entry of the sample": facts.entry or None, "odd": facts.odd or None, "the others": facts.usual or None,
+                "samples in the data set": list(facts.indices[:8]) or None,
+                "positions in the batch": list(facts.positions[:8]) or None,
+                "batch (from 0)": facts.batch, "samples in it": facts.rows, "data set": facts.dataset or None,
+                "loader": facts.loader or None, "lacking": ", ".join(facts.lacking) or None,
+                "kept in": facts.held_at or None, "entries of a sample": ", ".join(facts.entries) or None}
+    return {key: value for key, value in evidence.items() if value is not None}
+
+
+def _chain(facts: CollateMismatch) -> list[Link]:
+    links = []
+    if facts.batch is not None and facts.rows and 0 < len(facts.positions) < facts.rows:
+        links += [Link(f"{_batch(facts)[:1].upper()}{_batch(facts)[1:]} has {facts.rows} samples; position"
+                       f"{'s' * (len(facts.positions) > 1)} {', '.join(map(str, facts.positions[:8]))} differ"
+                       f"{'s' * (len(facts.positions) == 1)}")]
+    if facts.own:
+        links += [Link(f"your own `{facts.own}` puts the batch together")]
+    odd, usual = facts.odd_shape, facts.usual_shape
+    if odd and usual and len(odd) > 1 and odd != usual and odd[:-2] == usual[:-2] and odd[-2:] == usual[-2:][::-1]:
+        links += [Link("its two sides are swapped: a portrait among landscapes, or a picture turned by its EXIF mark")]
+    return links
+
+
+# -- what to do ----------------------------------------------------------------------------------------------------
+
+
+def _fixes(facts: CollateMismatch) -> list[Fix]:
+    if not facts.worker:
+        return _cures(facts)
+    apart = Fix("Run it once without workers: the samples are then at hand, and the entry is named.",
+                f"{facts.loader or 'loader'} = DataLoader({facts.dataset or 'dataset'}, ..., num_workers=0)")
+    return [*_cures(facts), apart] if facts.odd or facts.lacking else [apart]
+
+
+def _cures(facts: CollateMismatch) -> list[Fix]:
+    if facts.what == "shape" and facts.odd_shape is not None and facts.usual_shape is not None:
+        return _for_shapes(facts, facts.odd_shape, facts.usual_shape)
+    if facts.what == "keys":
+        return [Fix("Give every sample the same keys, with a value that says that there is none.",
+                    "\n".join(f"sample.setdefault({key!r}, ...)   # in __getitem__" for key in facts.lacking))]
+    if facts.what == "none":
+        return [Fix("Drop the samples that could not be read.",
+                    "def collate(batch):\n    batch = [sample for sample in batch if sample is not None]\n"
+                    f"    return torch.utils.data.default_collate(batch)\n\n{_loader(facts)}")]
+    if facts.what == "unsupported":
+        return [Fix("Make a tensor of it in `__getitem__`.", _made_tensor(facts))]
+    if facts.what == "length" or facts.odd == "":
+        return [_padded(facts, tensors=False)]
+    return [Fix("Return the same type from `__getitem__` for every sample.",
+                f"{_variable(facts)} = torch.as_tensor({_variable(facts)})   # in __getitem__")]
+
+
+def _for_shapes(facts: CollateMismatch, odd: tuple[int, ...], usual: tuple[int, ...]) -> list[Fix]:
+    name = _variable(facts)
+    verified = True if facts.tried else None
+    if len(odd) != len(usual):
+        return [Fix("Give every sample the same number of axes in `__getitem__`.",
+                    f"{name} = {name}.reshape({', '.join(map(str, usual))})" if _count(odd) == _count(usual) else
+                    f"{name} = {name}.squeeze()   # or {name}[None], until all have {len(usual)} axes")]
+    if len(usual) >= 3 and odd[:-2] == usual[:-2]:
+        return [Fix("Bring every sample to one size in `__getitem__`.",
+                    f"{name} = torch.nn.functional.interpolate({name}[None], size={usual[-2:]})[0]", verified,
+                    facts.tried or {})]
+    if len(usual) == 3 and odd[1:] == usual[1:] and {odd[0], usual[0]} <= {1, 2, 3, 4}:
+        mode = {1: "L", 3: "RGB", 4: "RGBA"}.get(usual[0], "RGB")
+        return [Fix("Open every picture with the same number of channels.",
+                    f"picture = PIL.Image.open(path).convert({mode!r})   # in __getitem__")]
+    return [_padded(facts, tensors=True)]
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    count = 1
+    for side in shape:
+        count *= side
+    return count
+
+
+def _padded(facts: CollateMismatch, *, tensors: bool) -> Fix:
+    """A collate function that pads this entry, and leaves the rest to torch's own."""
+    name = _variable(facts)
+    given = f"sample{facts.entry}" if tensors else f"torch.as_tensor(sample{facts.entry})"
+    lines = ["def collate(batch):", f"    {name} = torch.nn.utils.rnn.pad_sequence([{given} for sample in batch], "
+             "batch_first=True)"]
+    if facts.keyed:
+        lines += [f"    rest = [{{k: v for k, v in sample.items() if k != {facts.name!r}}} for sample in batch]",
+                  f"    return {{**torch.utils.data.default_collate(rest), {facts.name!r}: {name}}}"]
+    elif facts.entry:
+        lines += [f"    rest = [[v for i, v in enumerate(sample) if i != {facts.name}] for sample in batch]",
+                  f"    return {name}, *torch.utils.data.default_collate(rest)"]
+    else:
+        lines += [f"    return {name}"]
+    return Fix("Pad to the longest of the batch, and give the loader this function.",
+               "\n".join([*lines, "", _loader(facts)]), True if facts.tried and tensors else None,
+               facts.tried or {} if tensors else {})
+
+
+def _loader(facts: CollateMismatch) -> str:
+    source = facts.dataset or "dataset"
+    return f"{facts.loader or 'loader'} = DataLoader({source}, ..., collate_fn=collate)"
+
+
+def _made_tensor(facts: CollateMismatch) -> str:
+    name = _variable(facts)
+    if "ndarray" in facts.odd or "object" in facts.odd or "NumPy" in facts.odd:
+        return f"{name} = torch.as_tensor({name}.astype('float32'))"
+    if "Image" in facts.odd:
+        return (f"{name} = torch.from_numpy(numpy.array({name}.convert('RGB'))).permute(2, 0, 1) / 255   "
+                "# or torchvision's ToTensor()")
+    return f"{name} = torch.as_tensor({name}, dtype=torch.float32)"
+
+
+def _variable(facts: CollateMismatch) -> str:
+    if facts.name.isidentifier():
+        return facts.name
+    return facts.entries[0] if len(facts.entries) == 1 and facts.entries[0].isidentifier() else "item"

@@ -1,0 +1,208 @@
+"""Rules over dtypes: which tensor has one that the op can't take, and what made it so."""
+
+from __future__ import annotations
+
+from nbdebug.catalogue import rule
+from nbdebug.chapters.error.facts_dtypes import DtypeFacts
+from nbdebug.chapters.error.facts_parts import Part
+from nbdebug.chapters.error.rules.dtype_words import computes, made, rewritten
+from nbdebug.finding import Finding, Fix, Link
+
+TENSORS = "https://pytorch.org/docs/stable/tensor_attributes.html"
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+
+@rule(
+    code="error/dtype-mismatch",
+    title="An op is given a dtype that it can't take, or two that do not go together.",
+    symptom="mat1 and mat2 must have the same dtype; expected scalar type Long but found Float; not implemented for "
+            "'Long'; result type Float can't be cast to the desired output type Long; can't convert np.ndarray of "
+            "type numpy.object_.",
+    cause="torch does not convert between dtypes where a layer or kernel is concerned. NumPy's floats are float64 and "
+          "stay so through `from_numpy`, whole numbers become int64, class numbers have to be int64 and other targets "
+          "float, `.half()` on a model leaves its inputs as they are, and outside of autocast nothing is cast back.",
+    confirm="`x.dtype`, `y.dtype` and `next(model.parameters()).dtype` right before the line.",
+    fix="Convert where the tensor is made: `.float()` for inputs, `.long()` for class numbers and ids.",
+    reference=TENSORS,
+)
+def dtype_mismatch(facts: DtypeFacts) -> Finding | None:
+    if facts.odd is None and facts.kind not in ("autocast", "array"):
+        return None
+    title = _title(facts)
+    evidence = {"tensors": [_row(part) for part in (facts.odd, facts.met) if part is not None],
+                "wanted": facts.wanted, "message": facts.raised.message.partition("\n")[0][:300]}
+    return Finding("error/dtype-mismatch", title, facts.raised.where, evidence, _fixes(facts), _chain(facts))
+
+
+def _row(part: Part) -> dict[str, object]:
+    fact = part.fact
+    return {"tensor": part.name, "dtype": fact.dtype, "shape": list(fact.shape), "device": fact.device,
+            "least": fact.low, "largest": fact.high}
+
+
+def _title(facts: DtypeFacts) -> str:
+    odd, origin = facts.odd, facts.origin
+    if odd is None:
+        return _without(facts)
+    what = f"a {odd.fact.dtype}" if odd.fact.kind == "list" else odd.fact.dtype
+    said = f"{odd.told[:1].upper()}{odd.told[1:]} is {what}"
+    turned = facts.met if facts.met is not None and facts.met.owner is not None else odd  # a model's `.half()`
+    whole = origin is not None and turned.name.startswith(f"{origin.name}.")
+    dtype = turned.fact.dtype if whole else odd.fact.dtype
+    why = made(origin, dtype) if origin is not None and facts.kind != "overflow" else ""
+    met = _SAYS.get(facts.kind, _mixed)(facts, odd)
+    return said + met + (f": {why}" if why else "")
+
+
+def _without(facts: DtypeFacts) -> str:
+    if facts.kind == "autocast":
+        return "`BCELoss` is given probabilities under autocast, where float16 turns a sigmoid into exact zeros and ones"
+    if facts.said in ("object_", "str_", "str", "NoneType"):
+        return f"What is to become a tensor holds more than numbers ({facts.said.strip('_')})"
+    return f"What is given is a {facts.said}, and a tensor is wanted"
+
+
+def _mixed(facts: DtypeFacts, odd: Part) -> str:
+    met = facts.met
+    if odd.owner is not None and odd.fact.kind == "parameter":
+        return f", and what {_of(facts)} is given is {facts.wanted}"
+    if met is not None and met.owner is not None:
+        return f", and {computes(facts.op or met.owner, met.fact.dtype)}"
+    if met is not None:
+        return f", and {met.told} is {met.fact.dtype}"
+    return f", and {facts.wanted} is wanted"
+
+
+def _of(facts: DtypeFacts) -> str:
+    return f"`{facts.op}`" if facts.op else "the op"
+
+
+def _classes(facts: DtypeFacts, odd: Part) -> str:
+    return f", and {_of(facts)} takes class numbers, which are int64"
+
+
+def _probable(facts: DtypeFacts, odd: Part) -> str:
+    if facts.op.endswith("cross_entropy") and not facts.op.startswith("binary") and len(odd.fact.shape) > 1:
+        return (f" with the shape of the scores, so {_of(facts)} reads it as probabilities, which are {facts.wanted}; "
+                "class numbers would be one dimension less")
+    return f", and {_of(facts)} wants a target in {facts.wanted} like its input"
+
+
+def _index(facts: DtypeFacts, odd: Part) -> str:
+    return f", and indices are whole numbers: {_of(facts)} takes int64"
+
+
+def _mask(facts: DtypeFacts, odd: Part) -> str:
+    if odd.fact.dtype == "bool":
+        return ", a mask: `-` has no meaning for it (`~` inverts it, `^` gives where two differ)"
+    return ", and a mask is bool"
+
+
+def _whole(facts: DtypeFacts, odd: Part) -> str:
+    return f", and {_of(facts)} is defined for floating point numbers alone"
+
+
+def _in_place(facts: DtypeFacts, odd: Part) -> str:
+    return f", and the result, {facts.wanted}, is to be written into it"
+
+
+def _half(facts: DtypeFacts, odd: Part) -> str:
+    return f", and on the CPU {_of(facts)} has no kernel for it" if odd.fact.device == "cpu" else (
+        f", and {_of(facts)} has no kernel for it")
+
+
+def _array(facts: DtypeFacts, odd: Part) -> str:
+    if odd.fact.dtype == "bfloat16":
+        return ", which NumPy does not have"
+    if facts.said == "order":
+        return " with the bytes of another kind of machine first (big-endian)"
+    if facts.entry:
+        return f", with {facts.entry}: a tensor holds numbers of one kind"
+    if facts.said not in ("object_", "str_"):
+        return f"{' in NumPy' * (odd.fact.device == 'numpy')}, and {_of(facts)} wants a tensor"
+    return ": a tensor holds numbers of one kind"
+
+
+_SAYS = {"mixed": _mixed, "classes": _classes, "probable": _probable, "index": _index, "mask": _mask, "whole": _whole,
+         "in-place": _in_place, "half": _half, "array": _array,
+         "gradient": lambda facts, odd: ", and only floating point numbers can require gradients",
+         "complex": lambda facts, odd: f", and {_of(facts)} is not defined for complex numbers",
+         "overflow": lambda facts, odd: ", and the constant in this line lies beyond its range",
+         "autocast": lambda facts, odd: ", given to `BCELoss` under autocast, where a sigmoid in half precision "
+                                        "becomes exactly 0 or 1"}
+
+
+def _fixes(facts: DtypeFacts) -> tuple[Fix, ...]:
+    if facts.kind == "autocast":
+        return (Fix("Give the loss the scores, without the sigmoid: it is then computed safely.",
+                    "loss = nn.functional.binary_cross_entropy_with_logits(scores, target)"),)
+    if facts.kind == "overflow" and facts.odd is not None:
+        return (Fix("Take the lowest number that the dtype has.", f"torch.finfo({facts.odd.name}.dtype).min"),)
+    found = []
+    if facts.kind == "mask" and facts.odd is not None and facts.odd.fact.dtype == "bool":
+        return _masks(facts, facts.odd)
+    if facts.cure is not None and facts.odd is not None:
+        found.append(Fix(_said(facts), _assigned(facts, facts.odd), facts.cure.worked, facts.cure.after))
+    ours = facts.origin is not None and facts.odd is not None and facts.origin.call != "module" and not (
+        facts.met is not None and facts.met.name.startswith(f"{facts.origin.name}."))
+    if facts.origin is not None and ours and facts.kind not in ("half", "complex"):
+        code = rewritten(facts.origin, facts.wanted)
+        if code is not None and (not found or code != found[0].code):
+            found.append(Fix("Or where it is made.", code))
+    return (*found, *_others(facts))
+
+
+def _masks(facts: DtypeFacts, odd: Part) -> tuple[Fix, ...]:
+    """Arithmetic with masks: what each of them may mean."""
+    if "Negation" in facts.raised.message:
+        return (Fix("Invert a mask with `~`.", f"~{odd.name}"),)
+    met = facts.met.name if facts.met is not None else "other"
+    cure = facts.cure
+    count = Fix("Count with numbers.", f"{odd.name}.float() - {met}.float()", cure.worked if cure else None,
+                cure.after if cure else {})
+    return count, Fix("Or say where the two differ.", f"{odd.name} ^ {met}")
+
+
+def _said(facts: DtypeFacts) -> str:
+    if facts.kind == "in-place":
+        return "Give it a dtype that can hold the result."
+    if facts.kind == "complex":
+        return "Use the magnitude, or work on the real and the imaginary part."
+    return f"Convert it to {facts.wanted} before this line."
+
+
+def _assigned(facts: DtypeFacts, odd: Part) -> str:
+    """`x = x.float()` for a variable, the cast in place of the expression for another."""
+    assert facts.cure is not None
+    plain = odd.known and all(part.isidentifier() for part in odd.name.split(".")) or odd.name.endswith("]")
+    return f"{odd.name} = {facts.cure.code}" if plain else facts.cure.code if odd.known else (
+        f"x = x.to(torch.{facts.wanted})   # {odd.name}")
+
+
+def _others(facts: DtypeFacts) -> list[Fix]:
+    """What else the user may have meant."""
+    odd, met = facts.odd, facts.met
+    if odd is None:
+        code = 'values = frame.select_dtypes("number").to_numpy("float32")'
+        return [Fix("Keep the numbers alone, in one dtype.", code)] if facts.kind == "array" else []
+    if facts.kind == "array" and facts.cure is None:
+        return [Fix("Take what is no number out, or give it a number of its own, before the tensor is made.",
+                    f"bad = [i for i, value in enumerate({odd.name}) if not isinstance(value, (int, float))]")]
+    if facts.kind == "probable" and odd.fact.dtype == "int64" and "shape of the scores" in _probable(facts, odd):
+        return [Fix("Or give the class numbers.", f"{odd.name} = {odd.name}.argmax(1)")] if odd.known else []
+    if odd.fact.kind == "parameter":
+        return [Fix("Bring the whole model to one dtype.", f"{odd.name.split('.')[0]}.float()")]
+    if facts.kind == "mixed" and met is not None and met.owner is not None and met.fact.dtype != "float32":
+        root = met.name.split(".")[0]
+        return [Fix("Or keep the model in float32 (and use torch.autocast where half precision is wanted).",
+                    f"{root} = {root}.float()")]
+    if facts.kind == "whole" and odd.fact.dtype in ("int64", "int32"):
+        return [Fix("If these are ids or classes: they want an embedding, or one_hot, and no arithmetic.",
+                    f"nn.functional.one_hot({odd.name}, num_classes).float()")] if odd.known and facts.op else []
+    if facts.kind == "mixed" and odd.fact.dtype == "uint8":
+        return [Fix("If these are pictures: bring them to 0…1 as well.", f"{odd.name} = {odd.name}.float() / 255")]
+    return []
+
+
+def _chain(facts: DtypeFacts) -> tuple[Link, ...]:
+    return facts.origin.way if facts.origin is not None else ()

@@ -1,0 +1,250 @@
+"""Rules over a saved state that does not fit the model or the optimizer that it is loaded into."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from nbdebug.catalogue import rule
+from nbdebug.chapters.error.facts_state import OptimizerMismatch, Resized, StateMismatch
+from nbdebug.finding import Finding, Fix, Link, Where
+
+STRANGE = 0.1
+"""Share of the saved keys that the model must know for the file to be of a relative of it. Our choice: two unrelated
+networks share names such as `conv1.weight`, seldom more than a few."""
+SHOWN = 6
+
+
+@rule(
+    code="error/state-dict-mismatch",
+    title="The saved state does not fit the model.",
+    symptom="Error(s) in loading state_dict for …: missing keys, unexpected keys, or a size mismatch; of an optimizer: "
+            "a different number of parameter groups.",
+    cause="The file was saved from a wrapped model (DataParallel puts `module.` before each key, torch.compile "
+          "`_orig_mod.`, a trainer `model.`), from one with other sizes (classes, vocabulary, width), or holds more than "
+          "the state (`{'model': …, 'optimizer': …}`). strict=False passes over keys, never over sizes.",
+    confirm="`sorted(state)[:5]` beside `sorted(model.state_dict())[:5]`; the shapes of the keys that both have.",
+    fix="Take the prefix away, load the entry that holds the state, build the model with the sizes of the file, or leave "
+        "out the entries that do not fit and train these layers anew.",
+    reference="https://docs.pytorch.org/tutorials/beginner/saving_loading_models.html",
+)
+def state_dict_mismatch(facts: Any) -> Finding | None:
+    if isinstance(facts, OptimizerMismatch):
+        return _optimizers(facts)
+    if not isinstance(facts, StateMismatch):
+        return None
+    return Finding("error/state-dict-mismatch", _title(facts), at(facts), _evidence(facts), tuple(_fixes(facts)),
+                   _chain(facts))
+
+
+def at(facts: Any) -> Where:
+    """The user's line; a load is no phase of a training step."""
+    return dataclasses.replace(facts.raised.where, phase=None)
+
+
+def _title(facts: StateMismatch) -> str:
+    source, model = f"`{facts.given}`", f"`{facts.model}`"
+    if facts.whole_model:
+        return f"{source} is a whole model, and `load_state_dict` takes the state of one."
+    if facts.inside is not None and facts.inside.endswith("state_dict()"):
+        return f"{source} holds the model itself, under `{facts.inside.partition('.')[0]}`, and not its state at the top."
+    if facts.inside is not None:
+        return f"{source} is the whole checkpoint: the state of {model} lies in its entry `{facts.inside}`."
+    if _strange(facts):
+        return (f"{source} is the state of another model: of its {facts.saved} keys {model} ({facts.kind}, "
+                f"{facts.wanted} keys) has {facts.both}.")
+    if facts.renamed is not None:
+        return _prefix_title(facts, source, model)
+    if facts.resized:
+        return _sizes_title(facts, source, model)
+    if facts.missing and not facts.unexpected:
+        return f"{model} has {_count(facts.missing)} that {source} lacks: {listed(facts.missing)}."
+    if facts.unexpected and not facts.missing:
+        return f"{source} has {_count(facts.unexpected)} that {model} does not know: {listed(facts.unexpected)}."
+    return f"{source} and {model} differ: it lacks {listed(facts.missing)}, and brings {listed(facts.unexpected)}."
+
+
+def _prefix_title(facts: StateMismatch, source: str, model: str) -> str:
+    change = facts.renamed
+    assert change is not None
+    if change.new and change.old:
+        said = f"begin with `{change.old}` where {model} has `{change.new}`"
+    elif change.new:
+        said = f"lack the prefix `{change.new}` that the keys of {model} have"
+    else:
+        said = f"have `{change.old}` {'in' if change.anywhere else 'before'} the names that {model} uses"
+    rest = "" if change.whole else f"; with that changed, {change.fits} of {facts.saved} fit"
+    return f"The keys of {source} {said}{rest}."
+
+
+def _sizes_title(facts: StateMismatch, source: str, model: str) -> str:
+    said = ", ".join(f"`{r.key}` is {list(r.saved)} in {source} and {list(r.model)} in {model}" for r in facts.resized[:2])
+    more = f" (and {len(facts.resized) - 2} more)" if len(facts.resized) > 2 else ""
+    why = next((f": saved with `{r.argument}={r.saved_size}`, built with {r.model_size}" for r in facts.resized
+                if r.argument), "")
+    turned = "; the file has it transposed" if facts.resized[0].transposed and not why else ""
+    return f"{said}{more}{why}{turned}."
+
+
+def _strange(facts: StateMismatch) -> bool:
+    fits = max(facts.both, facts.renamed.fits if facts.renamed else 0)
+    return facts.saved is not None and fits < STRANGE * max(facts.saved, 1) and facts.saved > 0
+
+
+def _evidence(facts: StateMismatch) -> dict[str, Any]:
+    evidence: dict[str, Any] = {"model": f"{facts.model} ({facts.kind})", "given": facts.given}
+    if facts.saved is not None:
+        evidence |= {"keys in the file": facts.saved, "keys in the model": facts.wanted,
+                     "the same key and shape": facts.fitting}
+    evidence |= {"missing keys": _keys(facts.missing), "unexpected keys": _keys(facts.unexpected)}
+    if facts.resized:
+        evidence["sizes"] = [{"key": r.key, "in the file": str(list(r.saved)), "in the model": str(list(r.model)),
+                              "argument": _argument(r)} for r in facts.resized[:30]]
+    return {key: value for key, value in evidence.items() if value not in (None, "")}
+
+
+def _argument(resized: Resized) -> str:
+    return f"{resized.kind}({resized.argument}={resized.saved_size})" if resized.argument else ""
+
+
+def _chain(facts: StateMismatch) -> tuple[Link, ...]:
+    links = []
+    if facts.resized and (facts.inside or facts.renamed):
+        links += [Link(_sizes_title(facts, f"`{facts.given}`", f"`{facts.model}`").rstrip("."))]
+    if facts.renamed and facts.inside:
+        links += [Link(_prefix_title(facts, f"`{_source(facts)}`", f"`{facts.model}`").rstrip("."))]
+    if not facts.strict and facts.resized:
+        links += [Link("strict=False passes over missing and unexpected keys; a size that differs still stops the load")]
+    return tuple(links)
+
+
+# -- what to do ----------------------------------------------------------------------------------------------------
+
+
+def _fixes(facts: StateMismatch) -> list[Fix]:
+    if _strange(facts):
+        given = f"sorted({facts.made or _source(facts)})[:10]"
+        return [Fix("Build the model that the file was saved from; its keys tell which.",
+                    f"print({given}, sorted({facts.model}.state_dict())[:10])")]
+    if facts.resized:
+        return _for_sizes(facts)
+    if facts.whole_model or facts.inside or facts.renamed:
+        return [_placed(facts)]
+    return [_not_strict(facts)]
+
+
+def _source(facts: StateMismatch) -> str:
+    return facts.given + (facts.inside or "") + (".state_dict()" if facts.whole_model else "")
+
+
+def _prepared(facts: StateMismatch) -> tuple[list[str], str]:
+    """(lines that give the state its right entry and keys, what it is called then)."""
+    lines, given, change = [f"{facts.given} = {facts.made}"] if facts.made else [], _source(facts), facts.renamed
+    if change is None:
+        return lines, given
+    if change.anywhere:
+        key = f"key.replace({change.old!r}, '')"
+    elif not change.old:
+        key = f"{change.new!r} + key"
+    else:
+        key = f"key.removeprefix({change.old!r})"
+        if change.new:
+            key = f"{change.new!r} + {key} if key.startswith({change.old!r}) else key"
+    return [*lines, f"state = {{{key}: value for key, value in {given}.items()}}"], "state"
+
+
+def _placed(facts: StateMismatch) -> Fix:
+    """Load the right entry under the right keys."""
+    lines, given = _prepared(facts)
+    whole = facts.whole_model or (facts.saved is not None and not facts.left and not facts.lacking)
+    lines = [*lines, f"{facts.model}.load_state_dict({given}{'' if whole else ', strict=False'})"]
+    title = "Load the state itself." if facts.renamed is None else "Change the keys before loading."
+    verified = None if facts.saved is None else bool(facts.saved - len(facts.left))
+    return Fix(title, "\n".join(lines), verified, _after(facts))
+
+
+def _after(facts: StateMismatch) -> dict[str, Any]:
+    if facts.saved is None:
+        return {}
+    fits = facts.saved - len(facts.left)
+    said: dict[str, Any] = {"keys that then fit, by name and shape": f"{fits} of {facts.saved}"}
+    if facts.lacking:
+        said["left as they were built"] = f"{len(facts.lacking)} of {facts.wanted}"
+    return said
+
+
+def _for_sizes(facts: StateMismatch) -> list[Fix]:
+    fixes = []
+    lines, given = _prepared(facts)
+    argued = next((r for r in facts.resized if r.argument), None)
+    if facts.argument is not None:
+        name, size = facts.argument
+        code = [f"{facts.model} = {facts.kind}({name}={size})", *lines, f"{facts.model}.load_state_dict({given})"]
+        fixes.append(Fix("Build the model with the size that the file has.", "\n".join(code)))
+    elif argued is not None:
+        fixes.append(Fix(f"Build the layer `{argued.key.rpartition('.')[0] or facts.model}` with the size of the file.",
+                         f"{argued.kind}(..., {argued.argument}={argued.saved_size}, ...)"))
+    keys, verified, after = tuple(r.key for r in facts.resized), None, {}
+    if facts.saved is not None:
+        fits = facts.saved - len(facts.left)
+        verified = bool(fits)
+        after = {"keys that then load": f"{fits} of {facts.saved}", "left as they were built": len(keys)}
+    code = [*lines, f"skipped = {keys!r}",
+            f"fitting = {{key: value for key, value in {given}.items() if key not in skipped}}",
+            f"{facts.model}.load_state_dict(fitting, strict=False)"]
+    fixes.append(Fix("Or leave out what does not fit, and train these layers anew.", "\n".join(code), verified, after))
+    return fixes
+
+
+def _not_strict(facts: StateMismatch) -> Fix:
+    lines, given = _prepared(facts)
+    if facts.missing:
+        title = f"Where {listed(facts.missing)} may start as built: load the rest."
+    else:
+        title = "Where what the file brings is not needed: load the rest."
+    fits = {} if facts.saved is None else {"keys that then load": f"{facts.fitting} of {facts.saved}"}
+    return Fix(title, "\n".join([*lines, f"{facts.model}.load_state_dict({given}, strict=False)"]),
+               bool(facts.fitting) if fits else None, fits)
+
+
+# -- the optimizer's -----------------------------------------------------------------------------------------------
+
+
+def _optimizers(facts: OptimizerMismatch) -> Finding:
+    call, made = f"{facts.optimizer}.load_state_dict", f"{facts.given} = {facts.made}\n" if facts.made else ""
+    if facts.saved is None:
+        title = f"`{facts.given}` holds no state of an optimizer at its top"
+        title += f"; it lies in its entry `{facts.inside}`." if facts.inside else "."
+        fix = Fix("Load the optimizer's own entry.", f"{made}{call}({facts.given}{facts.inside or '[...]'})",
+                  True if facts.inside else None, {"entries": len(facts.keys)} if facts.inside else {})
+    else:
+        title = (f"`{facts.given}` is of an optimizer over {_groups(facts.saved)}; `{facts.optimizer}` "
+                 f"({facts.kind}) has {_groups(facts.wanted)}.")
+        fix = Fix("Build the optimizer as it was when the state was saved: the same parameters, frozen ones and groups "
+                  "included, in the same order. Or start its state anew, and load the model alone.",
+                  f"{made}{facts.optimizer} = torch.optim.{facts.kind}(model.parameters())   # as when it was saved\n"
+                  f"{call}({facts.given})")
+    evidence = {"optimizer": f"{facts.optimizer} ({facts.kind})", "parameters by group, saved": facts.saved,
+                "parameters by group, here": facts.wanted, "entries given": ", ".join(facts.keys)}
+    return Finding("error/state-dict-mismatch", title, at(facts),
+                   {key: value for key, value in evidence.items() if value}, (fix,))
+
+
+def _groups(sizes: Sequence[int]) -> str:
+    if len(sizes) == 1:
+        return f"{sizes[0]} parameter{'s' * (sizes[0] != 1)}"
+    return f"{len(sizes)} groups of {', '.join(map(str, sizes[:6]))} parameters"
+
+
+def listed(names: Sequence[str], most: int = 3) -> str:
+    said = ", ".join(f"`{name}`" for name in names[:most])
+    return said + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _keys(names: Sequence[str]) -> str:
+    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+
+
+def _count(names: Sequence[str]) -> str:
+    return f"{len(names)} key{'s' * (len(names) != 1)}"

@@ -1,0 +1,76 @@
+"""Memory that only `Out` or the last traceback holds, and whether a cell meant to free it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+from typing import Any
+
+from nbdebug.chapters.notebook.cells import History, dotted, nodes
+from nbdebug.chapters.notebook.facts import NOWHERE, Kept
+from nbdebug.finding import Where
+
+FREES = ("collect", "empty_cache", "malloc_trim")
+
+
+def kept(given: Iterable[Any], history: History) -> list[Kept]:
+    """given: what the shell keeps, as `free()` lists it: each with how, name, also, bytes, items, what and where."""
+    found = []
+    for one in given:
+        if one.how == "output":
+            found.append(_output(one, history))
+        elif one.how == "traceback":
+            found.append(Kept("traceback", one.name, one.bytes, one.what, "", *_freed("", _number(one.where), history),
+                              where=one.where))
+        elif one.how == "loss":
+            where = _appended(one.name, history)
+            found.append(Kept("graph", one.name, one.bytes, one.what, one.name,
+                              *_freed(one.name, _number(where), history), where=where))
+    return found
+
+
+def _appended(name: str, history: History) -> Where:
+    """The first line that puts something into this list or dict."""
+    root = name.partition(".")[0]
+    for cell in history.saying(root):
+        for node in nodes(history.reach(cell.number)):
+            if isinstance(node, ast.Call) and dotted(node.func) in (f"{name}.append", f"{name}.extend", f"{root}.append"):
+                own = any(node in ast.walk(statement) for statement in cell.body)
+                return cell.place(node.lineno if own else None)
+    bound = history.bindings(root)
+    return history.place(bound[-1]) if bound else NOWHERE
+
+
+def _output(one: Any, history: History) -> Kept:
+    names = [one.name, *one.also]
+    number = next((int(n[4:-1]) for n in names if n.startswith("Out[") and n[4:-1].isdigit()), None)
+    if number is None or number not in history.cells:
+        return Kept("output", one.name, one.bytes, one.what)
+    cell = history.cells[number]
+    last = cell.body[-1] if cell.body else None
+    shown = last.value if isinstance(last, ast.Expr) else None
+    text = dotted(shown) or (cell.text_of(shown) if shown is not None else "")
+    wanted, deleted, freed = _freed(dotted(shown).partition(".")[0], number, history)
+    return Kept("output", next(n for n in names if n.startswith("Out[")), one.bytes, one.what, text, wanted, deleted,
+                freed, cell.place(last.lineno if last is not None else None))
+
+
+def _freed(variable: str, number: int | None, history: History) -> tuple[str, bool, Where]:
+    """The statement behind this cell that was to free it, whether it is about this very variable, and its place: `del
+    features`, `features = None`, `gc.collect()`."""
+    found: tuple[str, bool, Where] = ("", False, NOWHERE)
+    for cell in [c for n, c in history.cells.items() if number is not None and n > number]:
+        for b in cell.bindings if variable and cell.says(variable) else ():
+            if b.path == variable and (b.how == "del" or isinstance(b.value, ast.Constant) and b.value.value is None):
+                return history.text(b), True, history.place(b)
+        if found[0] or not cell.says("collect") and not cell.says("empty_cache"):
+            continue
+        for node in nodes(history.reach(cell.number)):
+            if isinstance(node, ast.Call) and "." in dotted(node.func) and dotted(node.func).rpartition(".")[2] in FREES:
+                found = ast.unparse(node), False, cell.place(node.lineno)
+    return found
+
+
+def _number(where: Where) -> int | None:
+    cell = where.cell or ""
+    return int(cell[4:-1]) if cell.startswith("In [") and cell[4:-1].isdigit() else None

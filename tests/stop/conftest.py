@@ -1,0 +1,18 @@
+"""Nobody can type at the tests of this folder, not even where they run in a terminal; the kernels' own are apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from nbdebug.stop import debuggers
+from nbdebug.stop.handle import active
+
+
+@pytest.fixture(autouse=True)
+def nobody_types(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(debuggers, "_can_ask", lambda: False)
+    yield
+    for stop in active():
+        stop.clear()
