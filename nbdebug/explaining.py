@@ -126,9 +126,21 @@ def _told(error: BaseException, names: Mapping[str, Any], shell: Any) -> Report:
         return cards[-1].findings[0] if cards[-1].findings else None
 
     said = told(error, names, out_of_memory)
+    said.findings[:0] = _notebooks(error, names, shell, said.notes)
     if not said.findings:
         facts, notes = unknown(error, names)
         return Report("explain()", notes=(*notes, *said.notes), facts=facts)
     card = cards[0] if cards else Report("")
     return Report("explain()", tuple(said.findings), unchecked=card.unchecked, notes=(*said.notes, *card.notes),
                   facts=card.facts)
+
+
+def _notebooks(error: BaseException, names: Mapping[str, Any], shell: Any, notes: list[str]) -> tuple[Finding, ...]:
+    """Where the notebook itself is the cause: what runs is not what the file or the cell says now."""
+    from nbdebug.notebook_check import behind
+
+    try:
+        return behind(error, names, shell)
+    except Exception as failed:  # our own fault: the error itself is still explained
+        notes.append(f"nbdebug could not look at the notebook's cells here: {type(failed).__name__}.")
+        return ()

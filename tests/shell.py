@@ -6,9 +6,11 @@ import contextlib
 import os
 import pathlib
 import sys
+import tempfile
 import textwrap
 from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
 
 from IPython.core.completer import provisionalcompleter
 from IPython.core.interactiveshell import InteractiveShell
@@ -51,9 +53,10 @@ def started(setup: str) -> Iterator[Notebook]:
 
 
 @contextlib.contextmanager
-def of_cells(cells: list[str]) -> Iterator[tuple[InteractiveShell, BaseException | None]]:
+def of_cells(cells: list[str], compiler: Any = None) -> Iterator[tuple[InteractiveShell, BaseException | None]]:
     """A shell in which these cells ran, one by one, and nbdebug is not loaded: In [1] is the first; the exception of
-    the last one that failed, if any did."""
+    the last one that failed, if any did. compiler: the class that names and compiles cells; left out: the terminal's.
+    Modules that the cells imported from a temporary folder are forgotten again."""
     config = Config()
     config.HistoryManager.enabled = False
     config.InteractiveShell.colors = "nocolor"
@@ -61,7 +64,9 @@ def of_cells(cells: list[str]) -> Iterator[tuple[InteractiveShell, BaseException
     shell, error = InteractiveShell.instance(config=config), None
     before = {name: getattr(sys, name) for name in ("last_type", "last_value", "last_traceback", "last_exc", "path")
               if hasattr(sys, name)}
-    before["path"] = list(sys.path)
+    before["path"], modules = list(sys.path), set(sys.modules)
+    if compiler is not None:
+        shell.compile = compiler()
     try:
         with capture_output():
             for cell in cells:
@@ -70,6 +75,9 @@ def of_cells(cells: list[str]) -> Iterator[tuple[InteractiveShell, BaseException
         yield shell, error
     finally:
         InteractiveShell.clear_instance()
+        for name in set(sys.modules) - modules:
+            if str(getattr(sys.modules[name], "__file__", "")).startswith(tempfile.gettempdir()):
+                del sys.modules[name]
         for name in ("last_type", "last_value", "last_traceback", "last_exc"):
             if name not in before and hasattr(sys, name):
                 delattr(sys, name)

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from nbdebug.magics.stepping import StepMagics
 from tests.shell import Notebook, started
 from tests.stepper.models import threads
 
@@ -24,8 +23,6 @@ criterion = nn.MSELoss()
 @pytest.fixture
 def notebook() -> Iterator[Notebook]:
     with started(SETUP) as book:
-        if "step_through" not in book.shell.magics_manager.magics["line"]:
-            book.shell.register_magics(StepMagics)
         yield book
         book.run("%step_through --abandon")
 
@@ -62,7 +59,7 @@ def test_the_users_error_points_at_the_users_cell(notebook: Notebook) -> None:
     notebook.run("def loss(m, b):\n    return m(b[0]) @ b[1]")
     notebook.run("step = %step_through --loss-fn loss")
     shown = notebook.run("step.finish()").shown
-    assert "The step failed: RuntimeError" in shown and "In [3], line 2: `return m(b[0]) @ b[1]`" in shown
+    assert "The step failed: RuntimeError" in shown and "In [3], line 2" in shown and "return m(b[0]) @ b[1]" in shown
 
 
 def test_it_ends_on_request_and_with_the_extension(notebook: Notebook) -> None:

@@ -4,7 +4,8 @@
 rule must fire on the one and be silent on the other. MODULE, OP and LINE are None where no right answer exists.
 `tests/patients/training/<slug>.py` holds CODE and WHERE: names of which any one is right to blame;
 `tests/patients/memory/<slug>.py` CODE, HOLDER and LINE: who keeps the memory, and where it is put there;
-`tests/patients/error/<slug>.py` CODE and NAMES: what the explanation of the error must name. How a patient is asked
+`tests/patients/error/<slug>.py` CODE and NAMES: what the explanation of the error must name;
+`tests/patients/notebook/<slug>.py` also CELL, from 0: the one of its cells that brings it in. How a patient is asked
 depends on its chapter; one code is the guard's own, and causes that show before training are asked of preflight.
 """
 
@@ -21,6 +22,7 @@ from nbdebug import catalogue
 from nbdebug.chapters.memory.facts import MemoryFacts
 from nbdebug.chapters.memory.mem import mem
 from nbdebug.chapters.memory.stepping.account import report_of as memory_report
+from tests.shell import of_cells
 
 HERE = pathlib.Path(__file__).parent / "patients"
 PATIENTS = sorted(HERE.glob("*/*.py"))
@@ -91,7 +93,12 @@ def failed(training):
     return nbdebug.Report("explain()")
 
 
-ASK = {"error": failed, "memory": remembered, "nan": traced, "nan/not-located": guarded, "precision": halved,
+def run_as_cells(training):
+    with of_cells(training.cells) as (shell, _):
+        return nbdebug.check_notebook(shell=shell)
+
+
+ASK = {"notebook": run_as_cells, "error/stale-import": run_as_cells, "error": failed, "memory": remembered, "nan": traced, "nan/not-located": guarded, "precision": halved,
        "training": diagnosed}
 
 
@@ -128,6 +135,8 @@ def test_sick_patient_gets_its_cause_and_only_that(patient):
         assert report.findings[0].evidence["holder"][0] in patient.HOLDER
         same_line(patient, where)
         return
+    if hasattr(patient, "CELL"):
+        assert where.cell == f"In [{patient.CELL + 1}]"
     if hasattr(patient, "NAMES"):
         said = str(report)
         assert not [name for name in patient.NAMES if not re.search(rf"(?<!\w){re.escape(name)}(?!\w)", said)], said

@@ -40,10 +40,10 @@ from nbdebug.magics.stopping import StopMagics
 from nbdebug.magics.tracing import NanTraceMagics
 from nbdebug.magics.watching import GradWatchMagics
 
-WATCHES = (GuardMagics, GradWatchMagics, StopMagics, ExplainMagics)
+WATCHES = (GuardMagics, GradWatchMagics, StopMagics, StepMagics, ExplainMagics)
 """What may be on, and is shown and ended by %nbdebug."""
 ASKED = (NanTraceMagics, PreflightMagics, DiagnoseMagics, MemoryMagics, FitMagics, FreeMagics, PrecisionMagics,
-         StepMagics, CheckNotebookMagics)
+         CheckNotebookMagics)
 OURS = (*WATCHES, *ASKED, NbdebugMagics, Completion)
 
 

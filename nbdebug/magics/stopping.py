@@ -20,7 +20,11 @@ _OFFERED = 500
 
 @magics_class
 class StopMagics(Magics):
-    """What stops at layers."""
+    """What stops at layers. mine: the stops that %stop_at has set, each with the user's name for its model."""
+
+    def __init__(self, shell: Any) -> None:
+        super().__init__(shell)
+        self.mine: list[tuple[Any, str]] = []
 
     @no_var_expand
     @needs_local_scope
@@ -52,12 +56,14 @@ class StopMagics(Magics):
             return None
         _check(args)
         if args.list:
-            print("\n".join(map(repr, _waiting())) or "No stop waits. %stop_at LAYER sets one.")
+            print("\n".join([*map(repr, _waiting()), *self._outdated()]) or "No stop waits. %stop_at LAYER sets one.")
             return None
         if args.clear is not None:
             _clear(unquoted(args.clear))
+            self.mine = [(stop, name) for stop, name in self.mine if args.clear and stop.model is not None]
             return None
-        stop = _set(args, visible(self.shell, local_ns))
+        stop, name = _set(args, visible(self.shell, local_ns))
+        self.mine.append((stop, name))
         return None if silenced(line) else stop
 
     def offered(self, before: str) -> Iterable[str]:
@@ -67,14 +73,28 @@ class StopMagics(Magics):
         types = [type(module).__name__ for model in models for module in model.modules()]
         return list(dict.fromkeys([*names, *types]))[:_OFFERED]
 
+    def _outdated(self) -> list[str]:
+        """What to say of stops that wait in vain: their model was made anew."""
+        said = []
+        for stop, name in self.mine:
+            now = self.shell.user_ns.get(name)
+            still = stop.model is not None and (name not in self.shell.user_ns or any(
+                part is stop.model for part in getattr(now, "modules", list)()))
+            if not still and not stop.cleared:
+                said.append(f"`{name}` was made anew or deleted since stop {stop.number} ({stop.pattern}) was set: it "
+                            "sees nothing of what is there now. Type %stop_at again.")
+        return said
+
     def active(self) -> list[str]:
         """A line for each stop that waits, for %nbdebug status."""
-        return [f"Active: {stop!r}. %stop_at --clear {stop.number} takes it away." for stop in _waiting()]
+        return [f"Active: {stop!r}. %stop_at --clear {stop.number} takes it away." for stop in _waiting()] + (
+            self._outdated())
 
     def close(self) -> None:
         """Take all stops away."""
-        for stop in _waiting():
+        for stop in [*_waiting(), *(stop for stop, _ in self.mine)]:
             stop.clear()
+        self.mine.clear()
 
     close_all = close
 
@@ -109,7 +129,8 @@ def _clear(which: str) -> None:
           "No stop waits.")
 
 
-def _set(args: Any, names: dict[str, Any]) -> Any:
+def _set(args: Any, names: dict[str, Any]) -> tuple[Any, str]:
+    """The stop, and the user's name for its model."""
     from nbdebug.stop.handle import set_stop  # brings torch, which %load_ext does not wait for
 
     layer, when = unquoted(args.layer), None if args.when is None else unquoted(args.when)
@@ -117,9 +138,11 @@ def _set(args: Any, names: dict[str, Any]) -> Any:
         subject = Subject.chosen([args.model] if args.model else None, [], names)
         name, model = _one(subject, layer)
         said = f"model `{name}` ({type(model).__name__})" + ("" if subject.named else ", found among your variables")
-        return set_stop(model, layer, when, args.phase or "forward", not args.every, variables=names, subject=said)
+        return set_stop(model, layer, when, args.phase or "forward", not args.every, variables=names,
+                        subject=said), name
     except (ValueError, SyntaxError) as wrong:
-        raise UsageError(str(wrong.msg if isinstance(wrong, SyntaxError) else wrong)) from None
+        said = str(wrong.msg if isinstance(wrong, SyntaxError) else wrong)
+        raise UsageError(said.replace('phase="backward"', "--phase backward")) from None
 
 
 def _one(subject: Subject, layer: str) -> tuple[str, Any]:

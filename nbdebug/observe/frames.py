@@ -39,11 +39,11 @@ class Frame:
                      cell=cell_name(self.site.file))
 
 
-def frames(error: BaseException) -> list[Frame]:
+def frames(error: BaseException, before: FrameType | None = None) -> list[Frame]:
     """The frames of a traceback, outermost first, without those of nbdebug and the shell; down to a dispatch mode that
-    refused an op, whose own frames are no part of what was computed."""
+    refused an op, whose own frames are no part of what was computed; and only those outside of `before`, if given."""
     found, at = [], error.__traceback__
-    while at is not None and at.tb_frame.f_code.co_name not in HANDLERS:
+    while at is not None and at.tb_frame.f_code.co_name not in HANDLERS and at.tb_frame is not before:
         package = str(at.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
         if package not in ("nbdebug", "IPython", "ipykernel"):
             found.append(_frame(at.tb_frame, at.tb_lineno, at.tb_lasti))

@@ -6,7 +6,8 @@ import math
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from nbdebug.finding import Report
+import nbdebug
+from nbdebug.finding import Finding, Report
 from nbdebug.observe.sites import USER, Site, cell_name, kind_of, source_text
 from nbdebug.observe.tensors import tensors_made
 from nbdebug.stepper.places import AFTER, BACKWARD, BACKWARD_DONE, BEFORE, LOSS, Stop
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from nbdebug.stepper.run import Run
 
 QUESTION = "step_through(model, batch)"
-COLUMNS = ("", "tensor", "shape", "dtype", "device", "min", "max", "mean", "std", "zeros", "NaN", "inf")
+COLUMNS = ("", "tensor", "shape", "NaN", "inf", "min", "max", "mean", "std", "zeros", "dtype", "device")
 
 
 def report_of(run: Run, asked: tuple[str, str], note: str) -> Report:
@@ -30,8 +31,17 @@ def report_of(run: Run, asked: tuple[str, str], note: str) -> Report:
         notes += _error_notes(run)
     if run.fault:
         notes.append(f"nbdebug could not follow the step any further ({run.fault}); the step itself was not changed.")
-    return Report(asked[0], subject=asked[1], notes=tuple(notes),
-                  facts={"headline": _headline(run, stop), "stepper": _picture(run, stop), "tables": tables})
+    return Report(asked[0], findings=run.explained or (), subject=asked[1], notes=tuple(notes),
+                  facts={"headline": _headline(run, stop), "stepper": _picture(run, stop), "tables": tables,
+                         "failed": run.error is not None or stop is not None and stop.culprit})
+
+
+def explained(error: BaseException) -> tuple[Finding, ...]:
+    """The cause of what the step has raised, where it is known."""
+    try:
+        return nbdebug.explain(error).findings if isinstance(error, Exception) else ()
+    except Exception:  # it is to help, and the error is told without it, too
+        return ()
 
 
 def _headline(run: Run, stop: Stop | None) -> str:
@@ -40,7 +50,9 @@ def _headline(run: Run, stop: Stop | None) -> str:
     if not run.turns.over:
         return "The step is running."
     if run.error is not None:
-        where = f" in {run.raised.layer}" if run.raised is not None else ""
+        where = ""
+        if run.raised is not None:
+            where = f" in {'the backward of ' * (run.raised.phase == BACKWARD)}{run.raised.layer}"
         return f"The step failed{where}: {type(run.error).__name__}: {_first_line(run.error)}"
     if run.turns.abandoned:
         return "The step was abandoned; model, gradients and random numbers are as before."
@@ -61,8 +73,9 @@ def _state(stop: Stop) -> str:
     if stop.culprit and phase == BACKWARD:
         return ": its gradient is not finite, and no layer has made that: it comes from between the model and the loss"
     if stop.culprit:
-        said = {AFTER: "made of finite inputs", LOSS: "made of finite outputs of the model",
-                BACKWARD_DONE: "made of finite gradients"}[phase]
+        masked = any(row.get("inf") for row in bad if row[""] == "in")
+        said = {AFTER: "made of inputs that hold inf and no NaN" if masked else "made of finite inputs",
+                LOSS: "made of finite outputs of the model", BACKWARD_DONE: "made of finite gradients"}[phase]
         return f": {_counts(made or bad)} {said}"
     return f": {_counts(made or bad)}"
 
@@ -95,8 +108,8 @@ def _error_notes(run: Run) -> list[str]:
     message = str(run.error).strip()
     if "\n" in message:
         said.append(message)
-    said.append("Everything is as it was before the step. " * run.restore + "The exception is kept as `.error`: "
-                "`raise stepper.error` shows its traceback.")
+    said.append("Everything is as it was before the step. " * run.restore + "The exception is kept as `.error` of what "
+                "step_through has returned: raise it to see its traceback.")
     return said
 
 

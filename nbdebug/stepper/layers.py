@@ -60,6 +60,8 @@ class Layers:
 
     def attach(self) -> None:
         for module in self.all:
+            if isinstance(module, torch.jit.ScriptModule):
+                continue  # takes no hooks of this kind: it is a part of the layer around it
             self._handles += [module.register_forward_pre_hook(_Hook(self, "enter"), with_kwargs=True),
                               module.register_forward_hook(_Hook(self, "leave"), always_call=True)]
 

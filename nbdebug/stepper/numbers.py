@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from nbdebug.observe.tensors import can_be_bad, dense
 
+FINE, INF, NAN = range(3)
 BINS = 24
 MOST = 8
 """Tensors of a layer that are described on either side."""
@@ -30,9 +31,9 @@ def unwatched() -> Iterator[None]:
         yield
 
 
-def span(tensors: list[torch.Tensor]) -> tuple[float | None, float | None, bool]:
-    """The smallest and the largest element, and whether all are finite. One read for each device; (None, None, True)
-    where nothing can be read."""
+def span(tensors: list[torch.Tensor]) -> tuple[float | None, float | None, int]:
+    """The smallest and the largest element, and the worst that there is: FINE, INF or NAN. One read for each device;
+    (None, None, FINE) where nothing can be read."""
     with unwatched():
         ends = [end for tensor in tensors if (values := _values(tensor)) is not None for end in values.aminmax()]
         numbers: list[float] = []
@@ -40,13 +41,18 @@ def span(tensors: list[torch.Tensor]) -> tuple[float | None, float | None, bool]
             wide = torch.float32 if device.type == "mps" else torch.float64
             numbers += torch.stack([end.to(wide) for end in ends if end.device == device]).tolist()
     if not numbers:
-        return None, None, True
-    finite = all(map(math.isfinite, numbers))
-    return (min(numbers), max(numbers), True) if finite else (None, None, False)
+        return None, None, FINE
+    if all(map(math.isfinite, numbers)):
+        return min(numbers), max(numbers), FINE
+    return None, None, NAN if any(map(math.isnan, numbers)) else INF
+
+
+def worst(tensors: list[torch.Tensor]) -> int:
+    return span([tensor for tensor in tensors if can_be_bad(tensor)])[2]
 
 
 def finite(tensors: list[torch.Tensor]) -> bool:
-    return span([tensor for tensor in tensors if can_be_bad(tensor)])[2]
+    return worst(tensors) == FINE
 
 
 def row(name: str, tensor: torch.Tensor) -> tuple[dict[str, Any], dict[str, Any] | None]:

@@ -43,10 +43,11 @@ class Place:
 
 @dataclasses.dataclass(eq=False)
 class Call:
-    """One call of a layer. nodes: the sequence numbers of autograd's nodes between which its own lie. finite: whether
-    what came in was finite, in the forward and in backward. blamed: something non-finite was made inside it already.
-    handled: the exception that was being handled when it began. received, returned: the names of its tensors by their
-    place in autograd's graph (a node, and which of its outputs); leaves: of those that have none, by id."""
+    """One call of a layer. nodes: the sequence numbers of autograd's nodes between which its own lie. worst: of what it
+    was given (numbers.FINE, INF or NAN). finite_gradient: whether what has come to it in backward is finite. blamed:
+    something non-finite was made inside it already. handled: the exception that was being handled when it began.
+    received, returned: the names of its tensors by their place in autograd's graph (a node, and which of its outputs);
+    leaves: of those that have none, by id."""
 
     module: nn.Module
     name: str
@@ -54,7 +55,7 @@ class Call:
     parent: Call | None
     depth: int
     nodes: tuple[int, int] = (0, 0)
-    finite: bool = True
+    worst: int = numbers.FINE
     finite_gradient: bool = True
     blamed: bool = False
     given: list[tuple[str, torch.Tensor]] = dataclasses.field(default_factory=list)
@@ -67,6 +68,16 @@ class Call:
 
     def place(self, phase: str) -> Place:
         return Place(self.name, type(self.module).__name__, phase, self.depth, self.number)
+
+    def spoils(self, made: int) -> bool:
+        """Whether it, and nothing inside it, has made what is worse than what it was given; made: the worst of that. It
+        is not blamed for a NaN made of an inf, unless the inf came with the batch, as in a mask: else the one that has
+        made the inf is."""
+        above, brought = self, self.worst > numbers.FINE
+        while brought and above.parent is not None:
+            above = above.parent
+            brought = above.worst > numbers.FINE
+        return made > self.worst and not self.blamed and (self.worst == numbers.FINE or brought)
 
     def blame(self) -> None:
         """Its callers are not the innermost ones any more."""

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 import nbdebug
+from nbdebug.finding import Finding
 from nbdebug.observe.engine import Backward, EngineWatch
 from nbdebug.observe.rerun import changed, uncompiled
 from nbdebug.observe.state import Snapshot
@@ -30,7 +31,7 @@ class Run:
     at the end, and always when the step is abandoned; restore: also when it is finished.
 
     stop: where it waits, None while it does not; last: the stop before; result, error: what came of it; raised: where
-    the error was; fault: why nbdebug no longer stops, or "".
+    the error was; explained: its cause, once it was asked for; fault: why nbdebug no longer stops, or "".
     """
 
     def __init__(self, step: Callable[[], Any], layers: Layers, before: Snapshot, caller: Caller, *, backward: bool,
@@ -42,9 +43,11 @@ class Run:
         self.result: Any = None
         self.error: BaseException | None = None
         self.raised: Place | None = None
+        self.explained: tuple[Finding, ...] | None = None
         self.fault, self._went_back = "", False
         self._caller, self._shared, self._callers_turn = caller, Shared(), True
         self._gradients: list[Gradients] = []
+        self._open: list[Call] = []  # whose backward has begun
         self._sound = self._spoilable = True  # until now; at the beginning of a backward
         context = contextvars.copy_context()
         self.turns = Turns(lambda: context.run(self._whole), "nbdebug step_through")
@@ -67,7 +70,7 @@ class Run:
         except Abandoned:
             pass
         except BaseException as error:  # the user's, whatever it is: it is told, and it ends this thread only
-            self.error, self.raised = _from_users_frame(error), self.layers.raised_in(error)
+            self.error, self.raised = _from_users_frame(error), self._where(error)
         finally:
             with numbers.unwatched():  # modes that the caller had are this thread's until it ends
                 self._finished()
@@ -88,6 +91,7 @@ class Run:
         """Everything as it was, or as a plain step leaves it; the caller's random numbers as the caller left them."""
         self.stop, undo = None, self.restore or self.turns.abandoned
         self.layers.forget()
+        self._open.clear()
         if undo:
             if not self._callers_turn:
                 self._change_over()
@@ -129,24 +133,29 @@ class Run:
     # What happens in it ----------------------------------------------------------------------------------------------
 
     def begins(self, call: Call) -> None:
-        call.finite = numbers.finite([tensor for _, tensor in call.given])
-        self.event(Event(call.place(BEFORE), culprit=call.depth == 0 and not call.finite and self._sound),
-                   call.given, [], call.site)
+        call.worst = numbers.worst([tensor for _, tensor in call.given])
+        culprit = call.depth == 0 and call.worst > numbers.FINE and self._sound
+        self.event(Event(call.place(BEFORE), culprit), call.given, [], call.site)
 
     def ends(self, call: Call, output: Any) -> None:
         made = [(name, tensor.detach()) for name, tensor in numbers.named(output, "output")]
-        low, high, finite = numbers.span([tensor for _, tensor in made])
-        self.layers.note(call, low, high, finite)
-        culprit = call.finite and not finite and not call.blamed
+        low, high, worst = numbers.span([tensor for _, tensor in made])
+        self.layers.note(call, low, high, worst == numbers.FINE)
+        culprit = call.spoils(worst)
         if culprit:
             call.blame()
         if call.depth == 0:
-            self._sound = self._sound and finite and call.finite
+            self._sound = self._sound and worst == numbers.FINE
         self.event(Event(call.place(AFTER), culprit), call.given, made, call.site)
 
     def _detach_gradients(self) -> None:
         while self._gradients:
             self._gradients.pop().detach()
+
+    def _where(self, error: BaseException) -> Place | None:
+        """The layer that an error came out of; of one in backward, the innermost that had begun."""
+        raised = self.layers.raised_in(error)
+        return raised or (self._open[-1].place(BACKWARD) if self._open else None)
 
     def _at_loss(self, loss: torch.Tensor) -> None:
         culprit = self._sound and not numbers.finite([loss])
@@ -169,11 +178,13 @@ class Run:
 
     def _backward_ended(self, backward: Backward, result: Any) -> None:
         if self.turns.inside:
+            self._open.clear()
             self._detach_gradients()
 
     def _arrived(self, call: Call, gradients: Named) -> None:
         """A gradient that is not finite and comes to an outermost layer was made outside of any, unless a layer that
         ran backward before has made one."""
+        self._open.append(call)
         culprit = self._sound and call.depth == 0 and not call.finite_gradient
         self._sound = self._sound and not culprit
         self.event(Event(call.place(BACKWARD), culprit), gradients, [])
@@ -183,6 +194,8 @@ class Run:
         self._sound = self._sound and finite
         if culprit:
             call.blame()
+        if call in self._open:
+            self._open.remove(call)
         self.layers.note_gradient(call, finite)
         self.event(Event(call.place(BACKWARD_DONE), culprit), came, went)
 

@@ -166,7 +166,9 @@ class Stepper:
         return self._run.error
 
     def report(self) -> Report:
-        """Where it waits, and the layer's tensors in numbers; or how it ended."""
+        """Where it waits, and the layer's tensors in numbers; or how it ended, with the cause where it has failed."""
+        if self.error is not None and self._run.explained is None:
+            self._run.explained = account.explained(self.error)
         with numbers.unwatched():
             return account.report_of(self._run, self.asked, self._note)
 

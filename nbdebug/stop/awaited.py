@@ -18,11 +18,12 @@ from typing import Any
 
 @dataclasses.dataclass(eq=False)
 class Awaited:
-    """A call of a layer, whose forward is to come. code: the forward's; None where it has none to stop in. caller: the
-    frame that makes the call. entered(frame) is told when the forward begins; returned(frame, out) when it returns;
-    raised(frame) when an exception leaves it, with the frame None where there was none. sure: the condition has been
-    asked. frame: the forward's own, once it has been seen."""
+    """A call of a layer, whose forward is to come. by: who waits for it. code: the forward's; None where it has none to
+    stop in. caller: the frame that makes the call. entered(frame) is told when the forward begins; returned(frame,
+    out) when it returns; raised(frame) when an exception leaves it, with the frame None where there was none. sure:
+    the condition has been asked. frame: the forward's own, once it has been seen."""
 
+    by: Any
     code: CodeType | None
     owner: Any
     caller: FrameType
@@ -52,16 +53,17 @@ def await_frame(call: Awaited) -> bool:
     return True
 
 
-def over(caller: FrameType) -> Awaited | None:
+def over(caller: FrameType, by: Any) -> Awaited | None:
     """The call that this frame makes has returned: what was awaited of it, which now is not any more."""
-    call = next((call for call in reversed(_here.calls) if call.caller is caller), None)
+    call = next((call for call in reversed(_here.calls) if call.caller is caller and call.by is by), None)
     if call is not None:
         _drop(call)
     return call
 
 
 def _drop(call: Awaited) -> None:
-    del _here.calls[_here.calls.index(call):]  # those above it are calls inside it
+    place = _here.calls.index(call)  # those above it are calls inside it, or wait for the same one
+    _here.calls[place:] = [other for other in _here.calls[place + 1:] if other.caller is call.caller]
     if not _here.calls and sys.getprofile() is _heard:
         sys.setprofile(None)
 
@@ -72,22 +74,27 @@ def _heard(frame: FrameType, event: str, argument: Any) -> None:
     if not _here.calls:
         sys.setprofile(None)
         return
-    call = _here.calls[-1]
+    caller = _here.calls[-1].caller
     try:
-        if event == "call":
-            if call.frame is None and frame.f_code is call.code and _belongs(frame, call.owner):
+        for call in [call for call in _here.calls if call.caller is caller]:
+            if event == "return":
+                _ended(call, frame, argument)
+            elif call.frame is None and frame.f_code is call.code and _belongs(frame, call.owner):
                 _began(call, frame)
-        elif frame is call.caller:  # and it was not `over` before: an exception
-            _drop(call)
-            _raised(call)
-        elif frame is call.frame:
-            if _raising(frame, argument):
-                _raised(call)
-            elif call.returned is not None:
-                call.returned(frame, argument)
     except BaseException:  # it goes on to the user's code, and Python takes the profile function away
         _here.calls.clear()
         raise
+
+
+def _ended(call: Awaited, frame: FrameType, argument: Any) -> None:
+    if frame is call.caller:  # and it was not `over` before: an exception
+        _drop(call)
+        _raised(call)
+    elif frame is call.frame:
+        if _raising(frame, argument):
+            _raised(call)
+        elif call.returned is not None:
+            call.returned(frame, argument)
 
 
 def _raised(call: Awaited) -> None:
@@ -104,9 +111,11 @@ def _began(call: Awaited, frame: FrameType) -> None:
 
 
 def _belongs(frame: FrameType, owner: Any) -> bool:
-    """Another layer of the same type may be called first, by a forward pre-hook of the user's, say."""
+    """Another layer of the same type may be called first, by a forward pre-hook of the user's, say. A function that was
+    put in the place of a forward takes no layer."""
     code = frame.f_code
-    return not code.co_argcount or frame.f_locals.get(code.co_varnames[0], owner) is owner
+    first = frame.f_locals.get(code.co_varnames[0], owner) if code.co_argcount else owner
+    return first is owner or not isinstance(first, type(owner))
 
 
 def _raising(frame: FrameType, argument: Any) -> bool:

@@ -10,14 +10,27 @@ from __future__ import annotations
 import builtins
 import inspect
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from types import CodeType, FrameType
 from typing import Any
 
-import torch
+from nbdebug.stop.hooks import aside
 
 NAMES = ("inp", "out", "grad", "module", "name", "step")
 _EARLY = frozenset({"inp", "module", "name", "step"})
+
+
+class _Thread(threading.local):
+    asking = False
+
+
+_here = _Thread()
+
+
+def asking() -> bool:
+    """Whether this thread asks a condition: should that call the model, it is no step."""
+    return _here.asking
 
 
 class Condition:
@@ -40,8 +53,8 @@ class Condition:
         else:
             self.wanted = frozenset() if when is None else _asked_by(when, phase)
         if phase == "forward" and "grad" in self.wanted:
-            raise ValueError(f"`grad` comes in backward: stop_at(…, phase=\"backward\"). In a forward, when sees inp, "
-                             f"out, module, name and step; got {self}")
+            raise ValueError(f'`grad` is there with phase="backward" only; in a forward, when sees inp, out, module, '
+                             f"name and step; got {self}")
         self._late = any(not self._known_before(name) for name in self.wanted)
 
     def __str__(self) -> str:
@@ -64,12 +77,15 @@ class Condition:
         """Whether to stop. What fails to evaluate is said once, and stops nothing."""
         if self.when is None:
             return True
+        _here.asking = True
         try:
-            with torch.no_grad():
+            with aside():
                 return bool(self._answer(given, frame))
         except Exception as wrong:  # the user's own expression may raise anything
             self._tell(wrong, given)
             return False
+        finally:
+            _here.asking = False
 
     def _answer(self, given: Mapping[str, Any], frame: FrameType | None) -> Any:
         if self._code is None:

@@ -47,8 +47,8 @@ def calling_backward(frame: FrameType) -> FrameType | None:
     found = calling(frame)
     if found is not None:
         return found
-    waiting = (_in_engine(top) for top in sys._current_frames().values())
-    return next((calling(at) for at in waiting if at is not None), None)
+    waiting = (calling(_in_engine(top)) for top in sys._current_frames().values())
+    return next((frame for frame in waiting if frame is not None), None)
 
 
 def main_waits() -> bool:

@@ -40,9 +40,9 @@ class Gradients:
 
     def _after(self, name: str, module: nn.Module, args: tuple, kwargs: dict, out: Any) -> None:
         _Handles(self._on_leaves, name).remove()
-        if not self.stop.listens() or unreal((args, kwargs)):
+        if not self.stop.listens() or unreal(*args, *kwargs.values()):
             return
-        made = [tensor for tensor in tensors_made(out) if tensor.requires_grad]
+        made = {id(tensor): tensor for tensor in tensors_made(out) if tensor.requires_grad}.values()
         inputs = [tensor for tensor in tensors_in((args, kwargs)) if tensor.requires_grad]
         nodes = {tensor.grad_fn for tensor in made}
         # A layer that works in place returns its input: what leads there would keep the graph alive for ever.

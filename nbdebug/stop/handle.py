@@ -16,7 +16,7 @@ from torch import nn
 
 from nbdebug.finding import Report
 from nbdebug.stop import eager
-from nbdebug.stop.condition import Condition
+from nbdebug.stop.condition import Condition, asking
 from nbdebug.stop.debuggers import busy
 from nbdebug.stop.frames import main_waits
 from nbdebug.stop.gradients import Gradients
@@ -107,6 +107,16 @@ class LayerStop:
         return bool(self._handles) and self._model() is not None
 
     @property
+    def cleared(self) -> bool:
+        """Whether it was taken away, by its hit or by the user; not where it went with its model."""
+        return not self._handles
+
+    @property
+    def model(self) -> nn.Module | None:
+        """The model that it waits in; None once that is gone."""
+        return self._model()
+
+    @property
     def step(self) -> int:
         """Calls of the model since the stop was set, from 0."""
         return max(self._calls - 1, 0)
@@ -152,14 +162,14 @@ class LayerStop:
     # -- what the hooks ask and tell ----------------------------------------------------------------------------------
 
     def _began(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
-        if torch._C._current_autograd_node() is None and not unreal((args, kwargs)):
+        if torch._C._current_autograd_node() is None and self.listens() and not unreal(*args, *kwargs.values()):
             self._calls += 1
             if self.phase == "backward" and threading.current_thread() is threading.main_thread():
                 self._context = contextvars.copy_context()
 
     def listens(self) -> bool:
-        """Whether a hook has anything to do: not at a prompt of a stop, and not where a compiler reads along."""
-        return bool(self._handles) and not busy()
+        """Whether a hook has anything to do: not for what is called at a prompt of a stop, or by a condition."""
+        return bool(self._handles) and not asking() and not busy()
 
     def holds(self, given: dict[str, Any], frame: FrameType | None = None) -> bool:
         return self.condition.holds(given, frame)

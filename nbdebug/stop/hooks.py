@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
-
-from nbdebug.observe.tensors import tensors_in
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 
 class Hook:
@@ -31,10 +29,18 @@ class Hook:
         return getattr, (contextlib.nullcontext(), "__exit__")
 
 
-def unreal(values: Any) -> bool:
+def unreal(*values: Any) -> bool:
     """Whether a step is only thought through, on tensors without numbers."""
-    return any(isinstance(mode, FakeTensorMode) for mode in _get_current_dispatch_mode_stack()) or any(
-        isinstance(tensor, FakeTensor) for tensor in tensors_in(values))
+    return any(isinstance(value, FakeTensor) for value in values) or any(
+        isinstance(mode, FakeTensorMode) for mode in _get_current_dispatch_mode_stack())
+
+
+@contextlib.contextmanager
+def aside() -> Iterator[None]:
+    """Look at tensors without a graph, and without dispatch modes that take every op for the model's."""
+    modes = _disable_current_modes() if _get_current_dispatch_mode_stack() else contextlib.nullcontext()
+    with torch.no_grad(), modes:
+        yield
 
 
 def one(values: Any) -> Any:

@@ -35,7 +35,7 @@ class Forwards:
 
     def _listens(self, args: tuple, kwargs: dict) -> bool:
         """Not to what a checkpoint computes again: this forward has been."""
-        return self.stop.listens() and torch._C._current_autograd_node() is None and not unreal((args, kwargs))
+        return self.stop.listens() and torch._C._current_autograd_node() is None and not unreal(*args, *kwargs.values())
 
     def _given(self, name: str, module: nn.Module, args: tuple, kwargs: dict, *out: Any) -> dict[str, Any]:
         made = {"out": one(out[0])} if out else {}
@@ -53,7 +53,7 @@ class Forwards:
             self._stop("before", given, calling(caller))
         elif code is not None or recorded:
             self._taken = recorded and self.stop.once
-            awaited = Awaited(code, module, caller, sure=sure, **self._told(given, sure, recorded, caller))
+            awaited = Awaited(self, code, module, caller, sure=sure, **self._told(given, sure, recorded, caller))
             if not await_frame(awaited):
                 self._told_of_profiler(code)
                 if sure:
@@ -92,7 +92,7 @@ class Forwards:
 
     def _after(self, name: str, module: nn.Module, args: tuple, kwargs: dict, out: Any, caller: FrameType) -> None:
         """What has had a frame of its own has been seen to there; all else is here."""
-        call = over(caller)
+        call = over(caller, self)
         if call is not None and call.frame is not None or not self._listens(args, kwargs):
             return
         if call is None and not self.stop.condition.late(own_code(module)):  # seen to before the forward

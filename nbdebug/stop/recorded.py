@@ -13,6 +13,7 @@ import torch
 
 from nbdebug.finding import Report
 from nbdebug.observe.tensors import can_be_bad, finite, plain
+from nbdebug.stop.hooks import aside
 
 COLUMNS = ["name", "shape", "dtype", "device", "min", "max", "mean", "not finite"]
 _MOST = 60
@@ -38,7 +39,7 @@ def numbers_of(tensor: torch.Tensor) -> dict[str, Any]:
     facts: dict[str, Any] = {"shape": str(tuple(tensor.shape)), "dtype": str(tensor.dtype).removeprefix("torch."),
                              "device": str(tensor.device), "min": None, "max": None, "mean": None, "not finite": None}
     try:
-        with torch.no_grad():
+        with aside():
             values = plain(tensor)
             if values.numel() and values.device.type != "meta":
                 facts.update(_range(values))

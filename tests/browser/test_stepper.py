@@ -19,7 +19,7 @@ SETUP = """
 %load_ext nbdebug
 import threading, torch
 from torch import nn
-from nbdebug.stepper.stepper import step_through
+from nbdebug import step_through
 
 class Block(nn.Module):
     def __init__(self):
@@ -42,7 +42,7 @@ AFTER = ("print('left', [t.name for t in threading.enumerate() if 'step' in t.na
          "      sum(len(m._forward_hooks) for m in net.modules()),\n"
          "      all(torch.equal(a, b) and b.grad is None for a, b in zip(before, net.parameters())))")
 CELLS = [SETUP, "step = step_through(net, batch, nn.MSELoss())\nstep", OTHER, AFTER,
-         "again = step_through(net, batch, nn.MSELoss(), backward=False)\nagain"]
+         "%step_through --forward"]
 PANEL, BESIDE, LEFT, AGAIN = 1, 2, 3, 4
 
 
@@ -72,7 +72,7 @@ def headline(book: Book, place: int = PANEL) -> str:
 
 def click(book: Book, name: str, then: str, place: int = PANEL) -> None:
     """A button, and what the picture has to say after it."""
-    book.output(place).get_by_role("button", name=name, exact=True).click()
+    book.output(place).get_by_role("button", name=name).click()
     until(lambda: headline(book, place).startswith(then), 20, f"after {name} it says {headline(book, place)!r}")
 
 
@@ -119,7 +119,7 @@ def test_the_notebook_is_alive_meanwhile(book: Book) -> None:
 
 def test_a_wrong_name_is_told_beside_the_controls(book: Book) -> None:
     book.output(PANEL).get_by_role("textbox").fill("nothing")
-    book.output(PANEL).get_by_role("button", name="Run to", exact=True).click()
+    book.output(PANEL).get_by_role("button", name="Run to").click()
     word = book.output(PANEL).locator(".widget-label").last
     until(lambda: "'nothing'" in word.inner_text(), 10, "it is not said")
     assert headline(book).startswith("After 2 (Block)")
@@ -135,7 +135,7 @@ def test_the_first_non_finite_in_the_dark_and_the_end(book: Book) -> None:
     shot(book, "non-finite-dark")
     click(book, "Finish", "The step is over")
     for name in ("Next", "Abandon"):
-        assert book.output(PANEL).get_by_role("button", name=name, exact=True).is_disabled()
+        assert book.output(PANEL).get_by_role("button", name=name).is_disabled()
     shot(book, "finished-dark")
     run(book, LEFT)
     assert "left [] 0 True" in book.output(LEFT).inner_text()

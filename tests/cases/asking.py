@@ -104,8 +104,8 @@ def ask_notebook(ns: types.SimpleNamespace) -> nbdebug.Report:
         return held_report(names=shell.user_ns, shell=shell) if report.ok and error is None else report
 
 
-ASKERS = {"notebook": ask_notebook, "nan": ask_nan, "precision": ask_precision, "training": ask_training, "memory": ask_memory,
-          "error": ask_error}
+ASKERS = {"nan": ask_nan, "precision": ask_precision, "training": ask_training, "memory": ask_memory,
+          "error": ask_error, "notebook": ask_notebook}
 """kind → the function that asks. A kind that is not here is skipped."""
 
 WAYS = {"trace": ASKERS, "guard": {"nan": ask_guard}, "preflight": {"training": ask_preflight}}

@@ -189,3 +189,55 @@ def test_what_the_users_loss_raises_passes() -> None:
 
     with pytest.raises(KeyError, match="labels"):
         nbdebug.precision(nn.Linear(8, 1), models.batch(), loss_fn, progress=False)
+
+
+def test_where_no_op_stands_out_the_line_of_the_forward_or_of_the_call_is_named() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(models.Calm(), models.Biased(), models.Calm(), nn.Linear(models.WIDTH, 1))
+    where = asked(model, tolerance=0.015).findings[0].where
+    assert where.line and where.file.endswith("models.py") and "def forward" in where.text
+
+    class Calls(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.large, self.last = nn.Linear(models.WIDTH, models.WIDTH), nn.Linear(models.WIDTH, 1)
+            nn.init.constant_(self.large.weight, 6e4)
+
+        def forward(self, x):
+            return self.last(torch.tanh(self.large(x.abs() + 1) * 1e-6))
+
+    where = asked(Calls(), mode="autocast").findings[0].where
+    assert where.module == "large" and where.op in ("addmm", "linear") and "self.large(x.abs()" in where.text
+
+
+def test_float64_says_how_far_off_float32_is_itself() -> None:
+    report = asked(nn.Sequential(models.Calm(), models.Overflows(), nn.Linear(models.WIDTH, 1)))
+    assert any("float32 is good enough as the reference" in note for note in report.notes)
+    tables = {table["title"]: table for table in report.facts["tables"]}
+    rows = {row[0]: row for row in tables["Every module, against the ends of the dtype"]["rows"]}
+    assert 0 < rows["0"][6] < 1e-4, "in percent"
+    costs = tables["What a step costs"]["rows"]
+    assert [row[0] for row in costs] == ["all in float32", "all in float16", "as found: `1` in float32"]
+    assert all(row[1] > 0 for row in costs)
+
+    class Cancels(nn.Module):
+        def forward(self, x):
+            return (x + 3e6) - 3e6 + x
+
+    off = asked(nn.Sequential(nn.Linear(8, 8), Cancels(), nn.Linear(8, 1)), dtype="bfloat16", tolerance=0.05)
+    said = next(note for note in off.notes if "float32 is itself off" in note)
+    assert "`1`" in said and "may need float64" in said
+
+
+def test_where_float64_does_not_fit_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Narrow(nn.Module):
+        def forward(self, x):
+            return x @ torch.eye(8)
+
+    report = asked(nn.Sequential(nn.Linear(8, 8), Narrow(), nn.Linear(8, 1)))
+    assert any("float64: the step raised" in said for said in report.unchecked)
+    assert report.fp32_modules == ("1",) and "`1` does not run in float16: RuntimeError" in report.findings[0].title
+    from nbdebug.chapters.precision import exact
+
+    monkeypatch.setitem(exact.SECONDS, "cpu", 0.0)
+    assert any("a float32 step takes" in said for said in asked(nn.Linear(8, 1)).unchecked)

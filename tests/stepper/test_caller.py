@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.attention
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -94,6 +95,8 @@ STATES: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "default device": (default_device, lambda: (torch.get_default_device().type, torch.ones(1).device.type)),
     "default dtype": (default_dtype, lambda: torch.ones(1).dtype),
     "deterministic": (deterministic, torch.are_deterministic_algorithms_enabled),
+    "attention": (lambda: torch.nn.attention.sdpa_kernel([torch.nn.attention.SDPBackend.MATH]),
+                  torch.backends.cuda.flash_sdp_enabled),
     "saved tensors": (packs, lambda: torch._C._autograd._top_saved_tensors_default_hooks(False) is not None),
     "context variables": (variable, VARIABLE.get),
     "threads": (contextlib.nullcontext, torch.get_num_threads),

@@ -119,6 +119,28 @@ def test_a_batch_that_is_not_finite_and_a_healthy_step() -> None:
     assert stepper.done
 
 
+def test_a_mask_of_the_batch_that_leaves_nothing_to_a_row() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scores, self.weights = nn.Linear(4, 4), nn.Softmax(-1)
+
+        def forward(self, x, mask):
+            return self.weights(self.scores(x) + mask)
+
+    mask = torch.zeros(3, 4)
+    mask[0, :2] = -torch.inf
+    healthy = step_through(Masked(), (torch.ones(3, 4), mask))
+    healthy.run_to_nonfinite()
+    assert healthy.done
+    mask[1] = -torch.inf
+    stepper = step_through(Masked(), (torch.ones(3, 4), mask))
+    report = stepper.run_to_nonfinite()
+    assert str(stepper.at) == "after `weights` (Softmax)" and "4 NaN in `output`" in str(report)
+    assert "made of inputs that hold inf and no NaN" in " ".join(str(report).split())
+    stepper.abandon()
+
+
 def test_wrong_names_are_refused_and_nothing_moves() -> None:
     stepper = step_through(model(), batch())
     for pattern, said in [("nothing", "'nothing'"), ("", "got ''"), ("1.0.u", "1.0.up")]:
@@ -166,11 +188,24 @@ def test_the_users_exception_is_kept_and_explained() -> None:
     report = stepper.finish()
     assert isinstance(stepper.error, RuntimeError) and stepper.done and stepper.result is None
     said = str(report)
-    assert "failed in `0` (Linear): RuntimeError: mat1 and mat2 shapes" in said
+    assert "failed in `0` (Linear): RuntimeError: mat1 and mat2 shapes" in " ".join(said.split())
     assert "test_walking.py" in said and "m(b[0]).sum()" in said
+    assert report.findings[0].code == "error/shape-mismatch"
     assert before.left() == []
     with pytest.raises(RuntimeError, match="mat1"):
         raise stepper.error
+
+
+def test_an_error_in_backward_names_the_layer_whose_backward_it_was() -> None:
+    class Spoiling(nn.Sequential):
+        def forward(self, x):
+            y = super().forward(x)
+            y += 1
+            return y
+
+    stepper = step_through(Spoiling(nn.Linear(4, 4), nn.Sigmoid()), batch()[0], lambda m, b: m(b).sum())
+    report = stepper.finish()
+    assert "in the backward of `1` (Sigmoid)" in report.facts["headline"] and report.facts["failed"]
 
 
 def test_caught_exceptions_do_not_confuse_it() -> None:

@@ -11,11 +11,11 @@ from nbdebug.finding import Where
 @dataclasses.dataclass(frozen=True)
 class Cut:
     """A place at which the gradient's path ends. kind: "detached", "number", "whole numbers", "comparison", "rebuilt",
-    "sampled", "block" (no_grad around it), "global" (gradients are off everywhere), "frozen" (no parameter wants one).
+    "sampled", "gradient" (one without a graph of its own), "block" (no_grad around it), "global" (gradients are off everywhere), "frozen" (no parameter wants one).
 
     op: as the user calls it ("argmax", ".item()"). text: the expression. source: what the path came from. target: the
     variable that gets the result, and has no gradient. function: around it, "" for a cell. sure: whether the source is
-    known to have a gradient. names: of what is frozen.
+    known to have a gradient. names: of what is frozen. written: the statement in which it happens.
     """
 
     kind: str
@@ -27,6 +27,7 @@ class Cut:
     where: Where = NOWHERE
     sure: bool = True
     names: tuple[str, ...] = ()
+    written: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +116,7 @@ class InPlaceFacts:
     saved_by: the op whose derivative needs the old value ("Relu"); own: it is that op's own result. shape, version,
     expected: what torch said of the tensor. parameter: its name where it is one; module: of that op. change: the
     likeliest statement; others: further ones that would fit. optimizer: the name of the one that holds the parameter.
-    tried: whether backward passes without the change, on random numbers of that shape.
+    tried: whether backward passes without the change, on random numbers of that shape. loss: what backward was called on.
     """
 
     raised: Raised
@@ -134,3 +135,4 @@ class InPlaceFacts:
     optimizer: str | None = None
     steps: tuple[str, ...] = ()
     tried: bool | None = None
+    loss: str = ""

@@ -1,4 +1,4 @@
-"""What the samples of a batch that could not be put together show: the entry at which they differ, and which differs."""
+"""What the samples of a batch that could not be put together show: at which entry they differ, and which is odd."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -51,3 +52,13 @@ class Cure:
     code: str
     worked: bool | None = None
     after: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def as_code(path: str) -> str:
+    """A module's dotted name as Python: "net.stages.3.1" → "net.stages[3][1]"."""
+    return re.sub(r"\.(\d+)(?=\.|\[|$)", r"[\1]", path)
+
+
+def is_plain(name: str) -> bool:
+    """Whether a value can be assigned to it: `x`, `self.table`, `batch["image"]`; not to `encode(x)`."""
+    return re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*|\[[^\[\]()]+\])*", name) is not None

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nbdebug.chapters.error.facts import Raised
-from nbdebug.finding import Where
+from nbdebug.finding import Link
 
 Shape = tuple[int, ...]
 
@@ -57,8 +57,10 @@ class Cure:
 @dataclasses.dataclass(frozen=True)
 class ShapeFacts:
     """kind: what does not fit (see looks.shapes.said). op: as the user wrote it ("@", "cat", "view"). axis, wanted,
-    got: where, and the two sizes. numbers: plain arguments of the op by their text (`dim=2`, a shape). entered: the
-    user's tensor that went into the failing module from the user's line. passed: how the shape came about, in order."""
+    got: where, and the two sizes. target: the shape that was wanted. numbers: plain arguments of the op with their text
+    (`(("dim", 2),)`, a shape). entered: the user's tensor that went into the failing module from the user's line.
+    lines: the user's lines that led there. passed: how the shape came about, in order. folded: the op after which the
+    predictions no longer had the rows of the batch."""
 
     raised: Raised
     kind: str
@@ -69,8 +71,10 @@ class ShapeFacts:
     wanted: int | None = None
     got: int | None = None
     which: int | None = None
-    numbers: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    numbers: tuple[tuple[str, Any], ...] = ()
+    target: Shape | None = None
     entered: Operand | None = None
-    entered_at: Where = Where()
+    lines: tuple[Link, ...] = ()
     passed: tuple[Passed, ...] = ()
+    folded: Passed | None = None
     cures: tuple[Cure, ...] = ()

@@ -41,11 +41,12 @@ class StateMismatch:
     """model, given: as the user wrote them ("model", "checkpoint['model']"); kind: the model's class. made: the
     expression of what was given where that is no name: `given` is then "state".
 
-    missing, unexpected: keys, as torch lists them. resized: keys with two shapes. saved, wanted: how many keys the saved
-    state and the model have; both: keys in both, fitting: those with the same shape, too. inside: the entry of what was
-    given in which the state lies. renamed: the change of keys that fits best. left: saved keys that still do not fit
-    after it; lacking: keys of the model that get nothing then. argument: the model's own constructor argument that
-    says the size, with the size of the saved state. whole_model: a module was given in place of its state.
+    missing, unexpected: keys, as torch lists them. resized: keys with two shapes. saved, wanted: how many keys the
+    saved state and the model have; both: keys in both, fitting: those with the same shape, too. inside: the entry of
+    what was given in which the state lies. renamed: the change of keys that fits best. left: saved keys that still do
+    not fit after it; lacking: keys of the model that get nothing then. argument: the model's own constructor argument
+    that says the size, with the size of the saved state. whole_model: a module was given in place of its state;
+    no_dict: the class of what was given, where that is neither a dict nor a module.
     """
 
     raised: Raised
@@ -66,6 +67,7 @@ class StateMismatch:
     lacking: tuple[str, ...] = ()
     argument: tuple[str, int] | None = None
     whole_model: bool = False
+    no_dict: str = ""
     made: str | None = None
 
 

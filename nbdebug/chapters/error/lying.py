@@ -14,7 +14,7 @@ def members(thing: Any) -> dict[str, Any]:
     found = attributes(thing)
     if issubclass(type(thing), torch.nn.Module):
         for table in ("_parameters", "_buffers", "_modules"):
-            inside = found.get(table)
+            inside: Any = found.get(table)
             if issubclass(type(inside), dict):
                 found |= {name: value for name, value in dict.items(inside) if value is not None}
     return found

@@ -14,7 +14,7 @@ import linecache
 from collections.abc import Iterator
 from typing import Any
 
-from nbdebug.chapters.error.scene import members
+from nbdebug.chapters.error.lying import members
 from nbdebug.observe.frames import Frame
 from nbdebug.observe.named import attributes
 
@@ -38,13 +38,18 @@ def expression(frame: Frame) -> ast.AST | None:
 def statement(frame: Frame) -> ast.stmt | None:
     """The statement that ran in this frame, or None as for `expression`."""
     tree = _parsed(frame.site.file, tuple(linecache.getlines(frame.site.file)))
-    return None if tree is None else _around(tree, frame.span[0] if frame.span else frame.site.line)
+    if tree is None:
+        return None
+    return _around(tree, frame.span[0], frame.span[2]) if frame.span else _around(tree, frame.site.line)
 
 
-def _around(tree: ast.Module, line: int) -> ast.stmt | None:
-    """The smallest statement over a line."""
+def _around(tree: ast.Module, line: int, column: int | None = None) -> ast.stmt | None:
+    """The smallest statement over a line; of several on one line, the one over the column."""
     found = [n for n in ast.walk(tree) if isinstance(n, ast.stmt) and n.lineno <= line <= (n.end_lineno or 0)]
-    return min(found, key=lambda n: (n.end_lineno or 0) - n.lineno, default=None)
+    if column is not None:
+        here = (line, column)
+        found = [n for n in found if (n.lineno, n.col_offset) <= here < (n.end_lineno, n.end_col_offset)] or found
+    return min(found, key=lambda n: ((n.end_lineno or 0) - n.lineno, -n.col_offset), default=None)
 
 
 @functools.lru_cache(maxsize=32)

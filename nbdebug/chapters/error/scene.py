@@ -46,7 +46,7 @@ class Scene:
 
     @classmethod
     def of(cls, error: BaseException, names: Mapping[str, Any], led_to: tuple[BaseException, ...] = ()) -> Scene:
-        trail = frames(error)
+        trail = [*_outside(error, led_to), *frames(error)]
         elsewhere = read(type(error).__name__, message_of(error))
         if elsewhere is not None:
             trail = whole(elsewhere, trail)
@@ -98,6 +98,23 @@ class Scene:
             if is_tensor(value) and id(value) not in seen and len(seen) < MOST:
                 seen[id(value)] = fact(name, value)
         return tuple(seen.values())
+
+
+def _outside(error: BaseException, led_to: tuple[BaseException, ...]) -> list[Frame]:
+    """The frames around the one that caught an exception: its own traceback begins there, that of the exception which
+    followed leads to it."""
+    found: list[Frame] = []
+    inner = error
+    for after in led_to:
+        start = inner.__traceback__.tb_frame if inner.__traceback__ is not None else None
+        at = after.__traceback__
+        while at is not None and at.tb_frame is not start:
+            at = at.tb_next
+        if at is None or start is None:  # caught in another thread, or in a task
+            break
+        found = [*frames(after, start), *found]
+        inner = after
+    return found
 
 
 def is_tensor(value: Any) -> bool:

@@ -15,6 +15,7 @@ import inspect
 import operator
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType
 from typing import Any
 
@@ -57,13 +58,15 @@ class _CannotRun(Exception):
     """Something in it is not torch's own, too large, or not at hand."""
 
 
-def rerun(scene: Scene, swap: Mapping[int, Any]) -> Trial | None:
-    """The failing op again. swap: what takes the place of a tensor, by the id of the one that it was given. None where
-    it can't be run without running code of the user's, or does not fail by itself."""
+def rerun(scene: Scene, swap: Mapping[int, Any], inside: Callable[[], AbstractContextManager] = nullcontext) -> Trial | None:
+    """The failing op again. swap: what takes the place of a tensor, by the id of the one that it was given; inside: a
+    context of torch's in which it is to run, such as one without cuDNN. None where it can't be run without running
+    code of the user's, or does not fail by itself."""
     before = _run(scene, {})
     if before is None or before.worked:  # what runs here is not what failed there: then it proves nothing
         return None
-    return _run(scene, swap)
+    with inside():
+        return _run(scene, swap)
 
 
 def _run(scene: Scene, swap: Mapping[int, Any]) -> Trial | None:

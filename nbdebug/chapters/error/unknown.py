@@ -7,6 +7,7 @@ the one asked for, which the error shows anyway.
 
 from __future__ import annotations
 
+import ast
 import builtins
 import difflib
 import inspect
@@ -127,7 +128,7 @@ def _asked_thing(scene: Scene) -> Any:
 def _key(scene: Scene) -> Iterator[str]:
     for frame in scene.users[:1]:
         node = expression(frame)
-        holder = value_of(node.value, frame) if hasattr(node, "slice") and hasattr(node, "value") else UNKNOWN
+        holder = value_of(node.value, frame) if isinstance(node, ast.Subscript) else UNKNOWN
         given = BaseException.__dict__["args"].__get__(scene.error)
         if type(holder) is dict and len(given) == 1 and type(given[0]) is str:
             keys = [key for key in holder if type(key) is str]

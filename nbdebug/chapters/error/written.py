@@ -34,6 +34,7 @@ class Made:
     where: Where
     node: ast.expr = dataclasses.field(repr=False, compare=False)
     entry: bool = False  # it is one entry of the value, or comes out of it in a loop
+    maker: ast.expr | None = dataclasses.field(default=None, repr=False, compare=False)  # of an origin: what tells
 
     @property
     def said(self) -> str:
@@ -85,14 +86,15 @@ class _Search:
                 seen.add(mark)
                 for made, then, at in self._bindings(part, rest, place):
                     found = (made, *way)
-                    if self._tells(made.node, then):
-                        return found
+                    maker = self._teller(made.node, then)
+                    if maker is not None:
+                        return dataclasses.replace(made, maker=maker), *way
                     todo.append((made.node, then, at, found))
         return ()
 
-    def _tells(self, node: ast.expr, path: tuple[Key, ...]) -> bool:
-        """Whether the expression, or of a tuple or dict the entry that is meant, tells."""
-        return any(self.telling(inner) for part, _ in entries(node, path) for inner in spine(part))
+    def _teller(self, node: ast.expr, path: tuple[Key, ...]) -> ast.expr | None:
+        """The part of an expression, or of the entry of it that is meant, which tells."""
+        return next((inner for part, _ in entries(node, path) for inner in spine(part) if self.telling(inner)), None)
 
     def _parts(self, node: ast.expr, path: tuple[Key, ...]) -> Iterator[tuple[ast.expr, tuple[Key, ...]]]:
         """The names in an expression from which its value, or the entry that is meant, can have come."""

@@ -1,7 +1,7 @@
 """The cells that were run, in order, read as Python: what each of them binds, deletes, calls and imports.
 
 The shell keeps the text of every cell. It is parsed only where a word that matters stands in it, and never run. What a
-cell runs is more than its own lines: a call of a function that a cell has defined leads on to the lines of that function.
+cell runs is more than its own lines: a call of a function that a cell has defined leads on to that function's lines.
 """
 
 from __future__ import annotations
@@ -12,13 +12,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from nbdebug.chapters.notebook.statements import DEFINED, FUNCTIONS, bound, dotted, running, unwrapped
 from nbdebug.finding import Where
 
-FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-DEFINED = (*FUNCTIONS, ast.ClassDef)
 _BELOW = (ast.stmt, ast.excepthandler, ast.match_case)
-TIMED = frozenset({"time", "timeit", "capture", "prun", "mem", "nan_trace", "diagnose"})
-"""Magics that run the Python they are given, as it stands."""
+_WORD = re.compile(r"[^\W\d]\w*")
 LONGEST = 200_000
 """Characters of a cell; a longer one holds data, and is not parsed."""
 
@@ -56,16 +54,16 @@ class Cell:
             tree = ast.parse(self.source) if len(self.source) < LONGEST else ast.Module([], [])
         except (SyntaxError, ValueError, RecursionError):
             return []
-        return [inner for statement in tree.body for inner in _unwrapped(statement)]
+        return [inner for statement in tree.body for inner in unwrapped(statement)]
 
     @functools.cached_property
     def statements(self) -> list[ast.stmt]:
         """Those that run with the cell, also within loops and branches, without the bodies of functions."""
-        return list(_running(self.body))
+        return list(running(self.body))
 
     @functools.cached_property
     def bindings(self) -> list[Binding]:
-        return [Binding(self.number, *bound) for statement in self.statements for bound in _bound(statement)]
+        return [Binding(self.number, *one) for statement in self.statements for one in bound(statement)]
 
     @functools.cached_property
     def functions(self) -> dict[str, list[ast.AST]]:
@@ -74,7 +72,7 @@ class Cell:
         for statement in self.body:
             for node in ast.walk(statement):
                 if isinstance(node, DEFINED):
-                    found.setdefault(node.name, []).append(node)  # type: ignore[attr-defined]
+                    found.setdefault(node.name, []).append(node)
         return found
 
     def place(self, line: int | None = None, text: str | None = None) -> Where:
@@ -96,6 +94,7 @@ class History:
         self.cells = {number: Cell(number, *texts) for number, texts in cells.items() if texts[0].strip()}
         self.files = files
         self._reached: dict[int, list[ast.AST]] = {}
+        self._bindings: dict[str, list[Binding]] = {}
 
     @classmethod
     def of(cls, shell: Any) -> History:
@@ -105,14 +104,39 @@ class History:
         files = getattr(getattr(shell, "compile", None), "_filename_map", None) or {}
         return cls({n: texts for n, texts in enumerate(zip(parsed, typed)) if n}, files)
 
-    def saying(self, *words: str) -> Iterator[Cell]:
+    @functools.cached_property
+    def _words(self) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for number, cell in self.cells.items():
+            for word in set(_WORD.findall(cell.source)):
+                found.setdefault(word, []).append(number)
+        return found
+
+    def saying(self, *words: str) -> list[Cell]:
         """The cells whose text holds one of these words, in the order in which they ran."""
-        return (cell for cell in self.cells.values() if any(cell.says(word) for word in words))
+        if all(word.isidentifier() for word in words):
+            return [self.cells[n] for n in sorted({n for word in words for n in self._words.get(word, ())})]
+        return [cell for cell in self.cells.values() if any(cell.says(word) for word in words)]
+
+    def leading_to(self, *words: str) -> list[Cell]:
+        """The cells that say one of these words, or call a function of a cell that does, directly or not."""
+        known, todo = set(words), list(words)
+        while todo:
+            new = [name for cell in self.saying(*todo) for name, made in cell.functions.items() if name not in known
+                   and any(word in _WORD.findall(cell.text_of(node)) for word in todo for node in made)]
+            known.update(new)
+            todo = list(dict.fromkeys(new))
+        return self.saying(*known)
 
     def bindings(self, path: str, *hows: str) -> list[Binding]:
         """The statements that bind this name ("model") or attribute ("model.fc"), in order."""
-        return [b for cell in self.saying(path.rpartition(".")[2]) for b in cell.bindings
-                if b.path == path and (b.how in hows if hows else b.how != "del")]
+        if path not in self._bindings:
+            last = re.escape(path.rpartition(".")[2])
+            binds = re.compile(rf"\b{last}\b[^\n]*?(?<![=!<>])=(?!=)"
+                               rf"|\b(?:def|class|import|as|for|del)\b[^\n]*\b{last}\b|\b{last}\b\s*,\s*\n")
+            self._bindings[path] = [b for cell in self.saying(path.rpartition(".")[2]) if binds.search(cell.source)
+                                    for b in cell.bindings if b.path == path]
+        return [b for b in self._bindings[path] if (b.how in hows if hows else b.how != "del")]
 
     def place(self, binding: Binding) -> Where:
         """Where a binding stands: its first line."""
@@ -149,9 +173,9 @@ class History:
 
     def _defined(self, name: str, before: int) -> Iterator[ast.AST]:
         """The last definition of this name that a cell up to this one has made; of a class what making one runs."""
-        for number in reversed([n for n in self.cells if n <= before]):
-            cell = self.cells[number]
-            if not (cell.says(f"def {name}") or cell.says(f"class {name}")) or name not in cell.functions:
+        for cell in reversed(self.saying(name)):
+            if cell.number > before or not (cell.says(f"def {name}") or cell.says(f"class {name}")) or (
+                    name not in cell.functions):
                 continue
             for node in cell.functions[name]:
                 inner = node.body if isinstance(node, ast.ClassDef) else [node]
@@ -172,83 +196,9 @@ def nodes(reached: Iterable[ast.AST]) -> Iterator[ast.AST]:
                 todo += [c for c in ast.iter_child_nodes(node) if called or not isinstance(c, _BELOW)]
 
 
-def dotted(node: ast.AST | None) -> str:
-    """ "model.layers.fc" of a name or an attribute, "" of anything else."""
-    if isinstance(node, ast.Name):
-        return node.id
-    if isinstance(node, ast.Attribute):
-        owner = dotted(node.value)
-        return f"{owner}.{node.attr}" if owner else ""
-    return ""
-
-
-def names_in(node: ast.AST | None) -> set[str]:
-    """The variables that an expression reads."""
-    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} if node is not None else set()
-
-
 def _called(root: ast.AST) -> set[str]:
     found = set()
     for node in nodes([root]):
         if isinstance(node, ast.Call):
             found.add(node.func.attr if isinstance(node.func, ast.Attribute) else dotted(node.func))
     return found - {""}
-
-
-def _unwrapped(statement: ast.stmt) -> list[ast.stmt]:
-    """What stands behind `%time` or below `%%time`, as IPython writes it; of other statements themselves."""
-    call = statement.value if isinstance(statement, (ast.Expr, ast.Assign)) else None
-    if not isinstance(call, ast.Call) or getattr(call.func, "attr", "") not in ("run_cell_magic", "run_line_magic"):
-        return [statement]
-    given = [arg.value for arg in call.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
-    if len(given) != len(call.args) or not given or given[0] not in TIMED:
-        return [statement]
-    line = statement.lineno
-    try:
-        body = ast.parse(given[-1]).body
-    except (SyntaxError, ValueError):
-        return [statement]
-    return [ast.increment_lineno(inner, line if len(given) == 3 else line - 1) for inner in body]
-
-
-def _running(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-    for statement in body:
-        yield statement
-        if not isinstance(statement, DEFINED):
-            for part in ("body", "orelse", "finalbody"):
-                yield from _running(getattr(statement, part, ()))
-            for handler in (*getattr(statement, "handlers", ()), *getattr(statement, "cases", ())):
-                yield from _running(handler.body)
-
-
-def _bound(statement: ast.stmt) -> Iterator[tuple[str, str, ast.stmt, ast.expr | None]]:
-    """(path, how, statement, value) of what a statement binds."""
-    if isinstance(statement, DEFINED):
-        yield statement.name, "class" if isinstance(statement, ast.ClassDef) else "def", statement, None  # type: ignore
-    elif isinstance(statement, (ast.Import, ast.ImportFrom)):
-        for alias in statement.names:
-            yield alias.asname or alias.name.partition(".")[0], "import", statement, None
-    elif isinstance(statement, ast.Assign):
-        for target in statement.targets:
-            yield from ((path, "assign", statement, value) for path, value in _targets(target, statement.value))
-    elif isinstance(statement, (ast.AugAssign, ast.AnnAssign)) and statement.value is not None:
-        yield from ((path, "assign", statement, value) for path, value in _targets(statement.target, statement.value))
-    elif isinstance(statement, (ast.For, ast.AsyncFor)):
-        yield from ((path, "for", statement, None) for path, _ in _targets(statement.target, statement.iter))
-    elif isinstance(statement, (ast.With, ast.AsyncWith)):
-        for item in statement.items:
-            if item.optional_vars is not None:
-                yield from ((p, "assign", statement, v) for p, v in _targets(item.optional_vars, item.context_expr))
-    elif isinstance(statement, ast.Delete):
-        yield from ((path, "del", statement, None) for target in statement.targets for path in [dotted(target)] if path)
-
-
-def _targets(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
-    if isinstance(target, (ast.Tuple, ast.List)):
-        given = value.elts if isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts) else None
-        for place, part in enumerate(target.elts):
-            yield from _targets(part, given[place] if given else value)
-    elif isinstance(target, ast.Starred):
-        yield from _targets(target.value, value)
-    elif dotted(target):
-        yield dotted(target), value

@@ -12,9 +12,10 @@ import types
 from collections.abc import Mapping
 from typing import Any
 
-from nbdebug.chapters.notebook.cells import Binding, History, dotted, names_in, nodes
+from nbdebug.chapters.notebook.cells import Binding, History, nodes
 from nbdebug.chapters.notebook.facts import NOWHERE, Redefined
 from nbdebug.chapters.notebook.loaded import functions_of
+from nbdebug.chapters.notebook.statements import dotted, names_in
 from nbdebug.chapters.notebook.uses import At, read, root_of
 from nbdebug.observe.named import is_users
 from nbdebug.observe.saying import says
@@ -68,8 +69,7 @@ def _told(key: tuple[str, str], now: type, mine: list[tuple[str, Any]], subclass
     module, name = key
     instances = tuple(dict.fromkeys(shown for shown, _ in mine))
     made = _made(root_of(instances[0]), history)
-    defined = [b for b in history.bindings(name, "class") or history.bindings(name, "import")] if (
-        module == "__main__") else _reloads(module, history)
+    defined = history.bindings(name, "class") if module == "__main__" else _reloads(module, history)
     before = [b for b in defined if made is None or b.at <= made.at]
     after = [b for b in defined if made is not None and b.at > made.at] or defined[-1:]
     new = after[0] if after else None
@@ -134,12 +134,12 @@ def _words_around(error: BaseException) -> set[str]:
     if at is None:
         return set()
     code = at.tb_frame.f_code
-    return {*code.co_names, *code.co_freevars, code.co_qualname.partition(".")[0] if hasattr(code, "co_qualname") else ""}
+    return {*code.co_names, *code.co_freevars, str(getattr(code, "co_qualname", "")).partition(".")[0]}
 
 
 def _asked(name: str, at: At, history: History) -> str:
     """What a cell that ran since the class was defined again does with classes: "isinstance", "super", "pickle"."""
-    for number in [n for n in history.cells if n >= at[0]]:
+    for number in [cell.number for cell in history.leading_to(name, "pickle") if cell.number >= at[0]]:
         for root in history.reach(number):
             if number == at[0] and getattr(root, "lineno", 0) <= at[1] and root in history.cells[number].statements:
                 continue
@@ -160,9 +160,9 @@ def _asks(node: ast.AST, name: str) -> str:
             return "super"
         if of.rpartition(".")[2] in ("dump", "dumps") and "pickle" in of:
             return "pickle"
-    if isinstance(node, ast.Compare) and name in names_in(node):
-        if any(isinstance(op, (ast.Is, ast.Eq, ast.IsNot, ast.NotEq, ast.In)) for op in node.ops):
-            return "isinstance"
+    if isinstance(node, ast.Compare) and name in names_in(node) and any(
+            isinstance(op, (ast.Is, ast.Eq, ast.IsNot, ast.NotEq, ast.In)) for op in node.ops):
+        return "isinstance"
     if isinstance(node, ast.ExceptHandler) and name in names_in(node.type):
         return "isinstance"
     return ""

@@ -10,13 +10,15 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from nbdebug.chapters.notebook.cells import Cell, History, dotted, nodes
+from nbdebug.chapters.notebook.cells import Cell, History, nodes
 from nbdebug.chapters.notebook.facts import NOWHERE, StaleModule
 from nbdebug.chapters.notebook.loaded import Edited, edited
+from nbdebug.chapters.notebook.statements import dotted
 from nbdebug.finding import Where
 from nbdebug.observe.named import is_users, own
 
-WRITES = re.compile(r"%%writefile|write_text|write_bytes|\.write\(|writelines|open\(|sed -i|copyfile|copy2?\(|>\s*\S+\.py")
+WRITES = re.compile(r"%%writefile|write_text|write_bytes|\.write\(|writelines|open\(|sed -i|copyfile|copy2?\("
+                    r"|>\s*\S+\.py")
 """What a cell says that writes a file."""
 
 
@@ -70,7 +72,7 @@ def _names(one: Edited, left: list[tuple[str, str]], history: History) -> StaleM
 
 
 def _left(one: Edited, names: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(where it is held, function) of the old functions and classes that the notebook, or another module, still holds."""
+    """(where it is held, function) of old functions and classes that the notebook, or another module, still holds."""
     spaces = [("", own(names))] + [(f"{name}.", vars(module)) for name, module in list(sys.modules.items())
                                    if type(module) is types.ModuleType and name not in ("__main__", one.name)
                                    and is_users(name)]
@@ -87,7 +89,7 @@ def _left(one: Edited, names: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _imports(module: str, history: History) -> Iterator[Import]:
     """The statements that import the module or reload it, in the order in which they ran."""
     last = module.rpartition(".")[2]
-    for cell in history.saying(last):
+    for cell in history.leading_to(last):
         for node in nodes(history.reach(cell.number)):
             if isinstance(node, ast.Import):
                 if any(alias.name == module or alias.name.startswith(f"{module}.") for alias in node.names):
@@ -96,9 +98,9 @@ def _imports(module: str, history: History) -> Iterator[Import]:
                 whole = [f"{node.module}.{alias.name}" for alias in node.names]
                 if node.module == module or module in whole or (node.module or "").startswith(f"{module}."):
                     yield Import(cell.number, node, ast.unparse(node), False)
-            elif isinstance(node, ast.Call) and dotted(node.func).rpartition(".")[2] == "reload" and node.args:
-                if dotted(node.args[0]).rpartition(".")[2] in (last, *_aliases(module, history)):
-                    yield Import(cell.number, node, ast.unparse(node), True)
+            elif isinstance(node, ast.Call) and dotted(node.func).rpartition(".")[2] == "reload" and node.args and (
+                    dotted(node.args[0]).rpartition(".")[2] in (last, *_aliases(module, history))):
+                yield Import(cell.number, node, ast.unparse(node), True)
 
 
 def _aliases(module: str, history: History) -> set[str]:

@@ -10,9 +10,10 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nbdebug.chapters.notebook.cells import Binding, History, names_in
+from nbdebug.chapters.notebook.cells import Binding, History
 from nbdebug.chapters.notebook.facts import StaleHolder
 from nbdebug.chapters.notebook.held import is_module, is_optimizer, is_tensor, parameters_of
+from nbdebug.chapters.notebook.statements import names_in
 from nbdebug.chapters.notebook.uses import read, root_of, same_thing, stepped
 from nbdebug.observe.named import attributes
 from nbdebug.observe.saying import says
@@ -33,11 +34,17 @@ def stale_holders(names: Mapping[str, Any], met: list[tuple[str, Any]], history:
         made = bindings[-1]
         current = {id(part) for _, part in parts} | {id(part) for _, part in _inside(holder, thing)}
         for name in sorted(names_in(made.value) & names.keys() - {holder}):
-            if id(names[name]) not in current:
+            if id(names[name]) not in current and not _taken(names[name], thing, names):
                 one = _left(holder, name, names[name], parts, made, history)
                 if one is not None:
                     found.setdefault(holder, one)
     return list(found.values())
+
+
+def _taken(new: Any, holder: Any, names: Mapping[str, Any]) -> bool:
+    """Whether another variable of the holder's kind holds the new thing: the name was used for one after the other."""
+    alike = [thing for thing in names.values() if type(thing) is type(holder) and thing is not holder]
+    return any(part is new for thing in alike for _, part in _inside("", thing))
 
 
 def _left(holder: str, name: str, new: Any, parts: list[tuple[str, Any]], made: Binding,
@@ -83,7 +90,7 @@ def _is_dataset(thing: Any) -> bool:
 def _inside(holder: str, thing: Any) -> Iterator[tuple[str, Any]]:
     """(path, thing) of what an object holds in its own attributes, of a module also its children."""
     found = dict(attributes(thing))
-    found |= {key: value for key, value in (found.pop("_modules", None) or {}).items()} if is_module(thing) else {}
+    found |= (found.pop("_modules", None) or {}) if is_module(thing) else {}
     for key, value in found.items():
         yield f"{holder}.{key}", value
         if key in ("lr_lambdas", "dataset", "transform", "transforms"):

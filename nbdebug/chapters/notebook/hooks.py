@@ -6,8 +6,9 @@ import ast
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
-from nbdebug.chapters.notebook.cells import History, dotted, names_in, nodes
+from nbdebug.chapters.notebook.cells import History, nodes
 from nbdebug.chapters.notebook.facts import NOWHERE, TwiceHook
+from nbdebug.chapters.notebook.statements import dotted, names_in
 from nbdebug.finding import Where
 from nbdebug.observe.doubled import Doubled, doubled
 
@@ -50,7 +51,7 @@ def _registrations(one: Doubled, times: int, history: History) -> tuple[list[int
     """The cells that registered it, oldest first, and the method that they called."""
     methods = METHODS.get(one.word, ("register",))
     calling: dict[int, list[ast.Call]] = {}
-    for number in history.cells:
+    for number in [cell.number for cell in history.leading_to(*methods)]:
         calls = [n for n in nodes(history.reach(number)) if isinstance(n, ast.Call)
                  and dotted(n.func).rpartition(".")[2] in methods or isinstance(n, ast.Call)
                  and isinstance(n.func, ast.Attribute) and n.func.attr in methods]

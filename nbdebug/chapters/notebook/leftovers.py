@@ -13,9 +13,9 @@ import torch
 from nbdebug.chapters.notebook.cells import History
 from nbdebug.observe.named import attributes
 
-SHADOWED = frozenset({"list", "dict", "set", "tuple", "str", "int", "float", "bool", "len", "max", "min", "sum", "print",
-                      "range", "type", "open", "zip", "map", "filter", "sorted", "abs", "round", "any", "all", "next",
-                      "iter", "isinstance", "super", "enumerate", "property", "object"})
+SHADOWED = frozenset({"list", "dict", "set", "tuple", "str", "int", "float", "bool", "len", "max", "min", "sum",
+                      "print", "range", "type", "open", "zip", "map", "filter", "sorted", "abs", "round", "any", "all",
+                      "next", "iter", "isinstance", "super", "enumerate", "property", "object"})
 """Names of Python that other code of the notebook is likely to call; `id`, `input` or `dir` hardly ever are."""
 MODULES = ("torch", "nn", "np", "numpy", "pd", "F", "random", "math", "os", "sys", "copy", "time", "json")
 """Names under which nearly everybody has a module."""
@@ -34,7 +34,7 @@ def _settings(history: History) -> list[str]:
     if torch.is_inference_mode_enabled():
         found.append(("Inference mode is on for the whole session" + _since(history, "inference_mode"),
                       "leave it by __exit__, or restart"))
-    if torch.is_autocast_enabled() or torch.is_autocast_cpu_enabled():
+    if any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda")):
         found.append(("Autocast is on for the whole session" + _since(history, "autocast"),
                       "leave it by __exit__, or restart"))
     if torch.is_anomaly_enabled():

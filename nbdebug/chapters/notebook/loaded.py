@@ -13,6 +13,7 @@ import sys
 import types
 import warnings
 from collections.abc import Iterator, Mapping
+from importlib.machinery import SourceFileLoader
 from typing import Any
 
 from nbdebug.observe.named import cell_filled, is_users
@@ -54,7 +55,8 @@ class Edited:
     def changed(self) -> list[str]:
         """What of the loaded module is not as the file has it: functions and constants, changed or added."""
         own = vars(self.module)
-        found = [shown for name, thing in list(own.items()) if self._from_here(thing) for shown in self.old(thing, name)]
+        found = [shown for name, thing in list(own.items()) if self._from_here(thing)
+                 for shown in self.old(thing, name)]
         found += self._added(self.tree.body, own, "")
         constants = self._constants()
         if constants and (found or self._compiled_from_another()):
@@ -124,6 +126,8 @@ def edited(since: float) -> tuple[list[Edited], list[str]]:
         file = vars(module).get("__file__")
         if type(file) is not str or not file.endswith(".py") or vars(module).get("__name__") != name:
             continue
+        if type(getattr(vars(module).get("__spec__"), "loader", None)) is not SourceFileLoader:
+            continue  # a loader of its own (of pytest, of a type checker) compiles something else than the file
         try:
             seen = os.stat(file)
             if max(seen.st_mtime, seen.st_ctime) < since - SLACK:
@@ -138,7 +142,7 @@ def edited(since: float) -> tuple[list[Edited], list[str]]:
 
 def functions_of(thing: Any, name: str, file: str) -> Iterator[tuple[str, types.CodeType]]:
     """(name to show, code) of the functions that lie in a function or a class and come from this file."""
-    todo, seen = [(name, thing)], set()
+    todo, seen = [(name, thing)], set[int]()
     while todo and len(seen) < 2000:
         shown, now = todo.pop(0)
         if id(now) in seen:

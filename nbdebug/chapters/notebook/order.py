@@ -6,8 +6,9 @@ import ast
 from collections.abc import Mapping
 from typing import Any
 
-from nbdebug.chapters.notebook.cells import History, names_in
+from nbdebug.chapters.notebook.cells import History
 from nbdebug.chapters.notebook.facts import TooEarly
+from nbdebug.chapters.notebook.statements import names_in
 
 _TRACEBACK = vars(BaseException)["__traceback__"]
 
@@ -26,33 +27,34 @@ def too_early(names: Mapping[str, Any], history: History, error: BaseException |
     if type(missing) is not str or missing not in names or failed is None:
         return []
     later = [b for b in history.bindings(missing) if b.number > failed[0]]
-    if not later or history.same(failed[0])[-1] > later[0].number:
+    if not later:
         return []
+    line = history.cells[failed[0]].place(failed[1]).text or ""
+    if any(line in cell.typed for number, cell in history.cells.items() if number >= later[0].number):
+        return []  # it ran again since
     return [TooEarly(missing, history.cells[failed[0]].place(failed[1]), history.place(later[0]))]
 
 
 def applied_twice(names: Mapping[str, Any], history: History) -> list[str]:
     """Notes on cells that ran more than once and change a tensor or an array by itself: `x = x / 255`."""
+    runs: dict[str, list[int]] = {}
+    for number, cell in history.cells.items():
+        runs.setdefault(cell.source.strip(), []).append(number)
     notes = []
-    for name, value in names.items():
-        kind = type(value)
-        if kind.__module__.partition(".")[0] not in ("torch", "numpy", "pandas") or kind.__name__ not in (
-                "Tensor", "ndarray", "DataFrame"):
-            continue
-        bindings = history.bindings(name, "assign")
-        own = [b for b in bindings if isinstance(b.value, ast.BinOp) and name in names_in(b.value)
-               and isinstance(b.value.op, (ast.Div, ast.Sub, ast.Mult))]
-        if not own:
-            continue
-        last = own[-1]
-        runs = [b for b in bindings if history.text(b) == history.text(last) and b.number in history.same(last.number)]
-        between = [b for b in bindings if len(runs) > 1 and runs[-2].at < b.at < runs[-1].at]
-        if len(runs) > 1 and not between and not _in_loop(last.node, history, last.number):
-            cells = " and ".join(f"In [{b.number}]" for b in runs[-2:])
-            notes.append(f"`{history.text(last)}` ran in {cells}: it changes `{name}` by itself, so its effect is there "
-                         f"{len(runs)} times. If once was meant, give the result a name of its own.")
+    for numbers in runs.values():
+        for last in history.cells[numbers[-1]].bindings if len(numbers) > 1 else ():
+            value = last.value
+            if (last.node in history.cells[last.number].body and isinstance(value, ast.BinOp)
+                    and isinstance(value.op, (ast.Div, ast.Sub, ast.Mult)) and last.path in names_in(value)
+                    and _is_array(names.get(last.path)) and last is history.bindings(last.path)[-1]
+                    and not [b for b in history.bindings(last.path) if numbers[-2] < b.number < numbers[-1]]):
+                cells = " and ".join(f"In [{number}]" for number in numbers[-2:])
+                notes.append(f"`{history.text(last)}` ran in {cells}: it changes `{last.path}` by itself, so its "
+                             f"effect is there {len(numbers)} times. If once was meant, give the result a name of its own.")
     return notes
 
 
-def _in_loop(node: ast.stmt, history: History, number: int) -> bool:
-    return node not in history.cells[number].body
+def _is_array(value: Any) -> bool:
+    kind = type(value)
+    return kind.__module__.partition(".")[0] in ("torch", "numpy", "pandas") and kind.__name__ in (
+        "Tensor", "ndarray", "DataFrame")

@@ -6,22 +6,29 @@ import ast
 from collections.abc import Iterable
 from typing import Any
 
-from nbdebug.chapters.notebook.cells import History, dotted, nodes
+from nbdebug.chapters.notebook.cells import History, nodes
 from nbdebug.chapters.notebook.facts import NOWHERE, Kept
+from nbdebug.chapters.notebook.statements import dotted
 from nbdebug.finding import Where
 
 FREES = ("collect", "empty_cache", "malloc_trim")
+LEAST = 1 << 20
+"""Bytes; less is never worth a word."""
 
 
-def kept(given: Iterable[Any], history: History) -> list[Kept]:
-    """given: what the shell keeps, as `free()` lists it: each with how, name, also, bytes, items, what and where."""
+def kept(given: Iterable[Any], history: History, error: BaseException | None) -> list[Kept]:
+    """given: what the shell keeps, as `free()` lists it: each with how, name, also, bytes, items, what and where.
+    error: the last failure."""
     found = []
     for one in given:
+        if one.bytes < LEAST:
+            continue
         if one.how == "output":
             found.append(_output(one, history))
         elif one.how == "traceback":
-            found.append(Kept("traceback", one.name, one.bytes, one.what, "", *_freed("", _number(one.where), history),
-                              where=one.where))
+            where = _failed(error, history) or one.where
+            found.append(Kept("traceback", one.name, one.bytes, one.what, "", *_freed("", _number(where), history),
+                              where=where))
         elif one.how == "loss":
             where = _appended(one.name, history)
             found.append(Kept("graph", one.name, one.bytes, one.what, one.name,
@@ -29,12 +36,24 @@ def kept(given: Iterable[Any], history: History) -> list[Kept]:
     return found
 
 
+def _failed(error: BaseException | None, history: History) -> Where | None:
+    """The line of the cell that was running when it failed: the outermost of a cell."""
+    at = vars(BaseException)["__traceback__"].__get__(error) if error is not None else None
+    while at is not None:
+        number = history.cell_of(at.tb_frame.f_code.co_filename)
+        if number is not None:
+            return history.cells[number].place(at.tb_lineno)
+        at = at.tb_next
+    return None
+
+
 def _appended(name: str, history: History) -> Where:
     """The first line that puts something into this list or dict."""
     root = name.partition(".")[0]
     for cell in history.saying(root):
         for node in nodes(history.reach(cell.number)):
-            if isinstance(node, ast.Call) and dotted(node.func) in (f"{name}.append", f"{name}.extend", f"{root}.append"):
+            if isinstance(node, ast.Call) and dotted(node.func) in (f"{name}.append", f"{name}.extend",
+                                                                    f"{root}.append"):
                 own = any(node in ast.walk(statement) for statement in cell.body)
                 return cell.place(node.lineno if own else None)
     bound = history.bindings(root)
@@ -49,8 +68,9 @@ def _output(one: Any, history: History) -> Kept:
     cell = history.cells[number]
     last = cell.body[-1] if cell.body else None
     shown = last.value if isinstance(last, ast.Expr) else None
-    text = dotted(shown) or (cell.text_of(shown) if shown is not None else "")
-    wanted, deleted, freed = _freed(dotted(shown).partition(".")[0], number, history)
+    text = cell.text_of(shown) if shown is not None else ""
+    variable = next((n.id for n in ast.walk(shown) if isinstance(n, ast.Name)), "") if shown is not None else ""
+    wanted, deleted, freed = _freed(variable, number, history)
     return Kept("output", next(n for n in names if n.startswith("Out[")), one.bytes, one.what, text, wanted, deleted,
                 freed, cell.place(last.lineno if last is not None else None))
 
@@ -66,8 +86,9 @@ def _freed(variable: str, number: int | None, history: History) -> tuple[str, bo
         if found[0] or not cell.says("collect") and not cell.says("empty_cache"):
             continue
         for node in nodes(history.reach(cell.number)):
-            if isinstance(node, ast.Call) and "." in dotted(node.func) and dotted(node.func).rpartition(".")[2] in FREES:
-                found = ast.unparse(node), False, cell.place(node.lineno)
+            of = dotted(node.func) if isinstance(node, ast.Call) else ""
+            if "." in of and of.rpartition(".")[2] in FREES:
+                found = ast.unparse(node), False, cell.place(getattr(node, "lineno", 1))
     return found
 
 

@@ -50,7 +50,7 @@ def seen(names: Mapping[str, Any], shell: Any, memory: Iterable[Any] = ()) -> No
             tuple(part("holders", lambda: stale_holders(mine, met, history))),
             tuple(part("hooks", lambda: hooks_registered_twice(met, history))),
             tuple(part("classes", lambda: redefined(mine, met, history, error))),
-            tuple(part("outputs", lambda: kept(given, history))),
+            tuple(part("outputs", lambda: kept(given, history, error))),
             tuple(part("the order of cells", lambda: too_early(mine, history, error))),
             sum(one.bytes for one in given), tuple(notes), tuple(unchecked))
 

@@ -6,9 +6,10 @@ import ast
 from collections import Counter
 from typing import Any
 
-from nbdebug.chapters.notebook.cells import Binding, History, dotted, names_in, nodes
+from nbdebug.chapters.notebook.cells import Binding, History, nodes
 from nbdebug.chapters.notebook.facts import NOWHERE, LeftBehind
 from nbdebug.chapters.notebook.held import Held, held_by, parameters_of
+from nbdebug.chapters.notebook.statements import dotted, names_in
 from nbdebug.chapters.notebook.uses import At, root_of, same_thing, stepped
 from nbdebug.finding import Where
 
@@ -72,7 +73,7 @@ def _changed(name: str, missing: list[tuple[str, Any]], part: bool, made: Bindin
             return found
     bindings = [b for b in history.bindings(root_of(name)) if b.at > since and not same_thing(b)]
     bindings = bindings if made is not None else bindings[-1:]
-    return (bindings[0].at, history.place(bindings[0])) if bindings else None
+    return (bindings[0].at, history.place(bindings[0])) if bindings else _replaced(name, missing, since, history)
 
 
 def _replaced(name: str, missing: list[tuple[str, Any]], since: At, history: History) -> tuple[At, Where] | None:
@@ -110,7 +111,8 @@ def _added(name: str, missing: list[tuple[str, Any]], made: Binding,
            history: History) -> tuple[str, tuple[At, Where] | None]:
     """A part that was added, or unfrozen, after the optimizer was made from all that the model had then."""
     if "requires_grad" in history.text(made):
-        for number in [n for n in history.cells if n >= made.number]:
+        thawing = history.leading_to("requires_grad", "requires_grad_")
+        for number in [cell.number for cell in thawing if cell.number >= made.number]:
             for node in nodes(history.reach(number)):
                 if _thaws(node) and (number > made.number or getattr(node, "lineno", 0) > made.node.lineno):
                     line = getattr(node, "lineno", 1)

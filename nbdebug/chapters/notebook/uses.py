@@ -5,13 +5,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from nbdebug.chapters.notebook.cells import Binding, History, dotted, names_in, nodes
+from nbdebug.chapters.notebook.cells import Binding, History, nodes
+from nbdebug.chapters.notebook.statements import dotted, names_in
 from nbdebug.finding import Where
 
 At = tuple[int, int]
 """A cell, and a line in it."""
-IDLE = frozenset({"state_dict", "load_state_dict", "zero_grad", "eval", "parameters", "named_parameters", "to", "modules",
-                  "named_modules", "get_last_lr", "add_param_group", "children", "cpu", "cuda", "close"})
+IDLE = frozenset({"state_dict", "load_state_dict", "zero_grad", "eval", "parameters", "named_parameters", "to",
+                  "modules", "named_modules", "get_last_lr", "add_param_group", "children", "cpu", "cuda", "close"})
 """Methods that train nothing."""
 
 
@@ -22,7 +23,7 @@ def root_of(path: str) -> str:
 
 def calls_after(history: History, at: At, word: str) -> Iterator[tuple[int, ast.Call]]:
     """(cell, call) of the calls that ran after this place, in cells that can reach the word."""
-    for number in [n for n in history.cells if n >= at[0]]:
+    for number in [cell.number for cell in history.leading_to(word) if cell.number >= at[0]]:
         for root in history.reach(number):
             if number == at[0] and getattr(root, "lineno", 0) <= at[1] and root in history.cells[number].statements:
                 continue
@@ -52,8 +53,8 @@ def _reads_only(function: str) -> bool:
 
 def read(history: History, name: str, at: At) -> Where | None:
     """The first cell behind this place that reads the variable."""
-    for number in [n for n in history.cells if n >= at[0]]:
-        cell = history.cells[number]
+    for cell in [cell for cell in history.leading_to(name) if cell.number >= at[0]]:
+        number = cell.number
         for root in history.reach(number):
             own = root in cell.statements
             if number == at[0] and (not own or getattr(root, "lineno", 0) <= at[1]):

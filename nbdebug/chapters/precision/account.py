@@ -8,9 +8,13 @@ from typing import Any
 
 from nbdebug.chapters.precision.facts import PrecisionFacts, Step
 from nbdebug.chapters.precision.rules import name_all
-from nbdebug.chapters.precision.rules.words import distance, listed, short
+from nbdebug.chapters.precision.rules.words import distance, listed, named, short
 from nbdebug.finding import Report, RuledOut
 from nbdebug.sizes import size
+
+FLOAT32_OFF = 1e-3
+"""Relative distance of float32 from float64 from which it is told as a doubt about the reference: our choice. Healthy
+steps were off by 1e-6 and less, and half precision's own errors begin at 1e-3."""
 
 
 @dataclasses.dataclass(repr=False)
@@ -78,6 +82,8 @@ def _notes(facts: PrecisionFacts) -> tuple[str, ...]:
     notes = [f"In float32 the loss is {short(facts.float32.loss)}, in {facts.dtype} "
              + (short(facts.half.loss) if not facts.half.error else "there is none")
              + (f"; {len(facts.half.bad)} gradients are not finite" if facts.half.bad else "") + "."]
+    if facts.exact is not None:
+        notes.append(_float32(facts))
     if facts.mixed is not None:
         notes.append(_cost(facts.mixed, facts.float32, "with these modules in float32"))
         notes.append("The same without nbdebug, around the call of each of these modules: "
@@ -94,18 +100,57 @@ def _cost(step: Step, plain: Step, how: str) -> str:
     return said + "."
 
 
+def _float32(facts: PrecisionFacts) -> str:
+    """How good the reference is."""
+    exact = facts.exact
+    assert exact is not None
+    said = f"{_tiny(exact.off)} in the loss and {_tiny(exact.norm_off)} in the norm of all gradients"
+    if max(exact.off, exact.norm_off) <= FLOAT32_OFF:
+        return f"float32 is good enough as the reference: against float64 it is off by {said}."
+    worst = max(exact.errors, key=lambda name: exact.errors[name], default=None)
+    at = f", most by its own work in {named(worst)} ({_tiny(exact.errors[worst])})" if worst is not None else ""
+    return (f"float32 is itself off from float64 by {said}{at}: what half precision adds is told from float32, and the "
+            "modules named here may need float64.")
+
+
+def _tiny(off: float) -> str:
+    return f"{off:.1%}" if off >= 1e-3 else f"{off:.0e}" if off > 0 else "nothing"
+
+
 def _tables(facts: PrecisionFacts) -> list[dict[str, Any]]:
     tried = [[i, ", ".join(t.kept[:6]) + (f" and {len(t.kept) - 6} more" if len(t.kept) > 6 else "") or "nothing",
               "works" if t.worked else "fails", distance(t.off)] for i, t in enumerate(facts.tries, 1)]
-    rows = [[m.name, m.kind, m.largest, facts.largest / m.largest if m.largest else None, m.tiny, m.error,
-             "yes" if m.broken else "", m.gradient] for m in facts.modules]
-    columns = ["module", "type", "largest output", "times below the end", "share too small", "own error", "breaks",
-               "largest gradient"]
     return [{"title": "What was tried", "columns": ["try", "kept in float32", "the step", "loss off by"], "rows": tried,
              "note": f"A step works when all is finite and the loss is within {facts.tolerance:.0%} of float32's."},
-            {"title": "Every module, against the ends of the dtype", "columns": columns, "rows": rows,
-             "note": f"Values in float32; {facts.dtype} ends at {short(facts.largest)}, its smallest normal number is "
-                     f"{short(facts.tiny)}. Own error: of the module's output in half on the same inputs."}]
+            _costs(facts), _modules(facts)]
+
+
+def _costs(facts: PrecisionFacts) -> dict[str, Any]:
+    """Time and memory of the mixed step, between all in half and all in float32."""
+    steps = [("all in float32", facts.float32), (f"all in {facts.dtype}", facts.half)]
+    if facts.mixed is not None:
+        steps.append(("as found: " + listed(facts.kept) + " in float32", facts.mixed))
+    known = [(how, step) for how, step in steps if not step.error]
+    memory = all(step.memory is not None for _, step in known)
+    rows = [[how, 1000 * step.seconds, *[step.memory] * memory, step.loss, distance(step.off)] for how, step in known]
+    columns = ["the step", "ms", *["peak memory (bytes)"] * memory, "loss", "loss off by"]
+    note = "Forward and backward of all batches, the better of two runs" + (
+        "; peak memory above what was held before." if memory else ". Memory is measured on an accelerator only.")
+    return {"title": "What a step costs", "columns": columns, "rows": rows, "note": note}
+
+
+def _modules(facts: PrecisionFacts) -> dict[str, Any]:
+    """Headroom and errors, module by module."""
+    double = facts.exact is not None
+    rows = [[m.name, m.kind, m.largest, facts.largest / m.largest if m.largest else None, 100 * m.tiny, 100 * m.error,
+             *([None if m.float32_error is None else 100 * m.float32_error] * double), "yes" if m.broken else "",
+             m.gradient, 100 * m.gradient_tiny] for m in facts.modules]
+    columns = ["module", "type", "largest output", "times below the end", "too small, %", "own error, %",
+               *["own float32 error, %"] * double, "breaks", "largest gradient", "gradient too small, %"]
+    return {"title": "Every module, against the ends of the dtype", "columns": columns, "rows": rows,
+            "note": f"Values in float32; {facts.dtype} ends at {short(facts.largest)}; too small: below its smallest "
+                    f"normal number, {short(facts.tiny)}. Own error: of the module's output in half on the same "
+                    "inputs, relative" + (", and in float32 against float64." if double else ".")}
 
 
 def _ranges(facts: PrecisionFacts) -> dict[str, Any]:

@@ -8,6 +8,7 @@ the module in float32 with its inputs and buffers rounded to the dtype, and with
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -21,7 +22,7 @@ from nbdebug.chapters.precision.copies import Copies, cast
 from nbdebug.chapters.precision.facts import Event
 from nbdebug.chapters.precision.trial import Trials
 from nbdebug.finding import Where
-from nbdebug.observe.sites import cell_name, locate, source_text
+from nbdebug.observe.sites import USER, Site, cell_name, kind_of, locate, source_text
 from nbdebug.observe.tensors import base_name
 
 MOST = 12
@@ -38,7 +39,7 @@ class Ops(TorchDispatchMode):
 
     def __init__(self, dtype: torch.dtype, phase: str = "forward", module: str = ""):
         super().__init__()
-        self.dtype, self.phase, self.module = dtype, phase, module
+        self.dtype, self.phase, self.module, self.outside = dtype, phase, module, locate()
         self.smallest = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps / 2
         self.events: list[Event] = []
 
@@ -79,21 +80,22 @@ class Ops(TorchDispatchMode):
             self._note("underflow", name, float(full[lost].abs().max()), share)
 
     def _note(self, what: str, op: str, size: float, share: float) -> None:
-        site = locate().site
-        where = Where(phase=self.phase, module=self.module, op=op) if site is None else Where(
-            phase=self.phase, module=self.module, op=op, file=site.file, line=site.line, text=source_text(site),
-            cell=cell_name(site.file))
+        found = locate()  # a line that is around all of this is not the op's: the op is in code of torch's
+        site = found.library if found.user == self.outside.user else found.site
+        where = _where(site, self.phase, self.module, op)
         self.events.append(Event(what, op, size, share, self.phase, where))
 
 
-def events_of(name: str, copies: Copies, trials: Trials) -> tuple[Event, ...]:
-    """What the ops of this module do in half precision: forward, then backward, in the step's first call of it."""
+def look(name: str, copies: Copies, trials: Trials) -> tuple[tuple[Event, ...], Where]:
+    """What the ops of this module do in half precision: forward, then backward, in the step's first call of it; and the
+    line to show where none of them stands out: that of its forward, or for a module of torch's that which calls it."""
     reference, half = copies.reference(torch.float32), copies.half().get_submodule(name)
     seen: dict[str, Any] = {}
 
     def after(module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
         if "given" in seen:
             return
+        seen["site"] = _forward_of(module) or locate().site
         seen["given"] = tree_map(_kept, (args, kwargs))
         floats = [t for t in tree_leaves(output) if isinstance(t, torch.Tensor) and t.requires_grad]
         seen["gradients"] = [None] * len(floats)
@@ -103,9 +105,24 @@ def events_of(name: str, copies: Copies, trials: Trials) -> tuple[Event, ...]:
     reference.get_submodule(name).register_forward_hook(after, with_kwargs=True)
     trials.run(reference)
     if "given" not in seen:
-        return ()
+        return (), Where(phase="forward", module=name)
     with trials.same_numbers(), torch.enable_grad():
-        return tuple(_again(name, half, copies, seen))
+        return tuple(_again(name, half, copies, seen)), _where(seen["site"], "forward", name)
+
+
+def _forward_of(module: nn.Module) -> Site | None:
+    """Where the user has written this module's forward; None where it is torch's or a library's."""
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    if code is None or kind_of(code) != USER:
+        return None
+    return Site(code.co_filename, code.co_firstlineno, code.co_name)
+
+
+def _where(site: Site | None, phase: str, module: str, op: str | None = None) -> Where:
+    if site is None:
+        return Where(phase=phase, module=module, op=op)
+    return Where(phase=phase, module=module, op=op, file=site.file, line=site.line, text=source_text(site),
+                 cell=cell_name(site.file))
 
 
 def _again(name: str, half: nn.Module, copies: Copies, seen: dict[str, Any]) -> Iterator[Event]:

@@ -6,6 +6,7 @@
     ├── modules: Module              every module: the sizes of its values against the dtype's ends, its own error
     ├── tries: Tried                 what was tried, in order
     ├── scaling: Scaling             gradients that half precision loses to zero, and what a loss scale does to them
+    ├── exact: Exact                 the step in float64: how far off float32 itself is
     └── order: Order                 a step whose gradients are changed before the loss scale is taken out of them
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 
 from nbdebug.finding import Where
 
@@ -55,7 +57,8 @@ class Event:
 class Culprit:
     """A module that has to be kept. off: how far off the loss is with this one in half and the others kept; events:
     what its ops did, first to last; rounded: whether it stays wrong in float32 when only its inputs and buffers are
-    rounded to the dtype (None: not tried); error: of its output by itself."""
+    rounded to the dtype (None: not tried); error: of its output by itself; where: the line of its forward, or of its
+    call where that is torch's; raised: what the step raises with this one in half, or ""."""
 
     module: str
     kind: str
@@ -65,13 +68,15 @@ class Culprit:
     error: float = 0.0
     largest: float = 0.0
     bad: tuple[str, ...] = ()
+    where: Where = NOWHERE
+    raised: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Module:
     """A module's values in the float32 step. largest, smallest: magnitudes of its output, zeros left out; tiny: share
     of them below the dtype's smallest normal number; error: of its output in half on the same inputs; gradient: the
-    largest that reached its output."""
+    largest that reached its output; float32_error: of its output in float32 against float64, None where unknown."""
 
     name: str
     kind: str
@@ -84,6 +89,7 @@ class Module:
     gradient_tiny: float = 0.0
     calls: int = 1
     leaf: bool = True
+    float32_error: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,6 +110,17 @@ class Scaling:
     off: float
     scale: float
     off_scaled: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Exact:
+    """The step in float64. off, norm_off: how far float32's loss, and its norm of all gradients, are from float64's,
+    relative; seconds; errors: of each module's output in float32, on the same inputs."""
+
+    off: float
+    norm_off: float
+    seconds: float = 0.0
+    errors: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,4 +162,5 @@ class PrecisionFacts:
     scaling: Scaling | None = None
     epsilon: tuple[float, str, str] | None = None
     order: Order | None = None
+    exact: Exact | None = None
     unchecked: tuple[str, ...] = ()

@@ -3,23 +3,27 @@ model, gradients that are lost to zero, an optimizer's epsilon."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
-from nbdebug.chapters.precision import cause
+from nbdebug.chapters.precision import cause, exact
 from nbdebug.chapters.precision.copies import Copies
 from nbdebug.chapters.precision.facts import Culprit, Module, PrecisionFacts, Scaling, Step, Tried
 from nbdebug.chapters.precision.measure import Measured
 from nbdebug.chapters.precision.search import Search
 from nbdebug.chapters.precision.tree import Tree
-from nbdebug.chapters.precision.trial import Outcome, Trials, off
+from nbdebug.chapters.precision.trial import Outcome, Trials, norm_off, off
 
 SCALES = (2.0**10, 2.0**16)
 """Loss scales to try: a usual one for networks that need little, and GradScaler's first one."""
+QUICK = 0.5
+"""Seconds of a step that is made once more for its time."""
 CULPRITS = 16
 """So many kept modules are looked into."""
 
@@ -31,16 +35,28 @@ def step_of(outcome: Outcome, reference: Outcome) -> Step:
     return Step(loss, off(outcome, reference), outcome.bad, outcome.seconds, outcome.memory, outcome.error)
 
 
+def timed(trials: Trials, model: nn.Module, around: Callable[[], Any] = contextlib.nullcontext) -> Outcome:
+    """A step, made twice where it is quick: the first time warms up, the better time counts."""
+    outcome = trials.run(model, around)
+    if outcome.error or outcome.seconds > QUICK:
+        return outcome
+    return dataclasses.replace(outcome, seconds=min(outcome.seconds, trials.run(model, around).seconds))
+
+
 def first(copies: Copies, trials: Trials, measured: Measured, tolerance: float, optimizer: Any) -> PrecisionFacts:
     """The facts before the search."""
     info = torch.finfo(copies.dtype)
-    plain = trials.run(copies.reference(torch.float32))  # again, with nothing beside it: for time and memory
-    half = trials.run(copies.half(), copies.running)
+    plain = timed(trials, copies.reference(torch.float32))  # again, with nothing beside it
+    half = timed(trials, copies.half(), copies.running)
+    double = exact.look(copies, trials, plain)
+    errors = {} if isinstance(double, str) else double.errors
+    unchecked = (f"How far off float32 itself is, against float64: {double}",) if isinstance(double, str) else ()
     modules = tuple(Module(s.name, s.kind, s.largest, s.smallest, s.tiny, s.error, s.broken, s.gradient,
-                           s.gradient_tiny, s.calls, s.leaf) for s in measured.modules.values())
+                           s.gradient_tiny, s.calls, s.leaf, errors.get(s.name)) for s in measured.modules.values())
     return PrecisionFacts(str(copies.dtype).removeprefix("torch."), copies.mode, tolerance, info.max, info.tiny,
                           step_of(plain, measured.outcome), step_of(half, measured.outcome), modules=modules,
-                          scaling=_scaling(half, copies, trials, plain), epsilon=_epsilon(optimizer, copies))
+                          scaling=_scaling(half, copies, trials, plain), epsilon=_epsilon(optimizer, copies),
+                          exact=None if isinstance(double, str) else double, unchecked=unchecked)
 
 
 def tree(model: nn.Module, measured: Measured) -> Tree:
@@ -55,24 +71,24 @@ def finished(facts: PrecisionFacts, copies: Copies, trials: Trials, measured: Me
                                 minimal=not kept or (not stopped and tries.minimal()))
     if not kept:
         return facts
-    mixed = step_of(trials.run(copies.half(kept), copies.running), measured.outcome)
+    mixed = step_of(timed(trials, copies.half(kept), copies.running), measured.outcome)
     culprits = tuple(_culprit(name, copies, trials, measured, frozenset(kept), facts.tolerance)
                      for name in kept[:CULPRITS])
-    unchecked = (f"What goes wrong in {len(kept) - CULPRITS} further modules",) if len(kept) > CULPRITS else ()
-    return dataclasses.replace(facts, mixed=mixed, culprits=culprits, unchecked=unchecked)
+    more = (f"What goes wrong in {len(kept) - CULPRITS} further modules",) if len(kept) > CULPRITS else ()
+    return dataclasses.replace(facts, mixed=mixed, culprits=culprits, unchecked=facts.unchecked + more)
 
 
 def _culprit(name: str, copies: Copies, trials: Trials, measured: Measured, kept: frozenset[str],
              tolerance: float) -> Culprit:
     without = trials.run(copies.half(kept - {name}), copies.running)
-    events = cause.events_of(name, copies, trials)
+    events, place = cause.look(name, copies, trials)
     wrong = None
     if not any(e.what == "overflow" for e in events):
         wrong = off(trials.run(cause.rounded(name, copies, kept), copies.running), measured.outcome) > tolerance
     seen = measured.modules.get(name)
     kind = type(copies.model.get_submodule(name)).__name__
     return Culprit(name, kind, off(without, measured.outcome), events, wrong, seen.error if seen else 0.0,
-                   seen.largest if seen else 0.0, without.bad)
+                   seen.largest if seen else 0.0, without.bad, place, without.error)
 
 
 def _scaling(half: Outcome, copies: Copies, trials: Trials, reference: Outcome) -> Scaling | None:
@@ -89,16 +105,11 @@ def _scaling(half: Outcome, copies: Copies, trials: Trials, reference: Outcome) 
     scale, scaled = min(good, key=lambda pair: len(_lost(pair[1], reference)))
     if len(_lost(scaled, reference)) > len(lost) / 2:
         return None  # no scale helps: something else is wrong
-    return Scaling(tuple(lost), _norm_off(half, reference), scale, _norm_off(scaled, reference))
+    return Scaling(tuple(lost), norm_off(half, reference), scale, norm_off(scaled, reference))
 
 
 def _lost(outcome: Outcome, reference: Outcome) -> list[str]:
     return [name for name, norm in reference.norms.items() if norm > 0 and outcome.norms.get(name, norm) == 0]
-
-
-def _norm_off(outcome: Outcome, reference: Outcome) -> float:
-    ours, theirs = (math.hypot(*o.norms.values()) for o in (outcome, reference))
-    return abs(ours - theirs) / theirs if theirs > 0 else 0.0
 
 
 def _epsilon(optimizer: Any, copies: Copies) -> tuple[float, str, str] | None:

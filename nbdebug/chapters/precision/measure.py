@@ -29,8 +29,8 @@ bfloat16 (2^-8 each); healthy modules were below 0.3%. A suspect is no verdict: 
 class Seen:
     """What one module did in the step. largest, smallest: magnitudes of its float32 output, zeros left out; tiny: share
     of the output's values below the dtype's smallest normal number; error: of its half output, relative to the
-    float32 one (2-norms); broken: its half output is not finite where the float32 one is; lost: share of values that
-    are zero in half only; gradient, gradient_tiny: the same of the gradient that reached its output."""
+    float32 one (2-norms); broken: its half output is not finite where the float32 one is; gradient, gradient_tiny: the
+    same of the gradient that reached its output."""
 
     name: str
     kind: str
@@ -41,7 +41,6 @@ class Seen:
     tiny: float = 0.0
     error: float = 0.0
     broken: bool = False
-    lost: float = 0.0
     gradient: float = 0.0
     gradient_tiny: float = 0.0
     parameters: int = 0
@@ -88,9 +87,9 @@ class Measured:
         """The call in half precision goes first: the module may write into what it is given."""
 
         def before(module: nn.Module, args: tuple, kwargs: dict) -> None:
-            call = _Call(tree_map(_detached, args), tree_map(_detached, kwargs), numbers())
+            call = _Call(tree_map(detached, args), tree_map(detached, kwargs), numbers())
             with rewound(call.random), torch.no_grad(), contextlib.suppress(*FAULTS), self.copies.running():
-                call.output = tree_leaves(self._half[name](*tree_map(_own, args), **tree_map(_own, kwargs)))
+                call.output = tree_leaves(self._half[name](*tree_map(own, args), **tree_map(own, kwargs)))
             self._running.append(call)
 
         return before
@@ -123,18 +122,11 @@ class Measured:
     def _compare(self, seen: Seen, floats: list[torch.Tensor], beside: list[Any]) -> None:
         halves = [t for t in beside if isinstance(t, torch.Tensor) and t.is_floating_point()]
         for wanted, got in zip(floats, halves):
-            wanted, got = wanted.detach().double(), got.double()
-            if wanted.shape != got.shape or not wanted.numel():
-                continue
-            fine = wanted.isfinite()
-            if not bool(got[fine].isfinite().all()):
+            error = relative_error(wanted, got)
+            if error == math.inf:
                 seen.broken = True
-                continue
-            wanted, got = wanted[fine], got[fine]
-            scale = float(wanted.norm())
-            if scale > 0:
-                seen.error = max(seen.error, float((got - wanted).norm()) / scale)
-                seen.lost = max(seen.lost, float(((got == 0) & (wanted != 0)).double().mean()))
+            elif error is not None:
+                seen.error = max(seen.error, error)
 
     def _gradient(self, seen: Seen, call: _Call, place: int) -> Callable[[torch.Tensor], None]:
         def arrived(gradient: torch.Tensor) -> None:
@@ -154,7 +146,7 @@ class Measured:
         args, kwargs = tree_map(_wanting, call.args), tree_map(_wanting, call.kwargs)
         module = self._half[name]
         with rewound(call.random), torch.enable_grad(), self.copies.running():
-            output = module(*tree_map(_own, args), **tree_map(_own, kwargs))
+            output = module(*tree_map(own, args), **tree_map(own, kwargs))
         made = [t for t in tree_leaves(output) if isinstance(t, torch.Tensor) and t.is_floating_point()][place]
         if not made.requires_grad or not bool(made.isfinite().all()):
             return False
@@ -171,6 +163,19 @@ class Measured:
     def broken(self) -> list[str]:
         """Those of the suspects that make something non-finite by themselves."""
         return [name for name in self.suspects() if self.modules[name].broken]
+
+
+def relative_error(wanted: torch.Tensor, got: torch.Tensor) -> float | None:
+    """The 2-norm of the difference over that of what is wanted, where that is finite; inf where the other is not
+    finite there; None where nothing can be compared."""
+    wanted, got = wanted.detach().double(), got.detach().double()
+    if wanted.shape != got.shape or not wanted.numel():
+        return None
+    fine = wanted.isfinite()
+    if not bool(got[fine].isfinite().all()):
+        return math.inf
+    scale = float(wanted[fine].norm())
+    return float((got[fine] - wanted[fine]).norm()) / scale if scale > 0 else None
 
 
 def numbers() -> list[tuple[Callable[[Any], Any], Any]]:
@@ -191,11 +196,11 @@ def rewound(entered: list[tuple[Callable[[Any], Any], Any]]) -> Iterator[None]:
             write(state)
 
 
-def _detached(value: Any) -> Any:
+def detached(value: Any) -> Any:
     return value.detach() if isinstance(value, torch.Tensor) else value
 
 
-def _own(value: Any) -> Any:
+def own(value: Any) -> Any:
     """Of its own memory, so that a module that writes into what it is given writes into nothing of the step."""
     return value.clone() if isinstance(value, torch.Tensor) else value
 

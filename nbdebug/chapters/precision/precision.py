@@ -71,6 +71,9 @@ def _found(copies: Copies, trials: Trials, measured: Measured, tolerance: float,
     def works(kept: frozenset[str]) -> bool:
         if ends is not None and time.monotonic() > ends:
             raise Stopped
+        if not kept:  # that step has been made
+            distances[kept] = facts.half.off
+            return facts.half.off <= tolerance
         distances[kept] = off(trials.run(copies.half(kept), copies.running), measured.outcome)
         return distances[kept] <= tolerance
 

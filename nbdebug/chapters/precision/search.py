@@ -2,10 +2,11 @@
 
 A try asks `works(kept)`: does the step work when these units stay in float32 and all others run in half precision? It
 is assumed that keeping more never hurts; then every answer about many units says something about each of them. The
-search is group testing: units are run in half together, more of them at once the rarer culprits have turned out to be,
-and a group that fails is halved until one culprit is left. A unit is kept only where the step failed with it in half
-beside units that do no harm, so taking any one out of the answer fails: those tries are the proof. Units that only
-fail together are met as well: which of them is kept then depends on the order.
+search is group testing: units are run in half together, as many as work in every second case given what has been
+found and cleared so far, and a group that fails is split in the same way until one culprit is left. A unit is kept
+only where the step failed with it in half beside units that do no harm, so taking any one out of the answer fails:
+those tries are the proof. Units that only fail together are met as well: which of them is kept then depends on the
+order.
 
 Measurements may have named suspects. If keeping these suffices, only they are searched.
 """
@@ -16,10 +17,16 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
 
-RARE, COMMON = (0.5, 16.0), (4.0, 5.0)
-"""What is thought of a unit before any try, as (culprits, units) seen: without a suspicion, and with one."""
-SETTLED = 1.2
-"""So few culprits expected among all that are left: they are tried together."""
+FEW = {1: 0.5, 2: 0.3, 4: 0.1, 8: 0.05}
+"""What is thought of the number of culprits among units without a suspicion, before any try: a few, most likely one.
+Every other number is taken to be `OTHER` as likely. Chosen so that tries for 1, 2, 4 and 8 of 64 are few at once: 8.2,
+14.1, 24.0 and 38.4 on average, of which 1 + 6, 11, 19.3 and 32 are what there is to learn; the best choice of groups by
+dynamic programming, with the same knowledge, needs 8.3, 14.0, 23.9 and 38.3."""
+OTHER = 1e-4
+LIKELY = (4.0, 5.0)
+"""What is thought of a suspect, as (culprits, units) seen."""
+ALL_CLEAR = 0.35
+"""So likely is it that none of all that are left is a culprit: they are tried together."""
 
 
 class Stopped(Exception):
@@ -95,9 +102,44 @@ def smallest(search: Search, units: Sequence[str], suspects: Sequence[str] = (),
     walk = _Walk(search, frozenset(units))
     if likely and search.ask(held | frozenset(likely)):
         walk.harmless.update(others)
-        return frozenset(walk.culprits(likely, held, COMMON, True))
-    found = walk.culprits(others, held | frozenset(likely), RARE, True)
-    return frozenset(found + walk.culprits(likely, held | frozenset(found), COMMON, not found))
+        return frozenset(walk.culprits(likely, held, Common(), True))
+    found = walk.culprits(others, held | frozenset(likely), Rare(len(others)), True)
+    return frozenset(found + walk.culprits(likely, held | frozenset(found), Common(), not found))
+
+
+class Rare:
+    """Units of which a few are culprits, nobody knows how many: a mixture over their number (`FEW`), any of them as
+    likely as any other."""
+
+    def __init__(self, count: int):
+        self.count = count
+
+    def clear(self, size: int, left: int, found: int) -> float:
+        """How likely it is that none of `size` units is a culprit, where `left` are not known yet and `found` have been
+        found among the others."""
+        more = range(min(left, self.count - found) + 1)
+        each = [math.log(FEW.get(found + d, OTHER)) - _ways(self.count, found + d) for d in more]
+        top = max(weight + _ways(left, d) for d, weight in zip(more, each))
+        whole = sum(math.exp(weight + _ways(left, d) - top) for d, weight in zip(more, each))
+        none = (math.exp(weight + _ways(left - size, d) - top) for d, weight in zip(more, each) if d <= left - size)
+        return sum(none) / whole
+
+
+def _ways(units: int, chosen: int) -> float:
+    """The logarithm of how many ways there are to choose so many of these units."""
+    return math.lgamma(units + 1) - math.lgamma(chosen + 1) - math.lgamma(units - chosen + 1)
+
+
+class Common:
+    """Suspects: each may well be a culprit; the share among those known so far says how likely."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def clear(self, size: int, left: int, found: int) -> float:
+        self.count = max(self.count, left + found)
+        seen = self.count - left
+        return max(1 - (LIKELY[0] + found) / (LIKELY[1] + seen), 0.1) ** size
 
 
 class _Walk:
@@ -107,26 +149,24 @@ class _Walk:
         self.search, self.units = search, units
         self.harmless: set[str] = set()
 
-    def culprits(self, units: list[str], held: frozenset[str], prior: tuple[float, float], known: bool) -> list[str]:
+    def culprits(self, units: list[str], held: frozenset[str], prior: Rare | Common, known: bool) -> list[str]:
         """The culprits among `units`, with `held` kept. known: that all of them in half fail is known."""
         found: list[str] = []
-        left, cleared = list(units), 0
+        left = list(units)
         while left:
-            one = prior is RARE and len(found) == 1  # most often there is but one culprit: all others go together
-            size = len(left) if known or one else _group(
-                len(left), len(found) + prior[0], cleared + len(found) + prior[1])
+            size = len(left) if known else self._size(prior, len(left), len(found))
             group, rest = left[:size], left[size:]
             if not known and not self._fails(group, held):
                 self.harmless.update(group)
-                cleared, left = cleared + len(group), rest
+                left = rest
                 continue
             while len(group) > 1:
-                half = len(group) // 2
-                if self._fails(group[:half], held):
-                    group, rest = group[:half], group[half:] + rest
+                part = self._part(prior, len(group), len(group) + len(rest), len(found))
+                if self._fails(group[:part], held):
+                    group, rest = group[:part], group[part:] + rest
                 else:
-                    self.harmless.update(group[:half])
-                    cleared, group = cleared + half, group[half:]
+                    self.harmless.update(group[:part])
+                    group = group[part:]
             found.append(group[0])
             left, known = rest, False
         return found
@@ -134,10 +174,27 @@ class _Walk:
     def _fails(self, group: Iterable[str], held: frozenset[str]) -> bool:
         return not self.search.ask((self.units - self.harmless - frozenset(group)) | held)
 
+    def _size(self, prior: Rare | Common, left: int, found: int) -> int:
+        """How many units to run in half at once: as many as are free of culprits in every second case; or all."""
+        if prior.clear(left, left, found) >= ALL_CLEAR:
+            return left
+        return _halving(lambda size: prior.clear(size, left, found), left)
 
-def _group(left: int, culprits: float, seen: float) -> int:
-    """How many units to run in half at once: as many as are free of culprits in every second case."""
-    share = min(culprits / seen, 0.9)
-    if share * left < SETTLED:
-        return left
-    return max(1, min(left, round(math.log(0.5) / math.log(1 - share))))
+    def _part(self, prior: Rare | Common, size: int, left: int, found: int) -> int:
+        """How many of a group that is known to fail to run first: so that they fail in every second case."""
+        none = prior.clear(size, left, found)
+        if none >= 1:
+            return size // 2
+        return _halving(lambda part: (prior.clear(part, left, found) - none) / (1 - none), size - 1)
+
+
+def _halving(clear: Callable[[int], float], most: int) -> int:
+    """The size, of 1 to `most`, at which a likelihood that falls with the size is nearest to a half."""
+    low, high = 1, most
+    while low < high:
+        middle = (low + high) // 2
+        if clear(middle) > 0.5:
+            low = middle + 1
+        else:
+            high = middle
+    return low - 1 if low > 1 and abs(clear(low - 1) - 0.5) <= abs(clear(low) - 0.5) else low

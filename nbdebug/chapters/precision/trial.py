@@ -100,6 +100,12 @@ def off(outcome: Outcome, reference: Outcome) -> float:
     return max(abs(a - b) / max(abs(b), 1e-8) for a, b in zip(outcome.losses, reference.losses))
 
 
+def norm_off(outcome: Outcome, reference: Outcome) -> float:
+    """How far the norm of all gradients is from the reference's, relative."""
+    ours, theirs = (math.hypot(*o.norms.values()) for o in (outcome, reference))
+    return abs(ours - theirs) / theirs if theirs > 0 else 0.0
+
+
 @contextlib.contextmanager
 def _measured() -> Iterator[dict[str, Any]]:
     spent: dict[str, Any] = {"seconds": 0.0, "memory": None}

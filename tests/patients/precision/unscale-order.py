@@ -1,4 +1,4 @@
-"""The step clips gradients that still carry GradScaler's scale, which is taken out afterwards: almost nothing is left."""
+"""The step clips gradients that still carry GradScaler's scale. It is taken out afterwards: next to nothing is left."""
 from types import SimpleNamespace
 
 import torch

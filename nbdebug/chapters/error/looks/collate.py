@@ -7,6 +7,7 @@ be said, and the data set's own lists are looked into.
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
 import re
 import textwrap
@@ -14,9 +15,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
+from torch.utils.data import BatchSampler, SequentialSampler
 
 from nbdebug.chapters.error.facts_collate import CollateMismatch
+from nbdebug.chapters.error.looks.loaders import iterator_of, loader_of
 from nbdebug.chapters.error.looks.samples import Difference, Path, differences, flat, unsupported
 from nbdebug.chapters.error.lying import shape_of
 from nbdebug.chapters.error.scene import Scene
@@ -25,13 +27,14 @@ from nbdebug.observe.named import attributes
 
 COLLATE = re.compile(r"[\\/]utils[\\/]data[\\/]_utils[\\/]collate\.py$")
 FETCH = re.compile(r"[\\/]utils[\\/]data[\\/]_utils[\\/]fetch\.py$")
-STACKED = re.compile(r"stack expects each tensor to be equal size|each element in list of batch should be of equal size|"
-                     r"Trying to resize storage that is not resizable|must have same number of dimensions|"
+STACKED = re.compile(r"stack expects each tensor to be equal size|each element in list of batch should be of equal "
+                     r"size|Trying to resize storage that is not resizable|must have same number of dimensions|"
                      r"all input arrays must have the same shape|expected Tensor as element|"
                      r"inhomogeneous (shape|part)|expected sequence of length|could not determine the shape of object")
 ENTRIES = re.compile(r"got \[([\d, ]*)\] at entry 0 and \[([\d, ]*)\] at entry (\d+)")
 CLASS = re.compile(r"found <class '([\w.]+)'>|found (object|<U\d+|\w+)\s*$")
 ELEMENT = re.compile(r"expected Tensor as element (\d+) in argument 0, but got (\w+)")
+NAMED = {"NoneType": "None", "str": "a string", "int": "a number", "float": "a number", "Image": "a PIL `Image`"}
 SMALL = 4_000_000
 """Elements of all samples together with which a fix is tried: some milliseconds."""
 
@@ -50,11 +53,7 @@ def look(scene: Scene) -> CollateMismatch | None:
         return None
     facts = _told(scene, found, samples)
     indices = _indices(fetch, len(samples))
-    return _replaced(facts, own=own, indices=tuple(indices[i] for i in found.positions if i < len(indices)))
-
-
-def _replaced(facts: CollateMismatch, **changes: Any) -> CollateMismatch:
-    return CollateMismatch(**{**{name: getattr(facts, name) for name in facts.__dataclass_fields__}, **changes})
+    return dataclasses.replace(facts, own=own, indices=tuple(indices[i] for i in found.positions if i < len(indices)))
 
 
 def _last(scene: Scene, file: re.Pattern[str]) -> Frame | None:
@@ -71,7 +70,7 @@ def _own_collate(scene: Scene) -> str:
 
 def _samples(fetch: Frame | None, collating: Sequence[Frame]) -> Sequence[Any] | None:
     """The samples of the batch, as the fetcher has them, or as `default_collate` was given them."""
-    data = fetch.names.get("data") if fetch is not None else None
+    data: Any = fetch.names.get("data") if fetch is not None else None
     if data is None and collating:
         data = collating[0].names.get("batch")
     return data if type(data) in (list, tuple) and len(data) > 0 else None
@@ -97,7 +96,7 @@ def _path_of(batch: Any, samples: Sequence[Any]) -> Path | None:
 
 
 def _indices(fetch: Frame | None, count: int) -> list[int]:
-    given = fetch.names.get("possibly_batched_index") if fetch is not None else None
+    given: Any = fetch.names.get("possibly_batched_index") if fetch is not None else None
     dataset = attributes(fetch.names.get("self")).get("dataset") if fetch is not None else None
     if type(given) not in (list, tuple) or len(given) != count or issubclass(
             type(dataset), torch.utils.data.IterableDataset):
@@ -106,81 +105,58 @@ def _indices(fetch: Frame | None, count: int) -> list[int]:
 
 
 def _told(scene: Scene, found: Difference, samples: Sequence[Any]) -> CollateMismatch:
-    loader, dataset, batch = _loader(scene)
-    shapes = [entry.shape if entry is not None else None for entry in (found.odd, found.usual)]
+    loader, dataset, batch = loader_of(scene)
+    odd, usual = found.odd, found.usual
     return CollateMismatch(
-        scene.raised(), found.what, _written(found.path), str(found.path[-1]) if found.path else "", str(found.odd or ""),
-        str(found.usual or ""), *shapes, positions=found.positions, batch=batch, rows=len(samples),
-        lacking=tuple(map(str, found.lacking)), dataset=dataset, loader=loader, tried=_tried(found, samples),
-        keyed=bool(found.path) and type(found.path[-1]) is str)
+        scene.raised(), found.what, _written(found.path), str(found.path[-1]) if found.path else "", str(odd or ""),
+        str(usual or ""), odd.shape if odd else None, usual.shape if usual else None, found.positions, batch=batch,
+        rows=len(samples), lacking=tuple(map(str, found.lacking)), dataset=dataset, loader=loader,
+        tried=_tried(found, samples), keyed=bool(found.path) and type(found.path[-1]) is str)
 
 
 def _written(path: Path) -> str:
     return "".join(f"[{part!r}]" for part in path)
 
 
-# -- the loader ----------------------------------------------------------------------------------------------------
-
-
-def _iterator(scene: Scene) -> Any:
-    """The loader's iterator, whose `__next__` is in the traceback."""
-    for frame in reversed(scene.trail):
-        mine = frame.names.get("self")
-        if "DataLoaderIter" in type(mine).__name__:
-            return mine
-    return None
-
-
-def _loader(scene: Scene) -> tuple[str, str, int | None]:
-    """(the loader's name, the data set's name or class, the number of the batch)."""
-    iterator = _iterator(scene)
-    held = attributes(iterator) if iterator is not None else {}
-    dataset = held.get("_dataset")
-    loader = set_name = ""
-    for name, value, _ in scene.variables():
-        if issubclass(type(value), DataLoader) and attributes(value).get("dataset") is dataset and dataset is not None:
-            loader = loader or name
-        if value is dataset and dataset is not None and not name.startswith("self"):
-            set_name = set_name or name
-    done = held.get("_rcvd_idx") if "_rcvd_idx" in held else held.get("_num_yielded")
-    number = done - 1 if "_rcvd_idx" in held and type(done) is int else done
-    return loader, set_name or (type(dataset).__name__ if dataset is not None else ""), number
+# -- in a worker ------------------------------------------------------------------------------------------------------
 
 
 def _from_message(scene: Scene, own: str) -> CollateMismatch | None:
     """What a worker's message says, with the order in which its parent asked for the samples."""
-    loader, dataset, batch = _loader(scene)
+    loader, dataset, batch = loader_of(scene)
     worker = scene.carried.where if scene.carried else ""
-    sizes, kind = ENTRIES.search(scene.message), CLASS.search(scene.message)
-    facts = CollateMismatch(scene.raised(), "shape", batch=batch, dataset=dataset, loader=loader, own=own, worker=worker,
-                            entries=_entries(scene))
+    sizes, kind, element = (pattern.search(scene.message) for pattern in (ENTRIES, CLASS, ELEMENT))
+    facts = CollateMismatch(scene.raised(), "shape", batch=batch, dataset=dataset, loader=loader, own=own,
+                            worker=worker, entries=_entries(scene))
+    asked = _asked_for(scene, batch)
     if kind is not None and "default_collate" in scene.message:
         found = (kind[1] or kind[2]).rpartition(".")[2]
-        return _replaced(facts, what="none" if found == "NoneType" else "unsupported",
-                         odd="None" if found == "NoneType" else f"a `{found}`")
-    other = ELEMENT.search(scene.message)
-    if other is not None:
-        asked, place = _asked_for(scene, batch), int(other[1])
-        odd = {"NoneType": "None", "str": "a string", "int": "a number"}.get(other[2], f"a `{other[2]}`")
-        return _replaced(facts, what="none" if odd == "None" else "type", odd=odd, usual="" if odd == "None" else "a tensor",
-                         positions=(place,), indices=(asked[place],) if place < len(asked) else ())
-    if sizes is None:
-        return _replaced(facts, what="keys" if scene.type == "KeyError" else "length" if "each element" in scene.message
-                         else "shape" if STACKED.search(scene.message) else "type",
-                         lacking=(scene.message.strip("'"),) if scene.type == "KeyError" else ())
-    shapes = [tuple(int(n) for n in re.findall(r"\d+", text)) for text in sizes.groups()[:2]]
-    position, asked = int(sizes[3]), _asked_for(scene, batch)
-    held_at, odd = _held_at(scene, asked, position, shapes[0], shapes[1])
-    usual, strange = shapes if odd else shapes[::-1]
-    position = position if odd else 0
-    index = (asked[position],) if position < len(asked) else ()
-    return _replaced(facts, odd=str(list(strange)), usual=str(list(usual)), odd_shape=strange, usual_shape=usual,
-                     positions=(position,), indices=index, held_at=held_at, rows=len(asked) or None)
+        return dataclasses.replace(facts, what="none" if found == "NoneType" else "unsupported", odd=NAMED.get(
+            found, f"a `{found}`"))
+    if element is not None:
+        place, odd = int(element[1]), NAMED.get(element[2], f"a `{element[2]}`")
+        return dataclasses.replace(facts, what="none" if odd == "None" else "type", odd=odd,
+                                   usual="" if odd == "None" else "a tensor", positions=(place,),
+                                   indices=tuple(asked[place:place + 1]))
+    if sizes is not None:
+        return _sized(facts, scene, sizes, asked)
+    what = "keys" if scene.type == "KeyError" else "length" if "each element" in scene.message else (
+        "shape" if STACKED.search(scene.message) else "type")
+    return dataclasses.replace(facts, what=what, lacking=(scene.message.strip("'"),) if what == "keys" else ())
+
+
+def _sized(facts: CollateMismatch, scene: Scene, said: re.Match[str], asked: Sequence[int]) -> CollateMismatch:
+    shapes = [tuple(int(n) for n in re.findall(r"\d+", text)) for text in said.groups()[:2]]
+    held_at, position = _held_at(scene, asked, int(said[3]), shapes[0], shapes[1])
+    usual, odd = shapes if position else shapes[::-1]
+    return dataclasses.replace(facts, odd=str(list(odd)), usual=str(list(usual)), odd_shape=odd, usual_shape=usual,
+                               positions=(position,), indices=tuple(asked[position:position + 1]), held_at=held_at,
+                               rows=len(asked) or None)
 
 
 def _asked_for(scene: Scene, batch: int | None) -> Sequence[int]:
     """The data set's indices of a batch, where the sampler goes through it in order."""
-    sampler = attributes(_iterator(scene)).get("_index_sampler") if _iterator(scene) is not None else None
+    sampler = attributes(iterator_of(scene)).get("_index_sampler") if iterator_of(scene) is not None else None
     held = attributes(sampler) if type(sampler) is BatchSampler else {}
     size = held.get("batch_size")
     if type(held.get("sampler")) is not SequentialSampler or type(size) is not int or batch is None:
@@ -191,7 +167,7 @@ def _asked_for(scene: Scene, batch: int | None) -> Sequence[int]:
 def _held_at(scene: Scene, asked: Sequence[int], position: int, first: tuple[int, ...], other: tuple[int, ...]
              ) -> tuple[str, int]:
     """("images[5]", 0 where it is the first that is odd) from a list of tensors that the data set keeps."""
-    iterator = _iterator(scene)
+    iterator = iterator_of(scene)
     dataset = attributes(iterator).get("_dataset") if iterator is not None else None
     for name, value in attributes(dataset).items() if dataset is not None and position < len(asked) else ():
         if type(value) is list and len(value) > asked[position] and shape_of(value[asked[position]]) == other \
@@ -204,7 +180,7 @@ def _held_at(scene: Scene, asked: Sequence[int], position: int, first: tuple[int
 
 def _entries(scene: Scene) -> tuple[str, ...]:
     """The keys that the data set's `__getitem__` gives its samples, as its source says them."""
-    iterator = _iterator(scene)
+    iterator = iterator_of(scene)
     dataset = attributes(iterator).get("_dataset") if iterator is not None else None
     method = next((vars(kind)["__getitem__"] for kind in type(dataset).__mro__ if "__getitem__" in vars(kind)), None)
     try:

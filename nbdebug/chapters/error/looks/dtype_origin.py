@@ -54,7 +54,7 @@ def origin(odd: Asked, scene: Scene) -> Origin | None:
         return value.dtype == dtype if is_tensor(value) else not isinstance(value, (int, float, str))
 
     way = came(odd.name, scene, tells, fits)
-    return _origin(way, tells, scene, dtype) if way else _at_once(odd, scene, tells) or _autocast(odd, scene)
+    return _origin(way, scene, dtype) if way else _at_once(odd, scene, tells) or _autocast(odd, scene)
 
 
 def of_model(weight: Asked, scene: Scene) -> Origin | None:
@@ -66,7 +66,7 @@ def of_model(weight: Asked, scene: Scene) -> Origin | None:
 
     way = came(root, scene, tells)
     if way:
-        return _origin(way, tells, scene, weight.value.dtype)
+        return _origin(way, scene, weight.value.dtype)
     for frame in scene.users:
         for node in ast.walk(tree_of(frame.site.file) or ast.Module([], [])):
             if isinstance(node, ast.Call) and tells(node) and isinstance(node.func, ast.Attribute) and (
@@ -76,9 +76,9 @@ def of_model(weight: Asked, scene: Scene) -> Origin | None:
     return None
 
 
-def _origin(way: tuple[Made, ...], tells: Any, scene: Scene, dtype: torch.dtype) -> Origin:
+def _origin(way: tuple[Made, ...], scene: Scene, dtype: torch.dtype) -> Origin:
     first = way[0]
-    maker = next((node for node in spine(first.node) if tells(node)), first.node)
+    maker = first.maker or first.node
     call = called(maker) or ("comparison" if isinstance(maker, ast.Compare) else "")
     path = _module(maker, dtype, scene)
     stated = next((ast.unparse(k.value) for k in getattr(maker, "keywords", []) if k.arg == "dtype"), "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
 import re
 from collections.abc import Iterator, Mapping
@@ -23,8 +24,8 @@ MODEL = re.compile(r"Error\(s\) in loading state_dict for ([\w.]+)|Expected stat
 OPTIMIZER = re.compile(r"loaded state dict (has a different number of parameter groups|contains a parameter group)")
 LISTED = {"missing": re.compile(r"Missing key\(s\) in state_dict: (.*?)\. ?(?:\n|$)"),
           "unexpected": re.compile(r"Unexpected key\(s\) in state_dict: (.*?)\. ?(?:\n|$)")}
-SIZES = re.compile(r"size mismatch for (\S+): copying a param with shape (?:torch\.Size\()?\(?\[?([\d, ]*)\]?\)?\)? from "
-                   r"checkpoint, the shape in current model is (?:torch\.Size\()?\(?\[?([\d, ]*)\]?")
+SIZES = re.compile(r"size mismatch for (\S+): copying a param with shape (?:torch\.Size\()?\(?\[?([\d, ]*)\]?\)?\)? "
+                   r"from checkpoint, the shape in current model is (?:torch\.Size\()?\(?\[?([\d, ]*)\]?")
 DICTS = 50
 """Entries of what was given that are looked into for the state."""
 
@@ -35,22 +36,20 @@ def look_model(scene: Scene) -> StateMismatch | None:
     if said is None or (frame is None and said[1] is None):
         return None
     names = frame.names if frame is not None else {}
-    model, given = names.get("self"), names.get("state_dict")
+    model, given = names.get("self"), names.get("state_dict")  # type: Any, Any
     written, source, made = _written(scene, "load_state_dict")
     kind = type(model).__name__ if model is not None else (said[1] or "the model").rpartition(".")[2]
-    facts = StateMismatch(
-        scene.raised(), written or scene.owners.paths.get(id(model)) or kind, kind, source, made=made,
-        strict=names.get("strict") is not False, **{word: _listed(pattern, scene.message) for word, pattern in LISTED.items()},
-        resized=tuple(_resized(scene.message, model)))
-    if isinstance(given, nn.Module):
-        return _replaced(facts, whole_model=True)
+    listed = {word: _listed(pattern, scene.message) for word, pattern in LISTED.items()}
+    facts = StateMismatch(scene.raised(), written or scene.owners.paths.get(id(model)) or kind, kind, source, made=made,
+                          strict=names.get("strict") is not False, resized=tuple(_resized(scene.message, model)),
+                          missing=listed["missing"], unexpected=listed["unexpected"])
+    if issubclass(type(given), nn.Module):
+        return dataclasses.replace(facts, whole_model=True)
+    if said[1] is None:
+        return dataclasses.replace(facts, no_dict=type(given).__name__)
     if not issubclass(type(model), nn.Module) or not issubclass(type(given), dict):
         return facts
     return _matched(facts, model, given)
-
-
-def _replaced(facts: StateMismatch, **changes: Any) -> StateMismatch:
-    return type(facts)(**{**{name: getattr(facts, name) for name in facts.__dataclass_fields__}, **changes})
 
 
 def _matched(facts: StateMismatch, model: Any, given: Mapping[str, Any]) -> StateMismatch:
@@ -62,7 +61,7 @@ def _matched(facts: StateMismatch, model: Any, given: Mapping[str, Any]) -> Stat
     resized = facts.resized or tuple(
         _with_argument(Resized(key, shape, wanted[key]), model) for key, shape in after.items()
         if key in wanted and wanted[key] != shape)
-    return _replaced(
+    return dataclasses.replace(
         facts, resized=resized, saved=len(saved), wanted=len(wanted), both=len(saved.keys() & wanted.keys()),
         fitting=fitting(saved, wanted), inside=inside,
         renamed=Renamed(change.old, change.new, change.anywhere, change.fits, change.whole) if change else None,
@@ -77,18 +76,23 @@ def _score(saved: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int,
 
 def _states(given: Mapping[str, Any]) -> Iterator[tuple[str | None, dict[str, tuple[int, ...]]]]:
     """What may be the state: what was given, and the dicts of tensors inside of it."""
-    entries = [(key, value) for key, value in dict.items(given) if type(key) is str]  # type: ignore[arg-type]
+    entries: list[tuple[str, Any]] = [(key, value) for key, value in _items(given) if type(key) is str]
     yield None, {key: shape for key, value in entries if (shape := shape_of(value)) is not None}
     for key, value in entries[:DICTS]:
         if issubclass(type(value), nn.Module):
             yield f"[{key!r}].state_dict()", shapes_of(value)
         if issubclass(type(value), dict):
-            inner = [(k, v) for k, v in dict.items(value) if type(k) is str]
+            inner = [(k, v) for k, v in _items(value) if type(k) is str]
             yield f"[{key!r}]", {k: shape for k, v in inner if (shape := shape_of(v)) is not None}
             for k, v in inner[:DICTS]:
                 if issubclass(type(v), dict):
-                    yield f"[{key!r}][{k!r}]", {n: shape for n, t in dict.items(v) if type(n) is str
+                    yield f"[{key!r}][{k!r}]", {n: shape for n, t in _items(v) if type(n) is str
                                                 and (shape := shape_of(t)) is not None}
+
+
+def _items(given: Any) -> list[tuple[Any, Any]]:
+    """The entries of a dict, past what a subclass makes of it."""
+    return list(dict.items(given))
 
 
 def shapes_of(model: Any, before: str = "", depth: int = 0) -> dict[str, tuple[int, ...]]:
@@ -113,8 +117,8 @@ def _listed(pattern: re.Pattern[str], message: str) -> tuple[str, ...]:
 
 def _resized(message: str, model: Any) -> Iterator[Resized]:
     for key, saved, wanted in SIZES.findall(message):
-        shapes = [tuple(int(side) for side in re.findall(r"\d+", text)) for text in (saved, wanted)]
-        yield _with_argument(Resized(key, *shapes), model)
+        first, second = (tuple(int(side) for side in re.findall(r"\d+", text)) for text in (saved, wanted))
+        yield _with_argument(Resized(key, first, second), model)
 
 
 def _with_argument(resized: Resized, model: Any) -> Resized:
@@ -154,10 +158,10 @@ def look_optimizer(scene: Scene) -> OptimizerMismatch | None:
     lost = scene.type == "KeyError" and "param_groups" in scene.message
     if frame is None or not (lost or OPTIMIZER.search(scene.message)):
         return None
-    optimizer, given = frame.names["self"], frame.names.get("state_dict")
+    optimizer, given = frame.names["self"], frame.names.get("state_dict")  # type: Any, Any
     written, source, made = _written(scene, "load_state_dict")
     wanted = tuple(_sizes(attributes(optimizer).get("param_groups")))
-    entries = dict(given) if issubclass(type(given), dict) else {}
+    entries = dict(_items(given)) if issubclass(type(given), dict) else {}
     inside = next((f"[{k!r}]" for k, v in entries.items() if type(k) is str and type(v) is dict
                    and "param_groups" in v), None)
     saved = tuple(_sizes(entries["param_groups"])) if "param_groups" in entries else None

@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
-from nbdebug.chapters.error.rules import collate, state_dict
+from nbdebug.chapters.error.rules import (
+    autograd_in_place,
+    autograd_path,
+    autograd_twice,
+    collate,
+    devices,
+    dtypes,
+    indices,
+    modules,
+    nccl,
+    shapes,
+    state_dict,
+    workers,
+)
 
-DECLARED = (collate, state_dict)
+DECLARED = (autograd_in_place, autograd_path, autograd_twice, devices, dtypes, indices, collate, modules, nccl,
+            state_dict, workers, shapes)
 """Where the rules stand: to import these modules is to declare them."""

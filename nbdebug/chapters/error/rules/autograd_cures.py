@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 from nbdebug.chapters.error.facts_autograd import Cut, NoGradFacts
+from nbdebug.chapters.error.rules.autograd_words import indexed, wants
 from nbdebug.finding import Fix
 
 
@@ -16,6 +19,9 @@ def cures(facts: NoGradFacts) -> tuple[Fix, ...]:
         return (Fix("Reduce it to one number.", f"{name}.mean().backward()", True if tried else None,
                     {"the mean": facts.reduced, "shape": []} if tried else {}),
                 Fix("Or say with which weights its entries are added up.", f"{name}.backward(torch.ones_like({name}))"))
+    if facts.plain and facts.what == "loss":
+        used = wants(facts)
+        return (Fix("Compute it from what the model gives.", f"{name} = loss_fn({used[0] if used else 'model(x)'}, target)"),)
     found = {"not a tensor": _not_a_tensor, "input": _input, "unused": _unused, "no parameters": _no_parameters,
              "not a leaf": _not_a_leaf, "grad is None": _grad_is_none, "inference": _inference, "whole numbers": _whole}
     return found[facts.what](facts, name) if facts.what in found else (Fix(
@@ -24,43 +30,73 @@ def cures(facts: NoGradFacts) -> tuple[Fix, ...]:
 
 def _of_cut(cut: Cut, facts: NoGradFacts) -> tuple[Fix, ...]:
     to, source = cut.target or facts.asked or "loss", cut.source or "scores"
+    gets = f"{to} = " if cut.target or not cut.function else ""
     if cut.kind == "whole numbers":
         if cut.op in ("argmax", "max", "topk", "argmin", "one_hot", "multinomial", "sort"):
             return (Fix("Use probabilities where the loss needs a gradient, and keep the argmax for the metric.",
-                        f"{to} = {source}.softmax(1)   # the classes' dimension"),
+                        gets + _soft(cut, source)),
                     Fix("Or a loss that takes the scores themselves.", f"nn.functional.cross_entropy({source}, target)"))
-        return (Fix("Stay with floating point numbers.", cut.text.replace(f".{cut.op}()", "") or source),)
+        return (Fix("Stay with floating point numbers.", _without(cut, to)),)
     if cut.kind == "comparison":
-        return (Fix("Use a soft threshold where the loss needs a gradient.", f"{to} = torch.sigmoid(({source} - 0.5) / 0.1)"),
+        return (Fix("Use a soft threshold where the loss needs a gradient.", f"{gets}torch.sigmoid(({source} - 0.5) / 0.1)"),
                 Fix("Or compute the loss on the values before the threshold.", source))
     if cut.kind in ("detached", "number"):
-        if cut.op == "item" or cut.op == "float":
-            return (Fix("Call backward on the tensor; take its number for the log only.",
-                        f"{source}.backward()\nlogged = {source}.item()" if to == facts.asked else f"{to} = {source}"),)
-        return (Fix("Leave the cut out.", f"{to} = {_without(cut)}"),)
+        stacked = any(".append(" in w for w in (cut.written, cut.where.text or ""))
+        first = Fix("Keep the tensor; take its number for the log only." if cut.kind == "number" else
+                    "Leave the cut out; detach a copy for what is only shown.", _without(cut, to))
+        return (first, Fix("And join the tensors with stack, which keeps their graphs.", "torch.stack(...)")) if stacked else (
+            first,)
     if cut.kind == "rebuilt":
         return (Fix("Use the tensor itself; join several with stack, which keeps their graphs.",
-                    f"{to} = torch.stack({source})" if source.startswith("[") or source.endswith("es")
+                    f"{to} = torch.stack({source})" if source.startswith("[") or source.endswith("s")
                     else f"{to} = {source}"),)
     if cut.kind == "sampled":
         return (Fix("Draw with the reparameterised form, where the distribution has one.",
                     cut.text.replace(".sample(", ".rsample(")),
                 Fix("Or use the log-probability of the draw (REINFORCE).", "loss = -(dist.log_prob(action) * reward).mean()"))
+    if cut.kind == "checkpoint":
+        return (Fix("Use its newer form, which needs no such input.", cut.written.replace(
+            cut.text, _keyword(cut.text, "use_reentrant=False"))),
+            Fix("Or let an input want a gradient.", f"{source}.requires_grad_()"))
+    if cut.kind == "block" and "decorated with" in cut.text:
+        return (Fix("Call the model itself where it is to be trained; what is decorated is for evaluation.", "model(x)"),)
+    if cut.kind == "gradient":
+        code = cut.text[:-1] + ", create_graph=True)" if cut.text.endswith(")") else "loss.backward(create_graph=True)"
+        return (Fix("Ask for gradients that have a graph.", f"{to} = {code}"),)
     if cut.kind == "block":
         return (Fix("Compute it outside of the block; keep the block for what is only evaluated.",
-                    f"# without `{cut.text}`" + (f" around `{to}`" if cut.target else "")),)
+                    f"{cut.written}   # outside of `{cut.text.rstrip(':')}`" if cut.text.startswith("with ")
+                    else f"{cut.written}   # without {cut.text}"),)
     if cut.kind == "global":
         return (Fix("Turn gradients on again.", "torch.set_grad_enabled(True)"),
                 Fix("And use a block from now on, which undoes itself.", "with torch.no_grad():\n    ..."))
-    name = cut.names[0] if cut.names else "model"
+    name = indexed(cut.names[-1]) if cut.names else "model"
     return (Fix("Let what is to be trained have a gradient again.", f"{name}.requires_grad_(True)"),)
 
 
-def _without(cut: Cut) -> str:
-    for written in (f".{cut.op}()", cut.op):
-        if written in cut.text:
-            return cut.text.replace(written, "").replace(".cpu()", "")
-    return cut.source or cut.text
+def _keyword(call: str, keyword: str) -> str:
+    """A call with one argument more, or another value for it."""
+    plain = re.sub(r",? *use_reentrant=\w+", "", call)
+    return plain[:-1] + f", {keyword})"
+
+
+def _soft(cut: Cut, source: str) -> str:
+    """The probabilities in place of the winner, over the same dimension."""
+    soft = cut.text.replace("argmax(", "softmax(")
+    return soft if cut.op == "argmax" and soft not in (cut.text, f"{source}.softmax()") else (
+        f"{source}.softmax(-1)   # over the classes")
+
+
+def _without(cut: Cut, to: str) -> str:
+    """The statement without the op that cuts."""
+    if "numpy" in cut.written:  # stay in torch: what comes after is to be written with its ops
+        return f"{to} = {cut.source or cut.text}   # and torch's ops instead of NumPy's"
+    for written in (f".{cut.op}()", cut.op if cut.op.startswith(".") else "."):
+        if written in cut.written and written != ".":
+            return cut.written.replace(".cpu()" + written, "").replace(written, "")
+    if cut.source and cut.text in cut.written:
+        return cut.written.replace(cut.text, cut.source)
+    return f"{to} = {cut.source or cut.text}"
 
 
 def _not_a_tensor(facts: NoGradFacts, name: str) -> tuple[Fix, ...]:

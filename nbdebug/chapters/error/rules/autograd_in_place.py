@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from nbdebug.catalogue import rule
 from nbdebug.chapters.error.facts_autograd import Change, InPlaceFacts
 from nbdebug.chapters.error.rules.autograd_words import NOTES, at, op
@@ -26,11 +28,13 @@ IN_PLACE = NOTES + "#in-place-operations-with-autograd"
 def inplace_modified(facts: InPlaceFacts) -> Finding | None:
     change = facts.change
     where = at(change.where, facts.raised) if change is not None else facts.raised.where
+    if change is not None and change.module:
+        where = dataclasses.replace(where, module=change.module)
     evidence: dict[str, object] = {}
     if facts.shape is not None:
         evidence["the tensor"] = f"{facts.dtype or 'tensor'} {list(facts.shape)}"
     if facts.version is not None:
-        evidence |= {"changed in place": f"{facts.version} times", "as saved for backward": f"{facts.expected} times"}
+        evidence |= {"its version now": facts.version, "when it was saved": facts.expected}
     if facts.saved_by:
         evidence["missed by the backward of"] = op(facts.saved_by).strip("`")
     if facts.module:
@@ -62,6 +66,8 @@ def _saved(facts: InPlaceFacts, change: Change | None) -> str:
     if change is not None and change.how == "step":
         what = f"`{facts.parameter or facts.tensor}`" if facts.parameter or facts.tensor else "the weights"
         return f"`{change.text}` changed {what} between the forward and this `backward()`, and {needs}"
+    if change is not None and change.how == "block" and facts.parameter:
+        return f"`{change.text}` changed `{facts.parameter}` between the forward and this `backward()`, and {needs}"
     if change is not None and change.how == "module":
         return f"`{change.target}` is {change.text} and overwrites what it is given, but {needs}"
     if change is not None:
@@ -74,10 +80,10 @@ def _saved(facts: InPlaceFacts, change: Change | None) -> str:
 def _fixes(facts: InPlaceFacts) -> tuple[Fix, ...]:
     change = facts.change
     name = facts.tensor or (change.target if change is not None else "x")
-    if change is not None and change.how == "step":
-        return (Fix("Call every backward() before the first step().",
-                    f"...backward()   # all of them first\n{change.text}"),
-                Fix("Or compute the forward of the second loss anew, after the step.", "# forward, backward, step; then the next"))
+    if change is not None and (change.how == "step" or change.how == "block" and facts.parameter):
+        return (Fix("Call every backward() before the weights change.",
+                    f"{facts.loss or 'loss'}.backward()   # all of them first\n{change.text}"),
+                Fix("Or compute the second loss anew, after the change.", f"{facts.loss or 'loss'} = ...   # the forward again"))
     if facts.what in ("leaf", "leaf view"):
         return _leaf(facts, change, name)
     if facts.what == "expanded":
@@ -88,9 +94,11 @@ def _fixes(facts: InPlaceFacts) -> tuple[Fix, ...]:
     if change is None:
         return (Fix("Let torch name the forward line whose value is missing; look for `+=`, `x[i] = …` and `_(` below it.",
                     "with torch.autograd.set_detect_anomaly(True):\n    ...   # the step again"),)
+    if facts.what == "view" and "[" in change.target:
+        return (Fix("Write to a new tensor.", "new = " + change.instead.partition(" = ")[2]),)
     return (Fix("Write to a new tensor.", change.instead or change.text, facts.tried,
-                {"tried on": f"{op(facts.saved_by).strip('`')} of random numbers of this shape: backward "
-                             + ("passes" if facts.tried else "fails")} if facts.tried is not None else {}),)
+                {"backward": "passes" if facts.tried else "fails", "tried on": f"{op(facts.saved_by).strip('`')} of "
+                 f"random numbers of shape {list(facts.shape or ())}"} if facts.tried is not None else {}),)
 
 
 def _leaf(facts: InPlaceFacts, change: Change | None, name: str) -> tuple[Fix, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from nbdebug.catalogue import rule
 from nbdebug.chapters.error.facts_autograd import Cut, NoGradFacts
 from nbdebug.chapters.error.rules.autograd_cures import cures
-from nbdebug.chapters.error.rules.autograd_words import NOTES, at, line, shaped, ticked
+from nbdebug.chapters.error.rules.autograd_words import NOTES, at, shaped, ticked, wants
 from nbdebug.finding import Finding, Link
 
 
@@ -40,9 +40,10 @@ def _loss(facts: NoGradFacts) -> str:
     name = f"`{facts.asked}`" if facts.asked else "the loss"
     if facts.cut is not None:
         return _cut(facts.cut, name)
+    wanting = wants(facts)
     if facts.plain:
-        return f"Nothing that {name} is computed from wants a gradient: no parameter takes part in it"
-    wanting = [t.name for t in facts.raised.tensors if t.requires_grad and t.kind != "parameter"]
+        aside = f", and {ticked(wanting)}, which could, {'is' if len(wanting) == 1 else 'are'} not used" if wanting else ""
+        return f"Nothing that {name} is computed from wants a gradient: no parameter takes part in it{aside}"
     return f"{name} has no `grad_fn`: its graph ends somewhere before it" + (
         f" ({ticked(wanting)} still {'has' if len(wanting) == 1 else 'have'} one)" if wanting else "")
 
@@ -58,13 +59,21 @@ def _cut(cut: Cut, name: str) -> str:
         call = cut.op if cut.op.startswith(".") else f".{cut.op}()"
         return f"{got} has no gradient: `{call}` in `{cut.text}` cuts it off from {_source(cut)}{behind}"
     if cut.kind == "number":
-        return f"{got} is a plain number without a graph: `{cut.op}` in `{cut.text}` takes the value out of {_source(cut)}{behind}"
+        what = f"{got} is a plain number without a graph" if cut.target or cut.written.startswith("return") else (
+            f"{name} has no gradient")
+        return f"{what}: `{cut.op}` in `{cut.text}` takes the value out of {_source(cut)}{behind}"
     if cut.kind == "rebuilt":
         return f"{got} has no gradient: `{cut.text}` makes a new tensor of the values alone and forgets {_source(cut)}{behind}"
     if cut.kind == "sampled":
         return f"{got} has no gradient: `{cut.text}` draws without one{behind}"
+    if cut.kind == "checkpoint":
+        return f"{got} has no gradient: `{cut.text}` passes none, because none of its inputs wants one{behind}"
+    if cut.kind == "gradient":
+        return f"{got} is a gradient without a graph: `{cut.text}` keeps none unless `create_graph=True`{behind}"
     if cut.kind == "block":
         where = f" in `{cut.function}`" if cut.function else ""
+        if "decorated with" in cut.text:
+            return f"{got} comes from `{cut.text.partition(' ')[0]}`, which is decorated with `{cut.op}` and keeps no graph{behind}"
         return f"{got} is computed under `{cut.text.rstrip(':')}`{where}, which keeps no graph{behind}"
     if cut.kind == "global":
         return f"{name} has no graph: gradients are off everywhere, `{cut.op}` was called and never undone"
@@ -149,10 +158,11 @@ def _chain(facts: NoGradFacts) -> tuple[Link, ...]:
         return ()
     links = []
     if cut.source and cut.kind not in ("block", "global", "frozen"):
-        links.append(Link(f"`{cut.source}` {'has a gradient' if cut.sure else 'may have a gradient'}"))
+        has = "wants none" if cut.kind == "checkpoint" else "has a gradient" if cut.sure else "may have a gradient"
+        links.append(Link(f"`{cut.source}` {has}"))
     if cut.where.line is not None:
         to = f" `{cut.target}`" if cut.target else " the result"
         links.append(Link(f"`{cut.text}` ends the path{' for' + to if cut.kind != 'frozen' else ''}"
                           f"{' in `' + cut.function + '`' if cut.function else ''}", cut.where))
-    links.append(Link(f"`{facts.asked or 'the loss'}` is asked for a gradient{line(facts.raised.where)}", facts.raised.where))
+    links.append(Link(f"`{facts.asked or 'the loss'}` is asked for a gradient", facts.raised.where))
     return tuple(links)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 from nbdebug.catalogue import rule
 from nbdebug.chapters.error.facts_autograd import Carrier, TwiceFacts
@@ -73,16 +74,20 @@ def _fixes(first: Carrier | None, alike: tuple[str, ...], facts: TwiceFacts) -> 
         return (Fix("Compute the loss anew before each backward().", _text(first) or f"{loss} = ...   # the forward again"),
                 Fix("Or keep the graph at all but the last call.", f"{loss}.backward(retain_graph=True)"))
     if first.how == "list":
-        return (Fix("Keep the results without their graphs.", _detached(first)),)
+        return (Fix("Keep the results without their graphs.", _detached(first)),
+                Fix("Or empty it after each backward().", f"{first.name}.clear()"))
     if first.how in ("once", "sometimes"):
         return (Fix("Compute it in each turn, if it is to be trained.", f"{_text(first) or first.name + ' = ...'}   # inside the loop"),
                 Fix("Or cut it off, if it isn't.", f"{first.name} = {first.name}.detach()"))
     if first.how == "shared":
-        return (Fix("Add both up and call backward once, if both train what they share.",
-                    f"({facts.first or 'first'} + {loss}).backward()"),
-                Fix(f"Or cut it off in the first loss, if that is not to train what made `{first.name}` (a GAN's "
-                    "discriminator).", f"{first.name}.detach()   # in the first loss"),
-                Fix("Or keep the graph for the second loss.", f"{facts.first or 'first'}.backward(retain_graph=True)"))
+        cut = re.sub(rf"\b{re.escape(first.name)}\b", f"{first.name}.detach()", first.read.text or first.name)
+        return (Fix(f"Cut it off in the first loss, if that is not to train what made `{first.name}` (a GAN's "
+                    "discriminator).", cut),
+                Fix("Or add both up and call backward once, if both train it.",
+                    f"({facts.first or 'first_loss'} + {loss}).backward()"),
+                Fix("Or keep the graph for the second loss.", f"{facts.first or 'loss'}.backward(retain_graph=True)"))
+    if first.how == "held" and re.search(r"\.(append|extend|insert|add)\(", _text(first)):
+        return (Fix("Empty it after each backward().", f"self.{first.name.rpartition('.')[2]}.clear()"),)
     return (Fix("Cut it off between the turns: the value goes on, the graph does not.", "\n".join(
         _cut(c) for c in facts.carriers if c.name in alike)),)
 
@@ -98,6 +103,9 @@ def _text(carrier: Carrier) -> str:
 
 def _detached(carrier: Carrier) -> str:
     text = _text(carrier)
+    item = re.match(r"(\w+\[[^=]*\]) = ", text)
+    if item:
+        return f"{item[1]} = {item[1]}.detach()"
     return text[:-1] + ".detach())" if text.endswith(")") and ".append(" in text else f"{carrier.name}.append(x.detach())"
 
 

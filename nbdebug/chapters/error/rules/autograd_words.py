@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 from nbdebug.chapters.error.facts import Raised, TensorFact
+from nbdebug.chapters.error.facts_autograd import NoGradFacts
 from nbdebug.finding import Where
 
 NOTES = "https://pytorch.org/docs/stable/notes/autograd.html"
@@ -34,7 +36,17 @@ def op(name: str) -> str:
 def shaped(tensor: TensorFact | None) -> dict[str, object]:
     if tensor is None:
         return {}
-    return {tensor.name: str(tensor), "requires_grad": tensor.requires_grad, "grad_fn": tensor.made_by}
+    return {tensor.name: str(tensor), "requires_grad": tensor.requires_grad, "grad_fn": tensor.made_by or "none"}
+
+
+def wants(facts: NoGradFacts) -> list[str]:
+    """The user's variables that still have a gradient, without parameters."""
+    return [t.name for t in facts.raised.tensors if t.requires_grad and t.made_by]
+
+
+def indexed(path: str) -> str:
+    """A module's path as code: "model.0.fc" → "model[0].fc"."""
+    return re.sub(r"\.(\d+)", r"[\1]", path)
 
 
 def ticked(names: tuple[str, ...] | list[str], most: int = 3) -> str:

@@ -18,7 +18,8 @@ from nbdebug.finding import Finding, Fix, Link, Where
     cause="The loader stacks the samples entry by entry. One has another size (a portrait among landscapes, a longer "
           "text, a grey picture), another type, lacks a key, or is None because a file could not be read.",
     confirm="`[sample['image'].shape for sample in (dataset[i] for i in range(8))]`.",
-    fix="Bring every sample to one size in `__getitem__` (resize, crop, convert), or give the loader a `collate_fn` that "
+    fix="Bring every sample to one size in `__getitem__` (resize, crop, convert), or give the loader a `collate_fn` "
+        "that "
         "pads or drops.",
     reference="https://docs.pytorch.org/docs/stable/data.html#working-with-collate-fn",
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nbdebug.catalogue import rule
 from nbdebug.chapters.error.facts_dtypes import DtypeFacts
-from nbdebug.chapters.error.facts_parts import Part
+from nbdebug.chapters.error.facts_parts import Part, is_plain
 from nbdebug.chapters.error.rules.dtype_words import computes, made, rewritten
 from nbdebug.finding import Finding, Fix, Link
 
@@ -56,7 +56,7 @@ def _title(facts: DtypeFacts) -> str:
 
 def _without(facts: DtypeFacts) -> str:
     if facts.kind == "autocast":
-        return "`BCELoss` is given probabilities under autocast, where float16 turns a sigmoid into exact zeros and ones"
+        return "`BCELoss` is given probabilities under autocast, where a sigmoid in half precision becomes 0 or 1"
     if facts.said in ("object_", "str_", "str", "NoneType"):
         return f"What is to become a tensor holds more than numbers ({facts.said.strip('_')})"
     return f"What is given is a {facts.said}, and a tensor is wanted"
@@ -174,7 +174,7 @@ def _said(facts: DtypeFacts) -> str:
 def _assigned(facts: DtypeFacts, odd: Part) -> str:
     """`x = x.float()` for a variable, the cast in place of the expression for another."""
     assert facts.cure is not None
-    plain = odd.known and all(part.isidentifier() for part in odd.name.split(".")) or odd.name.endswith("]")
+    plain = odd.known and is_plain(odd.name)
     return f"{odd.name} = {facts.cure.code}" if plain else facts.cure.code if odd.known else (
         f"x = x.to(torch.{facts.wanted})   # {odd.name}")
 

@@ -14,6 +14,7 @@ STRANGE = 0.1
 """Share of the saved keys that the model must know for the file to be of a relative of it. Our choice: two unrelated
 networks share names such as `conv1.weight`, seldom more than a few."""
 SHOWN = 6
+PATHS = ("str", "PosixPath", "WindowsPath", "Path")
 
 
 @rule(
@@ -22,10 +23,12 @@ SHOWN = 6
     symptom="Error(s) in loading state_dict for …: missing keys, unexpected keys, or a size mismatch; of an optimizer: "
             "a different number of parameter groups.",
     cause="The file was saved from a wrapped model (DataParallel puts `module.` before each key, torch.compile "
-          "`_orig_mod.`, a trainer `model.`), from one with other sizes (classes, vocabulary, width), or holds more than "
+          "`_orig_mod.`, a trainer `model.`), from one with other sizes (classes, vocabulary, width), or holds more "
+          "than "
           "the state (`{'model': …, 'optimizer': …}`). strict=False passes over keys, never over sizes.",
     confirm="`sorted(state)[:5]` beside `sorted(model.state_dict())[:5]`; the shapes of the keys that both have.",
-    fix="Take the prefix away, load the entry that holds the state, build the model with the sizes of the file, or leave "
+    fix="Take the prefix away, load the entry that holds the state, build the model with the sizes of the file, or "
+        "leave "
         "out the entries that do not fit and train these layers anew.",
     reference="https://docs.pytorch.org/tutorials/beginner/saving_loading_models.html",
 )
@@ -45,10 +48,15 @@ def at(facts: Any) -> Where:
 
 def _title(facts: StateMismatch) -> str:
     source, model = f"`{facts.given}`", f"`{facts.model}`"
+    if facts.no_dict in PATHS:
+        return "`load_state_dict` was given the path of a file, and takes the state that lies in it."
+    if facts.no_dict:
+        return f"`load_state_dict` was given a `{facts.no_dict}`, and takes a dict of tensors."
     if facts.whole_model:
         return f"{source} is a whole model, and `load_state_dict` takes the state of one."
     if facts.inside is not None and facts.inside.endswith("state_dict()"):
-        return f"{source} holds the model itself, under `{facts.inside.partition('.')[0]}`, and not its state at the top."
+        return (f"{source} holds the model itself, under `{facts.inside.partition('.')[0]}`, and not its state at "
+                f"the top.")
     if facts.inside is not None:
         return f"{source} is the whole checkpoint: the state of {model} lies in its entry `{facts.inside}`."
     if _strange(facts):
@@ -79,7 +87,8 @@ def _prefix_title(facts: StateMismatch, source: str, model: str) -> str:
 
 
 def _sizes_title(facts: StateMismatch, source: str, model: str) -> str:
-    said = ", ".join(f"`{r.key}` is {list(r.saved)} in {source} and {list(r.model)} in {model}" for r in facts.resized[:2])
+    said = ", ".join(f"`{r.key}` is {list(r.saved)} in {source} and {list(r.model)} in {model}"
+                     for r in facts.resized[:2])
     more = f" (and {len(facts.resized) - 2} more)" if len(facts.resized) > 2 else ""
     why = next((f": saved with `{r.argument}={r.saved_size}`, built with {r.model_size}" for r in facts.resized
                 if r.argument), "")
@@ -115,7 +124,7 @@ def _chain(facts: StateMismatch) -> tuple[Link, ...]:
     if facts.renamed and facts.inside:
         links += [Link(_prefix_title(facts, f"`{_source(facts)}`", f"`{facts.model}`").rstrip("."))]
     if not facts.strict and facts.resized:
-        links += [Link("strict=False passes over missing and unexpected keys; a size that differs still stops the load")]
+        links += [Link("strict=False passes over missing and unexpected keys; a size that differs still stops it")]
     return tuple(links)
 
 
@@ -123,6 +132,10 @@ def _chain(facts: StateMismatch) -> tuple[Link, ...]:
 
 
 def _fixes(facts: StateMismatch) -> list[Fix]:
+    if facts.no_dict:
+        given = facts.made or facts.given
+        return [Fix("Read the file first." if facts.no_dict in PATHS else "Give it the state of a model.",
+                    f"{facts.model}.load_state_dict(torch.load({given if facts.no_dict in PATHS else 'path'}))")]
     if _strange(facts):
         given = f"sorted({facts.made or _source(facts)})[:10]"
         return [Fix("Build the model that the file was saved from; its keys tell which.",

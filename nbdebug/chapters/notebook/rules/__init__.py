@@ -28,6 +28,7 @@ def notes_of(facts: NotebookFacts) -> Iterator[str]:
     yield from (objects.renewal_note(one) for one in facts.left if not one.used)
     for one in facts.classes:
         if not objects.matters(one) and one.changed and one.used:
-            yield (f"{listed(one.instances)} {'are' if len(one.instances) > 1 else 'is'} of an earlier `{one.name}` than "
-                   f"{cell(one.where)} defines: {listed(one.changed)} differ.")
+            are = "are" if len(one.instances) > 1 else "is"
+            yield (f"{listed(one.instances)} {are} of an earlier `{one.name}` than {cell(one.where)} defines: "
+                   f"{listed(one.changed)} differ.")
     yield from facts.notes

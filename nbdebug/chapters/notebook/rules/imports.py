@@ -47,7 +47,7 @@ def _module(one: StaleModule) -> str:
 
 
 def _names(one: StaleModule) -> str:
-    several = len(one.names) > 1
-    return (f"{listed(one.names)} in your notebook {'are' if several else 'is'} of the version of `{one.module}` before "
+    are = "are" if len(one.names) > 1 else "is"
+    return (f"{listed(one.names)} in your notebook {are} of the version of `{one.module}` before "
             f"{cell(one.where, 'its reload')} loaded it again: a reload leaves what `from {one.module} import …` has "
             "bound as it was")

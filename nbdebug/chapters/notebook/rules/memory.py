@@ -39,7 +39,7 @@ def _least(one: Kept) -> int:
 
 def _output(one: Kept, count: int) -> Finding:
     asked = f", and `{one.wanted}` ({cell(one.freed)}) took away the variable alone" if one.deleted else ""
-    what = f"`{one.variable}`" if one.variable.isidentifier() else "the result"
+    what = f"`{one.variable}`" if 0 < len(one.variable) < 60 and "\n" not in one.variable else "a result"
     title = (f"`{one.name}` still holds {size(one.bytes)}: {cell(one.where, 'a cell')} showed {what}, and the notebook "
              f"keeps what is shown in `Out`{asked}")
     fixes = [Fix("Let go of what the notebook keeps.", "%free outputs"),

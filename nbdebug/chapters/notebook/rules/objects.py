@@ -17,8 +17,9 @@ def not_in_optimizer(facts: NotebookFacts) -> Finding | None:
             "unfrozen": f"turned gradients on in `{one.model}`"}[one.how]
     held = (f"keeps {one.strangers} tensors that no model of yours has any more" if one.strangers
             else "does not know of them")
-    title = (f"`{one.optimizer}` updates none of {len(one.missing)} of the {one.of} trained parameters of `{one.model}`: "
-             f"{cell(one.where)} {what} after `{one.optimizer}` was made, which {held}")
+    updated = one.of - len(one.missing)
+    title = (f"`{one.optimizer}` updates {f'only {updated}' if updated else 'none'} of the {one.of} trained parameters "
+             f"of `{one.model}`: {cell(one.where)} {what} after `{one.optimizer}` was made, which {held}")
     chain = [Link(f"{cell(one.made)} made `{one.optimizer}`", one.made)] if one.made.cell else []
     fixes = [Fix("Make the optimizer again, after the model, and what holds it (a scheduler) after it.",
                  one.remade or f"{one.optimizer} = torch.optim.AdamW({one.model}.parameters())")]
@@ -62,7 +63,7 @@ def stale_reference(facts: NotebookFacts) -> Finding | None:
             "made from that class; `super(type, obj): obj must be an instance or subtype of type`; pickle says `it's "
             "not the same object as __main__.Net`.",
     cause="To run a `class` statement again makes another class of the same name. Objects keep the class that they "
-          "were made from, and the name, which isinstance, super(Net, self) and pickle look up, stands for the new one.",
+          "were made from; the name, which isinstance, super(Net, self) and pickle look up, stands for the new one.",
     confirm="`type(model) is Net` is False.",
     fix="Run the cells that make the objects again, after that of the class; `new.load_state_dict(model.state_dict())` "
         "takes the weights over. Inside methods write `super()` without arguments.",
@@ -81,8 +82,8 @@ def class_redefined(facts: NotebookFacts) -> Finding | None:
     chain += [Link(f"{cell(one.made)} made `{first}`", one.made)] if one.made.cell and one.made != one.old else []
     chain += [Link(f"the same holds for {listed(one.instances[1:])}")] if len(one.instances) > 1 else []
     chain += [Link(f"the last cell failed by it: {one.said}")] if one.said else []
-    return finding("notebook/class-redefined", title, one.where, [*one.instances, one.name], _remakes(one, first), chain,
-                   objects=list(one.instances[:20]), methods_that_differ=list(one.changed[:20]))
+    return finding("notebook/class-redefined", title, one.where, [*one.instances, one.name], _remakes(one, first),
+                   chain, objects=list(one.instances[:20]), methods_that_differ=list(one.changed[:20]))
 
 
 def matters(one: Redefined) -> bool:

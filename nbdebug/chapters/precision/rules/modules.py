@@ -33,13 +33,16 @@ def first(culprit: Culprit, *kinds: str) -> Event | None:
 def finding(code: str, title: str, facts: PrecisionFacts, guilty: list[Culprit], event: Event | None,
             fixes: tuple[Fix, ...]) -> Finding:
     """A finding over modules of one cause."""
-    where = event.where if event is not None else Where(phase="forward")
-    where = Where(phase=where.phase, module=guilty[0].module, module_type=guilty[0].kind, op=where.op, file=where.file,
-                  line=where.line, text=where.text, cell=where.cell)
+    op = event.where if event is not None else Where(phase="forward")
+    line = op if op.line is not None else guilty[0].where
+    where = Where(phase=op.phase, module=guilty[0].module, module_type=guilty[0].kind, op=op.op, file=line.file,
+                  line=line.line, text=line.text, cell=line.cell)
     rows = [{"module": c.module, "loss is off by, with it in half": distance(c.off),
              "its own error": c.error, "largest output": c.largest} for c in guilty]
     evidence = {"where": tuple(c.module for c in guilty), "dtype": facts.dtype, "mode": facts.mode,
                 "loss in float32": facts.float32.loss, f"loss in {facts.dtype}": facts.half.loss, "modules": rows}
+    if facts.exact is not None:
+        evidence["float32 is off from float64 by"] = facts.exact.off
     return Finding(code, title, where, evidence, (kept_fix(facts), *fixes), _chain(guilty, facts))
 
 
@@ -149,6 +152,8 @@ def unsafe_op_in_half(facts: PrecisionFacts) -> Finding | None:
     error = f" by itself its result is off by {guilty[0].error:.0%}" if guilty[0].error > 0.01 else ""
     title = f"{named(guilty[0].module)} is too coarse in {facts.dtype}:" + (
         error or f" with it in half the loss is off by {distance(guilty[0].off)}")
+    if guilty[0].raised:
+        title = f"{named(guilty[0].module)} does not run in {facts.dtype}: {guilty[0].raised[:120]}"
     inside = Fix("Or accumulate in float32 inside of the module.", "total = x.float().sum(1).to(x.dtype)")
     return finding("precision/unsafe-op-in-half", title + _others(guilty), facts, guilty, None, (inside,))
 

@@ -15,8 +15,10 @@ import ast
 import dataclasses
 from typing import Any
 
+from torch import nn
+
 from nbdebug.chapters.error.asked import Names
-from nbdebug.chapters.error.facts_shapes import Layer, Operand, ShapeFacts
+from nbdebug.chapters.error.facts_shapes import Layer, Operand, Passed, ShapeFacts
 from nbdebug.chapters.error.looks.shapes import came, layers
 from nbdebug.chapters.error.looks.shapes.call import Call, Part, failing, look_up
 from nbdebug.chapters.error.looks.shapes.cures import KEPT, cures
@@ -26,6 +28,8 @@ from nbdebug.chapters.error.scene import Scene
 
 RAISES = ("RuntimeError", "ValueError", "IndexError", "AssertionError", "TypeError", "NotImplementedError", "AxisError",
           "TorchRuntimeError", "DimensionMismatchError")
+TELLS = ("features", "small", "rank", "loss", "count")
+"""Kinds for which the way of the shape through the layers is told."""
 
 
 def look(scene: Scene) -> ShapeFacts | None:
@@ -35,20 +39,36 @@ def look(scene: Scene) -> ShapeFacts | None:
         return None
     names = Names(scene)
     call = failing(scene, said.kind, names)
+    if isinstance(call.node, (ast.Raise, ast.Assert)) or _raised_by_user(scene):
+        return None  # an exception of the user's own, whatever its words
     if said.kind in OWN and not OWN[said.kind](call):
         return None
     said = measured(call, said)
-    layer = None if call.layer is None else Layer(names.module(call.layer) if scene.path(call.layer) is None else
-                                                  scene.path(call.layer) or "", type(call.layer).__name__,
-                                                  came.sizes(call.layer))
+    layer = None if call.layer is None else Layer(scene.path(call.layer) or names.module(call.layer),
+                                                  type(call.layer).__name__, came.sizes(call.layer))
     at_fault = call.parts[0] if call.parts else None
-    passed = came.passed(scene, call, at_fault) if said.kind in ("features", "small", "rank", "loss", "count") else ()
+    passed = came.passed(scene, call, at_fault, names) if said.kind in TELLS else ()
     found = cures(call, said)
-    if layer is not None and said.kind in ("features", "small"):
-        found = (*found, *layers.cures(scene, call, said.wanted, said.got, passed))[:KEPT + 1]
-    raised = scene.raised()
+    if layer is not None and (said.kind == "small" or said.kind == "features" and not found):
+        found = (*found, *layers.cures(scene, call, said, passed))[:KEPT + 1]
+    elif layer is not None and said.kind in ("hidden", "rank"):
+        found = (*found, *layers.others(scene, call, said))[:KEPT]
+    raised, target = scene.raised(), said.b if said.kind == "mask" else said.a
     return ShapeFacts(raised, said.kind, call.op, operands(call, said), layer, said.axis, said.wanted, said.got,
-                      said.which, call.numbers, came.entered(call), raised.where, passed, found)
+                      said.which, tuple(call.numbers), target, came.entered(call), came.lines(scene), passed,
+                      _folded(call, said, names), found)
+
+
+def _folded(call: Call, said: Said, names: Names) -> Passed | None:
+    """Where the rows of the predictions left the batch, as `view(-1, 400)` does with pictures of another size."""
+    scores = next((part.value for part in call.parts if part.role == "input"), None)
+    return came.batch_changed(scores, said.got, names) if said.kind == "loss" and said.got is not None else None
+
+
+def _raised_by_user(scene: Scene) -> bool:
+    frame = scene.trail[-1] if scene.trail else None
+    line = statement(frame) if frame is not None and frame.users else None
+    return isinstance(line, ast.Raise)
 
 
 def _elsewhere(scene: Scene) -> bool:
@@ -71,7 +91,9 @@ def operands(call: Call, said: Said) -> tuple[Operand, ...]:
 def measured(call: Call, said: Said) -> Said:
     """What the message leaves out, from the operands themselves."""
     shapes = [part.shape for part in call.parts]
-    if call.layer is not None and said.kind == "product":  # a Linear: its message speaks of matrices
+    if type(call.layer) is nn.MultiheadAttention and said.kind in ("product", "count", "broadcast"):
+        said = dataclasses.replace(said, kind="attention")
+    elif call.layer is not None and said.kind == "product":  # a Linear: its message speaks of matrices
         said = dataclasses.replace(said, kind="features")
     if said.kind == "product" and len(shapes) == 2 and said.got is None:
         return _inner(said, shapes)
@@ -90,6 +112,8 @@ def _inner(said: Said, shapes: list[Any]) -> Said:
     return dataclasses.replace(said, kind="broadcast", got=a[0], wanted=b[0], axis=0)
 
 
+MADE_FOR = ("in_features", "in_channels", "num_features", "normalized_shape", "num_channels", "input_size", "embed_dim",
+            "d_model", "num_parameters")
 LAST = ("Linear", "LayerNorm", "RMSNorm", "RNN", "LSTM", "GRU", "RNNCell", "LSTMCell", "GRUCell", "MultiheadAttention",
         "Bilinear", "linear", "layer_norm", "rms_norm")
 
@@ -99,8 +123,7 @@ def _channel(call: Call, said: Said, shape: tuple[int, ...]) -> Said:
     weight = {"Conv1d": 2, "Conv2d": 3, "Conv3d": 4, "ConvTranspose1d": 2, "ConvTranspose2d": 3, "ConvTranspose3d": 4}
     axis = len(shape) - 1 if call.op in LAST else 0 if len(shape) == weight.get(call.op) else min(1, len(shape) - 1)
     told = came.sizes(call.layer) if call.layer is not None else {}
-    made = next((told[name] for name in ("in_features", "in_channels", "num_features", "normalized_shape", "num_channels",
-                                         "input_size", "embed_dim") if name in told), None)
+    made = next((told[name] for name in MADE_FOR if name in told), None)
     wanted = said.wanted if said.wanted is not None else made if type(made) is int else (said.b or (None,))[-1]
     if call.layer is not None and type(made) is int and "Linear" in call.op:
         wanted = made
@@ -123,4 +146,5 @@ def _of_tensors(call: Call) -> bool:
     return False
 
 
-OWN = {kind: _of_tensors for kind in ("unpack", "tuple", "ragged", "truth", "scalar", "divide")}
+OWN = dict.fromkeys(("unpack", "tuple", "truth", "scalar"), _of_tensors)
+"""Kinds whose message Python words the same for things that are no tensors."""

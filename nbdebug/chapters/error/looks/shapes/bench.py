@@ -29,8 +29,8 @@ SMALL = 2_000_000
 """Elements of tensors that are copied and computed with: some hundredths of a second."""
 TENSORS = (torch.Tensor, nn.Parameter)
 PLAIN = (int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.Size, type(Ellipsis), slice)
-VIEWS = {"T", "mT", "t", "transpose", "swapaxes", "permute", "movedim", "view", "unsqueeze", "squeeze", "expand", "chunk",
-         "split", "select", "narrow", "unbind", "detach", "unflatten", "size", "dim", "numel", "shape", "len"}
+VIEWS = {"T", "mT", "t", "transpose", "swapaxes", "permute", "movedim", "view", "unsqueeze", "squeeze", "expand",
+         "chunk", "split", "select", "narrow", "unbind", "detach", "unflatten", "size", "dim", "numel", "shape", "len"}
 NEVER = {"item", "tolist", "backward", "numpy", "register_hook", "share_memory_", "set_", "resize_", "save", "load",
          "from_numpy", "compile"}
 ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
@@ -39,9 +39,10 @@ ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
     ast.BitAnd: operator.and_, ast.BitOr: operator.or_, ast.BitXor: operator.xor, ast.Eq: operator.eq,
     ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge}
 _HOMES = [vars(home) for home in (torch, torch._C._nn, torch.linalg, torch.special, torch.fft, nn.functional)]
-_NUMPY = {"concatenate", "stack", "vstack", "hstack", "dot", "matmul", "einsum", "where", "reshape", "transpose", "mean",
-          "sum", "squeeze", "expand_dims", "swapaxes", "broadcast_to", "outer", "inner", "tensordot", "array", "zeros",
-          "ones", "argmax", "clip", "abs", "sqrt", "exp", "maximum", "minimum", "add", "subtract", "multiply", "divide"}
+_NUMPY = {"concatenate", "stack", "vstack", "hstack", "dot", "matmul", "einsum", "where", "reshape", "transpose",
+          "mean", "sum", "squeeze", "expand_dims", "swapaxes", "broadcast_to", "outer", "inner", "tensordot", "array",
+          "zeros", "ones", "argmax",
+          "clip", "abs", "sqrt", "exp", "maximum", "minimum", "add", "subtract", "multiply", "divide"}
 
 
 class CannotRun(Exception):
@@ -119,7 +120,7 @@ class Bench:
         if found is not UNKNOWN:
             return self.own(found)
         thing = self.value(node.value, frame)
-        if type(thing) in (*TENSORS, np.ndarray) and node.attr in ("T", "mT", "shape", "dtype", "ndim", "data", "device"):
+        if type(thing) in (*TENSORS, np.ndarray) and node.attr in ("T", "mT", "shape", "dtype", "ndim", "device"):
             return getattr(thing, node.attr)
         raise CannotRun
 
@@ -177,7 +178,8 @@ class Bench:
 
     def _call(self, node: ast.Call, frame: Frame) -> Any:
         called, function = getattr(node.func, "attr", getattr(node.func, "id", "")), value_of(node.func, frame)
-        given, named = self._parts(node.args, frame), {k.arg: self.value(k.value, frame) for k in node.keywords if k.arg}
+        named = {k.arg: self.value(k.value, frame) for k in node.keywords if k.arg}
+        given = self._parts(node.args, frame)
         if len(named) < len(node.keywords):
             raise CannotRun
         if issubclass(type(function), nn.Module):

@@ -22,12 +22,15 @@ from nbdebug.chapters.error.asked import Names, within
 from nbdebug.chapters.error.facts_shapes import Operand
 from nbdebug.chapters.error.looks.shapes.bench import Bench, quiet
 from nbdebug.chapters.error.looks.shapes.said import read
+from nbdebug.chapters.error.lying import message_of
 from nbdebug.chapters.error.operands import UNKNOWN, expression, statement, value_of
-from nbdebug.chapters.error.scene import Scene, is_tensor, message_of
+from nbdebug.chapters.error.scene import Scene, is_tensor
 from nbdebug.observe.frames import Frame
 
-CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Transformer, nn.TransformerEncoder,
-              nn.TransformerDecoder, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+PASSING = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+CONTAINERS = (nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder, nn.TransformerEncoderLayer,
+              nn.TransformerDecoderLayer)
+"""They are at fault themselves only where no layer inside them is."""
 SYMBOLS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.MatMult: "@", ast.Pow: "**", ast.FloorDiv: "//",
            ast.Mod: "%", ast.BitAnd: "&", ast.BitOr: "|", ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.Gt: ">",
            ast.LtE: "<=", ast.GtE: ">="}
@@ -57,7 +60,7 @@ class Part:
 class Call:
     """op: its name as the user knows it; frame: the user's innermost; node: the expression of theirs that failed or
     called what failed; layer: torch's module that failed; function, inner: torch's function that failed and the frame
-    with its arguments, where the op is not in the user's line; numbers: its plain arguments, by their text."""
+    with its arguments, where the op is not in the user's line; numbers: its plain arguments, each with its text."""
 
     op: str
     parts: list[Part]
@@ -66,7 +69,7 @@ class Call:
     layer: nn.Module | None = None
     function: Callable[..., Any] | None = None
     inner: Frame | None = None
-    numbers: dict[str, Any] = dataclasses.field(default_factory=dict)
+    numbers: list[tuple[str, Any]] = dataclasses.field(default_factory=list)
 
     @property
     def direct(self) -> bool:
@@ -88,7 +91,8 @@ def failing(scene: Scene, kind: str, names: Names) -> Call:
     below = within(scene)
     if not below:
         return _written(frame, node, kind)
-    layer = next((f.module for f in below if f.module is not None and type(f.module) not in CONTAINERS), None)
+    modules = [f.module for f in below if f.module is not None and type(f.module) not in PASSING]
+    layer = next((m for m in modules if type(m) not in CONTAINERS), modules[-1] if modules else None)
     losses = layer is not None and type(layer).__name__.endswith("Loss")
     inner = next((f for f in reversed(below) if f.module is layer and f.site.function == "forward"), below[-1]) \
         if layer is not None and not losses else below[-1]
@@ -116,17 +120,36 @@ def _given(call: Call, names: Names) -> Iterator[Part]:
     wanted = list(inspect.signature(call.function).parameters) if call.function else list(call.inner.names)
     written = _arguments(call, [name for name in wanted if name != "self"])
     for role in wanted:
-        value = call.inner.names.get(role)
-        several = list(value) if type(value) in (list, tuple) and len(value) < 50 else [value]
+        value: Any = call.inner.names.get(role)
+        several: list[Any] = list(value) if type(value) in (list, tuple) and len(value) < 50 else [value]
         for i, item in enumerate(several):
             if is_shaped(item):
                 found = names.asked(item, role) if is_tensor(item) else None
                 text = found.name if found is not None and found.known else ""
                 node = written.get(role)
+                if not text and ("mask" in role or role.startswith("hx")):
+                    text = _alike(call, item)
                 label = role if len(several) == 1 else f"{role}[{i}]"
-                if not text and node is not None and len(several) == 1:
-                    text = ast.unparse(node)
+                if not text and node is not None:
+                    text, item = _named(call, node, i if len(several) > 1 else None, item)
                 yield Part(text, label, item, node, bool(found and found.owner is not None))
+
+
+def _alike(call: Call, item: Any) -> str:
+    """The one argument of the user's call that has this shape: a mask is made another tensor on its way."""
+    arguments = [a for a in ast.walk(call.node) if isinstance(a, (ast.Name, ast.Attribute))] if call.node else []
+    found = {ast.unparse(a) for a in arguments if call.frame is not None and is_shaped(value := value_of(a, call.frame))
+             and tuple(value.shape) == tuple(item.shape)}
+    return found.pop() if len(found) == 1 else ""
+
+
+def _named(call: Call, node: ast.AST, i: int | None, item: Any) -> tuple[str, Any]:
+    """The user's text for an argument, and the tensor as they gave it: torch's function may have turned it since."""
+    if i is not None:
+        inner = node.elts if isinstance(node, (ast.Tuple, ast.List)) else []
+        return (ast.unparse(inner[i]) if i < len(inner) else f"{ast.unparse(node)}[{i}]"), item
+    given = look_up(node, call.frame) if call.frame is not None else UNKNOWN
+    return ast.unparse(node), given if is_shaped(given) else item
 
 
 def _arguments(call: Call, wanted: list[str]) -> dict[str, ast.AST]:
@@ -135,22 +158,28 @@ def _arguments(call: Call, wanted: list[str]) -> dict[str, ast.AST]:
     if not isinstance(node, ast.Call) or call.frame is None:
         return {}
     called = value_of(node.func, call.frame)
-    method = isinstance(node.func, ast.Attribute) and call.op == node.func.attr and not issubclass(type(called), nn.Module)
-    same = called is call.layer or called is call.function or method or (
+    method = getattr(node.func, "attr", "") == call.op and not issubclass(type(called), nn.Module)
+    if called is UNKNOWN and isinstance(node.func, ast.Call):  # a layer made and called on the spot
+        kind = value_of(node.func.func, call.frame)
+        loss = getattr(node.func.func, "attr", "").endswith("Loss")
+        called = call.layer if kind is type(call.layer) or loss else called
+    same = called is not UNKNOWN and called is call.layer or called is call.function or method or (
         issubclass(type(called), nn.Module) and type(called).__name__.endswith("Loss"))
-    if called is UNKNOWN and not method or not same:
+    if not same:
         return {}
     plain = [arg for arg in node.args if not isinstance(arg, ast.Starred)]
-    return dict(zip(wanted, plain)) | {k.arg: k.value for k in node.keywords if k.arg}
+    return {**dict(zip(wanted, plain)), **{k.arg: k.value for k in node.keywords if k.arg}}
 
 
 def _precise(frame: Frame, kind: str) -> ast.AST | None:
     """The failing expression. Where Python knows only the statement, its parts are run on copies, innermost first: the
     first that fails in the same way is the one."""
     node = expression(frame)
+    if kind == "truth" and node is not None:
+        return _undecided(getattr(node, "test", node), frame)
     if not isinstance(node, ast.stmt) or isinstance(node, ast.AugAssign):
         return node
-    inner = [n for n in ast.walk(node) if isinstance(n, (ast.BinOp, ast.Call, ast.Compare, ast.Subscript, ast.AugAssign))]
+    inner = [n for n in ast.walk(node) if isinstance(n, (ast.BinOp, ast.Call, ast.Compare, ast.Subscript))]
     for part in reversed(inner):
         if failure(part, frame) == kind:
             return part
@@ -158,6 +187,16 @@ def _precise(frame: Frame, kind: str) -> ast.AST | None:
     if kind in ("unpack", "assign", "expand", "broadcast") and isinstance(target, (ast.Tuple, ast.Subscript)):
         return target
     return inner[0] if inner else node
+
+
+def _undecided(test: ast.AST, frame: Frame) -> ast.AST:
+    """The part of a condition that is no single true or false."""
+    for part in ast.walk(test):
+        if isinstance(part, ast.expr):
+            value = look_up(part, frame)
+            if is_shaped(value) and value.ndim > 0:
+                return part
+    return test
 
 
 def failure(node: ast.AST, frame: Frame) -> str | None:
@@ -184,7 +223,7 @@ def _written(frame: Frame | None, node: ast.AST | None, kind: str) -> Call:
         elif is_shaped(value) or value is UNKNOWN and not _is_number(part):
             call.parts.append(Part(text, role, None if value is UNKNOWN else value, part))
         elif type(value) in (int, tuple, list, torch.Size):
-            call.numbers[text] = value if type(value) is int else tuple(value)
+            call.numbers.append((text, value if type(value) is int else tuple(value)))
     return call
 
 
@@ -202,8 +241,9 @@ def look_up(node: ast.AST, frame: Frame) -> Any:
 
 def _is_number(node: ast.AST) -> bool:
     """Sizes, axes and slices: no tensors, though their values may be unknown."""
-    return isinstance(node, (ast.Constant, ast.Slice, ast.UnaryOp, ast.Tuple, ast.Starred)) or (
-        isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in ("size", "len", "int"))
+    called = getattr(node.func, "attr", getattr(node.func, "id", "")) if isinstance(node, ast.Call) else ""
+    return isinstance(node, (ast.Constant, ast.Slice, ast.UnaryOp, ast.Tuple, ast.Starred)) or called in (
+        "size", "len", "int")
 
 
 def _op(node: ast.AST | None) -> str:

@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import ast
-import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
-
+import torch
 from torch import nn
 
 from nbdebug.chapters.error.facts_shapes import Cure
 from nbdebug.chapters.error.looks.shapes.call import Call, Part
+from nbdebug.chapters.error.looks.shapes.losses import loss
 from nbdebug.chapters.error.looks.shapes.said import Said
-from nbdebug.chapters.error.looks.shapes.trials import (Idea, Shape, Trials, axis_of, flattened, moved, named, narrowed,
-                                                        no_larger, resized, swapped, widened)
+from nbdebug.chapters.error.looks.shapes.trials import (
+    Idea,
+    Trials,
+    axis_of,
+    first,
+    flattened,
+    known,
+    moved,
+    named,
+    narrowed,
+    no_larger,
+    resized,
+    swapped,
+    tried,
+    widened,
+)
 
 KEPT = 2
 Found = Iterator[Cure | None]
@@ -35,27 +49,36 @@ def cures(call: Call, said: Said) -> tuple[Cure, ...]:
     return tuple(found)
 
 
-def known(call: Call) -> list[tuple[int, Part]]:
-    return [(i, part) for i, part in enumerate(call.parts) if part.shape is not None and not part.weight]
-
-
-def _tried(trials: Trials, ideas: Iterable[Idea], accept: Callable[[Shape], bool] = lambda shape: True) -> Found:
-    return (trials.cure(idea, accept) for idea in ideas)
-
-
 def product(call: Call, said: Said, trials: Trials) -> Found:
     """The right side transposed, then the left; a missing axis."""
     parts = known(call)[::-1]
-    yield from _tried(trials, (idea for i, part in parts for idea in swapped(i, part)))
-    yield from _tried(trials, (idea for i, part in parts for idea in [*flattened(i, part), *widened(i, part)]))
+    yield from first(trials, (idea for i, part in parts for idea in swapped(i, part)),
+                      (idea for i, part in parts for idea in [*flattened(i, part), *widened(i, part)]))
 
 
 def features(call: Call, said: Said, trials: Trials) -> Found:
     """The axis with the right size brought to its place; a missing axis; pictures in grey; last the layer itself."""
-    for i, part in known(call)[:2]:
-        if said.wanted in (part.shape or ()):
-            yield from _tried(trials, [*moved(i, part), *swapped(i, part)])
-        yield from _tried(trials, [*flattened(i, part), *widened(i, part), *narrowed(i, part), *_colours(i, part, said)])
+    for i, part in known(call)[:1]:
+        ways = (moved, swapped) if call.op.endswith("2d") else (swapped, moved)
+        views = [idea for way in ways for idea in way(i, part)]
+        if said.wanted not in (part.shape or ()) or _by_chance(part, said):
+            views = []
+        yield from first(trials, (idea for idea in views if _in_place(idea, part, said)), flattened(i, part),
+                          _colours(i, part, said), widened(i, part), narrowed(i, part))
+
+
+def _by_chance(part: Part, said: Said) -> bool:
+    """Height and width of a square picture that equal the channels wanted say nothing of channels."""
+    shape = part.shape or ()
+    return len(shape) == 4 and shape[2] == shape[3] == said.wanted
+
+
+def _in_place(idea: Idea, part: Part, said: Said) -> bool:
+    """Whether a view has the wanted size on the axis that counts, and the batch where it was."""
+    if said.axis is None or part.shape is None:
+        return True
+    after = tuple(idea.change(torch.zeros(()).expand(part.shape)).shape)
+    return after[said.axis] == said.wanted and (said.axis == 0 or after[0] == part.shape[0])
 
 
 def _colours(which: int, part: Part, said: Said) -> Iterator[Idea]:
@@ -71,12 +94,7 @@ def _colours(which: int, part: Part, said: Said) -> Iterator[Idea]:
 
 def rank(call: Call, said: Said, trials: Trials) -> Found:
     for i, part in known(call)[:2]:
-        yield from _tried(trials, [*narrowed(i, part), *_guessed(i, part, said)])
-
-
-def _guessed(which: int, part: Part, said: Said) -> Iterator[Idea]:
-    yield from widened(which, part)
-    yield from flattened(which, part)
+        yield from first(trials, narrowed(i, part), widened(i, part), flattened(i, part))
 
 
 def broadcast(call: Call, said: Said, trials: Trials) -> Found:
@@ -85,46 +103,10 @@ def broadcast(call: Call, said: Said, trials: Trials) -> Found:
     if len(parts) < 2:
         return
     ends = [parts[-1], *parts[:-1]]
-    several = ([*narrowed(i, p), *widened(i, p), *swapped(i, p), *moved(i, p)] for i, p in ends)
-    yield from _tried(trials, itertools.chain.from_iterable(several), accept)
-    yield from _tried(trials, resized(parts[0][0], parts[0][1], parts[-1][1]), accept)
-    yield from _tried(trials, resized(parts[-1][0], parts[-1][1], parts[0][1]), accept)
-
-
-def loss(call: Call, said: Said, trials: Trials) -> Found:
-    """The target's axis of one, one-hot targets, classes on the last axis, axes of a sequence made one."""
-    by_role = {part.role: (i, part) for i, part in known(call)}
-    if not {"input", "target"} <= set(by_role):
-        return
-    (i, scores), (j, target) = by_role["input"], by_role["target"]
-    ends = [*narrowed(j, target), *narrowed(i, scores)]
-    yield from _tried(trials, ends)
-    if target.shape == scores.shape or len(target.shape or ()) > 1:
-        name = named(target)
-        yield from _tried(trials, [Idea("classes", j, f"{name}.argmax(1)", lambda x: x.argmax(1))])
-    yield from _tried(trials, [*_classes_second(i, scores), *(idea for idea in widened(j, target) if scores.shape and (
-        len(scores.shape) == len(target.shape or ()) + 1) and said.wanted is None)])
-    yield _flat_both(trials, i, scores, j, target)
-
-
-def _classes_second(which: int, part: Part) -> Iterator[Idea]:
-    axes = len(part.shape or ())
-    if axes == 3:
-        yield Idea("classes-last", which, f"{named(part)}.transpose(1, 2)", lambda x: x.transpose(1, 2))
-    if axes == 4:
-        yield Idea("classes-last", which, f"{named(part)}.permute(0, 3, 1, 2)", lambda x: x.permute(0, 3, 1, 2))
-
-
-def _flat_both(trials: Trials, i: int, scores: Part, j: int, target: Part) -> Cure | None:
-    axes = len(target.shape or ())
-    if axes < 2 and len(scores.shape or ()) < 3:
-        return None
-    first = Idea("flatten", i, f"{named(scores)}.flatten(0, -2)", lambda x: x.flatten(0, -2))
-    second = Idea("flatten", j, f"{named(target)}.flatten()", lambda x: x.flatten())
-    shape = trials.result([first, second] if axes > 1 else [first])
-    if shape is None:
-        return None
-    return Cure("flatten", scores.text, f"{first.code}, {second.code}" if axes > 1 else first.code, True, shape)
+    (i, left), (j, right) = parts[0], parts[-1]
+    yield from first(trials, (idea for k, p in ends for idea in [*narrowed(k, p), *widened(k, p)]),
+                      (idea for k, p in ends for idea in [*swapped(k, p), *moved(k, p)]),
+                      [*resized(i, left, right), *resized(j, right, left)], accept=accept)
 
 
 def join(call: Call, said: Said, trials: Trials) -> Found:
@@ -135,11 +117,11 @@ def join(call: Call, said: Said, trials: Trials) -> Found:
     odd = said.which if said.which is not None and said.which < len(call.parts) else parts[-1][0]
     part, other = call.parts[odd], call.parts[0 if odd else -1]
     if len(part.shape or ()) != len(other.shape or ()):
-        first = parts[0][0] if len(part.shape or ()) > len(other.shape or ()) else odd
-        for i in dict.fromkeys((first, odd)):
-            yield from _tried(trials, [*widened(i, call.parts[i]), *narrowed(i, call.parts[i])])
+        short = parts[0][0] if len(part.shape or ()) > len(other.shape or ()) else odd
+        for i in dict.fromkeys((short, odd)):
+            yield from tried(trials, [*widened(i, call.parts[i]), *narrowed(i, call.parts[i])])
     yield _along(call)
-    yield from _tried(trials, [*resized(odd, part, other), *swapped(odd, part)])
+    yield from tried(trials, [*resized(odd, part, other), *swapped(odd, part)])
 
 
 def _along(call: Call) -> Cure | None:
@@ -161,10 +143,10 @@ def _along(call: Call) -> Cure | None:
 def count(call: Call, said: Said, trials: Trials) -> Found:
     """One of the sizes left to torch (-1); for a flattening view, flatten itself."""
     part, sizes = call.parts[0], said.a
-    if call.inner is not None or sizes is None or part.shape is None:
+    if call.op not in ("view", "reshape") or call.inner is not None or sizes is None or part.shape is None:
         return
     name = named(part)
-    texts = list(call.numbers) if len(call.numbers) == len(sizes) else [str(size) for size in sizes]
+    texts = [t for t, _ in call.numbers] if len(call.numbers) == len(sizes) else [str(size) for size in sizes]
     if -1 not in sizes:
         for i in range(len(sizes)):
             new = [*sizes[:i], -1, *sizes[i + 1:]]
@@ -207,16 +189,16 @@ def axis(call: Call, said: Said, trials: Trials) -> Found:
                 new = ["-1" if a == wrong else a for a in args]
                 new += [f"{k}={'-1' if v == wrong else v}" for k, v in named_args]
                 yield _expression(call, trials, "axis", f"{ast.unparse(node.func)}({', '.join(new)})")
-    for i, part in known(call)[:1]:
-        yield from _tried(trials, list(widened(i, part))[:2])
+    for i, part in known(call)[:1] if call.op != "size" else ():
+        yield from tried(trials, reversed(list(widened(i, part))[:2]))
 
 
 def order(call: Call, said: Said, trials: Trials) -> Found:
     """As many axes as the tensor has."""
     for i, part in known(call)[:1]:
         if said.got is not None and said.wanted == said.got + 1:
-            yield from _tried(trials, widened(i, part))
-        dims = [n for n in call.numbers.values() if type(n) is int]
+            yield from tried(trials, widened(i, part))
+        dims = [n for _, n in call.numbers if type(n) is int]
         if part.shape and len(dims) == len(part.shape) - 1 and sorted(dims) == list(range(len(dims))):
             new = ", ".join(map(str, [0, *(d + 1 for d in dims)]))
             yield _expression(call, trials, "order", f"{named(part)}.{call.op}({new})")
@@ -226,7 +208,7 @@ def order(call: Call, said: Said, trials: Trials) -> Found:
 
 def index(call: Call, said: Said, trials: Trials) -> Found:
     for i, part in known(call)[1:2]:
-        yield from _tried(trials, [*narrowed(i, part), *widened(i, part), *swapped(i, part)])
+        yield from tried(trials, [*narrowed(i, part), *widened(i, part), *swapped(i, part)])
 
 
 def given(role: str) -> Callable[[Call, Said, Trials], Found]:
@@ -235,7 +217,7 @@ def given(role: str) -> Callable[[Call, Said, Trials], Found]:
     def ways(call: Call, said: Said, trials: Trials) -> Found:
         for i, part in known(call):
             if role in part.role and (said.b is None or part.shape is None or part.shape in (said.a, said.b)):
-                yield from _tried(trials, [*swapped(i, part), *widened(i, part), *narrowed(i, part), *_heads(call, i, part)])
+                yield from first(trials, swapped(i, part), _heads(call, i, part), widened(i, part), narrowed(i, part))
 
     return ways
 
@@ -250,7 +232,7 @@ def _heads(call: Call, which: int, part: Part) -> Iterator[Idea]:
 
 def any_view(call: Call, said: Said, trials: Trials) -> Found:
     for i, part in known(call)[:3]:
-        yield from _tried(trials, [*narrowed(i, part), *widened(i, part), *swapped(i, part), *moved(i, part)],
+        yield from tried(trials, [*narrowed(i, part), *widened(i, part), *swapped(i, part), *moved(i, part)],
                           no_larger(call))
 
 
@@ -258,13 +240,20 @@ def lengths(call: Call, said: Said, trials: Trials) -> Found:
     node = call.node
     if isinstance(node, ast.Call) and "sorted" not in ast.unparse(node) and said.got is None:
         args = [*map(ast.unparse, node.args), *(f"{k.arg}={ast.unparse(k.value)}" for k in node.keywords)]
-        yield _expression(call, trials, "unsorted", f"{ast.unparse(node.func)}({', '.join(args)}, enforce_sorted=False)")
+        code = f"{ast.unparse(node.func)}({', '.join(args)}, enforce_sorted=False)"
+        yield _expression(call, trials, "unsorted", code)
     for i, part in known(call)[:1]:
-        yield from _tried(trials, list(swapped(i, part)))
+        name = named(part)
+        yield from tried(trials, [Idea("transpose", i, f"{name}.transpose(0, 1)", lambda x: x.transpose(0, 1))])
+
+
+def grid(call: Call, said: Said, trials: Trials) -> Found:
+    for i, part in known(call)[1:2]:
+        yield from tried(trials, moved(i, part))
 
 
 KINDS: dict[str, Callable[[Call, Said, Trials], Found]] = {
     "product": product, "features": features, "rank": rank, "broadcast": broadcast, "inplace": broadcast, "loss": loss,
     "join": join, "count": count, "strides": strides, "axis": axis, "order": order, "index": index, "expand": any_view,
     "assign": any_view, "hidden": given("h"), "mask": given("mask"), "attention": any_view, "lengths": lengths,
-    "grid": any_view, "samples": any_view, "square": product, "single": lambda *_: iter(())}
+    "grid": grid, "samples": any_view, "square": product, "single": lambda *_: iter(())}

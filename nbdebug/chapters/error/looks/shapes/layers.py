@@ -3,6 +3,7 @@ made for, or a pooling before the flattening that makes any picture fit."""
 
 from __future__ import annotations
 
+import ast
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,9 +11,11 @@ from typing import Any
 from torch import nn
 
 from nbdebug.chapters.error.facts_shapes import Cure, Passed
+from nbdebug.chapters.error.looks.shapes import came
 from nbdebug.chapters.error.looks.shapes.bench import quiet
 from nbdebug.chapters.error.looks.shapes.call import Call
 from nbdebug.chapters.error.looks.shapes.came import below, entered
+from nbdebug.chapters.error.looks.shapes.said import Said
 from nbdebug.chapters.error.looks.shapes.through import through
 from nbdebug.chapters.error.looks.shapes.trials import Trials
 from nbdebug.chapters.error.scene import Scene
@@ -23,7 +26,7 @@ LARGEST = 1024
 """The side of the largest picture that is looked for."""
 
 
-def cures(scene: Scene, call: Call, wanted: int | None, got: int | None, passed: tuple[Passed, ...]) -> Iterator[Cure]:
+def cures(scene: Scene, call: Call, said: Said, passed: tuple[Passed, ...]) -> Iterator[Cure]:
     """What fits, likeliest first."""
     layer = call.layer
     if layer is None or not call.parts or call.parts[0].shape is None:
@@ -33,10 +36,30 @@ def cures(scene: Scene, call: Call, wanted: int | None, got: int | None, passed:
     before = next((step.shape for step in reversed(passed) if len(step.shape) > 2), None)
     if type(layer) is nn.Linear and before is not None and len(call.parts[0].shape) == 2:
         yield from _pooled(layer, before)
-    made = anew(layer, got)
-    if made is not None and got != wanted:
-        module, code = made
-        yield trials.with_layer(module, code, scene.path(layer) or type(layer).__name__)
+    made = anew(layer, said.got)
+    if made is not None and said.got != said.wanted:
+        yield from trials.with_layer(*made, scene.path(layer) or "")
+
+
+def others(scene: Scene, call: Call, said: Said) -> Iterator[Cure]:
+    """The layer of the same family for as many axes; a recurrent layer without the state that does not fit."""
+    layer, first = call.layer, call.parts[0] if call.parts else None
+    if layer is None or first is None or first.shape is None:
+        return
+    kind = type(layer).__name__
+    if kind.endswith("d") and kind[-2:-1].isdigit() and len(first.shape) in (3, 4, 5):
+        family = getattr(nn, f"{kind[:-2]}{len(first.shape) - 2}d", None)
+        maker = MAKERS.get(family) if family is not None and family is not type(layer) else None
+        size = came.sizes(layer).get("num_features") or came.sizes(layer).get("in_channels")
+        if maker is not None and type(size) is int:
+            code = maker(attributes(layer), size)
+            with quiet():
+                yield from Trials(call).with_layer(eval(code, {"nn": nn}), code, scene.path(layer) or "", "kind")
+    if said.kind == "hidden" and call.function is not None and isinstance(call.node, ast.Call) and call.node.args:
+        shape = Trials(call).without("hx")
+        if shape is not None:
+            called, given = ast.unparse(call.node.func), ast.unparse(call.node.args[0])
+            yield Cure("state", "", f"{called}({given})   # without a state: torch begins with zeros", True, shape)
 
 
 def _pooled(layer: nn.Linear, before: Shape) -> Iterator[Cure]:
@@ -62,7 +85,8 @@ def _pictures(scene: Scene, call: Call) -> Iterator[Cure]:
     fits = [side for side in range(1, LARGEST + 1)
             if _arrives(levels, (*shape[:-axes], *(side,) * axes), layer) is not None]
     if fits and shape[-axes:] not in [(side,) * axes for side in fits]:
-        best = min(fits, key=lambda side: abs(side - max(shape[-axes:])) if type(layer) is not nn.Linear else _even(side))
+        near = [abs(side - max(shape[-axes:])) for side in fits]
+        best = min(fits, key=_even) if type(layer) is nn.Linear else fits[near.index(min(near))]
         size = (best,) * axes
         yield Cure("pictures", start.name, f"{start.name} = F.interpolate({start.name}, size={size})", True,
                    _arrives(levels, (*shape[:-axes], *size), layer))
@@ -74,7 +98,7 @@ def _even(side: int) -> int:
 
 
 def _arrives(levels: list[Any], shape: Shape, layer: nn.Module) -> Shape | None:
-    """What the layer gives for an input of that shape at the entrance of the Sequentials; None where it does not fit."""
+    """What the layer gives for that shape at the entrance of the Sequentials; None where it does not fit."""
     at: Shape | None = shape
     for level in levels:
         for child in (attributes(level.module).get("_modules") or {}).values():
@@ -135,5 +159,8 @@ def _recurrent(name: str) -> Callable[[dict[str, Any], int], str]:
 MAKERS: dict[type, Callable[[dict[str, Any], int], str]] = {
     nn.Linear: _linear,
     **{kind: _conv(kind.__name__) for kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d)},
-    **{kind: _norm(kind.__name__) for kind in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm)},
+    **{kind: _norm(kind.__name__) for kind in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm,
+                                               nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)},
+    nn.GroupNorm: lambda told, size: f"nn.GroupNorm({told['num_groups']}, {size})",
+    nn.MultiheadAttention: lambda told, size: f"nn.MultiheadAttention({size}, {told['num_heads']})",
     **{kind: _recurrent(kind.__name__) for kind in (nn.RNN, nn.LSTM, nn.GRU, nn.RNNCell, nn.LSTMCell, nn.GRUCell)}}

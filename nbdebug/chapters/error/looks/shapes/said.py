@@ -39,8 +39,8 @@ PATTERNS: tuple[tuple[str, str], ...] = (
     ("product", r"size mismatch, got input \(\d+\), mat \((?P<a>\d+x(?P<got>\d+))\), vec \((?P<wanted>\d+)\)"),
     ("product", r"inconsistent tensor size, expected tensor \[(?P<got>\d+)\] and src \[(?P<wanted>\d+)\]"),
     ("product", r"Expected size for first two dimensions of batch2 tensor to be: " + _A + r" but got: " + _B),
-    ("product", r"contracted dimensions need to match, but first has size (?P<got>\d+) in dim -?\d+ and second has size "
-                r"(?P<wanted>\d+)"),
+    ("product", r"contracted dimensions need to match, but first has size (?P<got>\d+) in dim -?\d+ and second has "
+                r"size (?P<wanted>\d+)"),
     ("product", r"matmul: Input operand 1 has a mismatch .*\(size (?P<wanted>\d+) is different from (?P<got>\d+)\)"),
     ("product", r"shapes " + _A + r" and " + _B + r" not aligned: (?P<got>\d+) \(dim \d+\) != (?P<wanted>\d+)"),
     ("product", r"Incompatible shapes of A and B|X1 and X2 must have the same number of columns"),
@@ -53,7 +53,8 @@ PATTERNS: tuple[tuple[str, str], ...] = (
     ("features", r"Given normalized_shape=\[(?P<b>[\d, ]+)\], expected input with shape .*?, but got input of size ?" +
      _A),
     ("features", r"weight of shape \[(?P<wanted>\d+)\] and input of shape " + _A),
-    ("features", r"input's size at dim=(?P<axis>\d+) to match num_features\s+\((?P<wanted>\d+)\), but got: (?P<got>\d+)"),
+    ("features", r"input's size at dim=(?P<axis>\d+) to match num_features\s+\((?P<wanted>\d+)\), but got: "
+                 r"(?P<got>\d+)"),
     ("features", r"input\.size\(-1\) must be equal to input_size\. Expected (?P<wanted>\d+), got (?P<got>\d+)"),
     ("features", r"input has inconsistent input_size: got (?P<got>\d+),? expected (?P<wanted>\d+)"),
     ("features", r"was expecting embedding dimension of (?P<wanted>\d+), but got (?P<got>\d+)"),
@@ -88,8 +89,8 @@ PATTERNS: tuple[tuple[str, str], ...] = (
     ("lengths", r"`lengths` array must be sorted in decreasing order|Length of all samples has to be greater than 0"),
     ("broadcast", r"size of tensor a \((?P<got>\d+)\) must match the size of tensor b \((?P<wanted>\d+)\) at "
                   r"non-singleton dimension (?P<axis>\d+)"),
-    ("broadcast", r"Attempting to broadcast a dimension of length \d+ at -?\d+! Mismatching argument at index \d+ had " +
-     _A + r"; but expected shape should be broadcastable to " + _B),
+    ("broadcast", r"Attempting to broadcast a dimension of length \d+ at -?\d+! Mismatching argument at index \d+ had "
+                  + _A + r"; but expected shape should be broadcastable to " + _B),
     ("broadcast", r"operands could not be broadcast together with (?:remapped )?shapes .*?" + _A + ",? " + _B),
     ("broadcast", r"[Ss]hape mismatch: objects cannot be broadcast to a single shape"),
     ("broadcast", r"indexing (?:tensors|arrays) could not be broadcast together with shapes " + _A + ",? " + _B),
@@ -102,7 +103,8 @@ PATTERNS: tuple[tuple[str, str], ...] = (
     ("assign", r"value (?:tensor|array) of shape " + _B + r",? c\w+(?: not)? be broadcast to indexing result of shape "
                + _A),
     ("assign", r"attempting to assign a gradient of size '" + _B + r"' to a tensor of size '" + _A),
-    ("assign", r"Mismatch in shape: grad_output\[\d+\] has a shape of " + _B + r" and output\[\d+\] has a shape of " + _A),
+    ("assign", r"Mismatch in shape: grad_output\[\d+\] has a shape of " + _B + r" and output\[\d+\] has a shape of "
+               + _A),
     ("join", r"Sizes of tensors must match except in dimension (?P<axis>\d+)\. (?:Expected size|Expected|Got) "
              r"(?P<wanted>\d+)(?: in dimension \d+)? (?:but got|and)(?: size)? (?P<got>\d+).*?(?:number|index) "
              r"(?P<which>\d+)"),
@@ -112,10 +114,10 @@ PATTERNS: tuple[tuple[str, str], ...] = (
     ("join", r"all (?:the )?input array(?: dimension)?s .*?must (?:match exactly|have (?:the )?same)"),
     ("join", r"Size mismatch between tensors"),
     ("count", r"shape '" + _A + r"' is invalid for input of size (?P<got>\d+)"),
-    ("count", r"cannot reshape array of size (?P<got>\d+) into shape"),
+    ("count", r"cannot reshape array of size (?P<got>\d+) into shape \((?P<a>[^)]*)\)"),
     ("count", r"Provided sizes " + _A + r" don't multiply up to the size of dim (?P<axis>-?\d+) \((?P<got>\d+)\)"),
-    ("split", r"split_with_sizes expects split_sizes to sum exactly to (?P<got>\d+) .*?dimension (?P<axis>-?\d+)\), but "
-              r"got split_sizes=" + _A),
+    ("split", r"split_with_sizes expects split_sizes to sum exactly to (?P<got>\d+) .*?dimension (?P<axis>-?\d+)\), "
+              r"but got split_sizes=" + _A),
     ("strides", r"view size is not compatible with input tensor's size and stride"),
     ("order", r"input\.dim\(\) = (?P<got>\d+) is not equal to len\(dims\) = (?P<wanted>\d+)|axes don't match array"),
     ("order", r"t\(\) expects a tensor with <= 2 dimensions, but self is (?P<got>\d)D"),
@@ -123,10 +125,9 @@ PATTERNS: tuple[tuple[str, str], ...] = (
     ("axis", r"axis (?P<axis>-?\d+) is out of bounds for array of dimension (?P<got>\d+)"),
     ("axis", r"Dimension specified as (?P<axis>-?\d+) but tensor has no dimensions"),
     ("axis", r"too many indices for (?:tensor of dimension (?P<got>\d+)|array)"),
-    ("axis", r"invalid index of a 0-dim tensor|iteration over a 0-d (?:tensor|array)|len\(\) of a 0-d|len\(\) of unsized "
-             r"object"),
-    ("index", r"The shape of the mask " + _A + r" at index (?P<axis>\d+) does not match the shape of the indexed tensor " +
-     _B),
+    ("axis", r"invalid index of a 0-dim tensor|iteration over a 0-d (?:tensor|array)|len\(\) of (?:a 0-d|unsized)"),
+    ("index", r"The shape of the mask " + _A + r" at index (?P<axis>\d+) does not match the shape of the indexed "
+              r"tensor " + _B),
     ("index", r"boolean index did not match indexed array along (?:axis|dimension) (?P<axis>\d+);"),
     ("index", r"Index tensor must have the same number of dimensions as (?:input|self|src) tensor"),
     ("index", r"[Ee]xpected index " + _A + r" to be (?:no larger|smaller) than self " + _B),
@@ -143,14 +144,15 @@ PATTERNS: tuple[tuple[str, str], ...] = (
     ("rank", r"must have the same number of spatial dimensions, but got input with spatial dimensions of"),
     ("rank", r"number of subscripts in the equation \((?P<wanted>\d+)\) does not match the number of dimensions "
              r"\((?P<got>\d+)\) for operand (?P<which>\d+)"),
-    ("rank", r"Expected (?P<wanted>\d)-D argument \w+, but got (?P<got>\d)-D|expected a matrix, but got tensor with dim"),
+    ("rank", r"Expected (?P<wanted>\d)-D argument \w+, but got (?P<got>\d)-D|expected a matrix, but got tensor with"),
     ("rank", r"must have at least 2 dimensions|expected a 1D or 2D tensor|Expected 0D or 1D tensor in the tensor list|"
              r"Supports 1D or 2D tensors|Feature dropout requires at least 2 dim"),
     ("rank", r"Padding length should be less than or equal to two times the input dimension"),
     ("rank", r"Padding size \d+ is not supported for (?P<got>\d)D input|Expected 3D or higher dimensionality"),
     ("rank", r"Input tensors must have 2 or fewer dimensions|input is (?:3|2)D, then offsets|offsets has to be a 1D"),
-    ("divide", r"to be divisible by|is not divisible by|must be divisible by|to match the calculated number of sliding blocks|"
-               r"Halving dimension must be even"),
+    ("divide", r"=(?P<got>\d+) is not divisible by (?P<wanted>\d+)|num_groups=(?P<wanted2>\d+)"),
+    ("divide", r"Halving dimension must be even, but dimension \d+ is size (?P<got>\d+)"),
+    ("divide", r"to be divisible by|is not divisible by|must be divisible by|calculated number of sliding blocks"),
     ("square", r"must be batches of square matrices, but they are (?P<got>\d+) by (?P<wanted>\d+) matrices"),
     ("grid", r"grid_sampler\(\): expected|Expected a batch of 2D affine matrices|Expected shape of indices to be same"),
     ("output", r"requested an output size of .*, but valid sizes range from"),
@@ -158,8 +160,8 @@ PATTERNS: tuple[tuple[str, str], ...] = (
     ("vmap", r"vmap: Expected all tensors to have the same size in the mapped dimension, got sizes " + _A),
     ("bias", r"expected bias to be 1-dimensional with (?P<wanted>\d+) elements, but got bias of size \[(?P<got>\d+)\]"),
     ("scalar", r"a Tensor with (?P<got>\d+) elements cannot be converted to Scalar"),
-    ("scalar", r"only one element tensors can be converted to Python scalars|only (?:0-dimensional|length-1|size-1) arrays"
-               r" can be converted to Python scalars"),
+    ("scalar", r"only (?:one element tensors|(?:0-dimensional|length-1|size-1) arrays) can be converted to Python "
+               r"scalars"),
     ("truth", r"Boolean value of Tensor with more than one value is ambiguous|"
               r"truth value of an array with more than one element is ambiguous"),
     ("truth", r"Boolean value of Tensor with no values is ambiguous"),
@@ -169,6 +171,7 @@ PATTERNS: tuple[tuple[str, str], ...] = (
     ("ragged", r"expected sequence of length (?P<wanted>\d+) at dim (?P<axis>\d+) \(got (?P<got>\d+)\)"),
     ("ragged", r"requested array has an inhomogeneous shape after (?P<axis>\d+) dimensions"),
 )
+NUMBERS = ("wanted", "got", "axis", "which")
 COMPILED = tuple((kind, re.compile(text, re.DOTALL)) for kind, text in PATTERNS)
 
 
@@ -182,11 +185,11 @@ def read(message: str) -> Said | None:
             given = {key: value for key, value in found.groupdict().items() if value is not None}
             if "wanted2" in given:
                 given["wanted"] = given.pop("wanted2")
-            return Said(kind, **{key: _number(key, text) for key, text in given.items()})
+            shapes = {key: _shape_of(given[key]) for key in ("a", "b") if key in given}
+            numbers = {key: int(text) for key, text in given.items() if key not in shapes}
+            return Said(kind, shapes.get("a"), shapes.get("b"), *(numbers.get(key) for key in NUMBERS))
     return None
 
 
-def _number(key: str, text: str) -> int | Shape:
-    if key in ("a", "b"):
-        return tuple(int(part) for part in re.findall(r"-?\d+", text))
-    return int(text)
+def _shape_of(text: str) -> Shape:
+    return tuple(int(part) for part in re.findall(r"-?\d+", text.replace("newaxis", "-1")))

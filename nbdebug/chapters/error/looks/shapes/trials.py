@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import math
+import operator
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -115,22 +117,35 @@ class Trials:
             return None
         return Cure(idea.slug, self.call.parts[idea.which].text, idea.code, True, shape)
 
-    def with_layer(self, module: nn.Module, code: str, path: str) -> Cure:
+    def without(self, role: str) -> Shape | None:
+        """The shape that the layer gives without one of its arguments."""
+        if self.call.inner is None or self.call.function is None:
+            return None
+        with quiet():
+            try:
+                names = dict(self.call.inner.names) | {role: None, self.call.parts[0].role: self.call.parts[0].value}
+                return shape_of(Bench().function(self.call.function, names, {}, self.call.layer))
+            except Exception:
+                return None
+
+    def with_layer(self, module: nn.Module, code: str, path: str, slug: str = "layer") -> Iterator[Cure]:
         """Another layer in the place of the one that failed: by its formula, else by running it."""
         part = self.call.parts[0]
-        shape = through(module, part.shape) if part.shape is not None else None
-        if shape is None or time.monotonic() < self.until:
-            with quiet():
-                try:
-                    shape = shape_of(module(Bench().own(next(iter(self._fewer().values()), part.value))))
-                except Exception:
-                    shape = None
-        return Cure("layer", path, code, True if shape is not None else None, shape)
+        shape, bench = through(module, part.shape) if part.shape is not None else None, Bench()
+        with quiet():
+            try:
+                given = bench.own(next(iter(self._fewer().values()), part.value))
+                if not bench.large and part.value.device.type == "cpu":
+                    shape = shape_of(module.to(part.value.dtype)(given))
+            except Exception:  # it does not fit either
+                return
+        if shape is not None:
+            yield Cure(slug, path, code, True, shape)
 
 
 def shape_of(result: Any) -> Shape:
     """The shape of a result, of the first of several."""
-    while type(result) in (tuple, list) and result:
+    while issubclass(type(result), (tuple, list)) and result:
         result = result[0]
     return tuple(result.shape) if is_shaped(result) else ()
 
@@ -140,9 +155,9 @@ def axis_of(call: Call) -> int:
     node = call.node
     for keyword in node.keywords if isinstance(node, ast.Call) else ():
         if keyword.arg in ("dim", "axis"):
-            found = call.numbers.get(ast.unparse(keyword.value))
+            found = dict(call.numbers).get(ast.unparse(keyword.value))
             return found if type(found) is int else 0
-    return next((n for n in call.numbers.values() if type(n) is int), 0)
+    return next((n for _, n in call.numbers if type(n) is int), 0)
 
 
 def named(part: Part) -> str:
@@ -163,16 +178,21 @@ def swapped(which: int, part: Part) -> Iterator[Idea]:
         if max(i, j) < axes and key not in seen:
             seen.add(key)
             method = "swapaxes" if type(part.value) is np.ndarray else "transpose"
-            yield Idea("transpose", which, f"{name}.{method}({i}, {j})", lambda x, i=i, j=j: x.swapaxes(i, j))
+            yield Idea("transpose", which, f"{name}.{method}({i}, {j})", operator.methodcaller("swapaxes", i, j))
+
+
+def _permuted(x: Any, order: tuple[int, ...]) -> Any:
+    return x.permute(*order)
 
 
 def moved(which: int, part: Part) -> Iterator[Idea]:
     """The last axis brought to where torch has its channels, and the reverse."""
     name, axes = named(part), len(part.shape or ())
-    orders = {3: [(2, 0, 1), (1, 2, 0)], 4: [(0, 3, 1, 2), (0, 2, 3, 1)], 5: [(0, 4, 1, 2, 3), (0, 2, 3, 4, 1)]}
+    orders: dict[int, list[tuple[int, ...]]] = {
+        3: [(2, 0, 1), (1, 2, 0)], 4: [(0, 3, 1, 2), (0, 2, 3, 1)], 5: [(0, 4, 1, 2, 3), (0, 2, 3, 4, 1)]}
     for order in orders.get(axes, ()):
         if is_shaped(part.value) and type(part.value) is not np.ndarray:
-            yield Idea("permute", which, f"{name}.permute{order}", lambda x, order=order: x.permute(*order))
+            yield Idea("permute", which, f"{name}.permute{order}", functools.partial(_permuted, order=order))
 
 
 def widened(which: int, part: Part) -> Iterator[Idea]:
@@ -181,23 +201,24 @@ def widened(which: int, part: Part) -> Iterator[Idea]:
     for k in [1, 0, *range(2, axes + 1)] if axes else [0]:
         if type(part.value) is np.ndarray:
             code = f"np.expand_dims({part.text}, {k})"
-            yield Idea("unsqueeze", which, code, lambda x, k=k: np.expand_dims(x, k))
+            yield Idea("unsqueeze", which, code, functools.partial(np.expand_dims, axis=k))
         else:
-            yield Idea("unsqueeze", which, f"{name}.unsqueeze({k})", lambda x, k=k: x.unsqueeze(k))
+            yield Idea("unsqueeze", which, f"{name}.unsqueeze({k})", operator.methodcaller("unsqueeze", k))
+    if axes == 2 and type(part.value) is not np.ndarray:
+        yield Idea("unsqueeze", which, f"{name}[None, None]", lambda x: x[None, None])
 
 
 def narrowed(which: int, part: Part) -> Iterator[Idea]:
     """An axis of one taken away."""
     for k, size in reversed(list(enumerate(part.shape or ()))):
         if size == 1:
-            yield Idea("squeeze", which, f"{named(part)}.squeeze({k})", lambda x, k=k: x.squeeze(k))
+            yield Idea("squeeze", which, f"{named(part)}.squeeze({k})", operator.methodcaller("squeeze", k))
 
 
 def flattened(which: int, part: Part) -> Iterator[Idea]:
     """Several axes made one."""
     if len(part.shape or ()) > 2 and type(part.value) is not np.ndarray:
         yield Idea("flatten", which, f"{named(part)}.flatten(1)", lambda x: x.flatten(1))
-        yield Idea("flatten", which, f"{named(part)}.flatten(0, 1)", lambda x: x.flatten(0, 1))
 
 
 def resized(which: int, part: Part, to: Part) -> Iterator[Idea]:
@@ -212,3 +233,20 @@ def no_larger(call: Call) -> Callable[[Shape], bool]:
     """Accepts a result of no more elements than the largest operand: two axes that cross are never what was meant."""
     most = max((math.prod(part.shape) for part in call.parts if part.shape is not None), default=0)
     return lambda shape: math.prod(shape) <= most
+
+
+def known(call: Call) -> list[tuple[int, Part]]:
+    return [(i, part) for i, part in enumerate(call.parts) if part.shape is not None and not part.weight]
+
+
+def tried(trials: Trials, ideas: Iterable[Idea], accept: Callable[[Shape], bool] = lambda shape: True) -> Iterator[Cure | None]:
+    return (trials.cure(idea, accept) for idea in ideas)
+
+
+def first(trials: Trials, *stages: Iterable[Idea], accept: Callable[[Shape], bool] = lambda shape: True) -> Iterator[Cure | None]:
+    """The cures of the first stage that has any: what is less likely is not offered beside them."""
+    for ideas in stages:
+        found = [cure for idea in ideas if (cure := trials.cure(idea, accept)) is not None]
+        yield from found
+        if found:
+            return

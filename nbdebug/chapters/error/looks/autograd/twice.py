@@ -1,0 +1,269 @@
+"""A graph that an earlier backward has freed: which of the user's variables brought it along.
+
+After a first `backward()` the values that the derivatives need are freed. A second one through the same nodes fails. The
+graph of the failing loss is still there, and so are the variables: one whose history is part of that graph, and which by
+the source keeps its value from one turn to the next, is the carrier.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from nbdebug.chapters.error.facts import NOWHERE
+from nbdebug.chapters.error.facts_autograd import Carrier, TwiceFacts
+from nbdebug.chapters.error.looks.autograd.calls import outward, reached, trail
+from nbdebug.chapters.error.looks.autograd.carried import (
+    backwards,
+    body_of,
+    carried,
+    filled,
+    keeps,
+    outside_names,
+    reads,
+    steady,
+    within,
+    writes,
+)
+from nbdebug.chapters.error.looks.autograd.graph import freed, meet, nodes, op_of, roots
+from nbdebug.chapters.error.looks.autograd.source import (
+    Code,
+    failing,
+    is_module,
+    loops,
+    modules,
+    package,
+    targets,
+    value,
+)
+from nbdebug.chapters.error.looks.autograd.wanting import asked
+from nbdebug.chapters.error.operands import UNKNOWN
+from nbdebug.chapters.error.scene import Scene, is_tensor
+from nbdebug.finding import Where
+from nbdebug.observe.named import MODULES_OWN, attributes, own
+
+SECOND = re.compile(r"backward through the graph a second time|already unpacked once")
+ORDER = ("sum", "turn", "sometimes", "again", "held", "list", "once", "shared")
+ASKED_AT_MOST = 2000
+
+
+def look(scene: Scene) -> TwiceFacts | None:
+    if scene.type not in ("RuntimeError", "CheckpointError") or not SECOND.search(scene.message):
+        return None
+    codes, found = trail(scene), nodes(roots(scene))
+    of = asked(scene, codes[0], "loss") if codes else None
+    text = ast.unparse(of) if of is not None else ""
+    carriers: dict[str, Carrier] = {}
+    for code in codes:
+        for carrier in _in_function(code, found, text):
+            carriers.setdefault(carrier.name, carrier)
+    for carrier in _held(scene, found):
+        carriers.setdefault(carrier.name, carrier)
+    earlier, first = NOWHERE, ""
+    shared: list[Carrier] = []
+    for carrier in _around(scene, found) if not carriers else ():
+        carriers.setdefault(carrier.name, carrier)
+    for code in codes:
+        where, first, shared = _earlier(code, found, text)
+        if where is not None:
+            earlier = where
+            break
+    if not any(c.how != "once" for c in carriers.values()):
+        for carrier in shared:
+            carriers[carrier.name] = carrier
+    ordered = sorted(carriers.values(), key=lambda c: ORDER.index(c.how))
+    some = list(found)[:ASKED_AT_MOST]
+    return TwiceFacts(scene.raised(), text, tuple(ordered[:6]), earlier, first, len(found),
+                      sum(freed(node) for node in some))
+
+
+def tensors_of(thing: Any) -> list[Any]:
+    """The tensors with a history that a variable holds: itself, or those in an exact container."""
+    if is_tensor(thing):
+        return [thing] if thing.grad_fn is not None else []
+    if type(thing) in (list, tuple, dict) or package(thing) == "collections":
+        inside = list(thing.values() if isinstance(thing, dict) else thing)[:200]
+        return [t for one in inside for t in (tensors_of(one) if type(one) in (list, tuple) else [one] if is_tensor(
+            one) and one.grad_fn is not None else [])]
+    return []
+
+
+def part_of(thing: Any, found: dict[Any, int]) -> bool:
+    """Whether the history of a variable and that of the loss meet."""
+    mine = tensors_of(thing)
+    return bool(mine) and (not found or meet(mine, found))
+
+
+def carrier(name: str, how: str, thing: Any, assigned: Where, read: Where = NOWHERE) -> Carrier:
+    mine = tensors_of(thing)
+    one = mine[0] if mine else None
+    if one is None:
+        return Carrier(name, how, assigned=assigned, read=read)
+    return Carrier(name, how, tuple(one.shape), op_of(one.grad_fn), assigned, read, freed(one.grad_fn),
+                   not is_tensor(thing))
+
+
+def _in_function(code: Code, found: dict[Any, int], loss: str) -> Iterator[Carrier]:
+    """Of the variables of one function of the traceback."""
+    node = failing(code)
+    body = body_of(code, node)
+    shared = outside_names(code)
+    names = dict(code.frame.names) or {k: v for k, v in own(code.frame.globals).items() if not callable(v)}
+    for name in shared:
+        names.setdefault(name, code.frame.globals.get(name))
+    used = _used(code)
+    names |= {n: code.frame.globals[n] for n in used if n not in names and n in code.frame.globals}
+    for name in [n for n in names if n in used]:
+        thing = names[name]
+        if not part_of(thing, found):
+            continue
+        around = code.node if name in shared and body is None else body
+        here = _in_body(code, around, name, thing, found, loss) if around is not None else None
+        if here is not None:
+            yield here
+        elif around is None and name not in code.given and not _argument(code, name) and not writes(
+                list(code.statements()), name):  # of a function that is called again: a variable from outside of it
+            yield carrier(name, "again" if name == loss else "once", thing, _written(code, name))
+
+
+def _around(scene: Scene, found: dict[Any, int]) -> Iterator[Carrier]:
+    """Variables of a closure or a file that a function which took part reads, and that were computed outside of it."""
+    for code, _ in reached(scene):
+        for name in _used(code) if not isinstance(code.node, ast.Module) else ():
+            thing = code.frame.names.get(name, code.frame.globals.get(name))
+            if is_tensor(thing) and thing.grad_fn in found and not _argument(code, name) and not writes(
+                    list(code.statements()), name):
+                yield carrier(name, "once", thing, _written(code, name))
+
+
+def _used(code: Code) -> set[str]:
+    return {n.id for n in ast.walk(code.node) if isinstance(n, ast.Name)}
+
+
+def _argument(code: Code, name: str) -> bool:
+    args = getattr(code.node, "args", None)
+    return args is not None and any(a.arg == name for a in (*args.posonlyargs, *args.args, *args.kwonlyargs))
+
+
+def _in_body(code: Code, body: Any, name: str, thing: Any, found: dict[Any, int], loss: str) -> Carrier | None:
+    """How a variable gets into the next turn of a loop (or the next run of a cell)."""
+    statements = within(body)
+    how = carried(code, body, name)
+    if how is not None:
+        return carrier(name, how[0], thing, code.where(how[1]), code.where(how[2]))
+    if not is_tensor(thing):
+        put = filled(statements, name)
+        if put is not None and reads(statements, name):
+            return carrier(name, "list", thing, code.where(put), code.where(reads(statements, name)[0]))
+    if writes(statements, name) or any(isinstance(t, ast.Name) and t.id == name for t in targets(body)):
+        return None
+    own_nodes = {t.grad_fn for t in tensors_of(thing)}
+    if own_nodes.isdisjoint(found) and found:
+        return None
+    if isinstance(body, ast.Module) and not reads(statements, name) and name != loss:
+        return None
+    read = reads(statements, name)
+    return carrier(name, "again" if name == loss else "once", thing, _written(code, name),
+                   code.where(read[0]) if read else NOWHERE)
+
+
+def _written(code: Code, name: str) -> Where:
+    for scope in outward(code):
+        made = [s for s in writes(list(scope.statements()), name) if scope is not code or s.lineno < code.line]
+        if made:
+            return scope.where(made[-1])
+    return NOWHERE
+
+
+def _held(scene: Scene, found: dict[Any, int]) -> Iterator[Carrier]:
+    """Attributes that keep a graph from one step to the next."""
+    methods = reached(scene)
+    for path, thing in _objects(scene):
+        for name, kept in attributes(thing).items():
+            if name in MODULES_OWN or not part_of(kept, found):
+                continue
+            here = _kept(name, thing, kept, methods)
+            if here is not None:
+                yield carrier(f"{path}.{name}", "held", kept, *here)
+        for name, kept in (attributes(thing).get("_buffers") or {}).items() if is_module(thing) else ():
+            if part_of(kept, found):
+                yield carrier(f"{path}.{name}", "held", kept, *(_kept(name, thing, kept, methods) or (NOWHERE, NOWHERE)))
+
+
+def _objects(scene: Scene) -> Iterator[tuple[str, Any]]:
+    seen: set[int] = set()
+    for model in scene.owners.models.values():
+        for part in modules(model):
+            if id(part) not in seen:
+                seen.add(id(part))
+                yield scene.owners.paths.get(id(part)) or type(part).__name__, part
+    spaces = [frame.names for frame in scene.users] + [own(scene.names)]
+    for space in spaces:
+        for name, thing in space.items():
+            if id(thing) not in seen and not is_tensor(thing) and hasattr(type(thing), "__dict__") and package(thing) not in ("builtins", "types") and not is_module(thing):
+                seen.add(id(thing))
+                yield name, thing
+
+
+def _kept(name: str, thing: Any, kept: Any, methods: list[tuple[Code, Any]]) -> tuple[Where, Where] | None:
+    """(where an attribute gets its value, where it is read before that), None where each step makes it anew."""
+    text = f"self.{name}"
+    written: list[tuple[Code, Any]] = []
+    early: list[tuple[Code, Any]] = []
+    for code, _ in methods:
+        mine = code.frame.names.get("self")
+        if mine is not thing:
+            continue
+        statements = list(code.statements())
+        made, used = writes(statements, text), reads(statements, text)
+        put = filled(statements, text)
+        if put is not None:
+            made = [put]
+        written += [(code, s) for s in made]
+        first = next(iter(steady(code, made)), None)
+        early += [(code, s) for s in used if first is None or put is not None or s.lineno <= first.lineno]
+    if not early:
+        return None
+    made_at = written[-1][0].where(written[-1][1]) if written else NOWHERE
+    return made_at, early[0][0].where(early[0][1])
+
+
+def _earlier(code: Code, found: dict[Any, int], loss: str) -> tuple[Where | None, str, list[Carrier]]:
+    """(where backward was called before in the same turn, on what, what both losses were computed from)."""
+    node = failing(code)
+    around = loops(code, node) if node is not None else []
+    statements = within(around[0]) if around else list(code.statements())
+    for statement, call, where in reversed(list(backwards(code, [s for s in statements if s.lineno < code.line]))):
+        if keeps(call):
+            continue
+        base = call.func.value if isinstance(call.func, ast.Attribute) and not call.args else (call.args or [None])[0]
+        text = ast.unparse(base) if base is not None else ""
+        if where is code and text == loss and not writes(
+                [s for s in statements if statement.lineno < s.lineno < code.line], text):
+            lies = value(base, code)
+            return where.where(call), text, [carrier(text, "again", None if lies is UNKNOWN else lies, NOWHERE)]
+        first = value(base, where) if where is code else UNKNOWN
+        shared = _shared(code, found, statement, first)
+        if shared:
+            return where.where(call), text if where is code else "", shared
+    return None, "", []
+
+
+def _shared(code: Code, found: dict[Any, int], statement: Any, first: Any) -> list[Carrier]:
+    """The variables from which both losses were computed, nearest to the second loss."""
+    mine = nodes([first]) if is_tensor(first) else None
+    names = dict(code.frame.names) or dict(own(code.frame.globals))
+    both: list[tuple[int, str, Any]] = []
+    for name, thing in names.items():
+        for tensor in tensors_of(thing):
+            node = tensor.grad_fn
+            if thing is not first and node in found and (node in mine if mine is not None else any(
+                    isinstance(n, ast.Name) and n.id == name for n in ast.walk(statement))):
+                both.append((found[node], name, thing))
+                break
+    both.sort(key=lambda entry: entry[0])
+    around = list(code.statements())
+    return [carrier(name, "shared", thing, _written(code, name), code.where(read[0]) if (
+        read := reads(around, name)) else NOWHERE) for _, name, thing in both[:1]]

@@ -1,0 +1,195 @@
+"""Which lines of the user's look something up on the card, how large the table is, and where a copy of the index is."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Subset, TensorDataset
+
+from nbdebug.chapters.error.asked import Names
+from nbdebug.chapters.error.facts_cuda import Use
+from nbdebug.chapters.error.looks.bounds import beyond
+from nbdebug.chapters.error.operands import UNKNOWN, value_of
+from nbdebug.chapters.error.scene import Scene, is_tensor
+from nbdebug.chapters.error.syntax import bound, called, entries, spine, tree_of
+from nbdebug.chapters.error.written import cells, where_of
+from nbdebug.observe.frames import Frame
+from nbdebug.observe.named import attributes
+
+LOSSES = ("cross_entropy", "nll_loss", "multi_margin_loss")
+LOSS_MODULES = (nn.CrossEntropyLoss, nn.NLLLoss, nn.MultiMarginLoss)
+LABELS = frozenset({"y", "label", "labels", "target", "targets", "classes", "gt", "mask", "masks"})
+NUMBERS = 1_000_000
+"""Entries of a list of numbers that are read."""
+
+
+class Sources:
+    """copies: the whole numbers on the host, by name: variables, items of batches, what the data sets hold."""
+
+    def __init__(self, scene: Scene):
+        self.scene = scene
+        self.copies: dict[str, torch.Tensor] = dict(_copies(scene))
+        files = list(dict.fromkeys(frame.site.file for frame in scene.users))
+        files += [other for file in files[:1] for other in cells(file) if other not in files]
+        self.trees = {file: tree for file in files if (tree := tree_of(file)) is not None}
+
+    def uses(self) -> list[Use]:
+        found = [*self._embeddings(), *self._losses()]
+        return [self._checked(use) for use in {(u.kind, u.what, u.argument): u for u in found}.values()]
+
+    def _calls(self) -> Iterator[tuple[str, ast.Call]]:
+        for file, tree in self.trees.items():
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Call):
+                    yield file, node
+
+    def _embeddings(self) -> Iterator[Use]:
+        names = Names(self.scene)
+        for model in self.scene.owners.models.values():
+            for module in model.modules():
+                if not isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+                    continue
+                path, called_at = names.module(module), False
+                last = path.rpartition(".")[2]
+                for file, node in self._calls():
+                    text = ast.unparse(node.func)
+                    if node.args and (text == path or text.startswith("self.") and text.rpartition(".")[2] == last):
+                        called_at = True
+                        yield Use("embedding", path, module.num_embeddings, ast.unparse(node.args[0]),
+                                  where_of(file, node))
+                if not called_at:
+                    yield Use("embedding", path, module.num_embeddings, "")
+
+    def _losses(self) -> Iterator[Use]:
+        for file, node in self._calls():
+            frame = next((f for f in self.scene.users if f.site.file == file), None)
+            if len(node.args) >= 2 and (called(node) in LOSSES or self._is_loss(node, frame)):
+                size, head = self._classes(node.args[0], frame)
+                if size is not None:
+                    yield Use("target", head or called(node), size, ast.unparse(node.args[1]), where_of(file, node))
+
+    def _is_loss(self, node: ast.Call, frame: Frame | None) -> bool:
+        function = value_of(node.func, frame) if frame is not None else UNKNOWN
+        if function is UNKNOWN:
+            name = ast.unparse(node.func)
+            function = next((value for other, value, _ in self.scene.variables() if other == name), UNKNOWN)
+        return isinstance(function, LOSS_MODULES)
+
+    def _classes(self, scores: ast.expr, frame: Frame | None) -> tuple[int | None, str]:
+        """How many classes the scores have: by their shape, else by the last layer of the model that makes them."""
+        value = value_of(scores, frame) if frame is not None else UNKNOWN
+        known: Any = value
+        size = known.shape[1] if is_tensor(known) and known.ndim > 1 else None
+        head, last = "", None
+        for model in self.scene.owners.models.values():
+            for module in model.modules():
+                width = module.__dict__.get("out_features", module.__dict__.get("out_channels"))
+                if type(module).__module__.startswith("torch.nn.") and type(width) is int and size in (None, width):
+                    head, last = Names(self.scene).module(module), width
+        return size if size is not None else last, head
+
+    def _checked(self, use: Use) -> Use:
+        """The use, held against the copies of its index that lie on the host."""
+        for name in self._named(use):
+            found = beyond(self.copies[name], 0, use.size - 1, -100 if use.kind == "target" else None)
+            use = dataclasses.replace(use, checked=True)
+            if found is not None:
+                return dataclasses.replace(use, copy=name, found=found)
+        return use
+
+    def _named(self, use: Use) -> list[str]:
+        """The names of the copies that a use can have been given."""
+        found = set(self._sources(use.argument))
+        mine = [name for name in self.copies if name in found]
+        words = [name for name in self.copies if _last(name) in LABELS] if use.kind == "target" else []
+        return list(dict.fromkeys([*mine, *(words if not mine else [])]))
+
+    def _sources(self, text: str, depth: int = 6) -> Iterator[str]:
+        """The names from which an index came: itself, what was bound to it, what calls gave for a parameter of the
+        same name."""
+        todo, seen = [text], set()
+        for _ in range(60):
+            if not todo:
+                return
+            name = todo.pop(0)
+            if name in seen or not name:
+                continue
+            seen.add(name)
+            yield name
+            for tree in self.trees.values():
+                todo += _before(tree, name)
+        return
+
+    def __repr__(self) -> str:
+        return f"Sources({len(self.copies)} copies)"
+
+
+def _before(tree: ast.Module, name: str) -> list[str]:
+    """What a name was bound to, or given for as a parameter, anywhere in a file: names, and entries of data sets."""
+    found: list[str] = []
+    for scope in (tree, *(n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.Lambda)))):
+        for value, keys in bound(scope, name):
+            for entry, rest in entries(value, keys):
+                found += [_written(part, rest) for part in spine(entry)
+                          if isinstance(part, (ast.Name, ast.Attribute, ast.Subscript))]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and name in (names := [a.arg for a in node.args.args if a.arg != "self"]):
+            place = names.index(name)
+            found += [ast.unparse(part) for call in ast.walk(tree) if isinstance(call, ast.Call)
+                      and node.name in ("forward", called(call)) and place < len(call.args)
+                      for part in spine(call.args[place]) if isinstance(part, (ast.Name, ast.Subscript))]
+    return found
+
+
+def _written(node: ast.expr, rest: tuple[Any, ...]) -> str:
+    """`loader[1]` for the second entry of what a loader gives."""
+    return ast.unparse(node) + "".join(f"[{key!r}]" for key in rest)
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2].partition("[")[0].strip("'\"")
+
+
+def _copies(scene: Scene) -> Iterator[tuple[str, torch.Tensor]]:
+    """(name, whole numbers on the host): variables, entries of dicts, and what loaders and data sets hold."""
+    seen: set[int] = set()
+    for name, value, _ in scene.variables():
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if _whole(value):
+            yield name, value
+        elif type(value) is dict:
+            yield from ((f"{name}[{key!r}]", item) for key, item in [*value.items()][:60]
+                        if type(key) is str and _whole(item))
+        elif type(value) in (list, tuple):
+            yield from ((f"{name}[{i}]", item) for i, item in enumerate(value[:60]) if _whole(item))
+        elif isinstance(value, DataLoader) or isinstance(value, torch.utils.data.Dataset):
+            yield from _held(name, value)
+
+
+def _held(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """What the data set behind a loader holds; `loader[1]` is the second entry of what a loader gives."""
+    dataset = attributes(value).get("dataset") if isinstance(value, DataLoader) else value
+    while type(dataset) is Subset:
+        dataset = attributes(dataset).get("dataset")
+    if type(dataset) is TensorDataset:
+        for i, item in enumerate(attributes(dataset).get("tensors", ())):
+            if _whole(item):
+                yield f"{name}[{i}]", item
+        return
+    for key, item in attributes(dataset).items() if dataset is not None else ():
+        if _whole(item):
+            yield f"{name}.{key}", item
+        elif type(item) is list and 0 < len(item) <= NUMBERS and all(type(number) is int for number in item):
+            yield f"{name}.{key}", torch.tensor(item)
+
+
+def _whole(value: Any) -> bool:
+    return type(value) is torch.Tensor and value.device.type == "cpu" and value.dtype in (
+        torch.int64, torch.int32, torch.int16, torch.uint8) and value.numel() > 0

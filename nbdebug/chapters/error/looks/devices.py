@@ -1,0 +1,204 @@
+"""Two devices in one op: which tensor stayed behind, and why it was not moved with the others.
+
+Where a card and the host meet, the card is home: what is on the host was forgotten, since everything starts there. How
+it was forgotten shows in where it lies: an attribute that is no buffer, a module in a plain list, a `.to` whose result
+was dropped.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import nn
+
+from nbdebug.chapters.error.asked import Asked, Names, asked, failing_module, raised_by_user
+from nbdebug.chapters.error.facts_devices import DeviceFacts
+from nbdebug.chapters.error.facts_parts import Cure, Part
+from nbdebug.chapters.error.looks.device_reasons import reason
+from nbdebug.chapters.error.looks.dtype_words import on_two_devices
+from nbdebug.chapters.error.operands import operands
+from nbdebug.chapters.error.scene import Scene, is_tensor
+from nbdebug.chapters.error.trying import rerun
+
+WORDED: tuple[tuple[str, str], ...] = (
+    ("numpy", r"can't convert \S+ device type tensor to numpy"),
+    ("generator", r"device type for generator but found|Expected a .* generator device|generator device"),
+    ("no data", r"Cannot copy out of meta tensor|cannot be called on meta tensors"),
+    ("parallel", r"module must have its parameters and buffers on device"),
+    ("two", r"(?:to be|are|be) on the same device|at least two devices|is not on the expected device|"
+            r"to have the same device type|are not at the same device|different from other tensors on|"
+            r"to have \w+ DeviceType, but got tensor with|Expected object of device type \w+ but got device type|"
+            r"is on CPU, but expected (?:it|them) to be on GPU|should be either on cpu or on the same device|"
+            r"all input tensors must be on the same device|Expected all tensors to be on the same"),
+)
+"""How torch words it, in its versions."""
+SMALL = 2_000_000
+"""Elements that are moved to try a cure."""
+
+
+def look(scene: Scene) -> DeviceFacts | None:
+    """The facts of an error about devices; None of any other."""
+    kind = next((kind for kind, pattern in WORDED if re.search(pattern, scene.message)), None)
+    if kind is None and on_two_devices(scene.message) and "should be the same" in scene.message:
+        kind = "two"
+    if kind is None or raised_by_user(scene):
+        return None
+    facts = DeviceFacts(scene.raised(), kind, op=_op(scene))
+    if kind == "generator":
+        return _generator(facts, scene)
+    if kind == "parallel":
+        return _parallel(facts, scene)
+    parts = asked(scene)
+    if kind in ("numpy", "no data"):
+        return _unreadable(facts, parts, scene)
+    devices = {str(part.value.device) for part in parts}
+    if len(devices) < 2:
+        parts = [*parts, *_variables(scene, parts)]
+    return _two(facts, parts, scene)
+
+
+def _op(scene: Scene) -> str:
+    module = failing_module(scene)
+    return Names(scene).module(module) if module is not None else ""
+
+
+def _variables(scene: Scene, parts: list[Asked]) -> list[Asked]:
+    """The tensors of the innermost frame, where the failing line shows none."""
+    seen, names = {id(part.value) for part in parts}, Names(scene)
+    at = scene.users[0] if scene.users else None
+    return [dataclasses.replace(names.asked(value, ""), name=name, known=True) for name, value, frame
+            in scene.variables() if frame is at and is_tensor(value) and id(value) not in seen]
+
+
+def _two(facts: DeviceFacts, parts: list[Asked], scene: Scene) -> DeviceFacts:
+    state = _state(scene)
+    if state is not None:
+        return dataclasses.replace(facts, why="state", **state)
+    home = _home(parts, scene)
+    away = [p for p in parts if str(p.value.device) != home]
+    there = [p for p in parts if str(p.value.device) == home]
+    if not away:
+        return dataclasses.replace(facts, home=home)
+    away.sort(key=lambda p: (p.value.ndim == 0, not p.known))  # a number alone may be on the host
+    odd, met = away[0], _nearest(there)
+    target = _target(home, met, scene)
+    facts = dataclasses.replace(facts, odd=_part(odd), met=_part(met) if met else None, home=home, target=target,
+                                also=tuple(_part(p) for p in away[1:] if p.known and p.value.ndim))
+    facts = reason(facts, odd, scene)
+    return dataclasses.replace(facts, cure=_cure(facts, odd, away, home, scene))
+
+
+def _home(parts: list[Asked], scene: Scene) -> str:
+    """The device that is meant: a card rather than the host, of two cards the one with most of the parameters."""
+    devices = list(dict.fromkeys(str(p.value.device) for p in parts))
+    counts = Counter(str(p.device) for model in scene.owners.models.values() for p in model.parameters())
+    cards = [d for d in devices if d != "cpu"]
+    if not cards:  # the one in the message is at no variable: what the models are on
+        said = re.findall(r"\b((?:cuda|mps|xpu|meta|hpu|npu)(?::\d+)?)\b", scene.message)
+        return next((d for d, _ in counts.most_common() if d != "cpu"), said[0] if said else "cpu")
+    return max(cards, key=lambda d: counts[d])
+
+
+def _nearest(there: list[Asked]) -> Asked | None:
+    """What the odd one met: rather a tensor of the user's than a weight."""
+    ordered = sorted(there, key=lambda p: (not p.known, p.owner is not None))
+    return ordered[0] if ordered else None
+
+
+def _part(given: Asked) -> Part:
+    return Part(given.fact(), given.role, given.owner, given.known)
+
+
+def _target(home: str, met: Asked | None, scene: Scene) -> str:
+    """How the user can write the device that is meant: a variable of theirs, a tensor's, a model's."""
+    for name, value, _ in scene.variables():
+        if type(value) is torch.device and str(value) in (home, home.partition(":")[0]):
+            return name
+    plain = met is not None and met.known and re.fullmatch(r"[\w.]+(\[[^\]]+\])*", met.name)
+    if met is not None and plain and "[" not in (met.owner or ""):
+        return f"{met.name}.device"
+    for name, model in scene.owners.models.items():
+        first = next((p for p in model.parameters()), None)
+        if first is not None and str(first.device) == home and name.isidentifier() and name != type(model).__name__:
+            return f"next({name}.parameters()).device"
+    return f'"{home}"'
+
+
+def _cure(facts: DeviceFacts, odd: Asked, away: list[Asked], home: str, scene: Scene) -> Cure | None:
+    """The failing op again with what stayed behind moved, as far as it is small."""
+    code = f"{odd.name} = {odd.name}.to({facts.target})"
+    if odd.value.is_meta or odd.value.numel() > SMALL:
+        return Cure(code)
+    module = failing_module(scene)
+    own = [p for p in (module.parameters() if module is not None and odd.owner is not None else ())
+           if str(p.device) != home]
+    moved = [odd.value, *own] + [p.value for p in away if p.value.data_ptr() == odd.value.data_ptr()]
+    if sum(t.numel() for t in moved) > SMALL:
+        return Cure(code)
+    try:
+        swap = {id(t): t.detach().to(home) for t in moved}
+    except Exception:  # a device that is full or has failed: the cure is told untried
+        return Cure(code)
+    trial = rerun(scene, swap)
+    return Cure(code) if trial is None else Cure(code, trial.worked, trial.after)
+
+
+def _parallel(facts: DeviceFacts, scene: Scene) -> DeviceFacts:
+    """DataParallel copies from its first device, so the module must be there before."""
+    module = failing_module(scene)
+    said = re.findall(r"device:? ([a-z]+(?::\d+)?)", scene.message)
+    counts = Counter(str(p.device) for p in (module.parameters() if module is not None else ()))
+    return dataclasses.replace(facts, why="model", owner=facts.op, home=said[0] if said else "", counts=dict(counts),
+                               target=f'"{said[0]}"' if said else "device")
+
+
+def _state(scene: Scene) -> dict[str, Any] | None:
+    """Of an optimizer's step: a parameter whose state lies on another device than itself."""
+    if not any(frame.site.file.startswith(torch.optim.__path__[0]) for frame in scene.trail):
+        return None
+    names = Names(scene)
+    for called, optimizer in scene.owners.optimizers.items():
+        for parameter, kept in dict.items(optimizer.state):
+            for key, value in dict.items(kept) if isinstance(kept, dict) else ():
+                if is_tensor(value) and value.ndim and value.device != parameter.device:
+                    owner, name = names.weights.get(id(parameter), ("", "a parameter"))
+                    whose = f"{owner}.{name}".strip(".")
+                    fact = Asked(value, f"{called}.state[{whose}][{key!r}]").fact()
+                    met = Part(Asked(parameter, whose).fact(), owner=owner)
+                    return {"odd": Part(fact), "met": met, "home": str(parameter.device), "owner": called,
+                            "parameter": whose, "attribute": str(key)}
+    return None
+
+
+def _unreadable(facts: DeviceFacts, parts: list[Asked], scene: Scene) -> DeviceFacts | None:
+    """A tensor whose values are wanted on the host: on a card, or on meta, where there are none."""
+    module = next((frame.names["self"] for frame in reversed(scene.trail) if frame.site.function in (
+        "to", "cpu", "cuda", "_apply") and issubclass(type(frame.names.get("self")), nn.Module)), None)
+    if facts.kind == "no data" and module is not None:
+        root = next((f.names["self"] for f in scene.trail if f.names.get("self") is not None
+                     and f.site.function in ("to", "cpu", "cuda", "_apply")
+                     and issubclass(type(f.names["self"]), nn.Module)), module)
+        counts = Counter(str(p.device) for p in root.parameters())
+        name = Names(scene).module(root)
+        return dataclasses.replace(facts, why="model", owner=name, home="meta", counts=dict(counts))
+    wanted = "meta" if facts.kind == "no data" else None
+    found = [p for p in parts if str(p.value.device) == wanted or wanted is None and p.value.device.type != "cpu"]
+    found = found or [p for p in _variables(scene, parts) if p.value.device.type != "cpu"]
+    if not found:
+        return facts if facts.kind == "numpy" else dataclasses.replace(facts, home="meta")
+    odd = found[0]
+    code = f"{odd.name}.detach().cpu()" if odd.value.requires_grad else f"{odd.name}.cpu()"
+    return dataclasses.replace(facts, odd=_part(odd), home="cpu", cure=Cure(code) if facts.kind == "numpy" else None)
+
+
+def _generator(facts: DeviceFacts, scene: Scene) -> DeviceFacts:
+    """Random numbers for a card out of a generator of the host's, or the other way round."""
+    said = re.findall(r"'(\w+)'", scene.message)
+    names = [text for frame in scene.users for text, value in operands(frame) if type(value) is torch.Generator]
+    loads = any(frame.site.file.endswith(("dataloader.py", "sampler.py")) for frame in scene.trail)
+    return dataclasses.replace(facts, why="loader" if loads else "variable", home=said[0] if said else "",
+                               attribute=names[0] if names else "", target=f'"{said[0]}"' if said else "device")

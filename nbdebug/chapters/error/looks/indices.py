@@ -1,0 +1,243 @@
+"""An index beyond what it points into: which table, which entry of which tensor, in which row.
+
+The message says a number at best ("index out of range in self" says none). The table and the tensor of indices lie in
+the frames; reading the one against the size of the other finds every entry that is out of range.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+from typing import Any
+
+import torch
+from torch import nn
+
+from nbdebug.chapters.error.asked import Asked, Names, asked, failing_module, raised_by_user, within
+from nbdebug.chapters.error.facts_indices import Beyond, IndexFacts
+from nbdebug.chapters.error.facts_parts import Origin, Part
+from nbdebug.chapters.error.looks import sequences
+from nbdebug.chapters.error.looks.bounds import beyond
+from nbdebug.chapters.error.looks.index_cures import grown, ignored, shifted
+from nbdebug.chapters.error.operands import UNKNOWN, expression, value_of
+from nbdebug.chapters.error.scene import Scene
+from nbdebug.chapters.error.syntax import called
+from nbdebug.chapters.error.written import came
+from nbdebug.finding import Link
+
+EMBEDDING = re.compile(r"index out of range in self|Index \d+ of input takes value -?\d+ which is not in the valid")
+TARGET = re.compile(r"Target (-?\d+) is out of bounds|target out of range|target value .* out of range")
+BOUNDS = re.compile(r"index (-?\d+) is out of bounds for (?:dimension|axis|dim) (\d+) with size (\d+)")
+TAKE = re.compile(r"tried to access index (-?\d+) on a tensor of (\d+) elements")
+SELECT = re.compile(r"select\(\): index (-?\d+) out of range for tensor of size \[([\d, ]+)\] at dimension (-?\d+)")
+ONE_HOT = re.compile(r"Class values must be smaller than num_classes|Class values must be non-negative")
+NEGATIVE = re.compile(r"bincount only supports 1-d non-negative")
+RANDOM = re.compile(r"expects 'from' to be less than 'to', but got from=(-?\d+) >= to=(-?\d+)")
+
+
+def look(scene: Scene) -> IndexFacts | None:
+    """The facts of an error about an index; None of any other."""
+    if raised_by_user(scene):
+        return None
+    message, facts = scene.message, IndexFacts(scene.raised(), "tensor")
+    if TARGET.search(message):
+        return _target(facts, scene)
+    if EMBEDDING.search(message):
+        return _embedding(facts, scene)
+    if ONE_HOT.search(message) or NEGATIVE.search(message):
+        return _classes(facts, scene)
+    found = BOUNDS.search(message) or TAKE.search(message) or SELECT.search(message)
+    if found:
+        return _tensor(facts, scene, *_numbers(found))
+    drawn = RANDOM.search(message)
+    if drawn:
+        low, high = int(drawn[1]), int(drawn[2])
+        return dataclasses.replace(facts, kind="random", size=max(0, high - low), least=low, beyond=Beyond(high))
+    return sequences.look(facts, scene)
+
+
+def _numbers(found: re.Match[str]) -> tuple[int, int | None, int]:
+    """(the index, the dimension, its size) that a message names."""
+    if found.re is TAKE:
+        return int(found[1]), None, int(found[2])
+    if found.re is SELECT:
+        sizes = [int(n) for n in found[2].split(",")]
+        return int(found[1]), int(found[3]), sizes[int(found[3])]
+    return int(found[1]), int(found[2]), int(found[3])
+
+
+def _frame_of(scene: Scene, *functions: str) -> dict[str, Any]:
+    """The variables of torch's function that was running, {} where none of these was."""
+    return next((dict(f.names) for f in within(scene) if f.site.function in functions), {})
+
+
+def part(given: Asked) -> Part:
+    return Part(given.fact(read=True), given.role, given.owner, given.known)
+
+
+def _named(value: Any, role: str, scene: Scene) -> Asked:
+    known = next((p for p in asked(scene) if p.value is value), None)
+    return known if known is not None else Names(scene).asked(value, role)
+
+
+def _embedding(facts: IndexFacts, scene: Scene) -> IndexFacts | None:
+    names = _frame_of(scene, "embedding", "embedding_bag")
+    table, index = names.get("weight"), names.get("input")
+    if not isinstance(table, torch.Tensor) or not isinstance(index, torch.Tensor):
+        return _selected(facts, scene)
+    module = failing_module(scene)
+    given = _users_index(_named(index, "input", scene), scene)
+    path = Names(scene).module(module) if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) else ""
+    facts = dataclasses.replace(facts, kind="embedding", table=path or _named(table, "weight", scene).name,
+                                module="" if path == type(module).__name__ else path, size=table.shape[0],
+                                width=table.shape[-1], dim=0, shape=tuple(table.shape), index=part(given),
+                                beyond=beyond(index, 0, table.shape[0] - 1))
+    if facts.beyond is None:
+        return None
+    counted, along, origin = _counted(given.name, scene)
+    words = None if counted else _vocabulary(facts.beyond, table.shape[0], scene)
+    return dataclasses.replace(facts, grown=grown(facts.beyond, table, scene), counted=counted, along=along,
+                               origin=origin, vocabulary=words)
+
+
+def _users_index(given: Asked, scene: Scene) -> Asked:
+    """A tensor of indices that only torch's frames know: the user's one of the same values, where there is one."""
+    if given.known:
+        return given
+    for name, value, _ in scene.variables():
+        if type(value) is torch.Tensor and value.dtype == given.value.dtype and not value.is_meta and (
+                value.shape == given.value.shape and torch.equal(value, given.value)):
+            return dataclasses.replace(given, name=name, known=True)
+    return given
+
+
+def _selected(facts: IndexFacts, scene: Scene) -> IndexFacts | None:
+    """index_select and its like say the same words: the operands of the user's line."""
+    node = _call(scene)
+    if called(node) not in ("index_select", "embedding", "index_add", "index_copy") or not scene.users:
+        return None
+    parts = asked(scene)
+    index = next((p for p in parts if not p.value.dtype.is_floating_point and p.value.ndim <= 1), None)
+    table = next((p for p in parts if index is not None and p is not index and p.value.ndim), None)
+    if index is None or table is None:
+        return None
+    dims = [value_of(arg, scene.users[0]) for arg in getattr(node, "args", [])]
+    dim = next((d for d in dims if type(d) is int), 0)
+    found = beyond(index.value, 0, table.value.shape[dim] - 1)
+    return None if found is None else dataclasses.replace(
+        facts, table=table.name, size=table.value.shape[dim], dim=dim, shape=tuple(table.value.shape),
+        index=part(index), beyond=found)
+
+
+def _counted(name: str, scene: Scene) -> tuple[str, str, Origin | None]:
+    """The `arange` that made an index (then it is a position, and what is too long is the sequence), and the tensor
+    whose length it counts."""
+    way = came(name, scene, lambda node: called(node) == "arange")
+    if not way:
+        return "", "", None
+    maker = way[0].maker or way[0].node
+    links = tuple(Link(made.said, made.where) for made in way)
+    sizes = [node.value for node in ast.walk(maker) if getattr(node, "attr", "") in ("shape", "size")
+             and isinstance(node, ast.Attribute)]
+    along = ast.unparse(sizes[0]) if sizes else ""
+    return ast.unparse(maker), along, Origin(way[0].name, way[0].code, "arange", way[0].where, links)
+
+
+def _vocabulary(found: Beyond, size: int, scene: Scene) -> tuple[str, int] | None:
+    """A dict of the user's with more entries than the table has rows, and enough for the largest id."""
+    for name, value, _ in scene.variables():
+        if type(value) is dict and size < len(value) <= 4 * size + 1000 and (found.high or 0) < len(value) and all(
+                type(number) is int for number in value.values()):
+            return name, len(value)
+    return None
+
+
+def _target(facts: IndexFacts, scene: Scene) -> IndexFacts | None:
+    names = _frame_of(scene, "cross_entropy", "nll_loss", "multi_margin_loss")
+    scores, target, spared = names.get("input"), names.get("target"), names.get("ignore_index")
+    if not isinstance(scores, torch.Tensor) or not isinstance(target, torch.Tensor):
+        parts = asked(scene)
+        pair = [p.value for p in parts if p.value.dtype.is_floating_point], [
+            p.value for p in parts if not p.value.dtype.is_floating_point]
+        if not pair[0] or not pair[1]:
+            return None
+        scores, target = pair[0][0], pair[1][0]
+    size = scores.shape[1 if scores.ndim > 1 else 0]
+    found = beyond(target, 0, size - 1, spared if type(spared) is int else -100)
+    if found is None:
+        return None
+    given = _named(target, "target", scene)
+    return dataclasses.replace(
+        facts, kind="target", table=_named(scores, "input", scene).name, size=size, shape=tuple(scores.shape),
+        index=part(given), beyond=found, head=_head(size, scene), shifted=shifted(found, target, size, scene),
+        ignored=ignored(found, target, scene))
+
+
+def _head(size: int, scene: Scene) -> str:
+    """The last layer of a model that gives as many outputs as there are scores."""
+    found = ""
+    for model in scene.owners.models.values():
+        for module in model.modules():
+            kind = type(module)
+            if kind.__module__.startswith("torch.nn.") and size in (
+                    module.__dict__.get("out_features"), module.__dict__.get("out_channels")):
+                found = Names(scene).module(module)
+    return found
+
+
+def _classes(facts: IndexFacts, scene: Scene) -> IndexFacts | None:
+    """one_hot with too few classes, or negative numbers where numbers are counted."""
+    index = next((p for p in asked(scene) if not p.value.dtype.is_floating_point), None)
+    if index is None:
+        return None
+    node, size = _call(scene), None
+    for given in [*getattr(node, "args", [])[1:], *(k.value for k in getattr(node, "keywords", []))]:
+        known = value_of(given, scene.users[0])
+        size = known if known is not UNKNOWN and type(known) is int else size
+    if "smaller" in scene.message:
+        found = beyond(index.value, 0, size - 1) if size is not None else None
+        return None if found is None else dataclasses.replace(
+            facts, kind="one_hot", size=size, index=part(index), beyond=found, table="num_classes")
+    found = beyond(index.value, 0, 1 << 62)
+    return None if found is None else dataclasses.replace(
+        facts, kind="negative", index=part(index), beyond=found, table=called(node))
+
+
+def _call(scene: Scene) -> ast.AST:
+    node = expression(scene.users[0]) if scene.users else None
+    if isinstance(node, (ast.Expr, ast.Return, ast.Assign)) and node.value is not None:
+        node = node.value
+    return node if node is not None else ast.Module([], [])
+
+
+def _tensor(facts: IndexFacts, scene: Scene, value: int, dim: int | None, size: int) -> IndexFacts | None:
+    """x[i], gather, scatter, take: the message says the number, the frames say whose it is."""
+    parts = asked(scene)
+    least = 0 if called(_call(scene)).startswith(("gather", "scatter", "index_", "take_along")) else -size
+    held = [(p, found) for p in parts if (found := beyond(p.value, least, size - 1)) is not None]
+    held = [(p, found) for p, found in held if value in (found.value, *found.values)] or held[:0]
+    tables = [p for p in parts if not any(p is h for h, _ in held)]
+    fits = [p for p in tables if p.value.ndim and size in p.value.shape or dim is None and p.value.numel() == size]
+    table = next(iter(fits), None)
+    if table is None:
+        return sequences.arrays(facts, scene, value, dim, size)
+    shape = tuple(table.value.shape)
+    axis = dim if dim is None or dim < len(shape) and shape[dim] == size else shape.index(size)
+    facts = dataclasses.replace(facts, table=table.name, size=size, dim=axis, shape=shape, least=least,
+                                beyond=Beyond(value), key=_key(scene, value), module=table.owner or "")
+    if held:
+        given, found = held[0]
+        return dataclasses.replace(facts, index=part(given), beyond=found)
+    return facts
+
+
+def _key(scene: Scene, value: int) -> str:
+    """The text of a plain index in the failing line that has this value."""
+    for node in ast.walk(_call(scene)):
+        keys = node.slice if isinstance(node, ast.Subscript) else None
+        for key in keys.elts if isinstance(keys, (ast.Tuple, ast.List)) else [keys] if keys is not None else []:
+            known = value_of(key, scene.users[0])
+            if type(known) is int and known == value and not isinstance(key, (ast.Constant, ast.UnaryOp)):
+                return ast.unparse(key)
+    return ""

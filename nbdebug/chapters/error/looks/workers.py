@@ -1,0 +1,160 @@
+"""A loader's worker that died, could not be started or did not answer: the message, the loader, and the machine."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from nbdebug.chapters.error.facts_workers import WorkerDied
+from nbdebug.chapters.error.looks.loaders import iterator_of, loader_at_hand
+from nbdebug.chapters.error.lying import shape_of
+from nbdebug.chapters.error.scene import Scene
+from nbdebug.observe.named import attributes
+
+SIGNAL = re.compile(r"DataLoader worker \(pid \d+\) is killed by signal: ([A-Za-z ]+)")
+KINDS: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("cuda after fork", re.compile(r"Cannot re-initialize CUDA in forked subprocess")),
+    ("open files", re.compile(r"Too many open files|received 0 items of ancdata")),
+    ("shared memory", re.compile(r"No space left on device|out of shared memory|unable to (mmap|allocate shared "
+                                 r"memory)|unable to open shared memory object")),
+    ("timeout", re.compile(r"DataLoader timed out after")),
+    ("bootstrap", re.compile(r"before the\s+current process has finished its bootstrapping phase")),
+    ("exited", re.compile(r"DataLoader worker \(pid(?:\(s\))? .*\) exited unexpectedly")),
+    ("not picklable", re.compile(r"[Cc]an(?:'t|not) (?:pickle|get local object)|not picklable|attribute lookup .* "
+                                 r"failed")),
+)
+SHARED = "/dev/shm"
+LOADERS = re.compile(r"[\\/]utils[\\/]data[\\/]|[\\/]multiprocessing[\\/]")
+STARTING = re.compile(r"[\\/]multiprocessing[\\/](reduction|popen_\w+|process|context)\.py$|[\\/]utils[\\/]data[\\/]")
+
+
+def look(scene: Scene) -> WorkerDied | None:
+    what, signal = _kind(scene)
+    if what is None:
+        return None
+    name, loader = loader_at_hand(scene)
+    held = attributes(loader) if loader is not None else {}
+    dataset = held.get("dataset", held.get("_dataset"))
+    total, free = _shared()
+    guilty, is_a = next(_unpicklable(held, name), ("", "")) if what == "not picklable" else ("", "")
+    parts = list(_parts(dataset)) if dataset is not None else []
+    prefetch = held.get("prefetch_factor", held.get("_prefetch_factor"))
+    return WorkerDied(
+        scene.raised(), what, signal, name, type(dataset).__name__ if dataset is not None else "",
+        _whole(held.get("num_workers", held.get("_num_workers"))), _whole(prefetch), _timeout(held), _start(held),
+        total, free, _memory_free(), sum(count for _, count in parts if count) if parts else None,
+        sum(len(value) for value, _ in parts if type(value) in (list, dict, tuple)) or None, guilty, is_a,
+        _in_notebook(type(dataset)) if dataset is not None else False, _files())
+
+
+def _kind(scene: Scene) -> tuple[str | None, str]:
+    """(what happened, the signal's name); (None, "") where it has nothing to do with a loader's workers."""
+    said = scene.message
+    killed = SIGNAL.search(said)
+    if killed is not None:
+        signal = killed[1].strip()
+        return {"Killed": "killed", "Bus error": "shared memory"}.get(signal, "crashed"), signal
+    what = next((kind for kind, pattern in KINDS if pattern.search(said)), None)
+    if what in ("timeout", "exited", "bootstrap"):
+        ended = re.search(r"exit code (-?\d+)", said)
+        return what, f"exit code {ended[1]}" if ended else ""
+    if what == "not picklable":
+        near = iterator_of(scene) is not None or any(f.site.function == "_get_iterator" for f in scene.trail)
+        return (what, "") if near and any(STARTING.search(f.site.file) for f in scene.trail) else (None, "")
+    near = scene.carried is not None and "worker" in scene.carried.where or iterator_of(scene) is not None or any(
+        LOADERS.search(frame.site.file) for frame in scene.trail[-6:])
+    if what is None and scene.type in ("ConnectionResetError", "EOFError", "BrokenPipeError") and (
+            iterator_of(scene) is not None):
+        return "exited", ""
+    return (what, "") if what is not None and near else (None, "")
+
+
+def _whole(value: Any) -> int | None:
+    return value if type(value) is int else None
+
+
+def _timeout(held: dict[str, Any]) -> float | None:
+    given: Any = held.get("timeout", held.get("_timeout"))
+    return float(given) if type(given) in (int, float) and given > 0 else None
+
+
+def _start(held: dict[str, Any]) -> str:
+    """How the loader's processes start."""
+    context = held.get("_DataLoader__multiprocessing_context", held.get("_multiprocessing_context"))
+    name = type(context).__name__ if context is not None else ""
+    if name.endswith("Context") and name != "DefaultContext":
+        return name.removesuffix("Context").lower()
+    usual = torch.multiprocessing.get_start_method(allow_none=True)
+    return usual or torch.multiprocessing.get_context().get_start_method()
+
+
+def _parts(dataset: Any) -> Iterator[tuple[Any, int]]:
+    """(value, bytes) of what the data set keeps itself."""
+    for value in attributes(dataset).values():
+        if shape_of(value) is not None and type(value) in (torch.Tensor, torch.nn.Parameter):
+            yield value, value.numel() * value.element_size()
+        elif type(value).__module__ == "numpy" and type(value).__name__ == "ndarray":
+            yield value, int(value.nbytes)
+        elif type(value) in (list, dict, tuple):
+            yield value, 0
+
+
+def _unpicklable(held: dict[str, Any], loader: str) -> Iterator[tuple[str, str]]:
+    """(name, what it is) of what a process that is started afresh can't be sent."""
+    dataset = held.get("dataset", held.get("_dataset"))
+    given = {"dataset": dataset, "collate_fn": held.get("collate_fn", held.get("_collate_fn")),
+             "worker_init_fn": held.get("worker_init_fn"), "sampler": held.get("sampler")}
+    for name, value in given.items():
+        if value is not None and (said := _why_not(value)):
+            yield f"{loader or 'loader'}.{name}", said
+    for name, value in attributes(dataset).items() if dataset is not None else ():
+        if said := _why_not(value):
+            yield f"{type(dataset).__name__}.{name}", said
+        for inner, thing in attributes(value).items() if type(value).__module__ not in ("builtins", "torch") else ():
+            if said := _why_not(thing):
+                yield f"{type(dataset).__name__}.{name}.{inner}", said
+
+
+def _why_not(value: Any) -> str:
+    kind = type(value)
+    if kind is types.FunctionType:
+        return "a lambda" if "<lambda>" in value.__qualname__ else (
+            "a function defined inside another one" if "<locals>" in value.__qualname__ else "")
+    if kind in (types.GeneratorType, types.ModuleType) or kind.__module__ in ("_thread", "_io", "sqlite3", "_sqlite3"):
+        return f"a `{kind.__name__}`"
+    qualified = type.__dict__["__qualname__"].__get__(kind)
+    return f"an object of `{kind.__name__}`, a class defined inside a function" if "<locals>" in qualified else ""
+
+
+def _in_notebook(kind: type) -> bool:
+    module = sys.modules.get("__main__")
+    return kind.__module__ == "__main__" and getattr(module, "__file__", None) is None
+
+
+def _shared() -> tuple[int | None, int | None]:
+    try:
+        usage = shutil.disk_usage(SHARED)
+    except OSError:  # not Linux
+        return None, None
+    return usage.total, usage.free
+
+
+def _memory_free() -> int | None:
+    import psutil
+
+    return int(psutil.virtual_memory().available)
+
+
+def _files() -> int | None:
+    if os.name == "nt":
+        return None
+    import resource
+
+    return int(resource.getrlimit(resource.RLIMIT_NOFILE)[0])

@@ -1,0 +1,185 @@
+"""Rules over indices: which entry of which tensor goes beyond what, and what was meant."""
+
+from __future__ import annotations
+
+from nbdebug.catalogue import rule
+from nbdebug.chapters.error.facts_indices import Beyond, IndexFacts
+from nbdebug.chapters.error.facts_parts import as_code, is_plain
+from nbdebug.finding import Finding, Fix, Link
+
+EMBEDDING = "https://pytorch.org/docs/stable/generated/torch.nn.Embedding.html"
+
+
+@rule(
+    code="error/index-out-of-range",
+    title="An index goes beyond what it points into.",
+    symptom="index out of range in self; Target 7 is out of bounds; index 5 is out of bounds for dimension 0 with size "
+            "5; list index out of range; on a card a device-side assert.",
+    cause="Tokens were added to the vocabulary and the embedding was not made larger; a sequence is longer than the "
+          "table of positions; classes are counted from 1, or a label such as 255 or -1 means \"none\"; the last layer "
+          "gives fewer classes than the data has; a data set says that it is longer than its lists are.",
+    confirm="`ids.min(), ids.max()` against `embedding.num_embeddings`; `target.unique()` against the classes.",
+    fix="Make the table as large as the vocabulary, count classes from 0, name the label that is to be left out "
+        "(`ignore_index`), cut sequences to the length of the position table.",
+    reference=EMBEDDING,
+)
+def index_out_of_range(facts: IndexFacts) -> Finding | None:
+    if facts.beyond is None:
+        return None
+    return Finding("error/index-out-of-range", _TITLES[facts.kind](facts, facts.beyond), facts.raised.where,
+                   _evidence(facts, facts.beyond), _fixes(facts, facts.beyond), _chain(facts))
+
+
+def _evidence(facts: IndexFacts, found: Beyond) -> dict[str, object]:
+    evidence: dict[str, object] = {"index": found.value, "table": facts.table, "entries": facts.size}
+    if facts.index is not None:
+        evidence |= {"tensor of indices": facts.index.name, "shape": list(facts.index.fact.shape),
+                     "out of range": f"{found.count} of {found.total}", "least": found.low, "largest": found.high,
+                     "where the first is": list(found.place), "values out of range": list(found.values)}
+    return evidence | ({"shape of the table": list(facts.shape)} if facts.shape else {})
+
+
+def _entry(facts: IndexFacts, found: Beyond) -> str:
+    """`tokens[0, 3]` is 11."""
+    if found.total == 0:
+        return f"`{facts.key}` goes beyond `{facts.table}`"
+    if facts.index is None:
+        return f"`{facts.key}` is {found.value}" if facts.key else f"the index is {found.value}"
+    place = f"[{', '.join(map(str, found.place))}]" if found.place else ""
+    if facts.index.known and is_plain(facts.index.name):
+        return f"`{facts.index.name}{place}` is {found.value}"
+    return f"entry {place or '[]'} of {facts.index.told} is {found.value}"
+
+
+def _more(found: Beyond) -> str:
+    return f" ({found.count} of {found.total} entries go beyond it)" if found.count > 1 else ""
+
+
+def _first(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _embedding(facts: IndexFacts, found: Beyond) -> str:
+    rows = f"`{facts.table}` has {facts.size} rows, 0 to {(facts.size or 0) - 1}"
+    if facts.counted and facts.index is not None:
+        return (f"{_first(facts.index.told)} counts to {found.high} (`{facts.counted}`), and {rows}: the sequence is "
+                "longer than its table of positions")
+    if found.value < 0:
+        return f"{_first(_entry(facts, found))}, and {rows}: no row is counted from the end{_more(found)}"
+    words = facts.vocabulary
+    why = f"; `{words[0]}` has {words[1]} entries" if words is not None else ""
+    return f"{_first(_entry(facts, found))}, and {rows}{why}{_more(found)}"
+
+
+def _target(facts: IndexFacts, found: Beyond) -> str:
+    size = facts.size or 0
+    scores = f"`{facts.head}` gives {size} classes" if facts.head else f"`{facts.table}` has {size} classes"
+    said = f"{_first(_entry(facts, found))}, and {scores}, 0 to {size - 1}{_more(found)}"
+    if facts.shifted is not None:
+        return f"{said}: classes are counted from {found.low}, and the loss counts from 0"
+    if facts.ignored is not None:
+        return f"{said}: a label that means \"none\" has to be named to the loss"
+    return said
+
+
+def _tensor(facts: IndexFacts, found: Beyond) -> str:
+    along = f" along dimension {facts.dim}" if facts.dim is not None and len(facts.shape) > 1 else ""
+    return (f"{_first(_entry(facts, found))}, and `{facts.table}` has {facts.size} entries{along}, 0 to "
+            f"{(facts.size or 0) - 1}{_more(found)}")
+
+
+def _one_hot(facts: IndexFacts, found: Beyond) -> str:
+    return f"{_first(_entry(facts, found))}, and one_hot is told that there are {facts.size} classes, 0 to " \
+           f"{(facts.size or 0) - 1}{_more(found)}"
+
+
+def _negative(facts: IndexFacts, found: Beyond) -> str:
+    return f"{_first(_entry(facts, found))}, and {facts.table or 'counting'} takes no negative numbers{_more(found)}"
+
+
+def _sequence(facts: IndexFacts, found: Beyond) -> str:
+    size = facts.size or 0
+    along = f" along dimension {facts.dim}" if facts.dim is not None and len(facts.shape) > 1 else ""
+    ends = f", the last of them {size - 1}" if size else ""
+    has = "which has" if found.total == 0 else f"and `{facts.table}` has"
+    said = f"{_first(_entry(facts, found))}, {has} {size} {'entry' if size == 1 else 'entries'}{along}{ends}"
+    return said + (f": the data set's length is `{facts.head}`" if facts.head else "")
+
+
+def _random(facts: IndexFacts, found: Beyond) -> str:
+    return (f"There is no number to draw from {facts.least} up to {found.value} (which is not included): what it is to "
+            "be drawn from is too small")
+
+
+_TITLES = {"embedding": _embedding, "target": _target, "tensor": _tensor, "one_hot": _one_hot, "negative": _negative,
+           "sequence": _sequence, "random": _random}
+
+
+def _fixes(facts: IndexFacts, found: Beyond) -> tuple[Fix, ...]:
+    if facts.kind == "embedding":
+        return _of_embedding(facts, found)
+    if facts.kind == "target":
+        return _of_target(facts, found)
+    size, name = facts.size or 0, facts.index.name if facts.index is not None else facts.key
+    if facts.kind == "one_hot":
+        return (Fix("Give it the number of classes that there are.",
+                    f"nn.functional.one_hot({name}, num_classes={(found.high or found.value) + 1})"),)
+    if facts.kind == "negative":
+        return (Fix("Leave out what is negative.", f"{name} = {name}[{name} >= 0]"),)
+    if facts.kind == "random":
+        return (Fix("Draw from one number more, and only where there is room.",
+                    "start = torch.randint(0, max(1, length - size + 1), ())"),)
+    if facts.kind == "sequence" and facts.head:
+        code = f"def __len__(self):\n    return len({facts.table})"
+        return (Fix("Let the length be that of what is indexed.", code),)
+    if facts.index is not None and facts.index.known:
+        return (Fix(f"The valid ones are 0 to {size - 1}: see where the others come from.",
+                    f"{name}[({name} < 0) | ({name} >= {size})]"),)
+    look = f"{facts.table}.shape[{facts.dim}]" if facts.dim is not None else f"len({facts.table})"
+    return (Fix(f"Keep the index below {size}: the valid ones are 0 to {size - 1}.",
+                f"assert {name or found.value} < {look}" if size else f"assert len({facts.table})   # it is empty"),)
+
+
+def _of_embedding(facts: IndexFacts, found: Beyond) -> tuple[Fix, ...]:
+    table, size, width = as_code(facts.table), facts.size or 0, facts.width
+    name = facts.index.name if facts.index is not None and is_plain(facts.index.name) else "ids"
+    fixes = []
+    if facts.counted:
+        long = facts.along or name
+        fixes.append(Fix("Cut the sequence to the length of the table.", f"{long} = {long}[:, :{size}]"))
+    if found.low is not None and found.low < 0:
+        return (Fix("Give padding an id of its own.",
+                    f"{name} = {name}.masked_fill({name} < 0, 0)   # 0: the id of padding"),)
+    if facts.grown is not None:
+        rows = max(int(facts.grown.code), facts.vocabulary[1] if facts.vocabulary else 0)
+        code = (f"grown = nn.Embedding({rows}, {width})\nwith torch.no_grad():\n"
+                f"    grown.weight[:{size}] = {table}.weight\n{table} = grown") if facts.module else (
+                    f"nn.Embedding({rows}, {width})")
+        fixes.insert(0 if not facts.counted else 1, Fix(
+            "Make the table as large as the ids need, and keep the rows that are trained.", code, facts.grown.worked,
+            facts.grown.after))
+    if not facts.counted:
+        fixes.append(Fix("Or give unknown ids one row that stands for all of them.",
+                         f"{name} = {name}.masked_fill({name} >= {size}, unknown_id)"))
+    return tuple(fixes)
+
+
+def _of_target(facts: IndexFacts, found: Beyond) -> tuple[Fix, ...]:
+    name = facts.index.name if facts.index is not None and is_plain(facts.index.name) else "target"
+    if facts.shifted is not None:
+        return (Fix("Count the classes from 0.", f"{name} = {name} - 1", facts.shifted.worked, facts.shifted.after),)
+    if facts.ignored is not None:
+        return (Fix("Leave these entries out of the loss.", f"nn.CrossEntropyLoss(ignore_index={facts.ignored.code})",
+                    facts.ignored.worked, facts.ignored.after),)
+    needed = (found.high or found.value) + 1
+    head = as_code(facts.head) if facts.head else "head"
+    return (Fix(f"Give the last layer {needed} classes, or map the labels to 0 … {(facts.size or 1) - 1}.",
+                f"{head} = nn.Linear({head}.in_features, {needed})"),
+            Fix("See which labels there are.", f"{name}.unique(return_counts=True)"))
+
+
+def _chain(facts: IndexFacts) -> tuple[Link, ...]:
+    if facts.late is not None:
+        return (Link("the kernel of this line failed on the card, while the program went on", facts.raised.where),
+                Link("here the card's answer was waited for, and the error was shown", facts.late))
+    return facts.origin.way if facts.origin is not None else ()

@@ -1,0 +1,178 @@
+"""The sentences for what is particular to one family: losses, recurrent layers, attention, indices, single values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from nbdebug.chapters.error.facts_shapes import Operand, ShapeFacts
+from nbdebug.chapters.error.rules.shapes_words import arrives, axes, layer, parts, shaped
+
+
+def role(facts: ShapeFacts, *names: str) -> Operand | None:
+    return next((part for name in names for part in facts.operands if name in part.role), None)
+
+
+def loss(facts: ShapeFacts) -> str:
+    scores, target = role(facts, "input"), role(facts, "target")
+    if scores is None or target is None or scores.shape is None or target.shape is None:
+        return f"The predictions and the targets given to `{facts.op}` do not fit each other"
+    both = f"{shaped(scores)} and {shaped(target)}"
+    classes = facts.op in ("cross_entropy", "nll_loss")
+    if "weight" in [part.role for part in facts.operands] and classes and scores.shape[0] == (target.shape or (0,))[0]:
+        weight = role(facts, "weight")
+        if weight is not None and weight.shape != scores.shape[1:2]:
+            return f"{shaped(weight)} weighs other classes than the {scores.shape[-1]} of {shaped(scores)}"
+    if facts.op.startswith("binary_cross"):
+        return f"{both} must have the same shape for `{facts.op}`"
+    if not classes or not scores.shape:
+        return f"{both} do not fit each other in `{facts.op}`"
+    if len(scores.shape) == 1:
+        return f"{shaped(scores)} is one row of scores for `{facts.op}`, and {shaped(target)} is not one class number"
+    if target.shape == scores.shape or len(target.shape) == len(scores.shape):
+        return f"{shaped(target)} has an axis too many: for {shaped(scores)} `{facts.op}` wants class numbers " \
+               f"{[*scores.shape[:1], *scores.shape[2:]]}"
+    if scores.shape[:1] != target.shape[:1]:
+        rows = target.shape[0] if target.shape else 1
+        since = f"after a `{facts.folded.what}` " if facts.folded is not None else ""
+        return f"{shaped(scores)} and {shaped(target)} do not belong together: {since}the predictions have " \
+               f"{scores.shape[0]} rows, the targets {rows}"
+    if len(scores.shape) > 2 and (scores.shape[0], *scores.shape[1:-1]) == target.shape:
+        return f"{shaped(scores)} has its classes on the last axis, and `{facts.op}` wants them on axis 1; " \
+               f"the target is {shaped(target)}"
+    wanted = [*scores.shape[:1], *scores.shape[2:]]
+    return f"{both} do not fit: for such scores `{facts.op}` wants class numbers {wanted}"
+
+
+def hidden(facts: ShapeFacts) -> str:
+    state, first = role(facts, "hx", "hidden", "h_0"), parts(facts)[0]
+    told = shaped(state) if state is not None else "The hidden state"
+    batch = f"a batch of {facts.wanted}" if facts.wanted is not None else f"`{first.name}` {list(first.shape or ())}" \
+        if first.name else f"its input {list(first.shape or ())}"
+    want = "" if facts.target is None else f": it wants {list(facts.target)}, layers first, then the batch"
+    return f"{told} is no hidden state for {layer(facts)} and {batch}{want}"
+
+
+def mask(facts: ShapeFacts) -> str:
+    given, query = role(facts, "key_padding_mask", "attn_mask", "mask"), role(facts, "query", "input", "src")
+    told = shaped(given) if given is not None else "The mask"
+    want = f": it wants {list(facts.target)}" if facts.target is not None else \
+        f": axis {facts.axis} must be {facts.wanted}" if facts.axis is not None else ""
+    if facts.entered is not None and (query is None or not query.name):
+        query = facts.entered
+    return f"{told} does not fit {shaped(query) if query is not None else 'the queries'} in {layer(facts)}{want}"
+
+
+def attention(facts: ShapeFacts) -> str:
+    given = [part for part in facts.operands if part.role in ("query", "key", "value", "src", "tgt")]
+    first = next((part.shape for part in given), None)
+    odd = next((part for part in given[1:] if None not in (part.shape, first) and part.shape != first), None)
+    if odd is None or not given:
+        return f"The queries, keys and values given to {layer(facts)} do not fit each other"
+    first_batch = facts.layer is not None and facts.layer.sizes.get("batch_first") == 1
+    return (f"{shaped(given[0])} and {shaped(odd)} do not fit each other in {layer(facts)}: it takes the batch on axis "
+            f"{0 if first_batch else 1} (batch_first={first_batch})")
+
+
+def small(facts: ShapeFacts) -> str:
+    kernel = facts.layer.sizes.get("kernel_size") if facts.layer is not None else None
+    size = f" with its kernel of {kernel}" if kernel is not None else ""
+    told = arrives(facts, parts(facts)[0])
+    end = ":" if "reaches" in told or "input" in told else " is"
+    return f"Too little is left for {layer(facts)}{size}: {told}" if end == ":" else \
+        f"{told} is too small for {layer(facts)}{size}"
+
+
+def single(facts: ShapeFacts) -> str:
+    return (f"{layer(facts)} can't take a mean and a variance over one value while training: "
+            f"{arrives(facts, parts(facts)[0])}")
+
+
+def lengths(facts: ShapeFacts) -> str:
+    known = parts(facts)
+    if facts.got is not None and known:
+        return f"{shaped(known[-1])} gives {facts.got} lengths for the {facts.wanted} sequences of {shaped(known[0])}"
+    if "sorted" in facts.raised.message:
+        return f"{shaped(known[-1]) if known else 'The lengths'} must be sorted, longest first, for `{facts.op}`"
+    return f"{shaped(known[-1]) if known else 'The lengths'} holds a length of 0, which `{facts.op}` can't pack"
+
+
+def index(facts: ShapeFacts) -> str:
+    known = [part for part in facts.operands if part.shape is not None]
+    first, mark = (known[0], known[1]) if len(known) > 1 else (known[0] if known else Operand(""), None)
+    if mark is None:
+        asked = ", ".join(text for text, _ in facts.numbers)
+        return f"{shaped(first)} has fewer entries than `{facts.op}({asked})` asks for"
+    if mark.dtype == "bool":
+        at = facts.axis or 0
+        at = at if at < min(len(mark.shape or ()), len(first.shape or ())) else 0
+        sizes = f"axis {at} has {(mark.shape or (0,))[at]} and {(first.shape or (0,))[at]}"
+        return f"The mask {shaped(mark)} does not cover {shaped(first)}: {sizes}"
+    if len(mark.shape or ()) != len(first.shape or ()):
+        return f"The index {shaped(mark)} has {axes(mark.shape)} and {shaped(first)} has {axes(first.shape)}: " \
+               f"`{facts.op}` wants as many"
+    return f"The index {shaped(mark)} does not fit {shaped(first)} in `{facts.op}`"
+
+
+def divide(facts: ShapeFacts) -> str:
+    sizes = facts.layer.sizes if facts.layer is not None else {}
+    by = facts.wanted or sizes.get("num_groups")
+    got = f"{facts.got} is" if facts.got is not None else "its size is"
+    told = f": {arrives(facts, parts(facts)[0])}" if parts(facts) else ""
+    if not parts(facts) and facts.numbers:
+        told = f": it is made with {', '.join(text for text, _ in facts.numbers)}"
+    return f"{layer(facts)} deals an axis out evenly, and {got} no multiple of {by or 'what it is dealt into'}{told}"
+
+
+def unpack(facts: ShapeFacts) -> str:
+    text, shape = next(((t, n) for t, n in facts.numbers if type(n) is tuple), ("", ()))
+    if text:
+        return f"`{text}` is {list(shape)}: {len(shape)} sizes, and the line unpacks {facts.wanted}"
+    known = parts(facts)
+    if len(known) == 1:
+        size = (known[0].shape or (0,))[0]
+        return f"{shaped(known[0])} gives {size} parts along its first axis, and the line unpacks {facts.wanted}"
+    return f"`{known[0].name.rpartition('[')[0]}` gives {len(known)} tensors, and the line unpacks {facts.wanted}"
+
+
+def indexed(facts: ShapeFacts) -> str:
+    text, shape = next(((t, n) for t, n in facts.numbers if type(n) is tuple), ("", ()))
+    asked = next((n for _, n in facts.numbers if type(n) is int), None)
+    return f"`{text}` is {list(shape)}: it has no size number {asked}"
+
+
+def scalar(facts: ShapeFacts) -> str:
+    known = parts(facts)
+    if facts.op in ("tensor", "array") and known:
+        return f"`{facts.op}` makes tensors of numbers only, and is given {shaped(known[0])}"
+    return f"{shaped(known[0]) if known else 'The tensor'} has several elements, and `{facts.op}` wants a single one"
+
+
+def truth(facts: ShapeFacts) -> str:
+    known = parts(facts)
+    return f"{shaped(known[0]) if known else 'The tensor'} is no single true or false: it has several elements"
+
+
+def other(facts: ShapeFacts) -> str:
+    known = [part for part in facts.operands if part.shape is not None]
+    told = " and ".join(shaped(part) for part in known[:3])
+    return f"{told or 'What it was given'} {'do' if len(known) > 1 else 'does'} not fit {layer(facts)}"
+
+
+def strides(facts: ShapeFacts) -> str:
+    return f"{shaped(parts(facts)[0])} does not lie in memory in one piece, as after an exchange of axes, so `view` " \
+           "can't give it another shape"
+
+
+def square(facts: ShapeFacts) -> str:
+    return f"{shaped(parts(facts)[0])} is no square matrix, and `{facts.op}` takes only those"
+
+
+def ragged(facts: ShapeFacts) -> str:
+    return f"`{facts.op}` is given rows of different lengths: {facts.got} where the first has {facts.wanted}" \
+        if facts.got is not None else f"`{facts.op}` is given parts of different shapes"
+
+
+FAMILIES: dict[str, Callable[[ShapeFacts], str]] = {
+    "loss": loss, "hidden": hidden, "mask": mask, "attention": attention, "small": small, "single": single,
+    "lengths": lengths, "index": index, "divide": divide, "unpack": unpack, "tuple": indexed, "scalar": scalar,
+    "truth": truth, "strides": strides, "square": square, "ragged": ragged}

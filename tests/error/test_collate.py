@@ -1,0 +1,137 @@
+"""Samples that can't be put together: which entry of which sample, in this process and in a worker."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+import nbdebug
+
+CODE = "error/collate-mismatch"
+
+
+class Made(Dataset):
+    """Samples made by a function of their index."""
+
+    def __init__(self, make, count=8):
+        self.make, self.count = make, count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, i):
+        return self.make(i)
+
+
+class Pictures(Dataset):
+    def __init__(self, odd):
+        self.pictures = [torch.rand(3, *((24, 20) if i == odd else (20, 24))) for i in range(8)]
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, i):
+        return {"image": self.pictures[i], "label": i}
+
+
+class Waves(IterableDataset):
+    def __iter__(self):
+        for i in range(8):
+            yield {"wave": torch.zeros(100 if i < 6 else 90)}
+
+
+def explained(dataset, **settings):
+    loader = DataLoader(dataset, batch_size=4, **settings)
+    with pytest.raises(Exception) as caught:
+        for _batch in loader:
+            pass
+    report = nbdebug.explain(caught.value, names={})
+    return report, str(report)
+
+
+def only(report):
+    (finding,) = report.findings
+    assert finding.code == CODE
+    assert finding.where.phase == "input" and finding.fixes
+    return finding
+
+
+@pytest.mark.parametrize(("make", "words"), [
+    (lambda i: (torch.zeros(i % 2 + 1, 3), i), ["`0`", "[2, 3]", "[1, 3]", "pad_sequence"]),
+    (lambda i: {"x": torch.zeros(2), **({"mask": 1} if i != 6 else {})}, ["Sample 6 of", "`mask`", "setdefault"]),
+    (lambda i: None if i == 2 else torch.zeros(2), ["Sample 2 of", "is None", "is not None"]),
+    (lambda i: (Image.new("RGB", (4, 4)), i), ["PIL `Image`", "`0`", "numpy.array"]),
+    (lambda i: {"ids": [1, 2, 3] if i != 1 else [1, 2]}, ["Sample 1 of", "a list of 2", "`ids`"]),
+    (lambda i: {"t": np.array([None, {}], dtype=object)}, ["object", "`t`", "astype"]),
+    (lambda i: torch.zeros(3 if i != 7 else 1, 8, 8), ["Sample 7 of", "[1, 8, 8]", "convert('RGB')"]),
+    (lambda i: (torch.zeros(2), "cat" if i == 1 else 3), ["Sample 1 of", "a string", "a number"]),
+    (lambda i: {"a": {"b": [torch.zeros(2), torch.zeros(3 if i == 5 else 2)]}}, ["Sample 5 of", "['a']['b'][1]"]),
+    (lambda i: np.zeros((4, 4 + (i == 3)), "float32"), ["Sample 3 of", "[4, 5]", "(NumPy)"]),
+    (lambda i: torch.zeros(2, 2) if i else torch.zeros(4), ["Sample 0 of", "reshape(2, 2)"]),
+])
+def test_the_odd_sample_and_its_entry_are_named(make, words) -> None:
+    report, said = explained(Made(make))
+    only(report)
+    assert all(word in said for word in ["loader", *words]), said
+
+
+def test_resizing_is_tried_and_shuffled_indices_are_the_data_sets() -> None:
+    torch.manual_seed(1)
+    report, said = explained(Pictures(odd=5), shuffle=True)
+    finding = only(report)
+    assert "Sample 5 of" in said and "swapped" in said
+    assert finding.fixes[0].verified and "interpolate(image[None], size=(20, 24))" in finding.fixes[0].code
+    assert finding.fixes[0].after == {"the batch then has": "[4, 3, 20, 24]"}
+
+
+def test_padding_is_tried_and_the_offered_function_works() -> None:
+    dataset = Made(lambda i: {"tokens": torch.arange(i + 2), "label": i})
+    finding = only(explained(dataset)[0])
+    assert finding.fixes[0].verified
+    space = {"torch": torch}
+    exec(finding.fixes[0].code.partition("\n\n")[0], space)
+    assert next(iter(DataLoader(dataset, batch_size=4, collate_fn=space["collate"])))["tokens"].shape == (4, 5)
+    pairs = Made(lambda i: (torch.zeros(i + 1, 2), i))
+    exec(only(explained(pairs)[0]).fixes[0].code.partition("\n\n")[0], space)
+    assert next(iter(DataLoader(pairs, batch_size=4, collate_fn=space["collate"])))[0].shape == (4, 4, 2)
+
+
+def test_an_iterable_data_set_has_positions_and_batches_alone() -> None:
+    report, said = explained(Waves())
+    assert only(report) and "Sample 2 of batch 1 of `loader`" in said and "`wave`" in said
+
+
+def test_a_collate_function_of_the_users_own() -> None:
+    def stacked(batch):
+        return torch.stack([sample["x"] for sample in batch])
+
+    report, said = explained(Made(lambda i: {"x": torch.zeros(3 if i == 2 else 4)}), collate_fn=stacked)
+    assert only(report) and "`stacked`" in said and "Sample 2 of" in said and "`x`" in said
+
+
+def test_in_a_worker_the_sampler_and_the_message_tell() -> None:
+    report, said = explained(Pictures(odd=5), num_workers=1)
+    assert only(report) and all(word in said for word in ("Sample 5 of", "[3, 24, 20]", "pictures[5]", "image",
+                                                          "worker process 0", "num_workers=0")), said
+    report, said = explained(Made(lambda i: None if i == 6 else torch.zeros(2)), num_workers=1)
+    assert only(report) and "Sample 6 of" in said and "None" in said
+    report, said = explained(Made(lambda i: {"x": 1, **({"mask": 1} if i != 6 else {})}), num_workers=1)
+    assert only(report) and "`mask`" in said
+
+
+def test_without_a_loader() -> None:
+    from torch.utils.data import default_collate
+
+    with pytest.raises(RuntimeError) as caught:
+        default_collate([{"x": torch.zeros(2)}, {"x": torch.zeros(3)}])
+    assert "`x`" in str(nbdebug.explain(caught.value, names={}))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_data_set_that_fails_by_itself_is_no_mismatch(workers) -> None:
+    for make in (lambda i: 1 // 0, lambda i: {"a": 1}["b"], lambda i: torch.stack([torch.zeros(2), torch.zeros(3)])):
+        report, said = explained(Made(make), num_workers=workers)
+        assert CODE not in [finding.code for finding in report], said

@@ -1,0 +1,439 @@
+"""Errors of a gradient's path: which op ended it, and for which of the user's variables."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import nbdebug
+
+F = nn.functional
+INPUTS, TARGETS = torch.linspace(-1, 1, 20).reshape(5, 4), torch.tensor([0, 2, 1, 0, 2])
+
+
+def explained(raising):
+    """The one finding for what a function raises."""
+    with pytest.raises(Exception) as caught:
+        raising()
+    report = nbdebug.explain(caught.value, names={})
+    assert len(report.findings) == 1, str(report)
+    return report.findings[0]
+
+
+class Trainer:
+
+    def __init__(self):
+        self.model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+        self.crit = nn.MSELoss()
+
+    def predict(self, batch):
+        return self.model(batch).round().long()
+
+    def fit(self):
+        for batch in [INPUTS, INPUTS]:
+            pred = self.predict(batch)
+            loss = self.crit(pred.float(), torch.ones(5, 1))
+            loss.backward()
+
+
+def detached_in_forward():
+
+    class Head(nn.Module):
+
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 3)
+
+        def forward(self, feats):
+            logits = self.fc(feats)
+            frozen_logits = logits.detach()
+            return frozen_logits * 2
+    model = nn.Sequential(nn.Linear(4, 4), Head())
+    out = model(INPUTS)
+    loss = F.cross_entropy(out, TARGETS)
+    loss.backward()
+
+
+def item_loss():
+    model = nn.Linear(4, 3)
+
+    def compute(pred, target):
+        return F.cross_entropy(pred, target).item()
+    loss = compute(model(INPUTS), TARGETS)
+    loss.backward()
+
+
+def rebuilt_losses():
+    model = nn.Linear(4, 3)
+    losses = []
+    for row, label in zip(INPUTS, TARGETS):
+        losses.append(F.cross_entropy(model(row)[None], label[None]))
+    total = torch.tensor(losses).mean()
+    total.backward()
+
+
+def item_losses():
+    model = nn.Linear(4, 3)
+    losses = []
+    for row, label in zip(INPUTS, TARGETS):
+        step_loss = F.cross_entropy(model(row)[None], label[None])
+        losses.append(step_loss.item())
+    total = torch.tensor(losses).mean()
+    total.backward()
+
+
+def numpy_between():
+    model = nn.Linear(4, 3)
+    probs = model(INPUTS).softmax(1)
+    arr = probs.detach().cpu().numpy()
+    smooth = np.log(arr + 1e-06)
+    loss = -torch.from_numpy(smooth)[range(5), TARGETS].mean()
+    loss.backward()
+
+
+def no_grad_block():
+    model = nn.Linear(4, 3)
+    with torch.no_grad():
+        feats = model(INPUTS)
+    loss = feats.pow(2).mean()
+    loss.backward()
+
+
+def no_grad_decorator():
+    model = nn.Linear(4, 3)
+
+    @torch.no_grad()
+    def evaluate(batch):
+        return model(batch)
+    loss = F.cross_entropy(evaluate(INPUTS), TARGETS)
+    loss.backward()
+
+
+def phase_off():
+    model = nn.Linear(4, 3)
+    for phase in ["val"]:
+        with torch.set_grad_enabled(phase == "train"):
+            out = model(INPUTS)
+            loss = F.cross_entropy(out, TARGETS)
+        loss.backward()
+
+
+def frozen_all():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3))
+    for p in model.parameters():
+        p.requires_grad = False
+    model.eval()
+    loss = F.cross_entropy(model(INPUTS), TARGETS)
+    loss.backward()
+
+
+def comparison():
+    model = nn.Linear(4, 1)
+    score = torch.sigmoid(model(INPUTS))
+    hit = score > 0.5
+    loss = (hit.float() - 1).abs().mean()
+    loss.backward()
+
+
+def max_index():
+    model = nn.Linear(4, 3)
+    outputs = model(INPUTS)
+    _, predicted = torch.max(outputs, 1)
+    loss = (predicted.float() - TARGETS.float()).pow(2).mean()
+    loss.backward()
+
+
+def global_off():
+    model = nn.Linear(4, 3)
+    torch.set_grad_enabled(False)
+    loss = F.cross_entropy(model(INPUTS), TARGETS)
+    loss.backward()
+
+
+def not_scalar():
+    model = nn.Linear(4, 3)
+    loss = F.cross_entropy(model(INPUTS), TARGETS, reduction="none")
+    loss.backward()
+
+
+def returns_none():
+    model = nn.Linear(4, 3)
+
+    def criterion(pred, target):
+        value = F.cross_entropy(pred, target)  # noqa: F841
+    loss = criterion(model(INPUTS), TARGETS)
+    loss.backward()
+
+
+def returns_tuple():
+    model = nn.Linear(4, 3)
+
+    def criterion(pred, target):
+        return (F.cross_entropy(pred, target), pred)
+    loss = criterion(model(INPUTS), TARGETS)
+    loss.backward()
+
+
+def np_mean():
+    model = nn.Linear(4, 3)
+    losses = []
+    for _ in range(2):
+        losses.append(F.cross_entropy(model(INPUTS), TARGETS).item())
+    loss = np.mean(losses)
+    loss.backward()
+
+
+def aug_item():
+    model = nn.Linear(4, 3)
+    loss = 0
+    for _ in range(2):
+        loss += F.cross_entropy(model(INPUTS), TARGETS).item()
+    loss.backward()
+
+
+def helper_backward():
+    model = nn.Linear(4, 3)
+
+    def step(objective):
+        objective.backward()
+
+    def run():
+        pred = model(INPUTS).data
+        step(F.cross_entropy(pred, TARGETS))
+    run()
+
+
+def grad_input():
+    model = nn.Linear(4, 3)
+    sample = torch.rand(2, 4)
+    out = model(sample).sum()
+    torch.autograd.grad(out, sample)
+
+
+def grad_unused():
+    model = nn.Linear(4, 3)
+    sample = torch.rand(2, 4, requires_grad=True)
+    moved = sample * 2
+    out = model(sample).sum()
+    torch.autograd.grad(out, [moved])
+
+
+def gradient_penalty():
+    critic = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+    mixed = torch.rand(3, 4, requires_grad=True)
+    grads = torch.autograd.grad(critic(mixed).sum(), mixed)[0]
+    penalty = (grads.norm(2, dim=1) - 1).pow(2).mean()
+    penalty.backward()
+
+
+def list_held():
+
+    class Net(nn.Module):
+
+        def __init__(self):
+            super().__init__()
+            self.blocks = [nn.Linear(4, 4) for _ in range(3)]
+
+        def forward(self, x):
+            return x
+    net = Net()
+    torch.optim.Adam(net.parameters())
+
+
+def nonleaf_optim():
+    style = torch.rand(3, requires_grad=True) * 0.1
+    torch.optim.Adam([style], lr=0.1)
+
+
+def grad_none():
+    w = torch.rand(3, requires_grad=True)
+    scaled = w * 2
+    scaled.sum().backward()
+    scaled.grad.norm()
+
+
+def grad_none_param():
+    model = nn.ModuleDict({"used": nn.Linear(4, 3), "aux": nn.Linear(4, 3)})
+    model["used"](INPUTS).sum().backward()
+    total = 0
+    for p in model.parameters():
+        total += p.grad.norm()
+
+
+def inference():
+    encoder, head = (nn.Linear(4, 4), nn.Linear(4, 3))
+    with torch.inference_mode():
+        code = encoder(INPUTS)
+    head(code).sum().backward()
+
+
+def sampled():
+    model = nn.Linear(4, 2)
+    mean, raw = model(INPUTS).unbind(1)
+    dist = torch.distributions.Normal(mean, raw.exp())
+    action = dist.sample()
+    loss = (action - 1).pow(2).mean()
+    loss.backward()
+
+
+def data_only():
+    model = nn.Linear(4, 3)
+    pred = model(INPUTS)  # noqa: F841
+    loss = F.mse_loss(INPUTS, INPUTS + 1)
+    loss.backward()
+
+
+def retain():
+    model = nn.Linear(4, 3)
+    pred = model(INPUTS).argmax(1).float()
+    pred.retain_grad()
+
+
+def trainer():
+    Trainer().fit()
+
+
+def compiled_detach():
+
+    class Net(nn.Module):
+
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 3)
+
+        def forward(self, x):
+            hidden = self.fc(x)
+            return hidden.detach()
+    net = torch.compile(Net(), backend="eager")
+    loss = net(INPUTS).sum()
+    loss.backward()
+
+
+def list_loop():
+
+    class Net(nn.Module):
+
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(2)])
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x)
+            ranks = x.argsort(dim=1)
+            return ranks.float()
+    net = Net()
+    loss = sum((net(b) - 1).pow(2).mean() for b in [INPUTS, INPUTS])
+    loss.backward()
+
+
+def lambda_cut():
+    model = nn.Linear(4, 3)
+    metric = lambda a, b: (a.argmax(1) == b).float().mean()
+    loss = 1 - metric(model(INPUTS), TARGETS)
+    loss.backward()
+
+
+CASES = [
+    (detached_in_forward, "`.detach()` in `logits.detach()` cuts it off from `logits`",
+     "frozen_logits = logits.detach()", "frozen_logits = logits"),
+    (item_loss, "`item` in `F.cross_entropy(pred, target).item()`",
+     "return F.cross_entropy", "return F.cross_entropy(pred, target)"),
+    (rebuilt_losses, "`torch.tensor(losses)` makes a new tensor",
+     "total = torch.tensor", "total = torch.stack(losses)"),
+    (item_losses, "`item` in `step_loss.item()`", "losses.append", "losses.append(step_loss)"),
+    (numpy_between, "`arr` has no gradient", "arr = probs", "arr = probs"),
+    (no_grad_block, "`feats` is computed under `with torch.no_grad()`", "with torch.no_grad():", "feats = model("),
+    (no_grad_decorator, "under `@torch.no_grad()` in `evaluate`", "@torch.no_grad()", "def evaluate"),
+    (phase_off, "`out` is computed under `with torch.set_grad_enabled",
+     "with torch.set_grad_enabled", "out = model("),
+    (frozen_all, "all parameters of `model.0`, `model.2` are frozen",
+     "p.requires_grad = False", "model[2].requires_grad_(True)"),
+    (comparison, "`score > 0.5` is true or false", "hit = score > 0.5", "hit = torch.sigmoid("),
+    (max_index, "`predicted` has no gradient: `torch.max(outputs, 1)`", "torch.max(outputs, 1)", "predicted = "),
+    (global_off, "gradients are off everywhere", "loss.backward()", "torch.set_grad_enabled(True)"),
+    (not_scalar, "`loss` has shape [5]", "loss.backward()", "loss.mean().backward()"),
+    (returns_none, "`loss` is None: `criterion` returns nothing", "loss.backward()", "return loss"),
+    (returns_tuple, "`loss` is a tuple", "loss.backward()", "loss[0].backward()"),
+    (np_mean, "`item` in", "losses.append", "losses.append(F.cross_entropy("),
+    (aug_item, "`loss` is a plain number", "loss += ", "loss += F.cross_entropy("),
+    (helper_backward, "`pred` has no gradient: `.data`", "pred = model(", "pred = model("),
+    (grad_input, "`sample` does not require grad", "torch.autograd.grad", "sample.requires_grad_()"),
+    (grad_unused, "`moved` is no part", "torch.autograd.grad", "allow_unused=True"),
+    (gradient_penalty, "`grads` is a gradient without a graph", "grads = torch.autograd.grad", "create_graph=True"),
+    (list_held, "`net.blocks` is a plain list of 3 modules", "torch.optim.Adam", "self.blocks = nn.ModuleList"),
+    (nonleaf_optim, "`style` is no leaf, the result of `mul`",
+     "torch.optim.Adam", "style = style.detach().requires_grad_()"),
+    (grad_none, "`scaled.grad` is None: `scaled` is a result of `mul`", "scaled.grad.norm()", "scaled.retain_grad()"),
+    (grad_none_param, "(`model.aux.weight`)", "total += p.grad.norm()", "p.grad is not None"),
+    (inference, "`code` was made under `torch.inference_mode()`", "head(code)", "code = code.clone()"),
+    (sampled, "`dist.sample()` draws without one", "action = dist.sample()", "dist.rsample()"),
+    (data_only, "`pred`, which could, is not used", "loss.backward()", "loss_fn(pred, target)"),
+    (retain, "`pred` has no gradient", "pred = model(", "softmax(1)"),
+    (trainer, "`long` has no derivative",
+     "return self.model(batch).round().long()", "return self.model(batch).round()"),
+    (compiled_detach, "`.detach()` in `hidden.detach()`", "return hidden.detach()", "return hidden"),
+    (list_loop, "`ranks` has no gradient: `x.argsort(dim=1)`", "ranks = x.argsort", "ranks = x"),
+    (lambda_cut, "`a.argmax(1)` gives whole numbers", "metric = lambda", "a.softmax(1)"),
+]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(("raising", "title", "line", "cure"), CASES, ids=lambda value: getattr(value, "__name__", ""))
+def test_cause_is_named_with_the_users_own_names(raising, title, line, cure):
+    found = explained(raising)
+
+    assert found.code == "error/no-grad-path"
+    assert title in found.title
+    assert line in found.where.text
+    assert cure in "\n".join(fix.code for fix in found.fixes)
+
+
+class Plan:
+    """An object of the user's without a backward."""
+
+    grad = None
+
+
+def slip_of_the_pen():
+    Plan().backward()
+
+
+def nothing_found():
+    best = {}.get("best")
+    best.norm()
+
+
+def attribute_of_the_users():
+    Plan().grad.norm()
+
+
+def gradient_of_the_wrong_shape():
+    weights = torch.ones(3, requires_grad=True)
+    weights.sum().backward(torch.ones(3))
+
+
+@pytest.mark.parametrize("raising", [slip_of_the_pen, nothing_found, attribute_of_the_users,
+                                     gradient_of_the_wrong_shape])
+def test_errors_alike_in_words_only_are_not_taken(raising):
+    with pytest.raises(Exception) as caught:
+        raising()
+
+    assert "error/no-grad-path" not in [found.code for found in nbdebug.explain(caught.value, names={})]
+
+
+def test_eval_mode_is_called_innocent():
+    model = nn.Linear(4, 3).eval()
+
+    def evaluated():
+        model(INPUTS).detach().sum().backward()
+
+    assert "innocent" in explained(evaluated).evidence["in eval mode"]
+
+
+@pytest.fixture(autouse=True)
+def gradients_on():
+    yield
+    torch.set_grad_enabled(True)

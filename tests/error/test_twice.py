@@ -1,0 +1,285 @@
+"""A second backward through a freed graph: which variable brought the graph along."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import nbdebug
+
+F = nn.functional
+INPUTS, TARGETS = torch.linspace(-1, 1, 20).reshape(5, 4), torch.tensor([0, 2, 1, 0, 2])
+
+
+def explained(raising):
+    """The one finding for what a function raises."""
+    with pytest.raises(Exception) as caught:
+        raising()
+    report = nbdebug.explain(caught.value, names={})
+    assert len(report.findings) == 1, str(report)
+    return report.findings[0]
+
+
+class Stateful(nn.Module):
+
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.GRUCell(4, 4)
+        self.hidden = None
+
+    def forward(self, x):
+        if self.hidden is None:
+            self.hidden = torch.zeros(5, 4)
+        self.hidden = self.cell(x, self.hidden)
+        self.last = self.hidden * 2
+        return self.last
+
+
+def running_total():
+    model = nn.Linear(4, 3)
+    total = 0
+    for _ in range(3):
+        loss = F.cross_entropy(model(INPUTS), TARGETS)
+        total += loss
+        total.backward()
+
+
+def lstm_tuple():
+    rnn = nn.LSTM(4, 4, batch_first=True)
+    head = nn.Linear(4, 3)
+    hidden = None
+    for _ in range(3):
+        out, hidden = rnn(INPUTS[None], hidden)
+        loss = head(out).pow(2).mean()
+        loss.backward()
+
+
+def in_function():
+    rnn = nn.GRU(4, 4, batch_first=True)
+
+    def train_step(batch, state):
+        out, state = rnn(batch, state)
+        loss = out.pow(2).mean()
+        loss.backward()
+        return state
+    memory = None
+    for _ in range(3):
+        memory = train_step(INPUTS[None], memory)
+
+
+def features_once():
+    enc, head = (nn.Linear(4, 4), nn.Linear(4, 3))
+    feats = enc(INPUTS).tanh()
+    for _ in range(2):
+        loss = F.cross_entropy(head(feats), TARGETS)
+        loss.backward()
+
+
+def held():
+    net = nn.Sequential(nn.Linear(4, 4), Stateful())
+    for _ in range(2):
+        loss = net(INPUTS).pow(2).mean()
+        loss.backward()
+
+
+def replay():
+    net = nn.Linear(4, 4)
+    bank = []
+    for _ in range(3):
+        code = net(INPUTS).tanh()
+        bank.append(code)
+        loss = torch.stack(bank).pow(2).mean()
+        loss.backward()
+
+
+def retain_hidden():
+
+    class RL:
+
+        def __init__(self):
+            self.net = nn.Linear(4, 2)
+            self.log_probs = []
+
+        def act(self, x):
+            p = self.net(x).log_softmax(1)
+            self.log_probs.append(p[:, 0])
+            return p
+
+        def finish(self):
+            loss = -torch.stack(self.log_probs).sum()
+            loss.backward()
+    agent = RL()
+    for _ in range(2):
+        agent.act(INPUTS)
+        agent.finish()
+
+
+def gan():
+    G, D = (nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1)))
+    for real in [INPUTS]:
+        fake = G(torch.rand(5, 4)).tanh()
+        d_loss = D(real).mean() - D(fake).mean()
+        d_loss.backward()
+        g_loss = D(fake).mean()
+        g_loss.backward()
+
+
+def gan_functions():
+    G, D = (nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1)))
+
+    def train_d(images):
+        loss = D(images).mean()
+        loss.backward()
+
+    def train_g(images):
+        loss = -D(images).mean()
+        loss.backward()
+    for _ in [INPUTS]:
+        fake = G(torch.rand(5, 4)).tanh()
+        train_d(fake)
+        train_g(fake)
+
+
+def again():
+    model = nn.Linear(4, 3)
+    loss = F.cross_entropy(model(INPUTS), TARGETS)
+    loss.backward()
+    loss.backward()
+
+
+def again_loop():
+    model = nn.Linear(4, 3)
+    opt = torch.optim.SGD(model.parameters(), 0.1)
+    loss = F.cross_entropy(model(INPUTS), TARGETS)
+    for _ in range(3):
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+
+
+def ema_loss():
+    model = nn.Linear(4, 3)
+    smooth = None
+    for _ in range(3):
+        loss = F.cross_entropy(model(INPUTS), TARGETS)
+        smooth = loss if smooth is None else 0.9 * smooth + 0.1 * loss
+        (loss + 0.1 * smooth).backward()
+
+
+def norm_weight():
+    layer = nn.Linear(4, 3)
+    unit = layer.weight / layer.weight.norm()
+
+    def closure(batch):
+        return F.linear(batch, unit).exp().mean()
+    for _ in range(2):
+        loss = closure(INPUTS)
+        loss.backward()
+
+
+def table_cached():
+
+    class Pos(nn.Module):
+
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(4))
+            self.cache = None
+
+        def forward(self, x):
+            if self.cache is None:
+                self.cache = (self.scale * 2).sin()
+            return x + self.cache
+    net = nn.Sequential(nn.Linear(4, 4), Pos())
+    for _ in range(2):
+        net(INPUTS).sum().backward()
+
+
+def list_h():
+    rnn = nn.GRUCell(4, 4)
+    h = torch.zeros(5, 4)
+    for step in range(2):
+        if step == 0:
+            x = INPUTS
+        else:
+            x = INPUTS * 2
+        h = rnn(x, h)
+        loss = h.pow(2).mean()
+        loss.backward()
+
+
+def dict_state():
+    rnn = nn.GRUCell(4, 4)
+    state = {"h": torch.zeros(5, 4)}
+    for _ in range(2):
+        state["h"] = rnn(INPUTS, state["h"])
+        loss = state["h"].pow(2).mean()
+        loss.backward()
+
+
+def outer_epoch():
+    net = nn.Linear(4, 4)
+    for _ in range(1):
+        base = net(INPUTS).tanh()
+        for head in [nn.Linear(4, 1), nn.Linear(4, 1)]:
+            err = head(base).pow(2).mean()
+            err.backward()
+
+
+CASES = [
+    (running_total, "`total` adds up results with their graphs", "total += loss", "total += loss.item()"),
+    (lstm_tuple, "`hidden` brings the graph of the turn before",
+     "out, hidden = rnn(", "tuple(part.detach() for part in hidden)"),
+    (in_function, "`memory` brings the graph", "memory = train_step(", "memory = memory.detach()"),
+    (features_once, "`feats` is computed once", "feats = enc(", "feats = feats.detach()"),
+    (held, "`net.1.hidden` keeps the graph of an earlier step",
+     "self.hidden = self.cell", "self.hidden = self.hidden.detach()"),
+    (replay, "`bank` keeps results of earlier turns", "bank.append(code)", "bank.append(code.detach())"),
+    (retain_hidden, "`self.log_probs` keeps the graph", "self.log_probs.append", "self.log_probs.clear()"),
+    (gan, "both go through `fake`, whose graph the `backward()` of `d_loss`", "fake = G(", "D(fake.detach())"),
+    (gan_functions, "both go through `fake`", "fake = G(", "train_d(fake.detach())"),
+    (again, "a second time on `loss`", "loss.backward()", "loss.backward(retain_graph=True)"),
+    (again_loop, "a second time on `loss`, which was computed once",
+     "loss = F.cross_entropy", "loss = F.cross_entropy("),
+    (ema_loss, "`smooth` brings the graph", "smooth = loss if", "smooth = smooth.detach()"),
+    (norm_weight, "`unit` is computed once", "unit = layer.weight", "unit = unit.detach()"),
+    (table_cached, "`net.1.cache` keeps the graph", "self.cache = ", "self.cache = self.cache.detach()"),
+    (list_h, "`h` brings the graph", "h = rnn(", "h = h.detach()"),
+    (dict_state, "`state` keeps results", "state[", "state[\"h\"] = state[\"h\"].detach()"),
+    (outer_epoch, "`base` is computed once", "base = net(", "base = base.detach()"),
+]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(("raising", "title", "line", "cure"), CASES, ids=lambda value: getattr(value, "__name__", ""))
+def test_cause_is_named_with_the_users_own_names(raising, title, line, cure):
+    found = explained(raising)
+
+    assert found.code == "error/backward-twice"
+    assert title in found.title
+    assert line in found.where.text
+    assert cure in "\n".join(fix.code for fix in found.fixes)
+
+
+def test_a_kept_output_that_is_made_anew_each_time_is_not_blamed():
+    found = explained(held)
+
+    assert "last" not in found.title
+    assert found.evidence["nodes in the graph of the loss"] > 0
+
+
+def test_a_state_that_is_detached_is_not_blamed():
+    cell, head = nn.GRUCell(4, 4), nn.Linear(4, 1)
+
+    def two_states():
+        state, trace = torch.zeros(5, 4), torch.zeros(5, 4)
+        for _ in range(2):
+            state = cell(INPUTS, state.detach())
+            trace = 0.5 * trace + state
+            head(trace).sum().backward()
+
+    found = explained(two_states)
+
+    assert "`trace` brings" in found.title
+    assert "state" not in found.title
