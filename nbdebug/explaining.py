@@ -102,14 +102,19 @@ def _quiet() -> Iterator[None]:
 
 
 def _left_by(error: BaseException) -> Report | None:
-    """What nbdebug itself has left with an exception: the report of a guard, or of a step that it has watched."""
+    """What nbdebug itself has left with an exception of its own: the report of a guard."""
     from nbdebug.observe.frames import chain
-    from nbdebug.observe.named import attributes
 
     for one in chain(error):
-        report = attributes(one).get("report") if type(one).__module__.partition(".")[0] == "nbdebug" else None
+        if type(one).__module__.partition(".")[0] != "nbdebug":
+            continue
+        report, trip = getattr(one, "report", None), getattr(one, "trip", None)
         if isinstance(report, Report) and not report.ok:
             return report
+        if trip is not None:
+            return Report("explain()", facts={"headline": f"The guard stopped this step: {trip.sentence()}.",
+                                              "failed": True},
+                          notes=("`error.trip.locate()` runs the step again and names the op, the line and the rows.",))
     return None
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from IPython.core.completer import provisionalcompleter
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
@@ -75,6 +76,8 @@ def of_cells(cells: list[str], compiler: Any = None) -> Iterator[tuple[Interacti
         yield shell, error
     finally:
         InteractiveShell.clear_instance()
+        torch.set_grad_enabled(True)
+        torch.set_default_dtype(torch.float32)
         for name in set(sys.modules) - modules:
             if str(getattr(sys.modules[name], "__file__", "")).startswith(tempfile.gettempdir()):
                 del sys.modules[name]

@@ -70,6 +70,15 @@ def test_it_ends_on_request_and_with_the_extension(notebook: Notebook) -> None:
     assert notebook.shell.magics_manager.registry["StepMagics"].active() == []
 
 
+@pytest.mark.parametrize("off", ["%nbdebug off", "%unload_ext nbdebug"])
+def test_off_ends_a_step_that_waits(notebook: Notebook, off: str) -> None:
+    notebook.run("step = %step_through")
+    assert threads()
+    notebook.run(off)
+    assert threads() == [] and notebook.shell.user_ns["step"].abandoned
+    notebook.run("%load_ext nbdebug")
+
+
 @pytest.mark.parametrize("line, said", [
     ("%step_through --loss-fn nothing", "nothing"), ("%step_through --batch rows", "'rows'"),
     ("%step_through --model other", "other"), ("%step_through --loss-fn batch", "got tuple")])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import CodeType, FrameType
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from nbdebug.finding import Where
-from nbdebug.observe.named import of_frame, own
+from nbdebug.observe.named import attributes, of_frame, own
 from nbdebug.observe.sites import USER, Site, cell_name, kind_of, source_text
 
 HANDLERS = ("__torch_dispatch__", "__torch_function__")
@@ -81,22 +81,40 @@ class Owners:
         """Those among the user's variables and the frames', each once, no part of another."""
         models: dict[int, tuple[str, nn.Module]] = {}
         optimizers: dict[int, tuple[str, torch.optim.Optimizer]] = {}
-        for space in [own(names), *(frame.names for frame in trail)]:
+        mine = [{f"self.{name}": value for name, value in attributes(frame.names["self"]).items()} for frame in trail
+                if frame.users and "self" in frame.names and frame.module is None]  # a trainer's model
+        for space in [own(names), *(frame.names for frame in trail), *mine]:
             for name, value in space.items():
                 if issubclass(type(value), nn.Module):
                     called = type(value).__name__ if name == "self" else name
                     models.setdefault(id(value), (called, value))
                 elif issubclass(type(value), torch.optim.Optimizer):
                     optimizers.setdefault(id(value), (name, value))
-        parts = {id(part) for _, model in models.values() for part in model.modules() if part is not model}
+        parts = {id(part) for _, model in models.values() for _, part in parts_of(model) if part is not model}
         roots = {name: model for key, (name, model) in models.items() if key not in parts}
         known: dict[int, str] = {}
         paths: dict[int, str] = {}
         for called, model in roots.items():
-            for name, part in model.named_modules():
+            for name, part in parts_of(model):
                 known.setdefault(id(part), name)
                 paths.setdefault(id(part), f"{called}.{name}".rstrip("."))
         return cls(roots, dict(optimizers.values()), known, paths)
+
+
+def parts_of(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """(dotted name, module) as `named_modules` gives them, without asking it: a user's class may have its own."""
+    todo: list[tuple[str, Any]] = [("", model)]
+    seen: set[int] = set()
+    while todo:
+        name, part = todo.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        yield name, part
+        children = attributes(part).get("_modules")
+        inside = list(dict.items(children)) if issubclass(type(children), dict) else []
+        todo += [(f"{name}.{key}" if name else str(key), child) for key, child in reversed(inside)
+                 if issubclass(type(child), nn.Module) and type(key) is str]
 
 
 def phase(trail: list[Frame]) -> str:

@@ -10,7 +10,6 @@ import html
 
 from nbdebug.views.chart import FAULT, INK, VALUES, WIDTH
 from nbdebug.views.ranges import Ranges
-from nbdebug.views.words import clip
 
 LEFT, RIGHT, TOP, ROW = 150, 108, 40, 17
 GRADIENT = "#b97a3c"
@@ -50,7 +49,7 @@ def _ends(ranges: Ranges, foot: float) -> list[str]:
                         (float(ranges.span.normal), "fewer digits below")):
         if low <= power <= high:
             x = _x(ranges, power)
-            anchor = "end" if x > WIDTH / 2 else "start"
+            anchor = "start" if power > 0 and x < WIDTH - 7 * len(said) else "end"  # each on its own side
             drawn += [f'<path d="M{x:.1f} {TOP - 6}V{foot + 4}" stroke="{INK}" stroke-dasharray="4 3" fill="none"/>',
                       _text(x, TOP - 11, said, anchor)]
     return drawn
@@ -62,7 +61,7 @@ def _lines(ranges: Ranges) -> list[str]:
         y = TOP + ROW * row + 9
         colour = FAULT if line.kept else VALUES
         x1, x2 = _x(ranges, line.low), _x(ranges, line.high)
-        drawn += [_text(LEFT - 10, y + 4, clip(line.name, 22), "end", colour if line.kept else INK,
+        drawn += [_text(LEFT - 10, y + 4, _short(line.name), "end", colour if line.kept else INK,
                         700 if line.kept else 400),
                   f'<rect x="{x1:.1f}" y="{y - 4}" width="{max(2.0, x2 - x1):.1f}" height="8" rx="2" fill="{colour}" '
                   'fill-opacity="0.75"/>']
@@ -71,6 +70,15 @@ def _lines(ranges: Ranges) -> list[str]:
         if line.kept:
             drawn.append(_text(WIDTH - RIGHT + 8, y + 4, "kept in float32", colour=FAULT, weight=600))
     return drawn
+
+
+def _short(name: str) -> str:
+    """A name of which the end is kept, in whole parts where it can be: it tells modules apart."""
+    if len(name) <= 20:
+        return name
+    while len(name) > 20 and "." in name:
+        name = name.partition(".")[2]
+    return "…" + name[-20:]
 
 
 def _axis(ranges: Ranges, foot: float) -> list[str]:
@@ -82,6 +90,10 @@ def _axis(ranges: Ranges, foot: float) -> list[str]:
         drawn += [f'<path d="M{x:.1f} {foot + 4}v4" stroke="{INK}" fill="none"/>',
                   f'<text x="{x:.1f}" y="{foot + 21}" text-anchor="middle">2<tspan dy="-4" font-size="8.5">{power}'
                   "</tspan></text>"]
-    more = f"; {ranges.more} modules further from the ends are left out" if ranges.more else ""
-    drawn.append(f'<circle cx="{LEFT + 4}" cy="{foot + 35}" r="3" fill="{GRADIENT}"/>')
-    return [*drawn, _text(LEFT + 13, foot + 39, "largest gradient that reached the module" + more)]
+    said = []
+    if any(line.gradient is not None for line in ranges.lines):
+        drawn.append(f'<circle cx="{LEFT + 4}" cy="{foot + 35}" r="3" fill="{GRADIENT}"/>')
+        said.append("largest gradient that reached the module")
+    if ranges.more:
+        said.append(f"{ranges.more} modules far from the ends left out")
+    return [*drawn, _text(LEFT + 13, foot + 39, "; ".join(said))] if said else drawn

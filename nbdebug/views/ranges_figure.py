@@ -37,7 +37,7 @@ def draw(figure: Any, ranges: Ranges) -> None:
         if low <= power <= high:
             axes.axvline(power, color=INK, linestyle=(0, (4, 3)), linewidth=1)
             axes.annotate(said, (power, 1), xycoords=("data", "axes fraction"), xytext=(0, 3),
-                          textcoords="offset points", ha="right" if power > (low + high) / 2 else "left",
+                          textcoords="offset points", ha="left" if power > 0 else "right",
                           fontsize=8.5, color=INK)
     axes.set_yticks(range(len(ranges.lines)), [clip(line.name, 30) for line in ranges.lines], parse_math=False)
     for label, line in zip(axes.get_yticklabels(), ranges.lines):
@@ -47,8 +47,10 @@ def draw(figure: Any, ranges: Ranges) -> None:
     axes.set_ylim(len(ranges.lines) - 0.4, -0.6)
     axes.xaxis.set_major_locator(_whole())
     axes.xaxis.set_major_formatter(lambda power, _: f"$2^{{{power:.0f}}}$")
-    axes.set_xlabel("size of the values (the dot: the largest gradient that reached the module)"
-                    + f"; {ranges.more} modules left out" * bool(ranges.more), fontsize=8.5, color=INK)
+    dots = any(line.gradient is not None for line in ranges.lines)
+    axes.set_xlabel("size of the values" + " (the dot: the largest gradient that reached the module)" * dots
+                    + f"; {ranges.more} modules far from the ends left out" * bool(ranges.more), fontsize=8.5,
+                    color=INK)
     axes.set_title(f"Sizes of each module's values, against what {ranges.dtype} can hold", loc="left", fontsize=9.5,
                    color=INK, pad=18)
 

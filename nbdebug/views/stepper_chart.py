@@ -14,7 +14,7 @@ from nbdebug.views.words import clip, number
 
 ACROSS, TALL, HEAD, FOOT = 3, 58, 20, 24
 CELL = WIDTH / ACROSS
-CLASH = "border:0;background:none;text-align:left;padding:.06em 1.6em .06em 0;font-weight:400;white-space:nowrap"
+PLAIN = "border:0;background:none;text-align:left;padding:.06em 1.6em .06em 0;font-weight:400;white-space:nowrap"
 PALE = "opacity:.72"
 
 
@@ -32,7 +32,7 @@ def image(stepping: Stepping) -> str:
 def _table(stepping: Stepping) -> str:
     gradient = any(row.gradient for row in stepping.rows)
     heads = ("Layer", "Type", "Output") + (("Gradient handed on",) if gradient else ())
-    head = "".join(f'<th scope="col" style="{CLASH};{PALE};border-bottom:1px solid rgba(128,128,128,.25)">{h}</th>'
+    head = "".join(f'<th scope="col" style="{PLAIN};{PALE};border-bottom:1px solid rgba(128,128,128,.25)">{h}</th>'
                    for h in heads)
     rows = "".join(_row(row, gradient) for row in stepping.rows)
     return ('<div style="overflow-x:auto;max-width:100%"><table style="border-collapse:collapse;border:0;'
@@ -46,11 +46,11 @@ def _row(row: Row, gradient: bool) -> str:
     weight = "font-weight:700" if row.here else "font-weight:400" if row.ran else PALE
     colour = f"color:{FAULT}"
     bad = (made.startswith("not finite"), "not finite" in handed_on)
-    cells = [f'<td style="{CLASH};{colour if wrong else PALE if not row.here else ""}">{said}</td>'
+    cells = [f'<td style="{PLAIN};{colour if wrong else PALE if not row.here else ""}">{said}</td>'
              for said, wrong in zip((kind, made), (False, bad[0]))]
     if gradient:
-        cells.append(f'<td style="{CLASH};{colour if bad[1] else PALE}">{handed_on.removeprefix("gradient ")}</td>')
-    return (f'<tr style="background:none"><th scope="row" style="{CLASH};{weight};'
+        cells.append(f'<td style="{PLAIN};{colour if bad[1] else PALE}">{handed_on.removeprefix("gradient ")}</td>')
+    return (f'<tr style="background:none"><th scope="row" style="{PLAIN};{weight};'
             f'padding-left:{1.1 * row.depth:.1f}em">{mark}{name}</th>{"".join(cells)}</tr>')
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,15 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import nbdebug
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    """A loader that failed waits so many seconds for its workers (torch's own: 5)."""
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.2)
+    yield
+    gc.collect()
+
 
 CODE = "error/collate-mismatch"
 
@@ -117,7 +128,9 @@ def test_in_a_worker_the_sampler_and_the_message_tell() -> None:
     assert only(report) and all(word in said for word in ("Sample 5 of", "[3, 24, 20]", "pictures[5]", "image",
                                                           "worker process 0", "num_workers=0")), said
     report, said = explained(Made(lambda i: None if i == 6 else torch.zeros(2)), num_workers=1)
-    assert only(report) and "Sample 6 of" in said and "None" in said
+    assert only(report) and "A sample of batch 1 of `loader` is, or holds, None" in said
+    report, said = explained(Made(lambda i: torch.zeros(2, 1 + (i == 6))), num_workers=1)
+    assert only(report) and "Sample 6 of" in said and "[2, 2]" in said
     report, said = explained(Made(lambda i: {"x": 1, **({"mask": 1} if i != 6 else {})}), num_workers=1)
     assert only(report) and "`mask`" in said
 

@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+import nbdebug
+from nbdebug.finding import Finding, Report
 from nbdebug.stepper.stepper import Stepper, step_through
 from tests.stepper.models import Block, Dividing, Photograph, Rooting, batch, bits, model, same
 
@@ -185,15 +187,24 @@ def test_the_users_exception_is_kept_and_explained() -> None:
     net = model()
     before = Photograph(net)
     stepper = step_through(net, (batch()[0][:, :3], None), lambda m, b: m(b[0]).sum())
-    report = stepper.finish()
+    said = str(stepper.finish())
     assert isinstance(stepper.error, RuntimeError) and stepper.done and stepper.result is None
-    said = str(report)
     assert "failed in `0` (Linear): RuntimeError: mat1 and mat2 shapes" in " ".join(said.split())
     assert "test_walking.py" in said and "m(b[0]).sum()" in said
-    assert report.findings[0].code == "error/shape-mismatch"
     assert before.left() == []
     with pytest.raises(RuntimeError, match="mat1"):
         raise stepper.error
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_its_cause_is_named_where_it_is_known(monkeypatch, known: bool) -> None:
+    def explain(error: Exception) -> Report:
+        assert "mat1" in str(error)
+        return Report("explain()", (Finding("error/shape-mismatch", "`0` takes 4"),)) if known else 1 / 0
+
+    monkeypatch.setattr(nbdebug, "explain", explain)
+    report = step_through(model(), batch()[0][:, :3]).finish()
+    assert [f.code for f in report] == ["error/shape-mismatch"] * known and "mat1" in str(report)
 
 
 def test_an_error_in_backward_names_the_layer_whose_backward_it_was() -> None:

@@ -96,6 +96,9 @@ def _arguments(scene: Scene) -> dict[int, str]:
     if not isinstance(call, ast.Call) or any(isinstance(arg, ast.Starred) for arg in call.args):
         return {}
     callee = below[-1]
+    asks = value_of(call.func, scene.users[0])
+    if callee.module is not None and asks is not UNKNOWN and asks is not callee.module:
+        return {}  # `list(map(net, rows))`: what stands there is not what the module was given
     function = type(callee.module).forward if callee.module is not None else getattr(
         nn.functional, callee.site.function, None)
     if callee.site.function == "__new__":
@@ -140,6 +143,33 @@ def failing_module(scene: Scene) -> nn.Module | None:
     return next((frame.module for frame in reversed(scene.trail) if frame.module is not None), None)
 
 
+def is_a(value: Any, kinds: type | tuple[type, ...]) -> bool:
+    """`isinstance` that asks the object nothing: a `__class__` of the user's is not looked at."""
+    return issubclass(type(value), kinds)
+
+
+def parts(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """(dotted name, module) of a model and all that it has registered, each once, outer first; no method runs."""
+    found: list[tuple[str, nn.Module]] = []
+    todo, seen = [("", model)], set()
+    while todo:
+        name, part = todo.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        found.append((name, part))
+        children = attributes(part).get("_modules") or {}
+        todo += [(f"{name}.{key}".lstrip("."), child) for key, child in reversed(children.items()) if child is not None]
+    return found
+
+
+def weights(model: nn.Module, buffers: bool = False) -> list[torch.Tensor]:
+    """The parameters of a model, each once; with its buffers where these are asked for."""
+    found = {id(value): value for _, part in parts(model) for table in ("_parameters", "_buffers")[: 1 + buffers]
+             for value in (attributes(part).get(table) or {}).values() if is_tensor(value)}
+    return list(found.values())
+
+
 class Names:
     """What the user calls a tensor, and what a module is called: by identity, never by comparing."""
 
@@ -154,8 +184,8 @@ class Names:
         self._modules: dict[int, str] | None = None
         self.failing = failing_module(scene)
         for model in scene.owners.models.values():
-            for name, part in model.named_modules():
-                self._own(part, f"{self.module(model)}.{name}".rstrip("."))
+            for name, part in parts(model):
+                self._own(part, _plain(f"{self.module(model)}.{name}".rstrip(".")))
         if self.failing is not None:
             self._own(self.failing, self.module(self.failing))
 
@@ -181,7 +211,7 @@ class Names:
         hidden = self.unregistered(module)
         root = module is not None and any(module is m for m in self.scene.owners.models.values())
         if known is not None and not (root and hidden):
-            return known
+            return _plain(known)
         return hidden or known or type(module).__name__
 
     def unregistered(self, module: Any) -> str | None:
@@ -189,12 +219,17 @@ class Names:
         if self._modules is None:
             self._modules = {}
             for model in self.scene.owners.models.values():
-                for part in model.modules():
+                for _, part in parts(model):
                     for name, value in attributes(part).items():
                         for text, item in _items(f"{self.scene.owners.paths.get(id(part))}.{name}", value):
                             if name not in MODULES_OWN and issubclass(type(item), nn.Module):
                                 self._modules.setdefault(id(item), text)
         return self._modules.get(id(module))
+
+
+def _plain(path: str) -> str:
+    """The path without what torch.compile puts into it."""
+    return path.replace("._orig_mod", "")
 
 
 def _items(name: str, value: Any) -> list[tuple[str, Any]]:

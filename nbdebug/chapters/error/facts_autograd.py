@@ -63,7 +63,7 @@ class Carrier:
 
     how: "turn" (given its value in one turn of a loop, read in the next), "sum" (added to in each turn), "held" (an
     attribute of an object), "list" (in a container), "once" (computed before the loop), "shared" (two losses were
-    computed from it), "again" (the same loss). assigned, read: the lines. freed: whether its own node has been freed.
+    computed from it), "each" (all those of a list), "again" (the same loss). assigned, read: the lines. freed: whether its own node has been freed.
     """
 
     name: str

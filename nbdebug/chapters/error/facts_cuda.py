@@ -56,8 +56,8 @@ class CudnnFacts:
 
 @dataclasses.dataclass(frozen=True)
 class CardFacts:
-    """No card to work with. kind: "not built", "no driver", "old driver", "no kernel", "not there" (fewer cards), "load"
-    (a file saved from a card), "none". wanted: the expression that asked for it; asked: the number of the card."""
+    """No card to work with. kind: "not built", "no driver", "old driver", "no kernel", "not there" (fewer cards),
+    "load" (a file saved from a card), "none". wanted: the expression that asked for it; asked: the card's number."""
 
     raised: Raised
     kind: str

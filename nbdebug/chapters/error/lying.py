@@ -20,12 +20,18 @@ def members(thing: Any) -> dict[str, Any]:
     return found
 
 
+def of_tensor(value: Any, name: str) -> Any:
+    """An attribute of a tensor as torch itself has it, whatever a subclass puts in its place. Raises what torch raises:
+    a nested tensor has no shape, a lazy parameter none yet."""
+    return torch._C.TensorBase.__dict__[name].__get__(value)
+
+
 def shape_of(value: Any) -> tuple[int, ...] | None:
     """The shape of a tensor; None of what is none, or has no shape of its own (a nested or a lazy one)."""
     if not issubclass(type(value), torch.Tensor):
         return None
     try:
-        return tuple(int(side) for side in value.shape)
+        return tuple(int(side) for side in of_tensor(value, "shape"))
     except (RuntimeError, TypeError, ValueError):
         return None
 

@@ -11,6 +11,7 @@ import ast
 import builtins
 import functools
 import linecache
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -96,6 +97,8 @@ def value_of(node: ast.AST, frame: Frame) -> Any:
 def _attribute(thing: Any, name: str) -> Any:
     if thing is UNKNOWN:
         return UNKNOWN
+    if type(thing) is types.ModuleType:  # torch's own has two thousand names
+        return thing.__dict__.get(name, UNKNOWN)
     found = members(thing).get(name, UNKNOWN)
     if found is not UNKNOWN:
         return found

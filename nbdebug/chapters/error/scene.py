@@ -16,7 +16,7 @@ import torch
 from nbdebug.chapters.error.carried import Carried, read
 from nbdebug.chapters.error.carried import trail as whole
 from nbdebug.chapters.error.facts import Raised, TensorFact
-from nbdebug.chapters.error.lying import members, message_of
+from nbdebug.chapters.error.lying import members, message_of, of_tensor, shape_of
 from nbdebug.finding import Link, Where
 from nbdebug.observe.frames import Frame, Owners, frames, phase, running_module
 from nbdebug.observe.named import own
@@ -24,6 +24,8 @@ from nbdebug.observe.tensors import base_name
 
 READ_AT_MOST = 10_000_000
 """Elements of a tensor whose least and largest value are read: some milliseconds. Larger ones keep to their shape."""
+ENDS = (50, 150)
+"""Outermost and innermost frames of a traceback that are looked at."""
 MOST = 40
 """Tensors told of one error."""
 
@@ -46,7 +48,7 @@ class Scene:
 
     @classmethod
     def of(cls, error: BaseException, names: Mapping[str, Any], led_to: tuple[BaseException, ...] = ()) -> Scene:
-        trail = [*_outside(error, led_to), *frames(error)]
+        trail = _shortened([*_outside(error, led_to), *frames(error)])
         elsewhere = read(type(error).__name__, message_of(error))
         if elsewhere is not None:
             trail = whole(elsewhere, trail)
@@ -100,6 +102,11 @@ class Scene:
         return tuple(seen.values())
 
 
+def _shortened(trail: list[Frame]) -> list[Frame]:
+    """Without the middle of an endless recursion."""
+    return trail if len(trail) <= sum(ENDS) else [*trail[:ENDS[0]], *trail[-ENDS[1]:]]
+
+
 def _outside(error: BaseException, led_to: tuple[BaseException, ...]) -> list[Frame]:
     """The frames around the one that caught an exception: its own traceback begins there, that of the exception which
     followed leads to it."""
@@ -123,18 +130,18 @@ def is_tensor(value: Any) -> bool:
 
 def fact(name: str, value: torch.Tensor, *, read: bool = False) -> TensorFact:
     """The facts of one tensor. read: its least and largest value as well (waits for a device, which may refuse)."""
-    grad_fn = value.grad_fn
+    grad_fn = of_tensor(value, "grad_fn")
     made = base_name(grad_fn.name().removesuffix("0").removesuffix("Backward").lower()) if grad_fn is not None else None
     kind = "parameter" if issubclass(type(value), torch.nn.Parameter) else "tensor"
     low, high, bad = _range(value) if read else (None, None, None)
-    return TensorFact(name, tuple(value.shape), str(value.dtype).removeprefix("torch."), str(value.device), kind,
-                      value.requires_grad, made, low, high, bad)
+    return TensorFact(name, shape_of(value) or (), str(of_tensor(value, "dtype")).removeprefix("torch."),
+                      str(of_tensor(value, "device")), kind, of_tensor(value, "requires_grad"), made, low, high, bad)
 
 
 def _range(value: torch.Tensor) -> tuple[float | None, float | None, int | None]:
-    if not 0 < value.numel() <= READ_AT_MOST or value.device.type == "meta" or value.is_complex():
-        return None, None, None
     try:
+        if not _readable(value):
+            return None, None, None
         with torch.no_grad():
             flat = value.detach()
             if not flat.dtype.is_floating_point:
@@ -144,3 +151,18 @@ def _range(value: torch.Tensor) -> tuple[float | None, float | None, int | None]
             return (float(good.min()), float(good.max()), bad) if good.numel() else (None, None, bad)
     except Exception:  # a device that has failed, a layout without min: then it is not told
         return None, None, None
+
+
+def _readable(value: torch.Tensor) -> bool:
+    """Whether its values are there to be read: not a user's own kind of tensor, not freed (FSDP, `resize_(0)`), and not
+    on a card that is still at work, which may have been hung up."""
+    if type(value) not in (torch.Tensor, torch.nn.Parameter):
+        return False
+    if value.layout is not torch.strided or not 0 < value.numel() <= READ_AT_MOST or value.device.type == "meta":
+        return False
+    if value.is_complex() or torch._C._functorch.is_functorch_wrapped_tensor(value):
+        return False
+    reach = value.storage_offset() + sum((side - 1) * step for side, step in zip(value.shape, value.stride())) + 1
+    if reach * value.element_size() > value.untyped_storage().nbytes():
+        return False
+    return not value.is_cuda or torch.cuda.current_stream(value.device).query()

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from nbdebug.chapters.error.asked import within
+from nbdebug.chapters.error.asked import parts, weights, within
 from nbdebug.chapters.error.operands import UNKNOWN, expression, value_of
 from nbdebug.chapters.error.scene import Scene, is_tensor
 from nbdebug.observe.frames import Frame
@@ -51,14 +51,15 @@ class Trial:
     @property
     def after(self) -> dict[str, str]:
         """The proof of a fix."""
-        return {"result" if self.worked else "it raised": self.says}
+        return {"result": self.says} if self.worked else {"it raised": self.says, "runs": "1"}
 
 
 class _CannotRun(Exception):
     """Something in it is not torch's own, too large, or not at hand."""
 
 
-def rerun(scene: Scene, swap: Mapping[int, Any], inside: Callable[[], AbstractContextManager] = nullcontext) -> Trial | None:
+def rerun(scene: Scene, swap: Mapping[int, Any], inside: Callable[[], AbstractContextManager] = nullcontext
+          ) -> Trial | None:
     """The failing op again. swap: what takes the place of a tensor, by the id of the one that it was given; inside: a
     context of torch's in which it is to run, such as one without cuDNN. None where it can't be run without running
     code of the user's, or does not fail by itself."""
@@ -125,7 +126,7 @@ class _Again:
         for table in ("_parameters", "_buffers"):
             own = attributes(module)[table]
             twin.__dict__[table] = {name: self.own(value) for name, value in own.items()}
-        if any(id(p) in self.swap for p in module.parameters()) and isinstance(module, nn.RNNBase):
+        if any(id(p) in self.swap for p in weights(module)) and isinstance(module, nn.RNNBase):
             raise _CannotRun  # its weights lie in a list of their own as well
         return type(twin).forward(twin, *map(self.own, args), **{name: self.own(v) for name, v in named.items()})
 
@@ -225,6 +226,6 @@ def _is_torchs(function: Any) -> bool:
 
 def _torchs(module: nn.Module) -> bool:
     """Whether a module and its parts are torch's own and no hook of the user's hangs on a part."""
-    parts = list(module.modules())
-    return len(parts) < 50 and all(type(p).__module__.startswith("torch.nn.") for p in parts) and not any(
-        attributes(part).get(hooks) for part in parts if part is not module for hooks in _HOOKS)
+    every = [part for _, part in parts(module)]
+    return len(every) < 50 and all(type(p).__module__.startswith("torch.nn.") for p in every) and not any(
+        attributes(part).get(hooks) for part in every if part is not module for hooks in _HOOKS)

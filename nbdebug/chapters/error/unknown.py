@@ -11,6 +11,7 @@ import ast
 import builtins
 import difflib
 import inspect
+import itertools
 import re
 from collections.abc import Iterable, Iterator
 from types import CodeType
@@ -22,9 +23,12 @@ from nbdebug.chapters.error.facts import TensorFact
 from nbdebug.chapters.error.lying import members
 from nbdebug.chapters.error.operands import UNKNOWN, expression, operands, value_of
 from nbdebug.chapters.error.scene import MOST, Scene, fact, is_tensor
+from nbdebug.observe.named import key_text
 
 READ = 20_000_000
 """Elements of all tensors together whose range is read: a fifth of a second."""
+ENTRIES = 50
+"""Entries of a list or a dict that are looked into for tensors."""
 SURE = 0.75
 """How alike two names must be (difflib's ratio) for one to be offered for the other: one slip in four or five letters.
 Our choice: below it, "did you mean" is wrong more often than right."""
@@ -60,10 +64,10 @@ def tensors(scene: Scene) -> list[TensorFact]:
     """The tensors among the user's variables, with their ranges as long as that is quick."""
     seen: dict[int, TensorFact] = {}
     left = READ
-    for name, value, _ in scene.variables():
+    for name, value in _opened(scene):
         if len(seen) >= MOST:
             break
-        if is_tensor(value) and id(value) not in seen:
+        if id(value) not in seen:
             plain = fact(name, value)
             count = 1
             for side in plain.shape:
@@ -72,6 +76,18 @@ def tensors(scene: Scene) -> list[TensorFact]:
             left -= count if read else 0
             seen[id(value)] = fact(name, value, read=True) if read else plain
     return list(seen.values())
+
+
+def _opened(scene: Scene) -> Iterator[tuple[str, Any]]:
+    """(name, tensor) of the variables, and of what lies in their lists, tuples and dicts."""
+    for name, value, _ in scene.variables():
+        if is_tensor(value):
+            yield name, value
+        elif type(value) in (list, tuple, dict):
+            inside = value.items() if type(value) is dict else enumerate(value)
+            for key, item in itertools.islice(inside, ENTRIES):
+                if is_tensor(item):
+                    yield f"{name}[{key_text(key)}]", item
 
 
 def _range(told: TensorFact) -> str:

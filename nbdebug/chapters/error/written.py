@@ -116,10 +116,10 @@ class _Search:
         text = ast.unparse(node)
         for file, scope in _scopes(place, text):
             found = [b for b in bound(scope, text) if b[0].lineno <= place.line or scope is not _innermost(place)]
-            if found:
-                value, keys = found[-1]
+            for value, keys in _reaching(scope, found, text, place.line):
                 made = Made(text, ast.unparse(value), where_of(file, value), value, bool(keys))
                 yield made, (*keys, *path), _Place(file, value.lineno, place.frame)
+            if found:
                 return
         yield from self._argument(text, path, place, live)
 
@@ -200,6 +200,19 @@ def _scopes(place: _Place, text: str) -> Iterator[tuple[str, ast.AST]]:
         other = tree_of(file)
         if other is not None:
             yield file, other
+
+
+def _reaching(scope: ast.AST, found: list[tuple[ast.expr, tuple[Key, ...]]], text: str, line: int
+              ) -> Iterator[tuple[ast.expr, tuple[Key, ...]]]:
+    """The bindings whose value can still be there, the last first: one that uses the name itself, or stands in a branch
+    that the line is not part of, lets the one before it through."""
+    for value, keys in reversed(found):
+        yield value, keys
+        again = any(isinstance(n, (ast.Name, ast.Attribute)) and ast.unparse(n) == text for n in ast.walk(value))
+        branch = any(isinstance(n, (ast.If, ast.Try)) and n.lineno <= value.lineno <= (n.end_lineno or 0) and not (
+            n.lineno <= line <= (n.end_lineno or 0)) for n in ast.walk(scope))
+        if not again and not branch:
+            return
 
 
 def _innermost(place: _Place) -> ast.AST | None:

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 from nbdebug.chapters.notebook.statements import DEFINED, FUNCTIONS, bound, dotted, running, unwrapped
 from nbdebug.finding import Where
 
-_BELOW = (ast.stmt, ast.excepthandler, ast.match_case)
 _WORD = re.compile(r"[^\W\d]\w*")
 LONGEST = 200_000
 """Characters of a cell; a longer one holds data, and is not parsed."""
@@ -193,12 +192,15 @@ def nodes(reached: Iterable[ast.AST]) -> Iterator[ast.AST]:
             node = todo.pop()
             yield node
             if not isinstance(node, DEFINED):  # what stands below a loop's head is a statement of its own
-                todo += [c for c in ast.iter_child_nodes(node) if called or not isinstance(c, _BELOW)]
+                todo += [c for c in ast.iter_child_nodes(node) if called or not isinstance(c, ast.stmt)]
 
 
 def _called(root: ast.AST) -> set[str]:
+    """The names of what it calls, or hands on to be called: `model.apply(init)`."""
     found = set()
     for node in nodes([root]):
         if isinstance(node, ast.Call):
             found.add(node.func.attr if isinstance(node.func, ast.Attribute) else dotted(node.func))
+            given = (*node.args, *(keyword.value for keyword in node.keywords))
+            found |= {value.id for value in given if isinstance(value, ast.Name)}
     return found - {""}

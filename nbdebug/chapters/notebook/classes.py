@@ -20,8 +20,7 @@ from nbdebug.chapters.notebook.uses import At, read, root_of
 from nbdebug.observe.named import is_users
 from nbdebug.observe.saying import says
 
-ASKS = ("isinstance", "issubclass", "type")
-STORES = ("save", "dump", "dumps", "deepcopy", "spawn", "Process", "Pool", "apply_async")
+_PLAIN = (str, int, float, bool, type(None))
 
 
 def redefined(names: Mapping[str, Any], met: list[tuple[str, Any]], history: History,
@@ -37,11 +36,11 @@ def redefined(names: Mapping[str, Any], met: list[tuple[str, Any]], history: His
         alive.add(0 if own else id(kind))
         for parent in type.__getattribute__(kind, "__mro__"):
             now = _now(parent, names)
-            if now is None or now is parent or own and parent is kind:
-                continue
+            if now is None or now is parent or own and parent is kind and name.isidentifier():
+                continue  # a second name for a class, given on purpose, is no leftover
             key = (str(type.__getattribute__(parent, "__module__")), parent.__name__)
             current[key] = now
-            into = objects if parent is kind else children
+            into = objects if parent is kind and not own else children
             into.setdefault(key, []).append((name, parent))
     found = []
     for key, now in current.items():
@@ -70,20 +69,37 @@ def _told(key: tuple[str, str], now: type, mine: list[tuple[str, Any]], subclass
     instances = tuple(dict.fromkeys(shown for shown, _ in mine))
     made = _made(root_of(instances[0]), history)
     defined = history.bindings(name, "class") if module == "__main__" else _reloads(module, history)
-    before = [b for b in defined if made is None or b.at <= made.at]
-    after = [b for b in defined if made is not None and b.at > made.at] or defined[-1:]
+    old = _old(mine[0][1], defined, made, history)
+    after = [b for b in defined if old is not None and b.at > old.at] or defined[-1:]
     new = after[0] if after else None
     at = new.at if new is not None else (0, 0)
     changed = _differences(mine[0][1], now)
+    roots = {root_of(shown) for shown in instances[:8]}
     seen, said = _shown(name, error)
+    direct = False
     if not seen and new is not None:
-        seen = _asked(name, at, history)
-    used = bool(seen == "exception") or any(read(history, root_of(shown), at) is not None for shown in instances[:8])
-    return Redefined(name, instances, tuple(changed), subclasses, renewed, seen, said, used,
+        seen, direct = _asked(name, at, roots, history)
+    used = seen == "exception" or any(read(history, root, at) is not None for root in roots)
+    return Redefined(name, instances, tuple(changed), subclasses, renewed and not direct, seen, said, used,
                      history.text(made) if made is not None else "", module,
                      history.place(new) if new is not None else NOWHERE,
-                     history.place(before[-1]) if before else NOWHERE,
+                     history.place(old) if old is not None else NOWHERE,
                      history.place(made) if made is not None else NOWHERE)
+
+
+def _old(kind: Any, defined: list[Binding], made: Binding | None, history: History) -> Binding | None:
+    """The definition that the old class came from: its methods' file tells the cell, or else it is the last one before
+    the object was made."""
+    for thing in type.__getattribute__(kind, "__dict__").values():
+        if type(thing) is types.FunctionType and (number := history.cell_of(thing.__code__.co_filename)) is not None:
+            exact = thing.__code__.co_filename.startswith("<ipython-input-")
+            runs = {number} if exact else set(history.same(number))
+            mine = [b for b in defined if b.number in runs]
+            earlier = [b for b in mine if made is None or b.at <= made.at]
+            if mine:
+                return mine[-1] if exact else earlier[-1] if earlier else mine[0]
+    earlier = [b for b in defined if made is not None and b.at <= made.at]
+    return earlier[-1] if earlier else None
 
 
 def _made(root: str, history: History) -> Binding | None:
@@ -110,7 +126,10 @@ def _differences(old: Any, new: Any) -> list[str]:
                 found.setdefault(shown.strip("."), []).append(says(code))
         texts.append(found)
     before, after = texts
-    return [name for name in {**before, **after} if before.get(name) != after.get(name)]
+    plain = [{key: repr(value) for key, value in type.__getattribute__(kind, "__dict__").items()
+              if type(value) in _PLAIN and not key.startswith("__")} for kind in (old, new)]
+    return [name for name in {**before, **after, **plain[0], **plain[1]}
+            if before.get(name) != after.get(name) or plain[0].get(name) != plain[1].get(name)]
 
 
 def _shown(name: str, error: BaseException | None) -> tuple[str, str]:
@@ -137,24 +156,30 @@ def _words_around(error: BaseException) -> set[str]:
     return {*code.co_names, *code.co_freevars, str(getattr(code, "co_qualname", "")).partition(".")[0]}
 
 
-def _asked(name: str, at: At, history: History) -> str:
-    """What a cell that ran since the class was defined again does with classes: "isinstance", "super", "pickle"."""
-    for number in [cell.number for cell in history.leading_to(name, "pickle") if cell.number >= at[0]]:
-        for root in history.reach(number):
-            if number == at[0] and getattr(root, "lineno", 0) <= at[1] and root in history.cells[number].statements:
+def _asked(name: str, at: At, roots: set[str], history: History) -> tuple[str, bool]:
+    """What a cell that ran since the class was defined again does with classes: "isinstance", "super", "pickle"; and
+    whether the same statement is about one of the old objects."""
+    found = ""
+    for cell in [cell for cell in history.leading_to(name, "pickle") if cell.number >= at[0]]:
+        about = any(cell.says(root) for root in roots)
+        for root in history.reach(cell.number):
+            own = root in cell.statements
+            if cell.number == at[0] and (not own or getattr(root, "lineno", 0) <= at[1]):
                 continue
             for node in nodes([root]):
                 how = _asks(node, name)
-                if how:
-                    return how
-    return ""
+                if how and own and about and any(
+                        isinstance(n, ast.Name) and n.id in roots for n in nodes([root])):
+                    return how, True
+                found = found or how
+    return found, False
 
 
 def _asks(node: ast.AST, name: str) -> str:
     if isinstance(node, ast.Call):
         of = dotted(node.func)
         given = set().union(*(names_in(arg) for arg in node.args)) if node.args else set()
-        if of in ASKS[:2] and name in given:
+        if of in ("isinstance", "issubclass") and name in given:
             return "isinstance"
         if of == "super" and name in given:
             return "super"
@@ -163,8 +188,7 @@ def _asks(node: ast.AST, name: str) -> str:
     if isinstance(node, ast.Compare) and name in names_in(node) and any(
             isinstance(op, (ast.Is, ast.Eq, ast.IsNot, ast.NotEq, ast.In)) for op in node.ops):
         return "isinstance"
-    if isinstance(node, ast.ExceptHandler) and name in names_in(node.type):
-        return "isinstance"
-    return ""
+    asked = node.type if isinstance(node, ast.ExceptHandler) else node.cls if isinstance(node, ast.MatchClass) else None
+    return "isinstance" if asked is not None and name in names_in(asked) else ""
 
 

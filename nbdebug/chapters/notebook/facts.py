@@ -139,6 +139,18 @@ class TooEarly:
 
 
 @dataclasses.dataclass(frozen=True)
+class ModeLeft:
+    """A mode that a cell switched and left. kind: "eval", "grad" or "dtype"; name: the model, or the call; where: the
+    cell that switched; after: the cell that trained on; said: what the last exception says."""
+
+    kind: str
+    name: str
+    where: Where = NOWHERE
+    after: Where = NOWHERE
+    said: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
 class NotebookFacts:
     """All of it. cells: how many were run; objects: how many things were looked at; notes: what is worth knowing."""
 
@@ -151,6 +163,6 @@ class NotebookFacts:
     classes: tuple[Redefined, ...] = ()
     kept: tuple[Kept, ...] = ()
     early: tuple[TooEarly, ...] = ()
-    held: int = 0
+    modes: tuple[ModeLeft, ...] = ()
     notes: tuple[str, ...] = ()
     unchecked: tuple[str, ...] = ()

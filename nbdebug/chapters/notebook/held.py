@@ -39,7 +39,10 @@ def modules_of(module: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def parameters_of(module: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """(name, parameter) of a module and all within it."""
+    """(name, parameter) of a module and all within it; of a tensor itself."""
+    if is_tensor(module):
+        yield name, module
+        return
     for path, part in modules_of(module, name):
         for key, value in (attributes(part).get("_parameters") or {}).items():
             if value is not None:
@@ -54,9 +57,10 @@ def held_by(optimizer: Any) -> list[Any]:
 
 class Held:
     """The models and optimizers among the user's things. top: (name, module) of variables and of what lies in lists
-    and dicts of them; inner: of modules in other objects; whole: those of top that are no part of another."""
+    and dicts of them; inner: of modules in other objects; whole: those of top that are no part of another; weights:
+    variables that are trainable tensors."""
 
-    def __init__(self, met: list[tuple[str, Any]], loose: list[Any]) -> None:
+    def __init__(self, names: dict[str, Any], met: list[tuple[str, Any]]) -> None:
         modules = [(name, thing) for name, thing in met if is_module(thing)]
         self.top = [(name, module) for name, module in modules if "." not in name.partition("[")[0]
                     and "]." not in name and not name.startswith("an item")]
@@ -64,9 +68,11 @@ class Held:
         self.inner = [(name, module) for name, module in modules if id(module) not in tops]
         parts = {id(part) for _, module in self.top for _, part in modules_of(module) if part is not module}
         self.whole = [(name, module) for name, module in self.top if id(module) not in parts]
+        self.weights = [(name, value) for name, value in names.items() if is_tensor(value) and value.is_leaf
+                        and value.requires_grad]
         self.optimizers = [(name, thing) for name, thing in met if is_optimizer(thing)]
         self.in_optimizers = {id(p) for _, optimizer in self.optimizers for p in held_by(optimizer)}
-        self.loose = {id(tensor) for tensor in loose}
+        self.loose = {id(tensor) for tensor in loose_tensors(names, met)}
         self.named = self._ids(self.top)
         self.anywhere = self.named | self._ids(self.inner)
 

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from nbdebug.chapters.notebook.cells import History
-from nbdebug.observe.named import attributes
+from nbdebug.chapters.notebook.held import Held
+from nbdebug.chapters.notebook.modes import in_eval
 
 SHADOWED = frozenset({"list", "dict", "set", "tuple", "str", "int", "float", "bool", "len", "max", "min", "sum",
                       "print", "range", "type", "open", "zip", "map", "filter", "sorted", "abs", "round", "any", "all",
@@ -21,9 +22,11 @@ MODULES = ("torch", "nn", "np", "numpy", "pd", "F", "random", "math", "os", "sys
 """Names under which nearly everybody has a module."""
 
 
-def leftovers(names: Mapping[str, Any], history: History) -> list[str]:
+def leftovers(names: Mapping[str, Any], held: Held, history: History) -> list[str]:
     """What is worth a word, as sentences."""
-    return [*_settings(history), *_shadows(names, history), *_files()]
+    evals = [f"`{name}` is in eval mode: dropout is off and batch statistics stay as they are. `{name}.train()` before "
+             "you go on training it." for name, _ in in_eval(held)]
+    return [*evals, *_settings(history), *_shadows(names, history), *_files()]
 
 
 def _settings(history: History) -> list[str]:
@@ -83,21 +86,4 @@ def _files() -> list[str]:
         if os.path.isfile(file):
             notes.append(f"{name}.py lies in the notebook's folder: `import {name}` takes it in place of the package. "
                          "Give it another name.")
-    return notes
-
-
-def in_eval(held: Any) -> list[str]:
-    """Models whose every part is in eval mode, and that a live optimizer holds: they train without dropout."""
-    from nbdebug.chapters.notebook.held import held_by, modules_of, parameters_of
-
-    trained = {id(p) for _, optimizer in held.optimizers for p in held_by(optimizer)}
-    notes = []
-    for name, model in held.whole:
-        if not any(id(p) in trained for _, p in parameters_of(model)):
-            continue
-        parts = [part for _, part in modules_of(model)]
-        acting = [p for p in parts if type(p).__name__.startswith(("Dropout", "BatchNorm", "InstanceNorm"))]
-        if acting and not any(attributes(part).get("training") for part in parts):
-            notes.append(f"`{name}` is in eval mode: dropout is off and batch statistics stay as they are. "
-                         f"`{name}.train()` before you go on training it.")
     return notes

@@ -12,10 +12,11 @@ from nbdebug.chapters.notebook.cells import History
 from nbdebug.chapters.notebook.classes import redefined
 from nbdebug.chapters.notebook.facts import NotebookFacts
 from nbdebug.chapters.notebook.files import stale_modules
-from nbdebug.chapters.notebook.held import Held, loose_tensors
+from nbdebug.chapters.notebook.held import Held
 from nbdebug.chapters.notebook.holders import stale_holders
 from nbdebug.chapters.notebook.hooks import hooks_registered_twice
-from nbdebug.chapters.notebook.leftovers import in_eval, leftovers
+from nbdebug.chapters.notebook.leftovers import leftovers
+from nbdebug.chapters.notebook.modes import modes_left
 from nbdebug.chapters.notebook.order import applied_twice, too_early
 from nbdebug.chapters.notebook.outputs import kept
 from nbdebug.chapters.notebook.renewed import left_behind
@@ -29,7 +30,7 @@ def seen(names: Mapping[str, Any], shell: Any, memory: Iterable[Any] = ()) -> No
     with torch._C.DisableTorchFunctionSubclass():
         history, mine, error = History.of(shell), own(names), last_error(shell)
         met = met_from(mine)
-        held = Held(met, loose_tensors(mine, met))
+        held = Held(mine, met)
         unchecked: list[str] = []
 
         def part(what: str, look: Callable[[], Any]) -> Any:
@@ -42,8 +43,8 @@ def seen(names: Mapping[str, Any], shell: Any, memory: Iterable[Any] = ()) -> No
         stale, broken = part("edited files", lambda: stale_modules(
             mine, history, psutil.Process().create_time())) or ([], [])
         unchecked += [f"{file}: it can't be compiled now, so it was not compared" for file in broken]
-        notes = [*part("double runs", lambda: applied_twice(mine, history)), *part("eval mode", lambda: in_eval(held)),
-                 *part("settings", lambda: leftovers(mine, history))]
+        notes = [*part("double runs", lambda: applied_twice(mine, history)),
+                 *part("settings", lambda: leftovers(mine, held, history))]
         given = list(memory)
         return NotebookFacts(
             len(history.cells), len(met), tuple(stale), tuple(part("optimizers", lambda: left_behind(held, history))),
@@ -52,7 +53,7 @@ def seen(names: Mapping[str, Any], shell: Any, memory: Iterable[Any] = ()) -> No
             tuple(part("classes", lambda: redefined(mine, met, history, error))),
             tuple(part("outputs", lambda: kept(given, history, error))),
             tuple(part("the order of cells", lambda: too_early(mine, history, error))),
-            sum(one.bytes for one in given), tuple(notes), tuple(unchecked))
+            tuple(part("modes", lambda: modes_left(held, history, error))), tuple(notes), tuple(unchecked))
 
 
 def met_from(mine: Mapping[str, Any]) -> list[tuple[str, Any]]:

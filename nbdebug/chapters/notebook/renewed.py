@@ -21,7 +21,7 @@ ADDS = frozenset({"add_module", "register_module", "register_parameter", "append
 def left_behind(held: Held, history: History) -> list[LeftBehind]:
     """What each model trains and no optimizer holds, where a change after the optimizer was made is the reason."""
     found: list[LeftBehind] = []
-    for name, model in held.whole:
+    for name, model in [*held.whole, *held.weights]:
         missing, trained = held.missing(name, model)
         if missing:
             links = [_link(held, name, model, missing, trained, each, history) for each in held.optimizers]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nbdebug.chapters.error.asked import asked
+from nbdebug.chapters.error.asked import asked, is_a
 from nbdebug.chapters.error.facts import TensorFact
 from nbdebug.chapters.error.facts_dtypes import DtypeFacts
 from nbdebug.chapters.error.facts_parts import Cure, Part
@@ -75,8 +75,8 @@ def _entry(value: Any) -> str:
         if type(one) in (list, tuple) or is_array(one) and one.ndim:
             room = min(len(one), LOOKED_AT - len(todo))
             todo += [(f"{place}[{i}]", one[i]) for i in range(max(0, room))]
-        elif type(one) not in _NUMBERS and not isinstance(one, np.number):
-            kind = "str" if isinstance(one, str) else type(one).__name__
+        elif type(one) not in _NUMBERS and not is_a(one, np.number):
+            kind = "str" if is_a(one, str) else type(one).__name__
             return f"{'an' if kind[:1].lower() in 'aeiou' else 'a'} {kind} at {place or '[]'}"
     return ""
 

@@ -11,6 +11,7 @@ import torch
 from nbdebug.chapters.error.facts_cuda import Card, CardFacts
 from nbdebug.chapters.error.operands import expression
 from nbdebug.chapters.error.scene import Scene
+from nbdebug.chapters.error.syntax import called
 
 WORDED: tuple[tuple[str, str], ...] = (
     ("load", r"Attempting to deserialize object on (?:a CUDA device|CUDA device)"),
@@ -33,8 +34,9 @@ def look(scene: Scene) -> CardFacts | None:
     wanted = expression(scene.users[0]) if scene.users else None
     asked = re.findall(r"cuda:(\d+)", ast.unparse(wanted)) if wanted is not None else []
     number = int(numbers[0]) if numbers else int(asked[0]) if asked else None
-    return CardFacts(scene.raised(), kind, card(), ast.unparse(wanted)[:100] if isinstance(wanted, ast.expr) else "",
-                     number, "CUDA_VISIBLE_DEVICES" in os.environ)
+    text = ast.unparse(wanted) if isinstance(wanted, ast.expr) else ""
+    text = text if len(text) <= 60 else f"{called(wanted)}(…)" if isinstance(wanted, ast.Call) else ""
+    return CardFacts(scene.raised(), kind, card(), text, number, "CUDA_VISIBLE_DEVICES" in os.environ)
 
 
 def card() -> Card:

@@ -34,6 +34,7 @@ STACKED = re.compile(r"stack expects each tensor to be equal size|each element i
 ENTRIES = re.compile(r"got \[([\d, ]*)\] at entry 0 and \[([\d, ]*)\] at entry (\d+)")
 CLASS = re.compile(r"found <class '([\w.]+)'>|found (object|<U\d+|\w+)\s*$")
 ELEMENT = re.compile(r"expected Tensor as element (\d+) in argument 0, but got (\w+)")
+ASKED = re.compile(r"'(\w+)' object (?:has no attribute|is not (?:iterable|subscriptable))")
 NAMED = {"NoneType": "None", "str": "a string", "int": "a number", "float": "a number", "Image": "a PIL `Image`"}
 SMALL = 4_000_000
 """Elements of all samples together with which a fix is tried: some milliseconds."""
@@ -138,6 +139,9 @@ def _from_message(scene: Scene, own: str) -> CollateMismatch | None:
         return dataclasses.replace(facts, what="none" if odd == "None" else "type", odd=odd,
                                    usual="" if odd == "None" else "a tensor", positions=(place,),
                                    indices=tuple(asked[place:place + 1]))
+    if (lacks := ASKED.search(scene.message)) is not None:
+        return dataclasses.replace(facts, what="none" if lacks[1] == "NoneType" else "unsupported",
+                                   odd=NAMED.get(lacks[1], f"a `{lacks[1]}`"))
     if sizes is not None:
         return _sized(facts, scene, sizes, asked)
     what = "keys" if scene.type == "KeyError" else "length" if "each element" in scene.message else (

@@ -13,7 +13,6 @@ import os
 import re
 
 from nbdebug.chapters.error.asked import raised_by_user
-from nbdebug.chapters.error.facts import Raised
 from nbdebug.chapters.error.facts_cuda import AssertFacts
 from nbdebug.chapters.error.facts_indices import IndexFacts
 from nbdebug.chapters.error.facts_parts import Part
@@ -34,7 +33,7 @@ def look(scene: Scene) -> AssertFacts | None:
     if kind is None or raised_by_user(scene):
         return None
     uses = sorted(Sources(scene).uses(), key=lambda use: (use.found is None, use.checked))
-    return AssertFacts(_raised(scene), kind, tuple(uses), os.environ.get("CUDA_LAUNCH_BLOCKING") == "1")
+    return AssertFacts(scene.raised(), kind, tuple(uses), os.environ.get("CUDA_LAUNCH_BLOCKING") == "1")
 
 
 def look_proven(scene: Scene) -> IndexFacts | None:
@@ -48,13 +47,8 @@ def look_proven(scene: Scene) -> IndexFacts | None:
     if copy is None:
         return None
     where = dataclasses.replace(facts.raised.where, file=use.where.file, line=use.where.line, text=use.where.text,
-                                cell=use.where.cell, module=use.what if use.kind == "embedding" else None)
+                                cell=use.where.cell, module=use.what.partition(".")[2] or use.what)
     return IndexFacts(dataclasses.replace(facts.raised, where=where), use.kind, table=use.what, size=use.size,
                       module=use.what if use.kind == "embedding" else "",
-                      head=use.what if use.kind == "target" else "", index=Part(fact(use.copy, copy)),
+                      head=use.what if use.kind == "target" else "", index=Part(fact(*copy)),
                       beyond=use.found, late=facts.raised.where)
-
-
-def _raised(scene: Scene) -> Raised:
-    """`scene.raised` asks nothing of the card: shapes, dtypes and names alone."""
-    return scene.raised()

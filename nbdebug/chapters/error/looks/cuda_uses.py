@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
-from nbdebug.chapters.error.asked import Names
+from nbdebug.chapters.error.asked import Names, is_a, parts
 from nbdebug.chapters.error.facts_cuda import Use
 from nbdebug.chapters.error.looks.bounds import beyond
 from nbdebug.chapters.error.operands import UNKNOWN, value_of
@@ -29,14 +29,19 @@ NUMBERS = 1_000_000
 
 
 class Sources:
-    """copies: the whole numbers on the host, by name: variables, items of batches, what the data sets hold."""
+    """copies: the whole numbers on the host, as (how it is written, tensor) by the name that the sources give them:
+    variables, items of batches, what the data sets hold ("loader[1]": the second entry of what a loader gives)."""
 
     def __init__(self, scene: Scene):
         self.scene = scene
-        self.copies: dict[str, torch.Tensor] = dict(_copies(scene))
+        self.copies: dict[str, tuple[str, torch.Tensor]] = {}
+        for name, shown, value in _copies(scene):
+            self.copies.setdefault(name, (shown, value))  # the innermost frame's goes before the notebook's
         files = list(dict.fromkeys(frame.site.file for frame in scene.users))
         files += [other for file in files[:1] for other in cells(file) if other not in files]
         self.trees = {file: tree for file in files if (tree := tree_of(file)) is not None}
+        models, asked = scene.owners.models, {ast.unparse(node.func) for _, node in self._calls()}
+        self.models = [model for name, model in models.items() if name in asked] or list(models.values())
 
     def uses(self) -> list[Use]:
         found = [*self._embeddings(), *self._losses()]
@@ -50,9 +55,9 @@ class Sources:
 
     def _embeddings(self) -> Iterator[Use]:
         names = Names(self.scene)
-        for model in self.scene.owners.models.values():
-            for module in model.modules():
-                if not isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+        for model in self.models:
+            for _, module in parts(model):
+                if not is_a(module, (nn.Embedding, nn.EmbeddingBag)):
                     continue
                 path, called_at = names.module(module), False
                 last = path.rpartition(".")[2]
@@ -60,10 +65,10 @@ class Sources:
                     text = ast.unparse(node.func)
                     if node.args and (text == path or text.startswith("self.") and text.rpartition(".")[2] == last):
                         called_at = True
-                        yield Use("embedding", path, module.num_embeddings, ast.unparse(node.args[0]),
+                        yield Use("embedding", path, attributes(module)["num_embeddings"], ast.unparse(node.args[0]),
                                   where_of(file, node))
                 if not called_at:
-                    yield Use("embedding", path, module.num_embeddings, "")
+                    yield Use("embedding", path, attributes(module)["num_embeddings"], "")
 
     def _losses(self) -> Iterator[Use]:
         for file, node in self._calls():
@@ -78,7 +83,7 @@ class Sources:
         if function is UNKNOWN:
             name = ast.unparse(node.func)
             function = next((value for other, value, _ in self.scene.variables() if other == name), UNKNOWN)
-        return isinstance(function, LOSS_MODULES)
+        return is_a(function, LOSS_MODULES)
 
     def _classes(self, scores: ast.expr, frame: Frame | None) -> tuple[int | None, str]:
         """How many classes the scores have: by their shape, else by the last layer of the model that makes them."""
@@ -86,8 +91,8 @@ class Sources:
         known: Any = value
         size = known.shape[1] if is_tensor(known) and known.ndim > 1 else None
         head, last = "", None
-        for model in self.scene.owners.models.values():
-            for module in model.modules():
+        for model in self.models:
+            for _, module in parts(model):
                 width = module.__dict__.get("out_features", module.__dict__.get("out_channels"))
                 if type(module).__module__.startswith("torch.nn.") and type(width) is int and size in (None, width):
                     head, last = Names(self.scene).module(module), width
@@ -96,7 +101,7 @@ class Sources:
     def _checked(self, use: Use) -> Use:
         """The use, held against the copies of its index that lie on the host."""
         for name in self._named(use):
-            found = beyond(self.copies[name], 0, use.size - 1, -100 if use.kind == "target" else None)
+            found = beyond(self.copies[name][1], 0, use.size - 1, -100 if use.kind == "target" else None)
             use = dataclasses.replace(use, checked=True)
             if found is not None:
                 return dataclasses.replace(use, copy=name, found=found)
@@ -109,7 +114,7 @@ class Sources:
         words = [name for name in self.copies if _last(name) in LABELS] if use.kind == "target" else []
         return list(dict.fromkeys([*mine, *(words if not mine else [])]))
 
-    def _sources(self, text: str, depth: int = 6) -> Iterator[str]:
+    def _sources(self, text: str) -> Iterator[str]:
         """The names from which an index came: itself, what was bound to it, what calls gave for a parameter of the
         same name."""
         todo, seen = [text], set()
@@ -123,10 +128,6 @@ class Sources:
             yield name
             for tree in self.trees.values():
                 todo += _before(tree, name)
-        return
-
-    def __repr__(self) -> str:
-        return f"Sources({len(self.copies)} copies)"
 
 
 def _before(tree: ast.Module, name: str) -> list[str]:
@@ -155,39 +156,39 @@ def _last(name: str) -> str:
     return name.rpartition(".")[2].partition("[")[0].strip("'\"")
 
 
-def _copies(scene: Scene) -> Iterator[tuple[str, torch.Tensor]]:
-    """(name, whole numbers on the host): variables, entries of dicts, and what loaders and data sets hold."""
+def _copies(scene: Scene) -> Iterator[tuple[str, str, torch.Tensor]]:
+    """(name, how it is written, whole numbers on the host): variables, their entries, what data sets hold."""
     seen: set[int] = set()
     for name, value, _ in scene.variables():
         if id(value) in seen:
             continue
         seen.add(id(value))
         if _whole(value):
-            yield name, value
-        elif type(value) is dict:
-            yield from ((f"{name}[{key!r}]", item) for key, item in [*value.items()][:60]
-                        if type(key) is str and _whole(item))
-        elif type(value) in (list, tuple):
-            yield from ((f"{name}[{i}]", item) for i, item in enumerate(value[:60]) if _whole(item))
-        elif isinstance(value, DataLoader) or isinstance(value, torch.utils.data.Dataset):
+            yield name, name, value
+        elif type(value) in (dict, list, tuple):
+            pairs = [*value.items()][:60] if type(value) is dict else [*enumerate(value[:60])]
+            for key, item in pairs:
+                if type(key) in (str, int) and _whole(item):
+                    yield f"{name}[{key!r}]", f"{name}[{key!r}]", item
+        elif is_a(value, (DataLoader, Dataset)):
             yield from _held(name, value)
 
 
-def _held(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """What the data set behind a loader holds; `loader[1]` is the second entry of what a loader gives."""
-    dataset = attributes(value).get("dataset") if isinstance(value, DataLoader) else value
-    while type(dataset) is Subset:
-        dataset = attributes(dataset).get("dataset")
+def _held(name: str, value: Any) -> Iterator[tuple[str, str, torch.Tensor]]:
+    """What the data set behind a loader holds."""
+    dataset, path = value, name
+    while is_a(dataset, (DataLoader, Subset)):
+        dataset, path = attributes(dataset).get("dataset"), f"{path}.dataset"
     if type(dataset) is TensorDataset:
         for i, item in enumerate(attributes(dataset).get("tensors", ())):
             if _whole(item):
-                yield f"{name}[{i}]", item
+                yield f"{name}[{i}]", f"{path}.tensors[{i}]", item
         return
     for key, item in attributes(dataset).items() if dataset is not None else ():
         if _whole(item):
-            yield f"{name}.{key}", item
+            yield f"{name}.{key}", f"{path}.{key}", item
         elif type(item) is list and 0 < len(item) <= NUMBERS and all(type(number) is int for number in item):
-            yield f"{name}.{key}", torch.tensor(item)
+            yield f"{name}.{key}", f"{path}.{key}", torch.tensor(item)
 
 
 def _whole(value: Any) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from nbdebug.chapters.error.asked import Asked, Names
+from nbdebug.chapters.error.asked import Asked, Names, is_a, parts, weights
 from nbdebug.chapters.error.facts_devices import DeviceFacts
 from nbdebug.chapters.error.facts_parts import Origin
 from nbdebug.chapters.error.scene import Scene, is_tensor
@@ -56,7 +56,7 @@ def _registered(facts: DeviceFacts, odd: Asked, scene: Scene, names: Names) -> D
         return dataclasses.replace(facts, why="list", owner=owner, holder=whole, attribute=attribute)
     if root is None:
         return dataclasses.replace(facts, why="model", owner=owner)
-    counts = Counter(str(t.device) for t in (*root.parameters(), *root.buffers()))
+    counts = Counter(str(t.device) for t in weights(root, buffers=True))
     path, alone = names.module(root), set(counts) == {str(odd.value.device)}
     return dataclasses.replace(facts, why="model" if alone else "part", counts=dict(counts),
                                owner=path if alone else _highest(root, odd, path) or owner)
@@ -64,8 +64,8 @@ def _registered(facts: DeviceFacts, odd: Asked, scene: Scene, names: Names) -> D
 
 def _highest(root: nn.Module, odd: Asked, path: str) -> str | None:
     """The largest part of the model that is wholly on the odd device and holds the tensor."""
-    for name, part in root.named_modules():
-        inside = [*part.parameters(), *part.buffers()]
+    for name, part in parts(root):
+        inside = weights(part, buffers=True)
         if any(t is odd.value for t in inside) and all(t.device == odd.value.device for t in inside):
             return f"{path}.{name}".rstrip(".")
     return odd.owner
@@ -74,7 +74,7 @@ def _highest(root: nn.Module, odd: Asked, path: str) -> str | None:
 def _attribute(value: Any, scene: Scene, names: Names) -> tuple[str, str, str, bool] | None:
     """(path, class, attribute, whether it is a module's) of an object that holds the tensor as a plain attribute."""
     for model in scene.owners.models.values():
-        for part in model.modules():
+        for _, part in parts(model):
             for name, held in attributes(part).items():
                 if held is value and name not in MODULES_OWN:
                     return names.module(part), type(part).__name__, name, True
@@ -105,7 +105,7 @@ def _origin(odd: Asked, scene: Scene) -> Origin | None:
         return called(node) in MAKERS and not any(k.arg == "device" for k in getattr(node, "keywords", []))
 
     def fits(value: Any) -> bool:
-        return value.device == device if is_tensor(value) else not isinstance(value, (int, float, str, torch.dtype))
+        return value.device == device if is_tensor(value) else not is_a(value, (int, float, str, torch.dtype))
 
     way = came(odd.name, scene, tells, fits)
     if not way:

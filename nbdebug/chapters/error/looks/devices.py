@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from nbdebug.chapters.error.asked import Asked, Names, asked, failing_module, raised_by_user
+from nbdebug.chapters.error.asked import Asked, Names, asked, failing_module, raised_by_user, weights
 from nbdebug.chapters.error.facts_devices import DeviceFacts
 from nbdebug.chapters.error.facts_parts import Cure, Part
 from nbdebug.chapters.error.looks.device_reasons import reason
@@ -95,7 +95,7 @@ def _two(facts: DeviceFacts, parts: list[Asked], scene: Scene) -> DeviceFacts:
 def _home(parts: list[Asked], scene: Scene) -> str:
     """The device that is meant: a card rather than the host, of two cards the one with most of the parameters."""
     devices = list(dict.fromkeys(str(p.value.device) for p in parts))
-    counts = Counter(str(p.device) for model in scene.owners.models.values() for p in model.parameters())
+    counts = Counter(str(p.device) for model in scene.owners.models.values() for p in weights(model))
     cards = [d for d in devices if d != "cpu"]
     if not cards:  # the one in the message is at no variable: what the models are on
         said = re.findall(r"\b((?:cuda|mps|xpu|meta|hpu|npu)(?::\d+)?)\b", scene.message)
@@ -122,7 +122,7 @@ def _target(home: str, met: Asked | None, scene: Scene) -> str:
     if met is not None and plain and "[" not in (met.owner or ""):
         return f"{met.name}.device"
     for name, model in scene.owners.models.items():
-        first = next((p for p in model.parameters()), None)
+        first = next(iter(weights(model)), None)
         if first is not None and str(first.device) == home and name.isidentifier() and name != type(model).__name__:
             return f"next({name}.parameters()).device"
     return f'"{home}"'
@@ -134,7 +134,7 @@ def _cure(facts: DeviceFacts, odd: Asked, away: list[Asked], home: str, scene: S
     if odd.value.is_meta or odd.value.numel() > SMALL:
         return Cure(code)
     module = failing_module(scene)
-    own = [p for p in (module.parameters() if module is not None and odd.owner is not None else ())
+    own = [p for p in (weights(module) if module is not None and odd.owner is not None else ())
            if str(p.device) != home]
     moved = [odd.value, *own] + [p.value for p in away if p.value.data_ptr() == odd.value.data_ptr()]
     if sum(t.numel() for t in moved) > SMALL:
@@ -151,7 +151,7 @@ def _parallel(facts: DeviceFacts, scene: Scene) -> DeviceFacts:
     """DataParallel copies from its first device, so the module must be there before."""
     module = failing_module(scene)
     said = re.findall(r"device:? ([a-z]+(?::\d+)?)", scene.message)
-    counts = Counter(str(p.device) for p in (module.parameters() if module is not None else ()))
+    counts = Counter(str(p.device) for p in (weights(module) if module is not None else ()))
     return dataclasses.replace(facts, why="model", owner=facts.op, home=said[0] if said else "", counts=dict(counts),
                                target=f'"{said[0]}"' if said else "device")
 
@@ -182,7 +182,7 @@ def _unreadable(facts: DeviceFacts, parts: list[Asked], scene: Scene) -> DeviceF
         root = next((f.names["self"] for f in scene.trail if f.names.get("self") is not None
                      and f.site.function in ("to", "cpu", "cuda", "_apply")
                      and issubclass(type(f.names["self"]), nn.Module)), module)
-        counts = Counter(str(p.device) for p in root.parameters())
+        counts = Counter(str(p.device) for p in weights(root))
         name = Names(scene).module(root)
         return dataclasses.replace(facts, why="model", owner=name, home="meta", counts=dict(counts))
     wanted = "meta" if facts.kind == "no data" else None

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from nbdebug.chapters.error.asked import Asked, Names
+from nbdebug.chapters.error.asked import Asked, Names, is_a, weights
 from nbdebug.chapters.error.facts_parts import Origin
 from nbdebug.chapters.error.operands import UNKNOWN, value_of
 from nbdebug.chapters.error.scene import Scene, is_tensor
@@ -51,7 +51,7 @@ def origin(odd: Asked, scene: Scene) -> Origin | None:
 
     def fits(value: Any) -> bool:
         """A tensor on the way must have the dtype; an array and all else may be where it came from."""
-        return value.dtype == dtype if is_tensor(value) else not isinstance(value, (int, float, str))
+        return value.dtype == dtype if is_tensor(value) else not is_a(value, (int, float, str))
 
     way = came(odd.name, scene, tells, fits)
     return _origin(way, scene, dtype) if way else _at_once(odd, scene, tells) or _autocast(odd, scene)
@@ -106,10 +106,10 @@ def _module(node: ast.expr, dtype: torch.dtype, scene: Scene) -> str | None:
         return None
     module = next((found for frame in scene.users[:3]
                    if (found := value_of(node.func, frame)) is not UNKNOWN), None)
-    if module is None or not issubclass(type(module), torch.nn.Module):
+    if module is None or not is_a(module, torch.nn.Module):
         return None
-    weights = [p.dtype for p in module.parameters() if p.dtype.is_floating_point]
-    return Names(scene).module(module) if weights and weights[-1] == dtype else None
+    own = [p.dtype for p in weights(module) if p.dtype.is_floating_point]
+    return Names(scene).module(module) if own and own[-1] == dtype else None
 
 
 def _autocast(odd: Asked, scene: Scene) -> Origin | None:

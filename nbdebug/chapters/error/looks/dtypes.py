@@ -13,10 +13,11 @@ from collections import Counter
 import torch
 from torch import nn
 
-from nbdebug.chapters.error.asked import Asked, Names, asked, raised_by_user, within
+from nbdebug.chapters.error.asked import Asked, Names, asked, raised_by_user, weights, within
 from nbdebug.chapters.error.facts_dtypes import DtypeFacts
 from nbdebug.chapters.error.facts_parts import Cure, Part
 from nbdebug.chapters.error.looks import arrays
+from nbdebug.chapters.error.looks import dtypes_of_worker as carried
 from nbdebug.chapters.error.looks.dtype_origin import of_model, origin
 from nbdebug.chapters.error.looks.dtype_words import dtypes_in, kind_of, on_two_devices
 from nbdebug.chapters.error.operands import expression, operands
@@ -44,6 +45,8 @@ def look(scene: Scene) -> DtypeFacts | None:
     if not parts or kind == "mixed" and not any(_name(part) in said for part in parts) or (
             phase(scene.trail) == "backward"):
         parts = parts + _variables(scene, parts)
+    if not parts and scene.carried:
+        return carried.look(DtypeFacts(scene.raised(), kind, default=_default(scene)), scene)
     kind = _by_function(kind, parts, scene)
     facts = DtypeFacts(scene.raised(), kind, op=_op(scene), said=said[-1] if said else "", default=_default(scene))
     odd, met, wanted = _chosen(kind, parts, said, facts.default, scene)
@@ -80,14 +83,14 @@ def _variables(scene: Scene, parts: list[Asked]) -> list[Asked]:
 def _default(scene: Scene) -> str:
     """The dtype that most parameters of the user's models have, else torch's default."""
     counts = Counter(str(p.dtype).removeprefix("torch.") for model in scene.owners.models.values()
-                     for p in model.parameters() if p.dtype.is_floating_point)
+                     for p in weights(model) if p.dtype.is_floating_point)
     return counts.most_common(1)[0][0] if counts else str(torch.get_default_dtype()).removeprefix("torch.")
 
 
 def _op(scene: Scene) -> str:
     """What failed: the module of torch's, else torch's function."""
     for frame in within(scene):
-        if frame.module is not None:
+        if frame.module is not None and type(frame.module).__name__ != "GraphModule":
             return Names(scene).module(frame.module)
     functions = [f.site.function for f in within(scene) if f.site.file == nn.functional.__file__]
     ran = expression(scene.users[0]) if scene.users else None
@@ -147,11 +150,11 @@ def _floating(part: Asked) -> bool:
 def _mixed(parts: list[Asked], said: list[str], default: str) -> tuple[Asked | None, Asked | None, str]:
     """The weights of a module say what it computes in; without weights the odd one is what the model is not."""
     fits = [p for p in parts if _name(p) in said or not said]
-    weights = [p for p in parts if type(p.value) is nn.Parameter and p.value.dtype.is_floating_point]
-    others = [p for p in fits if not any(p is w for w in weights)]
-    if weights:
-        met = next((w for w in weights if w.role == "weight"), weights[0])
-        unlike = [p for p in [*others, *weights] if _name(p) != _name(met)]
+    own = [p for p in parts if type(p.value) is nn.Parameter and p.value.dtype.is_floating_point]
+    others = [p for p in fits if not any(p is w for w in own)]
+    if own:
+        met = next((w for w in own if w.role == "weight"), own[0])
+        unlike = [p for p in [*others, *own] if _name(p) != _name(met)]
         unlike.sort(key=lambda p: p.owner is not None)
         return unlike[0] if unlike else None, met, _name(met)
     unlike = sorted((p for p in others if _name(p) != default), key=lambda p: not _floating(p))
@@ -197,5 +200,9 @@ def _cure(kind: str, odd: Asked, wanted: str, parts: list[Asked], scene: Scene) 
         "classes", "probable", "index", "in-place", "mask")
     alike = [odd] if kind in alone else [
         odd, *(p for p in parts if p.value.dtype == odd.value.dtype and type(p.value) is not nn.Parameter)]
-    trial = rerun(scene, {id(p.value): change(p.value) for p in alike})
+    try:
+        swap = {id(p.value): change(p.value) for p in alike}
+    except RuntimeError:  # a tensor that has left its vmap or grad can't be computed with
+        return Cure(code)
+    trial = rerun(scene, swap)
     return Cure(code) if trial is None else Cure(code, trial.worked, trial.after)

@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from nbdebug.chapters.error.asked import Asked, Names, asked, failing_module, raised_by_user, within
+from nbdebug.chapters.error.asked import Asked, Names, asked, failing_module, is_a, parts, raised_by_user, within
 from nbdebug.chapters.error.facts_indices import Beyond, IndexFacts
 from nbdebug.chapters.error.facts_parts import Origin, Part
 from nbdebug.chapters.error.looks import sequences
 from nbdebug.chapters.error.looks.bounds import beyond
 from nbdebug.chapters.error.looks.index_cures import grown, ignored, shifted
 from nbdebug.chapters.error.operands import UNKNOWN, expression, value_of
-from nbdebug.chapters.error.scene import Scene
+from nbdebug.chapters.error.scene import Scene, is_tensor
 from nbdebug.chapters.error.syntax import called
 from nbdebug.chapters.error.written import came
 from nbdebug.finding import Link
@@ -84,12 +84,15 @@ def _named(value: Any, role: str, scene: Scene) -> Asked:
 def _embedding(facts: IndexFacts, scene: Scene) -> IndexFacts | None:
     names = _frame_of(scene, "embedding", "embedding_bag")
     table, index = names.get("weight"), names.get("input")
-    if not isinstance(table, torch.Tensor) or not isinstance(index, torch.Tensor):
+    if table is None or index is None or not is_tensor(table) or not is_tensor(index):
         return _selected(facts, scene)
     module = failing_module(scene)
     given = _users_index(_named(index, "input", scene), scene)
-    path = Names(scene).module(module) if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) else ""
-    facts = dataclasses.replace(facts, kind="embedding", table=path or _named(table, "weight", scene).name,
+    path = Names(scene).module(module) if is_a(module, (nn.Embedding, nn.EmbeddingBag)) else ""
+    weight = _named(table, "weight", scene)
+    if not path and weight.owner and weight.name == f"{weight.owner}.weight":  # compiled: the module's own frame is gone
+        path = weight.owner
+    facts = dataclasses.replace(facts, kind="embedding", table=path or weight.name,
                                 module="" if path == type(module).__name__ else path, size=table.shape[0],
                                 width=table.shape[-1], dim=0, shape=tuple(table.shape), index=part(given),
                                 beyond=beyond(index, 0, table.shape[0] - 1))
@@ -156,13 +159,14 @@ def _vocabulary(found: Beyond, size: int, scene: Scene) -> tuple[str, int] | Non
 def _target(facts: IndexFacts, scene: Scene) -> IndexFacts | None:
     names = _frame_of(scene, "cross_entropy", "nll_loss", "multi_margin_loss")
     scores, target, spared = names.get("input"), names.get("target"), names.get("ignore_index")
-    if not isinstance(scores, torch.Tensor) or not isinstance(target, torch.Tensor):
-        parts = asked(scene)
-        pair = [p.value for p in parts if p.value.dtype.is_floating_point], [
-            p.value for p in parts if not p.value.dtype.is_floating_point]
+    if not is_tensor(scores) or not is_tensor(target):
+        both = asked(scene)
+        pair = [p.value for p in both if p.value.dtype.is_floating_point], [
+            p.value for p in both if not p.value.dtype.is_floating_point]
         if not pair[0] or not pair[1]:
             return None
         scores, target = pair[0][0], pair[1][0]
+    assert scores is not None and target is not None
     size = scores.shape[1 if scores.ndim > 1 else 0]
     found = beyond(target, 0, size - 1, spared if type(spared) is int else -100)
     if found is None:
@@ -178,7 +182,7 @@ def _head(size: int, scene: Scene) -> str:
     """The last layer of a model that gives as many outputs as there are scores."""
     found = ""
     for model in scene.owners.models.values():
-        for module in model.modules():
+        for _, module in parts(model):
             kind = type(module)
             if kind.__module__.startswith("torch.nn.") and size in (
                     module.__dict__.get("out_features"), module.__dict__.get("out_channels")):

@@ -48,7 +48,8 @@ KINDS: tuple[tuple[str, re.Pattern[str]], ...] = (
 ABOUT = re.compile(r"nccl|gloo|process group|distributed|DistributedDataParallel|collective|rendezvous|c10d|TCPStore|"
                    r"ProcessGroup|clients joined|DDP|finished reduction|ready only once|No backend type|socket",
                    re.IGNORECASE)
-OWN = re.compile(r"nccl|gloo|reduction in the prior|ready only once|clients joined", re.IGNORECASE)
+OWN = re.compile(r"nccl|gloo|reduction in the prior|ready only once|clients joined|DDP expects|process group has not|"
+                 r"mismatch between collectives|collective operation timeout", re.IGNORECASE)
 TYPES = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError", "DistError"})
 FOLDER = re.compile(r"[\\/]torch[\\/](distributed|nn[\\/]parallel)[\\/]")
 

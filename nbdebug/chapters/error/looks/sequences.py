@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from nbdebug.chapters.error.asked import is_a
 from nbdebug.chapters.error.facts_indices import Beyond, IndexFacts
 from nbdebug.chapters.error.operands import UNKNOWN, expression, value_of
 from nbdebug.chapters.error.scene import Scene, is_tensor
@@ -52,7 +53,16 @@ def arrays(facts: IndexFacts, scene: Scene, value: int, dim: int | None, size: i
         keys = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
         mine = [ast.unparse(key) for key in keys if _reaches(key, value, frame)]
         return dataclasses.replace(facts, key=mine[0] if mine else "")
-    return None
+    single = [n for n in ast.walk(_ran(frame)) if isinstance(n, ast.Subscript)] if frame is not None else []
+    if len(single) != 1 or single[0] is not _value(_ran(frame)):
+        return None
+    key = "" if isinstance(single[0].slice, (ast.Constant, ast.UnaryOp)) else ast.unparse(single[0].slice)
+    return dataclasses.replace(facts, kind="sequence", table=ast.unparse(single[0].value), size=size, dim=dim,
+                               least=-size, beyond=Beyond(value), key=key if key.isidentifier() else "")
+
+
+def _value(node: ast.AST) -> ast.AST | None:
+    return node.value if isinstance(node, (ast.Return, ast.Expr, ast.Assign)) else node
 
 
 def _reaches(key: ast.expr, value: int, frame: Frame | None) -> bool:
@@ -64,7 +74,7 @@ def _reaches(key: ast.expr, value: int, frame: Frame | None) -> bool:
         return bool((known == value).any())
     if is_tensor(known) and not known.is_meta and not known.dtype.is_floating_point:
         return bool((known == value).any())
-    return isinstance(known, (int, np.integer)) and int(known) == value
+    return is_a(known, (int, np.integer)) and int(known) == value
 
 
 def _ran(frame: Frame | None) -> ast.AST:
@@ -79,7 +89,7 @@ def _subscripts(frame: Frame) -> list[tuple[ast.expr, ast.expr, int, int | None]
         if isinstance(node, ast.Subscript):
             size = _size(node.value, frame)
             value: Any = value_of(node.slice, frame)
-            number = isinstance(value, (int, np.integer)) and type(value) is not bool
+            number = is_a(value, (int, np.integer)) and type(value) is not bool
             if size is not None and (number or value is UNKNOWN and isinstance(node.slice, ast.Name)):
                 found.append((node.value, node.slice, size, int(value) if number else None))
     return found

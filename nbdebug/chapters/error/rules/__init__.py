@@ -6,7 +6,10 @@ from nbdebug.chapters.error.rules import (
     autograd_in_place,
     autograd_path,
     autograd_twice,
+    card,
     collate,
+    cuda_asserts,
+    cudnn,
     devices,
     dtypes,
     indices,
@@ -17,6 +20,6 @@ from nbdebug.chapters.error.rules import (
     workers,
 )
 
-DECLARED = (autograd_in_place, autograd_path, autograd_twice, devices, dtypes, indices, collate, modules, nccl,
-            state_dict, workers, shapes)
+DECLARED = (autograd_in_place, autograd_path, autograd_twice, card, cuda_asserts, devices, dtypes, cudnn, indices,
+            collate, modules, nccl, state_dict, workers, shapes)
 """Where the rules stand: to import these modules is to declare them."""

@@ -38,7 +38,7 @@ def _of_cut(cut: Cut, facts: NoGradFacts) -> tuple[Fix, ...]:
                     Fix("Or a loss that takes the scores themselves.", f"nn.functional.cross_entropy({source}, target)"))
         return (Fix("Stay with floating point numbers.", _without(cut, to)),)
     if cut.kind == "comparison":
-        return (Fix("Use a soft threshold where the loss needs a gradient.", f"{gets}torch.sigmoid(({source} - 0.5) / 0.1)"),
+        return (Fix("Use a soft threshold where the loss needs a gradient.", gets + _softened(cut, source)),
                 Fix("Or compute the loss on the values before the threshold.", source))
     if cut.kind in ("detached", "number"):
         stacked = any(".append(" in w for w in (cut.written, cut.where.text or ""))
@@ -72,6 +72,16 @@ def _of_cut(cut: Cut, facts: NoGradFacts) -> tuple[Fix, ...]:
                 Fix("And use a block from now on, which undoes itself.", "with torch.no_grad():\n    ..."))
     name = indexed(cut.names[-1]) if cut.names else "model"
     return (Fix("Let what is to be trained have a gradient again.", f"{name}.requires_grad_(True)"),)
+
+
+def _softened(cut: Cut, source: str) -> str:
+    """A threshold as a steep sigmoid."""
+    left, found, right = cut.text.partition(f" {cut.op} ")
+    if not found or cut.op not in (">", ">=", "<", "<="):
+        left, right = source, "0.5"
+    if cut.op.startswith("<"):
+        left, right = right, left
+    return f"torch.sigmoid(({left} - {right}) / 0.1)"
 
 
 def _keyword(call: str, keyword: str) -> str:

@@ -55,6 +55,8 @@ def _title(first: Carrier | None, alike: tuple[str, ...], facts: TwiceFacts) -> 
         return f"{names} {'keeps' if one else 'keep'} the graph of an earlier step, which its `backward()` has freed"
     if first.how == "list":
         return f"`{first.name}` keeps results of earlier turns with their graphs, which `backward()` has freed"
+    if first.how == "each":
+        return f"All the losses go through `{first.name}`, whose graph the `backward()` of the first has freed"
     if first.how == "once":
         return f"{names} {'is' if one else 'are'} computed once, and the first `backward()` has freed the graph behind {'it' if one else 'them'}"
     before = f"the `backward()` of `{facts.first}`" if facts.first else "an earlier `backward()`"
@@ -73,6 +75,10 @@ def _fixes(first: Carrier | None, alike: tuple[str, ...], facts: TwiceFacts) -> 
     if first.how == "again":
         return (Fix("Compute the loss anew before each backward().", _text(first) or f"{loss} = ...   # the forward again"),
                 Fix("Or keep the graph at all but the last call.", f"{loss}.backward(retain_graph=True)"))
+    if first.how == "each":
+        over = re.sub(r"^for .* in |:$", "", first.read.text or "losses")
+        return (Fix("Add them up and call backward once.", f"sum({over}).backward()"),
+                Fix("Or keep the graph until the last of them.", f"{loss}.backward(retain_graph=True)"))
     if first.how == "list":
         return (Fix("Keep the results without their graphs.", _detached(first)),
                 Fix("Or empty it after each backward().", f"{first.name}.clear()"))

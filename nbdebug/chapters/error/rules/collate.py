@@ -43,7 +43,7 @@ def _title(facts: CollateMismatch) -> str:
     if facts.what == "keys":
         lacking = ", ".join(f"`{key}`" for key in facts.lacking)
         return f"{who} has no {lacking}, which {'another' if facts.worker else 'the first'} sample of its batch has."
-    if facts.what == "none" and not facts.entry:
+    if facts.what == "none" and not facts.entry and not facts.worker:
         return f"{who} is None: `__getitem__` returned nothing."
     if facts.what in ("none", "type") and facts.usual:
         return f"{who} has {facts.odd} as {entry} where the others have {facts.usual}."

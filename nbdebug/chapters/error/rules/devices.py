@@ -18,12 +18,12 @@ BUFFERS = "https://pytorch.org/docs/stable/generated/torch.nn.Module.html#torch.
     symptom="Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu; Input type "
             "(torch.cuda.FloatTensor) and weight type (torch.FloatTensor) should be the same; can't convert cuda:0 "
             "device type tensor to numpy.",
-    cause="`model.to(device)` moves parameters and buffers of registered modules, in place. It reaches no tensor that is "
-          "a plain attribute, no modules in a plain list, not the optimizer's state, and nothing that is made in "
+    cause="`model.to(device)` moves parameters and buffers of registered modules, in place. It reaches no tensor that "
+          "is a plain attribute, no modules in a plain list, not the optimizer's state, and nothing that is made in "
           "`forward` without a device; and `x.to(device)` gives a new tensor and leaves `x` where it is.",
     confirm="`{name: p.device for name, p in model.named_parameters()}`, and `.device` of each operand.",
-    fix="Register tensors with `register_buffer`, modules in an nn.ModuleList, make tensors with `device=x.device`, and "
-        "keep the result: `x = x.to(device)`.",
+    fix="Register tensors with `register_buffer`, modules in an nn.ModuleList, make tensors with `device=x.device`, "
+        "and keep the result: `x = x.to(device)`.",
     reference=BUFFERS,
 )
 def device_mismatch(facts: DeviceFacts) -> Finding | None:

@@ -159,7 +159,8 @@ def _of_embedding(facts: IndexFacts, found: Beyond) -> tuple[Fix, ...]:
             "Make the table as large as the ids need, and keep the rows that are trained.", code, facts.grown.worked,
             facts.grown.after))
     if not facts.counted:
-        fixes.append(Fix("Or give unknown ids one row that stands for all of them.",
+        fixes.append(Fix("Or give unknown ids one row that stands for all of them." if fixes else
+                         "Give ids that the table does not know one row that stands for all of them.",
                          f"{name} = {name}.masked_fill({name} >= {size}, unknown_id)"))
     return tuple(fixes)
 

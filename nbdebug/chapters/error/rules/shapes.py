@@ -47,7 +47,6 @@ ALSO = {
     "loss": ("Bring predictions and targets to shapes that belong together; print them on the line before.",
              "print({first}.shape, {last}.shape)"),
     "unpack": ("Unpack as many sizes as there are, or take the ones that you need.", "{sizes} = {text}"),
-    "tuple": ("Count from the end, which holds with and without a batch axis.", "{text}[-1]"),
     "count": ("Keep the rows of the batch apart, whatever their number.", "{first}.reshape(len({first}), -1)"),
     "hidden": ("Make the hidden state for each batch: the last one may be smaller.", "state = None   # torch makes it"),
     "inplace": ("Write it out of place: the result may then be larger.", "{first} = {first} + ..."),

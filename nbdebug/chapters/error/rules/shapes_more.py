@@ -134,12 +134,6 @@ def unpack(facts: ShapeFacts) -> str:
     return f"`{known[0].name.rpartition('[')[0]}` gives {len(known)} tensors, and the line unpacks {facts.wanted}"
 
 
-def indexed(facts: ShapeFacts) -> str:
-    text, shape = next(((t, n) for t, n in facts.numbers if type(n) is tuple), ("", ()))
-    asked = next((n for _, n in facts.numbers if type(n) is int), None)
-    return f"`{text}` is {list(shape)}: it has no size number {asked}"
-
-
 def scalar(facts: ShapeFacts) -> str:
     known = parts(facts)
     if facts.op in ("tensor", "array") and known:
@@ -172,7 +166,13 @@ def ragged(facts: ShapeFacts) -> str:
         if facts.got is not None else f"`{facts.op}` is given parts of different shapes"
 
 
+def gradient(facts: ShapeFacts) -> str:
+    name = facts.raised.message.partition(" returned")[0].rpartition(" ")[2].removesuffix("Backward")
+    return f"The backward of `{name}` gives a gradient of another shape than its input's, {list(facts.target or ())}"
+
+
 FAMILIES: dict[str, Callable[[ShapeFacts], str]] = {
     "loss": loss, "hidden": hidden, "mask": mask, "attention": attention, "small": small, "single": single,
-    "lengths": lengths, "index": index, "divide": divide, "unpack": unpack, "tuple": indexed, "scalar": scalar,
-    "truth": truth, "strides": strides, "square": square, "ragged": ragged}
+    "lengths": lengths, "index": index, "divide": divide, "unpack": unpack, "scalar": scalar,
+    "truth": truth, "strides": strides, "square": square, "ragged": ragged,
+    "gradient": gradient}

@@ -86,7 +86,11 @@ def product(facts: ShapeFacts) -> str:
     if facts.op == "scaled_dot_product_attention":
         return attended(facts)
     if both is None or both[0].shape is None or both[1].shape is None:
-        return f"The two sides of `{facts.op}` can't be multiplied: {facts.got} columns against {facts.wanted} rows"
+        named = [f"`{part.name}`" for part in facts.operands if part.name][:2]
+        told = " and ".join(named) if len(named) == 2 else "Two matrices"
+        if facts.got is None or facts.wanted is None:
+            return f"{told} can't be multiplied: their shapes do not fit each other"
+        return f"{told} can't be multiplied: the first has {facts.got} columns, the second {facts.wanted} rows"
     a, b = both
     if facts.got is None or facts.wanted is None:
         return f"{shaped(a)} and {shaped(b)} can't be multiplied by `{facts.op}`"
@@ -116,7 +120,9 @@ def broadcast(facts: ShapeFacts) -> str:
         return attended(facts)
     if both is None:
         sizes = f": {facts.got} and {facts.wanted} on axis {facts.axis}" if facts.got is not None else ""
-        return f"The operands of `{facts.op}` do not fit each other{sizes}"
+        named = [f"`{part.name}`" for part in facts.operands if part.name]
+        told = " and ".join(named[:2]) if len(named) > 1 else "The operands"
+        return f"{told} do not fit each other in `{facts.op}`{sizes}"
     a, b = both
     if facts.op in ("@", "matmul", "bmm", "baddbmm") and facts.got is not None:
         return f"{shaped(a)} and {shaped(b)} can't be multiplied: they hold {facts.got} and {facts.wanted} matrices"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nbdebug.chapters.notebook.facts import NotebookFacts
-from nbdebug.chapters.notebook.rules import hooks, imports, memory, objects
+from nbdebug.chapters.notebook.rules import hooks, imports, memory, modes, objects
 from nbdebug.chapters.notebook.rules.words import cell, listed
 from nbdebug.finding import Finding
 
@@ -17,7 +17,7 @@ CHECKS = (imports.stale_import, objects.class_redefined, objects.not_in_optimize
 
 def name_all(facts: NotebookFacts) -> list[Finding]:
     """The findings, most likely first; a cause that an exception has shown stands before all others."""
-    found = [f for check in CHECKS if (f := check(facts)) is not None]
+    found = [*modes.modes(facts), *(f for check in CHECKS if (f := check(facts)) is not None)]
     shown = any(one.seen == "exception" for one in facts.classes)
     found.sort(key=lambda f: not (shown and f.code == "notebook/class-redefined"))
     return [*found, *memory.held(facts)]

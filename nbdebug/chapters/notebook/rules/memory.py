@@ -15,8 +15,9 @@ DELETED = 1 << 20
 reason for a `del`."""
 WANTED = 8 << 20
 """Bytes, where a cell asked for memory in general (`gc.collect()`, `empty_cache()`)."""
-UNASKED = 32 << 20
-"""Bytes, where nobody has asked for them; the same as `MATTERS` of the memory chapter."""
+UNASKED = 16 << 20
+"""Bytes, where nobody has asked for them: no variable leads to them any more. Half of `MATTERS` of the memory chapter,
+which speaks unasked, where this check is about what cells left behind."""
 SHARE = 0.02
 """Of all that the notebook keeps; less is beside the point."""
 SLUGS = {"output": "cell-output-held", "traceback": "traceback-held", "graph": "graph-retained"}

@@ -21,6 +21,8 @@ def not_in_optimizer(facts: NotebookFacts) -> Finding | None:
     title = (f"`{one.optimizer}` updates {f'only {updated}' if updated else 'none'} of the {one.of} trained parameters "
              f"of `{one.model}`: {cell(one.where)} {what} after `{one.optimizer}` was made, which {held}")
     chain = [Link(f"{cell(one.made)} made `{one.optimizer}`", one.made)] if one.made.cell else []
+    chain += [Link(f"the same holds for `{other.model}`", other.where) for other in facts.left if other is not one
+              and other.used]
     fixes = [Fix("Make the optimizer again, after the model, and what holds it (a scheduler) after it.",
                  one.remade or f"{one.optimizer} = torch.optim.AdamW({one.model}.parameters())")]
     return finding("training/parameters-not-in-optimizer", title, one.where, [one.model, one.optimizer, *one.missing],

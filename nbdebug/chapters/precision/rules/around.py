@@ -57,8 +57,9 @@ def unscale_order(facts: PrecisionFacts) -> Finding | None:
             f"Gradients are changed while they still carry the loss scale {order.scale:g}: from a norm of "
             f"{short(order.left)} to {short(order.written)}")
     title = (f"{said}; the optimizer gets a norm of {short(order.got)} where it should get {short(order.mended)}")
-    code = ("scaler.scale(loss).backward()\nscaler.unscale_(optimizer)\n"
-            "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\nscaler.step(optimizer)\nscaler.update()")
+    clip = order.where.text or "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"
+    code = "\n".join(("scaler.scale(loss).backward()", "scaler.unscale_(optimizer)", *[clip] * (not order.never),
+                      "scaler.step(optimizer)", "scaler.update()"))
     fix = Fix("Let the scaler step the optimizer: it takes the scale out." if order.never else
               "Take the scale out first, then clip.", code, _nearer(order),
               {"norm that the optimizer gets": order.mended, "before": order.got})

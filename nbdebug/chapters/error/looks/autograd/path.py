@@ -49,7 +49,7 @@ from nbdebug.chapters.error.operands import UNKNOWN
 from nbdebug.chapters.error.scene import Scene, is_tensor
 
 DEEP = 40
-STEPS = 3000
+STEPS = 2000
 
 
 class Path:
@@ -60,18 +60,23 @@ class Path:
         self.frozen: dict[str, Any] = {}
         self.walked: list[tuple[int, int]] = []
         self.steps = 0
+        self.known: dict[tuple[int, int], tuple[Verdict, Code]] = {}  # the code with it, so that its id stays its own
 
     def of(self, node: Any, code: Any) -> Verdict:
         """What became of the gradient of an expression."""
         if not isinstance(node, ast.AST):
             return node if node in (GRAD, PLAIN, OPEN) or isinstance(node, Cut) else OPEN
+        if (id(node), id(code)) in self.known:
+            return self.known[id(node), id(code)][0]
         self.steps += 1
         key = (id(node), id(code.node))
         if self.steps > STEPS or len(self.walked) > DEEP or key in self.walked:
             return PLAIN if key in self.walked else OPEN
         self.walked.append(key)
         try:
-            return self._of(node, code)
+            verdict = self._of(node, code)
+            self.known[id(node), id(code)] = verdict, code
+            return verdict
         finally:
             self.walked.pop()
 
@@ -109,9 +114,9 @@ class Path:
         for around in comprehensions(node, code):
             return self.of(around.iter, code)
         for scope in outward(code):
-            before = code.line if scope is code else 10**9
+            before: int | tuple[int, int] = code.line if scope is code else 10**9
             if scope is code and id(node) in code.source.parents:
-                before = node.lineno
+                before = node.lineno, node.col_offset
             found = self.assigned(node.id, scope, before)
             if found is not None:
                 return found
@@ -127,7 +132,7 @@ class Path:
             return PLAIN
         return OPEN if lies is UNKNOWN else PLAIN
 
-    def assigned(self, name: str, code: Code, before: int) -> Verdict | None:
+    def assigned(self, name: str, code: Code, before: int | tuple[int, int]) -> Verdict | None:
         """By the statements that give a variable its value, from the last back to the first that always runs."""
         found: list[Verdict] = []
         filled = [self.of(given, code) for given in put_in(code, name)]
@@ -147,7 +152,7 @@ class Path:
         if isinstance(statement, (ast.For, ast.AsyncFor)):
             return self.of(statement.iter, code)
         if isinstance(statement, ast.AugAssign):
-            earlier = self.assigned(name, code, statement.lineno) if not first_value(
+            earlier = self.assigned(name, code, (statement.lineno, statement.col_offset)) if not first_value(
                 statement, name, code) else PLAIN
             return self.within(statement, joined([self.of(statement.value, code), earlier or PLAIN]), code, name)
         given = getattr(statement, "value", None)

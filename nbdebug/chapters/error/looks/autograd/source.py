@@ -30,11 +30,13 @@ SCOPES = (*FUNCTIONS, ast.ClassDef)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Source:
-    """A file's or a cell's syntax tree. parents: of each node, by its id."""
+    """A file's or a cell's syntax tree. parents: of each node, by its id; bound: the statements that give a function's
+    variables their values, by the function's id, as they are asked for."""
 
     file: str
     tree: ast.Module
     parents: Mapping[int, ast.AST]
+    bound: dict[int, dict[str, list[Any]]] = dataclasses.field(default_factory=dict)
 
     def around(self, node: ast.AST) -> Iterator[ast.AST]:
         """What stands around a node, from within, within its own function."""
@@ -276,10 +278,25 @@ def heads(statement: Any) -> Iterator[ast.AST]:
                 yield from ast.walk(one)
 
 
-def assignments(code: Code, name: str, before: int) -> list[Any]:
-    """The statements that give a variable its value, those above a line; those below (of a loop) if there are none."""
-    found = [s for s in code.statements() if any(isinstance(t, ast.Name) and t.id == name for t in targets(s))]
-    return [s for s in found if s.lineno < before] or found
+def assignments(code: Code, name: str, before: int | tuple[int, int]) -> list[Any]:
+    """The statements that give a variable its value, those that end before a line, or before a (line, column); those
+    after it (of a loop) if there are none."""
+    at = before if isinstance(before, tuple) else (before, 0)
+    known = code.source.bound.get(id(code.node))
+    if known is None:
+        known = code.source.bound.setdefault(id(code.node), {})
+        for statement in code.statements():
+            for target in {t.id for t in targets(statement) if isinstance(t, ast.Name)}:
+                known.setdefault(target, []).append(statement)
+    found = known.get(name, [])
+    return [s for s in found if _ends(s) <= at] or found
+
+
+def _ends(statement: Any) -> tuple[int, int]:
+    """Where a statement has given its value: a loop or a `with` at its head."""
+    if hasattr(statement, "body"):
+        return statement.lineno, statement.col_offset
+    return statement.end_lineno, statement.end_col_offset
 
 
 def loops(code: Code, node: ast.AST) -> list[Any]:

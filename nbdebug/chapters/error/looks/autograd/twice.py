@@ -8,6 +8,7 @@ the source keeps its value from one turn to the next, is the carrier.
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -27,6 +28,7 @@ from nbdebug.chapters.error.looks.autograd.carried import (
     within,
     writes,
 )
+from nbdebug.chapters.error.looks.autograd.changes import of_statement
 from nbdebug.chapters.error.looks.autograd.graph import freed, meet, nodes, op_of, roots
 from nbdebug.chapters.error.looks.autograd.source import (
     Code,
@@ -45,7 +47,7 @@ from nbdebug.finding import Where
 from nbdebug.observe.named import MODULES_OWN, attributes, own
 
 SECOND = re.compile(r"backward through the graph a second time|already unpacked once")
-ORDER = ("sum", "turn", "sometimes", "again", "held", "list", "once", "shared")
+ORDER = ("each", "sum", "turn", "sometimes", "again", "held", "list", "once", "shared")
 ASKED_AT_MOST = 2000
 
 
@@ -73,6 +75,9 @@ def look(scene: Scene) -> TwiceFacts | None:
     if not any(c.how != "once" for c in carriers.values()):
         for carrier in shared:
             carriers[carrier.name] = carrier
+    each = _each(codes, text, carriers)
+    if each is not None:
+        carriers = {each.name: each}
     ordered = sorted(carriers.values(), key=lambda c: ORDER.index(c.how))
     some = list(found)[:ASKED_AT_MOST]
     return TwiceFacts(scene.raised(), text, tuple(ordered[:6]), earlier, first, len(found),
@@ -128,6 +133,18 @@ def _in_function(code: Code, found: dict[Any, int], loss: str) -> Iterator[Carri
             yield carrier(name, "again" if name == loss else "once", thing, _written(code, name))
 
 
+def _each(codes: list[Code], loss: str, carriers: dict[str, Carrier]) -> Carrier | None:
+    """`for loss in losses: loss.backward()`: what several losses were computed from, in one carrier."""
+    for code in codes[:1]:
+        for loop in loops(code, failing(code)) if failing(code) is not None else []:
+            if isinstance(loop, ast.For) and loss in [ast.unparse(t) for t in targets(loop)]:
+                over = ast.unparse(loop.iter)
+                shared = next((c for c in carriers.values() if c.how == "once" and c.name not in (over, loss)), None)
+                if shared is not None:
+                    return dataclasses.replace(shared, how="each", read=code.where(loop))
+    return None
+
+
 def _around(scene: Scene, found: dict[Any, int]) -> Iterator[Carrier]:
     """Variables of a closure or a file that a function which took part reads, and that were computed outside of it."""
     for code, _ in reached(scene):
@@ -159,6 +176,9 @@ def _in_body(code: Code, body: Any, name: str, thing: Any, found: dict[Any, int]
             return carrier(name, "list", thing, code.where(put), code.where(reads(statements, name)[0]))
     if writes(statements, name) or any(isinstance(t, ast.Name) and t.id == name for t in targets(body)):
         return None
+    changed = next((one for s in statements for one in of_statement(s, code) if ast.unparse(one.node) == name), None)
+    if changed is not None:
+        return carrier(name, "turn", thing, code.where(changed.statement), code.where(changed.statement))
     own_nodes = {t.grad_fn for t in tensors_of(thing)}
     if own_nodes.isdisjoint(found) and found:
         return None

@@ -69,7 +69,8 @@ def weigh(candidates: list[tuple[Found | None, Change, Any]], against: Weighed, 
         points = _points(found, change, module, against, users)
         if points is None or points < ENOUGH:
             continue
-        near = points + _nearness(change.module, against.module)
+        late = found.statement.lineno / 1e6 if found is not None and found.code.live else 0
+        near = points + _nearness(change.module, against.module) + late
         key = (change.where.file, change.where.line, change.target if found else change.module)
         if key not in scored or near > scored[key][0]:
             scored[key] = (near, change)
@@ -91,7 +92,7 @@ def _points(found: Found | None, change: Change, module: Any, against: Weighed, 
         aside = change.how == "block" and issubclass(type(lies), torch.nn.Parameter)  # a loop over the parameters
         return points + 6 if lies is against.leaf else 4 if aside else 0
     if is_tensor(lies):
-        if found.code.live and not _fits(lies, against):
+        if found.code.live and not _bound_again(found) and not _fits(lies, against):
             return None
         if against.made_by is None or against.version == lies._version:
             points += 3 if against.made_by is None else 2
@@ -100,6 +101,13 @@ def _points(found: Found | None, change: Change, module: Any, against: Weighed, 
     if made and _ends_in(found.node, found.code, found.statement.lineno) == made:
         points += 4
     return points
+
+
+def _bound_again(found: Found) -> bool:
+    """Whether the variable got another value after the change: what lies in it now is not what was changed."""
+    return isinstance(found.node, ast.Name) and any(
+        s.lineno > found.statement.lineno and not isinstance(s, ast.AugAssign)
+        for s in assignments(found.code, found.node.id, found.code.line))
 
 
 def _fits(lies: Any, against: Weighed) -> bool:

@@ -2,6 +2,7 @@
 
     said      what the message says: which kind of misfit, and its numbers
     call      which call failed, and the tensors that it was given, by the user's names
+    expressions     the operands of an expression, by its syntax
     came      how the shape at fault came about, layer by layer
     through   a layer's output shape by its formula
     bench     an expression or a layer of torch's run again on copies
@@ -20,8 +21,9 @@ from torch import nn
 from nbdebug.chapters.error.asked import Names
 from nbdebug.chapters.error.facts_shapes import Layer, Operand, Passed, ShapeFacts
 from nbdebug.chapters.error.looks.shapes import came, layers
-from nbdebug.chapters.error.looks.shapes.call import Call, Part, failing, look_up
+from nbdebug.chapters.error.looks.shapes.call import Call, Part, failing
 from nbdebug.chapters.error.looks.shapes.cures import KEPT, cures
+from nbdebug.chapters.error.looks.shapes.expressions import look_up
 from nbdebug.chapters.error.looks.shapes.said import Said, read
 from nbdebug.chapters.error.operands import UNKNOWN, statement
 from nbdebug.chapters.error.scene import Scene
@@ -35,17 +37,14 @@ TELLS = ("features", "small", "rank", "loss", "count")
 def look(scene: Scene) -> ShapeFacts | None:
     """The facts of a shape that does not fit, or None where the exception speaks of something else."""
     said = read(scene.message) if scene.type in RAISES else None
-    if said is None or _elsewhere(scene):
+    if said is None or _elsewhere(scene) or _raised_by_user(scene):
         return None
     names = Names(scene)
     call = failing(scene, said.kind, names)
-    if isinstance(call.node, (ast.Raise, ast.Assert)) or _raised_by_user(scene):
-        return None  # an exception of the user's own, whatever its words
     if said.kind in OWN and not OWN[said.kind](call):
         return None
     said = measured(call, said)
-    layer = None if call.layer is None else Layer(scene.path(call.layer) or names.module(call.layer),
-                                                  type(call.layer).__name__, came.sizes(call.layer))
+    layer = _layer(scene, call, names)
     at_fault = call.parts[0] if call.parts else None
     passed = came.passed(scene, call, at_fault, names) if said.kind in TELLS else ()
     found = cures(call, said)
@@ -59,6 +58,13 @@ def look(scene: Scene) -> ShapeFacts | None:
                       _folded(call, said, names), found)
 
 
+def _layer(scene: Scene, call: Call, names: Names) -> Layer | None:
+    if call.layer is None:
+        return None
+    path = (scene.path(call.layer) or names.module(call.layer)).removeprefix("_orig_mod.")  # of a compiled model
+    return Layer(path, type(call.layer).__name__, came.sizes(call.layer))
+
+
 def _folded(call: Call, said: Said, names: Names) -> Passed | None:
     """Where the rows of the predictions left the batch, as `view(-1, 400)` does with pictures of another size."""
     scores = next((part.value for part in call.parts if part.role == "input"), None)
@@ -66,9 +72,10 @@ def _folded(call: Call, said: Said, names: Names) -> Passed | None:
 
 
 def _raised_by_user(scene: Scene) -> bool:
+    """Whether it is an exception of the user's own, whatever its words."""
     frame = scene.trail[-1] if scene.trail else None
     line = statement(frame) if frame is not None and frame.users else None
-    return isinstance(line, ast.Raise)
+    return isinstance(line, ast.Raise) or isinstance(line, ast.Assert) and scene.type == "AssertionError"
 
 
 def _elsewhere(scene: Scene) -> bool:
@@ -82,7 +89,9 @@ def operands(call: Call, said: Said) -> tuple[Operand, ...]:
     found = [part.operand() for part in call.parts]
     unknown = [i for i, part in enumerate(found) if part.shape is None]
     told = [shape for shape in (said.a, said.b) if shape is not None]
-    if len(found) == len(told) and said.kind in ("product", "broadcast", "loss", "join"):
+    if call.layer is not None and unknown and said.a is not None:  # what went into the layer of a compiled model
+        found[0] = dataclasses.replace(found[0], shape=said.a)
+    elif len(found) == len(told) and said.kind in ("product", "broadcast", "loss", "join"):
         for i in unknown:
             found[i] = dataclasses.replace(found[i], shape=told[i])
     return tuple(found)
@@ -97,8 +106,9 @@ def measured(call: Call, said: Said) -> Said:
         said = dataclasses.replace(said, kind="features")
     if said.kind == "product" and len(shapes) == 2 and said.got is None:
         return _inner(said, shapes)
-    if said.kind == "features" and shapes and shapes[0]:
-        return _channel(call, said, shapes[0])
+    shape = shapes[0] or said.a if shapes else None
+    if said.kind == "features" and shape:
+        return _channel(call, said, shape)
     return said
 
 
@@ -146,5 +156,5 @@ def _of_tensors(call: Call) -> bool:
     return False
 
 
-OWN = dict.fromkeys(("unpack", "tuple", "truth", "scalar"), _of_tensors)
+OWN = dict.fromkeys(("unpack", "truth", "scalar"), _of_tensors)
 """Kinds whose message Python words the same for things that are no tensors."""

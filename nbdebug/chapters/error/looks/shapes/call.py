@@ -11,19 +11,19 @@ import ast
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterator
-from types import BuiltinFunctionType, FunctionType, MethodType
+from types import FunctionType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from nbdebug.chapters.error.asked import Names, within
 from nbdebug.chapters.error.facts_shapes import Operand
 from nbdebug.chapters.error.looks.shapes.bench import Bench, quiet
+from nbdebug.chapters.error.looks.shapes.expressions import is_number, is_shaped, look_up, nodes, op_of
 from nbdebug.chapters.error.looks.shapes.said import read
 from nbdebug.chapters.error.lying import message_of
-from nbdebug.chapters.error.operands import UNKNOWN, expression, statement, value_of
+from nbdebug.chapters.error.operands import UNKNOWN, expression, value_of
 from nbdebug.chapters.error.scene import Scene, is_tensor
 from nbdebug.observe.frames import Frame
 
@@ -31,9 +31,6 @@ PASSING = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 CONTAINERS = (nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder, nn.TransformerEncoderLayer,
               nn.TransformerDecoderLayer)
 """They are at fault themselves only where no layer inside them is."""
-SYMBOLS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.MatMult: "@", ast.Pow: "**", ast.FloorDiv: "//",
-           ast.Mod: "%", ast.BitAnd: "&", ast.BitOr: "|", ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.Gt: ">",
-           ast.LtE: "<=", ast.GtE: ">="}
 LONGEST = 60
 
 
@@ -80,15 +77,11 @@ class Call:
         return called is not UNKNOWN and (called is self.layer or called is self.function)
 
 
-def is_shaped(value: Any) -> bool:
-    return is_tensor(value) or type(value) is np.ndarray
-
-
 def failing(scene: Scene, kind: str, names: Names) -> Call:
     """The call that raised."""
-    frame = scene.users[0] if scene.users else None
+    frame = revived(scene, scene.users[0]) if scene.users else None
     node = _precise(frame, kind) if frame is not None else None
-    below = within(scene)
+    below = [f for f in within(scene) if f.names]  # of frames known from text alone there is nothing to read
     if not below:
         return _written(frame, node, kind)
     modules = [f.module for f in below if f.module is not None and type(f.module) not in PASSING]
@@ -103,6 +96,25 @@ def failing(scene: Scene, kind: str, names: Names) -> Call:
     call = Call(inner.site.function if layer is None else type(layer).__name__, [], frame, node, layer, function, inner)
     call.parts = list(_given(call, names))
     return call
+
+
+def revived(scene: Scene, frame: Frame) -> Frame:
+    """A frame that is known from text alone, as a compiled model's, with its `self` where one module of the user's has
+    this method."""
+    if frame.names or frame.site.function in ("<module>", "<lambda>"):
+        return frame
+    found = {id(part): part for model in scene.owners.models.values() for part in model.modules()
+             for kind in type(part).__mro__ if _written_at(vars(kind).get(frame.site.function), frame)}
+    if len(found) != 1:
+        return frame
+    mine = next(iter(found.values()))
+    return dataclasses.replace(frame, names={"self": mine}, module=mine)
+
+
+def _written_at(method: Any, frame: Frame) -> bool:
+    code = method.__code__ if type(method) is FunctionType else None
+    lines = [line for *_, line in code.co_lines() if line is not None] if code is not None else []
+    return code is not None and code.co_filename == frame.site.file and frame.site.line in lines
 
 
 def _function(frame: Frame) -> Callable[..., Any] | None:
@@ -212,82 +224,19 @@ def failure(node: ast.AST, frame: Frame) -> str | None:
 
 def _written(frame: Frame | None, node: ast.AST | None, kind: str) -> Call:
     """The op stands in the user's own line."""
-    call = Call(_op(node), [], frame, node)
+    call = Call(op_of(node), [], frame, node)
     if frame is None or node is None:
         return call
-    for role, part in _nodes(node, frame, kind):
+    called: Any = value_of(node.func, frame) if isinstance(node, ast.Call) else UNKNOWN
+    if issubclass(type(called), nn.Module) and type(called).__module__.startswith("torch.nn."):
+        call.layer, call.op = called, type(called).__name__  # of a compiled model
+    for role, part in nodes(node, frame, kind):
         value = look_up(part, frame)
         text = ast.unparse(part)
         if type(value) in (list, tuple) and value and all(is_shaped(item) for item in value):
             call.parts += [Part(f"{text}[{i}]", role, item) for i, item in enumerate(value)]
-        elif is_shaped(value) or value is UNKNOWN and not _is_number(part):
+        elif is_shaped(value) or value is UNKNOWN and not is_number(part):
             call.parts.append(Part(text, role, None if value is UNKNOWN else value, part))
         elif type(value) in (int, tuple, list, torch.Size):
             call.numbers.append((text, value if type(value) is int else tuple(value)))
     return call
-
-
-def look_up(node: ast.AST, frame: Frame) -> Any:
-    """The value of an operand: as it lies there, else computed again on copies, else UNKNOWN."""
-    found = value_of(node, frame)
-    if found is not UNKNOWN:
-        return found
-    with quiet():
-        try:
-            return Bench().value(node, frame)
-        except Exception:
-            return UNKNOWN
-
-
-def _is_number(node: ast.AST) -> bool:
-    """Sizes, axes and slices: no tensors, though their values may be unknown."""
-    called = getattr(node.func, "attr", getattr(node.func, "id", "")) if isinstance(node, ast.Call) else ""
-    return isinstance(node, (ast.Constant, ast.Slice, ast.UnaryOp, ast.Tuple, ast.Starred)) or called in (
-        "size", "len", "int")
-
-
-def _op(node: ast.AST | None) -> str:
-    if isinstance(node, (ast.BinOp, ast.AugAssign)):
-        return SYMBOLS.get(type(node.op), "") + "=" * isinstance(node, ast.AugAssign)
-    if isinstance(node, ast.Compare):
-        return SYMBOLS.get(type(node.ops[0]), "")
-    if isinstance(node, ast.Call):
-        return str(getattr(node.func, "attr", getattr(node.func, "id", "")))
-    if isinstance(node, ast.Subscript):
-        return "[]"
-    return str(node.attr) if isinstance(node, ast.Attribute) else ""
-
-
-def _nodes(node: ast.AST, frame: Frame, kind: str) -> Iterator[tuple[str, ast.AST]]:
-    """(role, node) of the operands of an expression."""
-    if isinstance(node, (ast.Tuple, ast.List, ast.Subscript)) and isinstance(node.ctx, ast.Store):
-        around = statement(frame)
-        yield from ([("target", node)] if isinstance(node, ast.Subscript) else [])
-        if isinstance(around, (ast.Assign, ast.AugAssign)):
-            yield "value", around.value
-    elif isinstance(node, ast.BinOp):
-        yield from (("left", node.left), ("right", node.right))
-    elif isinstance(node, ast.AugAssign):
-        yield from (("left", node.target), ("right", node.value))
-    elif isinstance(node, ast.Compare) and kind != "truth":
-        yield from (("left", node.left), ("right", node.comparators[0]))
-    elif isinstance(node, ast.Subscript):
-        yield "self", node.value
-        for index in node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]:
-            yield "index", index
-    elif isinstance(node, ast.Call):
-        yield from _called_with(node, frame)
-    else:
-        yield "self", node
-
-
-def _called_with(node: ast.Call, frame: Frame) -> Iterator[tuple[str, ast.AST]]:
-    function = value_of(node.func, frame)
-    if isinstance(node.func, ast.Attribute) and (function is UNKNOWN or type(function) in (
-            MethodType, BuiltinFunctionType) and is_shaped(function.__self__)):
-        yield "self", node.func.value
-    for arg in [*node.args, *(k.value for k in node.keywords)]:
-        if isinstance(arg, (ast.List, ast.Tuple)) and arg.elts and not all(_is_number(e) for e in arg.elts):
-            yield from (("tensors", part) for part in arg.elts)
-        else:
-            yield "", arg

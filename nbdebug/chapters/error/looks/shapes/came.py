@@ -16,7 +16,8 @@ from torch import nn
 
 from nbdebug.chapters.error.asked import Names
 from nbdebug.chapters.error.facts_shapes import Operand, Passed
-from nbdebug.chapters.error.looks.shapes.call import Call, Part, is_shaped
+from nbdebug.chapters.error.looks.shapes.call import Call, Part
+from nbdebug.chapters.error.looks.shapes.expressions import is_shaped
 from nbdebug.chapters.error.looks.shapes.through import through
 from nbdebug.chapters.error.operands import operands, value_of
 from nbdebug.chapters.error.scene import Scene, is_tensor

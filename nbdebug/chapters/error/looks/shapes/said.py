@@ -157,6 +157,8 @@ PATTERNS: tuple[tuple[str, str], ...] = (
     ("grid", r"grid_sampler\(\): expected|Expected a batch of 2D affine matrices|Expected shape of indices to be same"),
     ("output", r"requested an output size of .*, but valid sizes range from"),
     ("samples", r"per_sample_weights .* must have the same shape as the input"),
+    ("gradient", r"returned an invalid gradient at index \d+ - got " + _B + r" but expected shape compatible with "
+                 + _A),
     ("vmap", r"vmap: Expected all tensors to have the same size in the mapped dimension, got sizes " + _A),
     ("bias", r"expected bias to be 1-dimensional with (?P<wanted>\d+) elements, but got bias of size \[(?P<got>\d+)\]"),
     ("scalar", r"a Tensor with (?P<got>\d+) elements cannot be converted to Scalar"),
@@ -167,7 +169,6 @@ PATTERNS: tuple[tuple[str, str], ...] = (
     ("truth", r"Boolean value of Tensor with no values is ambiguous"),
     ("unpack", r"too many values to unpack \(expected (?P<wanted>\d+)(?:, got \d+)?\)|"
                r"not enough values to unpack \(expected (?P<wanted2>\d+), got (?P<got>\d+)\)"),
-    ("tuple", r"^tuple index out of range$"),
     ("ragged", r"expected sequence of length (?P<wanted>\d+) at dim (?P<axis>\d+) \(got (?P<got>\d+)\)"),
     ("ragged", r"requested array has an inhomogeneous shape after (?P<axis>\d+) dimensions"),
 )

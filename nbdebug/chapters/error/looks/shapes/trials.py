@@ -20,14 +20,17 @@ from torch import nn
 
 from nbdebug.chapters.error.facts_shapes import Cure
 from nbdebug.chapters.error.looks.shapes.bench import Bench, CannotRun, quiet
-from nbdebug.chapters.error.looks.shapes.call import Call, Part, is_shaped
+from nbdebug.chapters.error.looks.shapes.call import Call, Part
+from nbdebug.chapters.error.looks.shapes.expressions import is_shaped
 from nbdebug.chapters.error.looks.shapes.through import through
+from nbdebug.observe.named import attributes
 
 Shape = tuple[int, ...]
+Accept = Callable[[Shape], bool]
 SECONDS = 0.25
 """For all trials of one error together; it is asked between them."""
-ROWS = 2
-"""Of a batch too large to try, as many rows as show whether the rest fits."""
+ROWS, SIDE = 2, 64
+"""Of a batch too large to try, as many rows, and of its pictures as large a corner, as show whether the rest fits."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +75,7 @@ class Trials:
         call = self.call
         if call.op in ("cat", "stack", "concatenate") and call.inner is None:
             return self._joined(changes)
-        if call.direct and call.node is not None and call.frame is not None:
+        if call.direct and call.node is not None and call.frame is not None and not self._fewer():
             bench = Bench()
             new = {call.parts[i].text: change(bench.own(call.parts[i].value)) for i, change in changes.items()}
             return Bench(new).value(call.node, call.frame)
@@ -94,12 +97,17 @@ class Trials:
                 return None
 
     def _fewer(self) -> dict[str, Any]:
-        """A large input of a layer, cut to its first rows: they show what fits."""
-        if self.call.layer is None or isinstance(self.call.layer, nn.RNNBase) or len(self.call.parts) != 1:
+        """A large input of a convolution, cut to a corner of its first rows: it shows what fits. An axis of as many
+        entries as the layer has channels stays whole."""
+        layer: Any = self.call.layer
+        part = self.call.parts[0] if self.call.parts else None
+        if part is None or type(layer) not in (nn.Conv1d, nn.Conv2d, nn.Conv3d) or not torch.is_tensor(part.value):
             return {}
-        part = self.call.parts[0]
-        many = torch.is_tensor(part.value) and part.value.ndim > 3 and part.value.numel() > 500_000
-        return {part.role: part.value.detach()[:ROWS]} if many else {}
+        if part.value.ndim < 3 or part.value.numel() < 100_000:
+            return {}
+        channels = attributes(layer)["in_channels"]
+        cut = [slice(0, ROWS), *(slice(None if size == channels else SIDE) for size in part.value.shape[1:])]
+        return {part.role: part.value.detach()[tuple(cut)]}
 
     def _joined(self, changes: dict[int, Callable[[Any], Any]]) -> Any:
         bench = Bench()
@@ -110,11 +118,14 @@ class Trials:
         bench.allow("cat")
         return getattr(home, self.call.op)(values, *[axis_of(self.call)])
 
-    def cure(self, idea: Idea, accept: Callable[[Shape], bool] = lambda shape: True) -> Cure | None:
+    def cure(self, idea: Idea, accept: Accept | None = None) -> Cure | None:
         """The cure that an idea is, if the call runs with it."""
         shape = self.result([idea])
-        if shape is None or not accept(shape):
+        if shape is None or accept is not None and not accept(shape):
             return None
+        if self._fewer() and self.call.layer is not None:  # what the whole input would give
+            view = idea.change(torch.zeros(()).expand(self.call.parts[0].shape or ()))
+            shape = through(self.call.layer, tuple(view.shape))
         return Cure(idea.slug, self.call.parts[idea.which].text, idea.code, True, shape)
 
     def without(self, role: str) -> Shape | None:
@@ -235,15 +246,19 @@ def no_larger(call: Call) -> Callable[[Shape], bool]:
     return lambda shape: math.prod(shape) <= most
 
 
+def anything(shape: Shape) -> bool:
+    return True
+
+
 def known(call: Call) -> list[tuple[int, Part]]:
     return [(i, part) for i, part in enumerate(call.parts) if part.shape is not None and not part.weight]
 
 
-def tried(trials: Trials, ideas: Iterable[Idea], accept: Callable[[Shape], bool] = lambda shape: True) -> Iterator[Cure | None]:
+def tried(trials: Trials, ideas: Iterable[Idea], accept: Accept = anything) -> Iterator[Cure | None]:
     return (trials.cure(idea, accept) for idea in ideas)
 
 
-def first(trials: Trials, *stages: Iterable[Idea], accept: Callable[[Shape], bool] = lambda shape: True) -> Iterator[Cure | None]:
+def first(trials: Trials, *stages: Iterable[Idea], accept: Accept = anything) -> Iterator[Cure | None]:
     """The cures of the first stage that has any: what is less likely is not offered beside them."""
     for ideas in stages:
         found = [cure for idea in ideas if (cure := trials.cure(idea, accept)) is not None]

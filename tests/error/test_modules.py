@@ -1,0 +1,121 @@
+"""Modules and classes that are not there: at an import, and in a file's pickle."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+import types
+
+import pytest
+import torch
+
+import nbdebug
+
+CODE = "error/module-not-found"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+def explained(call):
+    with pytest.raises(Exception) as caught:
+        call()
+    report = nbdebug.explain(caught.value, names={})
+    return report, str(report)
+
+
+def only(report):
+    (finding,) = report.findings
+    assert finding.code == CODE and finding.fixes and finding.where.phase is None
+    return finding
+
+
+def imported(source, name="__main__"):
+    return lambda: exec(compile(source, "cell.py", "exec"), {"__name__": name})
+
+
+def module(monkeypatch, name, **members):
+    made = types.ModuleType(name)
+    vars(made).update(members)
+    monkeypatch.setitem(sys.modules, name, made)
+    return made
+
+
+def test_a_file_in_a_folder_that_is_not_searched(folder) -> None:
+    (folder / "lib").mkdir()
+    (folder / "lib" / "my_models.py").write_text("class Net: pass\n")
+    report, said = explained(imported("import my_models"))
+    assert only(report) and "lib/my_models.py" in said and "sys.path.append('lib')" in said
+    (folder / "lib" / "layers").mkdir()
+    (folder / "lib" / "layers" / "__init__.py").write_text("")
+    assert "lib/layers" in explained(imported("from layers import Block"))[1]
+
+
+@pytest.mark.parametrize(("source", "words"), [
+    ("import cv2", ["`opencv-python`", "%pip install opencv-python"]), ("import numpyy", ["there is `numpy`"]),
+    ("import surely_not_there_zz", ["%pip install surely_not_there_zz"]),
+    ("from torch import tensr", ["`torch` has no `tensr`", "from torch import tensor"]),
+    ("from .models import Net", ["relative"]),
+])
+def test_imports(source, words) -> None:
+    if source == "import cv2" and pytest.importorskip("importlib.util").find_spec("cv2"):
+        pytest.skip("cv2 is installed here")
+    report, said = explained(imported(source))
+    assert only(report) and all(word in said for word in words), said
+
+
+def test_circles_and_names_that_are_taken(folder) -> None:
+    (folder / "circle_a.py").write_text("import circle_b\nclass A: pass\n")
+    (folder / "circle_b.py").write_text("from circle_a import A\n")
+    report, said = explained(imported("import circle_a"))
+    assert only(report) and "`circle_a`" in said and "import each other" in said
+    (folder / "tokens_zz.py").write_text("x = 1\n")
+    report, said = explained(imported("import tokens_zz.fast"))
+    assert only(report) and "tokens_zz.py has taken the name" in said
+
+
+def test_a_whole_model_whose_module_is_gone(monkeypatch) -> None:
+    kind = type("Net", (torch.nn.Linear,), {"__module__": "models_then", "__qualname__": "Net"})
+    module(monkeypatch, "models_then", Net=kind)
+    file = io.BytesIO()
+    torch.save(kind(2, 2), file)
+    monkeypatch.delitem(sys.modules, "models_then")
+    file.seek(0)
+    report, said = explained(lambda: torch.load(file, weights_only=False))
+    assert only(report) and "`models_then.Net`" in said
+    module(monkeypatch, "service_now", Net=type("Net", (), {}))
+    file.seek(0)
+    report, said = explained(lambda: torch.load(file, weights_only=False))
+    assert "`service_now` has a class of that name" in said
+    assert "sys.modules['models_then'] = service_now\nmodel = torch.load(file, weights_only=False)" in (
+        only(report).fixes[0].code)
+
+
+def test_a_class_of_the_main_program_and_plain_pickles(monkeypatch) -> None:
+    kind = type("Probe7", (), {"__module__": "__main__", "__qualname__": "Probe7"})
+    monkeypatch.setattr(sys.modules["__main__"], "Probe7", kind, raising=False)
+    data = pickle.dumps(kind())
+    monkeypatch.delattr(sys.modules["__main__"], "Probe7")
+    report, said = explained(lambda: pickle.loads(data))
+    assert only(report) and "pickled with a class `Probe7`" in said
+    other = type("Model7", (), {"__module__": "old_package"})
+    module(monkeypatch, "old_package", Model7=other)
+    data = pickle.dumps(other())
+    monkeypatch.delitem(sys.modules, "old_package")
+    report, said = explained(lambda: pickle.loads(data))
+    assert only(report) and "whole object" in said and "`old_package`" in said
+
+
+def test_near_misses() -> None:
+    for call in (lambda: torch.functionall, lambda: {}["models"], lambda: torch.nn.Linear(2, 2).weigth,
+                 imported("models_of_mine.Net()")):
+        assert explained(call)[0].ok

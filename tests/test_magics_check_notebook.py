@@ -1,0 +1,59 @@
+"""%check_notebook in a real shell: it finds what happened before nbdebug was loaded, and is a report like any other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import nbdebug
+from tests.notebook.books import HOOK, MODEL, OPT, SETUP, TRAIN
+from tests.shell import Notebook, completions, started
+
+
+@pytest.fixture
+def notebook() -> Iterator[Notebook]:
+    with started(SETUP) as book:
+        yield book
+
+
+def test_it_names_the_cell(notebook: Notebook) -> None:
+    for cell in (MODEL, HOOK, "net[0].register_forward_hook(note);", "net[0].register_forward_hook(note);"):
+        notebook.run(cell)
+    done = notebook.run("%check_notebook")
+    assert done.error is None
+    assert [f.code for f in done.result] == ["notebook/hooks-registered-twice"]
+    assert done.result.findings[0].where.place == "In [6], line 1" and "In [5]" in done.shown
+    assert done.result.question == "%check_notebook" and "text/html" in done.data[0]
+    notebook.run("%free hooks")
+    assert notebook.run("%check_notebook").result.ok
+
+
+def test_it_is_found_although_nbdebug_was_loaded_after_it(notebook: Notebook) -> None:
+    notebook.run("%unload_ext nbdebug")
+    for cell in (MODEL, OPT, TRAIN, MODEL, TRAIN):
+        notebook.run(cell)
+    notebook.run("%load_ext nbdebug")
+    report = notebook.run("rep = %check_notebook\nrep").result
+    assert [f.code for f in report] == ["training/parameters-not-in-optimizer"]
+    assert report.findings[0].where.cell == "In [7]"
+    assert notebook.run("import nbdebug\nnbdebug.check_notebook()").result.findings[0].code == report.findings[0].code
+    assert notebook.shell.user_ns["rep"].to_dict()["findings"][0]["where"]["cell"] == "In [7]"
+
+
+def test_a_clean_notebook_says_so_help_and_a_semicolon(notebook: Notebook) -> None:
+    done = notebook.run("%check_notebook")
+    assert done.result.ok and "Nothing in this notebook is left over" in done.shown
+    assert notebook.run("%check_notebook;").shown.strip() == ""
+    assert "which cell brought it in" in notebook.run("%check_notebook -h").printed
+    assert "UsageError" in notebook.run("%check_notebook everything").printed
+    assert any("%check_notebook" in match for match in completions(notebook, "%check_n"))
+
+
+def test_within_a_function_its_variables_are_looked_at_as_well(notebook: Notebook) -> None:
+    notebook.run("def look():\n    from IPython import get_ipython\n    inner = nn.Linear(2, 1)\n"
+                 "    for _ in range(2):\n        inner.register_forward_hook(note)\n"
+                 "    return get_ipython().run_line_magic('check_notebook', '')")
+    notebook.run(HOOK)
+    report = notebook.run("look()").result
+    assert [f.code for f in report] == ["notebook/hooks-registered-twice"] and isinstance(report, nbdebug.Report)
