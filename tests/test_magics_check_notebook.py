@@ -24,7 +24,7 @@ def test_it_names_the_cell(notebook: Notebook) -> None:
     assert done.error is None
     assert [f.code for f in done.result] == ["notebook/hooks-registered-twice"]
     assert done.result.findings[0].where.place == "In [6], line 1" and "In [5]" in done.shown
-    assert done.result.question == "%check_notebook" and "text/html" in done.data[0]
+    assert done.result.question == "%check_notebook" and "text/html" in done.result._repr_mimebundle_()
     notebook.run("%free hooks")
     assert notebook.run("%check_notebook").result.ok
 

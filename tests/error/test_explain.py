@@ -3,6 +3,7 @@ the user's runs, shows or breaks it."""
 
 from __future__ import annotations
 
+import builtins
 import sys
 import time
 
@@ -16,6 +17,7 @@ import nbdebug
 from nbdebug import catalogue
 from nbdebug.chapters.error.causes import lines
 
+Group = getattr(builtins, "ExceptionGroup", None)
 STATE = "error/state-dict-mismatch"
 MISSING = "error/module-not-found"
 
@@ -101,9 +103,9 @@ def test_frames_around_the_place_that_caught_are_kept() -> None:
     assert {"pictures", "weights"} <= {name for name, _, _ in scene.variables()}
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="exception groups came with Python 3.11")
+@pytest.mark.skipif(Group is None, reason="exception groups came with Python 3.11")
 def test_every_member_of_a_group_is_explained() -> None:
-    group = ExceptionGroup("two", [caught(misfit), ValueError("no"), ExceptionGroup("deep", [caught(no_module)])])
+    group = Group("two", [caught(misfit), ValueError("no"), Group("deep", [caught(no_module)])])
     report = nbdebug.explain(caught(lambda: (_ for _ in ()).throw(group)), names={})
     assert [finding.code for finding in report] == [STATE, MISSING]
     assert "`ExceptionGroup` followed" in str(report)
@@ -111,10 +113,21 @@ def test_every_member_of_a_group_is_explained() -> None:
     def wrapped():
         try:
             raise group
-        except ExceptionGroup as inside:
+        except Group as inside:
             raise RuntimeError("tasks failed") from inside
 
     assert codes(caught(wrapped)) == [STATE, MISSING]
+
+
+def test_what_fails_after_a_group_was_handled() -> None:
+    def run():
+        try:
+            raise Group("g", [ValueError("x")])
+        except Group:
+            misfit()
+
+    if Group is not None:
+        assert codes(caught(run)) == [STATE]
 
 
 def test_cycles_and_endless_chains_end() -> None:
@@ -287,7 +300,7 @@ def step_among(things, error, depth):
     first = things[0] if things else None
     batch = {"one": things, "secret": "hunter2", 3: first}
     if depth:
-        return step_among(things, error, depth - 1)
+        return step_among(things, error, depth - 1), batch
     raise error
 
 
@@ -302,7 +315,7 @@ def step_among(things, error, depth):
     AttributeError("'Hostile' object has no attribute 'x'"), KeyError(Hostile), OSError(24, "Too many open files"),
     RuntimeError("stack expects each tensor to be equal size, but got [2] at entry 0 and [3] at entry 1"),
     TypeError("forward() missing 1 required positional argument: 'x'"),
-    RuntimeError("Caught KeyError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n  rubbish"),
+    RuntimeError("Caught KeyError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n  dust"),
     RuntimeError("Trying to backward through the graph a second time"),
 ], ids=lambda error: f"{type(error).__name__}")
 def test_nothing_of_the_users_runs_and_nothing_breaks_it(error) -> None:
@@ -360,8 +373,9 @@ KINDS = (ValueError, RuntimeError, KeyError, IndexError, TypeError, AttributeErr
          StopIteration, AssertionError, UnicodeDecodeError, RecursionError, MemoryError)
 PARTS = st.sampled_from([
     "mat1 and mat2 shapes", "size mismatch for a.b: copying a param with shape torch.Size([1])", "(2x3", "got", "[",
-    "DataLoader worker (pid 3)", "Caught", "in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n",
-    "CUDA error", "at dimension 1", "NCCL", "No module named", "'", "\"", "\n", "Double", "Float", "\0", "𝕏", "index 7 is out"])
+    "DataLoader worker (pid 3)", "Caught", "in DataLoader worker process 0.\n", "CUDA error", "at dimension 1", "NCCL",
+    "Original Traceback (most recent call last):\n", "No module named", "'", "\"", "\n", "Double", "Float", "\0", "𝕏",
+    "index 7 is out"])
 THINGS = (Hostile(), Hostile, torch.zeros(2), nn.Linear(1, 1), float, ..., [[]], {})
 VALUES = st.one_of(st.none(), st.text(max_size=5), st.integers(), st.floats(), st.binary(max_size=4),
                    st.integers(0, len(THINGS) - 1).map(THINGS.__getitem__))

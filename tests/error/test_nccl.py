@@ -39,8 +39,7 @@ def raising(error):
 def free_port():
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
-    return port
+        return one.getsockname()[1]
 
 
 @pytest.fixture
@@ -102,8 +101,8 @@ def test_a_group_that_is_started_twice(group) -> None:
     ("NCCL error in: ProcessGroupNCCL.cpp:1970, invalid usage, NCCL version 2.20.5\nncclInvalidUsage: This usually "
      "reflects invalid usage of NCCL library.\nLast error:\nDuplicate GPU detected : rank 1 and rank 0 both on CUDA "
      "device 18000", ["Rank 1 and rank 0", "set_device"]),
-    ("[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5, OpType=ALLREDUCE, NumelIn=1, NumelOut=1,"
-     " Timeout(ms)=600000) ran for 600021 milliseconds before timing out.", ["`allreduce`", "600 s"]),
+    ("[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5, OpType=ALLREDUCE, NumelIn=1, NumelOut"
+     "=1, Timeout(ms)=600000) ran for 600021 milliseconds before timing out.", ["`allreduce`", "600 s"]),
     ("Timed out waiting 1800000ms for recv operation to complete (gloo)", ["`recv`", "1800 s"]),
     ("[gloo/transport/tcp/pair.cc:525] Connection closed by peer [127.0.0.1]:4242", ["Another process ended"]),
     ("NCCL error: unhandled system error, NCCL version 2.19.3\nncclSystemError: System call failed", ["the system"]),

@@ -60,7 +60,7 @@ def test_the_offered_lines_do_load_the_state() -> None:
     for change in (lambda key: "module." + key, lambda key: key.replace("backbone.", "encoder."),
                    lambda key: key.replace("0.", "0._checkpoint_wrapped_module.")):
         state, model = renamed(change), Net()
-        report, _ = explained(lambda: model.load_state_dict(state))
+        report, _ = explained(lambda model=model, state=state: model.load_state_dict(state))
         space = {"state": state, "model": model}
         exec(only(report).fixes[0].code, space)
     wrapped, good = nn.Sequential(Net()), Net().state_dict()

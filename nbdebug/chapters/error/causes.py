@@ -38,22 +38,22 @@ def lines(error: BaseException) -> list[list[Candidate]]:
             continue
         met.add(id(start.error))
         line, inside = _line(start)
-        if inside:
-            todo.extend(inside)
-        else:
+        todo.extend(inside)
+        if line:
             found.append(line)
     return found
 
 
 def _line(start: Candidate) -> tuple[list[Candidate], list[Candidate]]:
-    """The candidates along one chain; and the members of the group that it leads to, which are asked instead."""
+    """The candidates along one chain; and the members of the group that it leads to, which are asked after them, or in
+    their place where they only say it again."""
     parts: list[list[Candidate]] = [[]]
     one: Candidate | None = start
     while one is not None and sum(map(len, parts)) < DEEPEST:
         after = (one.error, *one.led_to)
         inside = members(one.error)
         if inside:
-            return [], [Candidate(member, after) for member in inside]
+            return [candidate for part in parts[:-1] for candidate in part], [Candidate(m, after) for m in inside]
         parts[-1].insert(0, one)
         before, again = _before(one.error)
         if before is None or any(before is known for known in after):

@@ -89,7 +89,7 @@ class Scene:
         at = self.users[0].where if self.users else Where()
         module, kind = running_module(self.trail, self.owners)
         where = dataclasses.replace(at, phase=phase(self.trail), module=module, module_type=kind)
-        reached = tuple(Link(frame.site.function, frame.where) for frame in self.trail if frame.users)
+        reached = tuple(Link(f"in {_called(frame)}", frame.where) for frame in self.trail if frame.users)
         return Raised(self.type, self.message, where, reached,
                       tuple(f"{type(e).__name__}: {message_of(e)}" for e in self.led_to), self.tensors())
 
@@ -100,6 +100,14 @@ class Scene:
             if is_tensor(value) and id(value) not in seen and len(seen) < MOST:
                 seen[id(value)] = fact(name, value)
         return tuple(seen.values())
+
+
+def _called(frame: Frame) -> str:
+    """A function as a person would call it."""
+    name = frame.site.function
+    if name == "<module>":
+        return "the cell" if frame.where.cell else "the program"
+    return {"<lambda>": "a lambda", "<genexpr>": "a generator expression"}.get(name, f"`{name}`")
 
 
 def _shortened(trail: list[Frame]) -> list[Frame]:

@@ -45,7 +45,7 @@ def _link(held: Held, name: str, model: Any, missing: list[tuple[str, Any]], tra
         alike = not Counter(tuple(p.shape) for p in strangers) - Counter(tuple(p.shape) for _, p in missing)
         if not (meant or shares or alike and grads):
             return None
-        how, changed = ("part" if shares else "anew"), _changed(name, missing, shares, made, history)
+        how, changed = _changed(name, missing, shares, made, history)
         if changed is None and not grads:
             return None
     if not how:
@@ -64,16 +64,19 @@ def _made(history: History, optimizer: str) -> Binding | None:
 
 
 def _changed(name: str, missing: list[tuple[str, Any]], part: bool, made: Binding | None,
-             history: History) -> tuple[At, Where] | None:
-    """The first statement behind the optimizer's that made the model anew, or replaced a part of it."""
+             history: History) -> tuple[str, tuple[At, Where] | None]:
+    """The first statement behind the optimizer's that made the model anew, or replaced a part of it; and which."""
     since = made.at if made is not None else (0, 0)
     if part:
         found = _replaced(name, missing, since, history)
         if found is not None:
-            return found
+            return "part", found
     bindings = [b for b in history.bindings(root_of(name)) if b.at > since and not same_thing(b)]
     bindings = bindings if made is not None else bindings[-1:]
-    return (bindings[0].at, history.place(bindings[0])) if bindings else _replaced(name, missing, since, history)
+    if bindings:
+        return "anew", (bindings[0].at, history.place(bindings[0]))
+    found = _replaced(name, missing, since, history)
+    return "part" if part or found is not None else "anew", found
 
 
 def _replaced(name: str, missing: list[tuple[str, Any]], since: At, history: History) -> tuple[At, Where] | None:

@@ -1,4 +1,4 @@
-"""A dtype error that came out of a loader's worker as text: of its frames only the data set is left, and the sources."""
+"""A dtype error that came out of a loader's worker as text: of its frames the data set is left, and the sources."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from nbdebug.chapters.error.syntax import called, spine
 def look(facts: DtypeFacts, scene: Scene) -> DtypeFacts | None:
     """`self.net(torch.from_numpy(row))`: the module still lies in the data set, the dtypes stand in the message."""
     said = dtypes_in(scene.message)
-    frame = scene.users[0] if scene.users else None
-    node = expression(frame) if frame is not None else None
-    for call in ast.walk(node) if node is not None and frame is not None else ():
+    if not scene.users:
+        return None
+    frame = scene.users[0]
+    for call in ast.walk(expression(frame) or ast.Module([], [])):
         module = value_of(call.func, frame) if isinstance(call, ast.Call) and call.args else None
         if not isinstance(call, ast.Call) or not is_a(module, nn.Module):
             continue
@@ -37,5 +38,5 @@ def look(facts: DtypeFacts, scene: Scene) -> DtypeFacts | None:
         met = Part(fact(f"{path}.weight", own[0]), "weight", path)
         return dataclasses.replace(
             facts, op=path, wanted=dtype, odd=Part(TensorFact(text, (), others[0], "cpu")), met=met,
-            origin=Origin(text, text, maker, frame.where) if maker and frame is not None else None)
+            origin=Origin(text, text, maker, frame.where) if maker else None)
     return None

@@ -90,7 +90,7 @@ def _embedding(facts: IndexFacts, scene: Scene) -> IndexFacts | None:
     given = _users_index(_named(index, "input", scene), scene)
     path = Names(scene).module(module) if is_a(module, (nn.Embedding, nn.EmbeddingBag)) else ""
     weight = _named(table, "weight", scene)
-    if not path and weight.owner and weight.name == f"{weight.owner}.weight":  # compiled: the module's own frame is gone
+    if not path and weight.owner and weight.name == f"{weight.owner}.weight":  # compiled: the module's frame is gone
         path = weight.owner
     facts = dataclasses.replace(facts, kind="embedding", table=path or weight.name,
                                 module="" if path == type(module).__name__ else path, size=table.shape[0],

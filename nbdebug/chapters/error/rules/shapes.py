@@ -46,7 +46,7 @@ ALSO = {
               "if ({first}).any(): ...   # or ({first}).all()"),
     "loss": ("Bring predictions and targets to shapes that belong together; print them on the line before.",
              "print({first}.shape, {last}.shape)"),
-    "unpack": ("Unpack as many sizes as there are, or take the ones that you need.", "{sizes} = {text}"),
+    "unpack": ("Unpack as many as there are.", "{sizes} = {text}"),
     "count": ("Keep the rows of the batch apart, whatever their number.", "{first}.reshape(len({first}), -1)"),
     "hidden": ("Make the hidden state for each batch: the last one may be smaller.", "state = None   # torch makes it"),
     "inplace": ("Write it out of place: the result may then be larger.", "{first} = {first} + ..."),
@@ -92,14 +92,14 @@ def _advice(facts: ShapeFacts) -> tuple[Fix, ...]:
     """What to do where no change could be tried."""
     if facts.folded is not None:
         return (Fix("Keep the rows of the batch apart in that op.", "x = x.flatten(1)   # or x.reshape(len(x), -1)"),)
-    if facts.kind not in ALSO:
+    if facts.kind not in ALSO and pair(facts) is None:
         return ()
-    title, code = ALSO[facts.kind]
+    title, code = ALSO.get(facts.kind, ALSO["broadcast"])
     given = parts(facts)
     text, sizes = next(((t, n) for t, n in facts.numbers if type(n) is tuple), ("", ()))
     both = pair(facts) or (given[0], given[-1]) if given else (Operand("x"), Operand("y"))
     filled = {"first": both[0].name or "x", "last": both[1].name or "y",
-              "text": text or "x", "sizes": ", ".join(f"n{i}" for i in range(len(sizes))) or "first, *rest"}
+              "text": text or (given[0].name if given else "") or "x", "sizes": ", ".join(f"n{i}" for i in range(len(sizes))) or "result"}
     return (Fix(title, code.format(**filled)),)
 
 

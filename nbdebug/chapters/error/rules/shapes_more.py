@@ -128,6 +128,10 @@ def unpack(facts: ShapeFacts) -> str:
     if text:
         return f"`{text}` is {list(shape)}: {len(shape)} sizes, and the line unpacks {facts.wanted}"
     known = parts(facts)
+    if not known:
+        return f"The line unpacks {facts.wanted}, and there are not as many"
+    if len(known) == 1 and known[0].name.endswith(")"):
+        return f"`{known[0].name}` gives one tensor {list(known[0].shape or ())}, and the line unpacks {facts.wanted}"
     if len(known) == 1:
         size = (known[0].shape or (0,))[0]
         return f"{shaped(known[0])} gives {size} parts along its first axis, and the line unpacks {facts.wanted}"
@@ -166,6 +170,11 @@ def ragged(facts: ShapeFacts) -> str:
         if facts.got is not None else f"`{facts.op}` is given parts of different shapes"
 
 
+def split(facts: ShapeFacts) -> str:
+    sizes = list(facts.target or ())
+    return f"{shaped(parts(facts)[0])} has {facts.got} on axis {facts.axis}, and the sizes {sizes} make {sum(sizes)}"
+
+
 def gradient(facts: ShapeFacts) -> str:
     name = facts.raised.message.partition(" returned")[0].rpartition(" ")[2].removesuffix("Backward")
     return f"The backward of `{name}` gives a gradient of another shape than its input's, {list(facts.target or ())}"
@@ -175,4 +184,4 @@ FAMILIES: dict[str, Callable[[ShapeFacts], str]] = {
     "loss": loss, "hidden": hidden, "mask": mask, "attention": attention, "small": small, "single": single,
     "lengths": lengths, "index": index, "divide": divide, "unpack": unpack, "scalar": scalar,
     "truth": truth, "strides": strides, "square": square, "ragged": ragged,
-    "gradient": gradient}
+    "gradient": gradient, "split": split}

@@ -32,7 +32,8 @@ def hooks_registered_twice(facts: NotebookFacts) -> Finding | None:
     chain += [Link(f"so is the {hook.word} `{hook.hook}` on {listed(hook.owners)}", hook.where) for hook in others]
     code = (f"for handle in handles:  # those of the run before\n    handle.remove()\n"
             f"handles = [{root}.{one.method}({one.hook if one.hook.isidentifier() else 'hook'})]")
-    fixes = [Fix("Remove the hooks that are too many; the newest stay.", "%free hooks"),
+    fixes = [Fix("Remove the hooks that are too many; the newest stay.", "%free hooks", None,
+                 {"hooks that would go": sum((hook.times - 1) * len(hook.owners) for hook in facts.hooks)}),
              Fix("In the cell, remove the old ones before new ones are registered.", code)]
     return finding("notebook/hooks-registered-twice", title, one.where, [*one.owners, root, one.method], fixes, chain,
                    times=one.times, registered_on=list(one.owners[:20]))

@@ -43,7 +43,7 @@ def _output(one: Kept, count: int) -> Finding:
     what = f"`{one.variable}`" if 0 < len(one.variable) < 60 and "\n" not in one.variable else "a result"
     title = (f"`{one.name}` still holds {size(one.bytes)}: {cell(one.where, 'a cell')} showed {what}, and the notebook "
              f"keeps what is shown in `Out`{asked}")
-    fixes = [Fix("Let go of what the notebook keeps.", "%free outputs"),
+    fixes = [Fix("Let go of what the notebook keeps.", "%free outputs", None, {"would come back": size(count)}),
              Fix("Show a summary, or end the line with a semicolon.", f"{one.variable}.shape" if (
                  one.variable.isidentifier()) else f"{one.variable or 'scores'};")]
     return _told("output", one, title, ["Out", one.name, one.variable], fixes, count)
@@ -53,7 +53,8 @@ def _traceback(one: Kept, count: int) -> Finding:
     title = (f"The traceback of the last failed cell holds {size(one.bytes)}: the variables of the calls that failed"
              + (f", so `{one.wanted}` ({cell(one.freed)}) could not free them" if one.wanted else ""))
     return _told("traceback", one, title, [one.name, "traceback"], [
-        Fix("Let go of the traceback; %debug and %tb then no longer work for it.", "%free traceback")], count)
+        Fix("Let go of the traceback; %debug and %tb then no longer work for it.", "%free traceback", None,
+            {"would come back": size(count)})], count)
 
 
 def _graph(one: Kept, count: int) -> Finding:

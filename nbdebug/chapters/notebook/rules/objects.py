@@ -78,9 +78,11 @@ def class_redefined(facts: NotebookFacts) -> Finding | None:
         return None
     first = one.instances[0]
     what = "is made from" if one.subclasses else "is an object of"
-    title = (f"`{first}` {what} the `{one.name}` of before: {cell(one.where, 'a later cell')} defined `{one.name}` "
-             f"again, {_so(one)}")
-    chain = [Link(f"{cell(one.old)} defined `{one.name}` before", one.old)] if one.old.cell else []
+    again = (f"defined `{one.name}` again" if one.module == "__main__"
+             else f"loaded `{one.module}` again, and with it another `{one.name}`")
+    title = f"`{first}` {what} the `{one.name}` of before: {cell(one.where)} {again}, {_so(one)}"
+    had = "defined" if one.module == "__main__" else "imported"
+    chain = [Link(f"{cell(one.old)} {had} `{one.name}` before", one.old)] if one.old.cell else []
     chain += [Link(f"{cell(one.made)} made `{first}`", one.made)] if one.made.cell and one.made != one.old else []
     chain += [Link(f"the same holds for {listed(one.instances[1:])}")] if len(one.instances) > 1 else []
     chain += [Link(f"the last cell failed by it: {one.said}")] if one.said else []

@@ -12,7 +12,7 @@ def finding(code: str, title: str, where: Where, blamed: Iterable[str], fixes: I
             chain: Iterable[Link] = (), **evidence: Any) -> Finding:
     """blamed: the variables and modules at fault, the most telling first. `_` in names of evidence is a space."""
     names = [name for name in dict.fromkeys(blamed) if name]
-    shown = {key.replace("_", " "): value for key, value in evidence.items() if value not in (None, "", ())}
+    shown = {key.replace("_", " "): value for key, value in evidence.items() if value not in (None, "", (), [], 0)}
     key = "holder" if code.startswith("memory/") else "where"
     return Finding(code, title, where, {key: names, **shown}, tuple(fixes), tuple(chain))
 

@@ -21,7 +21,7 @@ import torch
 from nbdebug.chapters.error.operands import UNKNOWN, expression, value_of
 from nbdebug.finding import Where
 from nbdebug.observe.frames import Frame
-from nbdebug.observe.named import attributes, cell_filled
+from nbdebug.observe.named import cell_filled
 from nbdebug.observe.sites import USER, Site, cell_name, kind_of, source_text
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
@@ -186,8 +186,13 @@ def is_module(thing: Any) -> bool:
     return issubclass(type(thing), torch.nn.Module)
 
 
+_LIES = torch.nn.Module.__dict__["__dict__"]
+"""Gives a module's own attributes, past whatever its class makes of `__dict__` or `__getattr__`."""
+
+
 def children(module: Any) -> dict[str, Any]:
-    return {name: child for name, child in (attributes(module).get("_modules") or {}).items() if child is not None}
+    """The modules directly within one, by their names there."""
+    return {name: child for name, child in (_LIES.__get__(module).get("_modules") or {}).items() if child is not None}
 
 
 def modules(model: Any) -> Iterator[Any]:
@@ -208,7 +213,7 @@ def package(thing: Any) -> str:
 
 def parameters(module: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, torch.nn.Parameter]]:
     """(dotted name, parameter) of a module, read from where they lie: a `parameters` of the user's is not asked."""
-    for name, found in (attributes(module).get("_parameters") or {}).items():
+    for name, found in (_LIES.__get__(module).get("_parameters") or {}).items():
         if found is not None:
             yield path + name, found
     for name, child in children(module).items() if depth < 50 else ():
@@ -289,10 +294,10 @@ def assignments(code: Code, name: str, before: int | tuple[int, int]) -> list[An
             for target in {t.id for t in targets(statement) if isinstance(t, ast.Name)}:
                 known.setdefault(target, []).append(statement)
     found = known.get(name, [])
-    return [s for s in found if _ends(s) <= at] or found
+    return [s for s in found if ends(s) <= at] or found
 
 
-def _ends(statement: Any) -> tuple[int, int]:
+def ends(statement: Any) -> tuple[int, int]:
     """Where a statement has given its value: a loop or a `with` at its head."""
     if hasattr(statement, "body"):
         return statement.lineno, statement.col_offset

@@ -57,31 +57,34 @@ def look(scene: Scene) -> TwiceFacts | None:
     codes, found = trail(scene), nodes(roots(scene))
     of = asked(scene, codes[0], "loss") if codes else None
     text = ast.unparse(of) if of is not None else ""
-    carriers: dict[str, Carrier] = {}
-    for code in codes:
-        for carrier in _in_function(code, found, text):
-            carriers.setdefault(carrier.name, carrier)
-    for carrier in _held(scene, found):
-        carriers.setdefault(carrier.name, carrier)
+    carriers = _carriers(scene, codes, found, text)
     earlier, first = NOWHERE, ""
     shared: list[Carrier] = []
-    for carrier in _around(scene, found) if not carriers else ():
-        carriers.setdefault(carrier.name, carrier)
     for code in codes:
         where, first, shared = _earlier(code, found, text)
         if where is not None:
             earlier = where
             break
-    if not any(c.how != "once" for c in carriers.values()):
-        for carrier in shared:
-            carriers[carrier.name] = carrier
-    each = _each(codes, text, carriers)
-    if each is not None:
-        carriers = {each.name: each}
-    ordered = sorted(carriers.values(), key=lambda c: ORDER.index(c.how))
-    some = list(found)[:ASKED_AT_MOST]
+    if all(c.how == "once" for c in carriers):
+        each = _each(codes, text, carriers)
+        known = {c.name for c in shared}
+        carriers = [each] if each is not None else [*shared, *(c for c in carriers if c.name not in known)]
+    ordered = sorted(carriers, key=lambda c: ORDER.index(c.how))
     return TwiceFacts(scene.raised(), text, tuple(ordered[:6]), earlier, first, len(found),
-                      sum(freed(node) for node in some))
+                      sum(freed(node) for node in list(found)[:ASKED_AT_MOST]))
+
+
+def _carriers(scene: Scene, codes: list[Code], found: dict[Any, int], loss: str) -> list[Carrier]:
+    """Each variable that brings a graph along, once, innermost function first."""
+    carriers: dict[str, Carrier] = {}
+    for code in codes:
+        for one in _in_function(code, found, loss):
+            carriers.setdefault(one.name, one)
+    for one in _held(scene, found):
+        carriers.setdefault(one.name, one)
+    for one in _around(scene, found) if not carriers else ():
+        carriers.setdefault(one.name, one)
+    return list(carriers.values())
 
 
 def tensors_of(thing: Any) -> list[Any]:
@@ -133,13 +136,13 @@ def _in_function(code: Code, found: dict[Any, int], loss: str) -> Iterator[Carri
             yield carrier(name, "again" if name == loss else "once", thing, _written(code, name))
 
 
-def _each(codes: list[Code], loss: str, carriers: dict[str, Carrier]) -> Carrier | None:
+def _each(codes: list[Code], loss: str, carriers: list[Carrier]) -> Carrier | None:
     """`for loss in losses: loss.backward()`: what several losses were computed from, in one carrier."""
     for code in codes[:1]:
         for loop in loops(code, failing(code)) if failing(code) is not None else []:
             if isinstance(loop, ast.For) and loss in [ast.unparse(t) for t in targets(loop)]:
                 over = ast.unparse(loop.iter)
-                shared = next((c for c in carriers.values() if c.how == "once" and c.name not in (over, loss)), None)
+                shared = next((c for c in carriers if c.how == "once" and c.name not in (over, loss)), None)
                 if shared is not None:
                     return dataclasses.replace(shared, how="each", read=code.where(loop))
     return None

@@ -17,6 +17,7 @@ from nbdebug.chapters.error.looks.autograd.source import (
     Code,
     assignments,
     children,
+    ends,
     is_module,
     last,
     loops,
@@ -98,7 +99,7 @@ def _points(found: Found | None, change: Change, module: Any, against: Weighed, 
             points += 3 if against.made_by is None else 2
     elif against.made_by is None and not users:
         points += 1
-    if made and _ends_in(found.node, found.code, found.statement.lineno) == made:
+    if made and _ends_in(found.node, found.code, place(found.statement)) == made:
         points += 4
     return points
 
@@ -133,17 +134,17 @@ def _nearness(module: str | None, wanted: str | None) -> float:
     return (1 if common == len(mine) else 0) + common / 10 - (len(mine) - common) / 100
 
 
-def _ends_in(node: Any, code: Code, line: int, depth: int = 6) -> str:
+def _ends_in(node: Any, code: Code, line: tuple[int, int], depth: int = 6) -> str:
     """The op that an expression's value comes from last, in small letters."""
     if depth == 0:
         return ""
     if isinstance(node, ast.Name):
-        made = [s for s in assignments(code, node.id, line) if isinstance(s, ast.Assign) and s.lineno < line
+        made = [s for s in assignments(code, node.id, line) if isinstance(s, ast.Assign) and ends(s) <= line
                 and not skipped(s, code)]
         if made:
-            return _ends_in(made[-1].value, code, made[-1].lineno, depth - 1)
+            return _ends_in(made[-1].value, code, place(made[-1]), depth - 1)
         given = code.given.get(node.id)
-        return _ends_in(given[0], given[1], given[1].line, depth - 1) if given and isinstance(given[0], ast.AST) else ""
+        return _ends_in(given[0], given[1], (given[1].line, 0), depth - 1) if given and isinstance(given[0], ast.AST) else ""
     if isinstance(node, ast.BinOp):
         return ARITHMETIC.get(type(node.op), "")
     if isinstance(node, ast.Call):
@@ -153,9 +154,13 @@ def _ends_in(node: Any, code: Code, line: int, depth: int = 6) -> str:
         inner = entered(node, code, called) if called is not UNKNOWN else None
         if inner is not None and inner.returned():
             given, statement = inner.returned()[-1]
-            return _ends_in(given, inner, statement.lineno + 1, depth - 1)
+            return _ends_in(given, inner, place(statement), depth - 1)
         return _spelt(last(node.func))
     return ""
+
+
+def place(statement: Any) -> tuple[int, int]:
+    return statement.lineno, statement.col_offset
 
 
 def _leaf_op(module: Any) -> str:

@@ -49,9 +49,9 @@ def look(scene: Scene) -> ShapeFacts | None:
     passed = came.passed(scene, call, at_fault, names) if said.kind in TELLS else ()
     found = cures(call, said)
     if layer is not None and (said.kind == "small" or said.kind == "features" and not found):
-        found = (*found, *layers.cures(scene, call, said, passed))[:KEPT + 1]
+        found = (*found, *layers.cures(scene, call, said, passed, layer.path))[:KEPT + 1]
     elif layer is not None and said.kind in ("hidden", "rank"):
-        found = (*found, *layers.others(scene, call, said))[:KEPT]
+        found = (*found, *layers.others(call, said, layer.path))[:KEPT]
     raised, target = scene.raised(), said.b if said.kind == "mask" else said.a
     return ShapeFacts(raised, said.kind, call.op, operands(call, said), layer, said.axis, said.wanted, said.got,
                       said.which, tuple(call.numbers), target, came.entered(call), came.lines(scene), passed,

@@ -32,6 +32,8 @@ CONTAINERS = (nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder, nn.T
               nn.TransformerDecoderLayer)
 """They are at fault themselves only where no layer inside them is."""
 LONGEST = 60
+ALIKE = ("query", "key", "value", "hx", "key_padding_mask", "attn_mask", "mask")
+"""Arguments that torch's layers hand on as other tensors: the user's are known by their shape."""
 
 
 @dataclasses.dataclass
@@ -139,20 +141,25 @@ def _given(call: Call, names: Names) -> Iterator[Part]:
                 found = names.asked(item, role) if is_tensor(item) else None
                 text = found.name if found is not None and found.known else ""
                 node = written.get(role)
-                if not text and ("mask" in role or role.startswith("hx")):
-                    text = _alike(call, item)
+                if not text and role in ALIKE:
+                    text, item = _alike(call, item)
                 label = role if len(several) == 1 else f"{role}[{i}]"
                 if not text and node is not None:
                     text, item = _named(call, node, i if len(several) > 1 else None, item)
                 yield Part(text, label, item, node, bool(found and found.owner is not None))
 
 
-def _alike(call: Call, item: Any) -> str:
-    """The one argument of the user's call that has this shape: a mask is made another tensor on its way."""
-    arguments = [a for a in ast.walk(call.node) if isinstance(a, (ast.Name, ast.Attribute))] if call.node else []
-    found = {ast.unparse(a) for a in arguments if call.frame is not None and is_shaped(value := value_of(a, call.frame))
-             and tuple(value.shape) == tuple(item.shape)}
-    return found.pop() if len(found) == 1 else ""
+def _alike(call: Call, item: Any) -> tuple[str, Any]:
+    """The one argument of the user's call that has this shape, or has it with batch and time exchanged: torch's layers
+    make another tensor of a mask, and turn what has its batch first."""
+    shape = tuple(item.shape)
+    turned = (*shape[1::-1], *shape[2:])
+    found = {}
+    for node in ast.walk(call.node) if call.node is not None and call.frame is not None else ():
+        value = value_of(node, call.frame) if isinstance(node, (ast.Name, ast.Attribute)) and call.frame else UNKNOWN
+        if is_shaped(value) and tuple(value.shape) in (shape, turned if "mask" not in ast.unparse(node) else shape):
+            found[ast.unparse(node)] = value
+    return found.popitem() if len(found) == 1 else ("", item)
 
 
 def _named(call: Call, node: ast.AST, i: int | None, item: Any) -> tuple[str, Any]:

@@ -16,6 +16,7 @@ from nbdebug.chapters.error.looks.shapes.said import Said
 from nbdebug.chapters.error.looks.shapes.trials import (
     Idea,
     Trials,
+    aligned,
     axis_of,
     first,
     flattened,
@@ -104,8 +105,10 @@ def broadcast(call: Call, said: Said, trials: Trials) -> Found:
         return
     ends = [parts[-1], *parts[:-1]]
     (i, left), (j, right) = parts[0], parts[-1]
+    same = len(left.shape or ()) == len(right.shape or ())
     yield from first(trials, (idea for k, p in ends for idea in [*narrowed(k, p), *widened(k, p)]),
-                      (idea for k, p in ends for idea in [*swapped(k, p), *moved(k, p)]),
+                      [*aligned(i, left, right), *aligned(j, right, left)],
+                      (idea for k, p in ends for idea in [*swapped(k, p), *moved(k, p)] if same),
                       [*resized(i, left, right), *resized(j, right, left)], accept=accept)
 
 
@@ -208,7 +211,7 @@ def order(call: Call, said: Said, trials: Trials) -> Found:
 
 def index(call: Call, said: Said, trials: Trials) -> Found:
     for i, part in known(call)[1:2]:
-        yield from tried(trials, [*narrowed(i, part), *widened(i, part), *swapped(i, part)])
+        yield next(first(trials, narrowed(i, part), widened(i, part), swapped(i, part)), None)
 
 
 def given(role: str) -> Callable[[Call, Said, Trials], Found]:

@@ -26,7 +26,7 @@ LARGEST = 1024
 """The side of the largest picture that is looked for."""
 
 
-def cures(scene: Scene, call: Call, said: Said, passed: tuple[Passed, ...]) -> Iterator[Cure]:
+def cures(scene: Scene, call: Call, said: Said, passed: tuple[Passed, ...], path: str) -> Iterator[Cure]:
     """What fits, likeliest first."""
     layer = call.layer
     if layer is None or not call.parts or call.parts[0].shape is None:
@@ -38,10 +38,10 @@ def cures(scene: Scene, call: Call, said: Said, passed: tuple[Passed, ...]) -> I
         yield from _pooled(layer, before)
     made = anew(layer, said.got)
     if made is not None and said.got != said.wanted:
-        yield from trials.with_layer(*made, scene.path(layer) or "")
+        yield from trials.with_layer(*made, path)
 
 
-def others(scene: Scene, call: Call, said: Said) -> Iterator[Cure]:
+def others(call: Call, said: Said, path: str) -> Iterator[Cure]:
     """The layer of the same family for as many axes; a recurrent layer without the state that does not fit."""
     layer, first = call.layer, call.parts[0] if call.parts else None
     if layer is None or first is None or first.shape is None:
@@ -54,7 +54,7 @@ def others(scene: Scene, call: Call, said: Said) -> Iterator[Cure]:
         if maker is not None and type(size) is int:
             code = maker(attributes(layer), size)
             with quiet():
-                yield from Trials(call).with_layer(eval(code, {"nn": nn}), code, scene.path(layer) or "", "kind")
+                yield from Trials(call).with_layer(eval(code, {"nn": nn}), code, path, "kind")
     if said.kind == "hidden" and call.function is not None and isinstance(call.node, ast.Call) and call.node.args:
         shape = Trials(call).without("hx")
         if shape is not None:
@@ -158,7 +158,8 @@ def _recurrent(name: str) -> Callable[[dict[str, Any], int], str]:
 
 MAKERS: dict[type, Callable[[dict[str, Any], int], str]] = {
     nn.Linear: _linear,
-    **{kind: _conv(kind.__name__) for kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d)},
+    **{kind: _conv(kind.__name__) for kind in (
+        nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)},
     **{kind: _norm(kind.__name__) for kind in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm,
                                                nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)},
     nn.GroupNorm: lambda told, size: f"nn.GroupNorm({told['num_groups']}, {size})",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
+import itertools
 import math
 import operator
 import time
@@ -215,8 +216,22 @@ def widened(which: int, part: Part) -> Iterator[Idea]:
             yield Idea("unsqueeze", which, code, functools.partial(np.expand_dims, axis=k))
         else:
             yield Idea("unsqueeze", which, f"{name}.unsqueeze({k})", operator.methodcaller("unsqueeze", k))
-    if axes == 2 and type(part.value) is not np.ndarray:
+    if axes == 2:
         yield Idea("unsqueeze", which, f"{name}[None, None]", lambda x: x[None, None])
+        yield Idea("unsqueeze", which, f"{name}[:, :, None, None]", lambda x: x[:, :, None, None])
+
+
+def aligned(which: int, part: Part, to: Part) -> Iterator[Idea]:
+    """Each axis of the shorter beside an axis of the longer that has its size, with axes of one between: a batch of
+    numbers beside a batch of pictures, a mask [N, S] beside scores [N, H, L, S]."""
+    own, long = part.shape or (), to.shape or ()
+    if not 0 < len(own) < len(long):
+        return
+    for places in itertools.combinations(range(len(long)), len(own)):
+        if all(long[place] == size for place, size in zip(places, own)):
+            index = tuple(slice(None) if i in places else None for i in range(len(long)))
+            text = ", ".join(":" if i is not None else "None" for i in index)
+            yield Idea("unsqueeze", which, f"{named(part)}[{text}]", operator.itemgetter(index))
 
 
 def narrowed(which: int, part: Part) -> Iterator[Idea]:
