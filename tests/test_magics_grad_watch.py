@@ -180,3 +180,4 @@ def test_a_panel_of_a_watch_of_ones_own(notebook: Notebook) -> None:
     notebook.run("mine = __import__('nbdebug').grad_watch(net, opt)\nstep()")
     assert "1 step watched so far." in notebook.run("%grad_watch --panel").data[-1]["text/html"]
     assert "1 step watched so far." in notebook.run("mine.panel()").data[-1]["text/html"]
+    notebook.run("mine.close()")

@@ -111,7 +111,7 @@ def parts_of(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             continue
         seen.add(id(part))
         yield name, part
-        children = attributes(part).get("_modules")
+        children: Any = attributes(part).get("_modules")
         inside = list(dict.items(children)) if issubclass(type(children), dict) else []
         todo += [(f"{name}.{key}" if name else str(key), child) for key, child in reversed(inside)
                  if issubclass(type(child), nn.Module) and type(key) is str]

@@ -55,14 +55,14 @@ class Caller:
             torch.set_autocast_dtype(kind, dtype)
         for hooks in self.saved_hooks:
             _saved._push_saved_tensors_default_hooks(*hooks)
-        # Backward runs in this thread then, also a GPU's: a layer can wait in it without keeping the device's own
-        # autograd thread, which the caller may need for a backward of theirs.
-        torch._C._set_multithreading_enabled(False)
-        torch._C._set_view_replay_enabled(self.view_replay)
-        torch._C._set_fwd_grad_enabled(self.forward_grad)
         torch.autocast_increment_nesting()  # weights that autocast has cast stay cast until the step is over
         try:
-            with torch.inference_mode(self.inference):
+            with torch.inference_mode(self.inference):  # sets all of autograd's switches, so the others come after it
+                # Backward runs in this thread then, also a GPU's: a layer can wait in it without keeping the device's
+                # own autograd thread, which the caller may need for a backward of theirs.
+                torch._C._set_multithreading_enabled(False)
+                torch._C._set_view_replay_enabled(self.view_replay)
+                torch._C._set_fwd_grad_enabled(self.forward_grad)
                 torch._C._set_grad_enabled(self.grad)
                 self._modes()
                 yield

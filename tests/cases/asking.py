@@ -79,7 +79,8 @@ def ask_memory(ns: types.SimpleNamespace) -> nbdebug.Report:
 
 
 def ask_precision(ns: types.SimpleNamespace) -> nbdebug.Report:
-    return nbdebug.precision(ns.model, ns.batch, ns.loss_fn, ns.dtype, mode="cast", progress=False)
+    return nbdebug.precision(ns.model, ns.batch, ns.loss_fn, ns.dtype, mode="cast",
+                             step=getattr(ns, "step", None), progress=False)
 
 
 def ask_error(ns: types.SimpleNamespace) -> nbdebug.Report:

@@ -122,6 +122,17 @@ def test_a_collate_function_of_the_users_own() -> None:
     report, said = explained(Made(lambda i: {"x": torch.zeros(3 if i == 2 else 4)}), collate_fn=stacked)
     assert only(report) and "`stacked`" in said and "Sample 2 of" in said and "`x`" in said
 
+    class Collator:
+        def __call__(self, batch):
+            return {"mask": torch.tensor([sample["mask"] for sample in batch])}
+
+    report, said = explained(Made(lambda i: {"x": 1, **({"mask": 1} if i != 6 else {})}), collate_fn=Collator())
+    assert only(report) and "`Collator`" in said and "Sample 6 of" in said and "no `mask`" in said
+    report, said = explained(Made(lambda i: {"x": 1}), collate_fn=Collator())
+    assert report.ok, "no sample has it: the function is wrong"
+    report, said = explained(Made(lambda i: None if i == 3 else {"mask": 1}), collate_fn=Collator())
+    assert only(report) and "Sample 3 of" in said and "is None" in said
+
 
 def test_in_a_worker_the_sampler_and_the_message_tell() -> None:
     report, said = explained(Pictures(odd=5), num_workers=1)

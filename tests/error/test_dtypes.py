@@ -1,4 +1,4 @@
-"""Dtypes that do not go together: the tensor by the user's name, what it met, what made it so, a cast that was tried."""
+"""Dtypes that do not go together: the tensor by the user's name, what made it so, and a cast that was tried."""
 
 from __future__ import annotations
 
@@ -202,11 +202,6 @@ def gradients_of_counts():
     start.requires_grad_()
 
 
-def compiled():
-    fast, x = torch.compile(net, backend="eager"), features[:2]
-    fast(x)
-
-
 def through_vmap():
     rows = features.reshape(3, 4, 4)
     torch.vmap(net[2])(torch.vmap(net[1])(rows))
@@ -248,12 +243,11 @@ SITUATIONS = [
     (numpy_in_a_layer, ["float64 in NumPy", "torch.as_tensor"]),
     (list_with_a_gap, ["`ages` is a list", "a NoneType at [2]"]),
     (gradients_of_counts, ["`start` is int64", "arange", "start = start.float()"]),
-    (compiled, ["`x` is float64", "computes in float32"]),
     (through_vmap, ["`rows` is float64", "net.1.0"]),
     (raised_again, ["`features` is float64", "ValueError"]),
 ]
-TRIED = {half_model, float_classes, one_hot_classes, mask_for_bce, float_ids, mean_of_counts, difference_of_masks, series,
-         half_on_the_host, spectrum, into_whole_numbers}
+TRIED = {half_model, float_classes, one_hot_classes, mask_for_bce, float_ids, mean_of_counts, difference_of_masks,
+         series, half_on_the_host, spectrum, into_whole_numbers}
 
 
 @pytest.mark.parametrize(("call", "words"), SITUATIONS, ids=lambda value: getattr(value, "__name__", ""))

@@ -83,6 +83,22 @@ def test_a_fallback_that_fails_is_a_failure_of_its_own() -> None:
 
     assert codes(caught(unknown_fallback)) == [STATE]
 
+    def optional_and_unknown():
+        try:
+            no_module()
+        except ImportError:
+            return {}["no such key"]
+
+    assert codes(caught(optional_and_unknown)) == [], "the package was optional"
+
+    def needed():
+        try:
+            no_module()
+        except ImportError:
+            raise RuntimeError("please install it")  # noqa: B904
+
+    assert codes(caught(needed)) == [MISSING]
+
 
 def test_frames_around_the_place_that_caught_are_kept() -> None:
     def inner(weights):
@@ -154,6 +170,29 @@ def test_an_error_with_a_report_of_nbdebugs_own() -> None:
         assert "In step 1 " in str(said) and "trip.locate()" in str(said)
         located = stopped.value.trip.locate()
         assert nbdebug.explain(stopped.value).findings == located.findings != ()
+
+
+CARRIED = """Traceback (most recent call last):
+  File "/run/train.py", line 12, in main
+    model.load_state_dict(state)
+  File "/env/lib/python3.11/site-packages/torch/nn/modules/module.py", line 2629, in load_state_dict
+    raise RuntimeError(
+RuntimeError: Error(s) in loading state_dict for Net:
+\tMissing key(s) in state_dict: "a.weight".
+"""
+
+
+@pytest.mark.parametrize(("kind", "text", "where"), [
+    ("RuntimeError", f"Caught RuntimeError in replica 1 on device 1.\nOriginal {CARRIED}", "in replica 1 on device 1"),
+    ("ProcessRaisedException", f"\n\n-- Process 1 terminated with the following error:\n{CARRIED}", "in process 1"),
+    ("ChildFailedError", f"train.py FAILED\n[0]:\n  rank      : 0 (local_rank: 0)\n  traceback : {CARRIED}\n=======\n",
+     "on rank 0"),
+])
+def test_errors_of_other_processes_are_read_from_their_text(kind, text, where) -> None:
+    error = type(kind, (RuntimeError,), {})(text)
+    report = nbdebug.explain(caught(lambda: (_ for _ in ()).throw(error)), names={})
+    assert [finding.code for finding in report] == [STATE]
+    assert where in str(report) and "a.weight" in str(report) and report.findings[0].where.place == "train.py, line 12"
 
 
 # -- how it is asked -----------------------------------------------------------------------------------------------
@@ -315,7 +354,7 @@ def step_among(things, error, depth):
     AttributeError("'Hostile' object has no attribute 'x'"), KeyError(Hostile), OSError(24, "Too many open files"),
     RuntimeError("stack expects each tensor to be equal size, but got [2] at entry 0 and [3] at entry 1"),
     TypeError("forward() missing 1 required positional argument: 'x'"),
-    RuntimeError("Caught KeyError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n  dust"),
+    RuntimeError("Caught KeyError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n  x"),
     RuntimeError("Trying to backward through the graph a second time"),
 ], ids=lambda error: f"{type(error).__name__}")
 def test_nothing_of_the_users_runs_and_nothing_breaks_it(error) -> None:

@@ -193,6 +193,106 @@ def inference_inplace():
     base += 1
 
 
+def mask_scores():
+    q = nn.Linear(4, 4)
+    att = q(INPUTS) @ q(INPUTS).T
+    att = att.exp()
+    att[torch.ones(5, 5).triu(1).bool()] = 0
+    att = att / att.sum(-1, keepdim=True)
+    att.sum().backward()
+
+
+def gan_step():
+
+    class GAN:
+
+        def __init__(self):
+            self.g, self.d = (nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1)))
+            self.opt_d = torch.optim.SGD(self.d.parameters(), 0.1)
+            self.opt_g = torch.optim.SGD(self.g.parameters(), 0.1)
+
+        def train(self):
+            fake = self.g(INPUTS)
+            pred = self.d(fake)
+            d_loss = pred.mean()
+            d_loss.backward(retain_graph=True)
+            self.opt_d.step()
+            g_loss = -pred.mean()
+            g_loss.backward()
+            self.opt_g.step()
+    GAN().train()
+
+
+def weight_norm():
+    m = nn.Linear(4, 3)
+    m(INPUTS)
+    m.weight.data.clamp_(-0.1, 0.1)
+    with torch.no_grad():
+        m.weight.copy_(m.weight / m.weight.norm())
+    x1 = INPUTS.clone().requires_grad_()
+    out2 = m(x1)
+    with torch.no_grad():
+        m.weight.mul_(2)
+    out2.sum().backward()
+
+
+def lambda_layer():
+    lin = nn.Linear(4, 4)
+    steps = [lin, torch.tanh, lambda t: t.add_(1), torch.relu]
+    h = INPUTS
+    for s in steps:
+        h = s(h)
+    h.sum().backward()
+
+
+def ddp_like():
+
+    class Net(nn.Module):
+
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(4))
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x):
+            y = self.fc(x)
+            z = y * self.mean
+            self.mean += y.detach().mean(0)
+            return z
+    net = Net()
+    loss = net(INPUTS).sum() + net(INPUTS).sum()
+    loss.backward()
+
+
+def densenet():
+
+    class Block(nn.Module):
+
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(4)
+            self.relu = nn.ReLU(inplace=True)
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x):
+            y = torch.tanh(x)
+            z = self.relu(y)
+            return self.fc(z) + x
+    m = nn.Sequential(nn.Linear(4, 4), Block(), Block())
+    m(INPUTS).sum().backward()
+
+
+def rnn_inplace():
+    cell = nn.RNNCell(4, 4)
+    h = torch.zeros(5, 4)
+    outs = torch.zeros(3, 5, 4)
+    for t in range(3):
+        h = cell(INPUTS, h)
+        outs[t] = h
+        h[:, 0] = 0
+    outs.sum().backward()
+
+
 CASES = [
     (sigmoid_mul, "`gate *= 2` changes `gate` in place, but the backward of `sigmoid`",
      "gate *= 2", "gate = gate * 2"),
@@ -216,6 +316,13 @@ CASES = [
     (expanded, "`b`, whose entries share memory", "b += 1", "b = b.clone()"),
     (out_arg, "writes its result with `out=`", "torch.mul(w, 2, out=buf)", "buf = torch.mul(w, 2)"),
     (inference_inplace, "made under `torch.inference_mode()`", "base += 1", "base = base.clone()"),
+    (mask_scores, "but the backward of `exp`", "att[torch.ones", "att = att.clone()"),
+    (gan_step, "`self.opt_d.step()` changed `self.d.2.weight`", "self.opt_d.step()", "g_loss.backward()"),
+    (weight_norm, "`m.weight.mul_(2)` changed `m.weight`", "m.weight.mul_(2)", "out2.sum().backward()"),
+    (lambda_layer, "`lambda t: t.add_(1)` changes `t` in place", "lambda t: t.add_(1)", "t = t.add(1)"),
+    (ddp_like, "`self.mean += y.detach().mean(0)` changes `self.mean`", "self.mean += ", "self.mean = self.mean + "),
+    (densenet, "is ReLU(inplace=True)", "nn.ReLU(inplace=True)", "nn.ReLU()"),
+    (rnn_inplace, "`h[:, 0] = 0` changes `h`", "h[:, 0] = 0", "h = h.clone()"),
 ]
 
 
@@ -277,3 +384,46 @@ def test_another_error_in_an_in_place_line_is_another_error():
         grown()
 
     assert "error/inplace-modified" not in [found.code for found in nbdebug.explain(caught.value, names={})]
+
+
+class Hostile:
+    """An object all of whose methods tell that they ran, and refuse."""
+
+    __hash__ = None
+
+    def _ran(self, *given):
+        RAN.append(given)
+        raise RuntimeError("not to be run")
+
+    __getattribute__ = __getattr__ = __eq__ = __len__ = __bool__ = __iter__ = __repr__ = _ran
+    __class__ = property(_ran)
+
+    def __call__(self, x):
+        return x
+
+
+RAN = []
+
+
+def test_no_code_of_the_users_runs_for_an_explanation():
+    hostile, layer, password = Hostile(), nn.Linear(4, 4), "swordfish"
+
+    def unpacked(tensor):
+        RAN.append("unpack")
+        return tensor
+
+    def in_bad_company(other):
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, unpacked):
+            aside = layer(INPUTS).exp()
+        gate = other(layer(INPUTS).sigmoid())
+        gate.mul_(len(password))
+        (gate + aside).sum().backward()
+
+    with pytest.raises(RuntimeError) as caught:
+        in_bad_company(hostile)
+    RAN.clear()
+    report = nbdebug.explain(caught.value, names={"hostile": hostile})
+
+    assert "`gate.mul_(len(password))` changes `gate`" in report.findings[0].title
+    assert not RAN
+    assert "swordfish" not in str(report)

@@ -100,6 +100,20 @@ def test_a_whole_model_whose_module_is_gone(monkeypatch) -> None:
         only(report).fixes[0].code)
 
 
+def test_the_same_file_read_as_weights_alone(monkeypatch) -> None:
+    kind = type("Net", (torch.nn.Linear,), {"__module__": "models_then", "__qualname__": "Net"})
+    module(monkeypatch, "models_then", Net=kind)
+    file = io.BytesIO()
+    torch.save(kind(2, 2), file)
+    file.seek(0)
+    report, said = explained(lambda: torch.load(file, weights_only=True))
+    assert report.ok and "`models_then.Net`" in said and "weights_only=False" in said
+    monkeypatch.delitem(sys.modules, "models_then")
+    file.seek(0)
+    report, said = explained(lambda: torch.load(file, weights_only=True))
+    assert only(report) and "`models_then.Net`" in said
+
+
 def test_a_class_of_the_main_program_and_plain_pickles(monkeypatch) -> None:
     kind = type("Probe7", (), {"__module__": "__main__", "__qualname__": "Probe7"})
     monkeypatch.setattr(sys.modules["__main__"], "Probe7", kind, raising=False)

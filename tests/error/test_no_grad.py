@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import nbdebug
+from tests import shell
 
 F = nn.functional
 INPUTS, TARGETS = torch.linspace(-1, 1, 20).reshape(5, 4), torch.tensor([0, 2, 1, 0, 2])
@@ -36,6 +37,10 @@ class Trainer:
             pred = self.predict(batch)
             loss = self.crit(pred.float(), torch.ones(5, 1))
             loss.backward()
+
+
+class Config:
+    thr = 0.5
 
 
 def detached_in_forward():
@@ -152,30 +157,6 @@ def global_off():
     loss.backward()
 
 
-def not_scalar():
-    model = nn.Linear(4, 3)
-    loss = F.cross_entropy(model(INPUTS), TARGETS, reduction="none")
-    loss.backward()
-
-
-def returns_none():
-    model = nn.Linear(4, 3)
-
-    def criterion(pred, target):
-        value = F.cross_entropy(pred, target)  # noqa: F841
-    loss = criterion(model(INPUTS), TARGETS)
-    loss.backward()
-
-
-def returns_tuple():
-    model = nn.Linear(4, 3)
-
-    def criterion(pred, target):
-        return (F.cross_entropy(pred, target), pred)
-    loss = criterion(model(INPUTS), TARGETS)
-    loss.backward()
-
-
 def np_mean():
     model = nn.Linear(4, 3)
     losses = []
@@ -205,68 +186,12 @@ def helper_backward():
     run()
 
 
-def grad_input():
-    model = nn.Linear(4, 3)
-    sample = torch.rand(2, 4)
-    out = model(sample).sum()
-    torch.autograd.grad(out, sample)
-
-
-def grad_unused():
-    model = nn.Linear(4, 3)
-    sample = torch.rand(2, 4, requires_grad=True)
-    moved = sample * 2
-    out = model(sample).sum()
-    torch.autograd.grad(out, [moved])
-
-
 def gradient_penalty():
     critic = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
     mixed = torch.rand(3, 4, requires_grad=True)
     grads = torch.autograd.grad(critic(mixed).sum(), mixed)[0]
     penalty = (grads.norm(2, dim=1) - 1).pow(2).mean()
     penalty.backward()
-
-
-def list_held():
-
-    class Net(nn.Module):
-
-        def __init__(self):
-            super().__init__()
-            self.blocks = [nn.Linear(4, 4) for _ in range(3)]
-
-        def forward(self, x):
-            return x
-    net = Net()
-    torch.optim.Adam(net.parameters())
-
-
-def nonleaf_optim():
-    style = torch.rand(3, requires_grad=True) * 0.1
-    torch.optim.Adam([style], lr=0.1)
-
-
-def grad_none():
-    w = torch.rand(3, requires_grad=True)
-    scaled = w * 2
-    scaled.sum().backward()
-    scaled.grad.norm()
-
-
-def grad_none_param():
-    model = nn.ModuleDict({"used": nn.Linear(4, 3), "aux": nn.Linear(4, 3)})
-    model["used"](INPUTS).sum().backward()
-    total = 0
-    for p in model.parameters():
-        total += p.grad.norm()
-
-
-def inference():
-    encoder, head = (nn.Linear(4, 4), nn.Linear(4, 3))
-    with torch.inference_mode():
-        code = encoder(INPUTS)
-    head(code).sum().backward()
 
 
 def sampled():
@@ -336,6 +261,107 @@ def lambda_cut():
     loss.backward()
 
 
+def ckpt():
+    from torch.utils.checkpoint import checkpoint
+    block, = [nn.Sequential(nn.Linear(4, 4), nn.ReLU())]
+    out = checkpoint(block, INPUTS, use_reentrant=True)
+    loss = out.sum()
+    loss.backward()
+
+
+def vae_kl():
+    enc = nn.Linear(4, 4)
+    mu, logvar = enc(INPUTS).chunk(2, 1)
+    with torch.no_grad():
+        z = mu + torch.randn_like(mu) * (0.5 * logvar).exp()
+    recon = F.mse_loss(z, INPUTS[:, :2])
+    recon.backward()
+
+
+def where_mask():
+    m = nn.Linear(4, 1)
+    p = m(INPUTS).sigmoid()
+    pred = torch.where(p > 0.5, torch.ones_like(p), torch.zeros_like(p))
+    loss = F.binary_cross_entropy(pred, torch.ones(5, 1))
+    loss.backward()
+
+
+def wrapped_loss():
+
+    class Dice(nn.Module):
+
+        def __init__(self, thr):
+            super().__init__()
+            self.thr = thr
+
+        def forward(self, logits, target):
+            probs = torch.sigmoid(logits)
+            if self.thr is not None:
+                probs = (probs > self.thr).float()
+            return 1 - 2 * (probs * target).sum() / (probs.sum() + target.sum())
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    crit = Dice(0.5)
+    for _ in range(1):
+        loss = crit(net(INPUTS), torch.ones(5, 1))
+        loss.backward()
+
+
+def dict_pred():
+
+    class Net(nn.Module):
+
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 3)
+
+        def forward(self, x):
+            logits = self.fc(x)
+            return {"logits": logits, "pred": logits.argmax(-1)}
+    net = Net()
+    out = net(INPUTS)
+    loss = (out["pred"] - TARGETS).abs().float().mean()
+    loss.backward()
+
+
+def kwargs_call():
+    model = nn.Linear(4, 1)
+
+    def loss_fn(*, pred, target, cfg):
+        return ((pred.sigmoid() > cfg.thr) != target).float().mean()
+    loss = loss_fn(pred=model(INPUTS), target=torch.ones(5, 1).bool(), cfg=Config())
+    loss.backward()
+
+
+def nested_seq():
+
+    class Quant(nn.Module):
+
+        def forward(self, x):
+            return (x * 8).to(torch.uint8).float() / 8
+    net = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Sequential(Quant()))
+    loss = net(INPUTS).sum()
+    loss.backward()
+
+
+def sum_losses():
+    model = nn.Linear(4, 3)
+    losses = {"a": F.cross_entropy(model(INPUTS), TARGETS).item(), "b": 0.1}
+    total = sum(losses.values())
+    total.backward()
+
+
+def tuple_under_no_grad():
+    encoder = nn.Linear(4, 4)
+
+    @torch.no_grad()
+    def encode(batch):
+        both = encoder(batch)
+        return (both[:, :2], both[:, 2:])
+    mean, spread = encode(INPUTS)
+    loss = (mean + spread).pow(2).mean()
+    loss.backward()
+
+
 CASES = [
     (detached_in_forward, "`.detach()` in `logits.detach()` cuts it off from `logits`",
      "frozen_logits = logits.detach()", "frozen_logits = logits"),
@@ -354,21 +380,10 @@ CASES = [
     (comparison, "`score > 0.5` is true or false", "hit = score > 0.5", "hit = torch.sigmoid("),
     (max_index, "`predicted` has no gradient: `torch.max(outputs, 1)`", "torch.max(outputs, 1)", "predicted = "),
     (global_off, "gradients are off everywhere", "loss.backward()", "torch.set_grad_enabled(True)"),
-    (not_scalar, "`loss` has shape [5]", "loss.backward()", "loss.mean().backward()"),
-    (returns_none, "`loss` is None: `criterion` returns nothing", "loss.backward()", "return loss"),
-    (returns_tuple, "`loss` is a tuple", "loss.backward()", "loss[0].backward()"),
     (np_mean, "`item` in", "losses.append", "losses.append(F.cross_entropy("),
     (aug_item, "`loss` is a plain number", "loss += ", "loss += F.cross_entropy("),
     (helper_backward, "`pred` has no gradient: `.data`", "pred = model(", "pred = model("),
-    (grad_input, "`sample` does not require grad", "torch.autograd.grad", "sample.requires_grad_()"),
-    (grad_unused, "`moved` is no part", "torch.autograd.grad", "allow_unused=True"),
     (gradient_penalty, "`grads` is a gradient without a graph", "grads = torch.autograd.grad", "create_graph=True"),
-    (list_held, "`net.blocks` is a plain list of 3 modules", "torch.optim.Adam", "self.blocks = nn.ModuleList"),
-    (nonleaf_optim, "`style` is no leaf, the result of `mul`",
-     "torch.optim.Adam", "style = style.detach().requires_grad_()"),
-    (grad_none, "`scaled.grad` is None: `scaled` is a result of `mul`", "scaled.grad.norm()", "scaled.retain_grad()"),
-    (grad_none_param, "(`model.aux.weight`)", "total += p.grad.norm()", "p.grad is not None"),
-    (inference, "`code` was made under `torch.inference_mode()`", "head(code)", "code = code.clone()"),
     (sampled, "`dist.sample()` draws without one", "action = dist.sample()", "dist.rsample()"),
     (data_only, "`pred`, which could, is not used", "loss.backward()", "loss_fn(pred, target)"),
     (retain, "`pred` has no gradient", "pred = model(", "softmax(1)"),
@@ -377,6 +392,17 @@ CASES = [
     (compiled_detach, "`.detach()` in `hidden.detach()`", "return hidden.detach()", "return hidden"),
     (list_loop, "`ranks` has no gradient: `x.argsort(dim=1)`", "ranks = x.argsort", "ranks = x"),
     (lambda_cut, "`a.argmax(1)` gives whole numbers", "metric = lambda", "a.softmax(1)"),
+    (ckpt, "`checkpoint(block, INPUTS, use_reentrant=True)` passes none", "out = checkpoint(", "use_reentrant=False"),
+    (vae_kl, "`z` is computed under `with torch.no_grad()`", "with torch.no_grad():", "z = mu +"),
+    (where_mask, "`p > 0.5` is true or false", "pred = torch.where", "torch.sigmoid((p - 0.5) / 0.1)"),
+    (wrapped_loss, "`probs > self.thr` is true or false",
+     "probs = (probs > self.thr)", "torch.sigmoid((probs - self.thr) / 0.1)"),
+    (dict_pred, "`logits.argmax(-1)` gives whole numbers", "logits.argmax(-1)", "logits.softmax(-1)"),
+    (kwargs_call, "`pred.sigmoid() > cfg.thr` is true or false",
+     "return ((pred.sigmoid() > cfg.thr)", "torch.sigmoid((pred.sigmoid() - cfg.thr) / 0.1)"),
+    (nested_seq, "`(x * 8).to(torch.uint8)` gives whole numbers", "to(torch.uint8)", "return (x * 8).float() / 8"),
+    (sum_losses, "`total` has no gradient: `item`", "losses = {", "F.cross_entropy(model("),
+    (tuple_under_no_grad, "`@torch.no_grad()` in `encode`", "@torch.no_grad()", "def encode"),
 ]
 
 
@@ -391,39 +417,6 @@ def test_cause_is_named_with_the_users_own_names(raising, title, line, cure):
     assert cure in "\n".join(fix.code for fix in found.fixes)
 
 
-class Plan:
-    """An object of the user's without a backward."""
-
-    grad = None
-
-
-def slip_of_the_pen():
-    Plan().backward()
-
-
-def nothing_found():
-    best = {}.get("best")
-    best.norm()
-
-
-def attribute_of_the_users():
-    Plan().grad.norm()
-
-
-def gradient_of_the_wrong_shape():
-    weights = torch.ones(3, requires_grad=True)
-    weights.sum().backward(torch.ones(3))
-
-
-@pytest.mark.parametrize("raising", [slip_of_the_pen, nothing_found, attribute_of_the_users,
-                                     gradient_of_the_wrong_shape])
-def test_errors_alike_in_words_only_are_not_taken(raising):
-    with pytest.raises(Exception) as caught:
-        raising()
-
-    assert "error/no-grad-path" not in [found.code for found in nbdebug.explain(caught.value, names={})]
-
-
 def test_eval_mode_is_called_innocent():
     model = nn.Linear(4, 3).eval()
 
@@ -431,6 +424,31 @@ def test_eval_mode_is_called_innocent():
         model(INPUTS).detach().sum().backward()
 
     assert "innocent" in explained(evaluated).evidence["in eval mode"]
+
+
+def test_a_library_function_under_no_grad_is_named():
+    space = {"torch": torch}
+    exec("@torch.no_grad()\ndef generate(model, x):\n    return model(x)", space)  # a function without a source
+    model, generate = nn.Linear(4, 3), space["generate"]
+
+    def from_samples():
+        loss = generate(model, INPUTS).sum()
+        loss.backward()
+
+    found = explained(from_samples)
+
+    assert "`loss` comes from `generate`, which is decorated with `no_grad`" in found.title
+
+
+def test_the_cut_may_stand_in_another_cell_of_the_notebook():
+    with shell.started("import torch; from torch import nn; model, x = nn.Linear(4, 3), torch.ones(2, 4)") as book:
+        book.run("scores = model(x)\nbest = scores.argmax(1)")
+        book.run("loss = best.float().mean()")
+        error = book.run("loss.backward()").error
+        found = nbdebug.explain(error, names=book.shell.user_ns).findings[0]
+
+    assert "`best` has no gradient: `scores.argmax(1)`" in found.title
+    assert found.where.cell == "In [3]"
 
 
 @pytest.fixture(autouse=True)

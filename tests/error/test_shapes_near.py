@@ -198,7 +198,7 @@ def test_of_a_compiled_model_the_text_is_read():
         raise TorchRuntimeError(
             "Dynamo failed to run FX node with fake tensors: call_function <built-in function linear>(...): got "
             "RuntimeError('a and b must have same reduction dim, but got [3, 4] X [5, 2].')\n\nfrom user code:\n"
-            f'   File "{__file__}", line {line}, in forward\n    return self.weigh(pulses)\n\nSet TORCHDYNAMO_VERBOSE=1')
+            f'   File "{__file__}", line {line}, in forward\n    return self.weigh(pulses)\n\nSet TORCH_LOGS="+dynamo"')
 
     (finding,) = nbdebug.explain(caught(run))
     assert "`weigh` (Linear) takes 5 features and is given 4: `pulses` is [3, 4]" in finding.title

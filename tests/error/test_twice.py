@@ -36,6 +36,24 @@ class Stateful(nn.Module):
         return self.last
 
 
+class Agent(nn.Module):
+
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(4, 4)
+        self.state = None
+
+    def act(self, x):
+        out, self.state = self.lstm(x[None], self.state)
+        return out
+
+    def learn(self):
+        for _ in range(2):
+            out = self.act(INPUTS)
+            loss = out.mean()
+            loss.backward()
+
+
 def running_total():
     model = nn.Linear(4, 3)
     total = 0
@@ -227,6 +245,72 @@ def outer_epoch():
             err.backward()
 
 
+def lbfgs():
+    enc, head = (nn.Linear(4, 4), nn.Linear(4, 1))
+    opt = torch.optim.LBFGS(head.parameters())
+    feats = enc(INPUTS).tanh()
+
+    def closure():
+        opt.zero_grad()
+        loss = head(feats).pow(2).mean()
+        loss.backward()
+        return loss
+    opt.step(closure)
+
+
+def losses_loop():
+    trunk = nn.Linear(4, 4)
+    heads = [nn.Linear(4, 1) for _ in range(2)]
+    shared = trunk(INPUTS).sigmoid()
+    losses = [h(shared).mean() for h in heads]
+    for part in losses:
+        part.backward()
+
+
+def ema_update():
+    m = nn.Linear(4, 3)
+    running = torch.zeros(3)
+    for _ in range(2):
+        out = m(INPUTS)
+        running.mul_(0.9).add_(out.mean(0))
+        loss = (out * running).sum()
+        loss.backward()
+
+
+def two_step_tbptt():
+    rnn = nn.LSTM(4, 4, batch_first=True)
+    fc = nn.Linear(4, 1)
+    h, c = (torch.zeros(1, 2, 4), torch.zeros(1, 2, 4))
+    for chunk in torch.rand(2, 6, 4).split(3, 1):
+        out, (h, c) = rnn(chunk, (h, c))
+        loss = fc(out).mean()
+        loss.backward()
+
+
+def agent():
+    Agent().learn()
+
+
+def memory_dict():
+    bank = {}
+    net = nn.Linear(4, 4)
+    for _ in range(2):
+        z = net(INPUTS).tanh()
+        prev = bank.get("z")
+        loss = z.sum() if prev is None else (z - prev).pow(2).sum()
+        loss.backward()
+        bank["z"] = z
+
+
+def multi_task():
+    trunk, a, b = (nn.Linear(4, 4), nn.Linear(4, 1), nn.Linear(4, 1))
+    shared = trunk(INPUTS).sigmoid()
+    loss_a = a(shared).mean()
+    loss_b = b(shared).mean()
+    loss_a.backward()
+    loss_b.backward()
+
+
 CASES = [
     (running_total, "`total` adds up results with their graphs", "total += loss", "total += loss.item()"),
     (lstm_tuple, "`hidden` brings the graph of the turn before",
@@ -248,6 +332,15 @@ CASES = [
     (list_h, "`h` brings the graph", "h = rnn(", "h = h.detach()"),
     (dict_state, "`state` keeps results", "state[", "state[\"h\"] = state[\"h\"].detach()"),
     (outer_epoch, "`base` is computed once", "base = net(", "base = base.detach()"),
+    (lbfgs, "`feats` is computed once", "feats = enc(", "feats = feats.detach()"),
+    (losses_loop, "All the losses go through `shared`", "shared = trunk(", "sum(losses).backward()"),
+    (ema_update, "`running` brings the graph", "running.mul_(0.9)", "running = running.detach()"),
+    (two_step_tbptt, "`h`, `c` bring the graph", "out, (h, c) = rnn(", "h = h.detach()\nc = c.detach()"),
+    (agent, "`Agent.state` keeps the graph",
+     "out, self.state = self.lstm(", "self.state = tuple(part.detach() for part in self.state)"),
+    (memory_dict, "`bank` keeps results", "bank[", "bank[\"z\"] = bank[\"z\"].detach()"),
+    (multi_task, "`loss_b` and an earlier loss both go through `shared`",
+     "shared = trunk(", "(loss_a + loss_b).backward()"),
 ]
 
 

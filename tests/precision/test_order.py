@@ -101,6 +101,26 @@ def test_modules_are_found_in_a_step_of_its_own_too() -> None:
     assert report.fp32_modules == ("1",) and codes(report) == ["precision/half-overflow"]
 
 
+def test_a_step_beside_the_loss_is_looked_at_too_and_one_that_does_not_repeat_is_left_in_peace() -> None:
+    def asked(*turns: str, draws: bool = False, clip: Callable | None = None) -> nbdebug.Report:
+        training = Training(*turns, clip=clip)
+        sizes = iter(range(1, 99))
+        return nbdebug.precision(
+            training.model, X, lambda model, x: model(x).float().square().mean(), mode="cast", progress=False,
+            step=lambda: training.loss_fn(training.model, X * next(sizes) if draws else X))
+
+    def halved(parameters: list[Any]) -> None:
+        for parameter in parameters:
+            parameter.grad.div_(2)
+
+    assert codes(asked("backward", "clip", "step", "update")) == ["precision/unscale-order"]
+    assert codes(asked("backward", "unscale", "clip", "step", "update")) == []
+    assert codes(asked("plain", "clip", "bare")) == []
+    assert codes(asked("backward", "clip", "step", "update", draws=True, clip=halved)) == []
+    with pytest.raises(TypeError, match="step is a function without arguments; got str"):
+        nbdebug.precision(nn.Linear(4, 1), X, lambda m, x: m(x).sum(), step="step()")  # type: ignore[arg-type]
+
+
 def test_what_the_step_raises_passes_and_all_is_put_back() -> None:
     training, scale = Training("backward"), torch.amp.GradScaler.scale
 

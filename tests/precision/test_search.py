@@ -53,7 +53,7 @@ def test_without_suspects_it_takes_about_as_many_tries_as_there_is_to_learn() ->
 
     for sick, most in ((1, 8.5), (2, 14.5), (4, 24.5), (8, 40)):  # the information is 6, 11, 19.3 and 32 bits
         counts = []
-        for seed in range(60):
+        for seed in range(30):
             tree, tries, _ = asked(NAMES, set(random.Random(seed).sample(NAMES, sick)))
             search(tree, tries, ())
             counts.append(len(tries.tries))

@@ -21,7 +21,7 @@ from nbdebug.chapters.error.facts import TensorFact
 from nbdebug.chapters.error.lying import members
 from nbdebug.chapters.error.operands import UNKNOWN, expression, operands, value_of
 from nbdebug.chapters.error.scene import Scene, fact, is_tensor
-from nbdebug.chapters.error.syntax import tree_of
+from nbdebug.chapters.error.syntax import called, tree_of
 from nbdebug.observe.frames import Frame
 from nbdebug.observe.named import MODULES_OWN, attributes, key_text
 
@@ -53,7 +53,7 @@ class Asked:
 def asked(scene: Scene) -> list[Asked]:
     """The tensors at hand where it failed, each once: of torch's innermost function, of the module around it, then of
     the user's line. Empty where the op was given none by a name."""
-    names, written = Names(scene), _arguments(scene)
+    names, written = Names(scene), arguments(scene)
     found: dict[int, Asked] = {}
     for role, value in _given(scene):
         if id(value) not in found and len(found) < MOST:
@@ -87,18 +87,13 @@ def raised_by_user(scene: Scene) -> bool:
     return last is not None and last.users and isinstance(expression(last), (ast.Raise, ast.Assert))
 
 
-def _arguments(scene: Scene) -> dict[int, str]:
+def arguments(scene: Scene) -> dict[int, str]:
     """What the user's line gave to the function of torch's that it called, as it is written there: `encode(x)`."""
     below = within(scene)
-    call = expression(scene.users[0]) if scene.users and below else None
-    if isinstance(call, (ast.Expr, ast.Return, ast.Assign)):
-        call = call.value
-    if not isinstance(call, ast.Call) or any(isinstance(arg, ast.Starred) for arg in call.args):
+    call = _call_of(scene.users[0], below[-1]) if scene.users and below else None
+    if call is None or any(isinstance(arg, ast.Starred) for arg in call.args):
         return {}
     callee = below[-1]
-    asks = value_of(call.func, scene.users[0])
-    if callee.module is not None and asks is not UNKNOWN and asks is not callee.module:
-        return {}  # `list(map(net, rows))`: what stands there is not what the module was given
     function = type(callee.module).forward if callee.module is not None else getattr(
         nn.functional, callee.site.function, None)
     if callee.site.function == "__new__":
@@ -109,6 +104,19 @@ def _arguments(scene: Scene) -> dict[int, str]:
         names = [name for name in inspect.signature(function).parameters if name != "self"]
     given = [*zip(names, call.args), *((k.arg or "", k.value) for k in call.keywords)]
     return {id(callee.names[name]): ast.unparse(node) for name, node in given if name in callee.names}
+
+
+def _call_of(frame: Frame, callee: Frame) -> ast.Call | None:
+    """The call in the failing line that called torch's function. `list(map(net, rows))` calls `list`, not the module;
+    where Python knows only the line (before 3.11) the call has to be recognised by what it calls."""
+    ran = expression(frame)
+    calls = [node for node in ast.walk(ran) if isinstance(node, ast.Call)] if ran is not None else []
+    for call in calls:
+        if callee.module is not None and value_of(call.func, frame) is callee.module or (
+                callee.module is None and called(call) in (callee.site.function, "Parameter")):
+            return call
+    first = calls[0] if calls and frame.span is not None else None
+    return first if first is not None and value_of(first.func, frame) is UNKNOWN else None
 
 
 def _given(scene: Scene) -> Iterator[tuple[str, torch.Tensor]]:

@@ -1,5 +1,5 @@
-"""An exception that comes from elsewhere with its traceback as text: a loader's worker, a thread of DataParallel, a
-compiled model, another process.
+"""An exception that comes from elsewhere with its traceback as text: a loader's worker, a replica of DataParallel, a
+compiled model, a process that was spawned or launched.
 
 torch raises one of the same type, whose message is that text. What failed stands in its last lines, and its frames name
 file, line and function. Their variables are gone; a method of the data set still has its `self`: the loader holds it.
@@ -20,10 +20,13 @@ from nbdebug.observe.sites import USER, Site, kind_of
 
 CAUGHT = re.compile(r"Caught (\w+) (in .*?)\.\n+Original Traceback \(most recent call last\):\n(.*)", re.DOTALL)
 REMOTE = re.compile(r'^\s*"""\s*\nTraceback \(most recent call last\):\n(.*?)"""\s*$', re.DOTALL)
+SPAWNED = re.compile(r"-- (Process \d+) terminated with the following error:\n\s*Traceback \(most recent call last\):"
+                     r"\n(.*)", re.DOTALL)
+LAUNCHED = re.compile(r"rank\s*: (\d+).*?traceback\s*: Traceback \(most recent call last\):\n(.*?)(?:\n\s*={5,}|\Z)",
+                      re.DOTALL)
 DYNAMO = re.compile(r"got (\w+)\((?:'|\")(.*?)(?:'|\")\)\s*(?:\n|$)", re.DOTALL)
 FROM_USER = re.compile(r"from user code:\s*\n(.*?)(?:\n\n|$)", re.DOTALL)
 LINE = re.compile(r'^ *File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
-LAST = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?\Z", re.DOTALL | re.MULTILINE)
 COMPILED = frozenset({"TorchRuntimeError", "InternalTorchDynamoError", "BackendCompilerFailed", "Unsupported"})
 
 
@@ -50,9 +53,11 @@ def read(kind: str, message: str) -> Carried | None:
         remote = REMOTE.match(message)
         if remote is not None:
             return Carried(*_last(remote[1]), "in another process", tuple(_sites(remote[1])))
-    if kind in COMPILED:
-        return _compiled(message)
-    return None
+    if kind == "ProcessRaisedException" and (spawned := SPAWNED.search(message)) is not None:
+        return Carried(*_last(spawned[2]), f"in {spawned[1].lower()}", tuple(_sites(spawned[2])))
+    if kind == "ChildFailedError" and (launched := LAUNCHED.search(message)) is not None:
+        return Carried(*_last(launched[2]), f"on rank {launched[1]}", tuple(_sites(launched[2])))
+    return _compiled(message) if kind in COMPILED else None
 
 
 def _compiled(message: str) -> Carried | None:

@@ -17,6 +17,9 @@ from typing import Any
 DEEPEST = 100
 """Links of one chain, and members of all groups, that are followed."""
 
+EXPECTED = (ImportError, LookupError, AttributeError, StopIteration, NotImplementedError)
+"""What a program handles on purpose (an optional package, a missing key): no cause of what fails after it."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
@@ -57,6 +60,8 @@ def _line(start: Candidate) -> tuple[list[Candidate], list[Candidate]]:
         parts[-1].insert(0, one)
         before, again = _before(one.error)
         if before is None or any(before is known for known in after):
+            break
+        if not again and issubclass(type(before), EXPECTED):
             break
         if not again:
             parts.append([])

@@ -11,7 +11,8 @@ from nbdebug.finding import Where
 @dataclasses.dataclass(frozen=True)
 class Cut:
     """A place at which the gradient's path ends. kind: "detached", "number", "whole numbers", "comparison", "rebuilt",
-    "sampled", "gradient" (one without a graph of its own), "block" (no_grad around it), "global" (gradients are off everywhere), "frozen" (no parameter wants one).
+    "sampled", "gradient" (one without a graph of its own), "block" (no_grad around it), "global" (gradients are off
+    everywhere), "frozen" (no parameter wants one).
 
     op: as the user calls it ("argmax", ".item()"). text: the expression. source: what the path came from. target: the
     variable that gets the result, and has no gradient. function: around it, "" for a cell. sure: whether the source is
@@ -36,11 +37,11 @@ class NoGradFacts:
 
     what: "loss" (backward on it), "not scalar", "not a tensor", "input" (autograd.grad's), "unused" (likewise, and not
     reached), "no parameters", "not a leaf" (given to an optimizer), "grad is None", "hook" (on a tensor without one),
-    "inference", "whole numbers" (that should require gradients). asked: the expression, as the user wrote it. tensor: its
-    facts. kind: the type, where it is no tensor. evaluating: models in eval mode, which is innocent. counts: parameters
-    that want a gradient and all, of each model. untracked: what no optimizer or parent knows ("self.blocks").
-    reduced: the loss's mean, where that was tried. giver: the function that gave what is no tensor. parameter: its name.
-    """
+    "inference", asked: the expression, as the user wrote it. tensor:
+    its facts. kind: the type, where it is no tensor. evaluating: models in eval mode, which is innocent. counts:
+    parameters that want a gradient and all, of each model. untracked: what no optimizer or parent knows
+    ("self.blocks"). reduced: the loss's mean, where that was tried. giver: the function that gave what is no tensor.
+    parameter: its name. """
 
     raised: Raised
     what: str
@@ -63,8 +64,8 @@ class Carrier:
 
     how: "turn" (given its value in one turn of a loop, read in the next), "sum" (added to in each turn), "held" (an
     attribute of an object), "list" (in a container), "once" (computed before the loop), "shared" (two losses were
-    computed from it), "each" (all those of a list), "again" (the same loss). assigned, read: the lines. freed: whether its own node has been freed.
-    """
+    computed from it), "each" (all those of a list), "again" (the same loss). assigned, read: the lines. freed: whether
+    its own node has been freed. """
 
     name: str
     how: str
@@ -116,8 +117,8 @@ class InPlaceFacts:
     saved_by: the op whose derivative needs the old value ("Relu"); own: it is that op's own result. shape, version,
     expected: what torch said of the tensor. parameter: its name where it is one; module: of that op. change: the
     likeliest statement; others: further ones that would fit. optimizer: the name of the one that holds the parameter.
-    tried: whether backward passes without the change, on random numbers of that shape. loss: what backward was called on.
-    """
+    tried: whether backward passes without the change, on random numbers of that shape. loss: what backward was called
+    on. """
 
     raised: Raised
     what: str

@@ -71,13 +71,14 @@ class CardFacts:
 class Use:
     """An op of the user's that fails with an assert on a card when an index is out of range. kind: "embedding" or
     "target"; what: the module or function; size: how many rows or classes; argument: the index as it is written there;
-    found: where a copy on the host shows that it is beyond: the name of that copy is `copy`."""
+    found: where a copy on the host shows that it is beyond, with that copy's name; spared: a label left out."""
 
     kind: str
     what: str
     size: int
     argument: str
     where: Where = NOWHERE
+    spared: int | None = None
     copy: str = ""
     found: Beyond | None = None
     checked: bool = False

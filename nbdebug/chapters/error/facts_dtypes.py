@@ -17,6 +17,7 @@ class DtypeFacts:
         whole        it wants floats            mask         it wants a mask, or no mask
         half         no kernel for half         complex      no kernel for complex numbers
         in-place     the result does not fit    gradient     whole numbers have no gradient
+        integers     it wants whole numbers, or masks
         array        an array that is no tensor of numbers, or a tensor that NumPy has no dtype for
         autocast     unsafe under autocast      overflow     a constant beyond the dtype
 

@@ -25,9 +25,12 @@ from torch import nn
 from nbdebug.chapters.error.asked import parts, weights, within
 from nbdebug.chapters.error.operands import UNKNOWN, expression, value_of
 from nbdebug.chapters.error.scene import Scene, is_tensor
+from nbdebug.chapters.error.syntax import called
 from nbdebug.observe.frames import Frame
 from nbdebug.observe.named import attributes
 
+RANDOM = ("rand", "normal", "multinomial", "bernoulli", "dropout", "empty", "poisson", "exponential", "uniform")
+"""Beginnings of the names of functions that give other values each time."""
 SMALL = 2_000_000
 """Elements in all that are copied and run again: a few hundredths of a second."""
 _HOMES = (torch, nn.functional, torch.linalg, torch.special, torch.fft, torch._C._nn)
@@ -36,6 +39,9 @@ _OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
     ast.MatMult: operator.matmul, ast.Pow: operator.pow, ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
     ast.BitAnd: operator.and_, ast.BitOr: operator.or_, ast.BitXor: operator.xor}
+_COMPARED: dict[type, Callable[[Any, Any], Any]] = {
+    ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Eq: operator.eq,
+    ast.NotEq: operator.ne}
 _PLAIN = (int, float, bool, complex, str, slice, torch.dtype, torch.device, torch.Size)
 _IN_PLACE: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.iadd, ast.Sub: operator.isub, ast.Mult: operator.imul, ast.Div: operator.itruediv}
@@ -58,10 +64,10 @@ class _CannotRun(Exception):
     """Something in it is not torch's own, too large, or not at hand."""
 
 
-def rerun(scene: Scene, swap: Mapping[int, Any], inside: Callable[[], AbstractContextManager] = nullcontext
+def rerun(scene: Scene, swap: Mapping[int | str, Any], inside: Callable[[], AbstractContextManager] = nullcontext
           ) -> Trial | None:
-    """The failing op again. swap: what takes the place of a tensor, by the id of the one that it was given; inside: a
-    context of torch's in which it is to run, such as one without cuDNN. None where it can't be run without running
+    """The failing op again. swap: what takes the place of a tensor, by the id of the one that it was given, or of an
+    operand that is made in the line, by its text; inside: a context of torch's in which it is to run, such as one without cuDNN. None where it can't be run without running
     code of the user's, or does not fail by itself."""
     before = _run(scene, {})
     if before is None or before.worked:  # what runs here is not what failed there: then it proves nothing
@@ -70,7 +76,42 @@ def rerun(scene: Scene, swap: Mapping[int, Any], inside: Callable[[], AbstractCo
         return _run(scene, swap)
 
 
-def _run(scene: Scene, swap: Mapping[int, Any]) -> Trial | None:
+def computed(scene: Scene, known: set[str]) -> list[tuple[str, torch.Tensor]]:
+    """(text, value) of operands that the failing line makes itself (`torch.tensor([0, 9])` as an index), made again where
+    that takes torch's code alone and nothing is drawn at random. known: the texts that need no making."""
+    ran = _value_part(expression(scene.users[0])) if scene.users and not within(scene) else None
+    found = []
+    for node in _operands(ran):
+        text = ast.unparse(node)
+        drawn = any(called(part).rstrip("_").startswith(RANDOM) for part in ast.walk(node))
+        if text in known or drawn or isinstance(node, (ast.Name, ast.Constant)):
+            continue
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                value = _Again({}).value(node, scene.users[0])
+            except Exception:  # it can't be made here: then nothing is said of it
+                continue
+        if type(value) is torch.Tensor:
+            found.append((text, value))
+    return found
+
+
+def _operands(node: ast.AST | None) -> list[ast.expr]:
+    """What an expression computes with, one step down: both sides, the receiver and the arguments, the index."""
+    if isinstance(node, ast.BinOp):
+        return [node.left, node.right]
+    if isinstance(node, ast.UnaryOp):
+        return [node.operand]
+    if isinstance(node, ast.Subscript):
+        return [node.value, *(node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice])]
+    if isinstance(node, ast.Call):
+        receiver = [node.func.value] if isinstance(node.func, ast.Attribute) else []
+        return [*receiver, *node.args, *(k.value for k in node.keywords)]
+    return []
+
+
+def _run(scene: Scene, swap: Mapping[int | str, Any]) -> Trial | None:
     again = _Again(swap)
     with torch.no_grad(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -93,8 +134,9 @@ def _told(result: Any) -> str:
 
 
 class _Again:
-    def __init__(self, swap: Mapping[int, Any]):
-        self.swap, self.copies, self.size = swap, {}, 0  # type: Mapping[int, Any], dict[int, Any], int
+    def __init__(self, swap: Mapping[int | str, Any]):
+        self.swap, self.size = swap, 0
+        self.copies: dict[int, Any] = {}
 
     def op(self, scene: Scene) -> Any:
         for frame in within(scene):
@@ -153,6 +195,8 @@ class _Again:
         """An expression of the user's, where all of it is torch's."""
         if isinstance(getattr(node, "ctx", None), (ast.Store, ast.Del)):
             raise _CannotRun
+        if self.swap and node is not None and (text := ast.unparse(node)) in self.swap:
+            return self.swap[text]
         if isinstance(node, (ast.Name, ast.Attribute, ast.Subscript, ast.Constant)):
             known = value_of(node, frame)
             if known is not UNKNOWN:
@@ -169,6 +213,9 @@ class _Again:
             return [self.value(part, frame) for part in node.elts]
         if isinstance(node, ast.Call):
             return self._call(node, frame)
+        if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _COMPARED:
+            compare = _COMPARED[type(node.ops[0])]
+            return compare(self.value(node.left, frame), self.value(node.comparators[0], frame))
         return self._part(node, frame)
 
     def _part(self, node: ast.AST | None, frame: Frame) -> Any:

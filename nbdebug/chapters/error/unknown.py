@@ -106,6 +106,9 @@ def hints(scene: Scene) -> Iterator[str]:
         yield from _attribute(scene, asked[1])
     elif kind == "KeyError":
         yield from _key(scene)
+    elif kind == "UnpicklingError" and (asked := re.search(r"GLOBAL ([\w.]+) was not an allowed global", said)):
+        yield (f"The file holds an object of `{asked[1]}`, and `torch.load` reads weights alone (weights_only=True, "
+               "the default since torch 2.6). Where you trust the file: `torch.load(path, weights_only=False)`.")
     elif kind == "TypeError" and "argument" in said:
         yield from _arguments(scene, said)
 

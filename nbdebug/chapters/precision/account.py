@@ -106,7 +106,8 @@ def _float32(facts: PrecisionFacts) -> str:
     assert exact is not None
     said = f"{_tiny(exact.off)} in the loss and {_tiny(exact.norm_off)} in the norm of all gradients"
     if max(exact.off, exact.norm_off) <= FLOAT32_OFF:
-        return f"float32 is good enough as the reference: against float64 it is off by {said}."
+        return (f"float32 is good enough as the reference: against float64 it is off by {said} (the float64 step, with "
+                f"float32 beside each module, took {1000 * exact.seconds:.0f} ms).")
     worst = max(exact.errors, key=lambda name: exact.errors[name], default=None)
     at = f", most by its own work in {named(worst)} ({_tiny(exact.errors[worst])})" if worst is not None else ""
     return (f"float32 is itself off from float64 by {said}{at}: what half precision adds is told from float32, and the "

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -86,12 +86,28 @@ class Ops(TorchDispatchMode):
         self.events.append(Event(what, op, size, share, self.phase, where))
 
 
-def look(name: str, copies: Copies, trials: Trials) -> tuple[tuple[Event, ...], Where]:
-    """What the ops of this module do in half precision: forward, then backward, in the step's first call of it; and the
-    line to show where none of them stands out: that of its forward, or for a module of torch's that which calls it."""
-    reference, half = copies.reference(torch.float32), copies.half().get_submodule(name)
-    seen: dict[str, Any] = {}
+def look(names: Iterable[str], copies: Copies, trials: Trials) -> dict[str, tuple[tuple[Event, ...], Where]]:
+    """For each of these modules (none of them in another), what its ops do in half precision: forward, then backward,
+    in the step's first call of it; and the line to show where none of them stands out: that of its forward, or for a
+    module of torch's that which calls it. One float32 step gives the inputs and gradients of all."""
+    reference, half = copies.reference(torch.float32), copies.half()
+    seen: dict[str, dict[str, Any]] = {name: {} for name in names}
+    for name, known in seen.items():
+        reference.get_submodule(name).register_forward_hook(_noting(known), with_kwargs=True)
+    trials.run(reference)
+    found: dict[str, tuple[tuple[Event, ...], Where]] = {}
+    for name, known in seen.items():
+        if "given" not in known:
+            found[name] = (), Where(phase="forward", module=name)
+            continue
+        with trials.same_numbers(), torch.enable_grad():
+            events = tuple(_again(name, half.get_submodule(name), copies, known))
+        known["given"] = known["gradients"] = None
+        found[name] = events, _where(known["site"], "forward", name)
+    return found
 
+
+def _noting(seen: dict[str, Any]) -> Callable[..., None]:
     def after(module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
         if "given" in seen:
             return
@@ -102,12 +118,7 @@ def look(name: str, copies: Copies, trials: Trials) -> tuple[tuple[Event, ...], 
         for place, tensor in enumerate(floats):
             tensor.register_hook(lambda g, place=place: seen["gradients"].__setitem__(place, g.detach().clone()))
 
-    reference.get_submodule(name).register_forward_hook(after, with_kwargs=True)
-    trials.run(reference)
-    if "given" not in seen:
-        return (), Where(phase="forward", module=name)
-    with trials.same_numbers(), torch.enable_grad():
-        return tuple(_again(name, half, copies, seen)), _where(seen["site"], "forward", name)
+    return after
 
 
 def _forward_of(module: nn.Module) -> Site | None:

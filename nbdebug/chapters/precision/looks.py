@@ -14,11 +14,12 @@ from torch import nn
 
 from nbdebug.chapters.precision import cause, exact
 from nbdebug.chapters.precision.copies import Copies
-from nbdebug.chapters.precision.facts import Culprit, Module, PrecisionFacts, Scaling, Step, Tried
+from nbdebug.chapters.precision.facts import Culprit, Event, Module, PrecisionFacts, Scaling, Step, Tried
 from nbdebug.chapters.precision.measure import Measured
 from nbdebug.chapters.precision.search import Search
 from nbdebug.chapters.precision.tree import Tree
 from nbdebug.chapters.precision.trial import Outcome, Trials, norm_off, off
+from nbdebug.finding import Where
 
 SCALES = (2.0**10, 2.0**16)
 """Loss scales to try: a usual one for networks that need little, and GradScaler's first one."""
@@ -72,16 +73,16 @@ def finished(facts: PrecisionFacts, copies: Copies, trials: Trials, measured: Me
     if not kept:
         return facts
     mixed = step_of(timed(trials, copies.half(kept), copies.running), measured.outcome)
-    culprits = tuple(_culprit(name, copies, trials, measured, frozenset(kept), facts.tolerance)
-                     for name in kept[:CULPRITS])
+    seen = cause.look(kept[:CULPRITS], copies, trials)
+    culprits = tuple(_culprit(name, *seen[name], copies, trials, measured, frozenset(kept), facts.tolerance)
+                     for name in seen)
     more = (f"What goes wrong in {len(kept) - CULPRITS} further modules",) if len(kept) > CULPRITS else ()
     return dataclasses.replace(facts, mixed=mixed, culprits=culprits, unchecked=facts.unchecked + more)
 
 
-def _culprit(name: str, copies: Copies, trials: Trials, measured: Measured, kept: frozenset[str],
-             tolerance: float) -> Culprit:
+def _culprit(name: str, events: tuple[Event, ...], place: Where, copies: Copies, trials: Trials, measured: Measured,
+             kept: frozenset[str], tolerance: float) -> Culprit:
     without = trials.run(copies.half(kept - {name}), copies.running)
-    events, place = cause.look(name, copies, trials)
     wrong = None
     if not any(e.what == "overflow" for e in events):
         wrong = off(trials.run(cause.rounded(name, copies, kept), copies.running), measured.outcome) > tolerance

@@ -76,12 +76,11 @@ class Watched(OwnStep):
     def stepping(self, optimizer: Any) -> None:
         self.run.got = self.norm()
 
-    def ended(self) -> Run:
-        """What was seen. A step that stops short of the optimizer's leaves the scale to be taken out later."""
+    def ended(self) -> None:
+        """A step that stops short of the optimizer's leaves the scale to be taken out later."""
         if self.run.got is None:
             self.unscaling(None)
             self.run.got = self.norm()
-        return self.run
 
     def _divide(self) -> None:
         with torch.no_grad():
@@ -106,39 +105,44 @@ class Writes(TorchDispatchMode):
         return op(*args, **(kwargs or {}))
 
 
-def look(ask: Callable[[Any, Any], Any], model: nn.Module, batch: Any, trials: Trials) -> Order | None:
-    """What is wrong with the order of the step that `loss_fn` makes; None where nothing is, or it makes none."""
-    scaler = trials.scaler
-    if scaler is None:
-        return None
-    before, scale = Snapshot.take((model,)), float(scaler.get_scale()) or FIRST
+def look(ask: Callable[[], Any], model: nn.Module, trials: Trials, scaler: Any) -> Order | None:
+    """What is wrong with the order of a step; None where nothing is, it uses no scaler, or it does not repeat. ask:
+    makes the step; scaler: that it uses, where that is known."""
+    before = Snapshot.take((model,))
 
-    def run(scale: float, soon: bool = False) -> Run:
+    def run(scale: float, soon: bool = False) -> Watched:
         watched = Watched(model.parameters(), scale, soon)
         try:
             with trials.same_numbers(), torch.enable_grad(), watched, Writes(watched):
-                ask(model, batch)
-            return watched.ended()
+                ask()
+            watched.ended()
         finally:
             before.restore()
+        return watched
 
+    scaler = scaler or run(1.0).scaler
+    if scaler is None:
+        return None
+    scale = float(scaler.get_scale()) or FIRST
     for _ in range(HALVINGS):
-        plain_run = run(scale)
-        if math.isfinite(plain_run.left + (plain_run.got or 0.0)):
+        one = run(scale).run
+        if math.isfinite(one.left + (one.got or 0.0)):
             break
         scale /= 2
-    smaller = run(scale / APART)
-    if not _depends(plain_run, smaller):
+    other = run(scale / APART).run
+    if not _depends(one, other):
         return None
-    mended = run(scale, True)
-    return Order(scale, plain_run.left, plain_run.written, plain_run.got or 0.0, smaller.got or 0.0, mended.got or 0.0,
-                 not plain_run.unscaled, _where(plain_run.at))
+    mended = run(scale, True).run
+    return Order(scale, one.left, one.written, one.got or 0.0, other.got or 0.0, mended.got or 0.0, not one.unscaled,
+                 _where(one.at))
 
 
 def _depends(one: Run, other: Run) -> bool:
     """Whether what the optimizer gets depends on the scale, since gradients were changed while they carried it, or
     since nobody has taken it out."""
-    if one.got is None or other.got is None or not one.left:
+    if one.got is None or other.got is None or not one.left or not other.left:
+        return False
+    if not 1 / DEPENDS < one.left / (APART * other.left) < DEPENDS:  # another batch, say: nothing can be told
         return False
     ratio = max(one.got, other.got) / max(min(one.got, other.got), 1e-300)
     early = one.unscaled and one.written < SHRUNK * one.left

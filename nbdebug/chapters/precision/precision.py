@@ -34,7 +34,7 @@ by less than 0.1% in all models tried, those at fault by 5% and more."""
 def precision(model: nn.Module, batch: Any, loss_fn: Callable[[Any, Any], torch.Tensor],
               dtype: str | torch.dtype = "float16", *, mode: str = "autocast", tolerance: float = TOLERANCE,
               budget: float | None = None, more_batches: Sequence[Any] = (), optimizer: Any = None,
-              progress: bool = True) -> PrecisionReport:
+              step: Callable[[], Any] | None = None, progress: bool = True) -> PrecisionReport:
     """Find the smallest set of modules that must stay in float32; the report's `fp32_modules`.
 
     loss_fn: `loss_fn(model, batch)`, or a criterion of (outputs, targets) for batches of a pair; it may make the whole
@@ -43,11 +43,14 @@ def precision(model: nn.Module, batch: Any, loss_fn: Callable[[Any, Any], torch.
     under torch.autocast) or "cast" (weights and inputs cast, as by `model.half()`). A step works when loss and
     gradients are finite and every loss is within `tolerance` of the float32 loss, relative. budget: seconds for the
     search (None: until done); Ctrl-C ends it as well, and the best set so far is reported, as not shown to be minimal.
-    optimizer: its epsilon is compared with the dtype. Raises TypeError and ValueError for arguments of another kind; an
-    exception of `loss_fn` in float32 passes.
+    optimizer: its epsilon is compared with the dtype. step: a whole training step of your own, called without
+    arguments; run up to the place where the optimizer would step, to see whether the order of scaler and clipping is
+    right. Raises TypeError and ValueError for arguments of another kind; an exception of `loss_fn` in float32 passes.
     """
     half = _dtype(dtype)
     _check(model, loss_fn, mode, tolerance, budget)
+    if step is not None and not callable(step):
+        raise TypeError(f"step is a function without arguments; got {type(step).__name__}")
     model = getattr(model, "_orig_mod", model)
     ask = asked(loss_fn, model, batch)[0]
     copies, trials = Copies(model, half, mode), Trials(ask, [batch, *more_batches])
@@ -58,7 +61,9 @@ def precision(model: nn.Module, batch: Any, loss_fn: Callable[[Any, Any], torch.
                 ask(model, batch)  # the user's own exception, as it is
             raise RuntimeError(f"the step fails on a float32 copy of the model: {measured.outcome.error}")
         facts = _found(copies, trials, measured, tolerance, budget, optimizer, progress)
-        facts = dataclasses.replace(facts, order=order.look(ask, model, batch, trials))
+        if step is not None or trials.scaler is not None:
+            whole = step or (lambda: ask(model, batch))
+            facts = dataclasses.replace(facts, order=order.look(whole, model, trials, None if step else trials.scaler))
     return report_of(facts, mode, model)
 
 

@@ -1,4 +1,4 @@
-"""A reward for accuracy is added up as Python numbers: the loss is a tensor again, and nothing leads back to the net."""
+"""A penalty is added up as Python numbers: the loss is a tensor again, and nothing leads back to the net."""
 
 from types import SimpleNamespace
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nbdebug.chapters.error.asked import asked, is_a
+from nbdebug.chapters.error.asked import arguments, asked, is_a, within
 from nbdebug.chapters.error.facts import TensorFact
 from nbdebug.chapters.error.facts_dtypes import DtypeFacts
 from nbdebug.chapters.error.facts_parts import Cure, Part
@@ -51,8 +51,12 @@ def _called(message: str) -> str:
 
 
 def _values(scene: Scene) -> list[tuple[str, Any]]:
-    """What stands in the failing line, then in those that led to it."""
-    return [pair for frame in scene.users[:6] for pair in operands(frame)]
+    """What stands in the failing line, what torch was given there, what stands in the lines that led to it."""
+    lines = [list(operands(frame)) for frame in scene.users[:6]]
+    written = arguments(scene)
+    given = [(written[id(value)], value) for frame in within(scene) for value in frame.names.values()
+             if id(value) in written]
+    return [*(lines[0] if lines else []), *given, *(pair for line in lines[1:] for pair in line)]
 
 
 def _meant(value: Any, said: str) -> bool:

@@ -24,10 +24,12 @@ from nbdebug.chapters.error.lying import shape_of
 from nbdebug.chapters.error.scene import Scene
 from nbdebug.observe.frames import Frame
 from nbdebug.observe.named import attributes
+from nbdebug.observe.sites import source_text
 
 COLLATE = re.compile(r"[\\/]utils[\\/]data[\\/]_utils[\\/]collate\.py$")
 FETCH = re.compile(r"[\\/]utils[\\/]data[\\/]_utils[\\/]fetch\.py$")
-STACKED = re.compile(r"stack expects each tensor to be equal size|each element in list of batch should be of equal "
+STACKED = re.compile(r"Unable to create tensor|"
+                     r"stack expects each tensor to be equal size|each element in list of batch should be of equal "
                      r"size|Trying to resize storage that is not resizable|must have same number of dimensions|"
                      r"all input arrays must have the same shape|expected Tensor as element|"
                      r"inhomogeneous (shape|part)|expected sequence of length|could not determine the shape of object")
@@ -44,14 +46,14 @@ def look(scene: Scene) -> CollateMismatch | None:
     fetch = _last(scene, FETCH)
     collating = [frame for frame in scene.trail if COLLATE.search(frame.site.file)]
     own = _own_collate(scene)
-    if not collating and not (own and STACKED.search(scene.message)):
+    if not collating and not (own and (STACKED.search(scene.message) or scene.type in ("KeyError", "TypeError"))):
         return None
     samples = _samples(fetch, collating)
     if samples is None:
-        return _from_message(scene, own)
+        return _from_message(scene, own) if collating or STACKED.search(scene.message) else None
     found = _difference(scene, samples, collating)
-    if found is None:
-        return None
+    if found is None or not collating and not STACKED.search(scene.message) and found.what not in ("keys", "none"):
+        return None  # the collate function fails by itself
     facts = _told(scene, found, samples)
     indices = _indices(fetch, len(samples))
     return dataclasses.replace(facts, own=own, indices=tuple(indices[i] for i in found.positions if i < len(indices)))
@@ -62,11 +64,14 @@ def _last(scene: Scene, file: re.Pattern[str]) -> Frame | None:
 
 
 def _own_collate(scene: Scene) -> str:
-    """The user's function that the fetcher called, where it is one of theirs."""
-    after = [frame for i, frame in enumerate(scene.trail) if i and FETCH.search(scene.trail[i - 1].site.file)]
-    called = after[-1] if after else None
-    return called.site.function if called is not None and called.users and called.site.function not in (
-        "__getitem__", "__getitems__", "__iter__", "__next__") else ""
+    """The collate function that the fetcher called, where it is not torch's."""
+    for fetch, called in zip(scene.trail, scene.trail[1:]):
+        if FETCH.search(fetch.site.file) and "collate_fn(" in (source_text(fetch.site) or ""):
+            if COLLATE.search(called.site.file):
+                return ""
+            mine = called.names.get("self")
+            return called.site.function if called.site.function != "__call__" else type(mine).__name__
+    return ""
 
 
 def _samples(fetch: Frame | None, collating: Sequence[Frame]) -> Sequence[Any] | None:

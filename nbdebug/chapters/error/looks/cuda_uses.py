@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 from nbdebug.chapters.error.asked import Names, is_a, parts
 from nbdebug.chapters.error.facts_cuda import Use
 from nbdebug.chapters.error.looks.bounds import beyond
+from nbdebug.chapters.error.looks.index_cures import IGNORED
 from nbdebug.chapters.error.operands import UNKNOWN, value_of
 from nbdebug.chapters.error.scene import Scene, is_tensor
 from nbdebug.chapters.error.syntax import bound, called, entries, spine, tree_of
@@ -40,6 +41,8 @@ class Sources:
         files = list(dict.fromkeys(frame.site.file for frame in scene.users))
         files += [other for file in files[:1] for other in cells(file) if other not in files]
         self.trees = {file: tree for file in files if (tree := tree_of(file)) is not None}
+        self.classes = {(path or name).rpartition(".")[2]: type(part).__name__
+                        for name, model in scene.owners.models.items() for path, part in parts(model)}
         models, asked = scene.owners.models, {ast.unparse(node.func) for _, node in self._calls()}
         self.models = [model for name, model in models.items() if name in asked] or list(models.values())
 
@@ -76,7 +79,16 @@ class Sources:
             if len(node.args) >= 2 and (called(node) in LOSSES or self._is_loss(node, frame)):
                 size, head = self._classes(node.args[0], frame)
                 if size is not None:
-                    yield Use("target", head or called(node), size, ast.unparse(node.args[1]), where_of(file, node))
+                    yield Use("target", head or called(node), size, ast.unparse(node.args[1]), where_of(file, node),
+                              spared=self._spared(node, frame))
+
+    def _spared(self, node: ast.Call, frame: Frame | None) -> int:
+        """The label that the loss leaves out."""
+        stated = next((k.value for k in node.keywords if k.arg == "ignore_index"), None)
+        known = value_of(stated, frame) if stated is not None and frame is not None else UNKNOWN
+        function: Any = value_of(node.func, frame) if frame is not None else UNKNOWN
+        given = attributes(function).get("ignore_index") if is_a(function, LOSS_MODULES) else known
+        return given if type(given) is int else IGNORED
 
     def _is_loss(self, node: ast.Call, frame: Frame | None) -> bool:
         function = value_of(node.func, frame) if frame is not None else UNKNOWN
@@ -101,7 +113,7 @@ class Sources:
     def _checked(self, use: Use) -> Use:
         """The use, held against the copies of its index that lie on the host."""
         for name in self._named(use):
-            found = beyond(self.copies[name][1], 0, use.size - 1, -100 if use.kind == "target" else None)
+            found = beyond(self.copies[name][1], 0, use.size - 1, use.spared)
             use = dataclasses.replace(use, checked=True)
             if found is not None:
                 return dataclasses.replace(use, copy=name, found=found)
@@ -127,10 +139,10 @@ class Sources:
             seen.add(name)
             yield name
             for tree in self.trees.values():
-                todo += _before(tree, name)
+                todo += _before(tree, name, self.classes)
 
 
-def _before(tree: ast.Module, name: str) -> list[str]:
+def _before(tree: ast.Module, name: str, classes: dict[str, str]) -> list[str]:
     """What a name was bound to, or given for as a parameter, anywhere in a file: names, and entries of data sets."""
     found: list[str] = []
     for scope in (tree, *(n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.Lambda)))):
@@ -138,13 +150,25 @@ def _before(tree: ast.Module, name: str) -> list[str]:
             for entry, rest in entries(value, keys):
                 found += [_written(part, rest) for part in spine(entry)
                           if isinstance(part, (ast.Name, ast.Attribute, ast.Subscript))]
+    return found + [ast.unparse(part) for given in _passed(tree, name, classes) for part in spine(given)
+                    if isinstance(part, (ast.Name, ast.Subscript))]
+
+
+def _passed(tree: ast.Module, name: str, classes: dict[str, str]) -> Iterator[ast.expr]:
+    """What calls in a file give for a parameter of this name: of a function by its name, of a `forward` by a module of
+    its class."""
+    homes = {id(method): kind.name for kind in ast.walk(tree) if isinstance(kind, ast.ClassDef) for method in kind.body}
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and name in (names := [a.arg for a in node.args.args if a.arg != "self"]):
-            place = names.index(name)
-            found += [ast.unparse(part) for call in ast.walk(tree) if isinstance(call, ast.Call)
-                      and node.name in ("forward", called(call)) and place < len(call.args)
-                      for part in spine(call.args[place]) if isinstance(part, (ast.Name, ast.Subscript))]
-    return found
+        names = [arg.arg for arg in node.args.args if arg.arg != "self"] if isinstance(node, ast.FunctionDef) else []
+        if not isinstance(node, ast.FunctionDef) or name not in names:
+            continue
+        place = names.index(name)
+        for call in calls:
+            mine = classes.get(called(call)) == homes.get(id(node), "") if node.name == "forward" else (
+                called(call) == node.name)
+            if mine and place < len(call.args):
+                yield call.args[place]
 
 
 def _written(node: ast.expr, rest: tuple[Any, ...]) -> str:

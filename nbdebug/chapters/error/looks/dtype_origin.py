@@ -97,7 +97,8 @@ def _at_once(odd: Asked, scene: Scene, tells: Any) -> Origin | None:
         return None
     path = _module(maker, odd.value.dtype, scene)
     call = called(maker) or "comparison"
-    return Origin(path or odd.name, odd.name, "module" if path else call, scene.users[0].where)
+    stated = next((ast.unparse(k.value) for k in getattr(maker, "keywords", []) if k.arg == "dtype"), "")
+    return Origin(path or odd.name, odd.name, "module" if path else call, scene.users[0].where, (), stated)
 
 
 def _module(node: ast.expr, dtype: torch.dtype, scene: Scene) -> str | None:

@@ -22,6 +22,7 @@ WORDED: tuple[tuple[str, str], ...] = (
     ("gradient", r"[Oo]nly Tensors of floating point"),
     ("in-place", r"can't be cast to the desired output type"),
     ("half", r"not implemented for '(?:Half|BFloat16)'|Low precision dtypes not supported"),
+    ("integers", r"not implemented for '(?:Float|Double)'"),
     ("complex", r"not implemented for 'Complex\w+'|not supported for complex|does(?:n't| not) support complex"),
     ("whole", r"not implemented for '(?:Long|Int|Short|Byte|Char|Bool|U?Int\d+)'|could not infer output dtype|"
               r"std and var only support floating|Integral inputs not supported|"
@@ -32,7 +33,7 @@ WORDED: tuple[tuple[str, str], ...] = (
               r"Found dtype \w+ but expected \w+|RNN input dtype|same dtype, but got|dtypes match, got|"
               r"Expected self\.dtype to be equal to src\.dtype|must have the same scalar type|"
               r"expected dtype \S+ for `\w+` but got dtype|Expected object of scalar type \w+ but got|"
-              r"same type as input|all inputs must share same datatype"),
+              r"same type as input|all inputs must share same datatype|input must have the type \S+ got type"),
 )
 """(kind, pattern), the narrow before the wide."""
 

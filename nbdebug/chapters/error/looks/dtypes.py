@@ -23,7 +23,7 @@ from nbdebug.chapters.error.looks.dtype_words import dtypes_in, kind_of, on_two_
 from nbdebug.chapters.error.operands import expression, operands
 from nbdebug.chapters.error.scene import Scene, is_tensor
 from nbdebug.chapters.error.syntax import called
-from nbdebug.chapters.error.trying import rerun
+from nbdebug.chapters.error.trying import computed, rerun
 from nbdebug.observe.frames import phase
 
 FLOAT_TARGETS = ("binary_cross_entropy", "binary_cross_entropy_with_logits", "mse_loss", "l1_loss", "smooth_l1_loss",
@@ -42,6 +42,7 @@ def look(scene: Scene) -> DtypeFacts | None:
         return arrays.look(scene, _default(scene))
     said = dtypes_in(scene.message)
     parts = asked(scene)
+    parts += [Asked(value, text) for text, value in computed(scene, {part.name for part in parts})]
     if not parts or kind == "mixed" and not any(_name(part) in said for part in parts) or (
             phase(scene.trail) == "backward"):
         parts = parts + _variables(scene, parts)
@@ -124,18 +125,29 @@ def _chosen(kind: str, parts: list[Asked], said: list[str], default: str, scene:
         fits = target or _of(parts, said[-1:], scene)
         return fits, given, "int64" if kind == "classes" else _name(given) if given else default
     if kind == "index":
-        indices = [p for p in parts if p.owner is None and _name(p) not in ("int64", "int32", "bool", "uint8")]
-        inside = [p for p in indices if p.role in ("indices", "index", "input")]
-        return next(iter(inside or indices[-1:]), None), None, "int64"  # of `table[index]` the index stands behind
+        return _index(parts, scene), None, "int64"
     if kind == "mask":
         return _mask(parts, said, scene, default)
     if kind in ("half", "complex", "whole", "gradient", "overflow"):
         whole = kind in ("whole", "gradient") and not said
         fits = next((p for p in parts if not _floating(p)), None) if whole else _of(parts, said[-1:], scene)
         return fits, None, "float32" if kind in ("half", "overflow") else default
+    if kind == "integers":
+        return _of(parts, said[-1:], scene), None, "bool" if "bitwise" in scene.message else "int64"
     if kind == "in-place":
         return _of(parts, said[1:2], scene), None, said[0]
     return given, None, default
+
+
+def _index(parts: list[Asked], scene: Scene) -> Asked | None:
+    """What stands where an index is wanted, and is none: in the brackets, among the arguments, not what is indexed."""
+    indices = [p for p in parts if p.owner is None and _name(p) not in ("int64", "int32", "bool", "uint8")]
+    inside = [p for p in indices if p.role in ("indices", "index", "input")]
+    ran = expression(scene.users[0]) if scene.users else None
+    ran = ran.value if isinstance(ran, (ast.Expr, ast.Return, ast.Assign)) else ran
+    keys = [ran.slice] if isinstance(ran, ast.Subscript) else ran.args if isinstance(ran, ast.Call) else []
+    texts = {ast.unparse(part) for key in keys for part in ast.walk(key) if isinstance(part, ast.expr)}
+    return next(iter(inside or [p for p in indices if p.name in texts]), None)
 
 
 def _of(parts: list[Asked], said: list[str], scene: Scene) -> Asked | None:
@@ -170,7 +182,8 @@ def _mask(parts: list[Asked], said: list[str], scene: Scene, default: str) -> tu
         bools = [p for p in parts if _name(p) == "bool"]
         return bools[0] if bools else None, bools[1] if len(bools) > 1 else None, default
     masks = [p for p in parts if "mask" in p.role and _name(p) != "bool"]
-    fits = masks or [p for p in parts if _name(p) in said[-1:] and p.role in ("", "condition")]
+    wrong = said[-2:-1] if "attn_mask" in scene.message else said[-1:]
+    fits = masks or [p for p in parts if _name(p) in wrong and p.role in ("", "condition")]
     return next(iter(fits), None), None, "bool"
 
 
@@ -201,8 +214,8 @@ def _cure(kind: str, odd: Asked, wanted: str, parts: list[Asked], scene: Scene) 
     alike = [odd] if kind in alone else [
         odd, *(p for p in parts if p.value.dtype == odd.value.dtype and type(p.value) is not nn.Parameter)]
     try:
-        swap = {id(p.value): change(p.value) for p in alike}
+        changed = [(p, change(p.value)) for p in alike]
     except RuntimeError:  # a tensor that has left its vmap or grad can't be computed with
         return Cure(code)
-    trial = rerun(scene, swap)
+    trial = rerun(scene, {key: new for p, new in changed for key in (id(p.value), p.name)})
     return Cure(code) if trial is None else Cure(code, trial.worked, trial.after)

@@ -23,6 +23,7 @@ from nbdebug.chapters.error.looks.index_cures import grown, ignored, shifted
 from nbdebug.chapters.error.operands import UNKNOWN, expression, value_of
 from nbdebug.chapters.error.scene import Scene, is_tensor
 from nbdebug.chapters.error.syntax import called
+from nbdebug.chapters.error.trying import computed
 from nbdebug.chapters.error.written import came
 from nbdebug.finding import Link
 
@@ -55,6 +56,12 @@ def look(scene: Scene) -> IndexFacts | None:
         low, high = int(drawn[1]), int(drawn[2])
         return dataclasses.replace(facts, kind="random", size=max(0, high - low), least=low, beyond=Beyond(high))
     return sequences.look(facts, scene)
+
+
+def _parts(scene: Scene) -> list[Asked]:
+    """The tensors of the failing line, those that it makes itself among them."""
+    known = asked(scene)
+    return known + [Asked(value, text) for text, value in computed(scene, {part.name for part in known})]
 
 
 def _numbers(found: re.Match[str]) -> tuple[int, int | None, int]:
@@ -120,7 +127,7 @@ def _selected(facts: IndexFacts, scene: Scene) -> IndexFacts | None:
     node = _call(scene)
     if called(node) not in ("index_select", "embedding", "index_add", "index_copy") or not scene.users:
         return None
-    parts = asked(scene)
+    parts = _parts(scene)
     index = next((p for p in parts if not p.value.dtype.is_floating_point and p.value.ndim <= 1), None)
     table = next((p for p in parts if index is not None and p is not index and p.value.ndim), None)
     if index is None or table is None:
@@ -192,7 +199,7 @@ def _head(size: int, scene: Scene) -> str:
 
 def _classes(facts: IndexFacts, scene: Scene) -> IndexFacts | None:
     """one_hot with too few classes, or negative numbers where numbers are counted."""
-    index = next((p for p in asked(scene) if not p.value.dtype.is_floating_point), None)
+    index = next((p for p in _parts(scene) if not p.value.dtype.is_floating_point), None)
     if index is None:
         return None
     node, size = _call(scene), None
@@ -217,7 +224,7 @@ def _call(scene: Scene) -> ast.AST:
 
 def _tensor(facts: IndexFacts, scene: Scene, value: int, dim: int | None, size: int) -> IndexFacts | None:
     """x[i], gather, scatter, take: the message says the number, the frames say whose it is."""
-    parts = asked(scene)
+    parts = _parts(scene)
     least = 0 if called(_call(scene)).startswith(("gather", "scatter", "index_", "take_along")) else -size
     held = [(p, found) for p in parts if (found := beyond(p.value, least, size - 1)) is not None]
     held = [(p, found) for p, found in held if value in (found.value, *found.values)] or held[:0]

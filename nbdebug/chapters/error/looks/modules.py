@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import difflib
+import importlib.util
 import os
 import re
 import sys
@@ -24,6 +26,7 @@ NAME = re.compile(r"cannot import name '(\w+)' from (partially initialized modul
 PARTIAL = re.compile(r"partially initialized module '([\w.]+)'.*has no attribute '(\w+)'")
 RELATIVE = re.compile(r"attempted relative import (?:with no known parent package|beyond top-level package)")
 CLASS = re.compile(r"Can't get attribute '([\w.]+)' on <module '([\w.]+)'|module '([\w.]+)' has no attribute '(\w+)'")
+REFUSED = re.compile(r"Unsupported (?:global|class)[^:]*: GLOBAL ([\w.]+)\.(\w+) was not an allowed global")
 LOADS = re.compile(r"[\\/]torch[\\/](serialization|_weights_only_unpickler)\.py$|[\\/]pickle\.py$")
 SURE = 0.8
 """How alike (difflib's ratio) a name must be to be offered: one letter in five may differ. Our choice."""
@@ -37,6 +40,9 @@ def look(scene: Scene) -> ModuleMissing | None:
         return _name(scene, found[3], found[1], bool(found[2]))
     if kind == "ImportError" and RELATIVE.search(said):
         return ModuleMissing(scene.raised(), "relative", _imported(scene), python=_python())
+    if kind == "UnpicklingError" and (found := REFUSED.search(said)) and not _there(found[1]):
+        return dataclasses.replace(_missing(scene, found[1], None), name=found[2], pickled=True, source=_source(scene),
+                                   holders=_holders(found[2]))
     if kind == "AttributeError" and (found := PARTIAL.search(said)):
         return ModuleMissing(scene.raised(), "circular", found[1], found[2], python=_python())
     if kind == "AttributeError" and (found := CLASS.search(said)) and (found[1] or _unpickling(scene)):
@@ -47,6 +53,17 @@ def look(scene: Scene) -> ModuleMissing | None:
                              near=_near(name, vars(sys.modules[module]) if module in sys.modules else ()),
                              python=_python())
     return None
+
+
+def _there(module: str) -> bool:
+    """Whether a module could be imported; nothing is imported for it."""
+    top = module.partition(".")[0]
+    if module in sys.modules:
+        return True
+    try:
+        return importlib.util.find_spec(top) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 def _missing(scene: Scene, module: str, taken: str | None) -> ModuleMissing:
@@ -128,7 +145,7 @@ def _asking_library(scene: Scene) -> str:
 def _holders(name: str) -> tuple[str, ...]:
     """The user's modules that have a class of this name."""
     found = []
-    for module_name, module in list(sys.modules.items()):
+    for module_name, module in reversed(list(sys.modules.items())):  # the latest import is the likeliest
         if type(module) is types.ModuleType and name and "." not in name:
             held = vars(module).get(name)
             if isinstance(held, type) and (module_name == "__main__" or is_users(module_name) or _made_by_hand(module)):

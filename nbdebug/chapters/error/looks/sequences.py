@@ -102,6 +102,8 @@ def _size(node: ast.expr, frame: Frame) -> int | None:
         if node.attr == "shape":
             return inner.ndim if is_tensor(inner) or type(inner) is np.ndarray else None
         return _pandas(inner)
+    if isinstance(node, (ast.List, ast.Tuple)) and not any(isinstance(part, ast.Starred) for part in node.elts):
+        return len(node.elts)
     value: Any = value_of(node, frame)
     if type(value) in EXACT:
         return len(value)

@@ -15,14 +15,14 @@ IN_PLACE = NOTES + "#in-place-operations-with-autograd"
 @rule(
     code="error/inplace-modified",
     title="A tensor that the backward pass needs was changed in place.",
-    symptom="`one of the variables needed for gradient computation has been modified by an inplace operation`, or `a leaf "
-            "Variable that requires grad is being used in an in-place operation`.",
-    cause="`+=`, `x[i] = …`, a method with an underscore, `inplace=True` or an `optimizer.step()` between a forward and "
-          "its backward overwrote values that a derivative is computed from (a relu's own result, a weight).",
-    confirm="`torch.autograd.set_detect_anomaly(True)` prints the forward line whose value is missing; the change comes "
-            "after it.",
-    fix="Write the result to a new tensor (`out = out + residual`), change parameters under `torch.no_grad()`, and call "
-        "every backward() before the first step().",
+    symptom="`one of the variables needed for gradient computation has been modified by an inplace operation`, or `a "
+            "leaf Variable that requires grad is being used in an in-place operation`.",
+    cause="`+=`, `x[i] = …`, a method with an underscore, `inplace=True` or an `optimizer.step()` between a forward "
+          "and its backward overwrote values that a derivative is computed from (a relu's own result, a weight).",
+    confirm="`torch.autograd.set_detect_anomaly(True)` prints the forward line whose value is missing; the change "
+            "comes after it.",
+    fix="Write the result to a new tensor (`out = out + residual`), change parameters under `torch.no_grad()`, and "
+        "call every backward() before the first step().",
     reference=IN_PLACE,
 )
 def inplace_modified(facts: InPlaceFacts) -> Finding | None:
@@ -53,7 +53,7 @@ def _title(facts: InPlaceFacts) -> str:
     return {
         "leaf": f"{statement} changes {name} in place, a leaf that wants a gradient: autograd can't follow that",
         "leaf view": f"{statement} writes into {name} in place, and that is (a view of) a leaf which wants a gradient",
-        "view": f"{statement} changes {name} in place, one of several views that one op gave, or one made under no_grad",
+        "view": f"{statement} changes {name} in place, one of several views of one tensor, or one made under no_grad",
         "expanded": f"{statement} writes to {name}, whose entries share memory (it was expanded)",
         "out": f"{statement} writes its result with `out=`, and autograd can't follow that",
         "inference": f"{statement} changes {name} in place, which was made under `torch.inference_mode()`",
@@ -62,7 +62,7 @@ def _title(facts: InPlaceFacts) -> str:
 
 def _saved(facts: InPlaceFacts, change: Change | None) -> str:
     whose = "its own result" if facts.own else "the old value"
-    needs = f"the backward of {op(facts.saved_by)} needs {whose}" if facts.saved_by else "the backward needs the old value"
+    needs = f"the backward{' of ' + op(facts.saved_by) if facts.saved_by else ''} needs {whose}"
     if change is not None and change.how == "step":
         what = f"`{facts.parameter or facts.tensor}`" if facts.parameter or facts.tensor else "the weights"
         return f"`{change.text}` changed {what} between the forward and this `backward()`, and {needs}"
@@ -83,7 +83,8 @@ def _fixes(facts: InPlaceFacts) -> tuple[Fix, ...]:
     if change is not None and (change.how == "step" or change.how == "block" and facts.parameter):
         return (Fix("Call every backward() before the weights change.",
                     f"{facts.loss or 'loss'}.backward()   # all of them first\n{change.text}"),
-                Fix("Or compute the second loss anew, after the change.", f"{facts.loss or 'loss'} = ...   # the forward again"))
+                Fix("Or compute the second loss anew, after the change.",
+                    f"{facts.loss or 'loss'} = ...   # the forward again"))
     if facts.what in ("leaf", "leaf view"):
         return _leaf(facts, change, name)
     if facts.what == "expanded":
@@ -92,8 +93,8 @@ def _fixes(facts: InPlaceFacts) -> tuple[Fix, ...]:
         return (Fix("Copy it to an ordinary tensor first.", f"{name} = {name}.clone()"),
                 Fix("Or make it under no_grad.", "with torch.no_grad():\n    ..."))
     if change is None:
-        return (Fix("Let torch name the forward line whose value is missing; look for `+=`, `x[i] = …` and `_(` below it.",
-                    "with torch.autograd.set_detect_anomaly(True):\n    ...   # the step again"),)
+        return (Fix("Let torch name the forward line whose value is missing; look for `+=`, `x[i] = …` and `_(` after "
+                    "it.", "with torch.autograd.set_detect_anomaly(True):\n    ...   # the step again"),)
     if facts.what == "view" and "[" in change.target:
         return (Fix("Write to a new tensor.", "new = " + change.instead.partition(" = ")[2]),)
     return (Fix("Write to a new tensor.", change.instead or change.text, facts.tried,

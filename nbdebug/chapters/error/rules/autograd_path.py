@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from nbdebug.catalogue import rule
-from nbdebug.chapters.error.facts_autograd import Cut, NoGradFacts
+from nbdebug.chapters.error.facts_autograd import NoGradFacts
 from nbdebug.chapters.error.rules.autograd_cures import cures
+from nbdebug.chapters.error.rules.autograd_cuts import told
 from nbdebug.chapters.error.rules.autograd_words import NOTES, at, shaped, ticked, wants
 from nbdebug.finding import Finding, Link
 
@@ -12,8 +13,8 @@ from nbdebug.finding import Finding, Link
 @rule(
     code="error/no-grad-path",
     title="No path leads from what was asked for a gradient back to a parameter.",
-    symptom="`element 0 of tensors does not require grad and does not have a grad_fn`, `'float' object has no attribute "
-            "'backward'`, `.grad` is None, an optimizer with an empty parameter list.",
+    symptom="`element 0 of tensors does not require grad and does not have a grad_fn`, `'float' object has no "
+            "attribute 'backward'`, `.grad` is None, an optimizer with an empty parameter list.",
     cause="Somewhere between the parameters and the loss the graph ends: `.detach()`, `.item()`, `.data`, "
           "`torch.tensor(loss)`, an argmax, a comparison or a cast to whole numbers, a `no_grad` around it; or no "
           "parameter wants a gradient. `model.eval()` does not end it.",
@@ -28,7 +29,8 @@ def no_grad_path(facts: NoGradFacts) -> Finding | None:
     cut = facts.cut
     where = at(cut.where, facts.raised) if cut is not None else facts.raised.where
     evidence: dict[str, object] = shaped(facts.tensor)
-    evidence |= {f"parameters of {name} that want a gradient": f"{some:,} of {whole:,}" for name, some, whole in facts.counts}
+    for name, some, whole in facts.counts:
+        evidence[f"parameters of {name} that want a gradient"] = f"{some:,} of {whole:,}"
     if facts.evaluating:
         evidence["in eval mode"] = f"{ticked(facts.evaluating)}: innocent, eval() turns no gradient off"
     if facts.what in ("loss", "hook", "input"):
@@ -39,49 +41,14 @@ def no_grad_path(facts: NoGradFacts) -> Finding | None:
 def _loss(facts: NoGradFacts) -> str:
     name = f"`{facts.asked}`" if facts.asked else "the loss"
     if facts.cut is not None:
-        return _cut(facts.cut, name)
+        return told(facts.cut, name)
     wanting = wants(facts)
     if facts.plain:
-        aside = f", and {ticked(wanting)}, which could, {'is' if len(wanting) == 1 else 'are'} not used" if wanting else ""
+        verb = "is" if len(wanting) == 1 else "are"
+        aside = f", and {ticked(wanting)}, which could, {verb} not used" if wanting else ""
         return f"Nothing that {name} is computed from wants a gradient: no parameter takes part in it{aside}"
     return f"{name} has no `grad_fn`: its graph ends somewhere before it" + (
         f" ({ticked(wanting)} still {'has' if len(wanting) == 1 else 'have'} one)" if wanting else "")
-
-
-def _cut(cut: Cut, name: str) -> str:
-    got = f"`{cut.target}`" if cut.target else name
-    behind = "" if got == name else f", so {name} has none"
-    if cut.kind == "whole numbers":
-        return f"{got} has no gradient: `{cut.text}` gives whole numbers, and `{cut.op}` has no derivative{behind}"
-    if cut.kind == "comparison":
-        return f"{got} has no gradient: `{cut.text}` is true or false, which has no derivative{behind}"
-    if cut.kind == "detached":
-        call = cut.op if cut.op.startswith(".") else f".{cut.op}()"
-        return f"{got} has no gradient: `{call}` in `{cut.text}` cuts it off from {_source(cut)}{behind}"
-    if cut.kind == "number":
-        what = f"{got} is a plain number without a graph" if cut.target or cut.written.startswith("return") else (
-            f"{name} has no gradient")
-        return f"{what}: `{cut.op}` in `{cut.text}` takes the value out of {_source(cut)}{behind}"
-    if cut.kind == "rebuilt":
-        return f"{got} has no gradient: `{cut.text}` makes a new tensor of the values alone and forgets {_source(cut)}{behind}"
-    if cut.kind == "sampled":
-        return f"{got} has no gradient: `{cut.text}` draws without one{behind}"
-    if cut.kind == "checkpoint":
-        return f"{got} has no gradient: `{cut.text}` passes none, because none of its inputs wants one{behind}"
-    if cut.kind == "gradient":
-        return f"{got} is a gradient without a graph: `{cut.text}` keeps none unless `create_graph=True`{behind}"
-    if cut.kind == "block":
-        where = f" in `{cut.function}`" if cut.function else ""
-        if "decorated with" in cut.text:
-            return f"{got} comes from `{cut.text.partition(' ')[0]}`, which is decorated with `{cut.op}` and keeps no graph{behind}"
-        return f"{got} is computed under `{cut.text.rstrip(':')}`{where}, which keeps no graph{behind}"
-    if cut.kind == "global":
-        return f"{name} has no graph: gradients are off everywhere, `{cut.op}` was called and never undone"
-    return f"{name} has no gradient: all parameters of {ticked(cut.names)} are frozen (`requires_grad` is False)"
-
-
-def _source(cut: Cut) -> str:
-    return f"`{cut.source}`" if cut.source else "what it came from"
 
 
 def _not_scalar(facts: NoGradFacts) -> str:
@@ -92,7 +59,7 @@ def _not_scalar(facts: NoGradFacts) -> str:
 def _not_a_tensor(facts: NoGradFacts) -> str:
     name = f"`{facts.asked}`" if facts.asked else "what `backward()` was called on"
     if facts.cut is not None:
-        return _cut(facts.cut, name)
+        return told(facts.cut, name)
     if facts.kind == "NoneType":
         giver = f": `{facts.giver}` returns nothing" if facts.giver else ""
         return f"{name} is None{giver}, so there is no loss to call `backward()` on"
@@ -102,7 +69,7 @@ def _not_a_tensor(facts: NoGradFacts) -> str:
 
 def _input(facts: NoGradFacts) -> str:
     if facts.cut is not None:
-        return _cut(facts.cut, f"`{facts.asked}`")
+        return told(facts.cut, f"`{facts.asked}`")
     return f"`{facts.asked}` does not require grad, so there is no gradient with respect to it"
 
 
@@ -127,7 +94,8 @@ def _not_a_leaf(facts: NoGradFacts) -> str:
 def _grad_is_none(facts: NoGradFacts) -> str:
     tensor, name = facts.tensor, f"`{facts.asked}`" + (f" (`{facts.parameter}`)" if facts.parameter else "")
     if tensor is not None and tensor.made_by:
-        return f"`{facts.asked}.grad` is None: `{facts.asked}` is a result of `{tensor.made_by}`, and only leaves keep theirs"
+        made = f"`{facts.asked}` is a result of `{tensor.made_by}`"
+        return f"`{facts.asked}.grad` is None: {made}, and only leaves keep theirs"
     if tensor is not None and not tensor.requires_grad:
         return f"`{facts.asked}.grad` is None: {name} does not require grad"
     return f"`{facts.asked}.grad` is None: no `backward()` has reached {name} since its gradient was last cleared"
@@ -138,18 +106,13 @@ def _hook(facts: NoGradFacts) -> str:
 
 
 def _inference(facts: NoGradFacts) -> str:
-    return (f"`{facts.asked or 'a tensor'}` was made under `torch.inference_mode()`, and autograd can't use such a tensor "
-            "later")
-
-
-def _whole(facts: NoGradFacts) -> str:
-    kind = f" is {facts.tensor.dtype}" if facts.tensor is not None else " holds whole numbers"
-    return f"`{facts.asked}`{kind}: only floating point tensors can have a gradient"
+    return (f"`{facts.asked or 'a tensor'}` was made under `torch.inference_mode()`, and autograd can't use such a "
+            "tensor later")
 
 
 _TITLES = {"loss": _loss, "not scalar": _not_scalar, "not a tensor": _not_a_tensor, "input": _input, "unused": _unused,
            "no parameters": _no_parameters, "not a leaf": _not_a_leaf, "grad is None": _grad_is_none, "hook": _hook,
-           "inference": _inference, "whole numbers": _whole}
+           "inference": _inference}
 
 
 def _chain(facts: NoGradFacts) -> tuple[Link, ...]:

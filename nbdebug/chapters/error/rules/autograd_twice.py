@@ -16,12 +16,12 @@ from nbdebug.finding import Finding, Fix, Link, Where
     title="backward() went through a graph that an earlier backward() had freed.",
     symptom="`Trying to backward through the graph a second time`, from the second turn of a loop on, or at the second "
             "of two losses.",
-    cause="A variable brings a graph along: a recurrent state kept from the turn before, a sum of losses, a list of old "
-          "outputs, features computed once before the loop, or a tensor that two losses share.",
+    cause="A variable brings a graph along: a recurrent state kept from the turn before, a sum of losses, a list of "
+          "old outputs, features computed once before the loop, or a tensor that two losses share.",
     confirm="`x.grad_fn` of each variable that lives longer than one turn: those that are not None carry a graph.",
     fix="`.detach()` the state between turns; compute inside the loop what is to be trained; add up losses that share "
-        "a part and call backward() once. `retain_graph=True` hides the fault where a state is carried: the graph grows "
-        "with each turn, and the next step() fails on changed weights.",
+        "a part and call backward() once. `retain_graph=True` hides the fault where a state is carried: the graph "
+        "grows with each turn, and the next step() fails on changed weights.",
     reference=NOTES,
 )
 def backward_twice(facts: TwiceFacts) -> Finding | None:
@@ -43,22 +43,20 @@ def _title(first: Carrier | None, alike: tuple[str, ...], facts: TwiceFacts) -> 
     if first is None:
         return f"A part of the graph of {loss} was freed by an earlier `backward()`"
     names, one = ticked(alike), len(alike) == 1
-    if first.how == "turn":
-        return f"{names} {'brings' if one else 'bring'} the graph of the turn before into this one, and its `backward()` has freed it"
-    if first.how == "sum":
-        return f"`{first.name}` adds up results with their graphs, and the `backward()` of the turn before has freed the old ones"
-    if first.how == "sometimes":
-        return f"{names} {'is' if one else 'are'} computed in some turns only: in the others the graph is an old one, freed already"
-    if first.how == "again":
-        return f"`backward()` is called a second time on {loss}, which was computed once"
-    if first.how == "held":
-        return f"{names} {'keeps' if one else 'keep'} the graph of an earlier step, which its `backward()` has freed"
-    if first.how == "list":
-        return f"`{first.name}` keeps results of earlier turns with their graphs, which `backward()` has freed"
-    if first.how == "each":
-        return f"All the losses go through `{first.name}`, whose graph the `backward()` of the first has freed"
-    if first.how == "once":
-        return f"{names} {'is' if one else 'are'} computed once, and the first `backward()` has freed the graph behind {'it' if one else 'them'}"
+    are, them = ("is", "it") if one else ("are", "them")
+    of_others = {
+        "turn": f"{names} {'brings' if one else 'bring'} the graph of the turn before into this one, and its "
+                "`backward()` has freed it",
+        "sum": f"`{first.name}` adds up results with their graphs, and the `backward()` of the turn before has freed "
+               "the old ones",
+        "sometimes": f"{names} {are} computed in some turns only: in the others the graph is an old one, freed already",
+        "again": f"`backward()` is called a second time on {loss}, which was computed once",
+        "held": f"{names} {'keeps' if one else 'keep'} the graph of an earlier step, which its `backward()` has freed",
+        "list": f"`{first.name}` keeps results of earlier turns with their graphs, which `backward()` has freed",
+        "each": f"All the losses go through `{first.name}`, whose graph the `backward()` of the first has freed",
+        "once": f"{names} {are} computed once, and the first `backward()` has freed the graph behind {them}"}
+    if first.how in of_others:
+        return of_others[first.how]
     before = f"the `backward()` of `{facts.first}`" if facts.first else "an earlier `backward()`"
     return f"{loss} and an earlier loss both go through `{first.name}`, whose graph {before} has freed"
 
@@ -73,7 +71,8 @@ def _fixes(first: Carrier | None, alike: tuple[str, ...], facts: TwiceFacts) -> 
                     f"{added}.backward()\n{first.name} += {added}.item()"),
                 Fix("Or call backward once, on the whole sum, after the loop.", f"{first.name}.backward()"))
     if first.how == "again":
-        return (Fix("Compute the loss anew before each backward().", _text(first) or f"{loss} = ...   # the forward again"),
+        return (Fix("Compute the loss anew before each backward().",
+                    _text(first) or f"{loss} = ...   # the forward again"),
                 Fix("Or keep the graph at all but the last call.", f"{loss}.backward(retain_graph=True)"))
     if first.how == "each":
         over = re.sub(r"^for .* in |:$", "", first.read.text or "losses")
@@ -83,7 +82,8 @@ def _fixes(first: Carrier | None, alike: tuple[str, ...], facts: TwiceFacts) -> 
         return (Fix("Keep the results without their graphs.", _detached(first)),
                 Fix("Or empty it after each backward().", f"{first.name}.clear()"))
     if first.how in ("once", "sometimes"):
-        return (Fix("Compute it in each turn, if it is to be trained.", f"{_text(first) or first.name + ' = ...'}   # inside the loop"),
+        return (Fix("Compute it in each turn, if it is to be trained.",
+                    f"{_text(first) or first.name + ' = ...'}   # inside the loop"),
                 Fix("Or cut it off, if it isn't.", f"{first.name} = {first.name}.detach()"))
     if first.how == "shared":
         cut = re.sub(rf"\b{re.escape(first.name)}\b", f"{first.name}.detach()", first.read.text or first.name)
@@ -112,7 +112,9 @@ def _detached(carrier: Carrier) -> str:
     item = re.match(r"(\w+\[[^=]*\]) = ", text)
     if item:
         return f"{item[1]} = {item[1]}.detach()"
-    return text[:-1] + ".detach())" if text.endswith(")") and ".append(" in text else f"{carrier.name}.append(x.detach())"
+    if text.endswith(")") and ".append(" in text:
+        return text[:-1] + ".detach())"
+    return f"{carrier.name}.append(x.detach())"
 
 
 def _chain(first: Carrier | None, facts: TwiceFacts) -> tuple[Link, ...]:

@@ -90,7 +90,7 @@ def _chain(facts: CollateMismatch) -> list[Link]:
                        f"{'s' * (len(facts.positions) > 1)} {', '.join(map(str, facts.positions[:8]))} differ"
                        f"{'s' * (len(facts.positions) == 1)}")]
     if facts.own:
-        links += [Link(f"your own `{facts.own}` puts the batch together")]
+        links += [Link(f"`{facts.own}`, the loader's collate_fn, puts the batch together")]
     odd, usual = facts.odd_shape, facts.usual_shape
     if odd and usual and len(odd) > 1 and odd != usual and odd[:-2] == usual[:-2] and odd[-2:] == usual[-2:][::-1]:
         links += [Link("its two sides are swapped: a portrait among landscapes, or a picture turned by its EXIF mark")]

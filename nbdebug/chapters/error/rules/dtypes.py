@@ -26,7 +26,7 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
     reference=TENSORS,
 )
 def dtype_mismatch(facts: DtypeFacts) -> Finding | None:
-    if facts.odd is None and facts.kind not in ("autocast", "array"):
+    if facts.odd is None and facts.kind not in ("autocast", "array", "gradient"):
         return None
     title = _title(facts)
     evidence = {"tensors": [_row(part) for part in (facts.odd, facts.met) if part is not None],
@@ -57,9 +57,13 @@ def _title(facts: DtypeFacts) -> str:
 def _without(facts: DtypeFacts) -> str:
     if facts.kind == "autocast":
         return "`BCELoss` is given probabilities under autocast, where a sigmoid in half precision becomes 0 or 1"
+    if facts.kind == "gradient":
+        return "What is made here holds whole numbers, and only floating point numbers can require gradients"
     if facts.said in ("object_", "str_", "str", "NoneType"):
         return f"What is to become a tensor holds more than numbers ({facts.said.strip('_')})"
-    return f"What is given is a {facts.said}, and a tensor is wanted"
+    known = {"order": "An array has the bytes of another kind of machine (big-endian)",
+             "ScalarType": "A tensor has a dtype that NumPy does not know"}
+    return known.get(facts.said, f"What is given is a {facts.said}, and a tensor is wanted")
 
 
 def _mixed(facts: DtypeFacts, odd: Part) -> str:
@@ -106,6 +110,12 @@ def _in_place(facts: DtypeFacts, odd: Part) -> str:
     return f", and the result, {facts.wanted}, is to be written into it"
 
 
+def _integers(facts: DtypeFacts, odd: Part) -> str:
+    if facts.wanted == "bool":
+        return ", and `&`, `|` and `~` are for masks and whole numbers: compare first, as in `(a > 0) & (b > 0)`"
+    return f", and {_of(facts)} takes whole numbers"
+
+
 def _half(facts: DtypeFacts, odd: Part) -> str:
     return f", and on the CPU {_of(facts)} has no kernel for it" if odd.fact.device == "cpu" else (
         f", and {_of(facts)} has no kernel for it")
@@ -124,6 +134,7 @@ def _array(facts: DtypeFacts, odd: Part) -> str:
 
 
 _SAYS = {"mixed": _mixed, "classes": _classes, "probable": _probable, "index": _index, "mask": _mask, "whole": _whole,
+         "integers": _integers,
          "in-place": _in_place, "half": _half, "array": _array,
          "gradient": lambda facts, odd: ", and only floating point numbers can require gradients",
          "complex": lambda facts, odd: f", and {_of(facts)} is not defined for complex numbers",
@@ -184,7 +195,9 @@ def _others(facts: DtypeFacts) -> list[Fix]:
     odd, met = facts.odd, facts.met
     if odd is None:
         code = 'values = frame.select_dtypes("number").to_numpy("float32")'
-        return [Fix("Keep the numbers alone, in one dtype.", code)] if facts.kind == "array" else []
+        made = "torch.tensor(values, dtype=torch.float32, requires_grad=True)"
+        return [Fix("Keep the numbers alone, in one dtype.", code)] if facts.kind == "array" else [
+            Fix("Make it of floating point numbers.", made)]
     if facts.kind == "array" and facts.cure is None:
         return [Fix("Take what is no number out, or give it a number of its own, before the tensor is made.",
                     f"bad = [i for i, value in enumerate({odd.name}) if not isinstance(value, (int, float))]")]

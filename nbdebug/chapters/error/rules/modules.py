@@ -121,7 +121,8 @@ def _for_name(facts: ModuleMissing) -> list[Fix]:
 def _for_pickle(facts: ModuleMissing) -> list[Fix]:
     holder = next((name for name in facts.holders if name != facts.module), "")
     kind = facts.name or "Net"
-    load = f"model = {facts.source or 'torch.load(path, weights_only=False)'}"
+    source = facts.source if facts.raised.type != "UnpicklingError" else ""  # its call leaves out weights_only=False
+    load = f"model = {source or 'torch.load(path, weights_only=False)'}"
     fixes = []
     if facts.module == "__main__" and holder:
         fixes += [Fix("Give the main program the class while the file is loaded.",

@@ -99,7 +99,8 @@ def _advice(facts: ShapeFacts) -> tuple[Fix, ...]:
     text, sizes = next(((t, n) for t, n in facts.numbers if type(n) is tuple), ("", ()))
     both = pair(facts) or (given[0], given[-1]) if given else (Operand("x"), Operand("y"))
     filled = {"first": both[0].name or "x", "last": both[1].name or "y",
-              "text": text or (given[0].name if given else "") or "x", "sizes": ", ".join(f"n{i}" for i in range(len(sizes))) or "result"}
+              "text": text or (given[0].name if given else "") or "x",
+              "sizes": ", ".join(f"n{i}" for i in range(len(sizes))) or "result"}
     return (Fix(title, code.format(**filled)),)
 
 

@@ -11,20 +11,16 @@ from typing import Any
 
 import torch
 
+from nbdebug.chapters.error.looks.autograd.held import children, is_module, method, modules, plain
 from nbdebug.chapters.error.looks.autograd.source import (
     FUNCTIONS,
     Code,
     assignments,
     calls,
-    children,
     failing,
     heads,
-    is_module,
-    method,
-    modules,
     of_frame,
     of_function,
-    plain,
     source,
     value,
 )
@@ -67,6 +63,31 @@ def switched_off(function: Any) -> str | None:
                     return type(manager).__name__
         function = function.__dict__.get("__wrapped__")
     return None
+
+
+def entries(node: Any, key: Any, code: Code, depth: int = 6) -> Iterator[tuple[Any, Code]]:
+    """(expression, its function) of one entry of what a variable holds or a call gives: a tuple, a list or a dict."""
+    if isinstance(node, (ast.Tuple, ast.List)):
+        if type(key) is int and key < len(node.elts) and not any(isinstance(e, ast.Starred) for e in node.elts):
+            yield node.elts[key], code
+    elif isinstance(node, ast.Dict):
+        yield from ((v, code) for k, v in zip(node.keys, node.values) if isinstance(k, ast.Constant) and k.value == key)
+    elif isinstance(node, ast.Name) and depth:
+        made = [s for s in assignments(code, node.id, (node.lineno, node.col_offset)) if isinstance(s, ast.Assign)]
+        whole = [s.value for s in made if any(isinstance(t, ast.Name) and t.id == node.id for t in s.targets)]
+        yield from entries(whole[-1], key, code, depth - 1) if whole else ()
+        if not made and node.id in code.given:
+            yield from entries(*_swapped(code.given[node.id], key), depth - 1)
+        yield from ((s.value, code) for s in code.statements() if isinstance(s, ast.Assign) and any(
+            isinstance(t, ast.Subscript) and ast.unparse(t.value) == node.id and isinstance(t.slice, ast.Constant)
+            and t.slice.value == key for t in s.targets))
+    elif isinstance(node, ast.Call) and depth and (inner := entered(node, code)) is not None:
+        for given, _ in inner.returned():
+            yield from entries(given, key, inner, depth - 1)
+
+
+def _swapped(given: tuple[Any, Any], key: Any) -> tuple[Any, Any, Any]:
+    return given[0], key, given[1]
 
 
 def bound(found: Code, call: ast.Call, code: Code, mine: Any = UNKNOWN) -> Code:

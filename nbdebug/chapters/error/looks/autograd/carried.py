@@ -10,8 +10,8 @@ from nbdebug.chapters.error.looks.autograd.calls import entered
 from nbdebug.chapters.error.looks.autograd.parts import skipped
 from nbdebug.chapters.error.looks.autograd.source import Code, calls, heads, last, loops, targets
 
-QUIET = frozenset({"print", "item", "detach", "float", "append", "add_scalar", "log", "info", "debug", "write", "format",
-                   "set_postfix", "update", "len", "isinstance", "str"})
+QUIET = frozenset({"print", "item", "detach", "float", "append", "add_scalar", "log", "info", "debug", "write",
+                   "format", "set_postfix", "update", "len", "isinstance", "str"})
 """Calls that take a value and put none of its graph into a loss."""
 
 
@@ -67,15 +67,16 @@ def _reads(node: Any, text: str) -> bool:
         return False
     if isinstance(node, (ast.Name, ast.Attribute)) and ast.unparse(node) == text:
         return True
-    if isinstance(node, ast.Call) and last(node.func) in QUIET or isinstance(node, ast.Attribute) and node.attr == "data":
+    if isinstance(node, ast.Compare) or isinstance(node, ast.Attribute) and node.attr == "data":
         return False
-    if isinstance(node, ast.Compare):
+    if isinstance(node, ast.Call) and last(node.func) in QUIET:
         return False
     return any(_reads(child, text) for child in ast.iter_child_nodes(node))
 
 
 def carried(code: Code, body: Any, text: str) -> tuple[str, Any, Any] | None:
-    """(how, where it gets its value, where that is read in the next turn) of a variable; None where it is not carried."""
+    """(how, where it gets its value, where that is read in the next turn) of a variable; None where it is not
+    carried."""
     statements = within(body)
     written = [s for s in writes(statements, text) if not skipped(s, code)]
     read = [s for s in reads(statements, text) if not skipped(s, code)]

@@ -10,17 +10,9 @@ from typing import Any, NamedTuple
 import torch
 
 from nbdebug.chapters.error.facts_autograd import Change
-from nbdebug.chapters.error.looks.autograd.path import block
-from nbdebug.chapters.error.looks.autograd.source import (
-    Code,
-    children,
-    heads,
-    last,
-    modules,
-    of_function,
-    package,
-    value,
-)
+from nbdebug.chapters.error.looks.autograd.held import children, modules, package
+from nbdebug.chapters.error.looks.autograd.parts import block
+from nbdebug.chapters.error.looks.autograd.source import Code, heads, last, of_function, value
 from nbdebug.chapters.error.operands import UNKNOWN
 from nbdebug.chapters.error.scene import Scene, is_tensor
 from nbdebug.observe.named import attributes
@@ -54,7 +46,8 @@ def of_statement(statement: Any, code: Code, module: str | None = None) -> Itera
     for node, how, op, added, instead in _parts(statement, code):
         if not _tensor(node, code):
             continue
-        change = Change(_text(statement), ast.unparse(node), inside or how, op, added, instead, module, code.name,
+        small = next((n for n in code.source.around(node) if isinstance(n, ast.Lambda)), statement)
+        change = Change(_text(small), ast.unparse(node), inside or how, op, added, instead, module, code.name,
                         code.where(statement))
         yield Found(change, code, statement, node)
 
@@ -99,7 +92,8 @@ def _called(node: ast.Call, code: Code) -> Iterator[tuple[Any, str, str, str | N
         yield out, "out", _camel(name), rest or None, f"{ast.unparse(out)} = {ast.unparse(node.func)}({left})"
     elif isinstance(flag, ast.Constant) and flag.value is True and node.args:
         first = ast.unparse(node.args[0])
-        yield node.args[0], "method", _camel(name), None, f"{ast.unparse(node.func)}({rest})   # without inplace=True: {first} stays"
+        instead = f"{ast.unparse(node.func)}({rest})   # without inplace=True: {first} stays"
+        yield node.args[0], "method", _camel(name), None, instead
     elif name.endswith("_") and not name.endswith("__") and name not in HARMLESS:
         plain = name[:-1]
         if base is not None and hasattr(torch.Tensor, name) and type(value(base, code)) is not types.ModuleType:
@@ -113,7 +107,7 @@ def _called(node: ast.Call, code: Code) -> Iterator[tuple[Any, str, str, str | N
 
 def _without(text: str, plain: str, rest: str, name: str) -> str:
     if plain in ("zero", "fill"):
-        return f"{text} = torch.{'zeros_like' if plain == 'zero' else 'full_like'}({', '.join(p for p in (text, rest) if p)})"
+        return f"{text} = torch.zeros_like({text})" if plain == "zero" else f"{text} = torch.full_like({text}, {rest})"
     if hasattr(torch.Tensor, plain):
         return f"{text} = {text}.{plain}({rest})"
     return f"{text} = {text}.clone()\n{text}.{name}({rest})"

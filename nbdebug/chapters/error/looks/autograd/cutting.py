@@ -12,14 +12,14 @@ KINDS: dict[str, frozenset[str]] = {
     "detached": frozenset({"detach", "detach_", "stop_gradient"}),
     "number": frozenset({"item", "tolist", "numpy", "float", "int", "bool"}),
     "whole numbers": frozenset({
-        "argmax", "argmin", "argsort", "one_hot", "nonzero", "argwhere", "bincount", "histc", "searchsorted", "bucketize",
-        "count_nonzero", "multinomial", "long", "int", "short", "byte", "char"}),
+        "argmax", "argmin", "argsort", "one_hot", "nonzero", "argwhere", "bincount", "histc", "searchsorted",
+        "bucketize", "count_nonzero", "multinomial", "long", "int", "short", "byte", "char"}),
     "comparison": frozenset({
         "gt", "ge", "lt", "le", "eq", "ne", "greater", "less", "greater_equal", "less_equal", "not_equal", "equal",
         "logical_and", "logical_or", "logical_not", "isnan", "isinf", "isfinite", "isclose", "allclose", "any", "all",
         "bool", "signbit"}),
-    "rebuilt": frozenset({"tensor", "as_tensor", "asarray", "array", "from_numpy", "Tensor", "FloatTensor", "LongTensor",
-                          "DoubleTensor", "HalfTensor", "IntTensor", "new_tensor", "scalar_tensor"}),
+    "rebuilt": frozenset({"tensor", "as_tensor", "asarray", "array", "from_numpy", "Tensor", "FloatTensor",
+                          "LongTensor", "DoubleTensor", "HalfTensor", "IntTensor", "new_tensor", "scalar_tensor"}),
     "sampled": frozenset({"sample"}),
 }
 """Which names end a path, and in what way."""
@@ -32,7 +32,8 @@ FRESH = frozenset({"zeros", "ones", "zeros_like", "ones_like", "rand", "randn", 
 """What is new and depends on the values of nothing."""
 BLOCKS = frozenset({"no_grad", "inference_mode"})
 FUNCTIONS_ONLY = frozenset({"float", "int", "bool", "tensor", "as_tensor", "asarray", "array", "from_numpy"})
-METHODS_ONLY = frozenset({"item", "tolist", "numpy", "detach_", "long", "short", "byte", "char", "sample", "new_tensor"})
+METHODS_ONLY = frozenset({"item", "tolist", "numpy", "detach_", "long", "short", "byte", "char", "sample",
+                          "new_tensor"})
 _WHOLE = ("long", "int", "short", "bool", "uint8", "LongTensor", "IntTensor", "BoolTensor", "ByteTensor")
 
 

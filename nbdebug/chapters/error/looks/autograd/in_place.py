@@ -1,10 +1,9 @@
 """A value that the backward needs was changed in place: by which statement of the user's.
 
 The node that misses its value is still in the graph, and so is what was computed with the changed one. Every in-place
-statement of the functions that took part is weighed: whether it changes a variable that was made by the very op, whether
-the graph has a node of its kind next to it, and whether it stands in the forward of the module to which the nearest
-parameters belong.
-"""
+statement of the functions that took part is weighed: whether it changes a variable that was made by the very op,
+whether the graph has a node of its kind next to it, and whether it stands in the forward of the module to which the
+nearest parameters belong. """
 
 from __future__ import annotations
 
@@ -18,7 +17,8 @@ from nbdebug.chapters.error.facts_autograd import Change, InPlaceFacts
 from nbdebug.chapters.error.looks.autograd.calls import outward, reached, trail
 from nbdebug.chapters.error.looks.autograd.changes import Found, changes, in_place_modules, of_statement
 from nbdebug.chapters.error.looks.autograd.graph import Saved, leaves, modified, nodes, op_of, roots
-from nbdebug.chapters.error.looks.autograd.source import Code, failing, modules, parameters, value
+from nbdebug.chapters.error.looks.autograd.held import modules, parameters
+from nbdebug.chapters.error.looks.autograd.source import Code, failing, value
 from nbdebug.chapters.error.looks.autograd.stepped import optimizer_of, stepping
 from nbdebug.chapters.error.looks.autograd.trying_in_place import tried
 from nbdebug.chapters.error.looks.autograd.wanting import asked

@@ -14,8 +14,10 @@ from nbdebug.chapters.error.facts_autograd import Cut, NoGradFacts
 from nbdebug.chapters.error.looks.autograd.calls import of_method, trail
 from nbdebug.chapters.error.looks.autograd.cutting import closing
 from nbdebug.chapters.error.looks.autograd.graph import roots
-from nbdebug.chapters.error.looks.autograd.path import Path, block
-from nbdebug.chapters.error.looks.autograd.source import Code, calls, failing, last, parameters, targets, value
+from nbdebug.chapters.error.looks.autograd.held import parameters
+from nbdebug.chapters.error.looks.autograd.parts import block
+from nbdebug.chapters.error.looks.autograd.path import Path
+from nbdebug.chapters.error.looks.autograd.source import Code, calls, failing, last, targets, value
 from nbdebug.chapters.error.looks.autograd.untracked import untracked
 from nbdebug.chapters.error.looks.autograd.verdicts import GRAD, PLAIN
 from nbdebug.chapters.error.looks.autograd.wanting import asked, giver, input_at_fault
@@ -33,13 +35,13 @@ MESSAGES = (
     (r"cannot register a hook on a tensor that doesn't require grad", "hook"),
     (r"can't retain_grad on Tensor that has requires_grad=False", "hook"),
     (r"Inference tensors cannot be saved for backward|requires_grad=True on inference tensor", "inference"),
-    (r"[Oo]nly Tensors of floating point (and complex )?dtype can require gradients", "whole numbers"),
 )
 NOT_A_TENSOR = re.compile(r"'([\w.]+)' object has no attribute 'backward'")
 NO_LOSS = re.compile(r"float|int|bool|complex|str|NoneType|tuple|list|dict|OrderedDict|ndarray|numpy\.\w+|\w*Loss|"
                      r"\w*Output|\w*Outputs")
 """What is met in place of a loss; another class without a `backward` is a slip of another kind."""
-NO_GRAD = re.compile(r"'NoneType' object has no attribute '\w+'|unsupported operand type.*NoneType")
+NO_GRAD = re.compile(r"'NoneType' object has no attribute '\w+'|unsupported operand type.*NoneType|"
+                     r"must be Tensor, not NoneType")
 REDUCED_AT_MOST = 10_000_000
 
 
@@ -158,15 +160,22 @@ def _frozen(scene: Scene, path: Path) -> Cut:
     for code in trail(scene):
         for scope in [code, *([outer] if (outer := _outer(code)) is not None else [])]:
             for statement in scope.statements():
-                off: list[Any] = [t for t in targets(statement) if isinstance(t, ast.Attribute) and t.attr == "requires_grad"
-                       and isinstance(getattr(statement, "value", None), ast.Constant) and not statement.value.value]
-                off += [c for c in (calls(statement) if isinstance(statement, ast.Expr) else ()) if last(
-                    c.func) == "requires_grad_" and c.args and isinstance(c.args[0], ast.Constant)
-                    and not c.args[0].value]
-                if off:
+                if _freezes(statement):
                     return Cut("frozen", "requires_grad", ast.unparse(statement), None, None, scope.name,
                                scope.where(statement), True, tuple(path.frozen))
     return Cut("frozen", "requires_grad", names=tuple(path.frozen))
+
+
+def _freezes(statement: Any) -> bool:
+    """Whether it is `p.requires_grad = False` or `model.requires_grad_(False)`."""
+    if isinstance(statement, ast.Assign):
+        return _is_false(statement.value) and any(last(t) == "requires_grad" for t in targets(statement))
+    return isinstance(statement, ast.Expr) and any(
+        last(call.func) == "requires_grad_" and any(_is_false(a) for a in call.args) for call in calls(statement))
+
+
+def _is_false(node: Any) -> bool:
+    return isinstance(node, ast.Constant) and node.value is False
 
 
 def _outer(code: Code) -> Code | None:

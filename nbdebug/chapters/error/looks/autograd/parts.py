@@ -6,7 +6,8 @@ import ast
 import types
 from typing import Any
 
-from nbdebug.chapters.error.looks.autograd.cutting import truth
+from nbdebug.chapters.error.facts_autograd import Cut
+from nbdebug.chapters.error.looks.autograd.cutting import closing, truth
 from nbdebug.chapters.error.looks.autograd.source import SCOPES, Code, assignments, calls, last, loops, value
 
 
@@ -97,3 +98,19 @@ def sign_of(node: ast.Compare) -> str:
 def short(node: Any) -> str:
     text = ast.unparse(node)
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def block(node: Any, code: Code, name: str | None = None) -> Cut | None:
+    """The no_grad around a statement, if one is."""
+    for around in code.source.around(node):
+        if isinstance(around, (ast.With, ast.AsyncWith)):
+            for item in around.items:
+                off = closing(item.context_expr, code)
+                if off is not None:
+                    call = item.context_expr
+                    name_of = last(call.func if isinstance(call, ast.Call) else call)
+                    return Cut("block", name_of, f"with {short(call)}:", None, name, code.name, code.where(around),
+                               written=short(node)) if off else None
+        if around is code.node:
+            break
+    return None

@@ -1,10 +1,9 @@
 """Where the path of a gradient ends: a result is followed back through the user's source to what it was computed from.
 
 Each expression has a gradient, has none because what it comes from never had one (data), or lost it at a place: the
-innermost op behind which there still is one. A live tensor is asked; an expression whose frame is gone is read. Calls of
-the user's functions and modules are followed into, torch's own modules give a gradient when a parameter of theirs wants
-one.
-"""
+innermost op behind which there still is one. A live tensor is asked; an expression whose frame is gone is read. Calls
+of the user's functions and modules are followed into, torch's own modules give a gradient when a parameter of theirs
+wants one. """
 
 from __future__ import annotations
 
@@ -17,33 +16,11 @@ from typing import Any
 import torch
 
 from nbdebug.chapters.error.facts_autograd import Cut
-from nbdebug.chapters.error.looks.autograd.calls import entered, forward, looped, outward, switched_off
+from nbdebug.chapters.error.looks.autograd import parts
+from nbdebug.chapters.error.looks.autograd.calls import entered, entries, forward, looped, outward, switched_off
 from nbdebug.chapters.error.looks.autograd.cutting import FRESH, INDICES, closing, kind_of_call, truth
-from nbdebug.chapters.error.looks.autograd.parts import (
-    comprehensions,
-    first_value,
-    given_to,
-    is_function,
-    operands_of,
-    package_of,
-    place_of,
-    put_in,
-    short,
-    sign_of,
-    skipped,
-    statement_of,
-)
-from nbdebug.chapters.error.looks.autograd.source import (
-    Code,
-    assignments,
-    children,
-    heads,
-    is_module,
-    last,
-    parameters,
-    targets,
-    value,
-)
+from nbdebug.chapters.error.looks.autograd.held import children, is_module, parameters
+from nbdebug.chapters.error.looks.autograd.source import Code, assignments, heads, last, targets, value
 from nbdebug.chapters.error.looks.autograd.verdicts import GRAD, OPEN, PLAIN, Verdict, either, has_gradient, joined
 from nbdebug.chapters.error.operands import UNKNOWN
 from nbdebug.chapters.error.scene import Scene, is_tensor
@@ -91,10 +68,10 @@ class Path:
             return self.item(node, code)
         if isinstance(node, ast.IfExp):
             holds = truth(node.test, code)
-            parts = [node.body, node.orelse] if holds is None else [node.body if holds else node.orelse]
-            return either(self.of(part, code) for part in parts)
+            branches = [node.body, node.orelse] if holds is None else [node.body if holds else node.orelse]
+            return either(self.of(part, code) for part in branches)
         if isinstance(node, ast.Compare):
-            return self.cut("comparison", sign_of(node), node, [node.left, *node.comparators], code)
+            return self.cut("comparison", parts.sign_of(node), node, [node.left, *node.comparators], code)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             return self.cut("comparison", "not", node, [node.operand], code)
         if isinstance(node, (ast.ListComp, ast.GeneratorExp, ast.SetComp)):
@@ -111,7 +88,7 @@ class Path:
             return GRAD
         if issubclass(type(lies), (types.ModuleType, type)) or is_module(lies):
             return PLAIN
-        for around in comprehensions(node, code):
+        for around in parts.comprehensions(node, code):
             return self.of(around.iter, code)
         for scope in outward(code):
             before: int | tuple[int, int] = code.line if scope is code else 10**9
@@ -135,9 +112,9 @@ class Path:
     def assigned(self, name: str, code: Code, before: int | tuple[int, int]) -> Verdict | None:
         """By the statements that give a variable its value, from the last back to the first that always runs."""
         found: list[Verdict] = []
-        filled = [self.of(given, code) for given in put_in(code, name)]
+        filled = [self.of(given, code) for given in parts.put_in(code, name)]
         for statement in reversed(assignments(code, name, before)):
-            if skipped(statement, code):
+            if parts.skipped(statement, code):
                 continue
             verdict = self.statement(statement, name, code)
             found.append(verdict)
@@ -152,26 +129,24 @@ class Path:
         if isinstance(statement, (ast.For, ast.AsyncFor)):
             return self.of(statement.iter, code)
         if isinstance(statement, ast.AugAssign):
-            earlier = self.assigned(name, code, (statement.lineno, statement.col_offset)) if not first_value(
+            earlier = self.assigned(name, code, (statement.lineno, statement.col_offset)) if not parts.first_value(
                 statement, name, code) else PLAIN
             return self.within(statement, joined([self.of(statement.value, code), earlier or PLAIN]), code, name)
         given = getattr(statement, "value", None)
         if given is None or isinstance(statement, (ast.With, ast.AsyncWith)):
             return next((self.of(n.value, code) for n in heads(statement) if isinstance(n, ast.NamedExpr)), PLAIN)
-        place = place_of(statement, name)
+        place = parts.place_of(statement, name)
         if place == 1 and isinstance(given, ast.Call) and last(given.func) in INDICES:
-            verdict = self.cut("whole numbers", last(given.func), given, operands_of(given, code), code, name)
-        elif place is not None and isinstance(given, (ast.Tuple, ast.List)) and place < len(given.elts):
-            verdict = self.of(given.elts[place], code)
+            verdict = self.cut("whole numbers", last(given.func), given, parts.operands_of(given, code), code, name)
         else:
-            verdict = self.of(given, code)
+            verdict = self.of(given, code) if place is None else self.entry(given, place, code)
         return self.within(statement, verdict, code, name)
 
     def within(self, statement: Any, verdict: Verdict, code: Code, name: str | None = None) -> Verdict:
         """The same with the blocks around a statement looked at: under no_grad nothing gets a gradient."""
         if isinstance(verdict, Cut) or verdict == PLAIN:
             return verdict
-        return block(statement, code, name) or verdict
+        return parts.block(statement, code, name) or verdict
 
     def attribute(self, node: ast.Attribute, code: Code) -> Verdict:
         lies = value(node, code)
@@ -199,10 +174,15 @@ class Path:
             return GRAD
         index = node.slice.value if isinstance(node.slice, ast.Constant) else None
         if index == 1 and isinstance(node.value, ast.Call) and last(node.value.func) in INDICES:
-            return self.cut("whole numbers", last(node.value.func), node, operands_of(node.value, code), code)
-        if isinstance(node.value, (ast.Tuple, ast.List)) and type(index) is int and index < len(node.value.elts):
-            return self.of(node.value.elts[index], code)
-        return self.of(node.value, code)
+            return self.cut("whole numbers", last(node.value.func), node, parts.operands_of(node.value, code), code)
+        return self.of(node.value, code) if index is None else self.entry(node.value, index, code)
+
+    def entry(self, node: Any, key: Any, code: Code) -> Verdict:
+        """One entry of a tuple, a list or a dict, where the source shows it; else the whole."""
+        found = list(entries(node, key, code))
+        verdict = either(self.of(part, inner) for part, inner in found)
+        whole = OPEN if found and isinstance(verdict, Cut) else self.of(node, code)
+        return whole if not found or isinstance(whole, Cut) and whole.kind == "block" else verdict
 
     def call(self, node: ast.Call, code: Code) -> Verdict:
         """A call: into the user's function or module; of a cutting op; else as its arguments have it."""
@@ -210,7 +190,7 @@ class Path:
         if isinstance(node.func, ast.Name) and called is UNKNOWN:
             modules = looped(node.func.id, code)
             if modules:
-                return self.through(modules, joined(self.of(a, code) for a in given_to(node)), code)
+                return self.through(modules, joined(self.of(a, code) for a in parts.given_to(node)), code)
         if is_module(called):
             return self.module(called, node, code)
         inner = entered(node, code, called)
@@ -220,16 +200,16 @@ class Path:
         if off is not None:
             text = ast.unparse(node.func)
             return Cut("block", off, f"{text} (decorated with {off})", None, None, code.name, code.where(node),
-                       written=short(statement_of(node, code) or node))
+                       written=parts.short(parts.statement_of(node, code) or node))
         if name in FRESH:
             return PLAIN
         if name in ("checkpoint", "checkpoint_sequential"):
             return self.checkpointed(node, code)
-        operands = operands_of(node, code)
-        kind = kind_of_call(node, is_function(node, code))
+        operands = parts.operands_of(node, code)
+        kind = kind_of_call(node, parts.is_function(node, code))
         if kind is not None:
             return self.cut(kind, name, node, operands, code)
-        if called is not UNKNOWN and package_of(called) == "numpy":
+        if called is not UNKNOWN and parts.package_of(called) == "numpy":
             return self.cut("number", ast.unparse(node.func), node, operands, code)
         return joined(self.of(part, code) for part in operands)
 
@@ -243,10 +223,10 @@ class Path:
         inside = value(node.args[0], code) if node.args else UNKNOWN
         if is_module(inside) and not _wants(inside):
             return PLAIN
-        statement = statement_of(node, code)
+        statement = parts.statement_of(node, code)
         to = [ast.unparse(t) for t in targets(statement)] if isinstance(statement, ast.Assign) else []
-        return Cut("checkpoint", "checkpoint", short(node), ", ".join(map(ast.unparse, inputs)) or None,
-                   ", ".join(to) or None, code.name, code.where(node), written=short(statement or node))
+        return Cut("checkpoint", "checkpoint", parts.short(node), ", ".join(map(ast.unparse, inputs)) or None,
+                   ", ".join(to) or None, code.name, code.where(node), written=parts.short(statement or node))
 
     def function(self, inner: Code) -> Verdict:
         """A function of the user's: what it gives back, under its decorators."""
@@ -258,7 +238,7 @@ class Path:
                     "@" + ast.unparse(decorator), None, None, inner.name, inner.where(decorator),
                     written=f"def {inner.name}(...):")
         return either(self.within(statement, self.of(given, inner), inner) for given, statement in inner.returned()
-                      if not skipped(statement, inner)) if inner.returned() else PLAIN
+                      if not parts.skipped(statement, inner)) if inner.returned() else PLAIN
 
     def module(self, module: Any, node: ast.Call, code: Code) -> Verdict:
         inner = entered(node, code, module)
@@ -266,7 +246,7 @@ class Path:
             verdict = self.function(inner)
             return verdict if isinstance(verdict, Cut) or verdict == GRAD else joined(
                 [verdict, OPEN if _wants(module) else PLAIN])
-        return self.through([module], joined(self.of(a, code) for a in given_to(node)), code)
+        return self.through([module], joined(self.of(a, code) for a in parts.given_to(node)), code)
 
     def through(self, modules: Iterable[Any], verdict: Verdict, code: Code) -> Verdict:
         """What a value becomes that goes through modules of torch's or a library's, one after the other."""
@@ -291,26 +271,10 @@ class Path:
         if isinstance(verdict, Cut) or verdict == PLAIN:
             return verdict
         source = next((ast.unparse(part) for v, part in given if v == verdict), None)
-        statement = statement_of(node, code)
+        statement = parts.statement_of(node, code)
         to = [ast.unparse(t) for t in targets(statement)] if isinstance(statement, ast.Assign | ast.AugAssign) else []
-        return Cut(kind, op, short(node), source, name or ", ".join(to) or None, code.name, code.where(node),
-                   verdict == GRAD, written=short(statement if statement is not None else node))
-
-
-def block(node: Any, code: Code, name: str | None = None) -> Cut | None:
-    """The no_grad around a statement, if one is."""
-    for around in code.source.around(node):
-        if isinstance(around, (ast.With, ast.AsyncWith)):
-            for item in around.items:
-                off = closing(item.context_expr, code)
-                if off is not None:
-                    call = item.context_expr
-                    name_of = last(call.func if isinstance(call, ast.Call) else call)
-                    return Cut("block", name_of, f"with {short(call)}:", None, name, code.name, code.where(around),
-                               written=short(node)) if off else None
-        if around is code.node:
-            break
-    return None
+        return Cut(kind, op, parts.short(node), source, name or ", ".join(to) or None, code.name, code.where(node),
+                   verdict == GRAD, written=parts.short(statement if statement is not None else node))
 
 
 def _wants(module: Any) -> bool:

@@ -15,8 +15,7 @@ OWN_RESULT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "Softmax": lambda x: torch.softmax(x, -1), "LogSoftmax": lambda x: torch.log_softmax(x, -1),
     "Reciprocal": torch.reciprocal, "Rsqrt": torch.rsqrt, "Expm1": torch.expm1}
 """Ops whose derivative is computed from their own result, by the names of their nodes."""
-CHANGES: dict[str, tuple[Callable[[torch.Tensor, torch.Tensor], object], Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]]
-CHANGES = {
+CHANGES: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]] = {
     "Add": (lambda y, r: y.add_(r), lambda y, r: y + r), "Sub": (lambda y, r: y.sub_(r), lambda y, r: y - r),
     "Mul": (lambda y, r: y.mul_(r), lambda y, r: y * r), "Div": (lambda y, r: y.div_(r), lambda y, r: y / r),
     "CopySlices": (lambda y, r: y.copy_(r), lambda y, r: y.clone().copy_(r))}

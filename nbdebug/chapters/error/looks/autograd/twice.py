@@ -1,9 +1,8 @@
 """A graph that an earlier backward has freed: which of the user's variables brought it along.
 
-After a first `backward()` the values that the derivatives need are freed. A second one through the same nodes fails. The
-graph of the failing loss is still there, and so are the variables: one whose history is part of that graph, and which by
-the source keeps its value from one turn to the next, is the carrier.
-"""
+After a first `backward()` the values that the derivatives need are freed. A second one through the same nodes fails.
+The graph of the failing loss is still there, and so are the variables: one whose history is part of that graph, and
+which by the source keeps its value from one turn to the next, is the carrier. """
 
 from __future__ import annotations
 
@@ -30,16 +29,8 @@ from nbdebug.chapters.error.looks.autograd.carried import (
 )
 from nbdebug.chapters.error.looks.autograd.changes import of_statement
 from nbdebug.chapters.error.looks.autograd.graph import freed, meet, nodes, op_of, roots
-from nbdebug.chapters.error.looks.autograd.source import (
-    Code,
-    failing,
-    is_module,
-    loops,
-    modules,
-    package,
-    targets,
-    value,
-)
+from nbdebug.chapters.error.looks.autograd.held import is_module, modules, package
+from nbdebug.chapters.error.looks.autograd.source import Code, failing, loops, targets, value
 from nbdebug.chapters.error.looks.autograd.wanting import asked
 from nbdebug.chapters.error.operands import UNKNOWN
 from nbdebug.chapters.error.scene import Scene, is_tensor
@@ -212,7 +203,8 @@ def _held(scene: Scene, found: dict[Any, int]) -> Iterator[Carrier]:
                 yield carrier(f"{path}.{name}", "held", kept, *here)
         for name, kept in (attributes(thing).get("_buffers") or {}).items() if is_module(thing) else ():
             if part_of(kept, found):
-                yield carrier(f"{path}.{name}", "held", kept, *(_kept(name, thing, kept, methods) or (NOWHERE, NOWHERE)))
+                places = _kept(name, thing, kept, methods) or (NOWHERE, NOWHERE)
+                yield carrier(f"{path}.{name}", "held", kept, *places)
 
 
 def _objects(scene: Scene) -> Iterator[tuple[str, Any]]:
@@ -225,7 +217,8 @@ def _objects(scene: Scene) -> Iterator[tuple[str, Any]]:
     spaces = [frame.names for frame in scene.users] + [own(scene.names)]
     for space in spaces:
         for name, thing in space.items():
-            if id(thing) not in seen and not is_tensor(thing) and hasattr(type(thing), "__dict__") and package(thing) not in ("builtins", "types") and not is_module(thing):
+            known = id(thing) in seen or is_tensor(thing) or is_module(thing)
+            if not known and package(thing) not in ("builtins", "types"):
                 seen.add(id(thing))
                 yield name, thing
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from nbdebug.chapters.error.looks.autograd.source import is_module, modules
+from nbdebug.chapters.error.looks.autograd.held import is_module, modules
 from nbdebug.chapters.error.scene import Scene, is_tensor
 from nbdebug.observe.named import MODULES_OWN, attributes
 

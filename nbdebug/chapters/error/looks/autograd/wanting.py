@@ -8,7 +8,8 @@ from typing import Any
 
 from nbdebug.chapters.error.looks.autograd.calls import entered
 from nbdebug.chapters.error.looks.autograd.graph import is_leaf, nodes
-from nbdebug.chapters.error.looks.autograd.source import Code, assignments, calls, failing, is_module, last, value
+from nbdebug.chapters.error.looks.autograd.held import is_module
+from nbdebug.chapters.error.looks.autograd.source import Code, assignments, calls, failing, last, value
 from nbdebug.chapters.error.scene import Scene, is_tensor
 
 ASKING = {"hook": ("register_hook", "retain_grad", "register_post_accumulate_grad_hook")}
@@ -22,8 +23,8 @@ def asked(scene: Scene, code: Code, what: str) -> Any:
         return None
     if what == "grad is None":
         return _none_grad(node, code)
-    if what in ("inference", "whole numbers"):
-        return _tensor_in(node, code, what)
+    if what == "inference":
+        return _inference(node, code)
     if what in ("no parameters", "not a leaf"):
         return _given_to_optimizer(node, code, what)
     wanted = ASKING.get(what, ("backward", "grad"))
@@ -62,16 +63,10 @@ def _none_grad(node: Any, code: Code) -> Any:
     return None
 
 
-def _tensor_in(node: Any, code: Code, what: str) -> Any:
-    """The tensor made under inference_mode, or the one of whole numbers."""
+def _inference(node: Any, code: Code) -> Any:
+    """The tensor that was made under inference_mode."""
     parts = [n for n in ast.walk(node) if isinstance(n, (ast.Name, ast.Attribute, ast.Subscript))]
-    for part in parts:
-        tensor = value(part, code)
-        if is_tensor(tensor) and (tensor.is_inference() if what == "inference" else not (
-                tensor.is_floating_point() or tensor.is_complex())):
-            return part
-    whole = [c for c in calls(node) if what == "whole numbers" and last(c.func) in ("tensor", "Parameter", "arange")]
-    return whole[0].args[0] if whole and whole[0].args else None
+    return next((part for part in parts if is_tensor(tensor := value(part, code)) and tensor.is_inference()), None)
 
 
 def _given_to_optimizer(node: Any, code: Code, what: str) -> Any:
@@ -91,7 +86,7 @@ def _given_to_optimizer(node: Any, code: Code, what: str) -> Any:
 
 def input_at_fault(asked_for: Any, code: Code, found: list[Any], what: str) -> tuple[str, Any, Any]:
     """(text, tensor, expression) of autograd.grad's input that has no gradient, or that the outputs don't come from."""
-    parts = asked_for.elts if isinstance(asked_for, (ast.List, ast.Tuple)) else [asked_for] if asked_for is not None else []
+    parts = asked_for.elts if isinstance(asked_for, (ast.List, ast.Tuple)) else [asked_for]
     within = set(nodes(found)) if what == "unused" else set()
     ends = {id(before.variable) for node in within for before, _ in node.next_functions
             if before is not None and is_leaf(before)}

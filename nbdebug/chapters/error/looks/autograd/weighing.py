@@ -12,18 +12,9 @@ from nbdebug.chapters.error.facts_autograd import Change
 from nbdebug.chapters.error.looks.autograd.calls import entered
 from nbdebug.chapters.error.looks.autograd.changes import Found
 from nbdebug.chapters.error.looks.autograd.graph import Saved, op_of
+from nbdebug.chapters.error.looks.autograd.held import children, is_module, package
 from nbdebug.chapters.error.looks.autograd.parts import skipped
-from nbdebug.chapters.error.looks.autograd.source import (
-    Code,
-    assignments,
-    children,
-    ends,
-    is_module,
-    last,
-    loops,
-    package,
-    value,
-)
+from nbdebug.chapters.error.looks.autograd.source import Code, assignments, ends, last, loops, value
 from nbdebug.chapters.error.operands import UNKNOWN
 from nbdebug.chapters.error.scene import Scene, is_tensor
 
@@ -85,8 +76,8 @@ def _points(found: Found | None, change: Change, module: Any, against: Weighed, 
         points += 3
     if found is None:
         return points
-    if skipped(found.statement, found.code) or found.code.live and found.statement.lineno > found.code.line and not loops(
-            found.code, found.statement):
+    later = found.code.live and found.statement.lineno > found.code.line and not loops(found.code, found.statement)
+    if later or skipped(found.statement, found.code):
         return None
     lies = value(found.node, found.code)
     if against.leaf is not None:
@@ -143,8 +134,8 @@ def _ends_in(node: Any, code: Code, line: tuple[int, int], depth: int = 6) -> st
                 and not skipped(s, code)]
         if made:
             return _ends_in(made[-1].value, code, place(made[-1]), depth - 1)
-        given = code.given.get(node.id)
-        return _ends_in(given[0], given[1], (given[1].line, 0), depth - 1) if given and isinstance(given[0], ast.AST) else ""
+        given, caller = code.given.get(node.id, (None, None))
+        return _ends_in(given, caller, (caller.line, 0), depth - 1) if isinstance(given, ast.AST) else ""
     if isinstance(node, ast.BinOp):
         return ARITHMETIC.get(type(node.op), "")
     if isinstance(node, ast.Call):

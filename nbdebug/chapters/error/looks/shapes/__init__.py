@@ -21,7 +21,7 @@ from torch import nn
 from nbdebug.chapters.error.asked import Names
 from nbdebug.chapters.error.facts_shapes import Layer, Operand, Passed, ShapeFacts
 from nbdebug.chapters.error.looks.shapes import came, layers
-from nbdebug.chapters.error.looks.shapes.call import Call, Part, failing
+from nbdebug.chapters.error.looks.shapes.call import Call, Part, failing, of_shapes
 from nbdebug.chapters.error.looks.shapes.cures import KEPT, cures
 from nbdebug.chapters.error.looks.shapes.expressions import look_up
 from nbdebug.chapters.error.looks.shapes.said import Said, read
@@ -43,6 +43,8 @@ def look(scene: Scene) -> ShapeFacts | None:
     call = failing(scene, said.kind, names)
     if said.kind in OWN and not OWN[said.kind](call):
         return None
+    if not call.parts and call.node is None:
+        call.parts = of_shapes(scene, (said.a, said.b))
     said = measured(call, said)
     layer = _layer(scene, call, names)
     at_fault = call.parts[0] if call.parts else None

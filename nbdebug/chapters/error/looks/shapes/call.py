@@ -154,9 +154,10 @@ def _alike(call: Call, item: Any) -> tuple[str, Any]:
     make another tensor of a mask, and turn what has its batch first."""
     shape = tuple(item.shape)
     turned = (*shape[1::-1], *shape[2:])
-    found = {}
+    found: dict[str, Any] = {}
     for node in ast.walk(call.node) if call.node is not None and call.frame is not None else ():
-        value = value_of(node, call.frame) if isinstance(node, (ast.Name, ast.Attribute)) and call.frame else UNKNOWN
+        named = isinstance(node, (ast.Name, ast.Attribute)) and call.frame is not None
+        value: Any = value_of(node, call.frame) if named and call.frame is not None else UNKNOWN
         if is_shaped(value) and tuple(value.shape) in (shape, turned if "mask" not in ast.unparse(node) else shape):
             found[ast.unparse(node)] = value
     return found.popitem() if len(found) == 1 else ("", item)
@@ -188,6 +189,19 @@ def _arguments(call: Call, wanted: list[str]) -> dict[str, ast.AST]:
         return {}
     plain = [arg for arg in node.args if not isinstance(arg, ast.Starred)]
     return {**dict(zip(wanted, plain)), **{k.arg: k.value for k in node.keywords if k.arg}}
+
+
+def of_shapes(scene: Scene, shapes: tuple[tuple[int, ...] | None, ...]) -> list[Part]:
+    """The user's variables of these shapes, where the line itself can't be read (`%time`, `exec`) and each is the only
+    one of its shape."""
+    found = []
+    for shape in shapes:
+        known = {id(value): (name, value) for name, value, _ in scene.variables()
+                 if shape is not None and is_shaped(value) and tuple(value.shape) == shape}
+        if len(known) == 1:
+            name, value = next(iter(known.values()))
+            found.append(Part(name, "", value))
+    return found
 
 
 def _precise(frame: Frame, kind: str) -> ast.AST | None:

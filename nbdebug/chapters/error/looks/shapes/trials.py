@@ -227,7 +227,9 @@ def aligned(which: int, part: Part, to: Part) -> Iterator[Idea]:
     own, long = part.shape or (), to.shape or ()
     if not 0 < len(own) < len(long):
         return
-    for places in itertools.combinations(range(len(long)), len(own)):
+    # the batch first, then what keeps the last axis the last: as masks of attention are meant
+    ends = sorted(itertools.combinations(range(len(long)), len(own)), key=lambda at: (at[0], -at[-1]))
+    for places in ends:
         if all(long[place] == size for place, size in zip(places, own)):
             index = tuple(slice(None) if i in places else None for i in range(len(long)))
             text = ", ".join(":" if i is not None else "None" for i in index)

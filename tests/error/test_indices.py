@@ -1,0 +1,228 @@
+"""Indices beyond what they point into: which table, which entry, in which row; and what was meant."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
+
+import nbdebug
+
+CODE = "error/index-out-of-range"
+
+
+class Reader(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.places, self.head = nn.Embedding(10, 4), nn.Embedding(6, 4), nn.Linear(4, 5)
+
+    def forward(self, ids):
+        steps = torch.arange(ids.shape[1])
+        return self.head(self.words(ids) + self.places(steps))
+
+
+class Pictures(Dataset):
+    def __init__(self):
+        self.files, self.count = ["a", "b", "c"], 5
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        return len(self.files[index])
+
+
+reader = Reader()
+vocabulary = {chr(97 + i): i for i in range(12)}
+conv = nn.Conv2d(3, 4, 1)
+
+
+def scores(rows):
+    return reader(torch.zeros(rows, 1, dtype=torch.long))[:, 0]
+
+
+def token():
+    ids = torch.tensor([[1, 2, 3], [4, 11, 2]])
+    reader(ids)
+
+
+def position():
+    reader(torch.zeros(2, 9, dtype=torch.long))
+
+
+def padding_of_minus_one():
+    nn.Sequential(nn.Embedding(5, 4))(torch.tensor([[1, -1]]))
+
+
+def bag():
+    bags, chosen = nn.EmbeddingBag(5, 4), torch.tensor([[1, 7]])
+    bags(chosen)
+
+
+def class_too_many():
+    kinds = torch.tensor([0, 1, 7])
+    F.cross_entropy(scores(3), kinds)
+
+
+def classes_from_one():
+    kinds = torch.tensor([1, 5, 3])
+    nn.CrossEntropyLoss()(scores(3), kinds)
+
+
+def border_of_a_mask():
+    mask = torch.zeros(2, 4, 4, dtype=torch.long)
+    mask[1, 2, 3] = 255
+    F.cross_entropy(conv(torch.randn(2, 3, 4, 4)), mask)
+
+
+def minus_one_means_none():
+    kinds = torch.tensor([0, -1])
+    F.nll_loss(scores(2).log_softmax(1), kinds)
+
+
+def gathered():
+    table, picks = torch.randn(3, 4), torch.tensor([[0], [4], [1]])
+    return table.gather(1, picks)
+
+
+def rows_selected():
+    table, rows = torch.randn(3, 4), torch.tensor([0, 9])
+    return table.index_select(0, rows)
+
+
+def loop_too_long():
+    samples = torch.randn(5, 2)
+    for place in range(6):
+        samples[place]
+
+
+def column_by_tensor():
+    samples, order = torch.randn(5, 2), torch.tensor([[0, 2]])
+    return samples[:, order]
+
+
+def hot():
+    labels = torch.tensor([0, 3])
+    return F.one_hot(labels, 3)
+
+
+def counted():
+    labels = torch.tensor([0, -3])
+    return torch.bincount(labels)
+
+
+def names_of_classes():
+    names, best = ["cat", "dog"], 2
+    return names[best]
+
+
+def in_a_comprehension():
+    names = ["cat", "dog"]
+    return [names[number] for number in range(3)]
+
+
+def data_set_longer_than_its_list():
+    for _ in DataLoader(Pictures()):
+        pass
+
+
+def the_same_in_a_worker():
+    for _ in DataLoader(Pictures(), num_workers=1):
+        pass
+
+
+def numpy_column():
+    grid, column = np.zeros((3, 4)), 7
+    return grid[0, column]
+
+
+def layer_that_is_not_there():
+    stack = nn.Sequential(nn.ReLU(), nn.ReLU())
+    return stack[2]
+
+
+def row_of_a_frame():
+    frame, row = pd.DataFrame({"a": [1]}), 5
+    return frame.iloc[row]
+
+
+def crop_of_a_small_picture():
+    picture = torch.randn(3, 8, 8)
+    return torch.randint(0, picture.shape[1] - 8, (1,))
+
+
+SITUATIONS = [
+    (token, ["`ids[1, 1]` is 11", "`reader.words` has 10 rows", "`vocabulary` has 12 entries", "nn.Embedding(12, 4)"]),
+    (position, ["`steps` counts to 8", "torch.arange(ids.shape[1])", "`reader.places` has 6 rows", "ids = ids[:, :6]"]),
+    (padding_of_minus_one, ["is -1", "5 rows", "masked_fill"]),
+    (bag, ["7", "`bags` has 5 rows"]),
+    (class_too_many, ["`kinds[2]` is 7", "`reader.head` gives 5 classes", "in_features, 8)"]),
+    (classes_from_one, ["`kinds[1]` is 5", "counted from 1", "kinds = kinds - 1"]),
+    (border_of_a_mask, ["`mask[1, 2, 3]` is 255", "`conv` gives 4 classes", "ignore_index=255"]),
+    (minus_one_means_none, ["`kinds[1]` is -1", "ignore_index=-1"]),
+    (gathered, ["`picks[1, 0]` is 4", "`table` has 4 entries along dimension 1"]),
+    (rows_selected, ["`rows[1]` is 9", "`table` has 3 entries"]),
+    (loop_too_long, ["`place` is 5", "`samples` has 5 entries"]),
+    (column_by_tensor, ["`order[0, 1]` is 2", "`samples` has 2 entries along dimension 1"]),
+    (hot, ["`labels[1]` is 3", "num_classes=4"]),
+    (counted, ["`labels[1]` is -3", "no negative numbers"]),
+    (names_of_classes, ["`best` is 2", "`names` has 2 entries"]),
+    (in_a_comprehension, ["`number` is 2", "`names` has 2 entries"]),
+    (data_set_longer_than_its_list, ["`index` is 3", "`self.files` has 3 entries", "self.count"]),
+    (the_same_in_a_worker, ["`index` goes beyond `self.files`", "3 entries", "self.count"]),
+    (numpy_column, ["`column` is 7", "`grid` has 4 entries along dimension 1"]),
+    (layer_that_is_not_there, ["is 2", "`stack` has 2 entries"]),
+    (row_of_a_frame, ["`row` is 5", "frame", "1 entry"]),
+    (crop_of_a_small_picture, ["no number to draw", "0 up to 0"]),
+]
+TRIED = {token, classes_from_one, border_of_a_mask, minus_one_means_none}
+
+
+def explained(call):
+    with pytest.raises(Exception) as caught:
+        call()
+    report = nbdebug.explain(caught.value, names=globals())
+    return report, " ".join(str(report).split())
+
+
+@pytest.mark.parametrize(("call", "words"), SITUATIONS, ids=lambda value: getattr(value, "__name__", ""))
+def test_the_entry_and_the_table_are_named(call, words) -> None:
+    report, said = explained(call)
+    (finding,) = report.findings
+    assert finding.code == CODE
+    assert not [word for word in words if word not in said], said
+    assert finding.fixes
+    assert call not in TRIED or finding.fixes[0].verified
+
+
+def test_no_string_of_a_list_is_shown() -> None:
+    secret = ["hunter" + "2"]
+    report, said = explained(lambda: secret[3])
+    assert [f.code for f in report] == [CODE] and "hunter2" not in said
+
+
+def their_own_check():
+    raise IndexError("list index out of range")
+
+
+def what_a_call_gave():
+    return sorted({"a", "b"})[3]
+
+
+def key_of_a_dict():
+    return vocabulary["zz"]
+
+
+def mask_of_another_size():
+    samples, mask = torch.randn(3, 4), torch.ones(4, dtype=torch.bool)
+    return samples[mask]
+
+
+@pytest.mark.parametrize("call", [their_own_check, what_a_call_gave, key_of_a_dict, mask_of_another_size])
+def test_other_errors_are_not_named_so(call) -> None:
+    report, _ = explained(call)
+    assert CODE not in [finding.code for finding in report]
