@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
+import nbclient
+import nbformat
 import pytest
 
 from nbdebug import Report, catalogue
-from tests.shell import Notebook, completions, started
+from tests.shell import Notebook, completions, in_this_checkout, started
 
 SETUP = """
 import torch
@@ -39,7 +41,7 @@ def test_the_last_failure_is_explained_whatever_ran_since(notebook: Notebook) ->
     assert "error/out-of-memory" in done.shown and done.result.findings[0].where.cell == "In [2]"
     assert notebook.run("%explain ;").result is None
     rep = notebook.run("rep = %explain\nrep").result
-    assert isinstance(rep, Report) and rep.findings == done.result.findings
+    assert isinstance(rep, Report) and [f.code for f in rep] == [f.code for f in done.result]
 
 
 def test_an_error_of_no_known_kind_gets_the_facts_and_no_guess(notebook: Notebook) -> None:
@@ -103,3 +105,18 @@ def test_names_of_the_notebook_itself_are_told(notebook: Notebook) -> None:
     notebook.run("picture = torch.ones(3, 8)\nraise LookupError('in a cell')")
     rows = notebook.run("%explain").result.facts["tables"][0]["rows"]
     assert ["picture", "[3, 8]", "float32", "cpu", "1 to 1"] in rows
+
+
+def test_in_a_kernel_the_report_stands_below_the_traceback() -> None:
+    cells = ["%load_ext nbdebug\n%explain --auto\nimport torch\nx = torch.zeros(3)",
+             "state = {'module.weight': torch.zeros(2, 3), 'module.bias': torch.zeros(2)}\n"
+             "net = torch.nn.Linear(3, 2)\nnet.load_state_dict(state)", "1 + 1"]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    nbclient.NotebookClient(notebook, timeout=300, allow_errors=True, extra_arguments=["--log-level=ERROR"]).execute(
+        env=in_this_checkout())
+    failed = [output for output in notebook.cells[1].outputs if output.output_type != "stream"]
+    assert [output.output_type for output in failed] == ["error", "display_data"]
+    shown = failed[1].data
+    assert "Cause: error/state-dict-mismatch" in shown["text/plain"] and "`module.`" in shown["text/plain"]
+    assert "%explain --auto · the error of In [2]" in shown["text/plain"] and "text/html" in shown
+    assert [output.output_type for output in notebook.cells[2].outputs] == ["execute_result"]

@@ -379,7 +379,7 @@ CASES = [
      "p.requires_grad = False", "model[2].requires_grad_(True)"),
     (comparison, "`score > 0.5` is true or false", "hit = score > 0.5", "hit = torch.sigmoid("),
     (max_index, "`predicted` has no gradient: `torch.max(outputs, 1)`", "torch.max(outputs, 1)", "predicted = "),
-    (global_off, "gradients are off everywhere", "loss.backward()", "torch.set_grad_enabled(True)"),
+    (global_off, "gradients are off everywhere", "torch.set_grad_enabled(False)", "torch.set_grad_enabled(True)"),
     (np_mean, "`item` in", "losses.append", "losses.append(F.cross_entropy("),
     (aug_item, "`loss` is a plain number", "loss += ", "loss += F.cross_entropy("),
     (helper_backward, "`pred` has no gradient: `.data`", "pred = model(", "pred = model("),

@@ -44,7 +44,8 @@ wrapped = Wrapper()"""
 
 
 def test_nothing_is_changed_and_nothing_of_the_users_runs() -> None:
-    cells = [SETUP, MODEL, OPT, HOOK, "net[0].register_forward_hook(note);", TRAIN, HOSTILE, "x", "1 +", "raise KeyError('k')",
+    cells = [SETUP, MODEL, OPT, HOOK, "net[0].register_forward_hook(note);", TRAIN, HOSTILE, "x", "1 +",
+    "raise KeyError('k')",
              "\x00", "%%bash\nexit 0", "def broken(:", "net[0].register_forward_hook(note);"]
     with of_cells(cells) as (shell, _):
         names, hooks = dict(shell.user_ns), len(shell.user_ns["net"][0]._forward_hooks)
@@ -107,7 +108,8 @@ def test_a_report_is_small_and_escapes_what_is_the_users() -> None:
 
 
 def test_five_hundred_cells_and_ten_thousand_objects(capsys: pytest.CaptureFixture[str]) -> None:
-    many = "class Thing:\n    pass\nthings = []\nfor i in range(3300):\n    t = Thing()\n    t.a, t.b = [i], {'k': (i,)}\n" \
+    many = "class Thing:\n    pass\nthings = []\nfor i in range(3300):\n    t = Thing()\n"
+    "    t.a, t.b = [i], {'k': (i,)}\n" \
            "    things.append(t)"
     filler = [f"value_{n} = x.mean() * {n}\ndef f_{n}(a):\n    return a * {n}\n" + TRAIN for n in range(490)]
     with of_cells([SETUP, MODEL, OPT, many]) as (shell, _):
@@ -129,7 +131,8 @@ def history(*cells: str) -> History:
 
 
 def test_what_a_statement_binds() -> None:
-    known = history("a, (b, *c) = f()\nd.e = 1\nfor g in h: i = 2\nwith j as k: pass\nimport l.m, n as o\ndel p\nq += 1\n"
+    known = history("a, (b, *c) = f()\nd.e = 1\nfor g in h: i = 2\nwith j as k: pass\nimport l.m, n as o\ndel p\n"
+    "q += 1\n"
                     "def r(): s = 1\nclass t: u = 1\nif v: w: int = 3\nx[0] = 1")
     paths = [b.path for b in known.cells[1].bindings]
     assert paths == ["a", "b", "c", "d.e", "g", "i", "k", "l", "o", "p", "q", "r", "t", "w"]

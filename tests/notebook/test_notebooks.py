@@ -11,8 +11,7 @@ from ipykernel.compiler import XCachingCompiler
 
 import nbdebug
 from nbdebug import Report
-from tests.notebook.books import BOOKS, Book
-from tests.notebook.healthy import HEALTHY
+from tests.notebook.books import BOOKS, HEALTHY, Book
 from tests.shell import of_cells
 
 

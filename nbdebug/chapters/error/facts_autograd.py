@@ -80,7 +80,8 @@ class Carrier:
 @dataclasses.dataclass(frozen=True)
 class TwiceFacts:
     """A graph was walked a second time. loss: as written. carriers: the likeliest first. earlier: where backward was
-    called before on the same graph, as far as the source shows it; first: what it was called on."""
+    called before on the same graph, as far as the source shows it; first: what it was called on. nodes: of the loss's
+    graph, with those freed among them. optimizers: how many there are: two train two things."""
 
     raised: Raised
     loss: str = ""
@@ -89,6 +90,7 @@ class TwiceFacts:
     first: str = ""
     nodes: int = 0
     nodes_freed: int = 0
+    optimizers: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

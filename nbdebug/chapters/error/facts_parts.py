@@ -62,3 +62,9 @@ def as_code(path: str) -> str:
 def is_plain(name: str) -> bool:
     """Whether a value can be assigned to it: `x`, `self.table`, `batch["image"]`; not to `encode(x)`."""
     return re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*|\[[^\[\]()]+\])*", name) is not None
+
+
+def bracketed(expression: str) -> str:
+    """An expression to which a method can be applied: `(a > b)`, but `encode(x)` as it is."""
+    outside = re.sub(r"\([^()]*\)|\[[^\[\]]*\]", "", re.sub(r"\([^()]*\)", "", expression))
+    return f"({expression})" if re.search(r"\s|^[-~]", outside) else expression

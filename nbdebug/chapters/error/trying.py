@@ -67,8 +67,8 @@ class _CannotRun(Exception):
 def rerun(scene: Scene, swap: Mapping[int | str, Any], inside: Callable[[], AbstractContextManager] = nullcontext
           ) -> Trial | None:
     """The failing op again. swap: what takes the place of a tensor, by the id of the one that it was given, or of an
-    operand that is made in the line, by its text; inside: a context of torch's in which it is to run, such as one without cuDNN. None where it can't be run without running
-    code of the user's, or does not fail by itself."""
+    operand that is made in the line, by its text; inside: a context of torch's in which it is to run, such as one
+    without cuDNN. None where it can't be run without running code of the user's, or does not fail by itself."""
     before = _run(scene, {})
     if before is None or before.worked:  # what runs here is not what failed there: then it proves nothing
         return None
@@ -77,8 +77,8 @@ def rerun(scene: Scene, swap: Mapping[int | str, Any], inside: Callable[[], Abst
 
 
 def computed(scene: Scene, known: set[str]) -> list[tuple[str, torch.Tensor]]:
-    """(text, value) of operands that the failing line makes itself (`torch.tensor([0, 9])` as an index), made again where
-    that takes torch's code alone and nothing is drawn at random. known: the texts that need no making."""
+    """(text, value) of operands that the failing line makes itself (`torch.tensor([0, 9])` as an index), made again
+    where that takes torch's code alone and nothing is drawn at random. known: the texts that need no making."""
     ran = _value_part(expression(scene.users[0])) if scene.users and not within(scene) else None
     found = []
     for node in _operands(ran):
@@ -213,13 +213,13 @@ class _Again:
             return [self.value(part, frame) for part in node.elts]
         if isinstance(node, ast.Call):
             return self._call(node, frame)
-        if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _COMPARED:
-            compare = _COMPARED[type(node.ops[0])]
-            return compare(self.value(node.left, frame), self.value(node.comparators[0], frame))
         return self._part(node, frame)
 
     def _part(self, node: ast.AST | None, frame: Frame) -> Any:
-        """An item, a slice or an attribute of a plain tensor."""
+        """A comparison; an item, a slice or an attribute of a plain tensor."""
+        if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _COMPARED:
+            compare = _COMPARED[type(node.ops[0])]
+            return compare(self.value(node.left, frame), self.value(node.comparators[0], frame))
         if isinstance(node, ast.Slice):
             return slice(*(None if p is None else self.value(p, frame) for p in (node.lower, node.upper, node.step)))
         if isinstance(node, ast.Subscript):

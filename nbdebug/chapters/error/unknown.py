@@ -21,7 +21,7 @@ import torch
 
 from nbdebug.chapters.error.facts import TensorFact
 from nbdebug.chapters.error.lying import members
-from nbdebug.chapters.error.operands import UNKNOWN, expression, operands, value_of
+from nbdebug.chapters.error.operands import expression, operands, value_of
 from nbdebug.chapters.error.scene import MOST, Scene, fact, is_tensor
 from nbdebug.observe.named import key_text
 
@@ -145,17 +145,20 @@ def _asked_thing(scene: Scene) -> Any:
 
 
 def _key(scene: Scene) -> Iterator[str]:
-    for frame in scene.users[:1]:
-        node = expression(frame)
-        holder = value_of(node.value, frame) if isinstance(node, ast.Subscript) else UNKNOWN
-        given = BaseException.__dict__["args"].__get__(scene.error)
-        if type(holder) is dict and len(given) == 1 and type(given[0]) is str:
-            keys = [key for key in holder if type(key) is str]
-            for near in _near(given[0], keys):
-                yield f"There is no key {given[0]!r}; there is {near!r}."
-            held = [key for key in keys if is_tensor(holder[key])]
-            if held:
-                yield f"There is no key {given[0]!r}; the tensors are under {', '.join(map(repr, held[:12]))}."
+    given = BaseException.__dict__["args"].__get__(scene.error)
+    asked = given[0] if len(given) == 1 else None
+    node = expression(scene.users[0]) if scene.users and type(asked) is str else None
+    for part in ast.walk(node) if node is not None else ():
+        if not isinstance(part, ast.Subscript):
+            continue
+        holder, key = (value_of(one, scene.users[0]) for one in (part.value, part.slice))
+        if type(holder) is not dict or type(key) is not str or key != asked:
+            continue
+        for near in _near(asked, holder):
+            yield f"There is no key {asked!r}; there is {near!r}."
+        held = [key for key, value in holder.items() if type(key) is str and is_tensor(value)]
+        if held:
+            yield f"There is no key {asked!r}; the tensors are under {', '.join(map(repr, held[:12]))}."
 
 
 def _arguments(scene: Scene, said: str) -> Iterator[str]:

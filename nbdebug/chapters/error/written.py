@@ -131,7 +131,7 @@ class _Search:
         if at is None or at + 1 >= len(users):
             return
         caller = users[at + 1]
-        node = _passed(_innermost(place), expression(caller), text)
+        node = _passed(_innermost(place), expression(caller), text, _is_method(place))
         given = UNKNOWN if node is None else value_of(node, caller)
         if node is None or given is UNKNOWN and not self._direct(place.frame, caller):
             return
@@ -150,7 +150,14 @@ class _Search:
         return all(frame.site.function in CALLS for frame in between)
 
 
-def _passed(function: ast.AST | None, call: ast.AST | None, name: str) -> ast.expr | None:
+def _is_method(place: _Place) -> bool:
+    """Whether the innermost function is one of a class, so that its first parameter is the object."""
+    function = _innermost(place)
+    return any(isinstance(node, ast.ClassDef) and any(part is function for part in node.body)
+               for node in ast.walk(tree_of(place.file) or ast.Module([], [])))
+
+
+def _passed(function: ast.AST | None, call: ast.AST | None, name: str, method: bool) -> ast.expr | None:
     """The argument that a call gives for a parameter of the function."""
     calls = [node for node in ast.walk(call) if isinstance(node, ast.Call)] if call is not None else []
     if not isinstance(function, SCOPES) or not calls:
@@ -158,7 +165,7 @@ def _passed(function: ast.AST | None, call: ast.AST | None, name: str) -> ast.ex
     by_name = [node for node in calls if called(node) == getattr(function, "name", None)]
     call = (by_name or calls)[0]
     names = [arg.arg for arg in (*function.args.posonlyargs, *function.args.args)]
-    names = names[1:] if names[:1] in (["self"], ["cls"]) else names
+    names = names[1:] if method or names[:1] in (["self"], ["cls"]) else names
     for keyword in call.keywords:
         if keyword.arg == name:
             return keyword.value

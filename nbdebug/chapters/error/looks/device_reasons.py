@@ -15,7 +15,7 @@ from nbdebug.chapters.error.facts_devices import DeviceFacts
 from nbdebug.chapters.error.facts_parts import Origin
 from nbdebug.chapters.error.scene import Scene, is_tensor
 from nbdebug.chapters.error.syntax import called, tree_of
-from nbdebug.chapters.error.written import came, where_of
+from nbdebug.chapters.error.written import came, cells, where_of
 from nbdebug.finding import Link, Where
 from nbdebug.observe.named import MODULES_OWN, attributes
 
@@ -88,12 +88,13 @@ def _attribute(value: Any, scene: Scene, names: Names) -> tuple[str, str, str, b
 
 def _dropped(name: str, scene: Scene) -> Where | None:
     """The line on which `x.to(device)` stands as a statement, so that its result goes nowhere."""
-    for frame in scene.users:
-        for node in ast.walk(tree_of(frame.site.file) or ast.Module([], [])):
+    files = [frame.site.file for frame in scene.users]
+    for file in dict.fromkeys([*files, *(cells(files[0]) if files else [])]):
+        for node in ast.walk(tree_of(file) or ast.Module([], [])):
             call = node.value if isinstance(node, ast.Expr) else None
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in MOVES and (
                     ast.unparse(call.func.value) == name):
-                return where_of(frame.site.file, call)
+                return where_of(file, call)
     return None
 
 

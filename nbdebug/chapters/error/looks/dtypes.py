@@ -15,7 +15,7 @@ from torch import nn
 
 from nbdebug.chapters.error.asked import Asked, Names, asked, raised_by_user, weights, within
 from nbdebug.chapters.error.facts_dtypes import DtypeFacts
-from nbdebug.chapters.error.facts_parts import Cure, Part
+from nbdebug.chapters.error.facts_parts import Cure, Part, bracketed
 from nbdebug.chapters.error.looks import arrays
 from nbdebug.chapters.error.looks import dtypes_of_worker as carried
 from nbdebug.chapters.error.looks.dtype_origin import of_model, origin
@@ -205,8 +205,7 @@ def _cure(kind: str, odd: Asked, wanted: str, parts: list[Asked], scene: Scene) 
         return None
     change = (lambda t: t.detach().abs()) if kind == "complex" else (lambda t: t.detach().to(dtype))
     cast = "abs()" if kind == "complex" else SHORT.get(wanted, f"to(torch.{wanted})")
-    code = f"{odd.name}.{cast}" if odd.name.replace("_", "a").isidentifier() or odd.name[-1:] in ")]" or "." in (
-        odd.name) else f"({odd.name}).{cast}"
+    code = f"{bracketed(odd.name)}.{cast}"
     if odd.value.is_meta or odd.value.numel() > 1_000_000 or type(odd.value) not in (torch.Tensor, nn.Parameter):
         return Cure(code)
     alone = ("classes", "probable", "index", "in-place") if odd.value.dtype == torch.bool else (

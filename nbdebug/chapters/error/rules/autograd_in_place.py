@@ -116,7 +116,8 @@ def _chain(facts: InPlaceFacts) -> tuple[Link, ...]:
     if facts.what != "saved":
         return ()
     if facts.saved_by:
-        kept = "its own result" if facts.own else "what it was given"
+        named = facts.parameter or facts.tensor
+        kept = "its own result" if facts.own else f"`{named}`" if named else "what it was given"
         links.append(Link(f"the forward of {op(facts.saved_by)} saves {kept} for its derivative"))
     if change is not None and change.where.line is not None:
         links.append(Link(f"`{change.text}` overwrites it", change.where))

@@ -6,6 +6,7 @@ import dataclasses
 import re
 
 from nbdebug.catalogue import rule
+from nbdebug.chapters.error.facts import NOWHERE
 from nbdebug.chapters.error.facts_autograd import Carrier, TwiceFacts
 from nbdebug.chapters.error.rules.autograd_words import NOTES, at, line, op, ticked
 from nbdebug.finding import Finding, Fix, Link, Where
@@ -87,10 +88,11 @@ def _fixes(first: Carrier | None, alike: tuple[str, ...], facts: TwiceFacts) -> 
                 Fix("Or cut it off, if it isn't.", f"{first.name} = {first.name}.detach()"))
     if first.how == "shared":
         cut = re.sub(rf"\b{re.escape(first.name)}\b", f"{first.name}.detach()", first.read.text or first.name)
-        return (Fix(f"Cut it off in the first loss, if that is not to train what made `{first.name}` (a GAN's "
-                    "discriminator).", cut),
-                Fix("Or add both up and call backward once, if both train it.",
-                    f"({facts.first or 'first_loss'} + {loss}).backward()"),
+        apart = Fix(f"Cut it off in the first loss, if that is not to train what made `{first.name}` (a GAN's "
+                    "discriminator).", cut)
+        both = Fix("Add both up and call backward once, if both train it.",
+                   f"({facts.first or 'first_loss'} + {loss}).backward()")
+        return (*((apart, both) if facts.optimizers > 1 or not facts.first else (both, apart)),
                 Fix("Or keep the graph for the second loss.", f"{facts.first or 'loss'}.backward(retain_graph=True)"))
     if first.how == "held" and re.search(r"\.(append|extend|insert|add)\(", _text(first)):
         return (Fix("Empty it after each backward().", f"self.{first.name.rpartition('.')[2]}.clear()"),)
@@ -121,11 +123,14 @@ def _chain(first: Carrier | None, facts: TwiceFacts) -> tuple[Link, ...]:
     links = []
     if first is not None and first.assigned.line is not None:
         links.append(Link(f"`{first.name}` gets its value, and with it a graph", first.assigned))
+    if first is not None and first.how in ("shared", "each"):
+        links.append(Link("the losses are computed from it", first.read if first.how == "shared" else NOWHERE))
     if facts.earlier.line is not None:
         links.append(Link(f"`backward()` on `{facts.first}` frees what that graph has saved", facts.earlier))
     elif first is not None:
-        links.append(Link("the `backward()` of an earlier turn frees what that graph has saved"))
-    if first is not None and first.read.line is not None and first.read != first.assigned:
+        links.append(Link("an earlier `backward()` frees what that graph has saved"))
+    if first is not None and first.read.line is not None and first.read != first.assigned and first.how not in (
+            "shared", "each"):
         links.append(Link(f"`{first.name}` goes into this turn's computation", first.read))
     failed: Where = dataclasses.replace(facts.raised.where)
     return (*links, Link(f"`backward()` on `{facts.loss or 'the loss'}` comes to it again", failed))

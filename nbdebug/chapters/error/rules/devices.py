@@ -82,7 +82,7 @@ def _attribute(facts: DeviceFacts) -> str:
 
 
 def _dropped(facts: DeviceFacts) -> str:
-    return f": `.to` gives a new tensor, and line {facts.dropped.line}, which calls it, does not keep it"
+    return f": `.to` gives a new tensor, and the line that calls it ({facts.dropped.place}) does not keep it"
 
 
 def _made(facts: DeviceFacts) -> str:

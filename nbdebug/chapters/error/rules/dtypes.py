@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nbdebug.catalogue import rule
 from nbdebug.chapters.error.facts_dtypes import DtypeFacts
-from nbdebug.chapters.error.facts_parts import Part, is_plain
+from nbdebug.chapters.error.facts_parts import Part, bracketed, is_plain
 from nbdebug.chapters.error.rules.dtype_words import computes, made, rewritten
 from nbdebug.finding import Finding, Fix, Link
 
@@ -166,12 +166,12 @@ def _fixes(facts: DtypeFacts) -> tuple[Fix, ...]:
 def _masks(facts: DtypeFacts, odd: Part) -> tuple[Fix, ...]:
     """Arithmetic with masks: what each of them may mean."""
     if "Negation" in facts.raised.message:
-        return (Fix("Invert a mask with `~`.", f"~{odd.name}"),)
-    met = facts.met.name if facts.met is not None else "other"
+        return (Fix("Invert a mask with `~`.", f"~{bracketed(odd.name)}"),)
+    first, met = bracketed(odd.name), bracketed(facts.met.name) if facts.met is not None else "other"
     cure = facts.cure
-    count = Fix("Count with numbers.", f"{odd.name}.float() - {met}.float()", cure.worked if cure else None,
+    count = Fix("Count with numbers.", f"{first}.float() - {met}.float()", cure.worked if cure else None,
                 cure.after if cure else {})
-    return count, Fix("Or say where the two differ.", f"{odd.name} ^ {met}")
+    return count, Fix("Or say where the two differ.", f"{first} ^ {met}")
 
 
 def _said(facts: DtypeFacts) -> str:

@@ -11,7 +11,7 @@ import torch
 
 from nbdebug.chapters.error.facts import TensorFact
 from nbdebug.chapters.error.facts_autograd import Cut, NoGradFacts
-from nbdebug.chapters.error.looks.autograd.calls import of_method, trail
+from nbdebug.chapters.error.looks.autograd.calls import of_method, outward, trail
 from nbdebug.chapters.error.looks.autograd.cutting import closing
 from nbdebug.chapters.error.looks.autograd.graph import roots
 from nbdebug.chapters.error.looks.autograd.held import parameters
@@ -124,7 +124,7 @@ def _cut(scene: Scene, what: str, of: Any, code: Code) -> tuple[Cut | None, bool
     if isinstance(verdict, Cut):
         return verdict, False
     if not torch.is_grad_enabled():
-        return Cut("global", "torch.set_grad_enabled(False)"), False
+        return _everywhere(scene), False
     if verdict != GRAD and path.frozen:
         return _frozen(scene, path), False
     return None, verdict == PLAIN
@@ -153,6 +153,18 @@ def _around(scene: Scene) -> Cut | None:
                 return Cut("block", last(decorator.func if isinstance(decorator, ast.Call) else decorator),
                            "@" + ast.unparse(decorator), None, None, code.name, code.where(decorator))
     return None
+
+
+def _everywhere(scene: Scene) -> Cut:
+    """Gradients are off: the line that turned them off and no other on again, as far as the source shows it."""
+    for code in [scope for one in trail(scene) for scope in outward(one)]:
+        for statement in code.statements():
+            off = [call for call in calls(statement) if last(call.func) in ("set_grad_enabled", "_set_grad_enabled")
+                   and any(_is_false(given) for given in call.args)]
+            if off and isinstance(statement, ast.Expr):
+                text = ast.unparse(statement)
+                return Cut("global", text, text, None, None, code.name, code.where(statement))
+    return Cut("global", "torch.set_grad_enabled(False)")
 
 
 def _frozen(scene: Scene, path: Path) -> Cut:

@@ -62,7 +62,7 @@ def look(scene: Scene) -> TwiceFacts | None:
         carriers = [each] if each is not None else [*shared, *(c for c in carriers if c.name not in known)]
     ordered = sorted(carriers, key=lambda c: ORDER.index(c.how))
     return TwiceFacts(scene.raised(), text, tuple(ordered[:6]), earlier, first, len(found),
-                      sum(freed(node) for node in list(found)[:ASKED_AT_MOST]))
+                      sum(freed(node) for node in list(found)[:ASKED_AT_MOST]), len(scene.owners.optimizers))
 
 
 def _carriers(scene: Scene, codes: list[Code], found: dict[Any, int], loss: str) -> list[Carrier]:
