@@ -67,7 +67,8 @@ def _name(check: Callable[[Any], Finding | None]) -> str:
 
 def rules(chapter: str | None = None) -> tuple[Rule, ...]:
     """All rules, or those of one chapter, in the order in which they are declared."""
-    for name in CHAPTERS if chapter is None else ELSEWHERE.get(chapter, (chapter,)):  # a chapter asks for its own, and waits for no other
+    # a chapter asks for its own, and waits for no other
+    for name in CHAPTERS if chapter is None else ELSEWHERE.get(chapter, (chapter,)):
         importlib.import_module(f"nbdebug.chapters.{name}.rules")
     return tuple(r for r in _rules.values() if chapter in (None, r.chapter))
 

@@ -8,7 +8,9 @@ traceback and in the user's variables.
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -97,8 +99,28 @@ def _quiet() -> Iterator[None]:
     import torch
     from torch.utils._python_dispatch import _disable_current_modes
 
-    with torch._C.DisableTorchFunction(), _disable_current_modes():
+    with torch._C.DisableTorchFunction(), _disable_current_modes(), _children_wait():
         yield
+
+
+@contextlib.contextmanager
+def _children_wait() -> Iterator[None]:
+    """torch asks at the end of every child process whether a loader's worker has died, and raises that in whatever line
+    is running: not here, where such a death is explained. What came meanwhile is passed on afterwards."""
+    number = getattr(signal, "SIGCHLD", None)  # Windows has none
+    handler = signal.getsignal(number) if number is not None else None
+    if number is None or not callable(handler) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    signal.signal(number, lambda given, frame: came.append(given))
+    try:
+        yield
+    finally:
+        signal.signal(number, handler)
+        if came:
+            with contextlib.suppress(RuntimeError):  # torch's own: the death that has just been explained
+                handler(number, None)
 
 
 def _left_by(error: BaseException) -> Report | None:
@@ -131,7 +153,8 @@ def _told(error: BaseException, names: Mapping[str, Any], shell: Any) -> Report:
         return cards[-1].findings[0] if cards[-1].findings else None
 
     said = told(error, names, out_of_memory)
-    said.findings[:0] = _notebooks(error, names, shell, said.notes)
+    notebooks = _notebooks(error, names, shell, said.notes)
+    said.findings = [*notebooks, *(f for f in said.findings if not notebooks or f.code != "error/module-not-found")]
     if not said.findings:
         facts, notes = unknown(error, names)
         return Report("explain()", notes=(*notes, *said.notes), facts=facts)

@@ -79,7 +79,8 @@ def of_cells(cells: list[str], compiler: Any = None) -> Iterator[tuple[Interacti
         torch.set_grad_enabled(True)
         torch.set_default_dtype(torch.float32)
         for name in set(sys.modules) - modules:
-            if str(getattr(sys.modules[name], "__file__", "")).startswith(tempfile.gettempdir()):
+            file = str(getattr(sys.modules[name], "__file__", ""))
+            if file.startswith(tempfile.gettempdir()) and "site-packages" not in file:
                 del sys.modules[name]
         for name in ("last_type", "last_value", "last_traceback", "last_exc"):
             if name not in before and hasattr(sys, name):

@@ -6,14 +6,14 @@ import dataclasses
 import itertools
 import os
 from collections.abc import Iterator, Mapping
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 import torch
 from torch import nn
 
 from nbdebug.finding import Where
-from nbdebug.observe.named import attributes, of_frame, own
+from nbdebug.observe.named import attributes, cell_filled, of_frame, own
 from nbdebug.observe.sites import USER, Site, cell_name, kind_of, source_text
 
 HANDLERS = ("__torch_dispatch__", "__torch_function__")
@@ -83,7 +83,11 @@ class Owners:
         optimizers: dict[int, tuple[str, torch.optim.Optimizer]] = {}
         mine = [{f"self.{name}": value for name, value in attributes(frame.names["self"]).items()} for frame in trail
                 if frame.users and "self" in frame.names and frame.module is None]  # a trainer's model
-        for space in [own(names), *(frame.names for frame in trail), *mine]:
+        around = [closed for frame in trail if frame.users for closed in _closures(frame.names)]
+        selves = [{"self": frame.names["self"]} for frame in trail if "self" in frame.names]  # a class's name: the last
+        spaces = [{n: v for n, v in frame.names.items() if n != "self"} for frame in trail if frame.users]
+        torchs = [frame.names for frame in trail if not frame.users and "self" not in frame.names]
+        for space in [own(names), *spaces, *mine, *around, *torchs, *selves]:
             for name, value in space.items():
                 if issubclass(type(value), nn.Module):
                     called = type(value).__name__ if name == "self" else name
@@ -99,6 +103,17 @@ class Owners:
                 known.setdefault(id(part), name)
                 paths.setdefault(id(part), f"{called}.{name}".rstrip("."))
         return cls(roots, dict(optimizers.values()), known, paths)
+
+
+def _closures(names: Mapping[str, Any], depth: int = 2) -> Iterator[dict[str, Any]]:
+    """The variables that the functions among these variables share with what is around them."""
+    for function in names.values():
+        if type(function) is FunctionType and function.__closure__:
+            closed = {name: cell.cell_contents for name, cell in zip(
+                function.__code__.co_freevars, function.__closure__) if cell_filled(cell)}
+            yield closed
+            if depth > 1:
+                yield from _closures(closed, depth - 1)
 
 
 def parts_of(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

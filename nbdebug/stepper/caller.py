@@ -137,8 +137,11 @@ def _streams(module: Any) -> list[Any]:
 
 
 def _saved_tensor_hooks() -> list[tuple[Any, Any]]:
-    """The default hooks on saved tensors, outermost first. They can be read one at a time only: taken off, put back."""
+    """The default hooks on saved tensors, outermost first. They can be read one at a time only: taken off, put back.
+    torch 2.6 can't read them: the step then runs without."""
     found: list[tuple[Any, Any]] = []
+    if not hasattr(_saved, "_top_saved_tensors_default_hooks"):
+        return found
     while (top := _saved._top_saved_tensors_default_hooks(False)) is not None:
         found.insert(0, top)
         _saved._pop_saved_tensors_default_hooks()

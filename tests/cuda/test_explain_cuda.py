@@ -68,7 +68,7 @@ try:
 except Exception as error:
     report = nbdebug.explain(error, names={})
     print(json.dumps({"codes": [f.code for f in report], "text": " ".join(str(report).split()),
-                      "line": report.findings[0].where.text if report.findings else ""}))
+                      "line": report.findings[0].where.text if report.findings else ""}), flush=True)
 """
 
 

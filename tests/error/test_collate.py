@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import gc
 
 import numpy as np
@@ -35,6 +36,9 @@ class Made(Dataset):
 
     def __getitem__(self, i):
         return self.make(i)
+
+
+Cloud = collections.namedtuple("Cloud", "points label")
 
 
 class Pictures(Dataset):
@@ -105,9 +109,16 @@ def test_padding_is_tried_and_the_offered_function_works() -> None:
     space = {"torch": torch}
     exec(finding.fixes[0].code.partition("\n\n")[0], space)
     assert next(iter(DataLoader(dataset, batch_size=4, collate_fn=space["collate"])))["tokens"].shape == (4, 5)
-    pairs = Made(lambda i: (torch.zeros(i + 1, 2), i))
+    pairs = Made(lambda i: (i, torch.zeros(i + 1, 2), "x"))
     exec(only(explained(pairs)[0]).fixes[0].code.partition("\n\n")[0], space)
-    assert next(iter(DataLoader(pairs, batch_size=4, collate_fn=space["collate"])))[0].shape == (4, 4, 2)
+    labels, padded, _ = next(iter(DataLoader(pairs, batch_size=4, collate_fn=space["collate"])))
+    assert padded.shape == (4, 4, 2) and labels.tolist() == [0, 1, 2, 3]
+    clouds = Made(lambda i: Cloud(torch.zeros(i + 1, 3), i))
+    report, said = explained(clouds)
+    assert "`points`" in said
+    exec(only(report).fixes[0].code.partition("\n\n")[0], space)
+    batch = next(iter(DataLoader(clouds, batch_size=4, collate_fn=space["collate"])))
+    assert batch.points.shape == (4, 4, 3) and batch.label.tolist() == [0, 1, 2, 3]
 
 
 def test_an_iterable_data_set_has_positions_and_batches_alone() -> None:

@@ -49,6 +49,15 @@ class Masked(nn.Module):
         return self.lin(x) * keep
 
 
+class Heads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.heads = {"a": nn.Linear(4, 2)}
+
+    def forward(self, x):
+        return self.heads["a"](x)
+
+
 class Trainer:
     def __init__(self):
         self.noise = torch.linspace(0, 1, 4)
@@ -129,6 +138,23 @@ def state_of_a_network():
     rnn(on_card(5, 2, 4), state)
 
 
+def two_states():
+    rnn = nn.LSTM(4, 3).to(device)
+    state, cell = torch.zeros(1, 2, 3), torch.zeros(1, 2, 3)
+    rnn(on_card(5, 2, 4), (state, cell))
+
+
+def named_heads():
+    many = Heads().to(device)
+    many(on_card(2, 4))
+
+
+def averaged_weights():
+    kept = {name: weight.detach().clone() for name, weight in nn.Linear(4, 3).named_parameters()}
+    for name, weight in small[0].named_parameters():
+        kept[name] = 0.9 * kept[name] + 0.1 * weight
+
+
 def to_numpy():
     out = small(on_card(2, 4)).detach()
     return out.numpy()
@@ -157,12 +183,15 @@ SITUATIONS = [
     (in_a_comprehension, "variable", ["`row` is on cpu", "small.0.weight"]),
     (joined, "made", ["`new` is on cpu", "`seen` is on meta"]),
     (state_of_a_network, "made", ["`state` is on cpu", "state = state.to(device)"]),
+    (two_states, "made", ["`state` is on cpu", "cell = cell.to("]),
+    (named_heads, "list", ["`many.heads['a']` is on cpu", "nn.ModuleDict(self.heads)"]),
+    (averaged_weights, "variable", ["`kept[name]` is on cpu"]),
     (to_numpy, "", ["`out` is on meta", "out.cpu().numpy()"]),
     (weights_without_values, "", ["`big` has 2 parameters on the meta device", "to_empty"]),
     (values_of_nothing, "", ["`x` is on the meta device"]),
 ]
 TRIED = {attribute, plain_list, dropped, from_a_loader, model_left, part_put_in_later, weights_of_the_loss, no_module,
-         joined, state_of_a_network}
+         joined, state_of_a_network, two_states, named_heads}
 
 
 def explained(call):

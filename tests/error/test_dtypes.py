@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -207,6 +209,25 @@ def through_vmap():
     torch.vmap(net[2])(torch.vmap(net[1])(rows))
 
 
+def mask_of_floats():
+    keep, values = torch.tensor([1.0, 0.0, 1.0]), torch.randn(3)
+    return values[keep]
+
+
+def parameter_from_numpy():
+    weight, x = nn.Parameter(torch.from_numpy(np.ones((4, 2)))), torch.randn(3, 4)
+    return x @ weight
+
+
+def half_model_without_a_kernel():
+    lean, pictures = nn.Sequential(nn.Conv2d(3, 4, 1)), torch.ones(1, 3, 4, 4).half()
+    lean = lean.half()
+    space = {}
+    exec("def conv2d(*given):\n    raise RuntimeError('\"slow_conv2d_cpu\" not implemented for \\'Half\\'')", space)
+    with mock.patch.object(F, "conv2d", space["conv2d"]):
+        lean(pictures)
+
+
 def raised_again():
     try:
         net(features)
@@ -244,6 +265,9 @@ SITUATIONS = [
     (list_with_a_gap, ["`ages` is a list", "a NoneType at [2]"]),
     (gradients_of_counts, ["`start` is int64", "arange", "start = start.float()"]),
     (through_vmap, ["`rows` is float64", "net.1.0"]),
+    (mask_of_floats, ["`keep` is float32", "a mask is bool", "keep = keep.bool()"]),
+    (parameter_from_numpy, ["`weight` is float64", "`x` is float32", "nn.Parameter(weight.detach().float())"]),
+    (half_model_without_a_kernel, ["`lean.0.weight` is float16", "`.half()`", "lean.float()"]),
     (raised_again, ["`features` is float64", "ValueError"]),
 ]
 TRIED = {half_model, float_classes, one_hot_classes, mask_for_bce, float_ids, mean_of_counts, difference_of_masks,

@@ -54,6 +54,13 @@ def position():
     reader(torch.zeros(2, 9, dtype=torch.long))
 
 
+def sized_before():
+    table, ids = nn.Embedding(6, 4), torch.zeros(2, 9, dtype=torch.long)
+    _, length = ids.shape
+    steps = torch.arange(0, length)
+    table(steps)
+
+
 def padding_of_minus_one():
     nn.Sequential(nn.Embedding(5, 4))(torch.tensor([[1, -1]]))
 
@@ -158,6 +165,7 @@ def crop_of_a_small_picture():
 SITUATIONS = [
     (token, ["`ids[1, 1]` is 11", "`reader.words` has 10 rows", "`vocabulary` has 12 entries", "nn.Embedding(12, 4)"]),
     (position, ["`steps` counts to 8", "torch.arange(ids.shape[1])", "`reader.places` has 6 rows", "ids = ids[:, :6]"]),
+    (sized_before, ["`steps` counts to 8", "`table` has 6 rows", "ids = ids[:, :6]"]),
     (padding_of_minus_one, ["is -1", "5 rows", "masked_fill"]),
     (bag, ["7", "`bags` has 5 rows"]),
     (class_too_many, ["`kinds[2]` is 7", "`reader.head` gives 5 classes", "in_features, 8)"]),
@@ -209,6 +217,11 @@ def their_own_check():
     raise IndexError("list index out of range")
 
 
+def deeper_than_the_line():
+    names = ["cat", "dog"]
+    return max([names[0]], key=sorted({"a"}).pop().__getitem__)
+
+
 def what_a_call_gave():
     return sorted({"a", "b"})[3]
 
@@ -222,7 +235,10 @@ def mask_of_another_size():
     return samples[mask]
 
 
-@pytest.mark.parametrize("call", [their_own_check, what_a_call_gave, key_of_a_dict, mask_of_another_size])
+OTHERS = [their_own_check, deeper_than_the_line, what_a_call_gave, key_of_a_dict, mask_of_another_size]
+
+
+@pytest.mark.parametrize("call", OTHERS)
 def test_other_errors_are_not_named_so(call) -> None:
     report, _ = explained(call)
     assert CODE not in [finding.code for finding in report]

@@ -66,7 +66,9 @@ def test_the_offered_lines_do_load_the_state() -> None:
     wrapped, good = nn.Sequential(Net()), Net().state_dict()
     report, said = explained(lambda: wrapped.load_state_dict(good))
     exec(only(report).fixes[0].code, {"wrapped": wrapped, "good": good})
-    assert "lack the prefix `0.`" in said
+    assert "lack the prefix `0.`" in said and "wrapped[0].load_state_dict(good)" in said
+    report, said = explained(lambda: (wrapped if good else None).load_state_dict(good))
+    assert "(wrapped if good else None)[0].load_state_dict(good)" in said
 
 
 def test_the_entry_of_a_checkpoint_is_found() -> None:
@@ -109,6 +111,28 @@ def test_a_path_or_a_function_in_place_of_a_state() -> None:
     report, said = explained(lambda: model.load_state_dict(path))
     assert "path of a file" in said and "torch.load(path)" in only(report).fixes[0].code
     assert "`function`" in explained(lambda: model.load_state_dict(torch.load))[1]
+
+
+class Positions(nn.Module):
+    def __init__(self, length=16, turned=False):
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(3, length) if turned else torch.zeros(length, 3))
+
+
+def test_plain_parameters_by_the_models_own_argument_or_turned_round() -> None:
+    model, state = Positions(), Positions(9).state_dict()
+    report, said = explained(lambda: model.load_state_dict(state))
+    assert only(report).fixes[0].code.startswith("model = Positions(length=9)") and len(only(report).fixes) == 1
+    turned = Positions(turned=True).state_dict()
+    report, said = explained(lambda: model.load_state_dict(turned))
+    assert "transposed" in said
+    exec(only(report).fixes[0].code, {"model": model, "turned": turned, "Positions": Positions})
+
+
+def test_a_compiled_model_and_a_plain_state() -> None:
+    net, state = torch.compile(nn.Linear(2, 2)), nn.Linear(2, 2).state_dict()
+    report, said = explained(lambda: net.load_state_dict(state))
+    assert "lack the prefix `_orig_mod.`" in said and "net._orig_mod.load" in said and only(report).fixes[0].verified
 
 
 def test_another_models_state_is_said_to_be_one() -> None:

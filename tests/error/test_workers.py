@@ -68,6 +68,31 @@ def test_a_worker_that_dies_is_told_with_its_loader(make, words) -> None:
     assert finding.where.text == "for _batch in loader:"
 
 
+def test_a_child_that_ends_meanwhile_does_not_disturb(monkeypatch) -> None:
+    """As torch does it: the handler raises in the line that is running."""
+    from nbdebug.chapters.error import account
+
+    heard = []
+
+    def raises(number, frame):
+        heard.append(number)
+        raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
+
+    def told_late(*given):
+        os.kill(os.getpid(), signal.SIGCHLD)
+        return whole(*given)
+
+    whole = account.told
+    before = signal.signal(signal.SIGCHLD, raises)
+    monkeypatch.setattr(account, "told", told_late)
+    try:
+        report = nbdebug.explain(RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly"), names={})
+        assert signal.getsignal(signal.SIGCHLD) is raises and heard == [signal.SIGCHLD]
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert only(report)
+
+
 def test_a_worker_that_does_not_answer() -> None:
     report, said = explained(lambda i: time.sleep(3), num_workers=1, timeout=1)
     assert only(report) and "within 1 s" in said

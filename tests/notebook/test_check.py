@@ -46,7 +46,7 @@ wrapped = Wrapper()"""
 def test_nothing_is_changed_and_nothing_of_the_users_runs() -> None:
     cells = [SETUP, MODEL, OPT, HOOK, "net[0].register_forward_hook(note);", TRAIN, HOSTILE, "x", "1 +",
     "raise KeyError('k')",
-             "\x00", "%%bash\nexit 0", "def broken(:", "net[0].register_forward_hook(note);"]
+             "%%bash\nexit 0", "def broken(:", "net[0].register_forward_hook(note);"]
     with of_cells(cells) as (shell, _):
         names, hooks = dict(shell.user_ns), len(shell.user_ns["net"][0]._forward_hooks)
         random = torch.get_rng_state()

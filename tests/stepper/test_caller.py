@@ -107,6 +107,8 @@ STATES: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
 @pytest.mark.parametrize("inside", [True, False])
 @pytest.mark.parametrize("state", STATES)
 def test_the_callers_state(state: str, inside: bool) -> None:
+    if state == "saved tensors" and not hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"):
+        pytest.skip("torch 2.6 can't read the default hooks on saved tensors")
     enter, read = STATES[state]
     seen = []
     net = nn.Sequential(nn.Identity())

@@ -21,7 +21,7 @@ from nbdebug.chapters.error.facts import TensorFact
 from nbdebug.chapters.error.lying import members
 from nbdebug.chapters.error.operands import UNKNOWN, expression, operands, value_of
 from nbdebug.chapters.error.scene import Scene, fact, is_tensor
-from nbdebug.chapters.error.syntax import called, tree_of
+from nbdebug.chapters.error.syntax import called, nodes, tree_of
 from nbdebug.observe.frames import Frame
 from nbdebug.observe.named import MODULES_OWN, attributes, key_text
 
@@ -73,7 +73,7 @@ def _stored(frame: Frame) -> Iterator[tuple[str, Any]]:
     target, tree = expression(frame), tree_of(frame.site.file)
     if not isinstance(target, ast.Subscript) or not isinstance(target.ctx, ast.Store) or tree is None:
         return
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Assign) and any((t.lineno, t.col_offset) == (target.lineno, target.col_offset)
                                                 for t in node.targets):
             value = value_of(node.value, frame)

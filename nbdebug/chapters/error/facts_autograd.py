@@ -41,7 +41,7 @@ class NoGradFacts:
     its facts. kind: the type, where it is no tensor. evaluating: models in eval mode, which is innocent. counts:
     parameters that want a gradient and all, of each model. untracked: what no optimizer or parent knows
     ("self.blocks"). reduced: the loss's mean, where that was tried. giver: the function that gave what is no tensor.
-    parameter: its name. """
+    parameter: its name."""
 
     raised: Raised
     what: str
@@ -62,10 +62,12 @@ class NoGradFacts:
 class Carrier:
     """A variable that brings a graph along which an earlier backward has freed.
 
-    how: "turn" (given its value in one turn of a loop, read in the next), "sum" (added to in each turn), "held" (an
-    attribute of an object), "list" (in a container), "once" (computed before the loop), "shared" (two losses were
-    computed from it), "each" (all those of a list), "again" (the same loss). assigned, read: the lines. freed: whether
-    its own node has been freed. """
+    how: "turn" (given its value in one turn of a loop, read in the next), "sum" (added to in each turn), "sometimes"
+    (computed in some turns), "held" (an attribute of an object), "list" (in a container), "once" (computed before the
+    loop), "shared" (two losses were computed from it), "each" (all those of a list), "again" (the same loss).
+    assigned, read: the lines. freed: whether its own node has been freed. several, object: it is a container, or
+    another object that holds the tensors. cell: what runs again is a cell, no loop.
+    """
 
     name: str
     how: str
@@ -75,6 +77,8 @@ class Carrier:
     read: Where = NOWHERE
     freed: bool | None = None
     several: bool = False
+    object: bool = False
+    cell: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +124,7 @@ class InPlaceFacts:
     expected: what torch said of the tensor. parameter: its name where it is one; module: of that op. change: the
     likeliest statement; others: further ones that would fit. optimizer: the name of the one that holds the parameter.
     tried: whether backward passes without the change, on random numbers of that shape. loss: what backward was called
-    on. """
+    on."""
 
     raised: Raised
     what: str

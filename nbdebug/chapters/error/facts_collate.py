@@ -14,14 +14,16 @@ class CollateMismatch:
     """what: "shape" (tensors of several), "length" (lists or strings of numbers), "keys" (a sample lacks some), "type",
     "unsupported" (all are of a type that can't be put together), "none" (a sample is None).
 
-    entry: of the sample, as a person would write it ("['image']", "[0]", "" the sample itself); name: its last part
-    ("image"). odd, usual: what the odd samples have there and what the others have ("float32 [3, 24, 20]", "a list of
-    7"); odd_shape, usual_shape: of tensors. positions: the odd samples in the batch, from 0; indices: the same in the
-    data set, where that can be told. batch: its number, from 0, and rows: its samples. lacking: keys. dataset: its
-    name or class; loader: its name. own: the user's own collate function, where one ran. tried: what was seen when the
-    samples were put together as the first fix does it, None where that was not tried. keyed: the entry is one
-    of a dict. worker: where it was raised, if not in this process; held_at: the odd one in a list that the data set
-    keeps; entries: the keys of its samples, as the source of `__getitem__` says them.
+    entry: of the sample, as a person would write it ("['image']", "[0]", ".points", "" the sample itself); name: its
+    last part ("image"); sample: what holds it: "dict", "tuple", "named tuple", "nested" (something within the sample),
+    "" (it is the sample). odd, usual: what the odd samples have there and what the others have ("float32 [3, 24, 20]",
+    "a list of 7"); odd_shape, usual_shape: of tensors. lacking: keys. positions: the odd samples in the batch, from 0;
+    indices: the same in the data set, where that can be told. batch: its number, from 0, and rows: its samples.
+    dataset: its name or class; loader: its name; own: the collate function, where it is not torch's. tried: what was
+    seen when the samples were put together as the first fix does it, None where that was not tried.
+
+    worker: where it was raised, if not in this process; held_at: the odd one in a list that the data set keeps;
+    entries: the keys of its samples, as the source of `__getitem__` says them.
     """
 
     raised: Raised
@@ -43,5 +45,5 @@ class CollateMismatch:
     worker: str = ""
     held_at: str = ""
     tried: Mapping[str, Any] | None = None
-    keyed: bool = True
+    sample: str = ""
     entries: tuple[str, ...] = ()

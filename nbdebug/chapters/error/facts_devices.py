@@ -30,7 +30,8 @@ class DeviceFacts:
 
     odd: the tensor to move; met: one that it met, on `home`; owner: the module that holds odd ("net.positions");
     holder: its class; target: how the user can write the home device ("device", "x.device"); counts: parameters of the
-    odd one's model by device; also: further tensors on the odd device; parameter: whose optimizer state it is.
+    odd one's model by device; also: further tensors there, which have to be moved with it where `together`; parameter:
+    whose optimizer state it is.
     """
 
     raised: Raised
@@ -46,6 +47,7 @@ class DeviceFacts:
     target: str = ""
     counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
     also: tuple[Part, ...] = ()
+    together: bool = False
     dropped: Where = NOWHERE
     origin: Origin | None = None
     cure: Cure | None = None

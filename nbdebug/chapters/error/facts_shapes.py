@@ -55,12 +55,35 @@ class Cure:
 
 
 @dataclasses.dataclass(frozen=True)
+class Shifted:
+    """A sequence of which the one side of a loss was cut and the other was not. rows: of the batch; scores, target: the
+    places of each sequence on either side; name: the tensor that the longer side was made of; shape: its shape."""
+
+    rows: int
+    scores: int
+    target: int
+    name: str = ""
+    shape: Shape = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Behind:
+    """The layer that takes the result of the op that failed. path: its name; wants: the features it takes; gets: those
+    that it is given when the op gives what there is."""
+
+    path: str
+    wants: int
+    gets: int
+
+
+@dataclasses.dataclass(frozen=True)
 class ShapeFacts:
     """kind: what does not fit (see looks.shapes.said). op: as the user wrote it ("@", "cat", "view"). axis, wanted,
     got: where, and the two sizes. target: the shape that was wanted. numbers: plain arguments of the op with their text
     (`(("dim", 2),)`, a shape). entered: the user's tensor that went into the failing module from the user's line.
     lines: the user's lines that led there. passed: how the shape came about, in order. folded: the op after which the
-    predictions no longer had the rows of the batch."""
+    predictions no longer had the rows of the batch. uneven: (text of a divisor, what is divided, by what), where a size
+    like `12 // heads` leaves a rest."""
 
     raised: Raised
     kind: str
@@ -77,4 +100,7 @@ class ShapeFacts:
     lines: tuple[Link, ...] = ()
     passed: tuple[Passed, ...] = ()
     folded: Passed | None = None
+    shifted: Shifted | None = None
+    behind: Behind | None = None
+    uneven: tuple[str, int, int] | None = None
     cures: tuple[Cure, ...] = ()

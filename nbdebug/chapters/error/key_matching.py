@@ -15,6 +15,8 @@ WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapp
 """What DataParallel, torch.compile, FSDP, checkpoint wrappers and trainers put into a key."""
 SAMPLES = 40
 """Keys without a partner from which changes are read."""
+PARTNERS = 50
+"""Keys of the model with the same end that each of them is held against."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,9 +70,10 @@ def _candidates(saved: Shapes, model: Shapes) -> Iterator[tuple[str, str, bool]]
     wanted = [key for key in model if key not in saved]
     by_end: dict[str, list[str]] = {}
     for key in wanted:
-        by_end.setdefault(_end(key), []).append(key)
+        for end in {_end(key), _last(key)}:
+            by_end.setdefault(end, []).append(key)
     for key in lonely:
-        for partner in by_end.get(_end(key), ())[:50]:
+        for partner in (by_end.get(_end(key)) or by_end.get(_last(key), []))[:PARTNERS]:
             yield from _changes(key, partner)
 
 
@@ -87,6 +90,10 @@ def _changes(key: str, partner: str) -> Iterator[tuple[str, str, bool]]:
 
 def _end(key: str) -> str:
     return ".".join(key.split(".")[-2:]) if key.count(".") else key
+
+
+def _last(key: str) -> str:
+    return key.rpartition(".")[2]
 
 
 def _spread(keys: list[str]) -> list[str]:

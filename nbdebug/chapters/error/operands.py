@@ -10,12 +10,12 @@ from __future__ import annotations
 import ast
 import builtins
 import functools
-import linecache
 import types
 from collections.abc import Iterator
 from typing import Any
 
 from nbdebug.chapters.error.lying import members
+from nbdebug.chapters.error.syntax import nodes, tree_of
 from nbdebug.observe.frames import Frame
 from nbdebug.observe.named import attributes
 
@@ -26,39 +26,34 @@ UNKNOWN = object()
 def expression(frame: Frame) -> ast.AST | None:
     """The syntax of what ran in this frame: the smallest expression, else the statement of the line. None where the
     source is not at hand, or no longer the one that runs."""
-    tree = _parsed(frame.site.file, tuple(linecache.getlines(frame.site.file)))
-    if tree is None:
-        return None
-    at = frame.span or (frame.site.line, frame.site.line, None, None)
-    exact = [n for n in ast.walk(tree) if isinstance(n, (ast.expr, ast.stmt)) and (
-        n.lineno, n.end_lineno, n.col_offset, n.end_col_offset) == at]
-    exact.sort(key=lambda n: isinstance(n, ast.stmt))  # `f(x)` alone on a line is a statement and a call
-    return exact[0] if exact else _around(tree, at[0])
+    tree = tree_of(frame.site.file)
+    return None if tree is None else _at(tree, frame.span or (frame.site.line, frame.site.line, None, None))
 
 
 def statement(frame: Frame) -> ast.stmt | None:
     """The statement that ran in this frame, or None as for `expression`."""
-    tree = _parsed(frame.site.file, tuple(linecache.getlines(frame.site.file)))
+    tree = tree_of(frame.site.file)
     if tree is None:
         return None
     return _around(tree, frame.span[0], frame.span[2]) if frame.span else _around(tree, frame.site.line)
 
 
+@functools.lru_cache(maxsize=256)
+def _at(tree: ast.Module, at: tuple[int, int, int | None, int | None]) -> ast.AST | None:
+    exact = [n for n in nodes(tree) if isinstance(n, (ast.expr, ast.stmt)) and (
+        n.lineno, n.end_lineno, n.col_offset, n.end_col_offset) == at]
+    exact.sort(key=lambda n: isinstance(n, ast.stmt))  # `f(x)` alone on a line is a statement and a call
+    return exact[0] if exact else _around(tree, at[0])
+
+
+@functools.lru_cache(maxsize=256)
 def _around(tree: ast.Module, line: int, column: int | None = None) -> ast.stmt | None:
     """The smallest statement over a line; of several on one line, the one over the column."""
-    found = [n for n in ast.walk(tree) if isinstance(n, ast.stmt) and n.lineno <= line <= (n.end_lineno or 0)]
+    found = [n for n in nodes(tree) if isinstance(n, ast.stmt) and n.lineno <= line <= (n.end_lineno or 0)]
     if column is not None:
         here = (line, column)
         found = [n for n in found if (n.lineno, n.col_offset) <= here < (n.end_lineno, n.end_col_offset)] or found
     return min(found, key=lambda n: ((n.end_lineno or 0) - n.lineno, -n.col_offset), default=None)
-
-
-@functools.lru_cache(maxsize=32)
-def _parsed(file: str, lines: tuple[str, ...]) -> ast.Module | None:
-    try:
-        return ast.parse("".join(lines))
-    except (SyntaxError, ValueError):  # a cell with magics is kept as it ran; what else can't be read is not told
-        return None
 
 
 def operands(frame: Frame) -> Iterator[tuple[str, Any]]:
@@ -102,10 +97,13 @@ def _attribute(thing: Any, name: str) -> Any:
     found = members(thing).get(name, UNKNOWN)
     if found is not UNKNOWN:
         return found
-    method = next((vars(kind)[name] for kind in type(thing).__mro__ if name in vars(kind)), UNKNOWN)
-    return method.__get__(thing) if type(method) is _FUNCTION else UNKNOWN
+    shared = next((vars(kind)[name] for kind in type(thing).__mro__ if name in vars(kind)), UNKNOWN)
+    if type(shared) in _PLAIN:  # `eps = 0.1` of the class
+        return shared
+    return shared.__get__(thing) if type(shared) is _FUNCTION else UNKNOWN
 
 
+_PLAIN = (int, float, bool, str, type(None))
 _FUNCTION = type(expression)
 
 

@@ -8,6 +8,7 @@ user's: attributes are read from where they lie (`observe.named.attributes`), ne
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -24,6 +25,7 @@ from nbdebug.observe.tensors import base_name
 
 READ_AT_MOST = 10_000_000
 """Elements of a tensor whose least and largest value are read: some milliseconds. Larger ones keep to their shape."""
+LOADER = re.compile(r"[\\/]torch[\\/]utils[\\/]data[\\/]")
 ENDS = (50, 150)
 """Outermost and innermost frames of a traceback that are looked at."""
 MOST = 40
@@ -88,7 +90,7 @@ class Scene:
         """The plain part of it."""
         at = self.users[0].where if self.users else Where()
         module, kind = running_module(self.trail, self.owners)
-        where = dataclasses.replace(at, phase=phase(self.trail), module=module, module_type=kind)
+        where = dataclasses.replace(at, phase=_phase(self.trail), module=module, module_type=kind)
         reached = tuple(Link(f"in {_called(frame)}", frame.where) for frame in self.trail if frame.users)
         return Raised(self.type, self.message, where, reached,
                       tuple(f"{type(e).__name__}: {message_of(e)}" for e in self.led_to), self.tensors())
@@ -100,6 +102,13 @@ class Scene:
             if is_tensor(value) and id(value) not in seen and len(seen) < MOST:
                 seen[id(value)] = fact(name, value)
         return tuple(seen.values())
+
+
+def _phase(trail: list[Frame]) -> str:
+    """As `phase` says it; "input" where a loader was fetching samples and no model ran inside of that."""
+    fetching = [i for i, frame in enumerate(trail) if LOADER.search(frame.site.file)]
+    inside = fetching and not any(frame.module is not None for frame in trail[fetching[-1]:])
+    return "input" if inside else phase(trail)
 
 
 def _called(frame: Frame) -> str:

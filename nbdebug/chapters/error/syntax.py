@@ -21,6 +21,24 @@ def tree_of(file: str) -> ast.Module | None:
 
 
 @functools.lru_cache(maxsize=64)
+def nodes(tree: ast.Module) -> tuple[ast.AST, ...]:
+    """All nodes of a file, as `ast.walk` gives them: walked once, since a file of some thousand lines takes 0.2 s."""
+    return tuple(ast.walk(tree))
+
+
+def nodes_of(file: str) -> tuple[ast.AST, ...]:
+    """The same by the name of the file; () where its source is not at hand or is no Python."""
+    tree = tree_of(file)
+    return () if tree is None else nodes(tree)
+
+
+@functools.lru_cache(maxsize=64)
+def functions(tree: ast.Module) -> tuple[ast.AST, ...]:
+    """The functions and lambdas of a file."""
+    return tuple(node for node in nodes(tree) if isinstance(node, SCOPES))
+
+
+@functools.lru_cache(maxsize=64)
 def _parsed(lines: tuple[str, ...]) -> ast.Module | None:
     try:
         return ast.parse("".join(lines)) if lines else None

@@ -16,7 +16,7 @@ from typing import Any
 from nbdebug.chapters.error.asked import CALLS
 from nbdebug.chapters.error.operands import UNKNOWN, expression, value_of
 from nbdebug.chapters.error.scene import Scene
-from nbdebug.chapters.error.syntax import SCOPES, Key, bound, called, entries, spine, tree_of
+from nbdebug.chapters.error.syntax import SCOPES, Key, bound, called, entries, functions, nodes_of, spine, tree_of
 from nbdebug.finding import Where
 from nbdebug.observe.frames import Frame
 from nbdebug.observe.sites import cell_name
@@ -52,9 +52,10 @@ class _Place:
 
 
 def came(name: str, scene: Scene, telling: Callable[[ast.expr], bool],
-         fits: Callable[[Any], bool] = lambda value: True) -> tuple[Made, ...]:
+         fits: Callable[[Any], bool] = lambda value: True, partial: bool = False) -> tuple[Made, ...]:
     """The way from the expression that tells (it made the dtype, the device …) to `name`, as it stands in the user's
-    innermost frame; the origin first. fits: whether a value met on the way can be it. () where the sources don't show.
+    innermost frame; the origin first. fits: whether a value met on the way can be it. () where the sources don't show
+    it; partial: as far as they do.
     """
     if not scene.users:
         return ()
@@ -63,7 +64,9 @@ def came(name: str, scene: Scene, telling: Callable[[ast.expr], bool],
         node = ast.parse(name, mode="eval").body
     except (SyntaxError, ValueError):
         return ()
-    return _Search(scene, telling, fits).run(node, _Place(frame.site.file, frame.site.line, frame))
+    search = _Search(scene, telling, fits)
+    found = search.run(node, _Place(frame.site.file, frame.site.line, frame))
+    return found or (search.longest if partial else ())
 
 
 class _Search:
@@ -71,6 +74,7 @@ class _Search:
 
     def __init__(self, scene: Scene, telling: Callable[[ast.expr], bool], fits: Callable[[Any], bool]):
         self.scene, self.telling, self.fits = scene, telling, fits
+        self.longest: tuple[Made, ...] = ()
 
     def run(self, node: ast.expr, place: _Place) -> tuple[Made, ...]:
         todo: list[tuple[ast.expr, tuple[Key, ...], _Place, tuple[Made, ...]]] = [(node, (), place, ())]
@@ -90,6 +94,7 @@ class _Search:
                     if maker is not None:
                         return dataclasses.replace(made, maker=maker), *way
                     todo.append((made.node, then, at, found))
+                    self.longest = max(self.longest, found, key=len)
         return ()
 
     def _teller(self, node: ast.expr, path: tuple[Key, ...]) -> ast.expr | None:
@@ -154,7 +159,7 @@ def _is_method(place: _Place) -> bool:
     """Whether the innermost function is one of a class, so that its first parameter is the object."""
     function = _innermost(place)
     return any(isinstance(node, ast.ClassDef) and any(part is function for part in node.body)
-               for node in ast.walk(tree_of(place.file) or ast.Module([], [])))
+               for node in nodes_of(place.file))
 
 
 def _passed(function: ast.AST | None, call: ast.AST | None, name: str, method: bool) -> ast.expr | None:
@@ -178,8 +183,7 @@ def _passed(function: ast.AST | None, call: ast.AST | None, name: str, method: b
 def _returns(node: ast.Call, path: tuple[Key, ...], place: _Place) -> Iterator[tuple[Made, tuple[Key, ...], _Place]]:
     """What a function of the same file returns; of a class what its items are."""
     name = called(node)
-    tree = tree_of(place.file)
-    for found in ast.walk(tree) if tree is not None else ():
+    for found in nodes_of(place.file):
         if not isinstance(found, (ast.FunctionDef, ast.ClassDef)) or found.name != name:
             continue
         body = found if isinstance(found, ast.FunctionDef) else next(
@@ -197,7 +201,7 @@ def _scopes(place: _Place, text: str) -> Iterator[tuple[str, ast.AST]]:
     if tree is None:
         return
     if not text.startswith("self."):
-        around = [n for n in ast.walk(tree) if isinstance(n, SCOPES) and n.lineno <= place.line <= (n.end_lineno or 0)]
+        around = [n for n in functions(tree) if isinstance(n, SCOPES) and n.lineno <= place.line <= (n.end_lineno or 0)]
         for scope in sorted(around, key=lambda n: (n.end_lineno or 0) - n.lineno):
             yield place.file, scope
             if any(arg.arg == text for arg in ast.walk(scope.args) if isinstance(arg, ast.arg)):

@@ -19,7 +19,7 @@ from torch.utils.data import BatchSampler, SequentialSampler
 
 from nbdebug.chapters.error.facts_collate import CollateMismatch
 from nbdebug.chapters.error.looks.loaders import iterator_of, loader_of
-from nbdebug.chapters.error.looks.samples import Difference, Path, differences, flat, unsupported
+from nbdebug.chapters.error.looks.samples import Difference, Field, Path, differences, flat, unsupported
 from nbdebug.chapters.error.lying import shape_of
 from nbdebug.chapters.error.scene import Scene
 from nbdebug.observe.frames import Frame
@@ -37,6 +37,7 @@ ENTRIES = re.compile(r"got \[([\d, ]*)\] at entry 0 and \[([\d, ]*)\] at entry (
 CLASS = re.compile(r"found <class '([\w.]+)'>|found (object|<U\d+|\w+)\s*$")
 ELEMENT = re.compile(r"expected Tensor as element (\d+) in argument 0, but got (\w+)")
 ASKED = re.compile(r"'(\w+)' object (?:has no attribute|is not (?:iterable|subscriptable))")
+SPARSE = re.compile(r"Batches of sparse tensors are not")
 NAMED = {"NoneType": "None", "str": "a string", "int": "a number", "float": "a number", "Image": "a PIL `Image`"}
 SMALL = 4_000_000
 """Elements of all samples together with which a fix is tried: some milliseconds."""
@@ -84,6 +85,8 @@ def _samples(fetch: Frame | None, collating: Sequence[Frame]) -> Sequence[Any] |
 
 def _difference(scene: Scene, samples: Sequence[Any], collating: Sequence[Frame]) -> Difference | None:
     """The difference at the entry that was being put together, else the first one."""
+    if SPARSE.search(scene.message):
+        return unsupported(samples)
     met = differences(samples)
     path = _path_of(collating[-1].names.get("batch"), samples) if collating else None
     if path is not None:
@@ -114,14 +117,26 @@ def _told(scene: Scene, found: Difference, samples: Sequence[Any]) -> CollateMis
     loader, dataset, batch = loader_of(scene)
     odd, usual = found.odd, found.usual
     return CollateMismatch(
-        scene.raised(), found.what, _written(found.path), str(found.path[-1]) if found.path else "", str(odd or ""),
-        str(usual or ""), odd.shape if odd else None, usual.shape if usual else None, found.positions, batch=batch,
+        scene.raised(), found.what, _written(found.path), _name(found.path), str(odd or ""), str(usual or ""),
+        odd.shape if odd else None, usual.shape if usual else None, found.positions, batch=batch,
         rows=len(samples), lacking=tuple(map(str, found.lacking)), dataset=dataset, loader=loader,
-        tried=_tried(found, samples), keyed=bool(found.path) and type(found.path[-1]) is str)
+        tried=_tried(found, samples), sample=_sort(found.path))
 
 
 def _written(path: Path) -> str:
-    return "".join(f"[{part!r}]" for part in path)
+    return "".join(f".{part.name}" if isinstance(part, Field) else f"[{part!r}]" for part in path)
+
+
+def _sort(path: Path) -> str:
+    """How a sample holds the entry, where it holds it itself."""
+    if len(path) != 1:
+        return "nested" if path else ""
+    return "named tuple" if isinstance(path[0], Field) else "dict" if type(path[0]) is str else "tuple"
+
+
+def _name(path: Path) -> str:
+    last = path[-1] if path else ""
+    return last.name if isinstance(last, Field) else str(last)
 
 
 # -- in a worker ------------------------------------------------------------------------------------------------------
@@ -207,7 +222,8 @@ def _entries(scene: Scene) -> tuple[str, ...]:
 def _tried(found: Difference, samples: Sequence[Any]) -> Mapping[str, Any] | None:
     """Put the entry together after resizing or padding, on detached copies; None where that is not tried."""
     values = [_value(sample, found.path) for sample in samples]
-    if found.what != "shape" or any(type(value) is not torch.Tensor or value.is_meta for value in values):
+    if found.what != "shape" or any(type(value) is not torch.Tensor or value.is_meta or
+                                    value.layout is not torch.strided for value in values):
         return None
     if sum(value.numel() for value in values) > SMALL or len({value.dim() for value in values}) > 1:
         return None

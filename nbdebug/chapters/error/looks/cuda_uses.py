@@ -17,7 +17,7 @@ from nbdebug.chapters.error.looks.bounds import beyond
 from nbdebug.chapters.error.looks.index_cures import IGNORED
 from nbdebug.chapters.error.operands import UNKNOWN, value_of
 from nbdebug.chapters.error.scene import Scene, is_tensor
-from nbdebug.chapters.error.syntax import bound, called, entries, spine, tree_of
+from nbdebug.chapters.error.syntax import bound, called, entries, functions, nodes, spine, tree_of
 from nbdebug.chapters.error.written import cells, where_of
 from nbdebug.observe.frames import Frame
 from nbdebug.observe.named import attributes
@@ -52,7 +52,7 @@ class Sources:
 
     def _calls(self) -> Iterator[tuple[str, ast.Call]]:
         for file, tree in self.trees.items():
-            for node in ast.walk(tree):
+            for node in nodes(tree):
                 if isinstance(node, ast.Call):
                     yield file, node
 
@@ -145,7 +145,7 @@ class Sources:
 def _before(tree: ast.Module, name: str, classes: dict[str, str]) -> list[str]:
     """What a name was bound to, or given for as a parameter, anywhere in a file: names, and entries of data sets."""
     found: list[str] = []
-    for scope in (tree, *(n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.Lambda)))):
+    for scope in (tree, *functions(tree)):
         for value, keys in bound(scope, name):
             for entry, rest in entries(value, keys):
                 found += [_written(part, rest) for part in spine(entry)
@@ -157,9 +157,9 @@ def _before(tree: ast.Module, name: str, classes: dict[str, str]) -> list[str]:
 def _passed(tree: ast.Module, name: str, classes: dict[str, str]) -> Iterator[ast.expr]:
     """What calls in a file give for a parameter of this name: of a function by its name, of a `forward` by a module of
     its class."""
-    homes = {id(method): kind.name for kind in ast.walk(tree) if isinstance(kind, ast.ClassDef) for method in kind.body}
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    for node in ast.walk(tree):
+    homes = {id(method): kind.name for kind in nodes(tree) if isinstance(kind, ast.ClassDef) for method in kind.body}
+    calls = [node for node in nodes(tree) if isinstance(node, ast.Call)]
+    for node in nodes(tree):
         names = [arg.arg for arg in node.args.args if arg.arg != "self"] if isinstance(node, ast.FunctionDef) else []
         if not isinstance(node, ast.FunctionDef) or name not in names:
             continue

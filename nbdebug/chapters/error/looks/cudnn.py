@@ -11,8 +11,8 @@ from nbdebug.chapters.error.asked import Names, asked, failing_module, raised_by
 from nbdebug.chapters.error.facts_cuda import CudnnFacts, Layout
 from nbdebug.chapters.error.facts_parts import Cure, Part
 from nbdebug.chapters.error.looks.card import card
-from nbdebug.chapters.error.scene import Scene, is_tensor
-from nbdebug.chapters.error.trying import rerun
+from nbdebug.chapters.error.scene import Scene
+from nbdebug.chapters.error.trying import SMALL, rerun
 
 ENGINE = r"unable to find an engine|Unable to find a valid cuDNN algorithm|No valid execution plans built"
 STATUS = r"(CUDNN_STATUS_\w+|CUBLAS_STATUS_(?:NOT_SUPPORTED|ARCH_MISMATCH|INVALID_VALUE))"
@@ -34,8 +34,9 @@ def look(scene: Scene) -> CudnnFacts | None:
     module = failing_module(scene)
     op = Names(scene).module(module) if module is not None else next(
         (frame.site.function for frame in within(scene)), "")
-    loose = {id(p.value): p.value.detach().contiguous() for p in parts if is_tensor(p.value)
-             and not p.value.is_contiguous() and p.value.numel() < 2_000_000}
+    loose: dict[int | str, torch.Tensor] = {
+        id(p.value): p.value.detach().contiguous() for p in parts
+        if not p.value.is_contiguous() and p.value.numel() < SMALL}
     return CudnnFacts(scene.raised(), "cuBLAS" if "CUBLAS" in status else "cuDNN", status, op, layouts, card(),
                       _tried(scene, {}, True), _tried(scene, loose, False) if loose else None)
 
@@ -50,7 +51,7 @@ def dense(value: torch.Tensor) -> bool:
     return True
 
 
-def _tried(scene: Scene, swap: dict[int, torch.Tensor], other: bool) -> Cure | None:
+def _tried(scene: Scene, swap: dict[int | str, torch.Tensor], other: bool) -> Cure | None:
     off = (lambda: torch.backends.cudnn.flags(enabled=False)) if other else contextlib.nullcontext
     trial = rerun(scene, swap, off)
     return None if trial is None else Cure("", trial.worked, trial.after)

@@ -14,7 +14,7 @@ from nbdebug.chapters.error.asked import Asked, Names, is_a, parts, weights
 from nbdebug.chapters.error.facts_devices import DeviceFacts
 from nbdebug.chapters.error.facts_parts import Origin
 from nbdebug.chapters.error.scene import Scene, is_tensor
-from nbdebug.chapters.error.syntax import called, tree_of
+from nbdebug.chapters.error.syntax import called, nodes_of
 from nbdebug.chapters.error.written import came, cells, where_of
 from nbdebug.finding import Link, Where
 from nbdebug.observe.named import MODULES_OWN, attributes
@@ -41,7 +41,7 @@ def reason(facts: DeviceFacts, odd: Asked, scene: Scene) -> DeviceFacts:
         return dataclasses.replace(facts, why="dropped", dropped=line)
     found = _origin(odd, scene)
     looped = found is not None and any("comes out of" in link.what for link in found.way)
-    made = found is not None and not looped and _runs(found, scene)
+    made = found is not None and bool(found.call) and not looped and _runs(found, scene)
     return dataclasses.replace(facts, why="made" if made else "batch" if looped else "variable", origin=found)
 
 
@@ -90,7 +90,7 @@ def _dropped(name: str, scene: Scene) -> Where | None:
     """The line on which `x.to(device)` stands as a statement, so that its result goes nowhere."""
     files = [frame.site.file for frame in scene.users]
     for file in dict.fromkeys([*files, *(cells(files[0]) if files else [])]):
-        for node in ast.walk(tree_of(file) or ast.Module([], [])):
+        for node in nodes_of(file):
             call = node.value if isinstance(node, ast.Expr) else None
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in MOVES and (
                     ast.unparse(call.func.value) == name):
@@ -108,10 +108,10 @@ def _origin(odd: Asked, scene: Scene) -> Origin | None:
     def fits(value: Any) -> bool:
         return value.device == device if is_tensor(value) else not is_a(value, (int, float, str, torch.dtype))
 
-    way = came(odd.name, scene, tells, fits)
+    way = came(odd.name, scene, tells, fits, partial=True)
     if not way:
         return None
-    return Origin(way[0].name, way[0].code, called(way[0].maker or way[0].node), way[0].where,
+    return Origin(way[0].name, way[0].code, called(way[0].maker) if way[0].maker is not None else "", way[0].where,
                   tuple(Link(made.said, made.where) for made in way))
 
 
@@ -119,7 +119,7 @@ def _runs(origin: Origin, scene: Scene) -> bool:
     """Whether the tensor is made in a function that was running, and not in the data or the setting up."""
     for frame in scene.users:
         if frame.site.file == origin.where.file and frame.site.function != "<module>":
-            for node in ast.walk(tree_of(frame.site.file) or ast.Module([], [])):
+            for node in nodes_of(frame.site.file):
                 if isinstance(node, ast.FunctionDef) and node.name == frame.site.function and (
                         node.lineno <= (origin.where.line or 0) <= (node.end_lineno or 0)):
                     return True

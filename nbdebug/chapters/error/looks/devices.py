@@ -17,12 +17,12 @@ from torch import nn
 
 from nbdebug.chapters.error.asked import Asked, Names, asked, failing_module, raised_by_user, weights
 from nbdebug.chapters.error.facts_devices import DeviceFacts
-from nbdebug.chapters.error.facts_parts import Cure, Part
+from nbdebug.chapters.error.facts_parts import Cure, Part, is_plain
 from nbdebug.chapters.error.looks.device_reasons import reason
 from nbdebug.chapters.error.looks.dtype_words import on_two_devices
 from nbdebug.chapters.error.operands import operands
 from nbdebug.chapters.error.scene import Scene, is_tensor
-from nbdebug.chapters.error.trying import rerun
+from nbdebug.chapters.error.trying import Trial, computed, rerun
 
 WORDED: tuple[tuple[str, str], ...] = (
     ("numpy", r"can't convert \S+ device type tensor to numpy"),
@@ -55,6 +55,7 @@ def look(scene: Scene) -> DeviceFacts | None:
     parts = asked(scene)
     if kind in ("numpy", "no data"):
         return _unreadable(facts, parts, scene)
+    parts += [Asked(value, text) for text, value in computed(scene, {part.name for part in parts})]
     devices = {str(part.value.device) for part in parts}
     if len(devices) < 2:
         parts = [*parts, *_variables(scene, parts)]
@@ -87,9 +88,9 @@ def _two(facts: DeviceFacts, parts: list[Asked], scene: Scene) -> DeviceFacts:
     odd, met = away[0], _nearest(there)
     target = _target(home, met, scene)
     facts = dataclasses.replace(facts, odd=_part(odd), met=_part(met) if met else None, home=home, target=target,
-                                also=tuple(_part(p) for p in away[1:] if p.known and p.value.ndim))
+                                also=tuple(_part(p) for p in away[1:] if is_plain(p.name) and p.value.ndim))
     facts = reason(facts, odd, scene)
-    return dataclasses.replace(facts, cure=_cure(facts, odd, away, home, scene))
+    return _cure(facts, odd, away, home, scene)
 
 
 def _home(parts: list[Asked], scene: Scene) -> str:
@@ -115,36 +116,47 @@ def _part(given: Asked) -> Part:
 
 def _target(home: str, met: Asked | None, scene: Scene) -> str:
     """How the user can write the device that is meant: a variable of theirs, a tensor's, a model's."""
-    for name, value, _ in scene.variables():
+    at = scene.users[0] if scene.users else None
+    seen = {**scene.names, **at.globals, **at.names} if at is not None else dict(scene.names)
+    for name, value in seen.items():  # what the failing line can see
         if type(value) is torch.device and str(value) in (home, home.partition(":")[0]):
             return name
     plain = met is not None and met.known and re.fullmatch(r"[\w.]+(\[[^\]]+\])*", met.name)
     if met is not None and plain and "[" not in (met.owner or ""):
         return f"{met.name}.device"
-    for name, model in scene.owners.models.items():
+    models = scene.owners.models
+    near = [name for name in models if any(name in frame.names for frame in scene.users)]
+    for name in near or (list(models) if len(models) == 1 else []):
+        model = models[name]
         first = next(iter(weights(model)), None)
         if first is not None and str(first.device) == home and name.isidentifier() and name != type(model).__name__:
             return f"next({name}.parameters()).device"
     return f'"{home}"'
 
 
-def _cure(facts: DeviceFacts, odd: Asked, away: list[Asked], home: str, scene: Scene) -> Cure | None:
-    """The failing op again with what stayed behind moved, as far as it is small."""
+def _cure(facts: DeviceFacts, odd: Asked, away: list[Asked], home: str, scene: Scene) -> DeviceFacts:
+    """The failing op again with what stayed behind moved: the odd one, and where that is not enough all the others."""
     code = f"{odd.name} = {odd.name}.to({facts.target})"
-    if odd.value.is_meta or odd.value.numel() > SMALL:
-        return Cure(code)
     module = failing_module(scene)
     own = [p for p in (weights(module) if module is not None and odd.owner is not None else ())
            if str(p.device) != home]
-    moved = [odd.value, *own] + [p.value for p in away if p.value.data_ptr() == odd.value.data_ptr()]
-    if sum(t.numel() for t in moved) > SMALL:
-        return Cure(code)
+    one = [odd.value, *own] + [p.value for p in away if p.value.data_ptr() == odd.value.data_ptr()]
+    for moved in (one, [p.value for p in away]):
+        trial = _moved(moved, home, scene)
+        if trial is None or trial.worked:
+            cure = Cure(code) if trial is None else Cure(code, True, trial.after)
+            return dataclasses.replace(facts, cure=cure, together=moved is not one and trial is not None)
+    return dataclasses.replace(facts, cure=Cure(code))
+
+
+def _moved(tensors: list[torch.Tensor], home: str, scene: Scene) -> Trial | None:
+    if any(t.is_meta for t in tensors) or sum(t.numel() for t in tensors) > SMALL:
+        return None
     try:
-        swap = {id(t): t.detach().to(home) for t in moved}
+        swap: dict[int | str, torch.Tensor] = {id(t): t.detach().to(home) for t in tensors}
     except Exception:  # a device that is full or has failed: the cure is told untried
-        return Cure(code)
-    trial = rerun(scene, swap)
-    return Cure(code) if trial is None else Cure(code, trial.worked, trial.after)
+        return None
+    return rerun(scene, swap)
 
 
 def _parallel(facts: DeviceFacts, scene: Scene) -> DeviceFacts:

@@ -12,7 +12,7 @@ from nbdebug.chapters.error.asked import Asked, Names, is_a, weights
 from nbdebug.chapters.error.facts_parts import Origin
 from nbdebug.chapters.error.operands import UNKNOWN, value_of
 from nbdebug.chapters.error.scene import Scene, is_tensor
-from nbdebug.chapters.error.syntax import bound, called, spine, tree_of
+from nbdebug.chapters.error.syntax import bound, called, nodes_of, spine
 from nbdebug.chapters.error.written import Made, came, where_of
 from nbdebug.finding import Link
 
@@ -54,7 +54,18 @@ def origin(odd: Asked, scene: Scene) -> Origin | None:
         return value.dtype == dtype if is_tensor(value) else not is_a(value, (int, float, str))
 
     way = came(odd.name, scene, tells, fits)
-    return _origin(way, scene, dtype) if way else _at_once(odd, scene, tells) or _autocast(odd, scene)
+    found = _origin(way, scene, dtype) if way else _at_once(odd, scene, tells) or _autocast(odd, scene)
+    return found or passed(odd, scene)
+
+
+def passed(odd: Asked, scene: Scene) -> Origin | None:
+    """How a tensor came to the failing line, where no line tells what made its dtype: the bindings and arguments."""
+    def fits(value: Any) -> bool:
+        return value.dtype == odd.value.dtype if is_tensor(value) else not is_a(value, (int, float, str))
+
+    way = came(odd.name, scene, lambda node: False, fits, partial=True) if odd.known else ()
+    links = tuple(Link(made.said, made.where) for made in way[-6:])
+    return Origin(way[0].name, way[0].code, "", way[0].where, links) if way else None
 
 
 def of_model(weight: Asked, scene: Scene) -> Origin | None:
@@ -68,7 +79,7 @@ def of_model(weight: Asked, scene: Scene) -> Origin | None:
     if way:
         return _origin(way, scene, weight.value.dtype)
     for frame in scene.users:
-        for node in ast.walk(tree_of(frame.site.file) or ast.Module([], [])):
+        for node in nodes_of(frame.site.file):
             if isinstance(node, ast.Call) and tells(node) and isinstance(node.func, ast.Attribute) and (
                     ast.unparse(node.func.value) == root):
                 made = Made(root, ast.unparse(node), where_of(frame.site.file, node), node)
@@ -118,7 +129,7 @@ def _autocast(odd: Asked, scene: Scene) -> Origin | None:
     if odd.value.dtype not in (torch.float16, torch.bfloat16) or not scene.users:
         return None
     for frame in scene.users:
-        for node in ast.walk(tree_of(frame.site.file) or ast.Module([], [])):
+        for node in nodes_of(frame.site.file):
             heads = node.items if isinstance(node, ast.With) else []
             if any("autocast" in ast.unparse(item.context_expr) for item in heads) and bound(node, odd.name):
                 where = where_of(frame.site.file, heads[0].context_expr)

@@ -16,7 +16,7 @@ WORDED: tuple[tuple[str, str], ...] = (
     ("index", r"argument #1 'indices' to have one of the following scalar types|tensors used as indices must be|"
               r"Expected dtype int\d+(?:/int\d+| or int\d+)? for index|one_hot is only applicable to index|"
               r"Expected a long tensor for index|argument #1 'indices' to have scalar type Long"),
-    ("mask", r"with two bool tensors is not supported|on a bool tensor is not supported|"
+    ("mask", r"with (?:two bool tensors|a bool tensor) is not supported|on a bool tensor is not supported|"
              r"only supports boolean masks|expected condition to be a boolean tensor|"
              r"only bool and floating types of \w+ are supported|attn_mask dtype to be bool"),
     ("gradient", r"[Oo]nly Tensors of floating point"),

@@ -18,7 +18,7 @@ from nbdebug.chapters.error.facts_dtypes import DtypeFacts
 from nbdebug.chapters.error.facts_parts import Cure, Part, bracketed
 from nbdebug.chapters.error.looks import arrays
 from nbdebug.chapters.error.looks import dtypes_of_worker as carried
-from nbdebug.chapters.error.looks.dtype_origin import of_model, origin
+from nbdebug.chapters.error.looks.dtype_origin import of_model, origin, passed
 from nbdebug.chapters.error.looks.dtype_words import dtypes_in, kind_of, on_two_devices
 from nbdebug.chapters.error.operands import expression, operands
 from nbdebug.chapters.error.scene import Scene, is_tensor
@@ -56,8 +56,12 @@ def look(scene: Scene) -> DtypeFacts | None:
     if odd.value.dtype.is_complex and kind == "mixed":
         kind = "complex"
     mine = _users_word(odd, scene)
-    model = met is not None and met.owner is not None and _name(odd) == str(torch.get_default_dtype())[6:]
-    made = of_model(met, scene) if model and met is not None else origin(mine, scene)
+    usual = met is not None and met.owner is not None and _name(odd) == str(torch.get_default_dtype())[6:]
+    weight = mine if type(mine.value) is nn.Parameter else met if usual else None
+    made = of_model(weight, scene) if weight is not None else origin(mine, scene)
+    brought = passed(mine, scene) if weight is not None else None
+    if brought is not None:
+        made = brought if made is None else dataclasses.replace(made, way=(*made.way, *brought.way))
     facts = dataclasses.replace(facts, kind=kind, origin=made)
     return dataclasses.replace(facts, odd=part_of(mine), met=part_of(met) if met else None, wanted=wanted,
                                cure=_cure(kind, mine, wanted, parts, scene))
@@ -125,9 +129,13 @@ def _chosen(kind: str, parts: list[Asked], said: list[str], default: str, scene:
         fits = target or _of(parts, said[-1:], scene)
         return fits, given, "int64" if kind == "classes" else _name(given) if given else default
     if kind == "index":
-        return _index(parts, scene), None, "int64"
+        index = _index(parts, scene)
+        return index, None, "bool" if index is not None and _is_mask(index, parts) else "int64"
     if kind == "mask":
         return _mask(parts, said, scene, default)
+    own = [p for p in parts if kind == "half" and type(p.value) is nn.Parameter and _name(p) in said[-1:]]
+    if own:  # the model is in half precision: its inputs alone would not fit it
+        return own[0], None, "float32"
     if kind in ("half", "complex", "whole", "gradient", "overflow"):
         whole = kind in ("whole", "gradient") and not said
         fits = next((p for p in parts if not _floating(p)), None) if whole else _of(parts, said[-1:], scene)
@@ -141,13 +149,23 @@ def _chosen(kind: str, parts: list[Asked], said: list[str], default: str, scene:
 
 def _index(parts: list[Asked], scene: Scene) -> Asked | None:
     """What stands where an index is wanted, and is none: in the brackets, among the arguments, not what is indexed."""
-    indices = [p for p in parts if p.owner is None and _name(p) not in ("int64", "int32", "bool", "uint8")]
+    said = scene.message
+    fits = ("int64",) if "Long" in said and "Int" not in said else ("int64", "int32") if "dtype int" in said or (
+        "'indices'" in said) else ("int64", "int32", "bool", "uint8")
+    indices = [p for p in parts if p.owner is None and _name(p) not in fits]
     inside = [p for p in indices if p.role in ("indices", "index", "input")]
     ran = expression(scene.users[0]) if scene.users else None
     ran = ran.value if isinstance(ran, (ast.Expr, ast.Return, ast.Assign)) else ran
     keys = [ran.slice] if isinstance(ran, ast.Subscript) else ran.args if isinstance(ran, ast.Call) else []
     texts = {ast.unparse(part) for key in keys for part in ast.walk(key) if isinstance(part, ast.expr)}
     return next(iter(inside or [p for p in indices if p.name in texts]), None)
+
+
+def _is_mask(index: Asked, parts: list[Asked]) -> bool:
+    """Whether noughts and ones of the shape of what is indexed stand there: they were meant to choose."""
+    fact, shape = index.fact(read=True), tuple(index.value.shape)
+    return fact.low is not None and fact.low >= 0 and fact.high is not None and fact.high <= 1 and any(
+        p is not index and shape and tuple(p.value.shape[: len(shape)]) == shape for p in parts)
 
 
 def _of(parts: list[Asked], said: list[str], scene: Scene) -> Asked | None:
@@ -162,7 +180,8 @@ def _floating(part: Asked) -> bool:
 def _mixed(parts: list[Asked], said: list[str], default: str) -> tuple[Asked | None, Asked | None, str]:
     """The weights of a module say what it computes in; without weights the odd one is what the model is not."""
     fits = [p for p in parts if _name(p) in said or not said]
-    own = [p for p in parts if type(p.value) is nn.Parameter and p.value.dtype.is_floating_point]
+    own = [p for p in parts if type(p.value) is nn.Parameter and p.value.dtype.is_floating_point
+           and (p.owner is not None or p.role)]  # a parameter that stands in the user's own line is an operand
     others = [p for p in fits if not any(p is w for w in own)]
     if own:
         met = next((w for w in own if w.role == "weight"), own[0])
@@ -206,6 +225,8 @@ def _cure(kind: str, odd: Asked, wanted: str, parts: list[Asked], scene: Scene) 
     change = (lambda t: t.detach().abs()) if kind == "complex" else (lambda t: t.detach().to(dtype))
     cast = "abs()" if kind == "complex" else SHORT.get(wanted, f"to(torch.{wanted})")
     code = f"{bracketed(odd.name)}.{cast}"
+    if type(odd.value) is nn.Parameter:
+        code = f"nn.Parameter({odd.name}.detach().{cast})"
     if odd.value.is_meta or odd.value.numel() > 1_000_000 or type(odd.value) not in (torch.Tensor, nn.Parameter):
         return Cure(code)
     alone = ("classes", "probable", "index", "in-place") if odd.value.dtype == torch.bool else (

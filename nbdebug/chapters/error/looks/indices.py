@@ -148,10 +148,18 @@ def _counted(name: str, scene: Scene) -> tuple[str, str, Origin | None]:
         return "", "", None
     maker = way[0].maker or way[0].node
     links = tuple(Link(made.said, made.where) for made in way)
-    sizes = [node.value for node in ast.walk(maker) if getattr(node, "attr", "") in ("shape", "size")
-             and isinstance(node, ast.Attribute)]
+    sizes = _sized(maker)
+    for number in ast.walk(maker) if not sizes else ():
+        if isinstance(number, ast.Name):  # `batch, length = ids.shape` before it
+            before = came(number.id, scene, lambda node: bool(_sized(node)))
+            sizes += _sized(before[0].maker or before[0].node) if before else []
     along = ast.unparse(sizes[0]) if sizes else ""
     return ast.unparse(maker), along, Origin(way[0].name, way[0].code, "arange", way[0].where, links)
+
+
+def _sized(node: ast.AST) -> list[ast.expr]:
+    """The tensors whose shape an expression reads."""
+    return [part.value for part in ast.walk(node) if isinstance(part, ast.Attribute) and part.attr in ("shape", "size")]
 
 
 def _vocabulary(found: Beyond, size: int, scene: Scene) -> tuple[str, int] | None:

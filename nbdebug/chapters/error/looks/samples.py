@@ -8,7 +8,9 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
 
 from nbdebug.chapters.error.lying import shape_of
 
@@ -17,6 +19,13 @@ ENTRIES = 2000
 DEEPEST = 6
 NUMBERS = (bool, int, float, complex)
 DICTS = (dict, collections.OrderedDict, collections.defaultdict)
+
+
+class Field(NamedTuple):
+    """A part of a path: the field of a named tuple."""
+
+    place: int
+    name: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +45,7 @@ class Entry:
         if self.kind == "list" and self.shape:
             return f"a list of {self.shape[0]}"
         return {"number": "a number", "dict": "a dict", "None": "None", "str": "a string",
-                "Image": "a PIL `Image`"}.get(self.kind, f"a `{self.kind}`")
+                "Image": "a PIL `Image`", "sparse tensor": "a sparse tensor"}.get(self.kind, f"a `{self.kind}`")
 
     @property
     def sort(self) -> str:
@@ -77,10 +86,17 @@ def flat(sample: Any, path: Path = ()) -> Iterator[tuple[Path, Entry]]:
         inside = list.__iter__(sample) if issubclass(kind, list) else tuple.__iter__(sample)
         values = list(inside)
         yield path, Entry("list", (len(values),), value=sample)
+        names = fields_of(kind)
         for i, value in enumerate(values[:ENTRIES] if len(path) < DEEPEST else ()):
-            yield from flat(value, (*path, i))
+            yield from flat(value, (*path, Field(i, names[i]) if i < len(names) else i))
     else:
         yield path, Entry(kind.__name__, value=sample)
+
+
+def fields_of(kind: type) -> tuple[str, ...]:
+    """The fields of a named tuple; () of another class."""
+    found = next((vars(one)["_fields"] for one in kind.__mro__ if "_fields" in vars(one)), ())
+    return found if issubclass(kind, tuple) and type(found) is tuple and all(type(n) is str for n in found) else ()
 
 
 def differences(samples: Sequence[Any]) -> list[Difference]:
@@ -121,6 +137,8 @@ def _at(path: Path, there: list[Entry | None]) -> Difference | None:
 def unsupported(samples: Sequence[Any], wanted: str = "") -> Difference | None:
     """The first entry of a class that can't be put together: an image, an object array, None in every sample."""
     for path, entry in flat(samples[0]) if samples else ():
+        if entry.kind == "tensor" and entry.value.layout is not torch.strided:
+            entry = dataclasses.replace(entry, kind="sparse tensor")
         if entry.kind in ("tensor", "number", "list", "dict", "str", "bytes"):
             continue
         if entry.kind == "array" and not (entry.dtype == "object" or "U" in entry.dtype[:2]):

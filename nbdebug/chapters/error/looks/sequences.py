@@ -16,7 +16,7 @@ from nbdebug.chapters.error.asked import is_a
 from nbdebug.chapters.error.facts_indices import Beyond, IndexFacts
 from nbdebug.chapters.error.operands import UNKNOWN, expression, value_of
 from nbdebug.chapters.error.scene import Scene, is_tensor
-from nbdebug.chapters.error.syntax import tree_of
+from nbdebug.chapters.error.syntax import nodes_of
 from nbdebug.observe.frames import Frame
 
 WORDS = re.compile(r"^(?:list|tuple|string|deque|range object|bytes)(?: assignment)? index out of range|"
@@ -30,8 +30,9 @@ def look(facts: IndexFacts, scene: Scene) -> IndexFacts | None:
         return None
     frame = scene.users[0]
     found = _subscripts(frame)
+    alone = scene.carried is not None and len(found) == 1 and scene.trail[-1] is frame  # raised in this very line
     for base, key, size, value in found:
-        if value is not None and not -size <= value < size or value is None and scene.carried and len(found) == 1:
+        if value is not None and not -size <= value < size or value is None and alone:
             written = "" if isinstance(key, (ast.Constant, ast.UnaryOp)) else ast.unparse(key)
             beyond = Beyond(value) if value is not None else Beyond(size, total=0)
             return dataclasses.replace(facts, kind="sequence", table=ast.unparse(base), size=size, least=-size,
@@ -54,7 +55,7 @@ def arrays(facts: IndexFacts, scene: Scene, value: int, dim: int | None, size: i
         mine = [ast.unparse(key) for key in keys if _reaches(key, value, frame)]
         return dataclasses.replace(facts, key=mine[0] if mine else "")
     single = [n for n in ast.walk(_ran(frame)) if isinstance(n, ast.Subscript)] if frame is not None else []
-    if len(single) != 1 or single[0] is not _value(_ran(frame)):
+    if len(single) != 1 or single[0] is not _value(_ran(frame)) or scene.trail[-1] is not frame:
         return None
     key = "" if isinstance(single[0].slice, (ast.Constant, ast.UnaryOp)) else ast.unparse(single[0].slice)
     return dataclasses.replace(facts, kind="sequence", table=ast.unparse(single[0].value), size=size, dim=dim,
@@ -121,7 +122,7 @@ def _length(frame: Frame) -> str:
     """In a data set's `__getitem__`: what its `__len__` returns, as the source says it."""
     if frame.site.function != "__getitem__":
         return ""
-    for node in ast.walk(tree_of(frame.site.file) or ast.Module([], [])):
+    for node in nodes_of(frame.site.file):
         if isinstance(node, ast.ClassDef):
             methods = {f.name: f for f in node.body if isinstance(f, ast.FunctionDef)}
             mine = methods.get("__getitem__")

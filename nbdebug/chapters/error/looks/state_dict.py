@@ -130,14 +130,15 @@ def _with_argument(resized: Resized, model: Any) -> Resized:
     if layer is None or len(resized.saved) != len(resized.model):
         return resized
     told = size_of(type(layer), name, resized.saved, resized.model)
-    argument, saved, wanted = told or (None, None, None)
+    sizes = next(((None, a, b) for a, b in zip(resized.saved, resized.model) if a != b), (None, None, None))
+    argument, saved, wanted = told or sizes
     return Resized(resized.key, resized.saved, resized.model, type(layer).__name__, argument, saved, wanted)
 
 
 def _argument(model: Any, resized: tuple[Resized, ...]) -> tuple[str, int] | None:
     """The one argument of the model's own constructor whose default, or attribute, is the size that differs."""
-    sizes = {(r.saved_size, r.model_size) for r in resized if r.argument is not None}
-    if len(sizes) != 1:
+    sizes = {(r.saved_size, r.model_size) for r in resized if r.saved_size is not None}
+    if len(sizes) != 1 or any(r.transposed for r in resized):
         return None
     saved, wanted = sizes.pop()
     init = next((vars(kind)["__init__"] for kind in type(model).__mro__ if "__init__" in vars(kind)), None)
@@ -195,5 +196,8 @@ def _written(scene: Scene, method: str) -> tuple[str | None, str, str | None]:
                 first = part.args[0] if part.args else named
                 text = ast.unparse(first) if first is not None else ""
                 plain = isinstance(first, (ast.Name, ast.Attribute, ast.Subscript)) and len(text) <= 60
-                return ast.unparse(part.func.value), text if plain else "state", None if plain else text or None
+                held = part.func.value
+                owner = ast.unparse(held)
+                bare = isinstance(held, (ast.Name, ast.Attribute, ast.Subscript, ast.Call))
+                return owner if bare else f"({owner})", text if plain else "state", None if plain else text or None
     return None, "state", None

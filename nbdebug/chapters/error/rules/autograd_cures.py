@@ -20,7 +20,8 @@ def cures(facts: NoGradFacts) -> tuple[Fix, ...]:
                 Fix("Or say with which weights its entries are added up.", f"{name}.backward(torch.ones_like({name}))"))
     if facts.plain and facts.what == "loss":
         used = [*wants(facts), "model(x)"][0]
-        return (Fix("Compute it from what the model gives.", f"{name} = loss_fn({used}, target)"),)
+        loss = name if name.isidentifier() else "loss"
+        return (Fix("Compute it from what the model gives.", f"{loss} = loss_fn({used}, target)"),)
     found = {"not a tensor": _not_a_tensor, "input": _input, "unused": _unused, "no parameters": _no_parameters,
              "not a leaf": _not_a_leaf, "grad is None": _grad_is_none, "inference": _inference}
     return found[facts.what](facts, name) if facts.what in found else (Fix(

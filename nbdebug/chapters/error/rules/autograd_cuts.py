@@ -21,7 +21,7 @@ def told(cut: Cut, name: str) -> str:
     if cut.kind == "block":
         return _block(cut, got) + behind
     if cut.kind == "number" and not (cut.target or cut.written.startswith("return")) or not cut.written.endswith(
-            cut.text) and cut.kind == "number" and cut.written.endswith(("}", "]")):
+            cut.text) and cut.kind == "number" and (cut.written.endswith(("}", "]")) or "tensor(" in cut.written):
         return f"{name} has no gradient: `{cut.op}` in `{cut.text}` takes the value out of {source}"
     call = cut.op if cut.op.startswith(".") else f".{cut.op}()"
     said = {
@@ -136,10 +136,11 @@ _CURES: dict[str, Callable[[Cut, str, str, str], tuple[Fix, ...]]] = {
 def _without(cut: Cut, to: str) -> str:
     """The statement without the op that cuts."""
     if "numpy" in cut.written:  # what comes after is to be written with torch's ops
-        return f"{to} = {cut.source or cut.text}   # and torch's ops instead of NumPy's"
+        return f"{to} = {cut.source or cut.text}   # and torch's ops instead of NumPy's after it"
     call = cut.op if cut.op.startswith(".") else f".{cut.op}()"
     if call in cut.written:
-        return cut.written.replace(".cpu()" + call, "").replace(call, "")
+        kept = cut.written.replace(".cpu()" + call, "").replace(call, "")
+        return re.sub(r"torch\.(?:as_)?tensor\((.*)\)$", r"\1", kept)  # which would copy the value, without its graph
     if cut.source and cut.text in cut.written:
         inner = f"({cut.source})" if " " in cut.source and cut.text + "." in cut.written else cut.source
         return cut.written.replace(cut.text, inner)

@@ -97,9 +97,12 @@ def _fixes(facts: InPlaceFacts) -> tuple[Fix, ...]:
                     "it.", "with torch.autograd.set_detect_anomaly(True):\n    ...   # the step again"),)
     if facts.what == "view" and "[" in change.target:
         return (Fix("Write to a new tensor.", "new = " + change.instead.partition(" = ")[2]),)
+    rows = (Fix("Or collect the parts in a list, and join them once.",
+                f"parts.append({change.added})\n...\n{change.target} = torch.stack(parts)   # after the loop"),) * (
+        change.how == "item" and change.text.count("=") == 1)
     return (Fix("Write to a new tensor.", change.instead or change.text, facts.tried,
                 {"backward": "passes" if facts.tried else "fails", "tried on": f"{op(facts.saved_by).strip('`')} of "
-                 f"random numbers of shape {list(facts.shape or ())}"} if facts.tried is not None else {}),)
+                 f"random numbers of shape {list(facts.shape or ())}"} if facts.tried is not None else {}), *rows)
 
 
 def _leaf(facts: InPlaceFacts, change: Change | None, name: str) -> tuple[Fix, ...]:

@@ -45,15 +45,16 @@ def _title(first: Carrier | None, alike: tuple[str, ...], facts: TwiceFacts) -> 
         return f"A part of the graph of {loss} was freed by an earlier `backward()`"
     names, one = ticked(alike), len(alike) == 1
     are, them = ("is", "it") if one else ("are", "them")
+    turn = "run" if first.cell else "turn"
     of_others = {
-        "turn": f"{names} {'brings' if one else 'bring'} the graph of the turn before into this one, and its "
+        "turn": f"{names} {'brings' if one else 'bring'} the graph of the {turn} before into this one, and its "
                 "`backward()` has freed it",
-        "sum": f"`{first.name}` adds up results with their graphs, and the `backward()` of the turn before has freed "
+        "sum": f"`{first.name}` adds up results with their graphs, and the `backward()` of the {turn} before has freed "
                "the old ones",
         "sometimes": f"{names} {are} computed in some turns only: in the others the graph is an old one, freed already",
         "again": f"`backward()` is called a second time on {loss}, which was computed once",
         "held": f"{names} {'keeps' if one else 'keep'} the graph of an earlier step, which its `backward()` has freed",
-        "list": f"`{first.name}` keeps results of earlier turns with their graphs, which `backward()` has freed",
+        "list": f"`{first.name}` keeps results of earlier {turn}s with their graphs, which `backward()` has freed",
         "each": f"All the losses go through `{first.name}`, whose graph the `backward()` of the first has freed",
         "once": f"{names} {are} computed once, and the first `backward()` has freed the graph behind {them}"}
     if first.how in of_others:
@@ -83,9 +84,11 @@ def _fixes(first: Carrier | None, alike: tuple[str, ...], facts: TwiceFacts) -> 
         return (Fix("Keep the results without their graphs.", _detached(first)),
                 Fix("Or empty it after each backward().", f"{first.name}.clear()"))
     if first.how in ("once", "sometimes"):
-        return (Fix("Compute it in each turn, if it is to be trained.",
-                    f"{_text(first) or first.name + ' = ...'}   # inside the loop"),
-                Fix("Or cut it off, if it isn't.", f"{first.name} = {first.name}.detach()"))
+        anew = Fix("Compute it in each turn, if it is to be trained.",
+                   f"{_text(first) or first.name + ' = ...'}   # inside the loop")
+        aside = Fix("Or compute it without a graph, if it isn't.", f"with torch.no_grad():\n    {_text(first)}")
+        off = Fix("Or cut it off, if it isn't.", f"{first.name} = {first.name}.detach()")
+        return (anew, aside if first.object and _text(first) else off)
     if first.how == "shared":
         cut = re.sub(rf"\b{re.escape(first.name)}\b", f"{first.name}.detach()", first.read.text or first.name)
         apart = Fix(f"Cut it off in the first loss, if that is not to train what made `{first.name}` (a GAN's "
@@ -129,8 +132,9 @@ def _chain(first: Carrier | None, facts: TwiceFacts) -> tuple[Link, ...]:
         links.append(Link(f"`backward()` on `{facts.first}` frees what that graph has saved", facts.earlier))
     elif first is not None:
         links.append(Link("an earlier `backward()` frees what that graph has saved"))
-    if first is not None and first.read.line is not None and first.read != first.assigned and first.how not in (
+    if first is not None and first.read.line is not None and first.read != first.assigned and (
+            first.read.line != facts.raised.where.line) and first.how not in (
             "shared", "each"):
-        links.append(Link(f"`{first.name}` goes into this turn's computation", first.read))
+        links.append(Link(f"`{first.name}` goes into this {'run' if first.cell else 'turn'}'s computation", first.read))
     failed: Where = dataclasses.replace(facts.raised.where)
     return (*links, Link(f"`backward()` on `{facts.loss or 'the loss'}` comes to it again", failed))

@@ -151,20 +151,29 @@ def _count(shape: tuple[int, ...]) -> int:
     return count
 
 
+REST = {
+    "dict": """    rest = [{{k: v for k, v in sample.items() if k != '{key}'}} for sample in batch]
+    return {{**torch.utils.data.default_collate(rest), '{key}': {name}}}""",
+    "tuple": """    rest = [[v for i, v in enumerate(sample) if i != {key}] for sample in batch]
+    rest = torch.utils.data.default_collate(rest)
+    return (*rest[:{key}], {name}, *rest[{key}:])""",
+    "named tuple": """    rest = [{{k: v for k, v in sample._asdict().items() if k != '{key}'}} for sample in batch]
+    return type(batch[0])(**torch.utils.data.default_collate(rest), {key}={name})""",
+    "nested": """    return {name}   # and the other entries, each by torch.utils.data.default_collate""",
+    "": """    return {name}""",
+}
+"""What becomes of the other entries of a sample."""
+
+
 def _padded(facts: CollateMismatch, *, tensors: bool) -> Fix:
     """A collate function that pads this entry, and leaves the rest to torch's own."""
     name = _variable(facts)
+    if facts.worker and not facts.entry:
+        return Fix("Pad to the longest of the batch where the loader's collate_fn stacks.",
+                   f"{name} = torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True)   # a list of tensors")
     given = f"sample{facts.entry}" if tensors else f"torch.as_tensor(sample{facts.entry})"
     lines = ["def collate(batch):", f"    {name} = torch.nn.utils.rnn.pad_sequence([{given} for sample in batch], "
-             "batch_first=True)"]
-    if facts.keyed:
-        lines += [f"    rest = [{{k: v for k, v in sample.items() if k != {facts.name!r}}} for sample in batch]",
-                  f"    return {{**torch.utils.data.default_collate(rest), {facts.name!r}: {name}}}"]
-    elif facts.entry:
-        lines += [f"    rest = [[v for i, v in enumerate(sample) if i != {facts.name}] for sample in batch]",
-                  f"    return {name}, *torch.utils.data.default_collate(rest)"]
-    else:
-        lines += [f"    return {name}"]
+             "batch_first=True)", *REST[facts.sample].format(name=name, key=facts.name).splitlines()]
     return Fix("Pad to the longest of the batch, and give the loader this function.",
                "\n".join([*lines, "", _loader(facts)]), True if facts.tried and tensors else None,
                facts.tried or {} if tensors else {})
@@ -179,6 +188,8 @@ def _made_tensor(facts: CollateMismatch) -> str:
     name = _variable(facts)
     if "ndarray" in facts.odd or "object" in facts.odd or "NumPy" in facts.odd:
         return f"{name} = torch.as_tensor({name}.astype('float32'))"
+    if "sparse" in facts.odd:
+        return f"{name} = {name}.to_dense()"
     if "Image" in facts.odd:
         return (f"{name} = torch.from_numpy(numpy.array({name}.convert('RGB'))).permute(2, 0, 1) / 255   "
                 "# or torchvision's ToTensor()")

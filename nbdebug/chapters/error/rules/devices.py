@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from nbdebug.catalogue import rule
@@ -120,26 +121,31 @@ _SAYS: dict[str, Callable[[DeviceFacts], str]] = {
 
 def _fixes(facts: DeviceFacts) -> tuple[Fix, ...]:
     odd, cure = facts.odd, facts.cure
-    worked, after = (cure.worked, cure.after) if cure is not None else (None, {})
+    worked, after = (cure.worked, dict(cure.after)) if cure is not None else (None, {})
+    if worked and odd is not None and facts.why in ("attribute", "list", "model", "part"):
+        after["with"] = f"{odd.name} on {facts.home}"
     if facts.kind in ("generator", "no data", "parallel"):
         return _without_cure(facts)
     if facts.kind == "numpy" and cure is not None:
         return (Fix("Copy it to the host first.", f"{cure.code}.numpy()"),)
     if odd is None:
         return ()
+    container = "ModuleDict" if re.search(r"\[['\"]", facts.owner) else "ModuleList"
     code = {
         "attribute": f'self.register_buffer("{facts.attribute}", {facts.attribute})   # in {facts.holder}.__init__, '
                      f"instead of self.{facts.attribute} = …",
         "model": f"{as_code(facts.owner)}.to({facts.target})", "part": f"{as_code(facts.owner)}.to({facts.target})",
-        "list": f"self.{facts.attribute} = nn.ModuleList(self.{facts.attribute})   # in __init__",
+        "list": f"self.{facts.attribute} = nn.{container}(self.{facts.attribute})   # in __init__",
         "state": f"for kept in {facts.owner}.state.values():\n    for key, value in kept.items():\n        "
                  f"if torch.is_tensor(value) and value.ndim:\n            kept[key] = value.to({facts.home!r})"
     }.get(facts.why, f"{odd.name} = {odd.name}.to({facts.target})" if is_plain(odd.name) else
           f"{odd.name}.to({facts.target})" if odd.known else f"x = x.to({facts.target})")
     title = {"attribute": "Register it as a buffer: it then moves with its module, and is saved with it.",
-             "list": "Keep the modules in an nn.ModuleList.", "dropped": "Keep what `.to` gives.",
+             "list": f"Keep the modules in an nn.{container}.", "dropped": "Keep what `.to` gives.",
              "state": "Move the state as well; better, move the model before the optimizer is made or loaded.",
              "made": "Move it."}.get(facts.why, "Move it there before this line.")
+    if facts.together:
+        code = "\n".join(f"{part.name} = {part.name}.to({facts.target})" for part in (odd, *facts.also))
     first = Fix(title, code, worked, after)
     return (first, *_others(facts, odd))
 
@@ -153,7 +159,7 @@ def _others(facts: DeviceFacts, odd: Part) -> list[Fix]:
     if facts.why == "part":
         root = facts.owner.split(".")[0]
         found.append(Fix("Or move the whole model once all of its parts are there.", f"{root}.to({facts.target})"))
-    if facts.also and facts.why not in ("model", "part", "list", "state"):
+    if facts.also and not facts.together and facts.why not in ("model", "part", "list", "state"):
         lines = "\n".join(f"{p.name} = {p.name}.to({facts.target})" for p in facts.also[:6] if p.owner is None)
         found += [Fix(f"These are on {odd.fact.device} as well.", lines)] if lines else []
     return found

@@ -42,7 +42,8 @@ def made(origin: Origin, dtype: str) -> str:
 
 def rewritten(origin: Origin, wanted: str) -> str | None:
     """The binding of the origin with a cast behind it: `features = torch.from_numpy(values).float()`."""
-    if not all(part.isidentifier() for part in origin.name.split(".")) or "\n" in origin.code or len(origin.code) > 120:
+    named = all(part.isidentifier() for part in origin.name.split("."))
+    if not named or "\n" in origin.code or "Parameter(" in origin.code or len(origin.code) > 120:
         return None
     if origin.stated:
         return f"{origin.name} = {origin.code.replace(f'dtype={origin.stated}', f'dtype=torch.{wanted}')}"

@@ -93,6 +93,8 @@ def _probable(facts: DtypeFacts, odd: Part) -> str:
 
 
 def _index(facts: DtypeFacts, odd: Part) -> str:
+    if facts.wanted == "bool":
+        return ", and a mask is bool"
     return f", and indices are whole numbers: {_of(facts)} takes int64"
 
 
@@ -203,7 +205,7 @@ def _others(facts: DtypeFacts) -> list[Fix]:
                     f"bad = [i for i, value in enumerate({odd.name}) if not isinstance(value, (int, float))]")]
     if facts.kind == "probable" and odd.fact.dtype == "int64" and "shape of the scores" in _probable(facts, odd):
         return [Fix("Or give the class numbers.", f"{odd.name} = {odd.name}.argmax(1)")] if odd.known else []
-    if odd.fact.kind == "parameter":
+    if odd.fact.kind == "parameter" and odd.owner is not None:
         return [Fix("Bring the whole model to one dtype.", f"{odd.name.split('.')[0]}.float()")]
     if facts.kind == "mixed" and met is not None and met.owner is not None and met.fact.dtype != "float32":
         root = met.name.split(".")[0]

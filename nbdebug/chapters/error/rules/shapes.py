@@ -11,8 +11,8 @@ from nbdebug.chapters.error.rules.shapes_more import FAMILIES, other
 from nbdebug.chapters.error.rules.shapes_words import SENTENCES, layer, pair, parts, unit
 from nbdebug.finding import Finding, Fix, Link
 
-MOST = 12
-"""Steps of a shape's way that are told: the last ones."""
+MOST, LINES = 6, 3
+"""Links of the way to the error that are told, and the user's lines among them: the last ones."""
 TITLES = {
     "transpose": "Exchange two axes of {name}.",
     "permute": "Bring the axes of {name} into the order that is wanted.",
@@ -29,6 +29,9 @@ TITLES = {
     "classes-last": "Bring the classes of {name} to axis 1.",
     "axis": "Ask for an axis along which it fits.",
     "count": "Leave one of the sizes to torch.",
+    "pooled": "Pool to the size that {name} was made for: then pictures of any size fit.",
+    "behind": "Flatten what there is, and make {name} for it.",
+    "shift": "Cut the other side as well, so that each place meets the token after it.",
     "reshape": "Use reshape, which copies where it must.",
     "order": "Name every axis that there is.",
     "heads": "Repeat the mask for each head.",
@@ -82,6 +85,9 @@ def _fix(facts: ShapeFacts, cure: Cure) -> Fix:
     title = TITLES.get(cure.slug, "Change {name}.").format(name=f"`{cure.name}`" if cure.name else "it")
     if cure.slug == "layer":
         title = title.rstrip(".") + f": {facts.got} {unit(facts)}."
+    if cure.slug in ("count", "flatten") and facts.kind == "count" and cure.result and facts.target and (
+            facts.target[-1] not in (cure.result[-1], -1)):
+        title = f"{title.rstrip('.')}; what follows is then given {cure.result[-1]} instead of {facts.target[-1]}."
     after: dict[str, Any] = {} if not cure.verified or cure.result is None else {
         "result": list(cure.result) or "a single number"}
     note = f"   # {cure.name}" if cure.slug == "layer" and cure.name else ""
@@ -90,6 +96,10 @@ def _fix(facts: ShapeFacts, cure: Cure) -> Fix:
 
 def _advice(facts: ShapeFacts) -> tuple[Fix, ...]:
     """What to do where no change could be tried."""
+    if facts.uneven is not None:
+        text, whole, by = facts.uneven
+        return (Fix(f"Choose one of the two so that {whole} is a multiple of {by}.",
+                    f"assert {whole} % {text} == 0   # {', '.join(map(str, _divisors(whole)))}"),)
     if facts.folded is not None:
         return (Fix("Keep the rows of the batch apart in that op.", "x = x.flatten(1)   # or x.reshape(len(x), -1)"),)
     if facts.kind not in ALSO and pair(facts) is None:
@@ -104,6 +114,10 @@ def _advice(facts: ShapeFacts) -> tuple[Fix, ...]:
     return (Fix(title, code.format(**filled)),)
 
 
+def _divisors(whole: int) -> list[int]:
+    return [by for by in range(1, min(whole, 1000) + 1) if whole % by == 0][:12]
+
+
 def _evidence(facts: ShapeFacts) -> dict[str, Any]:
     shapes = {part.name or part.role: list(part.shape) for part in facts.operands if part.shape is not None}
     found: dict[str, Any] = {"shapes": shapes}
@@ -113,23 +127,24 @@ def _evidence(facts: ShapeFacts) -> dict[str, Any]:
         found["axis"] = facts.axis
     if facts.layer is not None:
         found["layer"] = {facts.layer.path or facts.layer.kind: dict(facts.layer.sizes)}
-    if facts.entered is not None and facts.entered.shape is not None:
-        found["went in"] = {facts.entered.name: list(facts.entered.shape)}
+    entered = facts.entered
+    if entered is not None and entered.shape is not None and shapes.get(entered.name) != list(entered.shape):
+        found["went in"] = {entered.name: list(entered.shape)}
     return found | {"message": facts.raised.message.partition("\n")[0][:300]}
 
 
 def _chain(facts: ShapeFacts) -> tuple[Link, ...]:
-    """The user's lines that led there, then the way of the shape through the layers."""
+    """The user's lines that led there, then the way of the shape through the layers: six links at most."""
     if not facts.passed:
-        return facts.lines
-    entered, where = facts.entered, facts.raised.where
+        return facts.lines[-LINES:]
+    entered, where, lines = facts.entered, facts.raised.where, facts.lines[-(LINES - 1):]
     start = [Link(f"`{entered.name}` {list(entered.shape)} goes in", where)] if entered and entered.shape else []
-    if entered is not None and entered.shape == facts.passed[-1].shape:
-        start = []  # the steps lie before it
-    if len(facts.passed) > MOST:
-        start.append(Link(f"{len(facts.passed) - MOST} steps more"))
-    steps = [Link(f"after {step.what} it is {list(step.shape)}") for step in facts.passed[-MOST:]]
+    if entered is not None and entered.shape == facts.passed[-1].shape or start and start[0].what in [
+            link.what for link in lines]:
+        start = []  # the steps lie before it, or it is told already
     at = dataclasses.replace(where, module=None)
-    ends = [Link(f"{layer(facts)} wants {facts.wanted} and is given {facts.got}", at)] if None not in (
-        facts.wanted, facts.got) else []
-    return (*facts.lines, *start, *steps, *ends)
+    ends = [Link(f"{layer(facts)} wants {facts.wanted} and is given {facts.got}", at)] if facts.kind != "loss" and (
+        None not in (facts.wanted, facts.got)) else []
+    room = MOST - len(lines) - len(start) - len(ends)
+    steps = [Link(f"after {step.what} it is {list(step.shape)}") for step in facts.passed[-room:]]
+    return (*lines, *start, *steps, *ends)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from nbdebug.chapters.error.facts_shapes import Operand, ShapeFacts
-from nbdebug.chapters.error.rules.shapes_words import arrives, axes, layer, parts, shaped
+from nbdebug.chapters.error.rules.shapes_words import arrives, axes, layer, op, parts, shaped
 
 
 def role(facts: ShapeFacts, *names: str) -> Operand | None:
@@ -15,32 +15,50 @@ def role(facts: ShapeFacts, *names: str) -> Operand | None:
 def loss(facts: ShapeFacts) -> str:
     scores, target = role(facts, "input"), role(facts, "target")
     if scores is None or target is None or scores.shape is None or target.shape is None:
-        return f"The predictions and the targets given to `{facts.op}` do not fit each other"
+        return f"The predictions and the targets given to {op(facts)} do not fit each other"
     both = f"{shaped(scores)} and {shaped(target)}"
+    if facts.shifted is not None:
+        return f"{both} do not belong together: {_sequences(facts)}"
     classes = facts.op in ("cross_entropy", "nll_loss")
     if "weight" in [part.role for part in facts.operands] and classes and scores.shape[0] == (target.shape or (0,))[0]:
         weight = role(facts, "weight")
         if weight is not None and weight.shape != scores.shape[1:2]:
             return f"{shaped(weight)} weighs other classes than the {scores.shape[-1]} of {shaped(scores)}"
     if facts.op.startswith("binary_cross"):
-        return f"{both} must have the same shape for `{facts.op}`"
+        return f"{both} must have the same shape for {op(facts)}"
     if not classes or not scores.shape:
-        return f"{both} do not fit each other in `{facts.op}`"
-    if len(scores.shape) == 1:
-        return f"{shaped(scores)} is one row of scores for `{facts.op}`, and {shaped(target)} is not one class number"
-    if target.shape == scores.shape or len(target.shape) == len(scores.shape):
-        return f"{shaped(target)} has an axis too many: for {shaped(scores)} `{facts.op}` wants class numbers " \
-               f"{[*scores.shape[:1], *scores.shape[2:]]}"
-    if scores.shape[:1] != target.shape[:1]:
-        rows = target.shape[0] if target.shape else 1
+        return f"{both} do not fit each other in {op(facts)}"
+    return _of_classes(facts, scores, target)
+
+
+def _of_classes(facts: ShapeFacts, scores: Operand, target: Operand) -> str:
+    """For scores [rows, classes, ...] class numbers [rows, ...] are wanted."""
+    have, given = scores.shape or (), target.shape or ()
+    if len(have) == 1:
+        return f"{shaped(scores)} is one row of scores for {op(facts)}, and {shaped(target)} is not one class number"
+    if given == have or len(given) == len(have):
+        return f"{shaped(target)} has an axis too many: for {shaped(scores)} {op(facts)} wants class numbers " \
+               f"{[*have[:1], *have[2:]]}"
+    if have[:1] != given[:1]:
+        rows = given[0] if given else 1
         since = f"after a `{facts.folded.what}` " if facts.folded is not None else ""
         return f"{shaped(scores)} and {shaped(target)} do not belong together: {since}the predictions have " \
-               f"{scores.shape[0]} rows, the targets {rows}"
-    if len(scores.shape) > 2 and (scores.shape[0], *scores.shape[1:-1]) == target.shape:
-        return f"{shaped(scores)} has its classes on the last axis, and `{facts.op}` wants them on axis 1; " \
+               f"{have[0]} rows, the targets {rows}"
+    if len(have) > 2 and have[:-1] == given:
+        return f"{shaped(scores)} has its classes on the last axis, and {op(facts)} wants them on axis 1; " \
                f"the target is {shaped(target)}"
-    wanted = [*scores.shape[:1], *scores.shape[2:]]
-    return f"{both} do not fit: for such scores `{facts.op}` wants class numbers {wanted}"
+    return f"{shaped(scores)} and {shaped(target)} do not fit: for such scores {op(facts)} wants class numbers " \
+           f"{[*have[:1], *have[2:]]}"
+
+
+def _sequences(facts: ShapeFacts) -> str:
+    """Which side of a next-token loss was cut."""
+    cut = facts.shifted
+    assert cut is not None
+    short, long = ("predictions", "targets") if cut.scores < cut.target else ("targets", "predictions")
+    return (f"of each of the {cut.rows} sequences the predictions have {cut.scores} places and the targets "
+            f"{cut.target}; the {short} were cut by one, and `{cut.name}` {list(cut.shape)}, of which the {long} are "
+            "made, was not")
 
 
 def hidden(facts: ShapeFacts) -> str:
@@ -92,8 +110,8 @@ def lengths(facts: ShapeFacts) -> str:
     if facts.got is not None and known:
         return f"{shaped(known[-1])} gives {facts.got} lengths for the {facts.wanted} sequences of {shaped(known[0])}"
     if "sorted" in facts.raised.message:
-        return f"{shaped(known[-1]) if known else 'The lengths'} must be sorted, longest first, for `{facts.op}`"
-    return f"{shaped(known[-1]) if known else 'The lengths'} holds a length of 0, which `{facts.op}` can't pack"
+        return f"{shaped(known[-1]) if known else 'The lengths'} must be sorted, longest first, for {op(facts)}"
+    return f"{shaped(known[-1]) if known else 'The lengths'} holds a length of 0, which {op(facts)} can't pack"
 
 
 def index(facts: ShapeFacts) -> str:
@@ -109,8 +127,8 @@ def index(facts: ShapeFacts) -> str:
         return f"The mask {shaped(mark)} does not cover {shaped(first)}: {sizes}"
     if len(mark.shape or ()) != len(first.shape or ()):
         return f"The index {shaped(mark)} has {axes(mark.shape)} and {shaped(first)} has {axes(first.shape)}: " \
-               f"`{facts.op}` wants as many"
-    return f"The index {shaped(mark)} does not fit {shaped(first)} in `{facts.op}`"
+               f"{op(facts)} wants as many"
+    return f"The index {shaped(mark)} does not fit {shaped(first)} in {op(facts)}"
 
 
 def divide(facts: ShapeFacts) -> str:
@@ -141,8 +159,8 @@ def unpack(facts: ShapeFacts) -> str:
 def scalar(facts: ShapeFacts) -> str:
     known = parts(facts)
     if facts.op in ("tensor", "array") and known:
-        return f"`{facts.op}` makes tensors of numbers only, and is given {shaped(known[0])}"
-    return f"{shaped(known[0]) if known else 'The tensor'} has several elements, and `{facts.op}` wants a single one"
+        return f"{op(facts)} makes tensors of numbers only, and is given {shaped(known[0])}"
+    return f"{shaped(known[0]) if known else 'The tensor'} has several elements, and {op(facts)} wants a single one"
 
 
 def truth(facts: ShapeFacts) -> str:
@@ -162,12 +180,12 @@ def strides(facts: ShapeFacts) -> str:
 
 
 def square(facts: ShapeFacts) -> str:
-    return f"{shaped(parts(facts)[0])} is no square matrix, and `{facts.op}` takes only those"
+    return f"{shaped(parts(facts)[0])} is no square matrix, and {op(facts)} takes only those"
 
 
 def ragged(facts: ShapeFacts) -> str:
-    return f"`{facts.op}` is given rows of different lengths: {facts.got} where the first has {facts.wanted}" \
-        if facts.got is not None else f"`{facts.op}` is given parts of different shapes"
+    return f"{op(facts)} is given rows of different lengths: {facts.got} where the first has {facts.wanted}" \
+        if facts.got is not None else f"{op(facts)} is given parts of different shapes"
 
 
 def split(facts: ShapeFacts) -> str:

@@ -23,9 +23,14 @@ def shaped(operand: Operand) -> str:
 def layer(facts: ShapeFacts) -> str:
     """ "`stages.3.1` (Linear)", or the op."""
     if facts.layer is None:
-        return f"`{facts.op}`"
+        return op(facts)
     path, kind = facts.layer.path, facts.layer.kind
     return f"`{path}` ({kind})" if path and path != kind else f"`{kind}`"
+
+
+def op(facts: ShapeFacts) -> str:
+    """The op by its name, where the line could be read."""
+    return f"`{facts.op}`" if facts.op else "the line that failed"
 
 
 def unit(facts: ShapeFacts) -> str:
@@ -69,6 +74,11 @@ def pair(facts: ShapeFacts) -> tuple[Operand, Operand] | None:
 def features(facts: ShapeFacts) -> str:
     first, wanted, got = parts(facts)[0], facts.wanted, facts.got
     what = unit(facts)
+    if facts.op == "MultiheadAttention" and facts.which is not None:
+        odd = facts.operands[facts.which]
+        size = {"key": "keys of {} features (kdim)", "value": "values of {} features (vdim)"}.get(
+            odd.role, "queries of {} features (embed_dim)").format(wanted)
+        return f"{layer(facts)} takes {size} and is given {got}: {shaped(odd)}"
     on = "" if what == "features" or facts.axis is None else f" on axis {facts.axis}"
     where = ""
     others = [i for i, size in enumerate(first.shape or ()) if size == wanted and i != facts.axis]
@@ -93,7 +103,7 @@ def product(facts: ShapeFacts) -> str:
         return f"{told} can't be multiplied: the first has {facts.got} columns, the second {facts.wanted} rows"
     a, b = both
     if facts.got is None or facts.wanted is None:
-        return f"{shaped(a)} and {shaped(b)} can't be multiplied by `{facts.op}`"
+        return f"{shaped(a)} and {shaped(b)} can't be multiplied by {op(facts)}"
     second = "the second-last of the other" if len(b.shape or ()) > 1 else "the other"
     return (f"{shaped(a)} and {shaped(b)} can't be multiplied: the last axis of the first has {facts.got}, {second} "
             f"{facts.wanted}")
@@ -103,7 +113,7 @@ def attended(facts: ShapeFacts) -> str:
     """Queries, keys, values and a mask, in this order: [..., length, size] each."""
     shapes = [part.shape or () for part in facts.operands]
     if len(shapes) < 3 or min(map(len, shapes[:3])) < 2:
-        return f"The operands of `{facts.op}` do not fit each other"
+        return f"The operands of {op(facts)} do not fit each other"
     query, key, value = facts.operands[:3]
     if shapes[0][-1] != shapes[1][-1]:
         return f"{shaped(query)} and {shaped(key)} differ in the size of a head: {shapes[0][-1]} and {shapes[1][-1]}"
@@ -111,7 +121,7 @@ def attended(facts: ShapeFacts) -> str:
         return f"The mask {shaped(facts.operands[3])} does not fit: {shaped(query)} and {shaped(key)} want " \
                f"[..., {shapes[0][-2]}, {shapes[1][-2]}]"
     odd = key if shapes[0][:-2] != shapes[1][:-2] else value
-    return f"{shaped(query)} and {shaped(odd)} do not fit each other in `{facts.op}`"
+    return f"{shaped(query)} and {shaped(odd)} do not fit each other in {op(facts)}"
 
 
 def broadcast(facts: ShapeFacts) -> str:
@@ -122,11 +132,11 @@ def broadcast(facts: ShapeFacts) -> str:
         sizes = f": {facts.got} and {facts.wanted} on axis {facts.axis}" if facts.got is not None else ""
         named = [f"`{part.name}`" for part in facts.operands if part.name]
         told = " and ".join(named[:2]) if len(named) > 1 else "The operands"
-        return f"{told} do not fit each other in `{facts.op}`{sizes}"
+        return f"{told} do not fit each other in {op(facts)}{sizes}"
     a, b = both
     if facts.op in ("@", "matmul", "bmm", "baddbmm") and facts.got is not None:
         return f"{shaped(a)} and {shaped(b)} can't be multiplied: they hold {facts.got} and {facts.wanted} matrices"
-    return f"{shaped(a)} and {shaped(b)} do not fit each other in `{facts.op}`{_clash(a.shape or (), b.shape or ())}"
+    return f"{shaped(a)} and {shaped(b)} do not fit each other in {op(facts)}{_clash(a.shape or (), b.shape or ())}"
 
 
 def _clash(a: Shape, b: Shape) -> str:
@@ -140,7 +150,7 @@ def _clash(a: Shape, b: Shape) -> str:
 
 def inplace(facts: ShapeFacts) -> str:
     first = parts(facts)[0]
-    return f"{shaped(first)} can't take the result of `{facts.op}` in place: it has another shape"
+    return f"{shaped(first)} can't take the result of {op(facts)} in place: it has another shape"
 
 
 def into(facts: ShapeFacts) -> str:
@@ -159,40 +169,46 @@ def into(facts: ShapeFacts) -> str:
     if facts.target is not None and facts.kind == "assign":
         shown = value or target
         name = "" if shown is None else f": {shaped(shown)}"
-        return f"`{facts.op}` wants the shape {list(facts.target)} and is given another{name}"
+        return f"{op(facts)} wants the shape {list(facts.target)} and is given another{name}"
     if len(known) > 1:
-        return f"{shaped(known[0])} does not fit the rest of `{facts.op}`: it wants {facts.wanted} on axis {facts.axis}"
-    return f"A value does not fit into the place it is put by `{facts.op}`: {facts.got} against {facts.wanted}"
+        return f"{shaped(known[0])} does not fit the rest of {op(facts)}: it wants {facts.wanted} on axis {facts.axis}"
+    return f"A value does not fit into the place it is put by {op(facts)}: {facts.got} against {facts.wanted}"
 
 
 def join(facts: ShapeFacts) -> str:
     known = [part for part in parts(facts) if part.shape is not None]
     if len(known) < 2:
-        return f"The tensors given to `{facts.op}` do not have the same shape"
+        return f"The tensors given to {op(facts)} do not have the same shape"
     which = facts.which if facts.which is not None and facts.which < len(known) else None
     odd = known[which] if which else next((p for p in known if p.shape != known[0].shape), known[-1])
     other = known[0] if odd is not known[0] else known[-1]
     if len(odd.shape or ()) != len(other.shape or ()):
-        return f"{shaped(odd)} and {shaped(other)} can't be joined by `{facts.op}`: {axes(odd.shape)} against " \
+        return f"{shaped(odd)} and {shaped(other)} can't be joined by {op(facts)}: {axes(odd.shape)} against " \
                f"{axes(other.shape)}"
     differ = [i for i, (x, y) in enumerate(zip(odd.shape or (), other.shape or ())) if x != y]
     along = f" along axis {facts.axis}" if facts.axis is not None else ""
     differ = [i for i in differ if i != facts.axis] or differ
     at = differ[0] if differ else 0
     sizes = f": axis {at} is {(other.shape or ())[at]} and {(odd.shape or ())[at]}" if differ else ""
-    return f"{shaped(other)} and {shaped(odd)} can't be joined by `{facts.op}`{along}{sizes}"
+    return f"{shaped(other)} and {shaped(odd)} can't be joined by {op(facts)}{along}{sizes}"
 
 
 def count(facts: ShapeFacts) -> str:
     first = parts(facts)[0] if parts(facts) else Operand("", "tensor")
     sizes = facts.target or ()
     asked = f"`{facts.op}({', '.join(text for text, _ in facts.numbers)})`"
+    if facts.uneven is not None:
+        text, whole, by = facts.uneven
+        value = f"`{text}`" if text == str(by) else f"`{text}`, {by}"
+        return f"{shaped(first)} can't be dealt out by {asked}: {whole} is no multiple of {value}"
     if facts.op == "unflatten" or not sizes:
         return f"{shaped(first)} can't be given the shape that {asked} asks for"
     total, fixed = math.prod(first.shape or ()), math.prod(n for n in sizes if n > 0)
     if -1 in sizes:
         return f"{shaped(first)} has {total} elements, no multiple of the {fixed} that {asked} asks for"
-    return f"{shaped(first)} has {total} elements and {asked} asks for {fixed}"
+    behind = facts.behind
+    end = f": {behind.gets} for each row, and `{behind.path}` (Linear) takes {behind.wants}" if behind else ""
+    return f"{shaped(first)} has {total} elements and {asked} asks for {fixed}{end}"
 
 
 def axis(facts: ShapeFacts) -> str:
@@ -201,15 +217,21 @@ def axis(facts: ShapeFacts) -> str:
         return f"{shaped(first)} has {axes(first.shape)}, fewer than it is indexed by"
     if facts.axis is None:
         return f"{shaped(first)} is a single number: it has no axis to go along"
+    if first.shape is None and facts.got is not None:
+        return f"{_first(op(facts))} asks for axis {facts.axis} of a tensor that has {axes((1,) * facts.got)}"
     ends = f" (0 to {len(first.shape) - 1})" if first.shape and len(first.shape) > 1 else ""
-    return f"{shaped(first)} has {axes(first.shape)}{ends}, and `{facts.op}` asks for axis {facts.axis}"
+    return f"{shaped(first)} has {axes(first.shape)}{ends}, and {op(facts)} asks for axis {facts.axis}"
+
+
+def _first(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def order(facts: ShapeFacts) -> str:
     first = parts(facts)[0]
     if facts.op == "t":
         return f"{shaped(first)} has {axes(first.shape)}, and `t()` exchanges the two of a matrix"
-    return f"{shaped(first)} has {axes(first.shape)}, and `{facts.op}` is given {facts.wanted or len(facts.numbers)}"
+    return f"{shaped(first)} has {axes(first.shape)}, and {op(facts)} is given {facts.wanted or len(facts.numbers)}"
 
 
 def rank(facts: ShapeFacts) -> str:
@@ -219,7 +241,7 @@ def rank(facts: ShapeFacts) -> str:
         name = arrives(facts, first)
         takes_so = f" takes {takes(facts)} and" if takes(facts) else wanted
         return f"{layer(facts)}{takes_so} is given {axes(first.shape)}: {name}"
-    return f"{shaped(first)} has {axes(first.shape)}, which `{facts.op}` can't take"
+    return f"{shaped(first)} has {axes(first.shape)}, which {op(facts)} can't take"
 
 
 def takes(facts: ShapeFacts) -> str:

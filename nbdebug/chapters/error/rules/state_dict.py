@@ -10,9 +10,9 @@ from nbdebug.catalogue import rule
 from nbdebug.chapters.error.facts_state import OptimizerMismatch, Resized, StateMismatch
 from nbdebug.finding import Finding, Fix, Link, Where
 
-STRANGE = 0.1
-"""Share of the saved keys that the model must know for the file to be of a relative of it. Our choice: two unrelated
-networks share names such as `conv1.weight`, seldom more than a few."""
+STRANGE = 0.25
+"""Share of the keys (of the file's or the model's, whichever has fewer) that must meet for the file to be of a relative
+of the model. Our choice: two unrelated networks share names such as `conv1.weight`, seldom a quarter of them."""
 SHOWN = 6
 PATHS = ("str", "PosixPath", "WindowsPath", "Path")
 
@@ -48,17 +48,8 @@ def at(facts: Any) -> Where:
 
 def _title(facts: StateMismatch) -> str:
     source, model = f"`{facts.given}`", f"`{facts.model}`"
-    if facts.no_dict in PATHS:
-        return "`load_state_dict` was given the path of a file, and takes the state that lies in it."
-    if facts.no_dict:
-        return f"`load_state_dict` was given a `{facts.no_dict}`, and takes a dict of tensors."
-    if facts.whole_model:
-        return f"{source} is a whole model, and `load_state_dict` takes the state of one."
-    if facts.inside is not None and facts.inside.endswith("state_dict()"):
-        return (f"{source} holds the model itself, under `{facts.inside.partition('.')[0]}`, and not its state at "
-                f"the top.")
-    if facts.inside is not None:
-        return f"{source} is the whole checkpoint: the state of {model} lies in its entry `{facts.inside}`."
+    if facts.no_dict or facts.whole_model or facts.inside is not None:
+        return _place_title(facts, source, model)
     if _strange(facts):
         return (f"{source} is the state of another model: of its {facts.saved} keys {model} ({facts.kind}, "
                 f"{facts.wanted} keys) has {facts.both}.")
@@ -71,6 +62,20 @@ def _title(facts: StateMismatch) -> str:
     if facts.unexpected and not facts.missing:
         return f"{source} has {_count(facts.unexpected)} that {model} does not know: {listed(facts.unexpected)}."
     return f"{source} and {model} differ: it lacks {listed(facts.missing)}, and brings {listed(facts.unexpected)}."
+
+
+def _place_title(facts: StateMismatch, source: str, model: str) -> str:
+    """Something else than the state was given; it may lie inside."""
+    if facts.no_dict in PATHS:
+        return "`load_state_dict` was given the path of a file, and takes the state that lies in it."
+    if facts.no_dict:
+        return f"`load_state_dict` was given a `{facts.no_dict}`, and takes a dict of tensors."
+    if facts.inside is None:
+        return f"{source} is a whole model, and `load_state_dict` takes the state of one."
+    if facts.inside.endswith("state_dict()"):
+        entry = facts.inside.partition(".")[0]
+        return f"{source} holds the model itself, under `{entry}`, and not its state at the top."
+    return f"{source} is the whole checkpoint: the state of {model} lies in its entry `{facts.inside}`."
 
 
 def _prefix_title(facts: StateMismatch, source: str, model: str) -> str:
@@ -91,14 +96,14 @@ def _sizes_title(facts: StateMismatch, source: str, model: str) -> str:
                      for r in facts.resized[:2])
     more = f" (and {len(facts.resized) - 2} more)" if len(facts.resized) > 2 else ""
     why = next((f": saved with `{r.argument}={r.saved_size}`, built with {r.model_size}" for r in facts.resized
-                if r.argument), "")
+                if r.argument and not r.transposed), "")
     turned = "; the file has it transposed" if facts.resized[0].transposed and not why else ""
     return f"{said}{more}{why}{turned}."
 
 
 def _strange(facts: StateMismatch) -> bool:
     fits = max(facts.both, facts.renamed.fits if facts.renamed else 0)
-    return facts.saved is not None and fits < STRANGE * max(facts.saved, 1) and facts.saved > 0
+    return bool(facts.saved and facts.wanted) and fits < STRANGE * min(facts.saved or 0, facts.wanted or 0)
 
 
 def _evidence(facts: StateMismatch) -> dict[str, Any]:
@@ -168,7 +173,14 @@ def _prepared(facts: StateMismatch) -> tuple[list[str], str]:
 
 
 def _placed(facts: StateMismatch) -> Fix:
-    """Load the right entry under the right keys."""
+    """Load the right entry under the right keys, or into the part of the model that has them."""
+    change = facts.renamed
+    if change is not None and change.new and not (change.old or facts.left) and not any(
+            key.startswith(change.new) for key in facts.lacking):
+        part = "".join(f"[{name}]" if name.isdigit() else f".{name}" for name in change.new.rstrip(".").split("."))
+        lines = [f"{facts.given} = {facts.made}"] if facts.made else []
+        return Fix(f"Load it into the part that it is the state of: `{change.new.rstrip('.')}`.",
+                   "\n".join([*lines, f"{facts.model}{part}.load_state_dict({_source(facts)})"]), True, _after(facts))
     lines, given = _prepared(facts)
     whole = facts.whole_model or (facts.saved is not None and not facts.left and not facts.lacking)
     lines = [*lines, f"{facts.model}.load_state_dict({given}{'' if whole else ', strict=False'})"]
@@ -190,7 +202,7 @@ def _after(facts: StateMismatch) -> dict[str, Any]:
 def _for_sizes(facts: StateMismatch) -> list[Fix]:
     fixes = []
     lines, given = _prepared(facts)
-    argued = next((r for r in facts.resized if r.argument), None)
+    argued = next((r for r in facts.resized if r.argument and not r.transposed), None)
     if facts.argument is not None:
         name, size = facts.argument
         code = [f"{facts.model} = {facts.kind}({name}={size})", *lines, f"{facts.model}.load_state_dict({given})"]
@@ -198,16 +210,30 @@ def _for_sizes(facts: StateMismatch) -> list[Fix]:
     elif argued is not None:
         fixes.append(Fix(f"Build the layer `{argued.key.rpartition('.')[0] or facts.model}` with the size of the file.",
                          f"{argued.kind}(..., {argued.argument}={argued.saved_size}, ...)"))
-    keys, verified, after = tuple(r.key for r in facts.resized), None, {}
-    if facts.saved is not None:
-        fits = facts.saved - len(facts.left)
-        verified = bool(fits)
-        after = {"keys that then load": f"{fits} of {facts.saved}", "left as they were built": len(keys)}
+    turned = tuple(r.key for r in facts.resized if r.transposed)
+    if len(turned) == len(facts.resized):
+        code = [*lines, f"transposed = {turned!r}",
+                f"state = {{key: value.t() if key in transposed else value for key, value in {given}.items()}}",
+                f"{facts.model}.load_state_dict(state)"]
+        fixes.append(Fix("Turn the matrices round while loading.", "\n".join(code), True,
+                         {"keys that fit": len(turned)}))
+    fits = None if facts.saved is None else facts.saved - len(facts.left)
+    if fits != 0:
+        fixes.append(_skipping(facts, lines, given, fits))
+    return fixes or [Fix("Build the model with the sizes of the file.",
+                         "\n".join([*lines, f"print({{key: tuple(value.shape) for key, value in {given}.items()}})"]))]
+
+
+def _skipping(facts: StateMismatch, lines: Sequence[str], given: str, fits: int | None) -> Fix:
+    """Load what fits, where anything does."""
+    keys = tuple(r.key for r in facts.resized)
     code = [*lines, f"skipped = {keys!r}",
             f"fitting = {{key: value for key, value in {given}.items() if key not in skipped}}",
             f"{facts.model}.load_state_dict(fitting, strict=False)"]
-    fixes.append(Fix("Or leave out what does not fit, and train these layers anew.", "\n".join(code), verified, after))
-    return fixes
+    after = {} if fits is None else {"keys that then load": f"{fits} of {facts.saved}",
+                                     "left as they were built": len(keys)}
+    return Fix("Or leave out what does not fit, and train these layers anew.", "\n".join(code),
+               None if fits is None else True, after)
 
 
 def _not_strict(facts: StateMismatch) -> Fix:

@@ -168,9 +168,45 @@ def reached(scene: Scene) -> list[tuple[Code, Any]]:
         found.append((code, module))
         for part in [code.node.body] if isinstance(code.node, ast.Lambda) else code.statements():
             for node in heads(part) if isinstance(part, ast.stmt) else ast.walk(part):
-                if isinstance(node, ast.Call) and (inner := entered(node, code)) is not None:
-                    todo.append((inner, _module_of(inner) or module))
+                if isinstance(node, ast.Call):
+                    todo += [(inner, _module_of(inner) or module) for inner in _meant(node, code)]
     return found
+
+
+def _meant(call: ast.Call, code: Code) -> list[Code]:
+    """All the functions of the user's that a call may run: those of a loop's modules and of the modules within one, and
+    the forward of a class that is called (`Net()(x)`)."""
+    called = value(call.func, code)
+    if issubclass(type(called), type):
+        return [found for found in [class_forward(called)] if found is not None]
+    one = entered(call, code, called)
+    several = looped(call.func.id, code) if called is UNKNOWN and isinstance(call.func, ast.Name) else (
+        [called] if is_module(called) and one is None else [])
+    inside = [forward(part) for module in several for part in modules(module)]
+    return [found for found in [one, *inside] if found is not None]
+
+
+def is_class(thing: Any) -> bool:
+    """Whether it is a class of modules."""
+    return issubclass(type(thing), type) and issubclass(thing, torch.nn.Module)
+
+
+def of_class(call: ast.Call, code: Code) -> Code | None:
+    """The forward that `Net()(x)` runs: of the class, since its object is gone."""
+    kind = value(call.func.func, code) if isinstance(call.func, ast.Call) else UNKNOWN
+    found = class_forward(kind)
+    if found is None:
+        return None
+    found = bound(found, call, code, None)
+    names = {name: thing for name, thing in found.frame.names.items() if name != found.node.args.args[0].arg}
+    return dataclasses.replace(found, frame=dataclasses.replace(found.frame, names=names))
+
+
+def class_forward(kind: Any) -> Code | None:
+    """The forward of a module's class, where the module itself is gone."""
+    if not is_class(kind):
+        return None
+    return of_function(next((vars(k)["forward"] for k in kind.__mro__ if "forward" in vars(k)), None))
 
 
 def _module_of(code: Code) -> Any:

@@ -11,7 +11,8 @@ from nbdebug.chapters.error.looks.autograd.parts import skipped
 from nbdebug.chapters.error.looks.autograd.source import Code, calls, heads, last, loops, targets
 
 QUIET = frozenset({"print", "item", "detach", "float", "append", "add_scalar", "log", "info", "debug", "write",
-                   "format", "set_postfix", "update", "len", "isinstance", "str"})
+                   "format", "rand_like", "randn_like", "zeros_like", "ones_like", "empty_like", "full_like",
+                   "set_postfix", "update", "len", "isinstance", "str"})
 """Calls that take a value and put none of its graph into a loss."""
 
 
@@ -67,7 +68,8 @@ def _reads(node: Any, text: str) -> bool:
         return False
     if isinstance(node, (ast.Name, ast.Attribute)) and ast.unparse(node) == text:
         return True
-    if isinstance(node, ast.Compare) or isinstance(node, ast.Attribute) and node.attr == "data":
+    if isinstance(node, ast.Compare) or isinstance(node, ast.Attribute) and node.attr in (
+            "data", "shape", "dtype", "device", "grad"):
         return False
     if isinstance(node, ast.Call) and last(node.func) in QUIET:
         return False

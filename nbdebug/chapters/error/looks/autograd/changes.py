@@ -17,6 +17,9 @@ from nbdebug.chapters.error.operands import UNKNOWN
 from nbdebug.chapters.error.scene import Scene, is_tensor
 from nbdebug.observe.named import attributes
 
+NODES = {"ReLU6": "Hardtanh", "LeakyReLU": "LeakyRelu", "SELU": "Elu", "CELU": "Elu", "RReLU": "RreluWithNoise",
+         "Dropout": "Mul"}
+"""Activations whose node in the graph has a name of its own."""
 SIGNS = {ast.Add: ("+", "Add"), ast.Sub: ("-", "Sub"), ast.Mult: ("*", "Mul"), ast.Div: ("/", "Div"),
          ast.Pow: ("**", "Pow"), ast.FloorDiv: ("//", "FloorDivide"), ast.Mod: ("%", "Remainder"),
          ast.MatMult: ("@", "Mm"), ast.BitAnd: ("&", "BitwiseAnd"), ast.BitOr: ("|", "BitwiseOr")}
@@ -149,9 +152,10 @@ def in_place_modules(scene: Scene) -> Iterator[tuple[Change, Any]]:
                     path = scene.path(part) or name
                     made = _made(parent, type(part).__name__, scene)
                     kind = type(part).__name__
-                    yield Change(f"{kind}(inplace=True)", path, "module", kind.capitalize(), None, f"nn.{kind}()", path,
+                    op = NODES.get(kind, kind.capitalize())
+                    yield Change(f"{kind}(inplace=True)", path, "module", op, None, f"nn.{kind}()", path,
                                  "", made[0].where(made[1])) if made else Change(
-                        f"{kind}(inplace=True)", path, "module", kind.capitalize(), None, f"nn.{kind}()", path), part
+                        f"{kind}(inplace=True)", path, "module", op, None, f"nn.{kind}()", path), part
 
 
 def _made(parent: Any, kind: str, scene: Scene) -> tuple[Code, Any] | None:

@@ -28,6 +28,9 @@ STARTS = ("_engine_run_backward", "backward", "grad")
 """torch's own functions in whose frames the tensors lie that a backward starts from."""
 VIEWS = frozenset({"T", "AsStrided", "Transpose", "Permute", "View", "Unsqueeze", "Squeeze", "Expand", "Select"})
 """Nodes between a leaf and a view of it."""
+PARTS = frozenset({"Slice", "Narrow", "Unbind", "Split", "SplitWithSizes", "Alias", "UnsafeView", "Diagonal",
+                   "Reshape"})
+"""Nodes of a view of a part, or in another form."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,15 +168,30 @@ def _maker(node: Any, name: str, said: str) -> Any:
     if "result" in name or name in ("_saved_out", "_saved_output"):
         return node
     before = [one for one, _ in node.next_functions if one is not None and op_of(one) == op]
+    if not before and op == "AsStrided":  # so torch calls any view of what was changed since
+        shape = spoken_shape(said)
+        before = [one for one, i in node.next_functions if one is not None and op_of(one) in VIEWS | PARTS
+                  and shape in (None, _gives(one, i))]
     if before:
         return before[0]
     return node if op_of(node) == op else None
 
 
+def spoken_shape(said: str) -> list[int] | None:
+    """The shape that torch's message names."""
+    spoken = re.search(r"Tensor \[([\d, ]*)\]\]", said)
+    return [int(n) for n in spoken[1].split(",") if n.strip()] if spoken else None
+
+
+def _gives(node: Any, output: int) -> list[int] | None:
+    """The shape of an output of a node."""
+    kept = getattr(node, "_input_metadata", ())
+    return list(kept[output].shape) if output < len(kept) else None
+
+
 def _leaf(node: Any, made_by: Any, said: str) -> torch.Tensor | None:
     """The leaf that was saved, or of which a view was (a Linear saves the transpose of its weight)."""
-    spoken = re.search(r"Tensor \[([\d, ]*)\]\]", said)
-    shape = [int(n) for n in spoken[1].split(",") if n.strip()] if spoken else None
+    shape = spoken_shape(said)
     for one in [made_by] if made_by is not None else [before for before, _ in node.next_functions]:
         while one is not None and one is not node and op_of(one) in VIEWS:
             one = one.next_functions[0][0]

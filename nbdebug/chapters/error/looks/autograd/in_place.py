@@ -3,7 +3,7 @@
 The node that misses its value is still in the graph, and so is what was computed with the changed one. Every in-place
 statement of the functions that took part is weighed: whether it changes a variable that was made by the very op,
 whether the graph has a node of its kind next to it, and whether it stands in the forward of the module to which the
-nearest parameters belong. """
+nearest parameters belong."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from nbdebug.chapters.error.facts_autograd import Change, InPlaceFacts
-from nbdebug.chapters.error.looks.autograd.calls import outward, reached, trail
+from nbdebug.chapters.error.looks.autograd.calls import class_forward, outward, reached, trail
 from nbdebug.chapters.error.looks.autograd.changes import Found, changes, in_place_modules, of_statement
 from nbdebug.chapters.error.looks.autograd.graph import Saved, leaves, modified, nodes, op_of, roots
 from nbdebug.chapters.error.looks.autograd.held import modules, parameters
@@ -65,9 +65,14 @@ def _saved(scene: Scene, said: re.Match[str] | None) -> InPlaceFacts:
     steps: tuple[str, ...] = ()
     if leaf is not None and id(leaf) in names:
         optimizer = optimizer_of(scene, leaf)
-        step_change, steps = stepping(scene, leaf)
-    weighed = [] if step_change is not None else weigh(_candidates(scene), Weighed(
-        missing, found, shape, version, holder, leaf), scene)
+        step_change, steps = stepping(scene, leaf, earlier=True)
+    against = Weighed(missing, found, shape, version, holder, leaf)
+    weighed = [] if step_change is not None else weigh(_candidates(scene), against, scene)
+    if step_change is None and not weighed and leaf is not None:
+        step_change, steps = stepping(scene, leaf, earlier=False)
+    if step_change is None and not weighed:
+        alone = weigh(_elsewhere(scene), against, scene)
+        weighed = alone if len(alone) == 1 else []
     saved_by = op_of(missing.node) if missing is not None else ""
     best = step_change or (weighed[0] if weighed else None)
     return InPlaceFacts(
@@ -113,6 +118,14 @@ def _candidates(scene: Scene) -> list[tuple[Found | None, Change, Any]]:
         for one in changes(code, scene.path(module) if module is not None else None):
             found.append((one, one.change, module))
     return found + [(None, change, part) for change, part in in_place_modules(scene)]
+
+
+def _elsewhere(scene: Scene) -> list[tuple[Found | None, Change, Any]]:
+    """The changes in the forwards of all module classes that the user has, where the module itself is gone."""
+    spaces = [scene.names, *(frame.globals for frame in scene.users), *(frame.names for frame in scene.users)]
+    kinds = {id(kind): kind for space in spaces for kind in space.values() if issubclass(type(kind), type)}
+    codes = [code for kind in kinds.values() if (code := class_forward(kind)) is not None]
+    return [(one, one.change, None) for code in codes for one in changes(code)]
 
 
 def _variable(scene: Scene, leaf: Any) -> str | None:

@@ -53,10 +53,18 @@ def look(scene: Scene) -> NoGradFacts | None:
     if not codes:
         return NoGradFacts(scene.raised(), what)
     code = codes[0]
+    if what == "loss" and _asks_inputs(scene, code):
+        what = "input"
     of = asked(scene, code, what)
     if what == "grad is None" and of is None:
         return None
     return _facts(scene, what, code, of)
+
+
+def _asks_inputs(scene: Scene, code: Code) -> bool:
+    """Whether autograd.grad was asked for the gradient of what wants none: then the loss need not have one."""
+    of = asked(scene, code, "input")
+    return of is not None and input_at_fault(of, code, [], "input")[1] is not None
 
 
 def _what(scene: Scene) -> str | None:

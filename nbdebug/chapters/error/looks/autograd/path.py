@@ -3,7 +3,7 @@
 Each expression has a gradient, has none because what it comes from never had one (data), or lost it at a place: the
 innermost op behind which there still is one. A live tensor is asked; an expression whose frame is gone is read. Calls
 of the user's functions and modules are followed into, torch's own modules give a gradient when a parameter of theirs
-wants one. """
+wants one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,15 @@ import torch
 
 from nbdebug.chapters.error.facts_autograd import Cut
 from nbdebug.chapters.error.looks.autograd import parts
-from nbdebug.chapters.error.looks.autograd.calls import entered, entries, forward, looped, outward, switched_off
+from nbdebug.chapters.error.looks.autograd.calls import (
+    entered,
+    entries,
+    forward,
+    looped,
+    of_class,
+    outward,
+    switched_off,
+)
 from nbdebug.chapters.error.looks.autograd.cutting import FRESH, INDICES, closing, kind_of_call, truth
 from nbdebug.chapters.error.looks.autograd.held import children, is_module, parameters
 from nbdebug.chapters.error.looks.autograd.source import Code, assignments, heads, last, targets, value
@@ -140,6 +148,8 @@ class Path:
             verdict = self.cut("whole numbers", last(given.func), given, parts.operands_of(given, code), code, name)
         else:
             verdict = self.of(given, code) if place is None else self.entry(given, place, code)
+            if place is not None and isinstance(verdict, Cut) and verdict.where.line == given.lineno:
+                verdict = dataclasses.replace(verdict, target=name)
         return self.within(statement, verdict, code, name)
 
     def within(self, statement: Any, verdict: Verdict, code: Code, name: str | None = None) -> Verdict:
@@ -193,7 +203,7 @@ class Path:
                 return self.through(modules, joined(self.of(a, code) for a in parts.given_to(node)), code)
         if is_module(called):
             return self.module(called, node, code)
-        inner = entered(node, code, called)
+        inner = entered(node, code, called) or of_class(node, code)
         if inner is not None:
             return self.function(inner)
         off = switched_off(called)
@@ -211,7 +221,8 @@ class Path:
             return self.cut(kind, name, node, operands, code)
         if called is not UNKNOWN and parts.package_of(called) == "numpy":
             return self.cut("number", ast.unparse(node.func), node, operands, code)
-        return joined(self.of(part, code) for part in operands)
+        unknown = [OPEN] if isinstance(node.func, ast.Call) else []  # `nn.Linear(4, 3)(x)`: what is called is new
+        return joined([*unknown, *(self.of(part, code) for part in operands)])
 
     def checkpointed(self, node: ast.Call, code: Code) -> Verdict:
         """torch's checkpoint in its old form passes a gradient only where one of its inputs wants one."""

@@ -160,8 +160,10 @@ def of_function(function: Any, names: Mapping[str, Any] = types.MappingProxyType
         return None
     closure = {name: cell.cell_contents for name, cell in zip(
         code.co_freevars, function.__closure__ or ()) if cell_filled(cell)}
-    frame = Frame(closure | dict(names), Site(code.co_filename, code.co_firstlineno, code.co_name), True, None,
-                  function.__globals__)
+    around = function.__globals__
+    if any(name in around for name in code.co_varnames):  # a variable of its own hides the file's
+        around = {name: thing for name, thing in around.items() if name not in code.co_varnames}
+    frame = Frame(closure | dict(names), Site(code.co_filename, code.co_firstlineno, code.co_name), True, None, around)
     return Code(read, node, frame, given=given)
 
 
@@ -230,7 +232,7 @@ def heads(statement: Any) -> Iterator[ast.AST]:
 
 def assignments(code: Code, name: str, before: int | tuple[int, int]) -> list[Any]:
     """The statements that give a variable its value, those that end before a line, or before a (line, column); those
-    after it (of a loop) if there are none."""
+    after it (of a loop) if there are none and it is no parameter."""
     at = before if isinstance(before, tuple) else (before, 0)
     known = code.source.bound.get(id(code.node))
     if known is None:
@@ -239,7 +241,7 @@ def assignments(code: Code, name: str, before: int | tuple[int, int]) -> list[An
             for target in {t.id for t in targets(statement) if isinstance(t, ast.Name)}:
                 known.setdefault(target, []).append(statement)
     found = known.get(name, [])
-    return [s for s in found if ends(s) <= at] or found
+    return [s for s in found if ends(s) <= at] or ([] if name in code.given else found)
 
 
 def ends(statement: Any) -> tuple[int, int]:

@@ -19,7 +19,11 @@ def holds(optimizer: Any, parameter: Any) -> bool:
     """Whether an optimizer changes a parameter."""
     if not issubclass(type(optimizer), torch.optim.Optimizer):
         return False
-    groups = attributes(optimizer).get("param_groups") or []
+    lies = attributes(optimizer)
+    plain = type(optimizer) is torch.optim.SGD  # which keeps no state without momentum
+    if not lies.get("state") and not plain:  # it has not made a step yet
+        return False
+    groups = lies.get("param_groups") or []
     return any(p is parameter for group in groups for p in group.get("params", ()))
 
 
@@ -28,8 +32,8 @@ def optimizer_of(scene: Scene, parameter: Any) -> str | None:
     return next((name for name, one in scene.owners.optimizers.items() if holds(one, parameter)), None)
 
 
-def stepping(scene: Scene, parameter: Any) -> tuple[Change | None, tuple[str, ...]]:
-    """(the `step()` that changed the parameter before the failing line, all the steps there)."""
+def stepping(scene: Scene, parameter: Any, earlier: bool) -> tuple[Change | None, tuple[str, ...]]:
+    """(the `step()` that changed the parameter, all the steps there). earlier: only one above the failing line."""
     for code in trail(scene):
         node = failing(code)
         around = loops(code, node) if node is not None else []
@@ -37,8 +41,7 @@ def stepping(scene: Scene, parameter: Any) -> tuple[Change | None, tuple[str, ..
         found = [(s, call, where) for s in body for call, where in _steps(s, code)
                  if holds(value(call.func.value, where), parameter)]
         before = [entry for entry in found if entry[0].lineno < code.line]
-        chosen = (before or found)[-1:]
-        for _, call, where in chosen:
+        for _, call, where in (before or [] if earlier else found)[-1:]:
             target = ast.unparse(call.func.value)
             change = Change(ast.unparse(call), target, "step", "step", None, "", None, where.name, where.where(call))
             return change, tuple(ast.unparse(c) for _, c, _ in found)

@@ -2,7 +2,7 @@
 
 After a first `backward()` the values that the derivatives need are freed. A second one through the same nodes fails.
 The graph of the failing loss is still there, and so are the variables: one whose history is part of that graph, and
-which by the source keeps its value from one turn to the next, is the carrier. """
+which by the source keeps its value from one turn to the next, is the carrier."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from typing import Any
 
 from nbdebug.chapters.error.facts import NOWHERE
 from nbdebug.chapters.error.facts_autograd import Carrier, TwiceFacts
-from nbdebug.chapters.error.looks.autograd.calls import outward, reached, trail
+from nbdebug.chapters.error.looks.autograd.calls import reached, trail
 from nbdebug.chapters.error.looks.autograd.carried import (
-    backwards,
     body_of,
     carried,
     filled,
-    keeps,
     outside_names,
     reads,
     steady,
     within,
     writes,
 )
+from nbdebug.chapters.error.looks.autograd.carriers import carrier, part_of, tensors_of, written
 from nbdebug.chapters.error.looks.autograd.changes import of_statement
-from nbdebug.chapters.error.looks.autograd.graph import freed, meet, nodes, op_of, roots
+from nbdebug.chapters.error.looks.autograd.earlier import earlier_backward
+from nbdebug.chapters.error.looks.autograd.graph import freed, nodes, roots
 from nbdebug.chapters.error.looks.autograd.held import is_module, modules, package
-from nbdebug.chapters.error.looks.autograd.source import Code, failing, loops, targets, value
+from nbdebug.chapters.error.looks.autograd.parts import skipped
+from nbdebug.chapters.error.looks.autograd.source import Code, failing, loops, targets
 from nbdebug.chapters.error.looks.autograd.wanting import asked
-from nbdebug.chapters.error.operands import UNKNOWN
 from nbdebug.chapters.error.scene import Scene, is_tensor
 from nbdebug.finding import Where
 from nbdebug.observe.named import MODULES_OWN, attributes, own
@@ -52,7 +52,7 @@ def look(scene: Scene) -> TwiceFacts | None:
     earlier, first = NOWHERE, ""
     shared: list[Carrier] = []
     for code in codes:
-        where, first, shared = _earlier(code, found, text)
+        where, first, shared = earlier_backward(code, found, text)
         if where is not None:
             earlier = where
             break
@@ -70,38 +70,13 @@ def _carriers(scene: Scene, codes: list[Code], found: dict[Any, int], loss: str)
     carriers: dict[str, Carrier] = {}
     for code in codes:
         for one in _in_function(code, found, loss):
-            carriers.setdefault(one.name, one)
+            cell = isinstance(code.node, ast.Module) and not loops(code, failing(code) or code.node)
+            carriers.setdefault(one.name, dataclasses.replace(one, cell=cell))
     for one in _held(scene, found):
         carriers.setdefault(one.name, one)
     for one in _around(scene, found) if not carriers else ():
         carriers.setdefault(one.name, one)
     return list(carriers.values())
-
-
-def tensors_of(thing: Any) -> list[Any]:
-    """The tensors with a history that a variable holds: itself, or those in an exact container."""
-    if is_tensor(thing):
-        return [thing] if thing.grad_fn is not None else []
-    if type(thing) in (list, tuple, dict) or package(thing) == "collections":
-        inside = list(thing.values() if isinstance(thing, dict) else thing)[:200]
-        return [t for one in inside for t in (tensors_of(one) if type(one) in (list, tuple) else [one] if is_tensor(
-            one) and one.grad_fn is not None else [])]
-    return []
-
-
-def part_of(thing: Any, found: dict[Any, int]) -> bool:
-    """Whether the history of a variable and that of the loss meet."""
-    mine = tensors_of(thing)
-    return bool(mine) and (not found or meet(mine, found))
-
-
-def carrier(name: str, how: str, thing: Any, assigned: Where, read: Where = NOWHERE) -> Carrier:
-    mine = tensors_of(thing)
-    one = mine[0] if mine else None
-    if one is None:
-        return Carrier(name, how, assigned=assigned, read=read)
-    return Carrier(name, how, tuple(one.shape), op_of(one.grad_fn), assigned, read, freed(one.grad_fn),
-                   not is_tensor(thing))
 
 
 def _in_function(code: Code, found: dict[Any, int], loss: str) -> Iterator[Carrier]:
@@ -124,7 +99,7 @@ def _in_function(code: Code, found: dict[Any, int], loss: str) -> Iterator[Carri
             yield here
         elif around is None and name not in code.given and not _argument(code, name) and not writes(
                 list(code.statements()), name):  # of a function that is called again: a variable from outside of it
-            yield carrier(name, "again" if name == loss else "once", thing, _written(code, name))
+            yield carrier(name, "again" if name == loss else "once", thing, written(code, name))
 
 
 def _each(codes: list[Code], loss: str, carriers: list[Carrier]) -> Carrier | None:
@@ -146,7 +121,7 @@ def _around(scene: Scene, found: dict[Any, int]) -> Iterator[Carrier]:
             thing = code.frame.names.get(name, code.frame.globals.get(name))
             if is_tensor(thing) and thing.grad_fn in found and not _argument(code, name) and not writes(
                     list(code.statements()), name):
-                yield carrier(name, "once", thing, _written(code, name))
+                yield carrier(name, "once", thing, written(code, name))
 
 
 def _used(code: Code) -> set[str]:
@@ -168,7 +143,8 @@ def _in_body(code: Code, body: Any, name: str, thing: Any, found: dict[Any, int]
         put = filled(statements, name)
         if put is not None and reads(statements, name):
             return carrier(name, "list", thing, code.where(put), code.where(reads(statements, name)[0]))
-    if writes(statements, name) or any(isinstance(t, ast.Name) and t.id == name for t in targets(body)):
+    drawn = name in [ast.unparse(t) for t in targets(body)] if isinstance(body, ast.For) else False
+    if drawn or any(not skipped(s, code) for s in writes(statements, name)):
         return None
     changed = next((one for s in statements for one in of_statement(s, code) if ast.unparse(one.node) == name), None)
     if changed is not None:
@@ -179,16 +155,8 @@ def _in_body(code: Code, body: Any, name: str, thing: Any, found: dict[Any, int]
     if isinstance(body, ast.Module) and not reads(statements, name) and name != loss:
         return None
     read = reads(statements, name)
-    return carrier(name, "again" if name == loss else "once", thing, _written(code, name),
+    return carrier(name, "again" if name == loss else "once", thing, written(code, name),
                    code.where(read[0]) if read else NOWHERE)
-
-
-def _written(code: Code, name: str) -> Where:
-    for scope in outward(code):
-        made = [s for s in writes(list(scope.statements()), name) if scope is not code or s.lineno < code.line]
-        if made:
-            return scope.where(made[-1])
-    return NOWHERE
 
 
 def _held(scene: Scene, found: dict[Any, int]) -> Iterator[Carrier]:
@@ -246,40 +214,3 @@ def _kept(name: str, thing: Any, kept: Any, methods: list[tuple[Code, Any]]) -> 
     return made_at, early[0][0].where(early[0][1])
 
 
-def _earlier(code: Code, found: dict[Any, int], loss: str) -> tuple[Where | None, str, list[Carrier]]:
-    """(where backward was called before in the same turn, on what, what both losses were computed from)."""
-    node = failing(code)
-    around = loops(code, node) if node is not None else []
-    statements = within(around[0]) if around else list(code.statements())
-    for statement, call, where in reversed(list(backwards(code, [s for s in statements if s.lineno < code.line]))):
-        if keeps(call):
-            continue
-        base = call.func.value if isinstance(call.func, ast.Attribute) and not call.args else (call.args or [None])[0]
-        text = ast.unparse(base) if base is not None else ""
-        if where is code and text == loss and not writes(
-                [s for s in statements if statement.lineno < s.lineno < code.line], text):
-            lies = value(base, code)
-            return where.where(call), text, [carrier(text, "again", None if lies is UNKNOWN else lies, NOWHERE)]
-        first = value(base, where) if where is code else UNKNOWN
-        shared = _shared(code, found, statement, first)
-        if shared:
-            return where.where(call), text if where is code else "", shared
-    return None, "", []
-
-
-def _shared(code: Code, found: dict[Any, int], statement: Any, first: Any) -> list[Carrier]:
-    """The variables from which both losses were computed, nearest to the second loss."""
-    mine = nodes([first]) if is_tensor(first) else None
-    names = dict(code.frame.names) or dict(own(code.frame.globals))
-    both: list[tuple[int, str, Any]] = []
-    for name, thing in names.items():
-        for tensor in tensors_of(thing):
-            node = tensor.grad_fn
-            if thing is not first and node in found and (node in mine if mine is not None else any(
-                    isinstance(n, ast.Name) and n.id == name for n in ast.walk(statement))):
-                both.append((found[node], name, thing))
-                break
-    both.sort(key=lambda entry: entry[0])
-    around = list(code.statements())
-    return [carrier(name, "shared", thing, _written(code, name), code.where(read[0]) if (
-        read := reads(around, name)) else NOWHERE) for _, name, thing in both[:1]]

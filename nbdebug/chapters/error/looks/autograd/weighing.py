@@ -11,7 +11,7 @@ import torch
 from nbdebug.chapters.error.facts_autograd import Change
 from nbdebug.chapters.error.looks.autograd.calls import entered
 from nbdebug.chapters.error.looks.autograd.changes import Found
-from nbdebug.chapters.error.looks.autograd.graph import Saved, op_of
+from nbdebug.chapters.error.looks.autograd.graph import PARTS, VIEWS, Saved, op_of
 from nbdebug.chapters.error.looks.autograd.held import children, is_module, package
 from nbdebug.chapters.error.looks.autograd.parts import skipped
 from nbdebug.chapters.error.looks.autograd.source import Code, assignments, ends, last, loops, value
@@ -45,11 +45,13 @@ class Weighed:
         return self.missing.made_by if self.missing is not None else None
 
     def users(self) -> set[str]:
-        """The ops of the nodes that took the value, without the one that misses it."""
-        if self.made_by is None:
-            return set()
+        """The ops of the nodes that took the value, or that of which it is a view."""
+        anchors, at = [], self.made_by
+        while at is not None:
+            anchors.append(at)
+            at = at.next_functions[0][0] if op_of(at) in VIEWS | PARTS and at.next_functions else None
         return {op_of(node).lower() for node in self.graph
-                if any(before is self.made_by for before, _ in node.next_functions)}
+                if any(before is anchor for before, _ in node.next_functions for anchor in anchors)}
 
 
 def weigh(candidates: list[tuple[Found | None, Change, Any]], against: Weighed, scene: Scene) -> list[Change]:

@@ -3,7 +3,7 @@
     said      what the message says: which kind of misfit, and its numbers
     call      which call failed, and the tensors that it was given, by the user's names
     expressions     the operands of an expression, by its syntax
-    came      how the shape at fault came about, layer by layer
+    came, graph     how the shape at fault came about, layer by layer
     through   a layer's output shape by its formula
     bench     an expression or a layer of torch's run again on copies
     trials    the failing call with an operand seen in another way
@@ -19,11 +19,16 @@ from typing import Any
 from torch import nn
 
 from nbdebug.chapters.error.asked import Names
-from nbdebug.chapters.error.facts_shapes import Layer, Operand, Passed, ShapeFacts
-from nbdebug.chapters.error.looks.shapes import came, layers
+from nbdebug.chapters.error.facts import Raised
+from nbdebug.chapters.error.facts_shapes import Behind, Cure, Layer, Operand, Passed, ShapeFacts
+from nbdebug.chapters.error.looks.shapes import attention, came, layers
 from nbdebug.chapters.error.looks.shapes.call import Call, Part, failing, of_shapes
+from nbdebug.chapters.error.looks.shapes.compiled import layer_of
 from nbdebug.chapters.error.looks.shapes.cures import KEPT, cures
+from nbdebug.chapters.error.looks.shapes.dealing import behind, flattened, uneven
 from nbdebug.chapters.error.looks.shapes.expressions import look_up
+from nbdebug.chapters.error.looks.shapes.graph import batch_changed, path_of
+from nbdebug.chapters.error.looks.shapes.losses import shifted
 from nbdebug.chapters.error.looks.shapes.said import Said, read
 from nbdebug.chapters.error.operands import UNKNOWN, statement
 from nbdebug.chapters.error.scene import Scene
@@ -45,32 +50,61 @@ def look(scene: Scene) -> ShapeFacts | None:
         return None
     if not call.parts and call.node is None:
         call.parts = of_shapes(scene, (said.a, said.b))
+    entered = came.entered(call)
+    if call.layer is None and said.kind == "product" and (hidden := layer_of(scene, said.b)) is not None:
+        entered = next((part.operand() for part in call.parts if part.shape is not None), None)
+        call.layer, call.op, call.parts = hidden, type(hidden).__name__, [Part("", "input", None)]
     said = measured(call, said)
-    layer = _layer(scene, call, names)
-    at_fault = call.parts[0] if call.parts else None
+    layer = _layer(call, names)
+    at_fault = call.parts[said.which or 0 if said.kind == "features" else 0] if call.parts else None
     passed = came.passed(scene, call, at_fault, names) if said.kind in TELLS else ()
-    found = cures(call, said)
-    if layer is not None and (said.kind == "small" or said.kind == "features" and not found):
-        found = (*found, *layers.cures(scene, call, said, passed, layer.path))[:KEPT + 1]
-    elif layer is not None and said.kind in ("hidden", "rank"):
-        found = (*found, *layers.others(call, said, layer.path))[:KEPT]
-    raised, target = scene.raised(), said.b if said.kind == "mask" else said.a
+    cut, folded = (shifted(call), _folded(call, said, names)) if said.kind == "loss" else (None, None)
+    after = behind(call, said, names)
+    found = _cures(scene, call, said, layer, after, passed)
+    if said.kind == "loss" and cut is None and folded is None:
+        passed = passed[-1:]  # how its axes came about: what made them last
+    raised, target = _raised(scene, call, layer), said.b if said.kind == "mask" else said.a
     return ShapeFacts(raised, said.kind, call.op, operands(call, said), layer, said.axis, said.wanted, said.got,
-                      said.which, tuple(call.numbers), target, came.entered(call), came.lines(scene), passed,
-                      _folded(call, said, names), found)
+                      said.which, tuple(call.numbers), target, entered, came.lines(scene, at_fault), passed,
+                      folded, cut[0] if cut else None, after, uneven(call) if said.kind == "count" else None, found)
 
 
-def _layer(scene: Scene, call: Call, names: Names) -> Layer | None:
+def _cures(scene: Scene, call: Call, said: Said, layer: Layer | None, after: Behind | None, passed: tuple[Passed, ...]
+           ) -> tuple[Cure, ...]:
+    """What was tried, likeliest first: another view of an operand, then another layer."""
+    if layer is not None and type(call.layer) is nn.MultiheadAttention and said.kind == "features":
+        return tuple(attention.cures(call, layer.path))
+    found = cures(call, said)
+    if after is not None:
+        return (*flattened(call, said, after.path), *found)[:KEPT]
+    if layer is not None and (said.kind == "small" or said.kind == "features" and not found):
+        return (*found, *layers.cures(scene, call, said, passed, layer.path))[:KEPT + 1]
+    if layer is not None and said.kind in ("hidden", "rank"):
+        return (*found, *layers.others(call, said, layer.path))[:KEPT]
+    return found
+
+
+def _layer(call: Call, names: Names) -> Layer | None:
     if call.layer is None:
         return None
-    path = (scene.path(call.layer) or names.module(call.layer)).removeprefix("_orig_mod.")  # of a compiled model
-    return Layer(path, type(call.layer).__name__, came.sizes(call.layer))
+    return Layer(path_of(call.layer, names), type(call.layer).__name__, came.sizes(call.layer))
+
+
+def _raised(scene: Scene, call: Call, layer: Layer | None) -> Raised:
+    """The exception, with the module by the name that the title says."""
+    raised = scene.raised()
+    where = raised.where
+    if layer is not None:
+        where = dataclasses.replace(where, module=layer.path, module_type=layer.kind)
+    elif (where.module_type or "").endswith("Loss"):  # what ran there is no part of a model
+        where = dataclasses.replace(where, module=None, module_type=None)
+    return dataclasses.replace(raised, where=where)
 
 
 def _folded(call: Call, said: Said, names: Names) -> Passed | None:
     """Where the rows of the predictions left the batch, as `view(-1, 400)` does with pictures of another size."""
     scores = next((part.value for part in call.parts if part.role == "input"), None)
-    return came.batch_changed(scores, said.got, names) if said.kind == "loss" and said.got is not None else None
+    return batch_changed(scores, said.got, names) if said.got is not None else None
 
 
 def _raised_by_user(scene: Scene) -> bool:
@@ -88,7 +122,8 @@ def _elsewhere(scene: Scene) -> bool:
 
 def operands(call: Call, said: Said) -> tuple[Operand, ...]:
     """The operands as plain facts; of those that are not at hand the shape that the message gives."""
-    found = [part.operand() for part in call.parts]
+    own = [part for part in call.parts if part.text or not part.role.startswith("hx")]  # a state that torch has made
+    found = [part.operand() for part in own]
     unknown = [i for i, part in enumerate(found) if part.shape is None]
     told = [shape for shape in (said.a, said.b) if shape is not None]
     if call.layer is not None and unknown and said.a is not None:  # what went into the layer of a compiled model
@@ -103,8 +138,8 @@ def measured(call: Call, said: Said) -> Said:
     """What the message leaves out, from the operands themselves."""
     shapes = [part.shape for part in call.parts]
     if type(call.layer) is nn.MultiheadAttention and said.kind in ("product", "count", "broadcast"):
-        said = dataclasses.replace(said, kind="attention")
-    elif call.layer is not None and said.kind == "product":  # a Linear: its message speaks of matrices
+        return attention.measured(call, said) or dataclasses.replace(said, kind="attention")
+    if call.layer is not None and said.kind == "product":  # a Linear: its message speaks of matrices
         said = dataclasses.replace(said, kind="features")
     if said.kind == "product" and len(shapes) == 2 and said.got is None:
         return _inner(said, shapes)

@@ -20,12 +20,14 @@ from torch import nn
 from nbdebug.chapters.error.asked import Names, within
 from nbdebug.chapters.error.facts_shapes import Operand
 from nbdebug.chapters.error.looks.shapes.bench import Bench, quiet
+from nbdebug.chapters.error.looks.shapes.compiled import revived
 from nbdebug.chapters.error.looks.shapes.expressions import is_number, is_shaped, look_up, nodes, op_of
 from nbdebug.chapters.error.looks.shapes.said import read
 from nbdebug.chapters.error.lying import message_of
 from nbdebug.chapters.error.operands import UNKNOWN, expression, value_of
 from nbdebug.chapters.error.scene import Scene, is_tensor
 from nbdebug.observe.frames import Frame
+from nbdebug.observe.named import attributes
 
 PASSING = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 CONTAINERS = (nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder, nn.TransformerEncoderLayer,
@@ -95,28 +97,21 @@ def failing(scene: Scene, kind: str, names: Names) -> Call:
     if losses:  # the function tells the tensors as well, and may be called again
         inner = next((f for f in reversed(below) if _function(f) is not None), inner)
         layer, function = None, _function(inner)
+    inner = _as_given(inner, layer, below)
     call = Call(inner.site.function if layer is None else type(layer).__name__, [], frame, node, layer, function, inner)
     call.parts = list(_given(call, names))
     return call
 
 
-def revived(scene: Scene, frame: Frame) -> Frame:
-    """A frame that is known from text alone, as a compiled model's, with its `self` where one module of the user's has
-    this method."""
-    if frame.names or frame.site.function in ("<module>", "<lambda>"):
-        return frame
-    found = {id(part): part for model in scene.owners.models.values() for part in model.modules()
-             for kind in type(part).__mro__ if _written_at(vars(kind).get(frame.site.function), frame)}
-    if len(found) != 1:
-        return frame
-    mine = next(iter(found.values()))
-    return dataclasses.replace(frame, names={"self": mine}, module=mine)
-
-
-def _written_at(method: Any, frame: Frame) -> bool:
-    code = method.__code__ if type(method) is FunctionType else None
-    lines = [line for *_, line in code.co_lines() if line is not None] if code is not None else []
-    return code is not None and code.co_filename == frame.site.file and frame.site.line in lines
+def _as_given(inner: Frame, layer: Any, below: list[Frame]) -> Frame:
+    """Attention turns what has its batch first before it computes: its frame with the operands as it was given them."""
+    turned = type(layer) is nn.MultiheadAttention and bool(attributes(layer).get("batch_first")) and any(
+        frame.site.function == "multi_head_attention_forward" for frame in below)
+    if not turned or inner.site.function != "forward":
+        return inner
+    names = {name: value.detach().transpose(0, 1) for name, value in inner.names.items()
+             if name in ("query", "key", "value") and is_tensor(value) and value.ndim == 3}
+    return dataclasses.replace(inner, names={**inner.names, **names})
 
 
 def _function(frame: Frame) -> Callable[..., Any] | None:
@@ -141,24 +136,25 @@ def _given(call: Call, names: Names) -> Iterator[Part]:
                 found = names.asked(item, role) if is_tensor(item) else None
                 text = found.name if found is not None and found.known else ""
                 node = written.get(role)
+                if node is not None and call.frame is not None and value_of(node, call.frame) is item:
+                    text = ast.unparse(node)  # the name in the line that failed, of several
                 if not text and role in ALIKE:
-                    text, item = _alike(call, item)
+                    text, item = _alike(call, item, role)
                 label = role if len(several) == 1 else f"{role}[{i}]"
                 if not text and node is not None:
                     text, item = _named(call, node, i if len(several) > 1 else None, item)
                 yield Part(text, label, item, node, bool(found and found.owner is not None))
 
 
-def _alike(call: Call, item: Any) -> tuple[str, Any]:
+def _alike(call: Call, item: Any, role: str) -> tuple[str, Any]:
     """The one argument of the user's call that has this shape, or has it with batch and time exchanged: torch's layers
     make another tensor of a mask, and turn what has its batch first."""
-    shape = tuple(item.shape)
-    turned = (*shape[1::-1], *shape[2:])
+    shapes = {tuple(item.shape)} if "mask" in role else {tuple(item.shape), (*item.shape[1::-1], *item.shape[2:])}
     found: dict[str, Any] = {}
     for node in ast.walk(call.node) if call.node is not None and call.frame is not None else ():
         named = isinstance(node, (ast.Name, ast.Attribute)) and call.frame is not None
         value: Any = value_of(node, call.frame) if named and call.frame is not None else UNKNOWN
-        if is_shaped(value) and tuple(value.shape) in (shape, turned if "mask" not in ast.unparse(node) else shape):
+        if is_shaped(value) and tuple(value.shape) in shapes and ("mask" in role or "mask" not in ast.unparse(node)):
             found[ast.unparse(node)] = value
     return found.popitem() if len(found) == 1 else ("", item)
 

@@ -7,8 +7,6 @@ autograd graph of the tensor, whose nodes know the shapes of what they gave.
 from __future__ import annotations
 
 import ast
-import itertools
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,17 +16,13 @@ from nbdebug.chapters.error.asked import Names
 from nbdebug.chapters.error.facts_shapes import Operand, Passed
 from nbdebug.chapters.error.looks.shapes.call import Call, Part
 from nbdebug.chapters.error.looks.shapes.expressions import is_shaped
+from nbdebug.chapters.error.looks.shapes.graph import path_of, way
 from nbdebug.chapters.error.looks.shapes.through import through
 from nbdebug.chapters.error.operands import operands, value_of
 from nbdebug.chapters.error.scene import Scene, is_tensor
 from nbdebug.finding import Link
 from nbdebug.observe.frames import Frame
 from nbdebug.observe.named import attributes
-
-MOST = 40
-COMMON = {"MaxPool2DWithIndices": "max_pool2d", "MaxPool3DWithIndices": "max_pool3d", "Addmm": "linear", "Mm": "mm",
-          "UnsafeView": "view", "ReshapeAlias": "reshape", "T": "t", "SqueezeBackward1": "squeeze"}
-"""Nodes of the autograd graph whose op the user knows by another name."""
 
 
 def entered(call: Call) -> Operand | None:
@@ -49,10 +43,10 @@ def passed(scene: Scene, call: Call, given: Part | None, names: Names) -> tuple[
     start = entered(call)
     levels = [frame for frame in below(scene) if type(frame.module) is nn.Sequential and "input" in frame.names]
     if start is not None and start.shape is not None and levels:
-        found = list(_layers(scene, levels, start.shape))
+        found = list(_layers(names, levels, start.shape))
         if found:
             return tuple(found)
-    return tuple(_graph(given.value, names)) if given is not None and is_tensor(given.value) else ()
+    return way(given.value, names) if given is not None else ()
 
 
 def below(scene: Scene) -> list[Frame]:
@@ -61,7 +55,7 @@ def below(scene: Scene) -> list[Frame]:
     return scene.trail[last + 1:]
 
 
-def _layers(scene: Scene, levels: list[Frame], shape: tuple[int, ...]) -> Iterator[Passed]:
+def _layers(names: Names, levels: list[Frame], shape: tuple[int, ...]) -> Iterator[Passed]:
     """Every layer before the one that failed, level by level of nested Sequentials."""
     at: tuple[int, ...] | None = shape
     for level in levels:
@@ -71,7 +65,7 @@ def _layers(scene: Scene, levels: list[Frame], shape: tuple[int, ...]) -> Iterat
                 break
             before, at = at, None if at is None else through(child, at)
             if at is not None and at != before:
-                yield Passed(_called(scene, child), at)
+                yield Passed(_called(names, child), at)
         reached = level.names["input"]
         actual = tuple(reached.shape) if is_tensor(reached) else None
         if actual is not None and at != actual:
@@ -79,52 +73,30 @@ def _layers(scene: Scene, levels: list[Frame], shape: tuple[int, ...]) -> Iterat
         at = actual
 
 
-def _called(scene: Scene, child: Any) -> str:
-    path = scene.path(child)
-    return f"{path} ({type(child).__name__})" if path else type(child).__name__
+def _called(names: Names, child: Any) -> str:
+    path = path_of(child, names)
+    kind = type(child).__name__
+    return f"{path} ({kind})" if path != kind else kind
 
 
-def _graph(value: Any, names: Names) -> Iterator[Passed]:
-    """The ops of the graph that changed the shape, first to last, along the first operand that has a history."""
-    node, found = value.grad_fn, []  # type: Any, list[tuple[str, tuple[int, ...]]]
-    while node is not None and len(found) < MOST:
-        told = getattr(node, "_input_metadata", None)
-        if told:
-            found.append((_op(node, names), tuple(told[0].shape)))
-        node = next((n for n, _ in node.next_functions if n is not None and "Accumulate" not in n.name()), None)
-    shape: tuple[int, ...] | None = None
-    for name, after in reversed(found):
-        if after != shape:
-            yield Passed(name, after)
-        shape = after
-
-
-def _op(node: Any, names: Names) -> str:
-    """The op of a node, and the layer whose weight it used."""
-    name = re.sub(r"Backward\d*$", "", node.name())
-    called = COMMON.get(name) or re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
-    weights = [n.variable for n, _ in node.next_functions if n is not None and "Accumulate" in n.name()]
-    owner = next((names.weights[id(w)][0] for w in weights if id(w) in names.weights), None)
-    return f"{owner} ({called})" if owner else called
-
-
-def batch_changed(value: Any, rows: int, names: Names) -> Passed | None:
-    """The op after which the first axis of a tensor no longer had this number of rows."""
-    steps = list(_graph(value, names)) if is_tensor(value) else []
-    for before, after in itertools.pairwise(steps):
-        if before.shape[:1] == (rows,) and after.shape[:1] != (rows,):
-            return after
-    return None
-
-
-def lines(scene: Scene) -> tuple[Link, ...]:
-    """The user's lines that led there, outermost first, each with the first tensor that stands in its call."""
-    found = []
+def lines(scene: Scene, at_fault: Part | None) -> tuple[Link, ...]:
+    """The user's lines that led there, outermost first, each with the tensor at fault where it stands in its call, else
+    the first that does; a line without one where it is a function of the user's with a name. Each once."""
+    found: list[Link] = []
+    seen: set[tuple[str, int]] = set()
     for frame in reversed(scene.users[1:]):
-        given = next(((text, value) for text, value in operands(frame) if is_shaped(value)), None)
-        told = f"`{given[0]}` {list(given[1].shape)} goes in" if given else frame.site.function
+        there = [(text, value) for text, value in operands(frame) if is_shaped(value)]
+        same = [one for one in there if at_fault is not None and one[1] is at_fault.value]
+        given = next(iter([*same, *there]), None)
+        key = (given[0], id(given[1])) if given is not None else (frame.site.function, 0)
+        if key in seen or given is None and frame.site.function.startswith("<"):
+            continue
+        seen.add(key)
+        told = f"`{given[0]}` {list(given[1].shape)} goes in" if given else f"in `{frame.site.function}`"
+        if found and (found[-1].where.file, found[-1].where.line) == (frame.site.file, frame.site.line):
+            found.pop()  # a comprehension runs on the line of its function
         found.append(Link(told, frame.where))
-    return tuple(found[-4:])
+    return tuple(found)
 
 
 def sizes(layer: nn.Module) -> dict[str, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import math
 from collections.abc import Callable, Iterator
 
 import torch
@@ -11,6 +10,7 @@ from torch import nn
 
 from nbdebug.chapters.error.facts_shapes import Cure
 from nbdebug.chapters.error.looks.shapes.call import Call, Part
+from nbdebug.chapters.error.looks.shapes.dealing import count
 from nbdebug.chapters.error.looks.shapes.losses import loss
 from nbdebug.chapters.error.looks.shapes.said import Said
 from nbdebug.chapters.error.looks.shapes.trials import (
@@ -141,29 +141,6 @@ def _along(call: Call) -> Cure | None:
             code = f"{'torch' if word == 'dim' else 'np'}.{call.op}([{names}], {word}={axis})"
             return Cure("axis", "", code, True, tuple(given))
     return None
-
-
-def count(call: Call, said: Said, trials: Trials) -> Found:
-    """One of the sizes left to torch (-1); for a flattening view, flatten itself."""
-    part, sizes = call.parts[0], said.a
-    if call.op not in ("view", "reshape") or call.inner is not None or sizes is None or part.shape is None:
-        return
-    name = named(part)
-    texts = [t for t, _ in call.numbers] if len(call.numbers) == len(sizes) else [str(size) for size in sizes]
-    if -1 not in sizes:
-        for i in range(len(sizes)):
-            new = [*sizes[:i], -1, *sizes[i + 1:]]
-            yield _as(part, "count", new, f"{name}.{call.op}({', '.join([*texts[:i], '-1', *texts[i + 1:]])})")
-    elif len(sizes) == 2 and len(part.shape) > 2:
-        yield Cure("flatten", part.text, f"{name}.flatten(1)", True, (part.shape[0], math.prod(part.shape[1:])))
-
-
-def _as(part: Part, slug: str, sizes: list[int], code: str) -> Cure | None:
-    """Whether the elements can be dealt out so."""
-    fixed, left = math.prod(size for size in sizes if size > 0), math.prod(part.shape or ())
-    if left % fixed or left == 0:
-        return None
-    return Cure(slug, part.text, code, True, tuple(left // fixed if size == -1 else size for size in sizes))
 
 
 def strides(call: Call, said: Said, trials: Trials) -> Found:

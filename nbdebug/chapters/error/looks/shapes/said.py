@@ -121,7 +121,8 @@ PATTERNS: tuple[tuple[str, str], ...] = (
     ("strides", r"view size is not compatible with input tensor's size and stride"),
     ("order", r"input\.dim\(\) = (?P<got>\d+) is not equal to len\(dims\) = (?P<wanted>\d+)|axes don't match array"),
     ("order", r"t\(\) expects a tensor with <= 2 dimensions, but self is (?P<got>\d)D"),
-    ("axis", r"Dimension out of range \(expected to be in range of \[-?\d+, -?\d+\], but got (?P<axis>-?\d+)\)"),
+    ("axis", r"Dimension out of range \(expected to be in range of \[-?\d+, (?P<last>-?\d+)\], but got "
+             r"(?P<axis>-?\d+)\)"),
     ("axis", r"axis (?P<axis>-?\d+) is out of bounds for array of dimension (?P<got>\d+)"),
     ("axis", r"Dimension specified as (?P<axis>-?\d+) but tensor has no dimensions"),
     ("axis", r"too many indices for (?:tensor of dimension (?P<got>\d+)|array)"),
@@ -186,6 +187,8 @@ def read(message: str) -> Said | None:
             given = {key: value for key, value in found.groupdict().items() if value is not None}
             if "wanted2" in given:
                 given["wanted"] = given.pop("wanted2")
+            if "last" in given:
+                given["got"] = str(int(given.pop("last")) + 1)
             shapes = {key: _shape_of(given[key]) for key in ("a", "b") if key in given}
             numbers = {key: int(text) for key, text in given.items() if key not in shapes}
             return Said(kind, shapes.get("a"), shapes.get("b"), *(numbers.get(key) for key in NUMBERS))

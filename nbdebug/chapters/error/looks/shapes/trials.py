@@ -77,15 +77,23 @@ class Trials:
         if call.op in ("cat", "stack", "concatenate") and call.inner is None:
             return self._joined(changes)
         if call.direct and call.node is not None and call.frame is not None and not self._fewer():
-            bench = Bench()
-            new = {call.parts[i].text: change(bench.own(call.parts[i].value)) for i, change in changes.items()}
-            return Bench(new).value(call.node, call.frame)
+            try:
+                return self._expression(changes)
+            except CannotRun:  # torch's own frame has all that the user's expression has computed
+                if call.inner is None:
+                    raise
         if call.inner is None or call.function is None:
             raise CannotRun
         bench = Bench()
         names = dict(call.inner.names) | self._fewer()
         new = {call.parts[i].role: change(bench.own(names[call.parts[i].role])) for i, change in changes.items()}
         return bench.function(call.function, names, new, call.layer)
+
+    def _expression(self, changes: dict[int, Callable[[Any], Any]]) -> Any:
+        call, bench = self.call, Bench()
+        assert call.frame is not None
+        new = {call.parts[i].text: change(bench.own(call.parts[i].value)) for i, change in changes.items()}
+        return Bench(new).value(call.node, call.frame)
 
     def instead(self, node: ast.AST) -> Shape | None:
         """The shape that another expression gives in the place of the one that failed; None where it fails."""
