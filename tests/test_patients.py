@@ -98,8 +98,8 @@ def run_as_cells(training):
         return nbdebug.check_notebook(shell=shell)
 
 
-ASK = {"notebook": run_as_cells, "error/stale-import": run_as_cells, "error": failed, "memory": remembered, "nan": traced, "nan/not-located": guarded, "precision": halved,
-       "training": diagnosed}
+ASK = {"error": failed, "error/stale-import": run_as_cells, "memory": remembered, "nan": traced,
+       "nan/not-located": guarded, "notebook": run_as_cells, "precision": halved, "training": diagnosed}
 
 
 def ask(patient, training):

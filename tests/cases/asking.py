@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import pathlib
 import sys
+import time
 import types
 from typing import Any
 
@@ -85,10 +86,15 @@ def ask_precision(ns: types.SimpleNamespace) -> nbdebug.Report:
 
 def ask_error(ns: types.SimpleNamespace) -> nbdebug.Report:
     """What is said of the error that the user saw; of a program that runs through, nothing."""
+    names = {name: value for name, value in vars(ns).items() if name != "trigger"}
     try:
-        ns.trigger()
+        try:
+            ns.trigger()
+        except (OSError, EOFError):  # of a worker that died: what torch says of it comes by a signal, a moment later
+            time.sleep(0.5)
+            raise
     except Exception as raised:
-        return nbdebug.explain(raised, names={name: value for name, value in vars(ns).items() if name != "trigger"})
+        return nbdebug.explain(raised, names=names)
     return nbdebug.Report("explain()")
 
 

@@ -133,3 +133,11 @@ def test_near_misses() -> None:
     for call in (lambda: torch.functionall, lambda: {}["models"], lambda: torch.nn.Linear(2, 2).weigth,
                  imported("models_of_mine.Net()")):
         assert explained(call)[0].ok
+
+
+def test_a_name_typed_wrong_is_not_what_is_offered_to_be_installed() -> None:
+    def attempt() -> None:
+        import torchvison  # noqa: F401
+
+    finding = only(explained(attempt)[0])
+    assert "torchvision" in finding.title and "torchvison" not in finding.fixes[0].code

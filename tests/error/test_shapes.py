@@ -201,7 +201,7 @@ def mask_of_another_length():
 
 
 def lengths_of_another_batch():
-    padded, counts = torch.rand(3, 5, 2), torch.tensor([5, 2])
+    padded, counts = torch.rand(3, 5, 2), torch.tensor([5, 2], device="cpu")
     return pack_padded_sequence(padded, counts, batch_first=True)
 
 

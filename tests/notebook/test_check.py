@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 import time
 from typing import Any
 
@@ -87,6 +88,20 @@ def test_what_explains_one_exception(name: str, code: str | None) -> None:
     with of_cells(BOOKS[name].cells) as (shell, error):
         found = behind(error or RuntimeError("another"), shell.user_ns, shell)
     assert [f.code for f in found] == ([code] if code else [])
+
+
+@pytest.mark.parametrize("use", ["helpers_e.added(1)", "from helpers_e import added"])
+def test_a_name_that_the_file_has_and_the_loaded_module_has_not(use: str, tmp_path: pathlib.Path,
+                                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    write = "%%writefile helpers_e.py\ndef old(x):\n    return x"
+    with of_cells([write, "import helpers_e", f"{write}\ndef added(x):\n    return x", use]) as (shell, error):
+        assert error is not None
+        found = behind(error, shell.user_ns, shell)
+        report = nbdebug.explain(error, shell=shell)
+    assert [f.code for f in found] == ["error/stale-import"] and "`added`" in found[0].title
+    assert report.findings[0].code == "error/stale-import"
 
 
 def test_notes_tell_what_cells_left_on() -> None:

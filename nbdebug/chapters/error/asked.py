@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from nbdebug.chapters.error.facts import TensorFact
+from nbdebug.chapters.error.facts import Raised, TensorFact
 from nbdebug.chapters.error.lying import members
 from nbdebug.chapters.error.operands import UNKNOWN, expression, operands, value_of
 from nbdebug.chapters.error.scene import Scene, fact, is_tensor
@@ -79,6 +79,18 @@ def _stored(frame: Frame) -> Iterator[tuple[str, Any]]:
             value = value_of(node.value, frame)
             if value is not UNKNOWN:
                 yield ast.unparse(node.value), value
+
+
+def raised(scene: Scene) -> Raised:
+    """The plain part of an error, with what the chapter's own `raised` leaves to its kinds: a data set's `__getitem__`
+    is the phase of the input, and a model that is one module (a loss) has a name as well."""
+    plain = scene.raised()
+    module, where = failing_module(scene), plain.where
+    if scene.users and scene.users[0].site.function in ("__getitem__", "__iter__"):
+        where = dataclasses.replace(where, phase="input")
+    if where.module == "" and module is not None and scene.path(module) == "":
+        where = dataclasses.replace(where, module=Names(scene).module(module))
+    return dataclasses.replace(plain, where=where)
 
 
 def raised_by_user(scene: Scene) -> bool:
@@ -154,6 +166,12 @@ def failing_module(scene: Scene) -> nn.Module | None:
 def is_a(value: Any, kinds: type | tuple[type, ...]) -> bool:
     """`isinstance` that asks the object nothing: a `__class__` of the user's is not looked at."""
     return issubclass(type(value), kinds)
+
+
+def root_of(path: str, scene: Scene) -> str:
+    """The name of the model that a dotted path begins with: "self.model" of "self.model.stem.0"."""
+    return max((name for name in scene.owners.models if path == name or path.startswith((f"{name}.", f"{name}["))),
+               key=len, default=path.split(".")[0])
 
 
 def parts(model: nn.Module) -> list[tuple[str, nn.Module]]:

@@ -28,6 +28,7 @@ class DeviceFacts:
         state       the optimizer's state, from before the parameters were moved
         variable    anything else
 
+    source: the tensor on the same device from which odd was made; model: the one that odd belongs to.
     odd: the tensor to move; met: one that it met, on `home`; owner: the module that holds odd ("net.positions");
     holder: its class; target: how the user can write the home device ("device", "x.device"); counts: parameters of the
     odd one's model by device; also: further tensors there, which have to be moved with it where `together`; parameter:
@@ -48,6 +49,8 @@ class DeviceFacts:
     counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
     also: tuple[Part, ...] = ()
     together: bool = False
+    source: str = ""
+    model: str = ""
     dropped: Where = NOWHERE
     origin: Origin | None = None
     cure: Cure | None = None

@@ -23,7 +23,8 @@ class DtypeFacts:
 
     odd: the tensor to change; met: what it met (a weight, the other operand); wanted: the dtype that would do; op:
     the module ("net.0") or function that failed, "" where not known; said: the dtype that the message names, for an
-    array that of its entries ("object_"); default: the dtype that most parameters of the user's models have.
+    array that of its entries ("object_"); model: whose weight odd or met is; default: the dtype that most parameters of
+    the user's models have.
     entry: for an array the type of the first entry that is no number, and where it stands.
     """
 
@@ -34,6 +35,7 @@ class DtypeFacts:
     wanted: str = ""
     op: str = ""
     said: str = ""
+    model: str = ""
     default: str = "float32"
     origin: Origin | None = None
     cure: Cure | None = None

@@ -17,7 +17,7 @@ class ModuleMissing:
     this name. files: where a file of this module lies, seen from the working folder; folder: the one to add to
     sys.path. near: names that are nearly this one. package: what pip calls it, where it has another name. elsewhere:
     the interpreter of another environment that has it. taken_by: the file that stands for the module. python: the
-    interpreter that runs.
+    interpreter that runs. meant: a well-known module, not installed, of nearly this name.
     """
 
     raised: Raised
@@ -35,3 +35,4 @@ class ModuleMissing:
     taken_by: str = ""
     python: str = ""
     asked_by: str = ""
+    meant: str = ""

@@ -68,3 +68,14 @@ def bracketed(expression: str) -> str:
     """An expression to which a method can be applied: `(a > b)`, but `encode(x)` as it is."""
     outside = re.sub(r"\([^()]*\)|\[[^\[\]]*\]", "", re.sub(r"\([^()]*\)", "", expression))
     return f"({expression})" if re.search(r"\s|^[-~]", outside) else expression
+
+
+def assigned(name: str, value: str) -> str:
+    """A line that binds a value anew: `x = …`, `self.x = …`; of another thing's attribute, which may not be settable,
+    under its own name: `label = batch.label - 1`."""
+    if re.fullmatch(r"\w+|self(\.\w+)+", name) or name.endswith("]") and is_plain(name):
+        return f"{name} = {value}"
+    if is_plain(name):
+        last = name.rpartition(".")[2]
+        return f"{last} = {value}   # and give this line {last}"
+    return value

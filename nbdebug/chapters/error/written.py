@@ -215,15 +215,22 @@ def _scopes(place: _Place, text: str) -> Iterator[tuple[str, ast.AST]]:
 
 def _reaching(scope: ast.AST, found: list[tuple[ast.expr, tuple[Key, ...]]], text: str, line: int
               ) -> Iterator[tuple[ast.expr, tuple[Key, ...]]]:
-    """The bindings whose value can still be there, the last first: one that uses the name itself, or stands in a branch
-    that the line is not part of, lets the one before it through."""
+    """The bindings whose value can still be there. The last goes first; one that uses the name itself lets the one
+    before it through. One in a branch that the line is not part of comes after that, and so does the line's own, which has not
+    been bound yet unless in an earlier turn of a loop."""
+    later: list[tuple[ast.expr, tuple[Key, ...]]] = []
     for value, keys in reversed(found):
-        yield value, keys
         again = any(isinstance(n, (ast.Name, ast.Attribute)) and ast.unparse(n) == text for n in ast.walk(value))
+        own = value.lineno <= line <= (value.end_lineno or 0)
         branch = any(isinstance(n, (ast.If, ast.Try)) and n.lineno <= value.lineno <= (n.end_lineno or 0) and not (
             n.lineno <= line <= (n.end_lineno or 0)) for n in ast.walk(scope))
-        if not again and not branch:
-            return
+        if own or branch:
+            later.append((value, keys))
+            continue
+        yield value, keys
+        if not again:
+            break
+    yield from later
 
 
 def _innermost(place: _Place) -> ast.AST | None:

@@ -49,8 +49,8 @@ def applied_twice(names: Mapping[str, Any], history: History) -> list[str]:
                     and _is_array(names.get(last.path)) and last is history.bindings(last.path)[-1]
                     and not [b for b in history.bindings(last.path) if numbers[-2] < b.number < numbers[-1]]):
                 cells = " and ".join(f"In [{number}]" for number in numbers[-2:])
-                notes.append(f"`{history.text(last)}` ran in {cells}: it changes `{last.path}` by itself, so its effect "
-                             f"is there {len(numbers)} times. If once was meant, give the result another name.")
+                notes.append(f"`{history.text(last)}` ran in {cells}: it changes `{last.path}` by itself, so its "
+                             f"effect is there {len(numbers)} times. If once was meant, give the result another name.")
     return notes
 
 

@@ -1,4 +1,4 @@
-"""A cell is run before the one that defines the limit that it needs; that one is run after it, and not the first again."""
+"""A cell is run before the one that defines the limit that it needs; that one is run later, and the first not again."""
 
 from types import SimpleNamespace
 

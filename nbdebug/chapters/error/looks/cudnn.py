@@ -7,7 +7,7 @@ import re
 
 import torch
 
-from nbdebug.chapters.error.asked import Names, asked, failing_module, raised_by_user, within
+from nbdebug.chapters.error.asked import Names, asked, failing_module, raised, raised_by_user, within
 from nbdebug.chapters.error.facts_cuda import CudnnFacts, Layout
 from nbdebug.chapters.error.facts_parts import Cure, Part
 from nbdebug.chapters.error.looks.card import card
@@ -37,7 +37,7 @@ def look(scene: Scene) -> CudnnFacts | None:
     loose: dict[int | str, torch.Tensor] = {
         id(p.value): p.value.detach().contiguous() for p in parts
         if not p.value.is_contiguous() and p.value.numel() < SMALL}
-    return CudnnFacts(scene.raised(), "cuBLAS" if "CUBLAS" in status else "cuDNN", status, op, layouts, card(),
+    return CudnnFacts(raised(scene), "cuBLAS" if "CUBLAS" in status else "cuDNN", status, op, layouts, card(),
                       _tried(scene, {}, True), _tried(scene, loose, False) if loose else None)
 
 

@@ -13,8 +13,9 @@ from torch import nn
 from nbdebug.chapters.error.asked import Asked, Names, is_a, parts, weights
 from nbdebug.chapters.error.facts_devices import DeviceFacts
 from nbdebug.chapters.error.facts_parts import Origin
+from nbdebug.chapters.error.operands import value_of
 from nbdebug.chapters.error.scene import Scene, is_tensor
-from nbdebug.chapters.error.syntax import called, nodes_of
+from nbdebug.chapters.error.syntax import called, nodes_of, spine
 from nbdebug.chapters.error.written import came, cells, where_of
 from nbdebug.finding import Link, Where
 from nbdebug.observe.named import MODULES_OWN, attributes
@@ -42,7 +43,19 @@ def reason(facts: DeviceFacts, odd: Asked, scene: Scene) -> DeviceFacts:
     found = _origin(odd, scene)
     looped = found is not None and any("comes out of" in link.what for link in found.way)
     made = found is not None and bool(found.call) and not looped and _runs(found, scene)
-    return dataclasses.replace(facts, why="made" if made else "batch" if looped else "variable", origin=found)
+    return dataclasses.replace(facts, why="made" if made else "batch" if looped else "variable", origin=found,
+                               source="" if found is None or made else _source(found, odd, scene))
+
+
+def _source(origin: Origin, odd: Asked, scene: Scene) -> str:
+    """The one tensor on the odd device from which the first binding on the way was made."""
+    try:
+        node = ast.parse(origin.code, mode="eval").body
+    except (SyntaxError, ValueError):
+        return ""
+    found = {ast.unparse(part) for part in spine(node) if isinstance(part, (ast.Name, ast.Attribute))
+             and is_tensor(value := value_of(part, scene.users[0])) and value.device == odd.value.device}
+    return found.pop() if len(found) == 1 and origin.code not in found else ""
 
 
 def _registered(facts: DeviceFacts, odd: Asked, scene: Scene, names: Names) -> DeviceFacts:
@@ -59,7 +72,7 @@ def _registered(facts: DeviceFacts, odd: Asked, scene: Scene, names: Names) -> D
     counts = Counter(str(t.device) for t in weights(root, buffers=True))
     path, alone = names.module(root), set(counts) == {str(odd.value.device)}
     return dataclasses.replace(facts, why="model" if alone else "part", counts=dict(counts),
-                               owner=path if alone else _highest(root, odd, path) or owner)
+                               model=path, owner=path if alone else _highest(root, odd, path) or owner)
 
 
 def _highest(root: nn.Module, odd: Asked, path: str) -> str | None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from nbdebug.chapters.error.asked import Asked, Names, asked, failing_module, raised_by_user, weights
+from nbdebug.chapters.error.asked import Asked, Names, asked, failing_module, raised, raised_by_user, weights
 from nbdebug.chapters.error.facts_devices import DeviceFacts
 from nbdebug.chapters.error.facts_parts import Cure, Part, is_plain
 from nbdebug.chapters.error.looks.device_reasons import reason
@@ -47,7 +47,7 @@ def look(scene: Scene) -> DeviceFacts | None:
         kind = "two"
     if kind is None or raised_by_user(scene):
         return None
-    facts = DeviceFacts(scene.raised(), kind, op=_op(scene))
+    facts = DeviceFacts(raised(scene), kind, op=_op(scene))
     if kind == "generator":
         return _generator(facts, scene)
     if kind == "parallel":

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from nbdebug.chapters.error.asked import Asked, Names, is_a, weights
+from nbdebug.chapters.error.asked import Asked, Names, is_a, root_of, weights
 from nbdebug.chapters.error.facts_parts import Origin
 from nbdebug.chapters.error.operands import UNKNOWN, value_of
 from nbdebug.chapters.error.scene import Scene, is_tensor
@@ -70,7 +70,7 @@ def passed(odd: Asked, scene: Scene) -> Origin | None:
 
 def of_model(weight: Asked, scene: Scene) -> Origin | None:
     """Where the dtype of a model was changed: `.half()` on it, as a statement or behind its making."""
-    root, name = weight.name.split(".")[0], str(weight.value.dtype).removeprefix("torch.")
+    root, name = root_of(weight.name, scene), str(weight.value.dtype).removeprefix("torch.")
 
     def tells(node: ast.expr) -> bool:
         return called(node) in ("to", *(call for call, made in CASTS.items() if made == name)) and _makes(node, name)

@@ -13,7 +13,7 @@ from collections import Counter
 import torch
 from torch import nn
 
-from nbdebug.chapters.error.asked import Asked, Names, asked, raised_by_user, weights, within
+from nbdebug.chapters.error.asked import Asked, Names, asked, raised, raised_by_user, root_of, weights, within
 from nbdebug.chapters.error.facts_dtypes import DtypeFacts
 from nbdebug.chapters.error.facts_parts import Cure, Part, bracketed
 from nbdebug.chapters.error.looks import arrays
@@ -47,9 +47,9 @@ def look(scene: Scene) -> DtypeFacts | None:
             phase(scene.trail) == "backward"):
         parts = parts + _variables(scene, parts)
     if not parts and scene.carried:
-        return carried.look(DtypeFacts(scene.raised(), kind, default=_default(scene)), scene)
+        return carried.look(DtypeFacts(raised(scene), kind, default=_default(scene)), scene)
     kind = _by_function(kind, parts, scene)
-    facts = DtypeFacts(scene.raised(), kind, op=_op(scene), said=said[-1] if said else "", default=_default(scene))
+    facts = DtypeFacts(raised(scene), kind, op=_op(scene), said=said[-1] if said else "", default=_default(scene))
     odd, met, wanted = _chosen(kind, parts, said, facts.default, scene)
     if odd is None:
         return dataclasses.replace(facts, wanted=wanted)
@@ -62,7 +62,8 @@ def look(scene: Scene) -> DtypeFacts | None:
     brought = passed(mine, scene) if weight is not None else None
     if brought is not None:
         made = brought if made is None else dataclasses.replace(made, way=(*made.way, *brought.way))
-    facts = dataclasses.replace(facts, kind=kind, origin=made)
+    model = next((p.name for p in (mine, met) if p is not None and p.owner is not None), "")
+    facts = dataclasses.replace(facts, kind=kind, origin=made, model=root_of(model, scene) if model else "")
     return dataclasses.replace(facts, odd=part_of(mine), met=part_of(met) if met else None, wanted=wanted,
                                cure=_cure(kind, mine, wanted, parts, scene))
 
@@ -199,6 +200,8 @@ def _mask(parts: list[Asked], said: list[str], scene: Scene, default: str) -> tu
     """Arithmetic on masks wants numbers; a mask that is none wants to be one."""
     if "bool tensor" in scene.message and "condition" not in scene.message:
         bools = [p for p in parts if _name(p) == "bool"]
+        if "a bool tensor" in scene.message:  # the other side is none: the operand itself stands behind its parts
+            return bools[-1] if bools else None, None, default
         return bools[0] if bools else None, bools[1] if len(bools) > 1 else None, default
     masks = [p for p in parts if "mask" in p.role and _name(p) != "bool"]
     wrong = said[-2:-1] if "attn_mask" in scene.message else said[-1:]

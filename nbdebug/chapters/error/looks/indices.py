@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from nbdebug.chapters.error.asked import Asked, Names, asked, failing_module, is_a, parts, raised_by_user, within
+from nbdebug.chapters.error.asked import Asked, Names, asked, failing_module, is_a, parts, raised, raised_by_user, within
 from nbdebug.chapters.error.facts_indices import Beyond, IndexFacts
 from nbdebug.chapters.error.facts_parts import Origin, Part
 from nbdebug.chapters.error.looks import sequences
@@ -41,7 +41,7 @@ def look(scene: Scene) -> IndexFacts | None:
     """The facts of an error about an index; None of any other."""
     if raised_by_user(scene):
         return None
-    message, facts = scene.message, IndexFacts(scene.raised(), "tensor")
+    message, facts = scene.message, IndexFacts(raised(scene), "tensor")
     if TARGET.search(message):
         return _target(facts, scene)
     if EMBEDDING.search(message):
@@ -236,7 +236,12 @@ def _tensor(facts: IndexFacts, scene: Scene, value: int, dim: int | None, size: 
     least = 0 if called(_call(scene)).startswith(("gather", "scatter", "index_", "take_along")) else -size
     held = [(p, found) for p in parts if (found := beyond(p.value, least, size - 1)) is not None]
     held = [(p, found) for p, found in held if value in (found.value, *found.values)] or held[:0]
-    tables = [p for p in parts if not any(p is h for h, _ in held)]
+    text = _indexed(scene)
+    mine = [p for p in parts if p.name == text]
+    if text and not mine and held:  # what a call of the user's gave: its size stands in the message
+        return dataclasses.replace(facts, table=text, size=size, dim=dim, least=least, index=part(held[0][0]),
+                                   beyond=held[0][1])
+    tables = mine or [p for p in parts if not any(p is h for h, _ in held)]
     fits = [p for p in tables if p.value.ndim and size in p.value.shape or dim is None and p.value.numel() == size]
     table = next(iter(fits), None)
     if table is None:
@@ -244,11 +249,23 @@ def _tensor(facts: IndexFacts, scene: Scene, value: int, dim: int | None, size: 
     shape = tuple(table.value.shape)
     axis = dim if dim is None or dim < len(shape) and shape[dim] == size else shape.index(size)
     facts = dataclasses.replace(facts, table=table.name, size=size, dim=axis, shape=shape, least=least,
-                                beyond=Beyond(value), key=_key(scene, value), module=table.owner or "")
+                                beyond=Beyond(value), key=_key(scene, value), module=table.owner or "",
+                                head=sequences.length(scene.users[0]) if scene.users else "")
     if held:
         given, found = held[0]
         return dataclasses.replace(facts, index=part(given), beyond=found)
     return facts
+
+
+def _indexed(scene: Scene) -> str:
+    """The text of what the failing line indexes: `x` of x[i], x.gather(0, i), torch.gather(x, 0, i); "" if not plain."""
+    node = _call(scene)
+    if isinstance(node, ast.Subscript):
+        return ast.unparse(node.value)
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or not node.args:
+        return ""
+    module = value_of(node.func.value, scene.users[0])
+    return ast.unparse(node.args[0] if module in (torch, nn.functional) else node.func.value)
 
 
 def _key(scene: Scene, value: int) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from nbdebug.chapters.error.facts_modules import ModuleMissing
-from nbdebug.chapters.error.looks.places import files_of, importable, other_environments, package_of
+from nbdebug.chapters.error.looks.places import WELL_KNOWN, files_of, importable, other_environments, package_of
 from nbdebug.chapters.error.operands import expression
 from nbdebug.chapters.error.scene import Scene
 from nbdebug.observe.named import is_users
@@ -75,7 +75,8 @@ def _missing(scene: Scene, module: str, taken: str | None) -> ModuleMissing:
         scene.raised(), "not a package" if taken else "module", module, name, bool(asked),
         _source(scene) if asked else "", _holders(name) if name else (), files, folder,
         () if files else _near(top, importable()), package_of(module), other_environments(top),
-        _file_of(taken) if taken else "", _python(), _asking_library(scene))
+        _file_of(taken) if taken else "", _python(), _asking_library(scene),
+        next(iter(() if top in WELL_KNOWN else _near(top, WELL_KNOWN)), ""))
 
 
 def _name(scene: Scene, module: str, name: str, partial: bool) -> ModuleMissing:
@@ -139,7 +140,8 @@ def _asking_library(scene: Scene) -> str:
     asker = next((frame for frame in reversed(scene.trail) if "importlib" not in frame.site.file), None)
     if asker is None or asker.users:
         return ""
-    return str(asker.globals.get("__name__", "")).partition(".")[0]
+    name = str(asker.globals.get("__name__", "")).partition(".")[0]
+    return "" if name == "__main__" else name
 
 
 def _holders(name: str) -> tuple[str, ...]:

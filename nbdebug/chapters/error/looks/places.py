@@ -21,6 +21,17 @@ PIP = {"cv2": "opencv-python", "PIL": "Pillow", "sklearn": "scikit-learn", "skim
        "torch_geometric": "torch-geometric", "albumentations": "albumentations", "pycocotools": "pycocotools"}
 """Modules whose package has another name, among those that a training imports."""
 
+WELL_KNOWN = (*PIP, "accelerate", "bitsandbytes", "catboost", "datasets", "deepspeed", "diffusers", "einops",
+              "evaluate", "fastai", "gradio", "huggingface_hub", "jax", "keras", "lightgbm", "lightning", "matplotlib",
+              "monai", "networkx", "nltk", "numba", "numpy", "onnx", "onnxruntime", "openai", "optuna", "pandas",
+              "peft",
+              "plotly", "polars", "pyarrow", "pydantic", "requests", "safetensors", "scipy", "seaborn",
+              "sentencepiece", "spacy", "streamlit", "sympy", "tensorboard", "tensorflow", "timm", "tokenizers",
+              "torch", "torchaudio", "torchmetrics", "torchtext", "torchvision", "tqdm", "transformers", "triton",
+              "trl", "ultralytics", "wandb", "xformers", "xgboost")
+"""Modules that a training imports, for a name that was typed a letter wrong: who installs such a name as it stands may
+get what somebody has put there for that."""
+
 
 def package_of(module: str) -> str:
     """What pip calls it, where that is known to be another name; else ""."""

@@ -36,7 +36,7 @@ def look(facts: IndexFacts, scene: Scene) -> IndexFacts | None:
             written = "" if isinstance(key, (ast.Constant, ast.UnaryOp)) else ast.unparse(key)
             beyond = Beyond(value) if value is not None else Beyond(size, total=0)
             return dataclasses.replace(facts, kind="sequence", table=ast.unparse(base), size=size, least=-size,
-                                       key=written, beyond=beyond, head=_length(frame))
+                                       key=written, beyond=beyond, head=length(frame))
     return None
 
 
@@ -50,7 +50,7 @@ def arrays(facts: IndexFacts, scene: Scene, value: int, dim: int | None, size: i
         if type(table) is not np.ndarray or dim is None or dim >= table.ndim or table.shape[dim] != size:
             continue
         facts = dataclasses.replace(facts, kind="sequence", table=ast.unparse(node.value), size=size, dim=dim,
-                                    shape=table.shape, least=-size, beyond=Beyond(value))
+                                    shape=table.shape, least=-size, beyond=Beyond(value), head=length(frame) if frame is not None else "")
         keys = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
         mine = [ast.unparse(key) for key in keys if _reaches(key, value, frame)]
         return dataclasses.replace(facts, key=mine[0] if mine else "")
@@ -59,7 +59,8 @@ def arrays(facts: IndexFacts, scene: Scene, value: int, dim: int | None, size: i
         return None
     key = "" if isinstance(single[0].slice, (ast.Constant, ast.UnaryOp)) else ast.unparse(single[0].slice)
     return dataclasses.replace(facts, kind="sequence", table=ast.unparse(single[0].value), size=size, dim=dim,
-                               least=-size, beyond=Beyond(value), key=key if key.isidentifier() else "")
+                               least=-size, beyond=Beyond(value), key=key if key.isidentifier() else "",
+                               head=length(frame) if frame is not None else "")
 
 
 def _value(node: ast.AST) -> ast.AST | None:
@@ -118,7 +119,7 @@ def _pandas(value: Any) -> int | None:
     return int(value.shape[0]) if home == "pandas" and name in ("DataFrame", "Series") else None
 
 
-def _length(frame: Frame) -> str:
+def length(frame: Frame) -> str:
     """In a data set's `__getitem__`: what its `__len__` returns, as the source says it."""
     if frame.site.function != "__getitem__":
         return ""

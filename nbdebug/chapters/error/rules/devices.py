@@ -59,8 +59,9 @@ def _title(facts: DeviceFacts) -> str | None:
         return f"{told} is on the meta device: it has a shape and no values"
     if facts.why in _WHOLE:
         return _WHOLE[facts.why](facts, odd)
+    made = f" (made from `{facts.source}`)" if facts.source and facts.why in ("variable", "batch") else ""
     others = f"{facts.met.told} is on {facts.met.fact.device}" if facts.met else f"the others are on {facts.home}"
-    return f"{told} is on {device}, and {others}" + _SAYS.get(facts.why, lambda facts: "")(facts)
+    return f"{told}{made} is on {device}, and {others}" + _SAYS.get(facts.why, lambda facts: "")(facts)
 
 
 def _generator(facts: DeviceFacts) -> str:
@@ -156,8 +157,11 @@ def _others(facts: DeviceFacts, odd: Part) -> list[Fix]:
     if facts.why == "made" and origin is not None and origin.code.endswith(")") and origin.code.count("(") == 1 and (
             origin.call != "from_numpy" and facts.target):
         found.append(Fix("Or make it there.", f"{origin.name} = {origin.code[:-1]}, device={facts.target})"))
+    if facts.source and facts.why in ("variable", "batch"):
+        found.append(Fix(f"Or move `{facts.source}`, from which it is made.",
+                         f"{facts.source} = {facts.source}.to({facts.target})"))
     if facts.why == "part":
-        root = facts.owner.split(".")[0]
+        root = facts.model or facts.owner.split(".")[0]
         found.append(Fix("Or move the whole model once all of its parts are there.", f"{root}.to({facts.target})"))
     if facts.also and not facts.together and facts.why not in ("model", "part", "list", "state"):
         lines = "\n".join(f"{p.name} = {p.name}.to({facts.target})" for p in facts.also[:6] if p.owner is None)

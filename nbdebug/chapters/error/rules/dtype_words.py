@@ -27,6 +27,7 @@ def made(origin: Origin, dtype: str) -> str:
         return f"`tensor` of whole numbers is int64 ({name})"
     if CASTS.get(call) == dtype:
         return f"`.{call}()` made it so ({name})"
+    call = "comparison" if call in ("eq", "ne", "gt", "ge", "lt", "le") else call
     known = {"comparison": f"{name} is a comparison, which gives a mask", "module": f"{name} computes in {dtype}",
              "autocast": "it was computed under autocast, which has ended"}
     if call in known:

@@ -169,7 +169,11 @@ def _masks(facts: DtypeFacts, odd: Part) -> tuple[Fix, ...]:
     """Arithmetic with masks: what each of them may mean."""
     if "Negation" in facts.raised.message:
         return (Fix("Invert a mask with `~`.", f"~{bracketed(odd.name)}"),)
-    first, met = bracketed(odd.name), bracketed(facts.met.name) if facts.met is not None else "other"
+    first = bracketed(odd.name)
+    if facts.met is None:
+        worked, after = (facts.cure.worked, facts.cure.after) if facts.cure is not None else (None, {})
+        return Fix("Count with numbers.", f"{first}.float()", worked, after), Fix("Or invert the mask.", f"~{first}")
+    met = bracketed(facts.met.name)
     cure = facts.cure
     count = Fix("Count with numbers.", f"{first}.float() - {met}.float()", cure.worked if cure else None,
                 cure.after if cure else {})
@@ -206,11 +210,11 @@ def _others(facts: DtypeFacts) -> list[Fix]:
     if facts.kind == "probable" and odd.fact.dtype == "int64" and "shape of the scores" in _probable(facts, odd):
         return [Fix("Or give the class numbers.", f"{odd.name} = {odd.name}.argmax(1)")] if odd.known else []
     if odd.fact.kind == "parameter" and odd.owner is not None:
-        return [Fix("Bring the whole model to one dtype.", f"{odd.name.split('.')[0]}.float()")]
+        return [Fix("Bring the whole model to one dtype.", f"{facts.model or odd.name.split('.')[0]}.float()")]
     if facts.kind == "mixed" and met is not None and met.owner is not None and met.fact.dtype != "float32":
-        root = met.name.split(".")[0]
+        root = facts.model or met.name.split(".")[0]
         return [Fix("Or keep the model in float32 (and use torch.autocast where half precision is wanted).",
-                    f"{root} = {root}.float()")]
+                    f"{root}.float()")]
     if facts.kind == "whole" and odd.fact.dtype in ("int64", "int32"):
         return [Fix("If these are ids or classes: they want an embedding, or one_hot, and no arithmetic.",
                     f"nn.functional.one_hot({odd.name}, num_classes).float()")] if odd.known and facts.op else []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nbdebug.catalogue import rule
 from nbdebug.chapters.error.facts_indices import Beyond, IndexFacts
-from nbdebug.chapters.error.facts_parts import as_code, is_plain
+from nbdebug.chapters.error.facts_parts import as_code, assigned, is_plain
 from nbdebug.finding import Finding, Fix, Link
 
 EMBEDDING = "https://pytorch.org/docs/stable/generated/torch.nn.Embedding.html"
@@ -84,13 +84,15 @@ def _target(facts: IndexFacts, found: Beyond) -> str:
 
 def _tensor(facts: IndexFacts, found: Beyond) -> str:
     along = f" along dimension {facts.dim}" if facts.dim is not None and len(facts.shape) > 1 else ""
-    return (f"{_first(_entry(facts, found))}, and `{facts.table}` has {facts.size} entries{along}, 0 to "
+    said = (f"{_first(_entry(facts, found))}, and `{facts.table}` has {facts.size} entries{along}, 0 to "
             f"{(facts.size or 0) - 1}{_more(found)}")
+    return said + (f": the data set's length is `{facts.head}`" if facts.head else "")
 
 
 def _one_hot(facts: IndexFacts, found: Beyond) -> str:
-    return f"{_first(_entry(facts, found))}, and one_hot is told that there are {facts.size} classes, 0 to " \
-           f"{(facts.size or 0) - 1}{_more(found)}"
+    apart = len(found.values) == 1 and (found.value >= 255 or found.value < 0)
+    return (f"{_first(_entry(facts, found))}, and one_hot is told that there are {facts.size} classes, 0 to "
+            f"{(facts.size or 0) - 1}{_more(found)}" + (f": {found.value} marks what has none" if apart else ""))
 
 
 def _negative(facts: IndexFacts, found: Beyond) -> str:
@@ -121,6 +123,10 @@ def _fixes(facts: IndexFacts, found: Beyond) -> tuple[Fix, ...]:
     if facts.kind == "target":
         return _of_target(facts, found)
     size, name = facts.size or 0, facts.index.name if facts.index is not None else facts.key
+    if facts.kind == "one_hot" and len(found.values) == 1 and (found.value >= 255 or found.value < 0):
+        kept = f"known = {name} != {found.value}\n"
+        return (Fix(f"{found.value} marks what has no class: leave it out.",
+                    f"{kept}hot = nn.functional.one_hot({name} * known, {size}) * known[..., None]"),)
     if facts.kind == "one_hot":
         return (Fix("Give it the number of classes that there are.",
                     f"nn.functional.one_hot({name}, num_classes={(found.high or found.value) + 1})"),)
@@ -129,14 +135,14 @@ def _fixes(facts: IndexFacts, found: Beyond) -> tuple[Fix, ...]:
     if facts.kind == "random":
         return (Fix("Draw from one number more, and only where there is room.",
                     "start = torch.randint(0, max(1, length - size + 1), ())"),)
-    if facts.kind == "sequence" and facts.head:
+    if facts.kind in ("sequence", "tensor") and facts.head:
         code = f"def __len__(self):\n    return len({facts.table})"
         return (Fix("Let the length be that of what is indexed.", code),)
     if facts.index is not None and facts.index.known:
         return (Fix(f"The valid ones are 0 to {size - 1}: see where the others come from.",
                     f"{name}[({name} < 0) | ({name} >= {size})]"),)
     look = f"{facts.table}.shape[{facts.dim}]" if facts.dim is not None else f"len({facts.table})"
-    return (Fix(f"Keep the index below {size}: the valid ones are 0 to {size - 1}.",
+    return (Fix(f"The valid ones are 0 to {size - 1}: see where this one comes from.",
                 f"assert {name or found.value} < {look}" if size else f"assert len({facts.table})   # it is empty"),)
 
 
@@ -145,8 +151,9 @@ def _of_embedding(facts: IndexFacts, found: Beyond) -> tuple[Fix, ...]:
     name = facts.index.name if facts.index is not None and is_plain(facts.index.name) else "ids"
     fixes = []
     if facts.counted:
-        long = facts.along or name
-        fixes.append(Fix("Cut the sequence to the length of the table.", f"{long} = {long}[:, :{size}]"))
+        long = facts.along
+        fixes.append(Fix("Cut the sequence to the length of the table.", f"{long} = {long}[:, -{size}:]" if facts.along
+                         else f"ids = ids[:, -{size}:]   # before the positions are counted"))
     if found.low is not None and found.low < 0:
         return (Fix("Give padding an id of its own.",
                     f"{name} = {name}.masked_fill({name} < 0, 0)   # 0: the id of padding"),)
@@ -168,7 +175,7 @@ def _of_embedding(facts: IndexFacts, found: Beyond) -> tuple[Fix, ...]:
 def _of_target(facts: IndexFacts, found: Beyond) -> tuple[Fix, ...]:
     name = facts.index.name if facts.index is not None and is_plain(facts.index.name) else "target"
     if facts.shifted is not None:
-        return (Fix("Count the classes from 0.", f"{name} = {name} - 1", facts.shifted.worked, facts.shifted.after),)
+        return (Fix("Count the classes from 0.", assigned(name, f"{name} - 1"), facts.shifted.worked, facts.shifted.after),)
     if facts.ignored is not None:
         return (Fix("Leave these entries out of the loss.", f"nn.CrossEntropyLoss(ignore_index={facts.ignored.code})",
                     facts.ignored.worked, facts.ignored.after),)

@@ -56,6 +56,8 @@ def _title(facts: ModuleMissing) -> str:
         return f"{module} lies at {facts.files[0]}, in a folder that Python does not search."
     if facts.near:
         return f"There is no module {module}; there is `{facts.near[0]}`."
+    if facts.meant and not facts.asked_by:
+        return f"There is no module {module}; `{facts.meant}`, nearly the same name, is not installed here either."
     by = f", which `{facts.asked_by}` needs," if facts.asked_by else ""
     named = f" (its package is called `{facts.package}`)" if facts.package else ""
     return f"{module}{by} is not installed for the Python of this kernel{named}."
@@ -106,6 +108,9 @@ def _fixes(facts: ModuleMissing) -> list[Fix]:
     if facts.near:
         return [Fix("Write the name of the one that is there.", f"import {facts.near[0]}")]
     top = facts.module.partition(".")[0]
+    if facts.meant and not facts.asked_by:
+        return [Fix("If that is what you mean, install it, and mend the name. (What a package index has under a "
+                    "misspelt name is seldom what you want.)", f"%pip install {facts.meant}\nimport {facts.meant}")]
     return [Fix("Install it for this kernel's Python: %pip does, !pip may install for another one.",
                 f"%pip install {facts.package or top}")]
 

@@ -32,6 +32,8 @@ TITLES = {
     "pooled": "Pool to the size that {name} was made for: then pictures of any size fit.",
     "behind": "Flatten what there is, and make {name} for it.",
     "shift": "Cut the other side as well, so that each place meets the token after it.",
+    "cut": "Take as much of {name} as there is to add it to.",
+    "longer": "Make {name} as long as what it is added to, or bring that to the length it was made for.",
     "reshape": "Use reshape, which copies where it must.",
     "order": "Name every axis that there is.",
     "heads": "Repeat the mask for each head.",
@@ -124,7 +126,7 @@ def _evidence(facts: ShapeFacts) -> dict[str, Any]:
     if facts.wanted is not None and facts.got is not None:
         found |= {"wanted": facts.wanted, "given": facts.got}
     if facts.axis is not None:
-        found["axis"] = facts.axis
+        found["joined along axis" if facts.kind == "join" else "axis"] = facts.axis
     if facts.layer is not None:
         found["layer"] = {facts.layer.path or facts.layer.kind: dict(facts.layer.sizes)}
     entered = facts.entered

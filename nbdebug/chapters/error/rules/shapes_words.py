@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 
 from nbdebug.chapters.error.facts_shapes import Operand, ShapeFacts
@@ -11,6 +12,7 @@ Shape = tuple[int, ...]
 UNITS = {"Conv": "channels", "Batch": "channels", "Group": "channels", "Instance": "channels", "Layer": "features",
          "RMS": "features", "Linear": "features", "Bilinear": "features", "PReLU": "channels", "RNN": "features",
          "LSTM": "features", "GRU": "features", "Multihead": "features", "Transformer": "features"}
+LETTER = re.compile(r"subscript (\w) has size (\d+) for operand \d+ .*?previously seen size (\d+)")
 RECURRENT = ("RNN", "LSTM", "GRU", "RNNCell", "LSTMCell", "GRUCell")
 
 
@@ -95,6 +97,8 @@ def product(facts: ShapeFacts) -> str:
     both = pair(facts)
     if facts.op == "scaled_dot_product_attention":
         return attended(facts)
+    if (summed := LETTER.search(facts.raised.message)) is not None and facts.which is not None:
+        return lettered(facts, summed)
     if both is None or both[0].shape is None or both[1].shape is None:
         named = [f"`{part.name}`" for part in facts.operands if part.name][:2]
         told = " and ".join(named) if len(named) == 2 else "Two matrices"
@@ -107,6 +111,17 @@ def product(facts: ShapeFacts) -> str:
     second = "the second-last of the other" if len(b.shape or ()) > 1 else "the other"
     return (f"{shaped(a)} and {shaped(b)} can't be multiplied: the last axis of the first has {facts.got}, {second} "
             f"{facts.wanted}")
+
+
+def lettered(facts: ShapeFacts, found: re.Match[str]) -> str:
+    """einsum: the letter that has two sizes."""
+    letter, size, before = found.groups()
+    given = [part for part in facts.operands if not part.name.startswith(("'", '"'))]
+    if facts.which is None or facts.which >= len(given):
+        return f"In {op(facts)} `{letter}` has two sizes: {before} and {size}"
+    odd, others = given[facts.which], [part for i, part in enumerate(given) if i != facts.which]
+    beside = f" and of {before} in {shaped(others[0])}" if len(others) == 1 else f", and of {before} before that"
+    return f"In {op(facts)} `{letter}` stands for an axis of {size} in {shaped(odd)}{beside}"
 
 
 def attended(facts: ShapeFacts) -> str:

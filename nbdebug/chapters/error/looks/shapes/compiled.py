@@ -11,7 +11,6 @@ from torch import nn
 
 from nbdebug.chapters.error.scene import Scene
 from nbdebug.observe.frames import Frame, parts_of
-from nbdebug.observe.named import attributes
 
 
 def layer_of(scene: Scene, weight: tuple[int, ...] | None) -> Any:
@@ -19,7 +18,7 @@ def layer_of(scene: Scene, weight: tuple[int, ...] | None) -> Any:
     if scene.carried is None or weight is None or len(weight) != 2:
         return None
     found = {id(part): part for model in scene.owners.models.values() for _, part in parts_of(model)
-             if type(part) is nn.Linear and (attributes(part)["in_features"], attributes(part)["out_features"]) == weight}
+             if type(part) is nn.Linear and (part.in_features, part.out_features) == weight}
     return next(iter(found.values())) if len(found) == 1 else None
 
 

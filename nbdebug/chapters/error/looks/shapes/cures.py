@@ -109,7 +109,25 @@ def broadcast(call: Call, said: Said, trials: Trials) -> Found:
     yield from first(trials, (idea for k, p in ends for idea in [*narrowed(k, p), *widened(k, p)]),
                       [*aligned(i, left, right), *aligned(j, right, left)],
                       (idea for k, p in ends for idea in [*swapped(k, p), *moved(k, p)] if same),
-                      [*resized(i, left, right), *resized(j, right, left)], accept=accept)
+                      [*resized(i, left, right), *resized(j, right, left)],
+                      (idea for k, p in ends for idea in _table(k, p, left if p is right else right)), accept=accept)
+
+
+def _table(which: int, part: Part, other: Part) -> Iterator[Idea]:
+    """A table of positions that is longer than what it is added to, cut; a shorter one, made longer."""
+    own, want = part.shape or (), other.shape or ()
+    differ = [i for i, (x, y) in enumerate(zip(own, want)) if x != y and 1 not in (x, y)]
+    if type(part.value) is not nn.Parameter or len(own) != len(want) or len(differ) != 1:
+        return
+    at, name = differ[0], named(part)
+    size = want[at]
+    if own[at] > size:
+        index = ", ".join([":"] * at + [f":{named(other)}.shape[{at}]"])
+        yield Idea("cut", which, f"{name}[{index}]", lambda x: x.narrow(at, 0, size))
+    else:
+        shape = [*own[:at], size, *own[at + 1:]]
+        code = f"{name} = nn.Parameter(torch.zeros({', '.join(map(str, shape))}))"
+        yield Idea("longer", which, code, lambda x: x.new_zeros(shape))
 
 
 def join(call: Call, said: Said, trials: Trials) -> Found:
@@ -123,8 +141,11 @@ def join(call: Call, said: Said, trials: Trials) -> Found:
         short = parts[0][0] if len(part.shape or ()) > len(other.shape or ()) else odd
         for i in dict.fromkeys((short, odd)):
             yield from tried(trials, [*widened(i, call.parts[i]), *narrowed(i, call.parts[i])])
-    yield _along(call)
-    yield from tried(trials, [*resized(odd, part, other), *swapped(odd, part)])
+    sizes = [cure for cure in tried(trials, resized(odd, part, other)) if cure is not None]
+    yield from sizes
+    if not sizes:  # pictures of two sizes are not meant to lie beside each other
+        yield _along(call)
+    yield from tried(trials, swapped(odd, part))
 
 
 def _along(call: Call) -> Cure | None:

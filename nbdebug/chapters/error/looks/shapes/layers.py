@@ -29,7 +29,13 @@ LARGEST = 1024
 def cures(scene: Scene, call: Call, said: Said, passed: tuple[Passed, ...], path: str) -> Iterator[Cure]:
     """What fits, likeliest first."""
     layer = call.layer
-    if layer is None or not call.parts or call.parts[0].shape is None:
+    if layer is None or not call.parts:
+        return
+    if call.parts[0].shape is None:  # of a compiled model the sizes stand in the message alone
+        again = anew(layer, said.got) if said.a is not None and said.kind == "features" else None
+        if again is not None and said.a is not None:
+            fits = through(again[0], said.a)
+            yield Cure("layer", path, again[1], fits is not None, fits)
         return
     yield from _pictures(scene, call)
     trials = Trials(call)
