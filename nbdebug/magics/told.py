@@ -27,9 +27,7 @@ class Told:
 
     def after(self, result: Any) -> None:
         """A cell is over: note what it has found. result: IPython's, or None."""
-        error = getattr(result, "error_in_exec", None)
-        given = [getattr(result, "result", None), vars(error).get("report") if error is not None else None,
-                 getattr(vars(error).get("trip"), "report", None) if error is not None else None,
+        given = [getattr(result, "result", None), _raised_with(getattr(result, "error_in_exec", None)),
                  *(v for n, v in list(self.shell.user_ns.items()) if type(v) is Report and not n.startswith("_"))]
         cell = f"In [{getattr(result, 'execution_count', None) or self.shell.execution_count - 1}]"
         now: set[int] = set()
@@ -48,3 +46,12 @@ class Told:
         """Newest first; None while there is none."""
         return {"title": "Found so far", "columns": ["cell", "what", "where", "cause"],
                 "rows": list(reversed(self.rows))} if self.rows else None
+
+
+def _raised_with(error: BaseException | None) -> Any:
+    """The report that nbdebug has left with an error, read as it lies there: the error may be the user's own."""
+    if error is None:
+        return None
+    if type(error).__module__.startswith("nbdebug."):
+        return getattr(error, "report", None)
+    return BaseException.__getattribute__(error, "__dict__").get("report")

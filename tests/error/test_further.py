@@ -34,6 +34,7 @@ def as_it_was(monkeypatch, tmp_path):
     # torch's answer to a worker's end is an error in whatever line runs just then, be it one of the test's
     monkeypatch.setattr(torch.utils.data._utils.signal_handling, "_error_if_any_worker_fails", lambda: None)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # programs write the files that they import there
     monkeypatch.setattr(sys, "path", list(sys.path))
     threads, modules = torch.get_num_threads(), set(sys.modules)
     torch.set_num_threads(1)
@@ -41,7 +42,7 @@ def as_it_was(monkeypatch, tmp_path):
         yield
     torch.set_num_threads(threads)
     for name in set(sys.modules) - modules:
-        if str(getattr(sys.modules[name], "__file__", None)).startswith(tempfile.gettempdir()):
+        if str(getattr(sys.modules[name], "__file__", None)).startswith(str(tmp_path)):
             del sys.modules[name]
 
 

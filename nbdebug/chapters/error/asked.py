@@ -237,8 +237,18 @@ class Names:
         hidden = self.unregistered(module)
         root = module is not None and any(module is m for m in self.scene.owners.models.values())
         if known is not None and not (root and hidden):
-            return _plain(known)
+            return self._seen(_plain(known))
         return hidden or known or type(module).__name__
+
+    def _seen(self, path: str) -> str:
+        """A model that no variable holds is known by its class: `self` in the frame of its own method."""
+        root, dot, rest = path.partition(".")
+        model = self.scene.owners.models.get(root)
+        if model is None or root != type(model).__name__ or any(
+                root in space for space in (self.scene.names, *(frame.names for frame in self.scene.users))):
+            return path
+        mine = any(frame.names.get("self") is model for frame in self.scene.users)
+        return f"self{dot}{rest}" if mine else path
 
     def unregistered(self, module: Any) -> str | None:
         """The way to a module that lies in a plain list, tuple or dict of another, and so is no part of it."""

@@ -216,8 +216,8 @@ def _scopes(place: _Place, text: str) -> Iterator[tuple[str, ast.AST]]:
 def _reaching(scope: ast.AST, found: list[tuple[ast.expr, tuple[Key, ...]]], text: str, line: int
               ) -> Iterator[tuple[ast.expr, tuple[Key, ...]]]:
     """The bindings whose value can still be there. The last goes first; one that uses the name itself lets the one
-    before it through. One in a branch that the line is not part of comes after that, and so does the line's own, which has not
-    been bound yet unless in an earlier turn of a loop."""
+    before it through. One in a branch that the line is not part of comes after that, and so does the line's own, which
+    has not been bound yet unless in an earlier turn of a loop."""
     later: list[tuple[ast.expr, tuple[Key, ...]]] = []
     for value, keys in reversed(found):
         again = any(isinstance(n, (ast.Name, ast.Attribute)) and ast.unparse(n) == text for n in ast.walk(value))

@@ -14,7 +14,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from nbdebug.chapters.error.asked import Asked, Names, asked, failing_module, is_a, parts, raised, raised_by_user, within
+from nbdebug.chapters.error.asked import (
+    Asked,
+    Names,
+    asked,
+    failing_module,
+    is_a,
+    parts,
+    raised,
+    raised_by_user,
+    within,
+)
 from nbdebug.chapters.error.facts_indices import Beyond, IndexFacts
 from nbdebug.chapters.error.facts_parts import Origin, Part
 from nbdebug.chapters.error.looks import sequences
@@ -258,7 +268,7 @@ def _tensor(facts: IndexFacts, scene: Scene, value: int, dim: int | None, size: 
 
 
 def _indexed(scene: Scene) -> str:
-    """The text of what the failing line indexes: `x` of x[i], x.gather(0, i), torch.gather(x, 0, i); "" if not plain."""
+    """The text of what the failing line indexes: `x` of x[i], x.gather(0, i), torch.gather(x, 0, i)."""
     node = _call(scene)
     if isinstance(node, ast.Subscript):
         return ast.unparse(node.value)

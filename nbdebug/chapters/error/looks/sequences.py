@@ -50,7 +50,8 @@ def arrays(facts: IndexFacts, scene: Scene, value: int, dim: int | None, size: i
         if type(table) is not np.ndarray or dim is None or dim >= table.ndim or table.shape[dim] != size:
             continue
         facts = dataclasses.replace(facts, kind="sequence", table=ast.unparse(node.value), size=size, dim=dim,
-                                    shape=table.shape, least=-size, beyond=Beyond(value), head=length(frame) if frame is not None else "")
+                                    shape=table.shape, least=-size, beyond=Beyond(value),
+                                    head=length(frame) if frame is not None else "")
         keys = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
         mine = [ast.unparse(key) for key in keys if _reaches(key, value, frame)]
         return dataclasses.replace(facts, key=mine[0] if mine else "")

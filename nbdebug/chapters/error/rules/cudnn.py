@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from nbdebug.catalogue import rule
 from nbdebug.chapters.error.facts_cuda import CudnnFacts, Layout
+from nbdebug.chapters.error.facts_parts import as_code
 from nbdebug.finding import Finding, Fix
 
 MOST_ELEMENTS = 2**31 - 1
@@ -95,8 +96,8 @@ def _fixes(facts: CudnnFacts) -> tuple[Fix, ...]:
         found.append(Fix("Give it a tensor without gaps.", code, worked, after))
     if facts.library == "cuDNN":
         worked, after = (facts.without.worked, facts.without.after) if facts.without is not None else (None, {})
-        call = facts.op or "layer"
-        found.append(Fix("Or let torch's own kernels do it.",
+        call = as_code(facts.op) if facts.op else "layer"
+        found.append(Fix("Or let torch's own kernels do it." if found else "Let torch's own kernels do it.",
                          f"with torch.backends.cudnn.flags(enabled=False):\n    out = {call}(x)", worked, after))
     return tuple(found) or (Fix("See whether another dtype is computed.", "x = x.float()"),)
 

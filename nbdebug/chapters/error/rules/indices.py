@@ -83,7 +83,7 @@ def _target(facts: IndexFacts, found: Beyond) -> str:
 
 
 def _tensor(facts: IndexFacts, found: Beyond) -> str:
-    along = f" along dimension {facts.dim}" if facts.dim is not None and len(facts.shape) > 1 else ""
+    along = f" along dimension {facts.dim}" if facts.dim is not None and len(facts.shape) != 1 else ""
     said = (f"{_first(_entry(facts, found))}, and `{facts.table}` has {facts.size} entries{along}, 0 to "
             f"{(facts.size or 0) - 1}{_more(found)}")
     return said + (f": the data set's length is `{facts.head}`" if facts.head else "")
@@ -175,7 +175,8 @@ def _of_embedding(facts: IndexFacts, found: Beyond) -> tuple[Fix, ...]:
 def _of_target(facts: IndexFacts, found: Beyond) -> tuple[Fix, ...]:
     name = facts.index.name if facts.index is not None and is_plain(facts.index.name) else "target"
     if facts.shifted is not None:
-        return (Fix("Count the classes from 0.", assigned(name, f"{name} - 1"), facts.shifted.worked, facts.shifted.after),)
+        cure = facts.shifted
+        return (Fix("Count the classes from 0.", assigned(name, f"{name} - 1"), cure.worked, cure.after),)
     if facts.ignored is not None:
         return (Fix("Leave these entries out of the loss.", f"nn.CrossEntropyLoss(ignore_index={facts.ignored.code})",
                     facts.ignored.worked, facts.ignored.after),)
