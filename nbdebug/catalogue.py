@@ -69,7 +69,10 @@ def rules(chapter: str | None = None) -> tuple[Rule, ...]:
     """All rules, or those of one chapter, in the order in which they are declared."""
     # a chapter asks for its own, and waits for no other
     for name in CHAPTERS if chapter is None else ELSEWHERE.get(chapter, (chapter,)):
-        importlib.import_module(f"nbdebug.chapters.{name}.rules")
+        stand = importlib.import_module(f"nbdebug.chapters.{name}.rules")
+        for part in getattr(stand, "DECLARED", ()):
+            if isinstance(part, str):  # a chapter that imports its rules one by one, as they are needed
+                importlib.import_module(f"{stand.__name__}.{part}")
     return tuple(r for r in _rules.values() if chapter in (None, r.chapter))
 
 

@@ -160,6 +160,11 @@ def to_numpy():
     return out.numpy()
 
 
+def lengths_on_the_card():
+    padded, sizes = on_card(2, 5, 4), torch.tensor([5, 3], device=device)
+    nn.utils.rnn.pack_padded_sequence(padded, sizes, batch_first=True)
+
+
 def weights_without_values():
     big = nn.Linear(3, 3, device=device)
     big.to("cpu")
@@ -187,6 +192,7 @@ SITUATIONS = [
     (named_heads, "list", ["`many.heads['a']` is on cpu", "nn.ModuleDict(self.heads)"]),
     (averaged_weights, "variable", ["`kept[name]` is on cpu"]),
     (to_numpy, "", ["`out` is on meta", "out.cpu().numpy()"]),
+    (lengths_on_the_card, "", ["`sizes` is on meta", "pack_padded_sequence", "sizes.cpu()"]),
     (weights_without_values, "", ["`big` has 2 parameters on the meta device", "to_empty"]),
     (values_of_nothing, "", ["`x` is on the meta device"]),
 ]

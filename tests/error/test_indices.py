@@ -164,7 +164,8 @@ def crop_of_a_small_picture():
 
 SITUATIONS = [
     (token, ["`ids[1, 1]` is 11", "`reader.words` has 10 rows", "`vocabulary` has 12 entries", "nn.Embedding(12, 4)"]),
-    (position, ["`steps` counts to 8", "torch.arange(ids.shape[1])", "`reader.places` has 6 rows", "ids = ids[:, -6:]"]),
+    (position, ["`steps` counts to 8", "torch.arange(ids.shape[1])", "`reader.places` has 6 rows",
+                "ids = ids[:, -6:]"]),
     (sized_before, ["`steps` counts to 8", "`table` has 6 rows", "ids = ids[:, -6:]"]),
     (padding_of_minus_one, ["is -1", "5 rows", "masked_fill"]),
     (bag, ["7", "`bags` has 5 rows"]),

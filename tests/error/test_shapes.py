@@ -238,7 +238,7 @@ CASES = [  # (what fails, what the title says, the code of the first cure)
     (flattened_by_hand, ("`grades` (Linear) takes 150 features", "given 1014", "`flat`"), "nn.AdaptiveAvgPool2d(5)"),
     (rows_folded, ("`outputs` [20, 7]", "`marks` [5]", "`view`"), "x.flatten(1)"),
     (never_flattened, ("`body.2` (Linear)", "`planes` [2, 2, 6, 6]", "[2, 3, 4, 4]"), ".flatten(1)"),
-    (block_inside_a_sequential, ("`tower.1.narrow` (Conv2d) takes 12 channels", "given 8", "`plane`"), "nn.Conv2d(8, 16, 3"),
+    (block_inside_a_sequential, ("`tower.1.narrow` (Conv2d) takes 12 channels", "given 8", "`plane`"), "nn.Conv2d(8,"),
     (channels_on_the_last_axis, ("`stem`", "3 channels", "`frames`"), "frames.permute(0, 3, 1, 2)"),
     (many_large_pictures, ("`stem`", "3 channels", "`frames`"), "frames.permute(0, 3, 1, 2)"),
     (no_channel_axis, ("`stem`", "`scans` is [6, 9, 9]"), "scans.unsqueeze(1)"),

@@ -46,12 +46,11 @@ def _known(candidate: Candidate, names: Mapping[str, Any], notes: list[str]) -> 
         notes.append(f"The frames of the {type(candidate.error).__name__} could not be read "
                      f"({type(failed).__name__}).")
         return None
-    for look, check in KINDS:
+    for kind in KINDS:
         try:
-            facts = look(scene)
-            found = check(facts) if facts is not None else None
+            found = kind.ask(scene) if kind.may_know(scene) else None
         except Exception as failed:  # our own fault, or an object that refuses to be looked at: the next kind is asked
-            notes.append(f"nbdebug could not look for {look.__module__.rpartition('.')[2].replace('_', ' ')} here: "
+            notes.append(f"nbdebug could not look for {kind.look.split('.')[-2].replace('_', ' ')} here: "
                          f"{type(failed).__name__}.")
             continue
         if found is not None:

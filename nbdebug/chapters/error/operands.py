@@ -27,6 +27,10 @@ def expression(frame: Frame) -> ast.AST | None:
     """The syntax of what ran in this frame: the smallest expression, else the statement of the line. None where the
     source is not at hand, or no longer the one that runs."""
     tree = tree_of(frame.site.file)
+    if tree is not None and frame.span is None and frame.site.function == "<lambda>":
+        alone = _lambda(tree, frame.site.line)
+        if alone is not None:
+            return alone
     return None if tree is None else _at(tree, frame.span or (frame.site.line, frame.site.line, None, None))
 
 
@@ -36,6 +40,13 @@ def statement(frame: Frame) -> ast.stmt | None:
     if tree is None:
         return None
     return _around(tree, frame.span[0], frame.span[2]) if frame.span else _around(tree, frame.site.line)
+
+
+@functools.lru_cache(maxsize=256)
+def _lambda(tree: ast.Module, line: int) -> ast.expr | None:
+    """What the only lambda of a line computes."""
+    found = [n for n in nodes(tree) if isinstance(n, ast.Lambda) and n.lineno <= line <= (n.end_lineno or 0)]
+    return found[0].body if len(found) == 1 else None
 
 
 @functools.lru_cache(maxsize=256)

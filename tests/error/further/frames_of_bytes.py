@@ -31,7 +31,8 @@ def build(fixed=False):
             frames = frames.float() / 255
         actions = torch.tensor([m[1] for m in memory])
         rewards = torch.tensor([m[2] for m in memory])
-        q = policy_net(frames).gather(1, actions[:, None])
+        q = policy_net(frames)
+        q = q.gather(1, actions[:, None])
         loss = nn.functional.smooth_l1_loss(q[:, 0], rewards)
         loss.backward()
 

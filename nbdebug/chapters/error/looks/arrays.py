@@ -27,7 +27,8 @@ def look(scene: Scene, default: str) -> DtypeFacts | None:
         odd = next((p for p in asked(scene) if str(p.value.dtype) in ("torch.bfloat16", "torch.complex32")), None)
         part = Part(odd.fact(), odd.role, odd.owner, odd.known) if odd else None
         cure = Cure(f"{odd.name}.float()") if odd else None
-        return DtypeFacts(raised(scene), "array", part, None, "float32", "numpy()", "ScalarType", default=default, cure=cure)
+        return DtypeFacts(raised(scene), "array", part, None, "float32", "numpy()", "ScalarType", default=default,
+                          cure=cure)
     said = _said(message)
     found = next(((text, value) for text, value in _values(scene) if _meant(value, said)), None)
     if found is None and said in ("list", "tuple", "int", "float"):

@@ -25,7 +25,7 @@ from nbdebug.chapters.error.scene import Scene, is_tensor
 from nbdebug.chapters.error.trying import Trial, computed, rerun
 
 WORDED: tuple[tuple[str, str], ...] = (
-    ("numpy", r"can't convert \S+ device type tensor to numpy"),
+    ("numpy", r"can't convert \S+ device type tensor to numpy|'lengths' argument should be a 1D CPU"),
     ("generator", r"device type for generator but found|Expected a .* generator device|generator device"),
     ("no data", r"Cannot copy out of meta tensor|cannot be called on meta tensors"),
     ("parallel", r"module must have its parameters and buffers on device"),
@@ -202,7 +202,7 @@ def _unreadable(facts: DeviceFacts, parts: list[Asked], scene: Scene) -> DeviceF
     found = found or [p for p in _variables(scene, parts) if p.value.device.type != "cpu"]
     if not found:
         return facts if facts.kind == "numpy" else dataclasses.replace(facts, home="meta")
-    odd = found[0]
+    odd = next((p for p in found if p.role == "lengths"), found[0])
     code = f"{odd.name}.detach().cpu()" if odd.value.requires_grad else f"{odd.name}.cpu()"
     return dataclasses.replace(facts, odd=_part(odd), home="cpu", cure=Cure(code) if facts.kind == "numpy" else None)
 

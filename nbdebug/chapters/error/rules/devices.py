@@ -53,6 +53,8 @@ def _title(facts: DeviceFacts) -> str | None:
     if odd is None:
         return None
     told, device = odd.told[:1].upper() + odd.told[1:], odd.fact.device
+    if facts.kind == "numpy" and "lengths" in facts.raised.message:
+        return f"{told} is on {device}, and pack_padded_sequence reads the lengths on the host"
     if facts.kind == "numpy":
         return f"{told} is on {device}, and NumPy reads the host's memory alone"
     if facts.kind == "no data":
@@ -128,7 +130,8 @@ def _fixes(facts: DeviceFacts) -> tuple[Fix, ...]:
     if facts.kind in ("generator", "no data", "parallel"):
         return _without_cure(facts)
     if facts.kind == "numpy" and cure is not None:
-        return (Fix("Copy it to the host first.", f"{cure.code}.numpy()"),)
+        numpy = "" if "lengths" in facts.raised.message else ".numpy()"
+        return (Fix("Copy it to the host first.", f"{cure.code}{numpy}"),)
     if odd is None:
         return ()
     container = "ModuleDict" if re.search(r"\[['\"]", facts.owner) else "ModuleList"

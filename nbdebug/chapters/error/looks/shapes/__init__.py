@@ -7,7 +7,9 @@
     through   a layer's output shape by its formula
     bench     an expression or a layer of torch's run again on copies
     trials    the failing call with an operand seen in another way
-    cures, layers   the changes worth a try for each kind of misfit
+    cures, layers   the changes worth a try for each kind of misfit; losses, dealing, attention: of these families
+    sources   what a name was bound to before the line, and which layer takes what the line gives
+    compiled  the layer of a compiled model, whose frames are known from text alone
 """
 
 from __future__ import annotations
