@@ -141,3 +141,14 @@ def test_a_name_typed_wrong_is_not_what_is_offered_to_be_installed() -> None:
 
     finding = only(explained(attempt)[0])
     assert "torchvision" in finding.title and "torchvison" not in finding.fixes[0].code
+
+
+@pytest.mark.parametrize(("line", "said"), [
+    ("import torch.optim.lr_schedulers", "it has `torch.optim.lr_scheduler`"),
+    ("import torch.lr_scheduler", "it has `torch.optim.lr_scheduler`"),
+    ("import torch.nn.Linear", "from torch.nn import Linear"),
+    ("import torch.nn.quite_another", "pkgutil.iter_modules(torch.nn.__path__)"),
+])
+def test_an_installed_package_that_lacks_a_module_is_not_installed_again(line, said) -> None:
+    report, text = explained(lambda: exec(line))
+    assert only(report) and said in text and "pip" not in text and "not installed" not in text

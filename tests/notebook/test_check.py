@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import time
+import types
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import nn
 
 import nbdebug
 from nbdebug.chapters.notebook.cells import History
+from nbdebug.chapters.notebook.outputs import _appended, _largest
 from nbdebug.chapters.notebook.statements import bound
 from nbdebug.notebook_check import behind
 from nbdebug.observe.doubled import doubled
@@ -174,3 +176,18 @@ def test_two_hooks_that_hold_different_things_are_two() -> None:
     assert doubled([("net", net), ("first", first), ("second", second)]) == []
     again = doubled([("net", net), ("second", second)])  # nobody has the first list any more: of a run before
     assert [one.word for one in again] == ["forward hook"]
+
+
+def test_the_cell_that_appends_into_a_dict_is_named_and_the_variable_of_a_traceback() -> None:
+    known = history("history = {'loss': [], 'aux': []}", "history['loss'].append(loss.item())",
+                    "history['aux'].append(aux)", "print(history)")
+    assert _appended("history", known).cell == "In [3]" and _appended("history['aux']", known).cell == "In [3]"
+
+    def fails() -> None:
+        few, many = torch.zeros(2), torch.zeros(3000)
+        raise ValueError(few.numel() + many.numel())
+
+    with pytest.raises(ValueError) as caught:
+        exec("fails()", {"fails": types.FunctionType(fails.__code__, {"torch": torch, "ValueError": ValueError,
+                                                                      "__name__": "__main__"})})
+    assert _largest(caught.value) == "many" and _largest(None) == ""

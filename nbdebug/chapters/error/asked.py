@@ -106,8 +106,9 @@ def arguments(scene: Scene) -> dict[int, str]:
     if call is None or any(isinstance(arg, ast.Starred) for arg in call.args):
         return {}
     callee = below[-1]
+    name = callee.site.function
     function = type(callee.module).forward if callee.module is not None else getattr(
-        nn.functional, callee.site.function, None)
+        nn.functional, name, getattr(nn.utils.rnn, name, None))
     if callee.site.function == "__new__":
         names = ["data"]
     elif not callable(function) or callee.module is not None and callee.site.function != "forward":

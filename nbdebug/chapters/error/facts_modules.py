@@ -10,7 +10,8 @@ from nbdebug.chapters.error.facts import Raised
 @dataclasses.dataclass(frozen=True)
 class ModuleMissing:
     """what: "module" (does not exist here), "not a package" (another file has taken its name), "name" (the module
-    lacks it), "circular", "relative" (import without a package), "class" (a pickled class is not where it was).
+    lacks it), "submodule" (its package is there and lacks it; name: what that has so called that is no module),
+    "circular", "relative" (import without a package), "class" (a pickled class is not where it was).
 
     module: that is asked for; name: in it. pickled: it is a file's pickle that asks; source: the call that loads, as
     the user wrote it; asked_by: the installed package that imports it. holders: modules at hand that have a class of

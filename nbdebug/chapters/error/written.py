@@ -13,7 +13,7 @@ import linecache
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from nbdebug.chapters.error.asked import CALLS
+from nbdebug.chapters.error.asked import CALLS, is_a
 from nbdebug.chapters.error.operands import UNKNOWN, expression, value_of
 from nbdebug.chapters.error.scene import Scene
 from nbdebug.chapters.error.syntax import SCOPES, Key, bound, called, entries, functions, nodes_of, spine, tree_of
@@ -119,6 +119,9 @@ class _Search:
         if live is not UNKNOWN and not path and not self.fits(live):
             return
         text = ast.unparse(node)
+        if self._untouched(text, place, live):
+            yield from self._argument(text, path, place, live)
+            return
         for file, scope in _scopes(place, text):
             found = [b for b in bound(scope, text) if b[0].lineno <= place.line or scope is not _innermost(place)]
             for value, keys in _reaching(scope, found, text, place.line):
@@ -127,6 +130,15 @@ class _Search:
             if found:
                 return
         yield from self._argument(text, path, place, live)
+
+    def _untouched(self, text: str, place: _Place, live: Any) -> bool:
+        """Whether a parameter still is the caller's very object: what would bind it in the function has not run."""
+        at = next((i for i, frame in enumerate(self.scene.users) if frame is place.frame), None)
+        if at is None or at + 1 >= len(self.scene.users) or live is UNKNOWN or is_a(live, (int, float, str, type(None))):
+            return False
+        caller = self.scene.users[at + 1]
+        node = _passed(_innermost(place), expression(caller), text, _is_method(place))
+        return node is not None and value_of(node, caller) is live
 
     def _argument(self, text: str, path: tuple[Key, ...], place: _Place, live: Any
                   ) -> Iterator[tuple[Made, tuple[Key, ...], _Place]]:

@@ -113,9 +113,9 @@ class Redefined:
 @dataclasses.dataclass(frozen=True)
 class Kept:
     """Memory that the shell alone holds, or a list of losses with their graphs. how: "output", "traceback" or "graph";
-    name: "Out[2]"; bytes; what: "float32 (2560, 3072)". variable: what was shown ("features"). wanted: the statement
-    that was to free it, "" where none was; deleted: it names this very variable; freed: where it stands. where: the
-    cell that showed it, failed, or put it there."""
+    name: "Out[2]"; bytes; what: "float32 (2560, 3072)". variable: what was shown ("features"), or the
+    largest that a traceback holds. wanted: the statement that was to free it, "" where none was; deleted: it names this
+    very variable; freed: where it stands. where: the cell that showed it, failed, or put it there."""
 
     how: str
     name: str

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable
 from typing import Any
 
 from nbdebug.chapters.notebook.cells import History, nodes
 from nbdebug.chapters.notebook.facts import NOWHERE, Kept
+from nbdebug.chapters.notebook.held import is_tensor
 from nbdebug.chapters.notebook.statements import dotted
 from nbdebug.finding import Where
+from nbdebug.observe.named import is_users
 
 FREES = ("collect", "empty_cache", "malloc_trim")
 LEAST = 1 << 20
@@ -27,8 +30,8 @@ def kept(given: Iterable[Any], history: History, error: BaseException | None) ->
             found.append(_output(one, history))
         elif one.how == "traceback":
             where = _failed(error, history) or one.where
-            found.append(Kept("traceback", one.name, one.bytes, one.what, "", *_freed("", _number(where), history),
-                              where=where))
+            found.append(Kept("traceback", one.name, one.bytes, one.what, _largest(error),
+                              *_freed("", _number(where), history), where=where))
         elif one.how == "loss":
             where = _appended(one.name, history)
             found.append(Kept("graph", one.name, one.bytes, one.what, one.name,
@@ -47,17 +50,41 @@ def _failed(error: BaseException | None, history: History) -> Where | None:
     return None
 
 
+def _largest(error: BaseException | None) -> str:
+    """The largest tensor among the variables of the calls that failed: "acts"; "" where there is none."""
+    at = vars(BaseException)["__traceback__"].__get__(error) if error is not None else None
+    most, largest = 0, ""
+    while at is not None:
+        frame, at = at.tb_frame, at.tb_next
+        if frame.f_locals is frame.f_globals or not is_users(str(frame.f_globals.get("__name__", ""))):
+            continue  # a cell's own variables are there without the traceback
+        for name, value in frame.f_locals.items():
+            count = value.numel() * value.element_size() if is_tensor(value) else 0
+            if count > most:
+                most, largest = count, name
+    return largest
+
+
 def _appended(name: str, history: History) -> Where:
     """The first line that puts something into this list or dict."""
-    root = name.partition(".")[0]
+    root = re.split(r"[.\[]", name)[0]
     for cell in history.saying(root):
         for node in nodes(history.reach(cell.number)):
-            if isinstance(node, ast.Call) and dotted(node.func) in (f"{name}.append", f"{name}.extend",
-                                                                    f"{root}.append"):
+            if isinstance(node, ast.Call) and _adds(node, name, root):
                 own = any(node in ast.walk(statement) for statement in cell.body)
                 return cell.place(node.lineno if own else None)
     bound = history.bindings(root)
     return history.place(bound[-1]) if bound else NOWHERE
+
+
+def _adds(call: ast.Call, name: str, root: str) -> bool:
+    """Whether it puts a tensor into this list, or into a list that lies in this dict."""
+    if not isinstance(call.func, ast.Attribute) or call.func.attr not in ("append", "extend"):
+        return False
+    of, given = ast.unparse(call.func.value), call.args[0] if call.args else None
+    number = isinstance(given, ast.Call) and (dotted(given.func) in ("float", "int") or isinstance(
+        given.func, ast.Attribute) and given.func.attr in ("item", "detach", "tolist"))
+    return not number and (of in (name, root) or of.startswith(f"{name}["))
 
 
 def _output(one: Any, history: History) -> Kept:

@@ -20,4 +20,4 @@ class Bow:
 def build(fixed=False):
     torch.manual_seed(0)
     corpus = torch.randint(0, 50, (64, 20)) if fixed else torch.randint(0, 50, (200, 500))
-    return SimpleNamespace(trigger=lambda: Bow(50 if fixed else 50_000_000).encode(corpus))
+    return SimpleNamespace(trigger=lambda: Bow(50 if fixed else 500_000_000).encode(corpus))

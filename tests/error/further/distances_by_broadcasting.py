@@ -32,5 +32,5 @@ class Evaluator:
 
 def build(fixed=False):
     torch.manual_seed(0)
-    n = 500 if fixed else 100_000
+    n = 500 if fixed else 2_000_000  # 256 TB: more than any address space
     return SimpleNamespace(trigger=lambda: Evaluator(Retrieval(16)).run(torch.rand(n, 16), fixed))

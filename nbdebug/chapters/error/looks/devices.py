@@ -17,7 +17,7 @@ from torch import nn
 
 from nbdebug.chapters.error.asked import Asked, Names, asked, failing_module, raised, raised_by_user, weights
 from nbdebug.chapters.error.facts_devices import DeviceFacts
-from nbdebug.chapters.error.facts_parts import Cure, Part, is_plain
+from nbdebug.chapters.error.facts_parts import Cure, Part, bracketed, is_plain
 from nbdebug.chapters.error.looks.device_reasons import reason
 from nbdebug.chapters.error.looks.dtype_words import on_two_devices
 from nbdebug.chapters.error.operands import operands
@@ -203,7 +203,8 @@ def _unreadable(facts: DeviceFacts, parts: list[Asked], scene: Scene) -> DeviceF
     if not found:
         return facts if facts.kind == "numpy" else dataclasses.replace(facts, home="meta")
     odd = next((p for p in found if p.role == "lengths"), found[0])
-    code = f"{odd.name}.detach().cpu()" if odd.value.requires_grad else f"{odd.name}.cpu()"
+    name = bracketed(odd.name) if odd.known else "lengths" if odd.role == "lengths" else "x"
+    code = f"{name}.detach().cpu()" if odd.value.requires_grad else f"{name}.cpu()"
     return dataclasses.replace(facts, odd=_part(odd), home="cpu", cure=Cure(code) if facts.kind == "numpy" else None)
 
 

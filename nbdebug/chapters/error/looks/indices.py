@@ -20,7 +20,6 @@ from nbdebug.chapters.error.asked import (
     asked,
     failing_module,
     is_a,
-    parts,
     raised,
     raised_by_user,
     within,
@@ -29,6 +28,8 @@ from nbdebug.chapters.error.facts_indices import Beyond, IndexFacts
 from nbdebug.chapters.error.facts_parts import Origin, Part
 from nbdebug.chapters.error.looks import sequences
 from nbdebug.chapters.error.looks.bounds import beyond
+from nbdebug.chapters.error.looks.data_sets import number, sample_of
+from nbdebug.chapters.error.looks.heads import head
 from nbdebug.chapters.error.looks.index_cures import grown, ignored, shifted
 from nbdebug.chapters.error.operands import UNKNOWN, expression, value_of
 from nbdebug.chapters.error.scene import Scene, is_tensor
@@ -196,23 +197,11 @@ def _target(facts: IndexFacts, scene: Scene) -> IndexFacts | None:
     found = beyond(target, 0, size - 1, spared if type(spared) is int else -100)
     if found is None:
         return None
-    given = _named(target, "target", scene)
+    given, table = _named(target, "target", scene), _named(scores, "input", scene).name
     return dataclasses.replace(
-        facts, kind="target", table=_named(scores, "input", scene).name, size=size, shape=tuple(scores.shape),
-        index=part(given), beyond=found, head=_head(size, scene), shifted=shifted(found, target, size, scene),
+        facts, kind="target", table=table, size=size, shape=tuple(scores.shape),
+        index=part(given), beyond=found, head=head(table, size, scene), shifted=shifted(found, target, size, scene),
         ignored=ignored(found, target, scene))
-
-
-def _head(size: int, scene: Scene) -> str:
-    """The last layer of a model that gives as many outputs as there are scores."""
-    found = ""
-    for model in scene.owners.models.values():
-        for _, module in parts(model):
-            kind = type(module)
-            if kind.__module__.startswith("torch.nn.") and size in (
-                    module.__dict__.get("out_features"), module.__dict__.get("out_channels")):
-                found = Names(scene).module(module)
-    return found
 
 
 def _classes(facts: IndexFacts, scene: Scene) -> IndexFacts | None:
@@ -259,12 +248,11 @@ def _tensor(facts: IndexFacts, scene: Scene, value: int, dim: int | None, size: 
     shape = tuple(table.value.shape)
     axis = dim if dim is None or dim < len(shape) and shape[dim] == size else shape.index(size)
     facts = dataclasses.replace(facts, table=table.name, size=size, dim=axis, shape=shape, least=least,
-                                beyond=Beyond(value), key=_key(scene, value), module=table.owner or "",
-                                head=sequences.length(scene.users[0]) if scene.users else "")
+                                beyond=Beyond(value), key=_key(scene, value), module=table.owner or "")
     if held:
         given, found = held[0]
-        return dataclasses.replace(facts, index=part(given), beyond=found)
-    return facts
+        facts = dataclasses.replace(facts, index=part(given), beyond=found)
+    return sample_of(facts, scene)
 
 
 def _indexed(scene: Scene) -> str:
@@ -283,7 +271,6 @@ def _key(scene: Scene, value: int) -> str:
     for node in ast.walk(_call(scene)):
         keys = node.slice if isinstance(node, ast.Subscript) else None
         for key in keys.elts if isinstance(keys, (ast.Tuple, ast.List)) else [keys] if keys is not None else []:
-            known = value_of(key, scene.users[0])
-            if type(known) is int and known == value and not isinstance(key, (ast.Constant, ast.UnaryOp)):
+            if number(key, scene.users[0]) == value and not isinstance(key, (ast.Constant, ast.UnaryOp)):
                 return ast.unparse(key)
     return ""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 from typing import Any
 
 from torch.utils.data import DataLoader
 
+from nbdebug.chapters.error.operands import value_of
 from nbdebug.chapters.error.scene import Scene
+from nbdebug.chapters.error.syntax import called, nodes_of
 from nbdebug.observe.named import attributes
 
 
@@ -54,3 +57,20 @@ def loader_at_hand(scene: Scene) -> tuple[str, Any]:
             if held.get("dataset") is dataset if dataset is not None else held.get("num_workers"):
                 return name, value
     return "", iterator
+
+
+def loader_written(scene: Scene) -> tuple[str, int | None]:
+    """(the data set's class or name, num_workers) of the loop over a loader in which the user's line stands, as its
+    source says: a worker's death is told at whatever line runs, and such a loader may have no name."""
+    for frame in scene.users:
+        loops = [node for node in nodes_of(frame.site.file) if isinstance(node, (ast.For, ast.comprehension))
+                 and node.iter.lineno <= frame.site.line <= (getattr(node, "end_lineno", None) or node.iter.lineno)]
+        for loop in sorted(loops, key=lambda node: -node.iter.lineno):
+            for call in ast.walk(loop.iter):
+                if isinstance(call, ast.Call) and called(call).endswith("DataLoader"):
+                    given = {one.arg: one.value for one in call.keywords}
+                    source, workers = call.args[0] if call.args else given.get("dataset"), given.get("num_workers")
+                    count = value_of(workers, frame) if workers is not None else None
+                    name = called(source) or ast.unparse(source) if source is not None else ""
+                    return name, count if type(count) is int else None
+    return "", None

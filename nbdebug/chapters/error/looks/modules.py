@@ -15,7 +15,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from nbdebug.chapters.error.facts_modules import ModuleMissing
-from nbdebug.chapters.error.looks.places import WELL_KNOWN, files_of, importable, other_environments, package_of
+from nbdebug.chapters.error.looks.places import (
+    PIP,
+    WELL_KNOWN,
+    files_of,
+    importable,
+    other_environments,
+    package_of,
+    submodules,
+)
 from nbdebug.chapters.error.operands import expression
 from nbdebug.chapters.error.scene import Scene
 from nbdebug.observe.named import is_users
@@ -71,12 +79,29 @@ def _missing(scene: Scene, module: str, taken: str | None) -> ModuleMissing:
     name = asked[1] if asked and asked[0] == module else ""
     files, folder = files_of(module, _beside(scene))
     top = module.partition(".")[0]
+    if not taken and not asked and not files and (inside := _submodule(module)) is not None:
+        parent, name, near = inside
+        return ModuleMissing(scene.raised(), "submodule", module, name, near=near, taken_by=_file_of(parent),
+                             python=_python(), asked_by=_asking_library(scene))
     return ModuleMissing(
         scene.raised(), "not a package" if taken else "module", module, name, bool(asked),
         _source(scene) if asked else "", _holders(name) if name else (), files, folder,
         () if files else _near(top, importable()), package_of(module), other_environments(top),
         _file_of(taken) if taken else "", _python(), _asking_library(scene),
         next(iter(() if top in WELL_KNOWN else _near(top, WELL_KNOWN)), ""))
+
+
+def _submodule(module: str) -> tuple[str, str, tuple[str, ...]] | None:
+    """(package, what it has under this name that is no module, modules nearly of this name), where the package itself
+    was imported and lacks the module."""
+    parent, _, last = module.rpartition(".")
+    held = vars(sys.modules[parent]) if parent in sys.modules else {}
+    if held.get("__file__") is None or package_of(module) == PIP.get(module, "-"):
+        return None  # a namespace, whose parts are installed one by one
+    near = _near(last, submodules(held.get("__path__")))
+    alike = [name for name in list(sys.modules) if name.startswith(f"{parent.partition('.')[0]}.")
+             and name.rpartition(".")[2] == last and name != module]
+    return parent, last if last in held else "", (*(f"{parent}.{name}" for name in near), *sorted(alike, key=len)[:1])
 
 
 def _name(scene: Scene, module: str, name: str, partial: bool) -> ModuleMissing:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import glob
 import os
+import pkgutil
 import sys
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 FOLDERS = 400
 """Folders that are looked into."""
@@ -95,6 +97,11 @@ def importable() -> set[str]:
         except OSError:  # a zip file, or a folder that is gone
             continue
     return names
+
+
+def submodules(path: Any) -> set[str]:
+    """The modules in a package's `__path__`; none is imported."""
+    return {found.name for found in pkgutil.iter_modules(path)} if type(path) is list else set()
 
 
 def other_environments(top: str) -> str:

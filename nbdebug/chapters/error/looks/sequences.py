@@ -14,9 +14,9 @@ from torch import nn
 
 from nbdebug.chapters.error.asked import is_a
 from nbdebug.chapters.error.facts_indices import Beyond, IndexFacts
+from nbdebug.chapters.error.looks.data_sets import number, sample_of
 from nbdebug.chapters.error.operands import UNKNOWN, expression, value_of
 from nbdebug.chapters.error.scene import Scene, is_tensor
-from nbdebug.chapters.error.syntax import nodes_of
 from nbdebug.observe.frames import Frame
 
 WORDS = re.compile(r"^(?:list|tuple|string|deque|range object|bytes)(?: assignment)? index out of range|"
@@ -35,8 +35,8 @@ def look(facts: IndexFacts, scene: Scene) -> IndexFacts | None:
         if value is not None and not -size <= value < size or value is None and alone:
             written = "" if isinstance(key, (ast.Constant, ast.UnaryOp)) else ast.unparse(key)
             beyond = Beyond(value) if value is not None else Beyond(size, total=0)
-            return dataclasses.replace(facts, kind="sequence", table=ast.unparse(base), size=size, least=-size,
-                                       key=written, beyond=beyond, head=length(frame))
+            return sample_of(dataclasses.replace(facts, kind="sequence", table=ast.unparse(base), size=size,
+                                                 least=-size, key=written, beyond=beyond), scene)
     return None
 
 
@@ -50,18 +50,17 @@ def arrays(facts: IndexFacts, scene: Scene, value: int, dim: int | None, size: i
         if type(table) is not np.ndarray or dim is None or dim >= table.ndim or table.shape[dim] != size:
             continue
         facts = dataclasses.replace(facts, kind="sequence", table=ast.unparse(node.value), size=size, dim=dim,
-                                    shape=table.shape, least=-size, beyond=Beyond(value),
-                                    head=length(frame) if frame is not None else "")
+                                    shape=table.shape, least=-size, beyond=Beyond(value))
         keys = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
         mine = [ast.unparse(key) for key in keys if _reaches(key, value, frame)]
-        return dataclasses.replace(facts, key=mine[0] if mine else "")
+        return sample_of(dataclasses.replace(facts, key=mine[0] if mine else ""), scene)
     single = [n for n in ast.walk(_ran(frame)) if isinstance(n, ast.Subscript)] if frame is not None else []
     if len(single) != 1 or single[0] is not _value(_ran(frame)) or scene.trail[-1] is not frame:
         return None
     key = "" if isinstance(single[0].slice, (ast.Constant, ast.UnaryOp)) else ast.unparse(single[0].slice)
-    return dataclasses.replace(facts, kind="sequence", table=ast.unparse(single[0].value), size=size, dim=dim,
-                               least=-size, beyond=Beyond(value), key=key if key.isidentifier() else "",
-                               head=length(frame) if frame is not None else "")
+    return sample_of(dataclasses.replace(facts, kind="sequence", table=ast.unparse(single[0].value), size=size, dim=dim,
+                                         least=-size, beyond=Beyond(value), key=key if key.isidentifier() else ""),
+                     scene)
 
 
 def _value(node: ast.AST) -> ast.AST | None:
@@ -71,6 +70,7 @@ def _value(node: ast.AST) -> ast.AST | None:
 def _reaches(key: ast.expr, value: int, frame: Frame | None) -> bool:
     """Whether a key that is no number written there has the value, or holds it."""
     known: Any = value_of(key, frame) if frame is not None else UNKNOWN
+    known = _computed(key, frame) if known is UNKNOWN and frame is not None else known
     if isinstance(key, ast.Constant) or known is UNKNOWN:
         return False
     if type(known) is np.ndarray and known.dtype.kind in "iu":
@@ -78,6 +78,11 @@ def _reaches(key: ast.expr, value: int, frame: Frame | None) -> bool:
     if is_tensor(known) and not known.is_meta and not known.dtype.is_floating_point:
         return bool((known == value).any())
     return is_a(known, (int, np.integer)) and int(known) == value
+
+
+def _computed(key: ast.expr, frame: Frame) -> Any:
+    found = number(key, frame) if isinstance(key, ast.BinOp) else None
+    return UNKNOWN if found is None else found
 
 
 def _ran(frame: Frame | None) -> ast.AST:
@@ -92,9 +97,10 @@ def _subscripts(frame: Frame) -> list[tuple[ast.expr, ast.expr, int, int | None]
         if isinstance(node, ast.Subscript):
             size = _size(node.value, frame)
             value: Any = value_of(node.slice, frame)
-            number = is_a(value, (int, np.integer)) and type(value) is not bool
-            if size is not None and (number or value is UNKNOWN and isinstance(node.slice, ast.Name)):
-                found.append((node.value, node.slice, size, int(value) if number else None))
+            value = _computed(node.slice, frame) if value is UNKNOWN else value
+            whole = is_a(value, (int, np.integer)) and type(value) is not bool
+            if size is not None and (whole or value is UNKNOWN and isinstance(node.slice, ast.Name)):
+                found.append((node.value, node.slice, size, int(value) if whole else None))
     return found
 
 
@@ -118,17 +124,3 @@ def _size(node: ast.expr, frame: Frame) -> int | None:
 def _pandas(value: Any) -> int | None:
     home, name = type(value).__module__.partition(".")[0], type(value).__name__
     return int(value.shape[0]) if home == "pandas" and name in ("DataFrame", "Series") else None
-
-
-def length(frame: Frame) -> str:
-    """In a data set's `__getitem__`: what its `__len__` returns, as the source says it."""
-    if frame.site.function != "__getitem__":
-        return ""
-    for node in nodes_of(frame.site.file):
-        if isinstance(node, ast.ClassDef):
-            methods = {f.name: f for f in node.body if isinstance(f, ast.FunctionDef)}
-            mine = methods.get("__getitem__")
-            if mine is not None and mine.lineno <= frame.site.line <= (mine.end_lineno or 0) and "__len__" in methods:
-                returned = [r.value for r in ast.walk(methods["__len__"]) if isinstance(r, ast.Return) and r.value]
-                return ast.unparse(returned[0]) if returned else ""
-    return ""

@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal as signals
 import sys
+import time
 import types
 from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
 
 from nbdebug.chapters.error.facts_workers import WorkerDied
-from nbdebug.chapters.error.looks.loaders import iterator_of, loader_at_hand
+from nbdebug.chapters.error.looks.loaders import iterator_of, loader_at_hand, loader_written
 from nbdebug.chapters.error.lying import shape_of
 from nbdebug.chapters.error.scene import Scene
 from nbdebug.observe.named import attributes
@@ -30,6 +33,10 @@ KINDS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("not picklable", re.compile(r"[Cc]an(?:'t|not) (?:pickle|get local object)|not picklable|attribute lookup .* "
                                  r"failed")),
 )
+BROKEN = ("ConnectionResetError", "EOFError", "BrokenPipeError")
+"""What the end of a worker's pipe looks like from here."""
+WAIT = 0.2
+"""Seconds in which a process that is gone gets its exit code."""
 SHARED = "/dev/shm"
 LOADERS = re.compile(r"[\\/]utils[\\/]data[\\/]|[\\/]multiprocessing[\\/]")
 STARTING = re.compile(r"[\\/]multiprocessing[\\/](reduction|popen_\w+|process|context)\.py$|[\\/]utils[\\/]data[\\/]")
@@ -44,11 +51,13 @@ def look(scene: Scene) -> WorkerDied | None:
     dataset = held.get("dataset", held.get("_dataset"))
     total, free = _shared()
     guilty, is_a = next(_unpicklable(held, name), ("", "")) if what == "not picklable" else ("", "")
+    said, count = loader_written(scene) if dataset is None else ("", None)
+    workers = _whole(held.get("num_workers", held.get("_num_workers")))
     parts = list(_parts(dataset)) if dataset is not None else []
     prefetch = held.get("prefetch_factor", held.get("_prefetch_factor"))
     return WorkerDied(
-        scene.raised(), what, signal, name, type(dataset).__name__ if dataset is not None else "",
-        _whole(held.get("num_workers", held.get("_num_workers"))), _whole(prefetch), _timeout(held), _start(held),
+        scene.raised(), what, signal, name, type(dataset).__name__ if dataset is not None else said,
+        count if workers is None else workers, _whole(prefetch), _timeout(held), _start(held),
         total, free, _memory_free(), sum(count for _, count in parts if count) if parts else None,
         sum(len(value) for value, _ in parts if type(value) in (list, dict, tuple)) or None, guilty, is_a,
         _in_notebook(type(dataset)) if dataset is not None else False, _files())
@@ -57,23 +66,44 @@ def look(scene: Scene) -> WorkerDied | None:
 def _kind(scene: Scene) -> tuple[str | None, str]:
     """(what happened, the signal's name); (None, "") where it has nothing to do with a loader's workers."""
     said = scene.message
-    killed = SIGNAL.search(said)
-    if killed is not None:
-        signal = killed[1].strip()
-        return {"Killed": "killed", "Bus error": "shared memory"}.get(signal, "crashed"), signal
+    if (killed := SIGNAL.search(said)) is not None:
+        return _by(killed[1].strip())
     what = next((kind for kind, pattern in KINDS if pattern.search(said)), None)
     if what in ("timeout", "exited", "bootstrap"):
         ended = re.search(r"exit code (-?\d+)", said)
-        return what, f"exit code {ended[1]}" if ended else ""
+        return (what, f"exit code {ended[1]}") if ended else _ended(scene) if what == "exited" else (what, "")
     if what == "not picklable":
         near = iterator_of(scene) is not None or any(f.site.function == "_get_iterator" for f in scene.trail)
         return (what, "") if near and any(STARTING.search(f.site.file) for f in scene.trail) else (None, "")
     near = scene.carried is not None and "worker" in scene.carried.where or iterator_of(scene) is not None or any(
         LOADERS.search(frame.site.file) for frame in scene.trail[-6:])
-    if what is None and scene.type in ("ConnectionResetError", "EOFError", "BrokenPipeError") and (
-            iterator_of(scene) is not None):
-        return "exited", ""
+    if what is None and scene.type in BROKEN and iterator_of(scene) is not None:
+        return _ended(scene)
     return (what, "") if what is not None and near else (None, "")
+
+
+def _by(signal: str) -> tuple[str, str]:
+    return {"Killed": "killed", "Bus error": "shared memory"}.get(signal, "crashed"), signal
+
+
+def _ended(scene: Scene) -> tuple[str, str]:
+    """What the exit codes of the iterator's own processes say of the end of one, within WAIT."""
+    iterator = iterator_of(scene)
+    given = attributes(iterator).get("_workers") if iterator is not None else None
+    workers = [one for one in given if isinstance(one, BaseProcess)] if type(given) is list else []
+    until, codes = time.perf_counter() + WAIT, set[int]()
+    try:
+        while workers and not codes and time.perf_counter() < until:
+            codes = {code for one in workers if (code := one.exitcode)} - {-int(signals.SIGTERM)}  # torch's own end
+            if not codes:
+                time.sleep(0.01)
+    except RuntimeError as told:  # torch's handler of SIGCHLD tells it just now, wherever that is
+        if (killed := SIGNAL.search(str(told))) is not None:
+            return _by(killed[1].strip())
+    code = min(codes, default=0)
+    if code < 0:
+        return _by("Killed" if code == -9 else signals.strsignal(-code) or f"signal {-code}")
+    return "exited", f"exit code {code}" if code else ""
 
 
 def _whole(value: Any) -> int | None:

@@ -36,6 +36,7 @@ def _evidence(facts: IndexFacts, found: Beyond) -> dict[str, object]:
         evidence |= {"tensor of indices": facts.index.name, "shape": list(facts.index.fact.shape),
                      "out of range": f"{found.count} of {found.total}", "least": found.low, "largest": found.high,
                      "where the first is": list(found.place), "values out of range": list(found.values)}
+    evidence |= {"samples promised": facts.promised} if facts.promised is not None else {}
     return evidence | ({"shape of the table": list(facts.shape)} if facts.shape else {})
 
 
@@ -44,7 +45,8 @@ def _entry(facts: IndexFacts, found: Beyond) -> str:
     if found.total == 0:
         return f"`{facts.key}` goes beyond `{facts.table}`"
     if facts.index is None:
-        return f"`{facts.key}` is {found.value}" if facts.key else f"the index is {found.value}"
+        sample = f" ({facts.sample})" if facts.sample else ""
+        return f"`{facts.key}` is {found.value}{sample}" if facts.key else f"the index is {found.value}{sample}"
     place = f"[{', '.join(map(str, found.place))}]" if found.place else ""
     if facts.index.known and is_plain(facts.index.name):
         return f"`{facts.index.name}{place}` is {found.value}"
@@ -82,11 +84,19 @@ def _target(facts: IndexFacts, found: Beyond) -> str:
     return said
 
 
+def _promised(facts: IndexFacts) -> str:
+    if not facts.head:
+        return ""
+    told = f", which promises {facts.promised} samples" if facts.promised is not None else ""
+    whose = f"the length of `{facts.data_set}`" if facts.data_set else "the data set's length"
+    return f": {whose} is `{facts.head}`{told}"
+
+
 def _tensor(facts: IndexFacts, found: Beyond) -> str:
     along = f" along dimension {facts.dim}" if facts.dim is not None and len(facts.shape) != 1 else ""
     said = (f"{_first(_entry(facts, found))}, and `{facts.table}` has {facts.size} entries{along}, 0 to "
             f"{(facts.size or 0) - 1}{_more(found)}")
-    return said + (f": the data set's length is `{facts.head}`" if facts.head else "")
+    return said + _promised(facts)
 
 
 def _one_hot(facts: IndexFacts, found: Beyond) -> str:
@@ -105,7 +115,7 @@ def _sequence(facts: IndexFacts, found: Beyond) -> str:
     ends = f", the last of them {size - 1}" if size else ""
     has = "which has" if found.total == 0 else f"and `{facts.table}` has"
     said = f"{_first(_entry(facts, found))}, {has} {size} {'entry' if size == 1 else 'entries'}{along}{ends}"
-    return said + (f": the data set's length is `{facts.head}`" if facts.head else "")
+    return said + _promised(facts)
 
 
 def _random(facts: IndexFacts, found: Beyond) -> str:
@@ -136,8 +146,8 @@ def _fixes(facts: IndexFacts, found: Beyond) -> tuple[Fix, ...]:
         return (Fix("Draw from one number more, and only where there is room.",
                     "start = torch.randint(0, max(1, length - size + 1), ())"),)
     if facts.kind in ("sequence", "tensor") and facts.head:
-        code = f"def __len__(self):\n    return len({facts.table})"
-        return (Fix("Let the length be that of what is indexed.", code),)
+        code = f"def __len__(self):\n    return {facts.fits}"
+        return (Fix("Let the length be the number of samples that there are.", code),) if facts.fits else ()
     if facts.index is not None and facts.index.known:
         return (Fix(f"The valid ones are 0 to {size - 1}: see where the others come from.",
                     f"{name}[({name} < 0) | ({name} >= {size})]"),)

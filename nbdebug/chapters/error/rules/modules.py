@@ -40,9 +40,8 @@ def _title(facts: ModuleMissing) -> str:
                 "belongs to none.")
     if facts.what == "circular":
         return f"{module} is imported while it is still being read: it and another file import each other."
-    if facts.what == "name":
-        near = f" It has `{facts.near[0]}`." if facts.near else ""
-        return f"{module} has no `{facts.name}`.{near}"
+    if facts.what in ("name", "submodule"):
+        return _lacks(facts)
     if facts.what == "class":
         where = "the main program" if facts.module == "__main__" else module
         return (f"The file was pickled with a class `{facts.name}` of {where}, which has no such class "
@@ -61,6 +60,19 @@ def _title(facts: ModuleMissing) -> str:
     by = f", which `{facts.asked_by}` needs," if facts.asked_by else ""
     named = f" (its package is called `{facts.package}`)" if facts.package else ""
     return f"{module}{by} is not installed for the Python of this kernel{named}."
+
+
+def _lacks(facts: ModuleMissing) -> str:
+    """A module that has no such name, a package that has no such module."""
+    if facts.what == "name":
+        near = f" It has `{facts.near[0]}`." if facts.near else ""
+        return f"`{facts.module}` has no `{facts.name}`.{near}"
+    parent, _, last = facts.module.rpartition(".")
+    if facts.name:
+        return f"`{facts.module}` is no module: `{last}` is something in `{parent}`, to be imported from there."
+    by = f", which `{facts.asked_by}` needs: the two versions don't fit" if facts.asked_by else ""
+    near = f"; it has `{facts.near[0]}`" if facts.near else ""
+    return f"`{parent}` is installed, and has no module `{last}`{by}{near}."
 
 
 def _held(facts: ModuleMissing) -> str:
@@ -98,6 +110,8 @@ def _fixes(facts: ModuleMissing) -> list[Fix]:
                     f"def build():\n    import {facts.module}\n    ...")]
     if facts.what == "name":
         return _for_name(facts)
+    if facts.what == "submodule":
+        return [_for_submodule(facts)]
     if facts.what == "not a package":
         return [Fix("Rename the file that has taken the name, and restart the kernel.",
                     f"mv {facts.taken_by or facts.module + '.py'} my_{facts.module.partition('.')[0]}.py")]
@@ -113,6 +127,18 @@ def _fixes(facts: ModuleMissing) -> list[Fix]:
                     "misspelt name is seldom what you want.)", f"%pip install {facts.meant}\nimport {facts.meant}")]
     return [Fix("Install it for this kernel's Python: %pip does, !pip may install for another one.",
                 f"%pip install {facts.package or top}")]
+
+
+def _for_submodule(facts: ModuleMissing) -> Fix:
+    parent, _, last = facts.module.rpartition(".")
+    if facts.name:
+        return Fix("Import it from its module.", f"from {parent} import {last}")
+    if facts.near and not facts.asked_by:
+        return Fix("Write the name of the one that is there.", f"import {facts.near[0]}")
+    top = parent.partition(".")[0]
+    return Fix("Look at which version it is, and what that has: modules are moved and dropped between versions.",
+               f"import importlib.metadata, pkgutil, {parent}\nprint(importlib.metadata.version({top!r}), "
+               f"[found.name for found in pkgutil.iter_modules({parent}.__path__)])")
 
 
 def _for_name(facts: ModuleMissing) -> list[Fix]:

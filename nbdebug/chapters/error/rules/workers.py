@@ -75,7 +75,9 @@ def _exited(facts: WorkerDied, loader: str, count: str) -> str:
                 f"defined "
                 "in a cell of the notebook.")
     how = f" ({facts.signal})" if facts.signal else ""
-    return f"A worker of {loader}{count} ended{how} without an error of Python's: a crash in a library, or an exit."
+    why = "a crash in a library, or an exit" if facts.signal else (
+        "killed by the system (as a rule because memory ran out), a crash in a library, or an exit")
+    return f"A worker of {loader}{count} ended{how} without an error of Python's: {why}."
 
 
 def _evidence(facts: WorkerDied) -> dict[str, Any]:

@@ -50,9 +50,10 @@ def _output(one: Kept, count: int) -> Finding:
 
 
 def _traceback(one: Kept, count: int) -> Finding:
+    most = f", `{one.variable}` above all" if one.variable else ""
     title = (f"The traceback of the last failed cell holds {size(one.bytes)}: the variables of the calls that failed"
-             + (f", so `{one.wanted}` ({cell(one.freed)}) could not free them" if one.wanted else ""))
-    return _told("traceback", one, title, [one.name, "traceback"], [
+             + most + (f", so `{one.wanted}` ({cell(one.freed)}) could not free them" if one.wanted else ""))
+    return _told("traceback", one, title, [one.name, one.variable, "traceback"], [
         Fix("Let go of the traceback; %debug and %tb then no longer work for it.", "%free traceback", None,
             {"would come back": size(count)})], count)
 
