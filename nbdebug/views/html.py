@@ -83,7 +83,8 @@ def _report(report: Report, most: int, head: str) -> str:
     body = _silent(report, most, head) if report.ok else _found(report, most, head)
     # The classes keep MathJax from reading $ in the user's own words.
     return ('<div class="mathjax_ignore tex2jax_ignore" style="max-width:54em;line-height:1.5;margin:.4em 0;'
-            f'padding:.1em 0 .1em 1.1em;border-left:3px solid {FINE if words.fine(report) else FAULT};overflow-wrap:break-word">'
+            f'padding:.1em 0 .1em 1.1em;border-left:3px solid {FINE if words.fine(report) else FAULT};'
+            'overflow-wrap:break-word">'
             f"{body}{foot}</div>")
 
 

@@ -170,3 +170,49 @@ def test_a_data_set_that_fails_by_itself_is_no_mismatch(workers) -> None:
     for make in (lambda i: 1 // 0, lambda i: {"a": 1}["b"], lambda i: torch.stack([torch.zeros(2), torch.zeros(3)])):
         report, said = explained(Made(make), num_workers=workers)
         assert CODE not in [finding.code for finding in report], said
+
+
+class Clips(Dataset):
+    def __init__(self, sizes):
+        self.sizes = sizes
+
+    def __len__(self):
+        return len(self.sizes)
+
+    def __getitem__(self, i):
+        return {"clip": torch.ones(*self.shape(i)), "rate": 8}
+
+    def shape(self, i):
+        return 2, self.sizes[i]
+
+
+class Hidden(Clips):
+    def __init__(self, sizes):
+        self.sizes = tuple(sizes)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_axis_that_differs_is_padded(workers) -> None:
+    report, said = explained(Clips([9, 9, 9, 9, 7, 9, 9, 9]), num_workers=workers)
+    finding = only(report)
+    assert "Sample 4 of" in said and "float32 [2, 7]" in said.replace("tensor of [", "tensor of float32 [")
+    assert finding.fixes[0].verified and "pad_sequence" not in finding.fixes[0].code
+    space = {"torch": torch, "tensors": [torch.ones(2, 7), torch.ones(2, 9)], "DataLoader": lambda *a, **k: None}
+    exec(finding.fixes[0].code.partition("\n\n")[0], space)
+    batch = [Clips([7, 9])[0], Clips([7, 9])[1]]
+    made = space["item"] if workers else space["collate"](batch)["clip"]
+    assert made.shape == (2, 2, 9) and made[0, :, 7:].sum() == 0
+
+
+def test_of_two_samples_that_differ_in_a_worker_neither_is_blamed_alone() -> None:
+    report, said = explained(Hidden([7, 9, 9, 9]), num_workers=1)
+    assert only(report) and "Samples 0 and 1 of `dataset`" in said and "[2, 7] and [2, 9]" in said
+
+
+def test_several_axes_are_padded_at_once() -> None:
+    report, _ = explained(Made(lambda i: {"map": torch.zeros(3 + (i == 2), 4 + (i == 1))}))
+    code = only(report).fixes[0].code
+    if "longest[::-1]" in code:
+        space = {"torch": torch}
+        exec(code.partition("\n\n")[0], space)
+        assert space["collate"]([{"map": torch.ones(3, 5)}, {"map": torch.ones(4, 4)}])["map"].shape == (2, 4, 5)

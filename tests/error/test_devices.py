@@ -165,6 +165,11 @@ def lengths_on_the_card():
     nn.utils.rnn.pack_padded_sequence(padded, sizes, batch_first=True)
 
 
+def lengths_counted_in_the_line():
+    padded, mask = on_card(2, 5, 4), torch.ones(2, 5, device=device)
+    nn.utils.rnn.pack_padded_sequence(padded, mask.sum(1), batch_first=True, enforce_sorted=False)
+
+
 def weights_without_values():
     big = nn.Linear(3, 3, device=device)
     big.to("cpu")
@@ -192,6 +197,7 @@ SITUATIONS = [
     (named_heads, "list", ["`many.heads['a']` is on cpu", "nn.ModuleDict(self.heads)"]),
     (averaged_weights, "variable", ["`kept[name]` is on cpu"]),
     (to_numpy, "", ["`out` is on meta", "out.cpu().numpy()"]),
+    (lengths_counted_in_the_line, "", ["`mask.sum(1)` is on meta", "pack_padded_sequence", "mask.sum(1).cpu()"]),
     (lengths_on_the_card, "", ["`sizes` is on meta", "pack_padded_sequence", "sizes.cpu()"]),
     (weights_without_values, "", ["`big` has 2 parameters on the meta device", "to_empty"]),
     (values_of_nothing, "", ["`x` is on the meta device"]),

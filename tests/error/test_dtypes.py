@@ -89,6 +89,18 @@ def half_model():
     small(inputs)
 
 
+def through_a_lambda():
+    small, ready = nn.Linear(8, 2).bfloat16(), False
+    frames = torch.randn(4, 8)
+
+    def apply(batch):
+        if ready:
+            batch = batch.bfloat16()
+        return small(batch)
+
+    return (lambda: apply(frames))()
+
+
 def pictures_in_bytes():
     pictures = torch.zeros(2, 3, 5, 5, dtype=torch.uint8)
     nn.Conv2d(3, 4, 1)(pictures)
@@ -236,6 +248,7 @@ def raised_again():
 
 
 SITUATIONS = [
+    (through_a_lambda, ["`batch` is `frames`", "`frames` is `torch.randn(4, 8)`", "small", "batch.bfloat16()"]),
     (from_a_loader, ["`x * (step + 1)` is float64", "net.1.0", "features", "from_numpy"]),
     (from_a_dict, ["batch['row']", "net.1.0", "from_numpy(self.rows[index])"]),
     (from_a_function, ["`values` is float64", "torch.tensor(table)", "everything"]),

@@ -36,7 +36,30 @@ class Pictures(Dataset):
         return len(self.files[index])
 
 
+class Windows(Dataset):
+    def __init__(self):
+        self.series, self.ahead = torch.arange(20.0), 4
+
+    def __len__(self):
+        return self.series.numel()
+
+    def __getitem__(self, i):
+        return self.series[i], self.series[i + self.ahead]
+
+
+class Right(Dataset):
+    def __init__(self):
+        self.files = ["a", "b"]
+
+    def __len__(self):
+        return len(self.files)
+
+    def __getitem__(self, i):
+        return self.files[i]
+
+
 reader = Reader()
+ear, fresh = (nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 4)) for _ in range(2))
 vocabulary = {chr(97 + i): i for i in range(12)}
 conv = nn.Conv2d(3, 4, 1)
 
@@ -137,6 +160,40 @@ def data_set_longer_than_its_list():
         pass
 
 
+def last_window_past_the_end():
+    windows = Windows()
+    list(DataLoader(windows, batch_size=4))
+
+
+def windows_in_any_order():
+    list(DataLoader(Windows(), batch_size=4, shuffle=True))
+
+
+def length_that_is_right():
+    return Right()[9]
+
+
+def the_model_that_was_called():
+    def heard(network):
+        return F.cross_entropy(network(torch.zeros(3, 2)), kinds)
+
+    kinds = torch.tensor([0, 6, 1])
+    return heard(ear)
+
+
+def scores_from_another_line():
+    def heard(network):
+        found = network(torch.zeros(3, 2))
+        found = found * 2
+        return F.cross_entropy(found, torch.tensor([0, 6, 1]))
+
+    return heard(ear)
+
+
+def scores_of_no_model():
+    return F.cross_entropy(torch.zeros(3, 4), torch.tensor([0, 6, 1]))
+
+
 def the_same_in_a_worker():
     for _ in DataLoader(Pictures(), num_workers=1):
         pass
@@ -182,6 +239,13 @@ SITUATIONS = [
     (names_of_classes, ["`best` is 2", "`names` has 2 entries"]),
     (in_a_comprehension, ["`number` is 2", "`names` has 2 entries"]),
     (data_set_longer_than_its_list, ["`index` is 3", "`self.files` has 3 entries", "self.count"]),
+    (last_window_past_the_end, ["`i + self.ahead` is 20 (`i` is 16)", "length of `windows` is `self.series.numel()`",
+                                "promises 20 samples", "return len(self.series) - self.ahead"]),
+    (windows_in_any_order, ["`i + self.ahead` is 2", "promises 20 samples", "len(self.series) - self.ahead"]),
+    (length_that_is_right, ["`i` is 9", "`self.files` has 2 entries", "assert i < len(self.files)"]),
+    (the_model_that_was_called, ["`kinds[1]` is 6", "`network.2` gives 4 classes", "network[2] = nn.Linear("]),
+    (scores_from_another_line, ["`network.2` gives 4 classes"]),
+    (scores_of_no_model, ["4 classes, 0 to 3", "has 4 classes"]),
     (the_same_in_a_worker, ["`index` goes beyond `self.files`", "3 entries", "self.count"]),
     (numpy_column, ["`column` is 7", "`grid` has 4 entries along dimension 1"]),
     (layer_that_is_not_there, ["is 2", "`stack` has 2 entries"]),

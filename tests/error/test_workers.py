@@ -156,3 +156,25 @@ def test_an_error_of_the_data_sets_own_is_no_death() -> None:
     report, said = explained(lambda i: 1 // 0, num_workers=1)
     assert report.ok and "ZeroDivisionError" in said and "worker process 0" in said
     assert "lambda i: 1 // 0" in said, "the line in the worker is shown"
+
+
+def kill(i):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_pipe_that_broke_tells_by_exit_code_who_was_killed_and_names_a_loader_without_a_name() -> None:
+    with pytest.raises(Exception) as caught:
+        for batch in DataLoader(Made(kill), batch_size=4, num_workers=1):
+            batch.sum()
+    report, said = told(caught.value)
+    assert "system killed" in only(report).title and "`num_workers=1`" in said and "Made" in said, said
+    assert "crash in a library" not in said
+
+
+def test_at_another_line_the_loop_says_which_loader_it_was() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        for batch in DataLoader(Made(lambda i: torch.zeros(2)), batch_size=4, num_workers=0):
+            batch.sum()
+            raise RuntimeError("DataLoader worker (pid 77) is killed by signal: Killed. ")
+    report, said = told(caught.value)
+    assert "system killed" in only(report).title and "Made" in said

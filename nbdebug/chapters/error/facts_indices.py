@@ -32,11 +32,11 @@ class IndexFacts:
     table: what is indexed, as the user would write it; module: the path of the module that owns it; size: how many
     entries it has; dim: along which dimension; least: the lowest index that is allowed. index: the tensor of indices;
     key: the text of an index that is no tensor. head: the module that makes the scores of a loss, or what a data set's
-    `__len__` returns; sample: which sample it was asked for, where that is not the key; data_set: its name; promised: how
-    many samples its loader was told that it has; fits: what `__len__` should return. counted: the text of the `arange` that made the index (a position); along: the tensor whose
-    length that counts. vocabulary: a dict of the user's that has more entries. grown, shifted, ignored: cures that were
-    tried (a larger table, classes from 0, the label left out). late: the line that showed it, where a card said so only
-    later than at the line of `raised`.
+    `__len__` returns; sample: which sample it was asked for, where that is not the key; data_set: its name; promised:
+    how many samples its loader was told that it has; fits: what `__len__` should return. counted: the text of the
+    `arange` that made the index (a position); along: the tensor whose length that counts. vocabulary: a dict of the
+    user's that has more entries. grown, shifted, ignored: cures that were tried (a larger table, classes from 0, the
+    label left out). late: the line that showed it, where a card said so only later than at the line of `raised`.
     """
 
     raised: Raised

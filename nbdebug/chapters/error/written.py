@@ -134,7 +134,8 @@ class _Search:
     def _untouched(self, text: str, place: _Place, live: Any) -> bool:
         """Whether a parameter still is the caller's very object: what would bind it in the function has not run."""
         at = next((i for i, frame in enumerate(self.scene.users) if frame is place.frame), None)
-        if at is None or at + 1 >= len(self.scene.users) or live is UNKNOWN or is_a(live, (int, float, str, type(None))):
+        shared = live is UNKNOWN or is_a(live, (int, float, str, type(None)))  # one object for all of a value
+        if at is None or at + 1 >= len(self.scene.users) or shared:
             return False
         caller = self.scene.users[at + 1]
         node = _passed(_innermost(place), expression(caller), text, _is_method(place))

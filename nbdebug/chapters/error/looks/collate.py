@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import math
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -172,10 +173,15 @@ def _from_message(scene: Scene, own: str) -> CollateMismatch | None:
 def _sized(facts: CollateMismatch, scene: Scene, said: re.Match[str], asked: Sequence[int]) -> CollateMismatch:
     shapes = [tuple(int(n) for n in re.findall(r"\d+", text)) for text in said.groups()[:2]]
     held_at, position = _held_at(scene, asked, int(said[3]), shapes[0], shapes[1])
+    unknown = position is None
+    position = int(said[3]) if position is None else position
     usual, odd = shapes if position else shapes[::-1]
-    return dataclasses.replace(facts, odd=str(list(odd)), usual=str(list(usual)), odd_shape=odd, usual_shape=usual,
-                               positions=(position,), indices=tuple(asked[position:position + 1]), held_at=held_at,
-                               rows=len(asked) or None)
+    tried = _tried_on([torch.zeros(shape) for shape in shapes]) if sum(map(math.prod, shapes)) <= SMALL else None
+    told = dataclasses.replace(facts, odd=str(list(odd)), usual=str(list(usual)), odd_shape=odd, usual_shape=usual,
+                               held_at=held_at, rows=len(asked) or None, tried=tried)
+    if unknown:  # of two samples neither is the odd one
+        return dataclasses.replace(told, positions=(0, position), indices=tuple(asked[:2]))
+    return dataclasses.replace(told, positions=(position,), indices=tuple(asked[position:position + 1]))
 
 
 def _asked_for(scene: Scene, batch: int | None) -> Sequence[int]:
@@ -189,8 +195,9 @@ def _asked_for(scene: Scene, batch: int | None) -> Sequence[int]:
 
 
 def _held_at(scene: Scene, asked: Sequence[int], position: int, first: tuple[int, ...], other: tuple[int, ...]
-             ) -> tuple[str, int]:
-    """("images[5]", 0 where it is the first that is odd) from a list of tensors that the data set keeps."""
+             ) -> tuple[str, int | None]:
+    """("images[5]", 0 where it is the first that is odd) from a list of tensors, or of their sizes, that the data set
+    keeps, or from a batch before it; None where nothing tells which of the first two is odd."""
     iterator = iterator_of(scene)
     dataset = attributes(iterator).get("_dataset") if iterator is not None else None
     for name, value in attributes(dataset).items() if dataset is not None and position < len(asked) else ():
@@ -199,7 +206,23 @@ def _held_at(scene: Scene, asked: Sequence[int], position: int, first: tuple[int
             shapes = [shape_of(item) for item in value[:200]]
             odd = 0 if shapes.count(first) < shapes.count(other) else position
             return f"{name}[{asked[odd]}]", odd
-    return "", position
+    if position > 1:
+        return "", position  # those between are like the first
+    for name, value in attributes(dataset).items() if dataset is not None and position < len(asked) else ():
+        if type(value) is list and len(value) > asked[position] and all(type(item) is int for item in value):
+            mine, its = value.count(value[asked[0]]), value.count(value[asked[position]])
+            if mine != its and (value[asked[0]], value[asked[position]]) in list(zip(first, other)):
+                odd = 0 if mine < its else position
+                return f"{name}[{asked[odd]}]", odd
+    return "", _unlike_batches(scene, position, first, other)
+
+
+def _unlike_batches(scene: Scene, position: int, first: tuple[int, ...], other: tuple[int, ...]) -> int | None:
+    """Which is odd, by the batch before that a variable still has."""
+    given = [entry.shape for _, value, frame in scene.variables() if frame is not None
+             for _, entry in flat(value) if entry.kind == "tensor"]
+    met = {shape[1:] for shape in given if shape}
+    return None if (first in met) == (other in met) else 0 if other in met else position
 
 
 def _entries(scene: Scene) -> tuple[str, ...]:
@@ -233,10 +256,31 @@ def _tried(found: Difference, samples: Sequence[Any]) -> Mapping[str, Any] | Non
             whole = torch.stack([torch.nn.functional.interpolate(value[None].float(), size=size[-2:])[0]
                                  for value in plain if value.dim() == 3])
             return {"the batch then has": str(list(whole.shape))} if len(whole) == len(values) else None
-        if all(value.shape[1:] == values[0].shape[1:] for value in values):
-            whole = torch.nn.utils.rnn.pad_sequence(plain, batch_first=True)
-            return {"the batch then has": str(list(whole.shape))}
-    return None
+        return _tried_padded(plain)
+
+
+def _tried_on(values: list[torch.Tensor]) -> Mapping[str, Any] | None:
+    """The same on tensors of the two shapes that a worker's message tells."""
+    if len({value.dim() for value in values}) > 1 or values[0].dim() >= 3 and values[0].shape[:-2] == (
+            values[1].shape[:-2]):
+        return None
+    with torch.no_grad():
+        found = _tried_padded(values)
+    return {"two such, padded": found["the batch then has"]} if found else None
+
+
+def _tried_padded(values: list[torch.Tensor]) -> dict[str, Any] | None:
+    """Along the one axis that differs, as the fix does it."""
+    axes = [axis for axis in range(values[0].dim()) if len({value.shape[axis] for value in values}) > 1]
+    if axes == [0]:
+        whole = torch.nn.utils.rnn.pad_sequence(values, batch_first=True)
+    elif len(axes) == 1:
+        behind, longest = (0, 0) * (values[0].dim() - 1 - axes[0]), max(value.shape[axes[0]] for value in values)
+        whole = torch.stack([torch.nn.functional.pad(value, (*behind, 0, longest - value.shape[axes[0]]))
+                             for value in values])
+    else:
+        return None
+    return {"the batch then has": str(list(whole.shape))}
 
 
 def _value(sample: Any, path: Path) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 from nbdebug.chapters.error.facts_indices import IndexFacts
 from nbdebug.chapters.error.looks.loaders import iterator_of, loader_of
-from nbdebug.chapters.error.operands import UNKNOWN, expression, value_of
+from nbdebug.chapters.error.operands import expression, value_of
 from nbdebug.chapters.error.scene import Scene
 from nbdebug.chapters.error.syntax import nodes_of
 from nbdebug.observe.frames import Frame
@@ -45,8 +45,11 @@ def sample_of(facts: IndexFacts, scene: Scene) -> IndexFacts:
     value = frame.names.get(asked)
     name, promised = _promise(frame, scene)
     known = asked != facts.key and type(value) is int
-    return dataclasses.replace(facts, head=ast.unparse(returned[0]), sample=f"`{asked}` is {value}" if known else "",
-                               data_set=name, promised=promised, fits=_fits(facts, asked, frame))
+    head, fits = ast.unparse(returned[0]), _fits(facts, asked, frame)
+    if head == fits:  # its length is right: the index is what is wrong
+        return facts
+    return dataclasses.replace(facts, head=head, sample=f"`{asked}` is {value}" if known else "",
+                               data_set=name, promised=promised, fits=fits)
 
 
 def _methods(frame: Frame) -> dict[str, ast.FunctionDef]:

@@ -160,9 +160,9 @@ def _counted(name: str, scene: Scene) -> tuple[str, str, Origin | None]:
     maker = way[0].maker or way[0].node
     links = tuple(Link(made.said, made.where) for made in way)
     sizes = _sized(maker)
-    for number in ast.walk(maker) if not sizes else ():
-        if isinstance(number, ast.Name):  # `batch, length = ids.shape` before it
-            before = came(number.id, scene, lambda node: bool(_sized(node)))
+    for word in ast.walk(maker) if not sizes else ():
+        if isinstance(word, ast.Name):  # `batch, length = ids.shape` before it
+            before = came(word.id, scene, lambda node: bool(_sized(node)))
             sizes += _sized(before[0].maker or before[0].node) if before else []
     along = ast.unparse(sizes[0]) if sizes else ""
     return ast.unparse(maker), along, Origin(way[0].name, way[0].code, "arange", way[0].where, links)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import shutil
@@ -46,6 +47,7 @@ def look(scene: Scene) -> WorkerDied | None:
     what, signal = _kind(scene)
     if what is None:
         return None
+    raised, scene = scene.raised(), _at_the_loader(scene)
     name, loader = loader_at_hand(scene)
     held = attributes(loader) if loader is not None else {}
     dataset = held.get("dataset", held.get("_dataset"))
@@ -56,8 +58,9 @@ def look(scene: Scene) -> WorkerDied | None:
     parts = list(_parts(dataset)) if dataset is not None else []
     prefetch = held.get("prefetch_factor", held.get("_prefetch_factor"))
     return WorkerDied(
-        scene.raised(), what, signal, name, type(dataset).__name__ if dataset is not None else said,
-        count if workers is None else workers, _whole(prefetch), _timeout(held), _start(held),
+        dataclasses.replace(raised, where=scene.raised().where), what, signal, name,
+        type(dataset).__name__ if dataset is not None else said, count if workers is None else workers,
+        _whole(prefetch), _timeout(held), _start(held),
         total, free, _memory_free(), sum(count for _, count in parts if count) if parts else None,
         sum(len(value) for value, _ in parts if type(value) in (list, dict, tuple)) or None, guilty, is_a,
         _in_notebook(type(dataset)) if dataset is not None else False, _files())
@@ -80,6 +83,16 @@ def _kind(scene: Scene) -> tuple[str | None, str]:
     if what is None and scene.type in BROKEN and iterator_of(scene) is not None:
         return _ended(scene)
     return (what, "") if what is not None and near else (None, "")
+
+
+def _at_the_loader(scene: Scene) -> Scene:
+    """The scene of the broken pipe that was being handled when the handler of SIGCHLD told of a worker's death, at
+    whatever line ran just then; else the scene itself."""
+    before = vars(BaseException)["__context__"].__get__(scene.error)
+    if iterator_of(scene) is not None or type(before).__name__ not in BROKEN:
+        return scene
+    pipe = Scene.of(before, scene.names)
+    return scene if iterator_of(pipe) is None else pipe
 
 
 def _by(signal: str) -> tuple[str, str]:

@@ -37,6 +37,11 @@ def _where(facts: CollateMismatch) -> Where:
 def _title(facts: CollateMismatch) -> str:
     who, entry = _who(facts), f"`{facts.name or facts.entry or 'sample'}`"
     entry = f"entry {entry}" if facts.name.isdigit() else entry
+    if facts.what == "shape" and facts.odd and _two(facts):
+        places = facts.indices or facts.positions
+        source = f"`{facts.dataset}`" if facts.indices and facts.dataset else _batch(facts)
+        return (f"Samples {places[0]} and {places[1]} of {source} have tensors of {facts.usual} and {facts.odd}: they "
+                "can't be stacked into one batch.")
     if facts.what == "shape" and facts.odd:
         has = f"has {entry} of" if facts.entry else "has a tensor of" if facts.worker else "is"
         return f"{who} {has} {facts.odd}, where the others have {facts.usual}: they can't be stacked into one batch."
@@ -56,6 +61,11 @@ def _title(facts: CollateMismatch) -> str:
     if facts.what == "length" and facts.odd:
         return f"{who} has {facts.odd} as {entry}, the others have {facts.usual}: lists of one length are needed."
     return f"The samples of {_batch(facts)} differ in size, and can't be put together."
+
+
+def _two(facts: CollateMismatch) -> bool:
+    """Whether it is not known which of two samples is the odd one."""
+    return bool(facts.worker) and len(facts.positions) == 2
 
 
 def _who(facts: CollateMismatch) -> str:
@@ -85,7 +95,7 @@ def _evidence(facts: CollateMismatch) -> dict[str, Any]:
 
 def _chain(facts: CollateMismatch) -> list[Link]:
     links = []
-    if facts.batch is not None and facts.rows and 0 < len(facts.positions) < facts.rows:
+    if facts.batch is not None and facts.rows and not _two(facts) and 0 < len(facts.positions) < facts.rows:
         links += [Link(f"{_batch(facts)[:1].upper()}{_batch(facts)[1:]} has {facts.rows} samples; position"
                        f"{'s' * (len(facts.positions) > 1)} {', '.join(map(str, facts.positions[:8]))} differ"
                        f"{'s' * (len(facts.positions) == 1)}")]
@@ -168,6 +178,10 @@ REST = {
 def _padded(facts: CollateMismatch, *, tensors: bool) -> Fix:
     """A collate function that pads this entry, and leaves the rest to torch's own."""
     name = _variable(facts)
+    both = zip(facts.odd_shape or (), facts.usual_shape or ())
+    axes = [axis for axis, (odd, usual) in enumerate(both) if odd != usual]
+    if tensors and axes and axes != [0]:
+        return _padded_along(facts, axes)
     if facts.worker and not facts.entry:
         return Fix("Pad to the longest of the batch where the loader's collate_fn stacks.",
                    f"{name} = torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True)   # a list of tensors")
@@ -177,6 +191,30 @@ def _padded(facts: CollateMismatch, *, tensors: bool) -> Fix:
     return Fix("Pad to the longest of the batch, and give the loader this function.",
                "\n".join([*lines, "", _loader(facts)]), True if facts.tried and tensors else None,
                facts.tried or {} if tensors else {})
+
+
+def _padded_along(facts: CollateMismatch, axes: list[int]) -> Fix:
+    """Padding along axes behind the first, which pad_sequence leaves as they are."""
+    name, axis = _variable(facts), axes[0]
+    given = "tensors" if facts.worker and not facts.entry else f"[sample{facts.entry} for sample in batch]"
+    behind = "0, 0, " * (len(facts.odd_shape or ()) - 1 - axis)
+    made = [f"longest = max(t.shape[{axis}] for t in {name})",
+            f"{name} = torch.stack([torch.nn.functional.pad(t, ({behind}0, longest - t.shape[{axis}]))",
+            f"{' ' * len(name)}                     for t in {name}])"]
+    if len(axes) > 1:
+        made = [f"longest = [max(sides) for sides in zip(*(t.shape for t in {name}))]",
+                f"{name} = torch.stack([torch.nn.functional.pad(",
+                "    t, [n for side, has in zip(longest[::-1], t.shape[::-1]) for n in (0, side - has)])",
+                f"    for t in {name}])"]
+    made = [f"{name} = {given}", *made]
+    verified, tried = True if facts.tried and len(axes) == 1 else None, facts.tried or {}
+    if facts.worker and not facts.entry:
+        return Fix("Pad to the longest of the batch where the loader's collate_fn stacks a list of tensors.",
+                   "\n".join(made), verified, tried)
+    lines = ["def collate(batch):", *(f"    {line}" for line in made),
+             *REST[facts.sample].format(name=name, key=facts.name).splitlines()]
+    return Fix("Pad to the longest of the batch, and give the loader this function.",
+               "\n".join([*lines, "", _loader(facts)]), verified, tried)
 
 
 def _loader(facts: CollateMismatch) -> str:

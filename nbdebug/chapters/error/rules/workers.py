@@ -100,8 +100,9 @@ def _fixes(facts: WorkerDied) -> list[Fix]:
     loader = facts.loader or "loader"
     apart = Fix("Run it once without workers: the same code, in this process, with its true error.",
                 f"{loader} = DataLoader(..., num_workers=0)")
-    fewer = Fix("Fewer workers, and fewer batches in advance.",
-                f"{loader} = DataLoader(..., num_workers={max(1, (facts.workers or 4) // 2)}, prefetch_factor=1)")
+    fewer = apart if facts.workers == 1 else Fix(
+        "Fewer workers, and fewer batches in advance.",
+        f"{loader} = DataLoader(..., num_workers={(facts.workers or 4) // 2}, prefetch_factor=1)")
     if facts.what == "shared memory":
         small = facts.shared_total is not None and facts.shared_total < ROOM
         more = Fix(f"Give the machine more shared memory{' (Docker gives 64 MiB by itself)' if small else ''}, or hand "
@@ -131,7 +132,7 @@ def _fixes(facts: WorkerDied) -> list[Fix]:
                            f"{loader} = DataLoader(..., timeout={int((facts.timeout or 30) * 4)})")]
     if facts.in_notebook and facts.start in ("spawn", "forkserver"):
         return [Fix("Put the data set's class into a file, and import it.", f"from data import {facts.dataset}"), apart]
-    return [apart, fewer]
+    return [apart] if fewer is apart else [apart, fewer]
 
 
 def _picklable(facts: WorkerDied) -> Fix:
