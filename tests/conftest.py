@@ -1,6 +1,7 @@
 """One thread for each process: several test processes share few cores, and the tensors of the tests are small."""
 
 import collections
+import gc
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; kernels and other children inherit it
@@ -23,3 +24,15 @@ def pytest_collection_modifyitems(config, items):
     items[:] = kept
     if left:
         config.hook.pytest_deselected(items=left)
+
+
+_begun: set[str] = set()
+
+
+def pytest_runtest_setup(item):
+    """What the files before have left in this process is out of the collector's sight: looks at all live objects, and
+    every `gc.collect`, would take seconds else."""
+    if str(item.path) not in _begun:
+        _begun.add(str(item.path))
+        gc.collect()
+        gc.freeze()
