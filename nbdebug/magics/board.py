@@ -81,8 +81,10 @@ class Board:
             return
         from nbdebug.observe.step_end import StepEnd  # brings torch, which %load_ext does not wait for
 
-        self._waiting.append(waiting := StepEnd(lambda: self._do(waiting, action)))
+        waiting = StepEnd(lambda: self._do(waiting, action))
+        self._waiting.append(waiting)
         self.say(word if self._running else f"{word} (with the next cell)")
+        waiting.begin()  # last: the step may be over before the next line
 
     def _do(self, waiting: Any, action: Callable[[], str]) -> None:
         __tracebackhide__ = True
@@ -126,8 +128,9 @@ class Board:
         if not self._running:
             self.say("No cell is running.")
             return
-        self._waiting.append(StepEnd(stop))
+        self._waiting.append(stopping := StepEnd(stop))
         self.say("Stopping after this step …")
+        stopping.begin()
 
     def free(self) -> None:
         """Let go of what nobody asks for any more: the last traceback, its exceptions, the allocators' cache."""

@@ -18,12 +18,16 @@ class Stopped(KeyboardInterrupt):
 
 
 class StepEnd:
-    """Calls `then` after the next step of any optimizer, once. What it raises passes into the training; `cancel` before
-    that takes it away."""
+    """Calls `then` after the next step of any optimizer once it is begun, and once only. What that raises passes into
+    the training; `cancel` before that takes it away."""
 
     def __init__(self, then: Callable[[], Any]):
         self.then = then
-        self._handle: Any = register_optimizer_step_post_hook(self._over)
+        self._handle: Any = None
+
+    def begin(self) -> None:
+        """From here on: the very next step may be over at once, in another thread."""
+        self._handle = register_optimizer_step_post_hook(self._over)
 
     def cancel(self) -> bool:
         """Whether it was still to come."""
