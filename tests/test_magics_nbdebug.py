@@ -175,3 +175,31 @@ def test_off_leaves_no_event_behind(notebook: Notebook) -> None:
     events = notebook.shell.events.callbacks
     notebook.run("%nbdebug off")
     assert not [c for calls in events.values() for c in calls if type(getattr(c, "__self__", None)).__name__ == "Board"]
+
+
+def test_a_stop_that_came_too_late_does_not_stop_the_next_cell(notebook: Notebook) -> None:
+    notebook.shell.user_ns.update(board=board(notebook), elsewhere=elsewhere)
+    assert notebook.run("step()\nelsewhere(board.stop)").error is None
+    assert notebook.run("step()").error is None
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_an_output_that_can_not_be_summed_up_ends_the_look_and_not_the_training(notebook: Notebook) -> None:
+    notebook.run("""\
+        class Ragged(nn.Module):
+            def forward(self, x):
+                return torch.nested.as_nested_tensor([x[:2], x[2:]])
+
+        class Whole(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first, self.ragged = nn.Linear(4, 4), Ragged()
+            def forward(self, x):
+                return torch.cat([part for part in self.ragged(self.first(x)).unbind()])
+
+        net = Whole(); opt = torch.optim.SGD(net.parameters(), lr=0.1)
+        """)
+    board(notebook).trace()
+    assert notebook.run("step()").error is None
+    assert "the training goes on" in board(notebook).words or "Traced a step" in board(notebook).words
+    assert not any(m._forward_hooks for m in notebook.shell.user_ns["net"].modules())

@@ -28,6 +28,7 @@ class Board:
         self.changed: Callable[[], None] = lambda: None  # who shows this
         self.lines: Mapping[str, Any] = {}
         self._waiting: list[Any] = []
+        self._stopping: Any = None  # a stop that was asked for
         self._events = (("pre_run_cell", self._begins), ("post_run_cell", self._ended))
         self._running = False
         for event, call in self._events:
@@ -90,7 +91,10 @@ class Board:
         __tracebackhide__ = True
         if waiting in self._waiting:
             self._waiting.remove(waiting)
-            self.say(action())
+            try:
+                self.say(action())
+            except Exception as fault:  # ours must not end the training in which it is done
+                self.say(f"{type(fault).__name__}: {fault}")
 
     def say(self, words: str) -> None:
         self.words = words
@@ -114,8 +118,11 @@ class Board:
         self._waiting.append(tracing)
         return "Waiting for the next step …"
 
-    def _traced(self, layers: list[Any]) -> None:
+    def _traced(self, layers: list[Any], fault: str = "") -> None:
         self._waiting = [w for w in self._waiting if not isinstance(w, _Tracing)]
+        if fault:
+            self.say(f"The step could not be traced ({fault}); the training goes on.")
+            return
         self.step = Report("trace of the next step", facts={"tables": [_layers(layers)]})
         bad = next((seen.name or "the model" for seen in layers if seen.nonfinite), None)
         self.say(f"Traced a step: {bad} is the first layer whose output is not finite; %nan_trace names the line."
@@ -129,6 +136,7 @@ class Board:
             self.say("No cell is running.")
             return
         self._waiting.append(stopping := StepEnd(stop))
+        self._stopping = stopping
         self.say("Stopping after this step …")
         stopping.begin()
 
@@ -169,6 +177,10 @@ class Board:
 
     def _ended(self, result: Any = None) -> None:
         self._running = False
+        if self._stopping is not None:  # it was meant for the cell that is over, not for the next
+            self._stopping.cancel()
+            self._waiting = [waiting for waiting in self._waiting if waiting is not self._stopping]
+            self._stopping = None
         self.told.after(result)
         self.changed()
 

@@ -39,9 +39,10 @@ class Seen:
 
 class OneStep:
     """See the module's docstring. models: by the user's names. told: called with the layers, in the order in which they
-    were first called, once; in the thread that trains."""
+    were first called, once; in the thread that trains. A fault of ours ends the look and not the
+    training: told then gets no layers, and the fault in words."""
 
-    def __init__(self, models: Mapping[str, nn.Module], told: Callable[[list[Seen]], Any]):
+    def __init__(self, models: Mapping[str, nn.Module], told: Callable[..., Any]):
         self.models, self.told = dict(models), told
         self.layers: dict[str, Seen] = {}
         self._own = {id(p) for model in self.models.values() for p in model.parameters()}
@@ -63,19 +64,31 @@ class OneStep:
             if not torch.compiler.is_compiling():
                 seen = self.layers.setdefault(name, Seen(name, type(module).__name__))
                 seen.calls += 1
-                with _disable_current_modes(), torch.no_grad():
-                    _sum_up(seen, tensors_made(made))
+                try:
+                    with _disable_current_modes(), torch.no_grad():
+                        _sum_up(seen, tensors_made(made))
+                except Exception as fault:
+                    self._gave_up(fault)
 
         return hook
+
+    def _gave_up(self, fault: Exception) -> None:
+        if self._handles:
+            self.close()
+            self.told([], f"{type(fault).__name__}: {fault}")
 
     def _about_to_step(self, optimizer: Any, *given: Any) -> None:
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if not self._handles or not self.layers or not held & self._own:
             return
         layers = list(self.layers.values())
-        with _disable_current_modes(), torch.no_grad():
-            self._gradients()
-            _read(layers)
+        try:
+            with _disable_current_modes(), torch.no_grad():
+                self._gradients()
+                _read(layers)
+        except Exception as fault:
+            self._gave_up(fault)
+            return
         self.close()
         self.told(layers)
 
