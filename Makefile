@@ -22,6 +22,7 @@ test-all: setup ## run the tests with every situation: some minutes more
 
 lint: setup ## ruff and mypy
 	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
 notebooks: setup ## execute the notebooks again, in place

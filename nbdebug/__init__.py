@@ -11,20 +11,54 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-__all__ = ["Finding", "Fix", "Link", "NonFiniteStep", "Report", "Where", "check_notebook", "diagnose", "explain", "fit",
-           "free", "grad_watch", "guard", "keep_fp32", "mem", "nan_trace", "open_record", "precision", "preflight",
-           "step_through", "stop_at"]
+__all__ = [
+    "Finding",
+    "Fix",
+    "Link",
+    "NonFiniteStep",
+    "Report",
+    "Where",
+    "check_notebook",
+    "diagnose",
+    "explain",
+    "fit",
+    "free",
+    "grad_watch",
+    "guard",
+    "keep_fp32",
+    "mem",
+    "nan_trace",
+    "open_record",
+    "precision",
+    "preflight",
+    "step_through",
+    "stop_at",
+]
 __version__ = "0.1.0"
 
-_HOMES = {"Finding": "finding", "Fix": "finding", "Link": "finding", "Report": "finding", "Where": "finding",
-          "explain": "explaining", "nan_trace": "chapters.nan.trace", "guard": "chapters.nan.guard.watch",
-          "grad_watch": "chapters.training.watch.watch", "diagnose": "chapters.training.diagnose",
-          "preflight": "chapters.training.preflight",
-          "mem": "chapters.memory.mem", "fit": "chapters.memory.fit", "free": "chapters.memory.free",
-          "stop_at": "stop.handle", "step_through": "stepper.stepper",
-          "check_notebook": "notebook_check",
-          "precision": "chapters.precision.precision", "keep_fp32": "chapters.precision.keep",
-          "NonFiniteStep": "chapters.nan.guard.trip", "open_record": "chapters.nan.guard.opening"}
+_HOMES = {
+    "Finding": "finding",
+    "Fix": "finding",
+    "Link": "finding",
+    "Report": "finding",
+    "Where": "finding",
+    "explain": "explaining",
+    "nan_trace": "chapters.nan.trace",
+    "guard": "chapters.nan.guard.watch",
+    "grad_watch": "chapters.training.watch.watch",
+    "diagnose": "chapters.training.diagnose",
+    "preflight": "chapters.training.preflight",
+    "mem": "chapters.memory.mem",
+    "fit": "chapters.memory.fit",
+    "free": "chapters.memory.free",
+    "stop_at": "stop.handle",
+    "step_through": "stepper.stepper",
+    "check_notebook": "notebook_check",
+    "precision": "chapters.precision.precision",
+    "keep_fp32": "chapters.precision.keep",
+    "NonFiniteStep": "chapters.nan.guard.trip",
+    "open_record": "chapters.nan.guard.opening",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -111,8 +111,12 @@ def run(notebook: Any, folder: pathlib.Path) -> None:
             cell.outputs, cell.execution_count = [], None
     with tqdm(total=len(notebook.cells), desc=DEMO, unit="cell", leave=False, disable=None) as bar:
         client = nbclient.NotebookClient(
-            notebook, timeout=600, resources={"metadata": {"path": str(folder)}}, extra_arguments=["--log-level=ERROR"],
-            on_cell_start=lambda cell, cell_index: bar.update(cell_index - bar.n))
+            notebook,
+            timeout=600,
+            resources={"metadata": {"path": str(folder)}},
+            extra_arguments=["--log-level=ERROR"],
+            on_cell_start=lambda cell, cell_index: bar.update(cell_index - bar.n),
+        )
         client.execute(env={**os.environ, "PYTHONPATH": paths})
 
 

@@ -102,7 +102,7 @@ def _cut(part: list[int], pieces: int) -> list[list[int]]:
 def _without_each(cut: list[list[int]]) -> Iterator[list[int]]:
     """All pieces joined but one, for each of them."""
     for left_out in range(len(cut)):
-        yield list(itertools.chain(*cut[:left_out], *cut[left_out + 1:]))
+        yield list(itertools.chain(*cut[:left_out], *cut[left_out + 1 :]))
 
 
 def _callable(test: Any) -> Any:

@@ -42,8 +42,13 @@ class Rule:
 
     def page(self) -> str:
         """The catalogue page, in Markdown."""
-        parts = {"What you see": self.symptom, "Why": self.cause, "Make sure": self.confirm, "What to do": self.fix,
-                 "Read more": self.reference}
+        parts = {
+            "What you see": self.symptom,
+            "Why": self.cause,
+            "Make sure": self.confirm,
+            "What to do": self.fix,
+            "Read more": self.reference,
+        }
         return f"**{self.code}**: {self.title}\n" + "".join(f"\n**{head}.** {text}\n" for head, text in parts.items())
 
 

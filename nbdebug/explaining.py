@@ -28,8 +28,9 @@ class Page(str):
         return str(self)
 
 
-def explain(exc: BaseException | str | None = None, *, names: Mapping[str, Any] | None = None,
-            shell: Any = None) -> Any:
+def explain(
+    exc: BaseException | str | None = None, *, names: Mapping[str, Any] | None = None, shell: Any = None
+) -> Any:
     """Say why an exception was raised, with the user's own names, shapes, dtypes, devices and lines.
 
     exc: the exception; a code such as "nan/overflow" gives its page of the catalogue instead. Left out: the last
@@ -50,8 +51,11 @@ def explain(exc: BaseException | str | None = None, *, names: Mapping[str, Any] 
     shell = shells.running() if shell is None else shell
     error = exc if exc is not None else sys.exc_info()[1] or shells.last_error(shell)
     if error is None:
-        return Report("explain()", facts={"headline": "Nothing has failed yet."}, notes=(
-            "Ask after a cell that fails. A code, such as nan/overflow, gives the page of that cause.",))
+        return Report(
+            "explain()",
+            facts={"headline": "Nothing has failed yet."},
+            notes=("Ask after a cell that fails. A code, such as nan/overflow, gives the page of that cause.",),
+        )
     if (said := _says_itself(error)) is not None:
         return Report("explain()", facts={"headline": said})
     return _explained(error, _names(shell, sys._getframe(1)) if names is None else names, shell)
@@ -89,8 +93,11 @@ def _explained(error: BaseException, names: Mapping[str, Any], shell: Any) -> Re
         with _quiet():
             return _left_by(error) or _told(error, names, shell)
     except Exception as failed:  # an explanation must never be a second error
-        return Report("explain()", facts={"headline": f"This {type(error).__name__} could not be explained."},
-                      notes=(f"nbdebug failed while it read the frames ({type(failed).__name__}).",))
+        return Report(
+            "explain()",
+            facts={"headline": f"This {type(error).__name__} could not be explained."},
+            notes=(f"nbdebug failed while it read the frames ({type(failed).__name__}).",),
+        )
 
 
 @contextlib.contextmanager
@@ -134,9 +141,11 @@ def _left_by(error: BaseException) -> Report | None:
         if isinstance(report, Report) and not report.ok:
             return report
         if trip is not None:
-            return Report("explain()", facts={"headline": f"The guard stopped this step: {trip.sentence()}.",
-                                              "failed": True},
-                          notes=("`error.trip.locate()` runs the step again and names the op, the line and the rows.",))
+            return Report(
+                "explain()",
+                facts={"headline": f"The guard stopped this step: {trip.sentence()}.", "failed": True},
+                notes=("`error.trip.locate()` runs the step again and names the op, the line and the rows.",),
+            )
     return None
 
 
@@ -159,8 +168,9 @@ def _told(error: BaseException, names: Mapping[str, Any], shell: Any) -> Report:
         facts, notes = unknown(error, names)
         return Report("explain()", notes=(*notes, *said.notes), facts=facts)
     card = cards[0] if cards else Report("")
-    return Report("explain()", tuple(said.findings), unchecked=card.unchecked, notes=(*said.notes, *card.notes),
-                  facts=card.facts)
+    return Report(
+        "explain()", tuple(said.findings), unchecked=card.unchecked, notes=(*said.notes, *card.notes), facts=card.facts
+    )
 
 
 def _notebooks(error: BaseException, names: Mapping[str, Any], shell: Any, notes: list[str]) -> tuple[Finding, ...]:

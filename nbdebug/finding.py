@@ -143,8 +143,11 @@ class Report:
     def save(self, path: str | pathlib.Path) -> pathlib.Path:
         """Write the report to `path`: `.html`, `.json` or `.txt`. Raises ValueError for any other ending."""
         path = pathlib.Path(path)
-        writers = {".html": lambda: self._view("html", "page"), ".txt": lambda: str(self),
-                   ".json": lambda: json.dumps(_strict(self.to_dict()), indent=1, allow_nan=False)}
+        writers = {
+            ".html": lambda: self._view("html", "page"),
+            ".txt": lambda: str(self),
+            ".json": lambda: json.dumps(_strict(self.to_dict()), indent=1, allow_nan=False),
+        }
         if path.suffix not in writers:
             raise ValueError(f"save takes a path ending in {', '.join(writers)}; got {path.name!r}")
         path.write_text(writers[path.suffix](), encoding="utf-8")
@@ -156,8 +159,10 @@ class Report:
         Raises ValueError when this report has nothing to reproduce.
         """
         if self.saver is None:
-            raise ValueError("This report holds nothing to reproduce: " + (
-                "it has no finding." if self.ok else "the failing op's operands were not kept."))
+            raise ValueError(
+                "This report holds nothing to reproduce: "
+                + ("it has no finding." if self.ok else "the failing op's operands were not kept.")
+            )
         return self.saver(pathlib.Path(folder), self)
 
     def show(self) -> None:

@@ -21,16 +21,16 @@ class Live:
     """draw: gives the picture as HTML; show: puts it in the place of the one before. paused: steps draw nothing; ended:
     the run is over, or another view has taken its place; fault: why it no longer draws, or ""."""
 
-    def __init__(self, draw: Callable[[], str], show: Callable[[str], object],
-                 clock: Callable[[], float] = time.monotonic):
+    def __init__(
+        self, draw: Callable[[], str], show: Callable[[str], object], clock: Callable[[], float] = time.monotonic
+    ):
         self.draw, self.show, self.clock = draw, show, clock
         self.fault, self.pictures, self._next, self.paused, self.ended = "", 0, 0.0, False, False
         self._turn = threading.Lock()
 
     def told(self) -> None:
         """A step is over: draw, if it is time. Training waits for nobody who draws just now."""
-        if (not self.paused and not self.fault and self.clock() >= self._next
-                and self._turn.acquire(blocking=False)):
+        if not self.paused and not self.fault and self.clock() >= self._next and self._turn.acquire(blocking=False):
             try:
                 self._draw()
             finally:

@@ -17,9 +17,11 @@ class Subject:
     @classmethod
     def chosen(cls, models: list[str] | None, optimizers: list[str] | None, names: dict[str, Any]) -> Subject:
         """Those that were named, or else all that the user has. Raises ValueError for a wrong name."""
-        return cls(_named("model", models, names) if models else found("model", names),
-                   _named("optimizer", optimizers, names) if optimizers else found("optimizer", names),
-                   named=bool(models or optimizers))
+        return cls(
+            _named("model", models, names) if models else found("model", names),
+            _named("optimizer", optimizers, names) if optimizers else found("optimizer", names),
+            named=bool(models or optimizers),
+        )
 
     @property
     def model(self) -> Any:

@@ -7,9 +7,17 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; kernels and other children inherit it
 
 
-THIRDS = ("nan/guard/test_faults.py", "nan/guard/test_optimizers.py", "nan/guard/test_programs.py",
-          "nan/guard/test_record_replay.py", "notebook/test_notebooks.py", "training/test_healthy.py",
-          "training/test_preflight_healthy.py", "training/watch/test_bits.py", "training/watch/test_norms.py")
+THIRDS = (
+    "nan/guard/test_faults.py",
+    "nan/guard/test_optimizers.py",
+    "nan/guard/test_programs.py",
+    "nan/guard/test_record_replay.py",
+    "notebook/test_notebooks.py",
+    "training/test_healthy.py",
+    "training/test_preflight_healthy.py",
+    "training/watch/test_bits.py",
+    "training/watch/test_norms.py",
+)
 """Long lists of alike situations: every third is run; all of them where NBDEBUG_ALL_TESTS is set (`make test-all`)."""
 
 

@@ -32,8 +32,13 @@ class Notebook:
         with capture_output() as seen:
             done = self.shell.run_cell(textwrap.dedent(text), store_history=True)
         shown = "\n".join([seen.stdout, *(output.data["text/plain"] for output in seen.outputs)])
-        return SimpleNamespace(result=done.result, error=done.error_in_exec or done.error_before_exec, shown=shown,
-                               data=[output.data for output in seen.outputs], printed=seen.stdout + seen.stderr)
+        return SimpleNamespace(
+            result=done.result,
+            error=done.error_in_exec or done.error_before_exec,
+            shown=shown,
+            data=[output.data for output in seen.outputs],
+            printed=seen.stdout + seen.stderr,
+        )
 
 
 @contextlib.contextmanager
@@ -63,8 +68,11 @@ def of_cells(cells: list[str], compiler: Any = None) -> Iterator[tuple[Interacti
     config.InteractiveShell.colors = "nocolor"
     InteractiveShell.clear_instance()
     shell, error = InteractiveShell.instance(config=config), None
-    before = {name: getattr(sys, name) for name in ("last_type", "last_value", "last_traceback", "last_exc", "path")
-              if hasattr(sys, name)}
+    before = {
+        name: getattr(sys, name)
+        for name in ("last_type", "last_value", "last_traceback", "last_exc", "path")
+        if hasattr(sys, name)
+    }
     before["path"], modules = list(sys.path), set(sys.modules)
     if compiler is not None:
         shell.compile = compiler()

@@ -12,8 +12,15 @@ import pytest
 PACKAGE = pathlib.Path(__file__).resolve().parents[1] / "nbdebug"
 FILES = sorted(PACKAGE.rglob("*.py"))
 TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
-PURE = [path for path in FILES if "chapters" in path.parts and re.match(r"(facts|rules)", path.relative_to(
-    PACKAGE / "chapters").parts[-1] if path.parent.parent.name == "chapters" else path.parent.name)]
+PURE = [
+    path
+    for path in FILES
+    if "chapters" in path.parts
+    and re.match(
+        r"(facts|rules)",
+        path.relative_to(PACKAGE / "chapters").parts[-1] if path.parent.parent.name == "chapters" else path.parent.name,
+    )
+]
 
 
 def name_of(path: pathlib.Path) -> str:
@@ -31,8 +38,12 @@ def imports(path: pathlib.Path, tree: ast.AST | None = None) -> Iterator[str]:
             assert node.level == 0, f"{path.name}: a relative import hides where it leads"
             yield node.module or ""
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in (
-                "import_module", "__import__") and node.args and isinstance(node.args[0], ast.Constant):
+        elif (
+            isinstance(node, ast.Call)
+            and getattr(node.func, "attr", getattr(node.func, "id", "")) in ("import_module", "__import__")
+            and node.args
+            and isinstance(node.args[0], ast.Constant)
+        ):
             yield str(node.args[0].value)
 
 
@@ -63,8 +74,9 @@ def test_facts_and_rules_know_neither_torch_nor_the_notebook(path: pathlib.Path)
 @pytest.mark.parametrize("path", PURE, ids=name_of)
 def test_facts_and_rules_do_no_io(path: pathlib.Path) -> None:
     assert not top(path) & {"os", "io", "pathlib", "shutil", "subprocess", "socket", "requests", "urllib", "tempfile"}
-    called = {node.func.id for node in ast.walk(TREES[path]) if isinstance(node, ast.Call)
-              and isinstance(node.func, ast.Name)}
+    called = {
+        node.func.id for node in ast.walk(TREES[path]) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }
     assert not called & {"open", "print", "input", "exec", "eval"}
 
 

@@ -34,13 +34,16 @@ def test_first_bad_of_nothing_asks_nothing():
     assert first_bad(4, 4, lambda i: pytest.fail("asked")) == 4
 
 
-@pytest.mark.parametrize(("arguments", "error", "quoted"), [
-    ((5, 3, bool), ValueError, "lo=5, hi=3"),
-    ((0, 2.5, bool), TypeError, "hi=2.5"),
-    ((None, 2, bool), TypeError, "lo=None"),
-    ((True, 2, bool), TypeError, "lo=True"),
-    ((0, 2, "test"), TypeError, "'test'"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "error", "quoted"),
+    [
+        ((5, 3, bool), ValueError, "lo=5, hi=3"),
+        ((0, 2.5, bool), TypeError, "hi=2.5"),
+        ((None, 2, bool), TypeError, "lo=None"),
+        ((True, 2, bool), TypeError, "lo=True"),
+        ((0, 2, "test"), TypeError, "'test'"),
+    ],
+)
 def test_first_bad_refuses_nonsense_and_quotes_it(arguments, error, quoted):
     with pytest.raises(error, match=quoted):
         first_bad(*arguments)

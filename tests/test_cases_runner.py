@@ -85,11 +85,14 @@ def test_json_tells_each_part(tmp_path, capsys) -> None:
     assert status == 1
 
 
-@pytest.mark.parametrize(("text", "limit", "message"), [
-    (SLEEPS, 2.0, "no answer within 2 s"),
-    (EXITS, 60.0, "ended with status 7"),
-    (RAISES, 60.0, "RuntimeError: no such <file>"),
-])
+@pytest.mark.parametrize(
+    ("text", "limit", "message"),
+    [
+        (SLEEPS, 2.0, "no answer within 2 s"),
+        (EXITS, 60.0, "ended with status 7"),
+        (RAISES, 60.0, "RuntimeError: no such <file>"),
+    ],
+)
 def test_a_timeout_or_crash_is_a_wrong_answer_with_its_message(tmp_path, text, limit, message) -> None:
     path = write(tmp_path / "nan", bad=text) / "bad.py"
     for twin in running.TWINS:
@@ -120,11 +123,18 @@ def test_expect_may_be_computed(tmp_path) -> None:
     assert running.read_expect(path / "rows.py") == {"items": {0: "x", 1: "x"}}
 
 
-@pytest.mark.parametrize(("names", "kind"), [
-    ("model optimizer step steps", "nan"), ("model step steps seen", "memory"),
-    ("model optimizer loader step", "speed"), ("cells", "notebook"), ("trigger", "error"),
-    ("model batch loss_fn dtype", "precision"), ("answer", "unknown"),
-])
+@pytest.mark.parametrize(
+    ("names", "kind"),
+    [
+        ("model optimizer step steps", "nan"),
+        ("model step steps seen", "memory"),
+        ("model optimizer loader step", "speed"),
+        ("cells", "notebook"),
+        ("trigger", "error"),
+        ("model batch loss_fn dtype", "precision"),
+        ("answer", "unknown"),
+    ],
+)
 def test_the_kind_is_told_by_the_namespace_where_the_folder_does_not(names: str, kind: str) -> None:
     ns = types.SimpleNamespace(**dict.fromkeys(names.split()))
     assert asking.kind_of(pathlib.Path("elsewhere") / "case.py", ns) == kind
@@ -133,8 +143,10 @@ def test_the_kind_is_told_by_the_namespace_where_the_folder_does_not(names: str,
 
 def test_a_line_in_another_file_is_no_line_of_the_case(tmp_path) -> None:
     path = tmp_path / "case.py"
-    here, elsewhere = (Report("q", (Finding("nan/overflow", "Too large", Where(file=file, line=3, samples=(1,))),))
-                       for file in (str(path), "other.py"))
+    here, elsewhere = (
+        Report("q", (Finding("nan/overflow", "Too large", Where(file=file, line=3, samples=(1,))),))
+        for file in (str(path), "other.py")
+    )
     assert asking.answer_of(here, path)["line"] == 3 and asking.answer_of(here, path)["samples"] == [1]
     assert asking.answer_of(elsewhere, path)["line"] is None
     assert asking.answer_of(Report("q"), path)["findings"] == 0

@@ -18,8 +18,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
 def test_version_comes_from_a_process_of_its_own() -> None:
-    done = subprocess.run([sys.executable, "-m", "nbdebug", "--version"], cwd=ROOT, capture_output=True, text=True,
-                          check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "nbdebug", "--version"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == f"nbdebug {nbdebug.__version__}"
 
 
@@ -38,8 +39,10 @@ def test_catalogue_lists_every_code_with_its_title(capsys) -> None:
     assert shell.main(["catalogue"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(catalogue.rules()) > 10
-    assert all(line.startswith(rule.code) and line.endswith(rule.title)
-               for line, rule in zip(lines, catalogue.rules(), strict=True))
+    assert all(
+        line.startswith(rule.code) and line.endswith(rule.title)
+        for line, rule in zip(lines, catalogue.rules(), strict=True)
+    )
 
 
 @pytest.fixture

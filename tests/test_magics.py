@@ -77,8 +77,15 @@ def test_it_is_not_shown_when_something_else_comes_last(notebook: Notebook) -> N
     assert done.result == 2 and LOG not in done.shown
 
 
-@pytest.mark.parametrize("cell", ["%nan_trace step();", "%nan_trace step() ;", "%%nan_trace\nloss = step();",
-                                  "%%nan_trace\nloss = step();  # quiet"])
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "%nan_trace step();",
+        "%nan_trace step() ;",
+        "%%nan_trace\nloss = step();",
+        "%%nan_trace\nloss = step();  # quiet",
+    ],
+)
 def test_a_semicolon_silences_it(notebook: Notebook, cell: str) -> None:
     done = notebook.run(cell)
     assert done.error is None and done.result is None and not done.shown.strip()
@@ -249,43 +256,54 @@ def test_strategy_reaches_function_and_cell(notebook: Notebook, monkeypatch: pyt
     notebook.run("%%nan_trace --strategy trace\nstep()")
     assert [kwargs["strategy"] for kwargs in asked] == ["bisect", "trace"]
     names = notebook.shell.user_ns
-    assert asked[0] == {"model": names["net"], "optimizer": names["opt"], "max_steps": 1, "strategy": "bisect",
-                        "restore": False}
+    assert asked[0] == {
+        "model": names["net"],
+        "optimizer": names["opt"],
+        "max_steps": 1,
+        "strategy": "bisect",
+        "restore": False,
+    }
     assert asked[1] == {"models": {"net": names["net"]}, "optimizers": {"opt": names["opt"]}, "strategy": "trace"}
 
 
 # Help and wrong arguments
 
 
-@pytest.mark.parametrize(("cell", "words"), [
-    ("%nan_trace -h", ["%nan_trace", "--model", "--strategy", "EXPR"]),
-    ("%nan_trace --help", ["Name the cause"]),
-    ("%explain -h", ["%explain", "CODE"]),
-    ("%nbdebug -h", ["%nbdebug", "catalogue", "off"]),
-])
+@pytest.mark.parametrize(
+    ("cell", "words"),
+    [
+        ("%nan_trace -h", ["%nan_trace", "--model", "--strategy", "EXPR"]),
+        ("%nan_trace --help", ["Name the cause"]),
+        ("%explain -h", ["%explain", "CODE"]),
+        ("%nbdebug -h", ["%nbdebug", "catalogue", "off"]),
+    ],
+)
 def test_help_is_printed(notebook: Notebook, cell: str, words: list[str]) -> None:
     done = notebook.run(cell)
     assert done.error is None and done.result is None
     assert all(word in done.printed for word in words)
 
 
-@pytest.mark.parametrize(("cell", "words"), [
-    ("%nan_trace", ["step()"]),
-    ("%nan_trace step", ["step is only named", "step()"]),
-    ("%nan_trace --model nett step()", ["'nett'", "net"]),
-    ("%nan_trace --optimizer net step()", ["'net'", "opt"]),
-    ("%nan_trace --strategy fast step()", ["'fast'", "bisect"]),
-    ("%nan_trace --steps two step()", ["'two'"]),
-    ("%nan_trace --model 'net step()", ["quotation"]),
-    ("%nan_trace await step()", ["await", "function"]),
-    ("%%nan_trace --steps 3\nstep()", ["--steps"]),
-    ("%%nan_trace step()\nstep()", ["EXPR"]),
-    ("%%nan_trace --strategy bisect\nstep()", ["bisect", "trace"]),
-    ("%nan_trace --steps 0 step()", ["max_steps", "0"]),
-    ("%%nan_trace\nimport asyncio\nawait asyncio.sleep(0)", ["await"]),
-    ("%explain nan/overflw", ["nan/overflw", "nan/overflow"]),
-    ("%nbdebug on", ["'on'", "off"]),
-])
+@pytest.mark.parametrize(
+    ("cell", "words"),
+    [
+        ("%nan_trace", ["step()"]),
+        ("%nan_trace step", ["step is only named", "step()"]),
+        ("%nan_trace --model nett step()", ["'nett'", "net"]),
+        ("%nan_trace --optimizer net step()", ["'net'", "opt"]),
+        ("%nan_trace --strategy fast step()", ["'fast'", "bisect"]),
+        ("%nan_trace --steps two step()", ["'two'"]),
+        ("%nan_trace --model 'net step()", ["quotation"]),
+        ("%nan_trace await step()", ["await", "function"]),
+        ("%%nan_trace --steps 3\nstep()", ["--steps"]),
+        ("%%nan_trace step()\nstep()", ["EXPR"]),
+        ("%%nan_trace --strategy bisect\nstep()", ["bisect", "trace"]),
+        ("%nan_trace --steps 0 step()", ["max_steps", "0"]),
+        ("%%nan_trace\nimport asyncio\nawait asyncio.sleep(0)", ["await"]),
+        ("%explain nan/overflw", ["nan/overflw", "nan/overflow"]),
+        ("%nbdebug on", ["'on'", "off"]),
+    ],
+)
 def test_a_wrong_argument_is_quoted_beside_what_is_accepted(notebook: Notebook, cell: str, words: list[str]) -> None:
     done = notebook.run(cell)
     assert type(done.error).__name__ == "UsageError"
@@ -348,11 +366,19 @@ def test_unload_leaves_a_magic_of_the_users_alone(notebook: Notebook) -> None:
 # Completion
 
 
-@pytest.mark.parametrize(("typed", "offered"), [
-    ("%nan_trace --mo", {"--model"}), ("%%nan_trace --st", {"--steps", "--strategy"}),
-    ("rep = %nan_trace --r", {"--restore"}), ("%nan_trace --model ", {"net"}), ("%nan_trace --optimizer o", {"opt"}),
-    ("%nan_trace --strategy t", {"trace"}), ("%nbdebug c", {"catalogue"}), ("%explain nan/overf", {"nan/overflow"}),
-])
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("%nan_trace --mo", {"--model"}),
+        ("%%nan_trace --st", {"--steps", "--strategy"}),
+        ("rep = %nan_trace --r", {"--restore"}),
+        ("%nan_trace --model ", {"net"}),
+        ("%nan_trace --optimizer o", {"opt"}),
+        ("%nan_trace --strategy t", {"trace"}),
+        ("%nbdebug c", {"catalogue"}),
+        ("%explain nan/overf", {"nan/overflow"}),
+    ],
+)
 def test_options_complete_on_tab(notebook: Notebook, typed: str, offered: set[str]) -> None:
     assert set(completions(notebook, typed)) == offered
 
@@ -372,11 +398,16 @@ def test_the_expression_completes_as_python_does(notebook: Notebook) -> None:
 
 @pytest.mark.timeout(240)
 def test_a_kernel_names_its_cells_too(tmp_path) -> None:
-    cells = ["%load_ext nbdebug", SETUP.lstrip(), "%nan_trace step()",
-             "%%nan_trace\nx = bad\n\nvalue = torch.log(x @ part.weight)\nvalue.mean().backward()"]
+    cells = [
+        "%load_ext nbdebug",
+        SETUP.lstrip(),
+        "%nan_trace step()",
+        "%%nan_trace\nx = bad\n\nvalue = torch.log(x @ part.weight)\nvalue.mean().backward()",
+    ]
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    nbclient.NotebookClient(book, timeout=200, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
-                            ).execute(env=in_this_checkout())
+    nbclient.NotebookClient(
+        book, timeout=200, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+    ).execute(env=in_this_checkout())
     first, second = (book.cells[i].outputs[-1].data["text/plain"] for i in (2, 3))
     line = SETUP.lstrip().splitlines().index("        return torch.log(x)") + 1
     assert LOG in first and f"In [2], line {line}" in first

@@ -51,9 +51,11 @@ def test_a_clean_notebook_says_so_help_and_a_semicolon(notebook: Notebook) -> No
 
 
 def test_within_a_function_its_variables_are_looked_at_as_well(notebook: Notebook) -> None:
-    notebook.run("def look():\n    from IPython import get_ipython\n    inner = nn.Linear(2, 1)\n"
-                 "    for _ in range(2):\n        inner.register_forward_hook(note)\n"
-                 "    return get_ipython().run_line_magic('check_notebook', '')")
+    notebook.run(
+        "def look():\n    from IPython import get_ipython\n    inner = nn.Linear(2, 1)\n"
+        "    for _ in range(2):\n        inner.register_forward_hook(note)\n"
+        "    return get_ipython().run_line_magic('check_notebook', '')"
+    )
     notebook.run(HOOK)
     report = notebook.run("look()").result
     assert [f.code for f in report] == ["notebook/hooks-registered-twice"] and isinstance(report, nbdebug.Report)

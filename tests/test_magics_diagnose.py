@@ -61,13 +61,15 @@ def test_a_call_with_the_callback_is_run(notebook):
 
 
 def test_the_cell_below_is_the_loop(notebook):
-    done = notebook.run("""
+    done = notebook.run(
+        """
         %%diagnose
         for batch in list(train_loader) * 4:
             loss = loss_fn(model, batch)
             loss.backward()
             optimizer.step()
-        """.lstrip("\n"))
+        """.lstrip("\n")
+    )
 
     assert done.error is None
     assert done.result.question == "%%diagnose"
@@ -82,11 +84,15 @@ def test_a_semicolon_silences_it_and_help_is_shown(notebook):
     assert "--train-loader" in notebook.run("%diagnose -h").shown
 
 
-@pytest.mark.parametrize(("typed", "said"), [
-    ("%diagnose", "training loop"), ("%diagnose --model nobody train", "names no model"),
-    ("%diagnose --loss-fn nobody train", "names nothing"),
-    ("%diagnose --train-loader len train", "train_loader takes"),
-])
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("%diagnose", "training loop"),
+        ("%diagnose --model nobody train", "names no model"),
+        ("%diagnose --loss-fn nobody train", "names nothing"),
+        ("%diagnose --train-loader len train", "train_loader takes"),
+    ],
+)
 def test_what_is_missing_is_said(notebook, typed, said):
     done = notebook.run(typed)
 

@@ -55,9 +55,14 @@ def test_an_error_of_no_known_kind_gets_the_facts_and_no_guess(notebook: Noteboo
     assert "#388c5e" not in html and "hunter2" not in html, "no green border: something did fail"
 
 
-@pytest.mark.parametrize(("cell", "said"), [
-    ("1 +", "SyntaxError"), ("%explain no/such", "magic's own message"), ("raise KeyboardInterrupt", "on purpose"),
-])
+@pytest.mark.parametrize(
+    ("cell", "said"),
+    [
+        ("1 +", "SyntaxError"),
+        ("%explain no/such", "magic's own message"),
+        ("raise KeyboardInterrupt", "on purpose"),
+    ],
+)
 def test_what_says_itself_what_it_is_is_not_explained(notebook: Notebook, cell: str, said: str) -> None:
     assert "Nothing has failed yet" in notebook.run("%explain").shown
     notebook.run(cell)
@@ -108,12 +113,16 @@ def test_names_of_the_notebook_itself_are_told(notebook: Notebook) -> None:
 
 
 def test_in_a_kernel_the_report_stands_below_the_traceback() -> None:
-    cells = ["%load_ext nbdebug\n%explain --auto\nimport torch\nx = torch.zeros(3)",
-             "state = {'module.weight': torch.zeros(2, 3), 'module.bias': torch.zeros(2)}\n"
-             "net = torch.nn.Linear(3, 2)\nnet.load_state_dict(state)", "1 + 1"]
+    cells = [
+        "%load_ext nbdebug\n%explain --auto\nimport torch\nx = torch.zeros(3)",
+        "state = {'module.weight': torch.zeros(2, 3), 'module.bias': torch.zeros(2)}\n"
+        "net = torch.nn.Linear(3, 2)\nnet.load_state_dict(state)",
+        "1 + 1",
+    ]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     nbclient.NotebookClient(notebook, timeout=300, allow_errors=True, extra_arguments=["--log-level=ERROR"]).execute(
-        env=in_this_checkout())
+        env=in_this_checkout()
+    )
     failed = [output for output in notebook.cells[1].outputs if output.output_type != "stream"]
     assert [output.output_type for output in failed] == ["error", "display_data"]
     shown = failed[1].data

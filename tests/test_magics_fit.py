@@ -40,8 +40,10 @@ def test_it_takes_what_is_among_the_variables_and_says_which(notebook: Notebook)
 
 
 def test_names_and_a_limit(notebook: Notebook) -> None:
-    notebook.run('rep = %fit net batch criterion --optimizer "functools.partial(torch.optim.SGD, lr=0.1)" '
-                 "--memory 60KiB --device cpu")
+    notebook.run(
+        'rep = %fit net batch criterion --optimizer "functools.partial(torch.optim.SGD, lr=0.1)" '
+        "--memory 60KiB --device cpu"
+    )
     done = notebook.run("rep.facts['fit']['fits'], rep.facts['fit']['largest']['rows']")
     assert done.error is None and done.result[0] is False and done.result[1] < 32
 
@@ -52,9 +54,14 @@ def test_a_semicolon_silences_it_and_h_helps(notebook: Notebook) -> None:
     assert "--memory" in notebook.run("%fit -h").printed
 
 
-@pytest.mark.parametrize("typed, said", [
-    ("%fit nowhere", "names nothing"), ("%fit --memory lots --device cpu", "a size is"),
-    ("%fit net 3 criterion", "holds no tensors")])
+@pytest.mark.parametrize(
+    "typed, said",
+    [
+        ("%fit nowhere", "names nothing"),
+        ("%fit --memory lots --device cpu", "a size is"),
+        ("%fit net 3 criterion", "holds no tensors"),
+    ],
+)
 def test_what_is_wrong_is_said(notebook: Notebook, typed: str, said: str) -> None:
     done = notebook.run(typed)
     assert type(done.error).__name__ == "UsageError" and said in str(done.error)

@@ -50,8 +50,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 def hooks(notebook: Notebook) -> int:
     names = notebook.shell.user_ns
-    return sum(len(value) for thing in [*names["net"].modules(), names["opt"]] for key, value in vars(thing).items()
-               if key.endswith("_hooks"))
+    return sum(
+        len(value)
+        for thing in [*names["net"].modules(), names["opt"]]
+        for key, value in vars(thing).items()
+        if key.endswith("_hooks")
+    )
 
 
 def test_on_show_off(notebook: Notebook, asked: list[dict[str, Any]]) -> None:
@@ -72,8 +76,9 @@ def test_on_show_off(notebook: Notebook, asked: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("typed", ["%grad_watch --every 5", "%grad_watch on --every 5", "%grad_watch --every 5 on"])
-def test_options_reach_the_function_and_alone_mean_on(notebook: Notebook, asked: list[dict[str, Any]],
-                                                      typed: str) -> None:
+def test_options_reach_the_function_and_alone_mean_on(
+    notebook: Notebook, asked: list[dict[str, Any]], typed: str
+) -> None:
     assert notebook.run(f"{typed} --ratios-every 20 --keep 50 --model net").error is None
     assert {k: asked[0][k] for k in ("every", "ratios_every", "keep")} == {"every": 5, "ratios_every": 20, "keep": 50}
 
@@ -96,9 +101,13 @@ def test_another_one_replaces_it(notebook: Notebook) -> None:
 
 def test_what_is_wrong_leaves_the_running_one_alone(notebook: Notebook) -> None:
     notebook.run("%grad_watch on\nstep()")
-    for typed, word in [("%grad_watch on --model nett", "nett"), ("%grad_watch on --every 0", "every"),
-                        ("%grad_watch --off --every 2", "--every"), ("%grad_watch status --live", "--live"),
-                        ("%grad_watch on --off", "not both")]:
+    for typed, word in [
+        ("%grad_watch on --model nett", "nett"),
+        ("%grad_watch on --every 0", "every"),
+        ("%grad_watch --off --every 2", "--every"),
+        ("%grad_watch status --live", "--live"),
+        ("%grad_watch on --off", "not both"),
+    ]:
         assert word in str(notebook.run(typed).error), typed
     assert "1 step watched" in notebook.run("%grad_watch").shown
 
@@ -133,9 +142,16 @@ def test_unloading_ends_it(notebook: Notebook) -> None:
     notebook.run("%load_ext nbdebug")
 
 
-@pytest.mark.parametrize(("typed", "offered"), [
-    ("%grad_watch --mo", {"--model"}), ("%grad_watch o", {"on", "off"}), ("%grad_watch on --model n", {"net"}),
-    ("%grad_watch --optimizer ", {"opt"}), ("w = %grad_watch --o", {"--optimizer", "--off"})])
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("%grad_watch --mo", {"--model"}),
+        ("%grad_watch o", {"on", "off"}),
+        ("%grad_watch on --model n", {"net"}),
+        ("%grad_watch --optimizer ", {"opt"}),
+        ("w = %grad_watch --o", {"--optimizer", "--off"}),
+    ],
+)
 def test_completion(notebook: Notebook, typed: str, offered: set[str]) -> None:
     assert set(completions(notebook, typed)) == offered
 
@@ -147,8 +163,13 @@ def test_help(notebook: Notebook) -> None:
 
 def test_live_in_a_kernel_ends_as_the_whole_run() -> None:
     """The picture stands below the cell that asked for it, and is drawn anew by later ones."""
-    cells = ["%load_ext nbdebug", SETUP.lstrip(), "%grad_watch on --live", "for _ in range(7): step()",
-             "%grad_watch --off;"]
+    cells = [
+        "%load_ext nbdebug",
+        SETUP.lstrip(),
+        "%grad_watch on --live",
+        "for _ in range(7): step()",
+        "%grad_watch --off;",
+    ]
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     nbclient.NotebookClient(book, timeout=120).execute(env=in_this_checkout())
     (picture,) = [o for o in book.cells[2].outputs if o.output_type == "display_data"]

@@ -43,8 +43,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 def hooks(notebook: Notebook) -> int:
     """How many hooks the model and the optimizer have."""
     names = notebook.shell.user_ns
-    held = [value for thing in [*names["net"].modules(), names["opt"]] for key, value in vars(thing).items()
-            if key.endswith("_hooks")]
+    held = [
+        value
+        for thing in [*names["net"].modules(), names["opt"]]
+        for key, value in vars(thing).items()
+        if key.endswith("_hooks")
+    ]
     return sum(map(len, held))
 
 
@@ -83,8 +87,13 @@ def test_options_reach_the_function(notebook: Notebook, asked: list[dict[str, An
     notebook.shell.user_ns["path"] = str(tmp_path / "a run.nbdebug")
     done = notebook.run("%guard --max-grad-norm 1.5 --skip-above 8 on --on-trip record --keep 3 --record '{path}'")
     assert done.error is None and "written to the record" in done.printed
-    wanted = {"max_grad_norm": 1.5, "skip_above": 8.0, "on_trip": "record", "keep": 3,
-              "record": notebook.shell.user_ns["path"]}
+    wanted = {
+        "max_grad_norm": 1.5,
+        "skip_above": 8.0,
+        "on_trip": "record",
+        "keep": 3,
+        "record": notebook.shell.user_ns["path"],
+    }
     assert {key: asked[0][key] for key in wanted} == wanted
 
 
@@ -141,8 +150,9 @@ def test_off_gives_the_last_report_and_leaves_nothing(notebook: Notebook) -> Non
 
 def test_a_step_that_is_not_finite(notebook: Notebook) -> None:
     notebook.run("%guard on\nstep(good)\nbefore = {k: v.clone() for k, v in net.state_dict().items()}")
-    done = notebook.run("for x in [good, bad, good]:\n    step(x)\n    before = {k: v.clone() for k, v in "
-                        "net.state_dict().items()}")
+    done = notebook.run(
+        "for x in [good, bad, good]:\n    step(x)\n    before = {k: v.clone() for k, v in net.state_dict().items()}"
+    )
     assert isinstance(done.error, nbdebug.NonFiniteStep) and done.error.step == 2
     assert done.error.report.findings[0].code == LOG and LOG in done.data[0]["text/plain"] and len(done.data) == 1
     names = notebook.shell.user_ns
@@ -156,7 +166,7 @@ def test_a_step_that_is_not_finite(notebook: Notebook) -> None:
 def test_the_traceback_ends_at_the_users_own_line(notebook: Notebook, choice: str) -> None:
     notebook.run(f"%guard on --on-trip {choice}")
     printed = notebook.run("step(bad)").printed
-    trace = printed[printed.index("NonFiniteStep"):]
+    trace = printed[printed.index("NonFiniteStep") :]
     assert "----> 1 step(bad)" in trace and "opt.step()" in trace
     assert "site-packages" not in trace and "nbdebug/" not in trace and "hidden" not in trace
 
@@ -198,11 +208,15 @@ def test_a_wrong_name_leaves_the_first_on(notebook: Notebook) -> None:
     assert "No guard is on" in notebook.run("%guard").printed
 
 
-@pytest.mark.parametrize(("cell", "named"), [
-    ("net = nn.Linear(4, 4)", "`net`"), ("del opt", "`opt`"),
-    ("net = nn.Linear(4, 4); opt = torch.optim.SGD(net.parameters())", "`net`, `opt`"),
-    ("scaler = torch.amp.GradScaler('cpu')", "`scaler`"),
-])
+@pytest.mark.parametrize(
+    ("cell", "named"),
+    [
+        ("net = nn.Linear(4, 4)", "`net`"),
+        ("del opt", "`opt`"),
+        ("net = nn.Linear(4, 4); opt = torch.optim.SGD(net.parameters())", "`net`, `opt`"),
+        ("scaler = torch.amp.GradScaler('cpu')", "`scaler`"),
+    ],
+)
 def test_status_says_when_the_guard_watches_what_was_there_before(notebook: Notebook, cell: str, named: str) -> None:
     notebook.run("scaler = torch.amp.GradScaler('cpu')\n%guard on")
     notebook.run(cell)
@@ -212,9 +226,16 @@ def test_status_says_when_the_guard_watches_what_was_there_before(notebook: Note
     assert note not in notebook.run("%guard off").result.notes
 
 
-@pytest.mark.parametrize("cell", ["pass", "mine = net; del net", "net = nn.Sequential(net)", "step(good)",
-                                  "class Wrapped:\n    def __init__(self, inner): self.inner = inner\n"
-                                  "opt = Wrapped(opt)"])
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "pass",
+        "mine = net; del net",
+        "net = nn.Sequential(net)",
+        "step(good)",
+        "class Wrapped:\n    def __init__(self, inner): self.inner = inner\nopt = Wrapped(opt)",
+    ],
+)
 def test_and_says_nothing_of_it_while_all_is_well(notebook: Notebook, cell: str) -> None:
     notebook.run("%guard on")
     assert notebook.run(cell).error is None
@@ -236,8 +257,15 @@ def test_nbdebug_status_tells_of_every_guard(notebook: Notebook) -> None:
     assert hooks(notebook) == 0 and not notebook.shell.user_ns["mine"].active
 
 
-@pytest.mark.parametrize("cell", ["%unload_ext nbdebug", "%reload_ext nbdebug", "%nbdebug off",
-                                  "import nbdebug; nbdebug.load_ipython_extension(get_ipython())"])
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "%unload_ext nbdebug",
+        "%reload_ext nbdebug",
+        "%nbdebug off",
+        "import nbdebug; nbdebug.load_ipython_extension(get_ipython())",
+    ],
+)
 def test_what_ends_it(notebook: Notebook, cell: str) -> None:
     notebook.run("%guard on\nstep(good)")
     assert hooks(notebook)
@@ -263,25 +291,28 @@ def test_help_is_printed(notebook: Notebook) -> None:
     assert all(word in done.printed for word in ["%guard", "--max-grad-norm", "--on-trip", "--keep N", "open"])
 
 
-@pytest.mark.parametrize(("cell", "words"), [
-    ("%guard start", ["'start'", "on", "off"]),
-    ("%guard on --on-trip stop", ["'stop'", "raise"]),
-    ("%guard on --max-grad-norm big", ["'big'"]),
-    ("%guard on --max-grad-norm 0", ["max_grad_norm", "0"]),
-    ("%guard on --keep 0", ["keep", "0"]),
-    ("%guard on --model nett", ["'nett'", "net"]),
-    ("%guard on --optimizer net", ["'net'", "opt"]),
-    ("%guard on --scaler net", ["'net'", "GradScaler", "none"]),
-    ("%guard on --model 'net", ["quotation"]),
-    ("%guard on run.nbdebug", ["'run.nbdebug'", "open", "--record run.nbdebug"]),
-    ("%guard --max-grad-norm 1", ["--max-grad-norm", "%guard on"]),
-    ("%guard off --keep 1 --skip-above 2", ["--skip-above and --keep", "%guard on"]),
-    ("%guard open", ["%guard open run.nbdebug"]),
-    ("%guard open no/such.nbdebug", ["no/such.nbdebug"]),
-    ("del net, part\n%guard on", ["no model among", "--model NAME"]),
-    ("del opt\n%guard on", ["no optimizer among", "--optimizer NAME", "trainer.optimizer"]),
-    ("del net, part, opt\n%guard on", ["no model and no optimizer", "--model NAME --optimizer NAME"]),
-])
+@pytest.mark.parametrize(
+    ("cell", "words"),
+    [
+        ("%guard start", ["'start'", "on", "off"]),
+        ("%guard on --on-trip stop", ["'stop'", "raise"]),
+        ("%guard on --max-grad-norm big", ["'big'"]),
+        ("%guard on --max-grad-norm 0", ["max_grad_norm", "0"]),
+        ("%guard on --keep 0", ["keep", "0"]),
+        ("%guard on --model nett", ["'nett'", "net"]),
+        ("%guard on --optimizer net", ["'net'", "opt"]),
+        ("%guard on --scaler net", ["'net'", "GradScaler", "none"]),
+        ("%guard on --model 'net", ["quotation"]),
+        ("%guard on run.nbdebug", ["'run.nbdebug'", "open", "--record run.nbdebug"]),
+        ("%guard --max-grad-norm 1", ["--max-grad-norm", "%guard on"]),
+        ("%guard off --keep 1 --skip-above 2", ["--skip-above and --keep", "%guard on"]),
+        ("%guard open", ["%guard open run.nbdebug"]),
+        ("%guard open no/such.nbdebug", ["no/such.nbdebug"]),
+        ("del net, part\n%guard on", ["no model among", "--model NAME"]),
+        ("del opt\n%guard on", ["no optimizer among", "--optimizer NAME", "trainer.optimizer"]),
+        ("del net, part, opt\n%guard on", ["no model and no optimizer", "--model NAME --optimizer NAME"]),
+    ],
+)
 def test_a_wrong_argument_is_quoted_beside_what_is_accepted(notebook: Notebook, cell: str, words: list[str]) -> None:
     done = notebook.run(cell)
     assert type(done.error).__name__ == "UsageError"
@@ -294,14 +325,34 @@ def hooks_of_nothing(notebook: Notebook) -> bool:
     return not {"net", "opt"} <= set(names) or hooks(notebook) == 0
 
 
-@pytest.mark.parametrize(("typed", "offered"), [
-    ("%guard ", {"on", "off", "status", "open"}), ("%guard o", {"on", "off", "open"}), ("rep = %guard st", {"status"}),
-    ("%guard on --on-trip ", {"trace", "raise", "skip", "record"}), ("%guard on --on-trip r", {"raise", "record"}),
-    ("%guard on --model ", {"net"}), ("%guard on --optimizer ", {"opt"}), ("%guard on --scaler ", {"scaler"}),
-    ("%guard on --s", {"--scaler", "--skip-above"}),
-    ("%guard on --", {"--help", "--model", "--optimizer", "--scaler", "--max-grad-norm", "--skip-above", "--on-trip",
-                      "--keep", "--record"}),
-])
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("%guard ", {"on", "off", "status", "open"}),
+        ("%guard o", {"on", "off", "open"}),
+        ("rep = %guard st", {"status"}),
+        ("%guard on --on-trip ", {"trace", "raise", "skip", "record"}),
+        ("%guard on --on-trip r", {"raise", "record"}),
+        ("%guard on --model ", {"net"}),
+        ("%guard on --optimizer ", {"opt"}),
+        ("%guard on --scaler ", {"scaler"}),
+        ("%guard on --s", {"--scaler", "--skip-above"}),
+        (
+            "%guard on --",
+            {
+                "--help",
+                "--model",
+                "--optimizer",
+                "--scaler",
+                "--max-grad-norm",
+                "--skip-above",
+                "--on-trip",
+                "--keep",
+                "--record",
+            },
+        ),
+    ],
+)
 def test_tab_offers_requests_options_and_values(notebook: Notebook, typed: str, offered: set[str]) -> None:
     notebook.run("scaler = torch.amp.GradScaler('cpu')")
     assert set(completions(notebook, typed)) == offered
@@ -314,8 +365,9 @@ def test_tab_offers_requests_options_and_values(notebook: Notebook, typed: str, 
 def test_in_a_kernel_the_report_stands_above_the_error(tmp_path: pathlib.Path) -> None:
     cells = ["%load_ext nbdebug", SETUP.lstrip(), "%guard on", "for x in [good, bad]:\n    step(x)", "%guard off"]
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    nbclient.NotebookClient(book, timeout=200, kernel_name="python3", allow_errors=True, resources={
-        "metadata": {"path": str(tmp_path)}}).execute(env=in_this_checkout())
+    nbclient.NotebookClient(
+        book, timeout=200, kernel_name="python3", allow_errors=True, resources={"metadata": {"path": str(tmp_path)}}
+    ).execute(env=in_this_checkout())
     shown = [output for output in book.cells[3].outputs if output.output_type != "stream"]
     assert [output.output_type for output in shown] == ["display_data", "error"]
     assert LOG in shown[0].data["text/plain"] and LOG in shown[0].data["text/html"]

@@ -91,8 +91,10 @@ def test_a_report_that_is_listed_is_not_kept_alive(notebook: Notebook) -> None:
 
 def test_a_traced_step_is_told_by_layer_and_leaves_no_hook(notebook: Notebook) -> None:
     notebook.run("import copy\nbefore, state = copy.deepcopy(net.state_dict()), torch.get_rng_state()")
-    notebook.run("plain = step().item(); after = copy.deepcopy(net.state_dict()); net.load_state_dict(before)\n"
-                 "opt = torch.optim.Adam(net.parameters())")
+    notebook.run(
+        "plain = step().item(); after = copy.deepcopy(net.state_dict()); net.load_state_dict(before)\n"
+        "opt = torch.optim.Adam(net.parameters())"
+    )
     board(notebook).trace()
     assert board(notebook).words == "Waiting for the next step …"
     notebook.run("traced = step().item()")
@@ -162,8 +164,10 @@ def test_free_lets_go_of_the_last_traceback(notebook: Notebook) -> None:
     import gc
     import weakref
 
-    notebook.run("def lost():\n    big = torch.zeros(1000)\n    keep.append(weakref.ref(big))\n    1 / 0\n"
-                 "import weakref\nkeep = []\nlost()")
+    notebook.run(
+        "def lost():\n    big = torch.zeros(1000)\n    keep.append(weakref.ref(big))\n    1 / 0\n"
+        "import weakref\nkeep = []\nlost()"
+    )
     held: weakref.ref = notebook.shell.user_ns["keep"][0]
     assert held() is not None
     board(notebook).free()

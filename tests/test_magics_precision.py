@@ -48,10 +48,16 @@ def test_options_are_read_and_a_loader_gives_the_batch(notebook: Notebook) -> No
     assert notebook.run("%precision --mode cast;").result is None
 
 
-@pytest.mark.parametrize("line, said", [
-    ("%precision --dtype float8", "'float8'"), ("%precision --loss-fn nothing", "nothing"),
-    ("%precision --batch rows", "'rows'"), ("%precision --model other", "other"),
-    ("%precision --tolerance 0", "above zero; got 0")])
+@pytest.mark.parametrize(
+    "line, said",
+    [
+        ("%precision --dtype float8", "'float8'"),
+        ("%precision --loss-fn nothing", "nothing"),
+        ("%precision --batch rows", "'rows'"),
+        ("%precision --model other", "other"),
+        ("%precision --tolerance 0", "above zero; got 0"),
+    ],
+)
 def test_what_makes_no_sense_is_refused_in_words(notebook: Notebook, line: str, said: str) -> None:
     done = notebook.run(line)
     assert type(done.error).__name__ == "UsageError" and said in str(done.error)

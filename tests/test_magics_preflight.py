@@ -35,16 +35,22 @@ def test_it_takes_what_is_among_the_variables_and_says_which(notebook: Notebook)
     assert isinstance(report, Report)
     assert [f.code for f in report] == ["training/parameters-not-in-optimizer"]
     assert report.question == "%preflight"
-    for taken in ("model `net`", "optimizer `opt`", "train_loader `train_loader`", "loss_fn `criterion`",
-                  "loss_fn(outputs, targets)"):
+    for taken in (
+        "model `net`",
+        "optimizer `opt`",
+        "train_loader `train_loader`",
+        "loss_fn `criterion`",
+        "loss_fn(outputs, targets)",
+    ):
         assert taken in report.subject
 
 
 def test_names_and_expressions_are_taken(notebook: Notebook) -> None:
     notebook.run("class T: pass\nt = T(); t.model = net; t.loader = train_loader")
     notebook.run("full = torch.optim.SGD(net.parameters(), 0.1)")
-    done = notebook.run("rep = %preflight --model t.model --train-loader t.loader --optimizer full "
-                        "--loss-fn criterion\nrep.ok")
+    done = notebook.run(
+        "rep = %preflight --model t.model --train-loader t.loader --optimizer full --loss-fn criterion\nrep.ok"
+    )
     assert done.error is None and done.result is True
 
 
@@ -53,13 +59,16 @@ def test_a_semicolon_silences_it(notebook: Notebook) -> None:
     assert done.error is None and done.result is None and done.shown.strip() == ""
 
 
-@pytest.mark.parametrize("before, typed, said", [
-    ("del criterion", "%preflight", "--loss-fn NAME"),
-    ("del train_loader", "%preflight", "--train-loader NAME"),
-    ("other = nn.Linear(2, 2)", "%preflight", "Say which: --model NAME"),
-    ("", "%preflight --loss-fn nowhere", "names nothing"),
-    ("train_loader = iter(train_loader)", "%preflight", "read more than once"),
-])
+@pytest.mark.parametrize(
+    "before, typed, said",
+    [
+        ("del criterion", "%preflight", "--loss-fn NAME"),
+        ("del train_loader", "%preflight", "--train-loader NAME"),
+        ("other = nn.Linear(2, 2)", "%preflight", "Say which: --model NAME"),
+        ("", "%preflight --loss-fn nowhere", "names nothing"),
+        ("train_loader = iter(train_loader)", "%preflight", "read more than once"),
+    ],
+)
 def test_what_is_missing_is_said_with_what_to_type(notebook: Notebook, before: str, typed: str, said: str) -> None:
     notebook.run(before or "pass")
     done = notebook.run(typed)

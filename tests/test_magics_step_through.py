@@ -79,16 +79,24 @@ def test_off_ends_a_step_that_waits(notebook: Notebook, off: str) -> None:
     notebook.run("%load_ext nbdebug")
 
 
-@pytest.mark.parametrize("line, said", [
-    ("%step_through --loss-fn nothing", "nothing"), ("%step_through --batch rows", "'rows'"),
-    ("%step_through --model other", "other"), ("%step_through --loss-fn batch", "got tuple")])
+@pytest.mark.parametrize(
+    "line, said",
+    [
+        ("%step_through --loss-fn nothing", "nothing"),
+        ("%step_through --batch rows", "'rows'"),
+        ("%step_through --model other", "other"),
+        ("%step_through --loss-fn batch", "got tuple"),
+    ],
+)
 def test_what_makes_no_sense_is_refused_in_words(notebook: Notebook, line: str, said: str) -> None:
     done = notebook.run(line)
     assert type(done.error).__name__ == "UsageError" and said in str(done.error)
 
 
 def test_help_and_two_models(notebook: Notebook) -> None:
-    assert "layer by layer" in notebook.run("%step_through -h").printed or "waits at its layers" in notebook.run(
-        "%step_through -h").printed
+    assert (
+        "layer by layer" in notebook.run("%step_through -h").printed
+        or "waits at its layers" in notebook.run("%step_through -h").printed
+    )
     notebook.run("other = nn.Linear(1, 1)")
     assert "net, other" in str(notebook.run("%step_through").error)

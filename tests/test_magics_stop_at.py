@@ -66,8 +66,10 @@ def test_the_stop_is_the_result_and_says_what_it_waits_for(notebook: Notebook) -
 
 
 def test_a_condition_sees_the_variables_of_the_function_that_the_magic_stands_in(notebook: Notebook) -> None:
-    notebook.run("def set_it():\n    mine = 8\n    get_ipython().run_line_magic('stop_at', "
-                 "'layers.0 --when \"inp.numel() == mine\"')\nset_it()\nnet(x);")
+    notebook.run(
+        "def set_it():\n    mine = 8\n    get_ipython().run_line_magic('stop_at', "
+        "'layers.0 --when \"inp.numel() == mine\"')\nset_it()\nnet(x);"
+    )
     assert "0 calls" not in " ".join(waiting(notebook))
 
 
@@ -83,12 +85,21 @@ def test_stops_are_cleared_by_number_by_pattern_and_all_together(notebook: Noteb
     assert not any(vars(module)["_forward_pre_hooks"] for module in names["net"].modules())
 
 
-@pytest.mark.parametrize("line, said", [
-    ("%stop_at", "takes a layer"), ("%stop_at layers.9", "'layers.0'"), ("%stop_at layers.0 --when 'out.('", "out.("),
-    ("%stop_at layers.0 --when 'grad > 1'", "--phase backward"), ("%stop_at layers.0 --model other", "'other'"),
-    ("%stop_at --list layers.0", "takes no 'layers.0'"), ("%stop_at --clear --every", "takes no --every"),
-    ("%stop_at --list --clear", "takes no --clear"), ("%stop_at --clear 99999", "called '99999'. There is: none"),
-    ("%stop_at layers.0 --phase sideways", "sideways")])
+@pytest.mark.parametrize(
+    "line, said",
+    [
+        ("%stop_at", "takes a layer"),
+        ("%stop_at layers.9", "'layers.0'"),
+        ("%stop_at layers.0 --when 'out.('", "out.("),
+        ("%stop_at layers.0 --when 'grad > 1'", "--phase backward"),
+        ("%stop_at layers.0 --model other", "'other'"),
+        ("%stop_at --list layers.0", "takes no 'layers.0'"),
+        ("%stop_at --clear --every", "takes no --every"),
+        ("%stop_at --list --clear", "takes no --clear"),
+        ("%stop_at --clear 99999", "called '99999'. There is: none"),
+        ("%stop_at layers.0 --phase sideways", "sideways"),
+    ],
+)
 def test_what_makes_no_sense_is_refused_in_words(notebook: Notebook, line: str, said: str) -> None:
     done = notebook.run(line)
     assert type(done.error).__name__ == "UsageError" and said in str(done.error)

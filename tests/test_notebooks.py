@@ -33,7 +33,8 @@ def test_it_runs_afresh(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
     client = nbclient.NotebookClient(notebook, timeout=240, resources={"metadata": {"path": str(tmp_path)}})
     client.execute(env={**os.environ, "PYTHONPATH": paths})
     assert codes(committed) == codes([cell.outputs for cell in code_cells(notebook)]), (
-        f"{path.name} says other causes than when it was committed: run `make notebooks`")
+        f"{path.name} says other causes than when it was committed: run `make notebooks`"
+    )
     assert_exercises_check_themselves(notebook)
 
 
@@ -73,10 +74,21 @@ def test_its_exercises_are_committed_unsolved_and_solved(path: pathlib.Path) -> 
 
 def test_the_training_notebook_has_an_exercise_for_each_part() -> None:
     notebook = nbformat.read(ROOT / "notebooks" / "02_training.ipynb", as_version=4)
-    headings = [line for cell in notebook.cells if cell.cell_type == "markdown"
-                for line in cell.source.splitlines() if line.startswith("## ")]
-    assert headings == ["## The loss does not go down", "## The gradient explodes", "## Overfitting", "## Underfitting",
-                        "## Zero loss", "## All at a glance"]
+    headings = [
+        line
+        for cell in notebook.cells
+        if cell.cell_type == "markdown"
+        for line in cell.source.splitlines()
+        if line.startswith("## ")
+    ]
+    assert headings == [
+        "## The loss does not go down",
+        "## The gradient explodes",
+        "## Overfitting",
+        "## Underfitting",
+        "## Zero loss",
+        "## All at a glance",
+    ]
     assert len(list(exercises(notebook))) == 5
 
 
@@ -94,9 +106,12 @@ def test_its_outputs_name_no_place_of_this_machine(path: pathlib.Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     for cell in code_cells(notebook):
         for output in cell.outputs:
-            found = HERE.findall(str(output.get("text", "")) + str(output.get("data", {}).get("text/plain", ""))
-                                 + re.sub(r"base64,[\w+/=]+", "", str(output.get("data", {}).get("text/html", "")))
-                                 + " ".join(output.get("traceback", [])))
+            found = HERE.findall(
+                str(output.get("text", ""))
+                + str(output.get("data", {}).get("text/plain", ""))
+                + re.sub(r"base64,[\w+/=]+", "", str(output.get("data", {}).get("text/html", "")))
+                + " ".join(output.get("traceback", []))
+            )
             assert not found, f"cell {cell.execution_count}: {found[:3]}"
 
 

@@ -33,19 +33,26 @@ def bare(requirement: str) -> str:
 
 
 def bounds(requirements: list[str]) -> dict[str, str]:
-    return {bare(r): r[len(bare(r)):] for r in requirements}
+    return {bare(r): r[len(bare(r)) :] for r in requirements}
 
 
 def third_party(path: pathlib.Path) -> dict[str, bool]:
     """Package → is it first tried under `try … except ImportError`?"""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    tries = [node for node in ast.walk(tree) if isinstance(node, ast.Try) and any(
-        h.type is not None and "ImportError" in ast.dump(h.type) for h in node.handlers)]
+    tries = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Try)
+        and any(h.type is not None and "ImportError" in ast.dump(h.type) for h in node.handlers)
+    ]
     guarded = {id(inner) for node in tries for part in node.body for inner in ast.walk(part)}
     found: dict[str, bool] = {}
     for node in ast.walk(tree):
-        names = [a.name for a in node.names] if isinstance(node, ast.Import) else (
-            [node.module or ""] if isinstance(node, ast.ImportFrom) else [])
+        names = (
+            [a.name for a in node.names]
+            if isinstance(node, ast.Import)
+            else ([node.module or ""] if isinstance(node, ast.ImportFrom) else [])
+        )
         for name in {n.split(".")[0] for n in names} - set(sys.stdlib_module_names) - {"nbdebug"}:
             found[name] = found.get(name, False) or id(node) in guarded
     return found
@@ -105,13 +112,13 @@ def test_make_help_tells_every_target() -> None:
     text = (ROOT / "Makefile").read_text(encoding="utf-8")
     told = set(re.findall(r"^([a-z-]+):.*## \S", text, re.MULTILINE))
     phony = re.search(r"^\.PHONY: (.*)$", text, re.MULTILINE)
-    assert phony and told == set(phony[1].split()) == {
-        "help", "setup", "demo", "test", "test-all", "lint", "notebooks"}
+    assert phony and told == set(phony[1].split()) == {"help", "setup", "demo", "test", "test-all", "lint", "notebooks"}
 
 
 def test_no_file_names_this_machine_or_a_registry() -> None:
-    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True,
-                            check=False)
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     if listed.returncode:
         pytest.skip("not a git checkout")
     places = [f"{ROOT}/", f"{pathlib.Path.home()}/", "pypi" + ".org", "python" + "hosted", "registry." + "npm"]

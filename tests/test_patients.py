@@ -46,8 +46,9 @@ def one_thread():
 
 
 def traced(training):
-    return nbdebug.nan_trace(training.step, model=training.model, optimizer=training.optimizer,
-                             max_steps=training.steps)
+    return nbdebug.nan_trace(
+        training.step, model=training.model, optimizer=training.optimizer, max_steps=training.steps
+    )
 
 
 def guarded(training):
@@ -61,27 +62,53 @@ def guarded(training):
 
 
 def preflighted(training):
-    return nbdebug.preflight(training.model, training.train_loader, training.loss_fn, optimizer=training.optimizer,
-                             val_loader=training.val_loader, scheduler=training.scheduler)
+    return nbdebug.preflight(
+        training.model,
+        training.train_loader,
+        training.loss_fn,
+        optimizer=training.optimizer,
+        val_loader=training.val_loader,
+        scheduler=training.scheduler,
+    )
 
 
 def diagnosed(training):
-    return nbdebug.diagnose(training.train, model=training.model, optimizer=training.optimizer,
-                            loss_fn=training.loss_fn, train_loader=training.train_loader,
-                            val_loader=training.val_loader, scheduler=training.scheduler,
-                            progress=False)
+    return nbdebug.diagnose(
+        training.train,
+        model=training.model,
+        optimizer=training.optimizer,
+        loss_fn=training.loss_fn,
+        train_loader=training.train_loader,
+        val_loader=training.val_loader,
+        scheduler=training.scheduler,
+        progress=False,
+    )
 
 
 def halved(training):
-    return nbdebug.precision(training.model, training.batch, training.loss_fn, training.dtype, mode="cast",
-                             optimizer=getattr(training, "optimizer", None), progress=False)
+    return nbdebug.precision(
+        training.model,
+        training.batch,
+        training.loss_fn,
+        training.dtype,
+        mode="cast",
+        optimizer=getattr(training, "optimizer", None),
+        progress=False,
+    )
 
 
 def remembered(training):
     if isinstance(training, MemoryFacts):  # of an allocator that this machine lacks
         return memory_report(training, "mem(step)", "")
-    return mem(training.step, steps=training.steps, model=training.model or {}, optimizer=training.optimizer,
-               loader=getattr(training, "loader", None), names=training.names, progress=False)
+    return mem(
+        training.step,
+        steps=training.steps,
+        model=training.model or {},
+        optimizer=training.optimizer,
+        loader=getattr(training, "loader", None),
+        names=training.names,
+        progress=False,
+    )
 
 
 def failed(training):
@@ -98,8 +125,16 @@ def run_as_cells(training):
         return nbdebug.check_notebook(shell=shell)
 
 
-ASK = {"error": failed, "error/stale-import": run_as_cells, "memory": remembered, "nan": traced,
-       "nan/not-located": guarded, "notebook": run_as_cells, "precision": halved, "training": diagnosed}
+ASK = {
+    "error": failed,
+    "error/stale-import": run_as_cells,
+    "memory": remembered,
+    "nan": traced,
+    "nan/not-located": guarded,
+    "notebook": run_as_cells,
+    "precision": halved,
+    "training": diagnosed,
+}
 
 
 def ask(patient, training):
@@ -116,8 +151,11 @@ def meets(wanted, name):
 def statement_at(path, line):
     """The source of the smallest statement that covers a line: a call may stand over several lines."""
     source = pathlib.Path(path).read_text(encoding="utf-8")
-    covering = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.stmt)
-                and node.lineno <= line <= node.end_lineno]
+    covering = [
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.stmt) and node.lineno <= line <= node.end_lineno
+    ]
     return ast.get_source_segment(source, min(covering, key=lambda node: node.end_lineno - node.lineno))
 
 
@@ -205,8 +243,9 @@ def plain_run(training):
     return None
 
 
-@pytest.mark.parametrize("patient", [p for p in PATIENTS if p.parent.name == "nan"], indirect=True,
-                         ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "patient", [p for p in PATIENTS if p.parent.name == "nan"], indirect=True, ids=lambda path: path.stem
+)
 def test_patient_fails_in_plain_torch_and_its_twin_does_not(patient):
     """The oracle: torch alone, without any tool, sees the failure at the same step, and none in the twin."""
     seen_as = {"input": "forward", "nan/lr-divergence": "forward", "nan/not-located": "forward"}

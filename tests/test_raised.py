@@ -44,8 +44,9 @@ def test_a_mode_that_the_user_chose_is_kept() -> None:
 
 def test_the_users_own_code_behind_torch_is_shown() -> None:
     with started(SETUP) as notebook:
-        printed = notebook.run("def closure():\n    raise Stopped('here')\nopt._optimizer_step_pre_hooks.clear()\n"
-                               "opt.step(closure)").printed
+        printed = notebook.run(
+            "def closure():\n    raise Stopped('here')\nopt._optimizer_step_pre_hooks.clear()\nopt.step(closure)"
+        ).printed
     assert "torch/optim" in printed and "raise Stopped('here')" in printed
 
 

@@ -42,8 +42,16 @@ from nbdebug.magics.watching import GradWatchMagics
 
 WATCHES = (GuardMagics, GradWatchMagics, StopMagics, StepMagics, ExplainMagics)
 """What may be on, and is shown and ended by %nbdebug."""
-ASKED = (NanTraceMagics, PreflightMagics, DiagnoseMagics, MemoryMagics, FitMagics, FreeMagics, PrecisionMagics,
-         CheckNotebookMagics)
+ASKED = (
+    NanTraceMagics,
+    PreflightMagics,
+    DiagnoseMagics,
+    MemoryMagics,
+    FitMagics,
+    FreeMagics,
+    PrecisionMagics,
+    CheckNotebookMagics,
+)
 OURS = (*WATCHES, *ASKED, NbdebugMagics, Completion)
 
 

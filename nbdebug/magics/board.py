@@ -52,8 +52,12 @@ class Board:
         """As things stand: plain data, also what a saved notebook keeps."""
         on = [line for watch in self.watches for line in watch.active()]
         tables = [t for t in (self._step_table(), self.told.table(), _magics(self.lines)) if t]
-        facts: dict[str, Any] = {"headline": self._headline(on), "tables": tables, **_memory(),
-                                 "opened": max(1, len(tables) - 1)}
+        facts: dict[str, Any] = {
+            "headline": self._headline(on),
+            "tables": tables,
+            **_memory(),
+            "opened": max(1, len(tables) - 1),
+        }
         watch = self.gradients
         if watch is not None:
             facts["watch"] = watch.glance(layers).facts["watch"]
@@ -125,8 +129,11 @@ class Board:
             return
         self.step = Report("trace of the next step", facts={"tables": [_layers(layers)]})
         bad = next((seen.name or "the model" for seen in layers if seen.nonfinite), None)
-        self.say(f"Traced a step: {bad} is the first layer whose output is not finite; %nan_trace names the line."
-                 if bad else f"Traced a step: the outputs of {len(layers)} layers are finite.")
+        self.say(
+            f"Traced a step: {bad} is the first layer whose output is not finite; %nan_trace names the line."
+            if bad
+            else f"Traced a step: the outputs of {len(layers)} layers are finite."
+        )
 
     def stop(self) -> None:
         """Stop the training that runs, after a whole step."""
@@ -197,17 +204,35 @@ class _Tracing:
 
 def _magics(lines: Mapping[str, Any]) -> dict[str, Any]:
     """What can be typed, each with the first sentence of its help."""
-    rows = [[f"%{name}", str(method.parser.description or "").partition("\n\n")[0].replace("\n", " ").strip()]
-            for name, method in sorted(lines.items())]
+    rows = [
+        [f"%{name}", str(method.parser.description or "").partition("\n\n")[0].replace("\n", " ").strip()]
+        for name, method in sorted(lines.items())
+    ]
     return {"title": "What you can type", "columns": ["magic", "answers"], "rows": rows}
 
 
 def _layers(layers: Sequence[Any]) -> dict[str, Any]:
-    rows = [[seen.name or "(the model)", seen.kind, str(list(seen.shape)), seen.dtype, seen.low, seen.high, seen.std,
-             seen.nonfinite, seen.gradient] for seen in layers]
-    return {"title": "The step that was traced, by layer", "rows": rows, "note": "Of each layer's output; bad: values "
-            "that are NaN or infinite; gradient: 2-norm over the layer's own weights, before the update.",
-            "columns": ["layer", "type", "output", "dtype", "least", "largest", "std", "bad", "gradient"]}
+    rows = [
+        [
+            seen.name or "(the model)",
+            seen.kind,
+            str(list(seen.shape)),
+            seen.dtype,
+            seen.low,
+            seen.high,
+            seen.std,
+            seen.nonfinite,
+            seen.gradient,
+        ]
+        for seen in layers
+    ]
+    return {
+        "title": "The step that was traced, by layer",
+        "rows": rows,
+        "note": "Of each layer's output; bad: values "
+        "that are NaN or infinite; gradient: 2-norm over the layer's own weights, before the update.",
+        "columns": ["layer", "type", "output", "dtype", "least", "largest", "std", "bad", "gradient"],
+    }
 
 
 def _memory() -> dict[str, Any]:

@@ -28,8 +28,11 @@ class Completion:
         magic, fragment = typed.groups()
         before = context.text_until_cursor[: typed.start(2)].split()[-1]
         offered = [choice for choice in self._choices(magic, before, fragment) if choice.startswith(fragment)]
-        return {"completions": [SimpleCompletion(text=choice) for choice in offered], "matched_fragment": fragment,
-                "suppress": bool(offered)}
+        return {
+            "completions": [SimpleCompletion(text=choice) for choice in offered],
+            "matched_fragment": fragment,
+            "suppress": bool(offered),
+        }
 
     def _choices(self, magic: str, before: str, fragment: str) -> Iterable[str]:
         """What may follow the word `before` in a call of this magic."""

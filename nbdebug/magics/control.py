@@ -21,8 +21,7 @@ REQUESTS = ("status", "catalogue", "off")
 class NbdebugMagics(Magics):
     """What tells and ends the rest. watches: the magics that may be on; unregister: takes all magics from a shell."""
 
-    def __init__(self, shell: Any, watches: Sequence[Any],
-                 unregister: Callable[[Any], None]) -> None:
+    def __init__(self, shell: Any, watches: Sequence[Any], unregister: Callable[[Any], None]) -> None:
         super().__init__(shell)
         self.watches, self.unregister = watches, unregister
         self.board = Board(shell, watches)
@@ -34,8 +33,13 @@ class NbdebugMagics(Magics):
     @no_var_expand
     @magic_arguments("nbdebug")
     @HELP
-    @argument("request", nargs="?", choices=REQUESTS, help="left out: the panel, in a notebook; status: the same "
-              "without controls; catalogue: every cause; off: take magics and hooks away")
+    @argument(
+        "request",
+        nargs="?",
+        choices=REQUESTS,
+        help="left out: the panel, in a notebook; status: the same "
+        "without controls; catalogue: every cause; off: take magics and hooks away",
+    )
     @line_magic("nbdebug")
     def control(self, line: str) -> Report | None:
         """Open the panel: what is on, what was found, memory, gradients and the loss, and buttons for the rest.

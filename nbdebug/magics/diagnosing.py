@@ -31,15 +31,23 @@ class DiagnoseMagics(Magics):
     @HELP
     @argument("--model", action="append", metavar="NAME", help="the model; left out: the one among your variables")
     @argument("--optimizer", action="append", metavar="NAME", help="the same for the optimizer, or several")
-    @argument("--loss-fn", metavar="NAME", help="loss_fn(model, batch), the loss of one batch; left out: the variable "
-              "of that name, if there is one. Without it nothing can be tried")
+    @argument(
+        "--loss-fn",
+        metavar="NAME",
+        help="loss_fn(model, batch), the loss of one batch; left out: the variable "
+        "of that name, if there is one. Without it nothing can be tried",
+    )
     @argument("--train-loader", metavar="NAME", help="the training batches; left out: train_loader, or the like")
     @argument("--val-loader", metavar="NAME", help="the validation batches, likewise")
     @argument("--scheduler", metavar="NAME", help="the learning rate scheduler, likewise")
     @argument("--keep", action="store_true", help="leave the model as the loop leaves it; else it is put back")
-    @argument("train", nargs=argparse.REMAINDER, metavar="EXPR",
-              help="your loop: train, where train(callback) calls callback(step, loss); or a call, such as train(5, "
-                   "callback)")
+    @argument(
+        "train",
+        nargs=argparse.REMAINDER,
+        metavar="EXPR",
+        help="your loop: train, where train(callback) calls callback(step, loss); or a call, such as train(5, "
+        "callback)",
+    )
     @line_cell_magic
     def diagnose(self, line: str, cell: str | None = None, local_ns: dict[str, Any] | None = None) -> Report | None:
         """Say why a training does not learn, overfits, jumps or stalls, with the fix tried on a copy of its start.
@@ -69,8 +77,10 @@ class DiagnoseMagics(Magics):
 def _line(shell: Any, text: str, names: dict[str, Any]) -> tuple[str, CodeType]:
     """What was asked, and the code that runs the loop: a name alone is called with the callback."""
     if not text:
-        raise UsageError("%diagnose takes your training loop, for example: %diagnose train (where train(callback) "
-                         "calls callback(step, loss))")
+        raise UsageError(
+            "%diagnose takes your training loop, for example: %diagnose train (where train(callback) "
+            "calls callback(step, loss))"
+        )
     question = f"%diagnose {text}"
     if re.fullmatch(r"[\w.]+", text):
         text = f"{text}(callback)"
@@ -93,8 +103,13 @@ def _given(args: Any, names: dict[str, Any]) -> dict[str, Any]:
         raise UsageError("There is no optimizer among your variables. Make it first, or name it: --optimizer NAME")
     taken = {kind: found(kind, getattr(args, kind), names) for kind in USUAL}
     said = [f"{kind} `{name}`" for kind, (name, _) in taken.items() if name]
-    return {"model": subject.model, "optimizer": subject.optimizer, "keep": args.keep,
-            **{kind: value for kind, (_, value) in taken.items()}, "subject": ", ".join([str(subject), *said])}
+    return {
+        "model": subject.model,
+        "optimizer": subject.optimizer,
+        "keep": args.keep,
+        **{kind: value for kind, (_, value) in taken.items()},
+        "subject": ", ".join([str(subject), *said]),
+    }
 
 
 def _asked(code: CodeType, names: dict[str, Any], given: dict[str, Any]) -> Report:

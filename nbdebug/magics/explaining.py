@@ -31,10 +31,19 @@ class ExplainMagics(Magics):
     @needs_local_scope
     @magic_arguments()
     @HELP
-    @argument("--auto", nargs="?", const="on", choices=("on", "off"), help="explain each failing cell from now on, "
-              "below its traceback; --auto off ends it")
-    @argument("code", nargs="?", metavar="CODE", help="a cause, such as nan/overflow (overflow will do): its catalogue "
-              "page. Left out: the last failure")
+    @argument(
+        "--auto",
+        nargs="?",
+        const="on",
+        choices=("on", "off"),
+        help="explain each failing cell from now on, below its traceback; --auto off ends it",
+    )
+    @argument(
+        "code",
+        nargs="?",
+        metavar="CODE",
+        help="a cause, such as nan/overflow (overflow will do): its catalogue page. Left out: the last failure",
+    )
     @line_magic
     def explain(self, line: str, local_ns: dict[str, Any] | None = None) -> Report | None:
         """Say why the last failing cell failed, or show the catalogue page of a cause.
@@ -77,8 +86,11 @@ class ExplainMagics(Magics):
 
     def _switch(self, on: bool) -> None:
         self._set(on)
-        print("Each failing cell is explained from now on; %explain --auto off ends it." if on else
-              "Failing cells are explained when you ask: %explain.")
+        print(
+            "Each failing cell is explained from now on; %explain --auto off ends it."
+            if on
+            else "Failing cells are explained when you ask: %explain."
+        )
 
     def _set(self, on: bool) -> None:
         if on and not self.auto:

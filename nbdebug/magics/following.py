@@ -35,14 +35,31 @@ def follow_cell(shell: Any, cell: str, args: Any, subject: Subject) -> Report:
     return _asked(code, lambda: _follow(lambda: exec(code, names), code, "%%mem", args, subject, names, 1))
 
 
-def _follow(run: Callable[[], Any], code: CodeType, question: str, args: Any, subject: Subject,
-            names: dict[str, Any], steps: int) -> Report:
+def _follow(
+    run: Callable[[], Any],
+    code: CodeType,
+    question: str,
+    args: Any,
+    subject: Subject,
+    names: dict[str, Any],
+    steps: int,
+) -> Report:
     from nbdebug.chapters.memory.mem import follow_step, loaders_of  # brings torch: %load_ext does not wait for it
 
     if steps < 1:
         raise UsageError(f"--steps takes a whole number of at least 1; got {steps}")
-    return follow_step(run, subject.models, subject.optimizers, loaders_of(None, names), names, question, str(subject),
-                       steps, args.device, files=(code.co_filename,))
+    return follow_step(
+        run,
+        subject.models,
+        subject.optimizers,
+        loaders_of(None, names),
+        names,
+        question,
+        str(subject),
+        steps,
+        args.device,
+        files=(code.co_filename,),
+    )
 
 
 def _asked(code: CodeType, ask: Callable[[], Report]) -> Report:

@@ -25,8 +25,12 @@ class FreeMagics(Magics):
     @magic_arguments()
     @HELP
     @argument("--all", action="store_true", help="let go of all that the list shows, and of the allocators' cache")
-    @argument("what", nargs="*", metavar="WHAT",
-              help=f"{', '.join(WORDS)}, or a name that the list shows, such as Out[7]. Left out: nothing is freed")
+    @argument(
+        "what",
+        nargs="*",
+        metavar="WHAT",
+        help=f"{', '.join(WORDS)}, or a name that the list shows, such as Out[7]. Left out: nothing is freed",
+    )
     @line_magic
     def free(self, line: str, local_ns: dict[str, Any] | None = None) -> Report | None:
         """List what the notebook keeps by itself, with the bytes of each; let go of what you choose.

@@ -16,10 +16,12 @@ from nbdebug.magics.typed import HELP, parsed_in_any_order, unquoted, visible
 from nbdebug.magics.watched import Watched
 
 REQUESTS = ("on", "off", "status", "open")
-ON_TRIP = {"trace": "its cause is shown and NonFiniteStep is raised", "raise": "NonFiniteStep is raised "
-           "(sys.last_value.trip.locate() then names the cause)",
-           "skip": "it is counted and training goes on",
-           "record": "its cause is written to the record and training goes on"}
+ON_TRIP = {
+    "trace": "its cause is shown and NonFiniteStep is raised",
+    "raise": "NonFiniteStep is raised (sys.last_value.trip.locate() then names the cause)",
+    "skip": "it is counted and training goes on",
+    "record": "its cause is written to the record and training goes on",
+}
 """What happens about a step that is not finite, after its update has been dropped."""
 OPTIONS = ("model", "optimizer", "scaler", "max_grad_norm", "skip_above", "on_trip", "keep", "record")
 
@@ -35,20 +37,39 @@ class GuardMagics(Magics):
     @needs_local_scope
     @magic_arguments()
     @HELP
-    @argument("--model", action="append", metavar="NAME", help="the model; may be given more than once. Left out: "
-              "every model among your variables is taken, and it is said which")
+    @argument(
+        "--model",
+        action="append",
+        metavar="NAME",
+        help="the model; may be given more than once. Left out: "
+        "every model among your variables is taken, and it is said which",
+    )
     @argument("--optimizer", action="append", metavar="NAME", help="the same for the optimizer")
     @argument("--scaler", metavar="NAME", help="the GradScaler; left out: the one among your variables, if any")
     @argument("--max-grad-norm", type=float, metavar="X", help="clip the gradients to this norm before each step")
-    @argument("--skip-above", type=float, metavar="X",
-              help="drop and count a step whose gradient norm, after clipping, is above X")
-    @argument("--on-trip", choices=ON_TRIP, help="when a step is not finite, its update is dropped; then, with "
-              + "; ".join(f"{choice}: {what}" for choice, what in ON_TRIP.items()) + " (default trace)")
+    @argument(
+        "--skip-above",
+        type=float,
+        metavar="X",
+        help="drop and count a step whose gradient norm, after clipping, is above X",
+    )
+    @argument(
+        "--on-trip",
+        choices=ON_TRIP,
+        help="when a step is not finite, its update is dropped; then, with "
+        + "; ".join(f"{choice}: {what}" for choice, what in ON_TRIP.items())
+        + " (default trace)",
+    )
     @argument("--keep", type=int, metavar="N", help="losses and norms to keep, of the last N steps (default 8)")
     @argument("--record", metavar="PATH", help="write a line for each step to this folder, and each report")
-    @argument("request", nargs="?", choices=REQUESTS, default="status",
-              help="on: watch from now on; off: stop, give the last report; status: give the report so far; "
-                   "open: show a record from disk")
+    @argument(
+        "request",
+        nargs="?",
+        choices=REQUESTS,
+        default="status",
+        help="on: watch from now on; off: stop, give the last report; status: give the report so far; "
+        "open: show a record from disk",
+    )
     @argument("path", nargs="?", metavar="PATH", help="the record that %%guard open shows")
     @line_magic
     def guard(self, line: str, local_ns: dict[str, Any] | None = None) -> Any:
@@ -76,15 +97,18 @@ class GuardMagics(Magics):
         try:
             watched = Watched.chosen(args, names, self.shell.user_ns)
             self.close()
-            self.running = nbdebug.guard(watched.subject.models, watched.subject.optimizers, scaler=watched.scaler,
-                                         **_given(args))
+            self.running = nbdebug.guard(
+                watched.subject.models, watched.subject.optimizers, scaler=watched.scaler, **_given(args)
+            )
         except (TypeError, ValueError, OSError) as wrong:
             ended = f" {before} has been closed." if before and self.running is None else ""
             raise UsageError(f"{_said(wrong)}{ended}") from None
         self.watched = watched
-        return (f"The guard is on, watching {watched}.\nA step that is not finite never reaches the weights: "
-                f"{ON_TRIP[args.on_trip or 'trace']}."
-                + (f"\n{before} has been closed: this one replaces it." if before else ""))
+        return (
+            f"The guard is on, watching {watched}.\nA step that is not finite never reaches the weights: "
+            f"{ON_TRIP[args.on_trip or 'trace']}."
+            + (f"\n{before} has been closed: this one replaces it." if before else "")
+        )
 
     def switch(self, on: bool) -> str:
         """On with the usual settings, or off; what is to be said of it. Raises UsageError where there is no model."""
@@ -97,8 +121,10 @@ class GuardMagics(Magics):
         """The report so far, with what was asked and of what; None, and a word, while no guard is on."""
         __tracebackhide__ = True
         if self.running is None:
-            print("No guard is on. %guard on starts one." + "".join(
-                f" (`{name}` is one of your own: {name}.report() shows it.)" for name in self._own()))
+            print(
+                "No guard is on. %guard on starts one."
+                + "".join(f" (`{name}` is one of your own: {name}.report() shows it.)" for name in self._own())
+            )
             return None
         running, watched, outdated = self.running, self.watched, self.watched.outdated(self.shell.user_ns)
         if request == "off":
@@ -112,10 +138,14 @@ class GuardMagics(Magics):
         lines = []
         if self.running is not None:
             outdated = self.watched.outdated(self.shell.user_ns)
-            lines += [f"Active: the guard of {self.watched.things} ({_counted(self.running)}). %guard shows its "
-                      "report, %guard off ends it."] + [outdated] * bool(outdated)
-        return lines + [f"Active: the guard `{name}` ({_counted(guard)}). {name}.close() ends it."
-                        for name, guard in self._own().items()]
+            lines += [
+                f"Active: the guard of {self.watched.things} ({_counted(self.running)}). %guard shows its "
+                "report, %guard off ends it."
+            ] + [outdated] * bool(outdated)
+        return lines + [
+            f"Active: the guard `{name}` ({_counted(guard)}). {name}.close() ends it."
+            for name, guard in self._own().items()
+        ]
 
     def close(self) -> None:
         """End the guard that %guard has turned on, if any. A bad step that it notices only now is told, not raised."""
@@ -136,22 +166,31 @@ class GuardMagics(Magics):
     def _own(self) -> dict[str, Any]:
         """The active guards that the user's own code has made, by the user's names."""
         watch = sys.modules.get("nbdebug.chapters.nan.guard.watch")  # where it was never imported there is no guard
-        return {} if watch is None else {
-            name: value for name, value in self.shell.user_ns.items()
-            if isinstance(value, watch.Guard) and value.active and not name.startswith("_")}
+        return (
+            {}
+            if watch is None
+            else {
+                name: value
+                for name, value in self.shell.user_ns.items()
+                if isinstance(value, watch.Guard) and value.active and not name.startswith("_")
+            }
+        )
 
 
 def _check(args: Any) -> None:
     """Raises UsageError where a request comes with what belongs to another one, or without what it needs."""
     options = [f"--{name.replace('_', '-')}" for name in OPTIONS if getattr(args, name) is not None]
     if options and args.request != "on":
-        raise UsageError(f"%guard {args.request} takes no options; {' and '.join(options)} can only be given to "
-                         "%guard on")
+        raise UsageError(
+            f"%guard {args.request} takes no options; {' and '.join(options)} can only be given to %guard on"
+        )
     if args.request == "open" and args.path is None:
         raise UsageError("%guard open takes the path of a record, for example: %guard open run.nbdebug")
     if args.request != "open" and args.path is not None:
-        raise UsageError(f"%guard {args.request} takes no {args.path!r}: %guard open {args.path} shows a record, and "
-                         f"%guard on --record {args.path} writes one")
+        raise UsageError(
+            f"%guard {args.request} takes no {args.path!r}: %guard open {args.path} shows a record, and "
+            f"%guard on --record {args.path} writes one"
+        )
 
 
 def _given(args: Any) -> dict[str, Any]:

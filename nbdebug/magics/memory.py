@@ -26,13 +26,23 @@ class MemoryMagics(Magics):
     @needs_local_scope
     @magic_arguments()
     @HELP
-    @argument("--model", action="append", metavar="NAME", help="the model; may be given more than once. Left out: "
-              "every model among your variables is taken, and it is said which")
+    @argument(
+        "--model",
+        action="append",
+        metavar="NAME",
+        help="the model; may be given more than once. Left out: "
+        "every model among your variables is taken, and it is said which",
+    )
     @argument("--optimizer", action="append", metavar="NAME", help="the same for the optimizer")
     @argument("--device", metavar="DEVICE", help="tell what lies on this device alone, such as cuda:0 or cpu")
     @argument("--steps", type=int, metavar="N", help="run EXPR so many times (default 3): a leak shows over several")
-    @argument("step", nargs=argparse.REMAINDER, metavar="EXPR", help="one whole training step, such as step() or "
-              "train_step(batch): its peak, and what it leaves behind. Left out: what is held now")
+    @argument(
+        "step",
+        nargs=argparse.REMAINDER,
+        metavar="EXPR",
+        help="one whole training step, such as step() or "
+        "train_step(batch): its peak, and what it leaves behind. Left out: what is held now",
+    )
     @line_cell_magic
     def mem(self, line: str, cell: str | None = None, local_ns: dict[str, Any] | None = None) -> Report | None:
         """Say where memory is now: every live tensor, counted once, with its owner by name; what the devices say.
@@ -64,17 +74,26 @@ class MemoryMagics(Magics):
         from nbdebug.chapters.memory.holding.account import held_report  # brings torch: %load_ext does not wait for it
 
         try:
-            subject = Subject.chosen(args.model, args.optimizer,
-                                     names if args.model or args.optimizer else _things(names))
-            report = held_report(subject.models, subject.optimizers, names, device=args.device, question=asked(args),
-                                 subject=str(subject), shell=self.shell)
+            subject = Subject.chosen(
+                args.model, args.optimizer, names if args.model or args.optimizer else _things(names)
+            )
+            report = held_report(
+                subject.models,
+                subject.optimizers,
+                names,
+                device=args.device,
+                question=asked(args),
+                subject=str(subject),
+                shell=self.shell,
+            )
         except (TypeError, ValueError) as wrong:
             raise UsageError(str(wrong)) from None
         card = card_of_last(self.shell, just_now=True)
         if card is None:
             return report
-        return dataclasses.replace(report, findings=(*card.findings, *report.findings),
-                                   notes=(*card.notes, *report.notes))
+        return dataclasses.replace(
+            report, findings=(*card.findings, *report.findings), notes=(*card.notes, *report.notes)
+        )
 
 
 def asked(args: Any) -> str:
@@ -86,8 +105,9 @@ def asked(args: Any) -> str:
 def _subject(args: Any, names: Mapping[str, Any]) -> Subject:
     """The models and optimizers that are meant. Raises UsageError for a name of none."""
     try:
-        return Subject.chosen(args.model, args.optimizer,
-                              dict(names) if args.model or args.optimizer else _things(names))
+        return Subject.chosen(
+            args.model, args.optimizer, dict(names) if args.model or args.optimizer else _things(names)
+        )
     except ValueError as wrong:
         raise UsageError(str(wrong)) from None
 
@@ -96,5 +116,8 @@ def _things(names: Mapping[str, Any]) -> dict[str, Any]:
     """The models and optimizers among the variables, told by their types: no object of the user's is asked."""
     import torch
 
-    return {name: value for name, value in names.items()
-            if issubclass(type(value), (torch.nn.Module, torch.optim.Optimizer))}
+    return {
+        name: value
+        for name, value in names.items()
+        if issubclass(type(value), (torch.nn.Module, torch.optim.Optimizer))
+    }

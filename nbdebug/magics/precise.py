@@ -30,16 +30,32 @@ class PrecisionMagics(Magics):
     @magic_arguments()
     @HELP
     @argument("--model", action="append", metavar="NAME", help="the model; left out: the one among your variables")
-    @argument("--batch", metavar="EXPR", help="a batch, as loss_fn takes it; left out: the variable batch, or the "
-              "first batch of the training loader")
-    @argument("--loss-fn", metavar="NAME", help="loss_fn(model, batch), or a criterion of (outputs, targets); left "
-              "out: the variable of that name, or criterion")
+    @argument(
+        "--batch",
+        metavar="EXPR",
+        help="a batch, as loss_fn takes it; left out: the variable batch, or the first batch of the training loader",
+    )
+    @argument(
+        "--loss-fn",
+        metavar="NAME",
+        help="loss_fn(model, batch), or a criterion of (outputs, targets); left "
+        "out: the variable of that name, or criterion",
+    )
     @argument("--optimizer", metavar="NAME", help="its epsilon is compared with the dtype")
     @argument("--dtype", default="float16", metavar="DTYPE", help="float16 (the default) or bfloat16")
-    @argument("--mode", default="autocast", choices=("autocast", "cast"),
-              help="autocast: the model as it is, under torch.autocast (the default); cast: as by model.half()")
-    @argument("--tolerance", type=float, default=0.05, metavar="T",
-              help="a step works when its loss is within T of the float32 loss, relative (default 0.05)")
+    @argument(
+        "--mode",
+        default="autocast",
+        choices=("autocast", "cast"),
+        help="autocast: the model as it is, under torch.autocast (the default); cast: as by model.half()",
+    )
+    @argument(
+        "--tolerance",
+        type=float,
+        default=0.05,
+        metavar="T",
+        help="a step works when its loss is within T of the float32 loss, relative (default 0.05)",
+    )
     @argument("--budget", type=float, metavar="S", help="seconds for the search; Ctrl-C ends it, too")
     @line_magic
     def precision(self, line: str, local_ns: dict[str, Any] | None = None) -> Report | None:
@@ -60,8 +76,16 @@ class PrecisionMagics(Magics):
         model, batch, loss_fn, said = _given(args, names)
         optimizer = None if args.optimizer is None else _named("optimizer", args.optimizer, names)
         try:
-            report = nbdebug.precision(model, batch, loss_fn, args.dtype, mode=args.mode, tolerance=args.tolerance,
-                                       budget=args.budget, optimizer=optimizer)
+            report = nbdebug.precision(
+                model,
+                batch,
+                loss_fn,
+                args.dtype,
+                mode=args.mode,
+                tolerance=args.tolerance,
+                budget=args.budget,
+                optimizer=optimizer,
+            )
         except ValueError as wrong:
             if "; got " in str(wrong):
                 raise UsageError(str(wrong)) from None
@@ -74,8 +98,10 @@ def _given(args: Any, names: dict[str, Any]) -> tuple[Any, Any, Any, str]:
     """(model, batch, loss, what was taken). Raises UsageError where one is missing, or not clear."""
     loss_name = args.loss_fn or next((n for n in USUAL["loss_fn"] if names.get(n) is not None), "")
     if not loss_name:
-        raise UsageError("%precision needs a loss, loss_fn(model, batch) or a criterion, and there is none among your "
-                         f"variables under a usual name ({', '.join(USUAL['loss_fn'])}). Name it: --loss-fn NAME")
+        raise UsageError(
+            "%precision needs a loss, loss_fn(model, batch) or a criterion, and there is none among your "
+            f"variables under a usual name ({', '.join(USUAL['loss_fn'])}). Name it: --loss-fn NAME"
+        )
     loss_fn = _named("loss-fn", loss_name, names)
     try:
         subject = Subject.chosen(args.model, [], names)
@@ -85,7 +111,7 @@ def _given(args: Any, names: dict[str, Any]) -> tuple[Any, Any, Any, str]:
     if len(models) != 1:
         there = ", ".join(models) or "none"
         raise UsageError(f"%precision takes one model; among your variables there is: {there}. Say which: --model NAME")
-    (name, model), = models.items()
+    ((name, model),) = models.items()
     batch, batch_name = _batch(args.batch, names)
     return model, batch, loss_fn, f"model `{name}` ({type(model).__name__}), batch `{batch_name}`, loss `{loss_name}`"
 
@@ -99,8 +125,10 @@ def _batch(given: str | None, names: dict[str, Any]) -> tuple[Any, str]:
     for name in USUAL["train_loader"]:
         if names.get(name) is not None:
             return next(iter(names[name])), f"next(iter({name}))"
-    raise UsageError("%precision needs a batch, and there is neither a variable `batch` nor a training loader under a "
-                     "usual name. Give it: --batch EXPR")
+    raise UsageError(
+        "%precision needs a batch, and there is neither a variable `batch` nor a training loader under a "
+        "usual name. Give it: --batch EXPR"
+    )
 
 
 def _named(option: str, text: str, names: dict[str, Any]) -> Any:

@@ -28,10 +28,15 @@ class PreflightMagics(Magics):
     @magic_arguments()
     @HELP
     @argument("--model", action="append", metavar="NAME", help="the model; left out: the one among your variables")
-    @argument("--optimizer", action="append", metavar="NAME",
-              help="the same for the optimizer; may be given several times")
-    @argument("--loss-fn", metavar="NAME", help="loss_fn(model, batch), or a criterion of (outputs, targets); "
-              "left out: the variable of that name, or criterion")
+    @argument(
+        "--optimizer", action="append", metavar="NAME", help="the same for the optimizer; may be given several times"
+    )
+    @argument(
+        "--loss-fn",
+        metavar="NAME",
+        help="loss_fn(model, batch), or a criterion of (outputs, targets); "
+        "left out: the variable of that name, or criterion",
+    )
     @argument("--train-loader", metavar="NAME", help="the training batches; left out: train_loader, or a usual name")
     @argument("--val-loader", metavar="NAME", help="the validation batches, likewise")
     @argument("--scheduler", metavar="NAME", help="the learning rate scheduler, likewise")
@@ -69,16 +74,21 @@ def _given(args: Any, names: dict[str, Any]) -> tuple[Any, dict[str, Any], str]:
         raise UsageError(str(wrong)) from None
     taken = {kind: found(kind, getattr(args, kind), names) for kind in ARGUMENTS}
     if not args.model:  # a criterion is a module too, and so is a loss with parameters of its own
-        models = {name: m for name, m in subject.models.items() if m is not taken["loss_fn"][1]
-                  and (any(True for _ in m.parameters()) or len(subject.models) == 1)}
+        models = {
+            name: m
+            for name, m in subject.models.items()
+            if m is not taken["loss_fn"][1] and (any(True for _ in m.parameters()) or len(subject.models) == 1)
+        }
         subject = dataclasses.replace(subject, models=models)
     if len(subject.models) != 1:
         there = ", ".join(subject.models) or "none"
         raise UsageError(f"%preflight takes one model; among your variables there is: {there}. Say which: --model NAME")
     for kind in ("train_loader", "loss_fn"):
         if taken[kind][1] is None:
-            raise UsageError(f"%preflight needs {_MEANS[kind]}, and there is none among your variables under a usual "
-                             f"name ({', '.join(USUAL[kind])}). Name it: --{kind.replace('_', '-')} NAME")
+            raise UsageError(
+                f"%preflight needs {_MEANS[kind]}, and there is none among your variables under a usual "
+                f"name ({', '.join(USUAL[kind])}). Name it: --{kind.replace('_', '-')} NAME"
+            )
     said = [f"{kind} `{name}`" for kind, (name, _) in taken.items() if name]
     given = {name: taken[kind][1] for kind, name in ARGUMENTS.items()}
     return subject.model, {**given, "optimizer": subject.optimizer}, ", ".join([str(subject), *said])

@@ -27,13 +27,23 @@ class StepMagics(Magics):
     @magic_arguments()
     @HELP
     @argument("--model", action="append", metavar="NAME", help="the model; left out: the one among your variables")
-    @argument("--batch", metavar="EXPR", help="a batch; left out: the variable batch, or the first batch of the "
-              "training loader")
-    @argument("--loss-fn", metavar="NAME", help="loss_fn(model, batch), or a criterion of (outputs, targets); left "
-              "out: the variable of that name, or criterion; without any the model is called with the batch")
+    @argument(
+        "--batch",
+        metavar="EXPR",
+        help="a batch; left out: the variable batch, or the first batch of the training loader",
+    )
+    @argument(
+        "--loss-fn",
+        metavar="NAME",
+        help="loss_fn(model, batch), or a criterion of (outputs, targets); left "
+        "out: the variable of that name, or criterion; without any the model is called with the batch",
+    )
     @argument("--forward", action="store_true", help="no backward")
-    @argument("--keep", action="store_true", help="leave the model as the step leaves it, with its gradients; a step "
-              "that is abandoned is taken back anyway")
+    @argument(
+        "--keep",
+        action="store_true",
+        help="leave the model as the step leaves it, with its gradients; a step that is abandoned is taken back anyway",
+    )
     @argument("--abandon", action="store_true", help="end the step that waits, and put everything back")
     @line_magic
     def step_through(self, line: str, local_ns: dict[str, Any] | None = None) -> Any:
@@ -49,8 +59,11 @@ class StepMagics(Magics):
         if args is None:
             return None
         if args.abandon:
-            print("The step is abandoned; everything is as it was before it." if self._abandon() else
-                  "No step waits. %step_through starts one.")
+            print(
+                "The step is abandoned; everything is as it was before it."
+                if self._abandon()
+                else "No step waits. %step_through starts one."
+            )
             return None
         from nbdebug.stepper.stepper import step_through  # brings torch, which %load_ext does not wait for
 
@@ -101,12 +114,14 @@ def _given(args: Any, names: dict[str, Any]) -> tuple[Any, Any, Any, str]:
         models = {name: m for name, m in models.items() if any(True for _ in m.parameters())} or models
     if len(models) != 1:
         there = ", ".join(models) or "none"
-        raise UsageError(f"%step_through takes one model; among your variables there is: {there}. Say which: "
-                         "--model NAME")
-    (name, model), = models.items()
+        raise UsageError(
+            f"%step_through takes one model; among your variables there is: {there}. Say which: --model NAME"
+        )
+    ((name, model),) = models.items()
     batch, batch_name = _batch(args.batch, names)
     said = f"model `{name}` ({type(model).__name__}), batch `{batch_name}`, " + (
-        f"loss `{loss_name}`" if loss_name else "no loss: the model is called with the batch")
+        f"loss `{loss_name}`" if loss_name else "no loss: the model is called with the batch"
+    )
     return model, batch, loss_fn, said
 
 
@@ -122,5 +137,7 @@ def _batch(given: str | None, names: Mapping[str, Any]) -> tuple[Any, str]:
     for name in USUAL["train_loader"]:
         if names.get(name) is not None:
             return next(iter(names[name])), f"next(iter({name}))"
-    raise UsageError("%step_through needs a batch, and there is neither a variable `batch` nor a training loader under "
-                     "a usual name. Give it: --batch EXPR")
+    raise UsageError(
+        "%step_through needs a batch, and there is neither a variable `batch` nor a training loader under "
+        "a usual name. Give it: --batch EXPR"
+    )

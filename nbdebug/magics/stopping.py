@@ -30,17 +30,33 @@ class StopMagics(Magics):
     @needs_local_scope
     @magic_arguments()
     @HELP
-    @argument("layer", nargs="?", metavar="LAYER", help="a glob over layer names, such as layers.3*, or a layer's "
-              "type, such as Dropout; \"\" is the model itself")
-    @argument("--when", metavar="EXPR", help="stop only where this holds, such as \"not out.isfinite().all()\". It "
-              "sees inp, out, grad, module, name, step, the locals of the layer's forward, and your variables")
-    @argument("--phase", choices=("forward", "backward"),
-              help="forward (the default), or backward: when the gradient of the layer's output arrives")
+    @argument(
+        "layer",
+        nargs="?",
+        metavar="LAYER",
+        help='a glob over layer names, such as layers.3*, or a layer\'s type, such as Dropout; "" is the model itself',
+    )
+    @argument(
+        "--when",
+        metavar="EXPR",
+        help='stop only where this holds, such as "not out.isfinite().all()". It '
+        "sees inp, out, grad, module, name, step, the locals of the layer's forward, and your variables",
+    )
+    @argument(
+        "--phase",
+        choices=("forward", "backward"),
+        help="forward (the default), or backward: when the gradient of the layer's output arrives",
+    )
     @argument("--every", action="store_true", help="stop at each hit; left out: the first hit ends the stop")
     @argument("--model", metavar="NAME", help="the model; left out: the one among your variables that has such a layer")
     @argument("--list", action="store_true", help="say which stops wait, and how often they were hit")
-    @argument("--clear", nargs="?", const="", metavar="WHICH", help="take a stop away, by its number or its LAYER; "
-              "left out: all of them")
+    @argument(
+        "--clear",
+        nargs="?",
+        const="",
+        metavar="WHICH",
+        help="take a stop away, by its number or its LAYER; left out: all of them",
+    )
     @line_magic
     def stop_at(self, line: str, local_ns: dict[str, Any] | None = None) -> Any:
         """Stop training inside a layer: a breakpoint by the layer's name, in ipdb or in the debugger that is attached.
@@ -78,17 +94,21 @@ class StopMagics(Magics):
         said = []
         for stop, name in self.mine:
             now = self.shell.user_ns.get(name)
-            still = stop.model is not None and (name not in self.shell.user_ns or any(
-                part is stop.model for part in getattr(now, "modules", list)()))
+            still = stop.model is not None and (
+                name not in self.shell.user_ns or any(part is stop.model for part in getattr(now, "modules", list)())
+            )
             if not still and not stop.cleared:
-                said.append(f"`{name}` was made anew or deleted since stop {stop.number} ({stop.pattern}) was set: it "
-                            "sees nothing of what is there now. Type %stop_at again.")
+                said.append(
+                    f"`{name}` was made anew or deleted since stop {stop.number} ({stop.pattern}) was set: it "
+                    "sees nothing of what is there now. Type %stop_at again."
+                )
         return said
 
     def active(self) -> list[str]:
         """A line for each stop that waits, for %nbdebug status."""
         return [f"Active: {stop!r}. %stop_at --clear {stop.number} takes it away." for stop in _waiting()] + (
-            self._outdated())
+            self._outdated()
+        )
 
     def close(self) -> None:
         """Take all stops away."""
@@ -112,8 +132,10 @@ def _check(args: Any) -> None:
         other = asked[1] if len(asked) > 1 else setting[0] if setting else repr(args.layer)
         raise UsageError(f"%stop_at {asked[0]} takes no {other}")
     if not asked and args.layer is None:
-        raise UsageError("%stop_at takes a layer, such as %stop_at layers.3*, or a layer's type, such as %stop_at "
-                         "Dropout; %stop_at --list says which stops wait")
+        raise UsageError(
+            "%stop_at takes a layer, such as %stop_at layers.3*, or a layer's type, such as %stop_at "
+            "Dropout; %stop_at --list says which stops wait"
+        )
 
 
 def _clear(which: str) -> None:
@@ -125,8 +147,11 @@ def _clear(which: str) -> None:
     for stop in chosen:
         stop.clear()
     count = f"{len(chosen)} stop{'s' * (len(chosen) != 1)}"
-    print(f"{count} taken away: {', '.join(stop.pattern or 'the model' for stop in chosen)}." if chosen else
-          "No stop waits.")
+    print(
+        f"{count} taken away: {', '.join(stop.pattern or 'the model' for stop in chosen)}."
+        if chosen
+        else "No stop waits."
+    )
 
 
 def _set(args: Any, names: dict[str, Any]) -> tuple[Any, str]:
@@ -138,8 +163,9 @@ def _set(args: Any, names: dict[str, Any]) -> tuple[Any, str]:
         subject = Subject.chosen([args.model] if args.model else None, [], names)
         name, model = _one(subject, layer)
         said = f"model `{name}` ({type(model).__name__})" + ("" if subject.named else ", found among your variables")
-        return set_stop(model, layer, when, args.phase or "forward", not args.every, variables=names,
-                        subject=said), name
+        return set_stop(
+            model, layer, when, args.phase or "forward", not args.every, variables=names, subject=said
+        ), name
     except (ValueError, SyntaxError) as wrong:
         said = str(wrong.msg if isinstance(wrong, SyntaxError) else wrong)
         raise UsageError(said.replace('phase="backward"', "--phase backward")) from None
@@ -150,8 +176,10 @@ def _one(subject: Subject, layer: str) -> tuple[str, Any]:
     from nbdebug.stop.layers import chosen
 
     if not subject.models:
-        raise ValueError("There is no model among your variables. Make it first, or name it: %stop_at LAYER --model "
-                         "NAME (NAME may be an expression, such as trainer.model)")
+        raise ValueError(
+            "There is no model among your variables. Make it first, or name it: %stop_at LAYER --model "
+            "NAME (NAME may be an expression, such as trainer.model)"
+        )
     wrong: dict[str, ValueError] = {}
     for name, model in subject.models.items():
         try:

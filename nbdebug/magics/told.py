@@ -27,8 +27,11 @@ class Told:
 
     def after(self, result: Any) -> None:
         """A cell is over: note what it has found. result: IPython's, or None."""
-        given = [getattr(result, "result", None), _raised_with(getattr(result, "error_in_exec", None)),
-                 *(v for n, v in list(self.shell.user_ns.items()) if type(v) is Report and not n.startswith("_"))]
+        given = [
+            getattr(result, "result", None),
+            _raised_with(getattr(result, "error_in_exec", None)),
+            *(v for n, v in list(self.shell.user_ns.items()) if type(v) is Report and not n.startswith("_")),
+        ]
         cell = f"In [{getattr(result, 'execution_count', None) or self.shell.execution_count - 1}]"
         now: set[int] = set()
         for report in given:
@@ -44,8 +47,11 @@ class Told:
 
     def table(self) -> dict[str, Any] | None:
         """Newest first; None while there is none."""
-        return {"title": "Found so far", "columns": ["cell", "what", "where", "cause"],
-                "rows": list(reversed(self.rows))} if self.rows else None
+        return (
+            {"title": "Found so far", "columns": ["cell", "what", "where", "cause"], "rows": list(reversed(self.rows))}
+            if self.rows
+            else None
+        )
 
 
 def _raised_with(error: BaseException | None) -> Any:

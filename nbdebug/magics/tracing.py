@@ -31,15 +31,28 @@ class NanTraceMagics(Magics):
     @needs_local_scope
     @magic_arguments()
     @HELP
-    @argument("--model", action="append", metavar="NAME", help="the model; may be given more than once. Left out: "
-              "every model among your variables is taken, and the report says which")
+    @argument(
+        "--model",
+        action="append",
+        metavar="NAME",
+        help="the model; may be given more than once. Left out: "
+        "every model among your variables is taken, and the report says which",
+    )
     @argument("--optimizer", action="append", metavar="NAME", help="the same for the optimizer")
     @argument("--steps", type=int, metavar="N", help="run the step at most N times, until it fails (default 1)")
-    @argument("--strategy", choices=STRATEGIES, default="auto",
-              help="trace: watch every op of one run; bisect: repeat the step, look at few places; auto chooses")
+    @argument(
+        "--strategy",
+        choices=STRATEGIES,
+        default="auto",
+        help="trace: watch every op of one run; bisect: repeat the step, look at few places; auto chooses",
+    )
     @argument("--restore", action="store_true", help="leave model and optimizer as they were before the step")
-    @argument("step", nargs=argparse.REMAINDER, metavar="EXPR",
-              help="one whole training step: step(), train_step(batch), loss = model(x).sum() ...")
+    @argument(
+        "step",
+        nargs=argparse.REMAINDER,
+        metavar="EXPR",
+        help="one whole training step: step(), train_step(batch), loss = model(x).sum() ...",
+    )
     @line_cell_magic
     def nan_trace(self, line: str, cell: str | None = None, local_ns: dict[str, Any] | None = None) -> Report | None:
         """Name the cause of a NaN or Inf: which step, module, op, line and batch rows made it, and what fixes it.
@@ -72,9 +85,19 @@ class NanTraceMagics(Magics):
             raise UsageError(f"{text} is only named, not run: write %nan_trace {text}()")
         code = line_code(self.shell, text)
         steps = 1 if args.steps is None else args.steps
-        return _asked(f"%nan_trace {text}", code, subject, lambda: nbdebug.nan_trace(
-            lambda: eval(code, names), model=subject.model, optimizer=subject.optimizer, max_steps=steps,
-            strategy=args.strategy, restore=args.restore))
+        return _asked(
+            f"%nan_trace {text}",
+            code,
+            subject,
+            lambda: nbdebug.nan_trace(
+                lambda: eval(code, names),
+                model=subject.model,
+                optimizer=subject.optimizer,
+                max_steps=steps,
+                strategy=args.strategy,
+                restore=args.restore,
+            ),
+        )
 
     def _trace_cell(self, cell: str, args: Any, subject: Subject) -> Report:
         __tracebackhide__ = True
@@ -83,9 +106,17 @@ class NanTraceMagics(Magics):
         if args.step or args.steps is not None or args.restore:
             raise UsageError("%%nan_trace runs the cell below it: it takes no EXPR, no --steps and no --restore")
         code = cell_code(self.shell, cell)
-        return _asked("%%nan_trace", code, subject, lambda: trace.trace_cell(
-            lambda: exec(code, self.shell.user_ns), models=subject.models, optimizers=subject.optimizers,
-            strategy=args.strategy))
+        return _asked(
+            "%%nan_trace",
+            code,
+            subject,
+            lambda: trace.trace_cell(
+                lambda: exec(code, self.shell.user_ns),
+                models=subject.models,
+                optimizers=subject.optimizers,
+                strategy=args.strategy,
+            ),
+        )
 
 
 def _asked(question: str, code: CodeType, subject: Subject, ask: Callable[[], Report]) -> Report:

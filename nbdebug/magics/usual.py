@@ -7,10 +7,12 @@ from typing import Any
 
 from IPython.core.error import UsageError
 
-USUAL = {"loss_fn": ("loss_fn", "compute_loss", "criterion"),
-         "train_loader": ("train_loader", "train_dl", "train_dataloader", "trainloader", "loader"),
-         "val_loader": ("val_loader", "val_dl", "val_dataloader", "valid_loader", "valloader", "test_loader"),
-         "scheduler": ("scheduler", "lr_scheduler", "sched")}
+USUAL = {
+    "loss_fn": ("loss_fn", "compute_loss", "criterion"),
+    "train_loader": ("train_loader", "train_dl", "train_dataloader", "trainloader", "loader"),
+    "val_loader": ("val_loader", "val_dl", "val_dataloader", "valid_loader", "valloader", "test_loader"),
+    "scheduler": ("scheduler", "lr_scheduler", "sched"),
+}
 """Names by which these are found among the user's variables where no option names them, in this order."""
 
 

@@ -30,13 +30,19 @@ class Watched:
         missing = [kind for kind, taken in (("model", subject.models), ("optimizer", subject.optimizers)) if not taken]
         if missing:
             wanted = " ".join(f"--{kind} NAME" for kind in missing)
-            raise ValueError(f"There is no {' and no '.join(missing)} among your variables. Make it first, or name it: "
-                             f"{magic} {wanted} (NAME may be an expression, such as trainer.{missing[0]}).")
-        scalers = {} if not hasattr(args, "scaler") else (
-            _named_scaler(args.scaler, names) if args.scaler else _found_scaler(names))
+            raise ValueError(
+                f"There is no {' and no '.join(missing)} among your variables. Make it first, or name it: "
+                f"{magic} {wanted} (NAME may be an expression, such as trainer.{missing[0]})."
+            )
+        scalers = (
+            {}
+            if not hasattr(args, "scaler")
+            else (_named_scaler(args.scaler, names) if args.scaler else _found_scaler(names))
+        )
         taken = {**subject.models, **subject.optimizers, **scalers}
-        held = {name: thing for name, thing in taken.items()
-                if "(" not in name and _value(name, variables) is thing}  # a call makes it anew
+        held = {
+            name: thing for name, thing in taken.items() if "(" not in name and _value(name, variables) is thing
+        }  # a call makes it anew
         return cls(subject, scalers, held, magic)
 
     @property
@@ -56,8 +62,10 @@ class Watched:
         """What to say where names stand for other objects than those that are watched; "" where all is well."""
         lost = ", ".join(f"`{name}`" for name in self._lost(variables))
         who = "The guard" if self.magic == "%guard on" else "It"
-        return lost and (f"{lost}: made anew or deleted since {self.magic}. {who} still watches what was there before "
-                         f"and sees nothing of a training with what is there now. Type {self.magic} again.")
+        return lost and (
+            f"{lost}: made anew or deleted since {self.magic}. {who} still watches what was there before "
+            f"and sees nothing of a training with what is there now. Type {self.magic} again."
+        )
 
     def _lost(self, variables: dict[str, Any]) -> Iterator[str]:
         for name, thing in self.names.items():
@@ -84,8 +92,11 @@ def _wraps(new: Any, old: Any) -> bool:
 def _scalers(names: dict[str, Any]) -> dict[str, Any]:
     import torch  # here, so that %load_ext nbdebug stays quick
 
-    there = {id(value): (name, value) for name, value in reversed(names.items())
-             if isinstance(value, torch.amp.GradScaler) and not name.startswith("_")}
+    there = {
+        id(value): (name, value)
+        for name, value in reversed(names.items())
+        if isinstance(value, torch.amp.GradScaler) and not name.startswith("_")
+    }
     return dict(reversed(there.values()))
 
 
@@ -93,8 +104,10 @@ def _found_scaler(names: dict[str, Any]) -> dict[str, Any]:
     """The one that is enabled. One that is not enabled does nothing, with the guard or without."""
     enabled = {name: scaler for name, scaler in _scalers(names).items() if scaler.is_enabled()}
     if len(enabled) > 1:
-        raise ValueError(f"There are several gradient scalers among your variables: {', '.join(enabled)}. "
-                         f"Say which one this training uses: %guard on --scaler {next(iter(enabled))}")
+        raise ValueError(
+            f"There are several gradient scalers among your variables: {', '.join(enabled)}. "
+            f"Say which one this training uses: %guard on --scaler {next(iter(enabled))}"
+        )
     return enabled
 
 

@@ -33,19 +33,36 @@ class GradWatchMagics(Magics):
     @needs_local_scope
     @magic_arguments()
     @HELP
-    @argument("--model", action="append", metavar="NAME", help="the model; may be given more than once. Left out: "
-              "every model among your variables is taken, and it is said which")
+    @argument(
+        "--model",
+        action="append",
+        metavar="NAME",
+        help="the model; may be given more than once. Left out: "
+        "every model among your variables is taken, and it is said which",
+    )
     @argument("--optimizer", action="append", metavar="NAME", help="the same for the optimizer")
     @argument("--every", type=int, metavar="N", help="measure gradients in every N-th step (default 1)")
-    @argument("--ratios-every", type=int, metavar="N", help="measure in every N-th step how far the weights move "
-              "(default 10; 0: never)")
+    @argument(
+        "--ratios-every",
+        type=int,
+        metavar="N",
+        help="measure in every N-th step how far the weights move (default 10; 0: never)",
+    )
     @argument("--keep", type=int, metavar="N", help="steps to keep whole (default 1000); older ones are thinned out")
     @argument("--live", action="store_true", help="draw the norms below this cell while training runs")
-    @argument("--panel", action="store_true", help="the same with controls: filter layers, logarithmic or linear, "
-              "pause. After the run it opens over what was kept")
+    @argument(
+        "--panel",
+        action="store_true",
+        help="the same with controls: filter layers, logarithmic or linear, "
+        "pause. After the run it opens over what was kept",
+    )
     @argument("--off", action="store_true", help="stop watching and give the last report, as %%grad_watch off does")
-    @argument("request", nargs="?", choices=REQUESTS,
-              help="on: watch from now on; off: stop, give the last report; status: give the report so far")
+    @argument(
+        "request",
+        nargs="?",
+        choices=REQUESTS,
+        help="on: watch from now on; off: stop, give the last report; status: give the report so far",
+    )
     @line_magic
     def grad_watch(self, line: str, local_ns: dict[str, Any] | None = None) -> Any:
         """Watch gradient norms by layer, clipping, update sizes, dead units and the loss while training runs.
@@ -86,8 +103,10 @@ class GradWatchMagics(Magics):
             raise UsageError(f"{str(wrong).rstrip('.')}.") from None
         self.close()
         self.running, self.watched = started, watched
-        return (f"grad_watch is on, watching {watched}.\n%grad_watch shows what it has seen, %grad_watch --off ends it."
-                + (f"\n{before} has been closed: this one replaces it." if before else ""))
+        return (
+            f"grad_watch is on, watching {watched}.\n%grad_watch shows what it has seen, %grad_watch --off ends it."
+            + (f"\n{before} has been closed: this one replaces it." if before else "")
+        )
 
     def switch(self, on: bool) -> str:
         """On with the usual settings, or off; what is to be said of it. Raises UsageError where there is no model."""
@@ -125,8 +144,10 @@ class GradWatchMagics(Magics):
         if watch is None and self.last is not None and request == "status":
             watch, watched = self.last
         if watch is None:
-            print("grad_watch is not on. %grad_watch on starts it." + "".join(
-                f" (`{name}` is one of your own: {name}.report() shows it.)" for name in self._own()))
+            print(
+                "grad_watch is not on. %grad_watch on starts it."
+                + "".join(f" (`{name}` is one of your own: {name}.report() shows it.)" for name in self._own())
+            )
             return None
         if watch is self.running:
             outdated = watched.outdated(self.shell.user_ns)
@@ -142,10 +163,14 @@ class GradWatchMagics(Magics):
         lines = []
         if self.running is not None:
             outdated = self.watched.outdated(self.shell.user_ns)
-            lines += [f"Active: grad_watch of {self.watched.things} ({_counted(self.running)}). %grad_watch shows its "
-                      "report, %grad_watch --off ends it."] + [outdated] * bool(outdated)
-        return lines + [f"Active: the watch `{name}` ({_counted(watch)}). {name}.close() ends it."
-                        for name, watch in self._own().items()]
+            lines += [
+                f"Active: grad_watch of {self.watched.things} ({_counted(self.running)}). %grad_watch shows its "
+                "report, %grad_watch --off ends it."
+            ] + [outdated] * bool(outdated)
+        return lines + [
+            f"Active: the watch `{name}` ({_counted(watch)}). {name}.close() ends it."
+            for name, watch in self._own().items()
+        ]
 
     def close(self) -> None:
         """End the watch that %grad_watch has turned on, if any."""
@@ -164,9 +189,15 @@ class GradWatchMagics(Magics):
     def _own(self) -> dict[str, Any]:
         """The active watches that the user's own code has made, by the user's names."""
         module = sys.modules.get("nbdebug.chapters.training.watch.watch")  # never imported: there is none
-        return {} if module is None else {
-            name: value for name, value in self.shell.user_ns.items()
-            if isinstance(value, module.GradWatch) and value.active and not name.startswith("_")}
+        return (
+            {}
+            if module is None
+            else {
+                name: value
+                for name, value in self.shell.user_ns.items()
+                if isinstance(value, module.GradWatch) and value.active and not name.startswith("_")
+            }
+        )
 
 
 def _request(args: Any) -> str:
@@ -177,8 +208,9 @@ def _request(args: Any) -> str:
     if args.off and args.request in ("on", "status"):
         raise UsageError(f"%grad_watch takes {args.request} or --off, not both")
     if options and request != "on":
-        raise UsageError(f"%grad_watch {request} takes no options; {' and '.join(options)} can only be given to "
-                         f"{MAGIC}")
+        raise UsageError(
+            f"%grad_watch {request} takes no options; {' and '.join(options)} can only be given to {MAGIC}"
+        )
     return str(request)
 
 

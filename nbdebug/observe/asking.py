@@ -10,8 +10,23 @@ import torch
 from torch import nn
 
 MODEL_FORM, OUTPUT_FORM = "loss_fn(model, batch)", "loss_fn(outputs, targets)"
-OUTPUTS = frozenset({"output", "outputs", "out", "pred", "preds", "prediction", "predictions", "logits", "input",
-                     "y_hat", "y_pred", "yhat", "scores"})
+OUTPUTS = frozenset(
+    {
+        "output",
+        "outputs",
+        "out",
+        "pred",
+        "preds",
+        "prediction",
+        "predictions",
+        "logits",
+        "input",
+        "y_hat",
+        "y_pred",
+        "yhat",
+        "scores",
+    }
+)
 """Names of a first argument that is no model."""
 
 
@@ -23,8 +38,10 @@ def asked(loss_fn: Callable[..., Any], model: nn.Module, batch: Any) -> tuple[Ca
 
     def of_outputs(model: Any, batch: Any) -> Any:
         if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-            raise TypeError("loss_fn(outputs, targets) needs batches of the form (inputs, targets); write "
-                            f"loss_fn(model, batch) for batches like this {type(batch).__name__}")
+            raise TypeError(
+                "loss_fn(outputs, targets) needs batches of the form (inputs, targets); write "
+                f"loss_fn(model, batch) for batches like this {type(batch).__name__}"
+            )
         inputs, targets = (part.to(device) if isinstance(part, torch.Tensor) else part for part in batch)
         return loss_fn(model(inputs), targets)
 

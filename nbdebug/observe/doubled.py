@@ -21,12 +21,16 @@ from nbdebug.observe.named import attributes, cell_filled, is_users
 from nbdebug.observe.saying import says
 
 OF_MODULES = {
-    "_forward_hooks": "forward hook", "_forward_pre_hooks": "forward pre-hook", "_backward_hooks": "backward hook",
-    "_backward_pre_hooks": "backward pre-hook", "_state_dict_hooks": "state dict hook",
-    "_state_dict_pre_hooks": "state dict pre-hook", "_load_state_dict_pre_hooks": "load pre-hook",
-    "_load_state_dict_post_hooks": "load hook"}
-OF_TENSORS = {"_backward_hooks": "gradient hook",
-              "_post_accumulate_grad_hooks": "gradient hook behind accumulation"}
+    "_forward_hooks": "forward hook",
+    "_forward_pre_hooks": "forward pre-hook",
+    "_backward_hooks": "backward hook",
+    "_backward_pre_hooks": "backward pre-hook",
+    "_state_dict_hooks": "state dict hook",
+    "_state_dict_pre_hooks": "state dict pre-hook",
+    "_load_state_dict_pre_hooks": "load pre-hook",
+    "_load_state_dict_post_hooks": "load hook",
+}
+OF_TENSORS = {"_backward_hooks": "gradient hook", "_post_accumulate_grad_hooks": "gradient hook behind accumulation"}
 OF_OPTIMIZERS = {"_optimizer_step_pre_hooks": "step pre-hook", "_optimizer_step_post_hooks": "step hook"}
 _SIMPLE = (str, int, float, bool, bytes, type(None))
 
@@ -48,7 +52,6 @@ class Doubled:
         for table, key, hook in self.older:
             if table.get(key) is hook:
                 del table[key]
-
 
     @property
     def gone(self) -> list[Any]:
@@ -77,8 +80,9 @@ def doubled(met: list[tuple[str, Any]]) -> list[Doubled]:
                     done.add(id(tensor))
                     tables = {table: getattr(tensor, table, None) for table in OF_TENSORS}
                     found += list(_of(f"{name}.{key}", tables, OF_TENSORS, seen))
-            todo += [(f"{name}.{key}", child) for key, child in (inside.get("_modules") or {}).items()
-                     if child is not None]
+            todo += [
+                (f"{name}.{key}", child) for key, child in (inside.get("_modules") or {}).items() if child is not None
+            ]
     return found
 
 
@@ -98,8 +102,9 @@ def _of(name: str, inside: Mapping[str, Any], words: Mapping[str, str], seen: se
             if len(group) > 1:
                 code = _code(group[0][1])
                 assert code is not None
-                yield Doubled(name, code.co_name, word, code, [(table, k, h) for k, h in group[:-1]],
-                              _bare(group[-1][1]))
+                yield Doubled(
+                    name, code.co_name, word, code, [(table, k, h) for k, h in group[:-1]], _bare(group[-1][1])
+                )
 
 
 def _bare(hook: Any) -> Any:

@@ -100,8 +100,10 @@ class OptimizerWatch:
     def attach(self) -> None:
         self._handles = [
             torch_optimizer.register_optimizer_step_pre_hook(
-                lambda optimizer, args, kwargs: self.before(optimizer, locate())),
-            torch_optimizer.register_optimizer_step_post_hook(lambda optimizer, args, kwargs: self.after(optimizer))]
+                lambda optimizer, args, kwargs: self.before(optimizer, locate())
+            ),
+            torch_optimizer.register_optimizer_step_post_hook(lambda optimizer, args, kwargs: self.after(optimizer)),
+        ]
 
     def detach(self) -> None:
         while self._handles:

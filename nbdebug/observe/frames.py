@@ -35,8 +35,9 @@ class Frame:
 
     @property
     def where(self) -> Where:
-        return Where(file=self.site.file, line=self.site.line, text=source_text(self.site),
-                     cell=cell_name(self.site.file))
+        return Where(
+            file=self.site.file, line=self.site.line, text=source_text(self.site), cell=cell_name(self.site.file)
+        )
 
 
 def frames(error: BaseException, before: FrameType | None = None) -> list[Frame]:
@@ -54,8 +55,14 @@ def frames(error: BaseException, before: FrameType | None = None) -> list[Frame]
 def _frame(frame: FrameType, line: int, instruction: int) -> Frame:
     names, code = of_frame(frame), frame.f_code
     mine = names.get("self")
-    return Frame(names, Site(code.co_filename, line, code.co_name), kind_of(code) == USER,
-                 mine if issubclass(type(mine), nn.Module) else None, frame.f_globals, _span(code, instruction))
+    return Frame(
+        names,
+        Site(code.co_filename, line, code.co_name),
+        kind_of(code) == USER,
+        mine if issubclass(type(mine), nn.Module) else None,
+        frame.f_globals,
+        _span(code, instruction),
+    )
 
 
 def _span(code: CodeType, instruction: int) -> tuple[int, int, int, int] | None:
@@ -81,8 +88,11 @@ class Owners:
         """Those among the user's variables and the frames', each once, no part of another."""
         models: dict[int, tuple[str, nn.Module]] = {}
         optimizers: dict[int, tuple[str, torch.optim.Optimizer]] = {}
-        mine = [{f"self.{name}": value for name, value in attributes(frame.names["self"]).items()} for frame in trail
-                if frame.users and "self" in frame.names and frame.module is None]  # a trainer's model
+        mine = [
+            {f"self.{name}": value for name, value in attributes(frame.names["self"]).items()}
+            for frame in trail
+            if frame.users and "self" in frame.names and frame.module is None
+        ]  # a trainer's model
         around = [closed for frame in trail if frame.users for closed in _closures(frame.names)]
         selves = [{"self": frame.names["self"]} for frame in trail if "self" in frame.names]  # a class's name: the last
         spaces = [{n: v for n, v in frame.names.items() if n != "self"} for frame in trail if frame.users]
@@ -109,8 +119,11 @@ def _closures(names: Mapping[str, Any], depth: int = 2) -> Iterator[dict[str, An
     """The variables that the functions among these variables share with what is around them."""
     for function in names.values():
         if type(function) is FunctionType and function.__closure__:
-            closed = {name: cell.cell_contents for name, cell in zip(
-                function.__code__.co_freevars, function.__closure__) if cell_filled(cell)}
+            closed = {
+                name: cell.cell_contents
+                for name, cell in zip(function.__code__.co_freevars, function.__closure__)
+                if cell_filled(cell)
+            }
             yield closed
             if depth > 1:
                 yield from _closures(closed, depth - 1)
@@ -128,8 +141,11 @@ def parts_of(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         yield name, part
         children: Any = attributes(part).get("_modules")
         inside = list(dict.items(children)) if issubclass(type(children), dict) else []
-        todo += [(f"{name}.{key}" if name else str(key), child) for key, child in reversed(inside)
-                 if issubclass(type(child), nn.Module) and type(key) is str]
+        todo += [
+            (f"{name}.{key}" if name else str(key), child)
+            for key, child in reversed(inside)
+            if issubclass(type(child), nn.Module) and type(key) is str
+        ]
 
 
 def phase(trail: list[Frame]) -> str:

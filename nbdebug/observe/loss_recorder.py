@@ -42,7 +42,8 @@ class LossRecorder(Recorder):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         try:
             if not (self.paused or self.blind) and (
-                    self.count >= self.room or self.room == MOST_BEFORE and self._meddles(func, args, kwargs or {})):
+                self.count >= self.room or self.room == MOST_BEFORE and self._meddles(func, args, kwargs or {})
+            ):
                 self.overrun = self.paused = True
         except Exception as fault:
             self.go_blind(fault)

@@ -52,8 +52,11 @@ class ModuleNames:
         for module in {id(m): m for model in self.models.values() for m in model.modules()}.values():
             name = self.of(module) or ""
             for role, items in (("parameter", module._parameters), ("buffer", module._buffers)):
-                found += [(t, (role, f"{name}.{k}" if name else k, name)) for k, t in items.items()
-                          if t is not None and not is_lazy(t)]
+                found += [
+                    (t, (role, f"{name}.{k}" if name else k, name))
+                    for k, t in items.items()
+                    if t is not None and not is_lazy(t)
+                ]
         return found
 
     def of(self, module: nn.Module) -> str | None:
@@ -66,8 +69,11 @@ class ModuleNames:
 
     def types(self) -> list[tuple[str, str]]:
         """(name, type) of every module, in the order of `named_modules`."""
-        return [(plain_name(name), type(module).__name__) for prefix, model in self.models.items()
-                for name, module in model.named_modules(prefix=prefix if len(self.models) > 1 else "")]
+        return [
+            (plain_name(name), type(module).__name__)
+            for prefix, model in self.models.items()
+            for name, module in model.named_modules(prefix=prefix if len(self.models) > 1 else "")
+        ]
 
 
 def plain_name(name: str) -> str:
@@ -85,8 +91,10 @@ class ModuleStack:
         self._handles: list[Any] = []
 
     def attach(self) -> None:
-        self._handles = [torch_module.register_module_forward_pre_hook(self._enter),
-                         torch_module.register_module_forward_hook(self._leave, always_call=True)]
+        self._handles = [
+            torch_module.register_module_forward_pre_hook(self._enter),
+            torch_module.register_module_forward_hook(self._leave, always_call=True),
+        ]
 
     def detach(self) -> None:
         while self._handles:

@@ -23,13 +23,34 @@ MOST = 200_000
 """Things looked at; more than that lie in a data set, not in a record of a training."""
 SHELLS = re.compile(r"_{1,3}|_i{1,3}|_i?\d+|_[oid]h|In|Out|exit|quit|get_ipython|open|__\w+__")
 """The names under which a shell keeps its own things among the user's."""
-CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque, collections.OrderedDict, collections.defaultdict,
-              types.SimpleNamespace)
+CONTAINERS = (
+    list,
+    tuple,
+    dict,
+    set,
+    frozenset,
+    collections.deque,
+    collections.OrderedDict,
+    collections.defaultdict,
+    types.SimpleNamespace,
+)
 _LEAVES = frozenset({str, bytes, int, float, complex, bool, type(None), torch.Tensor, torch.nn.Parameter})
-_PLAIN = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleType, types.BuiltinFunctionType,
-          torch.Tensor)
-_OTHERS = frozenset({"torch", "numpy", "pandas", "IPython", "ipykernel", "matplotlib", "traitlets", "nbdebug",
-                     *sys.stdlib_module_names})
+_PLAIN = (
+    str,
+    bytes,
+    int,
+    float,
+    complex,
+    bool,
+    type(None),
+    type,
+    types.ModuleType,
+    types.BuiltinFunctionType,
+    torch.Tensor,
+)
+_OTHERS = frozenset(
+    {"torch", "numpy", "pandas", "IPython", "ipykernel", "matplotlib", "traitlets", "nbdebug", *sys.stdlib_module_names}
+)
 MODULES_OWN = frozenset(vars(torch.nn.Module()))
 
 
@@ -77,15 +98,21 @@ def inside(name: str, thing: Any) -> Iterable[tuple[str, Any]]:
     if issubclass(kind, _PLAIN):
         return ()
     if issubclass(kind, types.FunctionType):
-        return [(f"{name}.{var}", cell.cell_contents) for var, cell in zip(
-            thing.__code__.co_freevars, thing.__closure__ or ()) if cell_filled(cell)]
+        return [
+            (f"{name}.{var}", cell.cell_contents)
+            for var, cell in zip(thing.__code__.co_freevars, thing.__closure__ or ())
+            if cell_filled(cell)
+        ]
     if issubclass(kind, types.MethodType):
         return [(f"{name}.__self__", thing.__self__)]
     found = attributes(thing)
     if issubclass(kind, torch.nn.Module):
         children = found.get("_modules") or {}
-        return [(f"{name}.{key}", value) for key, value in [*children.items(), *found.items()]
-                if key not in MODULES_OWN and type(value) not in _LEAVES]
+        return [
+            (f"{name}.{key}", value)
+            for key, value in [*children.items(), *found.items()]
+            if key not in MODULES_OWN and type(value) not in _LEAVES
+        ]
     package = str(type.__getattribute__(kind, "__module__")).partition(".")[0]
     if package in _OTHERS and kind is not types.SimpleNamespace:
         return ()
@@ -119,8 +146,11 @@ def attributes(thing: Any) -> dict[str, Any]:
 
 def key_text(key: Any) -> str:
     """A key as it is written, where that runs no code of the user's."""
-    plain = type(key) in (str, int, float, bool, type(None)) or type(key) is tuple and all(
-        type(part) in (str, int, float, bool, type(None)) for part in key)
+    plain = (
+        type(key) in (str, int, float, bool, type(None))
+        or type(key) is tuple
+        and all(type(part) in (str, int, float, bool, type(None)) for part in key)
+    )
     text = repr(key) if plain else f"a {type(key).__name__}"
     return text if len(text) < 60 else text[:57] + "..."
 

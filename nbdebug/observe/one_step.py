@@ -98,8 +98,10 @@ class OneStep:
                 seen = self.layers.get(f"{title}.{name}".rstrip(".") if len(self.models) > 1 else name)
                 grads = [p.grad for p in module.parameters(recurse=False) if p.grad is not None]
                 if seen is not None and grads:
-                    norms = [g.detach().to_dense().float().norm() if g.is_sparse else g.detach().float().norm()
-                             for g in grads]
+                    norms = [
+                        g.detach().to_dense().float().norm() if g.is_sparse else g.detach().float().norm()
+                        for g in grads
+                    ]
                     seen.gradient = float(torch.stack([n.to(norms[0].device) for n in norms]).norm())
 
 
@@ -109,16 +111,28 @@ def _sum_up(seen: Seen, made: list[torch.Tensor]) -> None:
         values = out.detach()
         if not seen.shape:
             seen.shape, seen.dtype = tuple(values.shape), str(values.dtype).removeprefix("torch.")
-        if not values.is_floating_point() or not values.numel() or values.device.type == "meta" \
-                or values.layout is not torch.strided:
+        if (
+            not values.is_floating_point()
+            or not values.numel()
+            or values.device.type == "meta"
+            or values.layout is not torch.strided
+        ):
             continue
         fine = values.isfinite()
         kept = torch.where(fine, values, 0).to(torch.float32)
         count = fine.sum().to(torch.float32)
-        seen.sums.append(torch.stack([
-            torch.where(fine, values, float("inf")).amin().float(),
-            torch.where(fine, values, float("-inf")).amax().float(),
-            kept.sum(), kept.square().sum(), count, values.numel() - count]))
+        seen.sums.append(
+            torch.stack(
+                [
+                    torch.where(fine, values, float("inf")).amin().float(),
+                    torch.where(fine, values, float("-inf")).amax().float(),
+                    kept.sum(),
+                    kept.square().sum(),
+                    count,
+                    values.numel() - count,
+                ]
+            )
+        )
 
 
 def _read(layers: list[Seen]) -> None:

@@ -38,8 +38,25 @@ class Op:
     recomputed: a forward op that runs again during backward (checkpointing). after_model: run outside of a model that
     has been called."""
 
-    __slots__ = ("after_model", "custom", "during", "forward", "func", "grad", "index", "inputs", "library", "module",
-                 "module_type", "name", "node", "recomputed", "scalars", "site", "step")
+    __slots__ = (
+        "after_model",
+        "custom",
+        "during",
+        "forward",
+        "func",
+        "grad",
+        "index",
+        "inputs",
+        "library",
+        "module",
+        "module_type",
+        "name",
+        "node",
+        "recomputed",
+        "scalars",
+        "site",
+        "step",
+    )
 
     def __init__(self, index: int, func: Any, name: str, step: int):
         self.index, self.func, self.name, self.step = index, func, name, step
@@ -77,8 +94,9 @@ class Recorder(TorchDispatchMode):
         compiled code is run in eager here anyway."""
         return False
 
-    def __init__(self, stack: ModuleStack, watchers: list[Watcher],
-                 on_external: Callable[[torch.Tensor, Memory], None]):
+    def __init__(
+        self, stack: ModuleStack, watchers: list[Watcher], on_external: Callable[[torch.Tensor, Memory], None]
+    ):
         super().__init__()
         self.stack, self.watchers, self.on_external = stack, watchers, on_external
         self.memories: dict[int, Memory] = {}
@@ -133,8 +151,12 @@ class Recorder(TorchDispatchMode):
         """Stop watching, after a fault of our own; told once."""
         self.blind = f"{type(fault).__name__}: {fault}"
         self.fault = fault
-        warnings.warn(f"nbdebug stopped watching this run because of a fault of its own ({self.blind}). "
-                      "The training itself goes on unharmed.", RuntimeWarning, stacklevel=3)
+        warnings.warn(
+            f"nbdebug stopped watching this run because of a fault of its own ({self.blind}). "
+            "The training itself goes on unharmed.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
     def _describe(self, func: Any, schema: Schema, args: tuple, kwargs: dict) -> Op:
         op = Op(self.count, func, schema.base, self.step)

@@ -40,14 +40,21 @@ class Replay:
     during_engine: a context in which each backward runs.
     """
 
-    def __init__(self, tape: Tape, patches: Mapping[int, Patch] | None = None,
-                 inputs: Mapping[int, Callable[[torch.Tensor], torch.Tensor]] | None = None,
-                 on_op: Callable[[Op | None], None] | None = None, scale: float = 1.0, keep: Ref | None = None,
-                 on_outside: Callable[[int, torch.Tensor, Held], None] | None = None,
-                 on_backward: Callable[[list[torch.Tensor], bool], None] | None = None,
-                 models: Mapping[str, Any] | None = None, on_line: Callable[[Site | None], None] | None = None,
-                 around: Around | None = None,
-                 during_engine: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext):
+    def __init__(
+        self,
+        tape: Tape,
+        patches: Mapping[int, Patch] | None = None,
+        inputs: Mapping[int, Callable[[torch.Tensor], torch.Tensor]] | None = None,
+        on_op: Callable[[Op | None], None] | None = None,
+        scale: float = 1.0,
+        keep: Ref | None = None,
+        on_outside: Callable[[int, torch.Tensor, Held], None] | None = None,
+        on_backward: Callable[[list[torch.Tensor], bool], None] | None = None,
+        models: Mapping[str, Any] | None = None,
+        on_line: Callable[[Site | None], None] | None = None,
+        around: Around | None = None,
+        during_engine: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
+    ):
         self.tape, self.patches, self.inputs, self.on_op = tape, patches or {}, inputs or {}, on_op
         self.scale, self.keep, self.on_outside, self.on_backward = scale, keep, on_outside, on_backward
         self.models, self.on_line, self.around, self.during_engine = models, on_line, around, during_engine
@@ -149,8 +156,10 @@ class Replay:
         if entry.accumulate:
             self.losses += [r.detach() for r in roots]
             if self.scale != 1.0:
-                seeds = [torch.full_like(r, self.scale) if s is None else s * self.scale
-                         for r, s in zip(roots, seeds, strict=True)]
+                seeds = [
+                    torch.full_like(r, self.scale) if s is None else s * self.scale
+                    for r, s in zip(roots, seeds, strict=True)
+                ]
             if self.on_backward:
                 self.on_backward(roots, False)
             if losses_only:
@@ -159,14 +168,16 @@ class Replay:
             raise Unfit("what backward started from was made out of sight, perhaps by compiled code")
         if entry.accumulate:
             with self.during_engine():
-                torch.autograd.backward(roots, seeds, retain_graph=entry.retain, create_graph=entry.create,
-                                        inputs=inputs or None)
+                torch.autograd.backward(
+                    roots, seeds, retain_graph=entry.retain, create_graph=entry.create, inputs=inputs or None
+                )
             if self.on_backward:
                 self.on_backward(roots, True)
             return
         with self.during_engine():
-            made = torch.autograd.grad(roots, inputs, seeds, retain_graph=entry.retain, create_graph=entry.create,
-                                       allow_unused=True)
+            made = torch.autograd.grad(
+                roots, inputs, seeds, retain_graph=entry.retain, create_graph=entry.create, allow_unused=True
+            )
         for number, tensor in zip(entry.results, made, strict=True):
             if number is not None and tensor is not None:
                 self._values[number] = tensor

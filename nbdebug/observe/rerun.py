@@ -80,8 +80,14 @@ class Rerun:
     outermost call was given (with `proof`); error, the exception that ended the step early, if one did.
     """
 
-    def __init__(self, models: Mapping[str, nn.Module], parameters: Callable[[], dict[str, torch.Tensor]], *,
-                 proof: bool = False, change: Change | None = None):
+    def __init__(
+        self,
+        models: Mapping[str, nn.Module],
+        parameters: Callable[[], dict[str, torch.Tensor]],
+        *,
+        proof: bool = False,
+        change: Change | None = None,
+    ):
         self.models, self.parameters = models, parameters
         self.proof, self.change = proof, change or Change()
         self.calls: list[Call] = []

@@ -23,8 +23,9 @@ class Schema(NamedTuple):
 
 
 # Training-mode batch norm changes its running statistics without saying so in its signature.
-_SILENT_WRITES = dict.fromkeys(("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"),
-                               ("running_mean", "running_var"))
+_SILENT_WRITES = dict.fromkeys(
+    ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"), ("running_mean", "running_var")
+)
 _schemas: dict[Any, Schema] = {}
 
 
@@ -38,9 +39,14 @@ def schema_of(func: Any) -> Schema:
         writes.update(_SILENT_WRITES.get(raw, ()))
         view = bool(s.returns) and any(r.alias_info and not r.alias_info.is_write for r in s.returns)
         known = _schemas[func] = Schema(
-            base_name(func), tuple(a.name for a in s.arguments), frozenset(writes), view,
-            torch.Tag.pointwise in func.tags, torch.Tag.nondeterministic_seeded in func.tags,
-            func.namespace == "profiler")
+            base_name(func),
+            tuple(a.name for a in s.arguments),
+            frozenset(writes),
+            view,
+            torch.Tag.pointwise in func.tags,
+            torch.Tag.nondeterministic_seeded in func.tags,
+            func.namespace == "profiler",
+        )
     return known
 
 
@@ -57,8 +63,12 @@ def tensors_given(args: Any, kwargs: dict) -> list[torch.Tensor]:
 
 def written(schema: Schema, args: tuple, kwargs: dict) -> list[torch.Tensor]:
     """The tensors that an op changes."""
-    return [t for name, value in named_arguments(schema, args, kwargs) if name in schema.writes
-            for t in tensors_given((value,), {})]
+    return [
+        t
+        for name, value in named_arguments(schema, args, kwargs)
+        if name in schema.writes
+        for t in tensors_given((value,), {})
+    ]
 
 
 def named_arguments(schema: Schema, args: tuple, kwargs: dict) -> list[tuple[str, Any]]:

@@ -49,16 +49,26 @@ class Script:
     roots of each backward that fills `.grad`. border: calls what a hook has to do, and lets no fault of ours through.
     """
 
-    def __init__(self, models: Mapping[str, nn.Module], on_call: Callable[[], None],
-                 on_loss: Callable[[tuple[torch.Tensor, ...]], None], border: Callable[..., Any]):
+    def __init__(
+        self,
+        models: Mapping[str, nn.Module],
+        on_call: Callable[[], None],
+        on_loss: Callable[[tuple[torch.Tensor, ...]], None],
+        border: Callable[..., Any],
+    ):
         self.models, self.on_call, self.on_loss, self.border = dict(models), on_call, on_loss, border
         self.recorder = LossRecorder(ModuleStack(ModuleNames(models), lambda *_: None), [], lambda *_: None)
         self.recorder.light = self.recorder.paused = True
         self.recorder.on_fault = lambda fault: border(_raise, fault)
-        self.engine = EngineWatch(lambda call: self.border(self._backward_began, call),
-                                  lambda call, result: self.border(self._backward_ended, call, result))
-        self.compiled = CompiledWatch(parts_of(models), lambda *given: self.border(self._enter, *given),
-                                      lambda *given: self.border(self._leave, *given))
+        self.engine = EngineWatch(
+            lambda call: self.border(self._backward_began, call),
+            lambda call, result: self.border(self._backward_ended, call, result),
+        )
+        self.compiled = CompiledWatch(
+            parts_of(models),
+            lambda *given: self.border(self._enter, *given),
+            lambda *given: self.border(self._leave, *given),
+        )
         self._thread = threading.get_ident()
         self._handles: list[Any] = []
         self._on_stack = self._others = self._go_on = False  # others: the backward that runs is of other models
@@ -101,7 +111,8 @@ class Script:
         for name, module in parts_of(self.models).items():
             self._handles += [
                 module.register_forward_pre_hook(Hook(self, "_enter", name), with_kwargs=True, prepend=True),
-                module.register_forward_hook(Hook(self, "_leave", name), with_kwargs=True, always_call=True)]
+                module.register_forward_hook(Hook(self, "_leave", name), with_kwargs=True, always_call=True),
+            ]
         self.begin()
 
     def detach(self) -> None:
@@ -138,12 +149,18 @@ class Script:
     @property
     def aside(self) -> bool:
         """Whether this is no step to remember: it is run again, or a tracer watches it already."""
-        return self.silent or any(isinstance(mode, Recorder) and not isinstance(mode, LossRecorder)
-                                  for mode in _get_current_dispatch_mode_stack())
+        return self.silent or any(
+            isinstance(mode, Recorder) and not isinstance(mode, LossRecorder)
+            for mode in _get_current_dispatch_mode_stack()
+        )
 
     def _relevant(self) -> bool:
-        return (not self.aside and torch.is_grad_enabled() and threading.get_ident() == self._thread
-                and torch._C._current_autograd_node() is None)
+        return (
+            not self.aside
+            and torch.is_grad_enabled()
+            and threading.get_ident() == self._thread
+            and torch._C._current_autograd_node() is None
+        )
 
     def nested(self, name: str, change: int) -> bool:
         """Whether the call of a part begins or ends inside another call, and then that it does."""
@@ -159,8 +176,12 @@ class Script:
             return False
         module, calls, frame = part_of(self.models, self._outermost), 0, sys._getframe(1)
         while frame is not None:
-            calls += frame.f_code is _CALL and frame.f_locals.get("self") is module or frame.f_code is PASSING and any(
-                called == self._outermost for _, called in frame.f_locals["told"])
+            calls += (
+                frame.f_code is _CALL
+                and frame.f_locals.get("self") is module
+                or frame.f_code is PASSING
+                and any(called == self._outermost for _, called in frame.f_locals["told"])
+            )
             frame = frame.f_back  # type: ignore[assignment]
         return calls <= (name == self._outermost)
 

@@ -94,13 +94,20 @@ class Kept:
         places = [Place(f"sys.{name}", _attribute(sys, name), _deleted(sys, name)) for name in LASTS[:3]]
         for handler in ("InteractiveTB", "SyntaxTB"):
             holder = getattr(self.shell, handler, None)
-            places += [Place(word, _attribute(holder, name), _set(holder, name, None)) for name, word in (
-                ("tb", "what %debug starts from"), ("pdb", "the debugger"),
-                ("last_syntax_error", "the last syntax error")) if holder is not None]
+            places += [
+                Place(word, _attribute(holder, name), _set(holder, name, None))
+                for name, word in (
+                    ("tb", "what %debug starts from"),
+                    ("pdb", "the debugger"),
+                    ("last_syntax_error", "the last syntax error"),
+                )
+                if holder is not None
+            ]
         last = getattr(self.shell, "last_execution_result", None)
         if last is not None:
-            places.append(Place("the last cell's result", _attribute(last, "error_in_exec"),
-                                _set(last, "error_in_exec", None)))
+            places.append(
+                Place("the last cell's result", _attribute(last, "error_in_exec"), _set(last, "error_in_exec", None))
+            )
         return [place for place in places if place.get() is not None]
 
 

@@ -27,8 +27,10 @@ _TORCH = os.path.dirname(torch.__file__) + os.sep
 _CHECKPOINT = _TORCH + os.path.join("utils", "checkpoint.py")
 _OURS = os.path.dirname(nbdebug.__file__) + os.sep
 _REPLAY = os.path.join(_OURS, "observe", "replay.py")
-_STDLIB = tuple({os.path.realpath(sysconfig.get_path(k)) + os.sep for k in ("stdlib", "platstdlib")}
-                | {sysconfig.get_path(k) + os.sep for k in ("stdlib", "platstdlib")})
+_STDLIB = tuple(
+    {os.path.realpath(sysconfig.get_path(k)) + os.sep for k in ("stdlib", "platstdlib")}
+    | {sysconfig.get_path(k) + os.sep for k in ("stdlib", "platstdlib")}
+)
 _PACKAGES = re.compile(r"[\\/](site|dist)-packages[\\/]")
 _kinds: dict[CodeType, int] = {}
 

@@ -43,8 +43,9 @@ class Snapshot:
         self._memory: set[int] = set()
 
     @classmethod
-    def take(cls, models: Any, optimizers: Any = (), *, devices: Iterable[Any] | None = None,
-             others: Iterable[Any] = ()) -> Snapshot:
+    def take(
+        cls, models: Any, optimizers: Any = (), *, devices: Iterable[Any] | None = None, others: Iterable[Any] = ()
+    ) -> Snapshot:
         """Remember everything. `models`: a Module, several, or a dict name → Module; `others`: GradScalers, schedulers.
 
         `devices`: those whose random numbers count, beside the CPU; None means every accelerator in use.
@@ -237,8 +238,9 @@ def sources(devices: Iterable[Any] | None = None) -> Iterator[tuple[str, Callabl
 def accelerators_in_use() -> list[torch.device]:
     """Every accelerator that has been used; one that has not is not woken up."""
     kinds = [(kind, getattr(torch, kind)) for kind in ("cuda", "xpu")]
-    found = [torch.device(kind, i) for kind, module in kinds if module.is_initialized()
-             for i in range(module.device_count())]
+    found = [
+        torch.device(kind, i) for kind, module in kinds if module.is_initialized() for i in range(module.device_count())
+    ]
     return found + ([torch.device("mps")] if torch.backends.mps.is_available() else [])
 
 
@@ -258,8 +260,13 @@ def comparable(state: Any) -> Any:
 
 def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
     """Where a tensor looks, and how it reads what is there."""
-    return (tensor.dtype, tensor.device, tensor.shape, tensor.layout == torch.sparse_coo and tensor.is_coalesced(),
-            *((part.data_ptr(), part.shape, part.stride()) for part in parts(tensor)))
+    return (
+        tensor.dtype,
+        tensor.device,
+        tensor.shape,
+        tensor.layout == torch.sparse_coo and tensor.is_coalesced(),
+        *((part.data_ptr(), part.shape, part.stride()) for part in parts(tensor)),
+    )
 
 
 def _members(container: Any) -> list[tuple[Any, Any]]:

@@ -124,7 +124,7 @@ class Tape:
         """Indices of the ops that the entry at `position` depends on, backwards through values and changed memory."""
         needed: set[int] = set()
         found: set[int] = set()
-        for n, entry in reversed(list(enumerate(self.entries[:position + 1]))):
+        for n, entry in reversed(list(enumerate(self.entries[: position + 1]))):
             if isinstance(entry, BackwardEntry):
                 if n == position or needed & set(entry.results):
                     needed |= values_in([entry.roots, entry.seeds])
@@ -163,8 +163,12 @@ class Tape:
             return
         changed = {self._place(t) for t in written(schema, args, kwargs)} if schema.writes else ()
         plain = False if schema.base == "detach" else None
-        results = tuple([None if (place := self._place(t)) is None or place in changed else self._enter(t, plain, place)
-                         for t in tensors_given(out if isinstance(out, (list, tuple)) else (out,), {})])
+        results = tuple(
+            [
+                None if (place := self._place(t)) is None or place in changed else self._enter(t, plain, place)
+                for t in tensors_given(out if isinstance(out, (list, tuple)) else (out,), {})
+            ]
+        )
         self.entries.append(Entry(op, kept[0], kept[1], results, op.grad))
 
     def call(self, model: str, given: tuple, spec: Any, out: list, site: Site | None, surroundings: Any) -> None:
@@ -176,8 +180,11 @@ class Tape:
         """A `Ref` for each tensor among these; what the tape can't hold stays as it is. What the step's own code made
         can be had from `given`."""
         refs = tuple([self._ref_or_itself(leaf) for leaf in leaves])
-        self.given |= {ref: leaf.detach() for ref, leaf in zip(refs, leaves, strict=True)
-                       if isinstance(ref, Ref) and ref.value not in self.held}
+        self.given |= {
+            ref: leaf.detach()
+            for ref, leaf in zip(refs, leaves, strict=True)
+            if isinstance(ref, Ref) and ref.value not in self.held
+        }
         return refs
 
     def _ref_or_itself(self, leaf: Any) -> Any:
@@ -189,16 +196,18 @@ class Tape:
     def backward(self, call: Backward, result: Any) -> None:
         """Write down a call of the engine, and where its gradients can be found."""
         try:
-            roots, seeds, inputs = (tuple(self._ref(t) for t in group)
-                                    for group in (call.roots, call.seeds, call.inputs))
+            roots, seeds, inputs = (
+                tuple(self._ref(t) for t in group) for group in (call.roots, call.seeds, call.inputs)
+            )
         except _Unusual as reason:
             self.entries.append(Entry(Op(-1, None, "backward", 0), (), {}, (), False, str(reason)))
             return
         made: tuple = ()
         if not call.accumulate:
             made = tuple(self._enter(t, None) if isinstance(t, torch.Tensor) else None for t in result)
-        self.entries.append(BackwardEntry(roots, seeds, inputs, made, call.retain, call.create, call.accumulate,
-                                          call.place.site))
+        self.entries.append(
+            BackwardEntry(roots, seeds, inputs, made, call.retain, call.create, call.accumulate, call.place.site)
+        )
         for number, leaf in self.leaves.items():
             grad = leaf.grad
             if grad is not None and dense(grad) is grad and self.find(grad) is None:

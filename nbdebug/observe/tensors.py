@@ -99,8 +99,11 @@ def all_finite(tensor: torch.Tensor) -> bool:
     return bool(finite(tensor).all())
 
 
-_NO_SUM = {getattr(torch, name) for name in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz",
-                                             "float8_e8m0fnu", "complex32") if hasattr(torch, name)}
+_NO_SUM = {
+    getattr(torch, name)
+    for name in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "complex32")
+    if hasattr(torch, name)
+}
 
 
 def finite(tensor: torch.Tensor) -> torch.Tensor:
@@ -132,8 +135,10 @@ def _measured(tensors: list[torch.Tensor]) -> list[list[tuple[int, torch.Tensor]
         elif values.dtype in _NO_SUM:
             values = values.float()
         groups.setdefault((values.device, values.dtype), []).append((number, values))
-    return [list(zip([n for n, _ in group], torch._foreach_norm([t for _, t in group], ord=math.inf), strict=True))
-            for group in groups.values()]
+    return [
+        list(zip([n for n, _ in group], torch._foreach_norm([t for _, t in group], ord=math.inf), strict=True))
+        for group in groups.values()
+    ]
 
 
 def read(sizes: list[torch.Tensor]) -> list[float]:
@@ -154,8 +159,15 @@ class Memory:
 
     __slots__ = ("entered", "maker", "module", "name", "reach", "ref", "role", "views")
 
-    def __init__(self, storage: torch.UntypedStorage | StorageWeakRef, maker: Any, reach: int, role: str = "",
-                 name: str = "", module: str = ""):
+    def __init__(
+        self,
+        storage: torch.UntypedStorage | StorageWeakRef,
+        maker: Any,
+        reach: int,
+        role: str = "",
+        name: str = "",
+        module: str = "",
+    ):
         self.ref = storage if isinstance(storage, StorageWeakRef) else StorageWeakRef(storage)
         self.maker, self.reach, self.role, self.name, self.module = maker, reach, role, name, module
         self.entered: Any = None
@@ -187,8 +199,9 @@ def key(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def rows_of(mask: torch.Tensor, batch: int | None,
-            folds: frozenset[int] | set[int] = frozenset()) -> tuple[int, ...] | None:
+def rows_of(
+    mask: torch.Tensor, batch: int | None, folds: frozenset[int] | set[int] = frozenset()
+) -> tuple[int, ...] | None:
     """Batch rows in which `mask` (bool) is set: along dimension 0 or 1 if it has the batch's size, or along dimension 0
     if batch and time are folded there, batch first. None when the mask has no such dimension.
 
@@ -237,9 +250,17 @@ def base_name(op: Any) -> str:
     return _SAME.get(name, name)
 
 
-_SAME = {"native_layer_norm": "layer_norm", "native_batch_norm": "batch_norm", "native_group_norm": "group_norm",
-         "safe_softmax": "softmax", "nll_loss2d": "nll_loss", "nll_loss_nd": "nll_loss", "true_divide": "div",
-         "thnn_fused_lstm_cell": "lstm_cell", "to_copy": "to"}
+_SAME = {
+    "native_layer_norm": "layer_norm",
+    "native_batch_norm": "batch_norm",
+    "native_group_norm": "group_norm",
+    "safe_softmax": "softmax",
+    "nll_loss2d": "nll_loss",
+    "nll_loss_nd": "nll_loss",
+    "true_divide": "div",
+    "thnn_fused_lstm_cell": "lstm_cell",
+    "to_copy": "to",
+}
 
 
 def walk(values: Iterable[Any]) -> Iterator[tuple[int, Any]]:

@@ -31,9 +31,18 @@ def report_of(run: Run, asked: tuple[str, str], note: str) -> Report:
         notes += _error_notes(run)
     if run.fault:
         notes.append(f"nbdebug could not follow the step any further ({run.fault}); the step itself was not changed.")
-    return Report(asked[0], findings=run.explained or (), subject=asked[1], notes=tuple(notes),
-                  facts={"headline": _headline(run, stop), "stepper": _picture(run, stop), "tables": tables,
-                         "failed": run.error is not None or stop is not None and stop.culprit})
+    return Report(
+        asked[0],
+        findings=run.explained or (),
+        subject=asked[1],
+        notes=tuple(notes),
+        facts={
+            "headline": _headline(run, stop),
+            "stepper": _picture(run, stop),
+            "tables": tables,
+            "failed": run.error is not None or stop is not None and stop.culprit,
+        },
+    )
 
 
 def explained(error: BaseException) -> tuple[Finding, ...]:
@@ -74,8 +83,11 @@ def _state(stop: Stop) -> str:
         return ": its gradient is not finite, and no layer has made that: it comes from between the model and the loss"
     if stop.culprit:
         masked = any(row.get("inf") for row in bad if row[""] == "in")
-        said = {AFTER: "made of inputs that hold inf and no NaN" if masked else "made of finite inputs",
-                LOSS: "made of finite outputs of the model", BACKWARD_DONE: "made of finite gradients"}[phase]
+        said = {
+            AFTER: "made of inputs that hold inf and no NaN" if masked else "made of finite inputs",
+            LOSS: "made of finite outputs of the model",
+            BACKWARD_DONE: "made of finite gradients",
+        }[phase]
         return f": {_counts(made or bad)} {said}"
     return f": {_counts(made or bad)}"
 
@@ -102,14 +114,19 @@ def _stop_notes(stop: Stop) -> list[str]:
 def _error_notes(run: Run) -> list[str]:
     """The error, kept: where in the user's code it was raised, and how to look at it."""
     assert run.error is not None
-    sites = [Site(frame.f_code.co_filename, line, frame.f_code.co_name)
-             for frame, line in traceback.walk_tb(run.error.__traceback__) if kind_of(frame.f_code) == USER]
+    sites = [
+        Site(frame.f_code.co_filename, line, frame.f_code.co_name)
+        for frame, line in traceback.walk_tb(run.error.__traceback__)
+        if kind_of(frame.f_code) == USER
+    ]
     said = [f"It was raised from {_place(sites[-1])}"] if sites else []
     message = str(run.error).strip()
     if "\n" in message:
         said.append(message)
-    said.append("Everything is as it was before the step. " * run.restore + "The exception is kept as `.error` of what "
-                "step_through has returned: raise it to see its traceback.")
+    said.append(
+        "Everything is as it was before the step. " * run.restore + "The exception is kept as `.error` of what "
+        "step_through has returned: raise it to see its traceback."
+    )
     return said
 
 
@@ -128,9 +145,12 @@ def _table(stop: Stop) -> dict[str, Any]:
     rows = [[_cell(name, row.get(name)) for name in COLUMNS] for row in stop.rows]
     gradients = stop.place.phase in (BACKWARD, BACKWARD_DONE)
     bad = any(row.get("NaN") or row.get("inf") for row in stop.rows)
-    return {"title": "Gradients at this layer" if gradients else "Tensors of this layer",
-            "columns": list(COLUMNS), "rows": rows,
-            "note": "min, max, mean and std are those of the finite elements." if bad else ""}
+    return {
+        "title": "Gradients at this layer" if gradients else "Tensors of this layer",
+        "columns": list(COLUMNS),
+        "rows": rows,
+        "note": "min, max, mean and std are those of the finite elements." if bad else "",
+    }
 
 
 def _cell(column: str, value: Any) -> Any:
@@ -142,10 +162,33 @@ def _cell(column: str, value: Any) -> Any:
 def _picture(run: Run, stop: Stop | None) -> dict[str, Any]:
     """For the view: the layers, where it stands among them, and histograms."""
     at = stop.place if stop is not None else run.raised
-    layers = [{"name": layer.name, "type": layer.kind, "depth": layer.depth, "calls": layer.calls, "low": layer.low,
-               "high": layer.high, "finite": layer.finite, "gradient": layer.gradient}
-              for layer in run.layers.all.values()]
-    state = "waits" if stop is not None else "runs" if not run.turns.over else "failed" if run.error is not None else \
-        "abandoned" if run.turns.abandoned else "over"
-    return {"state": state, "at": None if at is None else {"name": at.name, "phase": at.phase, "said": str(at)},
-            "layers": layers, "histograms": stop.histograms if stop is not None else []}
+    layers = [
+        {
+            "name": layer.name,
+            "type": layer.kind,
+            "depth": layer.depth,
+            "calls": layer.calls,
+            "low": layer.low,
+            "high": layer.high,
+            "finite": layer.finite,
+            "gradient": layer.gradient,
+        }
+        for layer in run.layers.all.values()
+    ]
+    state = (
+        "waits"
+        if stop is not None
+        else "runs"
+        if not run.turns.over
+        else "failed"
+        if run.error is not None
+        else "abandoned"
+        if run.turns.abandoned
+        else "over"
+    )
+    return {
+        "state": state,
+        "at": None if at is None else {"name": at.name, "phase": at.phase, "said": str(at)},
+        "layers": layers,
+        "histograms": stop.histograms if stop is not None else [],
+    }

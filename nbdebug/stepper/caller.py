@@ -106,15 +106,24 @@ class Shared:
 def _settings() -> Iterator[tuple[str, Callable[[], Any], Callable[[Any], Any]]]:
     """Switches of the process: name, how to read, how to set."""
     yield "default dtype", torch.get_default_dtype, torch.set_default_dtype
-    yield ("anomaly mode", lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
-           lambda state: torch.set_anomaly_enabled(*state))
+    yield (
+        "anomaly mode",
+        lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+        lambda state: torch.set_anomaly_enabled(*state),
+    )
     yield ("deterministic algorithms", torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode)
     for name in ("enabled", "benchmark", "deterministic"):
-        yield (f"cudnn.{name}", functools.partial(getattr, torch.backends.cudnn, name),
-               functools.partial(setattr, torch.backends.cudnn, name))
+        yield (
+            f"cudnn.{name}",
+            functools.partial(getattr, torch.backends.cudnn, name),
+            functools.partial(setattr, torch.backends.cudnn, name),
+        )
     for name in ("flash", "mem_efficient", "math", "cudnn"):  # what torch.nn.attention.sdpa_kernel sets
-        yield (f"attention by {name}", getattr(torch.backends.cuda, f"{name}_sdp_enabled"),
-               getattr(torch.backends.cuda, f"enable_{name}_sdp"))
+        yield (
+            f"attention by {name}",
+            getattr(torch.backends.cuda, f"{name}_sdp_enabled"),
+            getattr(torch.backends.cuda, f"enable_{name}_sdp"),
+        )
 
 
 def _kinds() -> list[str]:

@@ -42,8 +42,12 @@ def _left(here: Place, depth: int) -> Goal:
 
 def to(pattern: str) -> Goal:
     """Where a layer begins whose name or type the pattern fits, or its backward; "loss": at the loss."""
-    return lambda event: event.place.phase in (BEFORE, BACKWARD) and fits(
-        pattern, event.place.name, event.place.module_type) or event.place.phase == LOSS and pattern == "loss"
+    return lambda event: (
+        event.place.phase in (BEFORE, BACKWARD)
+        and fits(pattern, event.place.name, event.place.module_type)
+        or event.place.phase == LOSS
+        and pattern == "loss"
+    )
 
 
 def fits(pattern: str, name: str, kind: str) -> bool:

@@ -50,16 +50,23 @@ class Gradients:
     are told of layers; both may wait. finite: says whether tensors are; border: calls what may
     fail."""
 
-    def __init__(self, calls: list[Call], outside: list[Any], begins: Callable[[Call, Named], None],
-                 ended: Callable[[Call, Named, Named, bool], None], finite: Callable[[list[torch.Tensor]], bool],
-                 border: Callable[..., None]):
+    def __init__(
+        self,
+        calls: list[Call],
+        outside: list[Any],
+        begins: Callable[[Call, Named], None],
+        ended: Callable[[Call, Named, Named, bool], None],
+        finite: Callable[[list[torch.Tensor]], bool],
+        border: Callable[..., None],
+    ):
         self.calls, self.begins, self.ended, self.finite, self.border = calls, begins, ended, finite, border
         self._outside = _reachable([node for node in outside if node is not None])
         self._handles: list[Any] = []
 
     def attach(self, backward: Backward) -> None:
-        roots = [node for root in backward.roots if isinstance(root, torch.Tensor)
-                 and (node := root.grad_fn) is not None]
+        roots = [
+            node for root in backward.roots if isinstance(root, torch.Tensor) and (node := root.grad_fn) is not None
+        ]
         above = _reachable(roots, self._outside)
         nodes = sorted(above, key=_number)
         numbers = [_number(node) for node in nodes]
@@ -69,11 +76,14 @@ class Gradients:
             passage, (first, end) = Passage(call), call.nodes
             own = {id(p): name for name, p in call.module.named_parameters(recurse=False)}
             own |= call.leaves
-            for node in nodes[bisect.bisect_left(numbers, first):bisect.bisect_left(numbers, end)]:
+            for node in nodes[bisect.bisect_left(numbers, first) : bisect.bisect_left(numbers, end)]:
                 if above[node] >= end:
                     entering.setdefault(node, []).append(passage)
-                gone = [(i, edge, _named(edge, own, call)) for i, edge in enumerate(node.next_functions)
-                        if edge[0] is not None and not first <= self._made(edge[0]) < end]
+                gone = [
+                    (i, edge, _named(edge, own, call))
+                    for i, edge in enumerate(node.next_functions)
+                    if edge[0] is not None and not first <= self._made(edge[0]) < end
+                ]
                 if gone:
                     passage.exits += 1
                     leaving.setdefault(node, []).append((passage, gone))
@@ -102,8 +112,11 @@ class Gradients:
 
     def leave(self, exits: list[tuple[Passage, Any]], gradients: tuple[Any, ...]) -> None:
         for passage, gone in exits:
-            told = [(edge, name, gradients[i].detach()) for i, edge, name in gone
-                    if i < len(gradients) and isinstance(gradients[i], torch.Tensor)]
+            told = [
+                (edge, name, gradients[i].detach())
+                for i, edge, name in gone
+                if i < len(gradients) and isinstance(gradients[i], torch.Tensor)
+            ]
             passage.finite = self.finite([g for _, _, g in told]) and passage.finite
             for edge, name, gradient in told:
                 if name is not None:

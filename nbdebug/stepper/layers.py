@@ -62,8 +62,10 @@ class Layers:
         for module in self.all:
             if isinstance(module, torch.jit.ScriptModule):
                 continue  # takes no hooks of this kind: it is a part of the layer around it
-            self._handles += [module.register_forward_pre_hook(_Hook(self, "enter"), with_kwargs=True),
-                              module.register_forward_hook(_Hook(self, "leave"), always_call=True)]
+            self._handles += [
+                module.register_forward_pre_hook(_Hook(self, "enter"), with_kwargs=True),
+                module.register_forward_hook(_Hook(self, "leave"), always_call=True),
+            ]
 
     def detach(self) -> None:
         while self._handles:
@@ -76,8 +78,9 @@ class Layers:
     def enter(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         layer, parent = self.all[module], self.stack[-1] if self.stack else None
         layer.calls += 1
-        call = Call(module, layer.name, layer.calls, parent, len(self.stack), site=locate().site,
-                    handled=sys.exc_info()[1])
+        call = Call(
+            module, layer.name, layer.calls, parent, len(self.stack), site=locate().site, handled=sys.exc_info()[1]
+        )
         given = numbers.arguments(module, args, kwargs)
         call.received = _edges(given)
         call.leaves = {id(tensor): name for name, tensor in given if tensor.requires_grad and tensor.grad_fn is None}
@@ -94,8 +97,11 @@ class Layers:
             self.stack.pop()  # it ended in an exception before its hooks were asked
         error = sys.exc_info()[1]
         if error is not None and error is not call.handled:  # on its way through here
-            self.raised = self.raised if self.raised is not None and self.raised.handled is error else \
-                dataclasses.replace(call, handled=error, given=[], versions=[])
+            self.raised = (
+                self.raised
+                if self.raised is not None and self.raised.handled is error
+                else dataclasses.replace(call, handled=error, given=[], versions=[])
+            )
         else:
             call.nodes = (call.nodes[0], _node_number())
             call.returned = _edges(numbers.named(output, "output"))
@@ -115,11 +121,17 @@ class Layers:
     def remarks(self, culprit: bool) -> list[str]:
         """What is to be said of the layer that has just run. culprit: it has made something that is not finite."""
         call = self.stack[-1]
-        said = [f"`{name}` was changed in place by the layer: its numbers are those of now."
-                for (name, tensor), version in zip(call.given, call.versions) if _version(tensor) != version]
+        said = [
+            f"`{name}` was changed in place by the layer: its numbers are those of now."
+            for (name, tensor), version in zip(call.given, call.versions)
+            if _version(tensor) != version
+        ]
         if culprit:
-            said += [f"Its parameter `{name}` is not finite itself." for name, parameter in
-                     call.module.named_parameters(recurse=False) if not numbers.finite([parameter])]
+            said += [
+                f"Its parameter `{name}` is not finite itself."
+                for name, parameter in call.module.named_parameters(recurse=False)
+                if not numbers.finite([parameter])
+            ]
             if next(call.module.children(), None) is not None:
                 said.append("No layer inside it has done that: its own forward has, between them.")
         return said

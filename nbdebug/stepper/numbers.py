@@ -58,8 +58,12 @@ def finite(tensors: list[torch.Tensor]) -> bool:
 def row(name: str, tensor: torch.Tensor) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """(what stands in the table, the histogram) of a tensor. min, max, mean, std: of the finite elements, std with
     n in its denominator; zeros: their share; NaN, inf: how many."""
-    known = {"tensor": name, "shape": "×".join(map(str, tensor.shape)) or "number",
-             "dtype": str(tensor.dtype).removeprefix("torch."), "device": str(tensor.device)}
+    known = {
+        "tensor": name,
+        "shape": "×".join(map(str, tensor.shape)) or "number",
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "device": str(tensor.device),
+    }
     try:
         with unwatched():
             values = _values(tensor)
@@ -68,7 +72,7 @@ def row(name: str, tensor: torch.Tensor) -> tuple[dict[str, Any], dict[str, Any]
             flat = values.reshape(-1)
             counted = _Counted()
             for start in range(0, flat.numel(), AT_ONCE):
-                counted.add(flat[start:start + AT_ONCE])
+                counted.add(flat[start : start + AT_ONCE])
             return known | counted.facts(), _histogram(name, flat, counted)
     except RuntimeError as wrong:  # no memory left, or an op that the device lacks: the layer is shown without numbers
         return known | {"min": f"not read: {type(wrong).__name__}"}, None
@@ -103,9 +107,15 @@ class _Counted:
 
     def facts(self) -> dict[str, Any]:
         some = self.finite > 0
-        return {"min": self.low if some else None, "max": self.high if some else None,
-                "mean": self.mean if some else None, "std": math.sqrt(self.squares / self.finite) if some else None,
-                "zeros": self.zeros / self.total, "NaN": self.nan, "inf": self.total - self.finite - self.nan}
+        return {
+            "min": self.low if some else None,
+            "max": self.high if some else None,
+            "mean": self.mean if some else None,
+            "std": math.sqrt(self.squares / self.finite) if some else None,
+            "zeros": self.zeros / self.total,
+            "NaN": self.nan,
+            "inf": self.total - self.finite - self.nan,
+        }
 
 
 def _histogram(name: str, flat: torch.Tensor, counted: _Counted) -> dict[str, Any]:
@@ -118,9 +128,17 @@ def _histogram(name: str, flat: torch.Tensor, counted: _Counted) -> dict[str, An
         wide = wide[torch.isfinite(wide)]
         places = ((wide / 2 - low / 2) / (high / 2 - low / 2) * BINS).long().clamp(0, BINS - 1)
         counts = torch.bincount(places, minlength=BINS).tolist()
-    return {"name": name, "low": low if counted.finite else None, "high": high if counted.finite else None,
-            "counts": counts, "finite": counted.finite, "zeros": counted.zeros, "NaN": counted.nan,
-            "inf": counted.total - counted.finite - counted.nan, "every": every}
+    return {
+        "name": name,
+        "low": low if counted.finite else None,
+        "high": high if counted.finite else None,
+        "counts": counts,
+        "finite": counted.finite,
+        "zeros": counted.zeros,
+        "NaN": counted.nan,
+        "inf": counted.total - counted.finite - counted.nan,
+        "every": every,
+    }
 
 
 def _values(tensor: torch.Tensor) -> torch.Tensor | None:

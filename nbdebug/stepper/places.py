@@ -37,8 +37,13 @@ class Place:
         return named + (f", call {self.call}" if self.call > 1 else "")
 
     def __str__(self) -> str:
-        return {BEFORE: "before {}", AFTER: "after {}", LOSS: "at {}", BACKWARD: "before the backward of {}",
-                BACKWARD_DONE: "after the backward of {}"}[self.phase].format(self.layer)
+        return {
+            BEFORE: "before {}",
+            AFTER: "after {}",
+            LOSS: "at {}",
+            BACKWARD: "before the backward of {}",
+            BACKWARD_DONE: "after the backward of {}",
+        }[self.phase].format(self.layer)
 
 
 @dataclasses.dataclass(eq=False)
@@ -120,7 +125,7 @@ class Stop:
     def read(self) -> None:
         """The tensors in numbers."""
         for side, tensors in (("in", self.given), ("out", self.made)):
-            for name, tensor in tensors[:numbers.MOST]:
+            for name, tensor in tensors[: numbers.MOST]:
                 row, histogram = numbers.row(name, tensor)
                 self.rows.append({"": side, "gradient": self.place.phase in (BACKWARD, BACKWARD_DONE), **row})
                 self.histograms += [histogram] if histogram else []

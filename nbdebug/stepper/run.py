@@ -34,8 +34,16 @@ class Run:
     the error was; explained: its cause, once it was asked for; fault: why nbdebug no longer stops, or "".
     """
 
-    def __init__(self, step: Callable[[], Any], layers: Layers, before: Snapshot, caller: Caller, *, backward: bool,
-                 restore: bool):
+    def __init__(
+        self,
+        step: Callable[[], Any],
+        layers: Layers,
+        before: Snapshot,
+        caller: Caller,
+        *,
+        backward: bool,
+        restore: bool,
+    ):
         self.step, self.layers, self.before, self.backward, self.restore = step, layers, before, backward, restore
         self.goal: goals.Goal = goals.into
         self.stop: Stop | None = None
@@ -171,8 +179,9 @@ class Run:
             call.blamed, call.finite_gradient = False, True
         # Of a loss that is not finite no gradient can be: nothing is to blame then.
         self._sound = self._spoilable = numbers.finite([r for r in backward.roots if isinstance(r, torch.Tensor)])
-        gradients = Gradients(self.layers.calls, self.layers.outside, self._arrived, self._handed_on,
-                              numbers.finite, self.border)
+        gradients = Gradients(
+            self.layers.calls, self.layers.outside, self._arrived, self._handed_on, numbers.finite, self.border
+        )
         gradients.attach(backward)
         self._gradients.append(gradients)
 

@@ -26,8 +26,15 @@ from nbdebug.stepper.turns import PATIENCE
 _latest: weakref.ref[Stepper] | None = None
 
 
-def step_through(model: nn.Module, batch: Any, loss_fn: Callable[..., Any] | None = None, *, optimizer: Any = None,
-                 backward: bool = True, restore: bool = True) -> Stepper:
+def step_through(
+    model: nn.Module,
+    batch: Any,
+    loss_fn: Callable[..., Any] | None = None,
+    *,
+    optimizer: Any = None,
+    backward: bool = True,
+    restore: bool = True,
+) -> Stepper:
     """Run one training step that waits at its layers, and let the notebook go on meanwhile.
 
     loss_fn: `loss_fn(model, batch)`, or a criterion of (outputs, targets) for batches of a pair; left out, the model is
@@ -56,8 +63,14 @@ def step_through(model: nn.Module, batch: Any, loss_fn: Callable[..., Any] | Non
     caller = Caller()
     with numbers.unwatched():
         step, said = _step(model, batch, loss_fn)
-        run = Run(step, Layers(model, batch, loss_fn), Snapshot.take(model, optimizers), caller, backward=backward,
-                  restore=restore)
+        run = Run(
+            step,
+            Layers(model, batch, loss_fn),
+            Snapshot.take(model, optimizers),
+            caller,
+            backward=backward,
+            restore=restore,
+        )
     stepper = Stepper(run, f"model {type(model).__name__}, called as {said}", note)
     _latest = weakref.ref(stepper)
     stepper._go(goals.into)
@@ -119,9 +132,11 @@ class Stepper:
         code that neither calls a layer nor runs Python."""
         turns = self._run.turns
         if not turns.abandon():
-            raise RuntimeError(f"The step does not end: for {2 * PATIENCE:g} seconds it has been in code that cannot "
-                               f"be interrupted ({turns.place() or 'not in yours'}). It ends, and the model is put "
-                               "back, when that returns.")
+            raise RuntimeError(
+                f"The step does not end: for {2 * PATIENCE:g} seconds it has been in code that cannot "
+                f"be interrupted ({turns.place() or 'not in yours'}). It ends, and the model is put "
+                "back, when that returns."
+            )
         return self._told()
 
     close = abandon

@@ -1,7 +1,7 @@
 """Two threads that take turns: the step's, and that of whoever asks it to go on.
 
-    caller: go()      ──▶ step runs ──▶ step: wait()  ──▶ caller's turn again
-    caller: abandon() ──▶ wait() raises Abandoned, and so does every later one, until the step's thread has ended
+caller: go()      ──▶ step runs ──▶ step: wait()  ──▶ caller's turn again
+caller: abandon() ──▶ wait() raises Abandoned, and so does every later one, until the step's thread has ended
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ import nbdebug
 PATIENCE = 5.0
 """Seconds that a step is given to end by itself; then it is interrupted wherever it is, and given as long again."""
 _NOT_THE_USERS = tuple(os.path.dirname(module.__file__ or "?") + os.sep for module in (torch, nbdebug)) + (
-    contextlib.__file__, threading.__file__)
+    contextlib.__file__,
+    threading.__file__,
+)
 
 
 class Abandoned(BaseException):
@@ -125,6 +127,7 @@ class Turns:
 def _leave_soon(frame: FrameType | None) -> None:
     """Leave every function of the user's that is running, at its next line: a loop that catches everything and tries
     again would keep the thread for ever. Only those functions: what torch has to put back, it still puts back."""
+
     def trace(frame: FrameType, event: str, arg: Any) -> Any:
         if event == "line":
             raise Abandoned  # Python traces no more from here on

@@ -63,7 +63,7 @@ def over(caller: FrameType, by: Any) -> Awaited | None:
 
 def _drop(call: Awaited) -> None:
     place = _here.calls.index(call)  # those above it are calls inside it, or wait for the same one
-    _here.calls[place:] = [other for other in _here.calls[place + 1:] if other.caller is call.caller]
+    _here.calls[place:] = [other for other in _here.calls[place + 1 :] if other.caller is call.caller]
     if not _here.calls and sys.getprofile() is _heard:
         sys.setprofile(None)
 

@@ -39,8 +39,13 @@ class Condition:
 
     Raises ValueError for what can't be a condition, SyntaxError for an expression that is none."""
 
-    def __init__(self, when: str | Callable[..., Any] | None, phase: str, caller: FrameType | None,
-                 variables: dict[str, Any] | None = None):
+    def __init__(
+        self,
+        when: str | Callable[..., Any] | None,
+        phase: str,
+        caller: FrameType | None,
+        variables: dict[str, Any] | None = None,
+    ):
         self.when, self.told = when, False
         self._globals: Mapping[str, Any] = variables if variables is not None else caller.f_globals if caller else {}
         self._locals: dict[str, Any] = {}
@@ -53,8 +58,10 @@ class Condition:
         else:
             self.wanted = frozenset() if when is None else _asked_by(when, phase)
         if phase == "forward" and "grad" in self.wanted:
-            raise ValueError(f'`grad` is there with phase="backward" only; in a forward, when sees inp, out, module, '
-                             f"name and step; got {self}")
+            raise ValueError(
+                f'`grad` is there with phase="backward" only; in a forward, when sees inp, out, module, '
+                f"name and step; got {self}"
+            )
         self._late = any(not self._known_before(name) for name in self.wanted)
 
     def __str__(self) -> str:
@@ -70,8 +77,11 @@ class Condition:
         return any(name in local and name not in NAMES for name in self.wanted)
 
     def _known_before(self, name: str) -> bool:
-        return name in _EARLY or (name not in NAMES and self._code is not None and (
-            name in self._locals or name in self._globals or hasattr(builtins, name)))
+        return name in _EARLY or (
+            name not in NAMES
+            and self._code is not None
+            and (name in self._locals or name in self._globals or hasattr(builtins, name))
+        )
 
     def holds(self, given: Mapping[str, Any], frame: FrameType | None = None) -> bool:
         """Whether to stop. What fails to evaluate is said once, and stops nothing."""
@@ -105,9 +115,12 @@ class Condition:
         if self.told:
             return
         self.told = True
-        print(f"nbdebug: the condition {self} of a stop could not be evaluated at `{given.get('name', '')}` (step "
-              f"{given.get('step')}): {type(wrong).__name__}: {wrong}. Where that is so it does not stop, and training "
-              "goes on. This is said once.", file=sys.stderr)
+        print(
+            f"nbdebug: the condition {self} of a stop could not be evaluated at `{given.get('name', '')}` (step "
+            f"{given.get('step')}): {type(wrong).__name__}: {wrong}. Where that is so it does not stop, and training "
+            "goes on. This is said once.",
+            file=sys.stderr,
+        )
 
 
 def _compiled(text: str) -> CodeType:
@@ -115,8 +128,9 @@ def _compiled(text: str) -> CodeType:
         return compile(text.strip(), "<when>", "eval")
     except (SyntaxError, ValueError) as wrong:  # ValueError: a null byte
         said = wrong.msg if isinstance(wrong, SyntaxError) else wrong
-        raise SyntaxError(f"when is a Python expression, such as 'not out.isfinite().all()'; got {text!r}: {said}"
-                          ) from None
+        raise SyntaxError(
+            f"when is a Python expression, such as 'not out.isfinite().all()'; got {text!r}: {said}"
+        ) from None
 
 
 def _names_in(code: CodeType) -> frozenset[str]:
@@ -134,6 +148,8 @@ def _asked_by(when: Any, phase: str) -> frozenset[str]:
     asked = [p.name for p in parameters if p.kind is not p.VAR_POSITIONAL and (p.name in NAMES or p.default is p.empty)]
     unknown = [name for name in asked if name not in NAMES]
     if unknown:
-        raise ValueError(f"A function given as when is called with those of {', '.join(NAMES)} that it has parameters "
-                         f"for; got one that asks for {', '.join(map(repr, unknown))}")
+        raise ValueError(
+            f"A function given as when is called with those of {', '.join(NAMES)} that it has parameters "
+            f"for; got one that asks for {', '.join(map(repr, unknown))}"
+        )
     return frozenset(asked)

@@ -23,8 +23,6 @@ _OURS = ("torch", "nbdebug")
 """Packages that `n`, `s` and `u` of ipdb pass over, so that the next line is one of the user's."""
 
 
-
-
 class Left(KeyboardInterrupt):
     """The user typed `q` at a stop: the step was left there and then, and the training with it."""
 

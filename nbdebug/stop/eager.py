@@ -18,8 +18,12 @@ class _Held:
 
 def compiled(model: nn.Module) -> bool:
     """By `torch.compile(model)`, `model.compile()` or `@torch.compile` above a forward, as a whole or in a part."""
-    return any("_orig_mod" in module._modules or module._compiled_call_impl is not None
-               or hasattr(module.forward, "_torchdynamo_orig_callable") for module in model.modules())
+    return any(
+        "_orig_mod" in module._modules
+        or module._compiled_call_impl is not None
+        or hasattr(module.forward, "_torchdynamo_orig_callable")
+        for module in model.modules()
+    )
 
 
 def hold() -> Callable[[], None]:

@@ -47,15 +47,20 @@ class Gradients:
         nodes = {tensor.grad_fn for tensor in made}
         # A layer that works in place returns its input: what leads there would keep the graph alive for ever.
         edges = None if any(t.grad_fn in nodes for t in inputs if t.grad_fn) else [get_gradient_edge(t) for t in inputs]
-        given = {"inp": one(tree_map(_bare, (*args, *kwargs.values()))), "module": module, "name": name,
-                 "step": self.stop.step}
+        given = {
+            "inp": one(tree_map(_bare, (*args, *kwargs.values()))),
+            "module": module,
+            "name": name,
+            "step": self.stop.step,
+        }
         for tensor in made:
             handle = tensor.register_hook(self._hook(name, {**given, "out": tensor.detach()}, tensor.output_nr, edges))
             if tensor.grad_fn is None:
                 self._on_leaves.setdefault(name, []).append(handle)
 
-    def _hook(self, name: str, given: dict[str, Any], number: int, edges: list[GradientEdge] | None
-              ) -> Callable[[torch.Tensor], None]:
+    def _hook(
+        self, name: str, given: dict[str, Any], number: int, edges: list[GradientEdge] | None
+    ) -> Callable[[torch.Tensor], None]:
         def arrived(grad: torch.Tensor) -> None:
             __tracebackhide__ = True
             if not isinstance(grad, torch.Tensor) or unreal(grad):
@@ -93,8 +98,10 @@ def _to_inputs(grad: torch.Tensor, number: int, edges: list[GradientEdge] | None
     def grad_in() -> tuple:
         """The gradients of the layer's inputs, of those that want one, as this layer alone makes them of `grad`."""
         if edges is None or node is None or not edges:
-            raise ValueError("grad_in() is not to be had here: the layer changes its input in place, or none of its "
-                             "inputs takes a gradient")
+            raise ValueError(
+                "grad_in() is not to be had here: the layer changes its input in place, or none of its "
+                "inputs takes a gradient"
+            )
         return torch.autograd.grad([GradientEdge(node, number)], edges, [grad], retain_graph=True, allow_unused=True)
 
     return grad_in

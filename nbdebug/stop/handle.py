@@ -32,8 +32,14 @@ _numbers = itertools.count(1)
 _stops: weakref.WeakSet[LayerStop] = weakref.WeakSet()
 
 
-def stop_at(model: nn.Module, pattern: str, *, when: str | Callable[..., Any] | None = None, phase: str = "forward",
-            once: bool = True) -> LayerStop:
+def stop_at(
+    model: nn.Module,
+    pattern: str,
+    *,
+    when: str | Callable[..., Any] | None = None,
+    phase: str = "forward",
+    once: bool = True,
+) -> LayerStop:
     """Stop training inside a layer: a breakpoint by the layer's name.
 
     model: the model, compiled or not. pattern: a glob over dotted names ("layers.3*"; `*` also matches dots), or a
@@ -58,8 +64,17 @@ def stop_at(model: nn.Module, pattern: str, *, when: str | Callable[..., Any] | 
     return set_stop(model, pattern, when, phase, once, caller=sys._getframe(1))
 
 
-def set_stop(model: nn.Module, pattern: str, when: Any, phase: str, once: bool, *, caller: FrameType | None = None,
-             variables: dict[str, Any] | None = None, subject: str = "") -> LayerStop:
+def set_stop(
+    model: nn.Module,
+    pattern: str,
+    when: Any,
+    phase: str,
+    once: bool,
+    *,
+    caller: FrameType | None = None,
+    variables: dict[str, Any] | None = None,
+    subject: str = "",
+) -> LayerStop:
     """The same; variables: those that an expression sees, where it is not the caller's. subject: the user's words for
     the model."""
     if not isinstance(model, nn.Module):
@@ -82,8 +97,16 @@ class LayerStop:
 
     As a context manager it is over at the end of the block."""
 
-    def __init__(self, model: nn.Module, layers: dict[str, nn.Module], pattern: str, condition: Condition, phase: str,
-                 once: bool, subject: str):
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: dict[str, nn.Module],
+        pattern: str,
+        condition: Condition,
+        phase: str,
+        once: bool,
+        subject: str,
+    ):
         self.pattern, self.condition, self.phase, self.once, self.subject = pattern, condition, phase, once, subject
         self.number, self.names, self.hits, self.fault = next(_numbers), tuple(layers), 0, ""
         self.records: list[Report] = []
@@ -182,8 +205,10 @@ class LayerStop:
         except Exception as fault:
             self.fault = f"{type(fault).__name__}: {fault}"
             self.clear()
-            print(f"nbdebug: {self.question} has ended by a fault of its own ({self.fault}). Training goes on.",
-                  file=sys.stderr)
+            print(
+                f"nbdebug: {self.question} has ended by a fault of its own ({self.fault}). Training goes on.",
+                file=sys.stderr,
+            )
 
     def stop(self, name: str, moment: str, step: int, given: dict[str, Any], frame: FrameType | None) -> None:
         """It is reached, and the condition holds: stop, unless another thread was first."""
@@ -195,8 +220,13 @@ class LayerStop:
                 self.clear()
         away = threading.current_thread() is not threading.main_thread()
         blocked = away and moment == "gradient" and self._context is not None and main_waits()
-        report = stand(Moment(self._layers[name], moment, step, given, frame), self.question, self.subject, blocked,
-                       self._context if blocked else None)
+        report = stand(
+            Moment(self._layers[name], moment, step, given, frame),
+            self.question,
+            self.subject,
+            blocked,
+            self._context if blocked else None,
+        )
         if report is not None:
             self._keep(report)
 

@@ -32,7 +32,8 @@ class Hook:
 def unreal(*values: Any) -> bool:
     """Whether a step is only thought through, on tensors without numbers."""
     return any(isinstance(value, FakeTensor) for value in values) or any(
-        isinstance(mode, FakeTensorMode) for mode in _get_current_dispatch_mode_stack())
+        isinstance(mode, FakeTensorMode) for mode in _get_current_dispatch_mode_stack()
+    )
 
 
 @contextlib.contextmanager

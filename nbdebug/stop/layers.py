@@ -21,17 +21,23 @@ def chosen(model: nn.Module, pattern: str) -> dict[str, nn.Module]:
 
     Raises ValueError, with the nearest names, where there is none."""
     if not isinstance(pattern, str):
-        raise ValueError("pattern is a glob over layer names, such as 'layers.3*', or a layer's type, such as "
-                         f"'Dropout'; got {pattern!r}")
+        raise ValueError(
+            "pattern is a glob over layer names, such as 'layers.3*', or a layer's type, such as "
+            f"'Dropout'; got {pattern!r}"
+        )
     if isinstance(model, torch.jit.ScriptModule):
-        raise ValueError("The layers of a TorchScript model run outside Python, where nothing can stop them. Set "
-                         f"the stop in the model that it was made from; got a {type(model).__name__}")
+        raise ValueError(
+            "The layers of a TorchScript model run outside Python, where nothing can stop them. Set "
+            f"the stop in the model that it was made from; got a {type(model).__name__}"
+        )
     named = list(_named(model))
     found = [(name, module) for name, module in named if fnmatchcase(name, pattern)]
     found = found or [(name, module) for name, module in named if fnmatchcase(type(module).__name__, pattern)]
     if not found:
-        raise ValueError(f"No layer of this {type(model).__name__} is called {pattern!r}, and none is of a type so "
-                         f"called. {_nearest(pattern, named)}")
+        raise ValueError(
+            f"No layer of this {type(model).__name__} is called {pattern!r}, and none is of a type so "
+            f"called. {_nearest(pattern, named)}"
+        )
     first: dict[int, tuple[str, nn.Module]] = {}
     for name, module in found:
         first.setdefault(id(module), (name, module))

@@ -30,8 +30,10 @@ class Forwards:
         def after(module: nn.Module, args: tuple, kwargs: dict, out: Any) -> None:
             self.stop.border(self._after, name, module, args, kwargs, out, sys._getframe(2))
 
-        return [module.register_forward_pre_hook(Hook(before), with_kwargs=True),
-                module.register_forward_hook(Hook(after), with_kwargs=True)]
+        return [
+            module.register_forward_pre_hook(Hook(before), with_kwargs=True),
+            module.register_forward_hook(Hook(after), with_kwargs=True),
+        ]
 
     def _listens(self, args: tuple, kwargs: dict) -> bool:
         """Not to what a checkpoint computes again: this forward has been."""
@@ -79,8 +81,11 @@ class Forwards:
     def _told_of_profiler(self, code: CodeType | None) -> None:
         if code is not None and not self._told_once:
             self._told_once = True
-            print(f"nbdebug: another profiler is on, so {self.stop.question} stops at the line that calls the layer, "
-                  "not inside its forward, and a condition sees no locals of that. This is said once.", file=sys.stderr)
+            print(
+                f"nbdebug: another profiler is on, so {self.stop.question} stops at the line that calls the layer, "
+                "not inside its forward, and a condition sees no locals of that. This is said once.",
+                file=sys.stderr,
+            )
 
     def _out(self, moment: str, given: dict[str, Any], sure: bool, frame: FrameType | None) -> None:
         own = frame if moment == "return" else None

@@ -36,8 +36,15 @@ def tensors_of(name: str, value: Any, depth: int = 0) -> Iterator[tuple[str, tor
 def numbers_of(tensor: torch.Tensor) -> dict[str, Any]:
     """Shape, dtype, device; of what can be read the smallest, the largest and the mean of the finite elements, and how
     many are not finite."""
-    facts: dict[str, Any] = {"shape": str(tuple(tensor.shape)), "dtype": str(tensor.dtype).removeprefix("torch."),
-                             "device": str(tensor.device), "min": None, "max": None, "mean": None, "not finite": None}
+    facts: dict[str, Any] = {
+        "shape": str(tuple(tensor.shape)),
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "device": str(tensor.device),
+        "min": None,
+        "max": None,
+        "mean": None,
+        "not finite": None,
+    }
     try:
         with aside():
             values = plain(tensor)
@@ -84,15 +91,30 @@ def locals_of(frame: FrameType, but: Any = ()) -> dict[str, Any]:
 def table(title: str, values: Mapping[str, Any]) -> dict[str, Any] | None:
     """One row a tensor; None where there is none."""
     found = [pair for name, value in values.items() for pair in tensors_of(name, value)]
-    rows = [[name, *(facts[column] for column in COLUMNS[1:])]
-            for name, tensor in found[:_MOST] for facts in [numbers_of(tensor)]]
+    rows = [
+        [name, *(facts[column] for column in COLUMNS[1:])]
+        for name, tensor in found[:_MOST]
+        for facts in [numbers_of(tensor)]
+    ]
     left = f"{len(found) - _MOST} more are left out." if len(found) > _MOST else ""
     return {"title": title, "columns": COLUMNS, "rows": rows, "note": left} if rows else None
 
 
-def report(question: str, subject: str, headline: str, facts: Mapping[str, Any], given: Mapping[str, Any],
-           local: Mapping[str, Any], function: str, notes: tuple[str, ...] = ()) -> Report:
+def report(
+    question: str,
+    subject: str,
+    headline: str,
+    facts: Mapping[str, Any],
+    given: Mapping[str, Any],
+    local: Mapping[str, Any],
+    function: str,
+    notes: tuple[str, ...] = (),
+) -> Report:
     """The record of one stop. given: what is at hand, by name; local: the locals of the function around it."""
     tables = [table("At the stop", given), table(f"Locals of {function}", local)]
-    return Report(question, subject=subject, notes=notes, facts={
-        "headline": headline, "stop": dict(facts), "tables": [t for t in tables if t is not None]})
+    return Report(
+        question,
+        subject=subject,
+        notes=notes,
+        facts={"headline": headline, "stop": dict(facts), "tables": [t for t in tables if t is not None]},
+    )

@@ -13,9 +13,14 @@ from nbdebug.finding import Report
 from nbdebug.stop import debuggers, recorded
 from nbdebug.stop.frames import calling, lend, place, take_back
 
-ENDS = {"before": "before its forward", "first line": "at the start of its forward",
-        "return": "at the return of its forward", "after": "after its forward",
-        "raised": "when an exception left its forward", "gradient": "when its gradient arrives"}
+ENDS = {
+    "before": "before its forward",
+    "first line": "at the start of its forward",
+    "return": "at the return of its forward",
+    "after": "after its forward",
+    "raised": "when an exception left its forward",
+    "gradient": "when its gradient arrives",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,8 +40,9 @@ class Moment:
         return f"Stopped at {self.layer} {ENDS[self.moment]}, in step {self.step}" + (f": {where}." if where else ".")
 
 
-def stand(at: Moment, question: str, subject: str, blocked: bool = False,
-          context: contextvars.Context | None = None) -> Report | None:
+def stand(
+    at: Moment, question: str, subject: str, blocked: bool = False, context: contextvars.Context | None = None
+) -> Report | None:
     """Stop there: returns when the user lets training go on, or at once with a record where nobody can type. blocked:
     the main thread waits for this one; context: its context, by which a kernel knows where to ask.
 
@@ -100,6 +106,11 @@ def _record(at: Moment, question: str, subject: str, notes: tuple[str, ...]) -> 
         function = ".".join(part for part in (kind, at.frame.f_code.co_name) if part)
         if at.frame.f_code.co_flags & inspect.CO_OPTIMIZED:  # of a cell there are too many, and they stay
             local = recorded.locals_of(at.frame, but=given.values())
-    facts = {"layer": at.given["name"], "type": type(at.given["module"]).__name__, "moment": ENDS[at.moment],
-             "step": at.step, "place": place(at.frame)}
+    facts = {
+        "layer": at.given["name"],
+        "type": type(at.given["module"]).__name__,
+        "moment": ENDS[at.moment],
+        "step": at.step,
+        "place": place(at.frame),
+    }
     return recorded.report(question, subject, at.headline, facts, given, local, function, notes)

@@ -23,20 +23,26 @@ SLOT, GAP = 44, 12
 def image(histogram: Histogram) -> str:
     """`<img src="data:image/svg+xml;base64,…" alt="…">`."""
     data = base64.b64encode(svg(histogram).encode()).decode()
-    return (f'<img src="data:image/svg+xml;base64,{data}" alt="{html.escape(histogram.sentence())}" '
-            f'width="{WIDTH}" style="max-width:100%;height:auto;display:block;background:none;border:0;margin:0">')
+    return (
+        f'<img src="data:image/svg+xml;base64,{data}" alt="{html.escape(histogram.sentence())}" '
+        f'width="{WIDTH}" style="max-width:100%;height:auto;display:block;background:none;border:0;margin:0">'
+    )
 
 
 def svg(histogram: Histogram) -> str:
     tall = FOOT + 44 + 17 * len(histogram.dtypes) + 20
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {tall}" width="{WIDTH}" height="{tall}" '
-            f'font-family="system-ui, -apple-system, Segoe UI, Roboto, Helvetica, Arial, sans-serif" font-size="11.5" '
-            f'fill="{INK}">{"".join([*_close(histogram), *_far(histogram)])}</svg>')
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {tall}" width="{WIDTH}" height="{tall}" '
+        f'font-family="system-ui, -apple-system, Segoe UI, Roboto, Helvetica, Arial, sans-serif" font-size="11.5" '
+        f'fill="{INK}">{"".join([*_close(histogram), *_far(histogram)])}</svg>'
+    )
 
 
 def _text(x: float, y: float, text: str, anchor: str = "middle", colour: str = INK, weight: int = 400) -> str:
-    return (f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}" font-weight="{weight}">'
-            f"{html.escape(text)}</text>")
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}" font-weight="{weight}">'
+        f"{html.escape(text)}</text>"
+    )
 
 
 def _box(x: float, y: float, wide: float, tall: float, colour: str) -> str:
@@ -82,9 +88,12 @@ def _specials(histogram: Histogram, right: float) -> list[str]:
         x = LEFT if special.name == "zero" else after
         after += 0 if special.name == "zero" else SLOT
         tall, colour = TALL * height(special.count, histogram.tallest), FAULT if special.bad else VALUES
-        drawn += [_box(x + 10, FOOT - tall, SLOT - 20, tall, colour), _line(x, FOOT, x + SLOT, FOOT, INK),
-                  _text(x + SLOT / 2, FOOT - tall - 5, number(special.count), colour=colour, weight=600),
-                  _text(x + SLOT / 2, FOOT + 17, special.name)]
+        drawn += [
+            _box(x + 10, FOOT - tall, SLOT - 20, tall, colour),
+            _line(x, FOOT, x + SLOT, FOOT, INK),
+            _text(x + SLOT / 2, FOOT - tall - 5, number(special.count), colour=colour, weight=600),
+            _text(x + SLOT / 2, FOOT + 17, special.name),
+        ]
     return drawn
 
 
@@ -100,8 +109,7 @@ def _ends(histogram: Histogram, left: float, step: float) -> list[str]:
     for edge, dtypes in named.items():
         x = left + (edge - low) * step
         anchor = "start" if x < WIDTH / 3 else "end" if x > WIDTH * 2 / 3 else "middle"
-        drawn += [_line(x, TOP - 8, x, FOOT, INK, "3 3"),
-                  _text(x, TOP - 14, f"end of {', '.join(dtypes)}", anchor)]
+        drawn += [_line(x, TOP - 8, x, FOOT, INK, "3 3"), _text(x, TOP - 14, f"end of {', '.join(dtypes)}", anchor)]
     return drawn
 
 
@@ -114,15 +122,19 @@ def _far(histogram: Histogram) -> list[str]:
     for i, dtype in enumerate(histogram.dtypes):
         span, y, own = SPANS[dtype], top + 17 * i, dtype == histogram.dtype
         start, normal, end = (left + (e - low) * step for e in (span.subnormal, span.normal, span.largest + 1))
-        drawn += [_text(LEFT - 8, y + 8, dtype, "end", weight=700 if own else 400),
-                  _box(start, y + 3, normal - start, 3, FAINT),
-                  _box(normal, y + 2, end - normal, 5, INK if own else FAINT),
-                  _text(start - 5, y + 8, span.least, "end"),
-                  _text(end + 5, y + 8, span.most, "start")]
+        drawn += [
+            _text(LEFT - 8, y + 8, dtype, "end", weight=700 if own else 400),
+            _box(start, y + 3, normal - start, 3, FAINT),
+            _box(normal, y + 2, end - normal, 5, INK if own else FAINT),
+            _text(start - 5, y + 8, span.least, "end"),
+            _text(end + 5, y + 8, span.most, "start"),
+        ]
     if histogram.bars:
         x, wide = left + (histogram.low - low) * step, max(3, (histogram.high + 1 - histogram.low) * step)
         tall = 17 * len(histogram.dtypes)
-        drawn += [f'<rect x="{x:.1f}" y="{top - 5}" width="{wide:.1f}" height="{tall + 2}" rx="2" fill="{VALUES}" '
-                  f'fill-opacity="0.3" stroke="{VALUES}"/>',
-                  _text(x + wide / 2, top + tall + 11, "the values", colour=VALUES)]
+        drawn += [
+            f'<rect x="{x:.1f}" y="{top - 5}" width="{wide:.1f}" height="{tall + 2}" rx="2" fill="{VALUES}" '
+            f'fill-opacity="0.3" stroke="{VALUES}"/>',
+            _text(x + wide / 2, top + tall + 11, "the values", colour=VALUES),
+        ]
     return drawn

@@ -17,7 +17,8 @@ OUTCOMES = {
     "tripped": ("not finite, stopped", True),
     "skipped": ("not finite, dropped", True),
     "above": ("norm too large, dropped", False),
-    "scaler": ("skipped by GradScaler", False)}
+    "scaler": ("skipped by GradScaler", False),
+}
 """What a mark means, and whether it is a fault; in the order in which they are named."""
 
 _LARGEST, _SMALLEST = 1e300, 1e-300  # beyond them, sums and powers may overflow
@@ -73,8 +74,11 @@ class Scale:
 def _round(value: float, down: bool) -> float:
     """The nearest 1, 2 or 5 times a power of ten that is not above it (down), or not below it."""
     power = 10.0 ** math.floor(math.log10(value))
-    return (max(k * power for k in (0.5, 1, 2, 5) if k * power <= value) if down
-            else min(k * power for k in (1, 2, 5, 10, 20) if k * power >= value))
+    return (
+        max(k * power for k in (0.5, 1, 2, 5) if k * power <= value)
+        if down
+        else min(k * power for k in (1, 2, 5, 10, 20) if k * power >= value)
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,8 +109,11 @@ class Course:
     @property
     def legend(self) -> list[tuple[str, str, bool]]:
         """The marks that there are: the outcome, what is said of it, whether it is a fault."""
-        return [(key, f"{said}: {_at(self.marks[key], self.counts[key])}", fault)
-                for key, (said, fault) in OUTCOMES.items() if self.marks.get(key)]
+        return [
+            (key, f"{said}: {_at(self.marks[key], self.counts[key])}", fault)
+            for key, (said, fault) in OUTCOMES.items()
+            if self.marks.get(key)
+        ]
 
     @property
     def axis(self) -> str:
@@ -118,8 +125,10 @@ class Course:
         said += f" in {len(self.runs) + 1} runs" if self.runs else ""
         for name, points, _ in self.panels:
             values = [y for _, y in points]
-            said += (f"; {name} {number(values[0])} at first, {number(values[-1])} at last, "
-                     f"between {number(min(values))} and {number(max(values))}")
+            said += (
+                f"; {name} {number(values[0])} at first, {number(values[-1])} at last, "
+                f"between {number(min(values))} and {number(max(values))}"
+            )
         return said + "".join(f"; {words}" for _, words, _ in self.legend) + "."
 
 
@@ -143,8 +152,17 @@ def read(facts: Mapping[str, Any]) -> Course | None:
     marks = {key: steps for key in OUTCOMES if (steps := _steps(_member(given, "marks", key)))}
     counts = {key: _count(_member(given, "counts", key), len(steps)) for key, steps in marks.items()}
     places += [x for steps in marks.values() for x in steps]
-    return Course(losses, norms, marks, counts, _steps(given.get("runs")), min(places), max(places),
-                  _count(given.get("steps"), len(set(places))), given.get("joined") is True)
+    return Course(
+        losses,
+        norms,
+        marks,
+        counts,
+        _steps(given.get("runs")),
+        min(places),
+        max(places),
+        _count(given.get("steps"), len(set(places))),
+        given.get("joined") is True,
+    )
 
 
 def _member(given: Mapping[str, Any], key: str, name: str) -> Any:
@@ -159,8 +177,13 @@ def _count(given: Any, least: int) -> int:
 def points_of(given: Any) -> Points:
     """The pairs (step, value) of a list that can be drawn, in the order of their steps."""
     pairs = given if isinstance(given, (list, tuple)) else ()
-    return tuple(sorted((_float(p[0]), _float(p[1])) for p in pairs
-                        if isinstance(p, (list, tuple)) and len(p) == 2 and _drawable(p[0]) and _drawable(p[1])))
+    return tuple(
+        sorted(
+            (_float(p[0]), _float(p[1]))
+            for p in pairs
+            if isinstance(p, (list, tuple)) and len(p) == 2 and _drawable(p[0]) and _drawable(p[1])
+        )
+    )
 
 
 def _steps(given: Any) -> tuple[float, ...]:

@@ -27,8 +27,10 @@ def image(course: Course) -> str:
 def embedded(drawing: str, said: str) -> str:
     """A drawing as an image, with the words for those who do not see it."""
     data = base64.b64encode(drawing.encode()).decode()
-    return (f'<img src="data:image/svg+xml;base64,{data}" alt="{html.escape(said)}" '
-            f'width="{WIDTH}" style="max-width:100%;height:auto;display:block;background:none;border:0;margin:0">')
+    return (
+        f'<img src="data:image/svg+xml;base64,{data}" alt="{html.escape(said)}" '
+        f'width="{WIDTH}" style="max-width:100%;height:auto;display:block;background:none;border:0;margin:0">'
+    )
 
 
 def svg(course: Course) -> str:
@@ -44,9 +46,11 @@ def svg(course: Course) -> str:
 
 def sheet(drawn: Sequence[str], tall: float) -> str:
     """The whole drawing, so many pixels tall."""
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {tall:g}" width="{WIDTH}" height="{tall:g}" '
-            f'font-family="system-ui, -apple-system, Segoe UI, Roboto, Helvetica, Arial, sans-serif" font-size="11.5" '
-            f'fill="{INK}">{"".join(drawn)}</svg>')
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {tall:g}" width="{WIDTH}" height="{tall:g}" '
+        f'font-family="system-ui, -apple-system, Segoe UI, Roboto, Helvetica, Arial, sans-serif" font-size="11.5" '
+        f'fill="{INK}">{"".join(drawn)}</svg>'
+    )
 
 
 def _x(course: Course, step: float) -> float:
@@ -74,8 +78,10 @@ def rules(name: str, scale: Scale, top: float, tall: float, right: float = RIGHT
     drawn = [text(LEFT, top - 9, name + ("  (logarithmic)" if scale.log else ""), "start")]
     for value, said in scale.ticks(4 if tall > 80 else 3):
         y = top + tall * (1 - scale.at(value))
-        drawn += [f'<path d="M{LEFT} {y:.1f}H{WIDTH - right:g}" stroke="#80808033" fill="none"/>',
-                  text(LEFT - 8, y + 4, said, "end")]
+        drawn += [
+            f'<path d="M{LEFT} {y:.1f}H{WIDTH - right:g}" stroke="#80808033" fill="none"/>',
+            text(LEFT - 8, y + 4, said, "end"),
+        ]
     return drawn
 
 
@@ -85,15 +91,17 @@ def line(places: Sequence[tuple[float, float]], colour: str, dash: str = "") -> 
         return f'<circle cx="{places[0][0]:.1f}" cy="{places[0][1]:.1f}" r="2.5" fill="{colour}"/>'
     dashed = f' stroke-dasharray="{dash}"' if dash else ""
     path = "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
-    return (f'<path d="M{path}" stroke="{colour}" stroke-width="1.3" stroke-linejoin="round" fill="none"{dashed}/>')
+    return f'<path d="M{path}" stroke="{colour}" stroke-width="1.3" stroke-linejoin="round" fill="none"{dashed}/>'
 
 
 def _marks(course: Course, top: float, foot: float) -> list[str]:
     drawn = []
     for start in course.runs:
         x = _x(course, start)
-        drawn += [f'<path d="M{x:.1f} {top - 4}V{foot}" stroke="{INK}" stroke-dasharray="3 3" fill="none"/>',
-                  text(x, top - 9, "new run")]
+        drawn += [
+            f'<path d="M{x:.1f} {top - 4}V{foot}" stroke="{INK}" stroke-dasharray="3 3" fill="none"/>',
+            text(x, top - 9, "new run"),
+        ]
     for outcome, _, fault in course.legend:
         places = sorted({round(_x(course, step)) for step in course.marks[outcome]})  # no two in one column
         drawn.append(_lines(places, top, foot) if fault else _triangles(places, foot))
@@ -116,8 +124,10 @@ def axis(across: Scale, foot: float, name: str, right: float = RIGHT) -> list[st
     for value, _ in across.ticks(6):
         if value == int(value):
             x = across_at(across, value, right)
-            drawn += [f'<path d="M{x:.1f} {foot:g}v4" stroke="{FAINT}" fill="none"/>',
-                      text(x, foot + 17, number(int(value)), "end" if x > WIDTH - right - 20 else "middle")]
+            drawn += [
+                f'<path d="M{x:.1f} {foot:g}v4" stroke="{FAINT}" fill="none"/>',
+                text(x, foot + 17, number(int(value)), "end" if x > WIDTH - right - 20 else "middle"),
+            ]
     return [*drawn, text(WIDTH - right, foot + 31, name, "end")]
 
 
@@ -125,6 +135,8 @@ def _legend(course: Course, top: float) -> list[str]:
     drawn = []
     for row, (_, said, fault) in enumerate(course.legend):
         y = top + 18 * row
-        drawn += [_lines([LEFT + 4], y - 10, y + 2) if fault else _triangles([LEFT + 4], y + 1),
-                  text(LEFT + 16, y, said, "start")]
+        drawn += [
+            _lines([LEFT + 4], y - 10, y + 2) if fault else _triangles([LEFT + 4], y + 1),
+            text(LEFT + 16, y, said, "start"),
+        ]
     return drawn

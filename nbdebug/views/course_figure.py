@@ -37,8 +37,16 @@ def draw(figure: Any, course: Course) -> None:
     last.set_xticks(whole, [number(int(value)) for value in whole])
     last.set_xlim(course.across.low, course.across.high)
     for row, (_, said, fault) in enumerate(course.legend):
-        last.annotate(("| " if fault else "▲ ") + said, (0, 0), xycoords="axes fraction", xytext=(0, -34 - 14 * row),
-                      textcoords="offset points", fontsize=9, color=FAULT if fault else INK, annotation_clip=False)
+        last.annotate(
+            ("| " if fault else "▲ ") + said,
+            (0, 0),
+            xycoords="axes fraction",
+            xytext=(0, -34 - 14 * row),
+            textcoords="offset points",
+            fontsize=9,
+            color=FAULT if fault else INK,
+            annotation_clip=False,
+        )
 
 
 def _marks(axes: Any, course: Course) -> None:

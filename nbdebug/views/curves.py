@@ -93,8 +93,10 @@ def read(facts: Mapping[str, Any]) -> Curves | None:
     checkups: a list of {"step", "training", "validation"}.
     """
     said = facts.get("curves of")
-    panels = [Panel(clean(said, 60) if isinstance(said, str) else "loss of each step", _named(facts.get("curves"))),
-              Panel("loss of the run as it is, on fixed batches in eval mode", _checkups(facts.get("checkups")))]
+    panels = [
+        Panel(clean(said, 60) if isinstance(said, str) else "loss of each step", _named(facts.get("curves"))),
+        Panel("loss of the run as it is, on fixed batches in eval mode", _checkups(facts.get("checkups"))),
+    ]
     drawn = tuple(panel for panel in panels if panel.curves)
     return Curves(drawn) if drawn else None
 
@@ -119,6 +121,8 @@ def _broke(rows: Any) -> float | None:
 
 def _checkups(given: Any) -> tuple[Curve, ...]:
     rows = [r for r in given if isinstance(r, Mapping)] if isinstance(given, (list, tuple)) else []
-    found = [(f"on {key} batches", points_of([(r.get("step"), r.get(key)) for r in rows]))
-             for key in ("training", "validation")]
+    found = [
+        (f"on {key} batches", points_of([(r.get("step"), r.get(key)) for r in rows]))
+        for key in ("training", "validation")
+    ]
     return tuple(Curve(name, points) for name, points in found if len(points) > 1)

@@ -34,18 +34,35 @@ def _panel(axes: Any, panel: Panel) -> None:
     scale, ends = panel.scale, []
     for curve, colour, style in zip(panel.curves, COLOURS, STYLES):
         heights = [scale.at(y) for _, y in curve.points]
-        axes.plot([x for x, _ in curve.points], heights, color=colour, linestyle=style, linewidth=1.3,
-                  marker="o" * (len(heights) == 1) or None)
+        axes.plot(
+            [x for x, _ in curve.points],
+            heights,
+            color=colour,
+            linestyle=style,
+            linewidth=1.3,
+            marker="o" * (len(heights) == 1) or None,
+        )
         if curve.broke is not None:
-            axes.plot(curve.points[-1][0], heights[-1], "x", color=FAULT, markersize=7, markeredgewidth=2,
-                      clip_on=False)
+            axes.plot(
+                curve.points[-1][0], heights[-1], "x", color=FAULT, markersize=7, markeredgewidth=2, clip_on=False
+            )
         ends.append(heights[-1])
     for curve, colour, height in zip(panel.curves, COLOURS, apart(ends, 0.12, 0.04, 1.0)):
-        axes.annotate(curve.label, (curve.points[-1][0], height), xytext=(7, 0), textcoords="offset points",
-                      va="center", fontsize=9, color=colour, annotation_clip=False, parse_math=False)
+        axes.annotate(
+            curve.label,
+            (curve.points[-1][0], height),
+            xytext=(7, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=9,
+            color=colour,
+            annotation_clip=False,
+            parse_math=False,
+        )
     ticks = scale.ticks()
     axes.set_yticks([scale.at(value) for value, _ in ticks], [said for _, said in ticks])
     axes.grid(axis="y", color=FAINT, alpha=0.3, linewidth=0.8)
     axes.set_ylim(-0.04, 1.04)
-    axes.set_title(panel.name + " (logarithmic)" * scale.log, loc="left", fontsize=9.5, color=INK, pad=6,
-                   parse_math=False)
+    axes.set_title(
+        panel.name + " (logarithmic)" * scale.log, loc="left", fontsize=9.5, color=INK, pad=6, parse_math=False
+    )

@@ -13,8 +13,10 @@ from nbdebug.finding import Report
 from nbdebug.live import Live
 from nbdebug.views.panel import Panel, View, button, field, switch
 
-SWITCHES = (("guard", "Guard", "shield", "Stop the first step that is not finite before it reaches the weights"),
-            ("grad_watch", "Gradients", "area-chart", "Follow gradient norms, update sizes and the loss"))
+SWITCHES = (
+    ("guard", "Guard", "shield", "Stop the first step that is not finite before it reaches the weights"),
+    ("grad_watch", "Gradients", "area-chart", "Follow gradient norms, update sizes and the loss"),
+)
 
 
 class Board(Protocol):
@@ -49,11 +51,13 @@ class Dashboard(Panel):
         self._followed: Any = None
         self.switches = {name: switch(word, icon, tip) for name, word, icon, tip in SWITCHES}
         self.layers = field("Layers", "name, or block.*")
-        deeds = (("Trace next step", "search", "Look at the next training step, layer by layer", board.trace),
-                 ("Stop", "stop", "Stop the running cell after a whole step", board.stop),
-                 ("Free", "trash", "Let go of the last traceback and the allocators' cache", board.free),
-                 ("All off", "power-off", "End the guard, the watches and the breakpoints", board.off),
-                 ("Refresh", "refresh", "Draw things as they stand", self._refreshed))
+        deeds = (
+            ("Trace next step", "search", "Look at the next training step, layer by layer", board.trace),
+            ("Stop", "stop", "Stop the running cell after a whole step", board.stop),
+            ("Free", "trash", "Let go of the last traceback and the allocators' cache", board.free),
+            ("All off", "power-off", "End the guard, the watches and the breakpoints", board.off),
+            ("Refresh", "refresh", "Draw things as they stand", self._refreshed),
+        )
         self.buttons = [button(word, icon, tip, functools.partial(self._did, deed)) for word, icon, tip, deed in deeds]
         super().__init__((*self.switches.values(), *self.buttons, self.layers), self._picture)
         for name, control in self.switches.items():

@@ -39,8 +39,12 @@ PIXELS = 96
 """To an inch, as notebooks show it."""
 HEAD: dict[str, Any] = {"loc": "left", "fontsize": 9.5, "color": INK, "parse_math": False, "pad": 8}
 
-ALONE: Any = ((watch, watch_figure, 9.0), (memory, memory_figure, 8.0), (curves, curves_figure, 8.0),
-              (ranges, ranges_figure, 8.5))
+ALONE: Any = (
+    (watch, watch_figure, 9.0),
+    (memory, memory_figure, 8.0),
+    (curves, curves_figure, 8.0),
+    (ranges, ranges_figure, 8.5),
+)
 """What is a picture of its own, how it is drawn, and how wide, in inches."""
 
 
@@ -64,8 +68,14 @@ def draw(report: Report) -> Figure:
             return figure
     seen, lines, run = exponents.read(report.facts), tree.prune(report.facts), course.read(report.facts)
     if seen is None and not lines and run is None:
-        raise ValueError("This report has nothing to draw: " + (
-            "nothing was found." if report.ok else "neither the values at fault nor the way of the bad one were kept."))
+        raise ValueError(
+            "This report has nothing to draw: "
+            + (
+                "nothing was found."
+                if report.ok
+                else "neither the values at fault nor the way of the bad one were kept."
+            )
+        )
     wide = max(5.8 * (seen is not None) + 4.2 * bool(lines), 8.0 * (run is not None))
     found = max(4.4, 1.5 + 0.235 * len(lines)) if seen or lines else 0.6
     above = 3.9 if run else 0.0
@@ -87,8 +97,15 @@ def _empty(wide: float, tall: float, report: Report) -> Figure:
     figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.06)
     if report.findings:
         title = words.clean(report.findings[0].title.replace("`", ""), 300)
-        figure.suptitle("\n".join(textwrap.wrap(title, int(wide * 10.5))), x=0.015, ha="left", fontsize=11.5,
-                        fontweight="bold", color=INK, parse_math=False)
+        figure.suptitle(
+            "\n".join(textwrap.wrap(title, int(wide * 10.5))),
+            x=0.015,
+            ha="left",
+            fontsize=11.5,
+            fontweight="bold",
+            color=INK,
+            parse_math=False,
+        )
     return figure
 
 
@@ -146,8 +163,9 @@ def _specials(axes: Any, seen: Histogram) -> tuple[float, float]:
             right += slot
         tall, colour = exponents.height(special.count, seen.tallest), FAULT if special.bad else VALUES
         axes.bar(x, tall, slot * 0.5, color=colour)
-        axes.text(x, tall + 0.02, words.number(special.count), ha="center", fontsize=8.5, color=colour,
-                  fontweight="bold")
+        axes.text(
+            x, tall + 0.02, words.number(special.count), ha="center", fontsize=8.5, color=colour, fontweight="bold"
+        )
         axes.text(x, -0.045, special.name, ha="center", va="top", fontsize=8.5, color=INK)
         axes.plot([x - slot / 2, x + slot / 2], [0, 0], color=INK, linewidth=1, clip_on=False)
     return left, right + slot * 0.25 * (right > high + 1)
@@ -165,8 +183,17 @@ def _marks(axes: Any, seen: Histogram) -> None:
         axes.plot([edge, edge], [0, 1.08], color=INK, linestyle=(0, (4, 3)), linewidth=1)
         axes.text(edge, 1.1, "end of " + ", ".join(dtypes), ha="center", fontsize=8.5, color=INK)
     if seen.bad:
-        axes.text(1, 1.2, f"at fault: {words.number(seen.bad)}", transform=axes.get_yaxis_transform(), ha="right",
-                  va="top", fontsize=9, color=FAULT, fontweight="bold")
+        axes.text(
+            1,
+            1.2,
+            f"at fault: {words.number(seen.bad)}",
+            transform=axes.get_yaxis_transform(),
+            ha="right",
+            va="top",
+            fontsize=9,
+            color=FAULT,
+            fontweight="bold",
+        )
 
 
 def _far(axes: Any, seen: Histogram) -> None:
@@ -175,8 +202,9 @@ def _far(axes: Any, seen: Histogram) -> None:
     for row, dtype in enumerate(seen.dtypes):
         span, own = SPANS[dtype], dtype == seen.dtype
         axes.plot([span.subnormal, span.normal], [row, row], color=FAINT, linewidth=2, solid_capstyle="butt")
-        axes.plot([span.normal, span.largest + 1], [row, row], color=INK if own else FAINT, linewidth=6,
-                  solid_capstyle="butt")
+        axes.plot(
+            [span.normal, span.largest + 1], [row, row], color=INK if own else FAINT, linewidth=6, solid_capstyle="butt"
+        )
         axes.text(span.subnormal, row, span.least + "  ", ha="right", va="center", fontsize=8.5, color=INK)
         axes.text(span.largest + 1, row, "  " + span.most, ha="left", va="center", fontsize=8.5, color=INK)
     if seen.bars:
@@ -206,11 +234,29 @@ def _tree(axes: Any, lines: list[tree.Line]) -> None:
             continue
         if line.path:
             axes.plot(0.03, row, "o", markersize=8 if line.born else 5, color=FAULT, clip_on=False)
-        name = axes.text(x, row, words.clip(line.name, 34), va="center", fontsize=9.5, parse_math=False,
-                         color=FAULT if line.path else INK, fontweight="bold" if line.born else "normal")
+        name = axes.text(
+            x,
+            row,
+            words.clip(line.name, 34),
+            va="center",
+            fontsize=9.5,
+            parse_math=False,
+            color=FAULT if line.path else INK,
+            fontweight="bold" if line.born else "normal",
+        )
         kind = ("made here   " if line.born else "") + words.clip(line.kind, 26)
-        axes.annotate(kind, (1, 0.5), xycoords=name, xytext=(7, 0), textcoords="offset points", va="center",
-                      fontsize=8.5, color=FAULT if line.born else INK, annotation_clip=False, parse_math=False)
+        axes.annotate(
+            kind,
+            (1, 0.5),
+            xycoords=name,
+            xytext=(7, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8.5,
+            color=FAULT if line.born else INK,
+            annotation_clip=False,
+            parse_math=False,
+        )
     for text in axes.texts:
         text.set_in_layout(False)  # a long name runs out of the picture rather than squeezing it
     axes.set_title("Where the non-finite value was made, and where it went", **HEAD)

@@ -42,8 +42,10 @@ PICTURES: Any = ((course, course_chart), (memory, memory_chart), (ranges, ranges
 FAULT, FINE = "#d4564c", "#388c5e"
 MONO = "font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace"
 CODE = f"{MONO};font-size:.92em;background:rgba(128,128,128,.13);border-radius:3px;padding:.1em .35em"
-BLOCK = (f"{MONO};font-size:.92em;line-height:1.5;background:rgba(128,128,128,.11);border:0;border-radius:4px;"
-         "padding:.55em .8em;margin:.35em 0 0;white-space:pre;overflow-x:auto;max-width:100%;box-sizing:border-box")
+BLOCK = (
+    f"{MONO};font-size:.92em;line-height:1.5;background:rgba(128,128,128,.11);border:0;border-radius:4px;"
+    "padding:.55em .8em;margin:.35em 0 0;white-space:pre;overflow-x:auto;max-width:100%;box-sizing:border-box"
+)
 PALE = "opacity:.72"
 SMALL = f"font-size:.88em;{PALE}"
 HEAD = "margin:1.25em 0 .35em;font-weight:600"
@@ -65,7 +67,8 @@ def page(report: Report) -> str:
         "font:16px/1.5 system-ui,-apple-system,'Segoe UI',Roboto,Helvetica,Arial,sans-serif}\n"
         "main{max-width:54rem;margin:0 auto}\n"
         "@media (prefers-color-scheme:dark){body{background:#212121;color:#dededc}}\n"
-        f"</style>\n</head>\n<body>\n<main>\n{_fitting(report, 'h1')}\n</main>\n</body>\n</html>\n")
+        f"</style>\n</head>\n<body>\n<main>\n{_fitting(report, 'h1')}\n</main>\n</body>\n</html>\n"
+    )
 
 
 def _fitting(report: Report, head: str) -> str:
@@ -82,17 +85,23 @@ def _report(report: Report, most: int, head: str) -> str:
     foot = f'<p style="{SMALL};margin:1.1em 0 0">{asked}</p>' if asked else ""
     body = _silent(report, most, head) if report.ok else _found(report, most, head)
     # The classes keep MathJax from reading $ in the user's own words.
-    return ('<div class="mathjax_ignore tex2jax_ignore" style="max-width:54em;line-height:1.5;margin:.4em 0;'
-            f'padding:.1em 0 .1em 1.1em;border-left:3px solid {FINE if words.fine(report) else FAULT};'
-            'overflow-wrap:break-word">'
-            f"{body}{foot}</div>")
+    return (
+        '<div class="mathjax_ignore tex2jax_ignore" style="max-width:54em;line-height:1.5;margin:.4em 0;'
+        f"padding:.1em 0 .1em 1.1em;border-left:3px solid {FINE if words.fine(report) else FAULT};"
+        'overflow-wrap:break-word">'
+        f"{body}{foot}</div>"
+    )
 
 
 def _found(report: Report, most: int, head: str) -> str:
     first, *others = report.findings
     said = words.headline(report)
-    parts = [f'<p style="margin:.3em 0 .7em">{_said(said)}</p>' if said else "",
-             _headline(first, "Most likely" if others else "Cause", head, most), _course(report), _chain(first, most)]
+    parts = [
+        f'<p style="margin:.3em 0 .7em">{_said(said)}</p>' if said else "",
+        _headline(first, "Most likely" if others else "Cause", head, most),
+        _course(report),
+        _chain(first, most),
+    ]
     parts += [_fixes(first, most), _others(others, most)]
     folded = _numbers(first, report, most) + _rest(report, most) + _notes(report, most)
     return "".join(parts) + f'<div style="margin:1.25em 0 0">{folded}</div>'
@@ -100,9 +109,13 @@ def _found(report: Report, most: int, head: str) -> str:
 
 def _silent(report: Report, most: int, head: str) -> str:
     said = [words.looked_at(report), *(words.clean(n, 600) for n in report.notes[:most])]
-    return (_title(words.headline(report) or words.NOTHING, head) + "".join(_p(_said(s)) for s in said if s)
-            + _course(report) + f'<div style="margin:.8em 0 0">{_listed(report, most, report.facts.get("opened", 1))}'
-            f"{_last_steps(report, most)}{_rest(report, most)}</div>")
+    return (
+        _title(words.headline(report) or words.NOTHING, head)
+        + "".join(_p(_said(s)) for s in said if s)
+        + _course(report)
+        + f'<div style="margin:.8em 0 0">{_listed(report, most, report.facts.get("opened", 1))}'
+        f"{_last_steps(report, most)}{_rest(report, most)}</div>"
+    )
 
 
 def _title(text: str, head: str) -> str:
@@ -110,8 +123,10 @@ def _title(text: str, head: str) -> str:
 
 
 def _headline(finding: Finding, word: str, head: str, most: int) -> str:
-    kind = (f'<p style="{SMALL};margin:0"><span>{word}:</span> '
-            f'<span style="{MONO}">{_e(words.clean(finding.code, 80))}</span></p>')
+    kind = (
+        f'<p style="{SMALL};margin:0"><span>{word}:</span> '
+        f'<span style="{MONO}">{_e(words.clean(finding.code, 80))}</span></p>'
+    )
     title = _title(words.clean(finding.title, 600), head)
     return kind + title + _source(finding.where, 12, most) + _spot(finding.where)
 
@@ -131,17 +146,22 @@ def _spot(where: Where) -> str:
     wrap = ["normal" if h == "Module" else "nowrap" for h, _ in known]
     heads = "".join(f'<th scope="col" style="{cell}nowrap;font-weight:400;{SMALL}">{h}</th>' for h, _ in known)
     values = "".join(f'<td style="{cell}{w}">{_e(value)}</td>' for (_, value), w in zip(known, wrap))
-    return _scroll(f'<table style="border-collapse:collapse;margin:.7em 0 0;border:0;font-size:1em">'
-                   f'<tr style="background:none">{heads}</tr><tr style="background:none">{values}</tr></table>')
+    return _scroll(
+        f'<table style="border-collapse:collapse;margin:.7em 0 0;border:0;font-size:1em">'
+        f'<tr style="background:none">{heads}</tr><tr style="background:none">{values}</tr></table>'
+    )
 
 
 def _chain(finding: Finding, most: int) -> str:
     if not finding.chain:
         return ""
-    items = "".join(f'<li style="margin:0 0 .5em;padding-left:.2em">{_link(link, before, most)}</li>'
-                    for link, before in zip(finding.chain[:most], (None, *finding.chain)))
-    return (f'<p style="{HEAD}">How it came about</p><ol style="margin:0;padding-left:1.5em">{items}</ol>'
-            + _more(len(finding.chain) - most))
+    items = "".join(
+        f'<li style="margin:0 0 .5em;padding-left:.2em">{_link(link, before, most)}</li>'
+        for link, before in zip(finding.chain[:most], (None, *finding.chain))
+    )
+    return f'<p style="{HEAD}">How it came about</p><ol style="margin:0;padding-left:1.5em">{items}</ol>' + _more(
+        len(finding.chain) - most
+    )
 
 
 def _link(link: Link, before: Link | None, most: int) -> str:
@@ -160,38 +180,54 @@ def _link(link: Link, before: Link | None, most: int) -> str:
 def _fixes(finding: Finding, most: int) -> str:
     if not finding.fixes:
         return ""
-    return (f'<p style="{HEAD}">What to do</p>' + "".join(_fix(fix, most) for fix in finding.fixes[:most])
-            + _more(len(finding.fixes) - most))
+    return (
+        f'<p style="{HEAD}">What to do</p>'
+        + "".join(_fix(fix, most) for fix in finding.fixes[:most])
+        + _more(len(finding.fixes) - most)
+    )
 
 
 def _fix(fix: Fix, most: int) -> str:
     colour = {True: f";color:{FINE}", False: f";color:{FAULT}"}.get(fix.verified, f";{PALE}")  # type: ignore[arg-type]
     proved = f": {_said(words.pairs(fix.after))}" if fix.after else ""
-    return (f'<div style="margin:0 0 .9em">{_said(words.clean(fix.title, 400))}'
-            f'{_block(fix.code, 2 * most, most) if fix.code else ""}<div style="font-size:.92em;margin:.35em 0 0">'
-            f'<strong style="font-weight:600{colour}">{words.verdict(fix)}</strong>{proved}</div></div>')
+    return (
+        f'<div style="margin:0 0 .9em">{_said(words.clean(fix.title, 400))}'
+        f'{_block(fix.code, 2 * most, most) if fix.code else ""}<div style="font-size:.92em;margin:.35em 0 0">'
+        f'<strong style="font-weight:600{colour}">{words.verdict(fix)}</strong>{proved}</div></div>'
+    )
 
 
 def _others(findings: list[Finding], most: int) -> str:
     if not findings:
         return ""
-    return (f'<p style="{HEAD}">Less likely</p>' + "".join(_other(f, most) for f in findings[:most])
-            + _more(len(findings) - most))
+    return (
+        f'<p style="{HEAD}">Less likely</p>'
+        + "".join(_other(f, most) for f in findings[:most])
+        + _more(len(findings) - most)
+    )
 
 
 def _other(finding: Finding, most: int) -> str:
-    fixes = "".join(f'<p style="font-size:.92em;margin:.35em 0 0">{_said(words.clean(fix.title, 300))} '
-                    f'<span style="{PALE}">{_e(words.proof(fix))}</span></p>' for fix in finding.fixes[:1])
-    return (f'<div style="margin:0 0 1em">{_said(words.clean(finding.title, 400))} '
-            f'<span style="{MONO};{SMALL}">{_e(words.clean(finding.code, 80))}</span>'
-            f"{_source(finding.where, 2, most)}{fixes}</div>")
+    fixes = "".join(
+        f'<p style="font-size:.92em;margin:.35em 0 0">{_said(words.clean(fix.title, 300))} '
+        f'<span style="{PALE}">{_e(words.proof(fix))}</span></p>'
+        for fix in finding.fixes[:1]
+    )
+    return (
+        f'<div style="margin:0 0 1em">{_said(words.clean(finding.title, 400))} '
+        f'<span style="{MONO};{SMALL}">{_e(words.clean(finding.code, 80))}</span>'
+        f"{_source(finding.where, 2, most)}{fixes}</div>"
+    )
 
 
 def _numbers(finding: Finding, report: Report, most: int) -> str:
     seen = exponents.read(report.facts)
     picture = f'<div style="margin:.9em 0 .2em">{_p(_e(seen.sentence()))}{chart.image(seen)}</div>' if seen else ""
-    return _fold("The numbers", "".join(_table(t) for t in words.tables(finding.evidence, most)) + picture
-                 ) + _listed(report, most, 0) + _last_steps(report, most)
+    return (
+        _fold("The numbers", "".join(_table(t) for t in words.tables(finding.evidence, most)) + picture)
+        + _listed(report, most, 0)
+        + _last_steps(report, most)
+    )
 
 
 def _listed(report: Report, most: int, opened: int) -> str:
@@ -199,8 +235,11 @@ def _listed(report: Report, most: int, opened: int) -> str:
     drawn = ""
     for place, (table, note) in enumerate(listed.read(report.facts, most)):
         said = f'<p style="{SMALL};margin:0 0 .4em">{_said(note)}</p>' if note else ""
-        drawn += _table(table) + said if place < opened else _fold(
-            _e(table.caption), _table(dataclasses.replace(table, caption="")) + said)
+        drawn += (
+            _table(table) + said
+            if place < opened
+            else _fold(_e(table.caption), _table(dataclasses.replace(table, caption="")) + said)
+        )
     return drawn
 
 
@@ -211,8 +250,9 @@ def _last_steps(report: Report, most: int) -> str:
 
 def _course(report: Report) -> str:
     seen, losses = watch.read(report.facts), curves.read(report.facts)
-    drawn = "".join(picture.image(shown) for part, picture in PICTURES
-                    if (shown := part.read(report.facts)) is not None)
+    drawn = "".join(
+        picture.image(shown) for part, picture in PICTURES if (shown := part.read(report.facts)) is not None
+    )
     drawn += _watched(seen) if seen else ""
     drawn += curves_chart.image(losses) + _table(losses.table()) if losses else ""
     return f'<div style="margin:1em 0 0">{drawn}</div>' if drawn else ""
@@ -228,8 +268,9 @@ def _watched(seen: watch.Watched) -> str:
 def _rest(report: Report, most: int) -> str:
     out = tuple((words.clean(r.what, 300), words.clean(r.because, 300)) for r in report.ruled_out)
     table = _table(words.Table("", ("What it is not", "Because"), out[:most], max(0, len(out) - most))) if out else ""
-    return _fold(f"Ruled out ({len(out)})", table) + _fold(f"Not checked ({len(report.unchecked)})",
-                                                           _list(report.unchecked, most))
+    return _fold(f"Ruled out ({len(out)})", table) + _fold(
+        f"Not checked ({len(report.unchecked)})", _list(report.unchecked, most)
+    )
 
 
 def _notes(report: Report, most: int) -> str:
@@ -239,8 +280,10 @@ def _notes(report: Report, most: int) -> str:
 def _fold(summary: str, body: str) -> str:
     if not body:
         return ""
-    return (f'<details style="margin:.25em 0"><summary style="cursor:pointer;{PALE}">{summary}</summary>'
-            f'<div style="margin:.3em 0 .9em 1.05em">{body}</div></details>')
+    return (
+        f'<details style="margin:.25em 0"><summary style="cursor:pointer;{PALE}">{summary}</summary>'
+        f'<div style="margin:.3em 0 .9em 1.05em">{body}</div></details>'
+    )
 
 
 def _table(table: words.Table) -> str:
@@ -252,11 +295,16 @@ def _table(table: words.Table) -> str:
         cells = f'<th scope="row" style="{cell};font-weight:400">{_e(first)}</th>'
         cells += "".join(f'<td style="{cell};{_wrap(v)}">{_said(v)}</td>' for v in others)
         lines.append(f'<tr style="background:none">{cells}</tr>')
-    caption = (f'<caption style="caption-side:top;text-align:left;padding:.4em 0 .1em;font-weight:600">'
-               f"{_e(table.caption)}</caption>" if table.caption else "")
-    return _scroll(f'<table style="border-collapse:collapse;margin:0 0 .5em;border:0;font-size:.92em">{caption}'
-                   f'<thead><tr style="background:none">{heads}</tr></thead><tbody>{"".join(lines)}</tbody></table>'
-                   ) + _more(table.more)
+    caption = (
+        f'<caption style="caption-side:top;text-align:left;padding:.4em 0 .1em;font-weight:600">'
+        f"{_e(table.caption)}</caption>"
+        if table.caption
+        else ""
+    )
+    return _scroll(
+        f'<table style="border-collapse:collapse;margin:0 0 .5em;border:0;font-size:.92em">{caption}'
+        f'<thead><tr style="background:none">{heads}</tr></thead><tbody>{"".join(lines)}</tbody></table>'
+    ) + _more(table.more)
 
 
 def _wrap(value: str) -> str:

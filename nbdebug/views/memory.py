@@ -40,8 +40,10 @@ class Memory:
         said = [f"{self.title}: {size(self.total)}" + (f" of {size(self.limit)}" if self.limit else "")]
         said += [f"{label} {size(count)}" for label, count in self.parts]
         if self.course:
-            said.append(f"from {size(self.course[0][1])} at first over {size(self.peak[1])} at most to "
-                        f"{size(self.course[-1][1])} at last")
+            said.append(
+                f"from {size(self.course[0][1])} at first over {size(self.peak[1])} at most to "
+                f"{size(self.course[-1][1])} at last"
+            )
         return "; ".join(said) + "."
 
     def marks(self, most: int = 4) -> list[float]:
@@ -63,8 +65,9 @@ def read(facts: Mapping[str, Any]) -> Memory | None:
     given = facts.get("memory")
     if not isinstance(given, Mapping):
         return None
-    parts = [(clean(label, 40), int(count)) for label, count in _pairs(given.get("parts"))
-             if _number(count) and count > 0]
+    parts = [
+        (clean(label, 40), int(count)) for label, count in _pairs(given.get("parts")) if _number(count) and count > 0
+    ]
     course = tuple((float(x), float(y)) for x, y in _pairs(given.get("course")) if _number(x) and _number(y))
     if not parts and len(course) < 2:
         return None
@@ -72,11 +75,20 @@ def read(facts: Mapping[str, Any]) -> Memory | None:
         parts = [*parts[:MOST], (f"{len(parts) - MOST} others", sum(count for _, count in parts[MOST:]))]
     total, limit = given.get("total"), given.get("limit")
     phases = given.get("events")
-    starts = tuple((clean(name, 24), float(at)) for name, at in phases.items() if _number(at)) if isinstance(
-        phases, Mapping) else ()
-    return Memory(tuple(parts), int(total) if _number(total) else sum(count for _, count in parts),
-                  int(limit) if _number(limit) and limit > 0 else None, course if len(course) > 1 else (), starts,
-                  clean(given.get("title") or "Memory", 80), clean(given.get("axis") or "allocations", 40))
+    starts = (
+        tuple((clean(name, 24), float(at)) for name, at in phases.items() if _number(at))
+        if isinstance(phases, Mapping)
+        else ()
+    )
+    return Memory(
+        tuple(parts),
+        int(total) if _number(total) else sum(count for _, count in parts),
+        int(limit) if _number(limit) and limit > 0 else None,
+        course if len(course) > 1 else (),
+        starts,
+        clean(given.get("title") or "Memory", 80),
+        clean(given.get("axis") or "allocations", 40),
+    )
 
 
 def _pairs(given: Any) -> Sequence[Any]:

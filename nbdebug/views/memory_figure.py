@@ -42,8 +42,13 @@ def _parts(axes: Any, memory: Memory) -> None:
     if memory.limit:
         labels.append("in all")
         places.append(len(places))
-        axes.barh([places[-1]] * len(counts), counts, left=[sum(counts[:i]) for i in range(len(counts))], height=0.62,
-                  color=[COLOURS[i % len(COLOURS)] for i in range(len(counts))])
+        axes.barh(
+            [places[-1]] * len(counts),
+            counts,
+            left=[sum(counts[:i]) for i in range(len(counts))],
+            height=0.62,
+            color=[COLOURS[i % len(COLOURS)] for i in range(len(counts))],
+        )
         axes.text(sum(counts), places[-1], f"  {size(memory.total)}", va="center", fontsize=8.5, color=INK)
     axes.set_yticks(places, labels, parse_math=False)
     axes.tick_params(axis="y", length=0)
@@ -67,12 +72,27 @@ def _course(axes: Any, memory: Memory) -> None:
     high = memory.peak[1]
     for name, at in memory.phases:
         axes.axvline(at, color=INK, linestyle=(0, (4, 3)), linewidth=1)
-        axes.annotate(name, (at, 0), xycoords=("data", "axes fraction"), xytext=(3, 3), textcoords="offset points",
-                      fontsize=8.5, color=INK)
+        axes.annotate(
+            name,
+            (at, 0),
+            xycoords=("data", "axes fraction"),
+            xytext=(3, 3),
+            textcoords="offset points",
+            fontsize=8.5,
+            color=INK,
+        )
     axes.plot(*memory.peak, "o", color=FAULT, markersize=5)
     late = memory.peak[0] > across[0] + 0.75 * (across[-1] - across[0])
-    axes.annotate(f"peak {size(high)}", memory.peak, xytext=(-6 if late else 6, 4), textcoords="offset points",
-                  ha="right" if late else "left", fontsize=9, color=FAULT, fontweight="bold")
+    axes.annotate(
+        f"peak {size(high)}",
+        memory.peak,
+        xytext=(-6 if late else 6, 4),
+        textcoords="offset points",
+        ha="right" if late else "left",
+        fontsize=9,
+        color=FAULT,
+        fontweight="bold",
+    )
     marks = memory.marks(5)
     axes.set_yticks(marks, [size(value) if value else "0" for value in marks])
     axes.grid(axis="y", color=FAINT, alpha=0.3, linewidth=0.8)

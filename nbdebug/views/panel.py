@@ -86,8 +86,9 @@ class Panel:
         """Into the place of the picture before, wherever that is shown."""
         shell = show.running_shell()
         if shell is not None:
-            shell.display_pub.publish({"text/html": drawn, "text/plain": self._text},
-                                      transient={"display_id": self._place}, update=update)
+            shell.display_pub.publish(
+                {"text/html": drawn, "text/plain": self._text}, transient={"display_id": self._place}, update=update
+            )
 
     def redraw(self, change: Any = None) -> None:
         """Something was clicked or typed."""
@@ -97,8 +98,9 @@ class Panel:
 
     def _say(self) -> None:
         fault = self.view.fault if self.view is not None else ""
-        self.stands.value = f"The picture could not be drawn ({fault}). Refresh tries again." if fault else \
-            self.standing()
+        self.stands.value = (
+            f"The picture could not be drawn ({fault}). Refresh tries again." if fault else self.standing()
+        )
 
     def _ipython_display_(self) -> None:
         if self.view is None or self.view.ended:
@@ -126,8 +128,9 @@ def switch(word: str, icon: str, tip: str) -> ipywidgets.ToggleButton:
 
 def field(word: str, hint: str) -> ipywidgets.Text:
     """A line of text."""
-    return ipywidgets.Text(description=word, placeholder=hint, style={"description_width": "initial"},
-                           layout={"width": "15em"})
+    return ipywidgets.Text(
+        description=word, placeholder=hint, style={"description_width": "initial"}, layout={"width": "15em"}
+    )
 
 
 class GradientPanel(Panel):
@@ -136,12 +139,21 @@ class GradientPanel(Panel):
     def __init__(self, report: Report, watch: Watch):
         self.watch = watch
         self.layers = field("Layers", "name, or block.*")
-        self.log = ipywidgets.Checkbox(True, description="Log scale", indent=False, layout={"width": "auto",
-                                                                                            "margin": "2px 8px"})
-        self.pause = ipywidgets.Button(description="Pause", icon="pause", layout={"width": "7.6em"},
-                                       tooltip="Stop drawing; the watch itself goes on")
-        self.refresh = ipywidgets.Button(description="Refresh", icon="refresh", layout={"width": "7.6em"},
-                                         tooltip="Draw what has been seen until now")
+        self.log = ipywidgets.Checkbox(
+            True, description="Log scale", indent=False, layout={"width": "auto", "margin": "2px 8px"}
+        )
+        self.pause = ipywidgets.Button(
+            description="Pause",
+            icon="pause",
+            layout={"width": "7.6em"},
+            tooltip="Stop drawing; the watch itself goes on",
+        )
+        self.refresh = ipywidgets.Button(
+            description="Refresh",
+            icon="refresh",
+            layout={"width": "7.6em"},
+            tooltip="Draw what has been seen until now",
+        )
         self._whole: Report | None = None if watch.active else report
         self._steps = watch.steps
         super().__init__((self.layers, self.log, self.pause, self.refresh), self._picture)

@@ -19,9 +19,14 @@ def png(rows: Sequence[Sequence[str | None]]) -> bytes:
     parts = [_parts(colour) for colour in colours]
     lines = b"".join(b"\0" + bytes(index.get(c, 0) for c in row) for row in rows)
     head = struct.pack(">IIBBBBB", len(rows[0]), len(rows), 8, 3, 0, 0, 0)
-    return (b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", head) + _chunk(b"PLTE", b"".join(p[:3] for p in parts))
-            + _chunk(b"tRNS", b"".join(p[3:] for p in parts)) + _chunk(b"IDAT", zlib.compress(lines, 6))
-            + _chunk(b"IEND", b""))
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + _chunk(b"IHDR", head)
+        + _chunk(b"PLTE", b"".join(p[:3] for p in parts))
+        + _chunk(b"tRNS", b"".join(p[3:] for p in parts))
+        + _chunk(b"IDAT", zlib.compress(lines, 6))
+        + _chunk(b"IEND", b"")
+    )
 
 
 def address(rows: Sequence[Sequence[str | None]]) -> str:

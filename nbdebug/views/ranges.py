@@ -51,8 +51,10 @@ class Ranges:
         """The picture in words, for those who do not see it."""
         top = max(self.lines, key=lambda line: line.high)
         kept = [line.name for line in self.lines if line.kept]
-        said = (f"Sizes of the values of {number(len(self.lines))} modules against {self.dtype}, which ends at "
-                f"2^{self.span.largest + 1}: the largest is 2^{top.high:.1f}, in {top.name}")
+        said = (
+            f"Sizes of the values of {number(len(self.lines))} modules against {self.dtype}, which ends at "
+            f"2^{self.span.largest + 1}: the largest is 2^{top.high:.1f}, in {top.name}"
+        )
         return said + (f"; kept in float32: {', '.join(kept[:8])}" if kept else "") + "."
 
 
@@ -78,8 +80,13 @@ def _line(given: Any) -> Line | None:
     if not isinstance(values, (list, tuple)) or len(values) != 2 or not all(map(_number, values)):
         return None
     name = clean(given.get("name") or "the model", 60)
-    return Line(name, float(values[0]), float(values[1]), float(gradient) if _number(gradient) else None,
-                given.get("kept") is True)
+    return Line(
+        name,
+        float(values[0]),
+        float(values[1]),
+        float(gradient) if _number(gradient) else None,
+        given.get("kept") is True,
+    )
 
 
 def _number(value: Any) -> TypeGuard[float]:

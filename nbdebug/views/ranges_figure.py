@@ -26,19 +26,34 @@ def draw(figure: Any, ranges: Ranges) -> None:
     axes.tick_params(colors=INK, labelsize=8.5, length=3, color=FAINT)
     low, high = ranges.window
     for row, line in enumerate(ranges.lines):
-        axes.plot([line.low, max(line.high, line.low + 0.1)], [row, row], color=FAULT if line.kept else VALUES,
-                  linewidth=6, solid_capstyle="butt", alpha=0.8)
+        axes.plot(
+            [line.low, max(line.high, line.low + 0.1)],
+            [row, row],
+            color=FAULT if line.kept else VALUES,
+            linewidth=6,
+            solid_capstyle="butt",
+            alpha=0.8,
+        )
         if line.gradient is not None:
             axes.plot(line.gradient, row, "o", color=GRADIENT, markersize=4.5)
         if line.kept:
             axes.text(high, row, "kept in float32", va="center", fontsize=8.5, color=FAULT, fontweight="bold")
-    for power, said in ((ranges.span.largest + 1, f"end of {ranges.dtype}: {ranges.span.most}"),
-                        (ranges.span.normal, "fewer digits below")):
+    for power, said in (
+        (ranges.span.largest + 1, f"end of {ranges.dtype}: {ranges.span.most}"),
+        (ranges.span.normal, "fewer digits below"),
+    ):
         if low <= power <= high:
             axes.axvline(power, color=INK, linestyle=(0, (4, 3)), linewidth=1)
-            axes.annotate(said, (power, 1), xycoords=("data", "axes fraction"), xytext=(0, 3),
-                          textcoords="offset points", ha="left" if power > 0 else "right",
-                          fontsize=8.5, color=INK)
+            axes.annotate(
+                said,
+                (power, 1),
+                xycoords=("data", "axes fraction"),
+                xytext=(0, 3),
+                textcoords="offset points",
+                ha="left" if power > 0 else "right",
+                fontsize=8.5,
+                color=INK,
+            )
     axes.set_yticks(range(len(ranges.lines)), [clip(line.name, 30) for line in ranges.lines], parse_math=False)
     for label, line in zip(axes.get_yticklabels(), ranges.lines):
         label.set_color(FAULT if line.kept else INK)
@@ -48,11 +63,20 @@ def draw(figure: Any, ranges: Ranges) -> None:
     axes.xaxis.set_major_locator(_whole())
     axes.xaxis.set_major_formatter(lambda power, _: f"$2^{{{power:.0f}}}$")
     dots = any(line.gradient is not None for line in ranges.lines)
-    axes.set_xlabel("size of the values" + " (the dot: the largest gradient that reached the module)" * dots
-                    + f"; {ranges.more} modules far from the ends left out" * bool(ranges.more), fontsize=8.5,
-                    color=INK)
-    axes.set_title(f"Sizes of each module's values, against what {ranges.dtype} can hold", loc="left", fontsize=9.5,
-                   color=INK, pad=18)
+    axes.set_xlabel(
+        "size of the values"
+        + " (the dot: the largest gradient that reached the module)" * dots
+        + f"; {ranges.more} modules far from the ends left out" * bool(ranges.more),
+        fontsize=8.5,
+        color=INK,
+    )
+    axes.set_title(
+        f"Sizes of each module's values, against what {ranges.dtype} can hold",
+        loc="left",
+        fontsize=9.5,
+        color=INK,
+        pad=18,
+    )
 
 
 def _whole() -> Any:

@@ -52,8 +52,13 @@ class Values:
     bad: bool
 
     def sentence(self) -> str:
-        spread = "no finite value" if self.low is None or self.high is None else \
-            f"all {number(self.low)}" if self.low == self.high else f"from {number(self.low)} to {number(self.high)}"
+        spread = (
+            "no finite value"
+            if self.low is None or self.high is None
+            else f"all {number(self.low)}"
+            if self.low == self.high
+            else f"from {number(self.low)} to {number(self.high)}"
+        )
         return f"{self.name}: {spread}" + (f", {self.beside}" if self.beside else "")
 
 
@@ -71,8 +76,10 @@ class Stepping:
         wide = max((len(name) for name, _ in named), default=0)
         kinds = max((len(row.kind) for row in self.rows), default=0)
         said = ["; ".join(cell for cell in row.cells()[2:] if cell) for row in self.rows]
-        return [f"  {name.ljust(wide + 2)}{row.kind.ljust(kinds + 2)}{made}".rstrip()
-                for (name, row), made in zip(named, said)]
+        return [
+            f"  {name.ljust(wide + 2)}{row.kind.ljust(kinds + 2)}{made}".rstrip()
+            for (name, row), made in zip(named, said)
+        ]
 
     def sentence(self) -> str:
         """The histograms in words, for those who do not see them."""
@@ -136,12 +143,29 @@ def _row(layer: Mapping[str, Any], here: bool) -> Row:
     name, calls = str(layer.get("name", "")), layer.get("calls") or 0
     made, gradient = layer.get("finite"), layer.get("gradient")
     low, high = layer.get("low"), layer.get("high")
-    said = "" if made is None else "not finite" if made is False else "ran" if low is None else \
-        number(low) if low == high else f"{number(low)} … {number(high)}"
+    said = (
+        ""
+        if made is None
+        else "not finite"
+        if made is False
+        else "ran"
+        if low is None
+        else number(low)
+        if low == high
+        else f"{number(low)} … {number(high)}"
+    )
     times = f", {calls} calls" if said and calls > 1 else ""
     handed_on = "" if gradient is None else "gradient finite" if gradient else "gradient not finite"
-    return Row(_depth(layer), clean(name.rpartition(".")[2] or "the model", 60), clean(layer.get("type") or "", 60),
-               here, bool(calls), said + times, handed_on, made is False or gradient is False)
+    return Row(
+        _depth(layer),
+        clean(name.rpartition(".")[2] or "the model", 60),
+        clean(layer.get("type") or "", 60),
+        here,
+        bool(calls),
+        said + times,
+        handed_on,
+        made is False or gradient is False,
+    )
 
 
 def _values(given: Any) -> Values | None:
@@ -150,8 +174,14 @@ def _values(given: Any) -> Values | None:
     counts = [c for c in _list(given.get("counts")) if isinstance(c, int) and c >= 0]
     beside = [f"{number(given[kind])} {kind}" for kind in ("NaN", "inf") if given.get(kind)]
     low, high = given.get("low"), given.get("high")
-    return Values(clean(given.get("name") or "", 60), low if _number(low) else None, high if _number(high) else None,
-                  tuple(counts), " and ".join(beside), bool(beside))
+    return Values(
+        clean(given.get("name") or "", 60),
+        low if _number(low) else None,
+        high if _number(high) else None,
+        tuple(counts),
+        " and ".join(beside),
+        bool(beside),
+    )
 
 
 def _depth(layer: Mapping[str, Any]) -> int:

@@ -36,19 +36,23 @@ class Walk(Protocol):
 class StepPanel(Panel):
     """A stepper: its methods as buttons. It does not hold the stepper: one that nobody has any more ends its step."""
 
-    BUTTONS = (("Next", "step-forward", "next", "To the end of this layer, over those inside it; then of the next one"),
-               ("Into", "level-down", "into", "To the very next thing: the first layer inside, or the end of this one"),
-               ("Out", "level-up", "out", "To the end of the layer around this one"),
-               ("Run to", "arrow-right", "", "To the layer named beside: a name, a type, or a pattern such as block.*"),
-               ("To first non-finite", "search", "run_to_nonfinite", "To what makes an inf or a NaN of finite values"),
-               ("Finish", "fast-forward", "finish", "To the end of the step"),
-               ("Abandon", "times", "abandon", "End the step here and put everything back"))
+    BUTTONS = (
+        ("Next", "step-forward", "next", "To the end of this layer, over those inside it; then of the next one"),
+        ("Into", "level-down", "into", "To the very next thing: the first layer inside, or the end of this one"),
+        ("Out", "level-up", "out", "To the end of the layer around this one"),
+        ("Run to", "arrow-right", "", "To the layer named beside: a name, a type, or a pattern such as block.*"),
+        ("To first non-finite", "search", "run_to_nonfinite", "To what makes an inf or a NaN of finite values"),
+        ("Finish", "fast-forward", "finish", "To the end of the step"),
+        ("Abandon", "times", "abandon", "End the step here and put everything back"),
+    )
 
     def __init__(self, report: Report, stepper: Callable[[], Walk | None]):
         self.stepper, self._last, self._word = stepper, report, ""
         self.pattern = field("", "layer, or block.*")
-        self.buttons = {name: button(name, icon, tooltip, functools.partial(self._clicked, method))
-                        for name, icon, method, tooltip in self.BUTTONS}
+        self.buttons = {
+            name: button(name, icon, tooltip, functools.partial(self._clicked, method))
+            for name, icon, method, tooltip in self.BUTTONS
+        }
         controls = list(self.buttons.values())
         controls.insert(3, self.pattern)
         super().__init__(controls, self._picture)

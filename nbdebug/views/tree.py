@@ -96,7 +96,12 @@ def _rest(nodes: list[Any], hidden: list[int], parents: list[int | None], depths
 def _line(i: int, nodes: list[Any], parents: list[int | None], depths: list[int]) -> Line:
     name, parent = str(nodes[i].get("name", "")), parents[i]
     above = str(nodes[parent].get("name", "")) if parent is not None else ""
-    shown = name[len(above):].lstrip(".") if above else name
+    shown = name[len(above) :].lstrip(".") if above else name
     born = bool(nodes[i].get("born"))
-    return Line(depths[i], clean(shown or "the model", 40), clean(nodes[i].get("type") or "", 40), born,
-                born or bool(nodes[i].get("path")))
+    return Line(
+        depths[i],
+        clean(shown or "the model", 40),
+        clean(nodes[i].get("type") or "", 40),
+        born,
+        born or bool(nodes[i].get("path")),
+    )

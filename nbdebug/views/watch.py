@@ -23,9 +23,12 @@ _BETWEEN = 3
 
 def _shades() -> tuple[str, ...]:
     """The keys, and `_BETWEEN` steps from each to the next."""
-    parts = [[int(key[i:i + 2], 16) for i in (0, 2, 4)] for key in _KEYS]
-    mixed = [[a + (b - a) * step / _BETWEEN for a, b in zip(one, other)]
-             for one, other in itertools.pairwise(parts) for step in range(_BETWEEN)]
+    parts = [[int(key[i : i + 2], 16) for i in (0, 2, 4)] for key in _KEYS]
+    mixed = [
+        [a + (b - a) * step / _BETWEEN for a, b in zip(one, other)]
+        for one, other in itertools.pairwise(parts)
+        for step in range(_BETWEEN)
+    ]
     last = [float(v) for v in parts[-1]]
     return tuple("#" + "".join(f"{round(v):02x}" for v in colour) for colour in [*mixed, last])
 
@@ -113,27 +116,36 @@ class Watched:
         said = f"gradient norm of each layer{', first layer on top' * (len(self.layers) > 1)}"
         if self.asked:
             shown, (drawn, of) = clip(self.asked, 24), self.counts
-            said = (f"gradient norm of the {number(drawn)} of {number(of)} layers that match “{shown}”" if drawn
-                    else f"none of {number(of)} layers matches “{shown}”")
+            said = (
+                f"gradient norm of the {number(drawn)} of {number(of)} layers that match “{shown}”"
+                if drawn
+                else f"none of {number(of)} layers matches “{shown}”"
+            )
         return said + "; linear colours" * (self.log is False and bool(self.layers))
 
     def table(self, most: int) -> Table:
         """The layers of the map in numbers."""
-        body = tuple((name, *(number(v) if v is not None else "" for v in (latest, least, largest, step, ratio)))
-                     for name, latest, least, largest, step, ratio in self.rows[:most])
+        body = tuple(
+            (name, *(number(v) if v is not None else "" for v in (latest, least, largest, step, ratio)))
+            for name, latest, least, largest, step, ratio in self.rows[:most]
+        )
         return Table("", TABLE, body, len(self.rows) - len(body))
 
     def sentence(self) -> str:
         """The picture in words, for those who do not see it."""
         low, high = self.span
-        said = (f"Gradient norms of {len(self.layers)} layers over {number(self.seen)} steps, from 10^{low:.1f} to "
-                f"10^{high:.1f}")
+        said = (
+            f"Gradient norms of {len(self.layers)} layers over {number(self.seen)} steps, from 10^{low:.1f} to "
+            f"10^{high:.1f}"
+        )
         said += f", of {number(self.counts[1])}: those that match “{clip(self.asked, 80)}”" if self.asked else ""
         said += f"; not finite in {clip(', '.join(self.bad), 120)}" if self.bad else ""
         for name, points in self.curves:
             values = [y for _, y in points]
-            said += (f"; {name} {number(values[0])} at first, {number(values[-1])} at last, between "
-                     f"{number(min(values))} and {number(max(values))}")
+            said += (
+                f"; {name} {number(values[0])} at first, {number(values[-1])} at last, between "
+                f"{number(min(values))} and {number(max(values))}"
+            )
         said += f"; GradScaler left out {number(len(self.skipped))} of the steps drawn" if self.skipped else ""
         return said + (f"; clipped in {number(len(self.clipped))} of the steps drawn" if self.clipped else "") + "."
 
@@ -145,22 +157,37 @@ def read(facts: Mapping[str, Any]) -> Watched | None:
         return None
     steps = tuple(s for s in _list(given, "steps") if isinstance(s, int))
     names, norms = _list(given, "layers"), _list(given, "norms")
-    layers = tuple((clean(name, 80), tuple(map(_cell, row))) for name, row in zip(names, norms)
-                   if isinstance(row, (list, tuple)) and len(row) == len(steps))
+    layers = tuple(
+        (clean(name, 80), tuple(map(_cell, row)))
+        for name, row in zip(names, norms)
+        if isinstance(row, (list, tuple)) and len(row) == len(steps)
+    )
     totals = _list(given, "totals")
-    known = (("loss", _points(_list(given, "losses"))), ("validation loss", _points(_list(given, "validation"))),
-             ("gradient norm", _points(totals)), ("after clipping", _points(totals, 2)),
-             ("loss scale", _points(_list(given, "scale"))))
+    known = (
+        ("loss", _points(_list(given, "losses"))),
+        ("validation loss", _points(_list(given, "validation"))),
+        ("gradient norm", _points(totals)),
+        ("after clipping", _points(totals, 2)),
+        ("loss scale", _points(_list(given, "scale"))),
+    )
     clipped, skipped = (tuple(float(s) for s in _list(given, key) if _finite(s)) for key in ("clipped", "skipped"))
     curves = tuple((name, points) for name, points in known if points and (name != "after clipping" or clipped))
     if not curves and not (layers and steps):
         return None
     seen, asked, log = (given.get(key) for key in ("steps seen", "asked", "log"))
     drawn, of = (*(n for n in _list(given, "layer counts") if isinstance(n, int)), len(layers), len(layers))[:2]
-    return Watched(steps, layers if steps else (), curves, clipped, seen if isinstance(seen, int) else len(steps),
-                   tuple(map(_row, _list(given, "table"))), (drawn, of),
-                   clean(asked, 200) if isinstance(asked, str) else None, log if isinstance(log, bool) else None,
-                   skipped)
+    return Watched(
+        steps,
+        layers if steps else (),
+        curves,
+        clipped,
+        seen if isinstance(seen, int) else len(steps),
+        tuple(map(_row, _list(given, "table"))),
+        (drawn, of),
+        clean(asked, 200) if isinstance(asked, str) else None,
+        log if isinstance(log, bool) else None,
+        skipped,
+    )
 
 
 def _list(given: Mapping[str, Any], key: str) -> Sequence[Any]:
@@ -181,8 +208,11 @@ def _row(given: Any) -> tuple[Any, ...]:
 
 
 def _points(rows: Sequence[Any], column: int = 1) -> Points:
-    return tuple((float(row[0]), float(row[column])) for row in rows
-                 if isinstance(row, (list, tuple)) and len(row) > column and _finite(row[0]) and _finite(row[column]))
+    return tuple(
+        (float(row[0]), float(row[column]))
+        for row in rows
+        if isinstance(row, (list, tuple)) and len(row) > column and _finite(row[0]) and _finite(row[column])
+    )
 
 
 def _finite(value: Any) -> bool:

@@ -31,8 +31,10 @@ def html(report: Report) -> str:
 def image(seen: Watched) -> str:
     """`<img src="data:image/svg+xml;base64,…" alt="…">`."""
     data = base64.b64encode(svg(seen).encode()).decode()
-    return (f'<img src="data:image/svg+xml;base64,{data}" alt="{escaping.escape(seen.sentence())}" '
-            f'width="{WIDTH}" style="max-width:100%;height:auto;display:block;background:none;border:0;margin:0">')
+    return (
+        f'<img src="data:image/svg+xml;base64,{data}" alt="{escaping.escape(seen.sentence())}" '
+        f'width="{WIDTH}" style="max-width:100%;height:auto;display:block;background:none;border:0;margin:0">'
+    )
 
 
 def svg(seen: Watched) -> str:
@@ -51,9 +53,11 @@ def svg(seen: Watched) -> str:
         drawn.append(_text(LEFT, top + 24, seen.title(), "start"))
     drawn += _axis(seen, top - GAP)
     tall = top + 14 if seen.layers else top + 38 if seen.asked else top + 8
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {tall:.0f}" width="{WIDTH}" '
-            f'height="{tall:.0f}" font-family="{FONTS}" font-size="11.5" fill="{INK}">'
-            f'{"".join([*drawn, *_legend(seen, top - 4)])}</svg>')
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {tall:.0f}" width="{WIDTH}" '
+        f'height="{tall:.0f}" font-family="{FONTS}" font-size="11.5" fill="{INK}">'
+        f"{''.join([*drawn, *_legend(seen, top - 4)])}</svg>"
+    )
 
 
 def _x(seen: Watched, step: float) -> float:
@@ -61,8 +65,10 @@ def _x(seen: Watched, step: float) -> float:
 
 
 def _text(x: float, y: float, text: str, anchor: str = "middle", colour: str = INK, size: float = 11.5) -> str:
-    return (f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}" font-size="{size:g}">'
-            f"{escaping.escape(text)}</text>")
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}" font-size="{size:g}">'
+        f"{escaping.escape(text)}</text>"
+    )
 
 
 def _panel(curves: list[tuple[str, Points]], seen: Watched, top: float) -> list[str]:
@@ -75,15 +81,19 @@ def _panel(curves: list[tuple[str, Points]], seen: Watched, top: float) -> list[
         x += 7 * len(said) + 16
     for value, said in scale.ticks(3):
         y = top + TALL * (1 - scale.at(value))
-        drawn += [f'<path d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}" stroke="#80808033" fill="none"/>',
-                  _text(LEFT - 8, y + 4, said, "end")]
+        drawn += [
+            f'<path d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}" stroke="#80808033" fill="none"/>',
+            _text(LEFT - 8, y + 4, said, "end"),
+        ]
     for (_, points), colour in zip(curves, (VALUES, SECOND)):
         places = [(_x(seen, step), top + TALL * (1 - scale.at(value))) for step, value in points]
         dash = ' stroke-dasharray="5 3"' if colour == SECOND else ""
-        drawn.append(f'<circle cx="{places[0][0]:.1f}" cy="{places[0][1]:.1f}" r="2.5" fill="{colour}"/>'
-                     if len(places) == 1 else
-                     f'<path d="M{"L".join(f"{x:.1f} {y:.1f}" for x, y in places)}" stroke="{colour}" '
-                     f'stroke-width="1.3" stroke-linejoin="round" fill="none"{dash}/>')
+        drawn.append(
+            f'<circle cx="{places[0][0]:.1f}" cy="{places[0][1]:.1f}" r="2.5" fill="{colour}"/>'
+            if len(places) == 1
+            else f'<path d="M{"L".join(f"{x:.1f} {y:.1f}" for x, y in places)}" stroke="{colour}" '
+            f'stroke-width="1.3" stroke-linejoin="round" fill="none"{dash}/>'
+        )
     return drawn
 
 
@@ -108,16 +118,19 @@ def _map(seen: Watched, top: float) -> list[str]:
     first, last = _x(seen, seen.steps[0]), _x(seen, seen.steps[-1])
     wide = max(3.0, last - first)
     cells = [[seen.colour(value) for value in row] for _, row in seen.layers]
-    drawn = [_text(LEFT, top - 7, seen.title(), "start"),
-             f'<image x="{first:.1f}" y="{top:.1f}" width="{wide:.1f}" height="{tall * count:.1f}" '
-             f'preserveAspectRatio="none" style="image-rendering:pixelated" href="{pixels.address(cells)}"/>']
+    drawn = [
+        _text(LEFT, top - 7, seen.title(), "start"),
+        f'<image x="{first:.1f}" y="{top:.1f}" width="{wide:.1f}" height="{tall * count:.1f}" '
+        f'preserveAspectRatio="none" style="image-rendering:pixelated" href="{pixels.address(cells)}"/>',
+    ]
     apart = max(1, round(10.5 / tall + 0.4))
     bad = set(seen.bad)
     for place, (name, _) in enumerate(seen.layers):
         if place % apart == 0 or name in bad:
             short = name if len(name) <= 22 else "…" + name[-21:]
-            drawn.append(_text(LEFT - 8, top + tall * (place + 0.5) + 3.5, short, "end",
-                               FAULT if name in bad else INK, 10))
+            drawn.append(
+                _text(LEFT - 8, top + tall * (place + 0.5) + 3.5, short, "end", FAULT if name in bad else INK, 10)
+            )
     return drawn
 
 
@@ -126,8 +139,10 @@ def _axis(seen: Watched, foot: float) -> list[str]:
     for value, _ in seen.across.ticks(6):
         if value == int(value):
             x = _x(seen, value)
-            drawn += [f'<path d="M{x:.1f} {foot:.1f}v4" stroke="{FAINT}" fill="none"/>',
-                      _text(x, foot + 16, number(int(value)), "end" if x > WIDTH - RIGHT - 20 else "middle")]
+            drawn += [
+                f'<path d="M{x:.1f} {foot:.1f}v4" stroke="{FAINT}" fill="none"/>',
+                _text(x, foot + 16, number(int(value)), "end" if x > WIDTH - RIGHT - 20 else "middle"),
+            ]
     return drawn
 
 

@@ -31,8 +31,15 @@ def draw(figure: Any, seen: Watched) -> None:
         what = MARKS.get(curves[0][0], "")
         if steps := {"clipped": seen.clipped, "skipped": seen.skipped}.get(what):
             axes.plot(steps, [-0.04] * len(steps), "|", color=INK, markersize=6, clip_on=False)
-            axes.annotate(f"| {what} ({number(len(steps))} of the steps drawn)", (1, 1.0),
-                          xycoords="axes fraction", ha="right", va="bottom", fontsize=8.5, color=INK)
+            axes.annotate(
+                f"| {what} ({number(len(steps))} of the steps drawn)",
+                (1, 1.0),
+                xycoords="axes fraction",
+                ha="right",
+                va="bottom",
+                fontsize=8.5,
+                color=INK,
+            )
     if seen.layers:
         _map(figure, rows[-1], seen)
     whole = [value for value, _ in seen.across.ticks(8) if value == int(value)]
@@ -45,8 +52,15 @@ def _curves(axes: Any, curves: list[Any], seen: Watched) -> None:
     _quiet(axes)
     scale = seen.scale([y for _, points in curves for _, y in points])
     for (name, points), colour, style in zip(curves, (VALUES, SECOND), ("-", "--")):
-        axes.plot([x for x, _ in points], [scale.at(y) for _, y in points], style, color=colour, linewidth=1.2,
-                  label=name, marker="o" * (len(points) == 1) or None)
+        axes.plot(
+            [x for x, _ in points],
+            [scale.at(y) for _, y in points],
+            style,
+            color=colour,
+            linewidth=1.2,
+            label=name,
+            marker="o" * (len(points) == 1) or None,
+        )
     ticks = scale.ticks()
     axes.set_yticks([scale.at(value) for value, _ in ticks], [said for _, said in ticks])
     axes.grid(axis="y", color=FAINT, alpha=0.3, linewidth=0.8)
@@ -64,16 +78,19 @@ def _map(figure: Any, axes: Any, seen: Watched) -> None:
     low, high = seen.span
     cells = [[to_rgba(seen.colour(value) or "none") for value in row] for _, row in seen.layers]
     half = (seen.steps[-1] - seen.steps[0]) / max(1, len(seen.steps) - 1) / 2 or 0.5
-    axes.imshow(cells, aspect="auto", interpolation="nearest",
-                extent=(seen.steps[0] - half, seen.steps[-1] + half, len(seen.layers) - 0.5, -0.5))
+    axes.imshow(
+        cells,
+        aspect="auto",
+        interpolation="nearest",
+        extent=(seen.steps[0] - half, seen.steps[-1] + half, len(seen.layers) - 0.5, -0.5),
+    )
     apart = max(1, len(seen.layers) // 40)
     places = [i for i, (name, _) in enumerate(seen.layers) if i % apart == 0 or name in seen.bad]
     axes.set_yticks(places, [clip(seen.layers[i][0], 36) for i in places], parse_math=False)
     for label, place in zip(axes.get_yticklabels(), places):
         label.set_color(FAULT if seen.layers[place][0] in seen.bad else INK)
         label.set_fontsize(8)
-    said = "; red: not finite" * bool(seen.bad) + "; grey: exactly zero" * any(
-        "zero" in row for _, row in seen.layers)
+    said = "; red: not finite" * bool(seen.bad) + "; grey: exactly zero" * any("zero" in row for _, row in seen.layers)
     axes.set_title(f"gradient norm of each layer{said}", loc="left", fontsize=9.5, color=INK, pad=6)
     from matplotlib.cm import ScalarMappable
 
@@ -90,5 +107,3 @@ def _quiet(axes: Any) -> None:
     for spine in axes.spines.values():
         spine.set_visible(False)
     axes.tick_params(colors=INK, labelsize=8.5, length=3, color=FAINT)
-
-

@@ -88,14 +88,22 @@ def table(only: list[str]) -> None:
             true = real(case)
             off, wide = said.peak / true["peak"] - 1, (said.reserved or 0) / true["reserved"] - 1
             wrong = abs(off) > case.within or abs(wide) > 0.1
-            print(f"{case.name:34s} {said.peak / MIB:8.1f} {true['peak'] / MIB:8.1f} {100 * off:+6.2f} "
-                  f"{(said.reserved or 0) / MIB:8.0f} {true['reserved'] / MIB:8.0f} {100 * wide:+6.1f} {seconds:5.1f}"
-                  + (" WRONG" if wrong else ""), flush=True)
+            print(
+                f"{case.name:34s} {said.peak / MIB:8.1f} {true['peak'] / MIB:8.1f} {100 * off:+6.2f} "
+                f"{(said.reserved or 0) / MIB:8.0f} {true['reserved'] / MIB:8.0f} {100 * wide:+6.1f} {seconds:5.1f}"
+                + (" WRONG" if wrong else ""),
+                flush=True,
+            )
             if wrong:
                 mine = {p: round(most / MIB) for s, p, most in said.phases if s == 1 and p in PHASES}
                 print("    split", {k: round(v / MIB) for k, v in said.at_peak.items() if v}, "at", said.place)
-                print("    phases predicted", mine, "real", {k: round(v / MIB) for k, v in true["phases"].items()},
-                      flush=True)
+                print(
+                    "    phases predicted",
+                    mine,
+                    "real",
+                    {k: round(v / MIB) for k, v in true["phases"].items()},
+                    flush=True,
+                )
         except Exception:  # the other rows are wanted as well
             print(f"{case.name:34s} FAILED {traceback.format_exc()[-700:]}", flush=True)
 
@@ -104,10 +112,16 @@ def on_cpu() -> None:
     """Small models against the profiler's allocation events."""
     small = functools.partial(GPT, layers=4, width=128, heads=4, vocabulary=2000, length=128)
     tokens = functools.partial(torch.randint, 2000, (8, 129))
-    rows = {"MLP": (functools.partial(MLP, 256, 1024), lambda: (torch.randn(256, 256), torch.randint(1000, (256,))),
-                    classified), "CNN": (functools.partial(CNN, 16), lambda: images(8, 64), classified),
-            "GPT": (small, tokens, next_token),
-            "GPT checkpointed": (functools.partial(small, checkpointed=True), tokens, next_token)}
+    rows = {
+        "MLP": (
+            functools.partial(MLP, 256, 1024),
+            lambda: (torch.randn(256, 256), torch.randint(1000, (256,))),
+            classified,
+        ),
+        "CNN": (functools.partial(CNN, 16), lambda: images(8, 64), classified),
+        "GPT": (small, tokens, next_token),
+        "GPT checkpointed": (functools.partial(small, checkpointed=True), tokens, next_token),
+    }
     for name, (build, make, loss_fn) in rows.items():
         for kind, optimizer in (("AdamW", adamw), ("SGD", sgd)):
             model, batch = build(), make()
@@ -152,10 +166,15 @@ def largest(only: list[str]) -> None:
             found = largest_batch(Job(case.build, batch, case.loss_fn, case.optimizer, torch.device("cuda")), limit, {})
             seconds = time.monotonic() - began
             torch.cuda.set_per_process_memory_fraction(limit / total)
-            truth = tried(lambda rows, case=case, make=make: dataclasses.replace(
-                case, batch=functools.partial(make, rows)), found.most)
-            print(f"largest batch, {name.rsplit(' ', 2)[0]}, {limit // GIB} GiB: predicted {found.most}, tried "
-                  f"{truth}, {100 * (found.most / truth - 1):+.1f}%, {seconds:.1f} s", flush=True)
+            truth = tried(
+                lambda rows, case=case, make=make: dataclasses.replace(case, batch=functools.partial(make, rows)),
+                found.most,
+            )
+            print(
+                f"largest batch, {name.rsplit(' ', 2)[0]}, {limit // GIB} GiB: predicted {found.most}, tried "
+                f"{truth}, {100 * (found.most / truth - 1):+.1f}%, {seconds:.1f} s",
+                flush=True,
+            )
         except Exception:
             print(f"largest batch, {name}: FAILED {traceback.format_exc()[-700:]}", flush=True)
         finally:
@@ -172,9 +191,11 @@ def giant(device: str) -> None:
     case = Case("giant", build, lambda: batch, next_token, adamw, half=True)
     said = predict(Job(build, batch, case.loss_fn, adamw, torch.device(device)))
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    print(f"giant: {said.parameters / 4e9:.2f} billion parameters, peak {said.peak / GIB:.1f} GiB, "
-          f"{time.monotonic() - began:.1f} s, host memory {after // 1024} MiB ({(after - before) // 1024} more)",
-          flush=True)
+    print(
+        f"giant: {said.parameters / 4e9:.2f} billion parameters, peak {said.peak / GIB:.1f} GiB, "
+        f"{time.monotonic() - began:.1f} s, host memory {after // 1024} MiB ({(after - before) // 1024} more)",
+        flush=True,
+    )
 
 
 def main(given: list[str] | None = None) -> None:

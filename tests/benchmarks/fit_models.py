@@ -40,8 +40,11 @@ class Residual(nn.Module):
         self.norm1 = nn.BatchNorm2d(made)
         self.conv2 = nn.Conv2d(made, made, 3, 1, 1, bias=False)
         self.norm2 = nn.BatchNorm2d(made)
-        self.shortcut = nn.Sequential() if given == made else nn.Sequential(
-            nn.Conv2d(given, made, 1, stride, bias=False), nn.BatchNorm2d(made))
+        self.shortcut = (
+            nn.Sequential()
+            if given == made
+            else nn.Sequential(nn.Conv2d(given, made, 1, stride, bias=False), nn.BatchNorm2d(made))
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         inner = F.relu(self.norm1(self.conv1(x)))
@@ -53,8 +56,9 @@ class CNN(nn.Module):
 
     def __init__(self, width: int = 64, classes: int = 1000):
         super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, width, 7, 2, 3, bias=False), nn.BatchNorm2d(width), nn.ReLU(),
-                                  nn.MaxPool2d(3, 2, 1))
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, width, 7, 2, 3, bias=False), nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(3, 2, 1)
+        )
         made = [width, width, 2 * width, 2 * width, 4 * width, 4 * width, 8 * width, 8 * width]
         self.blocks = nn.Sequential(*(Residual(a, b, 1 if a == b else 2) for a, b in zip([width, *made], made)))
         self.head = nn.Linear(8 * width, classes)
@@ -71,8 +75,9 @@ class Block(nn.Module):
         self.heads = heads
         self.norm1, self.qkv, self.out = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.norm2 = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width),
-                                 nn.Dropout(dropout))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.Dropout(dropout)
+        )
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -86,8 +91,17 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """A decoder like GPT-2 124M; the head shares the embedding's weight. checkpointed: its blocks are."""
 
-    def __init__(self, *, layers: int = 12, width: int = WIDTH, heads: int = 12, vocabulary: int = VOCABULARY,
-                 length: int = LENGTH, dropout: float = 0.0, checkpointed: bool = False):
+    def __init__(
+        self,
+        *,
+        layers: int = 12,
+        width: int = WIDTH,
+        heads: int = 12,
+        vocabulary: int = VOCABULARY,
+        length: int = LENGTH,
+        dropout: float = 0.0,
+        checkpointed: bool = False,
+    ):
         super().__init__()
         self.checkpointed = checkpointed
         self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
@@ -142,8 +156,9 @@ class Case:
 
 adamw = functools.partial(torch.optim.AdamW, lr=1e-4)
 sgd = functools.partial(torch.optim.SGD, lr=1e-3, momentum=0.9)
-KINDS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Any], Callable[..., torch.Tensor], bool,
-                       tuple[int, ...], float]] = {
+KINDS: dict[
+    str, tuple[Callable[[], nn.Module], Callable[[int], Any], Callable[..., torch.Tensor], bool, tuple[int, ...], float]
+] = {
     "MLP fp32": (MLP, vectors, classified, False, (512, 8192), 0.01),
     "CNN fp32": (CNN, images, classified, False, (32, 64), 0.03),
     "CNN bf16": (CNN, images, classified, True, (32, 64), 0.03),
@@ -156,6 +171,9 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Any], Callable[.
 
 def cases() -> list[Case]:
     """All rows: each model at each of its batch sizes, with AdamW and with SGD."""
-    return [Case(f"{kind} {rows} {name}", build, functools.partial(batch, rows), loss, optimizer, half, within)
-            for kind, (build, batch, loss, half, sizes, within) in KINDS.items() for rows in sizes
-            for name, optimizer in (("AdamW", adamw), ("SGD", sgd))]
+    return [
+        Case(f"{kind} {rows} {name}", build, functools.partial(batch, rows), loss, optimizer, half, within)
+        for kind, (build, batch, loss, half, sizes, within) in KINDS.items()
+        for rows in sizes
+        for name, optimizer in (("AdamW", adamw), ("SGD", sgd))
+    ]

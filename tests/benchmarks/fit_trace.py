@@ -23,9 +23,16 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tests.benchmarks.fit_models import Case, cases
 
-STATS = ("allocation.all.allocated", "allocated_bytes.all.current", "allocated_bytes.all.peak",
-         "reserved_bytes.all.current", "reserved_bytes.all.peak", "requested_bytes.all.current",
-         "requested_bytes.all.peak", "num_alloc_retries")
+STATS = (
+    "allocation.all.allocated",
+    "allocated_bytes.all.current",
+    "allocated_bytes.all.peak",
+    "reserved_bytes.all.current",
+    "reserved_bytes.all.peak",
+    "requested_bytes.all.current",
+    "requested_bytes.all.peak",
+    "num_alloc_retries",
+)
 
 
 def stats() -> dict[str, int]:
@@ -85,10 +92,17 @@ def traced(case: Case) -> dict[str, Any]:
             old = len(torch.cuda.memory._snapshot()["device_traces"][0])
             try:
                 with Ops() as ops:
-                    step(case, model, optimizer, batch,
-                         lambda name, to=phases, ops=ops: to.append((name, stats(), len(ops.seen))))
-                kept[f"trace {number}"] = [(e["action"], e["addr"], e["size"], e["stream"])
-                                           for e in torch.cuda.memory._snapshot()["device_traces"][0][old:]]
+                    step(
+                        case,
+                        model,
+                        optimizer,
+                        batch,
+                        lambda name, to=phases, ops=ops: to.append((name, stats(), len(ops.seen))),
+                    )
+                kept[f"trace {number}"] = [
+                    (e["action"], e["addr"], e["size"], e["stream"])
+                    for e in torch.cuda.memory._snapshot()["device_traces"][0][old:]
+                ]
             finally:
                 torch.cuda.memory._record_memory_history(enabled=None)
             kept[f"ops {number}"], kept[f"watched {number}"] = ops.seen, phases
@@ -99,8 +113,13 @@ def traced(case: Case) -> dict[str, Any]:
 def main(given: list[str]) -> None:
     folder, names = pathlib.Path(given[0]), given[1:]
     properties = torch.cuda.get_device_properties(0)
-    about = {"properties": str(properties), "cudnn": torch.backends.cudnn.version(), "cuda": torch.version.cuda,
-             "benchmark": torch.backends.cudnn.benchmark, "multi_processor_count": properties.multi_processor_count}
+    about = {
+        "properties": str(properties),
+        "cudnn": torch.backends.cudnn.version(),
+        "cuda": torch.version.cuda,
+        "benchmark": torch.backends.cudnn.benchmark,
+        "multi_processor_count": properties.multi_processor_count,
+    }
     print(about)
     found = []
     for case in cases():
@@ -109,8 +128,13 @@ def main(given: list[str]) -> None:
         began = time.monotonic()
         try:
             found.append(traced(case))
-            peaks = {n: [(p, s["allocated_bytes.all.peak"] >> 20, s["reserved_bytes.all.peak"] >> 20)
-                         for p, s in found[-1][f"plain {n}"]] for n in (0, 1)}
+            peaks = {
+                n: [
+                    (p, s["allocated_bytes.all.peak"] >> 20, s["reserved_bytes.all.peak"] >> 20)
+                    for p, s in found[-1][f"plain {n}"]
+                ]
+                for n in (0, 1)
+            }
             print(case.name, f"{time.monotonic() - began:.1f} s", peaks, flush=True)
         except Exception:
             print(case.name, "failed", traceback.format_exc()[-600:], flush=True)

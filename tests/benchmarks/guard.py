@@ -36,8 +36,10 @@ LATE = 6
 """A trip is told at most so many steps after the fault was planted."""
 ADAM, SGD = torch.optim.AdamW, functools.partial(torch.optim.SGD, momentum=0.9)
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    f"{kind} {name}": functools.partial(made, **given) for name, made in (("AdamW", ADAM), ("SGD", SGD))
-    for kind, given in (("plain", {"foreach": False}), ("foreach", {"foreach": True}), ("fused", {"fused": True}))}
+    f"{kind} {name}": functools.partial(made, **given)
+    for name, made in (("AdamW", ADAM), ("SGD", SGD))
+    for kind, given in (("plain", {"foreach": False}), ("foreach", {"foreach": True}), ("fused", {"fused": True}))
+}
 
 
 @dataclasses.dataclass
@@ -57,14 +59,18 @@ class Cost:
 
     def __str__(self) -> str:
         low, high = middle_half(self.ratios)
-        told = [f"{self.optimizer}: bare step {1000 * self.step:.1f} ms; with the guard "
-                f"{statistics.median(self.ratios):.3f} times that (middle half {low:.3f}–{high:.3f})"]
+        told = [
+            f"{self.optimizer}: bare step {1000 * self.step:.1f} ms; with the guard "
+            f"{statistics.median(self.ratios):.3f} times that (middle half {low:.3f}–{high:.3f})"
+        ]
         if self.waits is not None:
             told.append(f"    a healthy step with the guard makes the host wait: {self.waits or 'nowhere'}")
         for fault, (seconds, named) in self.trips.items():
             steps = sorted(s / self.step for s in seconds)
-            told.append(f"    from the trip to the report, NaN in the {fault}: {statistics.median(steps):.2f} step "
-                        f"times ({steps[0]:.2f}–{steps[-1]:.2f}, first {seconds[0] / self.step:.2f}): {named}")
+            told.append(
+                f"    from the trip to the report, NaN in the {fault}: {statistics.median(steps):.2f} step "
+                f"times ({steps[0]:.2f}–{steps[-1]:.2f}, first {seconds[0] / self.step:.2f}): {named}"
+            )
         return "\n".join(told)
 
 
@@ -176,8 +182,12 @@ def main(arguments: list[str] | None = None) -> int:
     for name, optimizer in OPTIMIZERS.items():
         if on_card and name != "fused AdamW":
             continue
-        cost = measure(name, Training(size, args.device, optimizer), args.repeats,
-                       args.trips if "AdamW" in name and "foreach" not in name else 0)
+        cost = measure(
+            name,
+            Training(size, args.device, optimizer),
+            args.repeats,
+            args.trips if "AdamW" in name and "foreach" not in name else 0,
+        )
         print(cost, flush=True)
         costs.append(dataclasses.asdict(cost))
     if args.json:

@@ -45,8 +45,10 @@ def main(arguments: list[str]) -> None:
         report = held_report(names=names)
         walls.append(time.perf_counter() - wall)
         own.append(time.process_time() - cpu)
-    print(f"{report.facts['tensors']:,} live tensors in {report.facts['storages']:,} storages on {args.device}, torch "
-          f"{torch.__version__}: {statistics.median(walls):.2f} s ({statistics.median(own):.2f} s of the processor)")
+    print(
+        f"{report.facts['tensors']:,} live tensors in {report.facts['storages']:,} storages on {args.device}, torch "
+        f"{torch.__version__}: {statistics.median(walls):.2f} s ({statistics.median(own):.2f} s of the processor)"
+    )
 
 
 if __name__ == "__main__":

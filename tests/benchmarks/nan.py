@@ -42,8 +42,14 @@ def cells(row: Row) -> list[str]:
 
 
 def table(rows: list[Row]) -> str:
-    heads = ["tool", "step times", "middle half", "first call", "names of a NaN made in the forward",
-             "names of a NaN made in the backward"]
+    heads = [
+        "tool",
+        "step times",
+        "middle half",
+        "first call",
+        "names of a NaN made in the forward",
+        "names of a NaN made in the backward",
+    ]
     lines = [heads, *map(cells, rows)]
     widths = [max(len(line[n]) for line in lines if not (n > 3 and line[1] == "–")) for n in range(len(heads))]
     padded = ([cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines)
@@ -68,13 +74,20 @@ def main(arguments: list[str] | None = None) -> int:
     training = Training(SIZES[args.size or ("gpt2" if on_card else "small")], args.device)
     rows, steps = measure(training, TOOLS, repeats, lambda line: print(line, file=sys.stderr, flush=True))
     parameters = sum(p.numel() for p in training.model.parameters())
-    print(f"{machine(args.device)}\n{training.size}, {parameters:,} parameters\n"
-          f"bare step: {1000 * statistics.median(steps):.1f} ms "
-          f"({'time that passed' if on_card else 'processor time'}, median of {len(steps)}); "
-          f"each ratio: median of {repeats} pairs\n\n{table(rows)}")
+    print(
+        f"{machine(args.device)}\n{training.size}, {parameters:,} parameters\n"
+        f"bare step: {1000 * statistics.median(steps):.1f} ms "
+        f"({'time that passed' if on_card else 'processor time'}, median of {len(steps)}); "
+        f"each ratio: median of {repeats} pairs\n\n{table(rows)}"
+    )
     if args.json:
-        numbers = {"machine": machine(args.device), "size": str(training.size), "repeats": repeats,
-                   "bare_step_s": steps, "rows": [row.to_dict() for row in rows]}
+        numbers = {
+            "machine": machine(args.device),
+            "size": str(training.size),
+            "repeats": repeats,
+            "bare_step_s": steps,
+            "rows": [row.to_dict() for row in rows],
+        }
         args.json.write_text(json.dumps(numbers, indent=1), encoding="utf-8")
     return 0
 

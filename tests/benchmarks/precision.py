@@ -76,9 +76,11 @@ def ask(size: Any, device: str, planted: int) -> str:
     seconds = time.perf_counter() - began
     mixed, mixed_memory = measured(copies, trials, report.fp32_modules)
     right = "right" if set(report.fp32_modules) == sick else f"WRONG: {report.fp32_modules}"
-    said = (f"{planted} planted: {right}, {report.facts['tries']} tries; the answer took {seconds:.1f} s, "
-            f"{seconds / plain:.0f} float32 steps of {1000 * plain:.0f} ms; "
-            f"a mixed step takes {mixed / plain:.2f} of one")
+    said = (
+        f"{planted} planted: {right}, {report.facts['tries']} tries; the answer took {seconds:.1f} s, "
+        f"{seconds / plain:.0f} float32 steps of {1000 * plain:.0f} ms; "
+        f"a mixed step takes {mixed / plain:.2f} of one"
+    )
     if mixed_memory and plain_memory:
         said += f", its peak is {sized(mixed_memory)} against {sized(plain_memory)}"
     return said

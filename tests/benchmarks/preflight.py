@@ -55,14 +55,25 @@ def perceptron() -> nn.Module:
 
 
 def convolutions() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
-                         nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.AdaptiveAvgPool2d(4),
-                         nn.Flatten(), nn.Linear(512, CLASSES))
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(4),
+        nn.Flatten(),
+        nn.Linear(512, CLASSES),
+    )
 
 
-SUBJECTS = {"perceptron": Subject(perceptron, lambda: torch.randn(SAMPLES, 64)),
-            "convolutions": Subject(convolutions, lambda: torch.randn(SAMPLES, 3, 32, 32)),
-            "transformer": Subject(Transformer, lambda: torch.randint(0, 1000, (SAMPLES, 32)))}
+SUBJECTS = {
+    "perceptron": Subject(perceptron, lambda: torch.randn(SAMPLES, 64)),
+    "convolutions": Subject(convolutions, lambda: torch.randn(SAMPLES, 3, 32, 32)),
+    "transformer": Subject(Transformer, lambda: torch.randint(0, 1000, (SAMPLES, 32))),
+}
 
 
 @dataclasses.dataclass
@@ -78,9 +89,11 @@ class Row:
     losses: int = 0
 
     def __str__(self) -> str:
-        told = (f"{self.model} ({self.parameters:,} parameters): {statistics.median(self.seconds):.1f} s "
-                f"({min(self.seconds):.1f}–{max(self.seconds):.1f}), {self.losses:,} losses computed; "
-                + (f"found {', '.join(self.found)}, {self.fix}" if self.found else "nothing found"))
+        told = (
+            f"{self.model} ({self.parameters:,} parameters): {statistics.median(self.seconds):.1f} s "
+            f"({min(self.seconds):.1f}–{max(self.seconds):.1f}), {self.losses:,} losses computed; "
+            + (f"found {', '.join(self.found)}, {self.fix}" if self.found else "nothing found")
+        )
         return told + "".join(f"\n    no time for: {line}" for line in self.unlooked)
 
 
@@ -131,8 +144,11 @@ def main(arguments: list[str] | None = None) -> int:
             rows.append(look(name, sick, args.device, args.repeats))
             print(rows[-1], flush=True)
     if args.json:
-        numbers = {"machine": machine(args.device), "repeats": args.repeats,
-                   "rows": [dataclasses.asdict(row) for row in rows]}
+        numbers = {
+            "machine": machine(args.device),
+            "repeats": args.repeats,
+            "rows": [dataclasses.asdict(row) for row in rows],
+        }
         args.json.write_text(json.dumps(numbers, indent=1), encoding="utf-8")
     return 0
 

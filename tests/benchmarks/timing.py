@@ -40,13 +40,20 @@ class Row:
         return low, high
 
     def to_dict(self) -> dict[str, Any]:
-        plain = {"tool": self.tool.name, "timed_on": self.tool.fault or "healthy", "skipped": self.skipped,
-                 "first_call_s": self.first, "ratios": self.ratios, "named": self.named}
+        plain = {
+            "tool": self.tool.name,
+            "timed_on": self.tool.fault or "healthy",
+            "skipped": self.skipped,
+            "first_call_s": self.first,
+            "ratios": self.ratios,
+            "named": self.named,
+        }
         return plain | ({"ratio": self.ratio, "middle_half": self.middle_half} if self.ratios else {})
 
 
-def measure(training: Training, tools: tuple[Tool, ...], repeats: int,
-            tell: Callable[[str], None] = lambda line: None) -> tuple[list[Row], list[float]]:
+def measure(
+    training: Training, tools: tuple[Tool, ...], repeats: int, tell: Callable[[str], None] = lambda line: None
+) -> tuple[list[Row], list[float]]:
     """A row for each tool, and the seconds of every bare step."""
     rows = [Row(tool, tool.missing()) for tool in tools]
     clock = clock_for(training)

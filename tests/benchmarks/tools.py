@@ -178,7 +178,7 @@ def overflow_debugger(training: Training) -> Iterator[Run]:
 
 
 def _place(location: str | None) -> str:
-    """"…/train.py:31" → "train.py, line 31"."""
+    """ "…/train.py:31" → "train.py, line 31"."""
     return (location or "").rpartition("/")[2].replace(":", ", line ")
 
 

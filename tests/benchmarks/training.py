@@ -34,13 +34,18 @@ class Size:
     fused: bool  # AdamW in one kernel, as on a card; else torch's choice
 
     def __str__(self) -> str:
-        return (f"{self.blocks} blocks, width {self.width}, {self.heads} heads, vocabulary {self.vocabulary:,}, "
-                f"batch {self.batch}×{self.length}, {'bfloat16 autocast' if self.half else 'float32'}, "
-                f"{'fused ' if self.fused else ''}AdamW")
+        return (
+            f"{self.blocks} blocks, width {self.width}, {self.heads} heads, vocabulary {self.vocabulary:,}, "
+            f"batch {self.batch}×{self.length}, {'bfloat16 autocast' if self.half else 'float32'}, "
+            f"{'fused ' if self.fused else ''}AdamW"
+        )
 
 
-SIZES = {"smallest": Size(2, 32, 2, 64, 4, 8, True, False), "small": Size(4, 256, 4, 1000, 8, 64, False, False),
-         "gpt2": Size(12, 768, 12, 50257, 8, 1024, True, True)}
+SIZES = {
+    "smallest": Size(2, 32, 2, 64, 4, 8, True, False),
+    "small": Size(4, 256, 4, 1000, 8, 64, False, False),
+    "gpt2": Size(12, 768, 12, 50257, 8, 1024, True, True),
+}
 
 
 class Planted(NamedTuple):
@@ -152,8 +157,10 @@ class Training:
         if fault is None:
             return None
         self.keep[PADDED_ROW] = 0
-        code, text = {"forward": ("nan/div-by-zero", "return asked / asked.sum"),
-                      "backward": ("nan/sqrt-grad-at-zero", "length = asked.pow(2)")}[fault]
+        code, text = {
+            "forward": ("nan/div-by-zero", "return asked / asked.sum"),
+            "backward": ("nan/sqrt-grad-at-zero", "length = asked.pow(2)"),
+        }[fault]
         return Planted(code, f"blocks.{number}.gate", text, (PADDED_ROW,))
 
     def rewind(self) -> None:

@@ -33,7 +33,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "norms": {"ratios_every": 0, "activations_every": 0},
     "norms, updates every 10": {"ratios_every": 10, "activations_every": 0},
     "all": {},
-    "all, live": {"live": True}}
+    "all, live": {"live": True},
+}
 
 
 @dataclasses.dataclass
@@ -49,8 +50,10 @@ class Cost:
 
     def __str__(self) -> str:
         low, high = middle_half(self.ratios)
-        told = (f"{self.way}: bare step {1000 * statistics.median(self.steps):.1f} ms; watched "
-                f"{statistics.median(self.ratios):.4f} times that (middle half {low:.4f}–{high:.4f})")
+        told = (
+            f"{self.way}: bare step {1000 * statistics.median(self.steps):.1f} ms; watched "
+            f"{statistics.median(self.ratios):.4f} times that (middle half {low:.4f}–{high:.4f})"
+        )
         if self.waits is not None:
             told += f"\n    the host waits: {self.waits or 'nowhere'}"
         return told + ("" if self.worst is None else f"\n    largest difference from plain norms: {self.worst:.1e}")
@@ -109,8 +112,13 @@ def largest_difference(training: Training) -> float:
     wanted: list[dict[str, float]] = []
 
     def take(optimizer: Any, args: tuple, kwargs: dict) -> None:
-        wanted.append({name: float(torch.linalg.vector_norm(p.grad.double()))
-                       for name, p in training.model.named_parameters() if p.grad is not None})
+        wanted.append(
+            {
+                name: float(torch.linalg.vector_norm(p.grad.double()))
+                for name, p in training.model.named_parameters()
+                if p.grad is not None
+            }
+        )
 
     hook = training.optimizer.register_step_pre_hook(take)
     with nbdebug.grad_watch(training.model, training.optimizer) as watch:
@@ -119,8 +127,10 @@ def largest_difference(training: Training) -> float:
     hook.remove()
     frame = watch.frame
     assert len(frame) == sum(map(len, wanted)), "a row for each gradient"
-    return max(abs(row.norm - wanted[row.step][row.name]) / max(wanted[row.step][row.name], 1e-30)
-               for row in frame.itertuples())
+    return max(
+        abs(row.norm - wanted[row.step][row.name]) / max(wanted[row.step][row.name], 1e-30)
+        for row in frame.itertuples()
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -151,8 +161,12 @@ def main(arguments: list[str] | None = None) -> int:
             cost.worst = largest_difference(training)
         print(cost, flush=True)
     if args.json:
-        numbers = {"machine": machine(args.device), "size": str(size), "repeats": args.repeats,
-                   "rows": [dataclasses.asdict(cost) for cost in costs]}
+        numbers = {
+            "machine": machine(args.device),
+            "size": str(size),
+            "repeats": args.repeats,
+            "rows": [dataclasses.asdict(cost) for cost in costs],
+        }
         args.json.write_text(json.dumps(numbers, indent=1), encoding="utf-8")
     return 0
 

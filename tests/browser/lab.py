@@ -46,26 +46,49 @@ class Lab:
         self._server = self._started()
 
     def _started(self) -> subprocess.Popen[bytes]:
-        own = {f"{name}_DIR": str(self.folder / name.lower()) for name in (
-            "JUPYTER_CONFIG", "JUPYTER_DATA", "JUPYTER_RUNTIME", "JUPYTERLAB_SETTINGS", "JUPYTERLAB_WORKSPACES")}
+        own = {
+            f"{name}_DIR": str(self.folder / name.lower())
+            for name in (
+                "JUPYTER_CONFIG",
+                "JUPYTER_DATA",
+                "JUPYTER_RUNTIME",
+                "JUPYTERLAB_SETTINGS",
+                "JUPYTERLAB_WORKSPACES",
+            )
+        }
         config = self.folder / "jupyter_config" / "labconfig"
         config.mkdir(parents=True)
         (config / "page_config.json").write_text(json.dumps(EXTENSIONS))
-        settings = {"IdentityProvider.token": self.token, "ServerApp.open_browser": False, "ServerApp.port_retries": 0,
-                    "ServerApp.port": int(self.address.rpartition(":")[2]), "ServerApp.root_dir": str(self.files),
-                    "ServerApp.allow_root": True, "LabApp.expose_app_in_browser": True, "LabApp.news_url": None,
-                    "YDocExtension.disable_rtc": True}
+        settings = {
+            "IdentityProvider.token": self.token,
+            "ServerApp.open_browser": False,
+            "ServerApp.port_retries": 0,
+            "ServerApp.port": int(self.address.rpartition(":")[2]),
+            "ServerApp.root_dir": str(self.files),
+            "ServerApp.allow_root": True,
+            "LabApp.expose_app_in_browser": True,
+            "LabApp.news_url": None,
+            "YDocExtension.disable_rtc": True,
+        }
         log = (self.folder / "server.log").open("wb")
         return subprocess.Popen(
             [sys.executable, "-m", "jupyterlab", *(f"--{name}={value}" for name, value in settings.items())],
-            env={**in_this_checkout(), **own, "IPYTHONDIR": str(self.folder / "ipython"),
-                 "JUPYTER_PREFER_ENV_PATH": "1"},
-            cwd=self.files, stdout=log, stderr=log)
+            env={
+                **in_this_checkout(),
+                **own,
+                "IPYTHONDIR": str(self.folder / "ipython"),
+                "JUPYTER_PREFER_ENV_PATH": "1",
+            },
+            cwd=self.files,
+            stdout=log,
+            stderr=log,
+        )
 
     def ask(self, path: str, method: str = "GET") -> Any:
         """The server's REST interface. Raises OSError while it does not answer."""
-        request = urllib.request.Request(self.address + path, method=method,
-                                         headers={"Authorization": f"token {self.token}"})
+        request = urllib.request.Request(
+            self.address + path, method=method, headers={"Authorization": f"token {self.token}"}
+        )
         with urllib.request.urlopen(request, timeout=10) as answer:
             return json.loads(answer.read() or "null")
 
@@ -76,6 +99,7 @@ class Lab:
                 return bool(self.ask("/api/status"))
             except OSError:
                 return False
+
         until(answers, seconds, "JupyterLab does not answer")
 
     def open(self, cells: Sequence[str], name: str = "") -> Book:
@@ -124,17 +148,21 @@ class Book:
 
     def wait_idle(self, seconds: float = 60) -> None:
         """Until the kernel is there, connected, and has nothing to do. The toolbar says so too early."""
+
         def idle() -> bool:
             kernel = (self.session() or {}).get("kernel") or {}
             ready = kernel.get("connections", 0) > 0 and kernel.get("execution_state") == "idle"
             return ready and not self.page.evaluate(
-                "[...document.querySelectorAll('.jp-InputPrompt')].some(e => e.textContent.includes('*'))")
+                "[...document.querySelectorAll('.jp-InputPrompt')].some(e => e.textContent.includes('*'))"
+            )
+
         until(idle, seconds, f"the kernel of {self.path.name} is not idle")
 
     def command(self, name: str, **arguments: Any) -> None:
         """Something that the menus can do, such as "notebook:run-all-cells"."""
-        self.page.evaluate("([name, arguments]) => window.jupyterapp.commands.execute(name, arguments)",
-                           [name, arguments])
+        self.page.evaluate(
+            "([name, arguments]) => window.jupyterapp.commands.execute(name, arguments)", [name, arguments]
+        )
 
     def run_all(self, wait: bool = True) -> None:
         self.page.evaluate("() => { window.jupyterapp.commands.execute('notebook:run-all-cells') }")

@@ -43,8 +43,15 @@ while not pathlib.Path("NAME.stop").exists():
     nn.utils.clip_grad_norm_(net.parameters(), 20.0)
     opt.step()
     time.sleep(0.02)""".strip()
-CELLS = [SETUP, "%grad_watch on --live", LOOP.replace("NAME", "live"), "%grad_watch --off;",
-         "%grad_watch on --panel", LOOP.replace("NAME", "panel"), "%grad_watch --off;"]
+CELLS = [
+    SETUP,
+    "%grad_watch on --live",
+    LOOP.replace("NAME", "live"),
+    "%grad_watch --off;",
+    "%grad_watch on --panel",
+    LOOP.replace("NAME", "panel"),
+    "%grad_watch --off;",
+]
 LIVE, PANEL = 1, 4  # the cells of the pictures
 
 

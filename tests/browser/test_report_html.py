@@ -27,6 +27,7 @@ def page(request: Any, browser: Any) -> Iterator[Any]:
 @pytest.fixture
 def tab(page: Any, tmp_path: pathlib.Path) -> Any:
     """`tab(report, width)` saves the report and opens the file."""
+
     def show(report: Any, width: int = 1000) -> Any:
         page.alarms.clear()
         page.set_viewport_size({"width": width, "height": 800})

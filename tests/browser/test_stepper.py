@@ -38,11 +38,12 @@ net = nn.Sequential(nn.Linear(8, 16), *[Block() for _ in range(4)], Ratio(), nn.
 batch = torch.randn(64, 8), torch.randn(64, 1)
 before = [p.clone() for p in net.parameters()]""".strip()
 OTHER = "print('alive at', step.at, tuple(step.inputs[0].shape))"
-AFTER = ("print('left', [t.name for t in threading.enumerate() if 'step' in t.name],\n"
-         "      sum(len(m._forward_hooks) for m in net.modules()),\n"
-         "      all(torch.equal(a, b) and b.grad is None for a, b in zip(before, net.parameters())))")
-CELLS = [SETUP, "step = step_through(net, batch, nn.MSELoss())\nstep", OTHER, AFTER,
-         "%step_through --forward"]
+AFTER = (
+    "print('left', [t.name for t in threading.enumerate() if 'step' in t.name],\n"
+    "      sum(len(m._forward_hooks) for m in net.modules()),\n"
+    "      all(torch.equal(a, b) and b.grad is None for a, b in zip(before, net.parameters())))"
+)
+CELLS = [SETUP, "step = step_through(net, batch, nn.MSELoss())\nstep", OTHER, AFTER, "%step_through --forward"]
 PANEL, BESIDE, LEFT, AGAIN = 1, 2, 3, 4
 
 

@@ -28,8 +28,11 @@ def remark(result: Result) -> str:
         return f"said {result.got.get('code')} of a repaired program"
     if not result.got.get("findings"):
         return f"silent, wanted {result.expected['code']}"
-    wrong = [f"{part}: {result.got.get(part)!r}, wanted {result.expected[part]!r}"
-             for part, ok in result.right.items() if not ok and part in result.expected]
+    wrong = [
+        f"{part}: {result.got.get(part)!r}, wanted {result.expected[part]!r}"
+        for part, ok in result.right.items()
+        if not ok and part in result.expected
+    ]
     if result.right.get("intact") is False:
         moved = result.got.get("changed")
         wrong.append("never tripped" if moved is None else "the bad step changed " + ", ".join(moved))
@@ -57,8 +60,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print a list of results instead of the table")
     parser.add_argument("--limit", type=float, default=120.0, metavar="S", help="seconds for each case (default 120)")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="how many at a time (default 2)")
-    parser.add_argument("--by", choices=list(WAYS), default="trace",
-                        help="trace: nan_trace is asked (the default); guard: the case is trained under the guard")
+    parser.add_argument(
+        "--by",
+        choices=list(WAYS),
+        default="trace",
+        help="trace: nan_trace is asked (the default); guard: the case is trained under the guard",
+    )
     args = parser.parse_args(arguments)
     results = []
     try:

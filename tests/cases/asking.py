@@ -49,20 +49,31 @@ def spoiled(names: list[str], model: Any) -> list[str]:
     """Of what differs, the weights, the buffers, the optimizer's state and its settings. Gradients are the step's."""
     members = () if model is None else [*model.named_parameters(), *model.named_buffers()]
     kept = {f"model.{name}" for name, _ in members}
-    return [name for name in names if name in kept or name.startswith(("optimizer.state", "optimizer.param_groups"))
-            and not name.endswith(".grad")]
+    return [
+        name
+        for name in names
+        if name in kept or name.startswith(("optimizer.state", "optimizer.param_groups")) and not name.endswith(".grad")
+    ]
 
 
 def ask_training(ns: types.SimpleNamespace) -> nbdebug.Report:
-    return nbdebug.diagnose(ns.train, model=ns.model, optimizer=ns.optimizer, loss_fn=ns.loss_fn,
-                            train_loader=ns.train_loader, val_loader=ns.val_loader, scheduler=ns.scheduler,
-                            progress=False)
+    return nbdebug.diagnose(
+        ns.train,
+        model=ns.model,
+        optimizer=ns.optimizer,
+        loss_fn=ns.loss_fn,
+        train_loader=ns.train_loader,
+        val_loader=ns.val_loader,
+        scheduler=ns.scheduler,
+        progress=False,
+    )
 
 
 def ask_preflight(ns: types.SimpleNamespace) -> nbdebug.Report:
     """What can be said before the run; half of the codes need one."""
-    return nbdebug.preflight(ns.model, ns.train_loader, ns.loss_fn, optimizer=ns.optimizer, val_loader=ns.val_loader,
-                             scheduler=ns.scheduler)
+    return nbdebug.preflight(
+        ns.model, ns.train_loader, ns.loss_fn, optimizer=ns.optimizer, val_loader=ns.val_loader, scheduler=ns.scheduler
+    )
 
 
 def ask_memory(ns: types.SimpleNamespace) -> nbdebug.Report:
@@ -71,8 +82,15 @@ def ask_memory(ns: types.SimpleNamespace) -> nbdebug.Report:
 
     own = {name: value for name, value in vars(ns).items() if name not in ("step", "steps", "cells", "user_ns")}
     try:
-        return mem(ns.step, steps=min(ns.steps, 5), model=own.get("model") or {}, optimizer=own.get("optimizer"),
-                   loader=own.get("loader"), names=getattr(ns, "user_ns", own), progress=False)
+        return mem(
+            ns.step,
+            steps=min(ns.steps, 5),
+            model=own.get("model") or {},
+            optimizer=own.get("optimizer"),
+            loader=own.get("loader"),
+            names=getattr(ns, "user_ns", own),
+            progress=False,
+        )
     except Exception as raised:  # the step's own passes through; what was seen before it hangs on it
         if getattr(raised, "report", None) is None:
             raise
@@ -80,8 +98,9 @@ def ask_memory(ns: types.SimpleNamespace) -> nbdebug.Report:
 
 
 def ask_precision(ns: types.SimpleNamespace) -> nbdebug.Report:
-    return nbdebug.precision(ns.model, ns.batch, ns.loss_fn, ns.dtype, mode="cast",
-                             step=getattr(ns, "step", None), progress=False)
+    return nbdebug.precision(
+        ns.model, ns.batch, ns.loss_fn, ns.dtype, mode="cast", step=getattr(ns, "step", None), progress=False
+    )
 
 
 def ask_error(ns: types.SimpleNamespace) -> nbdebug.Report:
@@ -111,8 +130,14 @@ def ask_notebook(ns: types.SimpleNamespace) -> nbdebug.Report:
         return held_report(names=shell.user_ns, shell=shell) if report.ok and error is None else report
 
 
-ASKERS = {"nan": ask_nan, "precision": ask_precision, "training": ask_training, "memory": ask_memory,
-          "error": ask_error, "notebook": ask_notebook}
+ASKERS = {
+    "nan": ask_nan,
+    "precision": ask_precision,
+    "training": ask_training,
+    "memory": ask_memory,
+    "error": ask_error,
+    "notebook": ask_notebook,
+}
 """kind → the function that asks. A kind that is not here is skipped."""
 
 WAYS = {"trace": ASKERS, "guard": {"nan": ask_guard}, "preflight": {"training": ask_preflight}}
@@ -166,9 +191,20 @@ def answer_of(report: nbdebug.Report, path: pathlib.Path) -> dict[str, Any]:
         answer["cell"] = int(where.cell[4:-1]) - 1
     if hasattr(report, "fp32_modules"):
         answer["fp32_modules"] = list(report.fp32_modules)
-    return {**answer, "code": first.code, "phase": where.phase, "module": where.module, "op": where.op,
-            "where": blamed(first), "step": where.step, "samples": samples, "file": where.file,
-            "line": where.line if own else None, "rank": where.rank, "holder": list(first.evidence.get("holder", ()))}
+    return {
+        **answer,
+        "code": first.code,
+        "phase": where.phase,
+        "module": where.module,
+        "op": where.op,
+        "where": blamed(first),
+        "step": where.step,
+        "samples": samples,
+        "file": where.file,
+        "line": where.line if own else None,
+        "rank": where.rank,
+        "holder": list(first.evidence.get("holder", ())),
+    }
 
 
 def blamed(finding: nbdebug.Finding) -> list[str]:

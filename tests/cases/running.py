@@ -55,8 +55,14 @@ def _expect_node(path: pathlib.Path) -> ast.expr | None:
     body = ast.parse(path.read_text(encoding="utf-8")).body
     if not any(isinstance(node, ast.FunctionDef) and node.name == "build" for node in body):
         return None
-    return next((node.value for node in body if isinstance(node, ast.Assign)
-                 and any(isinstance(t, ast.Name) and t.id == "EXPECT" for t in node.targets)), None)
+    return next(
+        (
+            node.value
+            for node in body
+            if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "EXPECT" for t in node.targets)
+        ),
+        None,
+    )
 
 
 def read_expect(path: pathlib.Path) -> dict[str, Any]:
@@ -99,8 +105,7 @@ def ask_apart(path: pathlib.Path, twin: str, limit: float, by: str = "trace") ->
     return {"kind": path.parent.name, "error": f"the process ended with status {process.exitcode}: {last}"}
 
 
-def _alone(path: str, twin: str, out: str, printed: str, by: str,
-           begin: multiprocessing.connection.Connection) -> None:
+def _alone(path: str, twin: str, out: str, printed: str, by: str, begin: multiprocessing.connection.Connection) -> None:
     """What the process of a case does: lead a group of its own, print into a file, ask."""
     os.setsid()
     with open(printed, "wb") as file:
@@ -145,8 +150,9 @@ def run_one(path: pathlib.Path, twin: str, limit: float = 120.0, by: str = "trac
     return Result(case, kind, twin, all(right.values()), expected, answer, right)
 
 
-def run(folders: Iterable[str | pathlib.Path], limit: float = 120.0, jobs: int = 2,
-        by: str = "trace") -> Iterator[Result]:
+def run(
+    folders: Iterable[str | pathlib.Path], limit: float = 120.0, jobs: int = 2, by: str = "trace"
+) -> Iterator[Result]:
     """Both twins of every case, in order, `jobs` at a time."""
     work = [(path, twin) for path in find(folders) for twin in TWINS]
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:

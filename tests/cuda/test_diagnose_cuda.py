@@ -30,8 +30,10 @@ def loss_fn(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch
 
 def loaders(shift: int = 0) -> tuple[DataLoader, DataLoader]:
     x, y = clusters(400)
-    return (DataLoader(TensorDataset(x[:320], y[:320] + shift), 32, shuffle=True),
-            DataLoader(TensorDataset(x[320:], y[320:] + shift), 40))
+    return (
+        DataLoader(TensorDataset(x[:320], y[:320] + shift), 32, shuffle=True),
+        DataLoader(TensorDataset(x[320:], y[320:] + shift), 40),
+    )
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -48,8 +50,9 @@ def test_a_run_with_dropout_is_repeated(fused: bool) -> None:
             optimizer.step()
             callback(step, loss)
 
-    report = nbdebug.diagnose(loop, model=model, optimizer=optimizer, loss_fn=loss_fn, train_loader=train,
-                              val_loader=val, progress=False)
+    report = nbdebug.diagnose(
+        loop, model=model, optimizer=optimizer, loss_fn=loss_fn, train_loader=train, val_loader=val, progress=False
+    )
     assert before.differences() == []
     assert [f.code for f in report] == ["training/lr-too-high"], report
     assert report.findings[0].fixes[0].verified is True, report.unchecked
@@ -57,8 +60,9 @@ def test_a_run_with_dropout_is_repeated(fused: bool) -> None:
 
 def test_a_label_beyond_the_classes_leaves_the_card_alive() -> None:
     model, (train, val) = network(0.0), loaders(shift=1)
-    report = nbdebug.preflight(model, train, loss_fn, optimizer=torch.optim.Adam(model.parameters(), 1e-2),
-                               val_loader=val)
+    report = nbdebug.preflight(
+        model, train, loss_fn, optimizer=torch.optim.Adam(model.parameters(), 1e-2), val_loader=val
+    )
     assert [f.code for f in report] == ["training/label-out-of-range"]
     assert report.findings[0].fixes[0].verified is True
     assert float(torch.ones(3, device="cuda").sum()) == 3.0

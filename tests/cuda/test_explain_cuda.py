@@ -76,17 +76,26 @@ def after_an_assert(folder: pathlib.Path, call: str, blocking: bool = False) -> 
     script = folder / "training_script.py"
     script.write_text(BEFORE + textwrap.dedent(AFTER).replace("CALL", call), encoding="utf-8")
     env = {"CUDA_LAUNCH_BLOCKING": "1"} if blocking else {}
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=240, check=False,
-                          env={**os.environ, **env, "PYTHONPATH": str(pathlib.Path(nbdebug.__file__).parents[1])})
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        env={**os.environ, **env, "PYTHONPATH": str(pathlib.Path(nbdebug.__file__).parents[1])},
+    )
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     assert lines, done.stdout[-2000:] + done.stderr[-3000:]
     return json.loads(lines[-1])
 
 
-@pytest.mark.parametrize(("call", "line", "words"), [
-    ("train(batches(label=5))", "criterion(reader(tokens), kinds)", ["tensors[1][6]` is 5", "gives 5 classes"]),
-    ("train(batches(token=12))", "self.words(tokens)", ["tensors[0][3, 1]` is 12", "has 10 rows"]),
-])
+@pytest.mark.parametrize(
+    ("call", "line", "words"),
+    [
+        ("train(batches(label=5))", "criterion(reader(tokens), kinds)", ["tensors[1][6]` is 5", "gives 5 classes"]),
+        ("train(batches(token=12))", "self.words(tokens)", ["tensors[0][3, 1]` is 12", "has 10 rows"]),
+    ],
+)
 def test_an_assert_is_traced_to_its_line(tmp_path: pathlib.Path, call: str, line: str, words: list[str]) -> None:
     said = after_an_assert(tmp_path, call)
     assert said["codes"] == ["error/index-out-of-range"], said
@@ -168,12 +177,20 @@ def dice_left() -> None:
     torch.randn(3, device="cuda", generator=dice)
 
 
-@pytest.mark.parametrize(("call", "words"), [
-    (batch_left, ["`x` is on cpu", "x = x.to("]), (model_left, ["`net` is still on cpu", "net.to("]),
-    (attribute_left, ["`self.offsets` is on cpu", "register_buffer"]), (labels_left, ["`labels` is on cpu"]),
-    (index_left, ["`table` is on cpu", "`rows` is on cuda:0"]), (to_numpy, ["`out` is on cuda:0", ".cpu().numpy()"]),
-    (state_left, ["`optimizer` keeps its `exp_avg` of `net.weight` on cpu"]), (dice_left, ["`dice`"]),
-], ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (batch_left, ["`x` is on cpu", "x = x.to("]),
+        (model_left, ["`net` is still on cpu", "net.to("]),
+        (attribute_left, ["`self.offsets` is on cpu", "register_buffer"]),
+        (labels_left, ["`labels` is on cpu"]),
+        (index_left, ["`table` is on cpu", "`rows` is on cuda:0"]),
+        (to_numpy, ["`out` is on cuda:0", ".cpu().numpy()"]),
+        (state_left, ["`optimizer` keeps its `exp_avg` of `net.weight` on cpu"]),
+        (dice_left, ["`dice`"]),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
 def test_two_devices_in_the_cards_own_words(call: Any, words: list[str]) -> None:
     codes, said = explained(call)
     assert codes == ["error/device-mismatch"], said
@@ -195,10 +212,15 @@ def small_labels() -> None:
     nn.functional.cross_entropy(scores, labels)
 
 
-@pytest.mark.parametrize(("call", "words"), [
-    (half_inputs, ["`x` is float16", "Tried, it works"]), (double_inputs, ["`x` is float64", "from_numpy"]),
-    (small_labels, ["`labels` is int32", "labels = labels.long()"]),
-], ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (half_inputs, ["`x` is float16", "Tried, it works"]),
+        (double_inputs, ["`x` is float64", "from_numpy"]),
+        (small_labels, ["`labels` is int32", "labels = labels.long()"]),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
 def test_dtypes_in_the_cards_own_words(call: Any, words: list[str]) -> None:
     codes, said = explained(call)
     assert codes == ["error/dtype-mismatch"], said
@@ -215,10 +237,14 @@ def a_further_card() -> None:
     torch.zeros(1, device=f"cuda:{torch.cuda.device_count() + 3}")
 
 
-@pytest.mark.parametrize(("call", "code", "words"), [
-    (loose_state, "error/cudnn-not-supported", ["`state`", "contiguous"]),
-    (a_further_card, "error/cuda-unavailable", ["visible"]),
-], ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize(
+    ("call", "code", "words"),
+    [
+        (loose_state, "error/cudnn-not-supported", ["`state`", "contiguous"]),
+        (a_further_card, "error/cuda-unavailable", ["visible"]),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
 def test_what_the_card_and_its_library_would_not_do(call: Any, code: str, words: list[str]) -> None:
     codes, said = explained(call)
     assert codes == [code], said

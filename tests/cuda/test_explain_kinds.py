@@ -69,7 +69,8 @@ if __name__ == "__main__":
 def test_two_processes_on_one_card(tmp_path) -> None:
     script = tmp_path / "train.py"
     script.write_text(textwrap.dedent(SCRIPT))
-    done = subprocess.run([sys.executable, str(script)], env=in_this_checkout(), capture_output=True, text=True,
-                          timeout=180, check=False)
+    done = subprocess.run(
+        [sys.executable, str(script)], env=in_this_checkout(), capture_output=True, text=True, timeout=180, check=False
+    )
     assert "EXPLAINED" in done.stdout, done.stdout + done.stderr
     assert "Cause: error/nccl" in done.stdout and "same GPU" in done.stdout, done.stdout

@@ -32,9 +32,12 @@ def gpt(**more):
     return GPT(layers=4, width=256, heads=4, vocabulary=8000, length=256, **more)
 
 
-ROWS = {"gpt": (gpt, tokens, next_token, adamw), "gpt, autocast": (gpt, tokens, halved, adamw),
-        "gpt, checkpointed": (lambda: gpt(checkpointed=True), tokens, halved, sgd),
-        "cnn": (lambda: CNN(32), lambda: images(32, 128), classified, sgd)}
+ROWS = {
+    "gpt": (gpt, tokens, next_token, adamw),
+    "gpt, autocast": (gpt, tokens, halved, adamw),
+    "gpt, checkpointed": (lambda: gpt(checkpointed=True), tokens, halved, sgd),
+    "cnn": (lambda: CNN(32), lambda: images(32, 128), classified, sgd),
+}
 
 
 def cleared():

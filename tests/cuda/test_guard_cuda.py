@@ -155,8 +155,10 @@ def test_clipping_is_torchs_own(fused: bool) -> None:
 def test_a_scaler_that_seeks_its_scale_is_no_alarm_and_a_bad_loss_is(fused: bool) -> None:
     training = Training((9,), torch.optim.AdamW, fused=fused)
     scaler = torch.amp.GradScaler("cuda", init_scale=2.0**127)  # beyond float32 for a loss that is larger than 2
-    with pytest.raises(nbdebug.NonFiniteStep) as raised, nbdebug.guard(
-            training.model, training.optimizer, scaler=scaler, on_trip="raise") as guard:
+    with (
+        pytest.raises(nbdebug.NonFiniteStep) as raised,
+        nbdebug.guard(training.model, training.optimizer, scaler=scaler, on_trip="raise") as guard,
+    ):
         for number in range(20):
             training.step(number, scaler)
     assert guard.scaler_skips >= 1
@@ -207,8 +209,11 @@ def test_a_compiled_model_goes_on_compiled() -> None:
     training = Training((7,))
     plain = training.model
     training.model = torch.compile(plain)  # type: ignore[assignment]
-    with warnings.catch_warnings(), pytest.raises(nbdebug.NonFiniteStep) as raised, nbdebug.guard(
-            training.model, training.optimizer):
+    with (
+        warnings.catch_warnings(),
+        pytest.raises(nbdebug.NonFiniteStep) as raised,
+        nbdebug.guard(training.model, training.optimizer),
+    ):
         warnings.simplefilter("ignore")
         training.run(20)
     assert raised.value.step == 7 and raised.value.report.findings[0].code == "nan/div-by-zero"

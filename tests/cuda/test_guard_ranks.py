@@ -34,8 +34,13 @@ def own(tmp_path_factory) -> Played:
 
 @pytest.fixture(scope="module")
 def faults(tmp_path_factory) -> Played:
-    return play("tests.nan.guard.ranks_faults", tmp_path_factory.mktemp("faults"), device="cuda", seconds=240,
-                only="in_healthy_steps,what_follows")
+    return play(
+        "tests.nan.guard.ranks_faults",
+        tmp_path_factory.mktemp("faults"),
+        device="cuda",
+        seconds=240,
+        only="in_healthy_steps,what_follows",
+    )
 
 
 @pytest.mark.parametrize("on_trip", POLICIES)
@@ -112,11 +117,17 @@ def test_with_a_grad_scaler(played: Played) -> None:
         assert not changed(told["loss"]["before"], told["loss"]["after"])
 
 
-@pytest.mark.parametrize(("name", "code", "rank"), [
-    ("a_statistic_of_one_process", "nan/running-stats-nonfinite", 1), ("with_a_closure", "nan/log-of-nonpositive", 1),
-    ("an_evaluation_in_one_process", "nan/log-of-nonpositive", 1),
-    ("losses_averaged_for_a_log", "nan/log-of-nonpositive", 1),
-    ("in_half_precision", "nan/optimizer-eps-underflow", 0), ("a_model_that_talks", "nan/not-located", 1)])
+@pytest.mark.parametrize(
+    ("name", "code", "rank"),
+    [
+        ("a_statistic_of_one_process", "nan/running-stats-nonfinite", 1),
+        ("with_a_closure", "nan/log-of-nonpositive", 1),
+        ("an_evaluation_in_one_process", "nan/log-of-nonpositive", 1),
+        ("losses_averaged_for_a_log", "nan/log-of-nonpositive", 1),
+        ("in_half_precision", "nan/optimizer-eps-underflow", 0),
+        ("a_model_that_talks", "nan/not-located", 1),
+    ],
+)
 def test_other_trips(played: Played, name: str, code: str, rank: int) -> None:
     for told in played[name]:
         first = told["report"]["findings"][0]
@@ -169,8 +180,10 @@ def test_healthy_steps_read_nothing(own: Played) -> None:
 
 def test_its_cost_is_told(own: Played) -> None:
     for rank, told in enumerate(own["what_it_costs"]):
-        print(f"rank {rank}: {told['bare']:.2f} ms a step, {told['guarded']:.2f} ms guarded, "
-              f"ratio {told['guarded'] / told['bare']:.4f}")
+        print(
+            f"rank {rank}: {told['bare']:.2f} ms a step, {told['guarded']:.2f} ms guarded, "
+            f"ratio {told['guarded'] / told['bare']:.4f}"
+        )
         assert told["bare"] > 0
 
 

@@ -32,8 +32,10 @@ def test_it_adds_up_to_the_allocators_total() -> None:
     assert listed == pytest.approx(allocated, rel=0.01)
     named = sum(h.bytes for h in held.holdings if h.kind != "unknown")
     unmet = sum(h.bytes for h in held.holdings if h.name == UNMET)
-    print(f"allocated {allocated / MIB:.1f} MiB, listed {listed / MIB:.1f}, named {named / MIB:.1f}, unmet "
-          f"{unmet / MIB:.1f}, rounding {sum(h.bytes for h in held.holdings if h.name == ROUNDING)} bytes")
+    print(
+        f"allocated {allocated / MIB:.1f} MiB, listed {listed / MIB:.1f}, named {named / MIB:.1f}, unmet "
+        f"{unmet / MIB:.1f}, rounding {sum(h.bytes for h in held.holdings if h.name == ROUNDING)} bytes"
+    )
     (card,) = held.devices
     assert card.allocated == allocated and card.reserved == torch.cuda.memory_reserved()
     assert card.largest is not None and 0 <= card.largest <= card.reserved - card.allocated
@@ -42,7 +44,8 @@ def test_it_adds_up_to_the_allocators_total() -> None:
     assert min(graphs[f"graph of `history[{n}]['loss']`"] for n in range(3)) > 16 * MIB
     report = held_report(net, optimizer, names, device="cuda")
     assert report.facts["memory"]["limit"] == torch.cuda.get_device_properties(0).total_memory or (
-        report.facts["memory"]["limit"] > 0)
+        report.facts["memory"]["limit"] > 0
+    )
     print(report)
 
 

@@ -48,8 +48,11 @@ def recurrent() -> Training:
     return Training(nn.LSTM(256, 512, 2, batch_first=True), torch.randn(64, 100, 256))
 
 
-@pytest.mark.parametrize("make", [transformer, lambda: transformer(half=True), convolutions, recurrent],
-                         ids=["transformer", "bfloat16", "convolutions", "lstm"])
+@pytest.mark.parametrize(
+    "make",
+    [transformer, lambda: transformer(half=True), convolutions, recurrent],
+    ids=["transformer", "bfloat16", "convolutions", "lstm"],
+)
 def test_the_peak_is_the_allocator_s(make: Callable[[], Training]) -> None:
     torch.manual_seed(0)
     training = make()
@@ -62,8 +65,11 @@ def test_the_peak_is_the_allocator_s(make: Callable[[], Training]) -> None:
 
     report = mem(training.step, model=training.model, optimizer=training.optimizer, names={}, progress=False)
     parts = dict(report.facts["memory"]["parts"])
-    print(f"\n{wanted:,} wanted, {report.facts['peak']:,} told", {k: f"{v / 2**20:.1f}" for k, v in parts.items()},
-          report.notes)
+    print(
+        f"\n{wanted:,} wanted, {report.facts['peak']:,} told",
+        {k: f"{v / 2**20:.1f}" for k, v in parts.items()},
+        report.notes,
+    )
 
     assert report.facts["peak"] == report.facts["measured_peak"] == pytest.approx(wanted, rel=0.005)
     assert sum(parts.values()) == pytest.approx(report.facts["peak"], rel=0.001)

@@ -89,7 +89,12 @@ def test_forward_fault(strategy):
     report = nbdebug.nan_trace(made.step, model=made.model, optimizer=made.optimizer, max_steps=3, strategy=strategy)
     finding = report.findings[0]
     assert (finding.code, finding.where.phase, finding.where.module, finding.where.op, finding.where.step) == (
-        "nan/log-of-nonpositive", "forward", "blocks.1", "log", 1)
+        "nan/log-of-nonpositive",
+        "forward",
+        "blocks.1",
+        "log",
+        1,
+    )
     assert "# the log" in finding.where.text
     assert finding.where.samples == (2, 4)
     assert finding.fixes[0].verified
@@ -102,7 +107,12 @@ def test_backward_fault(strategy, remat):
     report = nbdebug.nan_trace(made.step, model=made.model, optimizer=made.optimizer, max_steps=3, strategy=strategy)
     finding = report.findings[0]
     assert (finding.code, finding.where.phase, finding.where.module, finding.where.op, finding.where.step) == (
-        "nan/sqrt-grad-at-zero", "backward", "blocks.1", "sqrt", 1)
+        "nan/sqrt-grad-at-zero",
+        "backward",
+        "blocks.1",
+        "sqrt",
+        1,
+    )
     assert "# the root" in finding.where.text
 
 

@@ -19,8 +19,10 @@ def network(hot: dict[int, type[nn.Module]]) -> tuple[nn.Module, torch.Tensor]:
     return Net(hot).cuda(), torch.randn(2, 5, 8).cuda()
 
 
-@pytest.mark.parametrize("dtype, kind, code", [
-    ("float16", Scores, "precision/half-overflow"), ("bfloat16", Difference, "precision/unsafe-op-in-half")])
+@pytest.mark.parametrize(
+    "dtype, kind, code",
+    [("float16", Scores, "precision/half-overflow"), ("bfloat16", Difference, "precision/unsafe-op-in-half")],
+)
 def test_planted_modules_are_found_under_autocast(dtype: str, kind: type[nn.Module], code: str) -> None:
     model, batch = network({1: kind, 4: kind})
     held = torch.cuda.memory_allocated()

@@ -21,8 +21,11 @@ def moved(model, batch):
     return F.cross_entropy(model(batch[0].cuda()), batch[1].cuda())
 
 
-@pytest.mark.parametrize("loss_fn", [moved, cross_entropy, nn.CrossEntropyLoss()],
-                         ids=["moved-by-the-loss", "moved-by-the-loop", "criterion"])
+@pytest.mark.parametrize(
+    "loss_fn",
+    [moved, cross_entropy, nn.CrossEntropyLoss()],
+    ids=["moved-by-the-loss", "moved-by-the-loop", "criterion"],
+)
 def test_batches_reach_the_device_whoever_moves_them(loss_fn):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(12, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 5)).cuda()

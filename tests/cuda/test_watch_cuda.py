@@ -51,8 +51,10 @@ def test_the_table_is_right(fused: bool, clip: bool) -> None:
             after.append(norms(model))
             before = {n: p.detach().double().clone() for n, p in model.named_parameters()}
             optimizer.step()
-            moved = {n: float((p.detach().double() - before[n]).norm() / before[n].norm())
-                     for n, p in model.named_parameters()}
+            moved = {
+                n: float((p.detach().double() - before[n]).norm() / before[n].norm())
+                for n, p in model.named_parameters()
+            }
             if i % 5 == 0:
                 assert row(watch, i, "update_ratio") == pytest.approx(moved, rel=1e-4)
     assert watch.fault == "" and watch.steps == 12

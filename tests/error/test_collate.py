@@ -74,19 +74,22 @@ def only(report):
     return finding
 
 
-@pytest.mark.parametrize(("make", "words"), [
-    (lambda i: (torch.zeros(i % 2 + 1, 3), i), ["`0`", "[2, 3]", "[1, 3]", "pad_sequence"]),
-    (lambda i: {"x": torch.zeros(2), **({"mask": 1} if i != 6 else {})}, ["Sample 6 of", "`mask`", "setdefault"]),
-    (lambda i: None if i == 2 else torch.zeros(2), ["Sample 2 of", "is None", "is not None"]),
-    (lambda i: (Image.new("RGB", (4, 4)), i), ["PIL `Image`", "`0`", "numpy.array"]),
-    (lambda i: {"ids": [1, 2, 3] if i != 1 else [1, 2]}, ["Sample 1 of", "a list of 2", "`ids`"]),
-    (lambda i: {"t": np.array([None, {}], dtype=object)}, ["object", "`t`", "astype"]),
-    (lambda i: torch.zeros(3 if i != 7 else 1, 8, 8), ["Sample 7 of", "[1, 8, 8]", "convert('RGB')"]),
-    (lambda i: (torch.zeros(2), "cat" if i == 1 else 3), ["Sample 1 of", "a string", "a number"]),
-    (lambda i: {"a": {"b": [torch.zeros(2), torch.zeros(3 if i == 5 else 2)]}}, ["Sample 5 of", "['a']['b'][1]"]),
-    (lambda i: np.zeros((4, 4 + (i == 3)), "float32"), ["Sample 3 of", "[4, 5]", "(NumPy)"]),
-    (lambda i: torch.zeros(2, 2) if i else torch.zeros(4), ["Sample 0 of", "reshape(2, 2)"]),
-])
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda i: (torch.zeros(i % 2 + 1, 3), i), ["`0`", "[2, 3]", "[1, 3]", "pad_sequence"]),
+        (lambda i: {"x": torch.zeros(2), **({"mask": 1} if i != 6 else {})}, ["Sample 6 of", "`mask`", "setdefault"]),
+        (lambda i: None if i == 2 else torch.zeros(2), ["Sample 2 of", "is None", "is not None"]),
+        (lambda i: (Image.new("RGB", (4, 4)), i), ["PIL `Image`", "`0`", "numpy.array"]),
+        (lambda i: {"ids": [1, 2, 3] if i != 1 else [1, 2]}, ["Sample 1 of", "a list of 2", "`ids`"]),
+        (lambda i: {"t": np.array([None, {}], dtype=object)}, ["object", "`t`", "astype"]),
+        (lambda i: torch.zeros(3 if i != 7 else 1, 8, 8), ["Sample 7 of", "[1, 8, 8]", "convert('RGB')"]),
+        (lambda i: (torch.zeros(2), "cat" if i == 1 else 3), ["Sample 1 of", "a string", "a number"]),
+        (lambda i: {"a": {"b": [torch.zeros(2), torch.zeros(3 if i == 5 else 2)]}}, ["Sample 5 of", "['a']['b'][1]"]),
+        (lambda i: np.zeros((4, 4 + (i == 3)), "float32"), ["Sample 3 of", "[4, 5]", "(NumPy)"]),
+        (lambda i: torch.zeros(2, 2) if i else torch.zeros(4), ["Sample 0 of", "reshape(2, 2)"]),
+    ],
+)
 def test_the_odd_sample_and_its_entry_are_named(make, words) -> None:
     report, said = explained(Made(make))
     only(report)
@@ -147,8 +150,10 @@ def test_a_collate_function_of_the_users_own() -> None:
 
 def test_in_a_worker_the_sampler_and_the_message_tell() -> None:
     report, said = explained(Pictures(odd=5), num_workers=1)
-    assert only(report) and all(word in said for word in ("Sample 5 of", "[3, 24, 20]", "pictures[5]", "image",
-                                                          "worker process 0", "num_workers=0")), said
+    assert only(report) and all(
+        word in said
+        for word in ("Sample 5 of", "[3, 24, 20]", "pictures[5]", "image", "worker process 0", "num_workers=0")
+    ), said
     report, said = explained(Made(lambda i: None if i == 6 else torch.zeros(2)), num_workers=1)
     assert only(report) and "A sample of batch 1 of `loader` is, or holds, None" in said
     report, said = explained(Made(lambda i: torch.zeros(2, 1 + (i == 6))), num_workers=1)

@@ -12,8 +12,10 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import nbdebug
 
-WORDS = ("CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously reported at some other "
-         "API call, so the stacktrace below might be incorrect.")
+WORDS = (
+    "CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously reported at some other "
+    "API call, so the stacktrace below might be incorrect."
+)
 
 
 def saying(message):
@@ -79,11 +81,14 @@ def explained(call, *given):
     return report, " ".join(str(report).split())
 
 
-@pytest.mark.parametrize(("given", "line", "words"), [
-    (data(bad_label=5), "criterion(scores, kinds)", ["tensors[1][6]` is 5", "`reader.head` gives 5 classes"]),
-    (data(bad_token=12), "self.words(tokens)", ["tensors[0][3, 1]` is 12", "`reader.words` has 10 rows"]),
-    (Kept([0, 1, 9, 2]), "criterion(scores, kinds)", ["`kinds[2]` is 9", "5 classes"]),
-])
+@pytest.mark.parametrize(
+    ("given", "line", "words"),
+    [
+        (data(bad_label=5), "criterion(scores, kinds)", ["tensors[1][6]` is 5", "`reader.head` gives 5 classes"]),
+        (data(bad_token=12), "self.words(tokens)", ["tensors[0][3, 1]` is 12", "`reader.words` has 10 rows"]),
+        (Kept([0, 1, 9, 2]), "criterion(scores, kinds)", ["`kinds[2]` is 9", "5 classes"]),
+    ],
+)
 def test_the_real_line_and_the_entry_are_named(given, line, words) -> None:
     report, said = explained(train, given)
     (finding,) = report.findings
@@ -107,10 +112,15 @@ def test_without_proof_the_candidates_are_told_and_how_to_find_the_line() -> Non
     assert "CUDA_LAUNCH_BLOCKING" in said and "reader.words" in said and "in range" in said
 
 
-@pytest.mark.parametrize("message", [
-    "CUDA error: an illegal memory access was encountered", "CUDA error: unspecified launch failure",
-    "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm( handle, opa, opb, m, n, k)`",
-    "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"])
+@pytest.mark.parametrize(
+    "message",
+    [
+        "CUDA error: an illegal memory access was encountered",
+        "CUDA error: unspecified launch failure",
+        "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm( handle, opa, opb, m, n, k)`",
+        "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+    ],
+)
 def test_other_words_for_a_late_failure(message) -> None:
     report, _ = explained(saying(message))
     assert [f.code for f in report] == ["error/device-assert"]

@@ -53,11 +53,14 @@ def no_engine():
     return convolved(picture, "GET was unable to find an engine to execute this computation")
 
 
-@pytest.mark.parametrize(("call", "words"), [
-    (every_second_row, ["`picture` lies in memory with gaps", "picture.contiguous()", "`filters`"]),
-    (expanded, ["`picture` lies in memory with gaps", "[0, 64, 8, 1]", "cudnn.flags(enabled=False)"]),
-    (no_engine, ["`filters`", "no engine", "float32 [2, 3, 16, 16]", "cudnn.flags(enabled=False)"]),
-])
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (every_second_row, ["`picture` lies in memory with gaps", "picture.contiguous()", "`filters`"]),
+        (expanded, ["`picture` lies in memory with gaps", "[0, 64, 8, 1]", "cudnn.flags(enabled=False)"]),
+        (no_engine, ["`filters`", "no engine", "float32 [2, 3, 16, 16]", "cudnn.flags(enabled=False)"]),
+    ],
+)
 def test_what_the_library_was_given(call, words) -> None:
     report, said = explained(call)
     assert [f.code for f in report] == ["error/cudnn-not-supported"]
@@ -72,16 +75,28 @@ def test_dense_means_without_gaps_in_any_order() -> None:
 
 def facts(status, dtype="float32", elements=1000, **card):
     operand = Part(TensorFact("x", (elements,), dtype, "cuda:0"))
-    return CudnnFacts(Raised("RuntimeError", status), "cuDNN", status, "net.0",
-                      (Layout(operand, (1,), True, True, elements),), Card(**card))
+    return CudnnFacts(
+        Raised("RuntimeError", status),
+        "cuDNN",
+        status,
+        "net.0",
+        (Layout(operand, (1,), True, True, elements),),
+        Card(**card),
+    )
 
 
-@pytest.mark.parametrize(("given", "words"), [
-    (facts("CUDNN_STATUS_NOT_SUPPORTED", elements=2**31), "2,147,483,648 elements"),
-    (facts("CUDNN_STATUS_EXECUTION_FAILED", "bfloat16", capability="sm_75"), "bfloat16 is not computed by this card"),
-    (facts("no engine", free=100 * 2**20, total=80 * 2**30), "100 MiB of 81,920 MiB are free"),
-    (facts("CUDNN_STATUS_BAD_PARAM", free=40 * 2**30, total=80 * 2**30), "no way to do it for `x`"),
-])
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (facts("CUDNN_STATUS_NOT_SUPPORTED", elements=2**31), "2,147,483,648 elements"),
+        (
+            facts("CUDNN_STATUS_EXECUTION_FAILED", "bfloat16", capability="sm_75"),
+            "bfloat16 is not computed by this card",
+        ),
+        (facts("no engine", free=100 * 2**20, total=80 * 2**30), "100 MiB of 81,920 MiB are free"),
+        (facts("CUDNN_STATUS_BAD_PARAM", free=40 * 2**30, total=80 * 2**30), "no way to do it for `x`"),
+    ],
+)
 def test_the_reason_that_fits(given, words) -> None:
     finding = cudnn_not_supported(given)
     assert finding is not None and words in finding.title and finding.fixes
@@ -90,14 +105,17 @@ def test_the_reason_that_fits(given, words) -> None:
 LOAD = "Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is False."
 
 
-@pytest.mark.parametrize(("message", "words"), [
-    (LOAD, ["map_location"]),
-    ("Torch not compiled with CUDA enabled", ["asks for CUDA", "is_available"]),
-    ("Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU", ["asks for CUDA"]),
-    ("CUDA error: no kernel image is available for execution on the device", ["holds kernels for"]),
-    ("CUDA error: invalid device ordinal", ["cards are visible"]),
-    ("The NVIDIA driver on your system is too old (found version 11040).", ["driver is older"]),
-])
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (LOAD, ["map_location"]),
+        ("Torch not compiled with CUDA enabled", ["asks for CUDA", "is_available"]),
+        ("Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU", ["asks for CUDA"]),
+        ("CUDA error: no kernel image is available for execution on the device", ["holds kernels for"]),
+        ("CUDA error: invalid device ordinal", ["cards are visible"]),
+        ("The NVIDIA driver on your system is too old (found version 11040).", ["driver is older"]),
+    ],
+)
 def test_no_card_that_fits(message, words) -> None:
     report, said = explained(lambda: saying(message)())
     assert [f.code for f in report] == ["error/cuda-unavailable"]

@@ -66,8 +66,6 @@ class Trainer:
         return x * self.noise
 
 
-
-
 small = nn.Sequential(nn.Linear(4, 3)).to(device)
 
 
@@ -202,8 +200,20 @@ SITUATIONS = [
     (weights_without_values, "", ["`big` has 2 parameters on the meta device", "to_empty"]),
     (values_of_nothing, "", ["`x` is on the meta device"]),
 ]
-TRIED = {attribute, plain_list, dropped, from_a_loader, model_left, part_put_in_later, weights_of_the_loss, no_module,
-         joined, state_of_a_network, two_states, named_heads}
+TRIED = {
+    attribute,
+    plain_list,
+    dropped,
+    from_a_loader,
+    model_left,
+    part_put_in_later,
+    weights_of_the_loss,
+    no_module,
+    joined,
+    state_of_a_network,
+    two_states,
+    named_heads,
+}
 
 
 def explained(call):
@@ -238,8 +248,12 @@ def test_a_generator_of_the_host_for_a_card() -> None:
 
 
 def test_a_wrapped_model_that_was_not_moved() -> None:
-    report, said = explained(raised("module must have its parameters and buffers on device cuda:0 (device_ids[0]) but "
-                                    "found one of them on device: cpu"))
+    report, said = explained(
+        raised(
+            "module must have its parameters and buffers on device cuda:0 (device_ids[0]) but "
+            "found one of them on device: cpu"
+        )
+    )
     assert [f.code for f in report] == [CODE]
     assert "cuda:0" in said and "DataParallel" in said
 
@@ -263,8 +277,12 @@ def test_other_errors_are_not_named_so(call) -> None:
 
 
 def test_no_tensor_at_hand_is_no_guess() -> None:
-    report, _ = explained(raised("Expected all tensors to be on the same device, but found at least two devices, "
-                                 "cuda:0 and cpu! (when checking argument for argument mat1 in method …)"))
+    report, _ = explained(
+        raised(
+            "Expected all tensors to be on the same device, but found at least two devices, "
+            "cuda:0 and cpu! (when checking argument for argument mat1 in method …)"
+        )
+    )
     assert report.ok
 
 

@@ -283,8 +283,19 @@ SITUATIONS = [
     (half_model_without_a_kernel, ["`lean.0.weight` is float16", "`.half()`", "lean.float()"]),
     (raised_again, ["`features` is float64", "ValueError"]),
 ]
-TRIED = {half_model, float_classes, one_hot_classes, mask_for_bce, float_ids, mean_of_counts, difference_of_masks,
-         series, half_on_the_host, spectrum, into_whole_numbers}
+TRIED = {
+    half_model,
+    float_classes,
+    one_hot_classes,
+    mask_for_bce,
+    float_ids,
+    mean_of_counts,
+    difference_of_masks,
+    series,
+    half_on_the_host,
+    spectrum,
+    into_whole_numbers,
+}
 
 
 @pytest.mark.parametrize(("call", "words"), SITUATIONS, ids=lambda value: getattr(value, "__name__", ""))
@@ -325,22 +336,28 @@ def test_other_errors_are_not_named_so(call) -> None:
     assert CODE not in [finding.code for finding in report]
 
 
-@pytest.mark.parametrize(("message", "kind", "dtypes"), [
-    ("mat1 and mat2 must have the same dtype, but got Double and Float", "mixed", ["float64", "float32"]),
-    ("expected m1 and m2 to have the same dtype, but got: double != float", "mixed", ["float64", "float32"]),
-    ("expected scalar type Half but found Float", "mixed", ["float16", "float32"]),
-    ("Input type (torch.cuda.HalfTensor) and weight type (torch.cuda.FloatTensor) should be the same", "mixed",
-     ["float16", "float32"]),
-    ("Input type (float) and bias type (c10::Half) should be the same", "mixed", ["float32", "float16"]),
-    ("Found dtype Double but expected Float", "mixed", ["float64", "float32"]),
-    ("expected scalar type Long but found Int", "classes", ["int64", "int32"]),
-    ('"nll_loss_forward_reduce_cuda_kernel_2d_index" not implemented for \'Int\'', "classes", ["int32"]),
-    ('"addmm_impl_cpu_" not implemented for \'Half\'', "half", ["float16"]),
-    ("tensors used as indices must be long, byte or bool tensors", "index", None),
-    ("torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast.", "autocast", []),
-    ("The size of tensor a (5) must match the size of tensor b (4) at non-singleton dimension 1", None, []),
-    ("Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!", None, None),
-])
+@pytest.mark.parametrize(
+    ("message", "kind", "dtypes"),
+    [
+        ("mat1 and mat2 must have the same dtype, but got Double and Float", "mixed", ["float64", "float32"]),
+        ("expected m1 and m2 to have the same dtype, but got: double != float", "mixed", ["float64", "float32"]),
+        ("expected scalar type Half but found Float", "mixed", ["float16", "float32"]),
+        (
+            "Input type (torch.cuda.HalfTensor) and weight type (torch.cuda.FloatTensor) should be the same",
+            "mixed",
+            ["float16", "float32"],
+        ),
+        ("Input type (float) and bias type (c10::Half) should be the same", "mixed", ["float32", "float16"]),
+        ("Found dtype Double but expected Float", "mixed", ["float64", "float32"]),
+        ("expected scalar type Long but found Int", "classes", ["int64", "int32"]),
+        ("\"nll_loss_forward_reduce_cuda_kernel_2d_index\" not implemented for 'Int'", "classes", ["int32"]),
+        ("\"addmm_impl_cpu_\" not implemented for 'Half'", "half", ["float16"]),
+        ("tensors used as indices must be long, byte or bool tensors", "index", None),
+        ("torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast.", "autocast", []),
+        ("The size of tensor a (5) must match the size of tensor b (4) at non-singleton dimension 1", None, []),
+        ("Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!", None, None),
+    ],
+)
 def test_the_words_of_all_versions(message, kind, dtypes) -> None:
     assert kind_of(message) == kind
     assert dtypes is None or dtypes_in(message) == dtypes

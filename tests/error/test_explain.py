@@ -182,12 +182,22 @@ RuntimeError: Error(s) in loading state_dict for Net:
 """
 
 
-@pytest.mark.parametrize(("kind", "text", "where"), [
-    ("RuntimeError", f"Caught RuntimeError in replica 1 on device 1.\nOriginal {CARRIED}", "in replica 1 on device 1"),
-    ("ProcessRaisedException", f"\n\n-- Process 1 terminated with the following error:\n{CARRIED}", "in process 1"),
-    ("ChildFailedError", f"train.py FAILED\n[0]:\n  rank      : 0 (local_rank: 0)\n  traceback : {CARRIED}\n=======\n",
-     "on rank 0"),
-])
+@pytest.mark.parametrize(
+    ("kind", "text", "where"),
+    [
+        (
+            "RuntimeError",
+            f"Caught RuntimeError in replica 1 on device 1.\nOriginal {CARRIED}",
+            "in replica 1 on device 1",
+        ),
+        ("ProcessRaisedException", f"\n\n-- Process 1 terminated with the following error:\n{CARRIED}", "in process 1"),
+        (
+            "ChildFailedError",
+            f"train.py FAILED\n[0]:\n  rank      : 0 (local_rank: 0)\n  traceback : {CARRIED}\n=======\n",
+            "on rank 0",
+        ),
+    ],
+)
 def test_errors_of_other_processes_are_read_from_their_text(kind, text, where) -> None:
     error = type(kind, (RuntimeError,), {})(text)
     report = nbdebug.explain(caught(lambda: (_ for _ in ()).throw(error)), names={})
@@ -219,8 +229,10 @@ def test_a_code_gives_its_page() -> None:
         nbdebug.explain(3)
 
 
-@pytest.mark.parametrize(("error", "word"), [
-    (SyntaxError("bad"), "SyntaxError"), (KeyboardInterrupt(), "on purpose"), (SystemExit(1), "on purpose")])
+@pytest.mark.parametrize(
+    ("error", "word"),
+    [(SyntaxError("bad"), "SyntaxError"), (KeyboardInterrupt(), "on purpose"), (SystemExit(1), "on purpose")],
+)
 def test_what_needs_no_explanation(error, word) -> None:
     assert word in str(nbdebug.explain(error))
 
@@ -248,7 +260,10 @@ def test_an_unknown_error_gets_its_tensors_and_no_guess() -> None:
     said = str(report)
     assert report.ok and "No cause is known for this LookupError" in said and "hunter2" not in said
     assert report.frame().set_index("name")["values"].to_dict() == {
-        "batch['image']": "0 to 5", "batch['ids']": "1 to 9", "bad": "1 to 1, 1 NaN or infinite"}
+        "batch['image']": "0 to 5",
+        "batch['ids']": "1 to 9",
+        "bad": "1 to 1, 1 NaN or infinite",
+    }
     assert not report._view("words", "fine") and "raise LookupError" in said
 
 
@@ -262,11 +277,16 @@ def wrong_key():
     return sample["imagee"]
 
 
-@pytest.mark.parametrize(("call", "hint"), [
-    (wrong_name, "`pictur` is not defined; `picture` is."), (wrong_key, "there is 'image'"),
-    (lambda: Net()(torch.zeros(1, 2)), "`Net` has no `fc2`; its modules are `fc1`."),
-    (lambda: Net()(), "`forward` takes (x, mask)."), (lambda: torch.zeros(2).sumn(), "it has `sum`."),
-])
+@pytest.mark.parametrize(
+    ("call", "hint"),
+    [
+        (wrong_name, "`pictur` is not defined; `picture` is."),
+        (wrong_key, "there is 'image'"),
+        (lambda: Net()(torch.zeros(1, 2)), "`Net` has no `fc2`; its modules are `fc1`."),
+        (lambda: Net()(), "`forward` takes (x, mask)."),
+        (lambda: torch.zeros(2).sumn(), "it has `sum`."),
+    ],
+)
 def test_plain_errors_get_the_name_that_was_perhaps_meant(call, hint) -> None:
     said = str(nbdebug.explain(caught(call), names={}))
     assert hint in said.replace("\n    ", " "), said
@@ -329,10 +349,20 @@ def strange_tensors():
     freed.untyped_storage().resize_(0)
     with torch.device("meta"):
         meta = torch.zeros(3)
-    return [freed, meta, torch.zeros(2, 2).to_sparse(), torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
-            torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]), nn.UninitializedParameter(),
-            torch.zeros(2, dtype=torch.complex64), torch.zeros(0), torch.zeros(3).as_subclass(Wrapped),
-            torch.zeros(2, dtype=torch.bool), torch.tensor(float("nan")), torch.zeros(2, dtype=torch.float8_e5m2)]
+    return [
+        freed,
+        meta,
+        torch.zeros(2, 2).to_sparse(),
+        torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
+        torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]),
+        nn.UninitializedParameter(),
+        torch.zeros(2, dtype=torch.complex64),
+        torch.zeros(0),
+        torch.zeros(3).as_subclass(Wrapped),
+        torch.zeros(2, dtype=torch.bool),
+        torch.tensor(float("nan")),
+        torch.zeros(2, dtype=torch.float8_e5m2),
+    ]
 
 
 def step_among(things, error, depth):
@@ -343,27 +373,40 @@ def step_among(things, error, depth):
     raise error
 
 
-@pytest.mark.parametrize("error", [
-    LookupError("x"), HostileError("y"), RuntimeError("mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)"),
-    RuntimeError("Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"),
-    RuntimeError("one of the variables needed for gradient computation has been modified by an inplace operation"),
-    IndexError("index out of range in self"), RuntimeError("CUDA error: device-side assert triggered"),
-    RuntimeError("Error(s) in loading state_dict for Net:\n\tMissing key(s) in state_dict: \"a\". "),
-    RuntimeError("element 0 of tensors does not require grad and does not have a grad_fn"),
-    RuntimeError("mat1 and mat2 must have the same dtype, but got Double and Float"),
-    AttributeError("'Hostile' object has no attribute 'x'"), KeyError(Hostile), OSError(24, "Too many open files"),
-    RuntimeError("stack expects each tensor to be equal size, but got [2] at entry 0 and [3] at entry 1"),
-    TypeError("forward() missing 1 required positional argument: 'x'"),
-    RuntimeError("Caught KeyError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n  x"),
-    RuntimeError("Trying to backward through the graph a second time"),
-], ids=lambda error: f"{type(error).__name__}")
+@pytest.mark.parametrize(
+    "error",
+    [
+        LookupError("x"),
+        HostileError("y"),
+        RuntimeError("mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)"),
+        RuntimeError("Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"),
+        RuntimeError("one of the variables needed for gradient computation has been modified by an inplace operation"),
+        IndexError("index out of range in self"),
+        RuntimeError("CUDA error: device-side assert triggered"),
+        RuntimeError('Error(s) in loading state_dict for Net:\n\tMissing key(s) in state_dict: "a". '),
+        RuntimeError("element 0 of tensors does not require grad and does not have a grad_fn"),
+        RuntimeError("mat1 and mat2 must have the same dtype, but got Double and Float"),
+        AttributeError("'Hostile' object has no attribute 'x'"),
+        KeyError(Hostile),
+        OSError(24, "Too many open files"),
+        RuntimeError("stack expects each tensor to be equal size, but got [2] at entry 0 and [3] at entry 1"),
+        TypeError("forward() missing 1 required positional argument: 'x'"),
+        RuntimeError(
+            "Caught KeyError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n  x"
+        ),
+        RuntimeError("Trying to backward through the graph a second time"),
+    ],
+    ids=lambda error: f"{type(error).__name__}",
+)
 def test_nothing_of_the_users_runs_and_nothing_breaks_it(error) -> None:
     Hostile.asked.clear()
     things = [Hostile(), HostileModule(), *strange_tensors()]
     raised = caught(step_among, things, error, 3)
     Hostile.asked.clear()
-    report = nbdebug.explain(raised, names={"things": things, "model": things[1], "h": things[0],
-                                            **{f"t{i}": t for i, t in enumerate(things)}})
+    report = nbdebug.explain(
+        raised,
+        names={"things": things, "model": things[1], "h": things[0], **{f"t{i}": t for i, t in enumerate(things)}},
+    )
     said = str(report) + report._repr_mimebundle_()["text/html"]
     assert Hostile.asked == []
     assert "hunter2" not in said
@@ -408,21 +451,65 @@ def test_a_traceback_that_was_cleared() -> None:
     assert codes(error.with_traceback(None)) == [STATE]
 
 
-KINDS = (ValueError, RuntimeError, KeyError, IndexError, TypeError, AttributeError, ImportError, OSError, HostileError,
-         StopIteration, AssertionError, UnicodeDecodeError, RecursionError, MemoryError)
-PARTS = st.sampled_from([
-    "mat1 and mat2 shapes", "size mismatch for a.b: copying a param with shape torch.Size([1])", "(2x3", "got", "[",
-    "DataLoader worker (pid 3)", "Caught", "in DataLoader worker process 0.\n", "CUDA error", "at dimension 1", "NCCL",
-    "Original Traceback (most recent call last):\n", "No module named", "'", "\"", "\n", "Double", "Float", "\0", "𝕏",
-    "index 7 is out"])
+KINDS = (
+    ValueError,
+    RuntimeError,
+    KeyError,
+    IndexError,
+    TypeError,
+    AttributeError,
+    ImportError,
+    OSError,
+    HostileError,
+    StopIteration,
+    AssertionError,
+    UnicodeDecodeError,
+    RecursionError,
+    MemoryError,
+)
+PARTS = st.sampled_from(
+    [
+        "mat1 and mat2 shapes",
+        "size mismatch for a.b: copying a param with shape torch.Size([1])",
+        "(2x3",
+        "got",
+        "[",
+        "DataLoader worker (pid 3)",
+        "Caught",
+        "in DataLoader worker process 0.\n",
+        "CUDA error",
+        "at dimension 1",
+        "NCCL",
+        "Original Traceback (most recent call last):\n",
+        "No module named",
+        "'",
+        '"',
+        "\n",
+        "Double",
+        "Float",
+        "\0",
+        "𝕏",
+        "index 7 is out",
+    ]
+)
 THINGS = (Hostile(), Hostile, torch.zeros(2), nn.Linear(1, 1), float, ..., [[]], {})
-VALUES = st.one_of(st.none(), st.text(max_size=5), st.integers(), st.floats(), st.binary(max_size=4),
-                   st.integers(0, len(THINGS) - 1).map(THINGS.__getitem__))
+VALUES = st.one_of(
+    st.none(),
+    st.text(max_size=5),
+    st.integers(),
+    st.floats(),
+    st.binary(max_size=4),
+    st.integers(0, len(THINGS) - 1).map(THINGS.__getitem__),
+)
 
 
 @settings(max_examples=60, deadline=None)
-@given(kind=st.sampled_from(KINDS), words=st.lists(PARTS | st.text(max_size=8), max_size=6),
-       given_=st.lists(VALUES, max_size=3), names=st.dictionaries(st.text(max_size=4), VALUES, max_size=4))
+@given(
+    kind=st.sampled_from(KINDS),
+    words=st.lists(PARTS | st.text(max_size=8), max_size=6),
+    given_=st.lists(VALUES, max_size=3),
+    names=st.dictionaries(st.text(max_size=4), VALUES, max_size=4),
+)
 def test_no_exception_makes_it_raise(kind, words, given_, names) -> None:
     arguments = [" ".join(words), *given_] if words else given_
     try:

@@ -21,8 +21,10 @@ import torch
 import nbdebug
 from tests.cases.asking import load
 
-pytestmark = [pytest.mark.filterwarnings("ignore:Got pickle error:UserWarning"),
-              pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad:UserWarning")]
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Got pickle error:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad:UserWarning"),
+]
 HERE = pathlib.Path(__file__).parent / "further"
 PROGRAMS = sorted(HERE.glob("*.py"))
 

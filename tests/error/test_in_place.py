@@ -22,7 +22,6 @@ def explained(raising):
 
 
 class Attn(nn.Module):
-
     def __init__(self):
         super().__init__()
         self.q = nn.Linear(4, 4)
@@ -58,11 +57,11 @@ def attn():
 def deep_seq():
 
     class Norm(nn.Module):
-
         def forward(self, x):
             y = x.exp()
             y /= y.sum(1, keepdim=True)
             return y
+
     model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), Norm()), nn.Linear(4, 2))
     model(INPUTS).sum().backward()
 
@@ -120,6 +119,7 @@ def step_loop():
         opt.zero_grad()
         loss.backward(retain_graph=True)
         opt.step()
+
     fake = G(INPUTS)
     score = D(fake)
     d_loss = score.mean()
@@ -140,7 +140,6 @@ def weights_nograd():
 def relu_inplace_module():
 
     class Net(nn.Module):
-
         def __init__(self):
             super().__init__()
             self.fc = nn.Linear(4, 4)
@@ -149,6 +148,7 @@ def relu_inplace_module():
 
         def forward(self, x):
             return self.act(self.sig(self.fc(x)))
+
     net = Net()
     net(INPUTS).sum().backward()
 
@@ -205,7 +205,6 @@ def mask_scores():
 def gan_step():
 
     class GAN:
-
         def __init__(self):
             self.g, self.d = (nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1)))
             self.opt_d = torch.optim.SGD(self.d.parameters(), 0.1)
@@ -220,6 +219,7 @@ def gan_step():
             g_loss = -pred.mean()
             g_loss.backward()
             self.opt_g.step()
+
     GAN().train()
 
 
@@ -248,7 +248,6 @@ def lambda_layer():
 def ddp_like():
 
     class Net(nn.Module):
-
         def __init__(self):
             super().__init__()
             self.register_buffer("mean", torch.zeros(4))
@@ -259,6 +258,7 @@ def ddp_like():
             z = y * self.mean
             self.mean += y.detach().mean(0)
             return z
+
     net = Net()
     loss = net(INPUTS).sum() + net(INPUTS).sum()
     loss.backward()
@@ -267,7 +267,6 @@ def ddp_like():
 def densenet():
 
     class Block(nn.Module):
-
         def __init__(self):
             super().__init__()
             self.norm = nn.BatchNorm1d(4)
@@ -278,6 +277,7 @@ def densenet():
             y = torch.tanh(x)
             z = self.relu(y)
             return self.fc(z) + x
+
     m = nn.Sequential(nn.Linear(4, 4), Block(), Block())
     m(INPUTS).sum().backward()
 
@@ -294,10 +294,13 @@ def rnn_inplace():
 
 
 CASES = [
-    (sigmoid_mul, "`gate *= 2` changes `gate` in place, but the backward of `sigmoid`",
-     "gate *= 2", "gate = gate * 2"),
-    (item_assign, "`probs[:, 0] = 0` changes `probs` in place",
-     "probs[:, 0] = 0", "probs = probs.clone()\nprobs[:, 0] = 0"),
+    (sigmoid_mul, "`gate *= 2` changes `gate` in place, but the backward of `sigmoid`", "gate *= 2", "gate = gate * 2"),
+    (
+        item_assign,
+        "`probs[:, 0] = 0` changes `probs` in place",
+        "probs[:, 0] = 0",
+        "probs = probs.clone()\nprobs[:, 0] = 0",
+    ),
     (attn, "`weights.masked_fill_(", "weights.masked_fill_", "weights = weights.masked_fill("),
     (deep_seq, "`y /= y.sum(1, keepdim=True)` changes `y`", "y /= ", "y = y / y.sum("),
     (relu_fn, "changes `h` in place, but the backward of `tanh`", "F.relu(h, inplace=True)", "F.relu(h)"),
@@ -308,8 +311,12 @@ CASES = [
     (step_loop, "`opt.step()` changed `D.2.weight`", "opt.step()", "loss.backward()"),
     (weights_nograd, "`p.mul_(0.99)` changed `model.2.weight`", "p.mul_(0.99)", "out.backward()"),
     (relu_inplace_module, "`act` is ReLU(inplace=True)", "nn.ReLU(inplace=True)", "nn.ReLU()"),
-    (leaf_update, "`w -= 0.1 * w.grad` changes `w` in place, a leaf",
-     "w -= ", "with torch.no_grad():\n    w -= 0.1 * w.grad"),
+    (
+        leaf_update,
+        "`w -= 0.1 * w.grad` changes `w` in place, a leaf",
+        "w -= ",
+        "with torch.no_grad():\n    w -= 0.1 * w.grad",
+    ),
     (leaf_item, "changes `model.weight` in place, a leaf", "model.weight[0] = 0", "with torch.no_grad():"),
     (leaf_input_relu, "changes `image` in place, a leaf", "", "image.clone()"),
     (unbind_view, "one of several views", "rows[0].mul_(2)", "new = rows[0].mul(2)"),

@@ -221,8 +221,10 @@ def crop_of_a_small_picture():
 
 SITUATIONS = [
     (token, ["`ids[1, 1]` is 11", "`reader.words` has 10 rows", "`vocabulary` has 12 entries", "nn.Embedding(12, 4)"]),
-    (position, ["`steps` counts to 8", "torch.arange(ids.shape[1])", "`reader.places` has 6 rows",
-                "ids = ids[:, -6:]"]),
+    (
+        position,
+        ["`steps` counts to 8", "torch.arange(ids.shape[1])", "`reader.places` has 6 rows", "ids = ids[:, -6:]"],
+    ),
     (sized_before, ["`steps` counts to 8", "`table` has 6 rows", "ids = ids[:, -6:]"]),
     (padding_of_minus_one, ["is -1", "5 rows", "masked_fill"]),
     (bag, ["7", "`bags` has 5 rows"]),
@@ -239,8 +241,15 @@ SITUATIONS = [
     (names_of_classes, ["`best` is 2", "`names` has 2 entries"]),
     (in_a_comprehension, ["`number` is 2", "`names` has 2 entries"]),
     (data_set_longer_than_its_list, ["`index` is 3", "`self.files` has 3 entries", "self.count"]),
-    (last_window_past_the_end, ["`i + self.ahead` is 20 (`i` is 16)", "length of `windows` is `self.series.numel()`",
-                                "promises 20 samples", "return len(self.series) - self.ahead"]),
+    (
+        last_window_past_the_end,
+        [
+            "`i + self.ahead` is 20 (`i` is 16)",
+            "length of `windows` is `self.series.numel()`",
+            "promises 20 samples",
+            "return len(self.series) - self.ahead",
+        ],
+    ),
     (windows_in_any_order, ["`i + self.ahead` is 2", "promises 20 samples", "len(self.series) - self.ahead"]),
     (length_that_is_right, ["`i` is 9", "`self.files` has 2 entries", "assert i < len(self.files)"]),
     (the_model_that_was_called, ["`kinds[1]` is 6", "`network.2` gives 4 classes", "network[2] = nn.Linear("]),

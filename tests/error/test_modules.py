@@ -60,12 +60,16 @@ def test_a_file_in_a_folder_that_is_not_searched(folder) -> None:
     assert "lib/layers" in explained(imported("from layers import Block"))[1]
 
 
-@pytest.mark.parametrize(("source", "words"), [
-    ("import cv2", ["`opencv-python`", "%pip install opencv-python"]), ("import numpyy", ["there is `numpy`"]),
-    ("import surely_not_there_zz", ["%pip install surely_not_there_zz"]),
-    ("from torch import tensr", ["`torch` has no `tensr`", "from torch import tensor"]),
-    ("from .models import Net", ["relative"]),
-])
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("import cv2", ["`opencv-python`", "%pip install opencv-python"]),
+        ("import numpyy", ["there is `numpy`"]),
+        ("import surely_not_there_zz", ["%pip install surely_not_there_zz"]),
+        ("from torch import tensr", ["`torch` has no `tensr`", "from torch import tensor"]),
+        ("from .models import Net", ["relative"]),
+    ],
+)
 def test_imports(source, words) -> None:
     if source == "import cv2" and pytest.importorskip("importlib.util").find_spec("cv2"):
         pytest.skip("cv2 is installed here")
@@ -97,7 +101,8 @@ def test_a_whole_model_whose_module_is_gone(monkeypatch) -> None:
     report, said = explained(lambda: torch.load(file, weights_only=False))
     assert "`service_now` has a class of that name" in said
     assert "sys.modules['models_then'] = service_now\nmodel = torch.load(file, weights_only=False)" in (
-        only(report).fixes[0].code)
+        only(report).fixes[0].code
+    )
 
 
 def test_the_same_file_read_as_weights_alone(monkeypatch) -> None:
@@ -130,8 +135,12 @@ def test_a_class_of_the_main_program_and_plain_pickles(monkeypatch) -> None:
 
 
 def test_near_misses() -> None:
-    for call in (lambda: torch.functionall, lambda: {}["models"], lambda: torch.nn.Linear(2, 2).weigth,
-                 imported("models_of_mine.Net()")):
+    for call in (
+        lambda: torch.functionall,
+        lambda: {}["models"],
+        lambda: torch.nn.Linear(2, 2).weigth,
+        imported("models_of_mine.Net()"),
+    ):
         assert explained(call)[0].ok
 
 
@@ -143,12 +152,15 @@ def test_a_name_typed_wrong_is_not_what_is_offered_to_be_installed() -> None:
     assert "torchvision" in finding.title and "torchvison" not in finding.fixes[0].code
 
 
-@pytest.mark.parametrize(("line", "said"), [
-    ("import torch.optim.lr_schedulers", "it has `torch.optim.lr_scheduler`"),
-    ("import torch.lr_scheduler", "it has `torch.optim.lr_scheduler`"),
-    ("import torch.nn.Linear", "from torch.nn import Linear"),
-    ("import torch.nn.quite_another", "pkgutil.iter_modules(torch.nn.__path__)"),
-])
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("import torch.optim.lr_schedulers", "it has `torch.optim.lr_scheduler`"),
+        ("import torch.lr_scheduler", "it has `torch.optim.lr_scheduler`"),
+        ("import torch.nn.Linear", "from torch.nn import Linear"),
+        ("import torch.nn.quite_another", "pkgutil.iter_modules(torch.nn.__path__)"),
+    ],
+)
 def test_an_installed_package_that_lacks_a_module_is_not_installed_again(line, said) -> None:
     report, text = explained(lambda: exec(line))
     assert only(report) and said in text and "pip" not in text and "not installed" not in text

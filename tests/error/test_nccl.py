@@ -63,8 +63,9 @@ def test_a_port_that_is_taken() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        report, said = explained(lambda: dist.init_process_group(
-            "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1))
+        report, said = explained(
+            lambda: dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
+        )
         assert only(report) and f"port {port}" in said
         with socket.socket() as own:
             report, said = explained(lambda: own.bind(("127.0.0.1", port)))
@@ -92,31 +93,56 @@ def test_parameters_that_took_no_part_are_named(group) -> None:
 
 
 def test_a_group_that_is_started_twice(group) -> None:
-    report, said = explained(lambda: dist.init_process_group("gloo", init_method="tcp://127.0.0.1:1", rank=0,
-                                                             world_size=1))
+    report, said = explained(
+        lambda: dist.init_process_group("gloo", init_method="tcp://127.0.0.1:1", rank=0, world_size=1)
+    )
     assert only(report) and "second time" in said and "is_initialized" in said
 
 
-@pytest.mark.parametrize(("message", "words"), [
-    ("NCCL error in: ProcessGroupNCCL.cpp:1970, invalid usage, NCCL version 2.20.5\nncclInvalidUsage: This usually "
-     "reflects invalid usage of NCCL library.\nLast error:\nDuplicate GPU detected : rank 1 and rank 0 both on CUDA "
-     "device 18000", ["Rank 1 and rank 0", "set_device"]),
-    ("[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5, OpType=ALLREDUCE, NumelIn=1, NumelOut"
-     "=1, Timeout(ms)=600000) ran for 600021 milliseconds before timing out.", ["`allreduce`", "600 s"]),
-    ("Timed out waiting 1800000ms for recv operation to complete (gloo)", ["`recv`", "1800 s"]),
-    ("[gloo/transport/tcp/pair.cc:525] Connection closed by peer [127.0.0.1]:4242", ["Another process ended"]),
-    ("NCCL error: unhandled system error, NCCL version 2.19.3\nncclSystemError: System call failed", ["the system"]),
-    ("Timed out after 601 seconds waiting for clients. 1/2 clients joined.", ["1 of 2 processes"]),
-    ("ProcessGroupNCCL is only supported with GPUs, no GPUs found!", ["no GPU", "gloo"]),
-    ("DDP expects same model across all ranks, but Rank 1 has 4 params, while rank 0 has inconsistent 6 params.",
-     ["rank 1 has 4", "rank 0 has 6"]),
-])
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (
+            "NCCL error in: ProcessGroupNCCL.cpp:1970, invalid usage, NCCL version "
+            "2.20.5\nncclInvalidUsage: This usually "
+            "reflects invalid usage of NCCL library.\nLast error:\nDuplicate GPU detected : rank 1 and "
+            "rank 0 both on CUDA "
+            "device 18000",
+            ["Rank 1 and rank 0", "set_device"],
+        ),
+        (
+            "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5, "
+            "OpType=ALLREDUCE, NumelIn=1, NumelOut"
+            "=1, Timeout(ms)=600000) ran for 600021 milliseconds before timing out.",
+            ["`allreduce`", "600 s"],
+        ),
+        ("Timed out waiting 1800000ms for recv operation to complete (gloo)", ["`recv`", "1800 s"]),
+        ("[gloo/transport/tcp/pair.cc:525] Connection closed by peer [127.0.0.1]:4242", ["Another process ended"]),
+        (
+            "NCCL error: unhandled system error, NCCL version 2.19.3\nncclSystemError: System call failed",
+            ["the system"],
+        ),
+        ("Timed out after 601 seconds waiting for clients. 1/2 clients joined.", ["1 of 2 processes"]),
+        ("ProcessGroupNCCL is only supported with GPUs, no GPUs found!", ["no GPU", "gloo"]),
+        (
+            "DDP expects same model across all ranks, but Rank 1 has 4 params, while rank 0 has inconsistent 6 params.",
+            ["rank 1 has 4", "rank 0 has 6"],
+        ),
+    ],
+)
 def test_what_the_libraries_say(message, words) -> None:
     report, said = explained(raising(RuntimeError(message)))
     assert only(report) and all(word in said for word in words), said
 
 
-@pytest.mark.parametrize("error", [RuntimeError("internal error in my parser"), ValueError("connection closed by user"),
-                                   OSError(98, "Address already in use"), RuntimeError("Connection refused")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("internal error in my parser"),
+        ValueError("connection closed by user"),
+        OSError(98, "Address already in use"),
+        RuntimeError("Connection refused"),
+    ],
+)
 def test_others_are_not_named_so(error) -> None:
     assert explained(raising(error))[0].ok

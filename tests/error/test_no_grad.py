@@ -24,7 +24,6 @@ def explained(raising):
 
 
 class Trainer:
-
     def __init__(self):
         self.model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
         self.crit = nn.MSELoss()
@@ -46,7 +45,6 @@ class Config:
 def detached_in_forward():
 
     class Head(nn.Module):
-
         def __init__(self):
             super().__init__()
             self.fc = nn.Linear(4, 3)
@@ -55,6 +53,7 @@ def detached_in_forward():
             logits = self.fc(feats)
             frozen_logits = logits.detach()
             return frozen_logits * 2
+
     model = nn.Sequential(nn.Linear(4, 4), Head())
     out = model(INPUTS)
     loss = F.cross_entropy(out, TARGETS)
@@ -66,6 +65,7 @@ def item_loss():
 
     def compute(pred, target):
         return F.cross_entropy(pred, target).item()
+
     loss = compute(model(INPUTS), TARGETS)
     loss.backward()
 
@@ -112,6 +112,7 @@ def no_grad_decorator():
     @torch.no_grad()
     def evaluate(batch):
         return model(batch)
+
     loss = F.cross_entropy(evaluate(INPUTS), TARGETS)
     loss.backward()
 
@@ -183,6 +184,7 @@ def helper_backward():
     def run():
         pred = model(INPUTS).data
         step(F.cross_entropy(pred, TARGETS))
+
     run()
 
 
@@ -223,7 +225,6 @@ def trainer():
 def compiled_detach():
 
     class Net(nn.Module):
-
         def __init__(self):
             super().__init__()
             self.fc = nn.Linear(4, 3)
@@ -231,6 +232,7 @@ def compiled_detach():
         def forward(self, x):
             hidden = self.fc(x)
             return hidden.detach()
+
     net = torch.compile(Net(), backend="eager")
     loss = net(INPUTS).sum()
     loss.backward()
@@ -239,7 +241,6 @@ def compiled_detach():
 def list_loop():
 
     class Net(nn.Module):
-
         def __init__(self):
             super().__init__()
             self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(2)])
@@ -249,6 +250,7 @@ def list_loop():
                 x = layer(x)
             ranks = x.argsort(dim=1)
             return ranks.float()
+
     net = Net()
     loss = sum((net(b) - 1).pow(2).mean() for b in [INPUTS, INPUTS])
     loss.backward()
@@ -263,7 +265,8 @@ def lambda_cut():
 
 def ckpt():
     from torch.utils.checkpoint import checkpoint
-    block, = [nn.Sequential(nn.Linear(4, 4), nn.ReLU())]
+
+    (block,) = [nn.Sequential(nn.Linear(4, 4), nn.ReLU())]
     out = checkpoint(block, INPUTS, use_reentrant=True)
     loss = out.sum()
     loss.backward()
@@ -289,7 +292,6 @@ def where_mask():
 def wrapped_loss():
 
     class Dice(nn.Module):
-
         def __init__(self, thr):
             super().__init__()
             self.thr = thr
@@ -299,6 +301,7 @@ def wrapped_loss():
             if self.thr is not None:
                 probs = (probs > self.thr).float()
             return 1 - 2 * (probs * target).sum() / (probs.sum() + target.sum())
+
     net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
     crit = Dice(0.5)
     for _ in range(1):
@@ -309,7 +312,6 @@ def wrapped_loss():
 def dict_pred():
 
     class Net(nn.Module):
-
         def __init__(self):
             super().__init__()
             self.fc = nn.Linear(4, 3)
@@ -317,6 +319,7 @@ def dict_pred():
         def forward(self, x):
             logits = self.fc(x)
             return {"logits": logits, "pred": logits.argmax(-1)}
+
     net = Net()
     out = net(INPUTS)
     loss = (out["pred"] - TARGETS).abs().float().mean()
@@ -328,6 +331,7 @@ def kwargs_call():
 
     def loss_fn(*, pred, target, cfg):
         return ((pred.sigmoid() > cfg.thr) != target).float().mean()
+
     loss = loss_fn(pred=model(INPUTS), target=torch.ones(5, 1).bool(), cfg=Config())
     loss.backward()
 
@@ -335,9 +339,9 @@ def kwargs_call():
 def nested_seq():
 
     class Quant(nn.Module):
-
         def forward(self, x):
             return (x * 8).to(torch.uint8).float() / 8
+
     net = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Sequential(Quant()))
     loss = net(INPUTS).sum()
     loss.backward()
@@ -357,26 +361,42 @@ def tuple_under_no_grad():
     def encode(batch):
         both = encoder(batch)
         return (both[:, :2], both[:, 2:])
+
     mean, spread = encode(INPUTS)
     loss = (mean + spread).pow(2).mean()
     loss.backward()
 
 
 CASES = [
-    (detached_in_forward, "`.detach()` in `logits.detach()` cuts it off from `logits`",
-     "frozen_logits = logits.detach()", "frozen_logits = logits"),
-    (item_loss, "`item` in `F.cross_entropy(pred, target).item()`",
-     "return F.cross_entropy", "return F.cross_entropy(pred, target)"),
-    (rebuilt_losses, "`torch.tensor(losses)` makes a new tensor",
-     "total = torch.tensor", "total = torch.stack(losses)"),
+    (
+        detached_in_forward,
+        "`.detach()` in `logits.detach()` cuts it off from `logits`",
+        "frozen_logits = logits.detach()",
+        "frozen_logits = logits",
+    ),
+    (
+        item_loss,
+        "`item` in `F.cross_entropy(pred, target).item()`",
+        "return F.cross_entropy",
+        "return F.cross_entropy(pred, target)",
+    ),
+    (
+        rebuilt_losses,
+        "`torch.tensor(losses)` makes a new tensor",
+        "total = torch.tensor",
+        "total = torch.stack(losses)",
+    ),
     (item_losses, "`item` in `step_loss.item()`", "losses.append", "losses.append(step_loss)"),
     (numpy_between, "`arr` has no gradient", "arr = probs", "arr = probs"),
     (no_grad_block, "`feats` is computed under `with torch.no_grad()`", "with torch.no_grad():", "feats = model("),
     (no_grad_decorator, "under `@torch.no_grad()` in `evaluate`", "@torch.no_grad()", "def evaluate"),
-    (phase_off, "`out` is computed under `with torch.set_grad_enabled",
-     "with torch.set_grad_enabled", "out = model("),
-    (frozen_all, "all parameters of `model.0`, `model.2` are frozen",
-     "p.requires_grad = False", "model[2].requires_grad_(True)"),
+    (phase_off, "`out` is computed under `with torch.set_grad_enabled", "with torch.set_grad_enabled", "out = model("),
+    (
+        frozen_all,
+        "all parameters of `model.0`, `model.2` are frozen",
+        "p.requires_grad = False",
+        "model[2].requires_grad_(True)",
+    ),
     (comparison, "`score > 0.5` is true or false", "hit = score > 0.5", "hit = torch.sigmoid("),
     (max_index, "`predicted` has no gradient: `torch.max(outputs, 1)`", "torch.max(outputs, 1)", "predicted = "),
     (global_off, "gradients are off everywhere", "torch.set_grad_enabled(False)", "torch.set_grad_enabled(True)"),
@@ -387,19 +407,31 @@ CASES = [
     (sampled, "`dist.sample()` draws without one", "action = dist.sample()", "dist.rsample()"),
     (data_only, "`pred`, which could, is not used", "loss.backward()", "loss_fn(pred, target)"),
     (retain, "`pred` has no gradient", "pred = model(", "softmax(1)"),
-    (trainer, "`long` has no derivative",
-     "return self.model(batch).round().long()", "return self.model(batch).round()"),
+    (
+        trainer,
+        "`long` has no derivative",
+        "return self.model(batch).round().long()",
+        "return self.model(batch).round()",
+    ),
     (compiled_detach, "`.detach()` in `hidden.detach()`", "return hidden.detach()", "return hidden"),
     (list_loop, "`ranks` has no gradient: `x.argsort(dim=1)`", "ranks = x.argsort", "ranks = x"),
     (lambda_cut, "`a.argmax(1)` gives whole numbers", "metric = lambda", "a.softmax(1)"),
     (ckpt, "`checkpoint(block, INPUTS, use_reentrant=True)` passes none", "out = checkpoint(", "use_reentrant=False"),
     (vae_kl, "`z` is computed under `with torch.no_grad()`", "with torch.no_grad():", "z = mu +"),
     (where_mask, "`p > 0.5` is true or false", "pred = torch.where", "torch.sigmoid((p - 0.5) / 0.1)"),
-    (wrapped_loss, "`probs > self.thr` is true or false",
-     "probs = (probs > self.thr)", "torch.sigmoid((probs - self.thr) / 0.1)"),
+    (
+        wrapped_loss,
+        "`probs > self.thr` is true or false",
+        "probs = (probs > self.thr)",
+        "torch.sigmoid((probs - self.thr) / 0.1)",
+    ),
     (dict_pred, "`logits.argmax(-1)` gives whole numbers", "logits.argmax(-1)", "logits.softmax(-1)"),
-    (kwargs_call, "`pred.sigmoid() > cfg.thr` is true or false",
-     "return ((pred.sigmoid() > cfg.thr)", "torch.sigmoid((pred.sigmoid() - cfg.thr) / 0.1)"),
+    (
+        kwargs_call,
+        "`pred.sigmoid() > cfg.thr` is true or false",
+        "return ((pred.sigmoid() > cfg.thr)",
+        "torch.sigmoid((pred.sigmoid() - cfg.thr) / 0.1)",
+    ),
     (nested_seq, "`(x * 8).to(torch.uint8)` gives whole numbers", "to(torch.uint8)", "return (x * 8).float() / 8"),
     (sum_losses, "`total` has no gradient: `item`", "losses = {", "F.cross_entropy(model("),
     (tuple_under_no_grad, "`@torch.no_grad()` in `encode`", "@torch.no_grad()", "def encode"),

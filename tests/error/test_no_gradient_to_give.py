@@ -32,6 +32,7 @@ def returns_none():
 
     def criterion(pred, target):
         value = F.cross_entropy(pred, target)  # noqa: F841
+
     loss = criterion(model(INPUTS), TARGETS)
     loss.backward()
 
@@ -41,6 +42,7 @@ def returns_tuple():
 
     def criterion(pred, target):
         return (F.cross_entropy(pred, target), pred)
+
     loss = criterion(model(INPUTS), TARGETS)
     loss.backward()
 
@@ -63,13 +65,13 @@ def grad_unused():
 def list_held():
 
     class Net(nn.Module):
-
         def __init__(self):
             super().__init__()
             self.blocks = [nn.Linear(4, 4) for _ in range(3)]
 
         def forward(self, x):
             return x
+
     net = Net()
     torch.optim.Adam(net.parameters())
 
@@ -116,8 +118,12 @@ CASES = [
     (grad_input, "`sample` does not require grad", "torch.autograd.grad", "sample.requires_grad_()"),
     (grad_unused, "`moved` is no part", "torch.autograd.grad", "allow_unused=True"),
     (list_held, "`net.blocks` is a plain list of 3 modules", "torch.optim.Adam", "self.blocks = nn.ModuleList"),
-    (nonleaf_optim, "`style` is no leaf, the result of `mul`",
-     "torch.optim.Adam", "style = style.detach().requires_grad_()"),
+    (
+        nonleaf_optim,
+        "`style` is no leaf, the result of `mul`",
+        "torch.optim.Adam",
+        "style = style.detach().requires_grad_()",
+    ),
     (grad_none, "`scaled.grad` is None: `scaled` is a result of `mul`", "scaled.grad.norm()", "scaled.retain_grad()"),
     (grad_none_param, "(`model.aux.weight`)", "total += p.grad.norm()", "p.grad is not None"),
     (inference, "`code` was made under `torch.inference_mode()`", "head(code)", "code = code.clone()"),
@@ -160,12 +166,11 @@ def gradient_of_the_wrong_shape():
     weights.sum().backward(torch.ones(3))
 
 
-@pytest.mark.parametrize("raising", [slip_of_the_pen, nothing_found, attribute_of_the_users,
-                                     gradient_of_the_wrong_shape])
+@pytest.mark.parametrize(
+    "raising", [slip_of_the_pen, nothing_found, attribute_of_the_users, gradient_of_the_wrong_shape]
+)
 def test_errors_alike_in_words_only_are_not_taken(raising):
     with pytest.raises(Exception) as caught:
         raising()
 
     assert "error/no-grad-path" not in [found.code for found in nbdebug.explain(caught.value, names={})]
-
-

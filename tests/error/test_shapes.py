@@ -301,15 +301,29 @@ def test_a_layer_of_a_list_has_its_place_for_a_name(kept, name):
 def test_the_way_of_the_size_is_told_layer_by_layer():
     (finding,) = nbdebug.explain(raised(flattened_by_hand))
     steps = [link.what for link in finding.chain]
-    assert steps[-4:] == ["after second (Conv2d) it is [2, 6, 26, 26]",
-                          "after max_pool2d it is [2, 6, 13, 13]", "after view it is [2, 1014]",
-                          "`grades` (Linear) wants 150 and is given 1014"]
+    assert steps[-4:] == [
+        "after second (Conv2d) it is [2, 6, 26, 26]",
+        "after max_pool2d it is [2, 6, 13, 13]",
+        "after view it is [2, 1014]",
+        "`grades` (Linear) wants 150 and is given 1014",
+    ]
     assert any("`pages` [2, 1, 30, 30] goes in" in step for step in steps) and len(steps) <= 6
     assert finding.evidence["wanted"] == 150 and finding.evidence["given"] == 1014
 
 
-@pytest.mark.parametrize("attempt", [queries_and_keys, labels_in_a_column, skip_of_another_size, of_arrays, unpacked,
-                                     rows_taken_for_granted, channels_on_the_last_axis, axis_that_is_not_there])
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        queries_and_keys,
+        labels_in_a_column,
+        skip_of_another_size,
+        of_arrays,
+        unpacked,
+        rows_taken_for_granted,
+        channels_on_the_last_axis,
+        axis_that_is_not_there,
+    ],
+)
 def test_it_is_found_without_the_columns_of_newer_pythons(attempt, monkeypatch):
     monkeypatch.setattr("nbdebug.observe.frames._span", lambda code, instruction: None)
     says, cure = next((says, cure) for known, says, cure in CASES if known is attempt)

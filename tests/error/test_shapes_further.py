@@ -96,7 +96,9 @@ def test_a_recurrent_layer_is_one_step_of_the_way():
 
     finding = explained(lambda: told(speaker(phrase).scores))
     assert [link.what for link in finding.chain if link.what.startswith("after")] == [
-        "after words (Embedding) it is [2, 5, 6]", "after say (Linear) it is [2, 5, 11]"]
+        "after words (Embedding) it is [2, 5, 6]",
+        "after say (Linear) it is [2, 5, 11]",
+    ]
 
 
 def cut_predictions():
@@ -112,9 +114,13 @@ def cut_targets():
     return F.cross_entropy(scores.view(-1, 11), goal.reshape(-1))
 
 
-@pytest.mark.parametrize(("attempt", "name", "cure"), [
-    (cut_predictions, "text", "goal = text[:, 1:].reshape(-1)"),
-    (cut_targets, "scores", "scores[:, :-1].reshape(-1, 11)")])
+@pytest.mark.parametrize(
+    ("attempt", "name", "cure"),
+    [
+        (cut_predictions, "text", "goal = text[:, 1:].reshape(-1)"),
+        (cut_targets, "scores", "scores[:, :-1].reshape(-1, 11)"),
+    ],
+)
 def test_of_a_next_token_loss_the_side_that_was_not_cut_is_named(attempt, name, cure):
     finding = explained(attempt)
     assert "were cut by one" in finding.title and f"`{name}` [3, 6" in finding.title

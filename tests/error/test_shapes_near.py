@@ -57,35 +57,76 @@ def empty_text():
     return int("")
 
 
-@pytest.mark.parametrize("attempt", [unpack_a_list, own_words, own_assertion, other_dtype, outside_of_the_table,
-                                     weights_of_another_model, samples_of_two_sizes, empty_text])
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        unpack_a_list,
+        own_words,
+        own_assertion,
+        other_dtype,
+        outside_of_the_table,
+        weights_of_another_model,
+        samples_of_two_sizes,
+        empty_text,
+    ],
+)
 def test_other_errors_are_not_named_so(attempt):
     assert CODE not in [finding.code for finding in nbdebug.explain(caught(attempt))]
 
 
-@pytest.mark.parametrize(("message", "kind", "numbers"), [
-    ("mat1 and mat2 shapes cannot be multiplied (4x800 and 512x64)", "product", (800, 512)),
-    ("linear(): input and weight.T shapes cannot be multiplied (4x800 and 512x64)", "product", (800, 512)),
-    ("a and b must have same reduction dim, but got [4, 800] X [512, 64].", "product", NONE),
-    ("Given groups=1, weight of size [8, 3, 3, 3], expected input[2, 9, 9, 3] to have 3 channels, but got 9 channels "
-     "instead", "features", (9, 3)),
-    ("Given normalized_shape=[8], expected input with shape [*, 8], but got input of size[2, 5]", "features", NONE),
-    ("Given normalized_shape=[8], expected input with shape [8], but got input of size torch.Size([2, 5])", "features",
-     NONE),
-    ("input.size(-1) must be equal to input_size. Expected 4, got 5", "features", (5, 4)),
-    ("Sizes of tensors must match except in dimension 1. Expected size 30 but got size 31 for tensor number 1 in the "
-     "list.", "join", (31, 30)),
-    ("Sizes of tensors must match except in dimension 0. Expected 4 in dimension 1 but got 5 for tensor number 1 in "
-     "the list", "join", (5, 4)),
-    ("The size of tensor a (5) must match the size of tensor b (4) at non-singleton dimension 1", "broadcast", (5, 4)),
-    ("Attempting to broadcast a dimension of length 5 at -1! Mismatching argument at index 1 had torch.Size([3, 5]); "
-     "but expected shape should be broadcastable to [3, 4]", "broadcast", NONE),
-    ("too many values to unpack (expected 2, got 3)", "unpack", (None, 2)),
-    ("only length-1 arrays can be converted to Python scalars", "scalar", NONE),
-    ("CUDA out of memory. Tried to allocate 2.00 GiB", None, ()),
-    ("Expected all tensors to be on the same device", None, ()),
-    ("index 5 is out of bounds for dimension 0 with size 3", None, ()),
-])
+@pytest.mark.parametrize(
+    ("message", "kind", "numbers"),
+    [
+        ("mat1 and mat2 shapes cannot be multiplied (4x800 and 512x64)", "product", (800, 512)),
+        ("linear(): input and weight.T shapes cannot be multiplied (4x800 and 512x64)", "product", (800, 512)),
+        ("a and b must have same reduction dim, but got [4, 800] X [512, 64].", "product", NONE),
+        (
+            "Given groups=1, weight of size [8, 3, 3, 3], expected input[2, 9, 9, 3] to have 3 "
+            "channels, but got 9 channels "
+            "instead",
+            "features",
+            (9, 3),
+        ),
+        ("Given normalized_shape=[8], expected input with shape [*, 8], but got input of size[2, 5]", "features", NONE),
+        (
+            "Given normalized_shape=[8], expected input with shape [8], but got input of size torch.Size([2, 5])",
+            "features",
+            NONE,
+        ),
+        ("input.size(-1) must be equal to input_size. Expected 4, got 5", "features", (5, 4)),
+        (
+            "Sizes of tensors must match except in dimension 1. Expected size 30 but got size 31 for "
+            "tensor number 1 in the "
+            "list.",
+            "join",
+            (31, 30),
+        ),
+        (
+            "Sizes of tensors must match except in dimension 0. Expected 4 in dimension 1 but got 5 "
+            "for tensor number 1 in "
+            "the list",
+            "join",
+            (5, 4),
+        ),
+        (
+            "The size of tensor a (5) must match the size of tensor b (4) at non-singleton dimension 1",
+            "broadcast",
+            (5, 4),
+        ),
+        (
+            "Attempting to broadcast a dimension of length 5 at -1! Mismatching argument at index 1 "
+            "had torch.Size([3, 5]); "
+            "but expected shape should be broadcastable to [3, 4]",
+            "broadcast",
+            NONE,
+        ),
+        ("too many values to unpack (expected 2, got 3)", "unpack", (None, 2)),
+        ("only length-1 arrays can be converted to Python scalars", "scalar", NONE),
+        ("CUDA out of memory. Tried to allocate 2.00 GiB", None, ()),
+        ("Expected all tensors to be on the same device", None, ()),
+        ("index 5 is out of bounds for dimension 0 with size 3", None, ()),
+    ],
+)
 def test_wordings_of_other_versions_and_kernels(message, kind, numbers):
     said = read(message)
     assert (said.kind if said else None) == kind
@@ -93,14 +134,28 @@ def test_wordings_of_other_versions_and_kernels(message, kind, numbers):
         assert (said.got, said.wanted) == numbers
 
 
-@pytest.mark.parametrize(("module", "shape"), [
-    (nn.Conv2d(3, 8, 3, 2, 1, dilation=2), (2, 3, 17, 20)), (nn.Conv2d(3, 8, 3, padding="same"), (2, 3, 9, 7)),
-    (nn.MaxPool2d(3, 2, 1, ceil_mode=True), (2, 3, 16, 19)), (nn.AvgPool1d(3, 2, ceil_mode=True), (2, 3, 8)),
-    (nn.AdaptiveAvgPool2d((None, 3)), (2, 3, 7, 9)), (nn.ConvTranspose2d(3, 8, 3, 2, 1, 1), (2, 3, 7, 9)),
-    (nn.Unflatten(1, (2, -1)), (2, 6, 4)), (nn.Upsample(scale_factor=2), (2, 3, 4, 5)), (nn.GLU(), (2, 8)),
-    (nn.ZeroPad2d((1, 2, 3, 4)), (2, 3, 4, 5)), (nn.PixelShuffle(2), (2, 8, 4, 5)), (nn.Conv1d(3, 8, 5), (3, 20)),
-    (nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(196, 5)), (2, 3, 9, 9))],
-    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "")
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [
+        (nn.Conv2d(3, 8, 3, 2, 1, dilation=2), (2, 3, 17, 20)),
+        (nn.Conv2d(3, 8, 3, padding="same"), (2, 3, 9, 7)),
+        (nn.MaxPool2d(3, 2, 1, ceil_mode=True), (2, 3, 16, 19)),
+        (nn.AvgPool1d(3, 2, ceil_mode=True), (2, 3, 8)),
+        (nn.AdaptiveAvgPool2d((None, 3)), (2, 3, 7, 9)),
+        (nn.ConvTranspose2d(3, 8, 3, 2, 1, 1), (2, 3, 7, 9)),
+        (nn.Unflatten(1, (2, -1)), (2, 6, 4)),
+        (nn.Upsample(scale_factor=2), (2, 3, 4, 5)),
+        (nn.GLU(), (2, 8)),
+        (nn.ZeroPad2d((1, 2, 3, 4)), (2, 3, 4, 5)),
+        (nn.PixelShuffle(2), (2, 8, 4, 5)),
+        (nn.Conv1d(3, 8, 5), (3, 20)),
+        (
+            nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(196, 5)),
+            (2, 3, 9, 9),
+        ),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
+)
 def test_a_layers_formula_agrees_with_the_layer(module, shape):
     assert through(module, shape) == tuple(module(torch.rand(shape)).shape)
 
@@ -198,7 +253,8 @@ def test_of_a_compiled_model_the_text_is_read():
         raise TorchRuntimeError(
             "Dynamo failed to run FX node with fake tensors: call_function <built-in function linear>(...): got "
             "RuntimeError('a and b must have same reduction dim, but got [3, 4] X [5, 2].')\n\nfrom user code:\n"
-            f'   File "{__file__}", line {line}, in forward\n    return self.weigh(pulses)\n\nSet TORCH_LOGS="+dynamo"')
+            f'   File "{__file__}", line {line}, in forward\n    return self.weigh(pulses)\n\nSet TORCH_LOGS="+dynamo"'
+        )
 
     (finding,) = nbdebug.explain(caught(run))
     assert "`weigh` (Linear) takes 5 features and is given 4: `pulses` is [3, 4]" in finding.title

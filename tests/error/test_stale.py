@@ -62,8 +62,13 @@ def codes(notebook, cell):
 
 
 def test_what_the_file_has_by_now(notebook) -> None:
-    for cell in ("edited_losses.new(1)", "f(1, gamma=3)", "Net().stop()", "Net(width=4)",
-                 "from edited_losses import New"):
+    for cell in (
+        "edited_losses.new(1)",
+        "f(1, gamma=3)",
+        "Net().stop()",
+        "Net(width=4)",
+        "from edited_losses import New",
+    ):
         assert codes(notebook, cell) == ["error/stale-import"], cell
 
 

@@ -42,13 +42,19 @@ def renamed(change, model=None):
     return {change(key): value for key, value in (model or Net()).state_dict().items()}
 
 
-@pytest.mark.parametrize(("change", "words"), [
-    (lambda key: "module." + key, ["`module.` before", "key.removeprefix('module.')"]),
-    (lambda key: "_orig_mod." + key, ["`_orig_mod.`", "removeprefix"]),
-    (lambda key: key.replace("backbone.", "backbone._orig_mod."), ["`_orig_mod.` in", "key.replace('_orig_mod.', '')"]),
-    (lambda key: "net.encoder." + key, ["`net.encoder.`"]),
-    (lambda key: key.replace("backbone.", "body.").replace("head.", "body.head."), ["body."]),
-])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda key: "module." + key, ["`module.` before", "key.removeprefix('module.')"]),
+        (lambda key: "_orig_mod." + key, ["`_orig_mod.`", "removeprefix"]),
+        (
+            lambda key: key.replace("backbone.", "backbone._orig_mod."),
+            ["`_orig_mod.` in", "key.replace('_orig_mod.', '')"],
+        ),
+        (lambda key: "net.encoder." + key, ["`net.encoder.`"]),
+        (lambda key: key.replace("backbone.", "body.").replace("head.", "body.head."), ["body."]),
+    ],
+)
 def test_a_prefix_is_found_and_its_removal_tried(change, words) -> None:
     report, said = explained(load, Net(), renamed(change))
     finding = only(report)
@@ -57,8 +63,11 @@ def test_a_prefix_is_found_and_its_removal_tried(change, words) -> None:
 
 
 def test_the_offered_lines_do_load_the_state() -> None:
-    for change in (lambda key: "module." + key, lambda key: key.replace("backbone.", "encoder."),
-                   lambda key: key.replace("0.", "0._checkpoint_wrapped_module.")):
+    for change in (
+        lambda key: "module." + key,
+        lambda key: key.replace("backbone.", "encoder."),
+        lambda key: key.replace("0.", "0._checkpoint_wrapped_module."),
+    ):
         state, model = renamed(change), Net()
         report, _ = explained(lambda model=model, state=state: model.load_state_dict(state))
         space = {"state": state, "model": model}
@@ -87,21 +96,35 @@ def test_the_entry_of_a_checkpoint_is_found() -> None:
 def test_sizes_are_told_by_the_layers_argument_and_the_models_own() -> None:
     model, state = Net(), Net(classes=3).state_dict()
     report, said = explained(lambda: model.load_state_dict(state, strict=False))
-    assert all(word in said for word in ("head.weight", "head.bias", "[3, 8]", "[10, 8]", "out_features=3",
-                                         "strict=False passes", "Net(classes=3)")), said
+    assert all(
+        word in said
+        for word in (
+            "head.weight",
+            "head.bias",
+            "[3, 8]",
+            "[10, 8]",
+            "out_features=3",
+            "strict=False passes",
+            "Net(classes=3)",
+        )
+    ), said
     fix = only(report).fixes[1]
     assert fix.verified and "9 of 11" in str(fix.after)
     exec(fix.code, {"model": model, "state": state})
 
 
-@pytest.mark.parametrize(("layer", "other", "word"), [
-    (nn.Conv2d(3, 8, 3), nn.Conv2d(1, 8, 3), "in_channels=1"), (nn.Embedding(10, 4), nn.Embedding(12, 4),
-                                                                "num_embeddings=12"),
-    (nn.LSTM(4, 8), nn.LSTM(4, 6), "hidden_size=6"), (nn.GRU(4, 8), nn.GRU(5, 8), "input_size=5"),
-    (nn.BatchNorm2d(4), nn.BatchNorm2d(5), "num_features=5"), (nn.ConvTranspose2d(2, 3, 3), nn.ConvTranspose2d(2, 5, 3),
-                                                               "out_channels=5"),
-    (nn.MultiheadAttention(8, 2), nn.MultiheadAttention(4, 2), "embed_dim=4"),
-])
+@pytest.mark.parametrize(
+    ("layer", "other", "word"),
+    [
+        (nn.Conv2d(3, 8, 3), nn.Conv2d(1, 8, 3), "in_channels=1"),
+        (nn.Embedding(10, 4), nn.Embedding(12, 4), "num_embeddings=12"),
+        (nn.LSTM(4, 8), nn.LSTM(4, 6), "hidden_size=6"),
+        (nn.GRU(4, 8), nn.GRU(5, 8), "input_size=5"),
+        (nn.BatchNorm2d(4), nn.BatchNorm2d(5), "num_features=5"),
+        (nn.ConvTranspose2d(2, 3, 3), nn.ConvTranspose2d(2, 5, 3), "out_channels=5"),
+        (nn.MultiheadAttention(8, 2), nn.MultiheadAttention(4, 2), "embed_dim=4"),
+    ],
+)
 def test_the_argument_of_torchs_layers(layer, other, word) -> None:
     assert word in explained(load, nn.Sequential(layer), nn.Sequential(other).state_dict())[1]
 
@@ -170,9 +193,11 @@ def test_a_library_that_says_it_again_and_a_message_without_frames() -> None:
 
     report, said = explained(restore, Net(), Net(classes=2).state_dict())
     assert only(report) and "could not resume" in said
-    bare = RuntimeError('Error(s) in loading state_dict for Net:\n\tMissing key(s) in state_dict: "a.b", "c". \n\t'
-                        "size mismatch for head.weight: copying a param with shape torch.Size([1, 8]) from checkpoint, "
-                        "the shape in current model is torch.Size([78, 8]).")
+    bare = RuntimeError(
+        'Error(s) in loading state_dict for Net:\n\tMissing key(s) in state_dict: "a.b", "c". \n\t'
+        "size mismatch for head.weight: copying a param with shape torch.Size([1, 8]) from checkpoint, "
+        "the shape in current model is torch.Size([78, 8])."
+    )
     report = nbdebug.explain(bare, names={})
     assert only(report) and "head.weight" in str(report) and "a.b" in str(report)
 

@@ -22,7 +22,6 @@ def explained(raising):
 
 
 class Stateful(nn.Module):
-
     def __init__(self):
         super().__init__()
         self.cell = nn.GRUCell(4, 4)
@@ -37,7 +36,6 @@ class Stateful(nn.Module):
 
 
 class Agent(nn.Module):
-
     def __init__(self):
         super().__init__()
         self.lstm = nn.LSTM(4, 4)
@@ -81,6 +79,7 @@ def in_function():
         loss = out.pow(2).mean()
         loss.backward()
         return state
+
     memory = None
     for _ in range(3):
         memory = train_step(INPUTS[None], memory)
@@ -114,7 +113,6 @@ def replay():
 def retain_hidden():
 
     class RL:
-
         def __init__(self):
             self.net = nn.Linear(4, 2)
             self.log_probs = []
@@ -127,6 +125,7 @@ def retain_hidden():
         def finish(self):
             loss = -torch.stack(self.log_probs).sum()
             loss.backward()
+
     agent = RL()
     for _ in range(2):
         agent.act(INPUTS)
@@ -153,6 +152,7 @@ def gan_functions():
     def train_g(images):
         loss = -D(images).mean()
         loss.backward()
+
     for _ in [INPUTS]:
         fake = G(torch.rand(5, 4)).tanh()
         train_d(fake)
@@ -191,6 +191,7 @@ def norm_weight():
 
     def closure(batch):
         return F.linear(batch, unit).exp().mean()
+
     for _ in range(2):
         loss = closure(INPUTS)
         loss.backward()
@@ -199,7 +200,6 @@ def norm_weight():
 def table_cached():
 
     class Pos(nn.Module):
-
         def __init__(self):
             super().__init__()
             self.scale = nn.Parameter(torch.ones(4))
@@ -209,6 +209,7 @@ def table_cached():
             if self.cache is None:
                 self.cache = (self.scale * 2).sin()
             return x + self.cache
+
     net = nn.Sequential(nn.Linear(4, 4), Pos())
     for _ in range(2):
         net(INPUTS).sum().backward()
@@ -255,6 +256,7 @@ def lbfgs():
         loss = head(feats).pow(2).mean()
         loss.backward()
         return loss
+
     opt.step(closure)
 
 
@@ -313,34 +315,54 @@ def multi_task():
 
 CASES = [
     (running_total, "`total` adds up results with their graphs", "total += loss", "total += loss.item()"),
-    (lstm_tuple, "`hidden` brings the graph of the turn before",
-     "out, hidden = rnn(", "tuple(part.detach() for part in hidden)"),
+    (
+        lstm_tuple,
+        "`hidden` brings the graph of the turn before",
+        "out, hidden = rnn(",
+        "tuple(part.detach() for part in hidden)",
+    ),
     (in_function, "`memory` brings the graph", "memory = train_step(", "memory = memory.detach()"),
     (features_once, "`feats` is computed once", "feats = enc(", "feats = feats.detach()"),
-    (held, "`net.1.hidden` keeps the graph of an earlier step",
-     "self.hidden = self.cell", "self.hidden = self.hidden.detach()"),
+    (
+        held,
+        "`net.1.hidden` keeps the graph of an earlier step",
+        "self.hidden = self.cell",
+        "self.hidden = self.hidden.detach()",
+    ),
     (replay, "`bank` keeps results of earlier turns", "bank.append(code)", "bank.append(code.detach())"),
     (retain_hidden, "`self.log_probs` keeps the graph", "self.log_probs.append", "self.log_probs.clear()"),
     (gan, "both go through `fake`, whose graph the `backward()` of `d_loss`", "fake = G(", "D(fake.detach())"),
     (gan_functions, "both go through `fake`", "fake = G(", "train_d(fake.detach())"),
     (again, "a second time on `loss`", "loss.backward()", "loss.backward(retain_graph=True)"),
-    (again_loop, "a second time on `loss`, which was computed once",
-     "loss = F.cross_entropy", "loss = F.cross_entropy("),
+    (
+        again_loop,
+        "a second time on `loss`, which was computed once",
+        "loss = F.cross_entropy",
+        "loss = F.cross_entropy(",
+    ),
     (ema_loss, "`smooth` brings the graph", "smooth = loss if", "smooth = smooth.detach()"),
     (norm_weight, "`unit` is computed once", "unit = layer.weight", "unit = unit.detach()"),
     (table_cached, "`net.1.cache` keeps the graph", "self.cache = ", "self.cache = self.cache.detach()"),
     (list_h, "`h` brings the graph", "h = rnn(", "h = h.detach()"),
-    (dict_state, "`state` keeps results", "state[", "state[\"h\"] = state[\"h\"].detach()"),
+    (dict_state, "`state` keeps results", "state[", 'state["h"] = state["h"].detach()'),
     (outer_epoch, "`base` is computed once", "base = net(", "base = base.detach()"),
     (lbfgs, "`feats` is computed once", "feats = enc(", "feats = feats.detach()"),
     (losses_loop, "All the losses go through `shared`", "shared = trunk(", "sum(losses).backward()"),
     (ema_update, "`running` brings the graph", "running.mul_(0.9)", "running = running.detach()"),
     (two_step_tbptt, "`h`, `c` bring the graph", "out, (h, c) = rnn(", "h = h.detach()\nc = c.detach()"),
-    (agent, "`Agent.state` keeps the graph",
-     "out, self.state = self.lstm(", "self.state = tuple(part.detach() for part in self.state)"),
-    (memory_dict, "`bank` keeps results", "bank[", "bank[\"z\"] = bank[\"z\"].detach()"),
-    (multi_task, "`loss_b` and an earlier loss both go through `shared`",
-     "shared = trunk(", "(loss_a + loss_b).backward()"),
+    (
+        agent,
+        "`Agent.state` keeps the graph",
+        "out, self.state = self.lstm(",
+        "self.state = tuple(part.detach() for part in self.state)",
+    ),
+    (memory_dict, "`bank` keeps results", "bank[", 'bank["z"] = bank["z"].detach()'),
+    (
+        multi_task,
+        "`loss_b` and an earlier loss both go through `shared`",
+        "shared = trunk(",
+        "(loss_a + loss_b).backward()",
+    ),
 ]
 
 

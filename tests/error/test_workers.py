@@ -56,11 +56,14 @@ def only(report):
     return finding
 
 
-@pytest.mark.parametrize(("make", "words"), [
-    (lambda i: os._exit(3), ["exit code 3", "num_workers=0"]),
-    (lambda i: os.kill(os.getpid(), signal.SIGKILL), ["killed", "memory", "3.91 KiB"]),
-    (lambda i: os.kill(os.getpid(), signal.SIGSEGV), ["crashed", "Segmentation fault"]),
-])
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda i: os._exit(3), ["exit code 3", "num_workers=0"]),
+        (lambda i: os.kill(os.getpid(), signal.SIGKILL), ["killed", "memory", "3.91 KiB"]),
+        (lambda i: os.kill(os.getpid(), signal.SIGSEGV), ["crashed", "Segmentation fault"]),
+    ],
+)
 def test_a_worker_that_dies_is_told_with_its_loader(make, words) -> None:
     report, said = explained(make, num_workers=1)
     finding = only(report)
@@ -109,20 +112,29 @@ def test_what_can_not_be_sent_to_a_fresh_process_is_named() -> None:
 
 def test_cuda_in_a_forked_worker() -> None:
     def make(i):
-        raise RuntimeError("Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must "
-                           "use the 'spawn' start method")
+        raise RuntimeError(
+            "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must "
+            "use the 'spawn' start method"
+        )
 
     report, said = explained(make, num_workers=1)
     assert only(report) and "forked worker" in said and "multiprocessing_context='spawn'" in said
 
 
 MESSAGES = [
-    ("DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's workers are out of "
-     "shared memory. Please try to raise your shared memory limit.", "shared memory"),
+    (
+        "DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's workers are out of "
+        "shared memory. Please try to raise your shared memory limit.",
+        "shared memory",
+    ),
     ("DataLoader worker (pid 7) is killed by signal: Killed. ", "machine's memory"),
     ("DataLoader worker (pid(s) 7, 8) exited unexpectedly", "exit"),
-    ("\n        An attempt has been made to start a new process before the\n        current process has finished its "
-     "bootstrapping phase.\n", "if __name__ == '__main__':"),
+    (
+        "\n        An attempt has been made to start a new process before the\n        current "
+        "process has finished its "
+        "bootstrapping phase.\n",
+        "if __name__ == '__main__':",
+    ),
 ]
 
 

@@ -30,8 +30,9 @@ def peak_of(model: nn.Module, batch: Any, step: Callable[[], Any]) -> int:
     return sum(held.values()) + most
 
 
-def training(model: nn.Module, batch: Any, loss_fn: Callable[..., torch.Tensor], optimizer: torch.optim.Optimizer | None
-             ) -> Callable[[], None]:
+def training(
+    model: nn.Module, batch: Any, loss_fn: Callable[..., torch.Tensor], optimizer: torch.optim.Optimizer | None
+) -> Callable[[], None]:
     """A plain step."""
 
     def step() -> None:

@@ -38,8 +38,12 @@ def halved(model, batch):
 
 
 ROWS = {
-    "mlp": (functools.partial(MLP, 64, 128, 10), lambda: (torch.randn(64, 64), torch.randint(10, (64,))), classified,
-            adamw),
+    "mlp": (
+        functools.partial(MLP, 64, 128, 10),
+        lambda: (torch.randn(64, 64), torch.randint(10, (64,))),
+        classified,
+        adamw,
+    ),
     "cnn": (functools.partial(CNN, 16), lambda: images(8, 64), classified, sgd),
     "gpt": (SMALL, tokens, next_token, adamw),
     "gpt, dropout": (functools.partial(SMALL, dropout=0.1), tokens, next_token, sgd),
@@ -67,8 +71,14 @@ def test_the_peak_is_that_of_the_profiler(name):
 def test_the_split_adds_up_to_what_is_known():
     model, batch = MLP(8, 16, 4), (torch.randn(64, 8), torch.randint(4, (64,)))
     size = sum(p.numel() * 4 for p in model.parameters())
-    report = fit(model, batch, nn.CrossEntropyLoss(), optimizer=torch.optim.AdamW(model.parameters()), device="cpu",
-                 progress=False)
+    report = fit(
+        model,
+        batch,
+        nn.CrossEntropyLoss(),
+        optimizer=torch.optim.AdamW(model.parameters()),
+        device="cpu",
+        progress=False,
+    )
     parts = report.facts["fit"]["at_peak"]
     assert parts["parameters"] == size and parts["inputs"] == 64 * 8 * 4 + 64 * 8
     assert parts["optimizer state"] == pytest.approx(2 * size, abs=4 * len(list(model.parameters())))
@@ -100,12 +110,16 @@ def test_each_remedy_saves_what_it_says():
     row = blocks.rows(model)[0]
     assert row.holder == "blocks" and len(row.paths) == 4
     shorter = batch[:, :16]
-    taken = {"checkpoint all": really(blocks.checkpointing(row)),
-             "checkpoint half": really(blocks.checkpointing(row, 2)),
-             "bf16 autocast": really(loss_fn=halved), "accumulate 2×": really(rows=8),
-             "last block only": really(blocks.freezing(row)),
-             "half the length": peak_of(model, shorter, training(
-                 model, shorter, next_token, torch.optim.AdamW(model.parameters())))}
+    taken = {
+        "checkpoint all": really(blocks.checkpointing(row)),
+        "checkpoint half": really(blocks.checkpointing(row, 2)),
+        "bf16 autocast": really(loss_fn=halved),
+        "accumulate 2×": really(rows=8),
+        "last block only": really(blocks.freezing(row)),
+        "half the length": peak_of(
+            model, shorter, training(model, shorter, next_token, torch.optim.AdamW(model.parameters()))
+        ),
+    }
     assert {name: needs[name] for name in taken} == pytest.approx(taken, rel=0.02)
 
 
@@ -140,8 +154,9 @@ class Masked(nn.Module):
 def test_where_values_are_asked_for_small_real_batches_are_measured():
     model, batch = Masked(), (torch.randn(64, 32), torch.randint(4, (64,)))
     optimizer = torch.optim.Adam(model.parameters())
-    report = fit(model, batch, nn.CrossEntropyLoss(), optimizer=optimizer, device="cpu", device_memory="300KiB",
-                 progress=False)
+    report = fit(
+        model, batch, nn.CrossEntropyLoss(), optimizer=optimizer, device="cpu", device_memory="300KiB", progress=False
+    )
     said = report.facts["fit"]
     assert said["how"].startswith("Measured on real steps of a copy with 1, 2, 4 rows")
     assert "DataDependent" in " ".join(report.unchecked)
@@ -194,11 +209,19 @@ def test_the_users_own_error_passes():
         fit(SMALL(), tokens(), lambda model, batch: 1 / 0, device="cpu", progress=False)
 
 
-@pytest.mark.parametrize("changed, said", [
-    ({"model": 3}, "builds one"), ({"batch": "text"}, "no tensors"), ({"loss_fn": 3}, "a function of"),
-    ({"device": "tpu"}, '"cuda" or "cpu"'), ({"device_memory": "lots"}, "a size is"),
-    ({"autocast": "int8"}, "bfloat16"),
-    ({"optimizer": 3}, "has to be an optimizer"), ({"steps": 0}, "from 1 on")])
+@pytest.mark.parametrize(
+    "changed, said",
+    [
+        ({"model": 3}, "builds one"),
+        ({"batch": "text"}, "no tensors"),
+        ({"loss_fn": 3}, "a function of"),
+        ({"device": "tpu"}, '"cuda" or "cpu"'),
+        ({"device_memory": "lots"}, "a size is"),
+        ({"autocast": "int8"}, "bfloat16"),
+        ({"optimizer": 3}, "has to be an optimizer"),
+        ({"steps": 0}, "from 1 on"),
+    ],
+)
 def test_arguments_that_make_no_sense_are_refused(changed, said):
     given = {"model": MLP(8, 8, 2), "batch": torch.randn(2, 8), "loss_fn": lambda m, b: m(b).mean(), "progress": False}
     with pytest.raises((TypeError, ValueError), match=said):

@@ -15,9 +15,16 @@ from nbdebug.chapters.memory.fitting.predict import predict
 from nbdebug.chapters.memory.fitting.sizes import largest_batch
 from tests.benchmarks.fit_models import GPT, Case, adamw, cases, next_token
 
-MEASURED = {"MLP fp32 512 AdamW": (866.9, 946), "MLP fp32 8192 SGD": (1422.5, 1674), "CNN fp32 32 SGD": (874.9, 1376),
-            "CNN bf16 64 SGD": (964.0, 1460), "GPT-2 fp32 4 AdamW": (6196.9, 6824), "GPT-2 bf16 8 SGD": (7820.9, 9748),
-            "GPT-2 bf16 checkpointed 16 AdamW": (10070.8, 14264), "GPT-2 bf16 dropout 8 AdamW": (8450.6, 9956)}
+MEASURED = {
+    "MLP fp32 512 AdamW": (866.9, 946),
+    "MLP fp32 8192 SGD": (1422.5, 1674),
+    "CNN fp32 32 SGD": (874.9, 1376),
+    "CNN bf16 64 SGD": (964.0, 1460),
+    "GPT-2 fp32 4 AdamW": (6196.9, 6824),
+    "GPT-2 bf16 8 SGD": (7820.9, 9748),
+    "GPT-2 bf16 checkpointed 16 AdamW": (10070.8, 14264),
+    "GPT-2 bf16 dropout 8 AdamW": (8450.6, 9956),
+}
 """MiB: max_memory_allocated and max_memory_reserved after two steps on an H200 (torch 2.11, CUDA 13, cuDNN 9.19)."""
 
 without_a_card = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/cuda asks the card that is there")
@@ -70,8 +77,9 @@ def test_what_is_steered_is_as_before_afterwards():
 def test_a_model_that_fits_nowhere_takes_no_memory():
     build = functools.partial(GPT, layers=2, width=16384, heads=64, vocabulary=32000, length=512)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    said = predict(Job(build, torch.empty(4, 513, dtype=torch.long, device="meta"), next_token, adamw,
-                       torch.device("cpu")))
+    said = predict(
+        Job(build, torch.empty(4, 513, dtype=torch.long, device="meta"), next_token, adamw, torch.device("cpu"))
+    )
     assert said.parameters > 24 << 30 and said.peak > 96 << 30
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 512 << 10
 

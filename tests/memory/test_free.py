@@ -46,8 +46,15 @@ def test_a_healthy_script_keeps_nothing(model: nn.Module) -> None:
     hidden = [model[0](torch.ones(ROWS, 64))]
     hidden += [model[1](hidden[0])]
     hidden += [model[2](hidden[1])]  # the outputs of one forward: a list of graphs, and no fault
-    names = {"model": model, "optimizer": optimizer, "losses": losses, "loss": loss, "hidden": hidden,
-             "out": {"logits": hidden[2], "loss": hidden[2].mean()}, "outputs": outputs}
+    names = {
+        "model": model,
+        "optimizer": optimizer,
+        "losses": losses,
+        "loss": loss,
+        "hidden": hidden,
+        "out": {"logits": hidden[2], "loss": hidden[2].mean()},
+        "outputs": outputs,
+    }
     report = free(names=names)
     assert report.facts["notebook"] == [] and report.facts["headline"].startswith("There is nothing to free")
     assert "nothing to let go of" in free("graphs", names=names).facts["headline"]
@@ -124,6 +131,7 @@ class Probe:
 
 def test_hooks_of_a_cell_that_ran_twice(model: nn.Module) -> None:
     for _ in range(2):
+
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             pass
 

@@ -145,8 +145,9 @@ def gradients_recorded() -> tuple[Callable, str, str]:
     return step, "seen", "hook-held"
 
 
-@pytest.mark.parametrize("make", [losses_by_name, total, average, state, cached_arrays, cached_strings,
-                                  registered_again, gradients_recorded])
+@pytest.mark.parametrize(
+    "make", [losses_by_name, total, average, state, cached_arrays, cached_strings, registered_again, gradients_recorded]
+)
 def test_the_holder_and_the_line_are_named(make: Callable) -> None:
     step, holder, slug = make()
     report = mem(step, names={}, progress=False)

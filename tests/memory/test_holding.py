@@ -62,8 +62,13 @@ def test_parameters_gradients_state_and_buffers_by_the_users_names() -> None:
 
 def test_variables_by_their_paths_and_each_storage_once() -> None:
     base = torch.zeros(ROWS, 5)
-    names = {"history": [{"loss": torch.zeros(ROWS)}, (torch.zeros(ROWS, 2),)], "base": base, "view": base[3:],
-             "wide": torch.zeros(ROWS, 1).expand(ROWS, 7), "table": numpy.zeros((ROWS, 9))}
+    names = {
+        "history": [{"loss": torch.zeros(ROWS)}, (torch.zeros(ROWS, 2),)],
+        "base": base,
+        "view": base[3:],
+        "wide": torch.zeros(ROWS, 1).expand(ROWS, 7),
+        "table": numpy.zeros((ROWS, 9)),
+    }
     held = look({}, {}, names)
     found = owners(held)
     assert found["history[0]['loss']"].bytes == ROWS * 4 and found["history[1][0]"].bytes == ROWS * 8
@@ -216,8 +221,12 @@ def test_parts_of_sparse_tensors_and_of_wrappers_and_no_data_at_all() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # "in beta state"
         csr = torch.eye(ROWS).to_sparse_csr()
-    names = {"sparse": torch.eye(ROWS).to_sparse(), "csr": csr,
-             "wrapped": Wrapped(torch.zeros(ROWS, 41)), "meta": torch.zeros(ROWS, 43, device="meta")}
+    names = {
+        "sparse": torch.eye(ROWS).to_sparse(),
+        "csr": csr,
+        "wrapped": Wrapped(torch.zeros(ROWS, 41)),
+        "meta": torch.zeros(ROWS, 43, device="meta"),
+    }
     held = look({}, {}, names)
     found = owners(held)
     assert found["sparse"].bytes == ROWS * (16 + 4) and found["sparse"].storages == 2

@@ -46,8 +46,11 @@ def _refuse(*args: Any) -> Any:
 
 
 Lists: Any = type("Lists", (list,), dict.fromkeys(["__iter__", "__len__", "__getitem__", "__repr__"], _refuse))
-Dicts: Any = type("Dicts", (dict,), dict.fromkeys(["items", "values", "keys", "__iter__", "__getitem__", "__len__",
-                                                   "__repr__"], _refuse))
+Dicts: Any = type(
+    "Dicts",
+    (dict,),
+    dict.fromkeys(["items", "values", "keys", "__iter__", "__getitem__", "__len__", "__repr__"], _refuse),
+)
 
 
 @dataclasses.dataclass
@@ -67,10 +70,17 @@ def test_nothing_of_the_users_runs() -> None:
 
 
 LEAF = object()
-TREES = st.recursive(st.just(LEAF) | st.none() | st.integers(), lambda inner: st.one_of(
-    st.lists(inner, max_size=3), st.lists(inner, max_size=3).map(tuple), st.dictionaries(st.text(max_size=3), inner,
-    max_size=3), st.lists(inner, max_size=2).map(lambda items: collections.deque(items)),
-    st.tuples(inner, inner).map(lambda pair: State(*pair))), max_leaves=12)
+TREES = st.recursive(
+    st.just(LEAF) | st.none() | st.integers(),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(tuple),
+        st.dictionaries(st.text(max_size=3), inner, max_size=3),
+        st.lists(inner, max_size=2).map(lambda items: collections.deque(items)),
+        st.tuples(inner, inner).map(lambda pair: State(*pair)),
+    ),
+    max_leaves=12,
+)
 
 
 def planted(tree: Any, path: str, made: dict[str, torch.Tensor]) -> Any:

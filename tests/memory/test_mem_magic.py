@@ -52,24 +52,37 @@ def test_a_cell_tells_its_peak_and_what_it_has_added(notebook: Notebook) -> None
     assert any(row[0].endswith("line 2") and row[1] == 4 << 20 for row in tables["By line"])
 
 
-@pytest.mark.parametrize(("cell", "code", "holder", "line"), [
-    ("kept = []\nfor b in batches:\n    kept.append(train(b))", "memory/graph-retained", "kept", 4),
-    ("total = 0\nfor b in batches:\n    total += train(b)", "memory/graph-retained", "total", 4),
-    ("out = {}\nmodel.eval()\nfor b in batches:\n    out[len(out)] = model(b)\nmodel.train()",
-     "memory/eval-without-no-grad", "out", 5)])
-def test_a_leak_in_the_loop_of_a_cell_is_named(notebook: Notebook, cell: str, code: str, holder: str,
-                                               line: int) -> None:
+@pytest.mark.parametrize(
+    ("cell", "code", "holder", "line"),
+    [
+        ("kept = []\nfor b in batches:\n    kept.append(train(b))", "memory/graph-retained", "kept", 4),
+        ("total = 0\nfor b in batches:\n    total += train(b)", "memory/graph-retained", "total", 4),
+        (
+            "out = {}\nmodel.eval()\nfor b in batches:\n    out[len(out)] = model(b)\nmodel.train()",
+            "memory/eval-without-no-grad",
+            "out",
+            5,
+        ),
+    ],
+)
+def test_a_leak_in_the_loop_of_a_cell_is_named(
+    notebook: Notebook, cell: str, code: str, holder: str, line: int
+) -> None:
     report = notebook.run(f"%%mem\n{cell}").result
     assert [f.code for f in report] == [code]
     assert report.findings[0].evidence["holder"] == [holder]
     assert report.findings[0].where.line == line and report.findings[0].where.cell
 
 
-@pytest.mark.parametrize("cell", [
-    "numbers = []\nfor b in batches:\n    numbers.append(train(b).item())",
-    "cut = []\nfor b in batches:\n    cut.append(train(b).detach())",
-    "found = []\nwith torch.no_grad():\n    for b in batches:\n        found.append(model(b))",
-    "more = [torch.randn(64, 32) for _ in range(10)]\nfor b in more:\n    last = train(b)"])
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "numbers = []\nfor b in batches:\n    numbers.append(train(b).item())",
+        "cut = []\nfor b in batches:\n    cut.append(train(b).detach())",
+        "found = []\nwith torch.no_grad():\n    for b in batches:\n        found.append(model(b))",
+        "more = [torch.randn(64, 32) for _ in range(10)]\nfor b in more:\n    last = train(b)",
+    ],
+)
 def test_a_sound_loop_is_left_in_peace(notebook: Notebook, cell: str) -> None:
     report = notebook.run(f"%%mem\n{cell}").result
     assert report.ok, report.findings[0].title
@@ -80,9 +93,14 @@ def test_the_user_s_error_passes_and_what_was_seen_is_shown(notebook: Notebook) 
     assert isinstance(out.error, KeyError) and "At the peak" in out.shown
 
 
-@pytest.mark.parametrize(("typed", "said"), [
-    ("%mem --steps 0 step()", "at least 1"), ("%%mem step()\nx = 1", "takes no EXPR"),
-    ("%mem --model nothing step()", "names no model")])
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("%mem --steps 0 step()", "at least 1"),
+        ("%%mem step()\nx = 1", "takes no EXPR"),
+        ("%mem --model nothing step()", "names no model"),
+    ],
+)
 def test_wrong_use_is_told_in_a_line(notebook: Notebook, typed: str, said: str) -> None:
     out = notebook.run(typed)
     assert type(out.error).__name__ == "UsageError" and said in str(out.error)

@@ -26,9 +26,11 @@ from nbdebug.chapters.memory.rules.out_of_memory import out_of_memory as out_of_
 from nbdebug.chapters.memory.rules.savings import best
 
 GIB = 1 << 30
-CUDA = ("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capacity of 79.11 GiB of which 1.50 GiB "
-        "is free. Including non-PyTorch memory, this process has 57.60 GiB memory in use. 60.00 GiB allowed; Of the "
-        "allocated memory 52.00 GiB is allocated by PyTorch, and 4.00 GiB is reserved by PyTorch but unallocated. If …")
+CUDA = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capacity of 79.11 GiB of which 1.50 GiB "
+    "is free. Including non-PyTorch memory, this process has 57.60 GiB memory in use. 60.00 GiB allowed; Of the "
+    "allocated memory 52.00 GiB is allocated by PyTorch, and 4.00 GiB is reserved by PyTorch but unallocated. If …"
+)
 LIMITED = """
 import json, resource, sys
 import torch
@@ -83,16 +85,30 @@ def test_a_message_of_cuda_is_read_whole() -> None:
     assert asked.free == int(1.5 * GIB) and asked.process == int(57.6 * GIB)
 
 
-@pytest.mark.parametrize("error, asked", [
-    (RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you "
-                  "tried to allocate 327680000 bytes. Error code 12 (Cannot allocate memory)"), 327680000),
-    (RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 10.76 GiB total capacity; 9.00 GiB "
-                  "already allocated; 4.00 MiB free; 9.10 GiB reserved in total by PyTorch)"), 20 << 20),
-    (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), None),
-    (RuntimeError("Storage size calculation overflowed with sizes=[2147483648, 2147483648]"), 4 << 62),
-    (MemoryError(), None),
-    (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), "no"), (KeyError("memory"), "no"),
-])
+@pytest.mark.parametrize(
+    "error, asked",
+    [
+        (
+            RuntimeError(
+                "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you "
+                "tried to allocate 327680000 bytes. Error code 12 (Cannot allocate memory)"
+            ),
+            327680000,
+        ),
+        (
+            RuntimeError(
+                "CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 10.76 GiB total capacity; 9.00 GiB "
+                "already allocated; 4.00 MiB free; 9.10 GiB reserved in total by PyTorch)"
+            ),
+            20 << 20,
+        ),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), None),
+        (RuntimeError("Storage size calculation overflowed with sizes=[2147483648, 2147483648]"), 4 << 62),
+        (MemoryError(), None),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), "no"),
+        (KeyError("memory"), "no"),
+    ],
+)
 def test_what_counts_as_out_of_memory(error: BaseException, asked: Any) -> None:
     assert says_so(error) == is_out_of_memory(error) == (asked != "no")
     if asked != "no":
@@ -164,7 +180,8 @@ def test_an_earlier_failure_that_held_the_memory_is_told() -> None:
     def fail() -> None:
         raise torch.OutOfMemoryError(
             "CPU out of memory. Tried to allocate 64.00 MiB. It has a total capacity of 256.00 MiB of which 16.00 MiB "
-            "is free. Of the allocated memory 240.00 MiB is allocated by PyTorch, and 0 bytes is reserved")
+            "is free. Of the allocated memory 240.00 MiB is allocated by PyTorch, and 0 bytes is reserved"
+        )
 
     report = card(fail, names={"x": torch.zeros(1 << 20)})
     (finding,) = report.findings
@@ -175,10 +192,22 @@ def test_an_earlier_failure_that_held_the_memory_is_told() -> None:
 def test_remedies_are_computed_and_ranked() -> None:
     """From facts alone: what would be enough stands first, within these what costs least."""
     asked = Asked("cuda:0", 2 * GIB, total=80 * GIB, free=GIB, allocated=60 * GIB, unused=3 * GIB, process=64 * GIB)
-    work = Work(batch=32, batched=40 * GIB, activations=48 * GIB, activations32=48 * GIB, training=True, grad=True,
-                blocks=("layers", 12), parameters=4 * GIB, steps=3, optimizer="AdamW", through=0.5)
-    forward = Failure("OutOfMemoryError", asked, Where(phase="forward", module="layers.5"), work=work, free=GIB,
-                      limit=80 * GIB)
+    work = Work(
+        batch=32,
+        batched=40 * GIB,
+        activations=48 * GIB,
+        activations32=48 * GIB,
+        training=True,
+        grad=True,
+        blocks=("layers", 12),
+        parameters=4 * GIB,
+        steps=3,
+        optimizer="AdamW",
+        through=0.5,
+    )
+    forward = Failure(
+        "OutOfMemoryError", asked, Where(phase="forward", module="layers.5"), work=work, free=GIB, limit=80 * GIB
+    )
     titles = [fix.title for fix in best(forward, 9)]
     assert titles[0].startswith("Let torch's allocator join") and titles[1].startswith("Other processes hold")
     assert "Batches of 8 rows in place of 32; 4 of them" in titles[2], "with the other half of the blocks still to come"
@@ -192,8 +221,9 @@ def test_remedies_are_computed_and_ranked() -> None:
     assert "Adafactor" in fixes[1].code and not any("Batches" in fix.title for fix in fixes)
 
     held = (Holding("graph", "saved for backward", 5 * GIB),)
-    evaluation = dataclasses.replace(update, held=held, where=Where(phase="forward"),
-                                     work=dataclasses.replace(work, training=False))
+    evaluation = dataclasses.replace(
+        update, held=held, where=Where(phase="forward"), work=dataclasses.replace(work, training=False)
+    )
     assert "no_grad" in best(evaluation)[0].code and best(evaluation)[0].after["saves"] == "5.00 GiB"
 
 
@@ -229,8 +259,14 @@ def test_other_errors_are_refused() -> None:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a limit of the address space is needed")
 def test_a_step_that_does_not_fit_under_a_real_limit() -> None:
-    done = subprocess.run([sys.executable, "-c", LIMITED], cwd=pathlib.Path(__file__).parents[2], capture_output=True,
-                          text=True, timeout=240, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED],
+        cwd=pathlib.Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     (finding,) = json.loads(done.stdout)["findings"]
     assert finding["title"].startswith("After 1 step that fit") and finding["where"]["module"].startswith("blocks.")

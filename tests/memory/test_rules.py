@@ -19,42 +19,53 @@ def codes(facts: MemoryFacts) -> list[str]:
 
 
 def step(**at_peak: int) -> StepMemory:
-    named = {"parameters": 0, "gradients": 0, "optimizer state": 0, "activations": 0,
-             **{name.replace("_", " "): count for name, count in at_peak.items()}}
+    named = {
+        "parameters": 0,
+        "gradients": 0,
+        "optimizer state": 0,
+        "activations": 0,
+        **{name.replace("_", " "): count for name, count in at_peak.items()},
+    }
     state = (("table.weight", named["optimizer state"]),) if named["optimizer state"] else ()
     return StepMemory(0, sum(named.values()), 0, named, state=state, backwards=1)
 
 
-@pytest.mark.parametrize(("step_", "wanted"), [
-    (step(activations=200 * MIB, parameters=19 * MIB), ["activations-dominate"]),
-    (step(activations=200 * MIB, parameters=21 * MIB), []),
-    (step(activations=15 * MIB), []),
-    (dataclasses.replace(step(activations=200 * MIB), backwards=0), []),
-    (dataclasses.replace(step(activations=200 * MIB), total=80 * GIB), []),
-    (step(optimizer_state=80 * MIB, parameters=40 * MIB, gradients=40 * MIB), ["optimizer-state-dominates"]),
-    (step(optimizer_state=80 * MIB, parameters=40 * MIB, gradients=40 * MIB, activations=40 * MIB), []),
-    (step(optimizer_state=20 * MIB, parameters=10 * MIB), []),
-])
+@pytest.mark.parametrize(
+    ("step_", "wanted"),
+    [
+        (step(activations=200 * MIB, parameters=19 * MIB), ["activations-dominate"]),
+        (step(activations=200 * MIB, parameters=21 * MIB), []),
+        (step(activations=15 * MIB), []),
+        (dataclasses.replace(step(activations=200 * MIB), backwards=0), []),
+        (dataclasses.replace(step(activations=200 * MIB), total=80 * GIB), []),
+        (step(optimizer_state=80 * MIB, parameters=40 * MIB, gradients=40 * MIB), ["optimizer-state-dominates"]),
+        (step(optimizer_state=80 * MIB, parameters=40 * MIB, gradients=40 * MIB, activations=40 * MIB), []),
+        (step(optimizer_state=20 * MIB, parameters=10 * MIB), []),
+    ],
+)
 def test_the_peak(step_: StepMemory, wanted: list[str]) -> None:
     assert codes(MemoryFacts(step=step_)) == wanted
 
 
-@pytest.mark.parametrize(("growth", "wanted"), [
-    (Growth("losses", "graph", 4, 3, grad=True, nodes=5, backward=True), ["graph-retained"]),
-    (Growth("waiting", "graph", 4, 3, grad=True, emptied=True), []),
-    (Growth("waiting", "graph", 4, 3, grad=True, emptied=True, backward=True), ["graph-retained"]),
-    (Growth("logits", "graph", MIB, 3, grad=True, evaluation=True), ["eval-without-no-grad"]),
-    (Growth("seen", "hook", 4, 3), []),
-    (Growth("seen", "hook", 4, 3, grad=True), ["hook-held"]),
-    (Growth("model.1._forward_hooks", "hook", 0, 3, items=1), ["hook-held"]),
-    (Growth("errors", "exception", 100, 3), []),
-    (Growth("errors", "exception", MIB, 3), ["traceback-held"]),
-    (Growth("Out", "output", MIB, 3), ["cell-output-held"]),
-    (Growth("crop", "cache", MIB, 3, items=4), ["cache-unbounded"]),
-    (Growth("crop", "cache", MIB, 3, items=4, emptied=True), []),
-    (Growth("rows", "list", MIB - 1, 3), []),
-    (Growth("rows", "list", MIB, 3), ["cache-unbounded"]),
-])
+@pytest.mark.parametrize(
+    ("growth", "wanted"),
+    [
+        (Growth("losses", "graph", 4, 3, grad=True, nodes=5, backward=True), ["graph-retained"]),
+        (Growth("waiting", "graph", 4, 3, grad=True, emptied=True), []),
+        (Growth("waiting", "graph", 4, 3, grad=True, emptied=True, backward=True), ["graph-retained"]),
+        (Growth("logits", "graph", MIB, 3, grad=True, evaluation=True), ["eval-without-no-grad"]),
+        (Growth("seen", "hook", 4, 3), []),
+        (Growth("seen", "hook", 4, 3, grad=True), ["hook-held"]),
+        (Growth("model.1._forward_hooks", "hook", 0, 3, items=1), ["hook-held"]),
+        (Growth("errors", "exception", 100, 3), []),
+        (Growth("errors", "exception", MIB, 3), ["traceback-held"]),
+        (Growth("Out", "output", MIB, 3), ["cell-output-held"]),
+        (Growth("crop", "cache", MIB, 3, items=4), ["cache-unbounded"]),
+        (Growth("crop", "cache", MIB, 3, items=4, emptied=True), []),
+        (Growth("rows", "list", MIB - 1, 3), []),
+        (Growth("rows", "list", MIB, 3), ["cache-unbounded"]),
+    ],
+)
 def test_what_is_left_behind(growth: Growth, wanted: list[str]) -> None:
     assert codes(MemoryFacts(growth=(growth,))) == wanted
 
@@ -64,28 +75,43 @@ def test_a_leak_is_told_and_not_the_peak_that_it_swells() -> None:
     assert codes(MemoryFacts(step=step(activations=900 * MIB), growth=(growth,))) == ["hook-held"]
 
 
-@pytest.mark.parametrize(("workers", "wanted"), [
-    (Workers("d.rows", 10**5, 9 * MIB, 2), ["loader-workers-copy"]),
-    (Workers("d.rows", 10**5, 7 * MIB, 2), []),
-    (Workers("d.rows", 10**5, 9 * MIB, 2, measured=MIB), []),
-    (Workers("d.rows", 10**5, 9 * MIB, 2, measured=9 * MIB, packed=0), ["loader-workers-copy"]),
-])
+@pytest.mark.parametrize(
+    ("workers", "wanted"),
+    [
+        (Workers("d.rows", 10**5, 9 * MIB, 2), ["loader-workers-copy"]),
+        (Workers("d.rows", 10**5, 7 * MIB, 2), []),
+        (Workers("d.rows", 10**5, 9 * MIB, 2, measured=MIB), []),
+        (Workers("d.rows", 10**5, 9 * MIB, 2, measured=9 * MIB, packed=0), ["loader-workers-copy"]),
+    ],
+)
 def test_workers(workers: Workers, wanted: list[str]) -> None:
     assert codes(MemoryFacts(workers=workers)) == wanted
 
 
-@pytest.mark.parametrize(("kept", "wanted"), [
-    (Kept("output", "Out[3]", 33 * MIB), ["cell-output-held"]), (Kept("output", "Out[3]", 31 * MIB), []),
-    (Kept("traceback", "sys.last_value", 40 * MIB), ["traceback-held"]),
-    (Kept("loss", "losses", 40 * MIB), ["graph-retained"])])
+@pytest.mark.parametrize(
+    ("kept", "wanted"),
+    [
+        (Kept("output", "Out[3]", 33 * MIB), ["cell-output-held"]),
+        (Kept("output", "Out[3]", 31 * MIB), []),
+        (Kept("traceback", "sys.last_value", 40 * MIB), ["traceback-held"]),
+        (Kept("loss", "losses", 40 * MIB), ["graph-retained"]),
+    ],
+)
 def test_what_a_notebook_keeps(kept: Kept, wanted: list[str]) -> None:
     assert codes(MemoryFacts(notebook=(kept,))) == wanted
 
 
-@pytest.mark.parametrize(("device", "wanted"), [
-    ({"allocated": 10 * GIB, "largest": GIB}, ["fragmentation"]), ({"allocated": 15 * GIB, "largest": GIB}, []),
-    ({"allocated": 10 * GIB, "largest": 6 * GIB}, []), ({"allocated": 10 * GIB, "peak_allocated": 19 * GIB}, []),
-    ({"allocated": 10 * GIB, "peak_allocated": 11 * GIB}, ["fragmentation"]), ({"allocated": None}, [])])
+@pytest.mark.parametrize(
+    ("device", "wanted"),
+    [
+        ({"allocated": 10 * GIB, "largest": GIB}, ["fragmentation"]),
+        ({"allocated": 15 * GIB, "largest": GIB}, []),
+        ({"allocated": 10 * GIB, "largest": 6 * GIB}, []),
+        ({"allocated": 10 * GIB, "peak_allocated": 19 * GIB}, []),
+        ({"allocated": 10 * GIB, "peak_allocated": 11 * GIB}, ["fragmentation"]),
+        ({"allocated": None}, []),
+    ],
+)
 def test_fragmentation(device: dict, wanted: list[str]) -> None:
     told = Device("cuda:0", 0, reserved=20 * GIB, total=80 * GIB, **device)
     assert codes(MemoryFacts(now=Held(devices=(told,)))) == wanted
@@ -93,18 +119,29 @@ def test_fragmentation(device: dict, wanted: list[str]) -> None:
     assert codes(MemoryFacts(now=Held(devices=(small,)))) == []
 
 
-@pytest.mark.parametrize(("line", "fixed"), [
-    ("losses.append(loss)", "losses.append(loss.detach())"),
-    ("total_loss += loss", "total_loss += loss.detach()"),
-    ("mean = 0.9 * mean + 0.1 * loss", "mean = (0.9 * mean + 0.1 * loss).detach()"),
-    ("sum_ = sum_ + f(x)", "sum_ = sum_ + f(x).detach()"),
-    ("kept[step] = a + b * c", "kept[step] = (a + b * c).detach()"),
-    ("if kept:", "kept = value.detach()")])
+@pytest.mark.parametrize(
+    ("line", "fixed"),
+    [
+        ("losses.append(loss)", "losses.append(loss.detach())"),
+        ("total_loss += loss", "total_loss += loss.detach()"),
+        ("mean = 0.9 * mean + 0.1 * loss", "mean = (0.9 * mean + 0.1 * loss).detach()"),
+        ("sum_ = sum_ + f(x)", "sum_ = sum_ + f(x).detach()"),
+        ("kept[step] = a + b * c", "kept[step] = (a + b * c).detach()"),
+        ("if kept:", "kept = value.detach()"),
+    ],
+)
 def test_the_fix_is_the_user_s_own_line(line: str, fixed: str) -> None:
     assert detached(Growth("kept", "graph", 1, 3, Where(text=line), chained=True)) == fixed
 
 
 def test_a_state_of_several_parts_is_cut_part_by_part() -> None:
-    growth = Growth("stream['h']", "graph", 1, 3, Where(text="stream['h'] = hidden"), chained=True,
-                    names=("stream['h']", "stream['h'][0]"))
+    growth = Growth(
+        "stream['h']",
+        "graph",
+        1,
+        3,
+        Where(text="stream['h'] = hidden"),
+        chained=True,
+        names=("stream['h']", "stream['h'][0]"),
+    )
     assert detached(growth) == "stream['h'] = tuple(part.detach() for part in hidden)"

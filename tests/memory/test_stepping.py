@@ -129,9 +129,15 @@ def test_the_peak_is_split_by_use_module_line_and_parameter() -> None:
 
 
 def hooks() -> list[int]:
-    return [len(kept) for kept in (
-        torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks,
-        torch_optimizer._global_optimizer_pre_hooks, torch_optimizer._global_optimizer_post_hooks)]
+    return [
+        len(kept)
+        for kept in (
+            torch_module._global_forward_hooks,
+            torch_module._global_forward_pre_hooks,
+            torch_optimizer._global_optimizer_pre_hooks,
+            torch_optimizer._global_optimizer_post_hooks,
+        )
+    ]
 
 
 def test_a_step_leaves_nothing_of_ours_behind() -> None:
@@ -196,9 +202,16 @@ def test_data_that_end_are_no_error() -> None:
     assert len(table(report, "After each step")) == 2
 
 
-@pytest.mark.parametrize(("step", "steps", "said"), [
-    (3, 3, "function of no arguments"), (nn.Linear(1, 1), 3, "not a model"), (lambda x: x, 3, "wants x"),
-    (lambda: None, 0, "at least 1"), (lambda: None, True, "at least 1")])
+@pytest.mark.parametrize(
+    ("step", "steps", "said"),
+    [
+        (3, 3, "function of no arguments"),
+        (nn.Linear(1, 1), 3, "not a model"),
+        (lambda x: x, 3, "wants x"),
+        (lambda: None, 0, "at least 1"),
+        (lambda: None, True, "at least 1"),
+    ],
+)
 def test_wrong_arguments_are_told(step: Any, steps: Any, said: str) -> None:
     with pytest.raises((TypeError, ValueError), match=said):
         mem(step, steps=steps, names={})

@@ -47,7 +47,11 @@ def test_masks_of_many_layers_and_steps_hide_no_fault(layers, steps, strategy):
     report = nbdebug.nan_trace(step, model=model, optimizer=optimizer, max_steps=steps, strategy=strategy)
     where = report.findings[0].where
     assert (report.findings[0].code, where.op, where.step, where.samples) == (
-        "nan/log-of-nonpositive", "log", steps - 1, (2,))
+        "nan/log-of-nonpositive",
+        "log",
+        steps - 1,
+        (2,),
+    )
 
 
 def test_the_births_of_steps_gone_by_are_forgotten():

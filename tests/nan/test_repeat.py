@@ -47,7 +47,7 @@ def test_a_step_that_does_not_repeat_is_refused_with_the_reason(kind):
     before = Snapshot.take(model, case.optimizer)
     with pytest.raises(StepDoesNotRepeat, match=reason.replace("(", r"\(")) as caught:
         case.search()
-    assert "strategy=\"trace\"" in str(caught.value) and caught.value.reasons
+    assert 'strategy="trace"' in str(caught.value) and caught.value.reasons
     assert before.differences() in ([], ["Python's random numbers"]) and no_hooks(model)
 
 

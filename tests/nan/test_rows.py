@@ -33,10 +33,13 @@ class Unpacks(nn.Module):
         return {"out": (self.mix(batch.x) + self.act(batch.more["sides"][0])[:, None], ids)}
 
 
-@pytest.mark.parametrize(("act", "bad", "smallest"), [
-    (torch.log, (1, 4), (1,)),  # each row fails alone
-    (lambda side: torch.log(side.sum() - (BATCH - 1.5)) + side, (1, 4), (1, 4)),  # two rows fail only together
-])
+@pytest.mark.parametrize(
+    ("act", "bad", "smallest"),
+    [
+        (torch.log, (1, 4), (1,)),  # each row fails alone
+        (lambda side: torch.log(side.sum() - (BATCH - 1.5)) + side, (1, 4), (1, 4)),  # two rows fail only together
+    ],
+)
 def test_rows_in_nested_arguments_alone_and_together(act, bad, smallest):
     batch = Batch(torch.randn(BATCH, 4), {"sides": [side_with(bad)], "name": "x"})
     case = Case(Unpacks(act), lambda m: m(batch, ids=torch.arange(BATCH))["out"][0].mean(), module="")

@@ -45,12 +45,20 @@ def test_everything_is_where_one_plain_step_leaves_it(fault):
         torch.manual_seed(3), random.seed(3), np.random.seed(3)
         model, _ = tower(fault, 20)
         x, side = torch.randn(BATCH, 4), side_with({2})
-        return Case(nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(0.2), nn.Linear(4, 4)).append(model[2]),
-                    lambda m: m[3](m[:3](x + random.random()), side).square().mean(), optimizer=torch.optim.Adam)
+        return Case(
+            nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(0.2), nn.Linear(4, 4)).append(model[2]),
+            lambda m: m[3](m[:3](x + random.random()), side).square().mean(),
+            optimizer=torch.optim.Adam,
+        )
 
     def photograph(case):
-        tensors = [*case.model.parameters(), *case.model.buffers(), *(p.grad for p in case.model.parameters()),
-                   *(t for state in case.optimizer.state.values() for t in state.values()), torch.get_rng_state()]
+        tensors = [
+            *case.model.parameters(),
+            *case.model.buffers(),
+            *(p.grad for p in case.model.parameters()),
+            *(t for state in case.optimizer.state.values() for t in state.values()),
+            torch.get_rng_state(),
+        ]
         return [t if t is None else fingerprint(t) for t in tensors], random.getstate()
 
     plain, searched = made(), made()
@@ -95,8 +103,13 @@ def test_a_module_own_code_is_told_from_the_calls_inside_it(when, fault):
     assert Case(model, lambda m: m(x, side).square().mean()).search().facts["replays_point_at"] == "1"
 
 
-@pytest.mark.parametrize("loss", [lambda y, side: y.mean() + torch.log(side).mean(),
-                                  lambda y, side: y.mean() + (y * side[:, None]).square().sum(-1).sqrt().mean()])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda y, side: y.mean() + torch.log(side).mean(),
+        lambda y, side: y.mean() + (y * side[:, None]).square().sum(-1).sqrt().mean(),
+    ],
+)
 def test_loss_code_is_told_from_modules(loss):
     model, x, side = Tower([Plain(), Plain()]), torch.randn(BATCH, 4), side_with({3})
     report = Case(model, lambda m: loss(m(x, side), side), module="0").search()

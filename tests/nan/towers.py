@@ -62,7 +62,7 @@ def tower(fault, place):
     """64 modules: the root, 7 floors, 56 rooms; a third of the rooms are decoys, one has the fault."""
     rooms = [(Plain, MaskedSoftmax, Unused, Plain)[i % 4]() for i in range(56)]
     rooms[place] = fault()
-    return Tower([Tower(rooms[i:i + 8]) for i in range(0, 56, 8)]), f"{place // 8}.{place % 8}"
+    return Tower([Tower(rooms[i : i + 8]) for i in range(0, 56, 8)]), f"{place // 8}.{place % 8}"
 
 
 def side_with(rows):
@@ -103,4 +103,5 @@ class Case:
 def no_hooks(model):
     return not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules()) and (
         torch.autograd._engine_run_backward is torch.autograd.graph._engine_run_backward
-        and torch.autograd._engine_run_backward.__module__ == "torch.autograd.graph")
+        and torch.autograd._engine_run_backward.__module__ == "torch.autograd.graph"
+    )

@@ -33,11 +33,17 @@ def _read() -> tuple[dict[str, str], dict[str, Book]]:
         head, *parts = re.split(r"^---", f"{text}\n", flags=re.MULTILINE)
         given = dict(part.split(": ", 1) for part in head.strip().split(" · ")) if head.strip() else {}
         cells = [(mark.strip(), source.rstrip("\n")) for mark, _, source in (part.partition("\n") for part in parts)]
-        full = [(mark, named[source[1:]] if source.startswith("@") and source[1:] in named else source)
-                for mark, source in cells]
-        books[name] = Book([source for mark, source in full if mark != "repaired"],
-                           [source for mark, source in full if mark != "broken"],
-                           given.get("code", ""), int(given.get("cell", 0)), given.get("names", "").split())
+        full = [
+            (mark, named[source[1:]] if source.startswith("@") and source[1:] in named else source)
+            for mark, source in cells
+        ]
+        books[name] = Book(
+            [source for mark, source in full if mark != "repaired"],
+            [source for mark, source in full if mark != "broken"],
+            given.get("code", ""),
+            int(given.get("cell", 0)),
+            given.get("names", "").split(),
+        )
     return named, books
 
 

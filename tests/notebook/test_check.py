@@ -47,9 +47,21 @@ wrapped = Wrapper()"""
 
 
 def test_nothing_is_changed_and_nothing_of_the_users_runs() -> None:
-    cells = [SETUP, MODEL, OPT, HOOK, "net[0].register_forward_hook(note);", TRAIN, HOSTILE, "x", "1 +",
-    "raise KeyError('k')",
-             "%%bash\nexit 0", "def broken(:", "net[0].register_forward_hook(note);"]
+    cells = [
+        SETUP,
+        MODEL,
+        OPT,
+        HOOK,
+        "net[0].register_forward_hook(note);",
+        TRAIN,
+        HOSTILE,
+        "x",
+        "1 +",
+        "raise KeyError('k')",
+        "%%bash\nexit 0",
+        "def broken(:",
+        "net[0].register_forward_hook(note);",
+    ]
     with of_cells(cells) as (shell, _):
         names, hooks = dict(shell.user_ns), len(shell.user_ns["net"][0]._forward_hooks)
         random = torch.get_rng_state()
@@ -83,9 +95,14 @@ def test_a_model_made_anew_and_not_trained_yet_is_a_note() -> None:
     assert report.ok and "make the optimizer again" in str(report)
 
 
-@pytest.mark.parametrize(("name", "code"), [("super with a name", "notebook/class-redefined"),
-                                            ("a name that a later cell defines", "notebook/cells-out-of-order"),
-                                            ("model cell run again", None)])
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("super with a name", "notebook/class-redefined"),
+        ("a name that a later cell defines", "notebook/cells-out-of-order"),
+        ("model cell run again", None),
+    ],
+)
 def test_what_explains_one_exception(name: str, code: str | None) -> None:
     with of_cells(BOOKS[name].cells) as (shell, error):
         found = behind(error or RuntimeError("another"), shell.user_ns, shell)
@@ -93,8 +110,9 @@ def test_what_explains_one_exception(name: str, code: str | None) -> None:
 
 
 @pytest.mark.parametrize("use", ["helpers_e.added(1)", "from helpers_e import added"])
-def test_a_name_that_the_file_has_and_the_loaded_module_has_not(use: str, tmp_path: pathlib.Path,
-                                                               monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_the_file_has_and_the_loaded_module_has_not(
+    use: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     write = "%%writefile helpers_e.py\ndef old(x):\n    return x"
@@ -107,8 +125,14 @@ def test_a_name_that_the_file_has_and_the_loaded_module_has_not(use: str, tmp_pa
 
 
 def test_notes_tell_what_cells_left_on() -> None:
-    cells = [SETUP, "torch.set_grad_enabled(False)", "torch.set_default_dtype(torch.float64)", "list = [1]",
-             "x = x / 255", "x = x / 255"]
+    cells = [
+        SETUP,
+        "torch.set_grad_enabled(False)",
+        "torch.set_default_dtype(torch.float64)",
+        "list = [1]",
+        "x = x / 255",
+        "x = x / 255",
+    ]
     with of_cells(cells) as (shell, _):
         said = str(nbdebug.check_notebook(shell=shell))
     for word in ("Gradients are off", "In [2]", "float64 by default", "Python's own list()", "In [5] and In [6]"):
@@ -126,8 +150,7 @@ def test_a_report_is_small_and_escapes_what_is_the_users() -> None:
 
 def test_five_hundred_cells_and_ten_thousand_objects(capsys: pytest.CaptureFixture[str]) -> None:
     many = "class Thing:\n    pass\nthings = []\nfor i in range(3300):\n    t = Thing()\n"
-    "    t.a, t.b = [i], {'k': (i,)}\n" \
-           "    things.append(t)"
+    "    t.a, t.b = [i], {'k': (i,)}\n    things.append(t)"
     filler = [f"value_{n} = x.mean() * {n}\ndef f_{n}(a):\n    return a * {n}\n" + TRAIN for n in range(490)]
     with of_cells([SETUP, MODEL, OPT, many]) as (shell, _):
         for text in filler:  # recorded as if they had run: to run them all takes longer than the check
@@ -143,14 +166,17 @@ def test_five_hundred_cells_and_ten_thousand_objects(capsys: pytest.CaptureFixtu
 
 # -- the parts --------------------------------------------------------------------------------------------------------
 
+
 def history(*cells: str) -> History:
     return History({n: (text, text) for n, text in enumerate(cells, 1)}, {})
 
 
 def test_what_a_statement_binds() -> None:
-    known = history("a, (b, *c) = f()\nd.e = 1\nfor g in h: i = 2\nwith j as k: pass\nimport l.m, n as o\ndel p\n"
-    "q += 1\n"
-                    "def r(): s = 1\nclass t: u = 1\nif v: w: int = 3\nx[0] = 1")
+    known = history(
+        "a, (b, *c) = f()\nd.e = 1\nfor g in h: i = 2\nwith j as k: pass\nimport l.m, n as o\ndel p\n"
+        "q += 1\n"
+        "def r(): s = 1\nclass t: u = 1\nif v: w: int = 3\nx[0] = 1"
+    )
     paths = [b.path for b in known.cells[1].bindings]
     assert paths == ["a", "b", "c", "d.e", "g", "i", "k", "l", "o", "p", "q", "r", "t", "w"]
     assert [b.how for b in known.bindings("p", "del")] == ["del"] and known.bindings("p") == []
@@ -179,8 +205,12 @@ def test_two_hooks_that_hold_different_things_are_two() -> None:
 
 
 def test_the_cell_that_appends_into_a_dict_is_named_and_the_variable_of_a_traceback() -> None:
-    known = history("history = {'loss': [], 'aux': []}", "history['loss'].append(loss.item())",
-                    "history['aux'].append(aux)", "print(history)")
+    known = history(
+        "history = {'loss': [], 'aux': []}",
+        "history['loss'].append(loss.item())",
+        "history['aux'].append(aux)",
+        "print(history)",
+    )
     assert _appended("history", known).cell == "In [3]" and _appended("history['aux']", known).cell == "In [3]"
 
     def fails() -> None:
@@ -188,6 +218,12 @@ def test_the_cell_that_appends_into_a_dict_is_named_and_the_variable_of_a_traceb
         raise ValueError(few.numel() + many.numel())
 
     with pytest.raises(ValueError) as caught:
-        exec("fails()", {"fails": types.FunctionType(fails.__code__, {"torch": torch, "ValueError": ValueError,
-                                                                      "__name__": "__main__"})})
+        exec(
+            "fails()",
+            {
+                "fails": types.FunctionType(
+                    fails.__code__, {"torch": torch, "ValueError": ValueError, "__name__": "__main__"}
+                )
+            },
+        )
     assert _largest(caught.value) == "many" and _largest(None) == ""

@@ -35,13 +35,21 @@ def deep(value):
 def photograph(model, *optimizers):
     """All that must come back, and which objects hold it."""
     return {
-        "parameters": {n: (id(p), raw(p), p.requires_grad, raw(p.grad), id(p.grad) if p.grad is not None else None)
-                       for n, p in model.named_parameters(remove_duplicate=False)},
+        "parameters": {
+            n: (id(p), raw(p), p.requires_grad, raw(p.grad), id(p.grad) if p.grad is not None else None)
+            for n, p in model.named_parameters(remove_duplicate=False)
+        },
         "buffers": {n: (id(b), raw(b)) for n, b in model.named_buffers(remove_duplicate=False)},
         "modules": [(n, id(m), type(m), m.training) for n, m in model.named_modules()],
         "saved": list(model.state_dict()),
-        "optimizers": [(deep(o.state), deep([{k: v for k, v in g.items() if k != "params"} for g in o.param_groups]),
-                        [[id(p) for p in g["params"]] for g in o.param_groups]) for o in optimizers],
+        "optimizers": [
+            (
+                deep(o.state),
+                deep([{k: v for k, v in g.items() if k != "params"} for g in o.param_groups]),
+                [[id(p) for p in g["params"]] for g in o.param_groups],
+            )
+            for o in optimizers
+        ],
         "random": (random.getstate(), np.random.get_state()[1].tobytes(), raw(torch.get_rng_state())),
     }
 

@@ -190,8 +190,14 @@ Named = collections.namedtuple("Named", "a b")
 
 def test_nested_outputs_are_changed_and_untouched_ones_stay_the_same_objects():
     x = torch.ones(2)
-    tree = {"t": (x, [x, 3]), "n": Named(x, "b"), "d": Pair(x, [x]), "o": collections.OrderedDict(k=x), "s": x.max(0),
-            "z": None}
+    tree = {
+        "t": (x, [x, 3]),
+        "n": Named(x, "b"),
+        "d": Pair(x, [x]),
+        "o": collections.OrderedDict(k=x),
+        "s": x.max(0),
+        "z": None,
+    }
     kept = copy.copy(tree)
     new = changed(tree, lambda t: t + 1)
     assert new["t"][0].tolist() == [2, 2] and new["t"][1][0].tolist() == [2, 2] and new["t"][1][1] == 3

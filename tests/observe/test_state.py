@@ -59,8 +59,21 @@ def test_nan_payloads_and_minus_zero_are_bits_too():
     assert not snapshot.same_as_now()
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.complex64, torch.complex128,
-                                   torch.int8, torch.int64, torch.bool, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float16,
+        torch.bfloat16,
+        torch.float64,
+        torch.complex64,
+        torch.complex128,
+        torch.int8,
+        torch.int64,
+        torch.bool,
+        torch.float8_e4m3fn,
+    ],
+    ids=str,
+)
 def test_every_dtype_goes_back(dtype):
     model = nn.Module()
     model.register_buffer("kept", torch.randn(5, 3).to(dtype))
@@ -154,7 +167,8 @@ def test_module_order_comes_back():
     model._modules["0"] = first
     snapshot, names = Snapshot.take(model), list(model._modules)
     model._modules.move_to_end("1") if hasattr(model._modules, "move_to_end") else model._modules.update(
-        {"1": model._modules.pop("1")})
+        {"1": model._modules.pop("1")}
+    )
     assert snapshot.differences() == ["model (its order)"]
     snapshot.restore()
     assert list(model._modules) == names
@@ -178,8 +192,16 @@ def test_plain_attributes_go_back_too():
     model.cache["k"].add_(1)
     model.cache["v"] = torch.ones(1)
     torch.rand(1, generator=model.noise)
-    assert set(snapshot.differences()) == {"net.calls", "net.losses[0]", "net.seen.b", "net.recent[0]", "net.recent[1]",
-                                           "net.cache.k", "net.cache.v", "net.noise"}
+    assert set(snapshot.differences()) == {
+        "net.calls",
+        "net.losses[0]",
+        "net.seen.b",
+        "net.recent[0]",
+        "net.recent[1]",
+        "net.cache.k",
+        "net.cache.v",
+        "net.noise",
+    }
     snapshot.restore()
     assert (model.calls, model.losses, model.seen, list(model.recent)) == (0, [], {"a"}, [1, 2])
     assert model.cache == {"k": held} and held.tolist() == [0, 0]

@@ -88,8 +88,11 @@ def test_groups_and_settings_of_an_optimizer_go_back():
 
     snapshot = Snapshot.take(model, optimizer)
     step()
-    assert set(snapshot.differences()) == {"optimizer.param_groups[1]", "optimizer.param_groups[0].lr",
-                                           "optimizer.param_groups[0].betas"}
+    assert set(snapshot.differences()) == {
+        "optimizer.param_groups[1]",
+        "optimizer.param_groups[0].lr",
+        "optimizer.param_groups[0].betas",
+    }
     snapshot.restore()
     prove(step, model, optimizer, steps=1)
 

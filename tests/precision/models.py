@@ -70,7 +70,7 @@ class Blocks(nn.Module):
 
     def __init__(self, parts: list[nn.Module]) -> None:
         super().__init__()
-        self.groups = nn.ModuleList(nn.Sequential(*parts[i:i + 8]) for i in range(0, len(parts), 8))
+        self.groups = nn.ModuleList(nn.Sequential(*parts[i : i + 8]) for i in range(0, len(parts), 8))
         self.head = nn.Linear(WIDTH, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -82,22 +82,23 @@ class Blocks(nn.Module):
 KINDS = (Overflows, FailsBackward, Guarded)
 
 
-def planted(sick: int, pairs: int, seed: int, count: int = 64, nested: bool = True
-            ) -> tuple[nn.Module, set[str], list[set[str]]]:
+def planted(
+    sick: int, pairs: int, seed: int, count: int = 64, nested: bool = True
+) -> tuple[nn.Module, set[str], list[set[str]]]:
     """A model of `count` parts with `sick` planted ones, of which 2 × pairs only fail two by two. Gives the model, the
     names that fail alone, and the pairs."""
     torch.manual_seed(seed)
     draw = random.Random(seed)
     places = draw.sample(range(count), sick)
     parts: list[nn.Module] = [Calm() for _ in range(count)]
-    for place in places[:2 * pairs]:
+    for place in places[: 2 * pairs]:
         parts[place] = Biased()
-    for place in places[2 * pairs:]:
+    for place in places[2 * pairs :]:
         parts[place] = draw.choice(KINDS)()
     model = Blocks(parts) if nested else nn.Sequential(*parts, nn.Linear(WIDTH, 1))
     names = [f"groups.{p // 8}.{p % 8}" if nested else str(p) for p in places]
-    together = [set(names[2 * i:2 * i + 2]) for i in range(pairs)]
-    return model, set(names[2 * pairs:]), together
+    together = [set(names[2 * i : 2 * i + 2]) for i in range(pairs)]
+    return model, set(names[2 * pairs :]), together
 
 
 def loss_fn(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ class Scores(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         big = x * self.lift
-        scores = big @ big.transpose(-1, -2) / 300.0 ** 2
+        scores = big @ big.transpose(-1, -2) / 300.0**2
         return torch.softmax(scores, -1) @ x
 
 
@@ -68,11 +68,14 @@ def asked(hot: dict[int, type[nn.Module]], dtype: str) -> tuple[nn.Module, nbdeb
     return model, nbdebug.precision(model, torch.randn(2, 5, WIDTH), loss_fn, dtype, mode="autocast", progress=False)
 
 
-@pytest.mark.parametrize("dtype, kind, code", [
-    ("float16", Scores, "precision/half-overflow"), ("bfloat16", Difference, "precision/unsafe-op-in-half")])
+@pytest.mark.parametrize(
+    "dtype, kind, code",
+    [("float16", Scores, "precision/half-overflow"), ("bfloat16", Difference, "precision/unsafe-op-in-half")],
+)
 @pytest.mark.parametrize("places", [(2,), (0, 4)])
 def test_planted_modules_are_found_and_the_fix_works_on_the_model_itself(
-        dtype: str, kind: type[nn.Module], code: str, places: tuple[int, ...]) -> None:
+    dtype: str, kind: type[nn.Module], code: str, places: tuple[int, ...]
+) -> None:
     model, report = asked(dict.fromkeys(places, kind), dtype)
     assert report.fp32_modules == tuple(f"blocks.{i}.hot" for i in places)
     assert [f.code for f in report] == [code] and report.findings[0].fixes[0].verified is True

@@ -32,10 +32,15 @@ class Training:
         self.optimizer.zero_grad()
         loss = (model(x).float() - 3).square().mean()
         for turn in self.turns:
-            {"backward": lambda: self.scaler.scale(loss).backward(), "plain": lambda: loss.backward(),
-             "unscale": lambda: self.scaler.unscale_(self.optimizer),
-             "clip": lambda: self.clip(list(model.parameters())), "step": lambda: self.scaler.step(self.optimizer),
-             "bare": lambda: self.optimizer.step(), "update": lambda: self.scaler.update()}[turn]()
+            {
+                "backward": lambda: self.scaler.scale(loss).backward(),
+                "plain": lambda: loss.backward(),
+                "unscale": lambda: self.scaler.unscale_(self.optimizer),
+                "clip": lambda: self.clip(list(model.parameters())),
+                "step": lambda: self.scaler.step(self.optimizer),
+                "bare": lambda: self.optimizer.step(),
+                "update": lambda: self.scaler.update(),
+            }[turn]()
         return loss
 
     def ask(self) -> nbdebug.Report:
@@ -46,11 +51,20 @@ def codes(report: nbdebug.Report) -> list[str]:
     return [finding.code for finding in report]
 
 
-@pytest.mark.parametrize("clip", [lambda p: clip_grad_norm_(p, 0.5), lambda p: clip_grad_value_(p, 0.01),
-                                  lambda p: [q.grad.clamp_(-0.01, 0.01) for q in p]])
+@pytest.mark.parametrize(
+    "clip",
+    [
+        lambda p: clip_grad_norm_(p, 0.5),
+        lambda p: clip_grad_value_(p, 0.01),
+        lambda p: [q.grad.clamp_(-0.01, 0.01) for q in p],
+    ],
+)
 def test_clipping_before_the_scale_is_taken_out_is_named_at_its_line(clip: Callable) -> None:
-    for turns in (("backward", "clip", "unscale", "step", "update"), ("backward", "clip", "step", "update"),
-                  ("backward", "clip")):
+    for turns in (
+        ("backward", "clip", "unscale", "step", "update"),
+        ("backward", "clip", "step", "update"),
+        ("backward", "clip"),
+    ):
         report = Training(*turns, clip=clip).ask()
         assert codes(report) == ["precision/unscale-order"] and report.fp32_modules == ()
         where = report.findings[0].where
@@ -64,8 +78,17 @@ def test_a_scale_that_is_never_taken_out_is_named() -> None:
     assert codes(report) == ["precision/unscale-order"] and "never taken out" in report.findings[0].title
 
 
-@pytest.mark.parametrize("turns", [("backward", "step", "update"), ("plain", "clip", "bare"), ("plain", "bare"), (),
-                                   ("backward",), ("backward", "unscale", "step")])
+@pytest.mark.parametrize(
+    "turns",
+    [
+        ("backward", "step", "update"),
+        ("plain", "clip", "bare"),
+        ("plain", "bare"),
+        (),
+        ("backward",),
+        ("backward", "unscale", "step"),
+    ],
+)
 def test_right_orders_are_left_in_peace(turns: tuple[str, ...]) -> None:
     assert codes(Training(*turns).ask()) == []
 
@@ -106,8 +129,13 @@ def test_a_step_beside_the_loss_is_looked_at_too_and_one_that_does_not_repeat_is
         training = Training(*turns, clip=clip)
         sizes = iter(range(1, 99))
         return nbdebug.precision(
-            training.model, X, lambda model, x: model(x).float().square().mean(), mode="cast", progress=False,
-            step=lambda: training.loss_fn(training.model, X * next(sizes) if draws else X))
+            training.model,
+            X,
+            lambda model, x: model(x).float().square().mean(),
+            mode="cast",
+            progress=False,
+            step=lambda: training.loss_fn(training.model, X * next(sizes) if draws else X),
+        )
 
     def halved(parameters: list[Any]) -> None:
         for parameter in parameters:

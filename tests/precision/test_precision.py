@@ -29,7 +29,7 @@ def between(model: nn.Module, alone: set[str], pairs: list[set[str]]) -> float:
     def distance(kept: set[str]) -> float:
         return off(trials.run(copies.half(kept)), reference)
 
-    both, = pairs
+    (both,) = pairs
     one, two = max(distance(alone | {name}) for name in both), distance(alone)
     assert one < 0.8 * two
     return (one * two) ** 0.5
@@ -48,8 +48,12 @@ def test_planted_modules_are_found_and_nothing_else(sick: int, pairs: int, neste
 
 
 def test_the_kinds_are_told_apart() -> None:
-    causes = {models.Overflows: "half-overflow", models.FailsBackward: "half-overflow",
-              models.Guarded: "half-underflow", models.Biased: "unsafe-op-in-half"}
+    causes = {
+        models.Overflows: "half-overflow",
+        models.FailsBackward: "half-overflow",
+        models.Guarded: "half-underflow",
+        models.Biased: "unsafe-op-in-half",
+    }
     for kind, code in causes.items():
         report = asked(nn.Sequential(models.Calm(), kind(), models.Calm(), nn.Linear(models.WIDTH, 1)), tolerance=0.02)
         assert report.fp32_modules == ("1",), kind
@@ -67,8 +71,14 @@ def test_the_line_of_the_op_is_named() -> None:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_a_healthy_model_needs_nothing(mode: str, dtype: str) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(models.Calm(), nn.LayerNorm(models.WIDTH), nn.Dropout(0.2), models.Calm(),
-                          nn.BatchNorm1d(models.WIDTH), nn.Linear(models.WIDTH, 1))
+    model = nn.Sequential(
+        models.Calm(),
+        nn.LayerNorm(models.WIDTH),
+        nn.Dropout(0.2),
+        models.Calm(),
+        nn.BatchNorm1d(models.WIDTH),
+        nn.Linear(models.WIDTH, 1),
+    )
     report = asked(model, mode=mode, dtype=dtype)
     assert report.ok and report.fp32_modules == () and "Nothing needs float32" in str(report)
 
@@ -125,8 +135,9 @@ def test_tied_weights_recurrent_layers_and_several_batches() -> None:
 
 def test_a_criterion_and_pairs_will_do() -> None:
     pair = (models.batch(), torch.zeros(4, 1))
-    report = nbdebug.precision(nn.Sequential(models.Overflows(), nn.Linear(8, 1)), pair, nn.MSELoss(), mode="cast",
-                               progress=False)
+    report = nbdebug.precision(
+        nn.Sequential(models.Overflows(), nn.Linear(8, 1)), pair, nn.MSELoss(), mode="cast", progress=False
+    )
     assert report.fp32_modules == ("0",)
 
 
@@ -156,8 +167,9 @@ def test_gradients_that_need_a_scale() -> None:
     def loss_fn(model, x):
         return model(x).float().square().mean() * 1e-9 + 1
 
-    report = nbdebug.precision(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1)), models.batch(), loss_fn,
-                               mode="cast", progress=False)
+    report = nbdebug.precision(
+        nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1)), models.batch(), loss_fn, mode="cast", progress=False
+    )
     assert [f.code for f in report] == ["precision/loss-scale-needed"]
     assert report.findings[0].fixes[0].verified is True
     assert asked(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))).ok
@@ -170,16 +182,23 @@ def test_an_epsilon_that_is_zero_in_the_dtype() -> None:
         assert [f.code for f in report] == codes
 
 
-@pytest.mark.parametrize("wrong, match", [
-    ({"model": "net"}, "takes a torch.nn.Module; got str"), ({"dtype": "float8"}, "'float8'"),
-    ({"mode": "half"}, "'half'"), ({"tolerance": 0}, "tolerance is a number above zero; got 0"),
-    ({"loss_fn": 3}, "got int")])
+@pytest.mark.parametrize(
+    "wrong, match",
+    [
+        ({"model": "net"}, "takes a torch.nn.Module; got str"),
+        ({"dtype": "float8"}, "'float8'"),
+        ({"mode": "half"}, "'half'"),
+        ({"tolerance": 0}, "tolerance is a number above zero; got 0"),
+        ({"loss_fn": 3}, "got int"),
+    ],
+)
 def test_arguments_that_make_no_sense_are_quoted(wrong: dict, match: str) -> None:
     given = SimpleNamespace(model=nn.Linear(8, 1), loss_fn=models.loss_fn, dtype="float16", mode="cast", tolerance=0.1)
     vars(given).update(wrong)
     with pytest.raises((TypeError, ValueError), match=match):
-        nbdebug.precision(given.model, models.batch(), given.loss_fn, given.dtype, mode=given.mode,
-                          tolerance=given.tolerance)
+        nbdebug.precision(
+            given.model, models.batch(), given.loss_fn, given.dtype, mode=given.mode, tolerance=given.tolerance
+        )
 
 
 def test_what_the_users_loss_raises_passes() -> None:

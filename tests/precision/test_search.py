@@ -30,10 +30,10 @@ def asked(names: list[str], alone: set[str], pairs: list[set[str]] = [], plain: 
 def test_what_is_found_works_and_nothing_can_be_taken_out(data, names) -> None:
     sick = data.draw(st.lists(st.sampled_from(names), unique=True, max_size=8))
     pairs = data.draw(st.integers(0, len(sick) // 2))
-    together = [set(sick[2 * i:2 * i + 2]) for i in range(pairs)]
+    together = [set(sick[2 * i : 2 * i + 2]) for i in range(pairs)]
     suspects = data.draw(st.lists(st.sampled_from(sick or names), unique=True, max_size=4))
     suspects = [s for s in suspects if not any(s.startswith(other + ".") for other in suspects)]
-    tree, tries, works = asked(names, set(sick[2 * pairs:]), together, plain=names is NAMES)
+    tree, tries, works = asked(names, set(sick[2 * pairs :]), together, plain=names is NAMES)
     kept = search(tree, tries, suspects)
     assert works(kept)
     assert all(not works(kept - {unit}) for unit in kept)
@@ -43,8 +43,8 @@ def test_what_is_found_works_and_nothing_can_be_taken_out(data, names) -> None:
 
 @pytest.mark.parametrize("sick, most", [(1, 8), (2, 14), (4, 24), (8, 44)])
 def test_with_the_right_suspects_it_stays_far_below_the_information_bound(sick: int, most: int) -> None:
-    tree, tries, _ = asked(NAMES, set(NAMES[5:5 + sick * 7:7]))
-    assert len(search(tree, tries, NAMES[5:5 + sick * 7:7])) == sick
+    tree, tries, _ = asked(NAMES, set(NAMES[5 : 5 + sick * 7 : 7]))
+    assert len(search(tree, tries, NAMES[5 : 5 + sick * 7 : 7])) == sick
     assert len(tries.tries) <= sick + 4 <= most
 
 

@@ -75,8 +75,11 @@ def threads() -> list[str]:
 
 def bits(net: nn.Module) -> list[Any]:
     """Everything that a step may have changed."""
-    return [t.clone() for t in net.state_dict().values()] + [
-        p.grad.clone() for p in net.parameters() if p.grad is not None] + [torch.get_rng_state(), random.random()]
+    return (
+        [t.clone() for t in net.state_dict().values()]
+        + [p.grad.clone() for p in net.parameters() if p.grad is not None]
+        + [torch.get_rng_state(), random.random()]
+    )
 
 
 def same(a: list[Any], b: list[Any]) -> bool:

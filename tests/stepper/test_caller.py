@@ -81,22 +81,32 @@ def packs() -> Any:
 
 
 STATES: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
-    "autocast": (lambda: torch.autocast("cpu", torch.bfloat16), lambda: (
-        torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), (torch.eye(2) @ torch.eye(2)).dtype)),
+    "autocast": (
+        lambda: torch.autocast("cpu", torch.bfloat16),
+        lambda: (
+            torch.is_autocast_enabled("cpu"),
+            torch.get_autocast_dtype("cpu"),
+            (torch.eye(2) @ torch.eye(2)).dtype,
+        ),
+    ),
     "autocast of another dtype, without cache": (
         lambda: torch.autocast("cpu", torch.float16, cache_enabled=False),
-        lambda: (torch.get_autocast_dtype("cpu"), torch.is_autocast_cache_enabled())),
+        lambda: (torch.get_autocast_dtype("cpu"), torch.is_autocast_cache_enabled()),
+    ),
     "autocast of a device that is not here": (
         lambda: torch.autocast("cuda", torch.bfloat16) if torch.cuda.is_available() else contextlib.nullcontext(),
-        lambda: (torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"))),
+        lambda: (torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")),
+    ),
     "no_grad": (torch.no_grad, torch.is_grad_enabled),
     "inference_mode": (torch.inference_mode, lambda: (torch.is_inference_mode_enabled(), torch.ones(1).is_inference())),
     "anomaly": (torch.autograd.detect_anomaly, torch.is_anomaly_enabled),
     "default device": (default_device, lambda: (torch.get_default_device().type, torch.ones(1).device.type)),
     "default dtype": (default_dtype, lambda: torch.ones(1).dtype),
     "deterministic": (deterministic, torch.are_deterministic_algorithms_enabled),
-    "attention": (lambda: torch.nn.attention.sdpa_kernel([torch.nn.attention.SDPBackend.MATH]),
-                  torch.backends.cuda.flash_sdp_enabled),
+    "attention": (
+        lambda: torch.nn.attention.sdpa_kernel([torch.nn.attention.SDPBackend.MATH]),
+        torch.backends.cuda.flash_sdp_enabled,
+    ),
     "saved tensors": (packs, lambda: torch._C._autograd._top_saved_tensors_default_hooks(False) is not None),
     "context variables": (variable, VARIABLE.get),
     "threads": (contextlib.nullcontext, torch.get_num_threads),
@@ -169,8 +179,11 @@ def test_checkpointed_blocks_and_inputs_with_a_graph_of_their_own() -> None:
     source = torch.ones(16, 4, requires_grad=True)
     for _ in range(40):  # nodes that bear the numbers of the step's own
         source = source * 1.01
-    stepper = step_through(net, (source, batch()[1]), lambda m, b: nn.functional.mse_loss(
-        m[2](checkpoint(m[1], m[0](b[0]), use_reentrant=False)), b[1]))
+    stepper = step_through(
+        net,
+        (source, batch()[1]),
+        lambda m, b: nn.functional.mse_loss(m[2](checkpoint(m[1], m[0](b[0]), use_reentrant=False)), b[1]),
+    )
     places = []
     while not stepper.done:
         stepper.into()

@@ -215,8 +215,11 @@ def test_its_own_fault_ends_the_stops_and_not_the_step(monkeypatch) -> None:
 
 
 def test_a_process_ends_while_a_step_waits() -> None:
-    code = ("import torch; from nbdebug.stepper.stepper import step_through\n"
-            "s = step_through(torch.nn.Linear(2, 2), torch.ones(1, 2)); print(s.at)")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120,
-                          env=in_this_checkout(), check=False)
+    code = (
+        "import torch; from nbdebug.stepper.stepper import step_through\n"
+        "s = step_through(torch.nn.Linear(2, 2), torch.ones(1, 2)); print(s.at)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=in_this_checkout(), check=False
+    )
     assert done.returncode == 0 and "before the model" in done.stdout and not done.stderr

@@ -13,8 +13,9 @@ def test_backward_is_to_run_in_the_steps_own_thread() -> None:
 
     class Look(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            seen.append((torch._C._is_multithreading_enabled(), torch.is_grad_enabled(),
-                         torch.is_inference_mode_enabled()))
+            seen.append(
+                (torch._C._is_multithreading_enabled(), torch.is_grad_enabled(), torch.is_inference_mode_enabled())
+            )
             return x
 
     dual = torch.autograd.forward_ad.dual_level()

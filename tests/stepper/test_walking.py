@@ -27,7 +27,12 @@ def walk(stepper: Stepper, how: str, most: int = 200) -> list[str]:
 def test_it_waits_before_the_model_and_into_goes_everywhere() -> None:
     stepper = step_through(model(), batch(), nn.MSELoss())
     assert (stepper.at.name, stepper.at.module_type, stepper.at.phase, stepper.at.depth, stepper.at.call) == (
-        "", "Sequential", "before", 0, 1)
+        "",
+        "Sequential",
+        "before",
+        0,
+        1,
+    )
     assert torch.equal(stepper.inputs[0], batch()[0]) and stepper.outputs == () and not stepper.done
     places = walk(stepper, "into")
     layers = ["0", "1", "1.0", "1.0.norm", "1.0.up", "1.0.drop", "1.1", "1.1.norm", "1.1.up", "1.1.drop", "2"]
@@ -35,8 +40,20 @@ def test_it_waits_before_the_model_and_into_goes_everywhere() -> None:
     assert began == [*layers, "loss_fn"]
     assert places.index("at the loss") == places.index("before the backward of `loss_fn` (MSELoss)") - 1
     back = [p.split("`")[1] for p in places if p.startswith("before the backward of `")]
-    assert back == ["loss_fn", "2", "1", "1.1", "1.1.drop", "1.1.up", "1.1.norm", "1.0", "1.0.drop", "1.0.up",
-                    "1.0.norm", "0"]
+    assert back == [
+        "loss_fn",
+        "2",
+        "1",
+        "1.1",
+        "1.1.drop",
+        "1.1.up",
+        "1.1.norm",
+        "1.0",
+        "1.0.drop",
+        "1.0.up",
+        "1.0.norm",
+        "0",
+    ]
     assert len([p for p in places if p.startswith("after")]) == 2 * 13  # each layer, the model and the loss
     assert stepper.done and stepper.error is None and stepper.result.item() > 0
 
@@ -48,8 +65,12 @@ def test_next_goes_over_children_and_out_to_the_parent() -> None:
     for _ in range(4):
         stepper.next()
         seen.append(str(stepper.at))
-    assert seen == ["after `0` (Linear)", "after `1` (Sequential)", "after `2` (Linear)",
-                    "after the model (Sequential)"]
+    assert seen == [
+        "after `0` (Linear)",
+        "after `1` (Sequential)",
+        "after `2` (Linear)",
+        "after the model (Sequential)",
+    ]
     stepper = step_through(model(), batch(), nn.MSELoss())
     stepper.run_to("1.0.up")
     stepper.out()
@@ -98,9 +119,10 @@ def test_the_first_non_finite_is_the_innermost_that_makes_it_of_finite_inputs() 
     stepper.abandon()
 
 
-@pytest.mark.parametrize("loss_fn, phase", [
-    (lambda m, b: (m(b[0]) * 0).log().sum(), "loss"),
-    (lambda m, b: (m(b[0]) * 0).abs().sqrt().sum(), "backward")])
+@pytest.mark.parametrize(
+    "loss_fn, phase",
+    [(lambda m, b: (m(b[0]) * 0).log().sum(), "loss"), (lambda m, b: (m(b[0]) * 0).abs().sqrt().sum(), "backward")],
+)
 def test_what_is_made_outside_of_layers(loss_fn, phase) -> None:
     stepper = step_through(model(), batch(), loss_fn)
     stepper.run_to_nonfinite()
@@ -176,7 +198,8 @@ def test_a_layer_called_twice_and_other_forms_of_batches() -> None:
     places = walk(stepper, "into")
     assert "before the backward of `layer` (Linear), call 2" in places
     assert places.index("before the backward of `layer` (Linear), call 2") < places.index(
-        "before the backward of `layer` (Linear)")
+        "before the backward of `layer` (Linear)"
+    )
     assert set(stepper.result) == {"loss", "rest"} and not stepper.result["loss"].requires_grad
     only_inputs = step_through(model(), batch())
     only_inputs.finish()
@@ -232,8 +255,13 @@ def test_caught_exceptions_do_not_confuse_it() -> None:
                 return self.right(x)
 
     places = walk(step_through(Trying(), torch.ones(2, 4)), "into")
-    assert places == ["before `wrong` (Sequential)", "before `wrong.0` (Linear)", "before `right` (Linear)",
-                      "after `right` (Linear)", "after the model (Trying)"]
+    assert places == [
+        "before `wrong` (Sequential)",
+        "before `wrong.0` (Linear)",
+        "before `right` (Linear)",
+        "after `right` (Linear)",
+        "after the model (Trying)",
+    ]
 
 
 @pytest.mark.parametrize("how", ["into", "next", "finish", "run_to_nonfinite"])

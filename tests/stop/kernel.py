@@ -54,8 +54,9 @@ class Kernel:
     def debug(self, command: str, **arguments: Any) -> dict[str, Any]:
         """A request of the Debug Adapter Protocol; the body of its answer."""
         self._number += 1
-        message = self.client.session.msg("debug_request", {
-            "type": "request", "seq": self._number, "command": command, "arguments": arguments})
+        message = self.client.session.msg(
+            "debug_request", {"type": "request", "seq": self._number, "command": command, "arguments": arguments}
+        )
         self.client.control_channel.send(message)
         until = time.monotonic() + WAIT
         while time.monotonic() < until:
@@ -77,9 +78,18 @@ class Kernel:
 
     def attach(self) -> None:
         """As JupyterLab does when its debugger is switched on."""
-        self.debug("initialize", clientID="test", adapterID="", linesStartAt1=True, columnsStartAt1=True, locale="en",
-                   pathFormat="path", supportsVariableType=True, supportsVariablePaging=True,
-                   supportsRunInTerminalRequest=True)
+        self.debug(
+            "initialize",
+            clientID="test",
+            adapterID="",
+            linesStartAt1=True,
+            columnsStartAt1=True,
+            locale="en",
+            pathFormat="path",
+            supportsVariableType=True,
+            supportsVariablePaging=True,
+            supportsRunInTerminalRequest=True,
+        )
         self.debug("attach")
         self.debug("configurationDone")
 

@@ -19,10 +19,18 @@ NET = Net()
 NAMES = [name for name, _ in NET.named_modules()]
 
 
-@pytest.mark.parametrize("pattern, names", [
-    ("layers.2", ["layers.2"]), ("layers.1*", ["layers.1", "layers.1.fc", "layers.1.drop"]), ("", [""]),
-    ("Dropout", [f"layers.{i}.drop" for i in range(3)]), ("*.fc", [f"layers.{i}.fc" for i in range(3)]),
-    ("layers.[02]", ["layers.0", "layers.2"]), ("Lin*", [*(f"layers.{i}.fc" for i in range(3)), "head.0", "head.2"])])
+@pytest.mark.parametrize(
+    "pattern, names",
+    [
+        ("layers.2", ["layers.2"]),
+        ("layers.1*", ["layers.1", "layers.1.fc", "layers.1.drop"]),
+        ("", [""]),
+        ("Dropout", [f"layers.{i}.drop" for i in range(3)]),
+        ("*.fc", [f"layers.{i}.fc" for i in range(3)]),
+        ("layers.[02]", ["layers.0", "layers.2"]),
+        ("Lin*", [*(f"layers.{i}.fc" for i in range(3)), "head.0", "head.2"]),
+    ],
+)
 def test_names_go_before_types(pattern: str, names: list[str]) -> None:
     found = chosen(NET, pattern)
     assert list(found) == names and all(NET.get_submodule(name) is found[name] for name in names)
@@ -32,7 +40,7 @@ def test_names_go_before_types(pattern: str, names: list[str]) -> None:
 @given(st.sampled_from(NAMES), st.data())
 def test_a_name_with_some_of_it_starred_still_finds_the_layer_once(name: str, data: st.DataObject) -> None:
     cut = data.draw(st.integers(0, len(name)))
-    found = chosen(NET, name[:cut] + "*" + name[data.draw(st.integers(cut, len(name))):])
+    found = chosen(NET, name[:cut] + "*" + name[data.draw(st.integers(cut, len(name))) :])
     assert name in found and len({id(module) for module in found.values()}) == len(found)
     assert list(chosen(NET, name)) == [name]
 
@@ -48,8 +56,9 @@ def test_wrappers_keep_the_names_of_the_model() -> None:
     assert list(chosen(nn.DataParallel(NET), "module.layers.1")) == ["module.layers.1"]
 
 
-@pytest.mark.parametrize("pattern, said", [
-    ("layer.2", "'layers.2'"), ("Droput", "'Dropout'"), ("zzz", "There are: 'layers'"), (3, "got 3")])
+@pytest.mark.parametrize(
+    "pattern, said", [("layer.2", "'layers.2'"), ("Droput", "'Dropout'"), ("zzz", "There are: 'layers'"), (3, "got 3")]
+)
 def test_what_names_no_layer_is_quoted_with_the_nearest(pattern: str, said: str) -> None:
     with pytest.raises(ValueError, match=r"got 3|is called") as wrong:
         chosen(NET, pattern)
@@ -64,11 +73,22 @@ def test_a_scripted_model_is_refused_in_words() -> None:
 LIMIT = 3.0
 
 
-@pytest.mark.parametrize("when, late", [
-    ("inp.max() > 1", False), ("step == 3 and name == 'a'", False), ("inp.max() > LIMIT", False),
-    ("len([i for i in inp if i > LIMIT]) > here", False), ("not out.isfinite().all()", True),
-    ("hidden.max() > 1", True), (None, False), (lambda inp, step: True, False), (lambda out: True, True),
-    (lambda **given: True, True), (lambda inp, top=3: True, False)])
+@pytest.mark.parametrize(
+    "when, late",
+    [
+        ("inp.max() > 1", False),
+        ("step == 3 and name == 'a'", False),
+        ("inp.max() > LIMIT", False),
+        ("len([i for i in inp if i > LIMIT]) > here", False),
+        ("not out.isfinite().all()", True),
+        ("hidden.max() > 1", True),
+        (None, False),
+        (lambda inp, step: True, False),
+        (lambda out: True, True),
+        (lambda **given: True, True),
+        (lambda inp, top=3: True, False),
+    ],
+)
 def test_a_condition_waits_for_the_return_only_where_it_must(when: object, late: bool) -> None:
     here = 2
     assert Condition(when, "forward", sys._getframe()).late(None) is late and here == 2
@@ -87,10 +107,16 @@ def test_an_expression_sees_what_its_writer_sees() -> None:
     assert not Condition("any(v > LIMIT for v in mine) and inp == 1", "forward", frame).holds({"inp": 2}) and mine
 
 
-@pytest.mark.parametrize("when, phase, kind, said", [
-    ("out.(", "forward", SyntaxError, "'out.('"), ("x = 1", "forward", SyntaxError, "'x = 1'"),
-    (3, "forward", ValueError, "got 3"), (lambda loss: True, "forward", ValueError, "'loss'"),
-    ("grad.max() > 1", "forward", ValueError, 'phase="backward"')])
+@pytest.mark.parametrize(
+    "when, phase, kind, said",
+    [
+        ("out.(", "forward", SyntaxError, "'out.('"),
+        ("x = 1", "forward", SyntaxError, "'x = 1'"),
+        (3, "forward", ValueError, "got 3"),
+        (lambda loss: True, "forward", ValueError, "'loss'"),
+        ("grad.max() > 1", "forward", ValueError, 'phase="backward"'),
+    ],
+)
 def test_what_can_be_no_condition_is_refused_at_once(when: object, phase: str, kind: type, said: str) -> None:
     with pytest.raises(kind) as wrong:
         stop_at(NET, "head", when=when, phase=phase)

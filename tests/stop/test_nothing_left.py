@@ -30,8 +30,16 @@ def test_a_training_with_stops_that_never_hold_is_the_same_to_the_last_bit(phase
     for watched in (False, True):
         net, x = made()
         optimizer = torch.optim.Adam(net.parameters())
-        stop = stop_at(net, "*", when="(grad if False else out).sum() > 1e30" if phase == "backward" else
-                       "out.sum() > 1e30", phase=phase) if watched else None
+        stop = (
+            stop_at(
+                net,
+                "*",
+                when="(grad if False else out).sum() > 1e30" if phase == "backward" else "out.sum() > 1e30",
+                phase=phase,
+            )
+            if watched
+            else None
+        )
         for _ in range(4):
             optimizer.zero_grad()
             step(net, x)
@@ -225,8 +233,11 @@ def test_a_recursive_layer_and_one_that_takes_words() -> None:
     stop = stop_at(net, "", when="depth == 1 and out.dim() == 1", once=False)
     net(torch.zeros(3), depth=2)
     (report,) = stop.records
-    assert rows(report)["inp[0]"][3:] == [1.0, 1.0, 1.0, 0] and rows(report)["out"][3] == 4.0 and isinstance(
-        stop, LayerStop)
+    assert (
+        rows(report)["inp[0]"][3:] == [1.0, 1.0, 1.0, 0]
+        and rows(report)["out"][3] == 4.0
+        and isinstance(stop, LayerStop)
+    )
 
 
 def test_a_tracer_that_runs_meanwhile_sees_none_of_the_ops_of_a_condition_or_a_record() -> None:
@@ -245,8 +256,9 @@ def test_a_tracer_that_runs_meanwhile_sees_none_of_the_ops_of_a_condition_or_a_r
     assert not [op for op in counted.seen if "isfinite" in op or "eq" in op]
 
 
-def test_a_fault_of_our_own_ends_the_stop_and_not_the_training(monkeypatch: pytest.MonkeyPatch,
-                                                               capsys: pytest.CaptureFixture) -> None:
+def test_a_fault_of_our_own_ends_the_stop_and_not_the_training(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
     net, x = made()
     monkeypatch.setattr("nbdebug.stop.reaching.own_code", lambda module: 1 / 0)
     stop = stop_at(net, "layers.0")

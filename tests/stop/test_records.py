@@ -20,7 +20,8 @@ def test_a_layer_of_ones_own_is_recorded_at_its_return_with_its_locals() -> None
     (report,) = stop.records
     assert stop.hits == 1 and not stop.active and nothing_left(net)
     assert report.facts["headline"] == (
-        f"Stopped at `layers.1` (Block) at the return of its forward, in step 0: {place('return result')}.")
+        f"Stopped at `layers.1` (Block) at the return of its forward, in step 0: {place('return result')}."
+    )
     assert list(rows(report)) == ["inp", "out"] and list(rows(report, 1)) == ["hidden"]  # x and result are those
     assert rows(report)["out"][:3] == ["(8, 4)", "float32", "cpu"] and rows(report)["out"][-1] == 0
     for text in (str(report), report._repr_mimebundle_()["text/html"]):
@@ -50,8 +51,10 @@ def test_numbers_are_those_of_the_finite_elements() -> None:
 
 def test_conditions_pick_the_moment() -> None:
     net, x = made()
-    with stop_at(net, "layers.*", when=lambda module, step: isinstance(module, Block) and step == 1) as early, stop_at(
-            net, "layers.0", when="hidden.min() < 0 and step == 2") as local:
+    with (
+        stop_at(net, "layers.*", when=lambda module, step: isinstance(module, Block) and step == 1) as early,
+        stop_at(net, "layers.0", when="hidden.min() < 0 and step == 2") as local,
+    ):
         for _ in range(4):
             step(net, x)
     assert [r.facts["stop"]["step"] for r in early.records + local.records] == [1, 2]

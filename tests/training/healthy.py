@@ -61,8 +61,14 @@ def classification():
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(12, 48), nn.ReLU(), nn.Dropout(0.2), nn.Linear(48, 5))
     pair = loaders(*clusters(1200, spread=1.5))
-    return made(model, torch.optim.AdamW(model.parameters(), lr=2e-3), cross_entropy, pair, 10,
-                validate=validation(model, cross_entropy, pair[1]))
+    return made(
+        model,
+        torch.optim.AdamW(model.parameters(), lr=2e-3),
+        cross_entropy,
+        pair,
+        10,
+        validate=validation(model, cross_entropy, pair[1]),
+    )
 
 
 @healthy
@@ -70,8 +76,9 @@ def classification_of_overlapping_classes():
     """Classes that can't be told apart for a part of the samples: the loss stops near that, and should."""
     torch.manual_seed(4)
     model = nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Linear(32, 5))
-    return made(model, torch.optim.Adam(model.parameters(), lr=2e-3), cross_entropy,
-                loaders(*clusters(1500, spread=4.0)), 10)
+    return made(
+        model, torch.optim.Adam(model.parameters(), lr=2e-3), cross_entropy, loaders(*clusters(1500, spread=4.0)), 10
+    )
 
 
 @healthy
@@ -107,8 +114,9 @@ def language_model():
         def forward(self, tokens):
             size = tokens.shape[1]
             mask = nn.Transformer.generate_square_subsequent_mask(size)
-            return self.out(self.layer(self.embed(tokens) + self.place(torch.arange(size)), src_mask=mask,
-                                       is_causal=True))
+            return self.out(
+                self.layer(self.embed(tokens) + self.place(torch.arange(size)), src_mask=mask, is_causal=True)
+            )
 
     def loss_fn(model, batch):
         return F.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())
@@ -116,16 +124,18 @@ def language_model():
     model = Model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=80)
-    return made(model, optimizer, loss_fn, loaders(words[:, :-1], words[:, 1:]), 8, scheduler=scheduler, each="batch",
-                clip=1.0)
+    return made(
+        model, optimizer, loss_fn, loaders(words[:, :-1], words[:, 1:]), 8, scheduler=scheduler, each="batch", clip=1.0
+    )
 
 
 @healthy
 def autoencoder():
     torch.manual_seed(7)
     x = torch.tanh(torch.randn(800, 3) @ torch.randn(3, 20)) + torch.randn(800, 20) * 0.1
-    model = nn.Sequential(nn.Linear(20, 16), nn.ReLU(), nn.Linear(16, 4), nn.Linear(4, 16), nn.ReLU(),
-                          nn.Linear(16, 20))
+    model = nn.Sequential(
+        nn.Linear(20, 16), nn.ReLU(), nn.Linear(16, 4), nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 20)
+    )
 
     def loss_fn(model, batch):
         return F.mse_loss(model(batch[0]), batch[0])
@@ -165,8 +175,10 @@ def gan():
     generator = nn.Sequential(nn.Linear(4, 24), nn.ReLU(), nn.Linear(24, 2))
     judge = nn.Sequential(nn.Linear(2, 24), nn.LeakyReLU(0.2), nn.Dropout(0.1), nn.Linear(24, 1))
     model = nn.ModuleDict({"generator": generator, "judge": judge})
-    optimizers = [torch.optim.Adam(generator.parameters(), lr=2e-3, betas=(0.5, 0.9)),
-                  torch.optim.Adam(judge.parameters(), lr=2e-3, betas=(0.5, 0.9))]
+    optimizers = [
+        torch.optim.Adam(generator.parameters(), lr=2e-3, betas=(0.5, 0.9)),
+        torch.optim.Adam(judge.parameters(), lr=2e-3, betas=(0.5, 0.9)),
+    ]
     pair = loaders(real, torch.zeros(640))
     true, false = torch.ones(32, 1), torch.zeros(32, 1)
 
@@ -177,19 +189,27 @@ def gan():
                 with torch.no_grad():
                     fake = generator(torch.randn(len(batch), 4))
                 optimizers[1].zero_grad()
-                loss = (F.binary_cross_entropy_with_logits(judge(batch), true[:len(batch)])
-                        + F.binary_cross_entropy_with_logits(judge(fake), false[:len(batch)]))
+                loss = F.binary_cross_entropy_with_logits(
+                    judge(batch), true[: len(batch)]
+                ) + F.binary_cross_entropy_with_logits(judge(fake), false[: len(batch)])
                 loss.backward()
                 optimizers[1].step()
                 optimizers[0].zero_grad()
                 out = judge(generator(torch.randn(len(batch), 4)))
-                F.binary_cross_entropy_with_logits(out, true[:len(batch)]).backward()
+                F.binary_cross_entropy_with_logits(out, true[: len(batch)]).backward()
                 optimizers[0].step()
                 callback(step, loss.item())
                 step += 1
 
-    return SimpleNamespace(model=model, optimizer=optimizers, loss_fn=None, train_loader=pair[0], val_loader=None,
-                           scheduler=None, train=train)
+    return SimpleNamespace(
+        model=model,
+        optimizer=optimizers,
+        loss_fn=None,
+        train_loader=pair[0],
+        val_loader=None,
+        scheduler=None,
+        train=train,
+    )
 
 
 @healthy
@@ -235,8 +255,15 @@ def momentum_teacher():
                 callback(step, loss.item())
                 step += 1
 
-    return SimpleNamespace(model=whole, optimizer=optimizer, loss_fn=None, train_loader=pair[0], val_loader=None,
-                           scheduler=None, train=train)
+    return SimpleNamespace(
+        model=whole,
+        optimizer=optimizer,
+        loss_fn=None,
+        train_loader=pair[0],
+        val_loader=None,
+        scheduler=None,
+        train=train,
+    )
 
 
 @healthy
@@ -254,8 +281,9 @@ def recurrent_network():
             return self.out(self.rnn(self.embed(tokens))[0][:, -1])
 
     model = Model()
-    return made(model, torch.optim.Adam(model.parameters(), lr=5e-3), cross_entropy, loaders(tokens, label), 10,
-                clip=1.0)
+    return made(
+        model, torch.optim.Adam(model.parameters(), lr=5e-3), cross_entropy, loaders(tokens, label), 10, clip=1.0
+    )
 
 
 @healthy
@@ -283,12 +311,27 @@ def hand_written_recurrence():
 @healthy
 def convolutions_with_batch_norm():
     torch.manual_seed(14)
-    model = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2),
-                          nn.Conv2d(8, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.AdaptiveAvgPool2d(1),
-                          nn.Flatten(), nn.Linear(16, 4))
+    model = nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(8, 16, 3, padding=1),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(16, 4),
+    )
     pair = loaders(*shapes(600, noise=1.2))
-    return made(model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4), cross_entropy,
-                pair, 6, validate=validation(model, cross_entropy, pair[1]))
+    return made(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4),
+        cross_entropy,
+        pair,
+        6,
+        validate=validation(model, cross_entropy, pair[1]),
+    )
 
 
 @healthy
@@ -376,8 +419,15 @@ def grad_scaler_with_clipping():
                 callback(step, loss.item())
                 step += 1
 
-    return SimpleNamespace(model=model, optimizer=optimizer, loss_fn=cross_entropy, train_loader=pair[0],
-                           val_loader=pair[1], scheduler=None, train=train)
+    return SimpleNamespace(
+        model=model,
+        optimizer=optimizer,
+        loss_fn=cross_entropy,
+        train_loader=pair[0],
+        val_loader=pair[1],
+        scheduler=None,
+        train=train,
+    )
 
 
 @healthy
@@ -402,8 +452,15 @@ def accumulation():
                     callback(step, total)
                     step, total = step + 1, 0.0
 
-    return SimpleNamespace(model=model, optimizer=optimizer, loss_fn=cross_entropy, train_loader=pair[0],
-                           val_loader=pair[1], scheduler=None, train=train)
+    return SimpleNamespace(
+        model=model,
+        optimizer=optimizer,
+        loss_fn=cross_entropy,
+        train_loader=pair[0],
+        val_loader=pair[1],
+        scheduler=None,
+        train=train,
+    )
 
 
 @healthy
@@ -412,8 +469,9 @@ def two_optimizers():
     torch.manual_seed(21)
     tokens = torch.randint(0, 50, (800, 6))
     label = (tokens[:, 0] % 3).long()
-    model = nn.Sequential(nn.Embedding(50, 8, sparse=True), nn.Flatten(), nn.Linear(48, 24), nn.ReLU(),
-                          nn.Linear(24, 3))
+    model = nn.Sequential(
+        nn.Embedding(50, 8, sparse=True), nn.Flatten(), nn.Linear(48, 24), nn.ReLU(), nn.Linear(24, 3)
+    )
     dense = [p for m in model[1:] for p in m.parameters()]
     optimizers = [torch.optim.SparseAdam(list(model[0].parameters()), lr=1e-2), torch.optim.Adam(dense, lr=3e-3)]
     pair = loaders(tokens, label)
@@ -431,8 +489,15 @@ def two_optimizers():
                 callback(step, loss.item())
                 step += 1
 
-    return SimpleNamespace(model=model, optimizer=optimizers, loss_fn=cross_entropy, train_loader=pair[0],
-                           val_loader=pair[1], scheduler=None, train=train)
+    return SimpleNamespace(
+        model=model,
+        optimizer=optimizers,
+        loss_fn=cross_entropy,
+        train_loader=pair[0],
+        val_loader=pair[1],
+        scheduler=None,
+        train=train,
+    )
 
 
 @healthy
@@ -440,9 +505,13 @@ def group_with_rate_zero():
     """A parameter group with lr 0, on purpose, until it is thawed half-way; no decay on biases."""
     torch.manual_seed(22)
     model = nn.Sequential(nn.Linear(12, 64), nn.ReLU(), nn.Linear(64, 5))
-    optimizer = torch.optim.AdamW([
-        {"params": model[0].parameters(), "lr": 0.0}, {"params": [model[2].weight], "lr": 1e-2},
-        {"params": [model[2].bias], "lr": 1e-2, "weight_decay": 0.0}])
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": model[0].parameters(), "lr": 0.0},
+            {"params": [model[2].weight], "lr": 1e-2},
+            {"params": [model[2].bias], "lr": 1e-2, "weight_decay": 0.0},
+        ]
+    )
     pair = loaders(*clusters(1000))
 
     def train(callback):
@@ -458,8 +527,15 @@ def group_with_rate_zero():
                 callback(step, loss.item())
                 step += 1
 
-    return SimpleNamespace(model=model, optimizer=optimizer, loss_fn=cross_entropy, train_loader=pair[0],
-                           val_loader=pair[1], scheduler=None, train=train)
+    return SimpleNamespace(
+        model=model,
+        optimizer=optimizer,
+        loss_fn=cross_entropy,
+        train_loader=pair[0],
+        val_loader=pair[1],
+        scheduler=None,
+        train=train,
+    )
 
 
 @healthy
@@ -468,11 +544,17 @@ def cosine_with_warm_up():
     torch.manual_seed(23)
     model = nn.Sequential(nn.Linear(12, 48), nn.ReLU(), nn.Linear(48, 5))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
-    scheduler = torch.optim.lr_scheduler.SequentialLR(optimizer, [
-        torch.optim.lr_scheduler.LinearLR(optimizer, 0.05, total_iters=20),
-        torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 180)], [20])
-    return made(model, optimizer, cross_entropy, loaders(*clusters(1000, spread=1.5)), 8, scheduler=scheduler,
-                each="batch")
+    scheduler = torch.optim.lr_scheduler.SequentialLR(
+        optimizer,
+        [
+            torch.optim.lr_scheduler.LinearLR(optimizer, 0.05, total_iters=20),
+            torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 180),
+        ],
+        [20],
+    )
+    return made(
+        model, optimizer, cross_entropy, loaders(*clusters(1000, spread=1.5)), 8, scheduler=scheduler, each="batch"
+    )
 
 
 @healthy
@@ -485,8 +567,9 @@ def rate_cut_on_plateau():
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.1, patience=2)
     pair = loaders(x, y)
-    return made(model, optimizer, mse, pair, 24, scheduler=scheduler, each="metric",
-                validate=validation(model, mse, pair[1]))
+    return made(
+        model, optimizer, mse, pair, 24, scheduler=scheduler, each="metric", validate=validation(model, mse, pair[1])
+    )
 
 
 @healthy
@@ -510,16 +593,29 @@ def steps_by_closure():
 
                 callback(step, float(optimizer.step(closure)))
 
-    return SimpleNamespace(model=model, optimizer=optimizer, loss_fn=cross_entropy, train_loader=pair[0],
-                           val_loader=pair[1], scheduler=None, train=train)
+    return SimpleNamespace(
+        model=model,
+        optimizer=optimizer,
+        loss_fn=cross_entropy,
+        train_loader=pair[0],
+        val_loader=pair[1],
+        scheduler=None,
+        train=train,
+    )
 
 
 @healthy
 def fine_tuning_with_frozen_statistics():
     """Batch normalisation is kept in eval mode while everything is trained, as for small batches of detection."""
     torch.manual_seed(26)
-    model = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(2),
-                          nn.Flatten(), nn.Linear(32, 4))
+    model = nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(32, 4),
+    )
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
     pair = loaders(*shapes(500), batch=16)
 
@@ -536,8 +632,15 @@ def fine_tuning_with_frozen_statistics():
                 callback(step, loss.item())
                 step += 1
 
-    return SimpleNamespace(model=model, optimizer=optimizer, loss_fn=cross_entropy, train_loader=pair[0],
-                           val_loader=pair[1], scheduler=None, train=train)
+    return SimpleNamespace(
+        model=model,
+        optimizer=optimizer,
+        loss_fn=cross_entropy,
+        train_loader=pair[0],
+        val_loader=pair[1],
+        scheduler=None,
+        train=train,
+    )
 
 
 @healthy
@@ -565,8 +668,10 @@ def series_in_order():
     y = series[12:, None]
     model = nn.Sequential(nn.Linear(12, 24), nn.Tanh(), nn.Linear(24, 1))
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    pair = (DataLoader(TensorDataset(x[:960], y[:960]), batch_size=32),
-            DataLoader(TensorDataset(x[960:], y[960:]), batch_size=32))
+    pair = (
+        DataLoader(TensorDataset(x[:960], y[:960]), batch_size=32),
+        DataLoader(TensorDataset(x[960:], y[960:]), batch_size=32),
+    )
     return made(model, optimizer, mse, pair, 8)
 
 
@@ -639,5 +744,6 @@ def one_of_two_networks():
                 callback(step, judged.item())
                 step += 1
 
-    return SimpleNamespace(model=model, optimizer=mine, loss_fn=loss_fn, train_loader=pair[0], val_loader=None,
-                           scheduler=None, train=train)
+    return SimpleNamespace(
+        model=model, optimizer=mine, loss_fn=loss_fn, train_loader=pair[0], val_loader=None, scheduler=None, train=train
+    )

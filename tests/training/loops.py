@@ -14,8 +14,10 @@ def loaders(x, y, batch=32, held=0.2, **more):
     """Training and validation loaders; the samples are in no order."""
     cut = int(len(x) * (1 - held))
     g = torch.Generator().manual_seed(7)
-    return (DataLoader(TensorDataset(x[:cut], y[:cut]), batch_size=batch, shuffle=True, generator=g, **more),
-            DataLoader(TensorDataset(x[cut:], y[cut:]), batch_size=64))
+    return (
+        DataLoader(TensorDataset(x[:cut], y[:cut]), batch_size=batch, shuffle=True, generator=g, **more),
+        DataLoader(TensorDataset(x[cut:], y[cut:]), batch_size=64),
+    )
 
 
 def plainly(model, optimizer, loss_fn, train_loader, passes, *, scheduler=None, each=None, clip=None, validate=None):
@@ -48,9 +50,15 @@ def plainly(model, optimizer, loss_fn, train_loader, passes, *, scheduler=None, 
 
 def made(model, optimizer, loss_fn, pair, passes, **more):
     train_loader, val_loader = pair
-    return SimpleNamespace(model=model, optimizer=optimizer, loss_fn=loss_fn, train_loader=train_loader,
-                           val_loader=val_loader, scheduler=more.get("scheduler"),
-                           train=plainly(model, optimizer, loss_fn, train_loader, passes, **more))
+    return SimpleNamespace(
+        model=model,
+        optimizer=optimizer,
+        loss_fn=loss_fn,
+        train_loader=train_loader,
+        val_loader=val_loader,
+        scheduler=more.get("scheduler"),
+        train=plainly(model, optimizer, loss_fn, train_loader, passes, **more),
+    )
 
 
 def cross_entropy(model, batch):
@@ -79,7 +87,7 @@ def shapes(n, size=8, classes=4, noise=0.7, seed=0):
     x = torch.randn(n, 1, size, size, generator=g) * noise
     half = size // 2
     for i, k in enumerate(label.tolist()):
-        x[i, 0, (k // 2) * half:(k // 2) * half + half, (k % 2) * half:(k % 2) * half + half] += 1.0
+        x[i, 0, (k // 2) * half : (k // 2) * half + half, (k % 2) * half : (k % 2) * half + half] += 1.0
     return x, label
 
 

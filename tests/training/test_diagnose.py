@@ -37,8 +37,16 @@ def training(lr=0.1, **more):
 
 
 def ask(ns, **more):
-    given = {"model": ns.model, "optimizer": ns.optimizer, "loss_fn": ns.loss_fn, "train_loader": ns.train_loader,
-             "val_loader": ns.val_loader, "scheduler": ns.scheduler, "progress": False, **more}
+    given = {
+        "model": ns.model,
+        "optimizer": ns.optimizer,
+        "loss_fn": ns.loss_fn,
+        "train_loader": ns.train_loader,
+        "val_loader": ns.val_loader,
+        "scheduler": ns.scheduler,
+        "progress": False,
+        **more,
+    }
     return nbdebug.diagnose(given.pop("train", ns.train), **given)
 
 
@@ -47,10 +55,19 @@ def generators(ns):
 
 
 def hooks(model):
-    everywhere = (torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks,
-                  torch_optimizer._global_optimizer_pre_hooks, torch_optimizer._global_optimizer_post_hooks)
-    return ([len(h) for h in everywhere], [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()],
-            DataLoader.__iter__, torch.amp.GradScaler.unscale_, torch.amp.GradScaler.scale)
+    everywhere = (
+        torch_module._global_forward_hooks,
+        torch_module._global_forward_pre_hooks,
+        torch_optimizer._global_optimizer_pre_hooks,
+        torch_optimizer._global_optimizer_post_hooks,
+    )
+    return (
+        [len(h) for h in everywhere],
+        [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()],
+        DataLoader.__iter__,
+        torch.amp.GradScaler.unscale_,
+        torch.amp.GradScaler.scale,
+    )
 
 
 def same(a, b):
@@ -260,8 +277,9 @@ def test_batches_may_be_dicts_and_losses_may_come_in_tuples():
     assert not [line for line in report.unchecked if "fixed" in line or "Experiments" in line]
 
 
-@pytest.mark.parametrize("wrong", [{"train": 3}, {"model": "net"}, {"optimizer": None}, {"loss_fn": 3},
-                                   {"train_loader": 5}], ids=str)
+@pytest.mark.parametrize(
+    "wrong", [{"train": 3}, {"model": "net"}, {"optimizer": None}, {"loss_fn": 3}, {"train_loader": 5}], ids=str
+)
 def test_wrong_arguments_are_quoted(wrong):
     with pytest.raises(TypeError, match=r"got|takes"):
         ask(training(), **wrong)

@@ -25,9 +25,16 @@ def test_there_are_many_kinds():
 def test_nothing_is_found_in_a_healthy_training(kind):
     training = KINDS[kind]()
 
-    report = nbdebug.diagnose(training.train, model=training.model, optimizer=training.optimizer,
-                              loss_fn=training.loss_fn, train_loader=training.train_loader,
-                              val_loader=training.val_loader, scheduler=training.scheduler, progress=False)
+    report = nbdebug.diagnose(
+        training.train,
+        model=training.model,
+        optimizer=training.optimizer,
+        loss_fn=training.loss_fn,
+        train_loader=training.train_loader,
+        val_loader=training.val_loader,
+        scheduler=training.scheduler,
+        progress=False,
+    )
 
     assert report.ok, [f"{f.code}: {f.title}" for f in report]
     assert report.facts["steps"] > 0

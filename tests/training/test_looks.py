@@ -67,8 +67,9 @@ def test_a_loss_that_fails_in_eval_mode_is_told() -> None:
             optimizer.step()
             callback(step, loss)
 
-    report = nbdebug.diagnose(loop, model=model, optimizer=optimizer, loss_fn=loss_fn, train_loader=train,
-                              progress=False)
+    report = nbdebug.diagnose(
+        loop, model=model, optimizer=optimizer, loss_fn=loss_fn, train_loader=train, progress=False
+    )
     assert any("fixed training batches" in line and "train only" in line for line in report.unchecked)
 
 
@@ -99,8 +100,15 @@ def test_a_loop_that_validates_with_loaders_that_draw_from_the_global_numbers(dr
                 sum(cross_entropy(model, batch).item() for batch in val)
                 sum(cross_entropy(model, batch).item() for batch in train)  # and read its training batches twice
 
-    report = nbdebug.diagnose(loop, model=model, optimizer=optimizer, loss_fn=cross_entropy, train_loader=train,
-                              val_loader=val, progress=False)
+    report = nbdebug.diagnose(
+        loop,
+        model=model,
+        optimizer=optimizer,
+        loss_fn=cross_entropy,
+        train_loader=train,
+        val_loader=val,
+        progress=False,
+    )
     proof(report)
     assert not [line for line in report.unchecked if line.startswith("Experiments")]
 
@@ -126,7 +134,8 @@ def test_our_looks_show_no_warnings_and_the_loops_own_are_shown_once(recwarn) ->
                 callback(step, loss)
 
     warnings.simplefilter("always")
-    report = nbdebug.diagnose(loop, model=model, optimizer=optimizer, loss_fn=loss_fn, train_loader=train,
-                              val_loader=val, progress=False)
+    report = nbdebug.diagnose(
+        loop, model=model, optimizer=optimizer, loss_fn=loss_fn, train_loader=train, val_loader=val, progress=False
+    )
     assert [f.code for f in report] == ["training/wrong-loss-shape"]
     assert 1 <= len([w for w in recwarn if "target size" in str(w.message)]) <= 2  # the last batch has another size

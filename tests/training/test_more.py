@@ -23,8 +23,10 @@ def one_thread():
 def dealt(*tensors, batch=32, held=160, shuffle=True):
     g = torch.Generator().manual_seed(3)
     cut = len(tensors[0]) - held
-    return (DataLoader(TensorDataset(*[t[:cut] for t in tensors]), batch_size=batch, shuffle=shuffle, generator=g),
-            DataLoader(TensorDataset(*[t[cut:] for t in tensors]), batch_size=64))
+    return (
+        DataLoader(TensorDataset(*[t[:cut] for t in tensors]), batch_size=batch, shuffle=shuffle, generator=g),
+        DataLoader(TensorDataset(*[t[cut:] for t in tensors]), batch_size=64),
+    )
 
 
 def actor_and_critic(fixed):
@@ -79,8 +81,8 @@ def lesions(fixed):
     """Two pixels in a hundred are foreground, and background is answered everywhere."""
     x, y = torch.randn(260, 1, 14, 14), torch.zeros(260, 14, 14, dtype=torch.long)
     for i, (r, c) in enumerate(torch.randint(0, 12, (260, 2)).tolist()):
-        x[i, 0, r:r + 2, c:c + 2] += 1.2
-        y[i, r:r + 2, c:c + 2] = 1
+        x[i, 0, r : r + 2, c : c + 2] += 1.2
+        y[i, r : r + 2, c : c + 2] = 1
     model = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 2, 3, padding=1))
     weight = torch.tensor([0.5, 25.0]) if fixed else None
 
@@ -116,21 +118,33 @@ def broken_stretch(fixed):
     if not fixed:
         y[980:1004] = 300.0
     model = nn.Sequential(nn.Linear(6, 24), nn.Tanh(), nn.Linear(24, 1))
-    return made(model, torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9), mse,
-                dealt(x, y, batch=24, shuffle=False), 1)
+    return made(
+        model, torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9), mse, dealt(x, y, batch=24, shuffle=False), 1
+    )
 
 
-PROGRAMS = {actor_and_critic: ("detached-graph", "actor.weight"),
-            criterion_with_weights: ("parameters-not-in-optimizer", "criterion.proxies"),
-            relu_before_logits: ("wrong-output-activation", "relu"), lesions: ("class-imbalance", "loss_fn"),
-            recurrence_that_grows: ("exploding-gradients", "rnn"), broken_stretch: ("loss-spike", "train_loader")}
+PROGRAMS = {
+    actor_and_critic: ("detached-graph", "actor.weight"),
+    criterion_with_weights: ("parameters-not-in-optimizer", "criterion.proxies"),
+    relu_before_logits: ("wrong-output-activation", "relu"),
+    lesions: ("class-imbalance", "loss_fn"),
+    recurrence_that_grows: ("exploding-gradients", "rnn"),
+    broken_stretch: ("loss-spike", "train_loader"),
+}
 
 
 def asked(build, fixed):
     torch.manual_seed(11)
     ns = build(fixed)
-    return nbdebug.diagnose(ns.train, model=ns.model, optimizer=ns.optimizer, loss_fn=ns.loss_fn,
-                            train_loader=ns.train_loader, val_loader=ns.val_loader, progress=False)
+    return nbdebug.diagnose(
+        ns.train,
+        model=ns.model,
+        optimizer=ns.optimizer,
+        loss_fn=ns.loss_fn,
+        train_loader=ns.train_loader,
+        val_loader=ns.val_loader,
+        progress=False,
+    )
 
 
 @pytest.mark.parametrize("build", PROGRAMS, ids=lambda build: build.__name__)

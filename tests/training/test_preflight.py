@@ -41,8 +41,9 @@ def looked_at(model, pair, loss_fn, optimizer=None, **more):
 def everything():
     """A model with batch statistics and dropout, an optimizer in the middle of its run, a loader with a generator."""
     torch.manual_seed(4)
-    model = nn.Sequential(nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Dropout(0.3),
-                          nn.Linear(216, 4))
+    model = nn.Sequential(
+        nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Dropout(0.3), nn.Linear(216, 4)
+    )
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     pair = loaders(*shapes(200))
     for batch in list(pair[0])[:3]:
@@ -116,8 +117,9 @@ def test_a_loss_that_uses_its_own_model_is_followed():
     model = network()
     optimizer = torch.optim.SGD(model[2].parameters(), lr=0.1)
     before = Snapshot.take(model, optimizer)
-    report = looked_at(model, loaders(*clusters(200)), lambda _, batch: F.cross_entropy(model(batch[0]), batch[1]),
-                       optimizer)
+    report = looked_at(
+        model, loaders(*clusters(200)), lambda _, batch: F.cross_entropy(model(batch[0]), batch[1]), optimizer
+    )
     assert codes(report) == ["parameters-not-in-optimizer"] and blamed(report)[:2] == ["0.weight", "0.bias"]
     assert before.differences() == []
 
@@ -134,12 +136,15 @@ def test_a_criterion_is_taken_as_a_loss_of_outputs_and_targets():
     assert "loss_fn(model, batch)" in nbdebug.preflight(model, pair[0], cross_entropy).subject
 
 
-@pytest.mark.parametrize("arguments, said", [
-    ((lambda x: x, [1], F.mse_loss), "model has to be a torch.nn.Module"),
-    ((network(), iter([1]), F.mse_loss), "read more than once"),
-    ((network(), None, F.mse_loss), "loader has to be"),
-    ((network(), [1], "mse"), "loss_fn has to be a function"),
-])
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        ((lambda x: x, [1], F.mse_loss), "model has to be a torch.nn.Module"),
+        ((network(), iter([1]), F.mse_loss), "read more than once"),
+        ((network(), None, F.mse_loss), "loader has to be"),
+        ((network(), [1], "mse"), "loss_fn has to be a function"),
+    ],
+)
 def test_what_makes_no_sense_is_refused_in_words(arguments, said):
     with pytest.raises(TypeError, match=said):
         nbdebug.preflight(*arguments)
@@ -201,8 +206,11 @@ def test_what_was_not_given_is_said_not_to_be_checked():
 
 
 def test_conversions_that_give_the_tensor_itself_are_no_riddle():
-    report = nbdebug.preflight(network(), loaders(*clusters(100))[0], lambda model, batch: F.cross_entropy(
-        model(batch[0]).float().contiguous().to("cpu"), batch[1].long()))
+    report = nbdebug.preflight(
+        network(),
+        loaders(*clusters(100))[0],
+        lambda model, batch: F.cross_entropy(model(batch[0]).float().contiguous().to("cpu"), batch[1].long()),
+    )
     assert report.ok
 
 
@@ -217,16 +225,22 @@ def test_a_batch_that_is_not_learnt_gets_a_verdict_and_a_next_step():
 def test_a_loss_that_is_summed_and_frozen_statistics_are_told():
     model = nn.Sequential(nn.Linear(12, 20), nn.BatchNorm1d(20), nn.ReLU(), nn.Linear(20, 5))
     model[1].requires_grad_(False)
-    report = nbdebug.preflight(model, loaders(*clusters(200))[0],
-                               lambda model, batch: F.cross_entropy(model(batch[0]), batch[1], reduction="sum"))
+    report = nbdebug.preflight(
+        model,
+        loaders(*clusters(200))[0],
+        lambda model, batch: F.cross_entropy(model(batch[0]), batch[1], reduction="sum"),
+    )
     assert report.ok
     assert "is a sum over the batch" in str(report)
     assert "running statistics will move" in str(report)
 
 
 def test_a_loss_that_is_not_finite_is_sent_to_nan_trace():
-    report = nbdebug.preflight(network(12, 1), loaders(*clusters(100))[0],
-                               lambda model, batch: model(batch[0]).log().mean() * 1e30 * float("inf"))
+    report = nbdebug.preflight(
+        network(12, 1),
+        loaders(*clusters(100))[0],
+        lambda model, batch: model(batch[0]).log().mean() * 1e30 * float("inf"),
+    )
     assert "%nan_trace" in str(report)
 
 
@@ -244,11 +258,15 @@ def test_half_of_the_parameters_in_sgd_is_named_with_the_missing_ones():
     assert "3 of 6" in report.findings[0].title
 
 
-@pytest.mark.parametrize("cut, op", [
-    (lambda x: x.argmax(1, keepdim=True).float().expand(-1, 20), "argmax"),
-    (lambda x: x.data, "data"),
-    (lambda x: torch.tensor(x.tolist()), "tolist"),
-], ids=["argmax", "data", "tolist"])
+@pytest.mark.parametrize(
+    "cut, op",
+    [
+        (lambda x: x.argmax(1, keepdim=True).float().expand(-1, 20), "argmax"),
+        (lambda x: x.data, "data"),
+        (lambda x: torch.tensor(x.tolist()), "tolist"),
+    ],
+    ids=["argmax", "data", "tolist"],
+)
 def test_every_way_to_cut_the_graph_is_named(cut, op):
     class Cut(nn.Module):
         def __init__(self):
@@ -299,21 +317,24 @@ def test_the_floor_of_a_double_softmax_is_the_true_one(classes):
     sure = F.one_hot(torch.arange(classes), classes).float()
     assert codes(report) == ["double-softmax"]
     assert report.findings[0].evidence["lowest loss possible"] == pytest.approx(
-        float(F.cross_entropy(sure, torch.arange(classes))), abs=1e-6)
+        float(F.cross_entropy(sure, torch.arange(classes))), abs=1e-6
+    )
 
 
 def test_softmax_before_and_in_the_loss_written_by_hand_is_not_taken_for_a_mistake():
     """log of a softmax, then nll_loss: right, if clumsy."""
     model = nn.Sequential(nn.Linear(12, 5), nn.Softmax(1))
-    report = nbdebug.preflight(model, loaders(*clusters(200))[0],
-                               lambda model, batch: F.nll_loss(torch.log(model(batch[0]) + 1e-8), batch[1]))
+    report = nbdebug.preflight(
+        model, loaders(*clusters(200))[0], lambda model, batch: F.nll_loss(torch.log(model(batch[0]) + 1e-8), batch[1])
+    )
     assert report.ok
 
 
 def test_a_softmax_over_the_batch_mixes_samples():
     model = network()
-    report = nbdebug.preflight(model, loaders(*clusters(200))[0],
-                               lambda model, batch: F.nll_loss(F.log_softmax(model(batch[0]), 0), batch[1]))
+    report = nbdebug.preflight(
+        model, loaders(*clusters(200))[0], lambda model, batch: F.nll_loss(F.log_softmax(model(batch[0]), 0), batch[1])
+    )
     assert codes(report) == ["missing-log-softmax"] and "dimension 0" in report.findings[0].title
 
     class Over(nn.Module):
@@ -324,8 +345,9 @@ def test_a_softmax_over_the_batch_mixes_samples():
         def forward(self, x):
             return torch.softmax(self.body(x), 0)
 
-    report = nbdebug.preflight(Over(), loaders(*clusters(200))[0],
-                               lambda model, batch: F.nll_loss(torch.log(model(batch[0])), batch[1]))
+    report = nbdebug.preflight(
+        Over(), loaders(*clusters(200))[0], lambda model, batch: F.nll_loss(torch.log(model(batch[0])), batch[1])
+    )
     assert codes(report)[0] == "batch-mixing" and report.findings[0].where.op == "softmax"
 
 
@@ -368,13 +390,17 @@ def test_a_view_between_model_and_loss_that_mixes_is_named(right):
     assert right or report.findings[0].where.op == "view"
 
 
-@pytest.mark.parametrize("last, targets, code", [
-    (nn.Tanh(), torch.randn(300, 1) * 5, ["wrong-output-activation"]),
-    (nn.Tanh(), torch.rand(300, 1) * 2 - 1, []),
-    (nn.ReLU(), torch.rand(300, 1) + 0.5, []),
-    (nn.Softplus(), torch.randn(300, 1), ["wrong-output-activation"]),
-    (nn.LeakyReLU(), torch.randn(300, 1), []),
-], ids=["tanh", "tanh-in-reach", "relu-in-reach", "softplus", "leaky"])
+@pytest.mark.parametrize(
+    "last, targets, code",
+    [
+        (nn.Tanh(), torch.randn(300, 1) * 5, ["wrong-output-activation"]),
+        (nn.Tanh(), torch.rand(300, 1) * 2 - 1, []),
+        (nn.ReLU(), torch.rand(300, 1) + 0.5, []),
+        (nn.Softplus(), torch.randn(300, 1), ["wrong-output-activation"]),
+        (nn.LeakyReLU(), torch.randn(300, 1), []),
+    ],
+    ids=["tanh", "tanh-in-reach", "relu-in-reach", "softplus", "leaky"],
+)
 def test_targets_out_of_reach(last, targets, code):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 16), nn.ELU(), nn.Linear(16, 1), last)
@@ -384,8 +410,12 @@ def test_targets_out_of_reach(last, targets, code):
 def test_validation_that_is_the_training_set_is_told():
     x, y = clusters(200)
     data = TensorDataset(x, y)
-    report = nbdebug.preflight(network(), DataLoader(data, batch_size=20, shuffle=True), cross_entropy,
-                               val_loader=DataLoader(data, batch_size=20))
+    report = nbdebug.preflight(
+        network(),
+        DataLoader(data, batch_size=20, shuffle=True),
+        cross_entropy,
+        val_loader=DataLoader(data, batch_size=20),
+    )
     assert codes(report) == ["leakage"] and "both loaders read the same dataset" in report.findings[0].title
 
 
@@ -411,6 +441,9 @@ def test_all_labels_alike_and_all_ignored_are_zero_loss():
     x = torch.randn(200, 12)
     report = nbdebug.preflight(network(), loaders(x, torch.full((200,), 3))[0], cross_entropy)
     assert codes(report) == ["zero-loss"] and "All 160 labels are 3" in report.findings[0].title
-    report = nbdebug.preflight(network(), loaders(x, torch.full((200,), -100))[0], lambda model, batch: F.cross_entropy(
-        model(batch[0]), batch[1], reduction="sum"))
+    report = nbdebug.preflight(
+        network(),
+        loaders(x, torch.full((200,), -100))[0],
+        lambda model, batch: F.cross_entropy(model(batch[0]), batch[1], reduction="sum"),
+    )
     assert codes(report) == ["zero-loss"] and "ignored" in report.findings[0].title

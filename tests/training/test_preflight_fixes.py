@@ -96,8 +96,9 @@ def test_a_class_more_than_outputs_is_not_tried_and_says_why() -> None:
 def test_missing_parameters_are_handed_over(several: bool) -> None:
     model = network()
     held = [torch.optim.SGD([p], 0.3) for p in model[2].parameters()]
-    code, fix, _ = tried(model, loaders(*clusters(200)), cross_entropy, held if several else torch.optim.SGD(
-        [model[0].bias], 0.3))
+    code, fix, _ = tried(
+        model, loaders(*clusters(200)), cross_entropy, held if several else torch.optim.SGD([model[0].bias], 0.3)
+    )
     assert code == "parameters-not-in-optimizer"
     proven(fix)
     assert fix.after["optimizer"].startswith("SGD")
@@ -181,8 +182,15 @@ def test_diagnose_tells_them_too() -> None:
             optimizer.step()
             callback(step, loss)
 
-    report = nbdebug.diagnose(loop, model=model, optimizer=optimizer, loss_fn=cross_entropy, train_loader=train,
-                              val_loader=val, progress=False)
+    report = nbdebug.diagnose(
+        loop,
+        model=model,
+        optimizer=optimizer,
+        loss_fn=cross_entropy,
+        train_loader=train,
+        val_loader=val,
+        progress=False,
+    )
     assert report.findings[0].code == "training/double-softmax"
     proven(report.findings[0].fixes[0])
 
@@ -190,11 +198,20 @@ def test_diagnose_tells_them_too() -> None:
 # Verdicts
 
 
-@pytest.mark.parametrize(("as_is", "fixed", "comparable", "verified"), [
-    ([2.3, 1.5], [2.3, 0.1], True, True), ([2.3, math.nan], [2.3, 0.5], True, True), ([], [1.6, 0.1], True, True),
-    ([2.3, 1.5], [2.3, 1.4], True, False), ([2.3, 2.29], [2.3, 2.28], True, None),
-    ([2.3, *[1.0] * 99, 0.1], [2.3, 0.1], True, True), ([2.3, 0.1], [2.3, 0.1], True, None),
-    ([-0.1, -80.0], [1.6, 0.1], False, True), ([-0.1, -80.0], [1.6, 1.59], False, None)])
+@pytest.mark.parametrize(
+    ("as_is", "fixed", "comparable", "verified"),
+    [
+        ([2.3, 1.5], [2.3, 0.1], True, True),
+        ([2.3, math.nan], [2.3, 0.5], True, True),
+        ([], [1.6, 0.1], True, True),
+        ([2.3, 1.5], [2.3, 1.4], True, False),
+        ([2.3, 2.29], [2.3, 2.28], True, None),
+        ([2.3, *[1.0] * 99, 0.1], [2.3, 0.1], True, True),
+        ([2.3, 0.1], [2.3, 0.1], True, None),
+        ([-0.1, -80.0], [1.6, 0.1], False, True),
+        ([-0.1, -80.0], [1.6, 1.59], False, None),
+    ],
+)
 def test_verdicts(as_is, fixed, comparable, verified) -> None:
     found, why = verdict(as_is, fixed, comparable)
     assert found is verified and bool(why) == (verified is None)

@@ -54,8 +54,9 @@ def stopped_gradient():
 
     def loss_fn(model, batch):
         a, b = (model["encode"](batch[0] + torch.randn_like(batch[0]) * 0.1) for _ in range(2))
-        return -(F.cosine_similarity(model["predict"](a), b.detach()) + F.cosine_similarity(
-            model["predict"](b), a.detach())).mean()
+        return -(
+            F.cosine_similarity(model["predict"](a), b.detach()) + F.cosine_similarity(model["predict"](b), a.detach())
+        ).mean()
 
     return model, loaders(*clusters(400)), loss_fn, torch.optim.SGD(model.parameters(), lr=0.05)
 
@@ -112,15 +113,20 @@ def transformer_with_tied_weights():
     labels[:, 7:] = -100
     rows = [{"tokens": t, "labels": lab} for t, lab in zip(tokens[:, :-1], labels)]
     model = Model()
-    return model, (DataLoader(rows[:256], batch_size=16, shuffle=True), DataLoader(rows[256:], batch_size=16)
-                   ), loss_fn, torch.optim.AdamW(model.parameters(), lr=1e-3)
+    return (
+        model,
+        (DataLoader(rows[:256], batch_size=16, shuffle=True), DataLoader(rows[256:], batch_size=16)),
+        loss_fn,
+        torch.optim.AdamW(model.parameters(), lr=1e-3),
+    )
 
 
 def warm_up_from_zero():
     """A rate of zero for one group on purpose, and for the other until the scheduler has stepped."""
     model = linear()
-    optimizer = torch.optim.Adam([{"params": model[0].parameters(), "lr": 0.0}, {"params": model[2].parameters()}],
-                                 lr=1e-3)
+    optimizer = torch.optim.Adam(
+        [{"params": model[0].parameters(), "lr": 0.0}, {"params": model[2].parameters()}], lr=1e-3
+    )
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, step / 100))
     return model, loaders(*clusters(400)), cross_entropy, optimizer, scheduler
 
@@ -135,8 +141,12 @@ class Endless(IterableDataset):
 
 def stream_without_length():
     model = linear(12, 2)
-    return model, (DataLoader(Endless(), batch_size=32), None), cross_entropy, torch.optim.SGD(
-        model.parameters(), lr=0.1)
+    return (
+        model,
+        (DataLoader(Endless(), batch_size=32), None),
+        cross_entropy,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+    )
 
 
 def amounts_as_targets():
@@ -163,8 +173,12 @@ def rare_class_sampled_evenly():
     weights = torch.where(y == 1, 1 / 0.03, 1 / 0.97)
     sampler = WeightedRandomSampler(weights, 1200, generator=torch.Generator().manual_seed(1))
     model = linear(12, 2)
-    return model, (DataLoader(TensorDataset(x, y), batch_size=64, sampler=sampler), None), cross_entropy, (
-        torch.optim.Adam(model.parameters(), lr=1e-3))
+    return (
+        model,
+        (DataLoader(TensorDataset(x, y), batch_size=64, sampler=sampler), None),
+        cross_entropy,
+        (torch.optim.Adam(model.parameters(), lr=1e-3)),
+    )
 
 
 class Augmented(Dataset):
@@ -183,12 +197,21 @@ class Augmented(Dataset):
 def augmentation_in_workers():
     """Random in training, plain in validation: means and deviations differ somewhat, and should."""
     x, y = clusters(320)
-    train = DataLoader(Augmented(x[:256], y[:256]), batch_size=32, shuffle=True, num_workers=2,
-                       worker_init_fn=lambda i: np.random.seed(torch.initial_seed() % 2**32),
-                       multiprocessing_context="fork")
+    train = DataLoader(
+        Augmented(x[:256], y[:256]),
+        batch_size=32,
+        shuffle=True,
+        num_workers=2,
+        worker_init_fn=lambda i: np.random.seed(torch.initial_seed() % 2**32),
+        multiprocessing_context="fork",
+    )
     model = linear()
-    return model, (train, DataLoader(TensorDataset(x[256:], y[256:]), batch_size=32)), cross_entropy, (
-        torch.optim.Adam(model.parameters(), lr=1e-3))
+    return (
+        model,
+        (train, DataLoader(TensorDataset(x[256:], y[256:]), batch_size=32)),
+        cross_entropy,
+        (torch.optim.Adam(model.parameters(), lr=1e-3)),
+    )
 
 
 def raw_pixels_into_batch_norm():
@@ -224,8 +247,12 @@ def last_layer_starts_at_zero():
 def a_dozen_samples():
     x, y = clusters(16, classes=2)
     model = linear(12, 2)
-    return model, (DataLoader(TensorDataset(x, y), batch_size=4, shuffle=True), None), cross_entropy, (
-        torch.optim.Adam(model.parameters(), lr=1e-3))
+    return (
+        model,
+        (DataLoader(TensorDataset(x, y), batch_size=4, shuffle=True), None),
+        cross_entropy,
+        (torch.optim.Adam(model.parameters(), lr=1e-3)),
+    )
 
 
 def bits_that_meet_by_chance():
@@ -285,8 +312,12 @@ class Recurrent(nn.Module):
 def fixed_first_state():
     x = torch.randn(300, 6, 3)
     model = Recurrent()
-    return model, loaders(x, (x[:, :, 0].sum(1) > 0).long()), cross_entropy, torch.optim.Adam(
-        model.parameters(), lr=1e-3)
+    return (
+        model,
+        loaders(x, (x[:, :, 0].sum(1) > 0).long()),
+        cross_entropy,
+        torch.optim.Adam(model.parameters(), lr=1e-3),
+    )
 
 
 def missing_targets_marked():
@@ -347,20 +378,42 @@ def similarities_to_prototypes():
     return model, loaders(*clusters(320)), cross_entropy, torch.optim.Adam(model.parameters(), lr=1e-3)
 
 
-SETUPS = [frozen_backbone, discriminator_and_generator, judge_alone, stopped_gradient, contrastive_inside,
-          batch_norm_with_small_batches, transformer_with_tied_weights, warm_up_from_zero, stream_without_length,
-          amounts_as_targets, thirty_to_seventy, rare_class_sampled_evenly, augmentation_in_workers,
-          raw_pixels_into_batch_norm, last_layer_starts_at_zero, a_dozen_samples, bits_that_meet_by_chance,
-          quantities_that_are_not_negative, mixup_in_training, rare_words, fixed_first_state, missing_targets_marked,
-          series_with_a_trend, copies_with_their_own_loss_module, similarities_to_prototypes]
+SETUPS = [
+    frozen_backbone,
+    discriminator_and_generator,
+    judge_alone,
+    stopped_gradient,
+    contrastive_inside,
+    batch_norm_with_small_batches,
+    transformer_with_tied_weights,
+    warm_up_from_zero,
+    stream_without_length,
+    amounts_as_targets,
+    thirty_to_seventy,
+    rare_class_sampled_evenly,
+    augmentation_in_workers,
+    raw_pixels_into_batch_norm,
+    last_layer_starts_at_zero,
+    a_dozen_samples,
+    bits_that_meet_by_chance,
+    quantities_that_are_not_negative,
+    mixup_in_training,
+    rare_words,
+    fixed_first_state,
+    missing_targets_marked,
+    series_with_a_trend,
+    copies_with_their_own_loss_module,
+    similarities_to_prototypes,
+]
 
 
 @pytest.mark.parametrize("setup", SETUPS, ids=lambda build: build.__name__)
 def test_an_odd_setup_that_is_sound_is_left_in_peace(setup):
     torch.manual_seed(3)
     model, (train, val), loss_fn, optimizer, *scheduler = setup()
-    report = nbdebug.preflight(model, train, loss_fn, optimizer=optimizer, val_loader=val,
-                               scheduler=scheduler[0] if scheduler else None)
+    report = nbdebug.preflight(
+        model, train, loss_fn, optimizer=optimizer, val_loader=val, scheduler=scheduler[0] if scheduler else None
+    )
     assert report.ok, [f.title for f in report]
     assert not [line for line in report.unchecked if "Error" in line]
 
@@ -370,6 +423,7 @@ def test_a_healthy_training_is_left_in_peace(build):
     ns = build()
     if ns.loss_fn is None:
         pytest.skip("its loop alone knows its loss")
-    report = nbdebug.preflight(ns.model, ns.train_loader, ns.loss_fn, optimizer=ns.optimizer, val_loader=ns.val_loader,
-                               scheduler=ns.scheduler)
+    report = nbdebug.preflight(
+        ns.model, ns.train_loader, ns.loss_fn, optimizer=ns.optimizer, val_loader=ns.val_loader, scheduler=ns.scheduler
+    )
     assert report.ok, [f.title for f in report]

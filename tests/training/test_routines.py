@@ -48,8 +48,15 @@ def asked(model, optimizer, each, *, passes=4, pair=None, every=1):
                     callback(told, loss)
                     told += 1
 
-    report = nbdebug.diagnose(train, model=model, optimizer=optimizer, loss_fn=cross_entropy, train_loader=pair[0],
-                              val_loader=pair[1], progress=False)
+    report = nbdebug.diagnose(
+        train,
+        model=model,
+        optimizer=optimizer,
+        loss_fn=cross_entropy,
+        train_loader=pair[0],
+        val_loader=pair[1],
+        progress=False,
+    )
     assert before.differences() == []
     return report
 
@@ -222,20 +229,29 @@ def test_gradients_cleared_before_the_step_are_tried_left_standing() -> None:
 
 def test_a_gan_is_said_to_be_the_loops_own() -> None:
     training = KINDS["gan"]()
-    report = nbdebug.diagnose(training.train, model=training.model, optimizer=training.optimizer,
-                              loss_fn=lambda model, batch: next(model.parameters()).square().mean(),
-                              train_loader=training.train_loader, progress=False)
+    report = nbdebug.diagnose(
+        training.train,
+        model=training.model,
+        optimizer=training.optimizer,
+        loss_fn=lambda model, batch: next(model.parameters()).square().mean(),
+        train_loader=training.train_loader,
+        progress=False,
+    )
     assert report.ok
     assert not report.facts["curves"].get("with the fix")
 
 
-@pytest.mark.parametrize(("stepped", "told", "read", "expected"), [
-    ([[0], [0]], [1, 2], 2, Routine()),
-    ([[], [0], [], [0]], [2, 4], 4, Routine(((), (0,), (), (0,)), (2, 4))),
-    ([[], [0]], [1, 2], 0, Routine(((), (0,)), (1, 2))),
-    ([], [0, 0], 2, Routine()),
-    ([[0], [0], [0], [0]], [2, 4], 2, None),
-    ([[0]], [1, 1], 0, None)])
+@pytest.mark.parametrize(
+    ("stepped", "told", "read", "expected"),
+    [
+        ([[0], [0]], [1, 2], 2, Routine()),
+        ([[], [0], [], [0]], [2, 4], 4, Routine(((), (0,), (), (0,)), (2, 4))),
+        ([[], [0]], [1, 2], 0, Routine(((), (0,)), (1, 2))),
+        ([], [0, 0], 2, Routine()),
+        ([[0], [0], [0], [0]], [2, 4], 2, None),
+        ([[0]], [1, 1], 0, None),
+    ],
+)
 def test_the_routine_of_what_was_seen(stepped, told, read, expected) -> None:
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
     if expected is None:
@@ -275,5 +291,14 @@ def test_a_loop_that_reads_ahead(ahead: str) -> None:
                 callback(step, loss)
                 step += 1
 
-    proof(nbdebug.diagnose(loop, model=model, optimizer=optimizer, loss_fn=cross_entropy, train_loader=train,
-                           val_loader=val, progress=False))
+    proof(
+        nbdebug.diagnose(
+            loop,
+            model=model,
+            optimizer=optimizer,
+            loss_fn=cross_entropy,
+            train_loader=train,
+            val_loader=val,
+            progress=False,
+        )
+    )

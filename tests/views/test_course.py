@@ -31,11 +31,14 @@ def words_of(element) -> list[str]:
 def test_the_sentence_says_what_the_picture_shows() -> None:
     assert course.read(reports.recorded_well().facts).sentence() == (
         "4 steps; loss 2.4 at first, 1.9 at last, between 1.9 and 2.4; "
-        "gradient norm 1 at first, 1 at last, between 1 and 1.")
+        "gradient norm 1 at first, 1 at last, between 1 and 1."
+    )
     said = course.read(reports.recorded().facts).sentence()
     assert said.startswith("1,200 steps in 2 runs; loss 2.6 at first, 0.3609 at last")
-    assert said.endswith("; not finite, stopped: step 1,199; norm too large, dropped: step 900; "
-                         "skipped by GradScaler: 3 steps (0, 1, 2).")
+    assert said.endswith(
+        "; not finite, stopped: step 1,199; norm too large, dropped: step 900; "
+        "skipped by GradScaler: 3 steps (0, 1, 2)."
+    )
 
 
 def test_every_view_has_the_run_before_the_chain() -> None:
@@ -44,8 +47,13 @@ def test_every_view_has_the_run_before_the_chain() -> None:
     source = html.render(report)
     assert source.index('alt="1,200 steps in 2 runs') < source.index("How it came about")
     said = [t.get_text() for t in figure.draw(report).findobj(Text)]
-    assert {"loss", "gradient norm (logarithmic)", "| not finite, stopped: step 1,199",
-            "steps, the runs one after another", "ent"} <= set(said)
+    assert {
+        "loss",
+        "gradient norm (logarithmic)",
+        "| not finite, stopped: step 1,199",
+        "steps, the runs one after another",
+        "ent",
+    } <= set(said)
     alone = [t.get_text() for t in figure.draw(reports.recorded_well()).findobj(Text)]
     assert {"loss", "gradient norm", "step"} <= set(alone)
 
@@ -60,9 +68,16 @@ def test_a_trip_is_a_line_across_both_panels_and_a_dropped_step_a_triangle() -> 
     assert "new run" in words_of(found) and "new run" not in words_of(drawing(reports.recorded_well().facts))
 
 
-@pytest.mark.parametrize("facts", [
-    {}, {"course": None}, {"course": {}}, {"course": {"losses": [], "norms": None}},
-    {"course": {"losses": [[1, "x"], [None, 2], [1, math.nan], "ab"], "marks": {"tripped": [3]}}}])
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {},
+        {"course": None},
+        {"course": {}},
+        {"course": {"losses": [], "norms": None}},
+        {"course": {"losses": [[1, "x"], [None, 2], [1, math.nan], "ab"], "marks": {"tripped": [3]}}},
+    ],
+)
 def test_nothing_to_draw_is_no_picture(facts) -> None:
     assert course.read(facts) is None
     assert "<img" not in html.render(Report("q", facts=facts))
@@ -74,10 +89,20 @@ points = st.lists(st.one_of(st.lists(values, max_size=3), values), max_size=8)
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.fixed_dictionaries({}, optional={
-    "losses": points, "norms": points, "runs": points, "steps": values, "joined": values,
-    "marks": st.dictionaries(st.sampled_from(["tripped", "above", "x"]), st.one_of(points, st.lists(values))),
-    "counts": st.dictionaries(st.sampled_from(["tripped", "above"]), values)}))
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "losses": points,
+            "norms": points,
+            "runs": points,
+            "steps": values,
+            "joined": values,
+            "marks": st.dictionaries(st.sampled_from(["tripped", "above", "x"]), st.one_of(points, st.lists(values))),
+            "counts": st.dictionaries(st.sampled_from(["tripped", "above"]), values),
+        },
+    )
+)
 def test_whatever_the_facts_are_they_can_be_drawn(given_course) -> None:
     report = Report("q", (Finding("a/b", "t"),), facts={"course": given_course})
     html.render(report)
@@ -88,8 +113,10 @@ def test_whatever_the_facts_are_they_can_be_drawn(given_course) -> None:
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=5),
-       st.lists(st.integers(0, 2**63), min_size=1, max_size=5))
+@given(
+    st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=5),
+    st.lists(st.integers(0, 2**63), min_size=1, max_size=5),
+)
 def test_the_figure_too(losses, steps) -> None:
     facts = {"course": {"losses": [list(p) for p in zip(steps, losses)], "marks": {"above": steps, "tripped": steps}}}
     figure.draw(Report("q", facts=facts)).savefig(io.BytesIO(), dpi=20)
@@ -105,10 +132,16 @@ def test_a_scale_holds_its_values_and_has_ticks_inside(given_values) -> None:
     assert all(scale.low * (1 - 1e-9) <= v or scale.low - 1e-9 * abs(scale.low) <= v for v, _ in ticks)
 
 
-@pytest.mark.parametrize(("given_values", "said", "log"), [
-    ([0.3, 2.4], ["1", "2"], False), ([0.0, 10.0], ["0", "5", "10"], False),
-    ([1e-3, 40.0], ["0.001", "0.1", "10"], True), ([1.0], ["0.99", "1", "1.01"], False),
-    ([-3.0, 3.0], ["-2", "0", "2"], False)])
+@pytest.mark.parametrize(
+    ("given_values", "said", "log"),
+    [
+        ([0.3, 2.4], ["1", "2"], False),
+        ([0.0, 10.0], ["0", "5", "10"], False),
+        ([1e-3, 40.0], ["0.001", "0.1", "10"], True),
+        ([1.0], ["0.99", "1", "1.01"], False),
+        ([-3.0, 3.0], ["-2", "0", "2"], False),
+    ],
+)
 def test_ticks_are_round_numbers(given_values, said, log) -> None:
     scale = course.Scale.around(given_values)
     assert scale.log == log

@@ -32,8 +32,14 @@ def named(found) -> dict[str, float]:
 def test_both_curves_stand_over_one_logarithmic_scale_with_their_names_at_their_ends() -> None:
     found = drawing(reports.diagnosed().facts)
     words = named(found)
-    assert {"as it is ×", "with the fix", "on training batches", "on validation batches", "step",
-            "loss of each step  (logarithmic)"} <= set(words)
+    assert {
+        "as it is ×",
+        "with the fix",
+        "on training batches",
+        "on validation batches",
+        "step",
+        "loss of each step  (logarithmic)",
+    } <= set(words)
     assert abs(words["on training batches"] - words["on validation batches"]) >= curves_chart.APART - 0.1
     crosses = [p for p in found.iter(f"{SVG}path") if p.get("stroke") == FAULT]
     assert len(crosses) == 1
@@ -64,16 +70,27 @@ def test_a_report_says_whose_losses_they_are() -> None:
     assert "One batch, learnt by heart" in text.render(Report("q", facts=facts))
 
 
-@pytest.mark.parametrize("facts", [
-    {}, {"curves": None, "checkups": None}, {"curves": {}}, {"curves": {"a": []}}, {"curves": {"a": [[0, None]]}},
-    {"curves": [[0, 1]]}, {"curves": {"a": [0.5, 0.4]}}, {"checkups": [{"step": 0, "training": 1.0}]}])
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {},
+        {"curves": None, "checkups": None},
+        {"curves": {}},
+        {"curves": {"a": []}},
+        {"curves": {"a": [[0, None]]}},
+        {"curves": [[0, 1]]},
+        {"curves": {"a": [0.5, 0.4]}},
+        {"checkups": [{"step": 0, "training": 1.0}]},
+    ],
+)
 def test_nothing_to_draw_is_no_picture(facts) -> None:
     assert curves.read(facts) is None
     assert "<img" not in html.render(Report("q", facts=facts))
 
 
-@pytest.mark.parametrize(("places", "moved"), [
-    ([50, 50], [50, 63]), ([99, 98, 97], [100, 87, 74]), ([0, 5, 60], [0, 13, 60]), ([30], [30])])
+@pytest.mark.parametrize(
+    ("places", "moved"), [([50, 50], [50, 63]), ([99, 98, 97], [100, 87, 74]), ([0, 5, 60], [0, 13, 60]), ([30], [30])]
+)
 def test_names_are_moved_apart_as_little_as_it_takes(places, moved) -> None:
     assert curves_chart.apart([float(p) for p in places], 13, 0, 100) == moved
 
@@ -83,8 +100,11 @@ rows = st.lists(st.one_of(st.lists(values, max_size=3), values), max_size=6)
 
 
 @settings(max_examples=80, deadline=None)
-@given(st.dictionaries(st.text(max_size=4), rows, max_size=6), st.lists(st.one_of(values, st.fixed_dictionaries(
-    {"step": values, "training": values})), max_size=4), values)
+@given(
+    st.dictionaries(st.text(max_size=4), rows, max_size=6),
+    st.lists(st.one_of(values, st.fixed_dictionaries({"step": values, "training": values})), max_size=4),
+    values,
+)
 def test_whatever_the_facts_are_they_can_be_drawn(losses, checkups, of) -> None:
     report = Report("q", facts={"curves": losses, "checkups": checkups, "curves of": of})
     html.render(report)

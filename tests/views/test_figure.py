@@ -30,8 +30,21 @@ def test_left_the_values_and_the_ends_of_the_types_right_the_way_through_the_mod
     drawn = figure.draw(reports.forward_log())
     said = words(drawn)
     assert said[0] == "Rows 2 and 5 take the logarithm of zero: head.ent (In [7], line 4)."
-    for text in ("Sizes of the values: input of log (float32)", "at fault: 5", "zero", "float16", "bfloat16", "float32",
-                 "6e-8", "65504", "1.4e-45", "3.4e38", "ent", "made here   Entropy", "proj"):
+    for text in (
+        "Sizes of the values: input of log (float32)",
+        "at fault: 5",
+        "zero",
+        "float16",
+        "bfloat16",
+        "float32",
+        "6e-8",
+        "65504",
+        "1.4e-45",
+        "3.4e38",
+        "ent",
+        "made here   Entropy",
+        "proj",
+    ):
         assert text in said, text
     assert len(drawn.findobj(lambda a: hasattr(a, "patches") and hasattr(a, "get_xlim"))) == 3
 
@@ -71,24 +84,39 @@ def test_every_report_can_be_rendered(make) -> None:
     assert png.startswith(b"\x89PNG") and size["width"] <= 960  # as wide as a notebook's cell
 
 
-@pytest.mark.parametrize(("report", "reason"), [
-    (reports.silent(), "nothing was found"), (Report("q", (Finding("a/b", "t"),)), "were kept"),
-    (Report("q", (Finding("a/b", "t"),), facts={"tree": [{"name": "a"}], "exponents": {}}), "were kept")])
+@pytest.mark.parametrize(
+    ("report", "reason"),
+    [
+        (reports.silent(), "nothing was found"),
+        (Report("q", (Finding("a/b", "t"),)), "were kept"),
+        (Report("q", (Finding("a/b", "t"),), facts={"tree": [{"name": "a"}], "exponents": {}}), "were kept"),
+    ],
+)
 def test_nothing_to_draw_is_said_plainly(report, reason) -> None:
     with pytest.raises(ValueError, match=reason):
         figure.draw(report)
 
 
 def test_pyplot_is_never_imported() -> None:
-    code = ("import sys; from tests.views import reports; from nbdebug.views import figure; "
-            "figure.draw(reports.forward_log())._repr_png_(); sys.exit('matplotlib.pyplot' in sys.modules)")
+    code = (
+        "import sys; from tests.views import reports; from nbdebug.views import figure; "
+        "figure.draw(reports.forward_log())._repr_png_(); sys.exit('matplotlib.pyplot' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_a_small_tree_is_shown_whole() -> None:
     lines = tree.prune(reports.forward_log().facts)
     assert [(line.depth, line.name) for line in lines] == [
-        (0, "the model"), (1, "embed"), (1, "norm"), (1, "head"), (2, "proj"), (2, "act"), (2, "ent"), (1, "out")]
+        (0, "the model"),
+        (1, "embed"),
+        (1, "norm"),
+        (1, "head"),
+        (2, "proj"),
+        (2, "act"),
+        (2, "ent"),
+        (1, "out"),
+    ]
     assert [line.name for line in lines if line.born] == ["ent"]
     assert [line.name for line in lines if line.path] == ["the model", "head", "ent"]
 
@@ -97,7 +125,15 @@ def test_of_a_large_tree_the_branches_that_matter() -> None:
     facts = reports.bad_parameter().facts
     lines = tree.prune(facts)
     assert [line.name or line.more for line in lines] == [
-        "the model", 77, "encoder.layers.11", "attention", "self", "query", 2, "output"]
+        "the model",
+        77,
+        "encoder.layers.11",
+        "attention",
+        "self",
+        "query",
+        2,
+        "output",
+    ]
     assert sum(line.more or 1 for line in lines) == len(facts["tree"])
     for most in (4, 9, 30):
         lines = tree.prune(reports.backward_sqrt().facts, most)
@@ -106,10 +142,18 @@ def test_of_a_large_tree_the_branches_that_matter() -> None:
 
 
 def test_several_models_have_a_root_each() -> None:
-    nodes = [{"name": "gen", "type": "G", "path": True}, {"name": "gen.0", "type": "Linear", "born": True},
-             {"name": "dis", "type": "D"}, {"name": "dis.0", "type": "Linear"}]
+    nodes = [
+        {"name": "gen", "type": "G", "path": True},
+        {"name": "gen.0", "type": "Linear", "born": True},
+        {"name": "dis", "type": "D"},
+        {"name": "dis.0", "type": "Linear"},
+    ]
     assert [(line.depth, line.name) for line in tree.prune({"tree": nodes})] == [
-        (0, "gen"), (1, "0"), (0, "dis"), (1, "0")]
+        (0, "gen"),
+        (1, "0"),
+        (0, "dis"),
+        (1, "0"),
+    ]
 
 
 @pytest.mark.parametrize("facts", [{}, {"tree": None}, {"tree": []}, {"tree": "x"}, {"tree": [{"name": "a"}]}])

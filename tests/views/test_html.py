@@ -13,19 +13,59 @@ from nbdebug.finding import Finding, Fix, Link, Report, RuledOut, Where
 from nbdebug.views import chart, exponents, html
 from tests.views import reports
 
-TAGS = {"div", "p", "h1", "span", "strong", "code", "pre", "br", "ol", "ul", "li", "img", "details", "summary",
-        "table", "caption", "thead", "tbody", "tr", "th", "td"}
+TAGS = {
+    "div",
+    "p",
+    "h1",
+    "span",
+    "strong",
+    "code",
+    "pre",
+    "br",
+    "ol",
+    "ul",
+    "li",
+    "img",
+    "details",
+    "summary",
+    "table",
+    "caption",
+    "thead",
+    "tbody",
+    "tr",
+    "th",
+    "td",
+}
 ATTRIBUTES = {"style", "class", "scope", "src", "alt", "width"}
 # Properties and forms of values that JupyterLab's sanitizer lets through (it drops `inherit`, `anywhere`, `var()` …).
 STYLES = {
-    "color": r"#[0-9a-f]{6}", "background": r"none|rgba\([\d.,]+\)", "opacity": r"\.\d+", "border": "0",
-    "border-left": r"\dpx solid #[0-9a-f]{6}", "border-bottom": r"\dpx solid rgba\([\d.,]+\)", "border-radius": r"\dpx",
-    "border-collapse": "collapse", "font-family": r"[\w', -]+", "font-size": r"[\d.]+em", "font-weight": r"\d00",
-    "line-height": r"[\d.]+", "margin": r"([\d.]+(em)? ?)+", "padding": r"([\d.]+(em)? ?)+",
+    "color": r"#[0-9a-f]{6}",
+    "background": r"none|rgba\([\d.,]+\)",
+    "opacity": r"\.\d+",
+    "border": "0",
+    "border-left": r"\dpx solid #[0-9a-f]{6}",
+    "border-bottom": r"\dpx solid rgba\([\d.,]+\)",
+    "border-radius": r"\dpx",
+    "border-collapse": "collapse",
+    "font-family": r"[\w', -]+",
+    "font-size": r"[\d.]+em",
+    "font-weight": r"\d00",
+    "line-height": r"[\d.]+",
+    "margin": r"([\d.]+(em)? ?)+",
+    "padding": r"([\d.]+(em)? ?)+",
     "padding-left": r"[\d.]+em",
-    "white-space": "pre|normal|nowrap", "overflow-x": "auto", "overflow-wrap": "break-word", "max-width": r"\d+em|100%",
-    "box-sizing": "border-box", "display": "block", "height": "auto", "text-align": "left", "vertical-align": "top",
-    "caption-side": "top", "cursor": "pointer"}
+    "white-space": "pre|normal|nowrap",
+    "overflow-x": "auto",
+    "overflow-wrap": "break-word",
+    "max-width": r"\d+em|100%",
+    "box-sizing": "border-box",
+    "display": "block",
+    "height": "auto",
+    "text-align": "left",
+    "vertical-align": "top",
+    "caption-side": "top",
+    "cursor": "pointer",
+}
 VOID = {"br", "img"}
 
 
@@ -73,12 +113,25 @@ def test_every_table_has_scopes_and_every_picture_a_text(make) -> None:
 def test_the_parts_come_in_order_and_details_are_folded() -> None:
     source = html.render(reports.forward_log())
     text = Reader(source).text
-    parts = ["Cause: nan/log-of-nonpositive", "Rows 2 and 5 take the logarithm of zero: head.ent (In [7], line 4).",
-             "logp = torch.log(p)", "head.ent (Entropy)", "How it came about", "relu set 5 elements to zero.",
-             "p = self.act(self.proj(x))", "What to do", "logp = torch.log(p.clamp_min(1e-8))",
-             "Tried, it works: loss 0.3117, gradients finite, the other 6 rows unchanged", "Tried, did not help",
-             "Not tried: it needs the scores", "The numbers", "Ruled out (3)", "Not checked (1)", "Notes (2)",
-             "nan_trace(train_step)"]
+    parts = [
+        "Cause: nan/log-of-nonpositive",
+        "Rows 2 and 5 take the logarithm of zero: head.ent (In [7], line 4).",
+        "logp = torch.log(p)",
+        "head.ent (Entropy)",
+        "How it came about",
+        "relu set 5 elements to zero.",
+        "p = self.act(self.proj(x))",
+        "What to do",
+        "logp = torch.log(p.clamp_min(1e-8))",
+        "Tried, it works: loss 0.3117, gradients finite, the other 6 rows unchanged",
+        "Tried, did not help",
+        "Not tried: it needs the scores",
+        "The numbers",
+        "Ruled out (3)",
+        "Not checked (1)",
+        "Notes (2)",
+        "nan_trace(train_step)",
+    ]
     places = [text.index(part) for part in parts]
     assert places == sorted(places)
     assert "<details style" in source and "<details open" not in source
@@ -89,7 +142,8 @@ def test_severity_is_said_in_words() -> None:
     assert "Cause: nan/overflow" in Reader(html.render(reports.overflow())).text
     assert "Most likely: nan/sqrt-grad-at-zero" in Reader(html.render(reports.backward_sqrt())).text
     assert Reader(html.render(reports.silent())).text.startswith(
-        "Nothing was found.3 steps were looked at. The loss went from 2.303 to 2.052.")
+        "Nothing was found.3 steps were looked at. The loss went from 2.303 to 2.052."
+    )
 
 
 def test_code_can_be_copied_as_it_stands() -> None:
@@ -113,15 +167,31 @@ def test_mathjax_is_told_to_leave_dollar_signs_alone() -> None:
 
 def test_a_report_stays_under_100_kb_whatever_it_holds() -> None:
     long = '"<&' * 3000
-    where = Where(step=1, phase="backward", module=long, module_type=long, op=long, file=long, line=3, cell=long,
-                  text="\n".join([long] * 200), samples=tuple(range(0, 4000, 2)))
+    where = Where(
+        step=1,
+        phase="backward",
+        module=long,
+        module_type=long,
+        op=long,
+        file=long,
+        line=3,
+        cell=long,
+        text="\n".join([long] * 200),
+        samples=tuple(range(0, 4000, 2)),
+    )
     table = {row: dict.fromkeys(range(40), long) for row in range(90)}
-    finding = Finding(long, long, where, {f"{long}{i}": table for i in range(50)},
-                      (Fix(long, "\n".join([long] * 200), True, {f"{long}{i}": long for i in range(50)}),) * 40,
-                      (Link(long, where, {long: long}), Link(long, Where(module="x"), {long: [long] * 90})) * 100)
+    finding = Finding(
+        long,
+        long,
+        where,
+        {f"{long}{i}": table for i in range(50)},
+        (Fix(long, "\n".join([long] * 200), True, {f"{long}{i}": long for i in range(50)}),) * 40,
+        (Link(long, where, {long: long}), Link(long, Where(module="x"), {long: [long] * 90})) * 100,
+    )
     values = {"operand": long, "dtype": long, "counts": dict.fromkeys(range(-1074, 1024), 10**9)}
-    report = Report(long, (finding,) * 50, (RuledOut(long, long),) * 90, (long,) * 90, (long,) * 90, long,
-                    {"exponents": values})
+    report = Report(
+        long, (finding,) * 50, (RuledOut(long, long),) * 90, (long,) * 90, (long,) * 90, long, {"exponents": values}
+    )
     for draw in (html.render, html.page):
         source = draw(report)
         assert len(source.encode()) < 100_000
@@ -156,12 +226,20 @@ def test_the_chart_is_well_formed_and_marks_what_is_at_fault() -> None:
 def test_the_chart_says_in_words_what_it_shows() -> None:
     assert exponents.read(reports.overflow().facts).sentence() == (
         "input of exp (float32): 1,091 finite non-zero values between 0.004 and 512, 2 zeros; "
-        "48 of the finite values are at fault.")
+        "48 of the finite values are at fault."
+    )
 
 
-@pytest.mark.parametrize(("facts", "bad"), [
-    ({"zeros": 5}, 5), ({"zeros": 5, "nans": 1}, 1), ({"zeros": 5, "bad_counts": {"0": 2}}, 2),
-    ({"zeros": 5, "bad_counts": {"0": 2}, "bad_zeros": 5}, 7), ({"zeros": 5, "bad_zeros": 0}, 0)])
+@pytest.mark.parametrize(
+    ("facts", "bad"),
+    [
+        ({"zeros": 5}, 5),
+        ({"zeros": 5, "nans": 1}, 1),
+        ({"zeros": 5, "bad_counts": {"0": 2}}, 2),
+        ({"zeros": 5, "bad_counts": {"0": 2}, "bad_zeros": 5}, 7),
+        ({"zeros": 5, "bad_zeros": 0}, 0),
+    ],
+)
 def test_zeros_are_marked_when_they_are_at_fault(facts, bad) -> None:
     assert exponents.read({"exponents": {"dtype": "torch.float32", "counts": {"0": 9}, **facts}}).bad == bad
 

@@ -18,13 +18,18 @@ MIB = 2**20
 
 def report(found: bool = False, **changed: Any) -> Report:
     held: dict[str, Any] = {
-        "title": "Peak of one training step", "parts": [["activations", 50 * MIB], ["parameters", 10 * MIB]],
-        "total": 60 * MIB, "limit": 40 * MIB, "course": [[0, 10 * MIB], [5, 60 * MIB], [9, 10 * MIB]],
-        "events": {"forward": 0, "backward": 6}}
+        "title": "Peak of one training step",
+        "parts": [["activations", 50 * MIB], ["parameters", 10 * MIB]],
+        "total": 60 * MIB,
+        "limit": 40 * MIB,
+        "course": [[0, 10 * MIB], [5, 60 * MIB], [9, 10 * MIB]],
+        "events": {"forward": 0, "backward": 6},
+    }
     rows = [[f"history[{i}]<b>", (40 - i) * MIB, None] for i in range(40)]
-    tables = [{"title": "By owner", "columns": ["owner", "size (bytes)", "shape"], "rows": rows,
-               "note": "views count once"},
-              {"title": "By kind", "columns": ["kind", "count"], "rows": [["variable", 40]], "note": ""}]
+    tables = [
+        {"title": "By owner", "columns": ["owner", "size (bytes)", "shape"], "rows": rows, "note": "views count once"},
+        {"title": "By kind", "columns": ["kind", "count"], "rows": [["variable", 40]], "note": ""},
+    ]
     findings = (Finding("memory/graph-retained", "`history` keeps every graph"),) if found else ()
     return Report("mem()", findings, facts={"memory": held | changed, "tables": tables})
 
@@ -50,8 +55,15 @@ def test_the_picture_stands_in_words_and_is_well_formed() -> None:
     assert report().figure().get_size_inches()[1] > 3
 
 
-@pytest.mark.parametrize("facts", [{}, {"memory": None}, {"memory": {"parts": "x", "course": [1, [2]]}},
-                                   {"memory": {"parts": [["a", float("nan")]], "course": [[0, 1]]}}])
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {},
+        {"memory": None},
+        {"memory": {"parts": "x", "course": [1, [2]]}},
+        {"memory": {"parts": [["a", float("nan")]], "course": [[0, 1]]}},
+    ],
+)
 def test_nothing_to_draw(facts: dict[str, Any]) -> None:
     assert memory.read(facts) is None
     assert "Nothing was found" in str(Report("mem()", facts=facts))
@@ -74,14 +86,34 @@ def test_a_frame_has_every_row_and_raw_numbers() -> None:
         Report("mem()").frame()
 
 
-@pytest.mark.parametrize("count, said", [(0, "0 bytes"), (1, "1 byte"), (1023, "1.00 KiB"), (1536, "1.50 KiB"),
-                                         (10 * MIB, "10.0 MiB"), (84 * 10**9, "78.2 GiB"), (-3 * MIB, "-3.00 MiB")])
+@pytest.mark.parametrize(
+    "count, said",
+    [
+        (0, "0 bytes"),
+        (1, "1 byte"),
+        (1023, "1.00 KiB"),
+        (1536, "1.50 KiB"),
+        (10 * MIB, "10.0 MiB"),
+        (84 * 10**9, "78.2 GiB"),
+        (-3 * MIB, "-3.00 MiB"),
+    ],
+)
 def test_sizes_are_said(count: int, said: str) -> None:
     assert size(count) == said
 
 
-@pytest.mark.parametrize("given, count", [("24GiB", 24 * 2**30), ("24 GB", 24 * 10**9), ("80g", 80 * 2**30), (512, 512),
-                                          ("1.5 KiB", 1536), ("100 bytes", 100), ("1e9", 10**9)])
+@pytest.mark.parametrize(
+    "given, count",
+    [
+        ("24GiB", 24 * 2**30),
+        ("24 GB", 24 * 10**9),
+        ("80g", 80 * 2**30),
+        (512, 512),
+        ("1.5 KiB", 1536),
+        ("100 bytes", 100),
+        ("1e9", 10**9),
+    ],
+)
 def test_sizes_are_read(given: Any, count: int) -> None:
     assert bytes_of(given) == count
 

@@ -107,8 +107,13 @@ def test_the_filter_takes_parts_and_patterns(shell, training, ended) -> None:
     if ended:
         training.watch.close()
     assert shell.rows == ["inp", "mid", "out"]
-    for wanted, rows in [("i", ["inp", "mid"]), ("*t", ["out"]), ("OUT", ["out"]), ("[im]*", ["inp", "mid"]), ("", [
-            "inp", "mid", "out"])]:
+    for wanted, rows in [
+        ("i", ["inp", "mid"]),
+        ("*t", ["out"]),
+        ("OUT", ["out"]),
+        ("[im]*", ["inp", "mid"]),
+        ("", ["inp", "mid", "out"]),
+    ]:
         panel.layers.value = wanted
         assert shell.rows == rows and all(f">{name}<" in shell.svg for name in rows), wanted
         assert (f"the {len(rows)} of 3 layers that match “{wanted}”" in shell.svg) is bool(wanted)

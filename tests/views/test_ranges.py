@@ -12,8 +12,10 @@ from nbdebug.views import ranges, ranges_chart
 
 
 def facts(count: int = 3, dtype: str = "float16") -> dict[str, Any]:
-    modules = [{"name": f"blocks.{i}.norm<b>", "values": [-12.0 - i, 3.0 + i], "kept": i == 1, "gradient": -20.5}
-               for i in range(count)]
+    modules = [
+        {"name": f"blocks.{i}.norm<b>", "values": [-12.0 - i, 3.0 + i], "kept": i == 1, "gradient": -20.5}
+        for i in range(count)
+    ]
     return {"ranges": {"dtype": dtype, "modules": modules}}
 
 
@@ -33,11 +35,19 @@ def test_of_many_modules_those_near_the_ends_are_shown_and_the_kept_ones() -> No
     seen = ranges.read(facts(90))
     assert seen is not None and len(seen.lines) == ranges.MOST and seen.more == 90 - ranges.MOST
     assert any(line.kept for line in seen.lines)
-    assert [line.name for line in seen.lines] == sorted((line.name for line in seen.lines),
-                                                        key=lambda name: int(name.split(".")[1]))
+    assert [line.name for line in seen.lines] == sorted(
+        (line.name for line in seen.lines), key=lambda name: int(name.split(".")[1])
+    )
 
 
-@pytest.mark.parametrize("given", [{}, {"ranges": None}, {"ranges": {"dtype": "int8", "modules": []}},
-                                   {"ranges": {"dtype": "float16", "modules": [{"values": None}, 3]}}])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"ranges": None},
+        {"ranges": {"dtype": "int8", "modules": []}},
+        {"ranges": {"dtype": "float16", "modules": [{"values": None}, 3]}},
+    ],
+)
 def test_nothing_to_draw(given: dict[str, Any]) -> None:
     assert ranges.read(given) is None

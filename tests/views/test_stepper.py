@@ -28,25 +28,49 @@ def shell(monkeypatch: pytest.MonkeyPatch) -> Shell:
 def layers(count: int, **changed: Any) -> list[dict[str, Any]]:
     """The model, blocks in it, three layers in each."""
     names = [""] + [name for i in range(count) for name in (f"b{i}", f"b{i}.x", f"b{i}.y", f"b{i}.z")]
-    return [{"name": n, "type": "Kind", "depth": n.count(".") + bool(n), "calls": 1, "low": -1.0, "high": 2.0,
-             "finite": True, "gradient": None, **changed} for n in names]
+    return [
+        {
+            "name": n,
+            "type": "Kind",
+            "depth": n.count(".") + bool(n),
+            "calls": 1,
+            "low": -1.0,
+            "high": 2.0,
+            "finite": True,
+            "gradient": None,
+            **changed,
+        }
+        for n in names
+    ]
 
 
 def facts(count: int = 3, at: str | None = "b1.y", **histogram: Any) -> dict[str, Any]:
     shape = {"name": "output", "low": -1.0, "high": 1.0, "counts": [1, 4, 9], "NaN": 0, "inf": 0, **histogram}
-    return {"stepper": {"state": "waits", "at": None if at is None else {"name": at}, "layers": layers(count),
-                        "histograms": [shape]}}
+    return {
+        "stepper": {
+            "state": "waits",
+            "at": None if at is None else {"name": at},
+            "layers": layers(count),
+            "histograms": [shape],
+        }
+    }
 
 
 def test_the_layers_around_it_are_shown_and_it_is_said_how_many_are_not() -> None:
-    for at, wanted in [("b9.y", {"the model", "b9", "x", "y", "z", "b8", "b10"}), ("b9", {"x", "y", "z", "b8", "b10"}),
-                       ("", {"the model", "b0", "b1"}), (None, {"the model"}), ("loss", {"the model"})]:
+    for at, wanted in [
+        ("b9.y", {"the model", "b9", "x", "y", "z", "b8", "b10"}),
+        ("b9", {"x", "y", "z", "b8", "b10"}),
+        ("", {"the model", "b0", "b1"}),
+        (None, {"the model"}),
+        ("loss", {"the model"}),
+    ]:
         drawn = stepper.read(facts(20, at))
         shown = [row for row in drawn.rows if not row.more]
         assert wanted <= {row.name for row in shown} and len(shown) == stepper.MOST
         assert sum(row.more for row in drawn.rows) + len(shown) == 81
-        assert [row.name for row in shown if row.here] == ([at.rpartition(".")[2] or "the model"]
-                                                           if at not in (None, "loss") else [])
+        assert [row.name for row in shown if row.here] == (
+            [at.rpartition(".")[2] or "the model"] if at not in (None, "loss") else []
+        )
 
 
 def test_what_is_drawn_is_well_formed_small_and_safe() -> None:
@@ -61,15 +85,19 @@ def test_what_is_drawn_is_well_formed_small_and_safe() -> None:
     assert "▶" in html and "▶ x" in str(report)
 
 
-@pytest.mark.parametrize("given", [
-    {}, {"stepper": None}, {"stepper": {"layers": "x"}}, {"stepper": {"layers": []}}])
+@pytest.mark.parametrize("given", [{}, {"stepper": None}, {"stepper": {"layers": "x"}}, {"stepper": {"layers": []}}])
 def test_nothing_to_draw(given: dict[str, Any]) -> None:
     assert stepper.read(given) is None and "Nothing was found" in str(Report("q", facts=given))
 
 
-@pytest.mark.parametrize("histogram, said", [
-    ({"low": None, "high": None, "counts": [], "inf": 2}, "no finite value"),
-    ({"low": 0.0, "high": 0.0, "counts": []}, "all 0"), ({"low": 0.0, "high": 3.0, "counts": [0, 0]}, "3")])
+@pytest.mark.parametrize(
+    "histogram, said",
+    [
+        ({"low": None, "high": None, "counts": [], "inf": 2}, "no finite value"),
+        ({"low": 0.0, "high": 0.0, "counts": []}, "all 0"),
+        ({"low": 0.0, "high": 3.0, "counts": [0, 0]}, "3"),
+    ],
+)
 def test_histograms_of_odd_tensors(histogram: dict[str, Any], said: str) -> None:
     svg = stepper_chart.svg(stepper.read(facts(1, None, **histogram)))
     ElementTree.fromstring(svg)
@@ -102,7 +130,15 @@ def test_each_button_does_what_it_says(shell: Shell, opened: Opened) -> None:
     controls, picture = shell.published
     assert WIDGET in controls.data and WIDGET not in picture.data and not picture.update
     assert [c.description for c in opened.panel.box.children[:-1]] == [
-        "Next", "Into", "Out", "", "Run to", "To first non-finite", "Finish", "Abandon"]
+        "Next",
+        "Into",
+        "Out",
+        "",
+        "Run to",
+        "To first non-finite",
+        "Finish",
+        "Abandon",
+    ]
     assert opened.click("Into") == "Before `0` (Linear): all finite."
     assert shell.published[-1].update and shell.published[-1].place == picture.place
     assert opened.click("Next") == "After `0` (Linear): all finite."

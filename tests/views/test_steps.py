@@ -17,7 +17,8 @@ def test_a_quiet_guard_says_how_many_steps_it_watched_and_not_that_nothing_was_f
     assert said.splitlines()[0] == "10,000 steps watched, none stopped. The loss went from 4.2 to 0.31."
     assert words.NOTHING not in said and "looked at" not in said
     assert Reader(html.render(reports.watched_well())).text.startswith(
-        "10,000 steps watched, none stopped.The loss went from 4.2 to 0.31.")
+        "10,000 steps watched, none stopped.The loss went from 4.2 to 0.31."
+    )
     assert "<title>10,000 steps watched, none stopped.</title>" in html.page(reports.watched_well())
 
 
@@ -30,12 +31,14 @@ def test_a_stopped_step_is_told_before_its_cause() -> None:
 
 def test_the_last_steps_are_a_table_with_what_was_done() -> None:
     said = text.render(reports.stopped())
-    assert ("The last 4 steps\n"
-            "  Step  Loss    Gradient norm  What was done\n"
-            "  408   0.52    1.1            updated\n"
-            "  409   0.44    7.5            clipped\n"
-            "  410   0.3912  100,000        clipped; norm too large, dropped\n"
-            "  411   nan     not known      not finite, stopped\n") in said
+    assert (
+        "The last 4 steps\n"
+        "  Step  Loss    Gradient norm  What was done\n"
+        "  408   0.52    1.1            updated\n"
+        "  409   0.44    7.5            clipped\n"
+        "  410   0.3912  100,000        clipped; norm too large, dropped\n"
+        "  411   nan     not known      not finite, stopped\n"
+    ) in said
     source = html.render(reports.stopped())
     assert source.index("The numbers") < source.index("The last 4 steps</summary>") < source.index("Ruled out")
     assert "norm too large, dropped" in source
@@ -58,8 +61,15 @@ anything = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.te
 
 
 @settings(max_examples=60, deadline=None)
-@given(anything, st.lists(st.one_of(anything, st.dictionaries(
-    st.sampled_from(["step", "loss", "norm", "clipped", "outcome", "lr"]), anything)), max_size=5))
+@given(
+    anything,
+    st.lists(
+        st.one_of(
+            anything, st.dictionaries(st.sampled_from(["step", "loss", "norm", "clipped", "outcome", "lr"]), anything)
+        ),
+        max_size=5,
+    ),
+)
 def test_whatever_the_facts_are_they_are_shown(headline, lines) -> None:
     report = Report("q", facts={"headline": headline, "guard": lines})
     assert text.render(report) and Reader(html.render(report)).text

@@ -14,16 +14,27 @@ from tests.views import reports
 def test_headline_comes_first_then_where_chain_fixes_and_the_rest() -> None:
     said = text.render(reports.forward_log())
     assert said.startswith("Rows 2 and 5 take the logarithm of zero: `head.ent` (In [7], line 4).\n")
-    parts = ["Cause: nan/log-of-nonpositive", "    logp = torch.log(p)\nstep 3 (from 0) · phase forward",
-             "How it came about", "What to do", "Evidence", "By row", "Sizes of the values", "Ruled out",
-             "Not checked", "Notes", "nan_trace(train_step) · model `net`"]
+    parts = [
+        "Cause: nan/log-of-nonpositive",
+        "    logp = torch.log(p)\nstep 3 (from 0) · phase forward",
+        "How it came about",
+        "What to do",
+        "Evidence",
+        "By row",
+        "Sizes of the values",
+        "Ruled out",
+        "Not checked",
+        "Notes",
+        "nan_trace(train_step) · model `net`",
+    ]
     places = [said.index(part) for part in parts]
     assert places == sorted(places)
 
 
 def test_where_names_everything_that_is_known() -> None:
-    assert ("step 3 (from 0) · phase forward · module head.ent (Entropy) · op log · batch rows 2, 5"
-            in text.render(reports.forward_log()))
+    assert "step 3 (from 0) · phase forward · module head.ent (Entropy) · op log · batch rows 2, 5" in text.render(
+        reports.forward_log()
+    )
 
 
 def test_code_outside_modules_is_called_that() -> None:
@@ -50,7 +61,7 @@ def test_fixes_say_whether_they_were_tried_and_keep_their_code_whole() -> None:
 def test_several_findings_are_told_most_likely_first_and_the_others_shorter() -> None:
     said = text.render(reports.backward_sqrt())
     assert "Most likely: nan/sqrt-grad-at-zero" in said
-    after = said[said.index("Less likely"):]
+    after = said[said.index("Less likely") :]
     assert "A gradient is too large for float32" in after and "Clip the gradients. (Tried, did not help)" in after
 
 
@@ -88,18 +99,38 @@ def test_a_dataframe_is_a_table_of_its_own_values() -> None:
     assert "conv1" in text.render(Report("q", (whole,)))
 
 
-@pytest.mark.parametrize(("value", "said"), [
-    (1234567, "1,234,567"), (0.31415926, "0.3142"), (1e-8, "1e-8"), (65504.0, "65,504"), (3.4e38, "3.4e38"),
-    (float("nan"), "nan"), (True, "yes"), (None, "not known"), ([1, 2, 3], "1, 2, 3"),
-    ({"a_b": 1, "ok": True}, "a b 1, ok"),
-    (list(range(20)), "0, 1, 2, 3, 4, 5, 6, 7 and 12 more"), (10**400, "about 2^1329"), ([], "none")])
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (1234567, "1,234,567"),
+        (0.31415926, "0.3142"),
+        (1e-8, "1e-8"),
+        (65504.0, "65,504"),
+        (3.4e38, "3.4e38"),
+        (float("nan"), "nan"),
+        (True, "yes"),
+        (None, "not known"),
+        ([1, 2, 3], "1, 2, 3"),
+        ({"a_b": 1, "ok": True}, "a b 1, ok"),
+        (list(range(20)), "0, 1, 2, 3, 4, 5, 6, 7 and 12 more"),
+        (10**400, "about 2^1329"),
+        ([], "none"),
+    ],
+)
 def test_values_in_words(value, said) -> None:
     assert words.say(value) == said
 
 
-@pytest.mark.parametrize(("samples", "said"), [
-    ((5,), "5"), ((2, 5), "2, 5"), ((0, 1), "0, 1"), ((0, 1, 2, 3, 7), "0–3, 7"),
-    (tuple(range(0, 40, 2)), "0, 2, 4, 6, 8, 10, 12, 14 and 12 more")])
+@pytest.mark.parametrize(
+    ("samples", "said"),
+    [
+        ((5,), "5"),
+        ((2, 5), "2, 5"),
+        ((0, 1), "0, 1"),
+        ((0, 1, 2, 3, 7), "0–3, 7"),
+        (tuple(range(0, 40, 2)), "0, 2, 4, 6, 8, 10, 12, 14 and 12 more"),
+    ],
+)
 def test_rows_in_words(samples, said) -> None:
     assert words.rows(samples) == said
 

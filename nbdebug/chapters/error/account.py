@@ -26,14 +26,23 @@ class Told:
     notes: list[str] = dataclasses.field(default_factory=list)
 
 
-def told(error: BaseException, names: Mapping[str, Any],
-         ask_first: Callable[[BaseException], Finding | None] = lambda error: None) -> Told:
+def told(
+    error: BaseException,
+    names: Mapping[str, Any],
+    ask_first: Callable[[BaseException], Finding | None] = lambda error: None,
+) -> Told:
     """What is known of an exception, of those that led to it and of the members of a group. ask_first: another
     chapter's answer to one of them, or None."""
     answer = Told()
     for line in lines(error):
-        found = next((f for candidate in line if (f := ask_first(candidate.error)
-                      or _known(candidate, names, answer.notes)) is not None), None)
+        found = next(
+            (
+                f
+                for candidate in line
+                if (f := ask_first(candidate.error) or _known(candidate, names, answer.notes)) is not None
+            ),
+            None,
+        )
         if found is not None and found not in answer.findings and len(answer.findings) < MOST:
             answer.findings.append(found)
     return answer
@@ -43,15 +52,16 @@ def _known(candidate: Candidate, names: Mapping[str, Any], notes: list[str]) -> 
     try:
         scene = Scene.of(candidate.error, names, candidate.led_to)
     except Exception as failed:  # whatever hostile thing lies in the frames: the next exception may be readable
-        notes.append(f"The frames of the {type(candidate.error).__name__} could not be read "
-                     f"({type(failed).__name__}).")
+        notes.append(f"The frames of the {type(candidate.error).__name__} could not be read ({type(failed).__name__}).")
         return None
     for kind in KINDS:
         try:
             found = kind.ask(scene) if kind.may_know(scene) else None
         except Exception as failed:  # our own fault, or an object that refuses to be looked at: the next kind is asked
-            notes.append(f"nbdebug could not look for {kind.look.split('.')[-2].replace('_', ' ')} here: "
-                         f"{type(failed).__name__}.")
+            notes.append(
+                f"nbdebug could not look for {kind.look.split('.')[-2].replace('_', ' ')} here: "
+                f"{type(failed).__name__}."
+            )
             continue
         if found is not None:
             return dataclasses.replace(found, chain=(*found.chain, *_after(scene)))
@@ -68,8 +78,10 @@ def unknown(error: BaseException, names: Mapping[str, Any]) -> tuple[dict[str, A
 def _after(scene: Scene) -> list[Link]:
     """How the cause reached the user: the process it came from, and the exceptions that followed it."""
     links = [Link(f"it was raised {scene.carried.where}")] if scene.carried else []
-    return links + [Link(f"`{type(error).__name__}` followed from it: {_short(message_of(error))}".rstrip(": "))
-                    for error in scene.led_to[:5]]
+    return links + [
+        Link(f"`{type(error).__name__}` followed from it: {_short(message_of(error))}".rstrip(": "))
+        for error in scene.led_to[:5]
+    ]
 
 
 def _short(text: str) -> str:

@@ -74,8 +74,9 @@ def _stored(frame: Frame) -> Iterator[tuple[str, Any]]:
     if not isinstance(target, ast.Subscript) or not isinstance(target.ctx, ast.Store) or tree is None:
         return
     for node in nodes(tree):
-        if isinstance(node, ast.Assign) and any((t.lineno, t.col_offset) == (target.lineno, target.col_offset)
-                                                for t in node.targets):
+        if isinstance(node, ast.Assign) and any(
+            (t.lineno, t.col_offset) == (target.lineno, target.col_offset) for t in node.targets
+        ):
             value = value_of(node.value, frame)
             if value is not UNKNOWN:
                 yield ast.unparse(node.value), value
@@ -107,8 +108,11 @@ def arguments(scene: Scene) -> dict[int, str]:
         return {}
     callee = below[-1]
     name = callee.site.function
-    function = type(callee.module).forward if callee.module is not None else getattr(
-        nn.functional, name, getattr(nn.utils.rnn, name, None))
+    function = (
+        type(callee.module).forward
+        if callee.module is not None
+        else getattr(nn.functional, name, getattr(nn.utils.rnn, name, None))
+    )
     if callee.site.function == "__new__":
         names = ["data"]
     elif not callable(function) or callee.module is not None and callee.site.function != "forward":
@@ -125,8 +129,11 @@ def _call_of(frame: Frame, callee: Frame) -> ast.Call | None:
     ran = expression(frame)
     calls = [node for node in ast.walk(ran) if isinstance(node, ast.Call)] if ran is not None else []
     for call in calls:
-        if callee.module is not None and value_of(call.func, frame) is callee.module or (
-                callee.module is None and called(call) in (callee.site.function, "Parameter")):
+        if (
+            callee.module is not None
+            and value_of(call.func, frame) is callee.module
+            or (callee.module is None and called(call) in (callee.site.function, "Parameter"))
+        ):
             return call
     first = calls[0] if calls and frame.span is not None else None
     return first if first is not None and value_of(first.func, frame) is UNKNOWN else None
@@ -171,8 +178,11 @@ def is_a(value: Any, kinds: type | tuple[type, ...]) -> bool:
 
 def root_of(path: str, scene: Scene) -> str:
     """The name of the model that a dotted path begins with: "self.model" of "self.model.stem.0"."""
-    return max((name for name in scene.owners.models if path == name or path.startswith((f"{name}.", f"{name}["))),
-               key=len, default=path.split(".")[0])
+    return max(
+        (name for name in scene.owners.models if path == name or path.startswith((f"{name}.", f"{name}["))),
+        key=len,
+        default=path.split(".")[0],
+    )
 
 
 def parts(model: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -192,8 +202,13 @@ def parts(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 def weights(model: nn.Module, buffers: bool = False) -> list[torch.Tensor]:
     """The parameters of a model, each once; with its buffers where these are asked for."""
-    found = {id(value): value for _, part in parts(model) for table in ("_parameters", "_buffers")[: 1 + buffers]
-             for value in (attributes(part).get(table) or {}).values() if is_tensor(value)}
+    found = {
+        id(value): value
+        for _, part in parts(model)
+        for table in ("_parameters", "_buffers")[: 1 + buffers]
+        for value in (attributes(part).get(table) or {}).values()
+        if is_tensor(value)
+    }
     return list(found.values())
 
 
@@ -245,8 +260,11 @@ class Names:
         """A model that no variable holds is known by its class: `self` in the frame of its own method."""
         root, dot, rest = path.partition(".")
         model = self.scene.owners.models.get(root)
-        if model is None or root != type(model).__name__ or any(
-                root in space for space in (self.scene.names, *(frame.names for frame in self.scene.users))):
+        if (
+            model is None
+            or root != type(model).__name__
+            or any(root in space for space in (self.scene.names, *(frame.names for frame in self.scene.users)))
+        ):
             return path
         mine = any(frame.names.get("self") is model for frame in self.scene.users)
         return f"self{dot}{rest}" if mine else path

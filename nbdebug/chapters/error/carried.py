@@ -20,10 +20,14 @@ from nbdebug.observe.sites import USER, Site, kind_of
 
 CAUGHT = re.compile(r"Caught (\w+) (in .*?)\.\n+Original Traceback \(most recent call last\):\n(.*)", re.DOTALL)
 REMOTE = re.compile(r'^\s*"""\s*\nTraceback \(most recent call last\):\n(.*?)"""\s*$', re.DOTALL)
-SPAWNED = re.compile(r"-- (Process \d+) terminated with the following error:\n\s*Traceback \(most recent call last\):"
-                     r"\n(.*)", re.DOTALL)
-LAUNCHED = re.compile(r"rank\s*: (\d+).*?traceback\s*: Traceback \(most recent call last\):\n(.*?)(?:\n\s*={5,}|\Z)",
-                      re.DOTALL)
+SPAWNED = re.compile(
+    r"-- (Process \d+) terminated with the following error:\n\s*Traceback \(most recent call last\):"
+    r"\n(.*)",
+    re.DOTALL,
+)
+LAUNCHED = re.compile(
+    r"rank\s*: (\d+).*?traceback\s*: Traceback \(most recent call last\):\n(.*?)(?:\n\s*={5,}|\Z)", re.DOTALL
+)
 DYNAMO = re.compile(r"got (\w+)\((?:'|\")(.*?)(?:'|\")\)\s*(?:\n|$)", re.DOTALL)
 FROM_USER = re.compile(r"from user code:\s*\n(.*?)(?:\n\n|$)", re.DOTALL)
 LINE = re.compile(r'^ *File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
@@ -72,7 +76,7 @@ def _last(text: str) -> tuple[str, str]:
     """(type, message) at the end of a traceback: what follows its last indented line."""
     lines = text.rstrip().split("\n")
     ends = [i for i, line in enumerate(lines) if line.startswith("  ")]
-    tail = "\n".join(lines[ends[-1] + 1:] if ends else lines)
+    tail = "\n".join(lines[ends[-1] + 1 :] if ends else lines)
     while tail.startswith("    "):
         tail = tail.partition("\n")[2]
     found = re.match(r"([A-Za-z_][\w.]*)(?:: (.*))?", tail, re.DOTALL)

@@ -1,9 +1,9 @@
 """Which exception is meant: the root of a chain, the members of a group, and what was raised on their way out.
 
-    raise A from B              B is the root: it goes first
-    A while B was handled       A goes first where it is a failure of its own (the fallback failed, too); B where the
-                                handler only says it again in other words
-    ExceptionGroup(B, C)        both, each with the group as what followed it
+raise A from B              B is the root: it goes first
+A while B was handled       A goes first where it is a failure of its own (the fallback failed, too); B where the
+                            handler only says it again in other words
+ExceptionGroup(B, C)        both, each with the group as what followed it
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class Change:
     def applied(self, key: str) -> str:
         if self.anywhere:
             return key.replace(self.old, "")
-        return self.new + key[len(self.old):] if key.startswith(self.old) else key
+        return self.new + key[len(self.old) :] if key.startswith(self.old) else key
 
 
 def fitting(saved: Shapes, model: Shapes) -> int:
@@ -48,8 +48,9 @@ def best_change(saved: Shapes, model: Shapes) -> Change | None:
     best, most = None, fitting(saved, model)
     for old, new, anywhere in dict.fromkeys(_candidates(saved, model)):
         change = _judged(Change(old, new, anywhere, 0, False), saved, model)
-        if change is not None and (change.fits > most or best is not None and change.fits == most
-                                   and change.whole and not best.whole):
+        if change is not None and (
+            change.fits > most or best is not None and change.fits == most and change.whole and not best.whole
+        ):
             best, most = change, change.fits
     return best
 
@@ -84,7 +85,7 @@ def _changes(key: str, partner: str) -> Iterator[tuple[str, str, bool]]:
     while same < min(len(ours), len(theirs)) and ours[-1 - same] == theirs[-1 - same]:
         same += 1
     for keep in range(same, 0, -1):
-        old, new = (".".join(parts[:len(parts) - keep]) for parts in (ours, theirs))
+        old, new = (".".join(parts[: len(parts) - keep]) for parts in (ours, theirs))
         yield old + "." if old else "", new + "." if new else "", False
 
 

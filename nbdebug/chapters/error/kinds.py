@@ -47,8 +47,12 @@ def _function(path: str) -> Callable[[Any], Any]:
 KINDS: tuple[Kind, ...] = (
     Kind("collate.look", "collate.collate_mismatch"),
     Kind("workers.look", "workers.loader_worker_died"),
-    Kind("nccl.look", "nccl.nccl", r"^Dist|nccl|gloo|process|distributed|collective|rendezvous|c10d|store|clients|DDP|"
-                                   r"reduction|ready only|backend|socket"),
+    Kind(
+        "nccl.look",
+        "nccl.nccl",
+        r"^Dist|nccl|gloo|process|distributed|collective|rendezvous|c10d|store|clients|DDP|"
+        r"reduction|ready only|backend|socket",
+    ),
     Kind("card.look", "card.cuda_unavailable", r"cuda|nvidia|driver|device|kernel"),
     Kind("cuda_asserts.look_proven", "indices.index_out_of_range", ON_A_CARD),
     Kind("cuda_asserts.look", "cuda_asserts.device_assert", ON_A_CARD),
@@ -57,10 +61,16 @@ KINDS: tuple[Kind, ...] = (
     Kind("cudnn.look", "cudnn.cudnn_not_supported", r"cudnn|contiguous|engine|miopen"),
     Kind("indices.look", "indices.index_out_of_range"),
     Kind("autograd.twice.look", "autograd_twice.backward_twice", r"second time|unpacked|backward"),
-    Kind("autograd.in_place.look", "autograd_in_place.inplace_modified",
-         r"in-?place|memory location|written-to|out=|leaf|view"),
-    Kind("autograd.no_grad.look", "autograd_path.no_grad_path",
-         r"grad|graph|parameter list|non-leaf|inference|attribute|operand|nonetype"),
+    Kind(
+        "autograd.in_place.look",
+        "autograd_in_place.inplace_modified",
+        r"in-?place|memory location|written-to|out=|leaf|view",
+    ),
+    Kind(
+        "autograd.no_grad.look",
+        "autograd_path.no_grad_path",
+        r"grad|graph|parameter list|non-leaf|inference|attribute|operand|nonetype",
+    ),
     Kind("state_dict.look_model", "state_dict.state_dict_mismatch", r"state.?dict"),
     Kind("state_dict.look_optimizer", "state_dict.state_dict_mismatch", r"state.?dict|param.?group|parameter group"),
     Kind("modules.look", "modules.module_not_found", r"import|module|attribute|pickl|global"),

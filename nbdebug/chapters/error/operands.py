@@ -51,8 +51,11 @@ def _lambda(tree: ast.Module, line: int) -> ast.expr | None:
 
 @functools.lru_cache(maxsize=256)
 def _at(tree: ast.Module, at: tuple[int, int, int | None, int | None]) -> ast.AST | None:
-    exact = [n for n in nodes(tree) if isinstance(n, (ast.expr, ast.stmt)) and (
-        n.lineno, n.end_lineno, n.col_offset, n.end_col_offset) == at]
+    exact = [
+        n
+        for n in nodes(tree)
+        if isinstance(n, (ast.expr, ast.stmt)) and (n.lineno, n.end_lineno, n.col_offset, n.end_col_offset) == at
+    ]
     exact.sort(key=lambda n: isinstance(n, ast.stmt))  # `f(x)` alone on a line is a statement and a call
     return exact[0] if exact else _around(tree, at[0])
 

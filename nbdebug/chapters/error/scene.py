@@ -92,8 +92,14 @@ class Scene:
         module, kind = running_module(self.trail, self.owners)
         where = dataclasses.replace(at, phase=_phase(self.trail), module=module, module_type=kind)
         reached = tuple(Link(f"in {_called(frame)}", frame.where) for frame in self.trail if frame.users)
-        return Raised(self.type, self.message, where, reached,
-                      tuple(f"{type(e).__name__}: {message_of(e)}" for e in self.led_to), self.tensors())
+        return Raised(
+            self.type,
+            self.message,
+            where,
+            reached,
+            tuple(f"{type(e).__name__}: {message_of(e)}" for e in self.led_to),
+            self.tensors(),
+        )
 
     def tensors(self) -> tuple[TensorFact, ...]:
         """The tensors among the user's variables, each once, innermost first."""
@@ -107,7 +113,7 @@ class Scene:
 def _phase(trail: list[Frame]) -> str:
     """As `phase` says it; "input" where a loader was fetching samples and no model ran inside of that."""
     fetching = [i for i, frame in enumerate(trail) if LOADER.search(frame.site.file)]
-    inside = fetching and not any(frame.module is not None for frame in trail[fetching[-1]:])
+    inside = fetching and not any(frame.module is not None for frame in trail[fetching[-1] :])
     return "input" if inside else phase(trail)
 
 
@@ -121,7 +127,7 @@ def _called(frame: Frame) -> str:
 
 def _shortened(trail: list[Frame]) -> list[Frame]:
     """Without the middle of an endless recursion."""
-    return trail if len(trail) <= sum(ENDS) else [*trail[:ENDS[0]], *trail[-ENDS[1]:]]
+    return trail if len(trail) <= sum(ENDS) else [*trail[: ENDS[0]], *trail[-ENDS[1] :]]
 
 
 def _outside(error: BaseException, led_to: tuple[BaseException, ...]) -> list[Frame]:
@@ -151,8 +157,18 @@ def fact(name: str, value: torch.Tensor, *, read: bool = False) -> TensorFact:
     made = base_name(grad_fn.name().removesuffix("0").removesuffix("Backward").lower()) if grad_fn is not None else None
     kind = "parameter" if issubclass(type(value), torch.nn.Parameter) else "tensor"
     low, high, bad = _range(value) if read else (None, None, None)
-    return TensorFact(name, shape_of(value) or (), str(of_tensor(value, "dtype")).removeprefix("torch."),
-                      str(of_tensor(value, "device")), kind, of_tensor(value, "requires_grad"), made, low, high, bad)
+    return TensorFact(
+        name,
+        shape_of(value) or (),
+        str(of_tensor(value, "dtype")).removeprefix("torch."),
+        str(of_tensor(value, "device")),
+        kind,
+        of_tensor(value, "requires_grad"),
+        made,
+        low,
+        high,
+        bad,
+    )
 
 
 def _range(value: torch.Tensor) -> tuple[float | None, float | None, int | None]:

@@ -47,8 +47,7 @@ def _parsed(lines: tuple[str, ...]) -> ast.Module | None:
 
 
 def entries(node: ast.expr, path: tuple[Key, ...]) -> Iterator[tuple[ast.expr, tuple[Key, ...]]]:
-    """An expression; of a tuple, a dict or what hands on items, the part that the path means, with what is left of it.
-    """
+    """An expression; of a tuple, a dict or what hands on items, the part that the path means, and what is left of it."""
     then = _opened(node, path)
     if then is None:
         yield node, path
@@ -69,8 +68,11 @@ def _opened(node: ast.expr, path: tuple[Key, ...]) -> list[tuple[ast.expr, tuple
     if isinstance(node, ast.Call) and node.args and called(node) == "enumerate" and key == 1:
         return [(node.args[0], rest)]
     if isinstance(node, ast.Dict) and type(key) is str:
-        return [(value, rest) for name, value in zip(node.keys, node.values)
-                if isinstance(name, ast.Constant) and name.value == key]
+        return [
+            (value, rest)
+            for name, value in zip(node.keys, node.values)
+            if isinstance(name, ast.Constant) and name.value == key
+        ]
     inside: list[ast.expr] | None = None
     if isinstance(node, (ast.Tuple, ast.List)):
         inside = node.elts

@@ -36,15 +36,33 @@ SMALL = 2_000_000
 _HOMES = (torch, nn.functional, torch.linalg, torch.special, torch.fft, torch._C._nn)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
-    ast.MatMult: operator.matmul, ast.Pow: operator.pow, ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
-    ast.BitAnd: operator.and_, ast.BitOr: operator.or_, ast.BitXor: operator.xor}
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.MatMult: operator.matmul,
+    ast.Pow: operator.pow,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.BitAnd: operator.and_,
+    ast.BitOr: operator.or_,
+    ast.BitXor: operator.xor,
+}
 _COMPARED: dict[type, Callable[[Any, Any], Any]] = {
-    ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Eq: operator.eq,
-    ast.NotEq: operator.ne}
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+}
 _PLAIN = (int, float, bool, complex, str, slice, torch.dtype, torch.device, torch.Size)
 _IN_PLACE: dict[type, Callable[[Any, Any], Any]] = {
-    ast.Add: operator.iadd, ast.Sub: operator.isub, ast.Mult: operator.imul, ast.Div: operator.itruediv}
+    ast.Add: operator.iadd,
+    ast.Sub: operator.isub,
+    ast.Mult: operator.imul,
+    ast.Div: operator.itruediv,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,8 +82,9 @@ class _CannotRun(Exception):
     """Something in it is not torch's own, too large, or not at hand."""
 
 
-def rerun(scene: Scene, swap: Mapping[int | str, Any], inside: Callable[[], AbstractContextManager] = nullcontext
-          ) -> Trial | None:
+def rerun(
+    scene: Scene, swap: Mapping[int | str, Any], inside: Callable[[], AbstractContextManager] = nullcontext
+) -> Trial | None:
     """The failing op again. swap: what takes the place of a tensor, by the id of the one that it was given, or of an
     operand that is made in the line, by its text; inside: a context of torch's in which it is to run, such as one
     without cuDNN. None where it can't be run without running code of the user's, or does not fail by itself."""
@@ -268,11 +287,15 @@ def _is_torchs(function: Any) -> bool:
     if type(function) is MethodDescriptorType:
         return function.__objclass__ in torch.Tensor.__mro__
     return type(function) is BuiltinFunctionType and any(
-        function is known for home in _HOMES for known in vars(home).values())
+        function is known for home in _HOMES for known in vars(home).values()
+    )
 
 
 def _torchs(module: nn.Module) -> bool:
     """Whether a module and its parts are torch's own and no hook of the user's hangs on a part."""
     every = [part for _, part in parts(module)]
-    return len(every) < 50 and all(type(p).__module__.startswith("torch.nn.") for p in every) and not any(
-        attributes(part).get(hooks) for part in every if part is not module for hooks in _HOOKS)
+    return (
+        len(every) < 50
+        and all(type(p).__module__.startswith("torch.nn.") for p in every)
+        and not any(attributes(part).get(hooks) for part in every if part is not module for hooks in _HOOKS)
+    )

@@ -40,8 +40,11 @@ def facts_of(scene: Scene) -> dict[str, Any]:
     said = said if len(said) <= 200 else said[:197] + "..."
     headline = f"No cause is known for this {scene.type}" + (f": {said}" if said else "")
     rows = [[t.name, str(list(t.shape)), t.dtype, t.device, _range(t)] for t in tensors(scene)]
-    table = {"title": "Tensors among your variables when it failed, innermost first",
-             "columns": ["name", "shape", "dtype", "device", "values"], "rows": rows}
+    table = {
+        "title": "Tensors among your variables when it failed, innermost first",
+        "columns": ["name", "shape", "dtype", "device", "values"],
+        "rows": rows,
+    }
     return {"headline": headline, "failed": True, "tables": [table] if rows else []}
 
 
@@ -107,8 +110,10 @@ def hints(scene: Scene) -> Iterator[str]:
     elif kind == "KeyError":
         yield from _key(scene)
     elif kind == "UnpicklingError" and (asked := re.search(r"GLOBAL ([\w.]+) was not an allowed global", said)):
-        yield (f"The file holds an object of `{asked[1]}`, and `torch.load` reads weights alone (weights_only=True, "
-               "the default since torch 2.6). Where you trust the file: `torch.load(path, weights_only=False)`.")
+        yield (
+            f"The file holds an object of `{asked[1]}`, and `torch.load` reads weights alone (weights_only=True, "
+            "the default since torch 2.6). Where you trust the file: `torch.load(path, weights_only=False)`."
+        )
     elif kind == "TypeError" and "argument" in said:
         yield from _arguments(scene, said)
 

@@ -51,8 +51,13 @@ class _Place:
     frame: Frame | None
 
 
-def came(name: str, scene: Scene, telling: Callable[[ast.expr], bool],
-         fits: Callable[[Any], bool] = lambda value: True, partial: bool = False) -> tuple[Made, ...]:
+def came(
+    name: str,
+    scene: Scene,
+    telling: Callable[[ast.expr], bool],
+    fits: Callable[[Any], bool] = lambda value: True,
+    partial: bool = False,
+) -> tuple[Made, ...]:
     """The way from the expression that tells (it made the dtype, the device …) to `name`, as it stands in the user's
     innermost frame; the origin first. fits: whether a value met on the way can be it. () where the sources don't show
     it; partial: as far as they do.
@@ -109,8 +114,9 @@ class _Search:
                 if named or isinstance(part, (ast.Name, ast.Call)):
                     yield part, rest
 
-    def _bindings(self, node: ast.expr, path: tuple[Key, ...], place: _Place
-                  ) -> Iterator[tuple[Made, tuple[Key, ...], _Place]]:
+    def _bindings(
+        self, node: ast.expr, path: tuple[Key, ...], place: _Place
+    ) -> Iterator[tuple[Made, tuple[Key, ...], _Place]]:
         """What was bound to a name: (the binding, the entry of it that is meant, where its names are looked up)."""
         if isinstance(node, ast.Call):
             yield from _returns(node, path, place)
@@ -141,8 +147,9 @@ class _Search:
         node = _passed(_innermost(place), expression(caller), text, _is_method(place))
         return node is not None and value_of(node, caller) is live
 
-    def _argument(self, text: str, path: tuple[Key, ...], place: _Place, live: Any
-                  ) -> Iterator[tuple[Made, tuple[Key, ...], _Place]]:
+    def _argument(
+        self, text: str, path: tuple[Key, ...], place: _Place, live: Any
+    ) -> Iterator[tuple[Made, tuple[Key, ...], _Place]]:
         """A parameter of the function: the caller's expression for the very same object."""
         users = self.scene.users
         at = next((i for i, frame in enumerate(users) if frame is place.frame), None)
@@ -171,8 +178,9 @@ class _Search:
 def _is_method(place: _Place) -> bool:
     """Whether the innermost function is one of a class, so that its first parameter is the object."""
     function = _innermost(place)
-    return any(isinstance(node, ast.ClassDef) and any(part is function for part in node.body)
-               for node in nodes_of(place.file))
+    return any(
+        isinstance(node, ast.ClassDef) and any(part is function for part in node.body) for node in nodes_of(place.file)
+    )
 
 
 def _passed(function: ast.AST | None, call: ast.AST | None, name: str, method: bool) -> ast.expr | None:
@@ -199,8 +207,11 @@ def _returns(node: ast.Call, path: tuple[Key, ...], place: _Place) -> Iterator[t
     for found in nodes_of(place.file):
         if not isinstance(found, (ast.FunctionDef, ast.ClassDef)) or found.name != name:
             continue
-        body = found if isinstance(found, ast.FunctionDef) else next(
-            (f for f in found.body if isinstance(f, ast.FunctionDef) and f.name == "__getitem__"), None)
+        body = (
+            found
+            if isinstance(found, ast.FunctionDef)
+            else next((f for f in found.body if isinstance(f, ast.FunctionDef) and f.name == "__getitem__"), None)
+        )
         for inner in ast.walk(body) if body is not None else ():
             if isinstance(inner, ast.Return) and inner.value is not None:
                 made = Made(f"{name}()", ast.unparse(inner.value), where_of(place.file, inner.value), inner.value)
@@ -226,8 +237,9 @@ def _scopes(place: _Place, text: str) -> Iterator[tuple[str, ast.AST]]:
             yield file, other
 
 
-def _reaching(scope: ast.AST, found: list[tuple[ast.expr, tuple[Key, ...]]], text: str, line: int
-              ) -> Iterator[tuple[ast.expr, tuple[Key, ...]]]:
+def _reaching(
+    scope: ast.AST, found: list[tuple[ast.expr, tuple[Key, ...]]], text: str, line: int
+) -> Iterator[tuple[ast.expr, tuple[Key, ...]]]:
     """The bindings whose value can still be there. The last goes first; one that uses the name itself lets the one
     before it through. One in a branch that the line is not part of comes after that, and so does the line's own, which
     has not been bound yet unless in an earlier turn of a loop."""
@@ -235,8 +247,12 @@ def _reaching(scope: ast.AST, found: list[tuple[ast.expr, tuple[Key, ...]]], tex
     for value, keys in reversed(found):
         again = any(isinstance(n, (ast.Name, ast.Attribute)) and ast.unparse(n) == text for n in ast.walk(value))
         own = value.lineno <= line <= (value.end_lineno or 0)
-        branch = any(isinstance(n, (ast.If, ast.Try)) and n.lineno <= value.lineno <= (n.end_lineno or 0) and not (
-            n.lineno <= line <= (n.end_lineno or 0)) for n in ast.walk(scope))
+        branch = any(
+            isinstance(n, (ast.If, ast.Try))
+            and n.lineno <= value.lineno <= (n.end_lineno or 0)
+            and not (n.lineno <= line <= (n.end_lineno or 0))
+            for n in ast.walk(scope)
+        )
         if own or branch:
             later.append((value, keys))
             continue
@@ -259,5 +275,6 @@ def cells(file: str) -> list[str]:
 
 
 def where_of(file: str, node: ast.expr) -> Where:
-    return Where(file=file, line=node.lineno, text=linecache.getline(file, node.lineno).strip() or None,
-                 cell=cell_name(file))
+    return Where(
+        file=file, line=node.lineno, text=linecache.getline(file, node.lineno).strip() or None, cell=cell_name(file)
+    )

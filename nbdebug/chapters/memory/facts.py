@@ -1,13 +1,13 @@
 """All that the rules of this chapter know: sizes in bytes, names and places; no tensors.
 
-    MemoryFacts
-    ├── now: Held            what is held at this moment, by owner
-    │   ├── holdings         one for each owner: kind, name, bytes
-    │   └── devices          what the allocator says, one for each device
-    ├── step: StepMemory     one step: its peak and what it is made of, by category, module and line
-    ├── growth: Growth …     what every step leaves behind, with its holder
-    ├── notebook: Kept …     what the notebook keeps by itself: outputs, tracebacks, displayed objects
-    └── workers: Workers     what a loader's worker processes copy
+MemoryFacts
+├── now: Held            what is held at this moment, by owner
+│   ├── holdings         one for each owner: kind, name, bytes
+│   └── devices          what the allocator says, one for each device
+├── step: StepMemory     one step: its peak and what it is made of, by category, module and line
+├── growth: Growth …     what every step leaves behind, with its holder
+├── notebook: Kept …     what the notebook keeps by itself: outputs, tracebacks, displayed objects
+└── workers: Workers     what a loader's worker processes copy
 """
 
 from __future__ import annotations
@@ -19,8 +19,18 @@ from nbdebug.finding import Where
 NOWHERE = Where()
 SMALL = 64 << 10
 """Bytes that a step adds: below this a thousand steps keep less than 64 MiB, and nobody runs out of memory by it."""
-KINDS = ("parameter", "gradient", "optimizer state", "buffer", "variable", "cell output", "traceback", "closure",
-         "graph", "unknown")
+KINDS = (
+    "parameter",
+    "gradient",
+    "optimizer state",
+    "buffer",
+    "variable",
+    "cell output",
+    "traceback",
+    "closure",
+    "graph",
+    "unknown",
+)
 """What an owner can be. "graph": saved by autograd for a backward that has not come; "unknown": allocated, not met."""
 CATEGORIES = ("parameters", "gradients", "optimizer state", "buffers", "activations", "inputs", "temporaries", "other")
 """What memory is used for in a step. activations: made in the forward and still needed by the backward."""

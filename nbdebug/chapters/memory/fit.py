@@ -37,9 +37,18 @@ longer than SLOW is not repeated to make sure of the last row."""
 HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def fit(model: nn.Module | Callable[[], nn.Module], batch: Any, loss_fn: Callable[..., Any], *, optimizer: Any = None,
-        device: Any = None, device_memory: int | str | None = None, autocast: Any = None, steps: int = 2,
-        progress: bool = True) -> Report:
+def fit(
+    model: nn.Module | Callable[[], nn.Module],
+    batch: Any,
+    loss_fn: Callable[..., Any],
+    *,
+    optimizer: Any = None,
+    device: Any = None,
+    device_memory: int | str | None = None,
+    autocast: Any = None,
+    steps: int = 2,
+    progress: bool = True,
+) -> Report:
     """Predict what a training step takes, what fits, and what each remedy would save. Nothing is allocated, and nothing
     of the user's is changed.
 
@@ -70,26 +79,44 @@ def fit(model: nn.Module | Callable[[], nn.Module], batch: Any, loss_fn: Callabl
         until = began + SECONDS - each
         helping, left = remedies(job, found, limit, _looked_at(job), until, tick, ask)
     card = Card.here(job.device).name
-    answer = Answer(job, found, limit, good, needs, largest, tuple(helping), tuple(left), card, how,
-                    time.monotonic() - began, unchecked)
+    answer = Answer(
+        job,
+        found,
+        limit,
+        good,
+        needs,
+        largest,
+        tuple(helping),
+        tuple(left),
+        card,
+        how,
+        time.monotonic() - began,
+        unchecked,
+    )
     return report_of(answer, _subject(job))
 
 
 PREDICTED = "Predicted with tensors that have no data"
 
 
-def _job(model: Any, batch: Any, loss_fn: Any, optimizer: Any, device: Any, memory: Any, autocast: Any, steps: int
-         ) -> Job:
+def _job(
+    model: Any, batch: Any, loss_fn: Any, optimizer: Any, device: Any, memory: Any, autocast: Any, steps: int
+) -> Job:
     """The arguments, checked."""
-    if not isinstance(model, nn.Module) and (not callable(model) or isinstance(model, type) and not issubclass(
-            model, nn.Module)):
-        raise TypeError("model has to be a torch.nn.Module, or a function without arguments that builds one; got "
-                        f"{type(model).__name__}")
+    if not isinstance(model, nn.Module) and (
+        not callable(model) or isinstance(model, type) and not issubclass(model, nn.Module)
+    ):
+        raise TypeError(
+            "model has to be a torch.nn.Module, or a function without arguments that builds one; got "
+            f"{type(model).__name__}"
+        )
     if not callable(loss_fn):
         raise TypeError(f"loss_fn has to be a function of (model, batch) or (outputs, targets); got {loss_fn!r}")
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer) and not callable(optimizer):
-        raise TypeError("optimizer has to be an optimizer, or a class or function that makes one from parameters; got "
-                        f"{type(optimizer).__name__}")
+        raise TypeError(
+            "optimizer has to be an optimizer, or a class or function that makes one from parameters; got "
+            f"{type(optimizer).__name__}"
+        )
     if not tensors_of(batch):
         raise ValueError(f"batch holds no tensors, so there is nothing to predict from; got {type(batch).__name__}")
     if not isinstance(steps, int) or steps < 1:
@@ -136,8 +163,9 @@ def _found(job: Job) -> tuple[Prediction, str, tuple[str, ...], Measured | None]
             return predict(job), PREDICTED, (f"{said}, and nothing could be measured: {why}",), None
         raise RuntimeError(f"{said}, and it can't be measured: {why}") from failed
     rows = ", ".join(map(str, measured.known))
-    how = (f"Measured on real steps of a copy with {rows} rows and extended to {rows_of(job.batch)}"
-           + ("" if measured.exact else " by the totals, as the steps differ: sure to 10% or so"))
+    how = f"Measured on real steps of a copy with {rows} rows and extended to {rows_of(job.batch)}" + (
+        "" if measured.exact else " by the totals, as the steps differ: sure to 10% or so"
+    )
     return measured.found, how, (said,), measured
 
 
@@ -160,8 +188,9 @@ def _limit(job: Job, memory: Any, found: Prediction) -> int | None:
     return free + torch.cuda.memory_reserved(job.device) - max(0, others)
 
 
-def _largest(job: Job, found: Prediction, limit: int | None, tick: Callable[[str], None], each: float,
-             measured: Measured | None) -> tuple[Largest, ...]:
+def _largest(
+    job: Job, found: Prediction, limit: int | None, tick: Callable[[str], None], each: float, measured: Measured | None
+) -> tuple[Largest, ...]:
     now = rows_of(job.batch)
     if limit is None or now is None:
         return ()
@@ -192,11 +221,18 @@ def _subject(job: Job) -> str:
     else:
         model = f"a model built by {getattr(job.model, '__name__', type(job.model).__name__)}"
     given = job.optimizer
-    name = type(given).__name__ if isinstance(given, torch.optim.Optimizer) else getattr(
-        getattr(given, "func", given), "__name__", "")
+    name = (
+        type(given).__name__
+        if isinstance(given, torch.optim.Optimizer)
+        else getattr(getattr(given, "func", given), "__name__", "")
+    )
     rows = rows_of(job.batch)
-    parts = [model, f"trained by {name}" if given is not None else "without an optimizer",
-             f"{rows} rows" if rows else "", f"on {job.device.type}"]
+    parts = [
+        model,
+        f"trained by {name}" if given is not None else "without an optimizer",
+        f"{rows} rows" if rows else "",
+        f"on {job.device.type}",
+    ]
     return ", ".join(part for part in parts if part)
 
 
@@ -208,10 +244,9 @@ def _bar(progress: bool) -> Iterator[Callable[[str], None]]:
     from tqdm.auto import tqdm  # here, because it looks for a notebook when it is imported
 
     with tqdm(desc="fit", unit="prediction", delay=2, leave=False) as bar:
+
         def tick(what: str) -> None:
             bar.set_description(f"fit: {what}", refresh=False)
             bar.update()
 
         yield tick
-
-

@@ -15,9 +15,17 @@ from nbdebug.observe.given import models_of, optimizers_of
 from nbdebug.subject import Subject, found
 
 
-def mem(step: Callable[[], Any] | None = None, *, steps: int = 3, model: Any = None, optimizer: Any = None,
-        loader: Any = None, names: Mapping[str, Any] | None = None, device: Any = None,
-        progress: bool = True) -> Report:
+def mem(
+    step: Callable[[], Any] | None = None,
+    *,
+    steps: int = 3,
+    model: Any = None,
+    optimizer: Any = None,
+    loader: Any = None,
+    names: Mapping[str, Any] | None = None,
+    device: Any = None,
+    progress: bool = True,
+) -> Report:
     """Without a step: all that is held in memory now, by owner. With one: the step run under watch.
 
     step: a function of no arguments that performs one whole training or evaluation step; it is called `steps` times,
@@ -45,9 +53,19 @@ def mem(step: Callable[[], Any] | None = None, *, steps: int = 3, model: Any = N
     return follow_step(step, models, optimizers, loaders, near, "mem(step)", subject, steps, device, progress)
 
 
-def follow_step(step: Callable[[], Any], models: dict[str, Any], optimizers: dict[str, Any], loaders: dict[str, Any],
-                names: Mapping[str, Any], question: str, subject: str, steps: int = 3, device: Any = None,
-                progress: bool = True, files: tuple[str, ...] = ()) -> Report:
+def follow_step(
+    step: Callable[[], Any],
+    models: dict[str, Any],
+    optimizers: dict[str, Any],
+    loaders: dict[str, Any],
+    names: Mapping[str, Any],
+    question: str,
+    subject: str,
+    steps: int = 3,
+    device: Any = None,
+    progress: bool = True,
+    files: tuple[str, ...] = (),
+) -> Report:
     """What `mem(step)` and the magics do, once it is known what is meant. steps=1: a cell, which runs once. files: in
     which code stands that no function holds, such as a cell."""
     from nbdebug.chapters.memory.stepping.account import report_of
@@ -68,21 +86,29 @@ def follow_step(step: Callable[[], Any], models: dict[str, Any], optimizers: dic
 def check(step: Any, steps: Any) -> None:
     """Raises TypeError or ValueError where the arguments make no sense."""
     if isinstance(step, torch.nn.Module):
-        raise TypeError(f"mem takes a step to call, not a model; got {type(step).__name__}. Write mem(model=model) for "
-                        "what it holds, or mem(lambda: loss_fn(model(x), y).backward(), model=model).")
+        raise TypeError(
+            f"mem takes a step to call, not a model; got {type(step).__name__}. Write mem(model=model) for "
+            "what it holds, or mem(lambda: loss_fn(model(x), y).backward(), model=model)."
+        )
     if not callable(step):
-        raise TypeError("mem takes a step, a function of no arguments such as lambda: train_step(batch); got "
-                        f"{step!r}.")
+        raise TypeError(
+            f"mem takes a step, a function of no arguments such as lambda: train_step(batch); got {step!r}."
+        )
     try:
         parameters = inspect.signature(step).parameters.values()
     except ValueError:  # builtins without a signature are called as they are
         parameters = ()  # type: ignore[assignment]
-    needed = [p.name for p in parameters if p.default is p.empty
-              and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    needed = [
+        p.name
+        for p in parameters
+        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    ]
     if needed:
         name = getattr(step, "__name__", "step")
-        raise TypeError(f"The step takes no arguments, but {name} wants {', '.join(needed)}. "
-                        f"Write mem(lambda: {name}({', '.join(needed)})).")
+        raise TypeError(
+            f"The step takes no arguments, but {name} wants {', '.join(needed)}. "
+            f"Write mem(lambda: {name}({', '.join(needed)}))."
+        )
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
         raise ValueError(f"steps is a whole number of at least 1; got {steps!r}.")
 
@@ -117,11 +143,19 @@ def _used_by(step: Any) -> dict[str, Any]:
 def loaders_of(given: Any, names: Mapping[str, Any]) -> dict[str, Any]:
     """The loaders by name: those that are given, or else every DataLoader among the variables."""
     if given is None:
-        kept = {id(v): (n, v) for n, v in names.items() if isinstance(v, torch.utils.data.DataLoader)
-                and not n.startswith("_")}
+        kept = {
+            id(v): (n, v)
+            for n, v in names.items()
+            if isinstance(v, torch.utils.data.DataLoader) and not n.startswith("_")
+        }
         return dict(kept.values())
-    several = given if isinstance(given, Mapping) else dict(enumerate(given)) if isinstance(given, (list, tuple)) else {
-        next((n for n, v in names.items() if v is given), "loader"): given}
+    several = (
+        given
+        if isinstance(given, Mapping)
+        else dict(enumerate(given))
+        if isinstance(given, (list, tuple))
+        else {next((n for n, v in names.items() if v is given), "loader"): given}
+    )
     return {str(name): loader for name, loader in several.items()}
 
 

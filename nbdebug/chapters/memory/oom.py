@@ -37,8 +37,9 @@ def cause_of(error: BaseException) -> BaseException | None:
     return next((one for one in chain(error) if is_out_of_memory(one)), None)
 
 
-def out_of_memory(error: BaseException, names: Mapping[str, Any] | None = None, *, course: Sequence[int] = (),
-                  shell: Any = None) -> Report:
+def out_of_memory(
+    error: BaseException, names: Mapping[str, Any] | None = None, *, course: Sequence[int] = (), shell: Any = None
+) -> Report:
     """The card of one failure.
 
     error: the exception, with its traceback. names: the user's variables; left out: those that the caller sees.
@@ -57,8 +58,13 @@ def out_of_memory(error: BaseException, names: Mapping[str, Any] | None = None, 
     from nbdebug.chapters.memory.rules.out_of_memory import out_of_memory as rule
 
     found = rule(facts)
-    return Report("out of memory", findings=(found,) if found else (), unchecked=facts.unchecked, notes=_notes(facts),
-                  facts=_drawn(facts))
+    return Report(
+        "out of memory",
+        findings=(found,) if found else (),
+        unchecked=facts.unchecked,
+        notes=_notes(facts),
+        facts=_drawn(facts),
+    )
 
 
 def _watched(error: BaseException) -> Sequence[int]:
@@ -81,9 +87,20 @@ def _failure(error: BaseException, names: Mapping[str, Any], course: tuple[int, 
     asked_as, shape = work.asked_as(trail, asked.bytes)
     left = max(0, used - total) if used is not None else 0
     return Failure(
-        type(error).__name__, asked, _where(trail, owners), asked_as, tuple(seen.holdings),
-        kept, work.looked_at(trail, owners, seen.activations, seen.holdings), course, limit, free, left,
-        min(left, _gone(asked)), sum(b.bytes for b in seen.activations if shape and b.shape == shape))
+        type(error).__name__,
+        asked,
+        _where(trail, owners),
+        asked_as,
+        tuple(seen.holdings),
+        kept,
+        work.looked_at(trail, owners, seen.activations, seen.holdings),
+        course,
+        limit,
+        free,
+        left,
+        min(left, _gone(asked)),
+        sum(b.bytes for b in seen.activations if shape and b.shape == shape),
+    )
 
 
 def _where(trail: list[Frame], owners: Owners) -> Where:
@@ -153,19 +170,34 @@ def _drawn(facts: Failure) -> dict[str, Any]:
         parts["not found by name"] = facts.left - facts.gone
     rows: list[list[Any]] = [
         [h.name, h.kind, h.bytes, h.where.place, f"{h.dtype} {h.shape}{_more(h.storages)}"]
-        for h in held if h.bytes >= SMALL]
-    rows += [[f"({name})", "unknown", count, "", said] for name, count, said in (
-        ("gone since", facts.gone, "in use when it failed, free by now"),
-        ("no name found", facts.left - facts.gone, "allocated, and not met")) if count > 0]
+        for h in held
+        if h.bytes >= SMALL
+    ]
+    rows += [
+        [f"({name})", "unknown", count, "", said]
+        for name, count, said in (
+            ("gone since", facts.gone, "in use when it failed, free by now"),
+            ("no name found", facts.left - facts.gone, "allocated, and not met"),
+        )
+        if count > 0
+    ]
     total = sum(parts.values())
-    table = {"title": f"Held when it failed: {size(total)} on {facts.asked.device}",
-             "columns": ["name", "kind", "held (bytes)", "where", "largest"], "rows": rows,
-             "note": "Each storage counted once, at its first owner."}
+    table = {
+        "title": f"Held when it failed: {size(total)} on {facts.asked.device}",
+        "columns": ["name", "kind", "held (bytes)", "where", "largest"],
+        "rows": rows,
+        "note": "Each storage counted once, at its first owner.",
+    }
     drawn: dict[str, Any] = {"failure": dataclasses.asdict(facts), "tables": [table] if rows else []}
     if parts:
-        drawn["memory"] = {"title": "Held when it failed", "parts": sorted(([k, v] for k, v in parts.items()),
-                           key=lambda pair: -int(pair[1])), "total": total, "limit": facts.limit,
-                           "course": [[i, b] for i, b in enumerate(facts.course)], "axis": "steps"}
+        drawn["memory"] = {
+            "title": "Held when it failed",
+            "parts": sorted(([k, v] for k, v in parts.items()), key=lambda pair: -int(pair[1])),
+            "total": total,
+            "limit": facts.limit,
+            "course": [[i, b] for i, b in enumerate(facts.course)],
+            "axis": "steps",
+        }
     return drawn
 
 

@@ -21,8 +21,15 @@ from nbdebug.observe.tape import Entry
 from nbdebug.observe.tensors import all_finite, can_be_bad, finite, tensors_in
 
 
-def report_of(probe: Probe, seen: Seen | None, question: str, subject: str, steps: int,
-              compiled: CompiledFacts | None = None, notes: tuple[str, ...] = ()) -> Report:
+def report_of(
+    probe: Probe,
+    seen: Seen | None,
+    question: str,
+    subject: str,
+    steps: int,
+    compiled: CompiledFacts | None = None,
+    notes: tuple[str, ...] = (),
+) -> Report:
     """The report on a run of `steps` steps, of which the last one went bad if there is something `seen`."""
     notes = (*_notes(probe, seen), *notes)
     if probe.adopted:
@@ -32,14 +39,26 @@ def report_of(probe: Probe, seen: Seen | None, question: str, subject: str, step
         unchecked = (f"Everything after a fault in nbdebug itself ({probe.recorder.blind})", *unchecked)
     if seen is None:
         found = (name_it(compiled),) if compiled else ()
-        return Report(question, found, _ruled_out(probe, None), unchecked, notes, subject,
-                      {"steps": steps, "history": _history(probe), "met": probe.adopted})
+        return Report(
+            question,
+            found,
+            _ruled_out(probe, None),
+            unchecked,
+            notes,
+            subject,
+            {"steps": steps, "history": _history(probe), "met": probe.adopted},
+        )
     facts = facts_of(probe, seen)
     record = culprit_of(probe, seen)
     guilty = _op_on_tape(probe, record.op)
     finding, trial = try_fixes(name_it(facts), facts, probe, seen, guilty)
-    drawn = {"steps": steps, "history": _history(probe), "met": probe.adopted, "exponents": record.numbers.exponents,
-             "tree": _tree(probe, finding, facts)}
+    drawn = {
+        "steps": steps,
+        "history": _history(probe),
+        "met": probe.adopted,
+        "exponents": record.numbers.exponents,
+        "tree": _tree(probe, finding, facts),
+    }
     saver = Reproduction.of(record, guilty or next(iter(record.readers), None), trial, facts)
     return Report(question, (finding,), _ruled_out(probe, facts), unchecked, notes, subject, drawn, saver)
 
@@ -59,22 +78,32 @@ def _op_on_tape(probe: Probe, op: Any) -> Any:
 def _notes(probe: Probe, seen: Seen | None) -> list[str]:
     run, notes = probe.run, []
     if run.scaler_skips:
-        notes.append(f"GradScaler met inf gradients and skipped {_steps(run.scaler_skips)}: "
-                     "normal while it looks for its scale.")
+        notes.append(
+            f"GradScaler met inf gradients and skipped {_steps(run.scaler_skips)}: normal while it looks for its scale."
+        )
     if run.guarded:
-        notes.append(f"In {_steps(run.guarded)} something was not finite; "
-                     "your code looked, and the optimizer did not step.")
-    buffers = [name for model in probe.names.models.values() for name, b in model.named_buffers()
-               if any(not birth.intended and birth.memory is None
-                      for birth in map(probe.flow.births.__getitem__, probe.flow.origins(b)))]
+        notes.append(
+            f"In {_steps(run.guarded)} something was not finite; your code looked, and the optimizer did not step."
+        )
+    buffers = [
+        name
+        for model in probe.names.models.values()
+        for name, b in model.named_buffers()
+        if any(
+            not birth.intended and birth.memory is None
+            for birth in map(probe.flow.births.__getitem__, probe.flow.origins(b))
+        )
+    ]
     if buffers and seen is None:
         named = ", ".join(f"`{b}`" for b in buffers[:3])
         notes.append(f"The loss is still finite, but the buffer {named} is not: it will show when that buffer is used.")
     if seen is None and not run.losses and not probe.backward_runs:
         notes.append("No backward was seen: only what the step returned was judged.")
     if probe.compiled:
-        notes.append("Compiled modules ran in eager, so that every op could be seen"
-                     + ("." if seen or probe.cell else "; their compiled form was compared on the same batches."))
+        notes.append(
+            "Compiled modules ran in eager, so that every op could be seen"
+            + ("." if seen or probe.cell else "; their compiled form was compared on the same batches.")
+        )
     return notes
 
 
@@ -100,8 +129,9 @@ def _ruled_out(probe: Probe, facts: NanFacts | None) -> tuple[RuledOut, ...]:
     losses = probe.run.losses
     largest = max((abs(x) for x in losses[:-1]), default=0.0)
     if facts is not None and len(losses) > 1 and largest <= 2 * abs(losses[0]):
-        out.append(RuledOut("a diverging run",
-                            f"the losses before stayed within {largest:.4g} (first: {losses[0]:.4g})"))
+        out.append(
+            RuledOut("a diverging run", f"the losses before stayed within {largest:.4g} (first: {losses[0]:.4g})")
+        )
     if probe.flow.births:
         harmless = sum(b.intended for b in probe.flow.births)
         if harmless:
@@ -115,16 +145,21 @@ def _all(count: int, one: str, many: str) -> str:
 
 def _history(probe: Probe) -> dict[str, Any]:
     run = probe.run
-    return {"losses": run.losses[-200:], "parameter_growth": run.parameter_growth[-200:],
-            "input_growth": run.input_growth[-200:]}
+    return {
+        "losses": run.losses[-200:],
+        "parameter_growth": run.parameter_growth[-200:],
+        "input_growth": run.input_growth[-200:],
+    }
 
 
 def _tree(probe: Probe, finding: Finding, facts: NanFacts) -> list[dict[str, Any]]:
     """Every module: was the bad value born there, did it go through there on its way to what went bad?"""
     born = finding.where.module
     through = {b.where.module for b in facts.descendants} | {born} | probe.flow.touched
-    return [{"name": name, "type": kind, "born": name == born, "path": name in through}
-            for name, kind in probe.names.types()]
+    return [
+        {"name": name, "type": kind, "born": name == born, "path": name in through}
+        for name, kind in probe.names.types()
+    ]
 
 
 def compare_compiled(probe: Probe, call: CompiledCall, step: int) -> CompiledFacts | None:
@@ -149,5 +184,11 @@ def compare_compiled(probe: Probe, call: CompiledCall, step: int) -> CompiledFac
     if not bad:
         return None
     eager_module = getattr(call.module, "_orig_mod", call.module)
-    return CompiledFacts(step, probe.names.of(call.module) or "", type(eager_module).__name__, bad,
-                         sum(t.numel() for t in made), at_site(Where(), call.site))
+    return CompiledFacts(
+        step,
+        probe.names.of(call.module) or "",
+        type(eager_module).__name__,
+        bad,
+        sum(t.numel() for t in made),
+        at_site(Where(), call.site),
+    )

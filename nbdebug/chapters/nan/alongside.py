@@ -70,8 +70,9 @@ class Alongside:
                 raise StopCell
         self._derived_again = self._derived_again or call.create
         self._nodes = _nodes(call.roots)
-        self._handles = [node.register_hook(functools.partial(self._passes_back, number))
-                         for number, node in enumerate(self._nodes)]
+        self._handles = [
+            node.register_hook(functools.partial(self._passes_back, number)) for number, node in enumerate(self._nodes)
+        ]
 
     def _passes_back(self, number: int, passed: tuple, given: tuple) -> None:
         """A hook. A fault of ours must not stop the backward."""
@@ -108,8 +109,11 @@ class Alongside:
             return
         leaves = self.probe.tape.leaves.items()
         with _disable_current_modes(), torch.no_grad():
-            gradients = {n: self._sizes.add(leaf.grad) for n, leaf in leaves
-                         if leaf.grad is not None and dense(leaf.grad) is leaf.grad and can_be_bad(leaf.grad)}
+            gradients = {
+                n: self._sizes.add(leaf.grad)
+                for n, leaf in leaves
+                if leaf.grad is not None and dense(leaf.grad) is leaf.grad and can_be_bad(leaf.grad)
+            }
             self._judge(self._sizes.finite(), gradients)
         self._passed_back, self._nodes = [], []
         self._known.clear()

@@ -50,8 +50,10 @@ class Asked:
     @property
     def on_cpu(self) -> bool:
         """Whether looking at values makes no device wait."""
-        tensors = [*(p for m in self.models.values() for p in m.parameters()),
-                   *(p for o in self.optimizers.values() for g in o.param_groups for p in g["params"])]
+        tensors = [
+            *(p for m in self.models.values() for p in m.parameters()),
+            *(p for o in self.optimizers.values() for g in o.param_groups for p in g["params"]),
+        ]
         return all(t.device.type == "cpu" for t in tensors)
 
 
@@ -60,17 +62,26 @@ def check(step: Any, max_steps: Any, strategy: Any) -> None:
     if not callable(step):
         made = isinstance(step, torch.Tensor)
         hint = " It looks like the result of a step: pass the function itself." if made else ""
-        raise TypeError("nan_trace takes a step to call, a function of no arguments such as lambda: train_step(batch); "
-                        f"got {_short(step)}.{hint}")
+        raise TypeError(
+            "nan_trace takes a step to call, a function of no arguments such as lambda: train_step(batch); "
+            f"got {_short(step)}.{hint}"
+        )
     if isinstance(step, nn.Module):
-        raise TypeError(f"nan_trace takes a step to call, not a model; got {type(step).__name__}. "
-                        "Write nan_trace(lambda: loss_fn(model(x), y).backward(), model=model).")
+        raise TypeError(
+            f"nan_trace takes a step to call, not a model; got {type(step).__name__}. "
+            "Write nan_trace(lambda: loss_fn(model(x), y).backward(), model=model)."
+        )
     with contextlib.suppress(ValueError):  # builtins without a signature are called as they are
-        needed = [p.name for p in inspect.signature(step).parameters.values()
-                  if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        needed = [
+            p.name
+            for p in inspect.signature(step).parameters.values()
+            if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+        ]
         if needed:
-            raise TypeError(f"The step takes no arguments, but {_short(step)} wants {', '.join(needed)}. "
-                            f"Write nan_trace(lambda: {getattr(step, '__name__', 'step')}({', '.join(needed)})).")
+            raise TypeError(
+                f"The step takes no arguments, but {_short(step)} wants {', '.join(needed)}. "
+                f"Write nan_trace(lambda: {getattr(step, '__name__', 'step')}({', '.join(needed)}))."
+            )
     if not isinstance(max_steps, int) or isinstance(max_steps, bool) or max_steps < 1:
         raise ValueError(f"max_steps is a whole number of at least 1; got {max_steps!r}.")
     if strategy not in STRATEGIES:
@@ -84,8 +95,10 @@ def check_models(models: Mapping[str, Any]) -> None:
             raise TypeError(f"model takes a torch.nn.Module, or a dict or list of them; {name!r} is {_short(model)}.")
         meta = next((n for n, p in model.named_parameters() if p.device.type == "meta"), None)
         if meta is not None:
-            raise ValueError(f"The parameter {meta!r} is on the meta device: it has no values to look at. "
-                             "Move the model with model.to_empty(device=...) and load its weights first.")
+            raise ValueError(
+                f"The parameter {meta!r} is on the meta device: it has no values to look at. "
+                "Move the model with model.to_empty(device=...) and load its weights first."
+            )
 
 
 def _short(value: Any) -> str:

@@ -16,8 +16,9 @@ from nbdebug.observe.tensors import Memory, dense, finite, folds_of, rows_of
 
 EMPTIES = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"})
 """Ops that hand out memory as it is: what is bad in it was born there."""
-_FILLS = frozenset({"fill", "masked_fill", "full", "full_like", "new_full", "scalar_tensor", "constant_pad_nd",
-                    "lift_fresh"})
+_FILLS = frozenset(
+    {"fill", "masked_fill", "full", "full_like", "new_full", "scalar_tensor", "constant_pad_nd", "lift_fresh"}
+)
 _LOGS = frozenset({"log", "log2", "log10"})
 _MOST = 512
 """A step with more births than this that nobody intended has gone bad everywhere; the first ones tell why."""
@@ -30,9 +31,29 @@ class Record:
     before, in this step. factors: ranges (low, high) of the parameter-free factors that it was multiplied by.
     after_model: born after the model had returned."""
 
-    __slots__ = ("absorbed_by", "after_model", "bad", "custom", "dtype", "factors", "folded", "index", "intended",
-                 "made", "memory", "numbers", "op", "parents", "readers", "rows", "segment", "shape", "step", "trail",
-                 "whole")
+    __slots__ = (
+        "absorbed_by",
+        "after_model",
+        "bad",
+        "custom",
+        "dtype",
+        "factors",
+        "folded",
+        "index",
+        "intended",
+        "made",
+        "memory",
+        "numbers",
+        "op",
+        "parents",
+        "readers",
+        "rows",
+        "segment",
+        "shape",
+        "step",
+        "trail",
+        "whole",
+    )
 
     def __init__(self, op: Op | None, made: str, step: int):
         self.index, self.op, self.made, self.step = -1, op, made, step
@@ -119,8 +140,14 @@ class Births:
         """Births at the forward op whose derivative this one computes (its operand was already out of bounds there), or
         that it computes again."""
         if op.recomputed:
-            first = [b.index for b in self if b.op is not None and b.step == op.step and not b.op.recomputed
-                     and (b.op.site, b.op.name, b.op.module) == (op.site, op.name, op.module)]
+            first = [
+                b.index
+                for b in self
+                if b.op is not None
+                and b.step == op.step
+                and not b.op.recomputed
+                and (b.op.site, b.op.name, b.op.module) == (op.site, op.name, op.module)
+            ]
             return set(first[:1])
         return {b.index for b in self if op.forward is not None and b.op is op.forward and not b.intended}
 
@@ -152,8 +179,13 @@ class Births:
         if schema.base in _FILLS or any(isinstance(v, float) and math.isinf(v) for v in birth.numbers.scalars.values()):
             return True
         operand = next(iter(birth.numbers.operands), None)
-        return (schema.base in _LOGS and birth.made == "-inf" and operand is not None and operand.two_valued
-                and "parameter" not in operand.reached_by)
+        return (
+            schema.base in _LOGS
+            and birth.made == "-inf"
+            and operand is not None
+            and operand.two_valued
+            and "parameter" not in operand.reached_by
+        )
 
     def note_shape(self, tensor: torch.Tensor) -> None:
         """A tensor from outside: with no model to ask, the commonest first dimension of these is the batch size."""

@@ -47,8 +47,10 @@ def is_compiled(module: Any) -> bool:
     """Whether a module, or a part of it, runs compiled code (`torch.compile(model)` or `model.compile()`)."""
     if "torch._dynamo" not in sys.modules:
         return False
-    return any(type(m).__name__ == "OptimizedModule" or getattr(m, "_compiled_call_impl", None) is not None
-               for m in module.modules())
+    return any(
+        type(m).__name__ == "OptimizedModule" or getattr(m, "_compiled_call_impl", None) is not None
+        for m in module.modules()
+    )
 
 
 class StopCell(BaseException):
@@ -82,8 +84,9 @@ class Run:
         sizes = read([size for p in trained for size in largest([p])]) if one_by_one else read(largest(trained))
         self._first_sizes = self._first_sizes if len(self._first_sizes) == len(sizes) else sizes
         floor = 0.1 * max((s for s in self._first_sizes if math.isfinite(s)), default=0.0)
-        growth = [now / max(first, floor)
-                  for now, first in zip(sizes, self._first_sizes, strict=True) if max(first, floor)]
+        growth = [
+            now / max(first, floor) for now, first in zip(sizes, self._first_sizes, strict=True) if max(first, floor)
+        ]
         self.parameter_growth.append(max(growth, default=1.0))
         self._losses, self._inputs = [], []
 

@@ -29,8 +29,16 @@ class Dye:
     pick: takes the result of another run to the tensor that matters.
     """
 
-    def __init__(self, func: Any, schema: Schema, args: tuple, kwargs: dict, written: dict[int, torch.Tensor],
-                 pick: Callable[[Any, tuple, dict], torch.Tensor], shape: torch.Size):
+    def __init__(
+        self,
+        func: Any,
+        schema: Schema,
+        args: tuple,
+        kwargs: dict,
+        written: dict[int, torch.Tensor],
+        pick: Callable[[Any, tuple, dict], torch.Tensor],
+        shape: torch.Size,
+    ):
         self.func, self.schema, self.args, self.kwargs = func, schema, args, kwargs
         self.written, self.pick, self.shape = written, pick, shape
 

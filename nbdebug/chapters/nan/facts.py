@@ -1,10 +1,10 @@
 """What the probe saw, as plain numbers and names. The rules read nothing else.
 
-    NanFacts                     one traced run that went bad
-    ├── target                   what was seen bad first that mattered: a loss, a gradient, a parameter
-    ├── births: Birth …          every place where a non-finite value came into being on the way there, oldest first
-    │   └── operands: Operand …  what the op was given, and where that came from
-    └── history                  losses, growth of parameters and inputs, step by step
+NanFacts                     one traced run that went bad
+├── target                   what was seen bad first that mattered: a loss, a gradient, a parameter
+├── births: Birth …          every place where a non-finite value came into being on the way there, oldest first
+│   └── operands: Operand …  what the op was given, and where that came from
+└── history                  losses, growth of parameters and inputs, step by step
 """
 
 from __future__ import annotations

@@ -21,11 +21,25 @@ from nbdebug.observe.record import Op, Recorder
 from nbdebug.observe.schema import Schema, named_arguments
 from nbdebug.observe.tensors import INPUT, PARAMETER, Memory, all_finite, can_be_bad, dense, finite, key, walk
 
-COMPARES = frozenset({"eq", "ne", "isnan", "isinf", "isposinf", "isneginf", "lt", "gt", "le", "ge",
-                      "local_scalar_dense"})
+COMPARES = frozenset(
+    {"eq", "ne", "isnan", "isinf", "isposinf", "isneginf", "lt", "gt", "le", "ge", "local_scalar_dense"}
+)
 """Ops with which a program asks for values."""
-ABSORBERS = frozenset({"where", "masked_fill", "index", "index_select", "gather", "masked_select", "select", "slice",
-                       "nan_to_num", "masked_scatter", "index_put"})
+ABSORBERS = frozenset(
+    {
+        "where",
+        "masked_fill",
+        "index",
+        "index_select",
+        "gather",
+        "masked_select",
+        "select",
+        "slice",
+        "nan_to_num",
+        "masked_scatter",
+        "index_put",
+    }
+)
 """Ops with which a program drops values."""
 _READERS = 64
 
@@ -107,8 +121,12 @@ class Flow:
     def _note_factors(self, args: tuple, suspects: dict) -> None:
         for _, factor in walk(args):
             memory = self.recorder.memory(factor)
-            free = memory is not None and not memory.reach & (PARAMETER | INPUT) and memory.maker is not None or (
-                memory is not None and memory.role == "target")
+            free = (
+                memory is not None
+                and not memory.reach & (PARAMETER | INPUT)
+                and memory.maker is not None
+                or (memory is not None and memory.role == "target")
+            )
             if not factor.dim():  # one number for all, such as the scale of a GradScaler: no label
                 continue
             if id(factor) not in suspects and free and factor.numel() and not factor.is_complex():
@@ -199,8 +217,17 @@ class Flow:
 
     # -- births -------------------------------------------------------------------------------------------------------
 
-    def _explain(self, op: Op, schema: Schema, args: tuple, kwargs: dict, kept: dict, suspects: dict, index: Any,
-                 tensor: torch.Tensor) -> dict[int, torch.Tensor]:
+    def _explain(
+        self,
+        op: Op,
+        schema: Schema,
+        args: tuple,
+        kwargs: dict,
+        kept: dict,
+        suspects: dict,
+        index: Any,
+        tensor: torch.Tensor,
+    ) -> dict[int, torch.Tensor]:
         """{birth: mask} of a bad result; new births are entered."""
         values = dense(tensor)
         assert values is not None, "its bad elements have been seen"
@@ -235,8 +262,18 @@ class Flow:
             origins |= self.births.born(scene, fresh, nan)
         return origins or {births[0]: bad}
 
-    def _inherit_all(self, op: Op, schema: Schema, args: tuple, kwargs: dict, kept: dict, suspects: dict,
-                     tensor: torch.Tensor, bad: torch.Tensor, nan: torch.Tensor) -> dict[int, torch.Tensor]:
+    def _inherit_all(
+        self,
+        op: Op,
+        schema: Schema,
+        args: tuple,
+        kwargs: dict,
+        kept: dict,
+        suspects: dict,
+        tensor: torch.Tensor,
+        bad: torch.Tensor,
+        nan: torch.Tensor,
+    ) -> dict[int, torch.Tensor]:
         """A result with no suspects is born here; one that can't be told apart comes from all of them."""
         births = {b for masks in suspects.values() for b in masks}
         if births and schema.base not in EMPTIES:

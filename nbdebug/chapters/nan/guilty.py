@@ -33,7 +33,7 @@ class ModuleSearch:
     def __init__(self, first: Rerun, event: int, modules: int, replay: Callable[[Change], Rerun]):
         self.event, self.replay = event, replay
         bad = first.events[event]
-        self.ended, self.running = first.ended[:bad.ended], bad.running
+        self.ended, self.running = first.ended[: bad.ended], bad.running
         self.kind = Cut if bad.what == "gradients" else Mended
         self.left = 1 + math.ceil(math.log2(max(modules, 1)))
         self.exact = True
@@ -46,7 +46,7 @@ class ModuleSearch:
             number = first_bad(*self._between, self._heals_with)
         except _Enough:
             self.exact = False
-            return _around(self.ended[self._between[0]:self._between[1] + 1], self._between[1] < len(self.ended))
+            return _around(self.ended[self._between[0] : self._between[1] + 1], self._between[1] < len(self.ended))
         if number == len(self.ended):
             return self.running
         call, seen = self.ended[number], self._seen[number]
@@ -141,8 +141,11 @@ class Cut(Treated):
 
     def enter(self, call: Call, args: tuple, kwargs: dict) -> None:
         if call.start in self.looked:
-            self.handles += [tensor.register_hook(lambda gradient: self._passed_back(call, gradient))
-                             for tensor in tensors_in((args, kwargs)) if tensor.requires_grad]
+            self.handles += [
+                tensor.register_hook(lambda gradient: self._passed_back(call, gradient))
+                for tensor in tensors_in((args, kwargs))
+                if tensor.requires_grad
+            ]
 
     def leave(self, call: Call, output: Any) -> Any:
         if call.end is None or call.end >= self.number:

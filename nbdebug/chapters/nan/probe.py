@@ -46,8 +46,15 @@ class Probe:
     while the step runs (else only record it: `relive.py` finds out afterwards). cell: find the steps' ends by the
     optimizers. named: the user named the models; else they were found, and one that is met in the run is taken too."""
 
-    def __init__(self, models: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer],
-                 scaler: bool = False, cell: bool = False, live: bool = True, named: bool = True):
+    def __init__(
+        self,
+        models: Mapping[str, nn.Module],
+        optimizers: Mapping[str, torch.optim.Optimizer],
+        scaler: bool = False,
+        cell: bool = False,
+        live: bool = True,
+        named: bool = True,
+    ):
         self.names, self.named, self._called = ModuleNames(models), named, False
         self.optimizers, self.scaler, self.cell, self.live = dict(optimizers), scaler, cell, live
         self.compiled, self.compiled_calls = False, list[CompiledCall]()
@@ -158,8 +165,11 @@ class Probe:
         """Not live, a buffer that goes bad is noticed at the end of its step, while the step can still be replayed."""
         if self.live:
             return
-        fresh = [(n, t) for t, (role, n, _) in self.names.all_tensors() if role == "buffer" and can_be_bad(t)
-                 and n not in self.spoiled_buffers]
+        fresh = [
+            (n, t)
+            for t, (role, n, _) in self.names.all_tensors()
+            if role == "buffer" and can_be_bad(t) and n not in self.spoiled_buffers
+        ]
         sizes = read([size for _, t in fresh for size in largest([t])])
         self.buffers_spoiled = any(math.isnan(size) for size in sizes)
 
@@ -169,14 +179,19 @@ class Probe:
 
     def _guarded(self, returned: Any) -> bool:
         """The user's code looked at what was bad, and did not let the optimizer step: that is normal too."""
-        if self.stepped or self.about_to_step or not (
-                self.optimizers or self.run.optimizer_steps) or not self.sightings.found:
+        if (
+            self.stepped
+            or self.about_to_step
+            or not (self.optimizers or self.run.optimizer_steps)
+            or not self.sightings.found
+        ):
             return False
         return bool(self.sightings.found[0].origins & self.flow.checked) and finite_scalars(returned)
 
     def _look_at_gradients(self, parameters: Any) -> None:
-        self.sightings.look("gradient", [(self._name(p), p.grad) for p in parameters if p.grad is not None],
-                            self._backward_place)
+        self.sightings.look(
+            "gradient", [(self._name(p), p.grad) for p in parameters if p.grad is not None], self._backward_place
+        )
 
     def _look_at_returned(self, returned: Any) -> None:
         candidates = tensors_in(returned)

@@ -111,8 +111,11 @@ def _on_graph(probe: Probe, seen: Seen, sighted: Sighted, scout: Alongside) -> R
 
 def _bad_outside(probe: Probe) -> set[int]:
     """The numbers of the tensors that were bad when the step got them: one wait for the device."""
-    outside = {n: h.tensor for n, h in probe.tape.held.items() if h.grad_of is None and can_be_bad(h.tensor)
-               and h.tensor.layout is torch.strided}
+    outside = {
+        n: h.tensor
+        for n, h in probe.tape.held.items()
+        if h.grad_of is None and can_be_bad(h.tensor) and h.tensor.layout is torch.strided
+    }
     sizes = read(each_largest(list(outside.values())))
     return {n for n, size in zip(outside, sizes, strict=True) if not math.isfinite(size)}
 
@@ -148,8 +151,11 @@ def _judge(seen: Seen, second: Relived, replay: Replay | None) -> None:
     buffers = {n: t for n, t in replay.changed.items() if (m := held[n].memory) is not None and m.role == "buffer"}
     tensors = {"gradient": replay.gradients, "parameter": replay.leaves, "buffer": buffers}.get(kind, {})
     for number, tensor in tensors.items():
-        born = {b for b in second.flow.origins(tensor) if kind not in ("parameter", "buffer")
-                or second.flow.births[b].memory is None}
+        born = {
+            b
+            for b in second.flow.origins(tensor)
+            if kind not in ("parameter", "buffer") or second.flow.births[b].memory is None
+        }
         if born and not seen.origins:
             _name_first(seen, held, [number])
         seen.origins |= born
@@ -166,5 +172,7 @@ def _name_first(seen: Seen, held: dict[int, Held], numbers: list[int]) -> None:
 def _sorry(probe: Probe, seen: Seen, reason: str) -> str:
     if probe.recorder.hidden and seen.target.kind != "loss":
         reason = f"its backward can't be replayed: it uses {probe.recorder.hidden}"
-    return (f"Step {probe.step} went bad (its {seen.target.kind} is not finite), but {reason}. "
-            "Run it again with strategy='trace', which looks at every op while the step runs.")
+    return (
+        f"Step {probe.step} went bad (its {seen.target.kind} is not finite), but {reason}. "
+        "Run it again with strategy='trace', which looks at every op while the step runs."
+    )

@@ -34,8 +34,7 @@ class Found(BaseException):
 class Relived:
     """One replay with the books kept, under a recorder that knows each recorded op's line and module."""
 
-    def __init__(self, probe: Probe, seen: Seen, sighted: Sighted, bad_outside: set[int],
-                 exact: bool = False):
+    def __init__(self, probe: Probe, seen: Seen, sighted: Sighted, bad_outside: set[int], exact: bool = False):
         self.probe, self.seen, self.sighted, self.bad_outside = probe, seen, sighted, bad_outside
         self.recorder = Recorder(probe.stack, [], self._external)
         self.recorder.step = probe.step
@@ -52,8 +51,14 @@ class Relived:
 
     def run(self) -> Replay:
         """Replay the step, up to what went bad."""
-        replay = Replay(self.probe.tape, on_outside=self._introduce, on_backward=self._backward, around=self._forward,
-                        during_engine=self._engine, keep=self.seen.ref)
+        replay = Replay(
+            self.probe.tape,
+            on_outside=self._introduce,
+            on_backward=self._backward,
+            around=self._forward,
+            during_engine=self._engine,
+            keep=self.seen.ref,
+        )
         with contextlib.suppress(Found):
             replay.run(self.seen.position, forward_only=self.seen.target.kind == "loss")
             self._conclude()
@@ -66,7 +71,8 @@ class Relived:
         """Whether all came again that the scout had seen."""
         suspects = self.sighted.suspects.keys()
         return bool(self._born_at is not None and self.origins) or (
-            suspects == set(self.flow.met) and (self.sighted.whole or self.seen.target.kind in ("loss", "buffer")))
+            suspects == set(self.flow.met) and (self.sighted.whole or self.seen.target.kind in ("loss", "buffer"))
+        )
 
     # -- forward ------------------------------------------------------------------------------------------------------
 
@@ -122,8 +128,11 @@ class Relived:
         """Ends the replay where enough is known: what was born in backward is born, and so are its rows; all that went
         bad before is a mask's."""
         births = self.flow.births
-        born = {b for b in births if b.op is not None and b.op.forward is not None and not b.intended
-                and b.op.forward.index == self._born_at}
+        born = {
+            b
+            for b in births
+            if b.op is not None and b.op.forward is not None and not b.intended and b.op.forward.index == self._born_at
+        }
         known = all(b.rows is not None or not births.batch_size for b in born)
         if born and known and all(b in born or b.intended for b in births):
             self.origins = {b.index for b in born}
@@ -142,8 +151,12 @@ class Relived:
             if known is None and not held.changed:  # a part of it may have been given to the model later
                 known = self.probe.recorder.memories.get(key(held.tensor))
             if known is None or not known.role:
-                known = Memory(values.untyped_storage(), None, PARAMETER if held.leaf else TARGET,
-                               "parameter" if held.leaf else "target")
+                known = Memory(
+                    values.untyped_storage(),
+                    None,
+                    PARAMETER if held.leaf else TARGET,
+                    "parameter" if held.leaf else "target",
+                )
             role = known.role
             # of a data set in one memory, batches are introduced in turn
             memory = self.recorder.memories.get(key(values))

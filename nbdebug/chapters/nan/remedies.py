@@ -89,8 +89,12 @@ def _floor(value: float) -> Callable[[torch.Tensor], torch.Tensor]:
 
 def _denominator(facts: NanFacts, trial: Trial) -> Mended:
     position = 0 if facts.birth.where.op in ("reciprocal", "rsqrt") else 1
-    return _operand(lambda d: d.clamp_min(1) if not d.is_floating_point() else
-                    torch.where(d.abs() < 1e-6, torch.full_like(d, 1e-6), d), position)(facts, trial)
+    return _operand(
+        lambda d: (
+            d.clamp_min(1) if not d.is_floating_point() else torch.where(d.abs() < 1e-6, torch.full_like(d, 1e-6), d)
+        ),
+        position,
+    )(facts, trial)
 
 
 def _domain(facts: NanFacts, trial: Trial) -> Mended:
@@ -123,10 +127,16 @@ def _finite_masks(facts: NanFacts, trial: Trial) -> Mended:
     def patch(func: Any, args: Any, kwargs: Any) -> Any:
         return func(*[_large(a) for a in args], **{k: _large(v) for k, v in kwargs.items()})
 
-    fills = [e.op for e in trial.tape.entries if isinstance(e, Entry)
-             and any(_large(a) is not a for a in (*e.args, *e.kwargs.values()))]
-    masks = [n for n, held in trial.tape.held.items() if not held.leaf and held.grad_of is None
-             and can_be_bad(held.tensor) and bool(torch.isinf(held.tensor).any())]
+    fills = [
+        e.op
+        for e in trial.tape.entries
+        if isinstance(e, Entry) and any(_large(a) is not a for a in (*e.args, *e.kwargs.values()))
+    ]
+    masks = [
+        n
+        for n, held in trial.tape.held.items()
+        if not held.leaf and held.grad_of is None and can_be_bad(held.tensor) and bool(torch.isinf(held.tensor).any())
+    ]
     return {op.index: patch for op in fills}, dict.fromkeys(masks, lambda t: t.clamp(-1e4, 1e4)), 1.0
 
 
@@ -138,8 +148,15 @@ def _no_infinite_factor(facts: NanFacts, trial: Trial) -> Mended:
     """0 in place of an infinite factor; an infinity written as a number becomes a large finite one."""
 
     def patch(func: Any, args: Any, kwargs: Any) -> Any:
-        return func(*[torch.where(torch.isinf(a), torch.zeros_like(a), a)
-                      if isinstance(a, torch.Tensor) and can_be_bad(a) else _large(a) for a in args], **kwargs)
+        return func(
+            *[
+                torch.where(torch.isinf(a), torch.zeros_like(a), a)
+                if isinstance(a, torch.Tensor) and can_be_bad(a)
+                else _large(a)
+                for a in args
+            ],
+            **kwargs,
+        )
 
     return trial.everywhere(patch)
 
@@ -189,8 +206,14 @@ def _safe_branch(facts: NanFacts, trial: Trial) -> Mended:
 def _sound_outside(facts: NanFacts, trial: Trial) -> Mended:
     """Every tensor from outside with its bad elements replaced: 0, or 1 in a running variance."""
     fill = 1.0 if facts.birth.name.endswith("var") else 0.0
-    bad = [n for n, held in trial.tape.held.items() if held.tensor.layout is torch.strided and can_be_bad(held.tensor)
-           and held.grad_of is None and not all_finite(held.tensor)]
+    bad = [
+        n
+        for n, held in trial.tape.held.items()
+        if held.tensor.layout is torch.strided
+        and can_be_bad(held.tensor)
+        and held.grad_of is None
+        and not all_finite(held.tensor)
+    ]
 
     def mend(tensor: torch.Tensor) -> torch.Tensor:
         return torch.where(finite(tensor), tensor, torch.full_like(tensor, fill))
@@ -213,19 +236,34 @@ def _bigger_eps(facts: NanFacts, trial: Trial) -> Mended:
         given[2] = [d.clamp_min(1e-4) for d in below] if isinstance(below, (list, tuple)) else below.clamp_min(1e-4)
         return func(*given, **kwargs)
 
-    ops = [e.op for e in trial.tape.entries
-           if isinstance(e, Entry) and e.op.during == "optimizer" and e.op.name == "addcdiv"]
+    ops = [
+        e.op
+        for e in trial.tape.entries
+        if isinstance(e, Entry) and e.op.during == "optimizer" and e.op.name == "addcdiv"
+    ]
     return {op.index: patch for op in ops}, {}, 1.0
 
 
 _MENDED: dict[str, Callable[[NanFacts, Trial], Mended]] = {
-    "log-of-nonpositive": _operand(_floor(1e-8)), "sqrt-of-negative": _operand(_floor(1e-12)),
-    "sqrt-grad-at-zero": _operand(_floor(1e-12)), "pow-domain": _operand(_floor(1e-6)), "div-by-zero": _denominator,
-    "domain-error": _domain, "overflow": _bounded, "fully-masked-softmax": _operand(_open_row),
-    "degenerate-decomposition": _operand(_part_values), "inf-minus-inf": _finite_masks,
-    "zero-times-inf": _no_infinite_factor, "empty-reduction": _enough_elements, "all-labels-ignored": _no_loss,
+    "log-of-nonpositive": _operand(_floor(1e-8)),
+    "sqrt-of-negative": _operand(_floor(1e-12)),
+    "sqrt-grad-at-zero": _operand(_floor(1e-12)),
+    "pow-domain": _operand(_floor(1e-6)),
+    "div-by-zero": _denominator,
+    "domain-error": _domain,
+    "overflow": _bounded,
+    "fully-masked-softmax": _operand(_open_row),
+    "degenerate-decomposition": _operand(_part_values),
+    "inf-minus-inf": _finite_masks,
+    "zero-times-inf": _no_infinite_factor,
+    "empty-reduction": _enough_elements,
+    "all-labels-ignored": _no_loss,
     "ctc-infeasible": _zero_infinity,
-    "where-grad": _safe_branch, "input-nonfinite": _sound_outside, "parameter-nonfinite": _sound_outside,
-    "running-stats-nonfinite": _sound_outside, "uninitialized-memory": _zeros_for_empty,
-    "optimizer-eps-underflow": _bigger_eps, "grad-overflow": lambda facts, trial: ({}, {}, 1 / 1024),
+    "where-grad": _safe_branch,
+    "input-nonfinite": _sound_outside,
+    "parameter-nonfinite": _sound_outside,
+    "running-stats-nonfinite": _sound_outside,
+    "uninitialized-memory": _zeros_for_empty,
+    "optimizer-eps-underflow": _bigger_eps,
+    "grad-overflow": lambda facts, trial: ({}, {}, 1 / 1024),
 }

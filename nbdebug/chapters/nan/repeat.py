@@ -7,8 +7,10 @@ from typing import Any
 
 from nbdebug.observe.rerun import Rerun
 
-_ELSEWHERE = ("something else that it reads changed in between (a counter, a file, a generator of random numbers, a "
-              "tensor that no named model or optimizer holds), or an operation is not deterministic on this device")
+_ELSEWHERE = (
+    "something else that it reads changed in between (a counter, a file, a generator of random numbers, a "
+    "tensor that no named model or optimizer holds), or an operation is not deterministic on this device"
+)
 
 
 class StepDoesNotRepeat(RuntimeError):
@@ -19,7 +21,8 @@ class StepDoesNotRepeat(RuntimeError):
         super().__init__(
             f"This step does not repeat: {'; '.join(reasons)}. A search by replay needs a step that does the same each "
             "time it is called: take the batch outside of it, and draw random numbers with torch, numpy or random, "
-            "whose state is restored for each replay. Or use strategy=\"trace\", which runs the step once.")
+            'whose state is restored for each replay. Or use strategy="trace", which runs the step once.'
+        )
 
 
 def differences(first: Rerun, second: Rerun, random_first: Any, random_second: Any) -> Iterator[str]:

@@ -131,27 +131,39 @@ class Reproduction:
         kwargs = _source(self.kwargs, "kwarg", tensors)
         tensors |= {f"gradient_{n}": g.contiguous().cpu() for n, g in self.gradients.items()}
         save_file(tensors, folder / f"{name}.safetensors")
-        script = _SCRIPT.format(title=_one_line(finding.title), code=finding.code, file=f"{name}.safetensors",
-                                arguments=self._arguments(args, kwargs), op=self.func, rest=self._rest())
+        script = _SCRIPT.format(
+            title=_one_line(finding.title),
+            code=finding.code,
+            file=f"{name}.safetensors",
+            arguments=self._arguments(args, kwargs),
+            op=self.func,
+            rest=self._rest(),
+        )
         path = folder / f"{name}.py"
         path.write_text(script, encoding="utf-8")
         return path
 
     def _arguments(self, args: str, kwargs: str) -> str:
-        grads = ("for tensor in tensors.values():\n"
-                 "    tensor.requires_grad_(tensor.is_floating_point() or tensor.is_complex())\n")
+        grads = (
+            "for tensor in tensors.values():\n"
+            "    tensor.requires_grad_(tensor.is_floating_point() or tensor.is_complex())\n"
+        )
         return (grads if self.gradients else "") + f"args = {args or '()'}\nkwargs = {kwargs or '{}'}"
 
     def _rest(self) -> str:
         if not self.gradients:
-            return ("made = result if isinstance(result, (list, tuple)) else [result]\n"
-                    "checked = {f\"result {i}\": t for i, t in enumerate(made) if isinstance(t, torch.Tensor)}\n"
-                    "checked = checked or {n: t for n, t in tensors.items() if t.is_floating_point()}")
+            return (
+                "made = result if isinstance(result, (list, tuple)) else [result]\n"
+                'checked = {f"result {i}": t for i, t in enumerate(made) if isinstance(t, torch.Tensor)}\n'
+                "checked = checked or {n: t for n, t in tensors.items() if t.is_floating_point()}"
+            )
         given = ", ".join(f'{n}: tensors["gradient_{n}"].detach()' for n in self.gradients)
-        return ("results = result if isinstance(result, (list, tuple)) else [result]\n"
-                f"gradients = {{{given}}}\n"
-                "torch.autograd.backward([results[n] for n in gradients], list(gradients.values()))\n"
-                "checked = {f\"gradient of {n}\": t.grad for n, t in tensors.items() if t.grad is not None}")
+        return (
+            "results = result if isinstance(result, (list, tuple)) else [result]\n"
+            f"gradients = {{{given}}}\n"
+            "torch.autograd.backward([results[n] for n in gradients], list(gradients.values()))\n"
+            'checked = {f"gradient of {n}": t.grad for n, t in tensors.items() if t.grad is not None}'
+        )
 
 
 def _copied(tree: Any) -> Any:

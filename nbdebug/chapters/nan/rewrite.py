@@ -29,8 +29,8 @@ def rewritten(text: str | None, op: str | None, template: str, operand: int = 0)
     inside = ast.get_source_segment(line, part) or ""
     plain = isinstance(part, (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.Constant))
     new = template.format(inside if plain else f"({inside})")
-    before = line.encode()[:part.col_offset].decode()
-    after = line.encode()[part.end_col_offset:].decode()
+    before = line.encode()[: part.col_offset].decode()
+    after = line.encode()[part.end_col_offset :].decode()
     if part.lineno != 1 or part.end_lineno != 1:
         return None
     return before + new + after
@@ -45,7 +45,10 @@ def _operand(node: ast.AST, op: str, operand: int) -> ast.expr | None:
     if node.func.attr.strip("_") not in names:
         return None
     owner = node.func.value
-    module = isinstance(owner, ast.Name) and owner.id in ("torch", "F", "np", "math") or (
-        isinstance(owner, ast.Attribute) and owner.attr in ("functional", "linalg", "special", "nn"))
+    module = (
+        isinstance(owner, ast.Name)
+        and owner.id in ("torch", "F", "np", "math")
+        or (isinstance(owner, ast.Attribute) and owner.attr in ("functional", "linalg", "special", "nn"))
+    )
     parts = list(node.args) if module else [owner, *node.args]
     return parts[operand] if len(parts) > operand and isinstance(parts[operand], ast.expr) else None

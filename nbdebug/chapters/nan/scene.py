@@ -17,10 +17,41 @@ from nbdebug.observe.record import Op, Recorder
 from nbdebug.observe.schema import Schema, named_arguments
 from nbdebug.observe.tensors import Memory, can_be_bad, dense, exponents, finite, key, reach_names
 
-_MOVES = frozenset({
-    "clone", "to", "index", "index_select", "gather", "select", "slice", "cat", "stack", "view", "reshape", "unsqueeze",
-    "squeeze", "expand", "permute", "transpose", "t", "copy", "contiguous", "detach", "alias", "repeat", "flip", "roll",
-    "narrow", "split", "chunk", "unbind", "flatten", "lift_fresh", "unsafe_view"})
+_MOVES = frozenset(
+    {
+        "clone",
+        "to",
+        "index",
+        "index_select",
+        "gather",
+        "select",
+        "slice",
+        "cat",
+        "stack",
+        "view",
+        "reshape",
+        "unsqueeze",
+        "squeeze",
+        "expand",
+        "permute",
+        "transpose",
+        "t",
+        "copy",
+        "contiguous",
+        "detach",
+        "alias",
+        "repeat",
+        "flip",
+        "roll",
+        "narrow",
+        "split",
+        "chunk",
+        "unbind",
+        "flatten",
+        "lift_fresh",
+        "unsafe_view",
+    }
+)
 _KEEP = 8
 """Births whose operands are kept as tensors."""
 _KEEP_BYTES = 64 * 2**20
@@ -92,19 +123,29 @@ def _copy(value: Any) -> Any:
 def _named_tensors(schema: Schema, args: tuple, kwargs: dict, result: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
     """The op's tensors by name; of the lists of a foreach op those that go with the result."""
     found = []
-    nth = next((i for _, v in named_arguments(schema, args, kwargs) if isinstance(v, (list, tuple))
-                for i, t in enumerate(v) if t is result), None)
+    nth = next(
+        (
+            i
+            for _, v in named_arguments(schema, args, kwargs)
+            if isinstance(v, (list, tuple))
+            for i, t in enumerate(v)
+            if t is result
+        ),
+        None,
+    )
     for name, value in named_arguments(schema, args, kwargs):
         if isinstance(value, torch.Tensor):
             found.append((name, value))
         elif isinstance(value, (list, tuple)):
-            found += [(f"{name}[{i}]", v) for i, v in enumerate(value)
-                      if isinstance(v, torch.Tensor) and nth in (None, i)]
+            found += [
+                (f"{name}[{i}]", v) for i, v in enumerate(value) if isinstance(v, torch.Tensor) and nth in (None, i)
+            ]
     return [(n, t) for n, t in found if dense(t) is not None and t.device.type != "meta"]
 
 
-def _at_fault(schema: Schema, operand: torch.Tensor, mask: torch.Tensor,
-              same_shape: bool = False) -> torch.Tensor | None:
+def _at_fault(
+    schema: Schema, operand: torch.Tensor, mask: torch.Tensor, same_shape: bool = False
+) -> torch.Tensor | None:
     """The operand's elements that the bad results came from (same_shape: a mask of them); None if it can't be told."""
     values = dense(operand)
     if values is None or not schema.pointwise or values.layout is not torch.strided:
@@ -135,9 +176,17 @@ def _operand(name: str, tensor: torch.Tensor, memory: Memory | None, at: torch.T
         role = "constant"
     if maker is not None and maker.during == "backward":
         role = "gradient"
-    return Operand(name, role, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), str(tensor.device),
-                   reached_by=reach_names(reach), source_op=source.name if source else None,
-                   source=where_of(source) if source else None, **fields)
+    return Operand(
+        name,
+        role,
+        tuple(tensor.shape),
+        str(tensor.dtype).removeprefix("torch."),
+        str(tensor.device),
+        reached_by=reach_names(reach),
+        source_op=source.name if source else None,
+        source=where_of(source) if source else None,
+        **fields,
+    )
 
 
 def _counts(values: torch.Tensor) -> dict[str, Any]:
@@ -146,12 +195,20 @@ def _counts(values: torch.Tensor) -> dict[str, Any]:
         return found
     sound = values[finite(values)] if values.is_floating_point() else values
     if values.is_floating_point():
-        found |= {"nans": int(torch.isnan(values).sum()), "infs": int((values == math.inf).sum()),
-                  "neg_infs": int((values == -math.inf).sum())}
+        found |= {
+            "nans": int(torch.isnan(values).sum()),
+            "infs": int((values == math.inf).sum()),
+            "neg_infs": int((values == -math.inf).sum()),
+        }
     if sound.numel():
         low, high = sound.min().item(), sound.max().item()
-        found |= {"low": low, "high": high, "negatives": int((sound < 0).sum()), "constant": low == high,
-                  "two_valued": found["zeros"] + int((sound == 1).sum()) == values.numel()}
+        found |= {
+            "low": low,
+            "high": high,
+            "negatives": int((sound < 0).sum()),
+            "constant": low == high,
+            "two_valued": found["zeros"] + int((sound == 1).sum()) == values.numel(),
+        }
     return found
 
 
@@ -189,7 +246,14 @@ def _histogram(title: str, tensor: torch.Tensor, at: torch.Tensor | None) -> dic
         return {}
     real = values.abs() if values.is_complex() else values
     guilty = real[at] if at is not None and at.shape == real.shape else real.flatten()[:0]
-    return {"dtype": str(tensor.dtype).removeprefix("torch."), "operand": title, "counts": exponents(real),
-            "zeros": int((real == 0).sum()), "nans": int(torch.isnan(real).sum()),
-            "infs": int((real == math.inf).sum()), "neg_infs": int((real == -math.inf).sum()),
-            "bad_counts": exponents(guilty), "bad_zeros": int((guilty == 0).sum())}
+    return {
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "operand": title,
+        "counts": exponents(real),
+        "zeros": int((real == 0).sum()),
+        "nans": int(torch.isnan(real).sum()),
+        "infs": int((real == math.inf).sum()),
+        "neg_infs": int((real == -math.inf).sum()),
+        "bad_counts": exponents(guilty),
+        "bad_zeros": int((guilty == 0).sum()),
+    }

@@ -165,8 +165,13 @@ class Scout:
                 spoiled -= {memory for n, (memory, whole, _) in enumerate(passed.made) if whole and n not in bad}
                 spoiled |= {passed.made[n][0] for n in bad}
         born = {key[0] if isinstance(key, tuple) else None for key in roots}
-        return Sighted(suspects, born.pop() if len(born) == 1 else None, True, modules,
-                       [n for n, size in sizes.items() if not finite[size]])
+        return Sighted(
+            suspects,
+            born.pop() if len(born) == 1 else None,
+            True,
+            modules,
+            [n for n, size in sizes.items() if not finite[size]],
+        )
 
 
 def scouted(probe: Probe, seen: Seen) -> Sighted:

@@ -108,8 +108,15 @@ class ScoutedFlow(Flow):
         self.touched.add(op.module)
         return True
 
-    def _assume(self, op: Op, schema: Schema, args: tuple, kwargs: dict, operands: list[torch.Tensor],
-                results: list[torch.Tensor]) -> bool:
+    def _assume(
+        self,
+        op: Op,
+        schema: Schema,
+        args: tuple,
+        kwargs: dict,
+        operands: list[torch.Tensor],
+        results: list[torch.Tensor],
+    ) -> bool:
         """Note what must hold if the results carry on what the operands have; False where that can't be said."""
         if self.in_backward:
             self._bad_sizes.append(_worst([_sizes(t, ()) for t in operands]))
@@ -145,9 +152,9 @@ class ScoutedFlow(Flow):
             results, operands = (torch.stack(group) for group in zip(*pairs, strict=True))
             wrong.append((torch.isfinite(operands) & ~torch.isfinite(results)).any())
         read_now = read([*wrong, *self._bad_sizes, *self._finite_sizes])
-        sizes = read_now[len(wrong):]
-        bad, sound = sizes[:len(self._bad_sizes)], sizes[len(self._bad_sizes):]
-        return not any(read_now[:len(wrong)]) and not any(map(math.isfinite, bad)) and all(map(math.isfinite, sound))
+        sizes = read_now[len(wrong) :]
+        bad, sound = sizes[: len(self._bad_sizes)], sizes[len(self._bad_sizes) :]
+        return not any(read_now[: len(wrong)]) and not any(map(math.isfinite, bad)) and all(map(math.isfinite, sound))
 
 
 def _plain(tensor: torch.Tensor) -> bool:
@@ -164,8 +171,9 @@ def _worst(sizes: list[torch.Tensor]) -> torch.Tensor:
     return functools.reduce(torch.maximum, sizes)
 
 
-def _mended(op: Op, schema: Schema, args: tuple, kwargs: dict,
-            operands: list[torch.Tensor]) -> list[torch.Tensor] | None:
+def _mended(
+    op: Op, schema: Schema, args: tuple, kwargs: dict, operands: list[torch.Tensor]
+) -> list[torch.Tensor] | None:
     """What the op gives when ones stand for all that is bad in its operands; None where it can't be run once more."""
     if schema.random or op.func.namespace != "aten":
         return None

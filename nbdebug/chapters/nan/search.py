@@ -29,8 +29,14 @@ from nbdebug.observe.state import Snapshot, comparable, sources
 __all__ = ["StepDoesNotRepeat", "search"]
 
 
-def search(step: Callable[[], Any], models: Mapping[str, nn.Module], optimizers: Any = (), *,
-           trace: Callable[[], Report], others: Iterable[Any] = ()) -> Report:
+def search(
+    step: Callable[[], Any],
+    models: Mapping[str, nn.Module],
+    optimizers: Any = (),
+    *,
+    trace: Callable[[], Report],
+    others: Iterable[Any] = (),
+) -> Report:
     """Find what made `step` non-finite. Afterwards everything is where one plain step leaves it.
 
     `trace()` runs the step once under the op tracer, from the state that it finds, and reports what it saw. `others`:
@@ -62,8 +68,9 @@ class _Search:
         first, modules = self._repeat()
         event = first.first_bad_event
         if event is None:
-            return Report("nan_trace(step, strategy='bisect')", notes=(self._account(first),),
-                          facts={"replays": self.replays})
+            return Report(
+                "nan_trace(step, strategy='bisect')", notes=(self._account(first),), facts={"replays": self.replays}
+            )
         guilty = modules.find() if modules else None
         report = self._run("ops", trace)
         notes, findings = list(report.notes), report.findings
@@ -112,7 +119,7 @@ class _Search:
 
     def _rows(self, first: Rerun, event: int, guilty: Call | None, finding: Finding) -> Rows:
         """Rows of what the outermost call around the guilty one is given; for loss code, the last such call."""
-        ended = first.ended[:first.events[event].ended]
+        ended = first.ended[: first.events[event].ended]
         around = guilty or next((c for c in reversed(ended) if c.parent is None and c.batch), None)
         root = around.stack[0] if around else None
         return RowSearch(root, event, lambda change: self._replay("rows", change)).find(finding.where.samples)
@@ -136,17 +143,23 @@ class _Search:
         where = report.findings[0].where
         if where.phase in ("input", "parameter", "optimizer") or _inside(where.module or "", name):
             return []
-        return [f"Replays point at {_place(name)}, the op tracer at {_place(where.module or None)}. The tracer follows "
-                "every value, so its answer is given here."]
+        return [
+            f"Replays point at {_place(name)}, the op tracer at {_place(where.module or None)}. The tracer follows "
+            "every value, so its answer is given here."
+        ]
 
     def _name(self, call: Call | None) -> str | None:
         return self.names.of(call.module) if call else None
 
     def _account(self, first: Rerun) -> str:
         """The number of runs, in one sentence."""
-        purposes = {"repeat": "to see that it repeats", "modules": f"to search {len(first.calls)} module calls",
-                    "ops": "under the op tracer", "rows": "to search the rows of the batch",
-                    "plain": "plain, at the end"}
+        purposes = {
+            "repeat": "to see that it repeats",
+            "modules": f"to search {len(first.calls)} module calls",
+            "ops": "under the op tracer",
+            "rows": "to search the rows of the batch",
+            "plain": "plain, at the end",
+        }
         parts = [f"{n} {purposes[stage]}" for stage, n in self.replays.items() if n]
         return f"The step was run {sum(self.replays.values())} times: {', '.join(parts)}."
 

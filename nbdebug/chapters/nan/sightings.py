@@ -50,8 +50,13 @@ class Sightings:
         self.found: list[Seen] = []
         self._waiting: list[tuple[torch.Tensor, Seen]] = []
 
-    def look(self, kind: str, tensors: Iterable[tuple[str, torch.Tensor]], place: Stop | Where | None = None,
-             born_only: bool = False) -> None:
+    def look(
+        self,
+        kind: str,
+        tensors: Iterable[tuple[str, torch.Tensor]],
+        place: Stop | Where | None = None,
+        born_only: bool = False,
+    ) -> None:
         """Note whether any of these is bad. born_only: bad values that came in from outside do not count."""
         named = [(n, t) for n, t in tensors if (v := dense(t)) is not None and can_be_bad(v)]
         if not named:

@@ -12,18 +12,82 @@ from nbdebug.chapters.nan.facts import Birth, Operand
 
 LOGS = frozenset({"log", "log2", "log10", "log1p", "xlogy", "special_xlog1py", "kl_div", "binary_cross_entropy"})
 DIVISIONS = frozenset({"div", "reciprocal", "remainder", "fmod", "addcdiv", "floor_divide", "atan2", "rsqrt"})
-DOMAINS = frozenset({"acos", "asin", "acosh", "atanh", "logit", "erfinv", "special_erfinv", "lgamma", "digamma",
-                     "polygamma", "sin", "cos", "tan", "special_ndtri"})
-PRODUCTS = frozenset({"mul", "mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "addcmul", "convolution", "linear",
-                      "addbmm", "prod", "cumprod", "outer", "ger", "xlogy", "mkldnn_convolution", "embedding_bag"})
+DOMAINS = frozenset(
+    {
+        "acos",
+        "asin",
+        "acosh",
+        "atanh",
+        "logit",
+        "erfinv",
+        "special_erfinv",
+        "lgamma",
+        "digamma",
+        "polygamma",
+        "sin",
+        "cos",
+        "tan",
+        "special_ndtri",
+    }
+)
+PRODUCTS = frozenset(
+    {
+        "mul",
+        "mm",
+        "bmm",
+        "addmm",
+        "baddbmm",
+        "mv",
+        "addmv",
+        "dot",
+        "addcmul",
+        "convolution",
+        "linear",
+        "addbmm",
+        "prod",
+        "cumprod",
+        "outer",
+        "ger",
+        "xlogy",
+        "mkldnn_convolution",
+        "embedding_bag",
+    }
+)
 SOFTMAXES = frozenset({"softmax", "log_softmax"})
-DECOMPOSITIONS = ("linalg_eig", "linalg_svd", "linalg_inv", "linalg_qr", "linalg_cholesky", "linalg_solve",
-                  "linalg_lu", "svd", "cholesky", "linalg_det", "linalg_slogdet", "linalg_lstsq", "linalg_pinv",
-                  "linalg_ldl", "triangular_solve", "geqrf", "lu_unpack")
+DECOMPOSITIONS = (
+    "linalg_eig",
+    "linalg_svd",
+    "linalg_inv",
+    "linalg_qr",
+    "linalg_cholesky",
+    "linalg_solve",
+    "linalg_lu",
+    "svd",
+    "cholesky",
+    "linalg_det",
+    "linalg_slogdet",
+    "linalg_lstsq",
+    "linalg_pinv",
+    "linalg_ldl",
+    "triangular_solve",
+    "geqrf",
+    "lu_unpack",
+)
 SPREADS = frozenset({"std", "var", "std_mean", "var_mean"})
 AVERAGES = SPREADS | {"mean", "logsumexp", "nanmean", "median", "nanmedian", "quantile"}
-NORMS = frozenset({"layer_norm", "batch_norm", "group_norm", "batch_norm_legit", "fused_rms_norm", "cudnn_batch_norm",
-                   "weight_norm_interface", "batch_norm_with_update", "cosine_similarity"})
+NORMS = frozenset(
+    {
+        "layer_norm",
+        "batch_norm",
+        "group_norm",
+        "batch_norm_legit",
+        "fused_rms_norm",
+        "cudnn_batch_norm",
+        "weight_norm_interface",
+        "batch_norm_with_update",
+        "cosine_similarity",
+    }
+)
 FILLS = frozenset({"scalar_tensor", "full", "full_like", "fill", "new_full"})
 OVERFLOW_LIKE = frozenset({"overflow", "inf-minus-inf", "zero-times-inf", "grad-overflow"})
 
@@ -114,11 +178,17 @@ def _average(birth: Birth) -> str | None:
 
 
 _FORWARD = (
-    (LOGS, _log), (DIVISIONS, _division), ({"sqrt"}, _sqrt), ({"pow", "float_power"}, _pow), (AVERAGES, _average),
+    (LOGS, _log),
+    (DIVISIONS, _division),
+    ({"sqrt"}, _sqrt),
+    ({"pow", "float_power"}, _pow),
+    (AVERAGES, _average),
     (DOMAINS, lambda b: "domain-error"),
     (SOFTMAXES, lambda b: "fully-masked-softmax" if b.scalars.get("rows_all_masked") else None),
-    ({"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"},
-     lambda b: "uninitialized-memory"),
+    (
+        {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"},
+        lambda b: "uninitialized-memory",
+    ),
     (NORMS, lambda b: "div-by-zero" if _flat(b) else None),
     (FILLS, lambda b: "domain-error" if b.made == "nan" else None),  # how torch's own functions say "not defined here"
     ({"nll_loss"}, lambda b: "all-labels-ignored" if b.made == "nan" else None),

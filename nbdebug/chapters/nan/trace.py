@@ -22,8 +22,15 @@ from nbdebug.observe.state import Snapshot
 Step = Callable[[], Any]
 
 
-def nan_trace(step: Step, *, model: Any = None, optimizer: Any = None, max_steps: int = 1, strategy: str = "auto",
-              restore: bool = False) -> Report:
+def nan_trace(
+    step: Step,
+    *,
+    model: Any = None,
+    optimizer: Any = None,
+    max_steps: int = 1,
+    strategy: str = "auto",
+    restore: bool = False,
+) -> Report:
     """Run a training step under observation and name what first made a NaN or an inf that mattered.
 
     step: a function of no arguments that performs one whole training step and returns its loss (a tensor, a float, a
@@ -49,16 +56,22 @@ def nan_trace(step: Step, *, model: Any = None, optimizer: Any = None, max_steps
             before.restore()
 
 
-def trace_cell(run: Step, *, models: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer],
-               strategy: str = "auto") -> Report:
+def trace_cell(
+    run: Step,
+    *,
+    models: Mapping[str, nn.Module],
+    optimizers: Mapping[str, torch.optim.Optimizer],
+    strategy: str = "auto",
+) -> Report:
     """Watch a whole cell, a training loop included; it is stopped after the step that went bad.
 
     A step ends where the optimizers have stepped and the model is called again. Raises ValueError for
     strategy="bisect": a cell is run once. Exceptions of the cell pass through as with `nan_trace`.
     """
     if strategy == "bisect":
-        raise ValueError("A cell runs only once, so it can't be bisected; use strategy='trace', "
-                         "or %nan_trace with one step.")
+        raise ValueError(
+            "A cell runs only once, so it can't be bisected; use strategy='trace', or %nan_trace with one step."
+        )
     check_models(models)
     asked = Asked(run, dict(models), dict(optimizers), False, [])
     probe = Probe(asked.models, asked.optimizers, scaler=True, cell=True, live=_live(strategy, asked), named=False)
@@ -118,8 +131,9 @@ def _live(strategy: str, asked: Asked) -> bool:
 def _bisected(asked: Asked) -> Report:
     from nbdebug.chapters.nan.search import search
 
-    return search(asked.step, asked.models, list(asked.optimizers.values()), others=asked.others,
-                  trace=lambda: _traced(asked))
+    return search(
+        asked.step, asked.models, list(asked.optimizers.values()), others=asked.others, trace=lambda: _traced(asked)
+    )
 
 
 def _attach(error: Exception, probe: Probe, question: str, subject: str, steps: int) -> None:
@@ -131,8 +145,10 @@ def _attach(error: Exception, probe: Probe, question: str, subject: str, steps: 
     report = report_of(probe, seen, question, subject, steps)
     error.report = report  # type: ignore[attr-defined]
     if hasattr(error, "add_note"):
-        error.add_note(f"nbdebug: before this error, {report.findings[0].title} [{report.findings[0].code}]. "
-                       "The whole report is the exception's attribute `report`.")
+        error.add_note(
+            f"nbdebug: before this error, {report.findings[0].title} [{report.findings[0].code}]. "
+            "The whole report is the exception's attribute `report`."
+        )
 
 
 def _compiled_only(probe: Probe, step: int) -> Any:

@@ -31,9 +31,15 @@ class Trial:
 
     def __init__(self, probe: Probe, seen: Seen, guilty: Op | None):
         self.tape, self.seen, self.guilty, self.caught = probe.tape, seen, guilty, probe.caught
-        self.alike = [] if guilty is None else [  # a fix to the line changes every run of it: loops, reused modules
-            e.op for e in probe.tape.entries
-            if isinstance(e, Entry) and (e.op.site, e.op.name) == (guilty.site, guilty.name)]
+        self.alike = (
+            []
+            if guilty is None
+            else [  # a fix to the line changes every run of it: loops, reused modules
+                e.op
+                for e in probe.tape.entries
+                if isinstance(e, Entry) and (e.op.site, e.op.name) == (guilty.site, guilty.name)
+            ]
+        )
         self.why_not = ""
         self.same: list[tuple[int, int]] = []  # a mended op's sound results: how many stayed as they were, of how many
         if probe.proven:
@@ -48,8 +54,13 @@ class Trial:
             if self.sound(original):
                 self.why_not = "the step came out finite when it was replayed: it does not repeat"
 
-    def replay(self, patches: Mapping[int, Patch], inputs: Mapping[int, Callable] | None = None, scale: float = 1.0,
-               forward_only: bool = False) -> Replay:
+    def replay(
+        self,
+        patches: Mapping[int, Patch],
+        inputs: Mapping[int, Callable] | None = None,
+        scale: float = 1.0,
+        forward_only: bool = False,
+    ) -> Replay:
         """Run the step again, up to what went bad."""
         return Replay(self.tape, patches, inputs, scale=scale, keep=self.seen.ref).run(self.seen.position, forward_only)
 

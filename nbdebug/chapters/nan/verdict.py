@@ -11,8 +11,14 @@ from nbdebug.chapters.nan.probe import Probe
 from nbdebug.chapters.nan.sightings import Seen
 from nbdebug.finding import Where
 
-_PHASES = {"loss": "forward", "returned": "forward", "exception": "forward", "buffer": "forward",
-           "gradient": "backward", "parameter": "optimizer"}
+_PHASES = {
+    "loss": "forward",
+    "returned": "forward",
+    "exception": "forward",
+    "buffer": "forward",
+    "gradient": "backward",
+    "parameter": "optimizer",
+}
 
 
 def facts_of(probe: Probe, seen: Seen) -> NanFacts:
@@ -24,19 +30,34 @@ def facts_of(probe: Probe, seen: Seen) -> NanFacts:
     place = {b.index: n for n, b in enumerate(chosen)}
     used = probe.tape.ancestors(seen.position)
     births = tuple(_birth(probe, b, n, place, used) for n, b in enumerate(chosen))
-    births = _with_phase(births, place[culprit.index], seen, flow.births.batch_size, {n for n, b in enumerate(chosen)
-                                                                              if b.segment == culprit.segment})
+    births = _with_phase(
+        births,
+        place[culprit.index],
+        seen,
+        flow.births.batch_size,
+        {n for n, b in enumerate(chosen) if b.segment == culprit.segment},
+    )
     run = probe.run
-    history = History(tuple(run.losses), tuple(run.parameter_growth), tuple(run.input_growth), run.optimizer,
-                      run.learning_rate, run.optimizer_line, run.first_step)
+    history = History(
+        tuple(run.losses),
+        tuple(run.parameter_growth),
+        tuple(run.input_growth),
+        run.optimizer,
+        run.learning_rate,
+        run.optimizer_line,
+        run.first_step,
+    )
     return NanFacts(probe.step, seen.target, births, place[culprit.index], history)
 
 
 def _in_backward(seen: Seen, culprit: Record) -> Seen:
     """A parameter updated by hand from a bad gradient: the fault showed in that gradient."""
     made = culprit.op
-    if seen.target.kind == "parameter" and made is not None and (
-            made.during == "backward" or (made.during == "forward" and made.grad)):
+    if (
+        seen.target.kind == "parameter"
+        and made is not None
+        and (made.during == "backward" or (made.during == "forward" and made.grad))
+    ):
         return dataclasses.replace(seen, target=dataclasses.replace(seen.target, kind="gradient"))
     return seen
 
@@ -60,14 +81,29 @@ def _birth(probe: Probe, record: Record, index: int, place: dict[int, int], used
     scene = record.numbers
     external = record.memory.role if record.memory is not None else None
     return Birth(
-        index=index, op=record.op.name if record.op else "", made=record.made,
-        during=record.op.during if record.op else "forward", where=_where(record, used), operands=scene.operands,
-        scalars=scene.scalars, parents=tuple(sorted(place[p] for p in record.parents if p in place)),
-        intended=record.intended, external=external, name=record.memory.name if record.memory else "",
-        whole=record.whole, custom=record.custom, after_model=record.after_model,
-        earlier_step=record.step < probe.step, step=record.step,
-        absorbed_by=tuple(sorted(record.absorbed_by)), bad_elements=record.bad, elements=_product(record.shape),
-        dtype=record.dtype, shape=record.shape, factors=tuple(record.factors))
+        index=index,
+        op=record.op.name if record.op else "",
+        made=record.made,
+        during=record.op.during if record.op else "forward",
+        where=_where(record, used),
+        operands=scene.operands,
+        scalars=scene.scalars,
+        parents=tuple(sorted(place[p] for p in record.parents if p in place)),
+        intended=record.intended,
+        external=external,
+        name=record.memory.name if record.memory else "",
+        whole=record.whole,
+        custom=record.custom,
+        after_model=record.after_model,
+        earlier_step=record.step < probe.step,
+        step=record.step,
+        absorbed_by=tuple(sorted(record.absorbed_by)),
+        bad_elements=record.bad,
+        elements=_product(record.shape),
+        dtype=record.dtype,
+        shape=record.shape,
+        factors=tuple(record.factors),
+    )
 
 
 def _where(record: Record, used: set[int]) -> Where:
@@ -86,20 +122,27 @@ def _where(record: Record, used: set[int]) -> Where:
     return at_site(place, memory.entered or (readers[0].site if readers else None))
 
 
-def _with_phase(births: tuple[Birth, ...], culprit: int, seen: Seen, batch: int | None,
-                together: set[int]) -> tuple[Birth, ...]:
+def _with_phase(
+    births: tuple[Birth, ...], culprit: int, seen: Seen, batch: int | None, together: set[int]
+) -> tuple[Birth, ...]:
     """The culprit's place says the phase in which the fault shows, and all rows of its batch that fail on its line."""
     birth = births[culprit]
     phase = _PHASES[seen.target.kind]
     if birth.external is not None:
         phase = "parameter" if birth.external in ("parameter", "buffer") else "input"
-    same = [b for b in births if (b.where.file, b.where.line, b.op) == (birth.where.file, birth.where.line, birth.op)
-            and not b.intended and b.external == birth.external and b.index in together]
+    same = [
+        b
+        for b in births
+        if (b.where.file, b.where.line, b.op) == (birth.where.file, birth.where.line, birth.op)
+        and not b.intended
+        and b.external == birth.external
+        and b.index in together
+    ]
     rows = {r for b in same for r in b.where.samples or ()}
     samples = tuple(sorted(rows)) if rows and (batch is None or len(rows) < batch) else None
     where = dataclasses.replace(birth.where, phase=phase, samples=samples, step=_step(birth, seen))
     changed = dataclasses.replace(birth, where=where)
-    return (*births[:culprit], changed, *births[culprit + 1:])
+    return (*births[:culprit], changed, *births[culprit + 1 :])
 
 
 def _step(birth: Birth, seen: Seen) -> int | None:

@@ -121,8 +121,13 @@ class History:
         """The cells that say one of these words, or call a function of a cell that does, directly or not."""
         known, todo = set(words), list(words)
         while todo:
-            new = [name for cell in self.saying(*todo) for name, made in cell.functions.items() if name not in known
-                   and any(word in _WORD.findall(cell.text_of(node)) for word in todo for node in made)]
+            new = [
+                name
+                for cell in self.saying(*todo)
+                for name, made in cell.functions.items()
+                if name not in known
+                and any(word in _WORD.findall(cell.text_of(node)) for word in todo for node in made)
+            ]
             known.update(new)
             todo = list(dict.fromkeys(new))
         return self.saying(*known)
@@ -131,10 +136,17 @@ class History:
         """The statements that bind this name ("model") or attribute ("model.fc"), in order."""
         if path not in self._bindings:
             last = re.escape(path.rpartition(".")[2])
-            binds = re.compile(rf"\b{last}\b[^\n]*?(?<![=!<>])=(?!=)"
-                               rf"|\b(?:def|class|import|as|for|del)\b[^\n]*\b{last}\b|\b{last}\b\s*,\s*\n")
-            self._bindings[path] = [b for cell in self.saying(path.rpartition(".")[2]) if binds.search(cell.source)
-                                    for b in cell.bindings if b.path == path]
+            binds = re.compile(
+                rf"\b{last}\b[^\n]*?(?<![=!<>])=(?!=)"
+                rf"|\b(?:def|class|import|as|for|del)\b[^\n]*\b{last}\b|\b{last}\b\s*,\s*\n"
+            )
+            self._bindings[path] = [
+                b
+                for cell in self.saying(path.rpartition(".")[2])
+                if binds.search(cell.source)
+                for b in cell.bindings
+                if b.path == path
+            ]
         return [b for b in self._bindings[path] if (b.how in hows if hows else b.how != "del")]
 
     def place(self, binding: Binding) -> Where:
@@ -173,13 +185,20 @@ class History:
     def _defined(self, name: str, before: int) -> Iterator[ast.AST]:
         """The last definition of this name that a cell up to this one has made; of a class what making one runs."""
         for cell in reversed(self.saying(name)):
-            if cell.number > before or not (cell.says(f"def {name}") or cell.says(f"class {name}")) or (
-                    name not in cell.functions):
+            if (
+                cell.number > before
+                or not (cell.says(f"def {name}") or cell.says(f"class {name}"))
+                or (name not in cell.functions)
+            ):
                 continue
             for node in cell.functions[name]:
                 inner = node.body if isinstance(node, ast.ClassDef) else [node]
-                yield from (part for part in inner if not isinstance(node, ast.ClassDef)
-                            or getattr(part, "name", "") in ("__init__", "forward", "__call__", "__post_init__"))
+                yield from (
+                    part
+                    for part in inner
+                    if not isinstance(node, ast.ClassDef)
+                    or getattr(part, "name", "") in ("__init__", "forward", "__call__", "__post_init__")
+                )
             return
 
 

@@ -23,8 +23,9 @@ from nbdebug.observe.saying import says
 _PLAIN = (str, int, float, bool, type(None))
 
 
-def redefined(names: Mapping[str, Any], met: list[tuple[str, Any]], history: History,
-              error: BaseException | None) -> list[Redefined]:
+def redefined(
+    names: Mapping[str, Any], met: list[tuple[str, Any]], history: History, error: BaseException | None
+) -> list[Redefined]:
     """One entry for each class that objects or other classes were made from, and whose name now stands for another."""
     objects: dict[tuple[str, str], list[tuple[str, Any]]] = {}
     children: dict[tuple[str, str], list[tuple[str, Any]]] = {}
@@ -63,8 +64,15 @@ def _now(kind: type, names: Mapping[str, Any]) -> type | None:
     return now if type.__getattribute__(now, "__qualname__") == name else None
 
 
-def _told(key: tuple[str, str], now: type, mine: list[tuple[str, Any]], subclasses: bool, renewed: bool,
-          history: History, error: BaseException | None) -> Redefined:
+def _told(
+    key: tuple[str, str],
+    now: type,
+    mine: list[tuple[str, Any]],
+    subclasses: bool,
+    renewed: bool,
+    history: History,
+    error: BaseException | None,
+) -> Redefined:
     module, name = key
     instances = tuple(dict.fromkeys(shown for shown, _ in mine))
     made = _made(root_of(instances[0]), history)
@@ -80,11 +88,21 @@ def _told(key: tuple[str, str], now: type, mine: list[tuple[str, Any]], subclass
     if not seen and new is not None:
         seen, direct = _asked(name, at, roots, history)
     used = seen == "exception" or any(read(history, root, at) is not None for root in roots)
-    return Redefined(name, instances, tuple(changed), subclasses, renewed and not direct, seen, said, used,
-                     history.text(made) if made is not None else "", module,
-                     history.place(new) if new is not None else NOWHERE,
-                     history.place(old) if old is not None else NOWHERE,
-                     history.place(made) if made is not None else NOWHERE)
+    return Redefined(
+        name,
+        instances,
+        tuple(changed),
+        subclasses,
+        renewed and not direct,
+        seen,
+        said,
+        used,
+        history.text(made) if made is not None else "",
+        module,
+        history.place(new) if new is not None else NOWHERE,
+        history.place(old) if old is not None else NOWHERE,
+        history.place(made) if made is not None else NOWHERE,
+    )
 
 
 def _old(kind: Any, defined: list[Binding], made: Binding | None, history: History) -> Binding | None:
@@ -110,26 +128,42 @@ def _made(root: str, history: History) -> Binding | None:
 def _reloads(module: str, history: History) -> list[Binding]:
     """The statements that import the module or load it again."""
     last = module.rpartition(".")[2]
-    return [Binding(cell.number, last, "import", s, None) for cell in history.saying(last) for s in cell.statements
-            if last in ast.unparse(s) and ("reload" in ast.unparse(s) or isinstance(s, (ast.Import, ast.ImportFrom)))]
+    return [
+        Binding(cell.number, last, "import", s, None)
+        for cell in history.saying(last)
+        for s in cell.statements
+        if last in ast.unparse(s) and ("reload" in ast.unparse(s) or isinstance(s, (ast.Import, ast.ImportFrom)))
+    ]
 
 
 def _differences(old: Any, new: Any) -> list[str]:
     """The methods in which two classes of one name differ; members, where they are of an Enum."""
     texts: list[dict[str, list[Any]]] = []
     for kind in (old, new):
-        files = {f.__code__.co_filename for f in type.__getattribute__(kind, "__dict__").values()
-                 if type(f) is types.FunctionType}
+        files = {
+            f.__code__.co_filename
+            for f in type.__getattribute__(kind, "__dict__").values()
+            if type(f) is types.FunctionType
+        }
         found: dict[str, list[Any]] = {}
         for file in files:
             for shown, code in functions_of(kind, "", file):
                 found.setdefault(shown.strip("."), []).append(says(code))
         texts.append(found)
     before, after = texts
-    plain = [{key: repr(value) for key, value in type.__getattribute__(kind, "__dict__").items()
-              if type(value) in _PLAIN and not key.startswith("__")} for kind in (old, new)]
-    return [name for name in {**before, **after, **plain[0], **plain[1]}
-            if before.get(name) != after.get(name) or plain[0].get(name) != plain[1].get(name)]
+    plain = [
+        {
+            key: repr(value)
+            for key, value in type.__getattribute__(kind, "__dict__").items()
+            if type(value) in _PLAIN and not key.startswith("__")
+        }
+        for kind in (old, new)
+    ]
+    return [
+        name
+        for name in {**before, **after, **plain[0], **plain[1]}
+        if before.get(name) != after.get(name) or plain[0].get(name) != plain[1].get(name)
+    ]
 
 
 def _shown(name: str, error: BaseException | None) -> tuple[str, str]:
@@ -168,8 +202,7 @@ def _asked(name: str, at: At, roots: set[str], history: History) -> tuple[str, b
                 continue
             for node in nodes([root]):
                 how = _asks(node, name)
-                if how and own and about and any(
-                        isinstance(n, ast.Name) and n.id in roots for n in nodes([root])):
+                if how and own and about and any(isinstance(n, ast.Name) and n.id in roots for n in nodes([root])):
                     return how, True
                 found = found or how
     return found, False
@@ -185,10 +218,11 @@ def _asks(node: ast.AST, name: str) -> str:
             return "super"
         if of.rpartition(".")[2] in ("dump", "dumps") and "pickle" in of:
             return "pickle"
-    if isinstance(node, ast.Compare) and name in names_in(node) and any(
-            isinstance(op, (ast.Is, ast.Eq, ast.IsNot, ast.NotEq, ast.In)) for op in node.ops):
+    if (
+        isinstance(node, ast.Compare)
+        and name in names_in(node)
+        and any(isinstance(op, (ast.Is, ast.Eq, ast.IsNot, ast.NotEq, ast.In)) for op in node.ops)
+    ):
         return "isinstance"
     asked = node.type if isinstance(node, ast.ExceptHandler) else node.cls if isinstance(node, ast.MatchClass) else None
     return "isinstance" if asked is not None and name in names_in(asked) else ""
-
-

@@ -34,11 +34,20 @@ def explaining(error: BaseException, names: Mapping[str, Any], shell: Any) -> tu
         history, mine = History.of(shell), own(names)
         files, said = _files(error), _said(error)
         stale, _ = stale_modules(mine, history, psutil.Process().create_time())
-        classes = [one for one in redefined(mine, met_from(mine), history, error) if one.seen == "exception"] if (
-            issubclass(type(error), (TypeError, AttributeError)) or "pickl" in type(error).__name__.lower()) else []
-        return tuple(name_all(NotebookFacts(
-            stale=tuple(one for one in stale if one.file in files or _meant(one, said)), classes=tuple(classes),
-            early=tuple(too_early(mine, history, error)))))
+        classes = (
+            [one for one in redefined(mine, met_from(mine), history, error) if one.seen == "exception"]
+            if (issubclass(type(error), (TypeError, AttributeError)) or "pickl" in type(error).__name__.lower())
+            else []
+        )
+        return tuple(
+            name_all(
+                NotebookFacts(
+                    stale=tuple(one for one in stale if one.file in files or _meant(one, said)),
+                    classes=tuple(classes),
+                    early=tuple(too_early(mine, history, error)),
+                )
+            )
+        )
 
 
 def _said(error: BaseException) -> str:

@@ -17,8 +17,10 @@ from nbdebug.chapters.notebook.statements import dotted
 from nbdebug.finding import Where
 from nbdebug.observe.named import is_users, own
 
-WRITES = re.compile(r"%%writefile|write_text|write_bytes|\.write\(|writelines|open\(|sed -i|copyfile|copy2?\("
-                    r"|>\s*\S+\.py")
+WRITES = re.compile(
+    r"%%writefile|write_text|write_bytes|\.write\(|writelines|open\(|sed -i|copyfile|copy2?\("
+    r"|>\s*\S+\.py"
+)
 """What a cell says that writes a file."""
 
 
@@ -55,9 +57,17 @@ def _module(one: Edited, history: History) -> StaleModule:
     where = _place(chosen, history)
     if chosen is None and wrote is not None:
         where = wrote.place(*_line_of(wrote, os.path.basename(one.file)))
-    return StaleModule(one.name, os.path.basename(one.file), tuple(one.changed), (), _again(one.name, imports), where,
-                       _place(imports[0] if imports else None, history), again,
-                       wrote.place() if wrote is not None else NOWHERE)
+    return StaleModule(
+        one.name,
+        os.path.basename(one.file),
+        tuple(one.changed),
+        (),
+        _again(one.name, imports),
+        where,
+        _place(imports[0] if imports else None, history),
+        again,
+        wrote.place() if wrote is not None else NOWHERE,
+    )
 
 
 def _names(one: Edited, left: list[tuple[str, str]], history: History) -> StaleModule:
@@ -66,21 +76,33 @@ def _names(one: Edited, left: list[tuple[str, str]], history: History) -> StaleM
     reloads = [i for i in imports if i.reload]
     chosen = reloads[-1] if reloads else imports[-1] if imports else None
     changed = tuple(dict.fromkeys(function for _, function in left))
-    return StaleModule(one.name, os.path.basename(one.file), changed, tuple(dict.fromkeys(name for name, _ in left)),
-                       _again(one.name, imports), _place(chosen, history),
-                       _place(imports[0] if imports else None, history), bool(reloads))
+    return StaleModule(
+        one.name,
+        os.path.basename(one.file),
+        changed,
+        tuple(dict.fromkeys(name for name, _ in left)),
+        _again(one.name, imports),
+        _place(chosen, history),
+        _place(imports[0] if imports else None, history),
+        bool(reloads),
+    )
 
 
 def _left(one: Edited, names: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """(where it is held, function) of old functions and classes that the notebook, or another module, still holds."""
-    spaces = [("", own(names))] + [(f"{name}.", vars(module)) for name, module in list(sys.modules.items())
-                                   if type(module) is types.ModuleType and name not in ("__main__", one.name)
-                                   and is_users(name)]
+    spaces = [("", own(names))] + [
+        (f"{name}.", vars(module))
+        for name, module in list(sys.modules.items())
+        if type(module) is types.ModuleType and name not in ("__main__", one.name) and is_users(name)
+    ]
     for prefix, space in spaces:
         for name, thing in list(space.items()):
             kind = type(thing)
-            if kind is types.FunctionType or issubclass(kind, type) and (
-                    type.__getattribute__(thing, "__module__") == one.name):
+            if (
+                kind is types.FunctionType
+                or issubclass(kind, type)
+                and (type.__getattribute__(thing, "__module__") == one.name)
+            ):
                 if kind is not types.FunctionType and thing is vars(one.module).get(name):
                     continue
                 yield from ((f"{prefix}{name}", function) for function in one.old(thing, name))
@@ -98,17 +120,26 @@ def _imports(module: str, history: History) -> Iterator[Import]:
                 whole = [f"{node.module}.{alias.name}" for alias in node.names]
                 if node.module == module or module in whole or (node.module or "").startswith(f"{module}."):
                     yield Import(cell.number, node, ast.unparse(node), False)
-            elif isinstance(node, ast.Call) and dotted(node.func).rpartition(".")[2] == "reload" and node.args and (
-                    dotted(node.args[0]).rpartition(".")[2] in (last, *_aliases(module, history))):
+            elif (
+                isinstance(node, ast.Call)
+                and dotted(node.func).rpartition(".")[2] == "reload"
+                and node.args
+                and (dotted(node.args[0]).rpartition(".")[2] in (last, *_aliases(module, history)))
+            ):
                 yield Import(cell.number, node, ast.unparse(node), True)
 
 
 def _aliases(module: str, history: History) -> set[str]:
     """The names that the notebook has given to the module: `import losses as L`."""
     last = module.rpartition(".")[2]
-    return {alias.asname for cell in history.saying(last) for s in cell.statements
-            if isinstance(s, (ast.Import, ast.ImportFrom)) for alias in s.names
-            if alias.asname and alias.name.rpartition(".")[2] == last}
+    return {
+        alias.asname
+        for cell in history.saying(last)
+        for s in cell.statements
+        if isinstance(s, (ast.Import, ast.ImportFrom))
+        for alias in s.names
+        if alias.asname and alias.name.rpartition(".")[2] == last
+    }
 
 
 def _again(module: str, imports: list[Import]) -> str:
@@ -119,12 +150,19 @@ def _again(module: str, imports: list[Import]) -> str:
 
 def _written(file: str, history: History, after: int) -> Cell | None:
     """The last cell behind the first import that writes the file, as far as its text tells."""
-    holders = {b.path for cell in history.saying(file) for b in cell.bindings if b.value is not None
-               and file in ast.unparse(b.value)}
+    holders = {
+        b.path
+        for cell in history.saying(file)
+        for b in cell.bindings
+        if b.value is not None and file in ast.unparse(b.value)
+    }
     words = [re.escape(file), *(rf"(?<![\w.]){re.escape(name)}(?!\w)" for name in holders)]
     named = re.compile("|".join(words))
-    wrote = [cell for cell in history.saying(file, *holders) if cell.number > after
-             and any(named.search(line) and WRITES.search(line) for line in _whole(cell))]
+    wrote = [
+        cell
+        for cell in history.saying(file, *holders)
+        if cell.number > after and any(named.search(line) and WRITES.search(line) for line in _whole(cell))
+    ]
     return wrote[-1] if wrote else None
 
 

@@ -62,14 +62,18 @@ class Held:
 
     def __init__(self, names: dict[str, Any], met: list[tuple[str, Any]]) -> None:
         modules = [(name, thing) for name, thing in met if is_module(thing)]
-        self.top = [(name, module) for name, module in modules if "." not in name.partition("[")[0]
-                    and "]." not in name and not name.startswith("an item")]
+        self.top = [
+            (name, module)
+            for name, module in modules
+            if "." not in name.partition("[")[0] and "]." not in name and not name.startswith("an item")
+        ]
         tops = {id(module) for _, module in self.top}
         self.inner = [(name, module) for name, module in modules if id(module) not in tops]
         parts = {id(part) for _, module in self.top for _, part in modules_of(module) if part is not module}
         self.whole = [(name, module) for name, module in self.top if id(module) not in parts]
-        self.weights = [(name, value) for name, value in names.items() if is_tensor(value) and value.is_leaf
-                        and value.requires_grad]
+        self.weights = [
+            (name, value) for name, value in names.items() if is_tensor(value) and value.is_leaf and value.requires_grad
+        ]
         self.optimizers = [(name, thing) for name, thing in met if is_optimizer(thing)]
         self.in_optimizers = {id(p) for _, optimizer in self.optimizers for p in held_by(optimizer)}
         self.loose = {id(tensor) for tensor in loose_tensors(names, met)}

@@ -47,8 +47,9 @@ def _taken(new: Any, holder: Any, names: Mapping[str, Any]) -> bool:
     return any(part is new for thing in alike for _, part in _inside("", thing))
 
 
-def _left(holder: str, name: str, new: Any, parts: list[tuple[str, Any]], made: Binding,
-          history: History) -> StaleHolder | None:
+def _left(
+    holder: str, name: str, new: Any, parts: list[tuple[str, Any]], made: Binding, history: History
+) -> StaleHolder | None:
     since = [b for b in history.bindings(name) if b.at > made.at and not same_thing(b)]
     if not since:
         return None
@@ -58,15 +59,26 @@ def _left(holder: str, name: str, new: Any, parts: list[tuple[str, Any]], made: 
     used = stepped(history, root_of(holder), since[0].at) or read(history, root_of(holder), since[0].at)
     if used is None:
         return None
-    return StaleHolder(holder, path, name, "function" if type(new) is types.FunctionType else type(new).__name__,
-                       history.text(made), history.place(since[0]), history.place(made), used)
+    return StaleHolder(
+        holder,
+        path,
+        name,
+        "function" if type(new) is types.FunctionType else type(new).__name__,
+        history.text(made),
+        history.place(since[0]),
+        history.place(made),
+        used,
+    )
 
 
 def _replaced(old: Any, new: Any, name: str, made: Binding, since: Binding, history: History) -> bool:
     """Whether the new thing stands where the old one stood, and is another one in what it does."""
     if type(old) is types.FunctionType and type(new) is types.FunctionType:
-        return old.__code__.co_name == new.__code__.co_name and old.__globals__ is new.__globals__ and (
-            says(old.__code__) != says(new.__code__))
+        return (
+            old.__code__.co_name == new.__code__.co_name
+            and old.__globals__ is new.__globals__
+            and (says(old.__code__) != says(new.__code__))
+        )
     kind, new_kind = type(old), type(new)
     if (kind.__module__, kind.__qualname__) != (new_kind.__module__, new_kind.__qualname__):
         return False
@@ -75,16 +87,22 @@ def _replaced(old: Any, new: Any, name: str, made: Binding, since: Binding, hist
     if is_optimizer(old):
         return True
     before = [b for b in history.bindings(name) if b.at <= made.at]
-    return _is_dataset(new) and bool(before) and (
-        history.text(before[-1]) != history.text(since) or kind is not new_kind)
+    return (
+        _is_dataset(new) and bool(before) and (history.text(before[-1]) != history.text(since) or kind is not new_kind)
+    )
 
 
 def _is_dataset(thing: Any) -> bool:
     """Something of a class with `__getitem__` and `__len__`, or that inherits from torch's Dataset."""
     kind = type(thing)
-    return any(parent.__module__.startswith("torch.utils.data") for parent in kind.__mro__) or all(
-        any(name in type.__getattribute__(parent, "__dict__") for parent in kind.__mro__[:-1])
-        for name in ("__getitem__", "__len__")) and kind.__module__ == "__main__"
+    return (
+        any(parent.__module__.startswith("torch.utils.data") for parent in kind.__mro__)
+        or all(
+            any(name in type.__getattribute__(parent, "__dict__") for parent in kind.__mro__[:-1])
+            for name in ("__getitem__", "__len__")
+        )
+        and kind.__module__ == "__main__"
+    )
 
 
 def _inside(holder: str, thing: Any) -> Iterator[tuple[str, Any]]:

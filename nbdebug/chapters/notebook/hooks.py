@@ -43,8 +43,15 @@ def _told(group: list[Doubled], history: History) -> TwiceHook:
     cells, method = _registrations(first, times, history)
     places = [_place(history, number, method) for number in cells]
     where = places[1] if len(places) > 1 else places[0] if places else _source(first.code, history)
-    return TwiceHook(tuple(dict.fromkeys(one.module for one in group)), first.hook, first.word, method, times, where,
-                     places[0] if len(places) > 1 else NOWHERE)
+    return TwiceHook(
+        tuple(dict.fromkeys(one.module for one in group)),
+        first.hook,
+        first.word,
+        method,
+        times,
+        where,
+        places[0] if len(places) > 1 else NOWHERE,
+    )
 
 
 def _registrations(one: Doubled, times: int, history: History) -> tuple[list[int], str]:
@@ -52,9 +59,15 @@ def _registrations(one: Doubled, times: int, history: History) -> tuple[list[int
     methods = METHODS.get(one.word, ("register",))
     calling: dict[int, list[ast.Call]] = {}
     for number in [cell.number for cell in history.leading_to(*methods)]:
-        calls = [n for n in nodes(history.reach(number)) if isinstance(n, ast.Call)
-                 and dotted(n.func).rpartition(".")[2] in methods or isinstance(n, ast.Call)
-                 and isinstance(n.func, ast.Attribute) and n.func.attr in methods]
+        calls = [
+            n
+            for n in nodes(history.reach(number))
+            if isinstance(n, ast.Call)
+            and dotted(n.func).rpartition(".")[2] in methods
+            or isinstance(n, ast.Call)
+            and isinstance(n.func, ast.Attribute)
+            and n.func.attr in methods
+        ]
         if calls:
             calling[number] = calls
     own = [n for hook in (*[h for _, _, h in one.older], one.newest) for n in [history.cell_of(_code(hook))] if n]
@@ -101,5 +114,8 @@ def _place(history: History, number: int, method: str) -> Where:
 
 def _source(code: CodeType, history: History) -> Where:
     number = history.cell_of(code.co_filename)
-    return history.cells[number].place(code.co_firstlineno) if number is not None else Where(
-        file=code.co_filename, line=code.co_firstlineno)
+    return (
+        history.cells[number].place(code.co_firstlineno)
+        if number is not None
+        else Where(file=code.co_filename, line=code.co_firstlineno)
+    )

@@ -48,15 +48,19 @@ class Edited:
 
     def old(self, thing: Any, name: str) -> list[str]:
         """The functions of this thing (a function, a class) that were loaded from the file and are not in it now."""
-        return [shown for shown, code in functions_of(thing, name, self.file)
-                if says(code) not in self.texts.get(code.co_name, ())]
+        return [
+            shown
+            for shown, code in functions_of(thing, name, self.file)
+            if says(code) not in self.texts.get(code.co_name, ())
+        ]
 
     @functools.cached_property
     def changed(self) -> list[str]:
         """What of the loaded module is not as the file has it: functions and constants, changed or added."""
         own = vars(self.module)
-        found = [shown for name, thing in list(own.items()) if self._from_here(thing)
-                 for shown in self.old(thing, name)]
+        found = [
+            shown for name, thing in list(own.items()) if self._from_here(thing) for shown in self.old(thing, name)
+        ]
         found += self._added(self.tree.body, own, "")
         constants = self._constants()
         if constants and (found or self._compiled_from_another()):
@@ -65,8 +69,11 @@ class Edited:
 
     def _from_here(self, thing: Any) -> bool:
         kind = type(thing)
-        return kind is types.FunctionType or hasattr_own(thing, "__wrapped__") or (
-            issubclass(kind, type) and type.__getattribute__(thing, "__module__") == self.name)
+        return (
+            kind is types.FunctionType
+            or hasattr_own(thing, "__wrapped__")
+            or (issubclass(kind, type) and type.__getattribute__(thing, "__module__") == self.name)
+        )
 
     def _added(self, body: list[ast.stmt], loaded: Mapping[str, Any], prefix: str) -> Iterator[str]:
         """Functions and classes of the file that are not there in memory."""
@@ -97,8 +104,14 @@ class Edited:
             except (ValueError, SyntaxError, TypeError):
                 continue
             loaded = own.get(name)
-            if (len(values) == 1 and name not in shared and name in own and type(value) in _SIMPLE
-                    and type(loaded) in _SIMPLE and repr(value) != repr(loaded)):
+            if (
+                len(values) == 1
+                and name not in shared
+                and name in own
+                and type(value) in _SIMPLE
+                and type(loaded) in _SIMPLE
+                and repr(value) != repr(loaded)
+            ):
                 found.append(name)
         return found
 
@@ -151,8 +164,11 @@ def functions_of(thing: Any, name: str, file: str) -> Iterator[tuple[str, types.
         if type(now) is types.FunctionType:
             if now.__code__.co_filename == file:
                 yield shown, now.__code__
-            todo += [(shown, cell.cell_contents) for cell in now.__closure__ or () if cell_filled(cell)
-                     and type(cell.cell_contents) is types.FunctionType]
+            todo += [
+                (shown, cell.cell_contents)
+                for cell in now.__closure__ or ()
+                if cell_filled(cell) and type(cell.cell_contents) is types.FunctionType
+            ]
         elif type(now) in (staticmethod, classmethod):
             todo.append((shown, now.__func__))
         elif type(now) is property:

@@ -28,9 +28,11 @@ def in_eval(held: Held) -> list[tuple[str, Any]]:
     found = []
     for name, model in held.whole:
         parts = [part for _, part in modules_of(model)]
-        if any(type(p).__name__.startswith(ACTING) for p in parts) and not any(
-                attributes(p).get("training") for p in parts) and any(
-                id(p) in trained for _, p in parameters_of(model)):
+        if (
+            any(type(p).__name__.startswith(ACTING) for p in parts)
+            and not any(attributes(p).get("training") for p in parts)
+            and any(id(p) in trained for _, p in parameters_of(model))
+        ):
             found.append((name, model))
     return found
 
@@ -56,17 +58,30 @@ def _eval(name: str, history: History) -> ModeLeft | None:
     training = [n for n, called in calls.items() if "step" in called and "backward" in called and "train" not in called]
     after = next((n for n in training if n > last), None)
     before = next((n for n in reversed(training) if n < last), None)
-    if after is None or before is None or history.same(after)[0] > last or any(
-            "train" in called for n, called in calls.items() if last < n <= after):
+    if (
+        after is None
+        or before is None
+        or history.same(after)[0] > last
+        or any("train" in called for n, called in calls.items() if last < n <= after)
+    ):
         return None
-    line = next((getattr(n, "lineno", None) for n in nodes(history.cells[last].statements)
-                 if isinstance(n, ast.Call) and dotted(n.func) == f"{name}.eval"), None)
+    line = next(
+        (
+            getattr(n, "lineno", None)
+            for n in nodes(history.cells[last].statements)
+            if isinstance(n, ast.Call) and dotted(n.func) == f"{name}.eval"
+        ),
+        None,
+    )
     return ModeLeft("eval", name, history.cells[last].place(line), history.cells[after].place())
 
 
 def _methods(history: History, number: int) -> set[str]:
-    return {n.func.attr for n in nodes(history.reach(number)) if isinstance(n, ast.Call)
-            and isinstance(n.func, ast.Attribute)}
+    return {
+        n.func.attr
+        for n in nodes(history.reach(number))
+        if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)
+    }
 
 
 def _setting(kind: str, said: str, history: History, *words: str) -> list[ModeLeft]:

@@ -44,17 +44,27 @@ def applied_twice(names: Mapping[str, Any], history: History) -> list[str]:
     for numbers in runs.values():
         for last in history.cells[numbers[-1]].bindings if len(numbers) > 1 else ():
             value = last.value
-            if (last.node in history.cells[last.number].body and isinstance(value, ast.BinOp)
-                    and isinstance(value.op, (ast.Div, ast.Sub, ast.Mult)) and last.path in names_in(value)
-                    and _is_array(names.get(last.path)) and last is history.bindings(last.path)[-1]
-                    and not [b for b in history.bindings(last.path) if numbers[-2] < b.number < numbers[-1]]):
+            if (
+                last.node in history.cells[last.number].body
+                and isinstance(value, ast.BinOp)
+                and isinstance(value.op, (ast.Div, ast.Sub, ast.Mult))
+                and last.path in names_in(value)
+                and _is_array(names.get(last.path))
+                and last is history.bindings(last.path)[-1]
+                and not [b for b in history.bindings(last.path) if numbers[-2] < b.number < numbers[-1]]
+            ):
                 cells = " and ".join(f"In [{number}]" for number in numbers[-2:])
-                notes.append(f"`{history.text(last)}` ran in {cells}: it changes `{last.path}` by itself, so its "
-                             f"effect is there {len(numbers)} times. If once was meant, give the result another name.")
+                notes.append(
+                    f"`{history.text(last)}` ran in {cells}: it changes `{last.path}` by itself, so its "
+                    f"effect is there {len(numbers)} times. If once was meant, give the result another name."
+                )
     return notes
 
 
 def _is_array(value: Any) -> bool:
     kind = type(value)
     return kind.__module__.partition(".")[0] in ("torch", "numpy", "pandas") and kind.__name__ in (
-        "Tensor", "ndarray", "DataFrame")
+        "Tensor",
+        "ndarray",
+        "DataFrame",
+    )

@@ -30,12 +30,30 @@ def kept(given: Iterable[Any], history: History, error: BaseException | None) ->
             found.append(_output(one, history))
         elif one.how == "traceback":
             where = _failed(error, history) or one.where
-            found.append(Kept("traceback", one.name, one.bytes, one.what, _largest(error),
-                              *_freed("", _number(where), history), where=where))
+            found.append(
+                Kept(
+                    "traceback",
+                    one.name,
+                    one.bytes,
+                    one.what,
+                    _largest(error),
+                    *_freed("", _number(where), history),
+                    where=where,
+                )
+            )
         elif one.how == "loss":
             where = _appended(one.name, history)
-            found.append(Kept("graph", one.name, one.bytes, one.what, one.name,
-                              *_freed(one.name, _number(where), history), where=where))
+            found.append(
+                Kept(
+                    "graph",
+                    one.name,
+                    one.bytes,
+                    one.what,
+                    one.name,
+                    *_freed(one.name, _number(where), history),
+                    where=where,
+                )
+            )
     return found
 
 
@@ -82,8 +100,11 @@ def _adds(call: ast.Call, name: str, root: str) -> bool:
     if not isinstance(call.func, ast.Attribute) or call.func.attr not in ("append", "extend"):
         return False
     of, given = ast.unparse(call.func.value), call.args[0] if call.args else None
-    number = isinstance(given, ast.Call) and (dotted(given.func) in ("float", "int") or isinstance(
-        given.func, ast.Attribute) and given.func.attr in ("item", "detach", "tolist"))
+    number = isinstance(given, ast.Call) and (
+        dotted(given.func) in ("float", "int")
+        or isinstance(given.func, ast.Attribute)
+        and given.func.attr in ("item", "detach", "tolist")
+    )
     return not number and (of in (name, root) or of.startswith(f"{name}["))
 
 
@@ -98,8 +119,17 @@ def _output(one: Any, history: History) -> Kept:
     text = cell.text_of(shown) if shown is not None else ""
     variable = next((n.id for n in ast.walk(shown) if isinstance(n, ast.Name)), "") if shown is not None else ""
     wanted, deleted, freed = _freed(variable, number, history)
-    return Kept("output", next(n for n in names if n.startswith("Out[")), one.bytes, one.what, text, wanted, deleted,
-                freed, cell.place(last.lineno if last is not None else None))
+    return Kept(
+        "output",
+        next(n for n in names if n.startswith("Out[")),
+        one.bytes,
+        one.what,
+        text,
+        wanted,
+        deleted,
+        freed,
+        cell.place(last.lineno if last is not None else None),
+    )
 
 
 def _freed(variable: str, number: int | None, history: History) -> tuple[str, bool, Where]:

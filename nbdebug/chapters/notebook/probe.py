@@ -40,20 +40,30 @@ def seen(names: Mapping[str, Any], shell: Any, memory: Iterable[Any] = ()) -> No
                 unchecked.append(f"{what}: looking at it failed ({type(wrong).__name__})")
                 return []
 
-        stale, broken = part("edited files", lambda: stale_modules(
-            mine, history, psutil.Process().create_time())) or ([], [])
+        stale, broken = part("edited files", lambda: stale_modules(mine, history, psutil.Process().create_time())) or (
+            [],
+            [],
+        )
         unchecked += [f"{file}: it can't be compiled now, so it was not compared" for file in broken]
-        notes = [*part("double runs", lambda: applied_twice(mine, history)),
-                 *part("settings", lambda: leftovers(mine, held, history))]
+        notes = [
+            *part("double runs", lambda: applied_twice(mine, history)),
+            *part("settings", lambda: leftovers(mine, held, history)),
+        ]
         given = list(memory)
         return NotebookFacts(
-            len(history.cells), len(met), tuple(stale), tuple(part("optimizers", lambda: left_behind(held, history))),
+            len(history.cells),
+            len(met),
+            tuple(stale),
+            tuple(part("optimizers", lambda: left_behind(held, history))),
             tuple(part("holders", lambda: stale_holders(mine, met, history))),
             tuple(part("hooks", lambda: hooks_registered_twice(met, history))),
             tuple(part("classes", lambda: redefined(mine, met, history, error))),
             tuple(part("outputs", lambda: kept(given, history, error))),
             tuple(part("the order of cells", lambda: too_early(mine, history, error))),
-            tuple(part("modes", lambda: modes_left(held, history, error))), tuple(notes), tuple(unchecked))
+            tuple(part("modes", lambda: modes_left(held, history, error))),
+            tuple(notes),
+            tuple(unchecked),
+        )
 
 
 def met_from(mine: Mapping[str, Any]) -> list[tuple[str, Any]]:

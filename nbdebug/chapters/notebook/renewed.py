@@ -13,8 +13,21 @@ from nbdebug.chapters.notebook.statements import dotted, names_in
 from nbdebug.chapters.notebook.uses import At, root_of, same_thing, stepped
 from nbdebug.finding import Where
 
-ADDS = frozenset({"add_module", "register_module", "register_parameter", "append", "extend", "insert", "setattr",
-                  "weight_norm", "spectral_norm", "register_parametrization", "load_state_dict"})
+ADDS = frozenset(
+    {
+        "add_module",
+        "register_module",
+        "register_parameter",
+        "append",
+        "extend",
+        "insert",
+        "setattr",
+        "weight_norm",
+        "spectral_norm",
+        "register_parametrization",
+        "load_state_dict",
+    }
+)
 """Calls that give a model parameters that it did not have."""
 
 
@@ -29,8 +42,15 @@ def left_behind(held: Held, history: History) -> list[LeftBehind]:
     return found
 
 
-def _link(held: Held, name: str, model: Any, missing: list[tuple[str, Any]], trained: int, optimizer: tuple[str, Any],
-          history: History) -> LeftBehind | None:
+def _link(
+    held: Held,
+    name: str,
+    model: Any,
+    missing: list[tuple[str, Any]],
+    trained: int,
+    optimizer: tuple[str, Any],
+    history: History,
+) -> LeftBehind | None:
     """What has come between this model and this optimizer, if the two belong together."""
     called, thing = optimizer
     made = _made(history, called)
@@ -52,9 +72,18 @@ def _link(held: Held, name: str, model: Any, missing: list[tuple[str, Any]], tra
         return None
     at, where = changed or ((0, 0), NOWHERE)
     used = grads or changed is not None and stepped(history, root_of(called), at) is not None
-    return LeftBehind(name, called, tuple(path for path, _ in missing), trained, len(strangers), how, used,
-                      history.text(made) if made is not None else "", where,
-                      history.place(made) if made is not None else NOWHERE)
+    return LeftBehind(
+        name,
+        called,
+        tuple(path for path, _ in missing),
+        trained,
+        len(strangers),
+        how,
+        used,
+        history.text(made) if made is not None else "",
+        where,
+        history.place(made) if made is not None else NOWHERE,
+    )
 
 
 def _made(history: History, optimizer: str) -> Binding | None:
@@ -63,8 +92,9 @@ def _made(history: History, optimizer: str) -> Binding | None:
     return bindings[-1] if bindings else None
 
 
-def _changed(name: str, missing: list[tuple[str, Any]], part: bool, made: Binding | None,
-             history: History) -> tuple[str, tuple[At, Where] | None]:
+def _changed(
+    name: str, missing: list[tuple[str, Any]], part: bool, made: Binding | None, history: History
+) -> tuple[str, tuple[At, Where] | None]:
     """The first statement behind the optimizer's that made the model anew, or replaced a part of it; and which."""
     since = made.at if made is not None else (0, 0)
     if part:
@@ -110,8 +140,9 @@ def _gives(node: ast.AST, parts: set[str]) -> bool:
     return isinstance(node, ast.Call) and dotted(node.func).rpartition(".")[2] in ADDS
 
 
-def _added(name: str, missing: list[tuple[str, Any]], made: Binding,
-           history: History) -> tuple[str, tuple[At, Where] | None]:
+def _added(
+    name: str, missing: list[tuple[str, Any]], made: Binding, history: History
+) -> tuple[str, tuple[At, Where] | None]:
     """A part that was added, or unfrozen, after the optimizer was made from all that the model had then."""
     if "requires_grad" in history.text(made):
         thawing = history.leading_to("requires_grad", "requires_grad_")
@@ -132,5 +163,3 @@ def _thaws(node: ast.AST) -> bool:
     if isinstance(node, ast.Call) and dotted(node.func).rpartition(".")[2] == "requires_grad_":
         return not node.args or isinstance(node.args[0], ast.Constant) and node.args[0].value is True
     return False
-
-

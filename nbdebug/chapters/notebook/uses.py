@@ -11,8 +11,25 @@ from nbdebug.finding import Where
 
 At = tuple[int, int]
 """A cell, and a line in it."""
-IDLE = frozenset({"state_dict", "load_state_dict", "zero_grad", "eval", "parameters", "named_parameters", "to",
-                  "modules", "named_modules", "get_last_lr", "add_param_group", "children", "cpu", "cuda", "close"})
+IDLE = frozenset(
+    {
+        "state_dict",
+        "load_state_dict",
+        "zero_grad",
+        "eval",
+        "parameters",
+        "named_parameters",
+        "to",
+        "modules",
+        "named_modules",
+        "get_last_lr",
+        "add_param_group",
+        "children",
+        "cpu",
+        "cuda",
+        "close",
+    }
+)
 """Methods that train nothing."""
 
 
@@ -48,7 +65,8 @@ def _reads_only(function: str) -> bool:
     """Whether a function that is given a variable only shows or stores it, or makes something new from it."""
     last = function.rpartition(".")[2]
     return last in ("print", "display", "len", "type", "id", "repr", "str", "isinstance", "save", "dir", "vars") or (
-        last[:1].isupper())
+        last[:1].isupper()
+    )
 
 
 def read(history: History, name: str, at: At) -> Where | None:
@@ -74,13 +92,19 @@ def same_thing(binding: Binding) -> bool:
     while isinstance(of, (ast.Attribute, ast.Call)):
         of = of.value if isinstance(of, ast.Attribute) else of.func
     last = dotted(value.func).rpartition(".")[2]
-    return isinstance(of, ast.Name) and of.id == name or (name in names_in(value) and last in (
-        "compile", "DataParallel", "DistributedDataParallel", "prepare", "to"))
+    return (
+        isinstance(of, ast.Name)
+        and of.id == name
+        or (name in names_in(value) and last in ("compile", "DataParallel", "DistributedDataParallel", "prepare", "to"))
+    )
 
 
 def _line(history: History, number: int, node: ast.AST) -> int | None:
     """The line of a node, where it stands in the cell itself and not in a function of another one."""
     line = getattr(node, "lineno", None)
-    own = any(getattr(s, "lineno", 0) <= (line or 0) <= (getattr(s, "end_lineno", 0) or 0)
-              and any(n is node for n in ast.walk(s)) for s in history.cells[number].body)
+    own = any(
+        getattr(s, "lineno", 0) <= (line or 0) <= (getattr(s, "end_lineno", 0) or 0)
+        and any(n is node for n in ast.walk(s))
+        for s in history.cells[number].body
+    )
     return line if own else None

@@ -29,8 +29,28 @@ MOST = 12
 """Events of one module that are kept."""
 LOST = 0.05
 """Share of an op's values that become zero from which it is told."""
-MOVES = frozenset({"to", "copy", "clone", "view", "expand", "slice", "select", "transpose", "permute",
-                   "detach", "t", "unsqueeze", "squeeze", "masked_fill", "where", "full", "full_like", "scalar_tensor"})
+MOVES = frozenset(
+    {
+        "to",
+        "copy",
+        "clone",
+        "view",
+        "expand",
+        "slice",
+        "select",
+        "transpose",
+        "permute",
+        "detach",
+        "t",
+        "unsqueeze",
+        "squeeze",
+        "masked_fill",
+        "where",
+        "full",
+        "full_like",
+        "scalar_tensor",
+    }
+)
 """Ops that compute nothing, or put constants where the user wants them."""
 
 
@@ -64,8 +84,11 @@ class Ops(TorchDispatchMode):
         if any(not bool(t.isfinite().all()) for t in given) or not all(map(math.isfinite, numbers)):
             return
         with contextlib.suppress(Exception):  # an op that float32 operands do not suit tells nothing
-            wanted = [t for t in tree_leaves(op(*cast(args, torch.float32), **cast(kwargs, torch.float32)))
-                      if isinstance(t, torch.Tensor) and t.is_floating_point()]
+            wanted = [
+                t
+                for t in tree_leaves(op(*cast(args, torch.float32), **cast(kwargs, torch.float32)))
+                if isinstance(t, torch.Tensor) and t.is_floating_point()
+            ]
             for got, full in zip(halves, wanted):
                 self._compare(name, got, full)
 
@@ -132,8 +155,15 @@ def _forward_of(module: nn.Module) -> Site | None:
 def _where(site: Site | None, phase: str, module: str, op: str | None = None) -> Where:
     if site is None:
         return Where(phase=phase, module=module, op=op)
-    return Where(phase=phase, module=module, op=op, file=site.file, line=site.line, text=source_text(site),
-                 cell=cell_name(site.file))
+    return Where(
+        phase=phase,
+        module=module,
+        op=op,
+        file=site.file,
+        line=site.line,
+        text=source_text(site),
+        cell=cell_name(site.file),
+    )
 
 
 def _again(name: str, half: nn.Module, copies: Copies, seen: dict[str, Any]) -> Iterator[Event]:
@@ -175,8 +205,9 @@ def rounded(name: str, copies: Copies, kept: frozenset[str]) -> nn.Module:
     own = module.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = tree_map(lambda v: _rounded(v, copies.dtype) if isinstance(v, torch.Tensor) else v,
-                                (args, kwargs))
+        args, kwargs = tree_map(
+            lambda v: _rounded(v, copies.dtype) if isinstance(v, torch.Tensor) else v, (args, kwargs)
+        )
         return own(*args, **kwargs)
 
     module.forward = forward

@@ -1,13 +1,13 @@
 """All that the rules of this chapter know: numbers, names and places; no tensors.
 
-    PrecisionFacts
-    ├── float32, half, mixed: Step   the step in float32, in half precision, and with the kept modules in float32
-    ├── culprits: Culprit            the modules that have to be kept, each with what goes wrong in it
-    ├── modules: Module              every module: the sizes of its values against the dtype's ends, its own error
-    ├── tries: Tried                 what was tried, in order
-    ├── scaling: Scaling             gradients that half precision loses to zero, and what a loss scale does to them
-    ├── exact: Exact                 the step in float64: how far off float32 itself is
-    └── order: Order                 a step whose gradients are changed before the loss scale is taken out of them
+PrecisionFacts
+├── float32, half, mixed: Step   the step in float32, in half precision, and with the kept modules in float32
+├── culprits: Culprit            the modules that have to be kept, each with what goes wrong in it
+├── modules: Module              every module: the sizes of its values against the dtype's ends, its own error
+├── tries: Tried                 what was tried, in order
+├── scaling: Scaling             gradients that half precision loses to zero, and what a loss scale does to them
+├── exact: Exact                 the step in float64: how far off float32 itself is
+└── order: Order                 a step whose gradients are changed before the loss scale is taken out of them
 """
 
 from __future__ import annotations

@@ -60,8 +60,11 @@ def keep_fp32(model: nn.Module, modules: str | Iterable[str]) -> Kept:
         if not fits:
             raise ValueError(f"no module of the model is called {pattern!r}")
         found += fits
-    tops = [name for name in known if name in found and not any(
-        other != name and (not other or name.startswith(other + ".")) for other in found)]
+    tops = [
+        name
+        for name in known
+        if name in found and not any(other != name and (not other or name.startswith(other + ".")) for other in found)
+    ]
     return Kept(model, tuple(tops))
 
 

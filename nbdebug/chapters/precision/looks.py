@@ -52,12 +52,37 @@ def first(copies: Copies, trials: Trials, measured: Measured, tolerance: float, 
     double = exact.look(copies, trials, plain)
     errors = {} if isinstance(double, str) else double.errors
     unchecked = (f"How far off float32 itself is, against float64: {double}",) if isinstance(double, str) else ()
-    modules = tuple(Module(s.name, s.kind, s.largest, s.smallest, s.tiny, s.error, s.broken, s.gradient,
-                           s.gradient_tiny, s.calls, s.leaf, errors.get(s.name)) for s in measured.modules.values())
-    return PrecisionFacts(str(copies.dtype).removeprefix("torch."), copies.mode, tolerance, info.max, info.tiny,
-                          step_of(plain, measured.outcome), step_of(half, measured.outcome), modules=modules,
-                          scaling=_scaling(half, copies, trials, plain), epsilon=_epsilon(optimizer, copies),
-                          exact=None if isinstance(double, str) else double, unchecked=unchecked)
+    modules = tuple(
+        Module(
+            s.name,
+            s.kind,
+            s.largest,
+            s.smallest,
+            s.tiny,
+            s.error,
+            s.broken,
+            s.gradient,
+            s.gradient_tiny,
+            s.calls,
+            s.leaf,
+            errors.get(s.name),
+        )
+        for s in measured.modules.values()
+    )
+    return PrecisionFacts(
+        str(copies.dtype).removeprefix("torch."),
+        copies.mode,
+        tolerance,
+        info.max,
+        info.tiny,
+        step_of(plain, measured.outcome),
+        step_of(half, measured.outcome),
+        modules=modules,
+        scaling=_scaling(half, copies, trials, plain),
+        epsilon=_epsilon(optimizer, copies),
+        exact=None if isinstance(double, str) else double,
+        unchecked=unchecked,
+    )
 
 
 def tree(model: nn.Module, measured: Measured) -> Tree:
@@ -65,31 +90,59 @@ def tree(model: nn.Module, measured: Measured) -> Tree:
     return Tree([name for name, _ in model.named_modules()], ["", *measured.modules], plain)
 
 
-def finished(facts: PrecisionFacts, copies: Copies, trials: Trials, measured: Measured, kept: tuple[str, ...],
-             tried: tuple[Tried, ...], tries: Search, stopped: str) -> PrecisionFacts:
+def finished(
+    facts: PrecisionFacts,
+    copies: Copies,
+    trials: Trials,
+    measured: Measured,
+    kept: tuple[str, ...],
+    tried: tuple[Tried, ...],
+    tries: Search,
+    stopped: str,
+) -> PrecisionFacts:
     """The facts with what the search has found."""
-    facts = dataclasses.replace(facts, tries=tried, kept=kept, stopped=stopped,
-                                minimal=not kept or (not stopped and tries.minimal()))
+    facts = dataclasses.replace(
+        facts, tries=tried, kept=kept, stopped=stopped, minimal=not kept or (not stopped and tries.minimal())
+    )
     if not kept:
         return facts
     mixed = step_of(timed(trials, copies.half(kept), copies.running), measured.outcome)
     seen = cause.look(kept[:CULPRITS], copies, trials)
-    culprits = tuple(_culprit(name, *seen[name], copies, trials, measured, frozenset(kept), facts.tolerance)
-                     for name in seen)
+    culprits = tuple(
+        _culprit(name, *seen[name], copies, trials, measured, frozenset(kept), facts.tolerance) for name in seen
+    )
     more = (f"What goes wrong in {len(kept) - CULPRITS} further modules",) if len(kept) > CULPRITS else ()
     return dataclasses.replace(facts, mixed=mixed, culprits=culprits, unchecked=facts.unchecked + more)
 
 
-def _culprit(name: str, events: tuple[Event, ...], place: Where, copies: Copies, trials: Trials, measured: Measured,
-             kept: frozenset[str], tolerance: float) -> Culprit:
+def _culprit(
+    name: str,
+    events: tuple[Event, ...],
+    place: Where,
+    copies: Copies,
+    trials: Trials,
+    measured: Measured,
+    kept: frozenset[str],
+    tolerance: float,
+) -> Culprit:
     without = trials.run(copies.half(kept - {name}), copies.running)
     wrong = None
     if not any(e.what == "overflow" for e in events):
         wrong = off(trials.run(cause.rounded(name, copies, kept), copies.running), measured.outcome) > tolerance
     seen = measured.modules.get(name)
     kind = type(copies.model.get_submodule(name)).__name__
-    return Culprit(name, kind, off(without, measured.outcome), events, wrong, seen.error if seen else 0.0,
-                   seen.largest if seen else 0.0, without.bad, place, without.error)
+    return Culprit(
+        name,
+        kind,
+        off(without, measured.outcome),
+        events,
+        wrong,
+        seen.error if seen else 0.0,
+        seen.largest if seen else 0.0,
+        without.bad,
+        place,
+        without.error,
+    )
 
 
 def _scaling(half: Outcome, copies: Copies, trials: Trials, reference: Outcome) -> Scaling | None:

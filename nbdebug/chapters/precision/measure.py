@@ -97,8 +97,15 @@ class Measured:
     def _after(self, name: str) -> Callable[..., None]:
         def after(module: nn.Module, args: tuple, output: Any) -> None:
             call = self._running.pop()
-            seen = self.modules.setdefault(name, Seen(name, type(module).__name__, not list(module.children()),
-                                                      parameters=sum(p.numel() for p in module.parameters())))
+            seen = self.modules.setdefault(
+                name,
+                Seen(
+                    name,
+                    type(module).__name__,
+                    not list(module.children()),
+                    parameters=sum(p.numel() for p in module.parameters()),
+                ),
+            )
             seen.calls += 1
             floats = [t for t in tree_leaves(output) if isinstance(t, torch.Tensor) and t.is_floating_point()]
             self._sizes(seen, floats)
@@ -150,8 +157,11 @@ class Measured:
         made = [t for t in tree_leaves(output) if isinstance(t, torch.Tensor) and t.is_floating_point()][place]
         if not made.requires_grad or not bool(made.isfinite().all()):
             return False
-        sources = [t for t in (*tree_leaves((args, kwargs)), *module.parameters())
-                   if isinstance(t, torch.Tensor) and t.requires_grad]
+        sources = [
+            t
+            for t in (*tree_leaves((args, kwargs)), *module.parameters())
+            if isinstance(t, torch.Tensor) and t.requires_grad
+        ]
         gradients = torch.autograd.grad(made, sources, gradient.to(made.dtype), allow_unused=True)
         return not all(bool(g.isfinite().all()) for g in gradients if g is not None)
 

@@ -97,8 +97,13 @@ class Writes(TorchDispatchMode):
 
     def __torch_dispatch__(self, op: Any, kinds: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         watched = self.watched
-        if (watched.run.at is None and watched.run.left and not watched.run.unscaled and op._schema.is_mutable
-                and torch._C._current_autograd_node() is None):
+        if (
+            watched.run.at is None
+            and watched.run.left
+            and not watched.run.unscaled
+            and op._schema.is_mutable
+            and torch._C._current_autograd_node() is None
+        ):
             held = {g.data_ptr() for g in watched.gradients()}
             if any(isinstance(t, torch.Tensor) and t.data_ptr() in held for t in tree_leaves(args[:1])):
                 watched.run.at = locate()
@@ -133,8 +138,16 @@ def look(ask: Callable[[], Any], model: nn.Module, trials: Trials, scaler: Any) 
     if not _depends(one, other):
         return None
     mended = run(scale, True).run
-    return Order(scale, one.left, one.written, one.got or 0.0, other.got or 0.0, mended.got or 0.0, not one.unscaled,
-                 _where(one.at))
+    return Order(
+        scale,
+        one.left,
+        one.written,
+        one.got or 0.0,
+        other.got or 0.0,
+        mended.got or 0.0,
+        not one.unscaled,
+        _where(one.at),
+    )
 
 
 def _depends(one: Run, other: Run) -> bool:

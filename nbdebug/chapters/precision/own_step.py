@@ -39,8 +39,12 @@ class OwnStep:
         self._optimizers.attach()
         kind: Any = torch.amp.GradScaler
         ours: dict[str, Callable[..., Any]] = {
-            "scale": self._scaled, "unscale_": lambda scaler, optimizer: self.unscaling(optimizer),
-            "step": self._step_of, "update": lambda scaler, *new: None, "get_scale": lambda scaler: self.scale}
+            "scale": self._scaled,
+            "unscale_": lambda scaler, optimizer: self.unscaling(optimizer),
+            "step": self._step_of,
+            "update": lambda scaler, *new: None,
+            "get_scale": lambda scaler: self.scale,
+        }
         for name, method in ours.items():
             self._scaler_methods[name] = getattr(kind, name)
             setattr(kind, name, _of_enabled(self._scaler_methods[name], method))
@@ -57,7 +61,8 @@ class OwnStep:
         if call.accumulate:
             self.backward = True
             self.loss += sum(float(root.detach()) for root in call.roots if root.numel() == 1) / (
-                1.0 if self.scaler is None else self.scale)
+                1.0 if self.scaler is None else self.scale
+            )
 
     def _ended(self, call: Backward, result: Any) -> None:
         if call.accumulate:

@@ -31,10 +31,20 @@ TOLERANCE = 0.05
 by less than 0.1% in all models tried, those at fault by 5% and more."""
 
 
-def precision(model: nn.Module, batch: Any, loss_fn: Callable[[Any, Any], torch.Tensor],
-              dtype: str | torch.dtype = "float16", *, mode: str = "autocast", tolerance: float = TOLERANCE,
-              budget: float | None = None, more_batches: Sequence[Any] = (), optimizer: Any = None,
-              step: Callable[[], Any] | None = None, progress: bool = True) -> PrecisionReport:
+def precision(
+    model: nn.Module,
+    batch: Any,
+    loss_fn: Callable[[Any, Any], torch.Tensor],
+    dtype: str | torch.dtype = "float16",
+    *,
+    mode: str = "autocast",
+    tolerance: float = TOLERANCE,
+    budget: float | None = None,
+    more_batches: Sequence[Any] = (),
+    optimizer: Any = None,
+    step: Callable[[], Any] | None = None,
+    progress: bool = True,
+) -> PrecisionReport:
     """Find the smallest set of modules that must stay in float32; the report's `fp32_modules`.
 
     loss_fn: `loss_fn(model, batch)`, or a criterion of (outputs, targets) for batches of a pair; it may make the whole
@@ -67,8 +77,15 @@ def precision(model: nn.Module, batch: Any, loss_fn: Callable[[Any, Any], torch.
     return report_of(facts, mode, model)
 
 
-def _found(copies: Copies, trials: Trials, measured: Measured, tolerance: float, budget: float | None, optimizer: Any,
-           progress: bool) -> PrecisionFacts:
+def _found(
+    copies: Copies,
+    trials: Trials,
+    measured: Measured,
+    tolerance: float,
+    budget: float | None,
+    optimizer: Any,
+    progress: bool,
+) -> PrecisionFacts:
     """The search, and what is looked up about what it found."""
     distances: dict[frozenset[str], float] = {}
     ends = None if budget is None else time.monotonic() + budget
@@ -123,8 +140,13 @@ class _bar:
 
 
 def _dtype(given: str | torch.dtype) -> torch.dtype:
-    known = {"float16": torch.float16, "half": torch.float16, "fp16": torch.float16, "bfloat16": torch.bfloat16,
-             "bf16": torch.bfloat16}
+    known = {
+        "float16": torch.float16,
+        "half": torch.float16,
+        "fp16": torch.float16,
+        "bfloat16": torch.bfloat16,
+        "bf16": torch.bfloat16,
+    }
     found = given if given in known.values() else known.get(str(given).removeprefix("torch."))
     if not isinstance(found, torch.dtype):
         raise ValueError(f'dtype is "float16" or "bfloat16"; got {given!r}')

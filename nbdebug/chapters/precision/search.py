@@ -88,8 +88,9 @@ class Search:
         return next((t for t in self.tries if not t.worked and rest <= self.spread(t.kept)), None)
 
 
-def smallest(search: Search, units: Sequence[str], suspects: Sequence[str] = (),
-             held: frozenset[str] = frozenset()) -> frozenset[str]:
+def smallest(
+    search: Search, units: Sequence[str], suspects: Sequence[str] = (), held: frozenset[str] = frozenset()
+) -> frozenset[str]:
     """Of `units`, those that have to be kept beside `held`; empty when none has. Keeping all of them is taken to work.
 
     At most about k log2(n / k) + 2 k tries for k culprits among n units, and k + 2 where the suspects are the culprits.

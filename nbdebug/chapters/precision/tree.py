@@ -22,7 +22,8 @@ class Tree:
         self.called, self.plain = set(called), set(plain)
         self._below: Mapping[str, frozenset[str]] = {
             name: frozenset(n for n in self.names if not name or n == name or n.startswith(name + "."))
-            for name in self.names}
+            for name in self.names
+        }
 
     def spread(self, kept: frozenset[str]) -> frozenset[str]:
         """These modules and all that is in them."""
@@ -35,18 +36,32 @@ class Tree:
         """The nearest modules below that the step calls: a ModuleList is never called, what is in it is."""
         found: list[str] = []
         for below in self.names:
-            if below != name and below in self._below[name] and below in self.called and not any(
-                    below in self._below[other] for other in found):
+            if (
+                below != name
+                and below in self._below[name]
+                and below in self.called
+                and not any(below in self._below[other] for other in found)
+            ):
                 found.append(below)
         return found
 
     def units(self) -> list[str]:
         """The innermost modules with code of their own, and the leaves that are in none of them."""
-        inner = [name for name in self.names if name and name in self.called and name not in self.plain
-                 and (below := self.children(name)) and not any(map(self.children, below))]
+        inner = [
+            name
+            for name in self.names
+            if name
+            and name in self.called
+            and name not in self.plain
+            and (below := self.children(name))
+            and not any(map(self.children, below))
+        ]
         inside = self.spread(frozenset(inner))
-        return [name for name in self.names if name in self.called and (
-            name in inner or (name not in inside and not self.children(name)))]
+        return [
+            name
+            for name in self.names
+            if name in self.called and (name in inner or (name not in inside and not self.children(name)))
+        ]
 
     def all_in(self, units: Iterable[str]) -> bool:
         """Whether everything is done in these units: then keeping all of them is keeping the whole model."""

@@ -35,9 +35,14 @@ def _told(fix: Fix, attempt: Attempt) -> Fix:
         return dataclasses.replace(fix, after={"why not": attempt.why})
     steps = len(attempt.as_is) - 1, len(attempt.fixed) - 1
     after: dict[str, Any] = {
-        "undecided": attempt.why or None, "one batch": attempt.how, "loss as it is": _end(attempt.as_is),
-        "loss with the fix": _end(attempt.fixed), "steps": max(steps),
-        "steps with the fix": steps[1] if 0 < steps[1] < steps[0] else None, "optimizer": attempt.optimizer}
+        "undecided": attempt.why or None,
+        "one batch": attempt.how,
+        "loss as it is": _end(attempt.as_is),
+        "loss with the fix": _end(attempt.fixed),
+        "steps": max(steps),
+        "steps with the fix": steps[1] if 0 < steps[1] < steps[0] else None,
+        "optimizer": attempt.optimizer,
+    }
     return dataclasses.replace(fix, verified=attempt.verified, after={k: v for k, v in after.items() if v is not None})
 
 

@@ -24,9 +24,18 @@ from nbdebug.finding import Report
 from nbdebug.observe.asking import asked
 
 
-def diagnose(train: Callable[..., Any], *, model: torch.nn.Module, optimizer: Any,
-             loss_fn: Callable[[Any, Any], Any] | None = None, train_loader: Any = None, val_loader: Any = None,
-             scheduler: Any = None, keep: bool = False, progress: bool = True) -> Report:
+def diagnose(
+    train: Callable[..., Any],
+    *,
+    model: torch.nn.Module,
+    optimizer: Any,
+    loss_fn: Callable[[Any, Any], Any] | None = None,
+    train_loader: Any = None,
+    val_loader: Any = None,
+    scheduler: Any = None,
+    keep: bool = False,
+    progress: bool = True,
+) -> Report:
     """Run `train(callback)` once and say why it does not learn as it should, with the fix tried.
 
     train: your own loop; it calls `callback(step, loss)` after each step. optimizer: one, or several in a list.
@@ -54,8 +63,9 @@ def diagnose(train: Callable[..., Any], *, model: torch.nn.Module, optimizer: An
     return report_of(facts, name_all(facts), "diagnose(train)", _subject(given))
 
 
-def asked_of(train: Any, model: Any, optimizer: Any, loss_fn: Any, train_loader: Any, val_loader: Any,
-             scheduler: Any) -> Asked:
+def asked_of(
+    train: Any, model: Any, optimizer: Any, loss_fn: Any, train_loader: Any, val_loader: Any, scheduler: Any
+) -> Asked:
     """The arguments, checked. Raises TypeError, quoting what was given."""
     if not callable(train):
         raise TypeError(f"diagnose takes your training loop, a function that is called with a callback; got {train!r}")
@@ -79,8 +89,15 @@ def _before(given: Asked) -> Before:
     if given.loss_fn is None or given.train_loader is None:
         return Before()
     try:
-        return look(given.model, given.train_loader, given.loss_fn, optimizer=given.optimizers,
-                    val_loader=given.val_loader, scheduler=given.scheduler, by_heart=False)
+        return look(
+            given.model,
+            given.train_loader,
+            given.loss_fn,
+            optimizer=given.optimizers,
+            val_loader=given.val_loader,
+            scheduler=given.scheduler,
+            by_heart=False,
+        )
     except Exception as fault:  # the border: if it is the user's own, the run meets it as well, and passes it on
         return Before(unchecked=(f"What can be known before training: {type(fault).__name__}: {fault}",))
 

@@ -14,8 +14,16 @@ from nbdebug.chapters.training.rules import name_all
 from nbdebug.finding import Report
 
 
-def preflight(model: torch.nn.Module, loader: Any, loss_fn: Callable[..., Any], *, optimizer: Any = None,
-              val_loader: Any = None, scheduler: Any = None, seconds: float = SECONDS) -> Report:
+def preflight(
+    model: torch.nn.Module,
+    loader: Any,
+    loss_fn: Callable[..., Any],
+    *,
+    optimizer: Any = None,
+    val_loader: Any = None,
+    scheduler: Any = None,
+    seconds: float = SECONDS,
+) -> Report:
     """Look at everything that can be known before training, and name what would keep the model from learning.
 
     loader: training batches, to be read more than once (a DataLoader, a list). loss_fn: `loss_fn(model, batch)`, or
@@ -38,10 +46,14 @@ def preflight(model: torch.nn.Module, loader: Any, loss_fn: Callable[..., Any], 
     """
     if not isinstance(seconds, (int, float)) or not seconds > 0:
         raise ValueError(f"seconds takes a number above 0; got {seconds!r}")
-    before = look(model, loader, loss_fn, optimizer=optimizer, val_loader=val_loader, scheduler=scheduler,
-                  seconds=seconds)
-    optimizers = optimizer.values() if isinstance(optimizer, dict) else (
-        optimizer if isinstance(optimizer, (list, tuple)) else [optimizer] * (optimizer is not None))
+    before = look(
+        model, loader, loss_fn, optimizer=optimizer, val_loader=val_loader, scheduler=scheduler, seconds=seconds
+    )
+    optimizers = (
+        optimizer.values()
+        if isinstance(optimizer, dict)
+        else (optimizer if isinstance(optimizer, (list, tuple)) else [optimizer] * (optimizer is not None))
+    )
     trained = " and ".join(type(o).__name__ for o in optimizers)
     subject = f"a model of type {type(model).__name__}" + (f", trained by {trained}" if trained else "")
     return report_of(before, name_all(TrainingFacts(before)), f"{subject}; the loss was taken as {before.form}")

@@ -18,13 +18,21 @@ from nbdebug.chapters.training.rules.run_words import short
 from nbdebug.finding import Finding, Report, RuledOut
 
 TRIALS = {
-    "zero-grad-missing": ("zero_grad",), "gradients-cleared-before-step": ("zero_grad",),
-    "clip-before-unscale": ("unscaled first",), "eval-mode-in-training": ("train mode",),
-    "loss-spike": ("without the batch",), "unshuffled-data": ("shuffled",),
-    "label-noise": ("without doubtful labels",), "plateau": ("level rate",), "scheduler-order": ("level rate",),
-    "frozen-parameters": ("unfrozen",), "dead-relu": ("rescaled", "normalised"),
-    "saturated-activation": ("rescaled", "normalised"), "vanishing-gradients": ("relu",),
-    "exploding-gradients": ("clip",), "lr-too-high": ("lr/",),
+    "zero-grad-missing": ("zero_grad",),
+    "gradients-cleared-before-step": ("zero_grad",),
+    "clip-before-unscale": ("unscaled first",),
+    "eval-mode-in-training": ("train mode",),
+    "loss-spike": ("without the batch",),
+    "unshuffled-data": ("shuffled",),
+    "label-noise": ("without doubtful labels",),
+    "plateau": ("level rate",),
+    "scheduler-order": ("level rate",),
+    "frozen-parameters": ("unfrozen",),
+    "dead-relu": ("rescaled", "normalised"),
+    "saturated-activation": ("rescaled", "normalised"),
+    "vanishing-gradients": ("relu",),
+    "exploding-gradients": ("clip",),
+    "lr-too-high": ("lr/",),
     "lr-too-low": ("lr*",),
     "over-regularized": ("no penalty", "no weight decay", "less dropout"),
 }
@@ -71,16 +79,25 @@ def report_of(facts: TrainingFacts, findings: list[Finding], question: str, subj
     unchecked = (*(before.unchecked if before is not None else ()), *run.unchecked)
     seen_before = ruled_out(before, named) if before is not None and before.loss is not None else ()
     out = (*seen_before, *_ruled_out(run, named))
-    return Report(question, tuple(findings), tuple({r.what: r for r in out}.values()), tuple(dict.fromkeys(unchecked)),
-                  tuple(notes), subject, _drawn(run, findings))
+    return Report(
+        question,
+        tuple(findings),
+        tuple({r.what: r for r in out}.values()),
+        tuple(dict.fromkeys(unchecked)),
+        tuple(notes),
+        subject,
+        _drawn(run, findings),
+    )
 
 
 def _course(run: RunFacts) -> str:
     if not run.losses:
         return "The loop never called its callback: no loss was seen."
     val = [c.val for c in run.checkups if c.val is not None]
-    said = (f"{len(run.losses):,} steps in {run.seconds:.1f} s; on fixed training batches the loss went from "
-            f"{short(signs.first(run))} to {short(signs.last(run))}")
+    said = (
+        f"{len(run.losses):,} steps in {run.seconds:.1f} s; on fixed training batches the loss went from "
+        f"{short(signs.first(run))} to {short(signs.last(run))}"
+    )
     return said + (f", on validation batches from {short(val[0])} to {short(val[-1])}." if val else ".")
 
 
@@ -89,9 +106,12 @@ def _with_reasons(finding: Finding, run: RunFacts) -> Finding:
     why = next((line.partition(": ")[2] for line in run.unchecked if line.startswith("Experiments: ")), "")
     if not why:
         return finding
-    fixes = (dataclasses.replace(fix, after={"why not": why})
-             if fix.verified is None and fix.after.get("why not", UNREPEATED) == UNREPEATED else fix
-             for fix in finding.fixes)
+    fixes = (
+        dataclasses.replace(fix, after={"why not": why})
+        if fix.verified is None and fix.after.get("why not", UNREPEATED) == UNREPEATED
+        else fix
+        for fix in finding.fixes
+    )
     return dataclasses.replace(finding, fixes=tuple(fixes))
 
 
@@ -100,10 +120,15 @@ def _drawn(run: RunFacts, findings: list[Finding]) -> dict[str, Any]:
     curves: dict[str, Any] = {"as it is": points(run.losses)}
     trial = next((t for f in findings[:1] if (t := _trial_of(run, slug(f))) is not None), None)
     if trial is not None and trial.changed:
-        curves = {"as it is": points(trial.as_is or run.losses, trial.end_as_is),
-                  "with the fix": points(trial.changed, trial.end_changed)}
-    return {"steps": len(run.losses), "curves": curves, "checkups": [
-        {"step": c.step, "training": c.train, "validation": c.val} for c in run.checkups]}
+        curves = {
+            "as it is": points(trial.as_is or run.losses, trial.end_as_is),
+            "with the fix": points(trial.changed, trial.end_changed),
+        }
+    return {
+        "steps": len(run.losses),
+        "curves": curves,
+        "checkups": [{"step": c.step, "training": c.train, "validation": c.val} for c in run.checkups],
+    }
 
 
 def _trial_of(run: RunFacts, code: str) -> Trial | None:
@@ -114,22 +139,29 @@ def _trial_of(run: RunFacts, code: str) -> Trial | None:
 def _ruled_out(run: RunFacts, named: set[str]) -> Iterable[RuledOut]:
     """What was looked for and is not there, with the number that says so."""
     if run.stale.steps > 1 and "zero-grad-missing" not in named:
-        yield RuledOut("gradients that are never cleared",
-                       f"{run.stale.share:.0%} of {run.stale.steps} steps found old ones")
+        yield RuledOut(
+            "gradients that are never cleared", f"{run.stale.share:.0%} of {run.stale.steps} steps found old ones"
+        )
     if run.scaler is not None and "clip-before-unscale" not in named:
         yield RuledOut("clipping before unscaling", f"{run.scaler.clipped} of {run.scaler.steps} steps did so")
     trained = [m for m in run.modes if m.trained]
     if trained and "eval-mode-in-training" not in named:
-        yield RuledOut("training in eval mode", f"`{trained[0].module}` ran in train mode in {trained[0].trained} "
-                       f"steps, in eval mode in {trained[0].evaluated}")
+        yield RuledOut(
+            "training in eval mode",
+            f"`{trained[0].module}` ran in train mode in {trained[0].trained} "
+            f"steps, in eval mode in {trained[0].evaluated}",
+        )
     if run.order.batches >= 4 and "unshuffled-data" not in named:
-        yield RuledOut("unshuffled data", f"batch means differ {run.order.spread:.2g} times as much as by a shuffle "
-                       "(over 3 would count)")
+        yield RuledOut(
+            "unshuffled data",
+            f"batch means differ {run.order.spread:.2g} times as much as by a shuffle (over 3 would count)",
+        )
     updates = [la.update for la in run.layers if math.isfinite(la.update)]
     usual = bool(updates) and signs.SMALL_UPDATE < max(updates) < signs.LARGE_UPDATE
     if usual and not named & {"lr-too-low", "lr-too-high"}:
-        yield RuledOut("a learning rate that is far off", f"updates are {min(updates):.0e} to {max(updates):.0e} of "
-                       "the weights")
+        yield RuledOut(
+            "a learning rate that is far off", f"updates are {min(updates):.0e} to {max(updates):.0e} of the weights"
+        )
     yield from _ruled_out_layers(run, named)
     val = [c.val for c in run.checkups if c.val is not None]
     if val and not signs.blew_up(run) and val[-1] <= ROSE * min(val) and not named & HEARTS:
@@ -146,8 +178,9 @@ def _ruled_out_by_trial(run: RunFacts) -> Iterable[RuledOut]:
         name, trial = min(kind, key=lambda item: item[1].end_changed)
         step = (run.spike or {}).get("step")
         how = how.format(factor=name[3:], batch="its batch" if step is None else f"the batch of step {step}")
-        yield RuledOut(cause, f"tried: {how} the loss ends at {short(trial.end_changed)}, as it is at "
-                              f"{short(trial.end_as_is)}")
+        yield RuledOut(
+            cause, f"tried: {how} the loss ends at {short(trial.end_changed)}, as it is at {short(trial.end_as_is)}"
+        )
 
 
 def _ruled_out_layers(run: RunFacts, named: set[str]) -> Iterable[RuledOut]:
@@ -160,5 +193,6 @@ def _ruled_out_layers(run: RunFacts, named: set[str]) -> Iterable[RuledOut]:
     layers = [la for la in run.layers if la.first > 0]
     if len(layers) > 2 and "vanishing-gradients" not in named:
         weakest, strongest = min(la.first for la in layers), max(la.first for la in layers)
-        yield RuledOut("vanishing gradients",
-                       f"the weakest layer's gradient is {weakest / strongest:.1e} of the strongest's")
+        yield RuledOut(
+            "vanishing gradients", f"the weakest layer's gradient is {weakest / strongest:.1e} of the strongest's"
+        )

@@ -22,6 +22,7 @@ def build(fixed=False):
     importlib.invalidate_caches()
     import losses_w4
     from losses_w4 import focal
+
     file.write_text(NEW)
     if fixed:
         importlib.reload(losses_w4)

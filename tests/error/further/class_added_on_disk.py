@@ -17,6 +17,7 @@ def build(fixed=False):
     sys.modules.pop("heads_v6", None)
     importlib.invalidate_caches()
     import heads_v6
+
     file.write_text("class LinearHead:\n    pass\n\n\nclass MlpHead:\n    depth = 2\n")
     if fixed:
         importlib.reload(heads_v6)
@@ -24,6 +25,7 @@ def build(fixed=False):
     def make(kind):
         if kind == "mlp":
             from heads_v6 import MlpHead
+
             return MlpHead().depth
         return heads_v6.LinearHead()
 

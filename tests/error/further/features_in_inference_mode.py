@@ -14,7 +14,7 @@ class Probe:
         self.opt = torch.optim.SGD(self.head.parameters(), 0.1)
 
     def cache(self, x, fixed):
-        with (torch.no_grad() if fixed else torch.inference_mode()):
+        with torch.no_grad() if fixed else torch.inference_mode():
             return self.trunk(x)
 
     def fit(self, x, y, fixed):

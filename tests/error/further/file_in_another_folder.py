@@ -22,6 +22,7 @@ def build(fixed=False):
 
     def trigger():
         import augment_p8
+
         return augment_p8.FLIP
 
     return SimpleNamespace(trigger=trigger)

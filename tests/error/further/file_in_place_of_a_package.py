@@ -23,6 +23,7 @@ def build(fixed=False):
 
     def trigger():
         from utils_q3.metrics import f1
+
         return f1([1], [1])
 
     return SimpleNamespace(trigger=trigger)

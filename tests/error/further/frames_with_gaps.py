@@ -8,13 +8,16 @@ from torch import nn
 
 EXPECT = {"code": "error/cudnn-not-supported", "names": ["up", "frames"]}
 FAKE = {}
-exec("""
+exec(
+    """
 def conv_transpose2d(input, weight, *rest):
     if not input.is_contiguous():
         raise RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in a "
                            "non-contiguous input.")
     return input
-""", FAKE)
+""",
+    FAKE,
+)
 
 
 class Decoder(nn.Module):

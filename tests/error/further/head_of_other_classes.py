@@ -6,14 +6,20 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-EXPECT = {"code": "error/state-dict-mismatch", "names": ["classifier.1.weight", "classifier.1.bias"],
-          "also": ["checkpoint/shape-changed"]}
+EXPECT = {
+    "code": "error/state-dict-mismatch",
+    "names": ["classifier.1.weight", "classifier.1.bias"],
+    "also": ["checkpoint/shape-changed"],
+}
 
 
 def mobilenet(num_classes=1000):
-    return nn.Sequential(OrderedDict(features=nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU6(), nn.AdaptiveAvgPool2d(1),
-                                                            nn.Flatten()),
-                                     classifier=nn.Sequential(nn.Dropout(0.2), nn.Linear(6, num_classes))))
+    return nn.Sequential(
+        OrderedDict(
+            features=nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU6(), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+            classifier=nn.Sequential(nn.Dropout(0.2), nn.Linear(6, num_classes)),
+        )
+    )
 
 
 class Experiment:

@@ -20,6 +20,7 @@ def build(fixed=False):
     sys.modules.pop("metric_x7", None)
     importlib.invalidate_caches()
     import metric_x7
+
     (folder / "metric_x7.py").write_text(NEW)
     if fixed:
         importlib.reload(metric_x7)

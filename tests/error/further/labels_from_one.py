@@ -6,8 +6,11 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-EXPECT = {"code": "error/index-out-of-range", "names": ["label"],
-          "also": ["data/label-out-of-range", "nan/label-out-of-range"]}
+EXPECT = {
+    "code": "error/index-out-of-range",
+    "names": ["label"],
+    "also": ["data/label-out-of-range", "nan/label-out-of-range"],
+}
 Sample = namedtuple("Sample", "signal label")
 
 

@@ -30,7 +30,7 @@ def build(fixed=False):
 
     def main():
         for _epoch in range(2):
-            for (words, labels) in torch.utils.data.DataLoader(ChatDataset(fixed), batch_size=8, shuffle=True):
+            for words, labels in torch.utils.data.DataLoader(ChatDataset(fixed), batch_size=8, shuffle=True):
                 outputs = model(words)
                 loss = criterion(outputs, labels)
                 opt.zero_grad()

@@ -23,6 +23,7 @@ def build(fixed=False):
 
     def trigger():
         from engine_k5 import train
+
         return train()
 
     return SimpleNamespace(trigger=trigger)

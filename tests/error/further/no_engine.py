@@ -8,12 +8,15 @@ from torch import nn
 
 EXPECT = {"code": "error/cudnn-not-supported", "names": ["net.0"]}
 FAKE = {}
-exec("""
+exec(
+    """
 def conv2d(input, weight, *rest):
     if input.dtype == weight.dtype and str(input.dtype) == 'torch.bfloat16':
         raise RuntimeError("GET was unable to find an engine to execute this computation")
     return input
-""", FAKE)
+""",
+    FAKE,
+)
 
 
 class Wrapper:

@@ -13,6 +13,7 @@ def get_attention(kind):
             raise ImportError("attention='flash' wants the flash attention package") from e
         return flash_attn_func
     import torch.nn.functional as F
+
     return F.scaled_dot_product_attention
 
 

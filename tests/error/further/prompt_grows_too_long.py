@@ -21,9 +21,13 @@ class GPT(nn.Module):
     def __init__(self, vocab_size=30, block_size=16, n_embd=8):
         super().__init__()
         self.block_size = block_size
-        self.transformer = nn.ModuleDict({"wte": nn.Embedding(vocab_size, n_embd),
-                                          "wpe": nn.Embedding(block_size, n_embd),
-                                          "h": nn.ModuleList([Block(n_embd) for _ in range(2)])})
+        self.transformer = nn.ModuleDict(
+            {
+                "wte": nn.Embedding(vocab_size, n_embd),
+                "wpe": nn.Embedding(block_size, n_embd),
+                "h": nn.ModuleList([Block(n_embd) for _ in range(2)]),
+            }
+        )
         self.lm_head = nn.Linear(n_embd, vocab_size, bias=False)
 
     def forward(self, idx):
@@ -37,7 +41,7 @@ class GPT(nn.Module):
     @torch.no_grad()
     def generate(self, idx, n, crop):
         for _ in range(n):
-            cond = idx[:, -self.block_size:] if crop else idx
+            cond = idx[:, -self.block_size :] if crop else idx
             nxt = self(cond)[:, -1].argmax(-1, keepdim=True)
             idx = torch.cat((idx, nxt), dim=1)
         return idx

@@ -8,13 +8,16 @@ from torch import nn
 
 EXPECT = {"code": "error/cudnn-not-supported", "names": ["spec", "contiguous"]}
 FAKE = {}
-exec("""
+exec(
+    """
 def conv1d(input, weight, bias=None, *rest):
     if not input.is_contiguous():
         raise RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in a "
                            "non-contiguous input.")
     return input[:, : len(weight)]
-""", FAKE)
+""",
+    FAKE,
+)
 
 
 class Asr(nn.Module):

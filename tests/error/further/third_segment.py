@@ -5,8 +5,11 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-EXPECT = {"code": "error/index-out-of-range", "names": ["token_type_embeddings", "token_type_ids"],
-          "also": ["data/token-out-of-vocabulary"]}
+EXPECT = {
+    "code": "error/index-out-of-range",
+    "names": ["token_type_embeddings", "token_type_ids"],
+    "also": ["data/token-out-of-vocabulary"],
+}
 
 
 class Embeddings(nn.Module):
@@ -35,8 +38,10 @@ class Bert(nn.Module):
 
 def build(fixed=False):
     torch.manual_seed(0)
-    tokenize = lambda parts: {"input_ids": torch.randint(1, 40, (1, 3 * len(parts))),
-                              "token_type_ids": torch.tensor([[i for i in range(len(parts)) for _ in range(3)]])}
+    tokenize = lambda parts: {
+        "input_ids": torch.randint(1, 40, (1, 3 * len(parts))),
+        "token_type_ids": torch.tensor([[i for i in range(len(parts)) for _ in range(3)]]),
+    }
     bert = Bert().eval()
     texts = [["a", "b"], ["a", "b"] if fixed else ["a", "b", "c"]]
     return SimpleNamespace(trigger=lambda: [bert(**tokenize(t)) for t in texts])

@@ -11,8 +11,9 @@ EXPECT = {"code": "error/state-dict-mismatch", "names": ["_orig_mod."], "also": 
 class GPT(nn.Module):
     def __init__(self, n):
         super().__init__()
-        self.transformer = nn.ModuleDict({"wte": nn.Embedding(9, n),
-                                          "h": nn.ModuleList([nn.Linear(n, n) for _ in range(2)])})
+        self.transformer = nn.ModuleDict(
+            {"wte": nn.Embedding(9, n), "h": nn.ModuleList([nn.Linear(n, n) for _ in range(2)])}
+        )
         self.lm_head = nn.Linear(n, 9, bias=False)
         self.transformer["wte"].weight = self.lm_head.weight
 
@@ -28,7 +29,7 @@ def build(fixed=False):
         unwanted_prefix = "_orig_mod." if fixed else "module."
         for k, _v in list(state_dict.items()):
             if k.startswith(unwanted_prefix):
-                state_dict[k[len(unwanted_prefix):]] = state_dict.pop(k)
+                state_dict[k[len(unwanted_prefix) :]] = state_dict.pop(k)
         model.load_state_dict(state_dict)
         return model.eval()
 

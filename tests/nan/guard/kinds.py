@@ -28,8 +28,20 @@ def _of(name: str, **settings: Any) -> Kind:
     return Kind(lambda parameters: getattr(torch.optim, name)(parameters, **settings))
 
 
-FOREACH = ["Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop",
-           "SGD"]
+FOREACH = [
+    "Adadelta",
+    "Adafactor",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "ASGD",
+    "NAdam",
+    "RAdam",
+    "RMSprop",
+    "Rprop",
+    "SGD",
+]
 FUSED = ["Adagrad", "Adam", "AdamW", "SGD"]
 KINDS: dict[str, Kind] = {
     **{f"{name} plain": _of(name, lr=1e-2, foreach=False) for name in FOREACH},
@@ -130,8 +142,10 @@ class Training:
     def left_out(self, i: int) -> None:
         """Run step i, and undo by hand what it did to all that is kept; random numbers stay drawn."""
         before = [t.clone() for t in self._tensors()]
-        moved = {id(p): {k: v.clone() if isinstance(v, torch.Tensor) else _copied(v) for k, v in s.items()}
-                 for p, s in self.optimizer.state.items()}
+        moved = {
+            id(p): {k: v.clone() if isinstance(v, torch.Tensor) else _copied(v) for k, v in s.items()}
+            for p, s in self.optimizer.state.items()
+        }
         self.step(i)
         with torch.no_grad():
             for tensor, value in zip(self._tensors(), before, strict=True):

@@ -13,16 +13,42 @@ from typing import Any
 
 import nbdebug.chapters.nan.guard as package
 
-CORE = ["buffers", "history", "late", "locate", "located", "looks", "norms", "numbers", "policy", "rounds", "step",
-        "trip", "undo", "watch"]
+CORE = [
+    "buffers",
+    "history",
+    "late",
+    "locate",
+    "located",
+    "looks",
+    "norms",
+    "numbers",
+    "policy",
+    "rounds",
+    "step",
+    "trip",
+    "undo",
+    "watch",
+]
 """The guard proper. Its record and its agreement with other processes have tests of their own."""
 BENEATH = ["script", "engine", "reach", "compiled", "model_calls", "surroundings", "tape"]
 MODULES = [importlib.import_module(f"{package.__name__}.{name}") for name in CORE]
 MODULES += [importlib.import_module(f"nbdebug.observe.{name}") for name in BENEATH]
 ASKED = {"close", "report", "__enter__", "__exit__", "__repr__", "_repr_mimebundle_", "guard", "__post_init__"}
 """What a person calls: a fault there is told as an exception, to that person."""
-BORDER = {"_guarded", "give_up", "_before", "_after", "_scaler_updates", "_detach", "__call__", "go_blind", "border",
-          "_raise", "_inputs", "nested"}
+BORDER = {
+    "_guarded",
+    "give_up",
+    "_before",
+    "_after",
+    "_scaler_updates",
+    "_detach",
+    "__call__",
+    "go_blind",
+    "border",
+    "_raise",
+    "_inputs",
+    "nested",
+}
 """What catches faults, and what leaves after one."""
 WORDS = {"sentence", "_message", "_number"}
 """What the exception itself is made of."""
@@ -50,15 +76,18 @@ class Switch:
 
 
 def places() -> list[str]:
-    """"module:function" and "module:Class.method" for each function that the guard's own code defines."""
+    """ "module:function" and "module:Class.method" for each function that the guard's own code defines."""
     found = []
     for module in MODULES:
         for name, thing in vars(module).items():
             if inspect.isfunction(thing) and thing.__module__ == module.__name__ and name not in LEFT_OUT:
                 found.append(f"{module.__name__}:{name}")
             if inspect.isclass(thing) and thing.__module__ == module.__name__:
-                found += [f"{module.__name__}:{name}.{key}" for key, value in vars(thing).items()
-                          if _function_of(value) is not None and key not in LEFT_OUT and _written(value)]
+                found += [
+                    f"{module.__name__}:{name}.{key}"
+                    for key, value in vars(thing).items()
+                    if _function_of(value) is not None and key not in LEFT_OUT and _written(value)
+                ]
     return sorted(set(found))
 
 
@@ -83,8 +112,15 @@ def planted(place: str, error: type[BaseException] = Planted, once: bool = False
     original = vars(owner)[name]
     switch = Switch(error, once)
     broken = _breaking(original, switch)
-    homes = [owner] if outer else [m for m in list(sys.modules.values()) if isinstance(m, ModuleType)
-                                   and m.__name__.startswith("nbdebug") and vars(m).get(name) is original]
+    homes = (
+        [owner]
+        if outer
+        else [
+            m
+            for m in list(sys.modules.values())
+            if isinstance(m, ModuleType) and m.__name__.startswith("nbdebug") and vars(m).get(name) is original
+        ]
+    )
     for home in homes:
         setattr(home, name, broken)
     try:

@@ -72,8 +72,16 @@ def play(module: str, folder: pathlib.Path, device: str = "cpu", seconds: float 
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     said = [folder / f"said.{rank}" for rank in range(2)]
     with contextlib.ExitStack() as stack:
-        running = [subprocess.Popen([*command, str(rank)], cwd=ROOT, env=environment, stderr=subprocess.STDOUT,
-                                    stdout=stack.enter_context(said[rank].open("w"))) for rank in range(2)]
+        running = [
+            subprocess.Popen(
+                [*command, str(rank)],
+                cwd=ROOT,
+                env=environment,
+                stderr=subprocess.STDOUT,
+                stdout=stack.enter_context(said[rank].open("w")),
+            )
+            for rank in range(2)
+        ]
         until = time.monotonic() + seconds + 20
         try:
             for process in running:
@@ -89,12 +97,18 @@ def play(module: str, folder: pathlib.Path, device: str = "cpu", seconds: float 
 
 def main(module: str, folder: str, device: str, seconds: str, only: str, rank: str) -> None:
     faulthandler.dump_traceback_later(float(seconds), exit=True)
-    stage = Stage(int(rank), torch.device(device, int(rank)) if device == "cuda" else torch.device("cpu"),
-                  pathlib.Path(folder))
+    stage = Stage(
+        int(rank), torch.device(device, int(rank)) if device == "cuda" else torch.device("cpu"), pathlib.Path(folder)
+    )
     if device == "cuda":
         torch.cuda.set_device(stage.device)
-    dist.init_process_group("nccl" if device == "cuda" else "gloo", init_method=f"file://{folder}/store",
-                            rank=stage.rank, world_size=2, timeout=datetime.timedelta(seconds=40))
+    dist.init_process_group(
+        "nccl" if device == "cuda" else "gloo",
+        init_method=f"file://{folder}/store",
+        rank=stage.rank,
+        world_size=2,
+        timeout=datetime.timedelta(seconds=40),
+    )
     scenes = importlib.import_module("tests.nan.guard.processes").SCENES
     importlib.import_module(module)
     names = only.split(",") if only else [name for name, play in scenes.items() if play.__module__ == module]

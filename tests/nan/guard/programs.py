@@ -63,8 +63,9 @@ def state(made: SimpleNamespace) -> dict[str, Any]:
     """All that must be as before."""
     with _disable_current_modes():
         found = kept([made.model] if made.model is not None else [], [made.optimizer])
-        return found | {f"tensor {i}": t.detach().clone().numpy().tobytes()
-                        for i, t in enumerate(getattr(made, "tensors", []))}
+        return found | {
+            f"tensor {i}": t.detach().clone().numpy().tobytes() for i, t in enumerate(getattr(made, "tensors", []))
+        }
 
 
 def guarded(made: SimpleNamespace, on_trip: str) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -30,7 +30,11 @@ class Network(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.stem, self.norm, self.drop, self.head = (
-            nn.Linear(WIDTH, 6), nn.BatchNorm1d(6), nn.Dropout(0.3), nn.Linear(6, WIDTH))
+            nn.Linear(WIDTH, 6),
+            nn.BatchNorm1d(6),
+            nn.Dropout(0.3),
+            nn.Linear(6, WIDTH),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.drop(torch.tanh(self.norm(self.stem(x)))))
@@ -40,8 +44,14 @@ class Training:
     """One process's part. faults: what is wrong with the batch of step BAD, by rank: "loss" (a log of zero), "gradient"
     (a square root at zero: the loss is finite)."""
 
-    def __init__(self, stage: Stage, faults: dict[int, str] | None = None, make: Callable | None = None,
-                 wrap: bool = True, **given: Any) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        faults: dict[int, str] | None = None,
+        make: Callable | None = None,
+        wrap: bool = True,
+        **given: Any,
+    ) -> None:
         torch.manual_seed(0)
         self.stage, self.fault = stage, (faults or {}).get(stage.rank, "")
         self.inner = Network().to(stage.device)
@@ -75,9 +85,14 @@ class Training:
 
 def told_of(report: Any) -> dict[str, Any]:
     """What a report says, as plain data."""
-    return {"text": str(report), "notes": report.notes, "findings": [
-        (f.code, f.where.rank, f.where.op, f.where.phase, (f.where.text or "").strip(), f.where.samples)
-        for f in report.findings]}
+    return {
+        "text": str(report),
+        "notes": report.notes,
+        "findings": [
+            (f.code, f.where.rank, f.where.op, f.where.phase, (f.where.text or "").strip(), f.where.samples)
+            for f in report.findings
+        ],
+    }
 
 
 def run(training: Training, steps: int = STEPS, **given: Any) -> dict[str, Any]:
@@ -92,24 +107,48 @@ def run(training: Training, steps: int = STEPS, **given: Any) -> dict[str, Any]:
         error = tripped
     assert_nothing_is_left()
     assert hooks_of(training.inner) == 0
-    told = {"error": None} if error is None else {
-        "error": (error.step, error.trip.reason, error.trip.late), "rank": error.trip.rank, "bad": error.trip.bad_ranks,
-        "message": str(error), "report": None if error.report is None else told_of(error.report)}
-    return {**told, "before": before, "after": training.kept(), "steps": guard.steps, "skipped": guard.skipped,
-            "outcomes": [line.outcome for line in guard.lines], "norms": [line.norm for line in guard.lines],
-            "losses": [line.loss for line in guard.lines], "clipped": guard.clipped, "fault": guard.fault,
-            "trips": [(t.step, t.reason, t.bad_ranks, t.report and told_of(t.report)) for t in guard.trips]}
+    told = (
+        {"error": None}
+        if error is None
+        else {
+            "error": (error.step, error.trip.reason, error.trip.late),
+            "rank": error.trip.rank,
+            "bad": error.trip.bad_ranks,
+            "message": str(error),
+            "report": None if error.report is None else told_of(error.report),
+        }
+    )
+    return {
+        **told,
+        "before": before,
+        "after": training.kept(),
+        "steps": guard.steps,
+        "skipped": guard.skipped,
+        "outcomes": [line.outcome for line in guard.lines],
+        "norms": [line.norm for line in guard.lines],
+        "losses": [line.loss for line in guard.lines],
+        "clipped": guard.clipped,
+        "fault": guard.fault,
+        "trips": [(t.step, t.reason, t.bad_ranks, t.report and told_of(t.report)) for t in guard.trips],
+    }
 
 
-FAULTS = {"loss of 1": {1: "loss"}, "loss of 0": {0: "loss"}, "gradient of 1": {1: "gradient"},
-          "both": {0: "loss", 1: "loss"}, "later and first": {0: "gradient", 1: "loss"}}
+FAULTS = {
+    "loss of 1": {1: "loss"},
+    "loss of 0": {0: "loss"},
+    "gradient of 1": {1: "gradient"},
+    "both": {0: "loss", 1: "loss"},
+    "later and first": {0: "gradient", 1: "loss"},
+}
 POLICIES = ("trace", "raise", "skip", "record")
 
 
 @scene
 def trips(stage: Stage) -> dict[str, Any]:
-    return {f"{on_trip}, {kind}": run(Training(stage, faults), on_trip=on_trip)
-            for (kind, faults), on_trip in itertools.product(FAULTS.items(), POLICIES)}
+    return {
+        f"{on_trip}, {kind}": run(Training(stage, faults), on_trip=on_trip)
+        for (kind, faults), on_trip in itertools.product(FAULTS.items(), POLICIES)
+    }
 
 
 @scene
@@ -149,8 +188,13 @@ def healthy(stage: Stage) -> dict[str, Any]:
         told = run(guarded)
     finally:
         dist.all_reduce = talk
-    return {"bare": bare.kept(), "guarded": told["after"], "talked": len(talked), "steps": told["steps"],
-            "report": told["error"]}
+    return {
+        "bare": bare.kept(),
+        "guarded": told["after"],
+        "talked": len(talked),
+        "steps": told["steps"],
+        "report": told["error"],
+    }
 
 
 @scene
@@ -184,8 +228,11 @@ def stop(training: Training, guard: Any) -> dict[str, Any]:
     with contextlib.suppress(nbdebug.NonFiniteStep), guard:
         for i in range(STEPS):
             training.step(i)
-    return {"steps": guard.steps, "trips": [(t.step, t.bad_ranks, told_of(t.report)) for t in guard.trips],
-            "after": training.kept()}
+    return {
+        "steps": guard.steps,
+        "trips": [(t.step, t.bad_ranks, told_of(t.report)) for t in guard.trips],
+        "after": training.kept(),
+    }
 
 
 @scene
@@ -230,8 +277,12 @@ def clipped_and_dropped(stage: Stage) -> Any:
         norms.append(nn.utils.clip_grad_norm_(bare.inner.parameters(), 0.05).item())
         bare.optimizer.step()
     clipped = run(Training(stage), max_grad_norm=0.05)
-    return {"bare": bare.kept(), "norms": norms, "clipped": clipped,
-            "above": run(Training(stage), skip_above=sorted(norms)[2], on_trip="skip")}
+    return {
+        "bare": bare.kept(),
+        "norms": norms,
+        "clipped": clipped,
+        "above": run(Training(stage), skip_above=sorted(norms)[2], on_trip="skip"),
+    }
 
 
 class Steep(torch.autograd.Function):

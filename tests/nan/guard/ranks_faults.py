@@ -14,13 +14,37 @@ from tests.nan.guard.processes import Stage, scene
 from tests.nan.guard.ranks_ddp import BAD, Training
 
 _GUARD = "nbdebug.chapters.nan.guard."
-CHOSEN = [_GUARD + place for place in (
-    "norms:total_norm", "ranks:Ranks.agree", "ranks:Ranks.agreed", "ranks:Ranks.notice", "numbers:Numbers.reason",
-    "rounds:Rounds.called", "rounds:Rounds.before", "rounds:Rounds.after", "rounds:Rounds.loss_seen", "looks:at_once",
-    "step:Step.take_down", "watch:Guard.wrote", "buffers:Buffers.keep")]
-IN_A_TRIP = [_GUARD + place for place in (
-    "watch:Guard._tell", "buffers:Buffers.restore", "locate:locate", "locate:as_before",
-    "located:Locator._own", "located_by_all:of_all", "located_by_all:_of_rank", "parallel:by_itself")]
+CHOSEN = [
+    _GUARD + place
+    for place in (
+        "norms:total_norm",
+        "ranks:Ranks.agree",
+        "ranks:Ranks.agreed",
+        "ranks:Ranks.notice",
+        "numbers:Numbers.reason",
+        "rounds:Rounds.called",
+        "rounds:Rounds.before",
+        "rounds:Rounds.after",
+        "rounds:Rounds.loss_seen",
+        "looks:at_once",
+        "step:Step.take_down",
+        "watch:Guard.wrote",
+        "buffers:Buffers.keep",
+    )
+]
+IN_A_TRIP = [
+    _GUARD + place
+    for place in (
+        "watch:Guard._tell",
+        "buffers:Buffers.restore",
+        "locate:locate",
+        "locate:as_before",
+        "located:Locator._own",
+        "located_by_all:of_all",
+        "located_by_all:_of_rank",
+        "parallel:by_itself",
+    )
+]
 
 
 @scene

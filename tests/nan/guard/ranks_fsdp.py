@@ -91,16 +91,28 @@ def run(training: Sharded, **given: Any) -> dict[str, Any]:
         error = tripped
     if error is not None and error.report is None:
         error.trip.locate()
-    return {"error": error and (error.step, error.trip.reason), "bad": error and error.trip.bad_ranks,
-            "report": error and told_of(error.report), "fault": guard.fault, "steps": guard.steps,
-            "same": before == training.local(), "after": training.local(), "clipped": guard.clipped,
-            "outcomes": [line.outcome for line in guard.lines], "norms": [line.norm for line in guard.lines]}
+    return {
+        "error": error and (error.step, error.trip.reason),
+        "bad": error and error.trip.bad_ranks,
+        "report": error and told_of(error.report),
+        "fault": guard.fault,
+        "steps": guard.steps,
+        "same": before == training.local(),
+        "after": training.local(),
+        "clipped": guard.clipped,
+        "outcomes": [line.outcome for line in guard.lines],
+        "norms": [line.norm for line in guard.lines],
+    }
 
 
 @scene
 def sharded(stage: Stage) -> dict[str, Any]:
-    return {f"{on_trip}, {kind}, {fault}": run(Sharded(stage, kind, faults), on_trip=on_trip)
-            for kind in KINDS for fault, faults in FAULTS.items() for on_trip in ("trace", "raise", "skip", "record")}
+    return {
+        f"{on_trip}, {kind}, {fault}": run(Sharded(stage, kind, faults), on_trip=on_trip)
+        for kind in KINDS
+        for fault, faults in FAULTS.items()
+        for on_trip in ("trace", "raise", "skip", "record")
+    }
 
 
 @scene

@@ -64,8 +64,15 @@ class Count:
     def now(cls, step: int, training: Training) -> Count:
         gc.collect()
         tensors = sum(1 for thing in gc.get_objects() if type(thing) in (torch.Tensor, nn.Parameter))
-        return cls(step, len(gc.get_objects()), tensors, training.hooks(), sys.getallocatedblocks(),
-                   tracemalloc.get_traced_memory()[0], psutil.Process().memory_info().rss)
+        return cls(
+            step,
+            len(gc.get_objects()),
+            tensors,
+            training.hooks(),
+            sys.getallocatedblocks(),
+            tracemalloc.get_traced_memory()[0],
+            psutil.Process().memory_info().rss,
+        )
 
 
 def census() -> Counter:

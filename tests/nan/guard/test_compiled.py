@@ -14,8 +14,12 @@ from tests.nan.guard.kinds import changed, kept
 from tests.nan.leftovers import assert_nothing_is_left
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-INDUCTOR = pytest.param("inductor", marks=pytest.mark.skipif(
-    shutil.which("g++") is None and shutil.which("clang++") is None, reason="inductor needs a C++ compiler"))
+INDUCTOR = pytest.param(
+    "inductor",
+    marks=pytest.mark.skipif(
+        shutil.which("g++") is None and shutil.which("clang++") is None, reason="inductor needs a C++ compiler"
+    ),
+)
 
 
 @pytest.fixture(autouse=True)

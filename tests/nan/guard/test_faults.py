@@ -79,8 +79,12 @@ def told(caught: list[warnings.WarningMessage]) -> list[str]:
 def test_a_fault(place: str, kind: str, on_trip: str) -> None:
     training, error = Training(kind, (BAD,)), None
     torch.manual_seed(5)
-    with (planted(place) as fault, warnings.catch_warnings(record=True) as caught, guarded(
-            training, on_trip=on_trip, max_grad_norm=1e9) as guard, contextlib.redirect_stderr(io.StringIO())):
+    with (
+        planted(place) as fault,
+        warnings.catch_warnings(record=True) as caught,
+        guarded(training, on_trip=on_trip, max_grad_norm=1e9) as guard,
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
         warnings.simplefilter("always")
         for i in range(BAD):
             fault.armed = i >= ARMED

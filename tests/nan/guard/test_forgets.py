@@ -133,8 +133,12 @@ def test_nothing_is_alive_when_training_and_guard_are_gone() -> None:
     loop = Loop()
     with nbdebug.guard(loop.model, loop.optimizer) as guard:
         loop.step()
-    watched = [weakref.ref(loop.model), weakref.ref(loop.model[0].weight), weakref.ref(loop.optimizer),
-               weakref.ref(guard)]
+    watched = [
+        weakref.ref(loop.model),
+        weakref.ref(loop.model[0].weight),
+        weakref.ref(loop.optimizer),
+        weakref.ref(guard),
+    ]
     del loop, guard
     gc.collect()
     assert [ref() for ref in watched] == [None] * 4

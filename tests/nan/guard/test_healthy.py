@@ -55,7 +55,7 @@ def test_a_spoiled_weight_is_named_and_nothing_moves(name: str) -> None:
         step()
         step()
         used = [(n, p) for n, p in model.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0]
-        where, weight = next((n, p) for n, p in used[len(used) // 2:] if p.dim() == 2 and "embed" not in n)
+        where, weight = next((n, p) for n, p in used[len(used) // 2 :] if p.dim() == 2 and "embed" not in n)
         with torch.no_grad():
             weight[0, 0] = float("nan")
         before = {k: v for k, v in state(model, optimizer).items() if k.startswith(("model.", "buffer.", "optimizer."))}

@@ -292,9 +292,11 @@ def test_a_scheduler(name: str, made_first: bool) -> None:
 
 def test_hooks_of_the_users_own_stay_and_run() -> None:
     training, calls = Training("AdamW plain"), []
-    handles = [training.optimizer.register_step_pre_hook(lambda *given: calls.append("before")),
-               training.optimizer.register_step_post_hook(lambda *given: calls.append("after")),
-               training.model.register_forward_hook(lambda *given: calls.append("forward"))]
+    handles = [
+        training.optimizer.register_step_pre_hook(lambda *given: calls.append("before")),
+        training.optimizer.register_step_post_hook(lambda *given: calls.append("after")),
+        training.model.register_forward_hook(lambda *given: calls.append("forward")),
+    ]
     with nbdebug.guard(training.model, training.optimizer):
         training.step(0)
     training.step(1)
@@ -320,7 +322,8 @@ def test_a_pre_hook_of_the_users_that_changes_gradients_is_looked_at_too() -> No
                 with pytest.raises(nbdebug.NonFiniteStep):
                     training.step(0)
                 assert {k: v for k, v in before.items() if "model" in k} == {
-                    k: v for k, v in training.kept().items() if "model" in k}
+                    k: v for k, v in training.kept().items() if "model" in k
+                }
         handle.remove()
 
 
@@ -339,8 +342,10 @@ def test_a_model_in_several_parts() -> None:
     optimizer = torch.optim.AdamW([*encoder.parameters(), *decoder.parameters()])
     x, scale = torch.randn(4, 5, 4), torch.ones(4, 5, 1)
     scale[2, 1] = 0
-    with nbdebug.guard({"encoder": encoder, "decoder": decoder}, optimizer), pytest.raises(
-            nbdebug.NonFiniteStep) as caught:
+    with (
+        nbdebug.guard({"encoder": encoder, "decoder": decoder}, optimizer),
+        pytest.raises(nbdebug.NonFiniteStep) as caught,
+    ):
         for i in range(4):
             optimizer.zero_grad()
             hidden = torch.log(encoder(x[i]).square() * scale[i])

@@ -170,8 +170,16 @@ def test_parameters_that_come_later() -> None:
 def odd_parameters() -> list[torch.nn.Parameter]:
     """Half and double, complex, a scalar, an empty one, one that is not contiguous."""
     torch.manual_seed(0)
-    made = [torch.randn(3, 2), torch.randn(4, dtype=torch.float64), torch.randn(2, dtype=torch.complex64),
-            torch.tensor(0.5), torch.zeros(0), torch.randn(3, 4).t(), torch.randn(5).bfloat16(), torch.randn(2).half()]
+    made = [
+        torch.randn(3, 2),
+        torch.randn(4, dtype=torch.float64),
+        torch.randn(2, dtype=torch.complex64),
+        torch.tensor(0.5),
+        torch.zeros(0),
+        torch.randn(3, 4).t(),
+        torch.randn(5).bfloat16(),
+        torch.randn(2).half(),
+    ]
     return [torch.nn.Parameter(t) for t in made]
 
 

@@ -81,8 +81,9 @@ def test_the_whole_policy_against_a_computation_by_hand(kind: str, clip: float |
     torch.manual_seed(5)
     told = [by_hand.policy(i, limit, middle) for i in range(STEPS)]
     torch.manual_seed(5)
-    with nbdebug.guard(guarded.model, guarded.optimizer, max_grad_norm=limit, skip_above=middle, on_trip="skip",
-                       keep=STEPS) as guard:
+    with nbdebug.guard(
+        guarded.model, guarded.optimizer, max_grad_norm=limit, skip_above=middle, on_trip="skip", keep=STEPS
+    ) as guard:
         for i in range(STEPS):
             guarded.step(i)
     assert [line.outcome for line in guard.lines] == [outcome for outcome, *_ in told]
@@ -122,11 +123,15 @@ def test_over_half_clipped_says_that_the_learning_rate_is_too_high() -> None:
     assert guard.clipped == 0
 
 
-@pytest.mark.parametrize("clip", [
-    lambda p: torch.nn.utils.clip_grad_norm_(p, 0.1),
-    lambda p: torch.nn.utils.clip_grad_norm_(p, 0.1, foreach=True),
-    lambda p: torch.nn.utils.clip_grad_value_(p, 0.1),
-], ids=["norm", "norm foreach", "value"])
+@pytest.mark.parametrize(
+    "clip",
+    [
+        lambda p: torch.nn.utils.clip_grad_norm_(p, 0.1),
+        lambda p: torch.nn.utils.clip_grad_norm_(p, 0.1, foreach=True),
+        lambda p: torch.nn.utils.clip_grad_value_(p, 0.1),
+    ],
+    ids=["norm", "norm foreach", "value"],
+)
 @pytest.mark.parametrize("fault", [None, "loss", "gradient"])
 def test_clipping_by_the_user_before_the_step(clip, fault: str | None) -> None:
     """clip_grad_norm_ turns one bad element into gradients that are all bad; the place is named all the same."""

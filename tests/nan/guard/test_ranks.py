@@ -13,12 +13,27 @@ from tests.nan.guard.processes import Played, play
 from tests.nan.guard.ranks_ddp import BAD, FAULTS, POLICIES, STEPS
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="needs torch with gloo")
-LOSS = ("nan/log-of-nonpositive", "log", "forward", "return -torch.log(level * self.weights[i]).mean()  # the loss at "
-        "fault", (3,))
-GRADIENT = ("nan/sqrt-grad-at-zero", "sqrt", "backward", "return torch.sqrt(level * self.weights[i]).mean()  # the "
-            "gradient at fault", (3,))
-FOUND = {"loss of 1": [(1, LOSS)], "loss of 0": [(0, LOSS)], "gradient of 1": [(1, GRADIENT)], "both": [(0, LOSS)],
-         "later and first": [(1, LOSS), (0, GRADIENT)]}
+LOSS = (
+    "nan/log-of-nonpositive",
+    "log",
+    "forward",
+    "return -torch.log(level * self.weights[i]).mean()  # the loss at fault",
+    (3,),
+)
+GRADIENT = (
+    "nan/sqrt-grad-at-zero",
+    "sqrt",
+    "backward",
+    "return torch.sqrt(level * self.weights[i]).mean()  # the gradient at fault",
+    (3,),
+)
+FOUND = {
+    "loss of 1": [(1, LOSS)],
+    "loss of 0": [(0, LOSS)],
+    "gradient of 1": [(1, GRADIENT)],
+    "both": [(0, LOSS)],
+    "later and first": [(1, LOSS), (0, GRADIENT)],
+}
 """What each report says, by the faults: the rank and the place; what was bad first comes first."""
 BAD_RANKS = {"loss of 1": (1,), "loss of 0": (0,), "gradient of 1": (1,), "both": (0, 1), "later and first": (0, 1)}
 
@@ -154,8 +169,12 @@ def test_a_process_that_ends_early_and_joins(played: Played) -> None:
     assert (here["gradient of 0"]["skipped"], there["gradient of 0"]["skipped"]) == (1, 0)
     for kind in ("healthy", "gradient of 0"):
         assert here[kind]["fault"] == there[kind]["fault"] == ""
-        assert not changed(*(weights({k: v for k, v in told[kind]["after"].items() if k.startswith("model")})
-                             for told in (here, there)))
+        assert not changed(
+            *(
+                weights({k: v for k, v in told[kind]["after"].items() if k.startswith("model")})
+                for told in (here, there)
+            )
+        )
 
 
 @pytest.mark.parametrize("name", ["an_evaluation_in_one_process", "losses_averaged_for_a_log"])

@@ -23,8 +23,10 @@ def test_norms_of_all_parts_and_clipping_by_them(played: Played, kind: str) -> N
     for told in played["norms"]:
         assert told[kind]["guard"]["norms"] == pytest.approx(told[kind]["torch"], rel=1e-6)
         assert told[kind]["guard"]["clipped"] == STEPS
-        bare, guarded = ([torch.frombuffer(bytearray(b), dtype=torch.float32) for b in parts if b]
-                         for parts in (told[kind]["bare"], told[kind]["guard"]["after"]))
+        bare, guarded = (
+            [torch.frombuffer(bytearray(b), dtype=torch.float32) for b in parts if b]
+            for parts in (told[kind]["bare"], told[kind]["guard"]["after"])
+        )
         assert len(bare) == len(guarded)
         for one, other in zip(bare, guarded, strict=True):
             assert torch.allclose(one, other, rtol=1e-5, atol=1e-7)

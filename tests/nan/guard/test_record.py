@@ -34,6 +34,7 @@ def line(step: int, loss: float | None = 0.5, outcome: str = "ok") -> StepLine:
 
 def written(path: pathlib.Path, name: str = "steps.jsonl") -> list[dict]:
     """The lines of a file; a bare NaN, or anything else that is not JSON, fails here."""
+
     def refused(word):
         raise AssertionError(f"{word} is not JSON")
 
@@ -69,7 +70,7 @@ class Disk:
     def write(self, descriptor: int, data) -> int:
         if self.room <= 0:
             raise OSError(self.error, os.strerror(self.error))
-        count = self._write(descriptor, bytes(data)[:self.room])
+        count = self._write(descriptor, bytes(data)[: self.room])
         self.room -= count
         return count
 
@@ -89,7 +90,15 @@ def test_a_header_then_a_line_a_step_in_strict_json(path) -> None:
     assert header["about"] == {**about, "max_grad_norm": "inf"} and abs(header["time"] - time.time()) < 60
     assert [entry["loss"] for entry in lines] == [0.25, None, "nan", "inf", "-inf"]
     assert {key for entry in lines for key in entry} == {
-        "run", "step", "loss", "norm", "clipped", "outcome", "lr", "time"}
+        "run",
+        "step",
+        "loss",
+        "norm",
+        "clipped",
+        "outcome",
+        "lr",
+        "time",
+    }
     assert {entry["run"] for entry in lines} == {header["run"]}
 
 
@@ -165,8 +174,12 @@ def test_a_path_that_can_be_no_record_is_refused(tmp_path) -> None:
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.tex").write_text("x")
     for given, error, said in [
-            (7, TypeError, "7"), ("", TypeError, "folder"), (tmp_path / "file", ValueError, "is a file"),
-            (tmp_path / "thesis", ValueError, "other files"), (tmp_path / "file" / "run", OSError, "can't be written")]:
+        (7, TypeError, "7"),
+        ("", TypeError, "folder"),
+        (tmp_path / "file", ValueError, "is a file"),
+        (tmp_path / "thesis", ValueError, "other files"),
+        (tmp_path / "file" / "run", OSError, "can't be written"),
+    ]:
         with pytest.raises(error, match=said):
             Recording(given, {})
     assert [p.name for p in (tmp_path / "thesis").iterdir()] == ["chapter.tex"]
@@ -283,8 +296,10 @@ def test_a_real_full_disk(path) -> None:
     assert list(found.frame["step"]) == list(range(21)) and found.unreadable == 1
 
 
-@pytest.mark.skipif(not shutil.which("mount") or not hasattr(os, "geteuid") or os.geteuid() != 0,
-                    reason="only root can mount a small disk")
+@pytest.mark.skipif(
+    not shutil.which("mount") or not hasattr(os, "geteuid") or os.geteuid() != 0,
+    reason="only root can mount a small disk",
+)
 def test_a_small_disk_that_runs_full(tmp_path, monkeypatch) -> None:
     small = tmp_path / "small"
     small.mkdir()
@@ -490,8 +505,14 @@ def test_a_copy_or_what_a_spawned_worker_gets_writes_nothing(path) -> None:
 
 
 def run(program: str, *args: object) -> None:
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program), *map(str, args)], cwd=ROOT, timeout=120,
-                          capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program), *map(str, args)],
+        cwd=ROOT,
+        timeout=120,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -516,8 +537,9 @@ KILLED = """
 
 
 def test_a_process_killed_within_a_write_leaves_every_line_before(path) -> None:
-    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(KILLED), str(path)], cwd=ROOT,
-                               stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(KILLED), str(path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout.readline() == "in the middle\n"
     process.send_signal(signal.SIGKILL)
     process.wait()

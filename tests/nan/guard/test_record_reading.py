@@ -25,8 +25,9 @@ from tests.views import reports
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 
 
-def recorded(path: pathlib.Path, count: int = 12, about: dict | None = None, rank: int | None = None,
-             **changed: StepLine) -> pathlib.Path:
+def recorded(
+    path: pathlib.Path, count: int = 12, about: dict | None = None, rank: int | None = None, **changed: StepLine
+) -> pathlib.Path:
     """A record of `count` steps; `changed` are lines by "step_7"."""
     record = Recording(path, {"models": {"net": "Net"}} if about is None else about, rank)
     for step in range(count):
@@ -96,8 +97,10 @@ def test_a_run_that_goes_on_can_be_opened(tmp_path) -> None:
 
 def test_it_is_opened_without_torch(tmp_path) -> None:
     recorded(tmp_path / "r")
-    code = ("import sys, nbdebug; r = nbdebug.open_record(sys.argv[1]); str(r); r.frame; r._repr_mimebundle_(); "
-            "sys.exit('torch' in sys.modules or 'matplotlib.pyplot' in sys.modules)")
+    code = (
+        "import sys, nbdebug; r = nbdebug.open_record(sys.argv[1]); str(r); r.frame; r._repr_mimebundle_(); "
+        "sys.exit('torch' in sys.modules or 'matplotlib.pyplot' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path / "r")], cwd=ROOT, check=False).returncode == 0
 
 
@@ -107,13 +110,20 @@ def test_it_is_opened_without_torch(tmp_path) -> None:
 def test_a_healthy_run(tmp_path) -> None:
     clipped = {f"step_{n}": StepLine(n, 0.5, 9.0, True, "ok", 0.1, 1.7e9 + n) for n in range(9)}
     about = {"models": {"net": "Classifier"}, "optimizers": {"optimizer": "AdamW"}, "max_grad_norm": 1.0}
-    found = nbdebug.open_record(recorded(tmp_path / "r", 12, about, step_11=StepLine(11, 0.1, 80.0, True, "above"),
-                                         **clipped))
+    found = nbdebug.open_record(
+        recorded(tmp_path / "r", 12, about, step_11=StepLine(11, 0.1, 80.0, True, "above"), **clipped)
+    )
     said = str(found)
     assert found.ok and found.report().ok
     assert said.startswith("12 steps on record, none stopped. The loss went from 0.5 to 0.1.")
-    for part in ("10 steps (83.3%) clipped.", "the learning rate is too high", "1 step (8.3%) dropped: the norm was",
-                 "norm too large, dropped: step 11", "model `net` (Classifier), optimizer AdamW", "open_record(r)"):
+    for part in (
+        "10 steps (83.3%) clipped.",
+        "the learning rate is too high",
+        "1 step (8.3%) dropped: the norm was",
+        "norm too large, dropped: step 11",
+        "model `net` (Classifier), optimizer AdamW",
+        "open_record(r)",
+    ):
         assert part in said, part
     html = found._repr_mimebundle_()["text/html"]
     assert "data:image/svg+xml" in html and "learning rate is too high" in html
@@ -135,9 +145,17 @@ def test_the_last_trip_speaks(tmp_path) -> None:
     recorded(tmp_path / "r")
     first, last = reports.overflow(), reports.forward_log()
     trip_folder(tmp_path / "r", "trip-000007", plain(first), time=1.7e9 + 7)
-    trip_folder(tmp_path / "r", "trip-000003", plain(last), time=1.7e9 + 90, reason="gradient", norm="inf",
-                lines=[StepLine(2, 0.5).to_json(), StepLine(3, 0.5, float("inf"), False, "tripped").to_json()],
-                tape={}, bad_ranks=[0])
+    trip_folder(
+        tmp_path / "r",
+        "trip-000003",
+        plain(last),
+        time=1.7e9 + 90,
+        reason="gradient",
+        norm="inf",
+        lines=[StepLine(2, 0.5).to_json(), StepLine(3, 0.5, float("inf"), False, "tripped").to_json()],
+        tape={},
+        bad_ranks=[0],
+    )
     found = nbdebug.open_record(tmp_path / "r")
     assert [trip.step for trip in found.trips] == [7, 3] and not found.ok
     trip = found.trips[-1]
@@ -196,16 +214,29 @@ def test_a_report_comes_back_as_it_was(make) -> None:
     report = make()
     back = report_from(decoded(encoded(plain(report))))
     for view in (str, lambda r: r._repr_mimebundle_()["text/html"]):
-        drawn = [view(Report(r.question, r.findings, r.ruled_out, r.unchecked, r.notes, r.subject,
-                             {k: v for k, v in r.facts.items() if k not in NEVER})) for r in (report, back)]
+        drawn = [
+            view(
+                Report(
+                    r.question,
+                    r.findings,
+                    r.ruled_out,
+                    r.unchecked,
+                    r.notes,
+                    r.subject,
+                    {k: v for k, v in r.facts.items() if k not in NEVER},
+                )
+            )
+            for r in (report, back)
+        ]
         assert drawn[0] == drawn[1]
 
 
 # -- damaged files -----------------------------------------------------------------------------------------------------
 
 
-WHOLE = b"".join(encoded({"run": "a1", **StepLine(n, 0.5 + n, 1.0, False, "ok", 0.1, 1.7e9).to_json()})
-                 for n in range(40))
+WHOLE = b"".join(
+    encoded({"run": "a1", **StepLine(n, 0.5 + n, 1.0, False, "ok", 0.1, 1.7e9).to_json()}) for n in range(40)
+)
 
 
 def steps_read(tmp_path: pathlib.Path, data: bytes) -> tuple[list[int], int]:
@@ -230,7 +261,7 @@ def test_every_line_that_is_whole_is_read(tmp_path, end, flips) -> None:
     found, unreadable = steps_read(tmp_path, bytes(data))
     start = 0
     for step, whole in enumerate(WHOLE.splitlines(keepends=True)):
-        untouched = data[start:start + len(whole) - 1] == whole[:-1]  # a line is whole without its end, too
+        untouched = data[start : start + len(whole) - 1] == whole[:-1]  # a line is whole without its end, too
         if untouched:
             assert step in found, f"line {step} was whole"
         start += len(whole)
@@ -244,9 +275,15 @@ def test_whatever_the_file_holds_it_opens(tmp_path, parts) -> None:
 
 
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
     | st.sampled_from(["nan", "inf", 10**400, -1, 2**63, 1e308, "a1", "ok", "tripped"]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3), max_leaves=6)
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
 KEYS = ["run", "step", "loss", "norm", "clipped", "outcome", "lr", "time", "header", "about", "lost"]
 
 
@@ -260,8 +297,18 @@ def test_lines_of_a_stranger(tmp_path, entries, about) -> None:
 
 def test_deep_nesting_endless_numbers_and_endless_lines_are_no_lines(tmp_path) -> None:
     whole = WHOLE.splitlines()[:3]
-    bad = [b"[" * 100_000, b'{"run":"a1","step":' + b"9" * 10_000 + b"}", b'{"a":' * 50_000, b"x" * 200_000,
-           b'{"run":"a1","step":NaN}', b'{"run":"a1","step":1e999}', b"\xff\xfe\x00", b'"text"', b"7", b"null"]
+    bad = [
+        b"[" * 100_000,
+        b'{"run":"a1","step":' + b"9" * 10_000 + b"}",
+        b'{"a":' * 50_000,
+        b"x" * 200_000,
+        b'{"run":"a1","step":NaN}',
+        b'{"run":"a1","step":1e999}',
+        b"\xff\xfe\x00",
+        b'"text"',
+        b"7",
+        b"null",
+    ]
     found, unreadable = steps_read(tmp_path, b"\n".join([whole[0], *bad, whole[1], whole[2]]))
     assert found == [0, 1, 2] and unreadable == len(bad)
 
@@ -277,9 +324,23 @@ def test_a_line_has_numbers_and_no_nonsense() -> None:
     good = StepLine(3, float("-inf"), float("nan"), True, "above", None, 5.0)
     back = StepLine.from_json(good.to_json())
     assert repr(back) == repr(good)
-    for key, wrong in [("step", -1), ("step", True), ("step", 1.5), ("step", 2**63), ("loss", "NaN"), ("loss", []),
-                       ("loss", True), ("norm", 10**400), ("clipped", 1), ("outcome", "fine"), ("outcome", ["ok"]),
-                       ("time", "nan"), ("time", -1), ("time", 1e300), ("lr", {})]:
+    for key, wrong in [
+        ("step", -1),
+        ("step", True),
+        ("step", 1.5),
+        ("step", 2**63),
+        ("loss", "NaN"),
+        ("loss", []),
+        ("loss", True),
+        ("norm", 10**400),
+        ("clipped", 1),
+        ("outcome", "fine"),
+        ("outcome", ["ok"]),
+        ("time", "nan"),
+        ("time", -1),
+        ("time", 1e300),
+        ("lr", {}),
+    ]:
         with pytest.raises(ValueError, match=key):
             StepLine.from_json({**good.to_json(), key: wrong})
     for missing in good.to_json():
@@ -324,8 +385,17 @@ def test_a_pipe_is_not_waited_for(tmp_path) -> None:
 
 def test_other_names_are_nothing_to_it(tmp_path) -> None:
     path = recorded(tmp_path / "r", 3)
-    for name in ("steps.jsonl.bak", "steps.rank1.rank2.jsonl", "trip-", "trip-1x", "trip-000001 ", ".trip-000001.part",
-                 "trip-٣", "steps.٣٣٣.jsonl", "trip-" + "9" * 40):
+    for name in (
+        "steps.jsonl.bak",
+        "steps.rank1.rank2.jsonl",
+        "trip-",
+        "trip-1x",
+        "trip-000001 ",
+        ".trip-000001.part",
+        "trip-٣",
+        "steps.٣٣٣.jsonl",
+        "trip-" + "9" * 40,
+    ):
         (path / name).mkdir()
     (path / "trip-000005").write_text("a file")
     found = nbdebug.open_record(path)
@@ -333,12 +403,23 @@ def test_other_names_are_nothing_to_it(tmp_path) -> None:
 
 
 reports_of_strangers = st.dictionaries(
-    st.sampled_from(["question", "findings", "ruled_out", "unchecked", "notes", "subject", "facts"]), st.one_of(
+    st.sampled_from(["question", "findings", "ruled_out", "unchecked", "notes", "subject", "facts"]),
+    st.one_of(
         json_values,
-        st.lists(st.dictionaries(st.sampled_from(["code", "title", "where", "evidence", "fixes", "chain", "what"]),
-                                 json_values), max_size=2),
-        st.dictionaries(st.sampled_from(["exponents", "tree", "history", "steps", "headline", "guard"]), st.one_of(
-            json_values, st.dictionaries(st.sampled_from(["counts", "dtype", "zeros", "losses"]), json_values)))))
+        st.lists(
+            st.dictionaries(
+                st.sampled_from(["code", "title", "where", "evidence", "fixes", "chain", "what"]), json_values
+            ),
+            max_size=2,
+        ),
+        st.dictionaries(
+            st.sampled_from(["exponents", "tree", "history", "steps", "headline", "guard"]),
+            st.one_of(
+                json_values, st.dictionaries(st.sampled_from(["counts", "dtype", "zeros", "losses"]), json_values)
+            ),
+        ),
+    ),
+)
 
 
 @settings(max_examples=150, deadline=None)
@@ -356,13 +437,20 @@ def test_a_report_of_a_stranger_is_drawn_or_refused(given_report) -> None:
         assert "nothing to draw" in str(reason)
 
 
-@pytest.mark.parametrize(("changed", "said"), [
-    ({"findings": {}}, "findings is no list"), ({"findings": [7]}, r"findings\[0\] is no object"),
-    ({"findings": [{"code": 7}]}, "code is no text"), ({"notes": [None]}, r"notes\[0\] is no text"),
-    ({"findings": [{"where": {"line": -1}}]}, r"where.line is no whole number"),
-    ({"findings": [{"where": {"step": 1.5}}]}, r"where.step"),
-    ({"findings": [{"fixes": [{"verified": 1}]}]}, "verified"),
-    ({"findings": [{"evidence": {"a": [[[[[[[[[[1]]]]]]]]]]}}]}, "nested"), ({"facts": []}, "facts is no object")])
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"findings": {}}, "findings is no list"),
+        ({"findings": [7]}, r"findings\[0\] is no object"),
+        ({"findings": [{"code": 7}]}, "code is no text"),
+        ({"notes": [None]}, r"notes\[0\] is no text"),
+        ({"findings": [{"where": {"line": -1}}]}, r"where.line is no whole number"),
+        ({"findings": [{"where": {"step": 1.5}}]}, r"where.step"),
+        ({"findings": [{"fixes": [{"verified": 1}]}]}, "verified"),
+        ({"findings": [{"evidence": {"a": [[[[[[[[[[1]]]]]]]]]]}}]}, "nested"),
+        ({"facts": []}, "facts is no object"),
+    ],
+)
 def test_a_wrong_part_is_named(tmp_path, changed, said) -> None:
     with pytest.raises(ValueError, match=said):
         report_from({**plain(reports.forward_log()), **changed})
@@ -394,8 +482,15 @@ def test_hostile_names_stay_names(tmp_path) -> None:
 
 
 def test_runs_are_drawn_one_after_another_and_spikes_stay() -> None:
-    frame = pandas.DataFrame({"run": [0] * 3 + [1] * 3 + [2] * 2, "step": [0, 1, 2, 0, 1, 2, 50, 51], "loss": 1.0,
-                              "norm": float("nan"), "outcome": ["ok"] * 5 + ["tripped"] * 3})
+    frame = pandas.DataFrame(
+        {
+            "run": [0] * 3 + [1] * 3 + [2] * 2,
+            "step": [0, 1, 2, 0, 1, 2, 50, 51],
+            "loss": 1.0,
+            "norm": float("nan"),
+            "outcome": ["ok"] * 5 + ["tripped"] * 3,
+        }
+    )
     course = course_of(frame)
     assert [x for x, _ in course["losses"]] == [0, 1, 2, 3, 4, 5, 50, 51] and course["norms"] == []
     assert course["runs"] == [3, 50] and course["joined"] is True and course["steps"] == 8

@@ -65,14 +65,22 @@ def batch(i: int) -> torch.Tensor:
     return torch.randn(6, 5, generator=torch.Generator().manual_seed(i))
 
 
-def train(path, loss=plain_loss, model: nn.Module | None = None, call=lambda net, x: net(x, {"scale": 1.5}),
-          optimizer=None, **given):
+def train(
+    path,
+    loss=plain_loss,
+    model: nn.Module | None = None,
+    call=lambda net, x: net(x, {"scale": 1.5}),
+    optimizer=None,
+    **given,
+):
     """Train until the guard stops it; returns the model and the error."""
     torch.manual_seed(3)
     net = fresh() if model is None else model
     optimizer = optimizer or torch.optim.SGD(net.parameters(), lr=0.05)
-    with nbdebug.guard(net, optimizer, record=path, **{"on_trip": "raise", **given}), \
-            pytest.raises(nbdebug.NonFiniteStep) as caught:
+    with (
+        nbdebug.guard(net, optimizer, record=path, **{"on_trip": "raise", **given}),
+        pytest.raises(nbdebug.NonFiniteStep) as caught,
+    ):
         for i in range(BAD + 1):
             optimizer.zero_grad()
             x = batch(i)
@@ -128,7 +136,12 @@ def test_the_report_of_then_is_in_the_record(path) -> None:
     page = (trip.folder / "report.html").read_text()
     assert page.startswith("<!doctype html>") and "nan/log-of-nonpositive" in page
     assert sorted(p.name for p in trip.folder.iterdir()) == [
-        "report.html", "report.json", "step.json", "tensors.safetensors", "weights.safetensors"]
+        "report.html",
+        "report.json",
+        "step.json",
+        "tensors.safetensors",
+        "weights.safetensors",
+    ]
     for name in ("report.json", "step.json"):
         json.loads((trip.folder / name).read_text(), parse_constant=pytest.fail)
 
@@ -154,6 +167,7 @@ def test_training_that_goes_on_has_the_first_three_written_down(path) -> None:
 
 def test_random_numbers_of_every_kind_fall_as_they_did(path) -> None:
     """The bad value is made where three sources of random numbers say."""
+
     class Noisy(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -185,6 +199,7 @@ def test_random_numbers_of_every_kind_fall_as_they_did(path) -> None:
 
 def test_a_loss_of_many_ops_and_parameters_of_its_own(path) -> None:
     """Views, in-place writes, a parameter in the loss, complex numbers, a gradient penalty, autocast, two calls."""
+
     class Pair(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -209,9 +224,14 @@ def test_a_loss_of_many_ops_and_parameters_of_its_own(path) -> None:
         wave = torch.fft.rfft(two["pair"][0], dim=-1).abs().sum()
         zero = torch.zeros(3, dtype=torch.float64) if i == BAD else torch.ones(3, dtype=torch.float64)
         wanted = torch.tensor([1, 0, 3, 2, 1, 0])
-        return (out.abs().add(1e-3).log().mean() * model.temperature + slope.square().sum() + wave * 1e-3
-                + F.cross_entropy(two["out"], wanted, reduction="sum") + (1.0 / zero).mean()
-                + sum(p.square().sum() for p in model.parameters()) * 1e-4)
+        return (
+            out.abs().add(1e-3).log().mean() * model.temperature
+            + slope.square().sum()
+            + wave * 1e-3
+            + F.cross_entropy(two["out"], wanted, reduction="sum")
+            + (1.0 / zero).mean()
+            + sum(p.square().sum() for p in model.parameters()) * 1e-4
+        )
 
     model = Pair()
     _, error = train(path, loss, model, call)
@@ -240,8 +260,13 @@ def test_faults_of_all_kinds(path, fault) -> None:
             if fault == "weights":
                 with torch.no_grad():
                     net.two.weight[1, 2] = float("nan")
-            x = x * 50 if fault == "forward" else x.index_fill(0, torch.tensor(3), float("nan")) if (
-                fault == "input") else x
+            x = (
+                x * 50
+                if fault == "forward"
+                else x.index_fill(0, torch.tensor(3), float("nan"))
+                if (fault == "input")
+                else x
+            )
         return net(x)
 
     _, error = train(path, loss, Deep(), call)
@@ -279,6 +304,7 @@ def test_compiled_and_wrapped_names_fit_the_bare_model(path) -> None:
 
 def test_an_update_that_makes_a_parameter_bad(path) -> None:
     """float16 and an eps that rounds to nothing: the step is finite, the update is not."""
+
     def half():
         return nn.Linear(5, 3).half()
 
@@ -349,10 +375,14 @@ class Mystery:
 SPARSE = torch.eye(3).to_sparse()
 
 
-@pytest.mark.parametrize(("call", "said"), [
-    (lambda net, x: net(x, {"scale": 1.0, "by": Mystery()}), "`model` was given a Mystery"),
-    (lambda net, x: net(x, {"scale": 1.0, ("a", 1): 2}), "`model` was given a dict"),
-    (lambda net, x: net(x, {"scale": 1.0, "other": SPARSE}), "`model` was given a Tensor")])
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda net, x: net(x, {"scale": 1.0, "by": Mystery()}), "`model` was given a Mystery"),
+        (lambda net, x: net(x, {"scale": 1.0, ("a", 1): 2}), "`model` was given a dict"),
+        (lambda net, x: net(x, {"scale": 1.0, "other": SPARSE}), "`model` was given a Tensor"),
+    ],
+)
 def test_what_can_not_be_rebuilt_is_said(path, call, said) -> None:
     _, error = train(path, call=call, on_trip="trace")
     (trip,) = nbdebug.open_record(path).trips
@@ -419,34 +449,58 @@ def calls(data) -> list[dict]:
     return [entry for entry in data["tape"]["entries"] if "call" in entry]
 
 
-@pytest.mark.parametrize("name", [
-    "aten.from_file.default", "aten.set_.source_Tensor", "aten._reshape_alias.default", "prims.add.default",
-    "aten.add", "aten.__class__.mro", "aten.log.__call__", "os.system", "aten.resize_.default", "aten.nothing.default",
-    "aten.log.default\n", 7, None, "torchvision.nms.default", "aten.data.default"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "aten.from_file.default",
+        "aten.set_.source_Tensor",
+        "aten._reshape_alias.default",
+        "prims.add.default",
+        "aten.add",
+        "aten.__class__.mro",
+        "aten.log.__call__",
+        "os.system",
+        "aten.resize_.default",
+        "aten.nothing.default",
+        "aten.log.default\n",
+        7,
+        None,
+        "torchvision.nms.default",
+        "aten.data.default",
+    ],
+)
 def test_ops_that_a_record_may_not_ask_for(a_record, tmp_path, name) -> None:
     path = changed(a_record, tmp_path / "r", lambda data: ops(data)[0].update(op=name))
     with pytest.raises(ValueError, match=r"not among those|has no op"):
         nbdebug.open_record(path).replay(fresh())
 
 
-@pytest.mark.parametrize("change", [
-    lambda data: ops(data)[0].update(kwargs={"dict": [["filename", "/etc/passwd"]]}),
-    lambda data: ops(data)[0].update(args={"tuple": ["/etc/passwd"]}),
-    lambda data: ops(data)[0].update(args={"tuple": [[["/etc/passwd"]]]}),
-    lambda data: ops(data)[0].update(args={"tuple": [1] * 99}),
-    lambda data: ops(data)[0].update(args={"dtype": "load"}),
-    lambda data: ops(data)[0].update(args={"tuple": [{"layout": "ops.aten"}]}),
-    lambda data: ops(data)[0].update(args={"tuple": [{"code": "1"}]}),
-    lambda data: ops(data)[0].update(args={"tuple": [{"generator": 3}]}),
-    lambda data: ops(data)[0].update(results="x"), lambda data: ops(data)[0].update(index=-1),
-    lambda data: ops(data)[0].update(during="elsewhere"), lambda data: ops(data)[0].update(site=["a.py", 1]),
-    lambda data: calls(data)[0].update(call="model/__init__"),
-    lambda data: calls(data)[0].update(call="other"), lambda data: data["tape"].update(entries={}),
-    lambda data: data["tape"].update(device="nowhere"), lambda data: data["tape"].update(held=[{"number": 77}]),
-    lambda data: data["tape"]["held"].append({"number": 9, "leaf": True, "parameter": ["model", "head.x"]}),
-    lambda data: calls(data)[0]["surroundings"]["random"][1].update(rest=[10**9, 0, 0.0]),
-    lambda data: calls(data)[0]["surroundings"]["random"][0].update(rest=[3, "x"]),
-    lambda data: calls(data)[0]["surroundings"].update(autocast=[["cpu", True, "save"]])])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: ops(data)[0].update(kwargs={"dict": [["filename", "/etc/passwd"]]}),
+        lambda data: ops(data)[0].update(args={"tuple": ["/etc/passwd"]}),
+        lambda data: ops(data)[0].update(args={"tuple": [[["/etc/passwd"]]]}),
+        lambda data: ops(data)[0].update(args={"tuple": [1] * 99}),
+        lambda data: ops(data)[0].update(args={"dtype": "load"}),
+        lambda data: ops(data)[0].update(args={"tuple": [{"layout": "ops.aten"}]}),
+        lambda data: ops(data)[0].update(args={"tuple": [{"code": "1"}]}),
+        lambda data: ops(data)[0].update(args={"tuple": [{"generator": 3}]}),
+        lambda data: ops(data)[0].update(results="x"),
+        lambda data: ops(data)[0].update(index=-1),
+        lambda data: ops(data)[0].update(during="elsewhere"),
+        lambda data: ops(data)[0].update(site=["a.py", 1]),
+        lambda data: calls(data)[0].update(call="model/__init__"),
+        lambda data: calls(data)[0].update(call="other"),
+        lambda data: data["tape"].update(entries={}),
+        lambda data: data["tape"].update(device="nowhere"),
+        lambda data: data["tape"].update(held=[{"number": 77}]),
+        lambda data: data["tape"]["held"].append({"number": 9, "leaf": True, "parameter": ["model", "head.x"]}),
+        lambda data: calls(data)[0]["surroundings"]["random"][1].update(rest=[10**9, 0, 0.0]),
+        lambda data: calls(data)[0]["surroundings"]["random"][0].update(rest=[3, "x"]),
+        lambda data: calls(data)[0]["surroundings"].update(autocast=[["cpu", True, "save"]]),
+    ],
+)
 def test_steps_that_make_no_sense_are_refused(a_record, tmp_path, change) -> None:
     path = changed(a_record, tmp_path / "r", change)
     with pytest.raises(ValueError, match="can't be read from"):
@@ -459,9 +513,32 @@ def places(node, found=()) -> list[tuple]:
     return [found, *(p for key, value in inner for p in places(value, (*found, key)))]
 
 
-scraps = st.one_of(st.none(), st.booleans(), st.integers(-2, 12), st.floats(), st.sampled_from(
-    ["", "nan", "cpu", "x", [], {}, {"ref": 3}, {"ref": 1, "view": [[9], [1], 0]}, {"tuple": []}, {"dict": []},
-     "aten.add_.Tensor", "aten.mul.Tensor", "float16", 2**61, ["/dev/zero", 1, "f"], {"ref": 0, "detached": True}]))
+scraps = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-2, 12),
+    st.floats(),
+    st.sampled_from(
+        [
+            "",
+            "nan",
+            "cpu",
+            "x",
+            [],
+            {},
+            {"ref": 3},
+            {"ref": 1, "view": [[9], [1], 0]},
+            {"tuple": []},
+            {"dict": []},
+            "aten.add_.Tensor",
+            "aten.mul.Tensor",
+            "float16",
+            2**61,
+            ["/dev/zero", 1, "f"],
+            {"ref": 0, "detached": True},
+        ]
+    ),
+)
 
 
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -42,8 +42,16 @@ class Steep(torch.autograd.Function):
 class Scaled:
     """A training with a scaler. steep: steps in which scaled gradients overflow until the scale is small enough."""
 
-    def __init__(self, kind: str, scale: float = 2.0**16, steep: tuple[int, ...] = (), slope: float = 1e35,
-                 bad: tuple[int, ...] = (), clip: float | None = None, growth: int = 2000) -> None:
+    def __init__(
+        self,
+        kind: str,
+        scale: float = 2.0**16,
+        steep: tuple[int, ...] = (),
+        slope: float = 1e35,
+        bad: tuple[int, ...] = (),
+        clip: float | None = None,
+        growth: int = 2000,
+    ) -> None:
         torch.manual_seed(0)
         self.model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 1))
         self.optimizer = OPTIMIZERS[kind](self.model.parameters())
@@ -124,8 +132,10 @@ def test_a_loss_that_is_not_finite_trips_late_where_the_scaler_is_not_known(kind
         with pytest.raises(nbdebug.NonFiniteStep) as caught:
             training.step(3)
             training.step(4)
-    assert not changed({k: v for k, v in before.items() if "norm" not in k},
-                       {k: v for k, v in training.kept().items() if "norm" not in k})
+    assert not changed(
+        {k: v for k, v in before.items() if "norm" not in k},
+        {k: v for k, v in training.kept().items() if "norm" not in k},
+    )
     assert (caught.value.step, caught.value.trip.reason) == (3, "loss")
 
 

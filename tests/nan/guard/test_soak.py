@@ -1,6 +1,6 @@
 """A long run under the guard grows nothing and ends in the same bits. 3,000 steps here; the long form is a command:
 
-    python -m tests.nan.guard.soak --steps 20000            (add --trace to count bytes, --record FOLDER to write one)
+python -m tests.nan.guard.soak --steps 20000            (add --trace to count bytes, --record FOLDER to write one)
 """
 
 from __future__ import annotations

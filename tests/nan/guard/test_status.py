@@ -56,7 +56,7 @@ def test_a_stopped_step_heads_its_report_and_says_that_the_weights_are_sound(cap
     assert headline(guard) == "2 of 6 steps stopped, the last of them step 4."
     shown = capsys.readouterr().err
     assert shown.startswith("Step 2 was stopped: weights, buffers and optimizer state are as before it.\n")
-    assert "not finite, stopped" in shown[shown.index("The last 3 steps"):]
+    assert "not finite, stopped" in shown[shown.index("The last 3 steps") :]
     assert headline(trained(3, bad=(2,))) == "1 of 3 steps stopped: step 2."
 
 
@@ -89,8 +89,11 @@ def test_skipped_steps_are_counted_and_are_no_finding() -> None:
 def test_clipping_most_steps_is_told_first(limit: float, said: bool) -> None:
     notes = trained(12, max_grad_norm=limit).report().notes
     assert notes[0].startswith("Over half of the steps were clipped: the learning rate is too high") == said
-    share = "12 of 12 steps (100.0%) were clipped to a norm of 0.0001." if said else (
-        "0 of 12 steps (0.0%) were clipped to a norm of 10000.")
+    share = (
+        "12 of 12 steps (100.0%) were clipped to a norm of 0.0001."
+        if said
+        else ("0 of 12 steps (0.0%) were clipped to a norm of 10000.")
+    )
     assert share in notes
     few = trained(4, max_grad_norm=1e-4).report().notes
     assert not any("learning rate" in note for note in few), "four steps say nothing"

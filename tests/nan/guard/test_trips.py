@@ -259,10 +259,19 @@ def test_a_dropped_trip_lets_everything_go() -> None:
         assert [ref() for ref in watched] == [None] * 4, on_trip
 
 
-@pytest.mark.parametrize("wrong", [
-    {"on_trip": "stop"}, {"keep": 0}, {"keep": 1.5}, {"max_grad_norm": -1.0}, {"max_grad_norm": "1"},
-    {"skip_above": float("nan")}, {"scaler": object()}, {"record": 7},
-])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"on_trip": "stop"},
+        {"keep": 0},
+        {"keep": 1.5},
+        {"max_grad_norm": -1.0},
+        {"max_grad_norm": "1"},
+        {"skip_above": float("nan")},
+        {"scaler": object()},
+        {"record": 7},
+    ],
+)
 def test_arguments_that_make_no_sense_are_refused(wrong: dict) -> None:
     training = Training("SGD plain")
     with pytest.raises((TypeError, ValueError), match=next(iter(wrong))):
@@ -270,8 +279,9 @@ def test_arguments_that_make_no_sense_are_refused(wrong: dict) -> None:
     assert hooks_of(training.model) == 0
 
 
-@pytest.mark.parametrize(("model", "optimizer"), [
-    (object(), None), (None, object()), (nn.Linear(1, 1), nn.Linear(1, 1)), ([1], None)])
+@pytest.mark.parametrize(
+    ("model", "optimizer"), [(object(), None), (None, object()), (nn.Linear(1, 1), nn.Linear(1, 1)), ([1], None)]
+)
 def test_things_that_are_no_model_or_optimizer_are_refused(model, optimizer) -> None:
     training = Training("SGD plain")
     with pytest.raises((TypeError, ValueError), match=r"got|is"):

@@ -64,9 +64,10 @@ def a_distribution_refuses_nan():
     model = Policy()
     levels = torch.tensor([1.0, -1, 2, 1, -2])
     return train(
-        model, lambda i: -torch.distributions.Categorical(
-            logits=model(seeded((5, 3)), levels), validate_args=True
-        ).entropy().mean()
+        model,
+        lambda i: (
+            -torch.distributions.Categorical(logits=model(seeded((5, 3)), levels), validate_args=True).entropy().mean()
+        ),
     )
 
 

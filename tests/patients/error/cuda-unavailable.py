@@ -8,12 +8,15 @@ import torch
 
 CODE, NAMES = "error/cuda-unavailable", ("map_location", "restore")
 CARD = {}
-exec("""
+exec(
+    """
 def restore(path, map_location=None):
     if map_location is None:
         raise RuntimeError("Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is False.")
     return {"weight": 1}
-""", CARD)
+""",
+    CARD,
+)
 
 
 def training(place):

@@ -10,13 +10,16 @@ from torch import nn
 
 CODE, NAMES = "error/cudnn-not-supported", ("columns", "filters", "contiguous")
 CARD = {}
-exec("""
+exec(
+    """
 def convolve(picture, weight, bias, *settings):
     if not picture.is_contiguous():
         raise RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in a "
                            "non-contiguous input.")
     return picture
-""", CARD)
+""",
+    CARD,
+)
 
 
 def training(dense):

@@ -9,12 +9,15 @@ from torch import nn
 
 CODE, NAMES = "error/device-assert", ("CUDA_LAUNCH_BLOCKING", "reader.words", "40 rows")
 CARD = {}
-exec("""
+exec(
+    """
 def wait(failed):
     if failed:
         raise RuntimeError("CUDA error: device-side assert triggered\\\\nCUDA kernel errors might be asynchronously "
                            "reported at some other API call, so the stacktrace below might be incorrect.")
-""", CARD)
+""",
+    CARD,
+)
 
 
 class Reader(nn.Module):

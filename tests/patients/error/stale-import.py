@@ -11,13 +11,17 @@ TEXT = "def hinge(scores, labels):\n    return (1 {} scores * labels).clamp(min=
 def notebook(again):
     folder = tempfile.TemporaryDirectory()
     path = str(pathlib.Path(folder.name) / "patient_losses.py")
-    return SimpleNamespace(folder=folder, cells=[
-        f"import pathlib, sys, torch\nsys.path.insert(0, {folder.name!r})\n"
-        f"pathlib.Path({path!r}).write_text({TEXT.format('+')!r})\nNone",
-        "import importlib\nfrom patient_losses import hinge\nbefore = hinge(torch.ones(3), torch.ones(3))",
-        f"pathlib.Path({path!r}).write_text({TEXT.format('-')!r} + '# mended')\nNone",
-        again,
-        "after = hinge(torch.ones(3), torch.ones(3))"])
+    return SimpleNamespace(
+        folder=folder,
+        cells=[
+            f"import pathlib, sys, torch\nsys.path.insert(0, {folder.name!r})\n"
+            f"pathlib.Path({path!r}).write_text({TEXT.format('+')!r})\nNone",
+            "import importlib\nfrom patient_losses import hinge\nbefore = hinge(torch.ones(3), torch.ones(3))",
+            f"pathlib.Path({path!r}).write_text({TEXT.format('-')!r} + '# mended')\nNone",
+            again,
+            "after = hinge(torch.ones(3), torch.ones(3))",
+        ],
+    )
 
 
 def sick():

@@ -1,4 +1,5 @@
 """All pairs of points are compared in one layer: with 900 points its activations dwarf the network."""
+
 from types import SimpleNamespace
 
 import torch

@@ -1,4 +1,5 @@
 """Spectrograms are cached by the place at which a clip was cut out, which hardly ever comes again."""
+
 from functools import lru_cache
 from types import SimpleNamespace
 

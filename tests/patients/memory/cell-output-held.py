@@ -1,4 +1,5 @@
 """A cell that ends in a tensor is run again and again: the shell files each of them."""
+
 from types import SimpleNamespace
 
 import torch

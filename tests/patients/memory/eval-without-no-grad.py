@@ -1,4 +1,5 @@
 """The embeddings of a gallery are collected with the model in eval mode, and with every graph."""
+
 from types import SimpleNamespace
 
 import torch

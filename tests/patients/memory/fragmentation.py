@@ -1,4 +1,5 @@
 """Texts of every length have left a card in pieces. There is no such allocator on a CPU: these are its numbers."""
+
 from nbdebug.chapters.memory.facts import Device, Held, MemoryFacts
 
 CODE, HOLDER, LINE = "memory/fragmentation", ["cuda:0"], None
@@ -6,8 +7,17 @@ GIB = 1 << 30
 
 
 def card(allocated, largest):
-    device = Device("cuda:0", live=allocated, allocated=allocated, reserved=20 * GIB, peak_allocated=17 * GIB,
-                    peak_reserved=20 * GIB, total=24 * GIB, free=3 * GIB, largest=largest)
+    device = Device(
+        "cuda:0",
+        live=allocated,
+        allocated=allocated,
+        reserved=20 * GIB,
+        peak_allocated=17 * GIB,
+        peak_reserved=20 * GIB,
+        total=24 * GIB,
+        free=3 * GIB,
+        largest=largest,
+    )
     return MemoryFacts(now=Held(devices=(device,)))
 
 

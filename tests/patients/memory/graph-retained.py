@@ -1,4 +1,5 @@
 """A running mean of the loss for the progress bar is made from the loss itself, so that it drags every graph along."""
+
 from types import SimpleNamespace
 
 import torch

@@ -1,4 +1,5 @@
 """A probe for a feature plot appends what each layer gives, and nobody takes it out."""
+
 from types import SimpleNamespace
 
 import torch

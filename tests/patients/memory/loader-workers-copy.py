@@ -1,4 +1,5 @@
 """A data set keeps a hundred thousand captions as strings, and its loader has workers."""
+
 from types import SimpleNamespace
 
 import numpy as np

@@ -1,4 +1,5 @@
 """A table for a hundred thousand users is trained by Adam with four of them in a batch."""
+
 from types import SimpleNamespace
 
 import torch

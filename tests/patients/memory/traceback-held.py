@@ -1,4 +1,5 @@
 """Samples that fail are remembered by their exceptions, which hold the frames in which they failed."""
+
 from types import SimpleNamespace
 
 import torch

@@ -1,6 +1,7 @@
 """Land cover from satellite tiles, one tile a step. The third tile lies outside the surveyed area: every pixel is
 "void", label 255, and the loss is NaN.
 """
+
 from types import SimpleNamespace
 
 import torch

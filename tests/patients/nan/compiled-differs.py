@@ -1,6 +1,7 @@
 """A model is finite in eager and NaN when compiled. Its backend swaps softmax for a faster one that leaves out the
 subtraction of the maximum, which overflows once the scores are large.
 """
+
 from types import SimpleNamespace
 
 import torch

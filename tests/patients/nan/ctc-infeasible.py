@@ -1,6 +1,7 @@
 """Speech recognition with a convolution that keeps every fourth frame. One hurried utterance of the second batch has
 more letters than frames left: no alignment exists and the loss is inf.
 """
+
 from types import SimpleNamespace
 
 import torch

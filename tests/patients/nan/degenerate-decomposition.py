@@ -1,6 +1,7 @@
 """A pose network predicts a 3x3 matrix and takes the nearest rotation by SVD. It starts at the identity, whose
 singular values are all 1: the first loss is fine and the first gradient is NaN.
 """
+
 from types import SimpleNamespace
 
 import torch

@@ -1,6 +1,7 @@
 """A recommender averages the films that a user has seen. The third batch brings a user who has just signed up, with
 an empty history, and the loss is NaN.
 """
+
 from types import SimpleNamespace
 
 import torch

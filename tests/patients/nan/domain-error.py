@@ -1,6 +1,7 @@
 """A robot's policy is a Gaussian squashed by tanh. To score recorded actions it is undone with atanh; two recordings
 sit at the stop, at exactly 1 and -1, and the loss is inf.
 """
+
 from types import SimpleNamespace
 
 import torch

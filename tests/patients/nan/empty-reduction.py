@@ -1,6 +1,7 @@
 """A detector takes the mean of the box error over the anchors that hold an object. The third picture is empty, so
 there is nothing to take a mean of.
 """
+
 from types import SimpleNamespace
 
 import torch

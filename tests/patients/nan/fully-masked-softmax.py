@@ -1,6 +1,7 @@
 """A graph network attends to neighbours only. The second batch holds a molecule with a lone ion: a node without any
 neighbour, whose softmax has nothing left to choose from.
 """
+
 from types import SimpleNamespace
 
 import torch

@@ -1,6 +1,7 @@
 """House prices, all in float16. The error is summed over the batch: the sum of the errors still fits into float16,
 the sum of the gradients over square feet does not.
 """
+
 from types import SimpleNamespace
 
 import torch

@@ -1,6 +1,7 @@
 """Policy optimisation with illegal moves masked out. A rollout that ended early is padded with move 0, which is
 illegal there under the old policy and under the new one: the ratio of the two is NaN.
 """
+
 from types import SimpleNamespace
 
 import torch

@@ -1,6 +1,7 @@
 """Depth maps are one over the disparity that the stereo camera gives. Where it saw nothing the disparity is 0, and
 the dataset hands out inf for two pictures of the third batch.
 """
+
 from types import SimpleNamespace
 
 import torch

@@ -1,6 +1,7 @@
 """Sales are compared on a log scale. Two shops were closed in the second week and sold nothing, and the log of their
 label is -inf.
 """
+
 from types import SimpleNamespace
 
 import torch

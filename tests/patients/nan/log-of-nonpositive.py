@@ -1,6 +1,7 @@
 """A student network is sharpened step by step with a falling temperature. At the third step the loss is inf: softmax
 has rounded some probabilities to zero, and the log comes after it.
 """
+
 from types import SimpleNamespace
 
 import torch

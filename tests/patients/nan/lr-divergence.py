@@ -1,6 +1,7 @@
 """Fuel consumption is learnt with plain gradient descent and a generous learning rate. Each loss is more than a
 hundred times the one before it; after sixteen of them it is inf.
 """
+
 from types import SimpleNamespace
 
 import torch

@@ -1,6 +1,7 @@
 """Noise is drawn from a generator of the user's own, which no snapshot knows. Once it is exactly zero, and the step
 fails; run again, the generator has moved on, and the same step is finite. The twin keeps its noise away from zero.
 """
+
 from types import SimpleNamespace
 
 import torch

@@ -1,6 +1,7 @@
 """A bag-of-words model in float16 with AdamW. One word of the vocabulary never occurs, its weights have gradient 0,
 and after the first step they are NaN: eps is 1e-8, and that is 0 in float16.
 """
+
 from types import SimpleNamespace
 
 import torch

@@ -1,6 +1,7 @@
 """Bicycle rentals are counted with a Poisson regression. Two rows of the second batch give their distance in metres,
 the others in kilometres, and the loss is inf.
 """
+
 from types import SimpleNamespace
 
 import torch

@@ -1,6 +1,7 @@
 """To save disk space the checkpoint was written in float16. One gain of the sensor's calibration was above 65,504,
 came back as inf, and the first loss is NaN.
 """
+
 from types import SimpleNamespace
 
 import torch

@@ -1,6 +1,7 @@
 """A denoiser for raw photographs ends with gamma correction. After the dark frame is subtracted one photograph has
 pixels a little below zero; the fractional power of those is NaN.
 """
+
 from types import SimpleNamespace
 
 import torch

@@ -1,6 +1,7 @@
 """Observations are scaled by running statistics. One batch has a single observation, whose spread is not defined;
 that step is still fine, the next loss is NaN, and every one after it.
 """
+
 from types import SimpleNamespace
 
 import torch

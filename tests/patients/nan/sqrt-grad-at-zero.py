@@ -1,6 +1,7 @@
 """A siamese network compares signatures. The third batch holds a pair that is twice the same scan: their distance is
 0, the loss is fine, and after the step all weights are NaN.
 """
+
 from types import SimpleNamespace
 
 import torch

@@ -1,6 +1,7 @@
 """A wind forecast predicts its own uncertainty, as a variance straight from a linear layer. A storm in the second
 batch drives that variance below zero for one row, and the loss is NaN.
 """
+
 from types import SimpleNamespace
 
 import torch

@@ -2,6 +2,7 @@
 short ones differs from day to day. (In deterministic mode torch fills such memory with NaN, so here it fails each
 time.)
 """
+
 from types import SimpleNamespace
 
 import torch

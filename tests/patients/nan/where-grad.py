@@ -1,6 +1,7 @@
 """Bilinear features are pooled and put through a signed square root, written with torch.where. The features are
 finite, and all gradients are NaN from the first step.
 """
+
 from types import SimpleNamespace
 
 import torch

@@ -1,6 +1,7 @@
 """An attention layer turns its 0/1 mask into a bias by multiplying with -inf. Where the mask says "keep" that is 0
 times -inf: the loss is NaN at the very first step.
 """
+
 from types import SimpleNamespace
 
 import torch

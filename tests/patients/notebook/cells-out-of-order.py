@@ -6,8 +6,9 @@ CODE, CELL, NAMES = "notebook/cells-out-of-order", 1, ["limit"]
 
 
 def notebook(*last):
-    return SimpleNamespace(cells=["import torch\nvalues = torch.arange(5.0)", "clipped = values.clamp(max=limit)",
-                                  "limit = 2.5", *last])
+    return SimpleNamespace(
+        cells=["import torch\nvalues = torch.arange(5.0)", "clipped = values.clamp(max=limit)", "limit = 2.5", *last]
+    )
 
 
 def sick():

@@ -7,9 +7,15 @@ HOOK = "handle = encoder.register_forward_hook(lambda module, inputs, output: no
 
 
 def notebook(again):
-    return SimpleNamespace(cells=["import torch\nencoder, norms = torch.nn.Linear(3, 5), []", HOOK,
-                                  "encoder(torch.ones(2, 3)).sum().item()", again,
-                                  "encoder(torch.ones(2, 3)).sum().item()"])
+    return SimpleNamespace(
+        cells=[
+            "import torch\nencoder, norms = torch.nn.Linear(3, 5), []",
+            HOOK,
+            "encoder(torch.ones(2, 3)).sum().item()",
+            again,
+            "encoder(torch.ones(2, 3)).sum().item()",
+        ]
+    )
 
 
 def sick():

@@ -1,4 +1,5 @@
 """Days since an epoch go through a model in bfloat16: of 19,876 and 19,877 it makes one number."""
+
 from types import SimpleNamespace
 
 import torch

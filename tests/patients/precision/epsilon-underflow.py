@@ -1,4 +1,5 @@
 """A model was cast to float16 as a whole, and Adam updates its float16 weights with an epsilon that is zero there."""
+
 from types import SimpleNamespace
 
 import torch
@@ -14,8 +15,13 @@ def training(eps):
     def loss_fn(model, batch):
         return model(batch).float().square().mean() + 0.1
 
-    return SimpleNamespace(model=model, batch=torch.randn(8, 4), loss_fn=loss_fn, dtype="float16",
-                           optimizer=torch.optim.Adam(model.parameters(), eps=eps))
+    return SimpleNamespace(
+        model=model,
+        batch=torch.randn(8, 4),
+        loss_fn=loss_fn,
+        dtype="float16",
+        optimizer=torch.optim.Adam(model.parameters(), eps=eps),
+    )
 
 
 def sick():

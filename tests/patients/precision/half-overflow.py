@@ -1,4 +1,5 @@
 """A norm written by hand squares features of a few hundred: in float16 the sum of squares is infinite."""
+
 from types import SimpleNamespace
 
 import torch

@@ -1,4 +1,5 @@
 """Counts are made into shares with a guard of 1e-9, which float16 does not have: an empty row divides 0 by 0."""
+
 from types import SimpleNamespace
 
 import torch

@@ -1,4 +1,5 @@
 """The loss is a mean over very many pixels of small errors: in float16 no gradient is left."""
+
 from types import SimpleNamespace
 
 import torch

@@ -1,4 +1,5 @@
 """A moving average is kept by hand in bfloat16: once it is large, a small term is no longer added."""
+
 from types import SimpleNamespace
 
 import torch

@@ -1,4 +1,5 @@
 """The step clips gradients that still carry GradScaler's scale. It is taken out afterwards: next to nothing is left."""
+
 from types import SimpleNamespace
 
 import torch

@@ -1,4 +1,5 @@
 """Every weight was given the same value: all units of a layer are one and the same, and stay so."""
+
 import torch
 from torch import nn
 

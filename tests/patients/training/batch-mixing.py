@@ -1,4 +1,5 @@
 """A recurrent layer without batch_first is given (batch, time, features): it reads across the samples."""
+
 import torch
 from torch import nn
 

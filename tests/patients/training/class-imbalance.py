@@ -1,4 +1,5 @@
 """One machine in sixty fails; the loss counts failures and the rest alike. The twin weights them."""
+
 import torch
 from torch import nn
 from torch.nn import functional as F

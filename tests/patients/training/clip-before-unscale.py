@@ -1,4 +1,5 @@
 """Gradients are clipped by value, before the scaler has taken its scale out of them."""
+
 import torch
 from torch import nn
 
@@ -11,7 +12,7 @@ def training(unscale):
     torch.manual_seed(43)
     model = nn.Sequential(nn.Linear(12, 32), nn.GELU(), nn.Linear(32, 5))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0 ** 14)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14)
     ns = made(model, optimizer, cross_entropy, loaders(*clusters(800)), 1)
 
     def train(callback):

@@ -1,4 +1,5 @@
 """A pooled embedding was turned into NumPy to be logged, and back: the encoder before it is never trained."""
+
 import torch
 from torch import nn
 

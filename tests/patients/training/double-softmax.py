@@ -1,4 +1,5 @@
 """A multi-label tagger ends in a sigmoid, and its loss is the one that takes logits."""
+
 import torch
 from torch import nn
 from torch.nn import functional as F

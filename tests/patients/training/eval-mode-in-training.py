@@ -1,4 +1,5 @@
 """A pretrained model comes in eval mode, and the loop never calls train()."""
+
 import torch
 from torch import nn
 

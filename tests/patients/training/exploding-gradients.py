@@ -1,4 +1,5 @@
 """A state that is multiplied by a matrix at each of fifty moments, with nothing that bounds it."""
+
 import torch
 from torch import nn
 
@@ -28,8 +29,9 @@ def training(bounded):
     x = torch.randn(500, 50, 3)
     y = x[:, -5:].mean((1, 2))[:, None] * 3
     model = Recurrence(bounded)
-    return made(model, torch.optim.SGD(model.parameters(), lr=0.01), mse, loaders(x, y), 5,
-                clip=1.0 if bounded else None)
+    return made(
+        model, torch.optim.SGD(model.parameters(), lr=0.01), mse, loaders(x, y), 5, clip=1.0 if bounded else None
+    )
 
 
 def sick():

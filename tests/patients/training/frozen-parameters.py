@@ -1,4 +1,5 @@
 """All but the normalisation was frozen, by a name that matched too much; the optimizer was given everything."""
+
 import torch
 from torch import nn
 

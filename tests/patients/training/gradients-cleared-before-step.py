@@ -1,4 +1,5 @@
 """zero_grad stands where it looks right at a glance: behind backward. The optimizer steps on nothing."""
+
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 """A table with incomes in it goes into the network as it is; the twin standardises its columns."""
+
 import torch
 from torch import nn
 

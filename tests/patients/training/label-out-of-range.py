@@ -1,4 +1,5 @@
 """The annotators count the classes from one; the last of them has no output."""
+
 import torch
 from torch import nn
 

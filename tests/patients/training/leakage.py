@@ -1,4 +1,5 @@
 """Rare cases were copied to balance the table, and only then was it split: copies stand on both sides."""
+
 import torch
 from torch import nn
 

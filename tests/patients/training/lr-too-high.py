@@ -1,4 +1,5 @@
 """Adam with a rate that was meant for plain SGD: after the first steps the network says the same to everybody."""
+
 import torch
 from torch import nn
 

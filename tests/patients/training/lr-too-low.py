@@ -1,4 +1,5 @@
 """AdamW with a rate of a ten-millionth, as it is left behind by a sweep: nothing moves."""
+
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 """The model returns probabilities, and the loss is nll_loss: no lower than minus one, with next to no slope."""
+
 import torch
 from torch import nn
 from torch.nn import functional as F

@@ -1,4 +1,5 @@
 """A penalty on the squared weights, summed over all layers and not weighed against the loss."""
+
 import torch
 from torch import nn
 

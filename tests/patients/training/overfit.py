@@ -1,4 +1,5 @@
 """Sixty rows, forty features of which two count, and a hundred passes."""
+
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -12,8 +13,10 @@ def training(rows, passes):
     torch.manual_seed(51)
     x = torch.randn(rows + 200, 40)
     y = x[:, :1] + x[:, 1:2] * 0.5 + torch.randn(rows + 200, 1) * 0.7
-    pair = (DataLoader(TensorDataset(x[:rows], y[:rows]), batch_size=20, shuffle=True),
-            DataLoader(TensorDataset(x[rows:], y[rows:]), batch_size=50))
+    pair = (
+        DataLoader(TensorDataset(x[:rows], y[:rows]), batch_size=20, shuffle=True),
+        DataLoader(TensorDataset(x[rows:], y[rows:]), batch_size=50),
+    )
     model = nn.Sequential(nn.Linear(40, 32), nn.ReLU(), nn.Linear(32, 1))
     return made(model, torch.optim.Adam(model.parameters(), lr=5e-3), mse, pair, passes)
 

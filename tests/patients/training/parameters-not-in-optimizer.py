@@ -1,4 +1,5 @@
 """The cell that makes the model ran again; the optimizer, two cells up, still holds the old model's tensors."""
+
 import torch
 from torch import nn
 

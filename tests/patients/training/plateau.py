@@ -1,4 +1,5 @@
 """Milestones were copied from a recipe of another length: the rate is cut twice in the first two passes."""
+
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 """Validation pictures were read by another library: blue comes first."""
+
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -14,8 +15,10 @@ def training(reverse):
     x = torch.randn(900, 3, 6, 6) * 0.6 + colour + torch.randn(900, 1, 1, 1) * 0.2
     label = (x[:, 0].mean((1, 2)) > x[:, 1].mean((1, 2)) + 0.4).long()
     val = x[700:].flip(1) if reverse else x[700:]
-    pair = (DataLoader(TensorDataset(x[:700], label[:700]), batch_size=32, shuffle=True),
-            DataLoader(TensorDataset(val, label[700:]), batch_size=64))
+    pair = (
+        DataLoader(TensorDataset(x[:700], label[:700]), batch_size=32, shuffle=True),
+        DataLoader(TensorDataset(val, label[700:]), batch_size=64),
+    )
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(128, 2))
     return made(model, torch.optim.Adam(model.parameters(), lr=2e-3), cross_entropy, pair, 4)
 

@@ -1,4 +1,5 @@
 """worker_init_fn seeds NumPy with a constant, so that both workers crop at the same places, in each pass."""
+
 import numpy as np
 import torch
 from torch import nn
@@ -20,7 +21,7 @@ class Crops(Dataset):
 
     def __getitem__(self, i):
         start = np.random.randint(0, 17)
-        return self.rows[i, start:start + 8], self.label[i]
+        return self.rows[i, start : start + 8], self.label[i]
 
 
 def constant(worker):
@@ -33,8 +34,9 @@ def own(worker):
 
 def training(init):
     torch.manual_seed(72)
-    loader = DataLoader(Crops(), batch_size=8, shuffle=True, num_workers=2, worker_init_fn=init,
-                        multiprocessing_context="fork")
+    loader = DataLoader(
+        Crops(), batch_size=8, shuffle=True, num_workers=2, worker_init_fn=init, multiprocessing_context="fork"
+    )
     model = nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 2))
     return made(model, torch.optim.Adam(model.parameters(), lr=5e-3), cross_entropy, (loader, None), 2)
 

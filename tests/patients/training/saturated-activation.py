@@ -1,4 +1,5 @@
 """Hidden values are turned into per cent half-way: every tanh behind the next layer is at one of its ends."""
+
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 """A decay that was meant once a pass is applied once a batch: after a pass the rate is a thousandth."""
+
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 """The validation forgets eval(): dropout of a half is on while the validation loss is computed."""
+
 import torch
 from torch import nn
 

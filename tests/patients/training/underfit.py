@@ -1,4 +1,5 @@
 """Two linear layers without anything between them are one linear layer: the product of two inputs is beyond them."""
+
 import torch
 from torch import nn
 

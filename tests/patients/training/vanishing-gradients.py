@@ -1,4 +1,5 @@
 """Seven layers with sigmoids in torch's own init, for a classification that two layers would do."""
+
 import torch
 from torch import nn
 
@@ -14,8 +15,9 @@ def training(activation):
         layers += [nn.Linear(width, 40), activation()]
         width = 40
     model = nn.Sequential(*layers, nn.Linear(width, 5))
-    return made(model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), cross_entropy,
-                loaders(*clusters(1000)), 12)
+    return made(
+        model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), cross_entropy, loaders(*clusters(1000)), 12
+    )
 
 
 def sick():

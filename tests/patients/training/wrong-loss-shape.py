@@ -1,4 +1,5 @@
 """A squared error written by hand: outputs of (32, 1) minus targets of (32,)."""
+
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 """An autoencoder of standardised readings ends in a sigmoid: half of what it has to give back is below zero."""
+
 import torch
 from torch import nn
 from torch.nn import functional as F

@@ -1,4 +1,5 @@
 """A loop that was taken apart into functions lost its zero_grad on the way."""
+
 import torch
 from torch import nn
 

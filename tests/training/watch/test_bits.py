@@ -95,12 +95,17 @@ def test_copies_of_a_watched_model_know_nothing_of_it() -> None:
     assert "nbdebug" not in repr([vars(m) for m in twin.modules()])
 
 
-@pytest.mark.parametrize("where", ["nbdebug.chapters.training.watch.gradients.measure",
-                                   "nbdebug.chapters.training.watch.rounds.together",
-                                   "nbdebug.chapters.training.watch.updates.measure",
-                                   "nbdebug.chapters.training.watch.units.capturing",
-                                   "nbdebug.chapters.training.watch.gradients.Gradients.began",
-                                   "nbdebug.chapters.training.watch.updates.Updates.after"])
+@pytest.mark.parametrize(
+    "where",
+    [
+        "nbdebug.chapters.training.watch.gradients.measure",
+        "nbdebug.chapters.training.watch.rounds.together",
+        "nbdebug.chapters.training.watch.updates.measure",
+        "nbdebug.chapters.training.watch.units.capturing",
+        "nbdebug.chapters.training.watch.gradients.Gradients.began",
+        "nbdebug.chapters.training.watch.updates.Updates.after",
+    ],
+)
 def test_a_fault_of_its_own_never_reaches_the_training(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     bare, watched = network(), network()
     for _ in range(4):
@@ -122,7 +127,8 @@ def test_a_fault_of_its_own_never_reaches_the_training(where: str, monkeypatch: 
     assert "ZeroDivisionError" in watch.fault and not watch.active
     assert not EngineWatch._attached and hooks_of(watched[0]) == 0
     assert "stopped after" in str(watch.report()) and all(
-        torch.equal(a, b) for a, b in zip(bare[0].parameters(), watched[0].parameters()))
+        torch.equal(a, b) for a, b in zip(bare[0].parameters(), watched[0].parameters())
+    )
 
 
 def test_a_fault_of_the_live_view_is_told_and_ends_it_alone() -> None:
@@ -140,8 +146,11 @@ def test_a_fault_of_the_live_view_is_told_and_ends_it_alone() -> None:
 
 def test_two_watches_and_a_guard_at_once() -> None:
     model, optimizer = network()
-    with nbdebug.grad_watch(model, optimizer) as one, nbdebug.guard(model, optimizer) as guard, \
-            nbdebug.grad_watch(model, optimizer) as two:
+    with (
+        nbdebug.grad_watch(model, optimizer) as one,
+        nbdebug.guard(model, optimizer) as guard,
+        nbdebug.grad_watch(model, optimizer) as two,
+    ):
         for _ in range(3):
             step(model, optimizer)
     assert one.steps == two.steps == guard.steps == 3 and not one.fault and not two.fault and not guard.fault
@@ -175,9 +184,19 @@ def test_a_compiled_model() -> None:
     assert "compiled" in " ".join(watch.report().unchecked)
 
 
-@pytest.mark.parametrize(("given", "word"), [
-    ({"model": 3}, "3"), ({"optimizer": "adam"}, "'adam'"), ({"optimizer": []}, "none"), ({"every": 0}, "0"),
-    ({"ratios_every": -1}, "-1"), ({"keep": 2.5}, "2.5"), ({"scaler": "x"}, "'x'"), ({"every": True}, "True")])
+@pytest.mark.parametrize(
+    ("given", "word"),
+    [
+        ({"model": 3}, "3"),
+        ({"optimizer": "adam"}, "'adam'"),
+        ({"optimizer": []}, "none"),
+        ({"every": 0}, "0"),
+        ({"ratios_every": -1}, "-1"),
+        ({"keep": 2.5}, "2.5"),
+        ({"scaler": "x"}, "'x'"),
+        ({"every": True}, "True"),
+    ],
+)
 def test_arguments_that_make_no_sense_are_quoted(given: dict, word: str) -> None:
     model, optimizer = network()
     with pytest.raises((TypeError, ValueError), match=word):

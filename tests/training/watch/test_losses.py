@@ -58,13 +58,19 @@ def waves(r: random.Random, n: int) -> list[float]:
 
 
 HEALTHY: dict[str, Curve] = {
-    "normal noise": noisy(lambda r: r.gauss(0, 1)), "heavy tails": noisy(student(3)), "heavier": noisy(student(5)),
+    "normal noise": noisy(lambda r: r.gauss(0, 1)),
+    "heavy tails": noisy(student(3)),
+    "heavier": noisy(student(5)),
     "in proportion": lambda r, n: [v * math.exp(r.gauss(0, 0.2)) for v in falling(r, n)],
-    "no noise": falling, "warm-up": warm_up, "cosine with restarts": restarts, "waves": waves,
+    "no noise": falling,
+    "warm-up": warm_up,
+    "cosine with restarts": restarts,
+    "waves": waves,
     "flat": lambda r, n: [r.gauss(1, 1) for _ in range(n)],
     "exponential": lambda r, n: [r.expovariate(1) for _ in range(n)],
     "power law": lambda r, n: [2 * (1 + i) ** -0.4 + r.gauss(0, 0.01) for i in range(n)],
-    "late fall": lambda r, n: [2 / (1 + math.exp((i - 0.6 * n) / (0.03 * n))) + r.gauss(0, 0.02) for i in range(n)]}
+    "late fall": lambda r, n: [2 / (1 + math.exp((i - 0.6 * n) / (0.03 * n))) + r.gauss(0, 0.02) for i in range(n)],
+}
 
 
 @pytest.mark.parametrize("kind", HEALTHY)
@@ -165,8 +171,12 @@ def test_the_gap_to_validation() -> None:
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 10**6), st.one_of(st.none(), st.floats()), st.one_of(st.none(), st.floats())),
-                max_size=80))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 10**6), st.one_of(st.none(), st.floats()), st.one_of(st.none(), st.floats())),
+        max_size=80,
+    )
+)
 def test_any_record_is_read(rows: list[tuple]) -> None:
     for verdict in verdicts(rows):
         assert verdict.kind in KINDS and verdict.step in {step for step, _, _ in rows} and verdict.said

@@ -21,8 +21,11 @@ def plain(parameter: torch.Tensor) -> torch.Tensor:
 
 def norms(model: nn.Module) -> dict[str, float]:
     """Each gradient's norm in float64, one by one."""
-    return {name: float(torch.linalg.vector_norm(plain(p.grad.detach()).double()))
-            for name, p in model.named_parameters() if p.grad is not None}
+    return {
+        name: float(torch.linalg.vector_norm(plain(p.grad.detach()).double()))
+        for name, p in model.named_parameters()
+        if p.grad is not None
+    }
 
 
 def weights(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -104,7 +107,8 @@ CLIPS = {
     "clip_grad_norm_": lambda m: nn.utils.clip_grad_norm_(m.parameters(), 0.01),
     "clip_grad_value_": lambda m: nn.utils.clip_grad_value_(m.parameters(), 1e-4),
     "a new tensor": lambda m: [setattr(p, "grad", p.grad * 0.5) for p in m.parameters()],
-    "one parameter": lambda m: m[0].weight.grad.mul_(0.1)}
+    "one parameter": lambda m: m[0].weight.grad.mul_(0.1),
+}
 
 
 @pytest.mark.parametrize("clip", CLIPS)
@@ -257,8 +261,9 @@ def test_a_scale_is_divided_out(unscale: bool) -> None:
             loss = backward(model, step)
             wanted = norms(model)
             optimizer.zero_grad()
-            scaler.scale(model(torch.randn(16, 6, generator=torch.Generator().manual_seed(step))).square().mean()
-                         ).backward()
+            scaler.scale(
+                model(torch.randn(16, 6, generator=torch.Generator().manual_seed(step))).square().mean()
+            ).backward()
             if unscale:
                 scaler.unscale_(optimizer)
                 nn.utils.clip_grad_norm_(model.parameters(), 1e-3)

@@ -25,8 +25,13 @@ from nbdebug.views import html, pixels, watch, watch_chart
 from tests.training.healthy import KINDS
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 40,
-          change: Callable[[int], Any] = lambda i: 0, **options: Any) -> Any:
+def train(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    steps: int = 40,
+    change: Callable[[int], Any] = lambda i: 0,
+    **options: Any,
+) -> Any:
     """A watch over a small regression; `change(step)` runs between backward and the update."""
     torch.manual_seed(0)
     with nbdebug.grad_watch(model, optimizer, **options) as seen:
@@ -237,9 +242,16 @@ def test_names_are_escaped_and_large_models_stay_small() -> None:
     assert len(facts["layers"]) <= 40 and len(facts["norms"]) == len(facts["layers"])
 
 
-@pytest.mark.parametrize("facts", [
-    {}, {"watch": 3}, {"watch": {}}, {"watch": {"steps": [1], "layers": ["a"], "norms": [[1, 2]]}},
-    {"watch": {"steps": ["x"], "layers": None, "norms": 4, "totals": [[1], "ab", [0, math.nan]]}}])
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {},
+        {"watch": 3},
+        {"watch": {}},
+        {"watch": {"steps": [1], "layers": ["a"], "norms": [[1, 2]]}},
+        {"watch": {"steps": ["x"], "layers": None, "norms": 4, "totals": [[1], "ab", [0, math.nan]]}},
+    ],
+)
 def test_facts_from_a_file_that_make_no_sense_draw_nothing(facts: dict) -> None:
     assert watch.read(facts) is None
 
@@ -255,8 +267,9 @@ def test_pixels_are_a_png() -> None:
     data = pixels.png([["#ff0000", None], ["#00ff0080", "#ff0000"]])
     assert data[:8] == b"\x89PNG\r\n\x1a\n" and struct.unpack(">II", data[16:24]) == (2, 2)
     start = data.index(b"IDAT")
-    assert zlib.decompress(data[start + 4:start + 4 + struct.unpack(">I", data[start - 4:start])[0]]) == bytes(
-        [0, 0, 1, 0, 2, 0])
+    assert zlib.decompress(data[start + 4 : start + 4 + struct.unpack(">I", data[start - 4 : start])[0]]) == bytes(
+        [0, 0, 1, 0, 2, 0]
+    )
     with pytest.raises(ValueError, match="one pixel"):
         pixels.png([])
 

@@ -37,8 +37,16 @@ class Network(nn.Module):
         return self.head(Overflowing.apply(torch.tanh(self.second(torch.tanh(self.first(x))))))
 
 
-def train(steps: int, clip: Any = None, factor: Any = lambda step: 1.0, init: float = 2.0**16, fused: bool = False,
-          unscale: bool = False, growth: int = 2000, every: int = 1) -> Any:
+def train(
+    steps: int,
+    clip: Any = None,
+    factor: Any = lambda step: 1.0,
+    init: float = 2.0**16,
+    fused: bool = False,
+    unscale: bool = False,
+    growth: int = 2000,
+    every: int = 1,
+) -> Any:
     torch.manual_seed(0)
     model = Network()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=fused)
@@ -96,8 +104,9 @@ def test_a_scale_that_collapses_is_a_finding() -> None:
 def test_steps_left_out_again_and_again_are_a_finding_and_single_ones_are_not() -> None:
     often = train(120, init=2.0**8, factor=lambda step: float("inf") if step % 3 == 2 else 1.0, growth=1).report()
     assert often.ok, "a scaler that grows in every step is left out in every second"
-    often = train(120, init=2.0**60, factor=lambda step: 1e-16 * (float("nan") if step > 50 and step % 3 == 2 else 1)
-                  ).report()
+    often = train(
+        120, init=2.0**60, factor=lambda step: 1e-16 * (float("nan") if step > 50 and step % 3 == 2 else 1)
+    ).report()
     assert "keeps leaving steps out" in often.findings[0].title
     assert train(120, init=2.0**8, factor=lambda step: float("inf") if step % 30 == 9 else 1.0).report().ok
 
@@ -113,8 +122,10 @@ def test_growth_explains_what_it_costs() -> None:
     assert "throughout; 75 of 300" in notes(scales, NAMES, LAYERS)[0]
 
 
-CLIPS = [lambda model: nn.utils.clip_grad_norm_(model.parameters(), 1.0),
-         lambda model: nn.utils.clip_grad_value_(model.parameters(), 0.01)]
+CLIPS = [
+    lambda model: nn.utils.clip_grad_norm_(model.parameters(), 1.0),
+    lambda model: nn.utils.clip_grad_value_(model.parameters(), 0.01),
+]
 
 
 @pytest.mark.parametrize("clip", CLIPS)

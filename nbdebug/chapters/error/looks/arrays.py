@@ -27,8 +27,9 @@ def look(scene: Scene, default: str) -> DtypeFacts | None:
         odd = next((p for p in asked(scene) if str(p.value.dtype) in ("torch.bfloat16", "torch.complex32")), None)
         part = Part(odd.fact(), odd.role, odd.owner, odd.known) if odd else None
         cure = Cure(f"{odd.name}.float()") if odd else None
-        return DtypeFacts(raised(scene), "array", part, None, "float32", "numpy()", "ScalarType", default=default,
-                          cure=cure)
+        return DtypeFacts(
+            raised(scene), "array", part, None, "float32", "numpy()", "ScalarType", default=default, cure=cure
+        )
     said = _said(message)
     found = next(((text, value) for text, value in _values(scene) if _meant(value, said)), None)
     if found is None and said in ("list", "tuple", "int", "float"):
@@ -36,13 +37,28 @@ def look(scene: Scene, default: str) -> DtypeFacts | None:
     text, value = found or ("", None)
     part = Part(_fact(text, value)) if found else None
     entry = _entry(value) if said in ("object_", "str_", "str", "NoneType") else ""
-    return DtypeFacts(raised(scene), "array", part, None, default, _called(message), said, default=default, entry=entry,
-                      cure=_cure(text, value, said))
+    return DtypeFacts(
+        raised(scene),
+        "array",
+        part,
+        None,
+        default,
+        _called(message),
+        said,
+        default=default,
+        entry=entry,
+        cure=_cure(text, value, said),
+    )
 
 
 def _said(message: str) -> str:
-    patterns = (r"np\.ndarray of type numpy\.(\w+)", r"infer dtype of (\w+)", r"too many dimensions '(\w+)'",
-                r"must be Tensor, not (?:numpy\.)?(\w+)", r"byte (order)")
+    patterns = (
+        r"np\.ndarray of type numpy\.(\w+)",
+        r"infer dtype of (\w+)",
+        r"too many dimensions '(\w+)'",
+        r"must be Tensor, not (?:numpy\.)?(\w+)",
+        r"byte (order)",
+    )
     return next((m[1] for p in patterns if (m := re.search(p, message))), "")
 
 
@@ -55,8 +71,9 @@ def _values(scene: Scene) -> list[tuple[str, Any]]:
     """What stands in the failing line, what torch was given there, what stands in the lines that led to it."""
     lines = [list(operands(frame)) for frame in scene.users[:6]]
     written = arguments(scene)
-    given = [(written[id(value)], value) for frame in within(scene) for value in frame.names.values()
-             if id(value) in written]
+    given = [
+        (written[id(value)], value) for frame in within(scene) for value in frame.names.values() if id(value) in written
+    ]
     return [*(lines[0] if lines else []), *given, *(pair for line in lines[1:] for pair in line)]
 
 
@@ -71,7 +88,7 @@ def _meant(value: Any, said: str) -> bool:
 
 
 def _entry(value: Any) -> str:
-    """"a NoneType at [3]": the first entry that is no number."""
+    """ "a NoneType at [3]": the first entry that is no number."""
     todo: list[tuple[str, Any]] = [("", value)]
     for _ in range(LOOKED_AT):
         if not todo:
@@ -99,8 +116,11 @@ def _cure(text: str, value: Any, said: str) -> Cure | None:
         import torch
 
         made = torch.as_tensor(value[:1] if value.ndim else value, dtype=torch.float32)
-        return Cure(f"torch.as_tensor({text}, dtype=torch.float32)", True,
-                    {"result": f"{str(made.dtype).removeprefix('torch.')} {list(value.shape)}"})
+        return Cure(
+            f"torch.as_tensor({text}, dtype=torch.float32)",
+            True,
+            {"result": f"{str(made.dtype).removeprefix('torch.')} {list(value.shape)}"},
+        )
     if said in ("list", "tuple") and not _entry(value):
         return Cure(f"torch.tensor({text}, dtype=torch.float32)")
     if said == "object_" and is_array(value) and not _entry(value) and value.size <= LOOKED_AT:

@@ -24,7 +24,14 @@ def beyond(index: torch.Tensor, least: int, most: int, spared: int | None = None
                 return None
             place = tuple(int(i) for i in bad.nonzero()[0])
             kinds = tuple(int(v) for v in entries[bad].unique()[:6])
-            return Beyond(int(entries[place]), place, int(bad.sum()), entries.numel(), int(entries.min()),
-                          int(entries.max()), kinds)
+            return Beyond(
+                int(entries[place]),
+                place,
+                int(bad.sum()),
+                entries.numel(),
+                int(entries.min()),
+                int(entries.max()),
+                kinds,
+            )
     except RuntimeError:  # after a device-side assert no value can be read
         return None

@@ -15,8 +15,11 @@ from nbdebug.chapters.error.syntax import called
 
 WORDED: tuple[tuple[str, str], ...] = (
     ("load", r"Attempting to deserialize object on (?:a CUDA device|CUDA device)"),
-    ("not built", r"Torch not compiled with CUDA enabled|PyTorch is not linked with support for cuda|"
-                  r"no CUDA-capable build|not compiled with CUDA support"),
+    (
+        "not built",
+        r"Torch not compiled with CUDA enabled|PyTorch is not linked with support for cuda|"
+        r"no CUDA-capable build|not compiled with CUDA support",
+    ),
     ("no driver", r"Found no NVIDIA driver"),
     ("old driver", r"driver (?:on your system )?is too old|driver version is insufficient"),
     ("no kernel", r"no kernel image is available|is not compatible with the current PyTorch installation"),
@@ -47,8 +50,15 @@ def card() -> Card:
             return plain
         count = torch.cuda.device_count()
         major, minor = torch.cuda.get_device_capability(0)
-        known = Card(plain.torch, plain.built, True, count, torch.cuda.get_device_name(0), f"sm_{major}{minor}",
-                     tuple(torch.cuda.get_arch_list()))
+        known = Card(
+            plain.torch,
+            plain.built,
+            True,
+            count,
+            torch.cuda.get_device_name(0),
+            f"sm_{major}{minor}",
+            tuple(torch.cuda.get_arch_list()),
+        )
     except Exception:  # a driver that answers no more: what this torch is still counts
         return plain
     try:

@@ -29,11 +29,13 @@ from nbdebug.observe.sites import source_text
 
 COLLATE = re.compile(r"[\\/]utils[\\/]data[\\/]_utils[\\/]collate\.py$")
 FETCH = re.compile(r"[\\/]utils[\\/]data[\\/]_utils[\\/]fetch\.py$")
-STACKED = re.compile(r"Unable to create tensor|"
-                     r"stack expects each tensor to be equal size|each element in list of batch should be of equal "
-                     r"size|Trying to resize storage that is not resizable|must have same number of dimensions|"
-                     r"all input arrays must have the same shape|expected Tensor as element|"
-                     r"inhomogeneous (shape|part)|expected sequence of length|could not determine the shape of object")
+STACKED = re.compile(
+    r"Unable to create tensor|"
+    r"stack expects each tensor to be equal size|each element in list of batch should be of equal "
+    r"size|Trying to resize storage that is not resizable|must have same number of dimensions|"
+    r"all input arrays must have the same shape|expected Tensor as element|"
+    r"inhomogeneous (shape|part)|expected sequence of length|could not determine the shape of object"
+)
 ENTRIES = re.compile(r"got \[([\d, ]*)\] at entry 0 and \[([\d, ]*)\] at entry (\d+)")
 CLASS = re.compile(r"found <class '([\w.]+)'>|found (object|<U\d+|\w+)\s*$")
 ELEMENT = re.compile(r"expected Tensor as element (\d+) in argument 0, but got (\w+)")
@@ -91,7 +93,7 @@ def _difference(scene: Scene, samples: Sequence[Any], collating: Sequence[Frame]
     met = differences(samples)
     path = _path_of(collating[-1].names.get("batch"), samples) if collating else None
     if path is not None:
-        met = [d for d in met if d.path[:len(path)] == path or path[:len(d.path)] == d.path] or met
+        met = [d for d in met if d.path[: len(path)] == path or path[: len(d.path)] == d.path] or met
     if met:
         return met[0]
     return unsupported(samples) if collating and CLASS.search(scene.message) else None
@@ -108,8 +110,11 @@ def _path_of(batch: Any, samples: Sequence[Any]) -> Path | None:
 def _indices(fetch: Frame | None, count: int) -> list[int]:
     given: Any = fetch.names.get("possibly_batched_index") if fetch is not None else None
     dataset = attributes(fetch.names.get("self")).get("dataset") if fetch is not None else None
-    if type(given) not in (list, tuple) or len(given) != count or issubclass(
-            type(dataset), torch.utils.data.IterableDataset):
+    if (
+        type(given) not in (list, tuple)
+        or len(given) != count
+        or issubclass(type(dataset), torch.utils.data.IterableDataset)
+    ):
         return []
     return [i for i in given if type(i) is int]
 
@@ -118,10 +123,23 @@ def _told(scene: Scene, found: Difference, samples: Sequence[Any]) -> CollateMis
     loader, dataset, batch = loader_of(scene)
     odd, usual = found.odd, found.usual
     return CollateMismatch(
-        scene.raised(), found.what, _written(found.path), _name(found.path), str(odd or ""), str(usual or ""),
-        odd.shape if odd else None, usual.shape if usual else None, found.positions, batch=batch,
-        rows=len(samples), lacking=tuple(map(str, found.lacking)), dataset=dataset, loader=loader,
-        tried=_tried(found, samples), sample=_sort(found.path))
+        scene.raised(),
+        found.what,
+        _written(found.path),
+        _name(found.path),
+        str(odd or ""),
+        str(usual or ""),
+        odd.shape if odd else None,
+        usual.shape if usual else None,
+        found.positions,
+        batch=batch,
+        rows=len(samples),
+        lacking=tuple(map(str, found.lacking)),
+        dataset=dataset,
+        loader=loader,
+        tried=_tried(found, samples),
+        sample=_sort(found.path),
+    )
 
 
 def _written(path: Path) -> str:
@@ -148,25 +166,45 @@ def _from_message(scene: Scene, own: str) -> CollateMismatch | None:
     loader, dataset, batch = loader_of(scene)
     worker = scene.carried.where if scene.carried else ""
     sizes, kind, element = (pattern.search(scene.message) for pattern in (ENTRIES, CLASS, ELEMENT))
-    facts = CollateMismatch(scene.raised(), "shape", batch=batch, dataset=dataset, loader=loader, own=own,
-                            worker=worker, entries=_entries(scene))
+    facts = CollateMismatch(
+        scene.raised(),
+        "shape",
+        batch=batch,
+        dataset=dataset,
+        loader=loader,
+        own=own,
+        worker=worker,
+        entries=_entries(scene),
+    )
     asked = _asked_for(scene, batch)
     if kind is not None and "default_collate" in scene.message:
         found = (kind[1] or kind[2]).rpartition(".")[2]
-        return dataclasses.replace(facts, what="none" if found == "NoneType" else "unsupported", odd=NAMED.get(
-            found, f"a `{found}`"))
+        return dataclasses.replace(
+            facts, what="none" if found == "NoneType" else "unsupported", odd=NAMED.get(found, f"a `{found}`")
+        )
     if element is not None:
         place, odd = int(element[1]), NAMED.get(element[2], f"a `{element[2]}`")
-        return dataclasses.replace(facts, what="none" if odd == "None" else "type", odd=odd,
-                                   usual="" if odd == "None" else "a tensor", positions=(place,),
-                                   indices=tuple(asked[place:place + 1]))
+        return dataclasses.replace(
+            facts,
+            what="none" if odd == "None" else "type",
+            odd=odd,
+            usual="" if odd == "None" else "a tensor",
+            positions=(place,),
+            indices=tuple(asked[place : place + 1]),
+        )
     if (lacks := ASKED.search(scene.message)) is not None:
-        return dataclasses.replace(facts, what="none" if lacks[1] == "NoneType" else "unsupported",
-                                   odd=NAMED.get(lacks[1], f"a `{lacks[1]}`"))
+        return dataclasses.replace(
+            facts, what="none" if lacks[1] == "NoneType" else "unsupported", odd=NAMED.get(lacks[1], f"a `{lacks[1]}`")
+        )
     if sizes is not None:
         return _sized(facts, scene, sizes, asked)
-    what = "keys" if scene.type == "KeyError" else "length" if "each element" in scene.message else (
-        "shape" if STACKED.search(scene.message) else "type")
+    what = (
+        "keys"
+        if scene.type == "KeyError"
+        else "length"
+        if "each element" in scene.message
+        else ("shape" if STACKED.search(scene.message) else "type")
+    )
     return dataclasses.replace(facts, what=what, lacking=(scene.message.strip("'"),) if what == "keys" else ())
 
 
@@ -177,11 +215,19 @@ def _sized(facts: CollateMismatch, scene: Scene, said: re.Match[str], asked: Seq
     position = int(said[3]) if position is None else position
     usual, odd = shapes if position else shapes[::-1]
     tried = _tried_on([torch.zeros(shape) for shape in shapes]) if sum(map(math.prod, shapes)) <= SMALL else None
-    told = dataclasses.replace(facts, odd=str(list(odd)), usual=str(list(usual)), odd_shape=odd, usual_shape=usual,
-                               held_at=held_at, rows=len(asked) or None, tried=tried)
+    told = dataclasses.replace(
+        facts,
+        odd=str(list(odd)),
+        usual=str(list(usual)),
+        odd_shape=odd,
+        usual_shape=usual,
+        held_at=held_at,
+        rows=len(asked) or None,
+        tried=tried,
+    )
     if unknown:  # of two samples neither is the odd one
         return dataclasses.replace(told, positions=(0, position), indices=tuple(asked[:2]))
-    return dataclasses.replace(told, positions=(position,), indices=tuple(asked[position:position + 1]))
+    return dataclasses.replace(told, positions=(position,), indices=tuple(asked[position : position + 1]))
 
 
 def _asked_for(scene: Scene, batch: int | None) -> Sequence[int]:
@@ -194,15 +240,20 @@ def _asked_for(scene: Scene, batch: int | None) -> Sequence[int]:
     return range(batch * size, (batch + 1) * size)
 
 
-def _held_at(scene: Scene, asked: Sequence[int], position: int, first: tuple[int, ...], other: tuple[int, ...]
-             ) -> tuple[str, int | None]:
+def _held_at(
+    scene: Scene, asked: Sequence[int], position: int, first: tuple[int, ...], other: tuple[int, ...]
+) -> tuple[str, int | None]:
     """("images[5]", 0 where it is the first that is odd) from a list of tensors, or of their sizes, that the data set
     keeps, or from a batch before it; None where nothing tells which of the first two is odd."""
     iterator = iterator_of(scene)
     dataset = attributes(iterator).get("_dataset") if iterator is not None else None
     for name, value in attributes(dataset).items() if dataset is not None and position < len(asked) else ():
-        if type(value) is list and len(value) > asked[position] and shape_of(value[asked[position]]) == other \
-                and shape_of(value[asked[0]]) == first:
+        if (
+            type(value) is list
+            and len(value) > asked[position]
+            and shape_of(value[asked[position]]) == other
+            and shape_of(value[asked[0]]) == first
+        ):
             shapes = [shape_of(item) for item in value[:200]]
             odd = 0 if shapes.count(first) < shapes.count(other) else position
             return f"{name}[{asked[odd]}]", odd
@@ -219,8 +270,13 @@ def _held_at(scene: Scene, asked: Sequence[int], position: int, first: tuple[int
 
 def _unlike_batches(scene: Scene, position: int, first: tuple[int, ...], other: tuple[int, ...]) -> int | None:
     """Which is odd, by the batch before that a variable still has."""
-    given = [entry.shape for _, value, frame in scene.variables() if frame is not None
-             for _, entry in flat(value) if entry.kind == "tensor"]
+    given = [
+        entry.shape
+        for _, value, frame in scene.variables()
+        if frame is not None
+        for _, entry in flat(value)
+        if entry.kind == "tensor"
+    ]
     met = {shape[1:] for shape in given if shape}
     return None if (first in met) == (other in met) else 0 if other in met else position
 
@@ -235,8 +291,13 @@ def _entries(scene: Scene) -> tuple[str, ...]:
     except (OSError, SyntaxError, TypeError):  # no source at hand
         return ()
     returned = [node.value for node in ast.walk(tree) if isinstance(node, ast.Return)] if tree is not None else []
-    return tuple(key.value for value in returned if isinstance(value, ast.Dict) for key in value.keys
-                 if isinstance(key, ast.Constant) and isinstance(key.value, str))
+    return tuple(
+        key.value
+        for value in returned
+        if isinstance(value, ast.Dict)
+        for key in value.keys
+        if isinstance(key, ast.Constant) and isinstance(key.value, str)
+    )
 
 
 # -- a fix, tried on the very samples --------------------------------------------------------------------------------
@@ -245,24 +306,33 @@ def _entries(scene: Scene) -> tuple[str, ...]:
 def _tried(found: Difference, samples: Sequence[Any]) -> Mapping[str, Any] | None:
     """Put the entry together after resizing or padding, on detached copies; None where that is not tried."""
     values = [_value(sample, found.path) for sample in samples]
-    if found.what != "shape" or any(type(value) is not torch.Tensor or value.is_meta or
-                                    value.layout is not torch.strided for value in values):
+    if found.what != "shape" or any(
+        type(value) is not torch.Tensor or value.is_meta or value.layout is not torch.strided for value in values
+    ):
         return None
     if sum(value.numel() for value in values) > SMALL or len({value.dim() for value in values}) > 1:
         return None
     with torch.no_grad():
         plain, size = [value.detach() for value in values], found.usual.shape if found.usual else ()
         if values[0].dim() >= 3 and size and all(value.shape[:-2] == size[:-2] for value in values):
-            whole = torch.stack([torch.nn.functional.interpolate(value[None].float(), size=size[-2:])[0]
-                                 for value in plain if value.dim() == 3])
+            whole = torch.stack(
+                [
+                    torch.nn.functional.interpolate(value[None].float(), size=size[-2:])[0]
+                    for value in plain
+                    if value.dim() == 3
+                ]
+            )
             return {"the batch then has": str(list(whole.shape))} if len(whole) == len(values) else None
         return _tried_padded(plain)
 
 
 def _tried_on(values: list[torch.Tensor]) -> Mapping[str, Any] | None:
     """The same on tensors of the two shapes that a worker's message tells."""
-    if len({value.dim() for value in values}) > 1 or values[0].dim() >= 3 and values[0].shape[:-2] == (
-            values[1].shape[:-2]):
+    if (
+        len({value.dim() for value in values}) > 1
+        or values[0].dim() >= 3
+        and values[0].shape[:-2] == (values[1].shape[:-2])
+    ):
         return None
     with torch.no_grad():
         found = _tried_padded(values)
@@ -276,8 +346,9 @@ def _tried_padded(values: list[torch.Tensor]) -> dict[str, Any] | None:
         whole = torch.nn.utils.rnn.pad_sequence(values, batch_first=True)
     elif len(axes) == 1:
         behind, longest = (0, 0) * (values[0].dim() - 1 - axes[0]), max(value.shape[axes[0]] for value in values)
-        whole = torch.stack([torch.nn.functional.pad(value, (*behind, 0, longest - value.shape[axes[0]]))
-                             for value in values])
+        whole = torch.stack(
+            [torch.nn.functional.pad(value, (*behind, 0, longest - value.shape[axes[0]])) for value in values]
+        )
     else:
         return None
     return {"the batch then has": str(list(whole.shape))}
@@ -285,5 +356,3 @@ def _tried_padded(values: list[torch.Tensor]) -> dict[str, Any] | None:
 
 def _value(sample: Any, path: Path) -> Any:
     return next((entry.value for at, entry in flat(sample) if at == path), None)
-
-

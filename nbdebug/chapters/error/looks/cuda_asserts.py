@@ -22,8 +22,11 @@ from nbdebug.chapters.error.scene import Scene, fact
 WORDED: tuple[tuple[str, str], ...] = (
     ("assert", r"device-side assert|cudaErrorAssert|hipErrorAssert"),
     ("memory access", r"illegal memory access|misaligned address|unspecified launch failure"),
-    ("library", r"CUBLAS_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR|NOT_INITIALIZED)|"
-                r"CUDNN_STATUS_MAPPING_ERROR"),
+    (
+        "library",
+        r"CUBLAS_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR|NOT_INITIALIZED)|"
+        r"CUDNN_STATUS_MAPPING_ERROR",
+    ),
 )
 
 
@@ -46,9 +49,22 @@ def look_proven(scene: Scene) -> IndexFacts | None:
     copy = Sources(scene).copies.get(use.copy)
     if copy is None:
         return None
-    where = dataclasses.replace(facts.raised.where, file=use.where.file, line=use.where.line, text=use.where.text,
-                                cell=use.where.cell, module=use.what.partition(".")[2] or use.what)
-    return IndexFacts(dataclasses.replace(facts.raised, where=where), use.kind, table=use.what, size=use.size,
-                      module=use.what if use.kind == "embedding" else "",
-                      head=use.what if use.kind == "target" else "", index=Part(fact(*copy)),
-                      beyond=use.found, late=facts.raised.where)
+    where = dataclasses.replace(
+        facts.raised.where,
+        file=use.where.file,
+        line=use.where.line,
+        text=use.where.text,
+        cell=use.where.cell,
+        module=use.what.partition(".")[2] or use.what,
+    )
+    return IndexFacts(
+        dataclasses.replace(facts.raised, where=where),
+        use.kind,
+        table=use.what,
+        size=use.size,
+        module=use.what if use.kind == "embedding" else "",
+        head=use.what if use.kind == "target" else "",
+        index=Part(fact(*copy)),
+        beyond=use.found,
+        late=facts.raised.where,
+    )

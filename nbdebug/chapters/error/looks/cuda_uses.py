@@ -41,8 +41,11 @@ class Sources:
         files = list(dict.fromkeys(frame.site.file for frame in scene.users))
         files += [other for file in files[:1] for other in cells(file) if other not in files]
         self.trees = {file: tree for file in files if (tree := tree_of(file)) is not None}
-        self.classes = {(path or name).rpartition(".")[2]: type(part).__name__
-                        for name, model in scene.owners.models.items() for path, part in parts(model)}
+        self.classes = {
+            (path or name).rpartition(".")[2]: type(part).__name__
+            for name, model in scene.owners.models.items()
+            for path, part in parts(model)
+        }
         models, asked = scene.owners.models, {ast.unparse(node.func) for _, node in self._calls()}
         self.models = [model for name, model in models.items() if name in asked] or list(models.values())
 
@@ -68,8 +71,13 @@ class Sources:
                     text = ast.unparse(node.func)
                     if node.args and (text == path or text.startswith("self.") and text.rpartition(".")[2] == last):
                         called_at = True
-                        yield Use("embedding", path, attributes(module)["num_embeddings"], ast.unparse(node.args[0]),
-                                  where_of(file, node))
+                        yield Use(
+                            "embedding",
+                            path,
+                            attributes(module)["num_embeddings"],
+                            ast.unparse(node.args[0]),
+                            where_of(file, node),
+                        )
                 if not called_at:
                     yield Use("embedding", path, attributes(module)["num_embeddings"], "")
 
@@ -79,8 +87,14 @@ class Sources:
             if len(node.args) >= 2 and (called(node) in LOSSES or self._is_loss(node, frame)):
                 size, head = self._classes(node.args[0], frame)
                 if size is not None:
-                    yield Use("target", head or called(node), size, ast.unparse(node.args[1]), where_of(file, node),
-                              spared=self._spared(node, frame))
+                    yield Use(
+                        "target",
+                        head or called(node),
+                        size,
+                        ast.unparse(node.args[1]),
+                        where_of(file, node),
+                        spared=self._spared(node, frame),
+                    )
 
     def _spared(self, node: ast.Call, frame: Frame | None) -> int:
         """The label that the loss leaves out."""
@@ -148,10 +162,17 @@ def _before(tree: ast.Module, name: str, classes: dict[str, str]) -> list[str]:
     for scope in (tree, *functions(tree)):
         for value, keys in bound(scope, name):
             for entry, rest in entries(value, keys):
-                found += [_written(part, rest) for part in spine(entry)
-                          if isinstance(part, (ast.Name, ast.Attribute, ast.Subscript))]
-    return found + [ast.unparse(part) for given in _passed(tree, name, classes) for part in spine(given)
-                    if isinstance(part, (ast.Name, ast.Subscript))]
+                found += [
+                    _written(part, rest)
+                    for part in spine(entry)
+                    if isinstance(part, (ast.Name, ast.Attribute, ast.Subscript))
+                ]
+    return found + [
+        ast.unparse(part)
+        for given in _passed(tree, name, classes)
+        for part in spine(given)
+        if isinstance(part, (ast.Name, ast.Subscript))
+    ]
 
 
 def _passed(tree: ast.Module, name: str, classes: dict[str, str]) -> Iterator[ast.expr]:
@@ -165,8 +186,11 @@ def _passed(tree: ast.Module, name: str, classes: dict[str, str]) -> Iterator[as
             continue
         place = names.index(name)
         for call in calls:
-            mine = classes.get(called(call)) == homes.get(id(node), "") if node.name == "forward" else (
-                called(call) == node.name)
+            mine = (
+                classes.get(called(call)) == homes.get(id(node), "")
+                if node.name == "forward"
+                else (called(call) == node.name)
+            )
             if mine and place < len(call.args):
                 yield call.args[place]
 
@@ -216,5 +240,9 @@ def _held(name: str, value: Any) -> Iterator[tuple[str, str, torch.Tensor]]:
 
 
 def _whole(value: Any) -> bool:
-    return type(value) is torch.Tensor and value.device.type == "cpu" and value.dtype in (
-        torch.int64, torch.int32, torch.int16, torch.uint8) and value.numel() > 0
+    return (
+        type(value) is torch.Tensor
+        and value.device.type == "cpu"
+        and value.dtype in (torch.int64, torch.int32, torch.int16, torch.uint8)
+        and value.numel() > 0
+    )

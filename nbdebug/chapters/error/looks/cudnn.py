@@ -16,8 +16,10 @@ from nbdebug.chapters.error.trying import SMALL, rerun
 
 ENGINE = r"unable to find an engine|Unable to find a valid cuDNN algorithm|No valid execution plans built"
 STATUS = r"(CUDNN_STATUS_\w+|CUBLAS_STATUS_(?:NOT_SUPPORTED|ARCH_MISMATCH|INVALID_VALUE))"
-WORDS = re.compile(rf"{STATUS}|{ENGINE}|cuDNN error|(?:input|hx|weight) is not contiguous|input must be contiguous|"
-                   r"cudnn RNN backward can only be called|passed in a non-contiguous input")
+WORDS = re.compile(
+    rf"{STATUS}|{ENGINE}|cuDNN error|(?:input|hx|weight) is not contiguous|input must be contiguous|"
+    r"cudnn RNN backward can only be called|passed in a non-contiguous input"
+)
 
 
 def look(scene: Scene) -> CudnnFacts | None:
@@ -26,19 +28,47 @@ def look(scene: Scene) -> CudnnFacts | None:
     if not WORDS.search(message) or raised_by_user(scene):
         return None
     found = re.search(STATUS, message)
-    status = found[1] if found else "no engine" if re.search(ENGINE, message) else "not contiguous" if (
-        "contiguous" in message) else "error"
+    status = (
+        found[1]
+        if found
+        else "no engine"
+        if re.search(ENGINE, message)
+        else "not contiguous"
+        if ("contiguous" in message)
+        else "error"
+    )
     parts = [p for p in asked(scene) if p.value.ndim and p.value.layout is torch.strided]
-    layouts = tuple(Layout(Part(p.fact(), p.role, p.owner, p.known), tuple(p.value.stride()), p.value.is_contiguous(),
-                           dense(p.value), p.value.numel()) for p in parts[:8])
+    layouts = tuple(
+        Layout(
+            Part(p.fact(), p.role, p.owner, p.known),
+            tuple(p.value.stride()),
+            p.value.is_contiguous(),
+            dense(p.value),
+            p.value.numel(),
+        )
+        for p in parts[:8]
+    )
     module = failing_module(scene)
-    op = Names(scene).module(module) if module is not None else next(
-        (frame.site.function for frame in within(scene)), "")
+    op = (
+        Names(scene).module(module)
+        if module is not None
+        else next((frame.site.function for frame in within(scene)), "")
+    )
     loose: dict[int | str, torch.Tensor] = {
-        id(p.value): p.value.detach().contiguous() for p in parts
-        if not p.value.is_contiguous() and p.value.numel() < SMALL}
-    return CudnnFacts(raised(scene), "cuBLAS" if "CUBLAS" in status else "cuDNN", status, op, layouts, card(),
-                      _tried(scene, {}, True), _tried(scene, loose, False) if loose else None)
+        id(p.value): p.value.detach().contiguous()
+        for p in parts
+        if not p.value.is_contiguous() and p.value.numel() < SMALL
+    }
+    return CudnnFacts(
+        raised(scene),
+        "cuBLAS" if "CUBLAS" in status else "cuDNN",
+        status,
+        op,
+        layouts,
+        card(),
+        _tried(scene, {}, True),
+        _tried(scene, loose, False) if loose else None,
+    )
 
 
 def dense(value: torch.Tensor) -> bool:

@@ -17,8 +17,7 @@ from nbdebug.chapters.error.syntax import nodes_of
 from nbdebug.observe.frames import Frame
 from nbdebug.observe.named import attributes
 
-_WHOLE: dict[type, Callable[[int, int], int]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
+_WHOLE: dict[type, Callable[[int, int], int]] = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
 
 
 def number(node: ast.AST, frame: Frame) -> int | None:
@@ -48,8 +47,9 @@ def sample_of(facts: IndexFacts, scene: Scene) -> IndexFacts:
     head, fits = ast.unparse(returned[0]), _fits(facts, asked, frame)
     if head == fits:  # its length is right: the index is what is wrong
         return facts
-    return dataclasses.replace(facts, head=head, sample=f"`{asked}` is {value}" if known else "",
-                               data_set=name, promised=promised, fits=fits)
+    return dataclasses.replace(
+        facts, head=head, sample=f"`{asked}` is {value}" if known else "", data_set=name, promised=promised, fits=fits
+    )
 
 
 def _methods(frame: Frame) -> dict[str, ast.FunctionDef]:
@@ -78,8 +78,9 @@ def _fits(facts: IndexFacts, asked: str, frame: Frame) -> str:
             if isinstance(key, ast.BinOp) and isinstance(key.op, ast.Add) and ast.unparse(key) == facts.key:
                 for mine, more in ((key.left, key.right), (key.right, key.left)):
                     ahead = number(more, frame)
-                    lasting = all(not isinstance(n, ast.Name) or n.id == "self" or n.id in frame.globals
-                                  for n in ast.walk(more))  # known in `__len__` as well
+                    lasting = all(
+                        not isinstance(n, ast.Name) or n.id == "self" or n.id in frame.globals for n in ast.walk(more)
+                    )  # known in `__len__` as well
                     if ast.unparse(mine) == asked and lasting and ahead is not None and 0 < ahead < (facts.size or 0):
                         return f"{entries} - {ast.unparse(more)}"
     return ""
@@ -94,8 +95,14 @@ def _promise(frame: Frame, scene: Scene) -> tuple[str, int | None]:
         if name == type(mine).__name__ and loader:
             name = f"{loader}.dataset"
         return name, _told(held.get("_sampler_iter"))
-    return next((name for name, value, _ in scene.variables() if value is mine and mine is not None
-                 and name.partition(".")[0] != "self"), ""), None
+    return next(
+        (
+            name
+            for name, value, _ in scene.variables()
+            if value is mine and mine is not None and name.partition(".")[0] != "self"
+        ),
+        "",
+    ), None
 
 
 def _told(running: Any) -> int | None:

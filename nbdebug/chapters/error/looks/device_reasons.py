@@ -20,9 +20,31 @@ from nbdebug.chapters.error.written import came, cells, where_of
 from nbdebug.finding import Link, Where
 from nbdebug.observe.named import MODULES_OWN, attributes
 
-MAKERS = frozenset({"zeros", "ones", "empty", "full", "arange", "linspace", "eye", "rand", "randn", "randint",
-                    "randperm", "tensor", "as_tensor", "from_numpy", "Tensor", "FloatTensor", "LongTensor", "normal",
-                    "tril_indices", "triu_indices", "scalar_tensor"})
+MAKERS = frozenset(
+    {
+        "zeros",
+        "ones",
+        "empty",
+        "full",
+        "arange",
+        "linspace",
+        "eye",
+        "rand",
+        "randn",
+        "randint",
+        "randperm",
+        "tensor",
+        "as_tensor",
+        "from_numpy",
+        "Tensor",
+        "FloatTensor",
+        "LongTensor",
+        "normal",
+        "tril_indices",
+        "triu_indices",
+        "scalar_tensor",
+    }
+)
 """What makes a tensor on the host unless it is told a device."""
 MOVES = ("to", "cuda", "cpu")
 
@@ -35,16 +57,26 @@ def reason(facts: DeviceFacts, odd: Asked, scene: Scene) -> DeviceFacts:
     held = _attribute(odd.value, scene, names)
     if held is not None:
         owner, kind, name, module = held
-        return dataclasses.replace(facts, why="attribute" if module else "holder", owner=owner, holder=kind,
-                                   attribute=name, origin=_origin(odd, scene))
+        return dataclasses.replace(
+            facts,
+            why="attribute" if module else "holder",
+            owner=owner,
+            holder=kind,
+            attribute=name,
+            origin=_origin(odd, scene),
+        )
     line = _dropped(odd.name, scene)
     if line is not None:
         return dataclasses.replace(facts, why="dropped", dropped=line)
     found = _origin(odd, scene)
     looped = found is not None and any("comes out of" in link.what for link in found.way)
     made = found is not None and bool(found.call) and not looped and _runs(found, scene)
-    return dataclasses.replace(facts, why="made" if made else "batch" if looped else "variable", origin=found,
-                               source="" if found is None or made else _source(found, odd, scene))
+    return dataclasses.replace(
+        facts,
+        why="made" if made else "batch" if looped else "variable",
+        origin=found,
+        source="" if found is None or made else _source(found, odd, scene),
+    )
 
 
 def _source(origin: Origin, odd: Asked, scene: Scene) -> str:
@@ -53,16 +85,22 @@ def _source(origin: Origin, odd: Asked, scene: Scene) -> str:
         node = ast.parse(origin.code, mode="eval").body
     except (SyntaxError, ValueError):
         return ""
-    found = {ast.unparse(part) for part in spine(node) if isinstance(part, (ast.Name, ast.Attribute))
-             and is_tensor(value := value_of(part, scene.users[0])) and value.device == odd.value.device}
+    found = {
+        ast.unparse(part)
+        for part in spine(node)
+        if isinstance(part, (ast.Name, ast.Attribute))
+        and is_tensor(value := value_of(part, scene.users[0]))
+        and value.device == odd.value.device
+    }
     return found.pop() if len(found) == 1 and origin.code not in found else ""
 
 
 def _registered(facts: DeviceFacts, odd: Asked, scene: Scene, names: Names) -> DeviceFacts:
     """A parameter or a buffer: of a model that was never moved, of a part that came later, or of a hidden module."""
     owner = odd.owner or ""
-    root = next((model for name, model in scene.owners.models.items() if owner == name or owner.startswith(f"{name}.")),
-                None)
+    root = next(
+        (model for name, model in scene.owners.models.items() if owner == name or owner.startswith(f"{name}.")), None
+    )
     if "[" in owner:
         place, _, _ = owner.partition("[")
         whole, _, attribute = place.rpartition(".")
@@ -71,8 +109,13 @@ def _registered(facts: DeviceFacts, odd: Asked, scene: Scene, names: Names) -> D
         return dataclasses.replace(facts, why="model", owner=owner)
     counts = Counter(str(t.device) for t in weights(root, buffers=True))
     path, alone = names.module(root), set(counts) == {str(odd.value.device)}
-    return dataclasses.replace(facts, why="model" if alone else "part", counts=dict(counts),
-                               model=path, owner=path if alone else _highest(root, odd, path) or owner)
+    return dataclasses.replace(
+        facts,
+        why="model" if alone else "part",
+        counts=dict(counts),
+        model=path,
+        owner=path if alone else _highest(root, odd, path) or owner,
+    )
 
 
 def _highest(root: nn.Module, odd: Asked, path: str) -> str | None:
@@ -105,8 +148,12 @@ def _dropped(name: str, scene: Scene) -> Where | None:
     for file in dict.fromkeys([*files, *(cells(files[0]) if files else [])]):
         for node in nodes_of(file):
             call = node.value if isinstance(node, ast.Expr) else None
-            if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in MOVES and (
-                    ast.unparse(call.func.value) == name):
+            if (
+                isinstance(call, ast.Call)
+                and isinstance(call.func, ast.Attribute)
+                and call.func.attr in MOVES
+                and (ast.unparse(call.func.value) == name)
+            ):
                 return where_of(file, call)
     return None
 
@@ -124,8 +171,13 @@ def _origin(odd: Asked, scene: Scene) -> Origin | None:
     way = came(odd.name, scene, tells, fits, partial=True)
     if not way:
         return None
-    return Origin(way[0].name, way[0].code, called(way[0].maker) if way[0].maker is not None else "", way[0].where,
-                  tuple(Link(made.said, made.where) for made in way))
+    return Origin(
+        way[0].name,
+        way[0].code,
+        called(way[0].maker) if way[0].maker is not None else "",
+        way[0].where,
+        tuple(Link(made.said, made.where) for made in way),
+    )
 
 
 def _runs(origin: Origin, scene: Scene) -> bool:
@@ -133,7 +185,10 @@ def _runs(origin: Origin, scene: Scene) -> bool:
     for frame in scene.users:
         if frame.site.file == origin.where.file and frame.site.function != "<module>":
             for node in nodes_of(frame.site.file):
-                if isinstance(node, ast.FunctionDef) and node.name == frame.site.function and (
-                        node.lineno <= (origin.where.line or 0) <= (node.end_lineno or 0)):
+                if (
+                    isinstance(node, ast.FunctionDef)
+                    and node.name == frame.site.function
+                    and (node.lineno <= (origin.where.line or 0) <= (node.end_lineno or 0))
+                ):
                     return True
     return False

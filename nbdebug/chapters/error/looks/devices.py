@@ -29,11 +29,14 @@ WORDED: tuple[tuple[str, str], ...] = (
     ("generator", r"device type for generator but found|Expected a .* generator device|generator device"),
     ("no data", r"Cannot copy out of meta tensor|cannot be called on meta tensors"),
     ("parallel", r"module must have its parameters and buffers on device"),
-    ("two", r"(?:to be|are|be) on the same device|at least two devices|is not on the expected device|"
-            r"to have the same device type|are not at the same device|different from other tensors on|"
-            r"to have \w+ DeviceType, but got tensor with|Expected object of device type \w+ but got device type|"
-            r"is on CPU, but expected (?:it|them) to be on GPU|should be either on cpu or on the same device|"
-            r"all input tensors must be on the same device|Expected all tensors to be on the same"),
+    (
+        "two",
+        r"(?:to be|are|be) on the same device|at least two devices|is not on the expected device|"
+        r"to have the same device type|are not at the same device|different from other tensors on|"
+        r"to have \w+ DeviceType, but got tensor with|Expected object of device type \w+ but got device type|"
+        r"is on CPU, but expected (?:it|them) to be on GPU|should be either on cpu or on the same device|"
+        r"all input tensors must be on the same device|Expected all tensors to be on the same",
+    ),
 )
 """How torch words it, in its versions."""
 SMALL = 2_000_000
@@ -71,8 +74,11 @@ def _variables(scene: Scene, parts: list[Asked]) -> list[Asked]:
     """The tensors of the innermost frame, where the failing line shows none."""
     seen, names = {id(part.value) for part in parts}, Names(scene)
     at = scene.users[0] if scene.users else None
-    return [dataclasses.replace(names.asked(value, ""), name=name, known=True) for name, value, frame
-            in scene.variables() if frame is at and is_tensor(value) and id(value) not in seen]
+    return [
+        dataclasses.replace(names.asked(value, ""), name=name, known=True)
+        for name, value, frame in scene.variables()
+        if frame is at and is_tensor(value) and id(value) not in seen
+    ]
 
 
 def _two(facts: DeviceFacts, parts: list[Asked], scene: Scene) -> DeviceFacts:
@@ -87,8 +93,14 @@ def _two(facts: DeviceFacts, parts: list[Asked], scene: Scene) -> DeviceFacts:
     away.sort(key=lambda p: (p.value.ndim == 0, not p.known))  # a number alone may be on the host
     odd, met = away[0], _nearest(there)
     target = _target(home, met, scene)
-    facts = dataclasses.replace(facts, odd=_part(odd), met=_part(met) if met else None, home=home, target=target,
-                                also=tuple(_part(p) for p in away[1:] if is_plain(p.name) and p.value.ndim))
+    facts = dataclasses.replace(
+        facts,
+        odd=_part(odd),
+        met=_part(met) if met else None,
+        home=home,
+        target=target,
+        also=tuple(_part(p) for p in away[1:] if is_plain(p.name) and p.value.ndim),
+    )
     facts = reason(facts, odd, scene)
     return _cure(facts, odd, away, home, scene)
 
@@ -138,8 +150,9 @@ def _cure(facts: DeviceFacts, odd: Asked, away: list[Asked], home: str, scene: S
     """The failing op again with what stayed behind moved: the odd one, and where that is not enough all the others."""
     code = f"{odd.name} = {odd.name}.to({facts.target})"
     module = failing_module(scene)
-    own = [p for p in (weights(module) if module is not None and odd.owner is not None else ())
-           if str(p.device) != home]
+    own = [
+        p for p in (weights(module) if module is not None and odd.owner is not None else ()) if str(p.device) != home
+    ]
     one = [odd.value, *own] + [p.value for p in away if p.value.data_ptr() == odd.value.data_ptr()]
     for moved in (one, [p.value for p in away]):
         trial = _moved(moved, home, scene)
@@ -164,8 +177,14 @@ def _parallel(facts: DeviceFacts, scene: Scene) -> DeviceFacts:
     module = failing_module(scene)
     said = re.findall(r"device:? ([a-z]+(?::\d+)?)", scene.message)
     counts = Counter(str(p.device) for p in (weights(module) if module is not None else ()))
-    return dataclasses.replace(facts, why="model", owner=facts.op, home=said[0] if said else "", counts=dict(counts),
-                               target=f'"{said[0]}"' if said else "device")
+    return dataclasses.replace(
+        facts,
+        why="model",
+        owner=facts.op,
+        home=said[0] if said else "",
+        counts=dict(counts),
+        target=f'"{said[0]}"' if said else "device",
+    )
 
 
 def _state(scene: Scene) -> dict[str, Any] | None:
@@ -181,19 +200,39 @@ def _state(scene: Scene) -> dict[str, Any] | None:
                     whose = f"{owner}.{name}".strip(".")
                     fact = Asked(value, f"{called}.state[{whose}][{key!r}]").fact()
                     met = Part(Asked(parameter, whose).fact(), owner=owner)
-                    return {"odd": Part(fact), "met": met, "home": str(parameter.device), "owner": called,
-                            "parameter": whose, "attribute": str(key)}
+                    return {
+                        "odd": Part(fact),
+                        "met": met,
+                        "home": str(parameter.device),
+                        "owner": called,
+                        "parameter": whose,
+                        "attribute": str(key),
+                    }
     return None
 
 
 def _unreadable(facts: DeviceFacts, parts: list[Asked], scene: Scene) -> DeviceFacts | None:
     """A tensor whose values are wanted on the host: on a card, or on meta, where there are none."""
-    module = next((frame.names["self"] for frame in reversed(scene.trail) if frame.site.function in (
-        "to", "cpu", "cuda", "_apply") and issubclass(type(frame.names.get("self")), nn.Module)), None)
+    module = next(
+        (
+            frame.names["self"]
+            for frame in reversed(scene.trail)
+            if frame.site.function in ("to", "cpu", "cuda", "_apply")
+            and issubclass(type(frame.names.get("self")), nn.Module)
+        ),
+        None,
+    )
     if facts.kind == "no data" and module is not None:
-        root = next((f.names["self"] for f in scene.trail if f.names.get("self") is not None
-                     and f.site.function in ("to", "cpu", "cuda", "_apply")
-                     and issubclass(type(f.names["self"]), nn.Module)), module)
+        root = next(
+            (
+                f.names["self"]
+                for f in scene.trail
+                if f.names.get("self") is not None
+                and f.site.function in ("to", "cpu", "cuda", "_apply")
+                and issubclass(type(f.names["self"]), nn.Module)
+            ),
+            module,
+        )
         counts = Counter(str(p.device) for p in weights(root))
         name = Names(scene).module(root)
         return dataclasses.replace(facts, why="model", owner=name, home="meta", counts=dict(counts))
@@ -213,5 +252,10 @@ def _generator(facts: DeviceFacts, scene: Scene) -> DeviceFacts:
     said = re.findall(r"'(\w+)'", scene.message)
     names = [text for frame in scene.users for text, value in operands(frame) if type(value) is torch.Generator]
     loads = any(frame.site.file.endswith(("dataloader.py", "sampler.py")) for frame in scene.trail)
-    return dataclasses.replace(facts, why="loader" if loads else "variable", home=said[0] if said else "",
-                               attribute=names[0] if names else "", target=f'"{said[0]}"' if said else "device")
+    return dataclasses.replace(
+        facts,
+        why="loader" if loads else "variable",
+        home=said[0] if said else "",
+        attribute=names[0] if names else "",
+        target=f'"{said[0]}"' if said else "device",
+    )

@@ -20,22 +20,82 @@ CASTS = {"double": "float64", "half": "float16", "bfloat16": "bfloat16", "float"
 _TAKES = frozenset({"from_numpy", "tensor", "as_tensor", "asarray"})
 MAKERS: dict[str, frozenset[str]] = {
     "float64": _TAKES | {"double", "DoubleTensor"},
-    "int64": _TAKES | {"long", "arange", "randint", "LongTensor", "argmax", "argmin", "argsort", "one_hot", "randperm",
-                       "multinomial", "bincount", "nonzero", "searchsorted", "bucketize"},
-    "float32": _TAKES | {"float", "zeros", "ones", "empty", "rand", "randn", "full", "linspace", "FloatTensor",
-                         "Tensor", "rand_like", "randn_like", "eye", "mean", "softmax", "sigmoid"},
-    "float16": _TAKES | {"half", "HalfTensor"}, "bfloat16": _TAKES | {"bfloat16"},
+    "int64": _TAKES
+    | {
+        "long",
+        "arange",
+        "randint",
+        "LongTensor",
+        "argmax",
+        "argmin",
+        "argsort",
+        "one_hot",
+        "randperm",
+        "multinomial",
+        "bincount",
+        "nonzero",
+        "searchsorted",
+        "bucketize",
+    },
+    "float32": _TAKES
+    | {
+        "float",
+        "zeros",
+        "ones",
+        "empty",
+        "rand",
+        "randn",
+        "full",
+        "linspace",
+        "FloatTensor",
+        "Tensor",
+        "rand_like",
+        "randn_like",
+        "eye",
+        "mean",
+        "softmax",
+        "sigmoid",
+    },
+    "float16": _TAKES | {"half", "HalfTensor"},
+    "bfloat16": _TAKES | {"bfloat16"},
     "bool": _TAKES | {"bool", "isnan", "isfinite", "logical_not", "logical_and", "eq", "ne", "ge", "gt", "le", "lt"},
-    "int32": _TAKES | {"int", "IntTensor"}, "int16": _TAKES | {"short"}, "uint8": _TAKES | {"byte", "ByteTensor"},
-    "complex64": frozenset({"fft", "fft2", "fftn", "rfft", "rfft2", "stft", "complex", "view_as_complex", "polar",
-                            "eig", "eigvals", "tensor"}),
+    "int32": _TAKES | {"int", "IntTensor"},
+    "int16": _TAKES | {"short"},
+    "uint8": _TAKES | {"byte", "ByteTensor"},
+    "complex64": frozenset(
+        {
+            "fft",
+            "fft2",
+            "fftn",
+            "rfft",
+            "rfft2",
+            "stft",
+            "complex",
+            "view_as_complex",
+            "polar",
+            "eig",
+            "eigvals",
+            "tensor",
+        }
+    ),
     "complex128": frozenset({"fft", "fft2", "rfft", "stft", "complex", "from_numpy", "tensor", "eig", "eigvals"}),
 }
 """dtype → the calls that can have made it."""
 
 
-ALIASES = {"long": "int64", "int": "int64", "int_": "int64", "float": "float32", "double": "float64", "half": "float16",
-           "short": "int16", "cfloat": "complex64", "cdouble": "complex128", "bool_": "bool", "byte": "uint8"}
+ALIASES = {
+    "long": "int64",
+    "int": "int64",
+    "int_": "int64",
+    "float": "float32",
+    "double": "float64",
+    "half": "float16",
+    "short": "int16",
+    "cfloat": "complex64",
+    "cdouble": "complex128",
+    "bool_": "bool",
+    "byte": "uint8",
+}
 """Further names of a dtype, behind `torch.` or `np.`; `float` alone is float64 in NumPy and float32 in torch."""
 
 
@@ -60,6 +120,7 @@ def origin(odd: Asked, scene: Scene) -> Origin | None:
 
 def passed(odd: Asked, scene: Scene) -> Origin | None:
     """How a tensor came to the failing line, where no line tells what made its dtype: the bindings and arguments."""
+
     def fits(value: Any) -> bool:
         return value.dtype == odd.value.dtype if is_tensor(value) else not is_a(value, (int, float, str))
 
@@ -80,8 +141,12 @@ def of_model(weight: Asked, scene: Scene) -> Origin | None:
         return _origin(way, scene, weight.value.dtype)
     for frame in scene.users:
         for node in nodes_of(frame.site.file):
-            if isinstance(node, ast.Call) and tells(node) and isinstance(node.func, ast.Attribute) and (
-                    ast.unparse(node.func.value) == root):
+            if (
+                isinstance(node, ast.Call)
+                and tells(node)
+                and isinstance(node.func, ast.Attribute)
+                and (ast.unparse(node.func.value) == root)
+            ):
                 made = Made(root, ast.unparse(node), where_of(frame.site.file, node), node)
                 return Origin(root, made.code, called(node), made.where, (Link(f"`{made.code}`", made.where),))
     return None
@@ -116,8 +181,7 @@ def _module(node: ast.expr, dtype: torch.dtype, scene: Scene) -> str | None:
     """The path of a module whose weights have the dtype, where the expression is a call of it."""
     if not isinstance(node, ast.Call) or not dtype.is_floating_point or dtype == torch.get_default_dtype():
         return None
-    module = next((found for frame in scene.users[:3]
-                   if (found := value_of(node.func, frame)) is not UNKNOWN), None)
+    module = next((found for frame in scene.users[:3] if (found := value_of(node.func, frame)) is not UNKNOWN), None)
     if module is None or not is_a(module, torch.nn.Module):
         return None
     own = [p.dtype for p in weights(module) if p.dtype.is_floating_point]

@@ -26,11 +26,28 @@ from nbdebug.chapters.error.syntax import called
 from nbdebug.chapters.error.trying import computed, rerun
 from nbdebug.observe.frames import phase
 
-FLOAT_TARGETS = ("binary_cross_entropy", "binary_cross_entropy_with_logits", "mse_loss", "l1_loss", "smooth_l1_loss",
-                 "huber_loss", "kl_div", "gaussian_nll_loss", "poisson_nll_loss", "soft_margin_loss")
+FLOAT_TARGETS = (
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+    "mse_loss",
+    "l1_loss",
+    "smooth_l1_loss",
+    "huber_loss",
+    "kl_div",
+    "gaussian_nll_loss",
+    "poisson_nll_loss",
+    "soft_margin_loss",
+)
 CLASS_TARGETS = ("cross_entropy", "nll_loss", "multi_margin_loss")
-SHORT = {"float32": "float()", "float64": "double()", "float16": "half()", "bfloat16": "bfloat16()", "int64": "long()",
-         "int32": "int()", "bool": "bool()"}
+SHORT = {
+    "float32": "float()",
+    "float64": "double()",
+    "float16": "half()",
+    "bfloat16": "bfloat16()",
+    "int64": "long()",
+    "int32": "int()",
+    "bool": "bool()",
+}
 
 
 def look(scene: Scene) -> DtypeFacts | None:
@@ -43,8 +60,12 @@ def look(scene: Scene) -> DtypeFacts | None:
     said = dtypes_in(scene.message)
     parts = asked(scene)
     parts += [Asked(value, text) for text, value in computed(scene, {part.name for part in parts})]
-    if not parts or kind == "mixed" and not any(_name(part) in said for part in parts) or (
-            phase(scene.trail) == "backward"):
+    if (
+        not parts
+        or kind == "mixed"
+        and not any(_name(part) in said for part in parts)
+        or (phase(scene.trail) == "backward")
+    ):
         parts = parts + _variables(scene, parts)
     if not parts and scene.carried:
         return carried.look(DtypeFacts(raised(scene), kind, default=_default(scene)), scene)
@@ -64,8 +85,13 @@ def look(scene: Scene) -> DtypeFacts | None:
         made = brought if made is None else dataclasses.replace(made, way=(*made.way, *brought.way))
     model = next((p.name for p in (mine, met) if p is not None and p.owner is not None), "")
     facts = dataclasses.replace(facts, kind=kind, origin=made, model=root_of(model, scene) if model else "")
-    return dataclasses.replace(facts, odd=part_of(mine), met=part_of(met) if met else None, wanted=wanted,
-                               cure=_cure(kind, mine, wanted, parts, scene))
+    return dataclasses.replace(
+        facts,
+        odd=part_of(mine),
+        met=part_of(met) if met else None,
+        wanted=wanted,
+        cure=_cure(kind, mine, wanted, parts, scene),
+    )
 
 
 def part_of(given: Asked) -> Part:
@@ -88,8 +114,12 @@ def _variables(scene: Scene, parts: list[Asked]) -> list[Asked]:
 
 def _default(scene: Scene) -> str:
     """The dtype that most parameters of the user's models have, else torch's default."""
-    counts = Counter(str(p.dtype).removeprefix("torch.") for model in scene.owners.models.values()
-                     for p in weights(model) if p.dtype.is_floating_point)
+    counts = Counter(
+        str(p.dtype).removeprefix("torch.")
+        for model in scene.owners.models.values()
+        for p in weights(model)
+        if p.dtype.is_floating_point
+    )
     return counts.most_common(1)[0][0] if counts else str(torch.get_default_dtype()).removeprefix("torch.")
 
 
@@ -110,8 +140,11 @@ def _by_function(kind: str, parts: list[Asked], scene: Scene) -> str:
     target = next((part for part in parts if part.role == "target"), None)
     if target is None:
         return kind
-    if functions & set(CLASS_TARGETS) and kind in ("mixed", "index", "whole") and (
-            target.value.dtype.is_floating_point or _name(target) in ("int32", "int16", "int8")):
+    if (
+        functions & set(CLASS_TARGETS)
+        and kind in ("mixed", "index", "whole")
+        and (target.value.dtype.is_floating_point or _name(target) in ("int32", "int16", "int8"))
+    ):
         return "classes"
     if functions & set(FLOAT_TARGETS) and not target.value.dtype.is_floating_point:
         given = next((part for part in parts if part.role == "input"), target)
@@ -119,8 +152,9 @@ def _by_function(kind: str, parts: list[Asked], scene: Scene) -> str:
     return kind
 
 
-def _chosen(kind: str, parts: list[Asked], said: list[str], default: str, scene: Scene
-            ) -> tuple[Asked | None, Asked | None, str]:
+def _chosen(
+    kind: str, parts: list[Asked], said: list[str], default: str, scene: Scene
+) -> tuple[Asked | None, Asked | None, str]:
     """(the tensor to change, what it met, the dtype that would do)."""
     if kind == "mixed":
         return _mixed(parts, said, default)
@@ -151,8 +185,13 @@ def _chosen(kind: str, parts: list[Asked], said: list[str], default: str, scene:
 def _index(parts: list[Asked], scene: Scene) -> Asked | None:
     """What stands where an index is wanted, and is none: in the brackets, among the arguments, not what is indexed."""
     said = scene.message
-    fits = ("int64",) if "Long" in said and "Int" not in said else ("int64", "int32") if "dtype int" in said or (
-        "'indices'" in said) else ("int64", "int32", "bool", "uint8")
+    fits = (
+        ("int64",)
+        if "Long" in said and "Int" not in said
+        else ("int64", "int32")
+        if "dtype int" in said or ("'indices'" in said)
+        else ("int64", "int32", "bool", "uint8")
+    )
     indices = [p for p in parts if p.owner is None and _name(p) not in fits]
     inside = [p for p in indices if p.role in ("indices", "index", "input")]
     ran = expression(scene.users[0]) if scene.users else None
@@ -165,13 +204,19 @@ def _index(parts: list[Asked], scene: Scene) -> Asked | None:
 def _is_mask(index: Asked, parts: list[Asked]) -> bool:
     """Whether noughts and ones of the shape of what is indexed stand there: they were meant to choose."""
     fact, shape = index.fact(read=True), tuple(index.value.shape)
-    return fact.low is not None and fact.low >= 0 and fact.high is not None and fact.high <= 1 and any(
-        p is not index and shape and tuple(p.value.shape[: len(shape)]) == shape for p in parts)
+    return (
+        fact.low is not None
+        and fact.low >= 0
+        and fact.high is not None
+        and fact.high <= 1
+        and any(p is not index and shape and tuple(p.value.shape[: len(shape)]) == shape for p in parts)
+    )
 
 
 def _of(parts: list[Asked], said: list[str], scene: Scene) -> Asked | None:
-    return next((p for p in parts if _name(p) in said and p.owner is None),
-                next((p for p in parts if _name(p) in said), None))
+    return next(
+        (p for p in parts if _name(p) in said and p.owner is None), next((p for p in parts if _name(p) in said), None)
+    )
 
 
 def _floating(part: Asked) -> bool:
@@ -181,8 +226,11 @@ def _floating(part: Asked) -> bool:
 def _mixed(parts: list[Asked], said: list[str], default: str) -> tuple[Asked | None, Asked | None, str]:
     """The weights of a module say what it computes in; without weights the odd one is what the model is not."""
     fits = [p for p in parts if _name(p) in said or not said]
-    own = [p for p in parts if type(p.value) is nn.Parameter and p.value.dtype.is_floating_point
-           and (p.owner is not None or p.role)]  # a parameter that stands in the user's own line is an operand
+    own = [
+        p
+        for p in parts
+        if type(p.value) is nn.Parameter and p.value.dtype.is_floating_point and (p.owner is not None or p.role)
+    ]  # a parameter that stands in the user's own line is an operand
     others = [p for p in fits if not any(p is w for w in own)]
     if own:
         met = next((w for w in own if w.role == "weight"), own[0])
@@ -232,10 +280,16 @@ def _cure(kind: str, odd: Asked, wanted: str, parts: list[Asked], scene: Scene) 
         code = f"nn.Parameter({odd.name}.detach().{cast})"
     if odd.value.is_meta or odd.value.numel() > 1_000_000 or type(odd.value) not in (torch.Tensor, nn.Parameter):
         return Cure(code)
-    alone = ("classes", "probable", "index", "in-place") if odd.value.dtype == torch.bool else (
-        "classes", "probable", "index", "in-place", "mask")
-    alike = [odd] if kind in alone else [
-        odd, *(p for p in parts if p.value.dtype == odd.value.dtype and type(p.value) is not nn.Parameter)]
+    alone = (
+        ("classes", "probable", "index", "in-place")
+        if odd.value.dtype == torch.bool
+        else ("classes", "probable", "index", "in-place", "mask")
+    )
+    alike = (
+        [odd]
+        if kind in alone
+        else [odd, *(p for p in parts if p.value.dtype == odd.value.dtype and type(p.value) is not nn.Parameter)]
+    )
     try:
         changed = [(p, change(p.value)) for p in alike]
     except RuntimeError:  # a tensor that has left its vmap or grad can't be computed with

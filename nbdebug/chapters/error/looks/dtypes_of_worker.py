@@ -37,6 +37,11 @@ def look(facts: DtypeFacts, scene: Scene) -> DtypeFacts | None:
         maker = next((called(n) for n in spine(call.args[0]) if called(n) in MAKERS.get(others[0], ())), "")
         met = Part(fact(f"{path}.weight", own[0]), "weight", path)
         return dataclasses.replace(
-            facts, op=path, wanted=dtype, odd=Part(TensorFact(text, (), others[0], "cpu")), met=met,
-            origin=Origin(text, text, maker, frame.where) if maker else None)
+            facts,
+            op=path,
+            wanted=dtype,
+            odd=Part(TensorFact(text, (), others[0], "cpu")),
+            met=met,
+            origin=Origin(text, text, maker, frame.where) if maker else None,
+        )
     return None

@@ -35,13 +35,16 @@ def _last(model: nn.Module, size: int) -> tuple[str, nn.Module | None]:
     found: tuple[str, nn.Module | None] = "", None
     for path, module in parts(model):
         if type(module).__module__.startswith("torch.nn.") and size in (
-                module.__dict__.get("out_features"), module.__dict__.get("out_channels")):
+            module.__dict__.get("out_features"),
+            module.__dict__.get("out_channels"),
+        ):
             found = path.replace("_orig_mod.", ""), module
     return found
 
 
 def _caller(scores: str, scene: Scene) -> tuple[str, nn.Module | None]:
     """(what the call calls, as it is written; the model) of the call that made the scores."""
+
     def called(node: ast.expr) -> bool:
         return isinstance(node, ast.Call) and _module(node.func, scene) is not None
 

@@ -110,16 +110,25 @@ def _embedding(facts: IndexFacts, scene: Scene) -> IndexFacts | None:
     weight = _named(table, "weight", scene)
     if not path and weight.owner and weight.name == f"{weight.owner}.weight":  # compiled: the module's frame is gone
         path = weight.owner
-    facts = dataclasses.replace(facts, kind="embedding", table=path or weight.name,
-                                module="" if path == type(module).__name__ else path, size=table.shape[0],
-                                width=table.shape[-1], dim=0, shape=tuple(table.shape), index=part(given),
-                                beyond=beyond(index, 0, table.shape[0] - 1))
+    facts = dataclasses.replace(
+        facts,
+        kind="embedding",
+        table=path or weight.name,
+        module="" if path == type(module).__name__ else path,
+        size=table.shape[0],
+        width=table.shape[-1],
+        dim=0,
+        shape=tuple(table.shape),
+        index=part(given),
+        beyond=beyond(index, 0, table.shape[0] - 1),
+    )
     if facts.beyond is None:
         return None
     counted, along, origin = _counted(given.name, scene)
     words = None if counted else _vocabulary(facts.beyond, table.shape[0], scene)
-    return dataclasses.replace(facts, grown=grown(facts.beyond, table, scene), counted=counted, along=along,
-                               origin=origin, vocabulary=words)
+    return dataclasses.replace(
+        facts, grown=grown(facts.beyond, table, scene), counted=counted, along=along, origin=origin, vocabulary=words
+    )
 
 
 def _users_index(given: Asked, scene: Scene) -> Asked:
@@ -127,8 +136,12 @@ def _users_index(given: Asked, scene: Scene) -> Asked:
     if given.known:
         return given
     for name, value, _ in scene.variables():
-        if type(value) is torch.Tensor and value.dtype == given.value.dtype and not value.is_meta and (
-                value.shape == given.value.shape and torch.equal(value, given.value)):
+        if (
+            type(value) is torch.Tensor
+            and value.dtype == given.value.dtype
+            and not value.is_meta
+            and (value.shape == given.value.shape and torch.equal(value, given.value))
+        ):
             return dataclasses.replace(given, name=name, known=True)
     return given
 
@@ -146,9 +159,19 @@ def _selected(facts: IndexFacts, scene: Scene) -> IndexFacts | None:
     dims = [value_of(arg, scene.users[0]) for arg in getattr(node, "args", [])]
     dim = next((d for d in dims if type(d) is int), 0)
     found = beyond(index.value, 0, table.value.shape[dim] - 1)
-    return None if found is None else dataclasses.replace(
-        facts, table=table.name, size=table.value.shape[dim], dim=dim, shape=tuple(table.value.shape),
-        index=part(index), beyond=found)
+    return (
+        None
+        if found is None
+        else dataclasses.replace(
+            facts,
+            table=table.name,
+            size=table.value.shape[dim],
+            dim=dim,
+            shape=tuple(table.value.shape),
+            index=part(index),
+            beyond=found,
+        )
+    )
 
 
 def _counted(name: str, scene: Scene) -> tuple[str, str, Origin | None]:
@@ -176,8 +199,12 @@ def _sized(node: ast.AST) -> list[ast.expr]:
 def _vocabulary(found: Beyond, size: int, scene: Scene) -> tuple[str, int] | None:
     """A dict of the user's with more entries than the table has rows, and enough for the largest id."""
     for name, value, _ in scene.variables():
-        if type(value) is dict and size < len(value) <= 4 * size + 1000 and (found.high or 0) < len(value) and all(
-                type(number) is int for number in value.values()):
+        if (
+            type(value) is dict
+            and size < len(value) <= 4 * size + 1000
+            and (found.high or 0) < len(value)
+            and all(type(number) is int for number in value.values())
+        ):
             return name, len(value)
     return None
 
@@ -187,8 +214,10 @@ def _target(facts: IndexFacts, scene: Scene) -> IndexFacts | None:
     scores, target, spared = names.get("input"), names.get("target"), names.get("ignore_index")
     if not is_tensor(scores) or not is_tensor(target):
         both = asked(scene)
-        pair = [p.value for p in both if p.value.dtype.is_floating_point], [
-            p.value for p in both if not p.value.dtype.is_floating_point]
+        pair = (
+            [p.value for p in both if p.value.dtype.is_floating_point],
+            [p.value for p in both if not p.value.dtype.is_floating_point],
+        )
         if not pair[0] or not pair[1]:
             return None
         scores, target = pair[0][0], pair[1][0]
@@ -199,9 +228,17 @@ def _target(facts: IndexFacts, scene: Scene) -> IndexFacts | None:
         return None
     given, table = _named(target, "target", scene), _named(scores, "input", scene).name
     return dataclasses.replace(
-        facts, kind="target", table=table, size=size, shape=tuple(scores.shape),
-        index=part(given), beyond=found, head=head(table, size, scene), shifted=shifted(found, target, size, scene),
-        ignored=ignored(found, target, scene))
+        facts,
+        kind="target",
+        table=table,
+        size=size,
+        shape=tuple(scores.shape),
+        index=part(given),
+        beyond=found,
+        head=head(table, size, scene),
+        shifted=shifted(found, target, size, scene),
+        ignored=ignored(found, target, scene),
+    )
 
 
 def _classes(facts: IndexFacts, scene: Scene) -> IndexFacts | None:
@@ -215,11 +252,19 @@ def _classes(facts: IndexFacts, scene: Scene) -> IndexFacts | None:
         size = known if known is not UNKNOWN and type(known) is int else size
     if "smaller" in scene.message:
         found = beyond(index.value, 0, size - 1) if size is not None else None
-        return None if found is None else dataclasses.replace(
-            facts, kind="one_hot", size=size, index=part(index), beyond=found, table="num_classes")
+        return (
+            None
+            if found is None
+            else dataclasses.replace(
+                facts, kind="one_hot", size=size, index=part(index), beyond=found, table="num_classes"
+            )
+        )
     found = beyond(index.value, 0, 1 << 62)
-    return None if found is None else dataclasses.replace(
-        facts, kind="negative", index=part(index), beyond=found, table=called(node))
+    return (
+        None
+        if found is None
+        else dataclasses.replace(facts, kind="negative", index=part(index), beyond=found, table=called(node))
+    )
 
 
 def _call(scene: Scene) -> ast.AST:
@@ -238,8 +283,9 @@ def _tensor(facts: IndexFacts, scene: Scene, value: int, dim: int | None, size: 
     text = _indexed(scene)
     mine = [p for p in parts if p.name == text]
     if text and not mine and held:  # what a call of the user's gave: its size stands in the message
-        return dataclasses.replace(facts, table=text, size=size, dim=dim, least=least, index=part(held[0][0]),
-                                   beyond=held[0][1])
+        return dataclasses.replace(
+            facts, table=text, size=size, dim=dim, least=least, index=part(held[0][0]), beyond=held[0][1]
+        )
     tables = mine or [p for p in parts if not any(p is h for h, _ in held)]
     fits = [p for p in tables if p.value.ndim and size in p.value.shape or dim is None and p.value.numel() == size]
     table = next(iter(fits), None)
@@ -247,8 +293,17 @@ def _tensor(facts: IndexFacts, scene: Scene, value: int, dim: int | None, size: 
         return sequences.arrays(facts, scene, value, dim, size)
     shape = tuple(table.value.shape)
     axis = dim if dim is None or dim < len(shape) and shape[dim] == size else shape.index(size)
-    facts = dataclasses.replace(facts, table=table.name, size=size, dim=axis, shape=shape, least=least,
-                                beyond=Beyond(value), key=_key(scene, value), module=table.owner or "")
+    facts = dataclasses.replace(
+        facts,
+        table=table.name,
+        size=size,
+        dim=axis,
+        shape=shape,
+        least=least,
+        beyond=Beyond(value),
+        key=_key(scene, value),
+        module=table.owner or "",
+    )
     if held:
         given, found = held[0]
         facts = dataclasses.replace(facts, index=part(given), beyond=found)

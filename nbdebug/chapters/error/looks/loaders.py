@@ -63,8 +63,12 @@ def loader_written(scene: Scene) -> tuple[str, int | None]:
     """(the data set's class or name, num_workers) of the loop over a loader in which the user's line stands, as its
     source says: a worker's death is told at whatever line runs, and such a loader may have no name."""
     for frame in scene.users:
-        loops = [node for node in nodes_of(frame.site.file) if isinstance(node, (ast.For, ast.comprehension))
-                 and node.iter.lineno <= frame.site.line <= (getattr(node, "end_lineno", None) or node.iter.lineno)]
+        loops = [
+            node
+            for node in nodes_of(frame.site.file)
+            if isinstance(node, (ast.For, ast.comprehension))
+            and node.iter.lineno <= frame.site.line <= (getattr(node, "end_lineno", None) or node.iter.lineno)
+        ]
         for loop in sorted(loops, key=lambda node: -node.iter.lineno):
             for call in ast.walk(loop.iter):
                 if isinstance(call, ast.Call) and called(call).endswith("DataLoader"):

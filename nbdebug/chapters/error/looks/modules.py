@@ -49,17 +49,30 @@ def look(scene: Scene) -> ModuleMissing | None:
     if kind == "ImportError" and RELATIVE.search(said):
         return ModuleMissing(scene.raised(), "relative", _imported(scene), python=_python())
     if kind == "UnpicklingError" and (found := REFUSED.search(said)) and not _there(found[1]):
-        return dataclasses.replace(_missing(scene, found[1], None), name=found[2], pickled=True, source=_source(scene),
-                                   holders=_holders(found[2]))
+        return dataclasses.replace(
+            _missing(scene, found[1], None),
+            name=found[2],
+            pickled=True,
+            source=_source(scene),
+            holders=_holders(found[2]),
+        )
     if kind == "AttributeError" and (found := PARTIAL.search(said)):
         return ModuleMissing(scene.raised(), "circular", found[1], found[2], python=_python())
     if kind == "AttributeError" and (found := CLASS.search(said)) and (found[1] or _unpickling(scene)):
         module, name = (found[2], found[1]) if found[1] else (found[3], found[4])
         if not _unpickling(scene) and scene.carried is None and not _loading(scene):
             return None
-        return ModuleMissing(scene.raised(), "class", module, name, True, _source(scene), _holders(name),
-                             near=_near(name, vars(sys.modules[module]) if module in sys.modules else ()),
-                             python=_python())
+        return ModuleMissing(
+            scene.raised(),
+            "class",
+            module,
+            name,
+            True,
+            _source(scene),
+            _holders(name),
+            near=_near(name, vars(sys.modules[module]) if module in sys.modules else ()),
+            python=_python(),
+        )
     return None
 
 
@@ -81,14 +94,34 @@ def _missing(scene: Scene, module: str, taken: str | None) -> ModuleMissing:
     top = module.partition(".")[0]
     if not taken and not asked and not files and (inside := _submodule(module)) is not None:
         parent, name, near = inside
-        return ModuleMissing(scene.raised(), "submodule", module, name, near=near, taken_by=_file_of(parent),
-                             python=_python(), asked_by=_asking_library(scene))
+        return ModuleMissing(
+            scene.raised(),
+            "submodule",
+            module,
+            name,
+            near=near,
+            taken_by=_file_of(parent),
+            python=_python(),
+            asked_by=_asking_library(scene),
+        )
     return ModuleMissing(
-        scene.raised(), "not a package" if taken else "module", module, name, bool(asked),
-        _source(scene) if asked else "", _holders(name) if name else (), files, folder,
-        () if files else _near(top, importable()), package_of(module), other_environments(top),
-        _file_of(taken) if taken else "", _python(), _asking_library(scene),
-        next(iter(() if top in WELL_KNOWN else _near(top, WELL_KNOWN)), ""))
+        scene.raised(),
+        "not a package" if taken else "module",
+        module,
+        name,
+        bool(asked),
+        _source(scene) if asked else "",
+        _holders(name) if name else (),
+        files,
+        folder,
+        () if files else _near(top, importable()),
+        package_of(module),
+        other_environments(top),
+        _file_of(taken) if taken else "",
+        _python(),
+        _asking_library(scene),
+        next(iter(() if top in WELL_KNOWN else _near(top, WELL_KNOWN)), ""),
+    )
 
 
 def _submodule(module: str) -> tuple[str, str, tuple[str, ...]] | None:
@@ -99,16 +132,25 @@ def _submodule(module: str) -> tuple[str, str, tuple[str, ...]] | None:
     if held.get("__file__") is None or package_of(module) == PIP.get(module, "-"):
         return None  # a namespace, whose parts are installed one by one
     near = _near(last, submodules(held.get("__path__")))
-    alike = [name for name in list(sys.modules) if name.startswith(f"{parent.partition('.')[0]}.")
-             and name.rpartition(".")[2] == last and name != module]
+    alike = [
+        name
+        for name in list(sys.modules)
+        if name.startswith(f"{parent.partition('.')[0]}.") and name.rpartition(".")[2] == last and name != module
+    ]
     return parent, last if last in held else "", (*(f"{parent}.{name}" for name in near), *sorted(alike, key=len)[:1])
 
 
 def _name(scene: Scene, module: str, name: str, partial: bool) -> ModuleMissing:
     there = sys.modules.get(module)
-    return ModuleMissing(scene.raised(), "circular" if partial else "name", module, name,
-                         near=_near(name, vars(there)) if there is not None else (), taken_by=_file_of(module),
-                         python=_python())
+    return ModuleMissing(
+        scene.raised(),
+        "circular" if partial else "name",
+        module,
+        name,
+        near=_near(name, vars(there)) if there is not None else (),
+        taken_by=_file_of(module),
+        python=_python(),
+    )
 
 
 def _python() -> str:
@@ -140,7 +182,10 @@ def _load_call(scene: Scene) -> ast.Call | None:
         node = expression(frame)
         for part in ast.walk(node) if node is not None else ():
             if isinstance(part, ast.Call) and (getattr(part.func, "attr", None) or getattr(part.func, "id", "")) in (
-                    "load", "loads", "read_pickle"):
+                "load",
+                "loads",
+                "read_pickle",
+            ):
                 return part
     return None
 

@@ -13,24 +13,100 @@ FOLDERS = 400
 """Folders that are looked into."""
 DEPTH = 3
 SKIPPED = frozenset({"node_modules", "__pycache__", "site-packages", "dist-packages", "build", "dist"})
-PIP = {"cv2": "opencv-python", "PIL": "Pillow", "sklearn": "scikit-learn", "skimage": "scikit-image", "yaml": "PyYAML",
-       "bs4": "beautifulsoup4", "Crypto": "pycryptodome", "dotenv": "python-dotenv", "attr": "attrs",
-       "dateutil": "python-dateutil", "fitz": "PyMuPDF", "serial": "pyserial", "usb": "pyusb", "jwt": "PyJWT",
-       "git": "GitPython", "magic": "python-magic", "docx": "python-docx", "pptx": "python-pptx", "Levenshtein":
-       "python-Levenshtein", "umap": "umap-learn", "hydra": "hydra-core", "pytorch_lightning": "lightning",
-       "faiss": "faiss-cpu", "google.protobuf": "protobuf", "tensorboardX": "tensorboardX", "clip": "open_clip_torch",
-       "segment_anything": "segment-anything", "sentence_transformers": "sentence-transformers",
-       "torch_geometric": "torch-geometric", "albumentations": "albumentations", "pycocotools": "pycocotools"}
+PIP = {
+    "cv2": "opencv-python",
+    "PIL": "Pillow",
+    "sklearn": "scikit-learn",
+    "skimage": "scikit-image",
+    "yaml": "PyYAML",
+    "bs4": "beautifulsoup4",
+    "Crypto": "pycryptodome",
+    "dotenv": "python-dotenv",
+    "attr": "attrs",
+    "dateutil": "python-dateutil",
+    "fitz": "PyMuPDF",
+    "serial": "pyserial",
+    "usb": "pyusb",
+    "jwt": "PyJWT",
+    "git": "GitPython",
+    "magic": "python-magic",
+    "docx": "python-docx",
+    "pptx": "python-pptx",
+    "Levenshtein": "python-Levenshtein",
+    "umap": "umap-learn",
+    "hydra": "hydra-core",
+    "pytorch_lightning": "lightning",
+    "faiss": "faiss-cpu",
+    "google.protobuf": "protobuf",
+    "tensorboardX": "tensorboardX",
+    "clip": "open_clip_torch",
+    "segment_anything": "segment-anything",
+    "sentence_transformers": "sentence-transformers",
+    "torch_geometric": "torch-geometric",
+    "albumentations": "albumentations",
+    "pycocotools": "pycocotools",
+}
 """Modules whose package has another name, among those that a training imports."""
 
-WELL_KNOWN = (*PIP, "accelerate", "bitsandbytes", "catboost", "datasets", "deepspeed", "diffusers", "einops",
-              "evaluate", "fastai", "gradio", "huggingface_hub", "jax", "keras", "lightgbm", "lightning", "matplotlib",
-              "monai", "networkx", "nltk", "numba", "numpy", "onnx", "onnxruntime", "openai", "optuna", "pandas",
-              "peft",
-              "plotly", "polars", "pyarrow", "pydantic", "requests", "safetensors", "scipy", "seaborn",
-              "sentencepiece", "spacy", "streamlit", "sympy", "tensorboard", "tensorflow", "timm", "tokenizers",
-              "torch", "torchaudio", "torchmetrics", "torchtext", "torchvision", "tqdm", "transformers", "triton",
-              "trl", "ultralytics", "wandb", "xformers", "xgboost")
+WELL_KNOWN = (
+    *PIP,
+    "accelerate",
+    "bitsandbytes",
+    "catboost",
+    "datasets",
+    "deepspeed",
+    "diffusers",
+    "einops",
+    "evaluate",
+    "fastai",
+    "gradio",
+    "huggingface_hub",
+    "jax",
+    "keras",
+    "lightgbm",
+    "lightning",
+    "matplotlib",
+    "monai",
+    "networkx",
+    "nltk",
+    "numba",
+    "numpy",
+    "onnx",
+    "onnxruntime",
+    "openai",
+    "optuna",
+    "pandas",
+    "peft",
+    "plotly",
+    "polars",
+    "pyarrow",
+    "pydantic",
+    "requests",
+    "safetensors",
+    "scipy",
+    "seaborn",
+    "sentencepiece",
+    "spacy",
+    "streamlit",
+    "sympy",
+    "tensorboard",
+    "tensorflow",
+    "timm",
+    "tokenizers",
+    "torch",
+    "torchaudio",
+    "torchmetrics",
+    "torchtext",
+    "torchvision",
+    "tqdm",
+    "transformers",
+    "triton",
+    "trl",
+    "ultralytics",
+    "wandb",
+    "xformers",
+    "xgboost",
+)
 """Modules that a training imports, for a name that was typed a letter wrong: who installs such a name as it stands may
 get what somebody has put there for that."""
 
@@ -75,8 +151,11 @@ def _folders(starts: Iterable[str]) -> Iterator[str]:
 def _inside(folder: str) -> list[str]:
     try:
         with os.scandir(folder) as entries:
-            return sorted(e.path for e in entries if e.name not in SKIPPED and not e.name.startswith(".")
-                          and e.is_dir(follow_symlinks=False))[:FOLDERS]
+            return sorted(
+                e.path
+                for e in entries
+                if e.name not in SKIPPED and not e.name.startswith(".") and e.is_dir(follow_symlinks=False)
+            )[:FOLDERS]
     except OSError:
         return []
 
@@ -92,8 +171,11 @@ def importable() -> set[str]:
     for folder in sys.path:
         try:
             with os.scandir(folder or ".") as entries:
-                names |= {e.name.partition(".")[0] for e in entries if e.name.endswith(".py") or (
-                    e.is_dir() and "." not in e.name and "-" not in e.name)}
+                names |= {
+                    e.name.partition(".")[0]
+                    for e in entries
+                    if e.name.endswith(".py") or (e.is_dir() and "." not in e.name and "-" not in e.name)
+                }
         except OSError:  # a zip file, or a folder that is gone
             continue
     return names

@@ -44,8 +44,14 @@ class Entry:
             return f"{self.dtype} {list(self.shape or ())}" + (" (NumPy)" if self.kind == "array" else "")
         if self.kind == "list" and self.shape:
             return f"a list of {self.shape[0]}"
-        return {"number": "a number", "dict": "a dict", "None": "None", "str": "a string",
-                "Image": "a PIL `Image`", "sparse tensor": "a sparse tensor"}.get(self.kind, f"a `{self.kind}`")
+        return {
+            "number": "a number",
+            "dict": "a dict",
+            "None": "None",
+            "str": "a string",
+            "Image": "a PIL `Image`",
+            "sparse tensor": "a sparse tensor",
+        }.get(self.kind, f"a `{self.kind}`")
 
     @property
     def sort(self) -> str:
@@ -104,7 +110,7 @@ def differences(samples: Sequence[Any]) -> list[Difference]:
     entries: list[dict[Path, Entry]] = [dict(flat(sample)) for sample in samples]
     found: list[Difference] = []
     for path in dict.fromkeys(path for one in entries for path in one):
-        if any(path[:len(other.path)] == other.path for other in found):
+        if any(path[: len(other.path)] == other.path for other in found):
             continue  # below an entry that differs already
         difference = _at(path, [one.get(path) for one in entries])
         found += [difference] if difference is not None else []
@@ -130,8 +136,13 @@ def _at(path: Path, there: list[Entry | None]) -> Difference | None:
         return None
     most = shapes.most_common(1)[0][0]
     odd = [i for i, entry in enumerate(known) if entry.shape != most]
-    return Difference("shape" if usual.sort == "tensor" else "length", path, tuple(odd), known[odd[0]],
-                      next(entry for entry in known if entry.shape == most))
+    return Difference(
+        "shape" if usual.sort == "tensor" else "length",
+        path,
+        tuple(odd),
+        known[odd[0]],
+        next(entry for entry in known if entry.shape == most),
+    )
 
 
 def unsupported(samples: Sequence[Any], wanted: str = "") -> Difference | None:
@@ -143,6 +154,7 @@ def unsupported(samples: Sequence[Any], wanted: str = "") -> Difference | None:
             continue
         if entry.kind == "array" and not (entry.dtype == "object" or "U" in entry.dtype[:2]):
             continue
-        return Difference("none" if entry.kind == "None" else "unsupported", path, tuple(range(len(samples))), entry,
-                          None)
+        return Difference(
+            "none" if entry.kind == "None" else "unsupported", path, tuple(range(len(samples))), entry, None
+        )
     return None

@@ -19,8 +19,10 @@ from nbdebug.chapters.error.operands import UNKNOWN, expression, value_of
 from nbdebug.chapters.error.scene import Scene, is_tensor
 from nbdebug.observe.frames import Frame
 
-WORDS = re.compile(r"^(?:list|tuple|string|deque|range object|bytes)(?: assignment)? index out of range|"
-                   r"^index -?\d+ is out of range|^single positional indexer is out-of-bounds")
+WORDS = re.compile(
+    r"^(?:list|tuple|string|deque|range object|bytes)(?: assignment)? index out of range|"
+    r"^index -?\d+ is out of range|^single positional indexer is out-of-bounds"
+)
 EXACT = (list, tuple, str, range, bytes, collections.deque, torch.Size)
 
 
@@ -35,8 +37,12 @@ def look(facts: IndexFacts, scene: Scene) -> IndexFacts | None:
         if value is not None and not -size <= value < size or value is None and alone:
             written = "" if isinstance(key, (ast.Constant, ast.UnaryOp)) else ast.unparse(key)
             beyond = Beyond(value) if value is not None else Beyond(size, total=0)
-            return sample_of(dataclasses.replace(facts, kind="sequence", table=ast.unparse(base), size=size,
-                                                 least=-size, key=written, beyond=beyond), scene)
+            return sample_of(
+                dataclasses.replace(
+                    facts, kind="sequence", table=ast.unparse(base), size=size, least=-size, key=written, beyond=beyond
+                ),
+                scene,
+            )
     return None
 
 
@@ -49,8 +55,16 @@ def arrays(facts: IndexFacts, scene: Scene, value: int, dim: int | None, size: i
         table = value_of(node.value, frame) if frame is not None else UNKNOWN
         if type(table) is not np.ndarray or dim is None or dim >= table.ndim or table.shape[dim] != size:
             continue
-        facts = dataclasses.replace(facts, kind="sequence", table=ast.unparse(node.value), size=size, dim=dim,
-                                    shape=table.shape, least=-size, beyond=Beyond(value))
+        facts = dataclasses.replace(
+            facts,
+            kind="sequence",
+            table=ast.unparse(node.value),
+            size=size,
+            dim=dim,
+            shape=table.shape,
+            least=-size,
+            beyond=Beyond(value),
+        )
         keys = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
         mine = [ast.unparse(key) for key in keys if _reaches(key, value, frame)]
         return sample_of(dataclasses.replace(facts, key=mine[0] if mine else ""), scene)
@@ -58,9 +72,19 @@ def arrays(facts: IndexFacts, scene: Scene, value: int, dim: int | None, size: i
     if len(single) != 1 or single[0] is not _value(_ran(frame)) or scene.trail[-1] is not frame:
         return None
     key = "" if isinstance(single[0].slice, (ast.Constant, ast.UnaryOp)) else ast.unparse(single[0].slice)
-    return sample_of(dataclasses.replace(facts, kind="sequence", table=ast.unparse(single[0].value), size=size, dim=dim,
-                                         least=-size, beyond=Beyond(value), key=key if key.isidentifier() else ""),
-                     scene)
+    return sample_of(
+        dataclasses.replace(
+            facts,
+            kind="sequence",
+            table=ast.unparse(single[0].value),
+            size=size,
+            dim=dim,
+            least=-size,
+            beyond=Beyond(value),
+            key=key if key.isidentifier() else "",
+        ),
+        scene,
+    )
 
 
 def _value(node: ast.AST) -> ast.AST | None:

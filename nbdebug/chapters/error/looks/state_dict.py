@@ -22,10 +22,14 @@ from nbdebug.observe.named import attributes
 
 MODEL = re.compile(r"Error\(s\) in loading state_dict for ([\w.]+)|Expected state_dict to be dict-like")
 OPTIMIZER = re.compile(r"loaded state dict (has a different number of parameter groups|contains a parameter group)")
-LISTED = {"missing": re.compile(r"Missing key\(s\) in state_dict: (.*?)\. ?(?:\n|$)"),
-          "unexpected": re.compile(r"Unexpected key\(s\) in state_dict: (.*?)\. ?(?:\n|$)")}
-SIZES = re.compile(r"size mismatch for (\S+): copying a param with shape (?:torch\.Size\()?\(?\[?([\d, ]*)\]?\)?\)? "
-                   r"from checkpoint, the shape in current model is (?:torch\.Size\()?\(?\[?([\d, ]*)\]?")
+LISTED = {
+    "missing": re.compile(r"Missing key\(s\) in state_dict: (.*?)\. ?(?:\n|$)"),
+    "unexpected": re.compile(r"Unexpected key\(s\) in state_dict: (.*?)\. ?(?:\n|$)"),
+}
+SIZES = re.compile(
+    r"size mismatch for (\S+): copying a param with shape (?:torch\.Size\()?\(?\[?([\d, ]*)\]?\)?\)? "
+    r"from checkpoint, the shape in current model is (?:torch\.Size\()?\(?\[?([\d, ]*)\]?"
+)
 DICTS = 50
 """Entries of what was given that are looked into for the state."""
 
@@ -40,9 +44,17 @@ def look_model(scene: Scene) -> StateMismatch | None:
     written, source, made = _written(scene, "load_state_dict")
     kind = type(model).__name__ if model is not None else (said[1] or "the model").rpartition(".")[2]
     listed = {word: _listed(pattern, scene.message) for word, pattern in LISTED.items()}
-    facts = StateMismatch(scene.raised(), written or scene.owners.paths.get(id(model)) or kind, kind, source, made=made,
-                          strict=names.get("strict") is not False, resized=tuple(_resized(scene.message, model)),
-                          missing=listed["missing"], unexpected=listed["unexpected"])
+    facts = StateMismatch(
+        scene.raised(),
+        written or scene.owners.paths.get(id(model)) or kind,
+        kind,
+        source,
+        made=made,
+        strict=names.get("strict") is not False,
+        resized=tuple(_resized(scene.message, model)),
+        missing=listed["missing"],
+        unexpected=listed["unexpected"],
+    )
     if issubclass(type(given), nn.Module):
         return dataclasses.replace(facts, whole_model=True)
     if said[1] is None:
@@ -59,14 +71,23 @@ def _matched(facts: StateMismatch, model: Any, given: Mapping[str, Any]) -> Stat
     change = best_change(saved, wanted)
     after = {change.applied(key) if change else key: shape for key, shape in saved.items()}
     resized = facts.resized or tuple(
-        _with_argument(Resized(key, shape, wanted[key]), model) for key, shape in after.items()
-        if key in wanted and wanted[key] != shape)
+        _with_argument(Resized(key, shape, wanted[key]), model)
+        for key, shape in after.items()
+        if key in wanted and wanted[key] != shape
+    )
     return dataclasses.replace(
-        facts, resized=resized, saved=len(saved), wanted=len(wanted), both=len(saved.keys() & wanted.keys()),
-        fitting=fitting(saved, wanted), inside=inside,
+        facts,
+        resized=resized,
+        saved=len(saved),
+        wanted=len(wanted),
+        both=len(saved.keys() & wanted.keys()),
+        fitting=fitting(saved, wanted),
+        inside=inside,
         renamed=Renamed(change.old, change.new, change.anywhere, change.fits, change.whole) if change else None,
         left=tuple(key for key, shape in after.items() if wanted.get(key) != shape),
-        lacking=tuple(key for key in wanted if key not in after), argument=_argument(model, resized))
+        lacking=tuple(key for key in wanted if key not in after),
+        argument=_argument(model, resized),
+    )
 
 
 def _score(saved: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]]) -> tuple[int, int]:
@@ -86,8 +107,10 @@ def _states(given: Mapping[str, Any]) -> Iterator[tuple[str | None, dict[str, tu
             yield f"[{key!r}]", {k: shape for k, v in inner if (shape := shape_of(v)) is not None}
             for k, v in inner[:DICTS]:
                 if issubclass(type(v), dict):
-                    yield f"[{key!r}][{k!r}]", {n: shape for n, t in _items(v) if type(n) is str
-                                                and (shape := shape_of(t)) is not None}
+                    yield (
+                        f"[{key!r}][{k!r}]",
+                        {n: shape for n, t in _items(v) if type(n) is str and (shape := shape_of(t)) is not None},
+                    )
 
 
 def _items(given: Any) -> list[tuple[Any, Any]]:
@@ -145,8 +168,12 @@ def _argument(model: Any, resized: tuple[Resized, ...]) -> tuple[str, int] | Non
     if not inspect.isfunction(init) or saved is None:
         return None
     held = attributes(model)
-    names = [name for name, p in inspect.signature(init).parameters.items() if name != "self" and (
-        type(p.default) is int and p.default == wanted or type(held.get(name)) is int and held[name] == wanted)]
+    names = [
+        name
+        for name, p in inspect.signature(init).parameters.items()
+        if name != "self"
+        and (type(p.default) is int and p.default == wanted or type(held.get(name)) is int and held[name] == wanted)
+    ]
     return (names[0], saved) if len(names) == 1 else None
 
 
@@ -154,8 +181,14 @@ def _argument(model: Any, resized: tuple[Resized, ...]) -> tuple[str, int] | Non
 
 
 def look_optimizer(scene: Scene) -> OptimizerMismatch | None:
-    frame = next((f for f in reversed(scene.trail) if f.site.function == "load_state_dict"
-                  and "optim" in f.site.file and "self" in f.names), None)
+    frame = next(
+        (
+            f
+            for f in reversed(scene.trail)
+            if f.site.function == "load_state_dict" and "optim" in f.site.file and "self" in f.names
+        ),
+        None,
+    )
     lost = scene.type == "KeyError" and "param_groups" in scene.message
     if frame is None or not (lost or OPTIMIZER.search(scene.message)):
         return None
@@ -163,12 +196,14 @@ def look_optimizer(scene: Scene) -> OptimizerMismatch | None:
     written, source, made = _written(scene, "load_state_dict")
     wanted = tuple(_sizes(attributes(optimizer).get("param_groups")))
     entries = dict(_items(given)) if issubclass(type(given), dict) else {}
-    inside = next((f"[{k!r}]" for k, v in entries.items() if type(k) is str and type(v) is dict
-                   and "param_groups" in v), None)
+    inside = next(
+        (f"[{k!r}]" for k, v in entries.items() if type(k) is str and type(v) is dict and "param_groups" in v), None
+    )
     saved = tuple(_sizes(entries["param_groups"])) if "param_groups" in entries else None
     keys = tuple(key for key in entries if type(key) is str)[:8]
-    return OptimizerMismatch(scene.raised(), written or "optimizer", type(optimizer).__name__, source, saved, wanted,
-                             inside, keys, made)
+    return OptimizerMismatch(
+        scene.raised(), written or "optimizer", type(optimizer).__name__, source, saved, wanted, inside, keys, made
+    )
 
 
 def _sizes(groups: Any) -> Iterator[int]:
@@ -181,8 +216,14 @@ def _sizes(groups: Any) -> Iterator[int]:
 
 
 def _torchs(scene: Scene, function: str) -> Frame | None:
-    return next((f for f in reversed(scene.trail) if f.site.function == function and "self" in f.names
-                 and "state_dict" in f.names), None)
+    return next(
+        (
+            f
+            for f in reversed(scene.trail)
+            if f.site.function == function and "self" in f.names and "state_dict" in f.names
+        ),
+        None,
+    )
 
 
 def _written(scene: Scene, method: str) -> tuple[str | None, str, str | None]:

@@ -26,13 +26,23 @@ SIGNAL = re.compile(r"DataLoader worker \(pid \d+\) is killed by signal: ([A-Za-
 KINDS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("cuda after fork", re.compile(r"Cannot re-initialize CUDA in forked subprocess")),
     ("open files", re.compile(r"Too many open files|received 0 items of ancdata")),
-    ("shared memory", re.compile(r"No space left on device|out of shared memory|unable to (mmap|allocate shared "
-                                 r"memory)|unable to open shared memory object")),
+    (
+        "shared memory",
+        re.compile(
+            r"No space left on device|out of shared memory|unable to (mmap|allocate shared "
+            r"memory)|unable to open shared memory object"
+        ),
+    ),
     ("timeout", re.compile(r"DataLoader timed out after")),
     ("bootstrap", re.compile(r"before the\s+current process has finished its bootstrapping phase")),
     ("exited", re.compile(r"DataLoader worker \(pid(?:\(s\))? .*\) exited unexpectedly")),
-    ("not picklable", re.compile(r"[Cc]an(?:'t|not) (?:pickle|get local object)|not picklable|attribute lookup .* "
-                                 r"failed")),
+    (
+        "not picklable",
+        re.compile(
+            r"[Cc]an(?:'t|not) (?:pickle|get local object)|not picklable|attribute lookup .* "
+            r"failed"
+        ),
+    ),
 )
 BROKEN = ("ConnectionResetError", "EOFError", "BrokenPipeError")
 """What the end of a worker's pipe looks like from here."""
@@ -58,12 +68,25 @@ def look(scene: Scene) -> WorkerDied | None:
     parts = list(_parts(dataset)) if dataset is not None else []
     prefetch = held.get("prefetch_factor", held.get("_prefetch_factor"))
     return WorkerDied(
-        dataclasses.replace(raised, where=scene.raised().where), what, signal, name,
-        type(dataset).__name__ if dataset is not None else said, count if workers is None else workers,
-        _whole(prefetch), _timeout(held), _start(held),
-        total, free, _memory_free(), sum(count for _, count in parts if count) if parts else None,
-        sum(len(value) for value, _ in parts if type(value) in (list, dict, tuple)) or None, guilty, is_a,
-        _in_notebook(type(dataset)) if dataset is not None else False, _files())
+        dataclasses.replace(raised, where=scene.raised().where),
+        what,
+        signal,
+        name,
+        type(dataset).__name__ if dataset is not None else said,
+        count if workers is None else workers,
+        _whole(prefetch),
+        _timeout(held),
+        _start(held),
+        total,
+        free,
+        _memory_free(),
+        sum(count for _, count in parts if count) if parts else None,
+        sum(len(value) for value, _ in parts if type(value) in (list, dict, tuple)) or None,
+        guilty,
+        is_a,
+        _in_notebook(type(dataset)) if dataset is not None else False,
+        _files(),
+    )
 
 
 def _kind(scene: Scene) -> tuple[str | None, str]:
@@ -78,8 +101,12 @@ def _kind(scene: Scene) -> tuple[str | None, str]:
     if what == "not picklable":
         near = iterator_of(scene) is not None or any(f.site.function == "_get_iterator" for f in scene.trail)
         return (what, "") if near and any(STARTING.search(f.site.file) for f in scene.trail) else (None, "")
-    near = scene.carried is not None and "worker" in scene.carried.where or iterator_of(scene) is not None or any(
-        LOADERS.search(frame.site.file) for frame in scene.trail[-6:])
+    near = (
+        scene.carried is not None
+        and "worker" in scene.carried.where
+        or iterator_of(scene) is not None
+        or any(LOADERS.search(frame.site.file) for frame in scene.trail[-6:])
+    )
     if what is None and scene.type in BROKEN and iterator_of(scene) is not None:
         return _ended(scene)
     return (what, "") if what is not None and near else (None, "")
@@ -152,8 +179,12 @@ def _parts(dataset: Any) -> Iterator[tuple[Any, int]]:
 def _unpicklable(held: dict[str, Any], loader: str) -> Iterator[tuple[str, str]]:
     """(name, what it is) of what a process that is started afresh can't be sent."""
     dataset = held.get("dataset", held.get("_dataset"))
-    given = {"dataset": dataset, "collate_fn": held.get("collate_fn", held.get("_collate_fn")),
-             "worker_init_fn": held.get("worker_init_fn"), "sampler": held.get("sampler")}
+    given = {
+        "dataset": dataset,
+        "collate_fn": held.get("collate_fn", held.get("_collate_fn")),
+        "worker_init_fn": held.get("worker_init_fn"),
+        "sampler": held.get("sampler"),
+    }
     for name, value in given.items():
         if value is not None and (said := _why_not(value)):
             yield f"{loader or 'loader'}.{name}", said
@@ -168,8 +199,11 @@ def _unpicklable(held: dict[str, Any], loader: str) -> Iterator[tuple[str, str]]
 def _why_not(value: Any) -> str:
     kind = type(value)
     if kind is types.FunctionType:
-        return "a lambda" if "<lambda>" in value.__qualname__ else (
-            "a function defined inside another one" if "<locals>" in value.__qualname__ else "")
+        return (
+            "a lambda"
+            if "<lambda>" in value.__qualname__
+            else ("a function defined inside another one" if "<locals>" in value.__qualname__ else "")
+        )
     if kind in (types.GeneratorType, types.ModuleType) or kind.__module__ in ("_thread", "_io", "sqlite3", "_sqlite3"):
         return f"a `{kind.__name__}`"
     qualified = type.__dict__["__qualname__"].__get__(kind)

@@ -15,17 +15,33 @@ def cures(facts: NoGradFacts) -> tuple[Fix, ...]:
     name = facts.asked or "loss"
     if facts.what == "not scalar":
         tried = facts.reduced is not None
-        return (Fix("Reduce it to one number.", f"{name}.mean().backward()", True if tried else None,
-                    {"the mean": facts.reduced, "shape": []} if tried else {}),
-                Fix("Or say with which weights its entries are added up.", f"{name}.backward(torch.ones_like({name}))"))
+        return (
+            Fix(
+                "Reduce it to one number.",
+                f"{name}.mean().backward()",
+                True if tried else None,
+                {"the mean": facts.reduced, "shape": []} if tried else {},
+            ),
+            Fix("Or say with which weights its entries are added up.", f"{name}.backward(torch.ones_like({name}))"),
+        )
     if facts.plain and facts.what == "loss":
         used = [*wants(facts), "model(x)"][0]
         loss = name if name.isidentifier() else "loss"
         return (Fix("Compute it from what the model gives.", f"{loss} = loss_fn({used}, target)"),)
-    found = {"not a tensor": _not_a_tensor, "input": _input, "unused": _unused, "no parameters": _no_parameters,
-             "not a leaf": _not_a_leaf, "grad is None": _grad_is_none, "inference": _inference}
-    return found[facts.what](facts, name) if facts.what in found else (Fix(
-        "Print along the way who still has a gradient.", f"print({name}.requires_grad, {name}.grad_fn)"),)
+    found = {
+        "not a tensor": _not_a_tensor,
+        "input": _input,
+        "unused": _unused,
+        "no parameters": _no_parameters,
+        "not a leaf": _not_a_leaf,
+        "grad is None": _grad_is_none,
+        "inference": _inference,
+    }
+    return (
+        found[facts.what](facts, name)
+        if facts.what in found
+        else (Fix("Print along the way who still has a gradient.", f"print({name}.requires_grad, {name}.grad_fn)"),)
+    )
 
 
 def _not_a_tensor(facts: NoGradFacts, name: str) -> tuple[Fix, ...]:
@@ -33,8 +49,10 @@ def _not_a_tensor(facts: NoGradFacts, name: str) -> tuple[Fix, ...]:
         giver = f"`{facts.giver}`" if facts.giver else "the function that makes it"
         return (Fix("Return the loss.", f"return loss   # at the end of {giver}"),)
     if facts.kind in ("tuple", "list"):
-        return (Fix("Take the loss out of it.", f"{name}[0].backward()"),
-                Fix("Or add up what it holds.", f"sum({name}).backward()"))
+        return (
+            Fix("Take the loss out of it.", f"{name}[0].backward()"),
+            Fix("Or add up what it holds.", f"sum({name}).backward()"),
+        )
     if facts.kind in ("dict", "OrderedDict"):
         return (Fix("Add up the losses that it holds.", f"sum({name}.values()).backward()"),)
     return (Fix("Keep the loss a tensor: no float(), .item() or NumPy on its way.", f"print(type({name}))"),)
@@ -45,9 +63,13 @@ def _input(facts: NoGradFacts, name: str) -> tuple[Fix, ...]:
 
 
 def _unused(facts: NoGradFacts, name: str) -> tuple[Fix, ...]:
-    return (Fix("Differentiate with respect to what went in (the very tensor, not a copy made before or after).",
-                f"y = f({name})\ntorch.autograd.grad(y.sum(), {name})"),
-            Fix("Or allow for it: the gradient is None then.", "torch.autograd.grad(..., allow_unused=True)"))
+    return (
+        Fix(
+            "Differentiate with respect to what went in (the very tensor, not a copy made before or after).",
+            f"y = f({name})\ntorch.autograd.grad(y.sum(), {name})",
+        ),
+        Fix("Or allow for it: the gradient is None then.", "torch.autograd.grad(..., allow_unused=True)"),
+    )
 
 
 def _no_parameters(facts: NoGradFacts, name: str) -> tuple[Fix, ...]:
@@ -59,13 +81,21 @@ def _no_parameters(facts: NoGradFacts, name: str) -> tuple[Fix, ...]:
         if "modules" in what:
             return (Fix("Keep the modules in a ModuleList.", f"self.{attribute} = nn.ModuleList(...)"),)
         return (Fix("Make it a parameter.", f"self.{attribute} = nn.Parameter(...)"),)
-    return (Fix("Look at what there is, and let it have a gradient.",
-                "for name, p in model.named_parameters():\n    print(name, p.requires_grad)"),)
+    return (
+        Fix(
+            "Look at what there is, and let it have a gradient.",
+            "for name, p in model.named_parameters():\n    print(name, p.requires_grad)",
+        ),
+    )
 
 
 def _not_a_leaf(facts: NoGradFacts, name: str) -> tuple[Fix, ...]:
-    return (Fix("Make a leaf of the finished value, and give the optimizer that.",
-                f"{name} = {name}.detach().requires_grad_()"),)
+    return (
+        Fix(
+            "Make a leaf of the finished value, and give the optimizer that.",
+            f"{name} = {name}.detach().requires_grad_()",
+        ),
+    )
 
 
 def _grad_is_none(facts: NoGradFacts, name: str) -> tuple[Fix, ...]:
@@ -77,5 +107,7 @@ def _grad_is_none(facts: NoGradFacts, name: str) -> tuple[Fix, ...]:
 
 
 def _inference(facts: NoGradFacts, name: str) -> tuple[Fix, ...]:
-    return (Fix("Use no_grad where the result goes into training later.", "with torch.no_grad():\n    ..."),
-            Fix("Or copy it to an ordinary tensor.", f"{name} = {name}.clone()"))
+    return (
+        Fix("Use no_grad where the result goes into training later.", "with torch.no_grad():\n    ..."),
+        Fix("Or copy it to an ordinary tensor.", f"{name} = {name}.clone()"),
+    )

@@ -20,8 +20,13 @@ def told(cut: Cut, name: str) -> str:
     source = f"`{cut.source}`" if cut.source else "what it came from"
     if cut.kind == "block":
         return _block(cut, got) + behind
-    if cut.kind == "number" and not (cut.target or cut.written.startswith("return")) or not cut.written.endswith(
-            cut.text) and cut.kind == "number" and (cut.written.endswith(("}", "]")) or "tensor(" in cut.written):
+    if (
+        cut.kind == "number"
+        and not (cut.target or cut.written.startswith("return"))
+        or not cut.written.endswith(cut.text)
+        and cut.kind == "number"
+        and (cut.written.endswith(("}", "]")) or "tensor(" in cut.written)
+    ):
         return f"{name} has no gradient: `{cut.op}` in `{cut.text}` takes the value out of {source}"
     call = cut.op if cut.op.startswith(".") else f".{cut.op}()"
     said = {
@@ -60,8 +65,10 @@ def _whole(cut: Cut, to: str, source: str, gets: str) -> tuple[Fix, ...]:
     if cut.op != "argmax" or soft in (cut.text, f"{source}.softmax()"):
         source = re.sub(r"\.(topk|max|min|sort)\(.*$", "", source)
         soft = f"{source}.softmax(-1)   # over the classes"
-    return (Fix("Use probabilities where the loss needs a gradient, and keep the argmax for the metric.", gets + soft),
-            Fix("Or a loss that takes the scores themselves.", f"nn.functional.cross_entropy({source}, target)"))
+    return (
+        Fix("Use probabilities where the loss needs a gradient, and keep the argmax for the metric.", gets + soft),
+        Fix("Or a loss that takes the scores themselves.", f"nn.functional.cross_entropy({source}, target)"),
+    )
 
 
 def _comparison(cut: Cut, to: str, source: str, gets: str) -> tuple[Fix, ...]:
@@ -71,13 +78,18 @@ def _comparison(cut: Cut, to: str, source: str, gets: str) -> tuple[Fix, ...]:
     if cut.op.startswith("<"):
         left, right = right, left
     soft = f"{gets}torch.sigmoid(({left} - {right}) / 0.1)"
-    return (Fix("Use a soft threshold (a steep sigmoid) where the loss needs a gradient.", soft),
-            Fix("Or compute the loss on the values before the threshold.", source))
+    return (
+        Fix("Use a soft threshold (a steep sigmoid) where the loss needs a gradient.", soft),
+        Fix("Or compute the loss on the values before the threshold.", source),
+    )
 
 
 def _detached(cut: Cut, to: str, source: str, gets: str) -> tuple[Fix, ...]:
-    what = "Keep the tensor; take its number for the log only." if cut.kind == "number" else (
-        "Leave the cut out; detach a copy for what is only shown.")
+    what = (
+        "Keep the tensor; take its number for the log only."
+        if cut.kind == "number"
+        else ("Leave the cut out; detach a copy for what is only shown.")
+    )
     first = Fix(what, _without(cut, to))
     if ".append(" not in cut.written + (cut.where.text or ""):
         return (first,)
@@ -86,21 +98,32 @@ def _detached(cut: Cut, to: str, source: str, gets: str) -> tuple[Fix, ...]:
 
 def _rebuilt(cut: Cut, to: str, source: str, gets: str) -> tuple[Fix, ...]:
     several = source.startswith("[") or source.endswith("s")
-    return (Fix("Use the tensor itself; join several with stack, which keeps their graphs.",
-                f"{to} = torch.stack({source})" if several else f"{to} = {source}"),)
+    return (
+        Fix(
+            "Use the tensor itself; join several with stack, which keeps their graphs.",
+            f"{to} = torch.stack({source})" if several else f"{to} = {source}",
+        ),
+    )
 
 
 def _sampled(cut: Cut, to: str, source: str, gets: str) -> tuple[Fix, ...]:
-    return (Fix("Draw with the reparameterised form, where the distribution has one.",
-                gets + cut.text.replace(".sample(", ".rsample(")),
-            Fix("Or use the log-probability of the draw (REINFORCE).",
-                f"loss = -({source}.log_prob({to}) * reward).mean()"))
+    return (
+        Fix(
+            "Draw with the reparameterised form, where the distribution has one.",
+            gets + cut.text.replace(".sample(", ".rsample("),
+        ),
+        Fix(
+            "Or use the log-probability of the draw (REINFORCE).", f"loss = -({source}.log_prob({to}) * reward).mean()"
+        ),
+    )
 
 
 def _checkpoint(cut: Cut, to: str, source: str, gets: str) -> tuple[Fix, ...]:
     newer = re.sub(r",? *use_reentrant=\w+", "", cut.text)[:-1] + ", use_reentrant=False)"
-    return (Fix("Use its newer form, which needs no such input.", cut.written.replace(cut.text, newer)),
-            Fix("Or let an input want a gradient.", f"{source}.requires_grad_()"))
+    return (
+        Fix("Use its newer form, which needs no such input.", cut.written.replace(cut.text, newer)),
+        Fix("Or let an input want a gradient.", f"{source}.requires_grad_()"),
+    )
 
 
 def _gradient(cut: Cut, to: str, source: str, gets: str) -> tuple[Fix, ...]:
@@ -113,13 +136,19 @@ def _outside(cut: Cut, to: str, source: str, gets: str) -> tuple[Fix, ...]:
     if "decorated with" in cut.text:
         return (Fix("Call the model itself where it is to be trained; this function is for evaluation.", "model(x)"),)
     without = f"outside of `{cut.text.rstrip(':')}`" if cut.text.startswith("with ") else f"without {cut.text}"
-    return (Fix("Compute it outside of the block; keep the block for what is only evaluated.",
-                f"{cut.written}   # {without}"),)
+    return (
+        Fix(
+            "Compute it outside of the block; keep the block for what is only evaluated.",
+            f"{cut.written}   # {without}",
+        ),
+    )
 
 
 def _everywhere(cut: Cut, to: str, source: str, gets: str) -> tuple[Fix, ...]:
-    return (Fix("Turn gradients on again.", "torch.set_grad_enabled(True)"),
-            Fix("And use a block from now on, which undoes itself.", "with torch.no_grad():\n    ..."))
+    return (
+        Fix("Turn gradients on again.", "torch.set_grad_enabled(True)"),
+        Fix("And use a block from now on, which undoes itself.", "with torch.no_grad():\n    ..."),
+    )
 
 
 def _frozen(cut: Cut, to: str, source: str, gets: str) -> tuple[Fix, ...]:
@@ -128,9 +157,18 @@ def _frozen(cut: Cut, to: str, source: str, gets: str) -> tuple[Fix, ...]:
 
 
 _CURES: dict[str, Callable[[Cut, str, str, str], tuple[Fix, ...]]] = {
-    "whole numbers": _whole, "comparison": _comparison, "detached": _detached, "number": _detached, "rebuilt": _rebuilt,
-    "sampled": _sampled, "checkpoint": _checkpoint, "gradient": _gradient, "block": _outside, "global": _everywhere,
-    "frozen": _frozen}
+    "whole numbers": _whole,
+    "comparison": _comparison,
+    "detached": _detached,
+    "number": _detached,
+    "rebuilt": _rebuilt,
+    "sampled": _sampled,
+    "checkpoint": _checkpoint,
+    "gradient": _gradient,
+    "block": _outside,
+    "global": _everywhere,
+    "frozen": _frozen,
+}
 
 
 def _without(cut: Cut, to: str) -> str:

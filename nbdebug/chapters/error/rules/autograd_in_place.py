@@ -16,13 +16,13 @@ IN_PLACE = NOTES + "#in-place-operations-with-autograd"
     code="error/inplace-modified",
     title="A tensor that the backward pass needs was changed in place.",
     symptom="`one of the variables needed for gradient computation has been modified by an inplace operation`, or `a "
-            "leaf Variable that requires grad is being used in an in-place operation`.",
+    "leaf Variable that requires grad is being used in an in-place operation`.",
     cause="`+=`, `x[i] = …`, a method with an underscore, `inplace=True` or an `optimizer.step()` between a forward "
-          "and its backward overwrote values that a derivative is computed from (a relu's own result, a weight).",
+    "and its backward overwrote values that a derivative is computed from (a relu's own result, a weight).",
     confirm="`torch.autograd.set_detect_anomaly(True)` prints the forward line whose value is missing; the change "
-            "comes after it.",
+    "comes after it.",
     fix="Write the result to a new tensor (`out = out + residual`), change parameters under `torch.no_grad()`, and "
-        "call every backward() before the first step().",
+    "call every backward() before the first step().",
     reference=IN_PLACE,
 )
 def inplace_modified(facts: InPlaceFacts) -> Finding | None:
@@ -72,8 +72,11 @@ def _saved(facts: InPlaceFacts, change: Change | None) -> str:
         return f"`{change.target}` is {change.text} and overwrites what it is given, but {needs}"
     if change is not None:
         return f"`{change.text}` changes `{change.target}` in place, but {needs}"
-    name = f"`{facts.parameter or facts.tensor}`" if facts.parameter or facts.tensor else (
-        f"A tensor of shape {list(facts.shape)}" if facts.shape is not None else "A tensor")
+    name = (
+        f"`{facts.parameter or facts.tensor}`"
+        if facts.parameter or facts.tensor
+        else (f"A tensor of shape {list(facts.shape)}" if facts.shape is not None else "A tensor")
+    )
     return f"{name} was changed in place after the forward, but {needs}"
 
 
@@ -81,28 +84,54 @@ def _fixes(facts: InPlaceFacts) -> tuple[Fix, ...]:
     change = facts.change
     name = facts.tensor or (change.target if change is not None else "x")
     if change is not None and (change.how == "step" or change.how == "block" and facts.parameter):
-        return (Fix("Call every backward() before the weights change.",
-                    f"{facts.loss or 'loss'}.backward()   # all of them first\n{change.text}"),
-                Fix("Or compute the second loss anew, after the change.",
-                    f"{facts.loss or 'loss'} = ...   # the forward again"))
+        return (
+            Fix(
+                "Call every backward() before the weights change.",
+                f"{facts.loss or 'loss'}.backward()   # all of them first\n{change.text}",
+            ),
+            Fix(
+                "Or compute the second loss anew, after the change.",
+                f"{facts.loss or 'loss'} = ...   # the forward again",
+            ),
+        )
     if facts.what in ("leaf", "leaf view"):
         return _leaf(facts, change, name)
     if facts.what == "expanded":
         return (Fix("Give it memory of its own first.", f"{name} = {name}.clone()"),)
     if facts.what == "inference":
-        return (Fix("Copy it to an ordinary tensor first.", f"{name} = {name}.clone()"),
-                Fix("Or make it under no_grad.", "with torch.no_grad():\n    ..."))
+        return (
+            Fix("Copy it to an ordinary tensor first.", f"{name} = {name}.clone()"),
+            Fix("Or make it under no_grad.", "with torch.no_grad():\n    ..."),
+        )
     if change is None:
-        return (Fix("Let torch name the forward line whose value is missing; look for `+=`, `x[i] = …` and `_(` after "
-                    "it.", "with torch.autograd.set_detect_anomaly(True):\n    ...   # the step again"),)
+        return (
+            Fix(
+                "Let torch name the forward line whose value is missing; look for `+=`, `x[i] = …` and `_(` after it.",
+                "with torch.autograd.set_detect_anomaly(True):\n    ...   # the step again",
+            ),
+        )
     if facts.what == "view" and "[" in change.target:
         return (Fix("Write to a new tensor.", "new = " + change.instead.partition(" = ")[2]),)
-    rows = (Fix("Or collect the parts in a list, and join them once.",
-                f"parts.append({change.added})\n...\n{change.target} = torch.stack(parts)   # after the loop"),) * (
-        change.how == "item" and change.text.count("=") == 1)
-    return (Fix("Write to a new tensor.", change.instead or change.text, facts.tried,
-                {"backward": "passes" if facts.tried else "fails", "tried on": f"{op(facts.saved_by).strip('`')} of "
-                 f"random numbers of shape {list(facts.shape or ())}"} if facts.tried is not None else {}), *rows)
+    rows = (
+        Fix(
+            "Or collect the parts in a list, and join them once.",
+            f"parts.append({change.added})\n...\n{change.target} = torch.stack(parts)   # after the loop",
+        ),
+    ) * (change.how == "item" and change.text.count("=") == 1)
+    return (
+        Fix(
+            "Write to a new tensor.",
+            change.instead or change.text,
+            facts.tried,
+            {
+                "backward": "passes" if facts.tried else "fails",
+                "tried on": f"{op(facts.saved_by).strip('`')} of random numbers of shape {list(facts.shape or ())}",
+            }
+            if facts.tried is not None
+            else {},
+        ),
+        *rows,
+    )
 
 
 def _leaf(facts: InPlaceFacts, change: Change | None, name: str) -> tuple[Fix, ...]:

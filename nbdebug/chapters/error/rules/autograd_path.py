@@ -14,14 +14,14 @@ from nbdebug.finding import Finding, Link
     code="error/no-grad-path",
     title="No path leads from what was asked for a gradient back to a parameter.",
     symptom="`element 0 of tensors does not require grad and does not have a grad_fn`, `'float' object has no "
-            "attribute 'backward'`, `.grad` is None, an optimizer with an empty parameter list.",
+    "attribute 'backward'`, `.grad` is None, an optimizer with an empty parameter list.",
     cause="Somewhere between the parameters and the loss the graph ends: `.detach()`, `.item()`, `.data`, "
-          "`torch.tensor(loss)`, an argmax, a comparison or a cast to whole numbers, a `no_grad` around it; or no "
-          "parameter wants a gradient. `model.eval()` does not end it.",
+    "`torch.tensor(loss)`, an argmax, a comparison or a cast to whole numbers, a `no_grad` around it; or no "
+    "parameter wants a gradient. `model.eval()` does not end it.",
     confirm="Print `x.requires_grad` for each step from the model's output to the loss: the first False stands behind "
-            "the cut.",
+    "the cut.",
     fix="Compute the loss on what the model gives, before it is cut: probabilities instead of the argmax, the tensor "
-        "instead of its `.item()`; keep detached copies for metrics only.",
+    "instead of its `.item()`; keep detached copies for metrics only.",
     reference=NOTES,
 )
 def no_grad_path(facts: NoGradFacts) -> Finding | None:
@@ -48,7 +48,8 @@ def _loss(facts: NoGradFacts) -> str:
         aside = f", and {ticked(wanting)}, which could, {verb} not used" if wanting else ""
         return f"Nothing that {name} is computed from wants a gradient: no parameter takes part in it{aside}"
     return f"{name} has no `grad_fn`: its graph ends somewhere before it" + (
-        f" ({ticked(wanting)} still {'has' if len(wanting) == 1 else 'have'} one)" if wanting else "")
+        f" ({ticked(wanting)} still {'has' if len(wanting) == 1 else 'have'} one)" if wanting else ""
+    )
 
 
 def _not_scalar(facts: NoGradFacts) -> str:
@@ -64,7 +65,8 @@ def _not_a_tensor(facts: NoGradFacts) -> str:
         giver = f": `{facts.giver}` returns nothing" if facts.giver else ""
         return f"{name} is None{giver}, so there is no loss to call `backward()` on"
     return f"{name} is a {facts.kind}, not a tensor, so it has no `backward()`" + (
-        f": it is what `{facts.giver}` gives" if facts.giver else "")
+        f": it is what `{facts.giver}` gives" if facts.giver else ""
+    )
 
 
 def _input(facts: NoGradFacts) -> str:
@@ -106,13 +108,24 @@ def _hook(facts: NoGradFacts) -> str:
 
 
 def _inference(facts: NoGradFacts) -> str:
-    return (f"`{facts.asked or 'a tensor'}` was made under `torch.inference_mode()`, and autograd can't use such a "
-            "tensor later")
+    return (
+        f"`{facts.asked or 'a tensor'}` was made under `torch.inference_mode()`, and autograd can't use such a "
+        "tensor later"
+    )
 
 
-_TITLES = {"loss": _loss, "not scalar": _not_scalar, "not a tensor": _not_a_tensor, "input": _input, "unused": _unused,
-           "no parameters": _no_parameters, "not a leaf": _not_a_leaf, "grad is None": _grad_is_none, "hook": _hook,
-           "inference": _inference}
+_TITLES = {
+    "loss": _loss,
+    "not scalar": _not_scalar,
+    "not a tensor": _not_a_tensor,
+    "input": _input,
+    "unused": _unused,
+    "no parameters": _no_parameters,
+    "not a leaf": _not_a_leaf,
+    "grad is None": _grad_is_none,
+    "hook": _hook,
+    "inference": _inference,
+}
 
 
 def _chain(facts: NoGradFacts) -> tuple[Link, ...]:
@@ -125,7 +138,12 @@ def _chain(facts: NoGradFacts) -> tuple[Link, ...]:
         links.append(Link(f"`{cut.source}` {has}"))
     if cut.where.line is not None:
         to = f" `{cut.target}`" if cut.target else " the result"
-        links.append(Link(f"`{cut.text}` ends the path{' for' + to if cut.kind != 'frozen' else ''}"
-                          f"{' in `' + cut.function + '`' if cut.function else ''}", cut.where))
+        links.append(
+            Link(
+                f"`{cut.text}` ends the path{' for' + to if cut.kind != 'frozen' else ''}"
+                f"{' in `' + cut.function + '`' if cut.function else ''}",
+                cut.where,
+            )
+        )
     links.append(Link(f"`{facts.asked or 'the loss'}` is asked for a gradient", facts.raised.where))
     return tuple(links)

@@ -10,10 +10,22 @@ from nbdebug.chapters.error.facts_autograd import NoGradFacts
 from nbdebug.finding import Where
 
 NOTES = "https://pytorch.org/docs/stable/notes/autograd.html"
-NODES = {"Addmm": "a Linear", "Convolution": "a convolution", "CudnnConvolution": "a convolution",
-         "NativeBatchNorm": "batch norm", "CudnnBatchNorm": "batch norm", "NativeLayerNorm": "layer norm",
-         "MkldnnRnnLayer": "the recurrent layer", "CopySlices": "an item assignment", "Mm": "a matrix product",
-         "Bmm": "a matrix product", "T": "a transpose", "Mul": "a product", "Div": "a division", "Pow": "a power"}
+NODES = {
+    "Addmm": "a Linear",
+    "Convolution": "a convolution",
+    "CudnnConvolution": "a convolution",
+    "NativeBatchNorm": "batch norm",
+    "CudnnBatchNorm": "batch norm",
+    "NativeLayerNorm": "layer norm",
+    "MkldnnRnnLayer": "the recurrent layer",
+    "CopySlices": "an item assignment",
+    "Mm": "a matrix product",
+    "Bmm": "a matrix product",
+    "T": "a transpose",
+    "Mul": "a product",
+    "Div": "a division",
+    "Pow": "a power",
+}
 
 
 def at(known: Where, raised: Raised) -> Where:

@@ -14,20 +14,26 @@ from nbdebug.finding import Finding, Fix, Link, Where
     code="error/collate-mismatch",
     title="The samples of a batch do not fit together.",
     symptom="stack expects each tensor to be equal size; each element in list of batch should be of equal size; "
-            "default_collate: batch must contain tensors, …; a KeyError inside the loader. With batch_size=1 it runs.",
+    "default_collate: batch must contain tensors, …; a KeyError inside the loader. With batch_size=1 it runs.",
     cause="The loader stacks the samples entry by entry. One has another size (a portrait among landscapes, a longer "
-          "text, a grey picture), another type, lacks a key, or is None because a file could not be read.",
+    "text, a grey picture), another type, lacks a key, or is None because a file could not be read.",
     confirm="`[sample['image'].shape for sample in (dataset[i] for i in range(8))]`.",
     fix="Bring every sample to one size in `__getitem__` (resize, crop, convert), or give the loader a `collate_fn` "
-        "that "
-        "pads or drops.",
+    "that "
+    "pads or drops.",
     reference="https://docs.pytorch.org/docs/stable/data.html#working-with-collate-fn",
 )
 def collate_mismatch(facts: Any) -> Finding | None:
     if not isinstance(facts, CollateMismatch):
         return None
-    return Finding("error/collate-mismatch", _title(facts), _where(facts), _evidence(facts), tuple(_fixes(facts)),
-                   tuple(_chain(facts)))
+    return Finding(
+        "error/collate-mismatch",
+        _title(facts),
+        _where(facts),
+        _evidence(facts),
+        tuple(_fixes(facts)),
+        tuple(_chain(facts)),
+    )
 
 
 def _where(facts: CollateMismatch) -> Where:
@@ -40,8 +46,10 @@ def _title(facts: CollateMismatch) -> str:
     if facts.what == "shape" and facts.odd and _two(facts):
         places = facts.indices or facts.positions
         source = f"`{facts.dataset}`" if facts.indices and facts.dataset else _batch(facts)
-        return (f"Samples {places[0]} and {places[1]} of {source} have tensors of {facts.usual} and {facts.odd}: they "
-                "can't be stacked into one batch.")
+        return (
+            f"Samples {places[0]} and {places[1]} of {source} have tensors of {facts.usual} and {facts.odd}: they "
+            "can't be stacked into one batch."
+        )
     if facts.what == "shape" and facts.odd:
         has = f"has {entry} of" if facts.entry else "has a tensor of" if facts.worker else "is"
         return f"{who} {has} {facts.odd}, where the others have {facts.usual}: they can't be stacked into one batch."
@@ -84,21 +92,33 @@ def _batch(facts: CollateMismatch) -> str:
 
 
 def _evidence(facts: CollateMismatch) -> dict[str, Any]:
-    evidence = {"entry of the sample": facts.entry or None, "odd": facts.odd or None, "the others": facts.usual or None,
-                "samples in the data set": list(facts.indices[:8]) or None,
-                "positions in the batch": list(facts.positions[:8]) or None,
-                "batch (from 0)": facts.batch, "samples in it": facts.rows, "data set": facts.dataset or None,
-                "loader": facts.loader or None, "lacking": ", ".join(facts.lacking) or None,
-                "kept in": facts.held_at or None, "entries of a sample": ", ".join(facts.entries) or None}
+    evidence = {
+        "entry of the sample": facts.entry or None,
+        "odd": facts.odd or None,
+        "the others": facts.usual or None,
+        "samples in the data set": list(facts.indices[:8]) or None,
+        "positions in the batch": list(facts.positions[:8]) or None,
+        "batch (from 0)": facts.batch,
+        "samples in it": facts.rows,
+        "data set": facts.dataset or None,
+        "loader": facts.loader or None,
+        "lacking": ", ".join(facts.lacking) or None,
+        "kept in": facts.held_at or None,
+        "entries of a sample": ", ".join(facts.entries) or None,
+    }
     return {key: value for key, value in evidence.items() if value is not None}
 
 
 def _chain(facts: CollateMismatch) -> list[Link]:
     links = []
     if facts.batch is not None and facts.rows and not _two(facts) and 0 < len(facts.positions) < facts.rows:
-        links += [Link(f"{_batch(facts)[:1].upper()}{_batch(facts)[1:]} has {facts.rows} samples; position"
-                       f"{'s' * (len(facts.positions) > 1)} {', '.join(map(str, facts.positions[:8]))} differ"
-                       f"{'s' * (len(facts.positions) == 1)}")]
+        links += [
+            Link(
+                f"{_batch(facts)[:1].upper()}{_batch(facts)[1:]} has {facts.rows} samples; position"
+                f"{'s' * (len(facts.positions) > 1)} {', '.join(map(str, facts.positions[:8]))} differ"
+                f"{'s' * (len(facts.positions) == 1)}"
+            )
+        ]
     if facts.own:
         links += [Link(f"`{facts.own}`, the loader's collate_fn, puts the batch together")]
     odd, usual = facts.odd_shape, facts.usual_shape
@@ -113,8 +133,10 @@ def _chain(facts: CollateMismatch) -> list[Link]:
 def _fixes(facts: CollateMismatch) -> list[Fix]:
     if not facts.worker:
         return _cures(facts)
-    apart = Fix("Run it once without workers: the samples are then at hand, and the entry is named.",
-                f"{facts.loader or 'loader'} = DataLoader({facts.dataset or 'dataset'}, ..., num_workers=0)")
+    apart = Fix(
+        "Run it once without workers: the samples are then at hand, and the entry is named.",
+        f"{facts.loader or 'loader'} = DataLoader({facts.dataset or 'dataset'}, ..., num_workers=0)",
+    )
     return [*_cures(facts), apart] if facts.odd or facts.lacking else [apart]
 
 
@@ -122,35 +144,61 @@ def _cures(facts: CollateMismatch) -> list[Fix]:
     if facts.what == "shape" and facts.odd_shape is not None and facts.usual_shape is not None:
         return _for_shapes(facts, facts.odd_shape, facts.usual_shape)
     if facts.what == "keys":
-        return [Fix("Give every sample the same keys, with a value that says that there is none.",
-                    "\n".join(f"sample.setdefault({key!r}, ...)   # in __getitem__" for key in facts.lacking))]
+        return [
+            Fix(
+                "Give every sample the same keys, with a value that says that there is none.",
+                "\n".join(f"sample.setdefault({key!r}, ...)   # in __getitem__" for key in facts.lacking),
+            )
+        ]
     if facts.what == "none":
-        return [Fix("Drop the samples that could not be read.",
-                    "def collate(batch):\n    batch = [sample for sample in batch if sample is not None]\n"
-                    f"    return torch.utils.data.default_collate(batch)\n\n{_loader(facts)}")]
+        return [
+            Fix(
+                "Drop the samples that could not be read.",
+                "def collate(batch):\n    batch = [sample for sample in batch if sample is not None]\n"
+                f"    return torch.utils.data.default_collate(batch)\n\n{_loader(facts)}",
+            )
+        ]
     if facts.what == "unsupported":
         return [Fix("Make a tensor of it in `__getitem__`.", _made_tensor(facts))]
     if facts.what == "length" or facts.odd == "":
         return [_padded(facts, tensors=False)]
-    return [Fix("Return the same type from `__getitem__` for every sample.",
-                f"{_variable(facts)} = torch.as_tensor({_variable(facts)})   # in __getitem__")]
+    return [
+        Fix(
+            "Return the same type from `__getitem__` for every sample.",
+            f"{_variable(facts)} = torch.as_tensor({_variable(facts)})   # in __getitem__",
+        )
+    ]
 
 
 def _for_shapes(facts: CollateMismatch, odd: tuple[int, ...], usual: tuple[int, ...]) -> list[Fix]:
     name = _variable(facts)
     verified = True if facts.tried else None
     if len(odd) != len(usual):
-        return [Fix("Give every sample the same number of axes in `__getitem__`.",
-                    f"{name} = {name}.reshape({', '.join(map(str, usual))})" if _count(odd) == _count(usual) else
-                    f"{name} = {name}.squeeze()   # or {name}[None], until all have {len(usual)} axes")]
+        return [
+            Fix(
+                "Give every sample the same number of axes in `__getitem__`.",
+                f"{name} = {name}.reshape({', '.join(map(str, usual))})"
+                if _count(odd) == _count(usual)
+                else f"{name} = {name}.squeeze()   # or {name}[None], until all have {len(usual)} axes",
+            )
+        ]
     if len(usual) >= 3 and odd[:-2] == usual[:-2]:
-        return [Fix("Bring every sample to one size in `__getitem__`.",
-                    f"{name} = torch.nn.functional.interpolate({name}[None], size={usual[-2:]})[0]", verified,
-                    facts.tried or {})]
+        return [
+            Fix(
+                "Bring every sample to one size in `__getitem__`.",
+                f"{name} = torch.nn.functional.interpolate({name}[None], size={usual[-2:]})[0]",
+                verified,
+                facts.tried or {},
+            )
+        ]
     if len(usual) == 3 and odd[1:] == usual[1:] and {odd[0], usual[0]} <= {1, 2, 3, 4}:
         mode = {1: "L", 3: "RGB", 4: "RGBA"}.get(usual[0], "RGB")
-        return [Fix("Open every picture with the same number of channels.",
-                    f"picture = PIL.Image.open(path).convert({mode!r})   # in __getitem__")]
+        return [
+            Fix(
+                "Open every picture with the same number of channels.",
+                f"picture = PIL.Image.open(path).convert({mode!r})   # in __getitem__",
+            )
+        ]
     return [_padded(facts, tensors=True)]
 
 
@@ -183,14 +231,22 @@ def _padded(facts: CollateMismatch, *, tensors: bool) -> Fix:
     if tensors and axes and axes != [0]:
         return _padded_along(facts, axes)
     if facts.worker and not facts.entry:
-        return Fix("Pad to the longest of the batch where the loader's collate_fn stacks.",
-                   f"{name} = torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True)   # a list of tensors")
+        return Fix(
+            "Pad to the longest of the batch where the loader's collate_fn stacks.",
+            f"{name} = torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True)   # a list of tensors",
+        )
     given = f"sample{facts.entry}" if tensors else f"torch.as_tensor(sample{facts.entry})"
-    lines = ["def collate(batch):", f"    {name} = torch.nn.utils.rnn.pad_sequence([{given} for sample in batch], "
-             "batch_first=True)", *REST[facts.sample].format(name=name, key=facts.name).splitlines()]
-    return Fix("Pad to the longest of the batch, and give the loader this function.",
-               "\n".join([*lines, "", _loader(facts)]), True if facts.tried and tensors else None,
-               facts.tried or {} if tensors else {})
+    lines = [
+        "def collate(batch):",
+        f"    {name} = torch.nn.utils.rnn.pad_sequence([{given} for sample in batch], batch_first=True)",
+        *REST[facts.sample].format(name=name, key=facts.name).splitlines(),
+    ]
+    return Fix(
+        "Pad to the longest of the batch, and give the loader this function.",
+        "\n".join([*lines, "", _loader(facts)]),
+        True if facts.tried and tensors else None,
+        facts.tried or {} if tensors else {},
+    )
 
 
 def _padded_along(facts: CollateMismatch, axes: list[int]) -> Fix:
@@ -198,23 +254,38 @@ def _padded_along(facts: CollateMismatch, axes: list[int]) -> Fix:
     name, axis = _variable(facts), axes[0]
     given = "tensors" if facts.worker and not facts.entry else f"[sample{facts.entry} for sample in batch]"
     behind = "0, 0, " * (len(facts.odd_shape or ()) - 1 - axis)
-    made = [f"longest = max(t.shape[{axis}] for t in {name})",
-            f"{name} = torch.stack([torch.nn.functional.pad(t, ({behind}0, longest - t.shape[{axis}]))",
-            f"{' ' * len(name)}                     for t in {name}])"]
+    made = [
+        f"longest = max(t.shape[{axis}] for t in {name})",
+        f"{name} = torch.stack([torch.nn.functional.pad(t, ({behind}0, longest - t.shape[{axis}]))",
+        f"{' ' * len(name)}                     for t in {name}])",
+    ]
     if len(axes) > 1:
-        made = [f"longest = [max(sides) for sides in zip(*(t.shape for t in {name}))]",
-                f"{name} = torch.stack([torch.nn.functional.pad(",
-                "    t, [n for side, has in zip(longest[::-1], t.shape[::-1]) for n in (0, side - has)])",
-                f"    for t in {name}])"]
+        made = [
+            f"longest = [max(sides) for sides in zip(*(t.shape for t in {name}))]",
+            f"{name} = torch.stack([torch.nn.functional.pad(",
+            "    t, [n for side, has in zip(longest[::-1], t.shape[::-1]) for n in (0, side - has)])",
+            f"    for t in {name}])",
+        ]
     made = [f"{name} = {given}", *made]
     verified, tried = True if facts.tried and len(axes) == 1 else None, facts.tried or {}
     if facts.worker and not facts.entry:
-        return Fix("Pad to the longest of the batch where the loader's collate_fn stacks a list of tensors.",
-                   "\n".join(made), verified, tried)
-    lines = ["def collate(batch):", *(f"    {line}" for line in made),
-             *REST[facts.sample].format(name=name, key=facts.name).splitlines()]
-    return Fix("Pad to the longest of the batch, and give the loader this function.",
-               "\n".join([*lines, "", _loader(facts)]), verified, tried)
+        return Fix(
+            "Pad to the longest of the batch where the loader's collate_fn stacks a list of tensors.",
+            "\n".join(made),
+            verified,
+            tried,
+        )
+    lines = [
+        "def collate(batch):",
+        *(f"    {line}" for line in made),
+        *REST[facts.sample].format(name=name, key=facts.name).splitlines(),
+    ]
+    return Fix(
+        "Pad to the longest of the batch, and give the loader this function.",
+        "\n".join([*lines, "", _loader(facts)]),
+        verified,
+        tried,
+    )
 
 
 def _loader(facts: CollateMismatch) -> str:
@@ -229,8 +300,10 @@ def _made_tensor(facts: CollateMismatch) -> str:
     if "sparse" in facts.odd:
         return f"{name} = {name}.to_dense()"
     if "Image" in facts.odd:
-        return (f"{name} = torch.from_numpy(numpy.array({name}.convert('RGB'))).permute(2, 0, 1) / 255   "
-                "# or torchvision's ToTensor()")
+        return (
+            f"{name} = torch.from_numpy(numpy.array({name}.convert('RGB'))).permute(2, 0, 1) / 255   "
+            "# or torchvision's ToTensor()"
+        )
     return f"{name} = torch.as_tensor({name}, dtype=torch.float32)"
 
 

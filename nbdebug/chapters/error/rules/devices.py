@@ -17,14 +17,14 @@ BUFFERS = "https://pytorch.org/docs/stable/generated/torch.nn.Module.html#torch.
     code="error/device-mismatch",
     title="An op is given tensors on two devices.",
     symptom="Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu; Input type "
-            "(torch.cuda.FloatTensor) and weight type (torch.FloatTensor) should be the same; can't convert cuda:0 "
-            "device type tensor to numpy.",
+    "(torch.cuda.FloatTensor) and weight type (torch.FloatTensor) should be the same; can't convert cuda:0 "
+    "device type tensor to numpy.",
     cause="`model.to(device)` moves parameters and buffers of registered modules, in place. It reaches no tensor that "
-          "is a plain attribute, no modules in a plain list, not the optimizer's state, and nothing that is made in "
-          "`forward` without a device; and `x.to(device)` gives a new tensor and leaves `x` where it is.",
+    "is a plain attribute, no modules in a plain list, not the optimizer's state, and nothing that is made in "
+    "`forward` without a device; and `x.to(device)` gives a new tensor and leaves `x` where it is.",
     confirm="`{name: p.device for name, p in model.named_parameters()}`, and `.device` of each operand.",
     fix="Register tensors with `register_buffer`, modules in an nn.ModuleList, make tensors with `device=x.device`, "
-        "and keep the result: `x = x.to(device)`.",
+    "and keep the result: `x = x.to(device)`.",
     reference=BUFFERS,
 )
 def device_mismatch(facts: DeviceFacts) -> Finding | None:
@@ -32,8 +32,11 @@ def device_mismatch(facts: DeviceFacts) -> Finding | None:
     if title is None:
         return None
     parts = [part for part in (facts.odd, facts.met, *facts.also) if part is not None]
-    evidence = {"tensors": [_row(part) for part in parts], "parameters by device": dict(facts.counts),
-                "message": facts.raised.message.partition("\n")[0][:300]}
+    evidence = {
+        "tensors": [_row(part) for part in parts],
+        "parameters by device": dict(facts.counts),
+        "message": facts.raised.message.partition("\n")[0][:300],
+    }
     if not facts.counts:
         del evidence["parameters by device"]
     return Finding("error/device-mismatch", title, facts.raised.where, evidence, _fixes(facts), _chain(facts))
@@ -47,8 +50,11 @@ def _title(facts: DeviceFacts) -> str | None:
     if facts.kind == "generator":
         return _generator(facts)
     if facts.why == "model" and facts.odd is None:
-        return _no_data(facts) if facts.kind == "no data" else (
-            f"`{facts.owner}` is not on {facts.home}, from where DataParallel copies it")
+        return (
+            _no_data(facts)
+            if facts.kind == "no data"
+            else (f"`{facts.owner}` is not on {facts.home}, from where DataParallel copies it")
+        )
     odd = facts.odd
     if odd is None:
         return None
@@ -68,21 +74,27 @@ def _title(facts: DeviceFacts) -> str | None:
 
 def _generator(facts: DeviceFacts) -> str:
     if facts.why == "loader":
-        return (f"The loader shuffles with a generator on the host, and random numbers are to be made on {facts.home} "
-                "(`torch.set_default_device`)")
+        return (
+            f"The loader shuffles with a generator on the host, and random numbers are to be made on {facts.home} "
+            "(`torch.set_default_device`)"
+        )
     name = f"`{facts.attribute}`" if facts.attribute else "The generator"
     return f"{name} makes random numbers on another device than {facts.home}, where they are wanted"
 
 
 def _no_data(facts: DeviceFacts) -> str:
     count = facts.counts.get("meta", 0)
-    return (f"`{facts.owner}` has {count} parameters on the meta device: they have shapes and no values, so there is "
-            "nothing to move")
+    return (
+        f"`{facts.owner}` has {count} parameters on the meta device: they have shapes and no values, so there is "
+        "nothing to move"
+    )
 
 
 def _attribute(facts: DeviceFacts) -> str:
-    return (f": `{facts.attribute}` is a plain attribute of `{facts.owner}` ({facts.holder}), and `.to` moves "
-            "parameters and buffers")
+    return (
+        f": `{facts.attribute}` is a plain attribute of `{facts.owner}` ({facts.holder}), and `.to` moves "
+        "parameters and buffers"
+    )
 
 
 def _dropped(facts: DeviceFacts) -> str:
@@ -96,30 +108,40 @@ def _made(facts: DeviceFacts) -> str:
 
 def _model(facts: DeviceFacts, odd: Part) -> str:
     met = facts.met
-    return (f"`{facts.owner}` is still on {odd.fact.device} (`{odd.name}`), and "
-            + (f"{met.told} is on {met.fact.device}" if met else f"the others are on {facts.home}"))
+    return f"`{facts.owner}` is still on {odd.fact.device} (`{odd.name}`), and " + (
+        f"{met.told} is on {met.fact.device}" if met else f"the others are on {facts.home}"
+    )
 
 
 def _part(facts: DeviceFacts, odd: Part) -> str:
-    return (f"`{facts.owner}` is on {odd.fact.device}, and the rest of its model on {facts.home}: it came in after the "
-            "model was moved")
+    return (
+        f"`{facts.owner}` is on {odd.fact.device}, and the rest of its model on {facts.home}: it came in after the "
+        "model was moved"
+    )
 
 
 def _list(facts: DeviceFacts, odd: Part) -> str:
-    return (f"`{facts.owner}` is on {odd.fact.device}, and what it is given on {facts.home}: `{facts.holder}` keeps it "
-            f"in a plain container (`{facts.attribute}`), so it is no part of the model, and `.to` does not reach it")
+    return (
+        f"`{facts.owner}` is on {odd.fact.device}, and what it is given on {facts.home}: `{facts.holder}` keeps it "
+        f"in a plain container (`{facts.attribute}`), so it is no part of the model, and `.to` does not reach it"
+    )
 
 
 def _state(facts: DeviceFacts, odd: Part) -> str:
-    return (f"`{facts.owner}` keeps its `{facts.attribute}` of `{facts.parameter}` on {odd.fact.device}, and the "
-            f"parameter is on {facts.home}: the model was moved after the optimizer had started or was loaded")
+    return (
+        f"`{facts.owner}` keeps its `{facts.attribute}` of `{facts.parameter}` on {odd.fact.device}, and the "
+        f"parameter is on {facts.home}: the model was moved after the optimizer had started or was loaded"
+    )
 
 
 _WHOLE: dict[str, Callable[[DeviceFacts, Part], str]] = {"model": _model, "part": _part, "list": _list, "state": _state}
 _SAYS: dict[str, Callable[[DeviceFacts], str]] = {
-    "attribute": _attribute, "dropped": _dropped, "made": _made,
+    "attribute": _attribute,
+    "dropped": _dropped,
+    "made": _made,
     "batch": lambda facts: ": it comes out of the loader, and nothing moves it",
-    "holder": lambda facts: f": `{facts.holder}` is no module, so nothing moves its `{facts.attribute}`"}
+    "holder": lambda facts: f": `{facts.holder}` is no module, so nothing moves its `{facts.attribute}`",
+}
 
 
 def _fixes(facts: DeviceFacts) -> tuple[Fix, ...]:
@@ -137,17 +159,27 @@ def _fixes(facts: DeviceFacts) -> tuple[Fix, ...]:
     container = "ModuleDict" if re.search(r"\[['\"]", facts.owner) else "ModuleList"
     code = {
         "attribute": f'self.register_buffer("{facts.attribute}", {facts.attribute})   # in {facts.holder}.__init__, '
-                     f"instead of self.{facts.attribute} = …",
-        "model": f"{as_code(facts.owner)}.to({facts.target})", "part": f"{as_code(facts.owner)}.to({facts.target})",
+        f"instead of self.{facts.attribute} = …",
+        "model": f"{as_code(facts.owner)}.to({facts.target})",
+        "part": f"{as_code(facts.owner)}.to({facts.target})",
         "list": f"self.{facts.attribute} = nn.{container}(self.{facts.attribute})   # in __init__",
         "state": f"for kept in {facts.owner}.state.values():\n    for key, value in kept.items():\n        "
-                 f"if torch.is_tensor(value) and value.ndim:\n            kept[key] = value.to({facts.home!r})"
-    }.get(facts.why, f"{odd.name} = {odd.name}.to({facts.target})" if is_plain(odd.name) else
-          f"{odd.name}.to({facts.target})" if odd.known else f"x = x.to({facts.target})")
-    title = {"attribute": "Register it as a buffer: it then moves with its module, and is saved with it.",
-             "list": f"Keep the modules in an nn.{container}.", "dropped": "Keep what `.to` gives.",
-             "state": "Move the state as well; better, move the model before the optimizer is made or loaded.",
-             "made": "Move it."}.get(facts.why, "Move it there before this line.")
+        f"if torch.is_tensor(value) and value.ndim:\n            kept[key] = value.to({facts.home!r})",
+    }.get(
+        facts.why,
+        f"{odd.name} = {odd.name}.to({facts.target})"
+        if is_plain(odd.name)
+        else f"{odd.name}.to({facts.target})"
+        if odd.known
+        else f"x = x.to({facts.target})",
+    )
+    title = {
+        "attribute": "Register it as a buffer: it then moves with its module, and is saved with it.",
+        "list": f"Keep the modules in an nn.{container}.",
+        "dropped": "Keep what `.to` gives.",
+        "state": "Move the state as well; better, move the model before the optimizer is made or loaded.",
+        "made": "Move it.",
+    }.get(facts.why, "Move it there before this line.")
     if facts.together:
         code = "\n".join(f"{part.name} = {part.name}.to({facts.target})" for part in (odd, *facts.also))
     first = Fix(title, code, worked, after)
@@ -157,12 +189,21 @@ def _fixes(facts: DeviceFacts) -> tuple[Fix, ...]:
 def _others(facts: DeviceFacts, odd: Part) -> list[Fix]:
     found = []
     origin = facts.origin
-    if facts.why == "made" and origin is not None and origin.code.endswith(")") and origin.code.count("(") == 1 and (
-            origin.call != "from_numpy" and facts.target):
+    if (
+        facts.why == "made"
+        and origin is not None
+        and origin.code.endswith(")")
+        and origin.code.count("(") == 1
+        and (origin.call != "from_numpy" and facts.target)
+    ):
         found.append(Fix("Or make it there.", f"{origin.name} = {origin.code[:-1]}, device={facts.target})"))
     if facts.source and facts.why in ("variable", "batch"):
-        found.append(Fix(f"Or move `{facts.source}`, from which it is made.",
-                         f"{facts.source} = {facts.source}.to({facts.target})"))
+        found.append(
+            Fix(
+                f"Or move `{facts.source}`, from which it is made.",
+                f"{facts.source} = {facts.source}.to({facts.target})",
+            )
+        )
     if facts.why == "part":
         root = facts.model or facts.owner.split(".")[0]
         found.append(Fix("Or move the whole model once all of its parts are there.", f"{root}.to({facts.target})"))
@@ -174,18 +215,27 @@ def _others(facts: DeviceFacts, odd: Part) -> list[Fix]:
 
 def _without_cure(facts: DeviceFacts) -> tuple[Fix, ...]:
     if facts.kind == "generator":
-        code = (f"DataLoader(…, generator=torch.Generator(device={facts.target}))" if facts.why == "loader"
-                else f"{facts.attribute or 'generator'} = torch.Generator(device={facts.target}).manual_seed(0)")
+        code = (
+            f"DataLoader(…, generator=torch.Generator(device={facts.target}))"
+            if facts.why == "loader"
+            else f"{facts.attribute or 'generator'} = torch.Generator(device={facts.target}).manual_seed(0)"
+        )
         return (Fix("Make the generator on that device.", code),)
     if facts.kind == "parallel":
         return (Fix("Move the model before it is wrapped.", f"model = nn.DataParallel(model.to({facts.target}))"),)
     name = facts.owner or (facts.odd.name if facts.odd else "model")
     if facts.odd is not None:
         return (Fix("Make it on a device that has memory.", f'{name} = torch.empty_like({name}, device="cpu")'),)
-    return (Fix("Give it memory, then fill in the weights.",
-                f'{name}.to_empty(device="cpu")\n{name}.load_state_dict(state)   # or initialise it'),
-            Fix("Or let the loaded weights take the place of those without values.",
-                f"{name}.load_state_dict(state, assign=True)"))
+    return (
+        Fix(
+            "Give it memory, then fill in the weights.",
+            f'{name}.to_empty(device="cpu")\n{name}.load_state_dict(state)   # or initialise it',
+        ),
+        Fix(
+            "Or let the loaded weights take the place of those without values.",
+            f"{name}.load_state_dict(state, assign=True)",
+        ),
+    )
 
 
 def _chain(facts: DeviceFacts) -> tuple[Link, ...]:

@@ -4,10 +4,26 @@ from __future__ import annotations
 
 from nbdebug.chapters.error.facts_parts import Origin
 
-CASTS = {"double": "float64", "half": "float16", "bfloat16": "bfloat16", "float": "float32", "long": "int64",
-         "int": "int32", "bool": "bool", "byte": "uint8", "short": "int16"}
-SHORT = {"float32": ".float()", "float64": ".double()", "float16": ".half()", "bfloat16": ".bfloat16()",
-         "int64": ".long()", "bool": ".bool()", "int32": ".int()"}
+CASTS = {
+    "double": "float64",
+    "half": "float16",
+    "bfloat16": "bfloat16",
+    "float": "float32",
+    "long": "int64",
+    "int": "int32",
+    "bool": "bool",
+    "byte": "uint8",
+    "short": "int16",
+}
+SHORT = {
+    "float32": ".float()",
+    "float64": ".double()",
+    "float16": ".half()",
+    "bfloat16": ".bfloat16()",
+    "int64": ".long()",
+    "bool": ".bool()",
+    "int32": ".int()",
+}
 _TAKES = ("from_numpy", "tensor", "as_tensor", "asarray")
 
 
@@ -28,8 +44,11 @@ def made(origin: Origin, dtype: str) -> str:
     if CASTS.get(call) == dtype:
         return f"`.{call}()` made it so ({name})"
     call = "comparison" if call in ("eq", "ne", "gt", "ge", "lt", "le") else call
-    known = {"comparison": f"{name} is a comparison, which gives a mask", "module": f"{name} computes in {dtype}",
-             "autocast": "it was computed under autocast, which has ended"}
+    known = {
+        "comparison": f"{name} is a comparison, which gives a mask",
+        "module": f"{name} computes in {dtype}",
+        "autocast": "it was computed under autocast, which has ended",
+    }
     if call in known:
         return known[call]
     if call in ("to", "type", "astype"):
@@ -50,8 +69,19 @@ def rewritten(origin: Origin, wanted: str) -> str | None:
         return f"{origin.name} = {origin.code.replace(f'dtype={origin.stated}', f'dtype=torch.{wanted}')}"
     cast = SHORT.get(wanted, f".to(torch.{wanted})")
     whole = origin.code
-    if origin.call not in (*_TAKES, *CASTS, "zeros", "ones", "empty", "full", "rand", "randn", "linspace", "randint",
-                           "arange") or not whole.endswith(")"):
+    if origin.call not in (
+        *_TAKES,
+        *CASTS,
+        "zeros",
+        "ones",
+        "empty",
+        "full",
+        "rand",
+        "randn",
+        "linspace",
+        "randint",
+        "arange",
+    ) or not whole.endswith(")"):
         return None
     if CASTS.get(origin.call) is not None and whole.endswith(f".{origin.call}()"):
         return f"{origin.name} = {whole.removesuffix(f'.{origin.call}()')}{cast}"

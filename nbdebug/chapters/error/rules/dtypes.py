@@ -16,11 +16,11 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
     code="error/dtype-mismatch",
     title="An op is given a dtype that it can't take, or two that do not go together.",
     symptom="mat1 and mat2 must have the same dtype; expected scalar type Long but found Float; not implemented for "
-            "'Long'; result type Float can't be cast to the desired output type Long; can't convert np.ndarray of "
-            "type numpy.object_.",
+    "'Long'; result type Float can't be cast to the desired output type Long; can't convert np.ndarray of "
+    "type numpy.object_.",
     cause="torch does not convert between dtypes where a layer or kernel is concerned. NumPy's floats are float64 and "
-          "stay so through `from_numpy`, whole numbers become int64, class numbers have to be int64 and other targets "
-          "float, `.half()` on a model leaves its inputs as they are, and outside of autocast nothing is cast back.",
+    "stay so through `from_numpy`, whole numbers become int64, class numbers have to be int64 and other targets "
+    "float, `.half()` on a model leaves its inputs as they are, and outside of autocast nothing is cast back.",
     confirm="`x.dtype`, `y.dtype` and `next(model.parameters()).dtype` right before the line.",
     fix="Convert where the tensor is made: `.float()` for inputs, `.long()` for class numbers and ids.",
     reference=TENSORS,
@@ -29,15 +29,24 @@ def dtype_mismatch(facts: DtypeFacts) -> Finding | None:
     if facts.odd is None and facts.kind not in ("autocast", "array", "gradient"):
         return None
     title = _title(facts)
-    evidence = {"tensors": [_row(part) for part in (facts.odd, facts.met) if part is not None],
-                "wanted": facts.wanted, "message": facts.raised.message.partition("\n")[0][:300]}
+    evidence = {
+        "tensors": [_row(part) for part in (facts.odd, facts.met) if part is not None],
+        "wanted": facts.wanted,
+        "message": facts.raised.message.partition("\n")[0][:300],
+    }
     return Finding("error/dtype-mismatch", title, facts.raised.where, evidence, _fixes(facts), _chain(facts))
 
 
 def _row(part: Part) -> dict[str, object]:
     fact = part.fact
-    return {"tensor": part.name, "dtype": fact.dtype, "shape": list(fact.shape), "device": fact.device,
-            "least": fact.low, "largest": fact.high}
+    return {
+        "tensor": part.name,
+        "dtype": fact.dtype,
+        "shape": list(fact.shape),
+        "device": fact.device,
+        "least": fact.low,
+        "largest": fact.high,
+    }
 
 
 def _title(facts: DtypeFacts) -> str:
@@ -61,8 +70,10 @@ def _without(facts: DtypeFacts) -> str:
         return "What is made here holds whole numbers, and only floating point numbers can require gradients"
     if facts.said in ("object_", "str_", "str", "NoneType"):
         return f"What is to become a tensor holds more than numbers ({facts.said.strip('_')})"
-    known = {"order": "An array has the bytes of another kind of machine (big-endian)",
-             "ScalarType": "A tensor has a dtype that NumPy does not know"}
+    known = {
+        "order": "An array has the bytes of another kind of machine (big-endian)",
+        "ScalarType": "A tensor has a dtype that NumPy does not know",
+    }
     return known.get(facts.said, f"What is given is a {facts.said}, and a tensor is wanted")
 
 
@@ -87,8 +98,10 @@ def _classes(facts: DtypeFacts, odd: Part) -> str:
 
 def _probable(facts: DtypeFacts, odd: Part) -> str:
     if facts.op.endswith("cross_entropy") and not facts.op.startswith("binary") and len(odd.fact.shape) > 1:
-        return (f" with the shape of the scores, so {_of(facts)} reads it as probabilities, which are {facts.wanted}; "
-                "class numbers would be one dimension less")
+        return (
+            f" with the shape of the scores, so {_of(facts)} reads it as probabilities, which are {facts.wanted}; "
+            "class numbers would be one dimension less"
+        )
     return f", and {_of(facts)} wants a target in {facts.wanted} like its input"
 
 
@@ -119,8 +132,11 @@ def _integers(facts: DtypeFacts, odd: Part) -> str:
 
 
 def _half(facts: DtypeFacts, odd: Part) -> str:
-    return f", and on the CPU {_of(facts)} has no kernel for it" if odd.fact.device == "cpu" else (
-        f", and {_of(facts)} has no kernel for it")
+    return (
+        f", and on the CPU {_of(facts)} has no kernel for it"
+        if odd.fact.device == "cpu"
+        else (f", and {_of(facts)} has no kernel for it")
+    )
 
 
 def _array(facts: DtypeFacts, odd: Part) -> str:
@@ -135,20 +151,34 @@ def _array(facts: DtypeFacts, odd: Part) -> str:
     return ": a tensor holds numbers of one kind"
 
 
-_SAYS = {"mixed": _mixed, "classes": _classes, "probable": _probable, "index": _index, "mask": _mask, "whole": _whole,
-         "integers": _integers,
-         "in-place": _in_place, "half": _half, "array": _array,
-         "gradient": lambda facts, odd: ", and only floating point numbers can require gradients",
-         "complex": lambda facts, odd: f", and {_of(facts)} is not defined for complex numbers",
-         "overflow": lambda facts, odd: ", and the constant in this line lies beyond its range",
-         "autocast": lambda facts, odd: ", given to `BCELoss` under autocast, where a sigmoid in half precision "
-                                        "becomes exactly 0 or 1"}
+_SAYS = {
+    "mixed": _mixed,
+    "classes": _classes,
+    "probable": _probable,
+    "index": _index,
+    "mask": _mask,
+    "whole": _whole,
+    "integers": _integers,
+    "in-place": _in_place,
+    "half": _half,
+    "array": _array,
+    "gradient": lambda facts, odd: ", and only floating point numbers can require gradients",
+    "complex": lambda facts, odd: f", and {_of(facts)} is not defined for complex numbers",
+    "overflow": lambda facts, odd: ", and the constant in this line lies beyond its range",
+    "autocast": lambda facts, odd: (
+        ", given to `BCELoss` under autocast, where a sigmoid in half precision becomes exactly 0 or 1"
+    ),
+}
 
 
 def _fixes(facts: DtypeFacts) -> tuple[Fix, ...]:
     if facts.kind == "autocast":
-        return (Fix("Give the loss the scores, without the sigmoid: it is then computed safely.",
-                    "loss = nn.functional.binary_cross_entropy_with_logits(scores, target)"),)
+        return (
+            Fix(
+                "Give the loss the scores, without the sigmoid: it is then computed safely.",
+                "loss = nn.functional.binary_cross_entropy_with_logits(scores, target)",
+            ),
+        )
     if facts.kind == "overflow" and facts.odd is not None:
         return (Fix("Take the lowest number that the dtype has.", f"torch.finfo({facts.odd.name}.dtype).min"),)
     found = []
@@ -156,8 +186,12 @@ def _fixes(facts: DtypeFacts) -> tuple[Fix, ...]:
         return _masks(facts, facts.odd)
     if facts.cure is not None and facts.odd is not None:
         found.append(Fix(_said(facts), _assigned(facts, facts.odd), facts.cure.worked, facts.cure.after))
-    ours = facts.origin is not None and facts.odd is not None and facts.origin.call != "module" and not (
-        facts.met is not None and facts.met.name.startswith(f"{facts.origin.name}."))
+    ours = (
+        facts.origin is not None
+        and facts.odd is not None
+        and facts.origin.call != "module"
+        and not (facts.met is not None and facts.met.name.startswith(f"{facts.origin.name}."))
+    )
     if facts.origin is not None and ours and facts.kind not in ("half", "complex"):
         code = rewritten(facts.origin, facts.wanted)
         if code is not None and (not found or code != found[0].code):
@@ -175,8 +209,12 @@ def _masks(facts: DtypeFacts, odd: Part) -> tuple[Fix, ...]:
         return Fix("Count with numbers.", f"{first}.float()", worked, after), Fix("Or invert the mask.", f"~{first}")
     met = bracketed(facts.met.name)
     cure = facts.cure
-    count = Fix("Count with numbers.", f"{first}.float() - {met}.float()", cure.worked if cure else None,
-                cure.after if cure else {})
+    count = Fix(
+        "Count with numbers.",
+        f"{first}.float() - {met}.float()",
+        cure.worked if cure else None,
+        cure.after if cure else {},
+    )
     return count, Fix("Or say where the two differ.", f"{first} ^ {met}")
 
 
@@ -192,8 +230,13 @@ def _assigned(facts: DtypeFacts, odd: Part) -> str:
     """`x = x.float()` for a variable, the cast in place of the expression for another."""
     assert facts.cure is not None
     plain = odd.known and is_plain(odd.name)
-    return f"{odd.name} = {facts.cure.code}" if plain else facts.cure.code if odd.known else (
-        f"x = x.to(torch.{facts.wanted})   # {odd.name}")
+    return (
+        f"{odd.name} = {facts.cure.code}"
+        if plain
+        else facts.cure.code
+        if odd.known
+        else (f"x = x.to(torch.{facts.wanted})   # {odd.name}")
+    )
 
 
 def _others(facts: DtypeFacts) -> list[Fix]:
@@ -202,22 +245,41 @@ def _others(facts: DtypeFacts) -> list[Fix]:
     if odd is None:
         code = 'values = frame.select_dtypes("number").to_numpy("float32")'
         made = "torch.tensor(values, dtype=torch.float32, requires_grad=True)"
-        return [Fix("Keep the numbers alone, in one dtype.", code)] if facts.kind == "array" else [
-            Fix("Make it of floating point numbers.", made)]
+        return (
+            [Fix("Keep the numbers alone, in one dtype.", code)]
+            if facts.kind == "array"
+            else [Fix("Make it of floating point numbers.", made)]
+        )
     if facts.kind == "array" and facts.cure is None:
-        return [Fix("Take what is no number out, or give it a number of its own, before the tensor is made.",
-                    f"bad = [i for i, value in enumerate({odd.name}) if not isinstance(value, (int, float))]")]
+        return [
+            Fix(
+                "Take what is no number out, or give it a number of its own, before the tensor is made.",
+                f"bad = [i for i, value in enumerate({odd.name}) if not isinstance(value, (int, float))]",
+            )
+        ]
     if facts.kind == "probable" and odd.fact.dtype == "int64" and "shape of the scores" in _probable(facts, odd):
         return [Fix("Or give the class numbers.", f"{odd.name} = {odd.name}.argmax(1)")] if odd.known else []
     if odd.fact.kind == "parameter" and odd.owner is not None:
         return [Fix("Bring the whole model to one dtype.", f"{facts.model or odd.name.split('.')[0]}.float()")]
     if facts.kind == "mixed" and met is not None and met.owner is not None and met.fact.dtype != "float32":
         root = facts.model or met.name.split(".")[0]
-        return [Fix("Or keep the model in float32 (and use torch.autocast where half precision is wanted).",
-                    f"{root}.float()")]
+        return [
+            Fix(
+                "Or keep the model in float32 (and use torch.autocast where half precision is wanted).",
+                f"{root}.float()",
+            )
+        ]
     if facts.kind == "whole" and odd.fact.dtype in ("int64", "int32"):
-        return [Fix("If these are ids or classes: they want an embedding, or one_hot, and no arithmetic.",
-                    f"nn.functional.one_hot({odd.name}, num_classes).float()")] if odd.known and facts.op else []
+        return (
+            [
+                Fix(
+                    "If these are ids or classes: they want an embedding, or one_hot, and no arithmetic.",
+                    f"nn.functional.one_hot({odd.name}, num_classes).float()",
+                )
+            ]
+            if odd.known and facts.op
+            else []
+        )
     if facts.kind == "mixed" and odd.fact.dtype == "uint8":
         return [Fix("If these are pictures: bring them to 0…1 as well.", f"{odd.name} = {odd.name}.float() / 255")]
     return []

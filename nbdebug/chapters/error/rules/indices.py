@@ -14,28 +14,40 @@ EMBEDDING = "https://pytorch.org/docs/stable/generated/torch.nn.Embedding.html"
     code="error/index-out-of-range",
     title="An index goes beyond what it points into.",
     symptom="index out of range in self; Target 7 is out of bounds; index 5 is out of bounds for dimension 0 with size "
-            "5; list index out of range; on a card a device-side assert.",
+    "5; list index out of range; on a card a device-side assert.",
     cause="Tokens were added to the vocabulary and the embedding was not made larger; a sequence is longer than the "
-          "table of positions; classes are counted from 1, or a label such as 255 or -1 means \"none\"; the last layer "
-          "gives fewer classes than the data has; a data set says that it is longer than its lists are.",
+    'table of positions; classes are counted from 1, or a label such as 255 or -1 means "none"; the last layer '
+    "gives fewer classes than the data has; a data set says that it is longer than its lists are.",
     confirm="`ids.min(), ids.max()` against `embedding.num_embeddings`; `target.unique()` against the classes.",
     fix="Make the table as large as the vocabulary, count classes from 0, name the label that is to be left out "
-        "(`ignore_index`), cut sequences to the length of the position table.",
+    "(`ignore_index`), cut sequences to the length of the position table.",
     reference=EMBEDDING,
 )
 def index_out_of_range(facts: IndexFacts) -> Finding | None:
     if facts.beyond is None:
         return None
-    return Finding("error/index-out-of-range", _TITLES[facts.kind](facts, facts.beyond), facts.raised.where,
-                   _evidence(facts, facts.beyond), _fixes(facts, facts.beyond), _chain(facts))
+    return Finding(
+        "error/index-out-of-range",
+        _TITLES[facts.kind](facts, facts.beyond),
+        facts.raised.where,
+        _evidence(facts, facts.beyond),
+        _fixes(facts, facts.beyond),
+        _chain(facts),
+    )
 
 
 def _evidence(facts: IndexFacts, found: Beyond) -> dict[str, object]:
     evidence: dict[str, object] = {"index": found.value, "table": facts.table, "entries": facts.size}
     if facts.index is not None:
-        evidence |= {"tensor of indices": facts.index.name, "shape": list(facts.index.fact.shape),
-                     "out of range": f"{found.count} of {found.total}", "least": found.low, "largest": found.high,
-                     "where the first is": list(found.place), "values out of range": list(found.values)}
+        evidence |= {
+            "tensor of indices": facts.index.name,
+            "shape": list(facts.index.fact.shape),
+            "out of range": f"{found.count} of {found.total}",
+            "least": found.low,
+            "largest": found.high,
+            "where the first is": list(found.place),
+            "values out of range": list(found.values),
+        }
     evidence |= {"samples promised": facts.promised} if facts.promised is not None else {}
     return evidence | ({"shape of the table": list(facts.shape)} if facts.shape else {})
 
@@ -64,8 +76,10 @@ def _first(text: str) -> str:
 def _embedding(facts: IndexFacts, found: Beyond) -> str:
     rows = f"`{facts.table}` has {facts.size} rows, 0 to {(facts.size or 0) - 1}"
     if facts.counted and facts.index is not None:
-        return (f"{_first(facts.index.told)} counts to {found.high} (`{facts.counted}`), and {rows}: the sequence is "
-                "longer than its table of positions")
+        return (
+            f"{_first(facts.index.told)} counts to {found.high} (`{facts.counted}`), and {rows}: the sequence is "
+            "longer than its table of positions"
+        )
     if found.value < 0:
         return f"{_first(_entry(facts, found))}, and {rows}: no row is counted from the end{_more(found)}"
     words = facts.vocabulary
@@ -80,7 +94,7 @@ def _target(facts: IndexFacts, found: Beyond) -> str:
     if facts.shifted is not None:
         return f"{said}: classes are counted from {found.low}, and the loss counts from 0"
     if facts.ignored is not None:
-        return f"{said}: a label that means \"none\" has to be named to the loss"
+        return f'{said}: a label that means "none" has to be named to the loss'
     return said
 
 
@@ -94,15 +108,19 @@ def _promised(facts: IndexFacts) -> str:
 
 def _tensor(facts: IndexFacts, found: Beyond) -> str:
     along = f" along dimension {facts.dim}" if facts.dim is not None and len(facts.shape) != 1 else ""
-    said = (f"{_first(_entry(facts, found))}, and `{facts.table}` has {facts.size} entries{along}, 0 to "
-            f"{(facts.size or 0) - 1}{_more(found)}")
+    said = (
+        f"{_first(_entry(facts, found))}, and `{facts.table}` has {facts.size} entries{along}, 0 to "
+        f"{(facts.size or 0) - 1}{_more(found)}"
+    )
     return said + _promised(facts)
 
 
 def _one_hot(facts: IndexFacts, found: Beyond) -> str:
     apart = len(found.values) == 1 and (found.value >= 255 or found.value < 0)
-    return (f"{_first(_entry(facts, found))}, and one_hot is told that there are {facts.size} classes, 0 to "
-            f"{(facts.size or 0) - 1}{_more(found)}" + (f": {found.value} marks what has none" if apart else ""))
+    return (
+        f"{_first(_entry(facts, found))}, and one_hot is told that there are {facts.size} classes, 0 to "
+        f"{(facts.size or 0) - 1}{_more(found)}" + (f": {found.value} marks what has none" if apart else "")
+    )
 
 
 def _negative(facts: IndexFacts, found: Beyond) -> str:
@@ -119,12 +137,21 @@ def _sequence(facts: IndexFacts, found: Beyond) -> str:
 
 
 def _random(facts: IndexFacts, found: Beyond) -> str:
-    return (f"There is no number to draw from {facts.least} up to {found.value} (which is not included): what it is to "
-            "be drawn from is too small")
+    return (
+        f"There is no number to draw from {facts.least} up to {found.value} (which is not included): what it is to "
+        "be drawn from is too small"
+    )
 
 
-_TITLES = {"embedding": _embedding, "target": _target, "tensor": _tensor, "one_hot": _one_hot, "negative": _negative,
-           "sequence": _sequence, "random": _random}
+_TITLES = {
+    "embedding": _embedding,
+    "target": _target,
+    "tensor": _tensor,
+    "one_hot": _one_hot,
+    "negative": _negative,
+    "sequence": _sequence,
+    "random": _random,
+}
 
 
 def _fixes(facts: IndexFacts, found: Beyond) -> tuple[Fix, ...]:
@@ -135,25 +162,45 @@ def _fixes(facts: IndexFacts, found: Beyond) -> tuple[Fix, ...]:
     size, name = facts.size or 0, facts.index.name if facts.index is not None else facts.key
     if facts.kind == "one_hot" and len(found.values) == 1 and (found.value >= 255 or found.value < 0):
         kept = f"known = {name} != {found.value}\n"
-        return (Fix(f"{found.value} marks what has no class: leave it out.",
-                    f"{kept}hot = nn.functional.one_hot({name} * known, {size}) * known[..., None]"),)
+        return (
+            Fix(
+                f"{found.value} marks what has no class: leave it out.",
+                f"{kept}hot = nn.functional.one_hot({name} * known, {size}) * known[..., None]",
+            ),
+        )
     if facts.kind == "one_hot":
-        return (Fix("Give it the number of classes that there are.",
-                    f"nn.functional.one_hot({name}, num_classes={(found.high or found.value) + 1})"),)
+        return (
+            Fix(
+                "Give it the number of classes that there are.",
+                f"nn.functional.one_hot({name}, num_classes={(found.high or found.value) + 1})",
+            ),
+        )
     if facts.kind == "negative":
         return (Fix("Leave out what is negative.", f"{name} = {name}[{name} >= 0]"),)
     if facts.kind == "random":
-        return (Fix("Draw from one number more, and only where there is room.",
-                    "start = torch.randint(0, max(1, length - size + 1), ())"),)
+        return (
+            Fix(
+                "Draw from one number more, and only where there is room.",
+                "start = torch.randint(0, max(1, length - size + 1), ())",
+            ),
+        )
     if facts.kind in ("sequence", "tensor") and facts.head:
         code = f"def __len__(self):\n    return {facts.fits}"
         return (Fix("Let the length be the number of samples that there are.", code),) if facts.fits else ()
     if facts.index is not None and facts.index.known:
-        return (Fix(f"The valid ones are 0 to {size - 1}: see where the others come from.",
-                    f"{name}[({name} < 0) | ({name} >= {size})]"),)
+        return (
+            Fix(
+                f"The valid ones are 0 to {size - 1}: see where the others come from.",
+                f"{name}[({name} < 0) | ({name} >= {size})]",
+            ),
+        )
     look = f"{facts.table}.shape[{facts.dim}]" if facts.dim is not None else f"len({facts.table})"
-    return (Fix(f"The valid ones are 0 to {size - 1}: see where this one comes from.",
-                f"assert {name or found.value} < {look}" if size else f"assert len({facts.table})   # it is empty"),)
+    return (
+        Fix(
+            f"The valid ones are 0 to {size - 1}: see where this one comes from.",
+            f"assert {name or found.value} < {look}" if size else f"assert len({facts.table})   # it is empty",
+        ),
+    )
 
 
 def _of_embedding(facts: IndexFacts, found: Beyond) -> tuple[Fix, ...]:
@@ -162,23 +209,48 @@ def _of_embedding(facts: IndexFacts, found: Beyond) -> tuple[Fix, ...]:
     fixes = []
     if facts.counted:
         long = facts.along
-        fixes.append(Fix("Cut the sequence to the length of the table.", f"{long} = {long}[:, -{size}:]" if facts.along
-                         else f"ids = ids[:, -{size}:]   # before the positions are counted"))
+        fixes.append(
+            Fix(
+                "Cut the sequence to the length of the table.",
+                f"{long} = {long}[:, -{size}:]"
+                if facts.along
+                else f"ids = ids[:, -{size}:]   # before the positions are counted",
+            )
+        )
     if found.low is not None and found.low < 0:
-        return (Fix("Give padding an id of its own.",
-                    f"{name} = {name}.masked_fill({name} < 0, 0)   # 0: the id of padding"),)
+        return (
+            Fix(
+                "Give padding an id of its own.", f"{name} = {name}.masked_fill({name} < 0, 0)   # 0: the id of padding"
+            ),
+        )
     if facts.grown is not None:
         rows = max(int(facts.grown.code), facts.vocabulary[1] if facts.vocabulary else 0)
-        code = (f"grown = nn.Embedding({rows}, {width})\nwith torch.no_grad():\n"
-                f"    grown.weight[:{size}] = {table}.weight\n{table} = grown") if facts.module else (
-                    f"nn.Embedding({rows}, {width})")
-        fixes.insert(0 if not facts.counted else 1, Fix(
-            "Make the table as large as the ids need, and keep the rows that are trained.", code, facts.grown.worked,
-            facts.grown.after))
+        code = (
+            (
+                f"grown = nn.Embedding({rows}, {width})\nwith torch.no_grad():\n"
+                f"    grown.weight[:{size}] = {table}.weight\n{table} = grown"
+            )
+            if facts.module
+            else (f"nn.Embedding({rows}, {width})")
+        )
+        fixes.insert(
+            0 if not facts.counted else 1,
+            Fix(
+                "Make the table as large as the ids need, and keep the rows that are trained.",
+                code,
+                facts.grown.worked,
+                facts.grown.after,
+            ),
+        )
     if not facts.counted:
-        fixes.append(Fix("Or give unknown ids one row that stands for all of them." if fixes else
-                         "Give ids that the table does not know one row that stands for all of them.",
-                         f"{name} = {name}.masked_fill({name} >= {size}, unknown_id)"))
+        fixes.append(
+            Fix(
+                "Or give unknown ids one row that stands for all of them."
+                if fixes
+                else "Give ids that the table does not know one row that stands for all of them.",
+                f"{name} = {name}.masked_fill({name} >= {size}, unknown_id)",
+            )
+        )
     return tuple(fixes)
 
 
@@ -188,17 +260,29 @@ def _of_target(facts: IndexFacts, found: Beyond) -> tuple[Fix, ...]:
         cure = facts.shifted
         return (Fix("Count the classes from 0.", assigned(name, f"{name} - 1"), cure.worked, cure.after),)
     if facts.ignored is not None:
-        return (Fix("Leave these entries out of the loss.", f"nn.CrossEntropyLoss(ignore_index={facts.ignored.code})",
-                    facts.ignored.worked, facts.ignored.after),)
+        return (
+            Fix(
+                "Leave these entries out of the loss.",
+                f"nn.CrossEntropyLoss(ignore_index={facts.ignored.code})",
+                facts.ignored.worked,
+                facts.ignored.after,
+            ),
+        )
     needed = (found.high or found.value) + 1
     head = as_code(facts.head) if facts.head else "head"
-    return (Fix(f"Give the last layer {needed} classes, or map the labels to 0 … {(facts.size or 1) - 1}.",
-                f"{head} = nn.Linear({head}.in_features, {needed})"),
-            Fix("See which labels there are.", f"{name}.unique(return_counts=True)"))
+    return (
+        Fix(
+            f"Give the last layer {needed} classes, or map the labels to 0 … {(facts.size or 1) - 1}.",
+            f"{head} = nn.Linear({head}.in_features, {needed})",
+        ),
+        Fix("See which labels there are.", f"{name}.unique(return_counts=True)"),
+    )
 
 
 def _chain(facts: IndexFacts) -> tuple[Link, ...]:
     if facts.late is not None:
-        return (Link("the kernel of this line failed on the card, while the program went on", facts.raised.where),
-                Link("here the card's answer was waited for, and the error was shown", facts.late))
+        return (
+            Link("the kernel of this line failed on the card, while the program went on", facts.raised.where),
+            Link("here the card's answer was waited for, and the error was shown", facts.late),
+        )
     return facts.origin.way if facts.origin is not None else ()

@@ -9,8 +9,9 @@ from nbdebug.catalogue import rule
 from nbdebug.chapters.error.facts_nccl import Collective
 from nbdebug.finding import Finding, Fix
 
-LOG = Fix("Let the library say what it met, and run again.",
-          "NCCL_DEBUG=INFO TORCH_DISTRIBUTED_DEBUG=DETAIL torchrun ...")
+LOG = Fix(
+    "Let the library say what it met, and run again.", "NCCL_DEBUG=INFO TORCH_DISTRIBUTED_DEBUG=DETAIL torchrun ..."
+)
 RUN = "torchrun --nproc-per-node={count} train.py"
 
 
@@ -18,15 +19,15 @@ RUN = "torchrun --nproc-per-node={count} train.py"
     code="error/nccl",
     title="The processes of a distributed training could not work together.",
     symptom="NCCL error …, unhandled system error, invalid usage; Watchdog caught collective operation timeout; "
-            "Expected "
-            "to have finished reduction; Default process group has not been initialized; Address already in use.",
+    "Expected "
+    "to have finished reduction; Default process group has not been initialized; Address already in use.",
     cause="Two processes took the same GPU, one of them ended or went another way than the others, the launcher's "
-          "variables are not set, or a part of the model got no gradient and the others wait for it.",
+    "variables are not set, or a part of the model got no gradient and the others wait for it.",
     confirm="`NCCL_DEBUG=INFO` prints what NCCL met; `TORCH_DISTRIBUTED_DEBUG=DETAIL` compares the collectives of all "
-            "ranks. The first rank that failed says why; the others say that they lost it.",
+    "ranks. The first rank that failed says why; the others say that they lost it.",
     fix="`torch.cuda.set_device(int(os.environ['LOCAL_RANK']))` before anything on the GPU; start with torchrun; the "
-        "same "
-        "number of steps and the same branches on every rank; `find_unused_parameters=True` for parts that sit out.",
+    "same "
+    "number of steps and the same branches on every rank; `find_unused_parameters=True` for parts that sit out.",
     reference="https://docs.pytorch.org/docs/stable/distributed.html",
 )
 def nccl(facts: Any) -> Finding | None:
@@ -44,8 +45,10 @@ def _title(facts: Collective) -> str:
         parts = ", ".join(f"`{name}`" for name in facts.unused[:3])
         more = f" and {len(facts.unused) - 3} more" if len(facts.unused) > 3 else ""
         which = f": {parts}{more}" if parts else ""
-        return (f"Parameters of `{facts.model or 'the model'}` got no gradient in the last step, and "
-                f"DistributedDataParallel waits for them{which}.")
+        return (
+            f"Parameters of `{facts.model or 'the model'}` got no gradient in the last step, and "
+            f"DistributedDataParallel waits for them{which}."
+        )
     if facts.what == "environment":
         return f"The variable `{told('variable')}` is not set: the program was not started by torchrun."
     if facts.what == "port in use":
@@ -53,11 +56,15 @@ def _title(facts: Collective) -> str:
         return f"The port{port} on which the processes meet is taken, as a rule by an earlier run that still lives."
     if facts.what == "other models":
         if told("parameter"):
-            return (f"The model differs from rank to rank: parameter {told('parameter')} has sizes {told('sizes')} "
-                    f"here "
-                    "and others on rank 0.")
-        return (f"The model differs from rank to rank: rank {told('rank')} has {told('mine')} parameters, rank "
-                f"{told('other')} has {told('theirs')}.")
+            return (
+                f"The model differs from rank to rank: parameter {told('parameter')} has sizes {told('sizes')} "
+                f"here "
+                "and others on rank 0."
+            )
+        return (
+            f"The model differs from rank to rank: rank {told('rank')} has {told('mine')} parameters, rank "
+            f"{told('other')} has {told('theirs')}."
+        )
     if facts.what == "joined":
         return f"Only {told('there')} of {told('all')} processes came to the meeting point; the others never started."
     if facts.what == "timeout":
@@ -71,7 +78,7 @@ def _title(facts: Collective) -> str:
 SAID = {
     "marked twice": "DistributedDataParallel got a gradient twice in one backward: a parameter is used by two "
     "forwards, "
-                    "or a checkpointed block (reentrant) is run again.",
+    "or a checkpointed block (reentrant) is run again.",
     "no group": "A collective was called before `init_process_group`.",
     "twice": "`init_process_group` was called a second time in this process: a cell was run again.",
     "not built": "This build of torch has no NCCL: it is for the CPU, or for another system.",
@@ -91,16 +98,26 @@ def _timeout(facts: Collective) -> str:
     operation = facts.told("operation").lower() or facts.told("what")
     limit = facts.told("limit") or facts.told("waited")
     after = f" within {int(limit) / 1000:g} s" if limit else ""
-    return (f"Not every rank came to the same {f'`{operation}`' if operation else 'collective'}{after}: one of them "
-            f"had "
-            "ended, had fewer steps, or went another way.")
+    return (
+        f"Not every rank came to the same {f'`{operation}`' if operation else 'collective'}{after}: one of them "
+        f"had "
+        "ended, had fewer steps, or went another way."
+    )
 
 
 def _evidence(facts: Collective) -> dict[str, Any]:
-    evidence = {**{f"said: {key}": value for key, value in facts.found}, "backend": facts.backend,
-                "this rank": facts.rank, "processes": facts.world, "GPUs that this process sees": facts.cards,
-                "NCCL": facts.version, "set": ", ".join(facts.present), "not set": ", ".join(facts.missing),
-                "parameters without a gradient": ", ".join(facts.unused), "tensors": ", ".join(facts.tensors)}
+    evidence = {
+        **{f"said: {key}": value for key, value in facts.found},
+        "backend": facts.backend,
+        "this rank": facts.rank,
+        "processes": facts.world,
+        "GPUs that this process sees": facts.cards,
+        "NCCL": facts.version,
+        "set": ", ".join(facts.present),
+        "not set": ", ".join(facts.missing),
+        "parameters without a gradient": ", ".join(facts.unused),
+        "tensors": ", ".join(facts.tensors),
+    }
     return {key: value for key, value in evidence.items() if value != ""}
 
 
@@ -110,49 +127,106 @@ def _evidence(facts: Collective) -> dict[str, Any]:
 def _fixes(facts: Collective) -> list[Fix]:
     count = max(1, facts.cards)
     if facts.what in ("duplicate gpu", "usage"):
-        return [Fix("Give each process its own GPU before anything is put on one.",
-                    "torch.cuda.set_device(int(os.environ['LOCAL_RANK']))"), LOG]
+        return [
+            Fix(
+                "Give each process its own GPU before anything is put on one.",
+                "torch.cuda.set_device(int(os.environ['LOCAL_RANK']))",
+            ),
+            LOG,
+        ]
     if facts.what == "unused parameters":
         name = facts.model or "model"
-        return [Fix("Freeze what takes no part, or use it in the loss.",
-                    "\n".join(f"{name}.module.{part}.requires_grad_(False)" for part in facts.unused[:5])
-                    or f"{name}.module.unused.requires_grad_(False)"),
-                Fix("Or let DDP look for such parts in each step (a little slower).",
-                    f"{name} = DistributedDataParallel({name}.module, find_unused_parameters=True)")]
+        return [
+            Fix(
+                "Freeze what takes no part, or use it in the loss.",
+                "\n".join(f"{name}.module.{part}.requires_grad_(False)" for part in facts.unused[:5])
+                or f"{name}.module.unused.requires_grad_(False)",
+            ),
+            Fix(
+                "Or let DDP look for such parts in each step (a little slower).",
+                f"{name} = DistributedDataParallel({name}.module, find_unused_parameters=True)",
+            ),
+        ]
     if facts.what in ("environment", "joined"):
-        return [Fix("Start it with torchrun, which sets them all.", RUN.format(count=count)),
-                Fix("In a notebook, with a single process: set them first.",
-                    "os.environ.update(RANK='0', WORLD_SIZE='1', LOCAL_RANK='0', MASTER_ADDR='127.0.0.1', "
-                    "MASTER_PORT='29501')")]
+        return [
+            Fix("Start it with torchrun, which sets them all.", RUN.format(count=count)),
+            Fix(
+                "In a notebook, with a single process: set them first.",
+                "os.environ.update(RANK='0', WORLD_SIZE='1', LOCAL_RANK='0', MASTER_ADDR='127.0.0.1', "
+                "MASTER_PORT='29501')",
+            ),
+        ]
     if facts.what == "port in use":
-        return [Fix("Let torchrun find a free port.", f"torchrun --rdzv-backend=c10d --rdzv-endpoint=localhost:0 "
-                    f"--nproc-per-node={count} train.py"),
-                Fix("Or end the earlier run.", "pgrep -af torchrun   # then: kill PID")]
+        return [
+            Fix(
+                "Let torchrun find a free port.",
+                f"torchrun --rdzv-backend=c10d --rdzv-endpoint=localhost:0 --nproc-per-node={count} train.py",
+            ),
+            Fix("Or end the earlier run.", "pgrep -af torchrun   # then: kill PID"),
+        ]
     if facts.what in ("no gpu", "not built", "cpu tensor"):
         moved = facts.tensors[0].partition(" on ")[0] if facts.tensors else "x"
-        return [Fix("On the CPU: use gloo.", "torch.distributed.init_process_group('gloo')"),
-                Fix("With GPUs: put the tensor on this process's own.",
-                    f"{moved} = {moved}.to(f'cuda:{{local_rank}}')")]
-    return [*SIMPLE.get(facts.what, (Fix("Look for the first error among the ranks: it is the cause of the others.",
-                                         "torchrun --log-dir=logs --redirects=3 ... train.py"),)), LOG]
+        return [
+            Fix("On the CPU: use gloo.", "torch.distributed.init_process_group('gloo')"),
+            Fix("With GPUs: put the tensor on this process's own.", f"{moved} = {moved}.to(f'cuda:{{local_rank}}')"),
+        ]
+    return [
+        *SIMPLE.get(
+            facts.what,
+            (
+                Fix(
+                    "Look for the first error among the ranks: it is the cause of the others.",
+                    "torchrun --log-dir=logs --redirects=3 ... train.py",
+                ),
+            ),
+        ),
+        LOG,
+    ]
 
 
 SIMPLE: dict[str, tuple[Fix, ...]] = {
-    "no group": (Fix("Start the group first.", "torch.distributed.init_process_group('nccl')   # or 'gloo' on the "
-    "CPU"),),
-    "twice": (Fix("Start it once.", "if not torch.distributed.is_initialized():\n"
-                  "    torch.distributed.init_process_group('nccl')"),),
-    "marked twice": (Fix("Checkpoint without re-entering autograd, and one backward for each forward.",
-                         "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)"),),
-    "other models": (Fix("Build the same model on every rank: the same configuration and vocabulary.",
-                         "print(rank, sum(p.numel() for p in model.parameters()))"),),
-    "timeout": (Fix("Give every rank the same number of steps.",
-                    "DataLoader(dataset, sampler=DistributedSampler(dataset, drop_last=True), drop_last=True)"),
-                Fix("Where one rank is merely slow (it writes a checkpoint, say): wait longer.",
-                    "torch.distributed.init_process_group('nccl', timeout=datetime.timedelta(minutes=60))")),
-    "mismatch": (Fix("Call collectives on all ranks or on none.",
-                     "if rank == 0:\n    save(model)\ntorch.distributed.barrier()   # outside of the if"),),
-    "system": (Fix("Name the network interface; in a container, give more shared memory.",
-                   "NCCL_SOCKET_IFNAME=eth0 torchrun ...   # docker run --shm-size=8g"),),
+    "no group": (
+        Fix("Start the group first.", "torch.distributed.init_process_group('nccl')   # or 'gloo' on the CPU"),
+    ),
+    "twice": (
+        Fix(
+            "Start it once.",
+            "if not torch.distributed.is_initialized():\n    torch.distributed.init_process_group('nccl')",
+        ),
+    ),
+    "marked twice": (
+        Fix(
+            "Checkpoint without re-entering autograd, and one backward for each forward.",
+            "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)",
+        ),
+    ),
+    "other models": (
+        Fix(
+            "Build the same model on every rank: the same configuration and vocabulary.",
+            "print(rank, sum(p.numel() for p in model.parameters()))",
+        ),
+    ),
+    "timeout": (
+        Fix(
+            "Give every rank the same number of steps.",
+            "DataLoader(dataset, sampler=DistributedSampler(dataset, drop_last=True), drop_last=True)",
+        ),
+        Fix(
+            "Where one rank is merely slow (it writes a checkpoint, say): wait longer.",
+            "torch.distributed.init_process_group('nccl', timeout=datetime.timedelta(minutes=60))",
+        ),
+    ),
+    "mismatch": (
+        Fix(
+            "Call collectives on all ranks or on none.",
+            "if rank == 0:\n    save(model)\ntorch.distributed.barrier()   # outside of the if",
+        ),
+    ),
+    "system": (
+        Fix(
+            "Name the network interface; in a container, give more shared memory.",
+            "NCCL_SOCKET_IFNAME=eth0 torchrun ...   # docker run --shm-size=8g",
+        ),
+    ),
 }
 """Fixes that need no name of the user's."""

@@ -41,16 +41,24 @@ TITLES = {
     "unsorted": "Let torch sort them.",
 }
 ALSO = {
-    "broadcast": ("Bring both to one shape where they are made; print them on the line before.",
-                  "print({first}.shape, {last}.shape)"),
-    "small": ("Give it larger inputs, pool less before it, or pad.", "padding=\"same\"   # or a smaller kernel_size"),
-    "single": ("Leave out the last batch where it has one row, or switch to eval() where nothing is trained.",
-               "DataLoader(..., drop_last=True)   # or model.eval()"),
+    "broadcast": (
+        "Bring both to one shape where they are made; print them on the line before.",
+        "print({first}.shape, {last}.shape)",
+    ),
+    "small": ("Give it larger inputs, pool less before it, or pad.", 'padding="same"   # or a smaller kernel_size'),
+    "single": (
+        "Leave out the last batch where it has one row, or switch to eval() where nothing is trained.",
+        "DataLoader(..., drop_last=True)   # or model.eval()",
+    ),
     "scalar": ("Make one number of it, or keep the tensor.", "{first}.mean().item()   # or {first}.tolist()"),
-    "truth": ("Say whether any or all of them must hold; `&` and `|` go element by element.",
-              "if ({first}).any(): ...   # or ({first}).all()"),
-    "loss": ("Bring predictions and targets to shapes that belong together; print them on the line before.",
-             "print({first}.shape, {last}.shape)"),
+    "truth": (
+        "Say whether any or all of them must hold; `&` and `|` go element by element.",
+        "if ({first}).any(): ...   # or ({first}).all()",
+    ),
+    "loss": (
+        "Bring predictions and targets to shapes that belong together; print them on the line before.",
+        "print({first}.shape, {last}.shape)",
+    ),
     "unpack": ("Unpack as many as there are.", "{sizes} = {text}"),
     "count": ("Keep the rows of the batch apart, whatever their number.", "{first}.reshape(len({first}), -1)"),
     "hidden": ("Make the hidden state for each batch: the last one may be smaller.", "state = None   # torch makes it"),
@@ -64,13 +72,13 @@ ALSO = {
     code="error/shape-mismatch",
     title="Two shapes do not fit each other.",
     symptom="mat1 and mat2 shapes cannot be multiplied; The size of tensor a must match the size of tensor b; expected "
-            "input to have 3 channels; shape is invalid for input of size; Dimension out of range; and many more.",
+    "input to have 3 channels; shape is invalid for input of size; Dimension out of range; and many more.",
     cause="An axis is missing, in another place, or of another size: pictures of another size than the Linear behind "
-          "the flattening was made for, channels on the last axis, a target [N, 1] beside [N], batch and time "
-          "exchanged, a last batch that is smaller.",
+    "the flattening was made for, channels on the last axis, a target [N, 1] beside [N], batch and time "
+    "exchanged, a last batch that is smaller.",
     confirm="Print the shapes of the operands on the line before; the report names them.",
     fix="Bring the axis to its place (`permute`, `unsqueeze`, `squeeze`), or make the layer for the size that it is "
-        "given.",
+    "given.",
     reference="https://pytorch.org/docs/stable/notes/broadcasting.html",
 )
 def shape_mismatch(facts: ShapeFacts) -> Finding | None:
@@ -87,11 +95,17 @@ def _fix(facts: ShapeFacts, cure: Cure) -> Fix:
     title = TITLES.get(cure.slug, "Change {name}.").format(name=f"`{cure.name}`" if cure.name else "it")
     if cure.slug == "layer":
         title = title.rstrip(".") + f": {facts.got} {unit(facts)}."
-    if cure.slug in ("count", "flatten") and facts.kind == "count" and cure.result and facts.target and (
-            facts.target[-1] not in (cure.result[-1], -1)):
+    if (
+        cure.slug in ("count", "flatten")
+        and facts.kind == "count"
+        and cure.result
+        and facts.target
+        and (facts.target[-1] not in (cure.result[-1], -1))
+    ):
         title = f"{title.rstrip('.')}; what follows is then given {cure.result[-1]} instead of {facts.target[-1]}."
-    after: dict[str, Any] = {} if not cure.verified or cure.result is None else {
-        "result": list(cure.result) or "a single number"}
+    after: dict[str, Any] = (
+        {} if not cure.verified or cure.result is None else {"result": list(cure.result) or "a single number"}
+    )
     note = f"   # {cure.name}" if cure.slug == "layer" and cure.name else ""
     return Fix(title, cure.code + note, cure.verified, after)
 
@@ -100,8 +114,12 @@ def _advice(facts: ShapeFacts) -> tuple[Fix, ...]:
     """What to do where no change could be tried."""
     if facts.uneven is not None:
         text, whole, by = facts.uneven
-        return (Fix(f"Choose one of the two so that {whole} is a multiple of {by}.",
-                    f"assert {whole} % {text} == 0   # {', '.join(map(str, _divisors(whole)))}"),)
+        return (
+            Fix(
+                f"Choose one of the two so that {whole} is a multiple of {by}.",
+                f"assert {whole} % {text} == 0   # {', '.join(map(str, _divisors(whole)))}",
+            ),
+        )
     if facts.folded is not None:
         return (Fix("Keep the rows of the batch apart in that op.", "x = x.flatten(1)   # or x.reshape(len(x), -1)"),)
     if facts.kind not in ALSO and pair(facts) is None:
@@ -110,9 +128,12 @@ def _advice(facts: ShapeFacts) -> tuple[Fix, ...]:
     given = parts(facts)
     text, sizes = next(((t, n) for t, n in facts.numbers if type(n) is tuple), ("", ()))
     both = pair(facts) or (given[0], given[-1]) if given else (Operand("x"), Operand("y"))
-    filled = {"first": both[0].name or "x", "last": both[1].name or "y",
-              "text": text or (given[0].name if given else "") or "x",
-              "sizes": ", ".join(f"n{i}" for i in range(len(sizes))) or "result"}
+    filled = {
+        "first": both[0].name or "x",
+        "last": both[1].name or "y",
+        "text": text or (given[0].name if given else "") or "x",
+        "sizes": ", ".join(f"n{i}" for i in range(len(sizes))) or "result",
+    }
     return (Fix(title, code.format(**filled)),)
 
 
@@ -139,14 +160,21 @@ def _chain(facts: ShapeFacts) -> tuple[Link, ...]:
     """The user's lines that led there, then the way of the shape through the layers: six links at most."""
     if not facts.passed:
         return facts.lines[-LINES:]
-    entered, where, lines = facts.entered, facts.raised.where, facts.lines[-(LINES - 1):]
+    entered, where, lines = facts.entered, facts.raised.where, facts.lines[-(LINES - 1) :]
     start = [Link(f"`{entered.name}` {list(entered.shape)} goes in", where)] if entered and entered.shape else []
-    if entered is not None and entered.shape == facts.passed[-1].shape or start and start[0].what in [
-            link.what for link in lines]:
+    if (
+        entered is not None
+        and entered.shape == facts.passed[-1].shape
+        or start
+        and start[0].what in [link.what for link in lines]
+    ):
         start = []  # the steps lie before it, or it is told already
     at = dataclasses.replace(where, module=None)
-    ends = [Link(f"{layer(facts)} wants {facts.wanted} and is given {facts.got}", at)] if facts.kind != "loss" and (
-        None not in (facts.wanted, facts.got)) else []
+    ends = (
+        [Link(f"{layer(facts)} wants {facts.wanted} and is given {facts.got}", at)]
+        if facts.kind != "loss" and (None not in (facts.wanted, facts.got))
+        else []
+    )
     room = MOST - len(lines) - len(start) - len(ends)
     steps = [Link(f"after {step.what} it is {list(step.shape)}") for step in facts.passed[-room:]]
     return (*lines, *start, *steps, *ends)

@@ -37,18 +37,26 @@ def _of_classes(facts: ShapeFacts, scores: Operand, target: Operand) -> str:
     if len(have) == 1:
         return f"{shaped(scores)} is one row of scores for {op(facts)}, and {shaped(target)} is not one class number"
     if given == have or len(given) == len(have):
-        return f"{shaped(target)} has an axis too many: for {shaped(scores)} {op(facts)} wants class numbers " \
-               f"{[*have[:1], *have[2:]]}"
+        return (
+            f"{shaped(target)} has an axis too many: for {shaped(scores)} {op(facts)} wants class numbers "
+            f"{[*have[:1], *have[2:]]}"
+        )
     if have[:1] != given[:1]:
         rows = given[0] if given else 1
         since = f"after a `{facts.folded.what}` " if facts.folded is not None else ""
-        return f"{shaped(scores)} and {shaped(target)} do not belong together: {since}the predictions have " \
-               f"{have[0]} rows, the targets {rows}"
+        return (
+            f"{shaped(scores)} and {shaped(target)} do not belong together: {since}the predictions have "
+            f"{have[0]} rows, the targets {rows}"
+        )
     if len(have) > 2 and have[:-1] == given:
-        return f"{shaped(scores)} has its classes on the last axis, and {op(facts)} wants them on axis 1; " \
-               f"the target is {shaped(target)}"
-    return f"{shaped(scores)} and {shaped(target)} do not fit: for such scores {op(facts)} wants class numbers " \
-           f"{[*have[:1], *have[2:]]}"
+        return (
+            f"{shaped(scores)} has its classes on the last axis, and {op(facts)} wants them on axis 1; "
+            f"the target is {shaped(target)}"
+        )
+    return (
+        f"{shaped(scores)} and {shaped(target)} do not fit: for such scores {op(facts)} wants class numbers "
+        f"{[*have[:1], *have[2:]]}"
+    )
 
 
 def _sequences(facts: ShapeFacts) -> str:
@@ -56,16 +64,23 @@ def _sequences(facts: ShapeFacts) -> str:
     cut = facts.shifted
     assert cut is not None
     short, long = ("predictions", "targets") if cut.scores < cut.target else ("targets", "predictions")
-    return (f"of each of the {cut.rows} sequences the predictions have {cut.scores} places and the targets "
-            f"{cut.target}; the {short} were cut by one, and `{cut.name}` {list(cut.shape)}, of which the {long} are "
-            "made, was not")
+    return (
+        f"of each of the {cut.rows} sequences the predictions have {cut.scores} places and the targets "
+        f"{cut.target}; the {short} were cut by one, and `{cut.name}` {list(cut.shape)}, of which the {long} are "
+        "made, was not"
+    )
 
 
 def hidden(facts: ShapeFacts) -> str:
     state, first = role(facts, "hx", "hidden", "h_0"), parts(facts)[0]
     told = shaped(state) if state is not None else "The hidden state"
-    batch = f"a batch of {facts.wanted}" if facts.wanted is not None else f"`{first.name}` {list(first.shape or ())}" \
-        if first.name else f"its input {list(first.shape or ())}"
+    batch = (
+        f"a batch of {facts.wanted}"
+        if facts.wanted is not None
+        else f"`{first.name}` {list(first.shape or ())}"
+        if first.name
+        else f"its input {list(first.shape or ())}"
+    )
     want = "" if facts.target is None else f": it wants {list(facts.target)}, layers first, then the batch"
     return f"{told} is no hidden state for {layer(facts)} and {batch}{want}"
 
@@ -73,8 +88,13 @@ def hidden(facts: ShapeFacts) -> str:
 def mask(facts: ShapeFacts) -> str:
     given, query = role(facts, "key_padding_mask", "attn_mask", "mask"), role(facts, "query", "input", "src")
     told = shaped(given) if given is not None else "The mask"
-    want = f": it wants {list(facts.target)}" if facts.target is not None else \
-        f": axis {facts.axis} must be {facts.wanted}" if facts.axis is not None else ""
+    want = (
+        f": it wants {list(facts.target)}"
+        if facts.target is not None
+        else f": axis {facts.axis} must be {facts.wanted}"
+        if facts.axis is not None
+        else ""
+    )
     if facts.entered is not None and (query is None or not query.name):
         query = facts.entered
     return f"{told} does not fit {shaped(query) if query is not None else 'the queries'} in {layer(facts)}{want}"
@@ -87,8 +107,10 @@ def attention(facts: ShapeFacts) -> str:
     if odd is None or not given:
         return f"The queries, keys and values given to {layer(facts)} do not fit each other"
     first_batch = facts.layer is not None and facts.layer.sizes.get("batch_first") == 1
-    return (f"{shaped(given[0])} and {shaped(odd)} do not fit each other in {layer(facts)}: it takes the batch on axis "
-            f"{0 if first_batch else 1} (batch_first={first_batch})")
+    return (
+        f"{shaped(given[0])} and {shaped(odd)} do not fit each other in {layer(facts)}: it takes the batch on axis "
+        f"{0 if first_batch else 1} (batch_first={first_batch})"
+    )
 
 
 def small(facts: ShapeFacts) -> str:
@@ -96,13 +118,18 @@ def small(facts: ShapeFacts) -> str:
     size = f" with its kernel of {kernel}" if kernel is not None else ""
     told = arrives(facts, parts(facts)[0])
     end = ":" if "reaches" in told or "input" in told else " is"
-    return f"Too little is left for {layer(facts)}{size}: {told}" if end == ":" else \
-        f"{told} is too small for {layer(facts)}{size}"
+    return (
+        f"Too little is left for {layer(facts)}{size}: {told}"
+        if end == ":"
+        else f"{told} is too small for {layer(facts)}{size}"
+    )
 
 
 def single(facts: ShapeFacts) -> str:
-    return (f"{layer(facts)} can't take a mean and a variance over one value while training: "
-            f"{arrives(facts, parts(facts)[0])}")
+    return (
+        f"{layer(facts)} can't take a mean and a variance over one value while training: "
+        f"{arrives(facts, parts(facts)[0])}"
+    )
 
 
 def lengths(facts: ShapeFacts) -> str:
@@ -126,8 +153,10 @@ def index(facts: ShapeFacts) -> str:
         sizes = f"axis {at} has {(mark.shape or (0,))[at]} and {(first.shape or (0,))[at]}"
         return f"The mask {shaped(mark)} does not cover {shaped(first)}: {sizes}"
     if len(mark.shape or ()) != len(first.shape or ()):
-        return f"The index {shaped(mark)} has {axes(mark.shape)} and {shaped(first)} has {axes(first.shape)}: " \
-               f"{op(facts)} wants as many"
+        return (
+            f"The index {shaped(mark)} has {axes(mark.shape)} and {shaped(first)} has {axes(first.shape)}: "
+            f"{op(facts)} wants as many"
+        )
     return f"The index {shaped(mark)} does not fit {shaped(first)} in {op(facts)}"
 
 
@@ -175,8 +204,10 @@ def other(facts: ShapeFacts) -> str:
 
 
 def strides(facts: ShapeFacts) -> str:
-    return f"{shaped(parts(facts)[0])} does not lie in memory in one piece, as after an exchange of axes, so `view` " \
-           "can't give it another shape"
+    return (
+        f"{shaped(parts(facts)[0])} does not lie in memory in one piece, as after an exchange of axes, so `view` "
+        "can't give it another shape"
+    )
 
 
 def square(facts: ShapeFacts) -> str:
@@ -184,8 +215,11 @@ def square(facts: ShapeFacts) -> str:
 
 
 def ragged(facts: ShapeFacts) -> str:
-    return f"{op(facts)} is given rows of different lengths: {facts.got} where the first has {facts.wanted}" \
-        if facts.got is not None else f"{op(facts)} is given parts of different shapes"
+    return (
+        f"{op(facts)} is given rows of different lengths: {facts.got} where the first has {facts.wanted}"
+        if facts.got is not None
+        else f"{op(facts)} is given parts of different shapes"
+    )
 
 
 def split(facts: ShapeFacts) -> str:
@@ -199,7 +233,21 @@ def gradient(facts: ShapeFacts) -> str:
 
 
 FAMILIES: dict[str, Callable[[ShapeFacts], str]] = {
-    "loss": loss, "hidden": hidden, "mask": mask, "attention": attention, "small": small, "single": single,
-    "lengths": lengths, "index": index, "divide": divide, "unpack": unpack, "scalar": scalar,
-    "truth": truth, "strides": strides, "square": square, "ragged": ragged,
-    "gradient": gradient, "split": split}
+    "loss": loss,
+    "hidden": hidden,
+    "mask": mask,
+    "attention": attention,
+    "small": small,
+    "single": single,
+    "lengths": lengths,
+    "index": index,
+    "divide": divide,
+    "unpack": unpack,
+    "scalar": scalar,
+    "truth": truth,
+    "strides": strides,
+    "square": square,
+    "ragged": ragged,
+    "gradient": gradient,
+    "split": split,
+}

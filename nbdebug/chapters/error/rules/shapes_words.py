@@ -9,9 +9,22 @@ from collections.abc import Callable
 from nbdebug.chapters.error.facts_shapes import Operand, ShapeFacts
 
 Shape = tuple[int, ...]
-UNITS = {"Conv": "channels", "Batch": "channels", "Group": "channels", "Instance": "channels", "Layer": "features",
-         "RMS": "features", "Linear": "features", "Bilinear": "features", "PReLU": "channels", "RNN": "features",
-         "LSTM": "features", "GRU": "features", "Multihead": "features", "Transformer": "features"}
+UNITS = {
+    "Conv": "channels",
+    "Batch": "channels",
+    "Group": "channels",
+    "Instance": "channels",
+    "Layer": "features",
+    "RMS": "features",
+    "Linear": "features",
+    "Bilinear": "features",
+    "PReLU": "channels",
+    "RNN": "features",
+    "LSTM": "features",
+    "GRU": "features",
+    "Multihead": "features",
+    "Transformer": "features",
+}
 LETTER = re.compile(r"subscript (\w) has size (\d+) for operand \d+ .*?previously seen size (\d+)")
 RECURRENT = ("RNN", "LSTM", "GRU", "RNNCell", "LSTMCell", "GRUCell")
 
@@ -66,8 +79,11 @@ def pair(facts: ShapeFacts) -> tuple[Operand, Operand] | None:
     if facts.axis is not None and facts.got is not None and facts.wanted is not None:
         most = max(len(part.shape or ()) for part in known)
         back = facts.axis - most
-        sizes = {size: part for part in known if part.shape and len(part.shape) >= -back
-                 and (size := part.shape[back]) in (facts.got, facts.wanted)}
+        sizes = {
+            size: part
+            for part in known
+            if part.shape and len(part.shape) >= -back and (size := part.shape[back]) in (facts.got, facts.wanted)
+        }
         if len(sizes) == 2:
             return sizes[facts.got], sizes[facts.wanted]
     return known[0], known[-1]
@@ -79,7 +95,8 @@ def features(facts: ShapeFacts) -> str:
     if facts.op == "MultiheadAttention" and facts.which is not None:
         odd = facts.operands[facts.which]
         size = {"key": "keys of {} features (kdim)", "value": "values of {} features (vdim)"}.get(
-            odd.role, "queries of {} features (embed_dim)").format(wanted)
+            odd.role, "queries of {} features (embed_dim)"
+        ).format(wanted)
         return f"{layer(facts)} takes {size} and is given {got}: {shaped(odd)}"
     on = "" if what == "features" or facts.axis is None else f" on axis {facts.axis}"
     where = ""
@@ -109,8 +126,10 @@ def product(facts: ShapeFacts) -> str:
     if facts.got is None or facts.wanted is None:
         return f"{shaped(a)} and {shaped(b)} can't be multiplied by {op(facts)}"
     second = "the second-last of the other" if len(b.shape or ()) > 1 else "the other"
-    return (f"{shaped(a)} and {shaped(b)} can't be multiplied: the last axis of the first has {facts.got}, {second} "
-            f"{facts.wanted}")
+    return (
+        f"{shaped(a)} and {shaped(b)} can't be multiplied: the last axis of the first has {facts.got}, {second} "
+        f"{facts.wanted}"
+    )
 
 
 def lettered(facts: ShapeFacts, found: re.Match[str]) -> str:
@@ -133,8 +152,10 @@ def attended(facts: ShapeFacts) -> str:
     if shapes[0][-1] != shapes[1][-1]:
         return f"{shaped(query)} and {shaped(key)} differ in the size of a head: {shapes[0][-1]} and {shapes[1][-1]}"
     if len(facts.operands) > 3 and shapes[3][-2:] != (shapes[0][-2], shapes[1][-2]):
-        return f"The mask {shaped(facts.operands[3])} does not fit: {shaped(query)} and {shaped(key)} want " \
-               f"[..., {shapes[0][-2]}, {shapes[1][-2]}]"
+        return (
+            f"The mask {shaped(facts.operands[3])} does not fit: {shaped(query)} and {shaped(key)} want "
+            f"[..., {shapes[0][-2]}, {shapes[1][-2]}]"
+        )
     odd = key if shapes[0][:-2] != shapes[1][:-2] else value
     return f"{shaped(query)} and {shaped(odd)} do not fit each other in {op(facts)}"
 
@@ -176,8 +197,10 @@ def into(facts: ShapeFacts) -> str:
     if facts.op.startswith(("expand", "repeat")) and target is not None and facts.op != "expand_as":
         given = ", ".join(text for text, _ in facts.numbers)
         if facts.got is not None and facts.axis is not None:
-            return (f"{shaped(target)} can't be expanded to ({given}): only an axis of 1 can grow, and axis "
-                    f"{facts.axis} has {facts.got}")
+            return (
+                f"{shaped(target)} can't be expanded to ({given}): only an axis of 1 can grow, and axis "
+                f"{facts.axis} has {facts.got}"
+            )
         return f"{shaped(target)} has {axes(target.shape)}, more than `{facts.op}({given})` names"
     if target is not None and value is not None:
         return f"{shaped(value)} does not fit into {shaped(target)}{_clash(target.shape or (), value.shape or ())}"
@@ -198,8 +221,10 @@ def join(facts: ShapeFacts) -> str:
     odd = known[which] if which else next((p for p in known if p.shape != known[0].shape), known[-1])
     other = known[0] if odd is not known[0] else known[-1]
     if len(odd.shape or ()) != len(other.shape or ()):
-        return f"{shaped(odd)} and {shaped(other)} can't be joined by {op(facts)}: {axes(odd.shape)} against " \
-               f"{axes(other.shape)}"
+        return (
+            f"{shaped(odd)} and {shaped(other)} can't be joined by {op(facts)}: {axes(odd.shape)} against "
+            f"{axes(other.shape)}"
+        )
     differ = [i for i, (x, y) in enumerate(zip(odd.shape or (), other.shape or ())) if x != y]
     along = f" along axis {facts.axis}" if facts.axis is not None else ""
     differ = [i for i in differ if i != facts.axis] or differ
@@ -274,5 +299,15 @@ def takes(facts: ShapeFacts) -> str:
 
 
 SENTENCES: dict[str, Callable[[ShapeFacts], str]] = {
-    "features": features, "product": product, "broadcast": broadcast, "inplace": inplace, "expand": into,
-    "assign": into, "join": join, "count": count, "axis": axis, "order": order, "rank": rank}
+    "features": features,
+    "product": product,
+    "broadcast": broadcast,
+    "inplace": inplace,
+    "expand": into,
+    "assign": into,
+    "join": join,
+    "count": count,
+    "axis": axis,
+    "order": order,
+    "rank": rank,
+}

@@ -21,15 +21,15 @@ PATHS = ("str", "PosixPath", "WindowsPath", "Path")
     code="error/state-dict-mismatch",
     title="The saved state does not fit the model.",
     symptom="Error(s) in loading state_dict for …: missing keys, unexpected keys, or a size mismatch; of an optimizer: "
-            "a different number of parameter groups.",
+    "a different number of parameter groups.",
     cause="The file was saved from a wrapped model (DataParallel puts `module.` before each key, torch.compile "
-          "`_orig_mod.`, a trainer `model.`), from one with other sizes (classes, vocabulary, width), or holds more "
-          "than "
-          "the state (`{'model': …, 'optimizer': …}`). strict=False passes over keys, never over sizes.",
+    "`_orig_mod.`, a trainer `model.`), from one with other sizes (classes, vocabulary, width), or holds more "
+    "than "
+    "the state (`{'model': …, 'optimizer': …}`). strict=False passes over keys, never over sizes.",
     confirm="`sorted(state)[:5]` beside `sorted(model.state_dict())[:5]`; the shapes of the keys that both have.",
     fix="Take the prefix away, load the entry that holds the state, build the model with the sizes of the file, or "
-        "leave "
-        "out the entries that do not fit and train these layers anew.",
+    "leave "
+    "out the entries that do not fit and train these layers anew.",
     reference="https://docs.pytorch.org/tutorials/beginner/saving_loading_models.html",
 )
 def state_dict_mismatch(facts: Any) -> Finding | None:
@@ -37,8 +37,9 @@ def state_dict_mismatch(facts: Any) -> Finding | None:
         return _optimizers(facts)
     if not isinstance(facts, StateMismatch):
         return None
-    return Finding("error/state-dict-mismatch", _title(facts), at(facts), _evidence(facts), tuple(_fixes(facts)),
-                   _chain(facts))
+    return Finding(
+        "error/state-dict-mismatch", _title(facts), at(facts), _evidence(facts), tuple(_fixes(facts)), _chain(facts)
+    )
 
 
 def at(facts: Any) -> Where:
@@ -51,8 +52,10 @@ def _title(facts: StateMismatch) -> str:
     if facts.no_dict or facts.whole_model or facts.inside is not None:
         return _place_title(facts, source, model)
     if _strange(facts):
-        return (f"{source} is the state of another model: of its {facts.saved} keys {model} ({facts.kind}, "
-                f"{facts.wanted} keys) has {facts.both}.")
+        return (
+            f"{source} is the state of another model: of its {facts.saved} keys {model} ({facts.kind}, "
+            f"{facts.wanted} keys) has {facts.both}."
+        )
     if facts.renamed is not None:
         return _prefix_title(facts, source, model)
     if facts.resized:
@@ -92,11 +95,18 @@ def _prefix_title(facts: StateMismatch, source: str, model: str) -> str:
 
 
 def _sizes_title(facts: StateMismatch, source: str, model: str) -> str:
-    said = ", ".join(f"`{r.key}` is {list(r.saved)} in {source} and {list(r.model)} in {model}"
-                     for r in facts.resized[:2])
+    said = ", ".join(
+        f"`{r.key}` is {list(r.saved)} in {source} and {list(r.model)} in {model}" for r in facts.resized[:2]
+    )
     more = f" (and {len(facts.resized) - 2} more)" if len(facts.resized) > 2 else ""
-    why = next((f": saved with `{r.argument}={r.saved_size}`, built with {r.model_size}" for r in facts.resized
-                if r.argument and not r.transposed), "")
+    why = next(
+        (
+            f": saved with `{r.argument}={r.saved_size}`, built with {r.model_size}"
+            for r in facts.resized
+            if r.argument and not r.transposed
+        ),
+        "",
+    )
     turned = "; the file has it transposed" if facts.resized[0].transposed and not why else ""
     return f"{said}{more}{why}{turned}."
 
@@ -109,12 +119,22 @@ def _strange(facts: StateMismatch) -> bool:
 def _evidence(facts: StateMismatch) -> dict[str, Any]:
     evidence: dict[str, Any] = {"model": f"{facts.model} ({facts.kind})", "given": facts.given}
     if facts.saved is not None:
-        evidence |= {"keys in the file": facts.saved, "keys in the model": facts.wanted,
-                     "the same key and shape": facts.fitting}
+        evidence |= {
+            "keys in the file": facts.saved,
+            "keys in the model": facts.wanted,
+            "the same key and shape": facts.fitting,
+        }
     evidence |= {"missing keys": _keys(facts.missing), "unexpected keys": _keys(facts.unexpected)}
     if facts.resized:
-        evidence["sizes"] = [{"key": r.key, "in the file": str(list(r.saved)), "in the model": str(list(r.model)),
-                              "argument": _argument(r)} for r in facts.resized[:30]]
+        evidence["sizes"] = [
+            {
+                "key": r.key,
+                "in the file": str(list(r.saved)),
+                "in the model": str(list(r.model)),
+                "argument": _argument(r),
+            }
+            for r in facts.resized[:30]
+        ]
     return {key: value for key, value in evidence.items() if value not in (None, "")}
 
 
@@ -139,12 +159,20 @@ def _chain(facts: StateMismatch) -> tuple[Link, ...]:
 def _fixes(facts: StateMismatch) -> list[Fix]:
     if facts.no_dict:
         given = facts.made or facts.given
-        return [Fix("Read the file first." if facts.no_dict in PATHS else "Give it the state of a model.",
-                    f"{facts.model}.load_state_dict(torch.load({given if facts.no_dict in PATHS else 'path'}))")]
+        return [
+            Fix(
+                "Read the file first." if facts.no_dict in PATHS else "Give it the state of a model.",
+                f"{facts.model}.load_state_dict(torch.load({given if facts.no_dict in PATHS else 'path'}))",
+            )
+        ]
     if _strange(facts):
         given = f"sorted({facts.made or _source(facts)})[:10]"
-        return [Fix("Build the model that the file was saved from; its keys tell which.",
-                    f"print({given}, sorted({facts.model}.state_dict())[:10])")]
+        return [
+            Fix(
+                "Build the model that the file was saved from; its keys tell which.",
+                f"print({given}, sorted({facts.model}.state_dict())[:10])",
+            )
+        ]
     if facts.resized:
         return _for_sizes(facts)
     if facts.whole_model or facts.inside or facts.renamed:
@@ -175,12 +203,20 @@ def _prepared(facts: StateMismatch) -> tuple[list[str], str]:
 def _placed(facts: StateMismatch) -> Fix:
     """Load the right entry under the right keys, or into the part of the model that has them."""
     change = facts.renamed
-    if change is not None and change.new and not (change.old or facts.left) and not any(
-            key.startswith(change.new) for key in facts.lacking):
+    if (
+        change is not None
+        and change.new
+        and not (change.old or facts.left)
+        and not any(key.startswith(change.new) for key in facts.lacking)
+    ):
         part = "".join(f"[{name}]" if name.isdigit() else f".{name}" for name in change.new.rstrip(".").split("."))
         lines = [f"{facts.given} = {facts.made}"] if facts.made else []
-        return Fix(f"Load it into the part that it is the state of: `{change.new.rstrip('.')}`.",
-                   "\n".join([*lines, f"{facts.model}{part}.load_state_dict({_source(facts)})"]), True, _after(facts))
+        return Fix(
+            f"Load it into the part that it is the state of: `{change.new.rstrip('.')}`.",
+            "\n".join([*lines, f"{facts.model}{part}.load_state_dict({_source(facts)})"]),
+            True,
+            _after(facts),
+        )
     lines, given = _prepared(facts)
     whole = facts.whole_model or (facts.saved is not None and not facts.left and not facts.lacking)
     lines = [*lines, f"{facts.model}.load_state_dict({given}{'' if whole else ', strict=False'})"]
@@ -208,32 +244,54 @@ def _for_sizes(facts: StateMismatch) -> list[Fix]:
         code = [f"{facts.model} = {facts.kind}({name}={size})", *lines, f"{facts.model}.load_state_dict({given})"]
         fixes.append(Fix("Build the model with the size that the file has.", "\n".join(code)))
     elif argued is not None:
-        fixes.append(Fix(f"Build the layer `{argued.key.rpartition('.')[0] or facts.model}` with the size of the file.",
-                         f"{argued.kind}(..., {argued.argument}={argued.saved_size}, ...)"))
+        fixes.append(
+            Fix(
+                f"Build the layer `{argued.key.rpartition('.')[0] or facts.model}` with the size of the file.",
+                f"{argued.kind}(..., {argued.argument}={argued.saved_size}, ...)",
+            )
+        )
     turned = tuple(r.key for r in facts.resized if r.transposed)
     if len(turned) == len(facts.resized):
-        code = [*lines, f"transposed = {turned!r}",
-                f"state = {{key: value.t() if key in transposed else value for key, value in {given}.items()}}",
-                f"{facts.model}.load_state_dict(state)"]
-        fixes.append(Fix("Turn the matrices round while loading.", "\n".join(code), True,
-                         {"keys that fit": len(turned)}))
+        code = [
+            *lines,
+            f"transposed = {turned!r}",
+            f"state = {{key: value.t() if key in transposed else value for key, value in {given}.items()}}",
+            f"{facts.model}.load_state_dict(state)",
+        ]
+        fixes.append(
+            Fix("Turn the matrices round while loading.", "\n".join(code), True, {"keys that fit": len(turned)})
+        )
     fits = None if facts.saved is None else facts.saved - len(facts.left)
     if fits != 0:
         fixes.append(_skipping(facts, lines, given, fits))
-    return fixes or [Fix("Build the model with the sizes of the file.",
-                         "\n".join([*lines, f"print({{key: tuple(value.shape) for key, value in {given}.items()}})"]))]
+    return fixes or [
+        Fix(
+            "Build the model with the sizes of the file.",
+            "\n".join([*lines, f"print({{key: tuple(value.shape) for key, value in {given}.items()}})"]),
+        )
+    ]
 
 
 def _skipping(facts: StateMismatch, lines: Sequence[str], given: str, fits: int | None) -> Fix:
     """Load what fits, where anything does."""
     keys = tuple(r.key for r in facts.resized)
-    code = [*lines, f"skipped = {keys!r}",
-            f"fitting = {{key: value for key, value in {given}.items() if key not in skipped}}",
-            f"{facts.model}.load_state_dict(fitting, strict=False)"]
-    after = {} if fits is None else {"keys that then load": f"{fits} of {facts.saved}",
-                                     "left as they were built": len(keys)}
-    return Fix("Or leave out what does not fit, and train these layers anew.", "\n".join(code),
-               None if fits is None else True, after)
+    code = [
+        *lines,
+        f"skipped = {keys!r}",
+        f"fitting = {{key: value for key, value in {given}.items() if key not in skipped}}",
+        f"{facts.model}.load_state_dict(fitting, strict=False)",
+    ]
+    after = (
+        {}
+        if fits is None
+        else {"keys that then load": f"{fits} of {facts.saved}", "left as they were built": len(keys)}
+    )
+    return Fix(
+        "Or leave out what does not fit, and train these layers anew.",
+        "\n".join(code),
+        None if fits is None else True,
+        after,
+    )
 
 
 def _not_strict(facts: StateMismatch) -> Fix:
@@ -243,8 +301,12 @@ def _not_strict(facts: StateMismatch) -> Fix:
     else:
         title = "Where what the file brings is not needed: load the rest."
     fits = {} if facts.saved is None else {"keys that then load": f"{facts.fitting} of {facts.saved}"}
-    return Fix(title, "\n".join([*lines, f"{facts.model}.load_state_dict({given}, strict=False)"]),
-               bool(facts.fitting) if fits else None, fits)
+    return Fix(
+        title,
+        "\n".join([*lines, f"{facts.model}.load_state_dict({given}, strict=False)"]),
+        bool(facts.fitting) if fits else None,
+        fits,
+    )
 
 
 # -- the optimizer's -----------------------------------------------------------------------------------------------
@@ -255,19 +317,32 @@ def _optimizers(facts: OptimizerMismatch) -> Finding:
     if facts.saved is None:
         title = f"`{facts.given}` holds no state of an optimizer at its top"
         title += f"; it lies in its entry `{facts.inside}`." if facts.inside else "."
-        fix = Fix("Load the optimizer's own entry.", f"{made}{call}({facts.given}{facts.inside or '[...]'})",
-                  True if facts.inside else None, {"entries": len(facts.keys)} if facts.inside else {})
+        fix = Fix(
+            "Load the optimizer's own entry.",
+            f"{made}{call}({facts.given}{facts.inside or '[...]'})",
+            True if facts.inside else None,
+            {"entries": len(facts.keys)} if facts.inside else {},
+        )
     else:
-        title = (f"`{facts.given}` is of an optimizer over {_groups(facts.saved)}; `{facts.optimizer}` "
-                 f"({facts.kind}) has {_groups(facts.wanted)}.")
-        fix = Fix("Build the optimizer as it was when the state was saved: the same parameters, frozen ones and groups "
-                  "included, in the same order. Or start its state anew, and load the model alone.",
-                  f"{made}{facts.optimizer} = torch.optim.{facts.kind}(model.parameters())   # as when it was saved\n"
-                  f"{call}({facts.given})")
-    evidence = {"optimizer": f"{facts.optimizer} ({facts.kind})", "parameters by group, saved": facts.saved,
-                "parameters by group, here": facts.wanted, "entries given": ", ".join(facts.keys)}
-    return Finding("error/state-dict-mismatch", title, at(facts),
-                   {key: value for key, value in evidence.items() if value}, (fix,))
+        title = (
+            f"`{facts.given}` is of an optimizer over {_groups(facts.saved)}; `{facts.optimizer}` "
+            f"({facts.kind}) has {_groups(facts.wanted)}."
+        )
+        fix = Fix(
+            "Build the optimizer as it was when the state was saved: the same parameters, frozen ones and groups "
+            "included, in the same order. Or start its state anew, and load the model alone.",
+            f"{made}{facts.optimizer} = torch.optim.{facts.kind}(model.parameters())   # as when it was saved\n"
+            f"{call}({facts.given})",
+        )
+    evidence = {
+        "optimizer": f"{facts.optimizer} ({facts.kind})",
+        "parameters by group, saved": facts.saved,
+        "parameters by group, here": facts.wanted,
+        "entries given": ", ".join(facts.keys),
+    }
+    return Finding(
+        "error/state-dict-mismatch", title, at(facts), {key: value for key, value in evidence.items() if value}, (fix,)
+    )
 
 
 def _groups(sizes: Sequence[int]) -> str:

@@ -39,8 +39,9 @@ class Answer:
 def report_of(answer: Answer, subject: str) -> Report:
     """The report of `fit`."""
     finding = () if answer.fits is not False else (_finding(answer),)
-    return Report("fit(model, batch, loss_fn)", finding, (), _unchecked(answer), tuple(_notes(answer)), subject,
-                  _facts(answer))
+    return Report(
+        "fit(model, batch, loss_fn)", finding, (), _unchecked(answer), tuple(_notes(answer)), subject, _facts(answer)
+    )
 
 
 def _headline(answer: Answer) -> str:
@@ -61,22 +62,32 @@ def _finding(answer: Answer) -> Finding:
     moving = sum(n for name, n in found.at_peak.items() if name not in STATIC)
     static = found.peak - moving
     code = "memory/activations-dominate" if moving >= static else "memory/optimizer-state-dominates"
-    what = ("activations and temporaries" if moving >= static else "parameters, gradients and optimizer state")
-    title = (f"A step needs {size(answer.needs)} and there are {size(answer.limit or 0)}: {what} take "
-             f"{size(max(moving, static))} of it.")
+    what = "activations and temporaries" if moving >= static else "parameters, gradients and optimizer state"
+    title = (
+        f"A step needs {size(answer.needs)} and there are {size(answer.limit or 0)}: {what} take "
+        f"{size(max(moving, static))} of it."
+    )
     step, phase = found.place
     module = max(found.modules, key=lambda name: found.modules[name], default="")
     evidence = {"allocated at most": size(found.peak), "in step": step + 1, "memory": _at_peak(found)}
     if found.reserved is not None:
         evidence["reserved at most"] = size(found.reserved)
-    return Finding(code, title, Where(phase=phase, module=module or None), evidence,
-                   tuple(_fix(r, answer.needs) for r in answer.remedies[:FIXES]))
+    return Finding(
+        code,
+        title,
+        Where(phase=phase, module=module or None),
+        evidence,
+        tuple(_fix(r, answer.needs) for r in answer.remedies[:FIXES]),
+    )
 
 
 def _fix(remedy: Remedy, needs: int) -> Fix:
-    after = {"note": f"{remedy.how}: {size(remedy.needs)} instead of {size(needs)}"
-             + (", which fits" if remedy.fits else ", which alone is not enough" if remedy.fits is False else "")
-             + f"; time: {remedy.time}" + ("; what is learned changes" if remedy.alters else "")}
+    after = {
+        "note": f"{remedy.how}: {size(remedy.needs)} instead of {size(needs)}"
+        + (", which fits" if remedy.fits else ", which alone is not enough" if remedy.fits is False else "")
+        + f"; time: {remedy.time}"
+        + ("; what is learned changes" if remedy.alters else "")
+    }
     return Fix(remedy.title, remedy.code, None, after)
 
 
@@ -90,41 +101,86 @@ def _facts(answer: Answer) -> dict[str, Any]:
     if found.reserved is not None:
         parts.append(("reserved, not used", max(0, answer.needs - found.peak)))
     starts = {f"{phase} {step + 1}": first for (step, phase), first in _starts(found).items()}
-    memory = {"parts": [list(p) for p in parts], "total": answer.needs, "limit": answer.limit,
-              "course": [list(p) for p in found.course()], "events": starts, "title": "A training step, predicted"}
-    fit = {"peak": found.peak, "reserved": found.reserved, "limit": answer.limit, "fits": answer.fits,
-           "at_peak": dict(found.at_peak), "place": list(found.place), "device": str(answer.job.device),
-           "largest": {part.what: part.most for part in answer.largest}, "seconds": answer.seconds, "how": answer.how,
-           "remedies": [dataclasses.asdict(r) for r in answer.remedies]}
+    memory = {
+        "parts": [list(p) for p in parts],
+        "total": answer.needs,
+        "limit": answer.limit,
+        "course": [list(p) for p in found.course()],
+        "events": starts,
+        "title": "A training step, predicted",
+    }
+    fit = {
+        "peak": found.peak,
+        "reserved": found.reserved,
+        "limit": answer.limit,
+        "fits": answer.fits,
+        "at_peak": dict(found.at_peak),
+        "place": list(found.place),
+        "device": str(answer.job.device),
+        "largest": {part.what: part.most for part in answer.largest},
+        "seconds": answer.seconds,
+        "how": answer.how,
+        "remedies": [dataclasses.asdict(r) for r in answer.remedies],
+    }
     return {"headline": _headline(answer), "memory": memory, "tables": _tables(answer), "fit": fit}
 
 
 def _starts(found: Prediction) -> dict[tuple[int, str], int]:
     from nbdebug.chapters.memory.fitting.trace import PHASES
 
-    return {(step, PHASES[phase]): first for step, phase, first in found.trace.marks
-            if PHASES[phase] in ("forward", "backward", "optimizer")}
+    return {
+        (step, PHASES[phase]): first
+        for step, phase, first in found.trace.marks
+        if PHASES[phase] in ("forward", "backward", "optimizer")
+    }
 
 
 def _tables(answer: Answer) -> list[dict[str, Any]]:
     found = answer.found
-    at_peak = [[name, count, f"{100 * count / max(1, found.peak):.0f}%"]
-               for name, count in sorted(found.at_peak.items(), key=lambda p: -p[1]) if count > 0]
+    at_peak = [
+        [name, count, f"{100 * count / max(1, found.peak):.0f}%"]
+        for name, count in sorted(found.at_peak.items(), key=lambda p: -p[1])
+        if count > 0
+    ]
     tables: list[dict[str, Any]] = [
-        {"title": "What would help", "columns": ["remedy", "needs (bytes)", "saves (bytes)", "fits", "time", "how"],
-         "rows": [[r.name, r.needs, r.saves, _yes(r.fits), f"{100 * (r.slower - 1):+.0f}%", r.how]
-                  for r in answer.remedies],
-         "note": "Needs: what has to be there with it, each alone; time: roughly, of a step. Their code stands in "
-         "facts['fit']['remedies']."},
-        {"title": "At the peak", "columns": ["what for", "size (bytes)", "share"], "rows": at_peak,
-         "note": f"In the {found.place[1]} of step {found.place[0] + 1}."},
-        {"title": "The largest that fits", "note": "", "columns": ["what", "now", "largest", "needs (bytes)"],
-         "rows": [[NOUNS[p.what], p.now, p.most or "none", p.needs] for p in answer.largest]},
-        {"title": "At the peak, by module", "columns": ["module", "size (bytes)"], "note": "",
-         "rows": [[name or "outside modules", count] for name, count in sorted(
-             found.modules.items(), key=lambda p: -p[1])[:MODULES]]},
-        {"title": "By phase", "columns": ["step", "phase", "at most (bytes)"], "note": "",
-         "rows": [[step + 1, phase, most] for step, phase, most in found.phases if phase != "start"]}]
+        {
+            "title": "What would help",
+            "columns": ["remedy", "needs (bytes)", "saves (bytes)", "fits", "time", "how"],
+            "rows": [
+                [r.name, r.needs, r.saves, _yes(r.fits), f"{100 * (r.slower - 1):+.0f}%", r.how]
+                for r in answer.remedies
+            ],
+            "note": "Needs: what has to be there with it, each alone; time: roughly, of a step. Their code stands in "
+            "facts['fit']['remedies'].",
+        },
+        {
+            "title": "At the peak",
+            "columns": ["what for", "size (bytes)", "share"],
+            "rows": at_peak,
+            "note": f"In the {found.place[1]} of step {found.place[0] + 1}.",
+        },
+        {
+            "title": "The largest that fits",
+            "note": "",
+            "columns": ["what", "now", "largest", "needs (bytes)"],
+            "rows": [[NOUNS[p.what], p.now, p.most or "none", p.needs] for p in answer.largest],
+        },
+        {
+            "title": "At the peak, by module",
+            "columns": ["module", "size (bytes)"],
+            "note": "",
+            "rows": [
+                [name or "outside modules", count]
+                for name, count in sorted(found.modules.items(), key=lambda p: -p[1])[:MODULES]
+            ],
+        },
+        {
+            "title": "By phase",
+            "columns": ["step", "phase", "at most (bytes)"],
+            "note": "",
+            "rows": [[step + 1, phase, most] for step, phase, most in found.phases if phase != "start"],
+        },
+    ]
     first = [t for t in tables if t["rows"]]
     return first if answer.fits is False else sorted(first, key=lambda t: t["title"] != "At the peak")
 
@@ -136,20 +192,28 @@ def _yes(value: bool | None) -> str:
 def _notes(answer: Answer) -> list[str]:
     job, said = answer.job, [f"{answer.how}, in {answer.seconds:.1f} s; nothing of yours was changed."]
     if job.cuda:
-        said.append(f"The card: {answer.card}. Measured on an H200, predictions were right to 1% (allocated) and 10% "
-                    "(reserved). What CUDA itself keeps (0.3 to 0.8 GiB) comes on top of both.")
+        said.append(
+            f"The card: {answer.card}. Measured on an H200, predictions were right to 1% (allocated) and 10% "
+            "(reserved). What CUDA itself keeps (0.3 to 0.8 GiB) comes on top of both."
+        )
     if job.emulated:
-        said.append("There is no card here: which kernels it would choose is torch's rule, not asked of it. Less sure: "
-                    "workspaces (they differ between cards), attention with masks, and recurrent layers.")
+        said.append(
+            "There is no card here: which kernels it would choose is torch's rule, not asked of it. Less sure: "
+            "workspaces (they differ between cards), attention with masks, and recurrent layers."
+        )
     ops = {b.op for b in answer.found.trace.blocks}
     if job.cuda and any("convolution" in op for op in ops):
         said.append("Workspaces of convolutions are cuDNN's choice: the reserved peak is sure to 10%.")
     if answer.found.doubts:
-        said.append("Ops of other libraries were met, whose inner memory is not seen: "
-                    f"{', '.join(answer.found.doubts[:5])}.")
+        said.append(
+            f"Ops of other libraries were met, whose inner memory is not seen: {', '.join(answer.found.doubts[:5])}."
+        )
     for part in answer.largest:
-        said.append(f"The largest {NOUNS[part.what]} that fits: {part.most:,} (now {part.now:,})." if part.most else
-                    f"Not even the smallest {NOUNS[part.what]} fits.")
+        said.append(
+            f"The largest {NOUNS[part.what]} that fits: {part.most:,} (now {part.now:,})."
+            if part.most
+            else f"Not even the smallest {NOUNS[part.what]} fits."
+        )
     return said
 
 

@@ -4,7 +4,7 @@ Rules (c10/cuda/CUDACachingAllocator.cpp, default settings, one stream): sizes a
 comes from segments of 2 MiB; above, up to 10 MiB from segments of 20 MiB; above that a segment is the size rounded up
 to 2 MiB. The smallest free piece that is large enough is taken; it is split where what is left over is at least 512
 bytes (small) or more than 1 MiB (large), else the whole piece counts as allocated. Freed pieces join their free
-neighbours. Where the card has no room for a segment, those that are wholly free are given back first. """
+neighbours. Where the card has no room for a segment, those that are wholly free are given back first."""
 
 from __future__ import annotations
 

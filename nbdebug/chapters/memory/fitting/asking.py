@@ -11,8 +11,23 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-OUTPUTS = frozenset({"output", "outputs", "out", "pred", "preds", "prediction", "predictions", "logits", "input",
-                     "y_hat", "y_pred", "yhat", "scores"})
+OUTPUTS = frozenset(
+    {
+        "output",
+        "outputs",
+        "out",
+        "pred",
+        "preds",
+        "prediction",
+        "predictions",
+        "logits",
+        "input",
+        "y_hat",
+        "y_pred",
+        "yhat",
+        "scores",
+    }
+)
 """First parameters of a criterion; any other is a model."""
 Ask = Callable[[Any, Any], torch.Tensor]
 
@@ -25,8 +40,10 @@ def asked(loss_fn: Callable[..., Any]) -> Ask:
         if whole:
             return root(loss_fn(model, batch))
         if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-            raise TypeError("loss_fn(outputs, targets) needs a batch of the form (inputs, targets); write "
-                            f"loss_fn(model, batch) for a batch like this {type(batch).__name__}")
+            raise TypeError(
+                "loss_fn(outputs, targets) needs a batch of the form (inputs, targets); write "
+                f"loss_fn(model, batch) for a batch like this {type(batch).__name__}"
+            )
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
         inputs, targets = (part.to(device) if isinstance(part, torch.Tensor) else part for part in batch)
         return root(loss_fn(model(inputs), targets))
@@ -53,8 +70,10 @@ def root(value: Any) -> torch.Tensor:
     named = value.get("loss") if isinstance(value, Mapping) else getattr(value, "loss", None)
     found = [t for t in (named, *tree_leaves(value)) if isinstance(t, torch.Tensor) and t.requires_grad]
     if not found:
-        raise TypeError("loss_fn has to return a tensor (or a tuple, dict or object that holds it); it returned "
-                        f"{type(value).__name__}")
+        raise TypeError(
+            "loss_fn has to return a tensor (or a tuple, dict or object that holds it); it returned "
+            f"{type(value).__name__}"
+        )
     return found[0]
 
 
@@ -70,11 +89,18 @@ def mapped(change: Callable[[torch.Tensor], Any], batch: Any) -> Any:
         except Exception:  # a class of its own: what it holds is what counts
             return found
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        return dataclasses.replace(batch, **{f.name: mapped(change, getattr(batch, f.name))
-                                             for f in dataclasses.fields(batch) if f.init})
-    return tree_map(lambda leaf: change(leaf) if isinstance(leaf, torch.Tensor) else (
-        mapped(change, leaf) if isinstance(leaf, (torch.Size, Mapping)) else leaf), batch,
-        is_leaf=lambda leaf: isinstance(leaf, torch.Size) or (isinstance(leaf, Mapping) and type(leaf) is not dict))
+        return dataclasses.replace(
+            batch, **{f.name: mapped(change, getattr(batch, f.name)) for f in dataclasses.fields(batch) if f.init}
+        )
+    return tree_map(
+        lambda leaf: (
+            change(leaf)
+            if isinstance(leaf, torch.Tensor)
+            else (mapped(change, leaf) if isinstance(leaf, (torch.Size, Mapping)) else leaf)
+        ),
+        batch,
+        is_leaf=lambda leaf: isinstance(leaf, torch.Size) or (isinstance(leaf, Mapping) and type(leaf) is not dict),
+    )
 
 
 def tensors_of(batch: Any) -> list[torch.Tensor]:

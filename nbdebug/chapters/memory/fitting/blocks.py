@@ -42,10 +42,14 @@ def rows(model: nn.Module) -> list[Row]:
         for name, child in module.named_children():
             if any(True for _ in child.parameters()) and any(True for _ in child.children()):
                 found.setdefault(type(child).__name__, []).append(f"{path}.{name}" if path else name)
-    sized = [(sum(p.numel() for path in paths for p in model.get_submodule(path).parameters()), kind, paths)
-             for kind, paths in found.items() if len(paths) > 1]
-    inner = {path for _, _, paths in sized for path in paths
-             if not isinstance(model.get_submodule(paths[0]), CONTAINERS)}
+    sized = [
+        (sum(p.numel() for path in paths for p in model.get_submodule(path).parameters()), kind, paths)
+        for kind, paths in found.items()
+        if len(paths) > 1
+    ]
+    inner = {
+        path for _, _, paths in sized for path in paths if not isinstance(model.get_submodule(paths[0]), CONTAINERS)
+    }
     kept: list[Row] = []
     for _, kind, paths in sorted(sized, key=lambda row: -row[0]):
         container = isinstance(model.get_submodule(paths[0]), CONTAINERS)
@@ -81,9 +85,11 @@ def _again(forward: Callable, *args: Any, **kwargs: Any) -> Any:
 
 def checkpoints(row: Row, every: int = 1) -> str:
     """The same as the user would write it."""
-    return ("import functools\nfrom torch.utils.checkpoint import checkpoint\n"
-            f"for block in {row.each(every)}:\n"
-            "    block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)")
+    return (
+        "import functools\nfrom torch.utils.checkpoint import checkpoint\n"
+        f"for block in {row.each(every)}:\n"
+        "    block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)"
+    )
 
 
 def freezing(row: Row) -> Callable[[nn.Module], None]:

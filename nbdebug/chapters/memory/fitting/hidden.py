@@ -42,8 +42,12 @@ class Card:
         if not torch.cuda.is_available():
             return cls("an H100 (there is no card here)")
         found = torch.cuda.get_device_properties(device)
-        return cls(found.name, found.major, found.multi_processor_count,
-                   getattr(found, "max_threads_per_multi_processor", 2048))
+        return cls(
+            found.name,
+            found.major,
+            found.multi_processor_count,
+            getattr(found, "max_threads_per_multi_processor", 2048),
+        )
 
     @property
     def workspace(self) -> int:
@@ -208,7 +212,10 @@ def _embedded_backward(card: Card, args: Sequence[Any], out: Any) -> list[Extra]
 
 
 RULES: dict[str, Callable[[Card, Sequence[Any], Any], list[Extra]]] = {
-    "sum": _summed, "mean": _summed, "convolution": _convolution, "convolution_backward": _convolution_backward,
+    "sum": _summed,
+    "mean": _summed,
+    "convolution": _convolution,
+    "convolution_backward": _convolution_backward,
     "_scaled_dot_product_flash_attention_backward": _attention_backward,
     "_scaled_dot_product_cudnn_attention_backward": _attention_backward,
     "_scaled_dot_product_efficient_attention_backward": _efficient_backward,

@@ -80,11 +80,12 @@ class Prediction:
             live += self.trace.blocks[number].size if number >= 0 else -self.trace.blocks[~number].size
             points.append((at, live))
         apart = max(1, len(points) // most)
-        return [max(points[n:n + apart], key=lambda p: p[1]) for n in range(0, len(points), apart)]
+        return [max(points[n : n + apart], key=lambda p: p[1]) for n in range(0, len(points), apart)]
 
 
-def prediction(trace: Trace, cuda: bool, parameters: int = 0, trained: int = 0, doubts: tuple[str, ...] = ()
-               ) -> Prediction:
+def prediction(
+    trace: Trace, cuda: bool, parameters: int = 0, trained: int = 0, doubts: tuple[str, ...] = ()
+) -> Prediction:
     """What a trace says."""
     settle(trace)
     if cuda:
@@ -101,8 +102,19 @@ def prediction(trace: Trace, cuda: bool, parameters: int = 0, trained: int = 0, 
         modules[block.module] = modules.get(block.module, 0) + block.size
     at_peak["other"] += peak - sum(at_peak.values())
     step, phase = trace.phase_of(index)
-    return Prediction(trace, peak, reserved, at_peak, modules, (step, PHASES[phase]), index, phases(trace), parameters,
-                      trained, doubts)
+    return Prediction(
+        trace,
+        peak,
+        reserved,
+        at_peak,
+        modules,
+        (step, PHASES[phase]),
+        index,
+        phases(trace),
+        parameters,
+        trained,
+        doubts,
+    )
 
 
 def resized(found: Prediction, sizes: list[int], cuda: bool) -> Prediction:

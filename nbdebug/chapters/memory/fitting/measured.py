@@ -3,7 +3,7 @@ lines through them.
 
 A copy of the model takes real steps with 1, 2 and 4 of the given rows while the same recorder notes what is allocated.
 Each piece of memory is a straight line in the rows where the steps are the same sequence of allocations; else the
-totals are. """
+totals are."""
 
 from __future__ import annotations
 
@@ -64,8 +64,9 @@ def _extended(job: Job, known: dict[int, Prediction], rows: int) -> Measured:
     before = known[sizes[-2]]
     steps = (rows - sizes[-1]) / (sizes[-1] - sizes[-2])
     if [b.op for b in before.trace.blocks] == [b.op for b in last.trace.blocks]:
-        wide = [max(0, round(b.size + (b.size - a.size) * steps))
-                for a, b in zip(before.trace.blocks, last.trace.blocks)]
+        wide = [
+            max(0, round(b.size + (b.size - a.size) * steps)) for a, b in zip(before.trace.blocks, last.trace.blocks)
+        ]
         return Measured(resized(last, wide, job.cuda), known, True)
     grown = ("activations", "temporaries", "inputs")
     part = sum(last.at_peak[name] for name in grown) or 1

@@ -2,7 +2,7 @@
 
 The model is copied object by object, but wherever the copy meets a tensor it takes one without data (FakeTensorMode). A
 model that refuses to be copied is used itself for the time of a prediction: its parameters and buffers are exchanged
-and everything on its modules is put back as it was. """
+and everything on its modules is put back as it was."""
 
 from __future__ import annotations
 
@@ -93,24 +93,30 @@ class Mirror:
         else:
             made = given([p for p in parameters if p.requires_grad])
             if not isinstance(made, torch.optim.Optimizer):
-                raise TypeError("optimizer has to be an optimizer, or a class or function that makes one from "
-                                f"parameters; it made {type(made).__name__}")
+                raise TypeError(
+                    "optimizer has to be an optimizer, or a class or function that makes one from "
+                    f"parameters; it made {type(made).__name__}"
+                )
         for group in made.param_groups:
             choose(group, cuda)
         return made
 
     def _optimizer(self, given: torch.optim.Optimizer) -> torch.optim.Optimizer:
         made = given.__class__.__new__(given.__class__)
-        made.__dict__.update({k: copy.copy(v) if isinstance(v, dict) and "hooks" in k else v
-                              for k, v in vars(given).items()})
+        made.__dict__.update(
+            {k: copy.copy(v) if isinstance(v, dict) and "hooks" in k else v for k, v in vars(given).items()}
+        )
         for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
             made.__dict__[name] = type(vars(given)[name])() if name in vars(given) else {}
-        made.param_groups = [{key: [self.tensor(p) for p in value] if key == "params" else _plain(value)
-                              for key, value in group.items()} for group in given.param_groups]
+        made.param_groups = [
+            {key: [self.tensor(p) for p in value] if key == "params" else _plain(value) for key, value in group.items()}
+            for group in given.param_groups
+        ]
         made.state = collections.defaultdict(dict)
         for parameter, state in given.state.items():
-            made.state[self.tensor(parameter)] = {k: self._state(v) for k, v in state.items()} if isinstance(
-                state, dict) else state
+            made.state[self.tensor(parameter)] = (
+                {k: self._state(v) for k, v in state.items()} if isinstance(state, dict) else state
+            )
         return made
 
     def _state(self, value: Any) -> Any:

@@ -63,8 +63,9 @@ def _recorded(job: Job, mirror: Mirror, copied: bool) -> Prediction:
     return said(job, recorder, model)
 
 
-def run(job: Job, recorder: Recorder, model: nn.Module, optimizer: Any, batch: Any,
-        backward: Callable[[torch.Tensor], None]) -> None:
+def run(
+    job: Job, recorder: Recorder, model: nn.Module, optimizer: Any, batch: Any, backward: Callable[[torch.Tensor], None]
+) -> None:
     """The steps of a job under the recorder: tensors with or without data."""
     for group in optimizer.param_groups if optimizer is not None and job.groups else ():
         group.update(job.groups)
@@ -86,8 +87,13 @@ def run(job: Job, recorder: Recorder, model: nn.Module, optimizer: Any, batch: A
 def said(job: Job, recorder: Recorder, model: nn.Module) -> Prediction:
     """The prediction that a recording gives."""
     parameters = {id(p): p for p in model.parameters()}.values()
-    return prediction(recorder.trace, job.cuda, sum(p.numel() * p.element_size() for p in parameters),
-                      sum(p.requires_grad for p in parameters), tuple(sorted(recorder.doubts)))
+    return prediction(
+        recorder.trace,
+        job.cuda,
+        sum(p.numel() * p.element_size() for p in parameters),
+        sum(p.requires_grad for p in parameters),
+        tuple(sorted(recorder.doubts)),
+    )
 
 
 def _model(job: Job, mirror: Mirror, copied: bool, stack: contextlib.ExitStack) -> nn.Module:
@@ -95,8 +101,10 @@ def _model(job: Job, mirror: Mirror, copied: bool, stack: contextlib.ExitStack) 
         with mirror.mode, mirror.device:
             model = job.model()
         if not isinstance(model, nn.Module):
-            raise TypeError("model has to be a torch.nn.Module or a function that builds one; the function returned "
-                            f"{type(model).__name__}")
+            raise TypeError(
+                "model has to be a torch.nn.Module or a function that builds one; the function returned "
+                f"{type(model).__name__}"
+            )
         return model
     model = unwrapped(job.model)[0]
     if not copied:
@@ -127,7 +135,7 @@ def _named(recorder: Recorder, model: nn.Module) -> Callable[[], None]:
 
     def leave(name: str, *_: Any) -> None:
         if name in recorder.modules:
-            del recorder.modules[len(recorder.modules) - 1 - recorder.modules[::-1].index(name):]
+            del recorder.modules[len(recorder.modules) - 1 - recorder.modules[::-1].index(name) :]
 
     for name, module in model.named_modules():
         handles.append(module.register_forward_pre_hook(functools.partial(enter, name)))
@@ -140,8 +148,15 @@ def _named(recorder: Recorder, model: nn.Module) -> Callable[[], None]:
     return away
 
 
-def _step(job: Job, recorder: Recorder, model: nn.Module, optimizer: Any, batch: Any, step: int,
-          backward: Callable[[torch.Tensor], None]) -> None:
+def _step(
+    job: Job,
+    recorder: Recorder,
+    model: nn.Module,
+    optimizer: Any,
+    batch: Any,
+    step: int,
+    backward: Callable[[torch.Tensor], None],
+) -> None:
     ask = asked(job.loss_fn)
     recorder.mark(step, "zero_grad")
     for parameter in model.parameters():

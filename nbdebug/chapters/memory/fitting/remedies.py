@@ -1,13 +1,13 @@
 """What would make a step smaller: each remedy predicted again with it applied, with its cost in time and its code.
 
-    checkpoint      of the repeated blocks only what they are given is kept; the rest is computed again
-    accumulate      the batch in k parts, one step of the optimizer behind them
-    autocast        bfloat16 where it does no harm
-    optimizer       one kernel instead of lists of temporaries; state in 8 bits; none at all
-    freeze          the last block alone is trained
-    shorter         half of the sequence, or of the image's side
-    shard           parameters, gradients and state spread over N ranks (FSDP): computed from the sizes
-    cache           outputs of a frozen encoder computed once: computed from the sizes
+checkpoint      of the repeated blocks only what they are given is kept; the rest is computed again
+accumulate      the batch in k parts, one step of the optimizer behind them
+autocast        bfloat16 where it does no harm
+optimizer       one kernel instead of lists of temporaries; state in 8 bits; none at all
+freeze          the last block alone is trained
+shorter         half of the sequence, or of the image's side
+shard           parameters, gradients and state spread over N ranks (FSDP): computed from the sizes
+cache           outputs of a frozen encoder computed once: computed from the sizes
 """
 
 from __future__ import annotations
@@ -66,8 +66,15 @@ class Offer:
     change: Callable[[nn.Module], None] | None = None
 
 
-def remedies(job: Job, here: Prediction, limit: int | None, model: nn.Module, until: float, tick: Callable[[str], None],
-             ask: Ask = predict) -> tuple[list[Remedy], list[str]]:
+def remedies(
+    job: Job,
+    here: Prediction,
+    limit: int | None,
+    model: nn.Module,
+    until: float,
+    tick: Callable[[str], None],
+    ask: Ask = predict,
+) -> tuple[list[Remedy], list[str]]:
     """All that save something, the best first, and the names of those that were not reached in time (or failed).
 
     until: by `time.monotonic()`, when to stop; model: without data or real, it is only looked at; ask: what predicts a
@@ -92,8 +99,20 @@ def remedies(job: Job, here: Prediction, limit: int | None, model: nn.Module, un
             continue
         good, needs = within(job, made, limit)
         if now - needs >= WORTH * now:
-            found.append(Remedy(offer.name, offer.title, needs, now - needs, good, offer.time, offer.slower,
-                                offer.alters, offer.code, offer.how))
+            found.append(
+                Remedy(
+                    offer.name,
+                    offer.title,
+                    needs,
+                    now - needs,
+                    good,
+                    offer.time,
+                    offer.slower,
+                    offer.alters,
+                    offer.code,
+                    offer.how,
+                )
+            )
     both = together(asked, found, offered, tick)
     ranked = sorted(_best(found), key=functools.partial(_rank, any(r.fits for r in found)))
     return ([] if both is None else [both]) + ranked, left
@@ -157,50 +176,89 @@ def _optimizers(asked: Asked) -> Iterator[Offer]:
     if job.optimizer is None:
         return
     if asked.here.place[1] == "optimizer" and job.cuda and not _fused(job):
-        yield Offer("fused optimizer", "Let the optimizer step in one kernel, without lists of temporaries.",
-                    "none; it is faster", 0.95, False,
-                    "optimizer = torch.optim.AdamW(model.parameters(), ..., fused=True)",
-                    asked.again(groups={"foreach": False, "fused": True}))
+        yield Offer(
+            "fused optimizer",
+            "Let the optimizer step in one kernel, without lists of temporaries.",
+            "none; it is faster",
+            0.95,
+            False,
+            "optimizer = torch.optim.AdamW(model.parameters(), ..., fused=True)",
+            asked.again(groups={"foreach": False, "fused": True}),
+        )
     if state:
         sizes = [b.size for b in trace.blocks]
         for number in state:  # one byte for each number, and a float32 for each 256 of them
             wide = sizes[number] > 16384
             sizes[number] = round(sizes[number] * (0.25 + 1 / 256)) if wide else sizes[number]
-        yield Offer("8-bit state", "Keep the optimizer's state in 8 bits.", "about the same", 1.0, False,
-                    "import bitsandbytes as bnb\noptimizer = bnb.optim.AdamW8bit(model.parameters(), lr=...)",
-                    asked.sized(sizes), "computed")
-        yield Offer("SGD", "Use an optimizer without state.", "none", 0.95, True,
-                    "optimizer = torch.optim.SGD(model.parameters(), lr=...)",
-                    asked.again(optimizer=functools.partial(torch.optim.SGD, lr=1e-3), groups=None))
+        yield Offer(
+            "8-bit state",
+            "Keep the optimizer's state in 8 bits.",
+            "about the same",
+            1.0,
+            False,
+            "import bitsandbytes as bnb\noptimizer = bnb.optim.AdamW8bit(model.parameters(), lr=...)",
+            asked.sized(sizes),
+            "computed",
+        )
+        yield Offer(
+            "SGD",
+            "Use an optimizer without state.",
+            "none",
+            0.95,
+            True,
+            "optimizer = torch.optim.SGD(model.parameters(), lr=...)",
+            asked.again(optimizer=functools.partial(torch.optim.SGD, lr=1e-3), groups=None),
+        )
 
 
 def _fused(job: Job) -> bool:
     given = job.optimizer
     groups = given.param_groups if isinstance(given, torch.optim.Optimizer) else [getattr(given, "keywords", {})]
     kind = given if isinstance(given, type) else getattr(given, "func", type(given))
-    return any(group.get("fused") for group in groups) or kind not in (torch.optim.Adam, torch.optim.AdamW,
-                                                                       torch.optim.SGD)
+    return any(group.get("fused") for group in groups) or kind not in (
+        torch.optim.Adam,
+        torch.optim.AdamW,
+        torch.optim.SGD,
+    )
 
 
 def _halves(asked: Asked) -> Iterator[Offer]:
     if asked.job.half is None:
         device = "cuda" if asked.job.cuda else "cpu"
-        yield Offer("bf16 autocast", "Compute the loss under autocast in bfloat16.",
-                    "none; faster where the hardware has bfloat16", 0.7, False,
-                    f'with torch.autocast("{device}", torch.bfloat16):\n    loss = loss_fn(model, batch)',
-                    asked.again(half=torch.bfloat16))
+        yield Offer(
+            "bf16 autocast",
+            "Compute the loss under autocast in bfloat16.",
+            "none; faster where the hardware has bfloat16",
+            0.7,
+            False,
+            f'with torch.autocast("{device}", torch.bfloat16):\n    loss = loss_fn(model, batch)',
+            asked.again(half=torch.bfloat16),
+        )
 
 
 def _checkpoints(asked: Asked, row: blocks.Row) -> Iterator[Offer]:
     where = f"`{row.holder}`" if row.holder else "the model"
     count = len(row.paths)
-    yield Offer("checkpoint all", f"Checkpoint the {count} blocks ({row.kind}) in {where}.",
-                "about a third more: each block's forward is computed twice", 1.33, False, blocks.checkpoints(row),
-                asked.again(change=blocks.checkpointing(row)), change=blocks.checkpointing(row))
+    yield Offer(
+        "checkpoint all",
+        f"Checkpoint the {count} blocks ({row.kind}) in {where}.",
+        "about a third more: each block's forward is computed twice",
+        1.33,
+        False,
+        blocks.checkpoints(row),
+        asked.again(change=blocks.checkpointing(row)),
+        change=blocks.checkpointing(row),
+    )
     if count > 3:
-        yield Offer("checkpoint half", f"Checkpoint {-(-count // 2)} of the {count} blocks in {where}.",
-                    "about a sixth more", 1.17, False, blocks.checkpoints(row, 2),
-                    asked.again(change=blocks.checkpointing(row, 2)))
+        yield Offer(
+            "checkpoint half",
+            f"Checkpoint {-(-count // 2)} of the {count} blocks in {where}.",
+            "about a sixth more",
+            1.17,
+            False,
+            blocks.checkpoints(row, 2),
+            asked.again(change=blocks.checkpointing(row, 2)),
+        )
 
 
 def _accumulated(asked: Asked) -> Iterator[Offer]:
@@ -213,11 +271,16 @@ def _accumulated(asked: Asked) -> Iterator[Offer]:
             made.append(asked.ask(dataclasses.replace(with_rows(job, now // parts), accumulate=parts)))
             return made[0]
 
-        yield Offer(f"accumulate {parts}×",
-                    f"Give the batch in {parts} parts of {now // parts} and step once behind them.",
-                    "a few percent more, if a part still fills the card", 1.05, False,
-                    f"for part in parts:  # {parts} parts of {now // parts} rows each\n"
-                    f"    (loss_fn(model, part) / {parts}).backward()\noptimizer.step()\noptimizer.zero_grad()", make)
+        yield Offer(
+            f"accumulate {parts}×",
+            f"Give the batch in {parts} parts of {now // parts} and step once behind them.",
+            "a few percent more, if a part still fills the card",
+            1.05,
+            False,
+            f"for part in parts:  # {parts} parts of {now // parts} rows each\n"
+            f"    (loss_fn(model, part) / {parts}).backward()\noptimizer.step()\noptimizer.zero_grad()",
+            make,
+        )
         if asked.limit is None or not made or fits(job, made[0], asked.limit):
             return
         parts *= 2
@@ -225,19 +288,32 @@ def _accumulated(asked: Asked) -> Iterator[Offer]:
 
 def _frozen(asked: Asked, row: blocks.Row) -> Offer:
     last = row.paths[-1]
-    return Offer("last block only", f"Freeze what comes before `{last}`.", "about half: the backward ends there", 0.5,
-                 True, "for name, parameter in model.named_parameters():\n"
-                 f'    if name.startswith("{last}."):\n        break\n    parameter.requires_grad_(False)',
-                 asked.again(change=blocks.freezing(row)))
+    return Offer(
+        "last block only",
+        f"Freeze what comes before `{last}`.",
+        "about half: the backward ends there",
+        0.5,
+        True,
+        "for name, parameter in model.named_parameters():\n"
+        f'    if name.startswith("{last}."):\n        break\n    parameter.requires_grad_(False)',
+        asked.again(change=blocks.freezing(row)),
+    )
 
 
 def _shorter(asked: Asked) -> Iterator[Offer]:
     for what, now in dimensions(asked.job.batch):
         noun = "sequences" if what == "length" else "images"
-        yield Offer(f"half the {what}", f"Use {noun} of {now // 2} instead of {now}.", "less than half", 0.5, True,
-                    f"batch = batch[:, :{now // 2}]" if what == "length" else
-                    f'images = torch.nn.functional.interpolate(images, size={now // 2}, mode="bilinear")',
-                    functools.partial(asked.ask, with_size(asked.job, now, now // 2)))
+        yield Offer(
+            f"half the {what}",
+            f"Use {noun} of {now // 2} instead of {now}.",
+            "less than half",
+            0.5,
+            True,
+            f"batch = batch[:, :{now // 2}]"
+            if what == "length"
+            else f'images = torch.nn.functional.interpolate(images, size={now // 2}, mode="bilinear")',
+            functools.partial(asked.ask, with_size(asked.job, now, now // 2)),
+        )
 
 
 def _sharded(asked: Asked, row: blocks.Row | None) -> Iterator[Offer]:
@@ -245,23 +321,34 @@ def _sharded(asked: Asked, row: blocks.Row | None) -> Iterator[Offer]:
     spread = ("parameters", "gradients", "optimizer state")
     trace = asked.here.trace
     weights = [b for b in trace.blocks if b.category == "parameters"]
-    own = [sum(b.size for b in weights if f"{b.module}.".startswith(f"{path}."))
-           for path in (row.paths if row is not None else ())]
+    own = [
+        sum(b.size for b in weights if f"{b.module}.".startswith(f"{path}."))
+        for path in (row.paths if row is not None else ())
+    ]
     whole = 2 * max(own, default=0) or asked.here.parameters
     for ranks in RANKS:
         sizes = [-(-b.size // ranks) if b.category in spread else b.size for b in trace.blocks]
-        largest = max((n for n, b in enumerate(trace.blocks) if b.category == "parameters"), default=None,
-                      key=lambda n: trace.blocks[n].size)
+        largest = max(
+            (n for n, b in enumerate(trace.blocks) if b.category == "parameters"),
+            default=None,
+            key=lambda n: trace.blocks[n].size,
+        )
         if largest is None:
             return
         sizes[largest] += whole
         each = row.each() if row is not None else "model.children()"
-        yield Offer(f"shard over {ranks}", f"Spread parameters, gradients and state over {ranks} ranks (FSDP).",
-                    "parameters are sent twice in each step", 1.15, False,
-                    "from torch.distributed.fsdp import fully_shard\n"
-                    f"for block in {each}:\n    fully_shard(block)\n"
-                    f"fully_shard(model)  # torchrun --nproc-per-node={ranks}",
-                    asked.sized(sizes), "computed")
+        yield Offer(
+            f"shard over {ranks}",
+            f"Spread parameters, gradients and state over {ranks} ranks (FSDP).",
+            "parameters are sent twice in each step",
+            1.15,
+            False,
+            "from torch.distributed.fsdp import fully_shard\n"
+            f"for block in {each}:\n    fully_shard(block)\n"
+            f"fully_shard(model)  # torchrun --nproc-per-node={ranks}",
+            asked.sized(sizes),
+            "computed",
+        )
 
 
 def _cached(asked: Asked, model: nn.Module) -> Iterator[Offer]:
@@ -269,9 +356,17 @@ def _cached(asked: Asked, model: nn.Module) -> Iterator[Offer]:
         if size < WORTH * asked.here.needs:
             return
         inside = [f"{b.module}.".startswith(f"{path}.") for b in asked.here.trace.blocks]
-        sizes = [0 if within and b.category in ("parameters", "buffers", "temporaries") else b.size
-                 for b, within in zip(asked.here.trace.blocks, inside)]
-        yield Offer("cache encoder", f"Compute the outputs of `{path}`, of which nothing is trained, once.",
-                    "less: it is not computed again in every epoch", 0.8, False,
-                    f"with torch.no_grad():\n    cached = [model.{path}(inputs).cpu() for inputs, _ in loader]",
-                    asked.sized(sizes), "computed")
+        sizes = [
+            0 if within and b.category in ("parameters", "buffers", "temporaries") else b.size
+            for b, within in zip(asked.here.trace.blocks, inside)
+        ]
+        yield Offer(
+            "cache encoder",
+            f"Compute the outputs of `{path}`, of which nothing is trained, once.",
+            "less: it is not computed again in every epoch",
+            0.8,
+            False,
+            f"with torch.no_grad():\n    cached = [model.{path}(inputs).cpu() for inputs, _ in loader]",
+            asked.sized(sizes),
+            "computed",
+        )

@@ -2,7 +2,7 @@
 
 Every piece of memory of a step is a straight line in the number of rows, as long as the step stays the same sequence of
 allocations. So two predictions give the sizes of all pieces for any number of rows, and the allocator's model is asked
-for each; the answer is then predicted once more in full, and searched again from there where it was wrong. """
+for each; the answer is then predicted once more in full, and searched again from there where it was wrong."""
 
 from __future__ import annotations
 
@@ -50,8 +50,9 @@ def with_rows(job: Job, rows: int) -> Job:
     dimension."""
     now = rows_of(job.batch)
     if now is None:
-        raise ValueError("the tensors of the batch do not share their first dimension, so that the number of samples "
-                         "is not known")
+        raise ValueError(
+            "the tensors of the batch do not share their first dimension, so that the number of samples is not known"
+        )
     return dataclasses.replace(job, batch=resized(job.batch, lambda s: (rows, *s[1:]) if s else s))
 
 
@@ -84,20 +85,18 @@ def largest_batch(job: Job, limit: int, known: dict[int, Prediction], checks: in
             break
         best = floor = further
     found = known.get(best)
-    return Largest("rows", now, best, found.peak if found else None,
-                   within(job, found, limit)[1] if found else None)
+    return Largest("rows", now, best, found.peak if found else None, within(job, found, limit)[1] if found else None)
 
 
 def by_lines(job: Job, known: dict[int, Prediction], limit: int, floor: int, ceiling: int) -> int:
     """The most rows between floor and ceiling that fit if sizes are straight lines through the two predictions that are
     nearest to where the limit lies."""
     order = sorted(known, key=lambda rows: abs((known[rows].reserved or known[rows].peak) - limit))
-    pair = next(((a, b) for n, a in enumerate(order) for b in order[n + 1:] if alike(known[a], known[b])), None)
+    pair = next(((a, b) for n, a in enumerate(order) for b in order[n + 1 :] if alike(known[a], known[b])), None)
     if pair is None:
         return _by_peak(known, limit, floor, ceiling)
     first, second = (known[rows] for rows in pair)
-    lines = [(a.size, (b.size - a.size) / (pair[1] - pair[0]))
-             for a, b in zip(first.trace.blocks, second.trace.blocks)]
+    lines = [(a.size, (b.size - a.size) / (pair[1] - pair[0])) for a, b in zip(first.trace.blocks, second.trace.blocks)]
     events = first.trace.events
 
     def good(rows: int) -> bool:
@@ -151,8 +150,9 @@ def dimensions(batch: Any) -> list[tuple[str, int]]:
 
 def with_size(job: Job, now: int, size: int) -> Job:
     """The same job with a sequence or an image of another size: every dimension behind the first that has it."""
-    return dataclasses.replace(job, batch=resized(
-        job.batch, lambda s: (*s[:1], *(size if n == now else n for n in s[1:]))))
+    return dataclasses.replace(
+        job, batch=resized(job.batch, lambda s: (*s[:1], *(size if n == now else n for n in s[1:])))
+    )
 
 
 def largest_size(job: Job, limit: int, what: str, now: int, here: Prediction) -> Largest | None:
@@ -187,5 +187,4 @@ def largest_size(job: Job, limit: int, what: str, now: int, here: Prediction) ->
     if not low and not any(p for size, p in known.items() if size != now):
         return None
     found = known.get(low)
-    return Largest(what, now, low, found.peak if found else None,
-                   within(job, found, limit)[1] if found else None)
+    return Largest(what, now, low, found.peak if found else None, within(job, found, limit)[1] if found else None)

@@ -2,7 +2,7 @@
 
 There, tensors without data pretend to lie on the CPU, whose autocast casts other ops and whose attention and dropout
 are others. For the time of a prediction the dispatcher is told, for CPU tensors: cast as CUDA's autocast does, take the
-fused dropout, and the attention that a card would take. `cuda` in the user's own code is read as `cpu`. """
+fused dropout, and the attention that a card would take. `cuda` in the user's own code is read as `cpu`."""
 
 from __future__ import annotations
 
@@ -19,13 +19,31 @@ from torch.utils._pytree import tree_map_only
 
 TO_FLOAT32 = frozenset({"prod", "softmax", "log_softmax", "cumprod", "cumsum", "sum"})
 """Ops whose result CUDA's autocast wants in float32 unless the user says a dtype."""
-NARROW = frozenset({"_convolution", "convolution", "cudnn_convolution", "cudnn_convolution_transpose", "addmv",
-                    "addr", "mv", "chain_matmul", "einsum", "linalg_multi_dot", "_thnn_fused_gru_cell",
-                    "_thnn_fused_lstm_cell", "gru_cell", "lstm_cell", "rnn_relu_cell", "rnn_tanh_cell",
-                    "_scaled_dot_product_flash_attention"})
+NARROW = frozenset(
+    {
+        "_convolution",
+        "convolution",
+        "cudnn_convolution",
+        "cudnn_convolution_transpose",
+        "addmv",
+        "addr",
+        "mv",
+        "chain_matmul",
+        "einsum",
+        "linalg_multi_dot",
+        "_thnn_fused_gru_cell",
+        "_thnn_fused_lstm_cell",
+        "gru_cell",
+        "lstm_cell",
+        "rnn_relu_cell",
+        "rnn_tanh_cell",
+        "_scaled_dot_product_flash_attention",
+    }
+)
 """Ops of CUDA's autocast whose inner products are cast anyway, on the CPU as well."""
-WIDEST = frozenset({"addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "index_put", "scatter_add", "tensordot",
-                    "vdot"})
+WIDEST = frozenset(
+    {"addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "index_put", "scatter_add", "tensordot", "vdot"}
+)
 """Ops that it computes in the widest dtype of what they are given, as plain type promotion does."""
 
 
@@ -61,8 +79,11 @@ def _register(library: Any) -> None:
 def _differences() -> tuple[tuple[str, bool], ...]:
     """The ops that one autocast knows and the other does not, by the dispatcher; True: the CPU's knows it."""
     known = torch._C._dispatch_has_kernel_for_dispatch_key
-    pairs = [(name, known(name, "AutocastCPU"), known(name, "AutocastCUDA"))
-             for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")]
+    pairs = [
+        (name, known(name, "AutocastCPU"), known(name, "AutocastCUDA"))
+        for name in torch._C._dispatch_get_all_op_names()
+        if name.startswith("aten::")
+    ]
     return tuple((name, here) for name, here, there in pairs if here != there and not name.endswith(".padding"))
 
 
@@ -104,8 +125,17 @@ def _rms_norm(given: torch.Tensor, shape: list[int], weight: Any = None, eps: fl
     return torch.ops.aten._fused_rms_norm(given, shape, weight, eps)[0]
 
 
-def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any = None, dropout: float = 0.0,
-               causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False) -> torch.Tensor:
+def _attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: Any = None,
+    dropout: float = 0.0,
+    causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
     """Flash attention in half precision without a mask, the memory-efficient one for all else, as torch prefers."""
     if enable_gqa and key.shape[-3] != query.shape[-3]:
         key, value = (t.repeat_interleave(query.shape[-3] // t.shape[-3], -3) for t in (key, value))
@@ -120,14 +150,23 @@ def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask
             mask = torch.where(mask, torch.zeros((), dtype=query.dtype), torch.full((), -math.inf, dtype=query.dtype))
         mask = mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
     wants = any(t.requires_grad for t in (query, key, value))
-    return torch.ops.aten._scaled_dot_product_efficient_attention(query, key, value, mask, wants, dropout, causal,
-                                                                  scale=scale)[0]
+    return torch.ops.aten._scaled_dot_product_efficient_attention(
+        query, key, value, mask, wants, dropout, causal, scale=scale
+    )[0]
 
 
-def _by_hand(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, dropout: float, causal: bool,
-             scale: float | None) -> torch.Tensor:
-    return torch.ops.aten._scaled_dot_product_attention_math(query, key, value, mask, dropout, causal, None,
-                                                             scale=scale)[0]
+def _by_hand(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: Any,
+    dropout: float,
+    causal: bool,
+    scale: float | None,
+) -> torch.Tensor:
+    return torch.ops.aten._scaled_dot_product_attention_math(
+        query, key, value, mask, dropout, causal, None, scale=scale
+    )[0]
 
 
 @contextlib.contextmanager

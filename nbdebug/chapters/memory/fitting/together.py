@@ -57,17 +57,32 @@ def _sizes(made: Prediction, ranks: int, narrow: bool) -> list[int]:
 
 
 def _remedy(used: list[str], ranks: int, job: Job, now: int, needs: int, by_name: dict[str, Offer]) -> Remedy:
-    said = {"checkpoint": "checkpoint all blocks", "accumulate": f"accumulate {job.accumulate}× one row",
-            "8-bit": "keep the optimizer's state in 8 bits", "shard": f"shard over {ranks} ranks"}
+    said = {
+        "checkpoint": "checkpoint all blocks",
+        "accumulate": f"accumulate {job.accumulate}× one row",
+        "8-bit": "keep the optimizer's state in 8 bits",
+        "shard": f"shard over {ranks} ranks",
+    }
     words = [said[name] for name in used]
     codes = [by_name[name].code for name in used if name in by_name and name not in ("accumulate", "shard")]
     if "accumulate" in used:
-        codes.append(f"for row in rows:  # {job.accumulate} of one row each\n"
-                     f"    (loss_fn(model, row) / {job.accumulate}).backward()\n"
-                     "optimizer.step()\noptimizer.zero_grad()")
+        codes.append(
+            f"for row in rows:  # {job.accumulate} of one row each\n"
+            f"    (loss_fn(model, row) / {job.accumulate}).backward()\n"
+            "optimizer.step()\noptimizer.zero_grad()"
+        )
     if "shard" in used:
         codes.append(f"fully_shard(model)  # torchrun --nproc-per-node={ranks}; each block first")
     title = ", ".join(words[:-1]) + (" and " if len(words) > 1 else "") + words[-1]
-    return Remedy("all together", f"{title[0].upper()}{title[1:]}.", needs, now - needs, True,
-                  "about a third more, and what many small parts cost", 1.5, False, "\n".join(codes),
-                  "predicted" if ranks == 1 and "8-bit" not in used else "predicted, then computed")
+    return Remedy(
+        "all together",
+        f"{title[0].upper()}{title[1:]}.",
+        needs,
+        now - needs,
+        True,
+        "about a third more, and what many small parts cost",
+        1.5,
+        False,
+        "\n".join(codes),
+        "predicted" if ranks == 1 and "8-bit" not in used else "predicted, then computed",
+    )

@@ -224,8 +224,17 @@ class Recorder(TorchDispatchMode):
 
 KNOWN = frozenset({"aten", "prim", "prims", "profiler", "inductor"})
 _ATEN = torch.ops.aten
-REPLACED = frozenset({_ATEN.add.Tensor, _ATEN.index_put.default, _ATEN.scatter.src, _ATEN.scatter.value,
-                      _ATEN.index_add.default, _ATEN.scatter_add.default, _ATEN.masked_scatter.default})
+REPLACED = frozenset(
+    {
+        _ATEN.add.Tensor,
+        _ATEN.index_put.default,
+        _ATEN.scatter.src,
+        _ATEN.scatter.value,
+        _ATEN.index_add.default,
+        _ATEN.scatter_add.default,
+        _ATEN.masked_scatter.default,
+    }
+)
 """Ops of which autograd takes the form that works in place, where it can."""
 _ADD, _DEVICE = torch.ops.aten.add.Tensor, torch.ops.prim.device.default
 

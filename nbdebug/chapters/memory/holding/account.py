@@ -21,17 +21,33 @@ from nbdebug.observe.shell import running
 from nbdebug.sizes import size
 from nbdebug.subject import Subject, found
 
-PLURALS = {"parameter": "parameters", "gradient": "gradients", "buffer": "buffers", "variable": "variables",
-           "cell output": "cell outputs", "traceback": "tracebacks", "closure": "closures",
-           "graph": "saved for backward", "unknown": "no name found"}
+PLURALS = {
+    "parameter": "parameters",
+    "gradient": "gradients",
+    "buffer": "buffers",
+    "variable": "variables",
+    "cell output": "cell outputs",
+    "traceback": "tracebacks",
+    "closure": "closures",
+    "graph": "saved for backward",
+    "unknown": "no name found",
+}
 SPLIT = 0.30
 """A share of reserved memory that is not allocated: above it, it is said that it lies idle (as in rules.allocator)."""
 WORTH = 64 << 20
 """Bytes that lie idle; of less nothing is said."""
 
 
-def held_report(model: Any = None, optimizer: Any = None, names: Mapping[str, Any] | None = None, *,
-                device: Any = None, question: str = "mem()", subject: str | None = None, shell: Any = None) -> Report:
+def held_report(
+    model: Any = None,
+    optimizer: Any = None,
+    names: Mapping[str, Any] | None = None,
+    *,
+    device: Any = None,
+    question: str = "mem()",
+    subject: str | None = None,
+    shell: Any = None,
+) -> Report:
     """All that is held in memory now.
 
     model, optimizer: one, or several in a list or a dict; left out, those among `names`, the user's variables. device:
@@ -42,16 +58,27 @@ def held_report(model: Any = None, optimizer: Any = None, names: Mapping[str, An
     wanted = _device(device)
     shell = running() if shell is None else shell
     models = found("model", _only(names, torch.nn.Module)) if model is None else _called(models_of(model), names)
-    optimizers = (found("optimizer", _only(names, torch.optim.Optimizer)) if optimizer is None
-                  else {} if optimizer == {} else _called(optimizers_of(optimizer), names))
+    optimizers = (
+        found("optimizer", _only(names, torch.optim.Optimizer))
+        if optimizer is None
+        else {}
+        if optimizer == {}
+        else _called(optimizers_of(optimizer), names)
+    )
     with uncollected():
         met = seen(models, optimizers, names, device=wanted, caller=sys._getframe(1), shell=shell)
         notebook = kept_by_notebook(names, shell, device=wanted) if _beyond_variables(met.held) >= MATTERS else ()
     facts = MemoryFacts(now=met.held, notebook=notebook, unchecked=met.unchecked)
     findings = tuple(name_all(facts))
-    return Report(question, findings, (), facts.unchecked, tuple(_notes(met.held)),
-                  str(Subject(models, optimizers, model is not None)) if subject is None else subject,
-                  _numbers(met, facts.notebook))
+    return Report(
+        question,
+        findings,
+        (),
+        facts.unchecked,
+        tuple(_notes(met.held)),
+        str(Subject(models, optimizers, model is not None)) if subject is None else subject,
+        _numbers(met, facts.notebook),
+    )
 
 
 def _beyond_variables(held: Held) -> int:
@@ -82,14 +109,17 @@ def _device(given: Any) -> str:
 
 # -- in words ---------------------------------------------------------------------------------------------------------
 
+
 def _notes(held: Held) -> list[str]:
     notes = [said for device in held.devices for said in _of_device(device)]
     nameless = [h for h in held.holdings if h.kind == "unknown" and h.storages]
     count = sum(h.bytes for h in nameless)
     if count > sum(h.bytes for h in held.holdings) // 50 and count > 1 << 20:
         several = sum(h.storages for h in nameless)
-        notes.append(f"No name leads to {several:,} storage{'s' * (several != 1)} ({size(count)}). If they only "
-                     "refer to each other, `import gc; gc.collect()` lets go of them.")
+        notes.append(
+            f"No name leads to {several:,} storage{'s' * (several != 1)} ({size(count)}). If they only "
+            "refer to each other, `import gc; gc.collect()` lets go of them."
+        )
     return notes
 
 
@@ -113,34 +143,52 @@ def _idle(device: Device) -> list[str]:
     if share <= SPLIT or idle < WORTH:
         return []
     largest = "" if device.largest is None else f"; the largest free piece is {size(device.largest)}"
-    return [f"{share:.0%} of what is reserved on {device.name} is not allocated: {size(idle)} that the allocator keeps "
-            f"for the next requests{largest}. `torch.cuda.empty_cache()` gives back what is free as a whole; where "
-            "sizes change from step to step, set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True before torch starts."]
+    return [
+        f"{share:.0%} of what is reserved on {device.name} is not allocated: {size(idle)} that the allocator keeps "
+        f"for the next requests{largest}. `torch.cuda.empty_cache()` gives back what is free as a whole; where "
+        "sizes change from step to step, set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True before torch starts."
+    ]
 
 
 def _unmet(device: Device) -> list[str]:
     unmet = (device.allocated or 0) - device.live
     if not device.name.startswith("cuda") or unmet < max(1 << 20, (device.allocated or 0) // 100):
         return []
-    return [f"{size(unmet)} on {device.name} are allocated and no tensor was met there: workspaces of cuBLAS and "
-            "cuDNN, or what other libraries hold."]
+    return [
+        f"{size(unmet)} on {device.name} are allocated and no tensor was met there: workspaces of cuBLAS and "
+        "cuDNN, or what other libraries hold."
+    ]
 
 
 # -- in numbers -------------------------------------------------------------------------------------------------------
 
+
 def _numbers(met: Seen, notebook: tuple[Kept, ...]) -> dict[str, Any]:
     held = met.held
-    main = max(held.devices, key=lambda d: (d.name != "cpu" and bool(d.live or d.allocated), d.allocated or d.live),
-               default=None)
+    main = max(
+        held.devices,
+        key=lambda d: (d.name != "cpu" and bool(d.live or d.allocated), d.allocated or d.live),
+        default=None,
+    )
     tables = [_by_owner(met), _by_kind(held), _largest(met), _devices(held)]
-    numbers = {"headline": _headline(held), "tables": [table for table in tables if table["rows"]],
-               "devices": [dataclasses.asdict(device) for device in held.devices], "tensors": held.tensors,
-               "storages": held.storages, "notebook": [dataclasses.asdict(kept) for kept in notebook]}
+    numbers = {
+        "headline": _headline(held),
+        "tables": [table for table in tables if table["rows"]],
+        "devices": [dataclasses.asdict(device) for device in held.devices],
+        "tensors": held.tensors,
+        "storages": held.storages,
+        "notebook": [dataclasses.asdict(kept) for kept in notebook],
+    }
     if main is not None and held.holdings:
         parts = _parts(held, main.name)
-        numbers["memory"] = {"title": f"Held on {'the CPU' if main.name == 'cpu' else main.name}", "parts": parts,
-                             "total": sum(int(count) for _, count in parts),
-                             "limit": None if main.name == "cpu" else main.total, "course": [], "events": {}}
+        numbers["memory"] = {
+            "title": f"Held on {'the CPU' if main.name == 'cpu' else main.name}",
+            "parts": parts,
+            "total": sum(int(count) for _, count in parts),
+            "limit": None if main.name == "cpu" else main.total,
+            "course": [],
+            "events": {},
+        }
     return numbers
 
 
@@ -150,8 +198,10 @@ def _headline(held: Held) -> str:
         sums[holding.device] = sums.get(holding.device, 0) + holding.bytes
     if not sums:
         return "No tensor is held."
-    where = " and ".join(f"{size(count)} on {'the CPU' if name == 'cpu' else name}" for name, count in sorted(
-        sums.items(), key=lambda pair: (pair[0] == "cpu", pair[0])))
+    where = " and ".join(
+        f"{size(count)} on {'the CPU' if name == 'cpu' else name}"
+        for name, count in sorted(sums.items(), key=lambda pair: (pair[0] == "cpu", pair[0]))
+    )
     return f"{where} held in {held.storages:,} storages of {held.tensors:,} tensors"
 
 
@@ -173,12 +223,23 @@ def _by_owner(met: Seen) -> dict[str, Any]:
     for (kind, root, device), together in groups.items():
         first = max(together, key=lambda holding: holding.bytes)
         count = sum(holding.storages for holding in together)
-        rows.append([_owner(kind, root, together), kind, sum(holding.bytes for holding in together), count, device,
-                     f"{first.name}: {what(first)}" if count else "(no tensor)"])
+        rows.append(
+            [
+                _owner(kind, root, together),
+                kind,
+                sum(holding.bytes for holding in together),
+                count,
+                device,
+                f"{first.name}: {what(first)}" if count else "(no tensor)",
+            ]
+        )
     rows.sort(key=lambda row: -row[2])
-    return {"title": "By owner", "columns": ["owner", "kind", "held (bytes)", "storages", "device", "largest"],
-            "rows": rows,
-            "note": f"Each storage counted once, at its first owner in this order: {', '.join(KINDS)}."}
+    return {
+        "title": "By owner",
+        "columns": ["owner", "kind", "held (bytes)", "storages", "device", "largest"],
+        "rows": rows,
+        "note": f"Each storage counted once, at its first owner in this order: {', '.join(KINDS)}.",
+    }
 
 
 def _owner(kind: str, root: str, together: list[Holding]) -> str:
@@ -202,17 +263,29 @@ def _by_kind(held: Held) -> dict[str, Any]:
         entry = sums.setdefault((holding.device, holding.kind), [0, 0])
         entry[0], entry[1] = entry[0] + holding.bytes, entry[1] + holding.storages
     wholes = {device: sum(count for (name, _), (count, _) in sums.items() if name == device) for device, _ in sums}
-    rows = [[kind, device, count, f"{count / (wholes[device] or 1):.0%}", several]
-            for (device, kind), (count, several) in sums.items()]
-    return {"title": "By kind", "columns": ["kind", "device", "held (bytes)", "share", "storages"],
-            "rows": sorted(rows, key=lambda row: (row[1] == "cpu", row[1], -row[2])), "note": ""}
+    rows = [
+        [kind, device, count, f"{count / (wholes[device] or 1):.0%}", several]
+        for (device, kind), (count, several) in sums.items()
+    ]
+    return {
+        "title": "By kind",
+        "columns": ["kind", "device", "held (bytes)", "share", "storages"],
+        "rows": sorted(rows, key=lambda row: (row[1] == "cpu", row[1], -row[2])),
+        "note": "",
+    }
 
 
 def _largest(met: Seen) -> dict[str, Any]:
-    rows = [[holding.name, holding.kind, holding.bytes, what(holding), holding.device, _remark(holding, shown)]
-            for holding, shown in met.largest]
-    return {"title": "Largest tensors", "columns": ["name", "kind", "held (bytes)", "what", "device", "remark"],
-            "rows": rows, "note": ""}
+    rows = [
+        [holding.name, holding.kind, holding.bytes, what(holding), holding.device, _remark(holding, shown)]
+        for holding, shown in met.largest
+    ]
+    return {
+        "title": "Largest tensors",
+        "columns": ["name", "kind", "held (bytes)", "what", "device", "remark"],
+        "rows": rows,
+        "note": "",
+    }
 
 
 def _remark(holding: Holding, shown: int) -> str | None:
@@ -223,11 +296,30 @@ def _remark(holding: Holding, shown: int) -> str | None:
 
 def _devices(held: Held) -> dict[str, Any]:
     fields = ("live", "allocated", "reserved", "peak_allocated", "peak_reserved", "largest", "process", "free", "total")
-    words = ("in tensors", "allocated", "reserved", "peak allocated", "peak reserved", "largest free piece",
-             "process", "free", "total")
-    rows = [[device.name, *(getattr(device, field) for field in fields),
-             None if device.fragmentation is None else f"{device.fragmentation:.0%}"] for device in held.devices]
+    words = (
+        "in tensors",
+        "allocated",
+        "reserved",
+        "peak allocated",
+        "peak reserved",
+        "largest free piece",
+        "process",
+        "free",
+        "total",
+    )
+    rows = [
+        [
+            device.name,
+            *(getattr(device, field) for field in fields),
+            None if device.fragmentation is None else f"{device.fragmentation:.0%}",
+        ]
+        for device in held.devices
+    ]
     used = [n for n, values in enumerate(zip(*rows)) if any(value is not None for value in values)]
     columns = ["device", *(f"{word} (bytes)" for word in words), "reserved, not allocated"]
-    return {"title": "Devices", "columns": [columns[n] for n in used], "rows": [[row[n] for n in used] for row in rows],
-            "note": ""}
+    return {
+        "title": "Devices",
+        "columns": [columns[n] for n in used],
+        "rows": [[row[n] for n in used] for row in rows],
+        "note": "",
+    }

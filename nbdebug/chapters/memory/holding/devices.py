@@ -41,10 +41,19 @@ def _cuda(live: Mapping[str, int]) -> list[Device]:
         if not reserved and name not in live:
             continue
         free, total = torch.cuda.mem_get_info(number)
-        found.append(Device(
-            name, live.get(name, 0), int(stats.get("allocated_bytes.all.current", 0)), reserved,
-            int(stats.get("allocated_bytes.all.peak", 0)), int(stats.get("reserved_bytes.all.peak", 0)), int(total),
-            int(free), _largest(number, stats)))
+        found.append(
+            Device(
+                name,
+                live.get(name, 0),
+                int(stats.get("allocated_bytes.all.current", 0)),
+                reserved,
+                int(stats.get("allocated_bytes.all.peak", 0)),
+                int(stats.get("reserved_bytes.all.peak", 0)),
+                int(total),
+                int(free),
+                _largest(number, stats),
+            )
+        )
     return found
 
 
@@ -53,8 +62,10 @@ def _largest(number: int, stats: Mapping[str, Any]) -> int | None:
     if int(stats.get("active.all.current", 0)) > BLOCKS:
         return None
     segments = [s for s in torch.cuda.memory_snapshot() if s.get("device") == number]
-    return max((int(block["size"]) for segment in segments for block in segment["blocks"]
-                if block["state"] == "inactive"), default=0)
+    return max(
+        (int(block["size"]) for segment in segments for block in segment["blocks"] if block["state"] == "inactive"),
+        default=0,
+    )
 
 
 def _mps(live: Mapping[str, int]) -> list[Device]:
@@ -63,8 +74,16 @@ def _mps(live: Mapping[str, int]) -> list[Device]:
     name = next((name for name in live if name.startswith("mps")), "mps:0")
     total = int(torch.mps.recommended_max_memory())
     reserved = int(torch.mps.driver_allocated_memory())
-    return [Device(name, live.get(name, 0), int(torch.mps.current_allocated_memory()), reserved, total=total,
-                   free=max(0, total - reserved))]
+    return [
+        Device(
+            name,
+            live.get(name, 0),
+            int(torch.mps.current_allocated_memory()),
+            reserved,
+            total=total,
+            free=max(0, total - reserved),
+        )
+    ]
 
 
 def _host(live: int) -> Device:

@@ -38,6 +38,9 @@ def frames_of(trace: TracebackType | None) -> Iterator[Failed]:
             if held:
                 code = frame.f_code
                 site = Site(code.co_filename, trace.tb_lineno, code.co_name)
-                yield Failed(code.co_name, held, Where(file=site.file, line=site.line, text=source_text(site),
-                                                       cell=cell_name(site.file)))
+                yield Failed(
+                    code.co_name,
+                    held,
+                    Where(file=site.file, line=site.line, text=source_text(site), cell=cell_name(site.file)),
+                )
         trace = trace.tb_next

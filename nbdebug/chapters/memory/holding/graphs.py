@@ -42,8 +42,12 @@ class Graphs:
         while naming.keepers:
             keepers, naming.keepers = naming.keepers, []
             for claim, node in sorted(keepers, key=lambda keeper: -_order(keeper[1])):
-                self._from(node, claim if claim.kind == "graph" else Claim(
-                    "graph", f"graph of `{claim.name}`", claim.root, claim.where))
+                self._from(
+                    node,
+                    claim
+                    if claim.kind == "graph"
+                    else Claim("graph", f"graph of `{claim.name}`", claim.root, claim.where),
+                )
             naming.walk()
 
     def _from(self, end: Any, claim: Claim) -> None:
@@ -67,8 +71,11 @@ class Graphs:
             yield from given if type(given) in (tuple, list) else (given,)
         if type(node).__name__ == "AccumulateGrad":
             yield node.variable
-        yield from (thing for thing in gc.get_referents(node)
-                    if type(thing) not in ATOMS and not issubclass(type(thing), (type, types.ModuleType)))
+        yield from (
+            thing
+            for thing in gc.get_referents(node)
+            if type(thing) not in ATOMS and not issubclass(type(thing), (type, types.ModuleType))
+        )
 
 
 def _raw(kind: type) -> tuple[str, ...]:

@@ -38,8 +38,9 @@ class Seen(NamedTuple):
     unchecked: tuple[str, ...]
 
 
-def look(models: Mapping[str, Any], optimizers: Mapping[str, Any], names: Mapping[str, Any], *,
-         device: str | None = None) -> Held:
+def look(
+    models: Mapping[str, Any], optimizers: Mapping[str, Any], names: Mapping[str, Any], *, device: str | None = None
+) -> Held:
     """What is held now, each storage at its first owner in the order of facts.KINDS.
 
     models, optimizers: by the user's names for them; names: the user's variables; device: what lies there alone
@@ -60,8 +61,15 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def seen(models: Mapping[str, Any], optimizers: Mapping[str, Any], names: Mapping[str, Any], *, device: str = "",
-         caller: FrameType | None = None, shell: Any = None) -> Seen:
+def seen(
+    models: Mapping[str, Any],
+    optimizers: Mapping[str, Any],
+    names: Mapping[str, Any],
+    *,
+    device: str = "",
+    caller: FrameType | None = None,
+    shell: Any = None,
+) -> Seen:
     """The same with what the report needs besides. caller: the frame that asks; shell: IPython's, if one runs."""
     tensors = live()
     kept = Kept(shell, names)
@@ -79,12 +87,22 @@ def seen(models: Mapping[str, Any], optimizers: Mapping[str, Any], names: Mappin
     parts.sort(key=lambda part: (KINDS.index(part[0].kind), -part[0].bytes))
     held = Held(tuple(holding for holding, _ in parts), told, len(tensors), len(found))
     largest = sorted(found, key=lambda owned: -owned.piece.bytes)[:LISTED]
-    return Seen(held, [(_holding([owned]), owned.piece.shown) for owned in largest], tuple(root for _, root in parts),
-                tuple(_unseen(naming, held)))
+    return Seen(
+        held,
+        [(_holding([owned]), owned.piece.shown) for owned in largest],
+        tuple(root for _, root in parts),
+        tuple(_unseen(naming, held)),
+    )
 
 
-def _named(naming: Naming, models: Mapping[str, Any], optimizers: Mapping[str, Any], names: Mapping[str, Any],
-           kept: Kept, caller: FrameType | None) -> None:
+def _named(
+    naming: Naming,
+    models: Mapping[str, Any],
+    optimizers: Mapping[str, Any],
+    names: Mapping[str, Any],
+    kept: Kept,
+    caller: FrameType | None,
+) -> None:
     """Every name that leads to something, those of the user's own first. The globals of the user's files come last:
     there may be very many, and little in them."""
     naming.models(models)
@@ -139,8 +157,17 @@ def _holding(together: list[Owned]) -> Holding:
     claim, piece = first.claim, first.piece
     assert claim is not None
     also = tuple(dict.fromkeys(name for owned in together for name in owned.also))[:3]
-    return Holding(claim.kind, claim.name, sum(owned.piece.bytes for owned in together), len(together), piece.device,
-                   piece.dtype, piece.shape, also, claim.where)
+    return Holding(
+        claim.kind,
+        claim.name,
+        sum(owned.piece.bytes for owned in together),
+        len(together),
+        piece.device,
+        piece.dtype,
+        piece.shape,
+        also,
+        claim.where,
+    )
 
 
 def _rest(device: Device, found: list[Owned]) -> list[Holding]:
@@ -150,14 +177,19 @@ def _rest(device: Device, found: list[Owned]) -> list[Holding]:
     mine = [owned.piece.bytes for owned in found if owned.piece.device == device.name]
     rounding = sum(map(rounded, mine)) - sum(mine) if device.name.startswith("cuda") else 0
     unmet = device.allocated - sum(mine) - rounding
-    return [Holding("unknown", name, count, 0, device.name) for name, count in ((ROUNDING, rounding), (UNMET, unmet))
-            if count > 0]
+    return [
+        Holding("unknown", name, count, 0, device.name)
+        for name, count in ((ROUNDING, rounding), (UNMET, unmet))
+        if count > 0
+    ]
 
 
 def _unseen(naming: Naming, held: Held) -> Iterable[str]:
     if not naming.whole and any(h.kind == "unknown" and h.storages for h in held.holdings):
-        yield ("all that your variables lead to: there is too much of it, so some names are missing; the tensors are "
-               "counted all the same")
+        yield (
+            "all that your variables lead to: there is too much of it, so some names are missing; the tensors are "
+            "counted all the same"
+        )
     if naming.unseen:
         yield "what autograd's graphs have saved: torch shows it from version 2.7 on"
     if gc.garbage:

@@ -26,10 +26,22 @@ MOST = 300_000
 """Objects opened in one walk, about a second. A look that stops there says so."""
 TENSOR, ARRAY, MODULE, OPTIMIZER, ERROR, TRACE, SAVED, STOP, OTHER = range(9)
 _Saved: Any = torch._C._autograd.SavedTensor
-_SORTS = ((TENSOR, torch.Tensor), (MODULE, torch.nn.Module), (OPTIMIZER, torch.optim.Optimizer), (ERROR, BaseException),
-          (TRACE, types.TracebackType), (SAVED, _Saved), (STOP, types.ModuleType))
-_QUIET = frozenset(vars(torch.nn.Module())) - {"_forward_hooks", "_forward_pre_hooks", "_backward_hooks",
-                                               "_backward_pre_hooks", "_state_dict_hooks"}
+_SORTS = (
+    (TENSOR, torch.Tensor),
+    (MODULE, torch.nn.Module),
+    (OPTIMIZER, torch.optim.Optimizer),
+    (ERROR, BaseException),
+    (TRACE, types.TracebackType),
+    (SAVED, _Saved),
+    (STOP, types.ModuleType),
+)
+_QUIET = frozenset(vars(torch.nn.Module())) - {
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_state_dict_hooks",
+}
 """What every module has of its own; of it only hooks lead further."""
 _TENSORS = ("_parameters", "parameter"), ("_buffers", "buffer")
 
@@ -248,8 +260,11 @@ class Naming:
         self.whole = self.whole and queue is None
         for path, value, other, head, tail in inside:
             sort = other if RANK.get(other, 0) > RANK[claim.kind] else claim.kind
-            called = claim if graph else Claim(sort, head or claim.head + path, claim.root, claim.where,
-                                               tail if head else claim.tail)
+            called = (
+                claim
+                if graph
+                else Claim(sort, head or claim.head + path, claim.root, claim.where, tail if head else claim.tail)
+            )
             (self._todo[RANK[called.kind]] if queue is None else queue).append((value, called))
         if not issubclass(kind, type):
             self.add(kind, claim._replace(head=kind.__name__, tail=""))
@@ -260,8 +275,11 @@ def autograd(tensor: Any) -> tuple[Any, Any, Any]:
     with torch._C.DisableTorchFunctionSubclass():
         try:
             leaf = tensor.is_leaf
-            return (tensor.grad if leaf or tensor.retains_grad else None, None if leaf else tensor.grad_fn,
-                    tensor._backward_hooks)
+            return (
+                tensor.grad if leaf or tensor.retains_grad else None,
+                None if leaf else tensor.grad_fn,
+                tensor._backward_hooks,
+            )
         except RuntimeError:  # a view whose graph was spoiled by a change in place
             return None, None, None
 

@@ -17,8 +17,27 @@ import torch
 
 from nbdebug.observe.named import key_text
 
-ATOMS = frozenset({str, bytes, bytearray, int, float, complex, bool, type(None), range, slice, type(Ellipsis),
-                   types.CodeType, types.BuiltinFunctionType, torch.dtype, torch.device, torch.Size, torch.layout})
+ATOMS = frozenset(
+    {
+        str,
+        bytes,
+        bytearray,
+        int,
+        float,
+        complex,
+        bool,
+        type(None),
+        range,
+        slice,
+        type(Ellipsis),
+        types.CodeType,
+        types.BuiltinFunctionType,
+        torch.dtype,
+        torch.device,
+        torch.Size,
+        torch.layout,
+    }
+)
 """Kinds that hold no memory worth naming."""
 CROWD = 20_000
 """Of a container with more members than this, a data set, only tensors and arrays are opened from there on."""
@@ -49,16 +68,22 @@ def parts(thing: Any, name: str) -> Iterable[Part]:
         return _of_sequence(thing, kind)
     if issubclass(kind, (set, frozenset)):
         base = set if issubclass(kind, set) else frozenset
-        return [Part("", value, "", "an item", f" of `{name}`") for number, value in enumerate(base.__iter__(thing))
-                if type(value) not in ATOMS and (number < CROWD or _is_leaf(type(value)))]
+        return [
+            Part("", value, "", "an item", f" of `{name}`")
+            for number, value in enumerate(base.__iter__(thing))
+            if type(value) not in ATOMS and (number < CROWD or _is_leaf(type(value)))
+        ]
     if kind is types.FunctionType:
         return of_function(thing, name)
     if kind is types.MethodType:
         return [Part(".__self__", thing.__self__), Part("", thing.__func__)]
     if kind is types.GeneratorType or kind is types.CoroutineType:
         frame = thing.gi_frame if kind is types.GeneratorType else thing.cr_frame
-        return [] if frame is None else [Part("", value, "", key, f" in {name}") for key, value in
-                                         variables(frame).items()]
+        return (
+            []
+            if frame is None
+            else [Part("", value, "", key, f" in {name}") for key, value in variables(frame).items()]
+        )
     if kind is CACHE:
         return _of_cache(thing, name)
     if issubclass(kind, type):
@@ -92,8 +117,11 @@ def _layout(kind: type) -> tuple[Any, tuple[tuple[str, Any], ...]]:
     for parent in type.__getattribute__(kind, "__mro__"):
         own = type.__getattribute__(parent, "__dict__")
         given = own.get("__dict__")
-        if whole is None and not issubclass(kind, type) and type(given) in (
-                types.GetSetDescriptorType, types.MemberDescriptorType):
+        if (
+            whole is None
+            and not issubclass(kind, type)
+            and type(given) in (types.GetSetDescriptorType, types.MemberDescriptorType)
+        ):
             whole = given
         for name in () if parent.__flags__ & _HEAP == 0 else own:
             if type(own[name]) is types.MemberDescriptorType and not name.startswith("__"):
@@ -113,12 +141,15 @@ def of_function(function: Any, name: str) -> Iterator[Part]:
         if type(value) not in ATOMS:
             yield Part("", value, CLOSURE, variable, behind)
     given = function.__defaults__ or ()
-    defaults = dict(zip(code.co_varnames[code.co_argcount - len(given):code.co_argcount], given))
+    defaults = dict(zip(code.co_varnames[code.co_argcount - len(given) : code.co_argcount], given))
     for variable, value in {**defaults, **(function.__kwdefaults__ or {})}.items():
         if type(value) not in ATOMS:
             yield Part("", value, "", variable, f", a default of `{name}`")
-    yield from (Part(f".{key}", value) for key, value in function.__dict__.items()
-                if key != "__wrapped__" and type(value) not in ATOMS)
+    yield from (
+        Part(f".{key}", value)
+        for key, value in function.__dict__.items()
+        if key != "__wrapped__" and type(value) not in ATOMS
+    )
     if "__wrapped__" in function.__dict__:
         yield Part("", function.__dict__["__wrapped__"])
 
@@ -179,5 +210,8 @@ def _of_class(kind: Any) -> Iterator[Part]:
 def _inside(thing: Any, name: str) -> list[Part]:
     """What the garbage collector says: of partials, iterators, and other things made in C."""
     name = name.rpartition(" inside of `")[2].rstrip("`") if name.startswith("something") else name
-    return [Part("", value, "", "something", f" inside of `{name}`") for value in gc.get_referents(thing)
-            if type(value) not in ATOMS and not issubclass(type(value), type)]
+    return [
+        Part("", value, "", "something", f" inside of `{name}`")
+        for value in gc.get_referents(thing)
+        if type(value) not in ATOMS and not issubclass(type(value), type)
+    ]

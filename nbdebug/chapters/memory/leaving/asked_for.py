@@ -9,7 +9,9 @@ from nbdebug.chapters.memory.facts_failure import Asked
 MESSAGES = re.compile(
     r"out of memory|can't allocate memory|not enough memory: you tried|CUBLAS_STATUS_ALLOC_FAILED|"
     r"CUDNN_STATUS_ALLOC_FAILED|cudaErrorMemoryAllocation|Storage size calculation overflowed|"
-    r"Unable to allocate .* for an array", re.IGNORECASE)
+    r"Unable to allocate .* for an array",
+    re.IGNORECASE,
+)
 """How torch's allocators, CUDA's libraries and numpy say that memory has run out."""
 _SIZE = r"([\d.]+)\s*(bytes|[KMGTP]i?B)"
 _UNITS = {"b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40, "p": 1 << 50}
@@ -33,15 +35,23 @@ def read(error: BaseException) -> Asked:
     """What it says. Raises nothing: what is not said is None."""
     text = message(error)
     gpu = re.search(r"GPU (\d+)", text)
-    device = f"cuda:{gpu[1]}" if gpu else "cuda" if re.search(r"CUDA|CUBLAS|CUDNN", text) else (
-        "mps" if "MPS" in text else "xpu" if "XPU" in text else "cpu")
+    device = (
+        f"cuda:{gpu[1]}"
+        if gpu
+        else "cuda"
+        if re.search(r"CUDA|CUBLAS|CUDNN", text)
+        else ("mps" if "MPS" in text else "xpu" if "XPU" in text else "cpu")
+    )
     return Asked(
-        device, _asked(text), total=_size(text, rf"total capacity of {_SIZE}") or _size(text, rf"{_SIZE} total cap"),
+        device,
+        _asked(text),
+        total=_size(text, rf"total capacity of {_SIZE}") or _size(text, rf"{_SIZE} total cap"),
         free=_size(text, rf"of which {_SIZE} is free") or _size(text, rf"{_SIZE} free"),
         allowed=_size(text, rf"{_SIZE} allowed") or _size(text, rf"max allowed: {_SIZE}"),
         allocated=_size(text, rf"{_SIZE} is allocated by PyTorch") or _size(text, rf"{_SIZE} already allocated"),
         unused=_size(text, rf"{_SIZE} is reserved by PyTorch but unallocated"),
-        process=_size(text, rf"this process has {_SIZE} memory in use"))
+        process=_size(text, rf"this process has {_SIZE} memory in use"),
+    )
 
 
 def _asked(text: str) -> int | None:

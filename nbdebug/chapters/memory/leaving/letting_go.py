@@ -27,8 +27,11 @@ def check(words: tuple[str, ...], entries: list[Entry]) -> set[str]:
     unknown = sorted(wanted - set(ALL) - named)
     if unknown:
         there = ", ".join(dict.fromkeys(e.kept.release for e in entries if e.kept.release not in ALL))
-        raise ValueError(f"free takes {', '.join(ALL)}" + (f", or the name of what it lists ({there})" if there else "")
-                         + f"; got {', '.join(map(repr, unknown))}.")
+        raise ValueError(
+            f"free takes {', '.join(ALL)}"
+            + (f", or the name of what it lists ({there})" if there else "")
+            + f"; got {', '.join(map(repr, unknown))}."
+        )
     return wanted
 
 

@@ -23,8 +23,14 @@ from nbdebug.observe.frames import HANDLERS, chain
 from nbdebug.observe.named import is_users, things
 from nbdebug.observe.sites import Site, cell_name, source_text
 
-WORDS = {"output": "outputs", "traceback": "traceback", "exception": "exceptions", "loss": "graphs", "hook": "hooks",
-         "displayed": "figures"}
+WORDS = {
+    "output": "outputs",
+    "traceback": "traceback",
+    "exception": "exceptions",
+    "loss": "graphs",
+    "hook": "hooks",
+    "displayed": "figures",
+}
 """The word that chooses all entries of a kind."""
 _TRACEBACK: Any = vars(BaseException)["__traceback__"]  # past a `__setattr__` of the user's
 
@@ -51,8 +57,12 @@ class Listing:
     doubts: tuple[str, ...]
 
 
-def listing(names: Mapping[str, Any], the_shell: Any = None, caller: FrameType | None = None,
-            without: BaseException | None = None) -> Listing:
+def listing(
+    names: Mapping[str, Any],
+    the_shell: Any = None,
+    caller: FrameType | None = None,
+    without: BaseException | None = None,
+) -> Listing:
     """All that is kept. names: the user's variables; the_shell: of IPython, None in a script; caller: the frame that
     asks; without: a failure whose frames are told elsewhere."""
     kept = shell.Kept(the_shell, names)
@@ -76,13 +86,16 @@ def listing(names: Mapping[str, Any], the_shell: Any = None, caller: FrameType |
     if walk.unknown:
         doubts += ("the tensors that autograd's graph has saved: this version of torch does not show them",)
     if not (held.whole and walk.whole):
-        doubts += ("all that your variables hold: there is too much of it, so some memory may be counted here that "
-                   "they hold as well",)
+        doubts += (
+            "all that your variables hold: there is too much of it, so some memory may be counted here that "
+            "they hold as well",
+        )
     return Listing(sorted(entries, key=lambda e: -e.kept.bytes), same, doubts)
 
 
-def kept_by_notebook(names: Mapping[str, Any], the_shell: Any = None, without: BaseException | None = None,
-                     device: str = "") -> tuple[Kept, ...]:
+def kept_by_notebook(
+    names: Mapping[str, Any], the_shell: Any = None, without: BaseException | None = None, device: str = ""
+) -> tuple[Kept, ...]:
     """The same as plain data, largest first, for the facts of a report: it holds nothing. device: count what lies
     there alone; "": everywhere."""
     found = listing(names, the_shell or shell.running(), sys._getframe(1), without)
@@ -107,8 +120,16 @@ def _largest(blocks: list[Block]) -> str:
 
 def _graph(record: graphs.Record, walk: Walk) -> Entry:
     blocks = walk(*record.ends)
-    return _entry(blocks, record.detach, how="loss", name=record.name, release=record.name, items=len(record.places),
-                  nodes=record.nodes, what=f"{len(record.places)} tensors, {record.nodes:,} nodes")
+    return _entry(
+        blocks,
+        record.detach,
+        how="loss",
+        name=record.name,
+        release=record.name,
+        items=len(record.places),
+        nodes=record.nodes,
+        what=f"{len(record.places)} tensors, {record.nodes:,} nodes",
+    )
 
 
 def _traceback(places: list[shell.Place], walk: Walk) -> list[Entry]:
@@ -127,8 +148,18 @@ def _traceback(places: list[shell.Place], walk: Walk) -> list[Entry]:
                 delattr(sys, name)
 
     said = "the frames of a failed cell" if error is None else type(error).__name__
-    return [_entry(blocks, let_go, how="traceback", name=also[0], release="traceback", also=also[1:],
-                   what=f"{said}: {_largest(blocks)}", where=raised_at(error))]
+    return [
+        _entry(
+            blocks,
+            let_go,
+            how="traceback",
+            name=also[0],
+            release="traceback",
+            also=also[1:],
+            what=f"{said}: {_largest(blocks)}",
+            where=raised_at(error),
+        )
+    ]
 
 
 def _exceptions(met: list[tuple[str, Any]], walk: Walk) -> list[Entry]:
@@ -147,16 +178,33 @@ def _exceptions(met: list[tuple[str, Any]], walk: Walk) -> list[Entry]:
                     traceback.clear_frames(one.__traceback__)
                     _TRACEBACK.__set__(one, None)
 
-        entries.append(_entry(blocks, let_go, how="exception", name=name, release=name, items=len(errors),
-                              what=f"{len(errors)} with their frames: {_largest(blocks)}", where=raised_at(errors[-1])))
+        entries.append(
+            _entry(
+                blocks,
+                let_go,
+                how="exception",
+                name=name,
+                release=name,
+                items=len(errors),
+                what=f"{len(errors)} with their frames: {_largest(blocks)}",
+                where=raised_at(errors[-1]),
+            )
+        )
     return entries
 
 
 def _output(kept: shell.Kept, name: str, value: Any, also: tuple[str, ...], walk: Walk) -> Entry:
     before = len(Walk(tracebacks=False)(value))
     blocks = walk(value)
-    return _entry(blocks, lambda: kept.forget(value), how="output", name=name, release=name, storages=before,
-                  also=tuple(a for a in also if a != name))
+    return _entry(
+        blocks,
+        lambda: kept.forget(value),
+        how="output",
+        name=name,
+        release=name,
+        storages=before,
+        also=tuple(a for a in also if a != name),
+    )
 
 
 def _figures(walk: Walk) -> list[Entry]:
@@ -166,16 +214,31 @@ def _figures(walk: Walk) -> list[Entry]:
     if keeper is None or pyplot is None:
         return []
     found = {number: held.canvas.figure for number, held in list(keeper.Gcf.figs.items())}
-    return [_entry(walk(figure), lambda number=number: pyplot.close(number),  # type: ignore[misc]
-                   how="displayed", name=f"figure {number} of pyplot", release="figures")
-            for number, figure in found.items()]
+    return [
+        _entry(
+            walk(figure),
+            lambda number=number: pyplot.close(number),  # type: ignore[misc]
+            how="displayed",
+            name=f"figure {number} of pyplot",
+            release="figures",
+        )
+        for number, figure in found.items()
+    ]
 
 
 def _hook(one: doubled.Doubled, walk: Walk) -> Entry:
     more = len(one.older)
     site = Site(one.code.co_filename, one.code.co_firstlineno, one.code.co_name)
-    return _entry(walk(*one.gone), one.remove, how="hook", name=one.module, release=one.module, items=more,
-                  what=f"{one.word} `{one.hook}`, {more + 1} times", where=_where(site))
+    return _entry(
+        walk(*one.gone),
+        one.remove,
+        how="hook",
+        name=one.module,
+        release=one.module,
+        items=more,
+        what=f"{one.word} `{one.hook}`, {more + 1} times",
+        where=_where(site),
+    )
 
 
 def trails(value: Any) -> list[TracebackType]:

@@ -25,8 +25,10 @@ class Numbers:
 
     def rows(self, after: Numbers) -> list[list[object]]:
         """What, before, after, came back; only what there is."""
-        pairs = [(f"in tensors on {d}", self.tensors.get(d, 0), after.tensors.get(d, 0))
-                 for d in sorted({*self.tensors, *after.tensors})]
+        pairs = [
+            (f"in tensors on {d}", self.tensors.get(d, 0), after.tensors.get(d, 0))
+            for d in sorted({*self.tensors, *after.tensors})
+        ]
         pairs += [(f"{device}, allocated", count, after.allocated[device]) for device, count in self.allocated.items()]
         pairs += [(f"{device}, reserved", count, after.reserved[device]) for device, count in self.reserved.items()]
         if self.process is not None and after.process is not None:
@@ -42,8 +44,12 @@ def numbers() -> Numbers:
         held[block.device] = held.get(block.device, 0) + block.bytes
     del tensors
     cuda = [f"cuda:{i}" for i in range(torch.cuda.device_count())] if torch.cuda.is_initialized() else []
-    return Numbers(held, {d: torch.cuda.memory_allocated(d) for d in cuda},
-                   {d: torch.cuda.memory_reserved(d) for d in cuda}, resident())
+    return Numbers(
+        held,
+        {d: torch.cuda.memory_allocated(d) for d in cuda},
+        {d: torch.cuda.memory_reserved(d) for d in cuda},
+        resident(),
+    )
 
 
 def resident() -> int | None:

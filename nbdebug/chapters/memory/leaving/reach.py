@@ -27,8 +27,23 @@ STOPS = ("IPython", "ipykernel", "jupyter_client", "comm", "zmq", "tornado", "as
 """Packages whose objects lead to the shell, and through it to all else."""
 Key = tuple[str, int]
 TENSOR, ARRAY, NODE, FUNCTION, FRAME, TRACEBACK, STOP, ATOM, OTHER = range(9)
-_ATOMS = (str, bytes, int, float, complex, bool, type(None), range, slice, torch.dtype, torch.device, torch.Size,
-          types.CodeType, types.BuiltinFunctionType, type(Ellipsis))
+_ATOMS = (
+    str,
+    bytes,
+    int,
+    float,
+    complex,
+    bool,
+    type(None),
+    range,
+    slice,
+    torch.dtype,
+    torch.device,
+    torch.Size,
+    types.CodeType,
+    types.BuiltinFunctionType,
+    type(Ellipsis),
+)
 _LEAVES = frozenset({str, bytes, int, float, bool, type(None)})
 """Most of what a data set's lists hold: left out before anything else is asked about it."""
 _FRAMES = {types.FunctionType: FUNCTION, types.FrameType: FRAME, types.TracebackType: TRACEBACK}
@@ -60,8 +75,9 @@ class Walk:
     could not be seen; whole: False when a walk was given up because there is too much.
     """
 
-    def __init__(self, *, graphs: bool = True, tracebacks: bool = True, stop: Iterable[Any] = (),
-                 after: Walk | None = None) -> None:
+    def __init__(
+        self, *, graphs: bool = True, tracebacks: bool = True, stop: Iterable[Any] = (), after: Walk | None = None
+    ) -> None:
         self.graphs, self.tracebacks = graphs, tracebacks
         self.seen: set[int] = set(after.seen) if after else set()
         self.counted: set[Key] = set(after.counted) if after else set()
@@ -196,7 +212,8 @@ def _kind(kind: type) -> int:
 
 def _is_node(kind: type) -> bool:
     return any(name in kind.__dict__ for name in ("next_functions", "_raw_saved_tensors")) or any(
-        "next_functions" in vars(parent) for parent in kind.__mro__)
+        "next_functions" in vars(parent) for parent in kind.__mro__
+    )
 
 
 def _blocks(tensor: Any) -> list[Block]:
@@ -213,10 +230,16 @@ def _parts(tensor: Any) -> Iterable[Any]:
         return (tensor,)
     if tensor.layout == torch.sparse_coo:
         return tensor._indices(), tensor._values()
-    names = {torch.sparse_csr: "crow_indices col_indices", torch.sparse_bsr: "crow_indices col_indices",
-             torch.sparse_csc: "ccol_indices row_indices", torch.sparse_bsc: "ccol_indices row_indices"}
-    return (*(getattr(tensor, n)() for n in names.get(tensor.layout, "").split()),
-            *((tensor.values(),) if tensor.layout in names else ()))
+    names = {
+        torch.sparse_csr: "crow_indices col_indices",
+        torch.sparse_bsr: "crow_indices col_indices",
+        torch.sparse_csc: "ccol_indices row_indices",
+        torch.sparse_bsc: "ccol_indices row_indices",
+    }
+    return (
+        *(getattr(tensor, n)() for n in names.get(tensor.layout, "").split()),
+        *((tensor.values(),) if tensor.layout in names else ()),
+    )
 
 
 def _block(tensor: Any) -> Block | None:
@@ -225,8 +248,13 @@ def _block(tensor: Any) -> Block | None:
     if storage.device.type == "meta" or not count or not storage.data_ptr():
         return None
     weak = StorageWeakRef(storage)
-    return Block((str(storage.device), storage.data_ptr()), count, str(tensor.dtype).removeprefix("torch."),
-                 tuple(tensor.shape), weak.expired)
+    return Block(
+        (str(storage.device), storage.data_ptr()),
+        count,
+        str(tensor.dtype).removeprefix("torch."),
+        tuple(tensor.shape),
+        weak.expired,
+    )
 
 
 def _array(array: Any) -> list[Block]:
@@ -240,5 +268,12 @@ def _array(array: Any) -> list[Block]:
         weak = weakref.ref(array)
     except TypeError:
         return []
-    return [Block(("cpu", kind.__array_interface__.__get__(array)["data"][0]), int(array.nbytes), str(array.dtype),
-                  tuple(array.shape), lambda: weak() is None)]
+    return [
+        Block(
+            ("cpu", kind.__array_interface__.__get__(array)["data"][0]),
+            int(array.nbytes),
+            str(array.dtype),
+            tuple(array.shape),
+            lambda: weak() is None,
+        )
+    ]

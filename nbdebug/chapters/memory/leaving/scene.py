@@ -31,14 +31,18 @@ def held(names: Mapping[str, Any], trail: list[Frame], owners: Owners, kept: Kep
     stop = [t for t in [names, *kept.spaces, kept.outputs, kept.shell] if t is not None]
     walk = Walk(graphs=False, tracebacks=False, stop=stop)
     parts = [*_weights(owners, walk)]
-    parts += [("variable", name, walk(value), Where()) for name, value in own(names).items()
-              if id(value) not in owners.modules]
+    parts += [
+        ("variable", name, walk(value), Where())
+        for name, value in own(names).items()
+        if id(value) not in owners.modules
+    ]
     local = list(_locals(trail, owners, walk))
     saved = Walk(after=walk, stop=stop)
     graph = [("graph", "saved for backward", saved(*walk.nodes), Where())]
     outputs = [("cell output", name, walk(value), Where()) for name, value, _ in kept.shown()]
-    holdings = [h for part in _together([*parts, *local, *graph, *outputs])
-                if (h := _holding(*part, device)) is not None]
+    holdings = [
+        h for part in _together([*parts, *local, *graph, *outputs]) if (h := _holding(*part, device)) is not None
+    ]
     active = [b for _, _, blocks, _ in [*local, *graph] for b in blocks if b.on(device)]
     return Scene(sorted(holdings, key=lambda h: -h.bytes), active)
 
@@ -88,5 +92,6 @@ def _holding(kind: str, name: str, blocks: list[Block], where: Where, device: st
     if not mine:
         return None
     largest = max(mine, key=lambda b: b.bytes)
-    return Holding(kind, name, sum(b.bytes for b in mine), len(mine), largest.device, largest.dtype, largest.shape,
-                   where=where)
+    return Holding(
+        kind, name, sum(b.bytes for b in mine), len(mine), largest.device, largest.dtype, largest.shape, where=where
+    )

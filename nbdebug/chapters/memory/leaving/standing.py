@@ -29,8 +29,11 @@ def standing(names: Mapping[str, Any], kept: Kept, caller: FrameType | None, wit
 
 def _users_modules() -> list[Any]:
     """Modules of the user's own files: what their globals hold is held, whatever the notebook does."""
-    return [module for name, module in list(sys.modules.items())
-            if type(module) is type(sys) and name != "__main__" and is_users(name)]
+    return [
+        module
+        for name, module in list(sys.modules.items())
+        if type(module) is type(sys) and name != "__main__" and is_users(name)
+    ]
 
 
 def _locals(frame: FrameType | None) -> Iterator[dict[str, Any]]:

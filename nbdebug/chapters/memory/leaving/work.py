@@ -29,12 +29,19 @@ def looked_at(trail: list[Frame], owners: Owners, active: list[Block], holdings:
         of_kind[holding.kind] += holding.bytes
     optimizer = next(iter(owners.optimizers.values()), None)
     return Work(
-        batch, sum(b.bytes for b in active if batch and b.shape and b.shape[0] and b.shape[0] % batch == 0),
-        sum(b.bytes for b in active), sum(b.bytes for b in active if b.dtype == "float32"),
-        None if root is None else bool(root.training), _records(outer),
-        None if root is None else _blocks(root), of_kind["parameter"], of_kind["optimizer state"],
-        None if optimizer is None else _steps(optimizer), "" if optimizer is None else type(optimizer).__name__,
-        _through(running_module(trail, owners)[0], None if root is None else _blocks(root)))
+        batch,
+        sum(b.bytes for b in active if batch and b.shape and b.shape[0] and b.shape[0] % batch == 0),
+        sum(b.bytes for b in active),
+        sum(b.bytes for b in active if b.dtype == "float32"),
+        None if root is None else bool(root.training),
+        _records(outer),
+        None if root is None else _blocks(root),
+        of_kind["parameter"],
+        of_kind["optimizer state"],
+        None if optimizer is None else _steps(optimizer),
+        "" if optimizer is None else type(optimizer).__name__,
+        _through(running_module(trail, owners)[0], None if root is None else _blocks(root)),
+    )
 
 
 def _rows(names: Mapping[str, Any]) -> int | None:

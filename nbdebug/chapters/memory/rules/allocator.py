@@ -20,30 +20,46 @@ PIECES = 0.5
 @rule(
     code="memory/fragmentation",
     title="Much of what the allocator has reserved lies in pieces that fit no request.",
-    symptom="Out of memory, while the message says that much is \"reserved by PyTorch but unallocated\".",
+    symptom='Out of memory, while the message says that much is "reserved by PyTorch but unallocated".',
     cause="The allocator keeps freed blocks and hands them out again. With sizes that change from step to step (texts "
-          "of every length, pictures of every size) freed blocks lie between live ones, and none is large enough.",
-    confirm="`torch.cuda.memory_summary()`: \"inactive_split\" bytes are large, and the largest free block is small.",
+    "of every length, pictures of every size) freed blocks lie between live ones, and none is large enough.",
+    confirm='`torch.cuda.memory_summary()`: "inactive_split" bytes are large, and the largest free block is small.',
     fix="Set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` before torch starts. Pad batches to a few fixed sizes; "
-        "run the largest batch first. `torch.cuda.empty_cache()` helps once, between phases.",
+    "run the largest batch first. `torch.cuda.empty_cache()` helps once, between phases.",
     reference="https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-cuda-alloc-conf",
 )
 def fragmentation(facts: MemoryFacts) -> Finding | None:
-    found = [(share, d) for d in (facts.now.devices if facts.now is not None else ())
-             if (share := split_share(d)) is not None]
+    found = [
+        (share, d)
+        for d in (facts.now.devices if facts.now is not None else ())
+        if (share := split_share(d)) is not None
+    ]
     if not found:
         return None
     share, device = max(found, key=lambda pair: pair[0])
     idle = (device.reserved or 0) - (device.allocated or 0)
-    title = (f"{share:.0%} of what is reserved on {device.name} lies idle in pieces: {size(idle)} of "
-             f"{size(device.reserved or 0)}"
-             + (f", the largest free piece is {size(device.largest)}" if device.largest is not None else ""))
-    fixes = [Fix("Let reserved memory grow and shrink in place. Set it before torch starts.",
-                 "os.environ[\"PYTORCH_CUDA_ALLOC_CONF\"] = \"expandable_segments:True\"  # before import torch", None,
-                 {"idle": size(idle)}),
-             Fix("Give back what is free as a whole; helps once, between phases.", "torch.cuda.empty_cache()")]
-    return finding("fragmentation", title, Where(), [device.name], fixes,
-                   {"reserved": device.reserved, "allocated": device.allocated, "largest free piece": device.largest})
+    title = (
+        f"{share:.0%} of what is reserved on {device.name} lies idle in pieces: {size(idle)} of "
+        f"{size(device.reserved or 0)}"
+        + (f", the largest free piece is {size(device.largest)}" if device.largest is not None else "")
+    )
+    fixes = [
+        Fix(
+            "Let reserved memory grow and shrink in place. Set it before torch starts.",
+            'os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"  # before import torch',
+            None,
+            {"idle": size(idle)},
+        ),
+        Fix("Give back what is free as a whole; helps once, between phases.", "torch.cuda.empty_cache()"),
+    ]
+    return finding(
+        "fragmentation",
+        title,
+        Where(),
+        [device.name],
+        fixes,
+        {"reserved": device.reserved, "allocated": device.allocated, "largest free piece": device.largest},
+    )
 
 
 def split_share(device: Device) -> float | None:

@@ -16,12 +16,20 @@ MATTERS = 32 << 20
 """Bytes; what a notebook keeps of less than this is a convenience, and no fault."""
 SHARE = 0.02
 """Of all that is held: 32 MiB beside 10 GiB are not worth a word."""
-CODES = {"output": "cell-output-held", "displayed": "cell-output-held", "traceback": "traceback-held",
-         "exception": "traceback-held", "hook": "hook-held", "loss": "graph-retained"}
-TITLES = {"cell-output-held": "The notebook keeps {bytes} that cells have shown",
-          "traceback-held": "The last exception keeps {bytes}: the variables of the calls that failed",
-          "hook-held": "Hooks that are registered more than once keep {bytes}",
-          "graph-retained": "Tensors that are kept hold {bytes} with their graphs"}
+CODES = {
+    "output": "cell-output-held",
+    "displayed": "cell-output-held",
+    "traceback": "traceback-held",
+    "exception": "traceback-held",
+    "hook": "hook-held",
+    "loss": "graph-retained",
+}
+TITLES = {
+    "cell-output-held": "The notebook keeps {bytes} that cells have shown",
+    "traceback-held": "The last exception keeps {bytes}: the variables of the calls that failed",
+    "hook-held": "Hooks that are registered more than once keep {bytes}",
+    "graph-retained": "Tensors that are kept hold {bytes} with their graphs",
+}
 
 
 def _of(slug: str) -> Callable[[MemoryFacts], Finding | None]:
@@ -34,8 +42,14 @@ def _of(slug: str) -> Callable[[MemoryFacts], Finding | None]:
         largest = max(there, key=lambda k: k.bytes)
         title = TITLES[slug].format(bytes=size(count)) + f": `{largest.name}`"
         title += f" and {len(there) - 1} more" if len(there) > 1 else ""
-        return finding(slug, title, largest.where or Where(), [k.name for k in there], [_free(there, count)],
-                       {"bytes": count, "kept": len(there)})
+        return finding(
+            slug,
+            title,
+            largest.where or Where(),
+            [k.name for k in there],
+            [_free(there, count)],
+            {"bytes": count, "kept": len(there)},
+        )
 
     return check
 

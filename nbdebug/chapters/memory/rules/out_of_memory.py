@@ -23,14 +23,14 @@ KEPT = 0.25
     code="error/out-of-memory",
     title="Memory ran out.",
     symptom="torch.OutOfMemoryError: CUDA out of memory. Tried to allocate …; on a CPU: DefaultCPUAllocator: can't "
-            "allocate memory; or a bare MemoryError. The kernel lives on, and the next cell fails as well.",
+    "allocate memory; or a bare MemoryError. The kernel lives on, and the next cell fails as well.",
     cause="Either one step is too large at once (batch, sequence or image size, or one result over all pairs), or "
-          "something grows from step to step until nothing is left (losses with their graph, outputs in a list, hooks "
-          "that record), or the notebook keeps what failed before: the traceback of a failed cell holds its tensors.",
+    "something grows from step to step until nothing is left (losses with their graph, outputs in a list, hooks "
+    "that record), or the notebook keeps what failed before: the traceback of a failed cell holds its tensors.",
     confirm="`%explain` after the failed cell shows who held what. `%%mem` on the training cell shows whether memory "
-            "grows; `%fit` says what would fit, before anything is allocated.",
+    "grows; `%fit` says what would fit, before anything is allocated.",
     fix="Let go of what is kept (`%free`), then a smaller batch with gradient accumulation, bfloat16 "
-        "(`torch.autocast`), checkpointed blocks (`torch.utils.checkpoint`), or an optimizer with less state.",
+    "(`torch.autocast`), checkpointed blocks (`torch.utils.checkpoint`), or an optimizer with less state.",
     reference="https://docs.pytorch.org/docs/stable/notes/faq.html",
 )
 def out_of_memory(facts: Failure) -> Finding | None:
@@ -51,8 +51,10 @@ def _title(facts: Failure, held: int) -> str:
     if (slope := grown(facts.course)) is not None:
         return f"Memory grew by {size(slope)} a step, until {asked} more did not fit{which}."
     if earlier(facts):
-        return (f"{size(facts.gone)} of what was in use are free by now: a cell that had failed before still held "
-                f"them, and {asked} more did not fit{which}.")
+        return (
+            f"{size(facts.gone)} of what was in use are free by now: a cell that had failed before still held "
+            f"them, and {asked} more did not fit{which}."
+        )
     if kept >= WORTH and (kept >= short > 0 or kept >= KEPT * max(held, 1)):
         return f"{size(kept)} are kept without need, most by `{facts.kept[0].name}`; {asked} more did not fit{which}."
     if unused >= (facts.asked.bytes or unused + 1):
@@ -74,7 +76,7 @@ def _never(facts: Failure) -> bool:
 
 def grown(course: tuple[int, ...]) -> int | None:
     """Bytes a step, where each of the last steps ended with more than the one before it."""
-    last = course[-(STEPS + 1):]
+    last = course[-(STEPS + 1) :]
     steps = [b - a for a, b in itertools.pairwise(last)]
     if len(steps) < STEPS or min(steps) <= 0 or last[-1] - last[0] <= GROWTH * course[0]:
         return None
@@ -100,11 +102,16 @@ def _growth(facts: Failure) -> str:
 
 def _evidence(facts: Failure, held: int, growth: str) -> dict[str, Any]:
     asked = facts.asked
-    sizes = {"asked for": asked.bytes, "free": facts.free, "all there is": facts.limit, "held, by tensors with a name":
-             held - facts.left or None, "held, without a name": facts.left - facts.gone or None,
-             "gone since": facts.gone or None,
-             "reserved by torch, in no tensor": asked.unused,
-             "kept without need": sum(k.bytes for k in facts.kept) or None}
+    sizes = {
+        "asked for": asked.bytes,
+        "free": facts.free,
+        "all there is": facts.limit,
+        "held, by tensors with a name": held - facts.left or None,
+        "held, without a name": facts.left - facts.gone or None,
+        "gone since": facts.gone or None,
+        "reserved by torch, in no tensor": asked.unused,
+        "kept without need": sum(k.bytes for k in facts.kept) or None,
+    }
     evidence: dict[str, Any] = {"error": facts.error, "device": asked.device}
     evidence |= {word: size(count) for word, count in sizes.items() if count is not None}
     if facts.asked_as:

@@ -32,9 +32,19 @@ def best(failure: Failure, most: int = 3) -> tuple[Fix, ...]:
     short = failure.short
     if short is not None:
         found.sort(key=lambda r: r.saves < short)
-    return tuple(Fix(r.title, r.code, None, {
-        "saves": size(r.saves), "enough for this allocation": None if short is None else r.saves >= short,
-        "note": r.cost or None}) for r in found[:most])
+    return tuple(
+        Fix(
+            r.title,
+            r.code,
+            None,
+            {
+                "saves": size(r.saves),
+                "enough for this allocation": None if short is None else r.saves >= short,
+                "note": r.cost or None,
+            },
+        )
+        for r in found[:most]
+    )
 
 
 def earlier(facts: Failure) -> bool:
@@ -44,8 +54,11 @@ def earlier(facts: Failure) -> bool:
 
 def _all(failure: Failure) -> Iterator[Remedy]:
     if earlier(failure):
-        yield Remedy("Run the cell again: that memory is free now. After a failed cell, before the next try:",
-                     "%free traceback", failure.gone)
+        yield Remedy(
+            "Run the cell again: that memory is free now. After a failed cell, before the next try:",
+            "%free traceback",
+            failure.gone,
+        )
     yield from _idle(failure)
     yield from _no_grad(failure)
     yield from _card(failure)
@@ -75,42 +88,60 @@ def _idle(failure: Failure) -> Iterator[Remedy]:
 def _no_grad(failure: Failure) -> Iterator[Remedy]:
     graph = sum(h.bytes for h in failure.held if h.kind == "graph")
     if failure.work.training is False and failure.work.grad and failure.where.phase == "forward":
-        yield Remedy("The model is in eval mode: tell autograd that no gradient is wanted.",
-                     "with torch.no_grad():\n    out = model(x)", graph)
+        yield Remedy(
+            "The model is in eval mode: tell autograd that no gradient is wanted.",
+            "with torch.no_grad():\n    out = model(x)",
+            graph,
+        )
 
 
 def _card(failure: Failure) -> Iterator[Remedy]:
     asked = failure.asked
     if asked.unused and asked.unused >= (asked.bytes or WORTH):
-        yield Remedy("Let torch's allocator join its free pieces; set it before the first use of the card.",
-                     'os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"', asked.unused)
+        yield Remedy(
+            "Let torch's allocator join its free pieces; set it before the first use of the card.",
+            'os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"',
+            asked.unused,
+        )
     if asked.total and asked.free is not None and asked.process:
         others = asked.total - asked.free - asked.process
         if others > OTHERS * asked.total:
-            yield Remedy("Other processes hold a part of this card: another notebook whose kernel still runs, perhaps.",
-                         "!nvidia-smi", others)
+            yield Remedy(
+                "Other processes hold a part of this card: another notebook whose kernel still runs, perhaps.",
+                "!nvidia-smi",
+                others,
+            )
 
 
 def _optimizer(failure: Failure) -> Iterator[Remedy]:
     work = failure.work
     name = work.optimizer or "AdamW"
     if work.parameters:
-        yield Remedy("Update one parameter after the other, not all at once: no copies of all of them for a moment.",
-                     f"optimizer = torch.optim.{name}(model.parameters(), lr=…, foreach=False)", work.parameters,
-                     "a slower optimizer step")
+        yield Remedy(
+            "Update one parameter after the other, not all at once: no copies of all of them for a moment.",
+            f"optimizer = torch.optim.{name}(model.parameters(), lr=…, foreach=False)",
+            work.parameters,
+            "a slower optimizer step",
+        )
     if name.startswith(("Adam", "NAdam", "RAdam")) and name != "Adafactor":
-        yield Remedy("Keep rows and columns of the second moment in place of all of it, and no first moment.",
-                     "optimizer = torch.optim.Adafactor(model.parameters(), lr=…)", 2 * work.parameters,
-                     "it trains somewhat differently: tune its rate")
+        yield Remedy(
+            "Keep rows and columns of the second moment in place of all of it, and no first moment.",
+            "optimizer = torch.optim.Adafactor(model.parameters(), lr=…)",
+            2 * work.parameters,
+            "it trains somewhat differently: tune its rate",
+        )
 
 
 def _attention(failure: Failure) -> Iterator[Remedy]:
     """A table of all pairs of moments, where a fused kernel would never hold it."""
     ran = f"{failure.where.module} {failure.where.module_type} {failure.where.text}".lower()
     if failure.asked_as.startswith("all pairs of rows") and ("att" in ran or "softmax" in ran):
-        yield Remedy("Let one function do the attention: it never holds the table of all pairs.",
-                     "torch.nn.functional.scaled_dot_product_attention(q, k, v)",
-                     failure.alike + (failure.asked.bytes or 0), "usually faster")
+        yield Remedy(
+            "Let one function do the attention: it never holds the table of all pairs.",
+            "torch.nn.functional.scaled_dot_product_attention(q, k, v)",
+            failure.alike + (failure.asked.bytes or 0),
+            "usually faster",
+        )
 
 
 def _smaller_batch(failure: Failure) -> Iterator[Remedy]:
@@ -125,11 +156,14 @@ def _smaller_batch(failure: Failure) -> Iterator[Remedy]:
             parts *= 2
     parts = min(parts, work.batch)
     rows = math.ceil(work.batch / parts)
-    yield Remedy(f"Batches of {rows:,} row{'s' * (rows > 1)} in place of {work.batch:,}; {parts:,} of them before each "
-                 "optimizer step give the same gradient.",
-                 f"for i, batch in enumerate(loader):  # batch_size={rows}\n    (loss_of(batch) / {parts}).backward()\n"
-                 f"    if (i + 1) % {parts} == 0:\n        optimizer.step()\n        optimizer.zero_grad()",
-                 int(whole * (1 - 1 / parts)), "batch norm sees smaller batches")
+    yield Remedy(
+        f"Batches of {rows:,} row{'s' * (rows > 1)} in place of {work.batch:,}; {parts:,} of them before each "
+        "optimizer step give the same gradient.",
+        f"for i, batch in enumerate(loader):  # batch_size={rows}\n    (loss_of(batch) / {parts}).backward()\n"
+        f"    if (i + 1) % {parts} == 0:\n        optimizer.step()\n        optimizer.zero_grad()",
+        int(whole * (1 - 1 / parts)),
+        "batch norm sees smaller batches",
+    )
 
 
 def _cheaper_activations(failure: Failure) -> Iterator[Remedy]:
@@ -138,17 +172,22 @@ def _cheaper_activations(failure: Failure) -> Iterator[Remedy]:
         return
     kind = failure.asked.device.partition(":")[0]
     if work.activations32 * 2 > work.activations and work.batch:
-        yield Remedy("Compute in bfloat16; the weights stay in float32.",
-                     f'with torch.autocast("{kind}", dtype=torch.bfloat16):\n    loss = …',
-                     (work.activations32 + asked) // 2,
-                     "less precise activations; usually faster")
+        yield Remedy(
+            "Compute in bfloat16; the weights stay in float32.",
+            f'with torch.autocast("{kind}", dtype=torch.bfloat16):\n    loss = …',
+            (work.activations32 + asked) // 2,
+            "less precise activations; usually faster",
+        )
     if work.blocks and work.grad and work.training:
         name, count = work.blocks
-        yield Remedy(f"Keep only what enters each of the {count} blocks of `{name or 'the model'}`; the backward "
-                     "computes the rest again.",
-                     f"for block in {f'self.{name}' if name else 'self'}:\n"
-                     "    x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)",
-                     int(work.activations * (1 - 1 / count)), "about a third more time; up to so much is saved")
+        yield Remedy(
+            f"Keep only what enters each of the {count} blocks of `{name or 'the model'}`; the backward "
+            "computes the rest again.",
+            f"for block in {f'self.{name}' if name else 'self'}:\n"
+            "    x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)",
+            int(work.activations * (1 - 1 / count)),
+            "about a third more time; up to so much is saved",
+        )
 
 
 def _pieces(failure: Failure) -> Iterator[Remedy]:
@@ -159,13 +198,17 @@ def _pieces(failure: Failure) -> Iterator[Remedy]:
     room = max(failure.free or asked // 2, 1)
     parts = max(2, math.ceil(2 * asked / room))
     if parts <= 1 << 16:
-        yield Remedy(f"Make it in {parts:,} pieces, and keep of each only what you need of it.",
-                     "for rows in x.split(n):\n    best.append(score(rows, y).argmin(1))  # never all of it at once",
-                     asked - math.ceil(asked / parts))
+        yield Remedy(
+            f"Make it in {parts:,} pieces, and keep of each only what you need of it.",
+            "for rows in x.split(n):\n    best.append(score(rows, y).argmin(1))  # never all of it at once",
+            asked - math.ceil(asked / parts),
+        )
     else:
-        yield Remedy("Ask for less: no machine holds this. Work on rows at a time, or on the pairs that matter.",
-                     "for rows in x.split(n):\n    best.append(score(rows, y).argmin(1))  # never all of it at once",
-                     asked)
+        yield Remedy(
+            "Ask for less: no machine holds this. Work on rows at a time, or on the pairs that matter.",
+            "for rows in x.split(n):\n    best.append(score(rows, y).argmin(1))  # never all of it at once",
+            asked,
+        )
     if failure.asked_as:
         yield Remedy("Make it in half precision.", "x = x.bfloat16()", asked // 2)
 
@@ -174,5 +217,8 @@ def _variables(failure: Failure) -> Iterator[Remedy]:
     """The largest of the user's variables that is no part of the step."""
     own = [h for h in failure.held if h.kind == "variable" and not h.where.line]
     for holding in own[:2]:
-        yield Remedy(f"`{holding.name}` holds {size(holding.bytes)}. If it is not needed any more:",
-                     f"del {holding.name}", holding.bytes)
+        yield Remedy(
+            f"`{holding.name}` holds {size(holding.bytes)}. If it is not needed any more:",
+            f"del {holding.name}",
+            holding.bytes,
+        )

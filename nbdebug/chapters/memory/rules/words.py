@@ -12,8 +12,15 @@ from nbdebug.finding import Finding, Fix, Link, Where
 from nbdebug.sizes import size
 
 
-def finding(slug: str, title: str, where: Where, holder: Iterable[str], fixes: Iterable[Fix],
-            evidence: Mapping[str, Any] | None = None, chain: Iterable[str | Link] = ()) -> Finding:
+def finding(
+    slug: str,
+    title: str,
+    where: Where,
+    holder: Iterable[str],
+    fixes: Iterable[Fix],
+    evidence: Mapping[str, Any] | None = None,
+    chain: Iterable[str | Link] = (),
+) -> Finding:
     """holder: who keeps the memory, by the names under which it can be found, the plainest first."""
     links = tuple(Link(link) if isinstance(link, str) else link for link in chain)
     names = [name for name in dict.fromkeys(holder) if name]
@@ -74,7 +81,7 @@ def detached(growth: Growth, to: str = ".detach()") -> str:
     source = ast.get_source_segment(text, value) or "value"
     wrapped = source if isinstance(value, (ast.Name, ast.Attribute, ast.Subscript, ast.Call)) else f"({source})"
     new = f"tuple(part{to} for part in {source})" if parts else f"{wrapped}{to}"
-    return text[:value.col_offset] + new + text[value.end_col_offset:]
+    return text[: value.col_offset] + new + text[value.end_col_offset :]
 
 
 def _kept(node: ast.stmt) -> Any:

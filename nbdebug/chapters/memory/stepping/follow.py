@@ -33,8 +33,12 @@ class Follow:
     recorded a graph; turns: (event, number of the next autograd node) at which an optimizer, or where none steps a
     model, was done; steps: of optimizers; rows: (parameter, rows with a gradient, rows) of the largest table."""
 
-    def __init__(self, models: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer],
-                 variables: Mapping[str, Any] | None = None):
+    def __init__(
+        self,
+        models: Mapping[str, nn.Module],
+        optimizers: Mapping[str, torch.optim.Optimizer],
+        variables: Mapping[str, Any] | None = None,
+    ):
         self.names, self.optimizers, self.variables = ModuleNames(models), dict(optimizers), variables or {}
         self.stack = ModuleStack(self.names, self._called)
         self.ledger = Ledger()
@@ -122,7 +126,8 @@ class Follow:
                 self.ledger.mark(tensor, "optimizer state")
             if isinstance(parameter, torch.Tensor):
                 self.state[self._name(parameter)] = sum(
-                    entry.nbytes for tensor in tensors for entry in self.ledger.enter(tensor))
+                    entry.nbytes for tensor in tensors for entry in self.ledger.enter(tensor)
+                )
 
     def backwards_after(self, birth: Birth) -> bool:
         return bool(self.backwards) and self.backwards[-1] > birth.born
@@ -145,8 +150,11 @@ class Follow:
         if self.names.of(module) is None and next(module.parameters(), None) is not None:
             self._meet(module)
         with _disable_current_modes():
-            self.ledger.evaluating = not module.training and torch.is_grad_enabled() and bool(
-                next((p for p in module.parameters() if p.requires_grad), None) is not None)
+            self.ledger.evaluating = (
+                not module.training
+                and torch.is_grad_enabled()
+                and bool(next((p for p in module.parameters() if p.requires_grad), None) is not None)
+            )
             self.evaluated += self.ledger.evaluating
             for tensor in tensors_in((args, kwargs)):
                 for entry in self.ledger.enter(tensor):
@@ -199,8 +207,12 @@ class Follow:
 
     def _look_at_rows(self, optimizer: Any) -> None:
         """How many rows of the largest table the step has touched: state for all of them may be waste."""
-        tables = [p for g in optimizer.param_groups for p in g["params"]
-                  if p.dim() == 2 and len(p) >= ROWS and p.grad is not None and p.grad.layout is torch.strided]
+        tables = [
+            p
+            for g in optimizer.param_groups
+            for p in g["params"]
+            if p.dim() == 2 and len(p) >= ROWS and p.grad is not None and p.grad.layout is torch.strided
+        ]
         if tables and self.rows is None:
             table = max(tables, key=lambda p: p.numel())
             self.rows = self._name(table), int((table.grad != 0).any(1).sum()), len(table)

@@ -46,7 +46,7 @@ class Grown:
 def grown(last: Look, sizes: list[dict[Key, int]], known: Walk) -> list[Grown]:
     """What was longer after each of the last steps than before it. sizes: of the look before the first step, and of
     those after each. known: memory of models and optimizers, which is nobody's leak."""
-    after = sizes[-min(3, len(sizes)):]  # the first step may well fill things that stay as they are from then on
+    after = sizes[-min(3, len(sizes)) :]  # the first step may well fill things that stay as they are from then on
     growing = [spot for key, spot in last.spots.items() if _rises([s.get(key) for s in after])]
     step = {key: after[-1][key] - after[-2][key] for key in after[-1] if key in after[-2]}
     found = []
@@ -58,8 +58,7 @@ def grown(last: Look, sizes: list[dict[Key, int]], known: Walk) -> list[Grown]:
 
 
 def _rises(values: list[int | None]) -> bool:
-    return len(values) > 1 and all(
-        b is not None and a is not None and b > a for a, b in itertools.pairwise(values))
+    return len(values) > 1 and all(b is not None and a is not None and b > a for a, b in itertools.pairwise(values))
 
 
 def _key_of(spot: Spot) -> Key:
@@ -183,8 +182,11 @@ def still_grow(found: list[Grown], step: Callable[[], Any], more: int) -> list[G
     for _ in range(more):
         before = [[measure(spot.thing)[1] for spot in one.spots] for one in found]
         step()
-        found = [one for one, sizes in zip(found, before)
-                 if any(measure(spot.thing)[1] > size for spot, size in zip(one.spots, sizes))]
+        found = [
+            one
+            for one, sizes in zip(found, before)
+            if any(measure(spot.thing)[1] > size for spot, size in zip(one.spots, sizes))
+        ]
     return found
 
 

@@ -26,10 +26,38 @@ MOST = 200_000
 """Things looked at; more than that lie in a data set, not in a record of a training."""
 LONG, ENDS = 2048, 64
 """Of a container longer than this only so many members at both ends are opened: what grows, grows there."""
-_ATOMS = (str, bytes, bytearray, int, float, complex, bool, type(None), types.BuiltinFunctionType, torch.dtype,
-          torch.device, torch.Size, types.CodeType, range, slice, type(Ellipsis))
-_LIBRARIES = frozenset({"torch", "numpy", "pandas", "IPython", "ipykernel", "matplotlib", "traitlets", "nbdebug",
-                        "tqdm", *sys.stdlib_module_names}) - {"__main__"}
+_ATOMS = (
+    str,
+    bytes,
+    bytearray,
+    int,
+    float,
+    complex,
+    bool,
+    type(None),
+    types.BuiltinFunctionType,
+    torch.dtype,
+    torch.device,
+    torch.Size,
+    types.CodeType,
+    range,
+    slice,
+    type(Ellipsis),
+)
+_LIBRARIES = frozenset(
+    {
+        "torch",
+        "numpy",
+        "pandas",
+        "IPython",
+        "ipykernel",
+        "matplotlib",
+        "traitlets",
+        "nbdebug",
+        "tqdm",
+        *sys.stdlib_module_names,
+    }
+) - {"__main__"}
 _QUIET = frozenset({"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"})
 CACHE = functools._lru_cache_wrapper
 OUTPUTS = ("Out", "_oh")
@@ -42,8 +70,17 @@ class Spot:
 
     __slots__ = ("bound", "kind", "label", "name", "owner", "size", "thing", "within")
 
-    def __init__(self, thing: Any, name: str, kind: str, size: int, within: Spot | None, label: str = "",
-                 owner: Any = None, bound: int | None = None):
+    def __init__(
+        self,
+        thing: Any,
+        name: str,
+        kind: str,
+        size: int,
+        within: Spot | None,
+        label: str = "",
+        owner: Any = None,
+        bound: int | None = None,
+    ):
         self.thing, self.name, self.kind, self.size, self.within = thing, name, kind, size, within
         self.label, self.owner, self.bound = label, owner, bound
 
@@ -127,8 +164,12 @@ class Look:
         if issubclass(kind, (list, tuple, collections.deque)):
             return _members(thing)
         if issubclass(kind, (set, frozenset)):
-            return [("[an item]", value) for value in itertools.islice(set.__iter__(thing) if issubclass(
-                kind, set) else frozenset.__iter__(thing), LONG)]
+            return [
+                ("[an item]", value)
+                for value in itertools.islice(
+                    set.__iter__(thing) if issubclass(kind, set) else frozenset.__iter__(thing), LONG
+                )
+            ]
         if issubclass(kind, types.FunctionType):
             if _users(thing.__module__ or "__main__", thing.__code__.co_filename):
                 self.files[thing.__code__.co_filename] = None
@@ -138,8 +179,11 @@ class Look:
     def _of_callable(self, thing: Any, kind: type) -> Iterable[tuple[str, Any]]:
         """Of what wraps a function; else of a generator, a module, a class or an object."""
         if issubclass(kind, types.MethodType):
-            return [("self", thing.__self__), (thing.__func__.__name__, thing.__func__)] if isinstance(
-                thing.__func__, types.FunctionType) else [("self", thing.__self__)]
+            return (
+                [("self", thing.__self__), (thing.__func__.__name__, thing.__func__)]
+                if isinstance(thing.__func__, types.FunctionType)
+                else [("self", thing.__self__)]
+            )
         if kind is functools.partial:
             return [("[function]", thing.func), *((f"[argument {i}]", a) for i, a in enumerate(thing.args))]
         if kind is CACHE:
@@ -148,8 +192,11 @@ class Look:
             frame = thing.gi_frame
             return [] if frame is None else list(frame.f_locals.items())
         if issubclass(kind, types.ModuleType):
-            return [(key, value) for key, value in vars(thing).items() if not key.startswith("__")] if _users(
-                thing.__name__, getattr(thing, "__file__", None)) else ()
+            return (
+                [(key, value) for key, value in vars(thing).items() if not key.startswith("__")]
+                if _users(thing.__name__, getattr(thing, "__file__", None))
+                else ()
+            )
         if issubclass(kind, type):
             return _of_class(thing)
         return self._of_object(thing, kind)
@@ -157,9 +204,15 @@ class Look:
     def _of_object(self, thing: Any, kind: type) -> Iterable[tuple[str, Any]]:
         if issubclass(kind, torch.nn.Module):
             own = attributes(thing)
-            return [*((f".{k}", v) for part in ("_modules", "_parameters", "_buffers")
-                      for k, v in (own.get(part) or {}).items()),
-                    *((f".{k}", v) for k, v in own.items() if k not in _QUIET), *_class_of(kind)]
+            return [
+                *(
+                    (f".{k}", v)
+                    for part in ("_modules", "_parameters", "_buffers")
+                    for k, v in (own.get(part) or {}).items()
+                ),
+                *((f".{k}", v) for k, v in own.items() if k not in _QUIET),
+                *_class_of(kind),
+            ]
         if issubclass(kind, DataLoader):
             own = attributes(thing)
             return [(f".{k}", own[k]) for k in ("dataset", "collate_fn", "sampler", "batch_sampler") if k in own]
@@ -186,16 +239,22 @@ def measure(thing: Any) -> tuple[str, int, int | None]:
     if kind is CACHE:
         told = CACHE.cache_info(thing)
         return "cache", told.currsize, told.maxsize
-    if kind is types.SimpleNamespace or (hasattr(kind, "__dictoffset__") and kind.__dictoffset__ and not issubclass(
-            kind, (type, types.FunctionType, types.ModuleType, torch.nn.Module, BaseException))):
+    if kind is types.SimpleNamespace or (
+        hasattr(kind, "__dictoffset__")
+        and kind.__dictoffset__
+        and not issubclass(kind, (type, types.FunctionType, types.ModuleType, torch.nn.Module, BaseException))
+    ):
         return "object", len(attributes(thing)), None
     return "", 0, None
 
 
 def _pairs(thing: Any) -> Iterator[tuple[str, Any]]:
     count = dict.__len__(thing)
-    pairs: Any = list(dict.items(thing)) if count <= LONG else [
-        *itertools.islice(dict.items(thing), ENDS), *itertools.islice(reversed(dict.items(thing)), ENDS)]
+    pairs: Any = (
+        list(dict.items(thing))
+        if count <= LONG
+        else [*itertools.islice(dict.items(thing), ENDS), *itertools.islice(reversed(dict.items(thing)), ENDS)]
+    )
     for key, value in pairs:
         if not issubclass(type(value), _ATOMS):
             yield f"[{key_text(key)}]", value
@@ -221,17 +280,20 @@ def _of_function(function: Any) -> Iterator[tuple[str, Any]]:
         for name in _named_in(function.__code__):
             if name in known:
                 yield name, known[name]
-    names = function.__code__.co_varnames[:function.__code__.co_argcount]
+    names = function.__code__.co_varnames[: function.__code__.co_argcount]
     yield from zip(reversed(names), reversed(function.__defaults__ or ()))
-    yield from ((function.__name__ + f".{key}", value) for key, value in function.__dict__.items()
-                if key != "__wrapped__")
+    yield from (
+        (function.__name__ + f".{key}", value) for key, value in function.__dict__.items() if key != "__wrapped__"
+    )
     if isinstance(function.__dict__.get("__wrapped__"), (types.FunctionType, CACHE)):
         yield function.__name__, function.__dict__["__wrapped__"]
 
 
 def _named_in(code: types.CodeType) -> set[str]:
-    return {*code.co_names, *(name for part in code.co_consts if isinstance(part, types.CodeType)
-                              for name in _named_in(part))}
+    return {
+        *code.co_names,
+        *(name for part in code.co_consts if isinstance(part, types.CodeType) for name in _named_in(part)),
+    }
 
 
 def _class_of(kind: type) -> list[tuple[str, Any]]:

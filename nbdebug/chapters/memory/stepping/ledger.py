@@ -29,8 +29,20 @@ class Birth:
     while it lives; step: in which it came, -1 for what was there before; role: one of CATEGORIES where it is certain;
     needs: an operand of the op wanted a gradient; evaluation: made below a model in eval mode; used: by an op."""
 
-    __slots__ = ("born", "device", "died", "evaluation", "key", "nbytes", "needs", "op", "role", "shape", "step",
-                 "used")
+    __slots__ = (
+        "born",
+        "device",
+        "died",
+        "evaluation",
+        "key",
+        "nbytes",
+        "needs",
+        "op",
+        "role",
+        "shape",
+        "step",
+        "used",
+    )
 
     def __init__(self, key: int, nbytes: int, device: str, born: int, step: int, op: Op | None):
         self.key, self.nbytes, self.device, self.born, self.step, self.op = key, nbytes, device, born, step, op
@@ -162,8 +174,13 @@ class Ledger:
 
     def survivors(self, step: int) -> list[Birth]:
         """What came in a step, still lives, and is no part of a model or an optimizer."""
-        return [b for b in self.births if b.step == step and b.died is None
-                and b.role not in ("parameters", "gradients", "optimizer state", "buffers")]
+        return [
+            b
+            for b in self.births
+            if b.step == step
+            and b.died is None
+            and b.role not in ("parameters", "gradients", "optimizer state", "buffers")
+        ]
 
 
 def _died(books: weakref.ref[Ledger], key: int, _: Any) -> None:

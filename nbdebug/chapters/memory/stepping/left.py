@@ -67,8 +67,12 @@ class _Seen:
 
 def _known(follow: Follow) -> Walk:
     known = Walk()
-    known(*follow.parameters(), *(p.grad for p in follow.parameters()), *(o.state for o in follow.optimizers.values()),
-          *(b for m in follow.names.models.values() for b in m.buffers()))
+    known(
+        *follow.parameters(),
+        *(p.grad for p in follow.parameters()),
+        *(o.state for o in follow.optimizers.values()),
+        *(b for m in follow.names.models.values() for b in m.buffers()),
+    )
     return known
 
 
@@ -80,8 +84,9 @@ def _worth(one: Grown) -> bool:
 def _confirmed(found: list[Grown], asked: Any) -> list[Grown]:
     """Without what stops growing when one waits a little: asked only of containers of things that are in order by
     themselves."""
-    doubtful = [one for one in found if one.kind in ("dict", "list", "set", "object") and not one.grad
-                and not one.errors]
+    doubtful = [
+        one for one in found if one.kind in ("dict", "list", "set", "object") and not one.grad and not one.errors
+    ]
     if not doubtful:
         return found
     try:
@@ -108,8 +113,9 @@ class _Traced:
 
 def _traced(asked: Any, follow: Follow, look: Look, found: list[Grown], no_grad: bool) -> _Traced:
     watches = [(n, watch_of(spot)) for n, one in enumerate(found) for spot in one.spots[:8]]
-    takers = [() if one.chain or one.kind in ("hooks", "output") else source.takers(look.files, one.name)
-              for one in found]
+    takers = [
+        () if one.chain or one.kind in ("hooks", "output") else source.takers(look.files, one.name) for one in found
+    ]
     tracer = Tracer([watch for _, watch in watches], [t for some in takers for t in some])
     number = follow.ledger.step + 1
     follow.begin_step(number)
@@ -124,8 +130,14 @@ def _traced(asked: Any, follow: Follow, look: Look, found: list[Grown], no_grad:
         pass
     for (n, _), put in zip(watches, tracer.found):
         told.puts[n] = told.puts[n] or put
-    told.emptied = [any(source.same_variable(t, look.files, one.name, put.site if put is not None else None)
-                        for t in some if t not in tracer.dead) for one, put, some in zip(found, told.puts, takers)]
+    told.emptied = [
+        any(
+            source.same_variable(t, look.files, one.name, put.site if put is not None else None)
+            for t in some
+            if t not in tracer.dead
+        )
+        for one, put, some in zip(found, told.puts, takers)
+    ]
     return told
 
 
@@ -137,10 +149,25 @@ def _growth(one: Grown, number: int, seen: _Seen, look: Look, follow: Follow, tr
     evaluation = kind == "graph" and _evaluates(seen, put, by, one)
     where = _where(one, put, look)
     return Growth(
-        one.name, kind, by, seen.steps, where, one.grad, evaluation, module or _module(seen.kept), one.items, one.nodes,
-        own=min(one.own, by), plain=one.plain, chained=one.chain, backward=seen.backwards > 0,
-        emptied=one.bounded or traced.emptied[number], names=_names(one), after=traced.after if evaluation else None,
-        traced=put is not None)
+        one.name,
+        kind,
+        by,
+        seen.steps,
+        where,
+        one.grad,
+        evaluation,
+        module or _module(seen.kept),
+        one.items,
+        one.nodes,
+        own=min(one.own, by),
+        plain=one.plain,
+        chained=one.chain,
+        backward=seen.backwards > 0,
+        emptied=one.bounded or traced.emptied[number],
+        names=_names(one),
+        after=traced.after if evaluation else None,
+        traced=put is not None,
+    )
 
 
 def _kind(one: Grown, put: Put | None) -> str:
@@ -195,7 +222,7 @@ def _names(one: Grown) -> tuple[str, ...]:
 def _prefixes(name: str) -> Iterator[str]:
     """`probe.seen['a']` → "probe.seen"; an attribute's owner is no holder of its own."""
     while name.endswith("]"):
-        name = name[:name.rindex("[")]
+        name = name[: name.rindex("[")]
         yield name
 
 
@@ -209,5 +236,16 @@ def _behind(seen: _Seen, look: Look) -> tuple[Growth, ...]:
         grad = any(t.requires_grad for t in tensors)
     largest = max(seen.kept, key=lambda b: b.nbytes)
     where = at_site(Where(), largest.op.site) if largest.op is not None else Where()
-    return (Growth(holder, "graph" if grad else "list", seen.bytes, seen.steps, where, grad, module=_module(seen.kept),
-                   items=len(seen.kept), names=(holder,) if holder else ()),)
+    return (
+        Growth(
+            holder,
+            "graph" if grad else "list",
+            seen.bytes,
+            seen.steps,
+            where,
+            grad,
+            module=_module(seen.kept),
+            items=len(seen.kept),
+            names=(holder,) if holder else (),
+        ),
+    )

@@ -78,8 +78,9 @@ class HostMeter:
         if self.runs or torch._C._autograd._profiler_enabled():
             return
         state = _profiling.ProfilerState.CPU
-        _profiling._enable_profiler_legacy(_profiling.ProfilerConfig(
-            state, False, True, False, False, False, torch._C._profiler._ExperimentalConfig()))
+        _profiling._enable_profiler_legacy(
+            _profiling.ProfilerConfig(state, False, True, False, False, False, torch._C._profiler._ExperimentalConfig())
+        )
         self.runs = True
 
     def mark(self) -> None:
@@ -98,7 +99,7 @@ class HostMeter:
         live = highest = 0
         inside: list[str] = []
         place = ""
-        for event in events[marks[-1] if len(marks) > 1 else len(events):]:
+        for event in events[marks[-1] if len(marks) > 1 else len(events) :]:
             kind = event.kind()
             if kind == "push":
                 inside.append(event.name())

@@ -47,15 +47,26 @@ def step_memory(follow: Follow, device: str) -> StepMemory:
     made = [b for b in ledger.births if b.device == device and b.born > ledger.began and b.op is not None]
     op = op or next((b.op for b in reversed(alive) if b.born == event), None)
     return StepMemory(
-        base=base + beside, peak=highest + beside, after=ledger.live.get(device, 0) + beside, at_peak=at_peak,
-        place=place_of(op), modules=_modules(made, uses, follow), lines=_lines(made, uses),
+        base=base + beside,
+        peak=highest + beside,
+        after=ledger.live.get(device, 0) + beside,
+        at_peak=at_peak,
+        place=place_of(op),
+        modules=_modules(made, uses, follow),
+        lines=_lines(made, uses),
         state=tuple(sorted(follow.state.items(), key=lambda pair: -pair[1])[:MOST]),
         course=thinned([(at - ledger.began, live + beside) for at, live in ledger.course.get(device, [])]),
-        device=device, measured_peak=_measured(follow, device, base),
-        phases={name: at - ledger.began for name, at in follow.phases.items()}, hidden=hidden,
+        device=device,
+        measured_peak=_measured(follow, device, base),
+        phases={name: at - ledger.began for name, at in follow.phases.items()},
+        hidden=hidden,
         hidden_in=base_name(follow.told[1]) if told is None else (op.name if op is not None else ""),
-        backwards=len(follow.backwards), evaluated=follow.evaluated, optimizers=follow.steps, total=_total(device),
-        rows=follow.rows)
+        backwards=len(follow.backwards),
+        evaluated=follow.evaluated,
+        optimizers=follow.steps,
+        total=_total(device),
+        rows=follow.rows,
+    )
 
 
 def _measured(follow: Follow, device: str, base: int) -> int | None:
@@ -144,7 +155,7 @@ def _modules(made: Iterable[Birth], uses: dict[int, str], follow: Follow) -> tup
 def _inclusive(name: str) -> list[str]:
     """ "layers.0.mlp" → "", "layers", "layers.0", "layers.0.mlp"."""
     parts = name.split(".") if name else []
-    return ["", *(".".join(parts[:n + 1]) for n in range(len(parts)))]
+    return ["", *(".".join(parts[: n + 1]) for n in range(len(parts)))]
 
 
 def _lines(made: Iterable[Birth], uses: dict[int, str]) -> tuple[Part, ...]:
@@ -168,6 +179,6 @@ def thinned(course: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     apart = -(-len(course) // (POINTS // 2))
     kept: set[tuple[int, int]] = {course[0], course[-1]}
     for start in range(0, len(course), apart):
-        stretch = course[start:start + apart]
+        stretch = course[start : start + apart]
         kept |= {max(stretch, key=lambda p: p[1]), min(stretch, key=lambda p: p[1])}
     return tuple(sorted(kept))

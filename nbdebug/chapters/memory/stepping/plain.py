@@ -11,8 +11,19 @@ from typing import Any
 import torch
 
 MOST = 20_000
-_SHARED = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.CodeType, types.FrameType,
-           torch.Tensor, torch.nn.Module, torch.dtype, torch.device, BaseException)
+_SHARED = (
+    type,
+    types.ModuleType,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.CodeType,
+    types.FrameType,
+    torch.Tensor,
+    torch.nn.Module,
+    torch.dtype,
+    torch.device,
+    BaseException,
+)
 
 
 def plain_bytes(items: Iterable[Any], known: Iterable[Any] = ()) -> int:

@@ -58,8 +58,11 @@ class Tracer:
     def _traced(self, frame: FrameType, event: str, arg: Any) -> Any:
         self._look()
         if event == "return":
-            self.dead |= {t for t in self.takers if t.function == frame.f_code.co_name
-                          and t.file == frame.f_code.co_filename and never_runs(t, frame)}
+            self.dead |= {
+                t
+                for t in self.takers
+                if t.function == frame.f_code.co_name and t.file == frame.f_code.co_filename and never_runs(t, frame)
+            }
             self._set_last(_users_frame(frame.f_back))
         else:
             self._set_last(frame)
@@ -83,8 +86,11 @@ class Tracer:
             outer = inner.f_back
             if outer.f_code.co_name == "_engine_run_backward" and sites.kind_of(inner.f_code) == sites.USER:
                 return Put(site, True)  # a tensor's hook is called by the engine itself
-            if (outer.f_code.co_filename == _MODULE and inner.f_code.co_name != "forward"
-                    and sites.kind_of(inner.f_code) == sites.USER):
+            if (
+                outer.f_code.co_filename == _MODULE
+                and inner.f_code.co_name != "forward"
+                and sites.kind_of(inner.f_code) == sites.USER
+            ):
                 return Put(site, True, outer.f_locals.get("self"))
             inner = outer
         return Put(site)

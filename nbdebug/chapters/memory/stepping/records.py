@@ -103,8 +103,12 @@ def _weight(member: Any, seen: set[int]) -> tuple[int, int]:
     todo = [member]
     while todo and objects < 1000:
         thing = todo.pop()
-        if id(thing) in seen or thing is None or isinstance(thing, (bool, type)) or (
-                type(thing) is int and -6 < thing < 257):
+        if (
+            id(thing) in seen
+            or thing is None
+            or isinstance(thing, (bool, type))
+            or (type(thing) is int and -6 < thing < 257)
+        ):
             continue
         seen.add(id(thing))
         objects += 1
@@ -139,7 +143,7 @@ def _touch(thing: Any) -> None:
 
 def _touch_array(array: Any) -> None:
     for start in range(0, len(array), 1000):
-        array[start:start + 1000].tolist()
+        array[start : start + 1000].tolist()
 
 
 def _packed(thing: Any) -> tuple[Any, str]:

@@ -50,8 +50,13 @@ class Course:
     stays: tuple[Holding, ...] = ()
 
     def facts(self) -> MemoryFacts:
-        return MemoryFacts(step=self.memory, growth=self.growth, after_steps=tuple(self.after), stays=self.stays,
-                           unchecked=tuple(self.unchecked))
+        return MemoryFacts(
+            step=self.memory,
+            growth=self.growth,
+            after_steps=tuple(self.after),
+            stays=self.stays,
+            unchecked=tuple(self.unchecked),
+        )
 
 
 def followed(asked: Asked, course: Course) -> None:

@@ -13,8 +13,22 @@ from typing import Any, NamedTuple
 from nbdebug.observe.named import attributes
 from nbdebug.observe.sites import Site
 
-PUTS = frozenset({"append", "appendleft", "extend", "add", "update", "insert", "setdefault", "put", "register_hook",
-                  "register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"})
+PUTS = frozenset(
+    {
+        "append",
+        "appendleft",
+        "extend",
+        "add",
+        "update",
+        "insert",
+        "setdefault",
+        "put",
+        "register_hook",
+        "register_forward_hook",
+        "register_forward_pre_hook",
+        "register_full_backward_hook",
+    }
+)
 TAKES = frozenset({"clear", "pop", "popleft", "popitem", "remove", "discard", "cache_clear"})
 
 
@@ -82,8 +96,12 @@ def same_variable(taker: Taker, files: Iterable[str], name: str, site: Site | No
         return True
     plain = last_name(name)
     trees = [tree for file in files if (tree := _tree(file)) is not None]
-    if any(isinstance(t, ast.Name) and t.id == plain for tree in trees for node in tree.body
-           for t in (node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)])):
+    if any(
+        isinstance(t, ast.Name) and t.id == plain
+        for tree in trees
+        for node in tree.body
+        for t in (node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)])
+    ):
         return True
     tree = _tree(site.file)
     around = [n.lineno for n in tree.body if isinstance(n, _SCOPES) and n.lineno <= site.line <= (n.end_lineno or 0)]
@@ -149,8 +167,9 @@ def _takes(node: Any, wanted: str) -> bool:
     if isinstance(node, ast.Delete):
         return any(_root(target) == wanted for target in node.targets)
     if isinstance(node, ast.Assign):
-        return any(isinstance(t, ast.Subscript) and isinstance(t.slice, ast.Slice) and _root(t) == wanted
-                   for t in node.targets)
+        return any(
+            isinstance(t, ast.Subscript) and isinstance(t.slice, ast.Slice) and _root(t) == wanted for t in node.targets
+        )
     return any(call.func.attr in TAKES and _root(call.func.value) == wanted for call in _calls(node))
 
 

@@ -36,8 +36,9 @@ def _holding(kind: str, device: str, members: list[tuple[str, Birth]]) -> Holdin
     name, largest = max(members, key=lambda m: m[1].nbytes)
     where = at_site(Where(), largest.op.site) if largest.op is not None else Where()
     more = f" and {len(members) - 1} more" if len(members) > 1 else ""
-    return Holding(kind, name + more, sum(b.nbytes for _, b in members), len(members), device, shape=largest.shape,
-                   where=where)
+    return Holding(
+        kind, name + more, sum(b.nbytes for _, b in members), len(members), device, shape=largest.shape, where=where
+    )
 
 
 def _line(birth: Birth) -> str:

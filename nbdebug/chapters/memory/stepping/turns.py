@@ -38,8 +38,9 @@ def look_back(follow: Follow, look: Look) -> tuple[Growth, ...]:
     if turns < ENOUGH:
         return ()
     source.forget()
-    files = dict.fromkeys([*look.files, *(b.op.site.file for b in follow.ledger.births
-                                          if b.op is not None and b.op.site is not None)])
+    files = dict.fromkeys(
+        [*look.files, *(b.op.site.file for b in follow.ledger.births if b.op is not None and b.op.site is not None)]
+    )
     found = []
     for spot in look.spots.values():
         seen = _turns_of_graph(spot, follow) if spot.kind == "slot" else _turns_of_members(spot, follow)
@@ -100,9 +101,21 @@ def _growth(spot: Spot, follow: Follow, files: Iterable[str], turns: int) -> Gro
     kind = "output" if spot.name in OUTPUTS else "graph" if grad else spot.kind
     if kind == "graph" and put is not None and _in_a_hook(put, follow):
         kind = "hook"
-    return Growth(spot.name, kind, by, turns, at_site(Where(), put), grad, evaluation, chained=chained,
-                  items=round(len(tensors) / turns), own=int(sum(own.values()) / turns), names=(spot.name,),
-                  backward=bool(follow.backwards), emptied=bool(takers) and not chained)
+    return Growth(
+        spot.name,
+        kind,
+        by,
+        turns,
+        at_site(Where(), put),
+        grad,
+        evaluation,
+        chained=chained,
+        items=round(len(tensors) / turns),
+        own=int(sum(own.values()) / turns),
+        names=(spot.name,),
+        backward=bool(follow.backwards),
+        emptied=bool(takers) and not chained,
+    )
 
 
 def _steady(follow: Follow) -> float:
@@ -123,7 +136,10 @@ def _in_a_hook(put: Site, follow: Follow) -> bool:
             for hooks in (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks):
                 for hook in hooks.values():
                     code = getattr(vars(type(hook)).get("__call__", hook), "__code__", getattr(hook, "__code__", None))
-                    if code is not None and code.co_filename == put.file and put.line in {
-                            line for _, _, line in code.co_lines() if line is not None}:
+                    if (
+                        code is not None
+                        and code.co_filename == put.file
+                        and put.line in {line for _, _, line in code.co_lines() if line is not None}
+                    ):
                         return True
     return False

@@ -17,16 +17,31 @@ def status(guard: Any) -> Report:
     """The report of a guard, at any time: how many steps it has watched and stopped, and what the last one had."""
     subject = str(Subject(guard.models, guard.optimizers, True))
     found = _found(guard, subject) or Report(QUESTION)
-    facts = {**found.facts, "steps": guard.steps, "headline": _headline(guard), "history": {
-        "losses": guard.history.ends[: guard.steps]}, "guard": [line.to_json() for line in guard.lines]}
-    return Report(QUESTION, found.findings, found.ruled_out, (*_unchecked(guard), *found.unchecked),
-                  (*_notes(guard), *found.notes), subject, facts, found.saver)
+    facts = {
+        **found.facts,
+        "steps": guard.steps,
+        "headline": _headline(guard),
+        "history": {"losses": guard.history.ends[: guard.steps]},
+        "guard": [line.to_json() for line in guard.lines],
+    }
+    return Report(
+        QUESTION,
+        found.findings,
+        found.ruled_out,
+        (*_unchecked(guard), *found.unchecked),
+        (*_notes(guard), *found.notes),
+        subject,
+        facts,
+        found.saver,
+    )
 
 
 def of_trip(trip: Trip) -> dict[str, Any]:
     """What the report on a stopped step has beside its finding: a sentence to stand above it, and the steps before."""
-    return {"headline": f"Step {trip.step:,} was stopped: weights, buffers and optimizer state are as before it.",
-            "guard": [line.to_json() for line in trip.lines]}
+    return {
+        "headline": f"Step {trip.step:,} was stopped: weights, buffers and optimizer state are as before it.",
+        "guard": [line.to_json() for line in trip.lines],
+    }
 
 
 def _found(guard: Any, subject: str) -> Report | None:
@@ -34,8 +49,13 @@ def _found(guard: Any, subject: str) -> Report | None:
     if not guard.trips or (guard.policy.on_trip == "skip" and guard.trips[-1].report is None):
         return None
     located = [trip.report for trip in guard.trips if trip.report is not None]
-    return located[-1] if located else lost(guard.trips[-1], QUESTION, subject, "its cause has not been looked for yet",
-                                            look="guard.trips[-1].locate()")
+    return (
+        located[-1]
+        if located
+        else lost(
+            guard.trips[-1], QUESTION, subject, "its cause has not been looked for yet", look="guard.trips[-1].locate()"
+        )
+    )
 
 
 def _headline(guard: Any) -> str:
@@ -57,32 +77,47 @@ def _headline(guard: Any) -> str:
 
 
 def _unchecked(guard: Any) -> tuple[str, ...]:
-    return (f"Everything after a fault of the guard's own ({guard.fault}); please report it. `%guard on` starts a new "
-            "one.",) if guard.fault else ()
+    return (
+        (
+            f"Everything after a fault of the guard's own ({guard.fault}); please report it. `%guard on` starts a new "
+            "one.",
+        )
+        if guard.fault
+        else ()
+    )
 
 
 def _notes(guard: Any) -> list[str]:
     steps, policy, notes = guard.steps, guard.policy, []
     if steps >= ENOUGH and guard.clipped > TOO_OFTEN * steps:
-        notes.append("Over half of the steps were clipped: the learning rate is too high for this model (or "
-                     "max_grad_norm is too low); clipping sets the size of the steps, not the rate.")
+        notes.append(
+            "Over half of the steps were clipped: the learning rate is too high for this model (or "
+            "max_grad_norm is too low); clipping sets the size of the steps, not the rate."
+        )
     if dropped := guard.skipped - guard.above:
         notes.append(f"{_share(dropped, steps)} skipped because something was not finite; training went on.")
     if guard.above:
-        notes.append(f"{_share(guard.above, steps)} skipped because the gradient norm was above "
-                     f"skip_above={policy.skip_above:g}.")
+        notes.append(
+            f"{_share(guard.above, steps)} skipped because the gradient norm was above "
+            f"skip_above={policy.skip_above:g}."
+        )
     if guard.scaler_skips:
         notes.append(f"{_share(guard.scaler_skips, steps)} skipped by GradScaler: normal while it seeks its scale.")
     if policy.max_grad_norm is not None:
         notes.append(f"{_share(guard.clipped, steps)} clipped to a norm of {policy.max_grad_norm:g}.")
     if guard.active and steps:
-        notes.append(f"Still watching after {_steps(steps)}: a step that is not finite is stopped, and "
-                     f"{DOES[policy.on_trip]}.")
+        notes.append(
+            f"Still watching after {_steps(steps)}: a step that is not finite is stopped, and {DOES[policy.on_trip]}."
+        )
     return notes
 
 
-DOES = {"trace": "its cause is shown and NonFiniteStep raised", "raise": "NonFiniteStep is raised",
-        "skip": "training goes on", "record": "its cause is written down and training goes on"}
+DOES = {
+    "trace": "its cause is shown and NonFiniteStep raised",
+    "raise": "NonFiniteStep is raised",
+    "skip": "training goes on",
+    "record": "its cause is written down and training goes on",
+}
 """What a guard does about a step that is not finite, by on_trip."""
 
 

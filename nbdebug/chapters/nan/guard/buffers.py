@@ -44,8 +44,10 @@ class Buffers:
             copies = [torch.empty_like(b) for b in fresh.values()]
             with torch.no_grad():
                 torch._foreach_copy_(copies, [b.detach() for b in fresh.values()])
-            self._kept = self._kept | {home: (buffer, copy, buffer._version)
-                                       for (home, buffer), copy in zip(fresh.items(), copies, strict=True)}
+            self._kept = self._kept | {
+                home: (buffer, copy, buffer._version)
+                for (home, buffer), copy in zip(fresh.items(), copies, strict=True)
+            }
         return self._kept
 
     def restore(self, kept: Kept) -> None:
@@ -64,13 +66,19 @@ class Buffers:
 
     def moved(self, kept: Kept) -> list[torch.Tensor]:
         """The floating-point buffers that may have been written since they were kept."""
-        return [b for b, _, version in kept.values()
-                if b.is_floating_point() and b.numel() and (version != b._version or b.numel() <= SMALL)]
+        return [
+            b
+            for b, _, version in kept.values()
+            if b.is_floating_point() and b.numel() and (version != b._version or b.numel() <= SMALL)
+        ]
 
     def spoiled(self, kept: Kept) -> bool:
         """Whether a buffer that was finite when it was kept is so no more. Reads each."""
-        return any(all_finite(copy) and not all_finite(buffer) for buffer, copy, _ in kept.values()
-                   if buffer.is_floating_point())
+        return any(
+            all_finite(copy) and not all_finite(buffer)
+            for buffer, copy, _ in kept.values()
+            if buffer.is_floating_point()
+        )
 
 
 def _may_have_moved(buffer: torch.Tensor, version: int) -> bool:

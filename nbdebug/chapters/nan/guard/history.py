@@ -58,8 +58,9 @@ class History:
 
     def run(self, number: int) -> Run:
         """The run up to step `number`, as the tracer takes it; its growth is measured when the tracer begins."""
-        run = Run(losses=[x for x in (self._first, *self._losses) if x is not None], first_step=number,
-                  optimizer_steps=number)
+        run = Run(
+            losses=[x for x in (self._first, *self._losses) if x is not None], first_step=number, optimizer_steps=number
+        )
         run._first_sizes = list(self._begun._first_sizes)
         run._first_input = max((s for s in read(self._inputs or []) if math.isfinite(s)), default=0.0)
         if self._last is not None:

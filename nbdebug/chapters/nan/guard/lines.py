@@ -44,8 +44,15 @@ class StepLine:
 
     def to_json(self) -> dict[str, Any]:
         """A dict that strict JSON can hold."""
-        return {"step": self.step, "loss": _word(self.loss), "norm": _word(self.norm), "clipped": self.clipped,
-                "outcome": self.outcome, "lr": _word(self.lr), "time": _word(self.time)}
+        return {
+            "step": self.step,
+            "loss": _word(self.loss),
+            "norm": _word(self.norm),
+            "clipped": self.clipped,
+            "outcome": self.outcome,
+            "lr": _word(self.lr),
+            "time": _word(self.time),
+        }
 
     @classmethod
     def from_json(cls, given: Any) -> StepLine:

@@ -36,14 +36,22 @@ FINITE = "run again, it was finite"
 """Why a step has no place, where it could be run again."""
 
 
-def locate(trip: Trip, models: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer], *,
-           run: Run | None = None, question: str = "guard(model, optimizer)", subject: str = "",
-           redo: Callable[[], Any] | None = None) -> Report:
+def locate(
+    trip: Trip,
+    models: Mapping[str, nn.Module],
+    optimizers: Mapping[str, torch.optim.Optimizer],
+    *,
+    run: Run | None = None,
+    question: str = "guard(model, optimizer)",
+    subject: str = "",
+    redo: Callable[[], Any] | None = None,
+) -> Report:
     """The report on a remembered step. models: by the names that the tape knows them by, in the state before that step.
 
     run: the course of the run until then. redo: what to do after the step's own backward (an optimizer's step that made
     a parameter bad). Nothing raises: a step that can't be replayed, or comes out finite, gets a finding that says so.
     """
+
     def look(live: bool) -> Report | str:
         probe = Probe(models, optimizers, live=live, named=True)
         probe.run = probe.run if run is None else copy.deepcopy(run)
@@ -114,8 +122,10 @@ def as_before(models: Mapping[str, nn.Module], optimizers: Mapping[str, torch.op
     buffers = Buffers(models.values())
     kept = buffers.keep()
     random = [(write, read()) for _, read, write in sources()]
-    parameters = [*(p for model in models.values() for p in model.parameters()),
-                  *(p for o in optimizers.values() for group in o.param_groups for p in group["params"])]
+    parameters = [
+        *(p for model in models.values() for p in model.parameters()),
+        *(p for o in optimizers.values() for group in o.param_groups for p in group["params"]),
+    ]
     parameters = list({id(p): p for p in parameters}.values())
     gradients = [p.grad for p in parameters]
     for p in parameters:
@@ -137,6 +147,7 @@ def _on_cpu(models: Mapping[str, nn.Module]) -> bool:
 def lost(trip: Trip, question: str, subject: str, reason: str, look: str = "") -> Report:
     """The report on a step that can't be located, or, with the call that does it, has not been yet."""
     before = [line for line in trip.lines[:-1] if line.outcome == "ok"]
-    lost = LostStep(trip.step, trip.sentence(), reason, tuple(x.loss for x in before), tuple(x.norm for x in before),
-                    look)
+    lost = LostStep(
+        trip.step, trip.sentence(), reason, tuple(x.loss for x in before), tuple(x.norm for x in before), look
+    )
     return Report(question, (name_it(lost),), subject=subject, facts={"steps": trip.step + 1})

@@ -53,8 +53,15 @@ class Locator:
         guard.script.silent = True
         try:
             with by_itself(guard.models.values()) if guard.ranks is not None else contextlib.nullcontext():
-                return locate(trip, models, guard.optimizers, run=guard.history.run(trip.step), question=QUESTION,
-                              subject=subject, redo=None if self.undo is None else self.undo.redo)
+                return locate(
+                    trip,
+                    models,
+                    guard.optimizers,
+                    run=guard.history.run(trip.step),
+                    question=QUESTION,
+                    subject=subject,
+                    redo=None if self.undo is None else self.undo.redo,
+                )
         finally:
             guard.script.silent = False
             if self.undo is not None:
@@ -65,5 +72,7 @@ class Locator:
         if not trip.late:
             return ()
         after = f"{trip.late} step{'s' * (trip.late > 1)} later"
-        return (f"The device stopped it at once; the host heard of it {after}. What had begun by then changed nothing; "
-                "a learning-rate schedule of yours may be ahead.",)
+        return (
+            f"The device stopped it at once; the host heard of it {after}. What had begun by then changed nothing; "
+            "a learning-rate schedule of yours may be ahead.",
+        )

@@ -48,8 +48,13 @@ def of_all(trip: Trip, own: Report, everyone: list[Report | None], ranks: Any) -
     if caught := [rank for rank in trip.bad_ranks if rank not in bad]:
         note += f" Rank {_listed(caught)} took it over (from statistics of all batches, say): finite by itself."
     trip.bad_ranks = tuple(sorted(bad))
-    return dataclasses.replace(base, subject=own.subject, findings=findings, notes=(note, *base.notes),
-                               saver=own.saver if base is own else None)
+    return dataclasses.replace(
+        base,
+        subject=own.subject,
+        findings=findings,
+        notes=(note, *base.notes),
+        saver=own.saver if base is own else None,
+    )
 
 
 def of_one(trip: Trip, own: Report, members: tuple[int, ...]) -> Report:
@@ -61,8 +66,10 @@ def of_one(trip: Trip, own: Report, members: tuple[int, ...]) -> Report:
     elif by_loss:
         note = _who(list(by_loss), len(members), True) + " Call `trip.locate()` there: it names the place."
     else:
-        note = (f"Rank {trip.rank} alone names no place: in a run of {len(members)} processes what is not finite may "
-                "have come with the gradients of another. Call `trip.locate()` in each of them.")
+        note = (
+            f"Rank {trip.rank} alone names no place: in a run of {len(members)} processes what is not finite may "
+            "have come with the gradients of another. Call `trip.locate()` in each of them."
+        )
     rank = trip.rank if here else by_loss[0] if by_loss else None
     return dataclasses.replace(own, findings=_of_rank(own.findings, rank), notes=(note, *own.notes))
 
@@ -87,15 +94,18 @@ def _who(bad: list[int], processes: int, by_loss: bool) -> str:
 def _nobody(told: dict[int, Report], ranks: Any) -> str:
     """Why no process is to blame."""
     if ranks.sharded:
-        return ("Which process was bad first is not known: every loss was finite, and gradients are summed over all "
-                "processes before anyone sees them.")
-    unknown = [rank for rank in ranks.members
-               if rank not in told or not finite(told[rank])]
+        return (
+            "Which process was bad first is not known: every loss was finite, and gradients are summed over all "
+            "processes before anyone sees them."
+        )
+    unknown = [rank for rank in ranks.members if rank not in told or not finite(told[rank])]
     if unknown:
         return f"Which process was bad first is not known: rank {_listed(unknown)} could not run its batch again."
-    return (f"Each of {len(ranks.members)} processes is finite when it runs its own batch again by itself: the fault "
-            "is in what they do together (gradients that overflow when they are summed, statistics of all batches), or "
-            "the step does not repeat.")
+    return (
+        f"Each of {len(ranks.members)} processes is finite when it runs its own batch again by itself: the fault "
+        "is in what they do together (gradients that overflow when they are summed, statistics of all batches), or "
+        "the step does not repeat."
+    )
 
 
 def _listed(ranks: list[int]) -> str:

@@ -21,14 +21,23 @@ class Look:
     """What one optimizer's step is judged by. losses: the roots of backward; moved: buffers that this step has written;
     scale: GradScaler's, by which the losses were multiplied."""
 
-    def __init__(self, optimizer: Any, losses: list[torch.Tensor], ranks: Ranks | None, moved: list[torch.Tensor],
-                 scale: torch.Tensor | None):
+    def __init__(
+        self,
+        optimizer: Any,
+        losses: list[torch.Tensor],
+        ranks: Ranks | None,
+        moved: list[torch.Tensor],
+        scale: torch.Tensor | None,
+    ):
         self.optimizer, self.ranks = optimizer, ranks
         self.gradients = gradients_of(optimizer) if optimizer is not None else []
         home = torch.device("cpu") if ranks is None else ranks.device
         self.device = next((t.device for t in (*self.gradients, *losses)), home)
-        self.norm = (total_norm(self.gradients, self.device) if ranks is None
-                     else ranks.own_norm(optimizer, self.gradients, self.device))
+        self.norm = (
+            total_norm(self.gradients, self.device)
+            if ranks is None
+            else ranks.own_norm(optimizer, self.gradients, self.device)
+        )
         self._factor = getattr(optimizer, "grad_scale", None)  # GradScaler leaves the division to a fused optimizer
         if self._factor is not None:
             self._factor = self._factor.to(self.device).reshape(())
@@ -59,8 +68,9 @@ class Look:
         told = torch.stack([self.norm, found, buffers, losses.sum(), bad, torch.isnan(losses).any().float(), used_up])
         return told if self.ranks is None else self.ranks.agreed(told)
 
-    def judged(self, numbers: torch.Tensor, policy: Policy, scaling: bool,
-               excused: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def judged(
+        self, numbers: torch.Tensor, policy: Policy, scaling: bool, excused: bool
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """(not finite?, above the policy's bound?, skipped by the scaler?): as `Numbers` decides, on the device."""
         norm, scaler = numbers[0], numbers[1] > 0
         bad = (numbers[5] + numbers[6] if scaling else numbers[4]) > 0

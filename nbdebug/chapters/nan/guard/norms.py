@@ -19,8 +19,13 @@ _HALF = (torch.float16, torch.bfloat16)
 
 def gradients_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     """The gradients that the optimizer is about to use: this process's own part of each, without gaps."""
-    return [g for group in optimizer.param_groups for p in group["params"] if p.grad is not None
-            if (g := plain(p.grad)).numel()]
+    return [
+        g
+        for group in optimizer.param_groups
+        for p in group["params"]
+        if p.grad is not None
+        if (g := plain(p.grad)).numel()
+    ]
 
 
 def total_norm(gradients: Iterable[torch.Tensor], device: torch.device) -> torch.Tensor:

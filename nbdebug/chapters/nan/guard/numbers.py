@@ -20,7 +20,7 @@ class Numbers:
         self.loss_bad = bool(nan if scaling else bad)  # an infinite loss may come from the scale
         rows = (len(values) - FIRST) // 3
         members = ranks.members_of(rows) if ranks is not None else ()
-        losses, nans, left = (values[FIRST + i * rows:FIRST + (i + 1) * rows] for i in range(3))
+        losses, nans, left = (values[FIRST + i * rows : FIRST + (i + 1) * rows] for i in range(3))
         self.bad_ranks = tuple(r for r, flag in zip(members, nans if scaling else losses, strict=True) if flag)
         self.left = tuple(r for r, flag in zip(members, left, strict=True) if flag)
 

@@ -32,8 +32,10 @@ def open_record(path: str | os.PathLike[str]) -> Record:
         raise ValueError(f"{os.fspath(path)!r} is a file: a record is the folder that guard(..., record=...) wrote.")
     files, trips, links = contents(folder)
     if not files and not trips:
-        raise ValueError(f"{os.fspath(path)!r} is no record: it holds neither steps.jsonl nor the folder of a trip"
-                         + (f" (links are not followed: {', '.join(links)})." if links else "."))
+        raise ValueError(
+            f"{os.fspath(path)!r} is no record: it holds neither steps.jsonl nor the folder of a trip"
+            + (f" (links are not followed: {', '.join(links)})." if links else ".")
+        )
     runs, unreadable = read_runs(folder, files)
     return Record(folder, runs, read_trips(folder, trips), unreadable, links)
 
@@ -44,8 +46,9 @@ class Record:
     frame: a DataFrame, one row a step. ok: whether there was none, nor a step that went bad
     otherwise than as `on_trip="skip"` allows."""
 
-    def __init__(self, path: pathlib.Path, runs: list[Run], trips: list[RecordedTrip], unreadable: int,
-                 links: list[str]):
+    def __init__(
+        self, path: pathlib.Path, runs: list[Run], trips: list[RecordedTrip], unreadable: int, links: list[str]
+    ):
         self.path, self.runs, self.trips, self.unreadable, self.links = path, runs, trips, unreadable, links
 
     @functools.cached_property
@@ -54,10 +57,23 @@ class Record:
         were clipped), clipped, outcome (one of "ok", "tripped", "skipped", "above", "scaler"), lr, time (UTC)."""
         import pandas
 
-        parts = [pandas.DataFrame({
-            "run": n, "rank": run.rank, "step": run.columns.step, "loss": run.columns.loss, "norm": run.columns.norm,
-            "clipped": [bool(c) for c in run.columns.clipped], "outcome": run.columns.outcome, "lr": run.columns.lr,
-            "time": run.columns.time}) for n, run in enumerate(self.runs) if run.steps]
+        parts = [
+            pandas.DataFrame(
+                {
+                    "run": n,
+                    "rank": run.rank,
+                    "step": run.columns.step,
+                    "loss": run.columns.loss,
+                    "norm": run.columns.norm,
+                    "clipped": [bool(c) for c in run.columns.clipped],
+                    "outcome": run.columns.outcome,
+                    "lr": run.columns.lr,
+                    "time": run.columns.time,
+                }
+            )
+            for n, run in enumerate(self.runs)
+            if run.steps
+        ]
         if not parts:
             names = ("run", "rank", "step", "loss", "norm", "clipped", "outcome", "lr", "time")
             parts = [pandas.DataFrame({name: [] for name in names})]

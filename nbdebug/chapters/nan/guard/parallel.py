@@ -60,8 +60,13 @@ class Spread:
         """Whether processes may run out of batches one by one (`with ddp.join():`)."""
         return any(getattr(getattr(m, "_join_config", None), "enable", False) for m in self.parallels)
 
-    def parted_norm(self, optimizer: torch.optim.Optimizer, device: torch.device, processes: int,
-                    measure: Callable[..., Any] = total_norm) -> torch.Tensor:
+    def parted_norm(
+        self,
+        optimizer: torch.optim.Optimizer,
+        device: torch.device,
+        processes: int,
+        measure: Callable[..., Any] = total_norm,
+    ) -> torch.Tensor:
         """This process's part of the norm of all gradients: the root of the sum of everyone's squares is the whole.
 
         What several processes hold alike counts once: each takes an even share of it.
@@ -73,8 +78,10 @@ class Spread:
             gradient = _summed(parameter.grad)
             copies = self._held.get(id(parameter)) or _copies(gradient, processes)
             alike.setdefault(copies, []).append(plain(gradient))
-        parts = [measure([g for g in gradients if g.numel()], device).double() / math.sqrt(copies)
-                 for copies, gradients in alike.items()]
+        parts = [
+            measure([g for g in gradients if g.numel()], device).double() / math.sqrt(copies)
+            for copies, gradients in alike.items()
+        ]
         return torch.linalg.vector_norm(torch.stack(parts)) if parts else torch.zeros((), device=device).double()
 
 

@@ -92,7 +92,7 @@ class Ranks:
         """The rows of all members, one below the other; this process's own where it decides alone. The row is ours."""
         if not self.together:
             if self.spread.uneven():
-                row[LOSS:BUFFER + 1] = 0  # the rest is the same in every process
+                row[LOSS : BUFFER + 1] = 0  # the rest is the same in every process
             return row[None]
         self.device = self._where(row.device)
         table = torch.zeros(len(self.members), COLUMNS, dtype=torch.float64, device=self.device)
@@ -105,8 +105,9 @@ class Ranks:
         """What this process has of the norm of an optimizer's gradients: all of it, or a part."""
         return self._own(optimizer, gradients, device, total_norm).float()
 
-    def _own(self, optimizer: Any, gradients: list[torch.Tensor], device: torch.device,
-             measure: Callable[..., torch.Tensor]) -> torch.Tensor:
+    def _own(
+        self, optimizer: Any, gradients: list[torch.Tensor], device: torch.device, measure: Callable[..., torch.Tensor]
+    ) -> torch.Tensor:
         if self.sharded and optimizer is not None:
             return self.spread.parted_norm(optimizer, device, len(self.members), measure)
         return measure(gradients, device)
@@ -177,9 +178,12 @@ class Ranks:
         while missing := [rank for rank in missing if _present(self._key(rank), 0) == 0]:
             if time.monotonic() > until:
                 _present(self._key(self.rank), -1)  # they must not count on this one
-                warnings.warn("nbdebug's guard decides alone in this process, because "
-                              f"{_processes(missing)} no guard. Make the guard in every process of the run.",
-                              RuntimeWarning, stacklevel=2)
+                warnings.warn(
+                    "nbdebug's guard decides alone in this process, because "
+                    f"{_processes(missing)} no guard. Make the guard in every process of the run.",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
                 return False
             time.sleep(0.02)
         return True

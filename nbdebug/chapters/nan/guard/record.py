@@ -28,8 +28,9 @@ WAITING = 10_000
 """Lines that are kept in memory while the disk does not take them; the oldest go first."""
 
 _WAITING_SAID = f"lines are kept in memory, the last {WAITING:,}, and written as soon as that works again"
-_FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | sum(
-    getattr(os, name, 0) for name in ("O_CLOEXEC", "O_BINARY", "O_NOFOLLOW"))
+_FLAGS = (
+    os.O_RDWR | os.O_APPEND | os.O_CREAT | sum(getattr(os, name, 0) for name in ("O_CLOEXEC", "O_BINARY", "O_NOFOLLOW"))
+)
 
 
 class Recording:
@@ -130,8 +131,18 @@ class Recording:
 
     def _header(self, continued: bool) -> bytes:
         """The first line of a run, and of each further file of it."""
-        return encoded({"header": 1, "run": self.run, "continued": continued, "nbdebug": __version__,
-                        "time": time.time(), "rank": self.rank, "pid": os.getpid(), "about": self._about})
+        return encoded(
+            {
+                "header": 1,
+                "run": self.run,
+                "continued": continued,
+                "nbdebug": __version__,
+                "time": time.time(),
+                "rank": self.rank,
+                "pid": os.getpid(),
+                "about": self._about,
+            }
+        )
 
     # -- the file -----------------------------------------------------------------------------------------------------
 
@@ -145,8 +156,10 @@ class Recording:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             if is_foreign(self.path):
-                raise ValueError(f"{self.path} is a folder with other files in it: give the record a folder of its "
-                                 "own, such as 'run.nbdebug'")
+                raise ValueError(
+                    f"{self.path} is a folder with other files in it: give the record a folder of its "
+                    "own, such as 'run.nbdebug'"
+                )
             self._open()
             self._write(self._header(continued=False))
         except OSError as error:
@@ -204,8 +217,12 @@ class Recording:
             os.lseek(self._fd, 0, os.SEEK_SET)
             with os.fdopen(os.dup(self._fd), "rb") as old:
                 self._replace(old.read())
-        self._tell("deleted", "it was deleted", "it was made again, with the lines of its last file; older files and "
-                   "the folders of steps that were not finite are gone, if there were any")
+        self._tell(
+            "deleted",
+            "it was deleted",
+            "it was made again, with the lines of its last file; older files and "
+            "the folders of steps that were not finite are gone, if there were any",
+        )
 
     def _rotate(self) -> None:
         """Set the full file aside and begin a new one; the oldest goes. Where that fails, the full one is used on."""
@@ -218,7 +235,7 @@ class Recording:
             self._tell("rotate", error, "the file of steps is full and could not be set aside; it grows on")
             return
         with contextlib.suppress(OSError):
-            for file in full[:max(0, len(full) + 1 - KEPT)]:
+            for file in full[: max(0, len(full) + 1 - KEPT)]:
                 (self.path / file.name).unlink()
 
     def _replace(self, data: bytes, aside: pathlib.Path | None = None) -> None:
@@ -228,7 +245,7 @@ class Recording:
         try:
             rest = memoryview(data)
             while rest:
-                rest = rest[os.write(descriptor, rest):]
+                rest = rest[os.write(descriptor, rest) :]
             if aside is not None:
                 os.rename(self._current, aside)
             os.rename(part, self._current)

@@ -14,8 +14,11 @@ from nbdebug.chapters.nan.guard.record_trips import RecordedTrip
 from nbdebug.chapters.nan.rules import name_it
 from nbdebug.finding import Report
 
-SAID = {"skipped": "dropped because something was not finite", "above": "dropped: the norm was above skip_above",
-        "scaler": "skipped by GradScaler: normal while it seeks its scale"}
+SAID = {
+    "skipped": "dropped because something was not finite",
+    "above": "dropped: the norm was above skip_above",
+    "scaler": "skipped by GradScaler: normal while it seeks its scale",
+}
 
 
 def account(record: Any) -> Report:
@@ -24,15 +27,26 @@ def account(record: Any) -> Report:
     trip = last_of(record.trips)
     frame = record.frame
     own = frame[frame["rank"] == frame["rank"].min()] if len(frame) else frame
-    facts: dict[str, Any] = {"steps": len(own), "course": course_of(own), "history": {"losses": _ends(own)},
-                             "headline": _headline(own, trip)}
+    facts: dict[str, Any] = {
+        "steps": len(own),
+        "course": course_of(own),
+        "history": {"losses": _ends(own)},
+        "headline": _headline(own, trip),
+    }
     notes = (*_notes(record, own), *_trip_notes(record, trip))
     if trip is None and record.ok:
         return Report(question, notes=notes, subject=_subject(record), facts=facts)
     found = _found(trip, record.runs) if trip is None or trip.report is None or trip.report.ok else trip.report
     kept = {key: found.facts[key] for key in ("exponents", "tree", "guard") if key in found.facts}
-    return Report(question, found.findings, found.ruled_out, found.unchecked, (*notes, *found.notes), _subject(record),
-                  {**kept, **facts})
+    return Report(
+        question,
+        found.findings,
+        found.ruled_out,
+        found.unchecked,
+        (*notes, *found.notes),
+        _subject(record),
+        {**kept, **facts},
+    )
 
 
 def _headline(own: Any, trip: RecordedTrip | None) -> str:
@@ -49,8 +63,9 @@ def _headline(own: Any, trip: RecordedTrip | None) -> str:
 
 def _done(own: Any) -> str:
     """What was done about the steps that were not finite."""
-    done = [word for outcome, word in (("tripped", "stopped"), ("skipped", "dropped")) if
-            (own["outcome"] == outcome).any()]
+    done = [
+        word for outcome, word in (("tripped", "stopped"), ("skipped", "dropped")) if (own["outcome"] == outcome).any()
+    ]
     return " or ".join(done) or "stopped"
 
 
@@ -72,14 +87,25 @@ def _found(trip: RecordedTrip | None, runs: Sequence[Run]) -> Report:
     if trip is not None:
         before = [line for line in trip.lines[:-1] if line.outcome == "ok"]
         look = "" if trip.no_replay else "record.replay(model)  # record = nbdebug.open_record(...)"
-        lost = LostStep(trip.step, trip.sentence(), "its cause was not looked for then",
-                        tuple(x.loss for x in before), tuple(x.norm for x in before), look)
+        lost = LostStep(
+            trip.step,
+            trip.sentence(),
+            "its cause was not looked for then",
+            tuple(x.loss for x in before),
+            tuple(x.norm for x in before),
+            look,
+        )
     else:
         run = [run for run in runs if run.alarms][-1]
         columns, place = run.columns, run.alarms[-1]
         step, start = columns.step[place], max(0, place - 8)
-        lost = LostStep(step, f"Step {step} was not finite", "only its numbers were written down",
-                        tuple(columns.loss[start:place]), tuple(columns.norm[start:place]))
+        lost = LostStep(
+            step,
+            f"Step {step} was not finite",
+            "only its numbers were written down",
+            tuple(columns.loss[start:place]),
+            tuple(columns.norm[start:place]),
+        )
     return Report("", (name_it(lost),))
 
 
@@ -87,8 +113,10 @@ def _trip_notes(record: Any, trip: RecordedTrip | None) -> list[str]:
     if trip is None:
         return []
     count = len(record.trips)
-    notes = [f"The last step that was written down as not finite is step {trip.step} (folder {trip.folder.name})"
-             + (f", of {count} that are in the record." if count > 1 else ".")]
+    notes = [
+        f"The last step that was written down as not finite is step {trip.step} (folder {trip.folder.name})"
+        + (f", of {count} that are in the record." if count > 1 else ".")
+    ]
     after = [run for run in record.runs if trip.time and run.began and run.began > trip.time and run.steps]
     if after:
         bad = sum(len(run.alarms) for run in after)
@@ -96,8 +124,9 @@ def _trip_notes(record: Any, trip: RecordedTrip | None) -> list[str]:
     if trip.no_replay:
         notes.append(f"It can't be replayed from disk: {trip.no_replay}.")
     elif trip.no_weights:
-        notes.append(f"Its weights are not in the record: {trip.no_weights}. A replay takes those of the model that it "
-                     "is given.")
+        notes.append(
+            f"Its weights are not in the record: {trip.no_weights}. A replay takes those of the model that it is given."
+        )
     else:
         notes.append("`record.replay(model)` runs it again, with a copy of your model.")
     return notes
@@ -116,16 +145,20 @@ def _notes(record: Any, own: Any) -> list[str]:
     if clipped := int(own["clipped"].sum()):
         notes.append(f"{_share(clipped, steps)} clipped.")
         if steps >= ENOUGH and clipped > TOO_OFTEN * steps:
-            notes.append("Over half of the steps were clipped: the learning rate is too high for this model (or "
-                         "max_grad_norm is too low); clipping sets the size of the steps, not the rate.")
+            notes.append(
+                "Over half of the steps were clipped: the learning rate is too high for this model (or "
+                "max_grad_norm is too low); clipping sets the size of the steps, not the rate."
+            )
     return notes + _damage(record)
 
 
 def _damage(record: Any) -> list[str]:
     notes = []
     if record.unreadable:
-        notes.append(f"{record.unreadable:,} line{'s' * (record.unreadable != 1)} could not be read: cut off when the "
-                     "process was killed or the disk was full, or damaged since.")
+        notes.append(
+            f"{record.unreadable:,} line{'s' * (record.unreadable != 1)} could not be read: cut off when the "
+            "process was killed or the disk was full, or damaged since."
+        )
     if lost := sum(run.lost for run in record.runs):
         notes.append(f"{_steps(lost)} could not be written while the disk did not take them.")
     if record.links:

@@ -28,12 +28,20 @@ def course_of(frame: Any) -> dict[str, Any]:
         return {}
     places, starts, joined = _placed(frame["run"].to_numpy(), frame["step"].to_numpy().astype(float))
     counts = frame["outcome"].value_counts()
-    marks = {str(name): places[(frame["outcome"] == name).to_numpy()] for name, count in counts.items()
-             if count and name != "ok"}
-    return {"losses": thinned(places, frame["loss"].to_numpy()), "norms": thinned(places, frame["norm"].to_numpy()),
-            "marks": {name: found[:MARKS].tolist() for name, found in marks.items()},
-            "counts": {name: len(found) for name, found in marks.items()}, "runs": starts[1:RUNS],
-            "steps": len(frame), "joined": joined}
+    marks = {
+        str(name): places[(frame["outcome"] == name).to_numpy()]
+        for name, count in counts.items()
+        if count and name != "ok"
+    }
+    return {
+        "losses": thinned(places, frame["loss"].to_numpy()),
+        "norms": thinned(places, frame["norm"].to_numpy()),
+        "marks": {name: found[:MARKS].tolist() for name, found in marks.items()},
+        "counts": {name: len(found) for name, found in marks.items()},
+        "runs": starts[1:RUNS],
+        "steps": len(frame),
+        "joined": joined,
+    }
 
 
 def thinned(places: Any, values: Any) -> list[list[float]]:

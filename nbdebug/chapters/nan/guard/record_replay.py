@@ -43,12 +43,28 @@ def replay(recorded: RecordedTrip, model: Any, optimizer: Any = None) -> Report:
         put_into(models.values(), _checked(recorded, lambda: _tensors(recorded, "weights.safetensors")))
     unpacker = Unpacker(_checked(recorded, lambda: _tensors(recorded, "tensors.safetensors")), models)
     tape = _checked(recorded, lambda: unpacker.tape(data.get("tape")))
-    trip = Trip(recorded.step, recorded.reason if recorded.reason in REASONS else "loss", recorded.loss, recorded.norm,
-                recorded.lines, [], tape, rank=recorded.rank or None, bad_ranks=recorded.bad_ranks)
+    trip = Trip(
+        recorded.step,
+        recorded.reason if recorded.reason in REASONS else "loss",
+        recorded.loss,
+        recorded.norm,
+        recorded.lines,
+        [],
+        tape,
+        rank=recorded.rank or None,
+        bad_ranks=recorded.bad_ranks,
+    )
     question = f"open_record({recorded.folder.parent.name}).replay(model)"
     run, asked_from = _checked(recorded, lambda: _run(recorded, data)), sites.locate().site
-    report = locate(trip, models, optimizers, run=run, question=question,
-                    subject=str(Subject(given, optimizers, True)), redo=_redo(trip, optimizers))
+    report = locate(
+        trip,
+        models,
+        optimizers,
+        run=run,
+        question=question,
+        subject=str(Subject(given, optimizers, True)),
+        redo=_redo(trip, optimizers),
+    )
     if trip.reason == "parameter" and run.optimizer_line is not None and asked_from is not None:
         report.findings = tuple(_at(f, asked_from, run.optimizer_line) for f in report.findings)
     if recorded.reason == "parameter" and not optimizers:
@@ -75,11 +91,16 @@ def _tensors(recorded: RecordedTrip, name: str) -> dict[str, torch.Tensor]:
 def _by_name(given: Mapping[str, nn.Module], data: Mapping[str, Any]) -> dict[str, nn.Module]:
     """The models by the names of the record: by their own where these are the same, else in order."""
     listed = data.get("models")
-    names = [m["name"] for m in listed if isinstance(m, dict) and isinstance(m.get("name"), str)] if isinstance(
-        listed, list) else []
+    names = (
+        [m["name"] for m in listed if isinstance(m, dict) and isinstance(m.get("name"), str)]
+        if isinstance(listed, list)
+        else []
+    )
     if len(names) != len(given):
-        raise ValueError(f"The record has {len(names)} model{'s' * (len(names) != 1)} ({', '.join(names)[:200]}); "
-                         f"replay was given {len(given)}.")
+        raise ValueError(
+            f"The record has {len(names)} model{'s' * (len(names) != 1)} ({', '.join(names)[:200]}); "
+            f"replay was given {len(given)}."
+        )
     models = {n: given[n] for n in names} if set(names) == set(given) else dict(zip(names, given.values()))
     return {name: alone(model) for name, model in models.items()}
 
@@ -89,8 +110,10 @@ def _copied(models: dict[str, nn.Module], optimizers: dict[str, Any]) -> tuple[d
     try:
         return copy.deepcopy((models, optimizers))
     except Exception as error:  # whatever a module of the user's raises
-        raise ValueError(f"The model can't be copied ({type(error).__name__}: {error}), and a replay must not touch "
-                         "the one that you use.") from error
+        raise ValueError(
+            f"The model can't be copied ({type(error).__name__}: {error}), and a replay must not touch "
+            "the one that you use."
+        ) from error
 
 
 def _redo(trip: Trip, optimizers: Mapping[str, Any]) -> Any:
@@ -102,14 +125,16 @@ def _redo(trip: Trip, optimizers: Mapping[str, Any]) -> Any:
 
 def _at(finding: Finding, asked_from: sites.Site, line: Where) -> Finding:
     """The update is made again where the replay is asked for; what it did belongs to the line that made it then."""
+
     def moved(where: Where) -> Where:
         if (where.file, where.line) != (asked_from.file, asked_from.line):
             return where
         return dataclasses.replace(where, file=line.file, line=line.line, text=line.text, cell=line.cell)
 
     def said(text: str) -> str:
-        return text.replace(Where(file=asked_from.file, line=asked_from.line,
-                                  cell=sites.cell_name(asked_from.file)).place, line.place)
+        return text.replace(
+            Where(file=asked_from.file, line=asked_from.line, cell=sites.cell_name(asked_from.file)).place, line.place
+        )
 
     chain = tuple(dataclasses.replace(link, what=said(link.what), where=moved(link.where)) for link in finding.chain)
     return dataclasses.replace(finding, title=said(finding.title), where=moved(finding.where), chain=chain)

@@ -25,15 +25,26 @@ def report_from(given: Any) -> Report:
     """The Report that `strict(report.to_dict())` was. Raises ValueError for anything else."""
     data = _object(given, "the report")
     return Report(
-        _text(data, "question"), _each(data, "findings", _finding), _each(data, "ruled_out", _ruled_out),
-        _each(data, "unchecked", _said), _each(data, "notes", _said), _text(data, "subject"),
-        _facts(_object(data.get("facts", {}), "facts")))
+        _text(data, "question"),
+        _each(data, "findings", _finding),
+        _each(data, "ruled_out", _ruled_out),
+        _each(data, "unchecked", _said),
+        _each(data, "notes", _said),
+        _text(data, "subject"),
+        _facts(_object(data.get("facts", {}), "facts")),
+    )
 
 
 def _finding(given: Any, name: str) -> Finding:
     data = _object(given, name)
-    return Finding(_text(data, "code"), _text(data, "title"), where_from(data.get("where", {}), f"{name}.where"),
-                   _values(data, "evidence"), _each(data, "fixes", _fix), _each(data, "chain", _link))
+    return Finding(
+        _text(data, "code"),
+        _text(data, "title"),
+        where_from(data.get("where", {}), f"{name}.where"),
+        _values(data, "evidence"),
+        _each(data, "fixes", _fix),
+        _each(data, "chain", _link),
+    )
 
 
 def _fix(given: Any, name: str) -> Fix:
@@ -78,8 +89,14 @@ def where_from(given: Any, name: str) -> Where:
 def _facts(data: Mapping[str, Any]) -> dict[str, Any]:
     """Those of the facts that the views know; one that is not as it should be is left out."""
     taken: dict[str, Any] = {}
-    for key, take in (("steps", _count), ("history", _history), ("exponents", _exponents), ("tree", _tree),
-                      ("headline", _headline), ("guard", _lines)):
+    for key, take in (
+        ("steps", _count),
+        ("history", _history),
+        ("exponents", _exponents),
+        ("tree", _tree),
+        ("headline", _headline),
+        ("guard", _lines),
+    ):
         if data.get(key) is not None:
             try:
                 taken[key] = take(data[key])
@@ -95,10 +112,15 @@ def _history(given: Any) -> dict[str, Any]:
 
 def _exponents(given: Any) -> dict[str, Any]:
     data = _object(given, "exponents")
-    counts = {key: {str(int(e)): _count(n) for e, n in _object(data.get(key, {}), key).items() if -1100 < int(e) < 1100}
-              for key in ("counts", "bad_counts")}
-    single = {key: _count(data[key]) for key in ("zeros", "nans", "infs", "neg_infs", "bad_zeros")
-              if data.get(key) is not None}
+    counts = {
+        key: {str(int(e)): _count(n) for e, n in _object(data.get(key, {}), key).items() if -1100 < int(e) < 1100}
+        for key in ("counts", "bad_counts")
+    }
+    single = {
+        key: _count(data[key])
+        for key in ("zeros", "nans", "infs", "neg_infs", "bad_zeros")
+        if data.get(key) is not None
+    }
     return {"dtype": _text(data, "dtype"), "operand": _text(data, "operand"), **counts, **single}
 
 
@@ -115,8 +137,15 @@ def _lines(given: Any) -> list[dict[str, Any]]:
 
 def _tree(given: Any) -> list[dict[str, Any]]:
     nodes = [_object(node, "tree") for node in _list(given, "tree")]
-    return [{"name": _text(n, "name"), "type": _text(n, "type"), "born": n.get("born") is True,
-             "path": n.get("path") is True} for n in nodes]
+    return [
+        {
+            "name": _text(n, "name"),
+            "type": _text(n, "type"),
+            "born": n.get("born") is True,
+            "path": n.get("path") is True,
+        }
+        for n in nodes
+    ]
 
 
 # -- single values ----------------------------------------------------------------------------------------------------

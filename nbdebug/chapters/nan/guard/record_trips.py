@@ -17,8 +17,12 @@ FORM = 1
 """Of step.json; a later nbdebug that writes it otherwise gives it another number."""
 T = TypeVar("T")
 
-REASONS = {"loss": "the loss", "gradient": "the gradient norm", "parameter": "a parameter after the update",
-           "buffer": "a running statistic"}
+REASONS = {
+    "loss": "the loss",
+    "gradient": "the gradient norm",
+    "parameter": "a parameter after the update",
+    "buffer": "a running statistic",
+}
 _LARGEST = {"report.json": 8 * 2**20, "step.json": 64 * 2**20}
 """Bytes; a report has some 20,000, a step with 4,000 ops a few millions."""
 
@@ -75,22 +79,39 @@ def step_data(folder: pathlib.Path) -> dict[str, Any]:
 
 def _read(folder: pathlib.Path, name: TripFolder) -> RecordedTrip:
     problems: list[str] = []
-    report = _tried(problems, "its report", lambda: report_from(
-        decoded(whole(folder / "report.json", _LARGEST["report.json"])))) if _there(folder / "report.json") else None
+    report = (
+        _tried(
+            problems, "its report", lambda: report_from(decoded(whole(folder / "report.json", _LARGEST["report.json"])))
+        )
+        if _there(folder / "report.json")
+        else None
+    )
     data = _tried(problems, "what a replay needs", lambda: step_data(folder)) if _there(folder / "step.json") else None
     if data is None:
         why = "its step.json is missing" if not problems else problems[-1]
         return RecordedTrip(name.step, name.rank, folder, report=report, problems=tuple(problems), no_replay=why)
-    lines = _tried(problems, "the steps before it", lambda: tuple(
-        StepLine.from_json(line) for line in _list(data.get("lines"))))
+    lines = _tried(
+        problems, "the steps before it", lambda: tuple(StepLine.from_json(line) for line in _list(data.get("lines")))
+    )
     if data.get("form") != FORM:
         data["no_replay"] = f"nbdebug {_text(data, 'nbdebug') or 'of another version'} wrote it in another form"
     ranks = tuple(r for r in _list(data.get("bad_ranks")) if isinstance(r, int) and 0 <= r < 10**6)
     return RecordedTrip(
-        name.step, name.rank, folder, _text(data, "run"), _number(data, "time"), _text(data, "reason"),
-        _number(data, "loss"), _number(data, "norm"), lines or (), ranks, report, tuple(problems),
+        name.step,
+        name.rank,
+        folder,
+        _text(data, "run"),
+        _number(data, "time"),
+        _text(data, "reason"),
+        _number(data, "loss"),
+        _number(data, "norm"),
+        lines or (),
+        ranks,
+        report,
+        tuple(problems),
         _text(data, "no_replay") if "tape" in data else _text(data, "no_replay") or "it was not written down",
-        _text(data, "no_weights"))
+        _text(data, "no_weights"),
+    )
 
 
 def _there(path: pathlib.Path) -> bool:

@@ -32,8 +32,12 @@ class Rounds:
         self._next: tuple[int, Kept] | None = None  # where on the tape the next step may have begun
         self._aside: Aside | None = None
         self._undo: Undo | None = None
-        self._excused = any(not all_finite(b) for m in guard.models.values() for b in m.buffers()
-                            if b.is_floating_point() and b.layout is torch.strided and b.device.type != "meta")
+        self._excused = any(
+            not all_finite(b)
+            for m in guard.models.values()
+            for b in m.buffers()
+            if b.is_floating_point() and b.layout is torch.strided and b.device.type != "meta"
+        )
 
     # -- where steps begin and end ------------------------------------------------------------------------------------
 
@@ -63,7 +67,7 @@ class Rounds:
         """An optimizer steps again: what came since it last did belongs to the next step."""
         before, following = self.current, self._next
         assert before is not None
-        tape, losses = self.guard.script.tape, before.losses[before.judged:]
+        tape, losses = self.guard.script.tape, before.losses[before.judged :]
         self._end()
         step = self._begin(following[1] if following else self.buffers.keep())
         if following:

@@ -49,9 +49,12 @@ class Trip:
 
     def sentence(self) -> str:
         """What happened, in one sentence."""
-        what = {"loss": f"the loss is {_number(self.loss)}", "gradient": f"the gradient norm is {_number(self.norm)}",
-                "parameter": "the update makes a parameter non-finite",
-                "buffer": "a running statistic became non-finite"}[self.reason]
+        what = {
+            "loss": f"the loss is {_number(self.loss)}",
+            "gradient": f"the gradient norm is {_number(self.norm)}",
+            "parameter": "the update makes a parameter non-finite",
+            "buffer": "a running statistic became non-finite",
+        }[self.reason]
         if self.reason == "loss" and self.bad_ranks and self.rank not in self.bad_ranks:
             what = f"the loss of rank {self.bad_ranks[0]} is not finite"
         return f"In step {self.step} {what}"

@@ -32,8 +32,9 @@ from nbdebug.chapters.nan.guard.trip_folder_pack import Unwritable, pack
 from nbdebug.chapters.nan.guard.trip_folder_weights import plain_tensors, weights_of
 
 
-def write(record: pathlib.Path, trip: Trip, run: str, rank: int, models: Mapping[str, nn.Module] | None,
-          course: Any = None) -> pathlib.Path:
+def write(
+    record: pathlib.Path, trip: Trip, run: str, rank: int, models: Mapping[str, nn.Module] | None, course: Any = None
+) -> pathlib.Path:
     """Write the folder of `trip` into the record; returns its path. Raises OSError where nothing can be written.
 
     models: by the names that the tape knows; without them weights are left out. course: the run until then, as the
@@ -46,11 +47,25 @@ def write(record: pathlib.Path, trip: Trip, run: str, rank: int, models: Mapping
         if trip.report is not None:
             _write_json(part / "report.json", trip.report.to_dict())
             trip.report.save(part / "report.html")
-        _write_json(part / "step.json", {
-            "form": FORM, "nbdebug": __version__, "run": run, "time": time.time(), "rank": rank, "step": trip.step,
-            "reason": trip.reason, "loss": trip.loss, "norm": trip.norm, "late": trip.late,
-            "bad_ranks": list(trip.bad_ranks), "lines": [line.to_json() for line in trip.lines],
-            "course": _course(course), **_step(part, trip, {n: alone(m) for n, m in (models or {}).items()})})
+        _write_json(
+            part / "step.json",
+            {
+                "form": FORM,
+                "nbdebug": __version__,
+                "run": run,
+                "time": time.time(),
+                "rank": rank,
+                "step": trip.step,
+                "reason": trip.reason,
+                "loss": trip.loss,
+                "norm": trip.norm,
+                "late": trip.late,
+                "bad_ranks": list(trip.bad_ranks),
+                "lines": [line.to_json() for line in trip.lines],
+                "course": _course(course),
+                **_step(part, trip, {n: alone(m) for n, m in (models or {}).items()}),
+            },
+        )
         for file in part.glob("*.safetensors"):
             shutil.copymode(part / "step.json", file)  # else only its writer could read it
         return _named(part, record, trip.step, rank)
@@ -96,10 +111,16 @@ def _course(run: Any) -> dict[str, Any]:
     """What the rules ask of the run before the step."""
     if run is None:
         return {}
-    return {"losses": run.losses[-200:], "first_sizes": run._first_sizes, "first_input": run._first_input,
-            "first_step": run.first_step, "optimizer": run.optimizer, "learning_rate": run.learning_rate,
-            "optimizer_steps": run.optimizer_steps,
-            "optimizer_line": dataclasses.asdict(run.optimizer_line) if run.optimizer_line is not None else None}
+    return {
+        "losses": run.losses[-200:],
+        "first_sizes": run._first_sizes,
+        "first_input": run._first_input,
+        "first_step": run.first_step,
+        "optimizer": run.optimizer,
+        "learning_rate": run.learning_rate,
+        "optimizer_steps": run.optimizer_steps,
+        "optimizer_line": dataclasses.asdict(run.optimizer_line) if run.optimizer_line is not None else None,
+    }
 
 
 def _write_json(path: pathlib.Path, values: Any) -> None:

@@ -40,8 +40,11 @@ def laid_out(tensor: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
             raise ValueError("a complex tensor is damaged")
         tensor = torch.view_as_complex(tensor)
     stride = [whole(s) for s in list_of(given.get("stride"))]
-    dense = len(stride) == tensor.dim() and tensor.numel() and 1 + sum(
-        (size - 1) * step for size, step in zip(tensor.shape, stride)) == tensor.numel()
+    dense = (
+        len(stride) == tensor.dim()
+        and tensor.numel()
+        and 1 + sum((size - 1) * step for size, step in zip(tensor.shape, stride)) == tensor.numel()
+    )
     if not dense or tuple(stride) == tensor.stride():
         return tensor
     return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)

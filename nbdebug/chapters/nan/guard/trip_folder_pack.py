@@ -43,8 +43,9 @@ class _Packer:
         self.tensors: dict[str, torch.Tensor] = {"random": tape.random}
         self.generators = list(tape.generators)
         self.home = str(next((p.device for m in models.values() for p in m.parameters()), "cpu"))
-        self.parameters = {id(p): [model, name] for model, module in models.items()
-                           for name, p in module.named_parameters()}
+        self.parameters = {
+            id(p): [model, name] for model, module in models.items() for name, p in module.named_parameters()
+        }
 
     def packed(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         if self.models and not any(isinstance(entry, CallEntry) for entry in self.tape.entries):
@@ -57,9 +58,15 @@ class _Packer:
             self.tensors[f"generator/{n}"] = state
             generators.append(str(generator.device))
         held = [self._held(number, one) for number, one in self.tape.held.items()]
-        return {"entries": entries, "held": held, "cuda_random": len(self.tape.cuda_random),
-                "generators": generators, "wanted": [list(w) for w in self.tape.wanted.items()],
-                "device": self.home, "hidden": self.tape.recorder.hidden}, self.tensors
+        return {
+            "entries": entries,
+            "held": held,
+            "cuda_random": len(self.tape.cuda_random),
+            "generators": generators,
+            "wanted": [list(w) for w in self.tape.wanted.items()],
+            "device": self.home,
+            "hidden": self.tape.recorder.hidden,
+        }, self.tensors
 
     def _held(self, number: int, held: Held) -> dict[str, Any]:
         """A tensor from outside: the parameter that it is, or its values."""
@@ -79,20 +86,38 @@ class _Packer:
             if entry.model.partition("/")[0] not in self.models:
                 raise Unwritable("the models were not at hand when it was written")
             args, kwargs = entry.arguments
-            return {"call": entry.model, "args": self._value(args, f"the model `{entry.model}`"),
-                    "kwargs": self._value(kwargs, f"the model `{entry.model}`"), "results": list(entry.results),
-                    "site": _site(entry.site), "surroundings": self._surroundings(position, entry.surroundings)}
+            return {
+                "call": entry.model,
+                "args": self._value(args, f"the model `{entry.model}`"),
+                "kwargs": self._value(kwargs, f"the model `{entry.model}`"),
+                "results": list(entry.results),
+                "site": _site(entry.site),
+                "surroundings": self._surroundings(position, entry.surroundings),
+            }
         if isinstance(entry, BackwardEntry):
             groups = {k: [self._value(r) for r in getattr(entry, k)] for k in ("roots", "seeds", "inputs")}
-            return {"backward": True, **groups, "results": list(entry.results), "retain": entry.retain,
-                    "create": entry.create, "accumulate": entry.accumulate, "site": _site(entry.site)}
+            return {
+                "backward": True,
+                **groups,
+                "results": list(entry.results),
+                "retain": entry.retain,
+                "create": entry.create,
+                "accumulate": entry.accumulate,
+                "site": _site(entry.site),
+            }
         if entry.unfit:
             raise Unwritable(entry.unfit)
         name = name_of(entry.op.func)
         if name is None:
             raise Unwritable(f"it runs the op `{entry.op.func}` outside of a model, and a record holds only common ops")
-        return {**_op(entry.op), "op": name, "args": self._value(entry.args, name),
-                "kwargs": self._value(entry.kwargs, name), "results": list(entry.results), "grad": entry.grad}
+        return {
+            **_op(entry.op),
+            "op": name,
+            "args": self._value(entry.args, name),
+            "kwargs": self._value(entry.kwargs, name),
+            "results": list(entry.results),
+            "grad": entry.grad,
+        }
 
     def _surroundings(self, position: int, given: Any) -> dict[str, Any]:
         kept = []
@@ -111,8 +136,11 @@ class _Packer:
             else:
                 continue
             kept.append({"source": name, "tensor": key, "rest": rest})
-        return {"random": kept, "autocast": [[kind, on, _name(dtype)] for kind, on, dtype in given.autocast],
-                "training": given.training}
+        return {
+            "random": kept,
+            "autocast": [[kind, on, _name(dtype)] for kind, on, dtype in given.autocast],
+            "training": given.training,
+        }
 
     def _value(self, value: Any, owner: str = "it") -> Any:
         """An argument as plain data."""
@@ -146,8 +174,14 @@ class _Packer:
 
 def _op(op: Op) -> dict[str, Any]:
     """What a report says of an op."""
-    return {"index": op.index, **{key: getattr(op, key) for key in OP_TEXTS}, "site": _site(op.site),
-            "library": _site(op.library), "after_model": op.after_model, "op_grad": op.grad}
+    return {
+        "index": op.index,
+        **{key: getattr(op, key) for key in OP_TEXTS},
+        "site": _site(op.site),
+        "library": _site(op.library),
+        "after_model": op.after_model,
+        "op_grad": op.grad,
+    }
 
 
 def _site(site: Site | None) -> list[Any] | None:

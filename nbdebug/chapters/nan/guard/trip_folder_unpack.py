@@ -137,8 +137,9 @@ class Unpacker:
         if "call" in given:
             return self._call(given, results, site)
         if given.get("backward") is True:
-            roots, seeds, inputs = (tuple(self._value(v) for v in list_of(given.get(k)))
-                                    for k in ("roots", "seeds", "inputs"))
+            roots, seeds, inputs = (
+                tuple(self._value(v) for v in list_of(given.get(k))) for k in ("roots", "seeds", "inputs")
+            )
             if not all(isinstance(r, Ref) for r in (*roots, *inputs, *(s for s in seeds if s is not None))):
                 raise ValueError("backward starts from something that is no tensor")
             retain, create, accumulate = (given.get(k) is True for k in ("retain", "create", "accumulate"))
@@ -161,8 +162,14 @@ class Unpacker:
         surroundings = mapping(given.get("surroundings"), "surroundings")
         autocast = [self._autocast(list_of(a, exactly=3)) for a in list_of(surroundings.get("autocast"))]
         random = [s for part in list_of(surroundings.get("random")) for s in self._random(mapping(part, "random"))]
-        return CallEntry(given["call"], tuple(leaves), spec, results, site,
-                         Unpacked(random, autocast, surroundings.get("training") is True))
+        return CallEntry(
+            given["call"],
+            tuple(leaves),
+            spec,
+            results,
+            site,
+            Unpacked(random, autocast, surroundings.get("training") is True),
+        )
 
     def _arguments(self, given: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         args, kwargs = self._value(given.get("args")), self._value(given.get("kwargs"))

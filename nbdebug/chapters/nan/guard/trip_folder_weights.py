@@ -22,8 +22,10 @@ def weights_of(models: Mapping[str, nn.Module]) -> dict[str, torch.Tensor]:
     for number, model in enumerate(models.values()):
         for name, tensor in _named(model):
             if type(tensor) not in _USUAL or tensor.layout is not torch.strided or tensor.device.type == "meta":
-                raise Unwritable(f"`{name}` is a {type(tensor).__name__} of layout {tensor.layout} on {tensor.device}, "
-                                 "which can't be written as it is")
+                raise Unwritable(
+                    f"`{name}` is a {type(tensor).__name__} of layout {tensor.layout} on {tensor.device}, "
+                    "which can't be written as it is"
+                )
             found[f"{number}/{name}"] = tensor.detach()
     return found
 
@@ -47,8 +49,11 @@ def put_into(models: Iterable[nn.Module], recorded: Mapping[str, torch.Tensor]) 
     """Give the models the recorded weights. Raises ValueError, naming what differs, where they do not fit."""
     mine = {f"{number}/{name}": tensor for number, model in enumerate(models) for name, tensor in _named(model)}
     shapes = {name: _shape(tensor) for name, tensor in mine.items()}
-    differ = [f"{_short(name)} has shape {tuple(recorded[name].shape)} in the record and {tuple(shape)} in the model"
-              for name, shape in shapes.items() if name in recorded and recorded[name].shape != shape]
+    differ = [
+        f"{_short(name)} has shape {tuple(recorded[name].shape)} in the record and {tuple(shape)} in the model"
+        for name, shape in shapes.items()
+        if name in recorded and recorded[name].shape != shape
+    ]
     missing, unexpected = mine.keys() - recorded.keys(), recorded.keys() - mine.keys()
     problems = [f"the record has no {_listed(missing)}"] * bool(missing)
     problems += [f"the model has no {_listed(unexpected)}"] * bool(unexpected) + differ[:5]
@@ -80,4 +85,5 @@ def _short(name: str) -> str:
 def _listed(names: Iterable[str], most: int = 5) -> str:
     ordered = sorted(names)
     return ", ".join(_short(n) for n in ordered[:most]) + (
-        f" and {len(ordered) - most} more" if len(ordered) > most else "")
+        f" and {len(ordered) - most} more" if len(ordered) > most else ""
+    )

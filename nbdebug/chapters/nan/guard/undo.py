@@ -60,8 +60,12 @@ class Undo:
 
     def judge(self, losses: list[torch.Tensor], ranks: Ranks | None) -> tuple[str, float | None, float | None]:
         """(what is not finite, "" if all is; the first loss and the last gradient norm where there is a closure)."""
-        parameters = [p for g in self.optimizer.param_groups for p in g["params"]
-                      if dense(p) is not None and can_be_bad(p) and p.numel()]
+        parameters = [
+            p
+            for g in self.optimizer.param_groups
+            for p in g["params"]
+            if dense(p) is not None and can_be_bad(p) and p.numel()
+        ]
         device = parameters[0].device if parameters else torch.device("cpu")
         zero, sizes = torch.zeros((), device=device), [x.to(device) for x in largest(parameters)]
         loss = losses[0].to(device) if self.closure and losses else zero

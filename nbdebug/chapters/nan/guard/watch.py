@@ -32,8 +32,17 @@ from nbdebug.observe.given import check_scaler, models_of, optimizers_of
 from nbdebug.observe.script import Script, inputs_of
 
 
-def guard(model: Any, optimizer: Any, *, scaler: Any = None, max_grad_norm: float | None = None,
-          skip_above: float | None = None, on_trip: str = "trace", keep: int = 8, record: Any = None) -> Guard:
+def guard(
+    model: Any,
+    optimizer: Any,
+    *,
+    scaler: Any = None,
+    max_grad_norm: float | None = None,
+    skip_above: float | None = None,
+    on_trip: str = "trace",
+    keep: int = 8,
+    record: Any = None,
+) -> Guard:
     """Watch training steps until closed; a step that is not finite changes neither weights nor optimizer state.
 
     model: a Module, or a dict or list of them; optimizer: an Optimizer, or several; scaler: the GradScaler in use, if
@@ -64,8 +73,10 @@ TOLD = 3
 """How many bad steps on_trip="record" locates and writes; later ones are only counted."""
 
 
-APART = (" It came after the processes had agreed on this step, so that this one may have made another update than the "
-         "others: go on from a checkpoint.")
+APART = (
+    " It came after the processes had agreed on this step, so that this one may have made another update than the "
+    "others: go on from a checkpoint."
+)
 
 
 class Guard:
@@ -91,10 +102,14 @@ class Guard:
     def _open(self, record: Any) -> Any:
         from nbdebug.chapters.nan.guard.record import Recording
 
-        about = {"models": {n: type(m).__name__ for n, m in self.models.items()},
-                 "optimizers": {n: type(o).__name__ for n, o in self.optimizers.items()},
-                 "on_trip": self.policy.on_trip, "max_grad_norm": self.policy.max_grad_norm,
-                 "skip_above": self.policy.skip_above, "world_size": self.ranks.world if self.ranks else 1}
+        about = {
+            "models": {n: type(m).__name__ for n, m in self.models.items()},
+            "optimizers": {n: type(o).__name__ for n, o in self.optimizers.items()},
+            "on_trip": self.policy.on_trip,
+            "max_grad_norm": self.policy.max_grad_norm,
+            "skip_above": self.policy.skip_above,
+            "world_size": self.ranks.world if self.ranks else 1,
+        }
         return Recording(record, about, self.ranks.rank if self.ranks else None)
 
     # -- attaching ----------------------------------------------------------------------------------------------------
@@ -102,8 +117,10 @@ class Guard:
     def _attach(self) -> None:
         self.script.attach()
         for optimizer in self.optimizers.values():
-            self._handles += [optimizer.register_step_pre_hook(self._before), optimizer.register_step_post_hook(
-                self._after)]
+            self._handles += [
+                optimizer.register_step_pre_hook(self._before),
+                optimizer.register_step_post_hook(self._after),
+            ]
         if self.scaler is not None and self.scaler.is_enabled():
             self.scaler.update = self._scaler_updates
 
@@ -169,8 +186,12 @@ class Guard:
             apart = APART if self.ranks.asked and self.policy.changes else ""
             self._parting = Parting(self.ranks, *self._rounds.standing)
         self._rounds.leave()
-        warnings.warn(f"nbdebug's guard has stopped watching because of a fault of its own ({self.fault}). "
-                      f"The training itself goes on, unguarded.{apart}", RuntimeWarning, stacklevel=4)
+        warnings.warn(
+            f"nbdebug's guard has stopped watching because of a fault of its own ({self.fault}). "
+            f"The training itself goes on, unguarded.{apart}",
+            RuntimeWarning,
+            stacklevel=4,
+        )
 
     def _before(self, optimizer: Any, args: tuple, kwargs: dict) -> None:
         __tracebackhide__ = True
@@ -227,10 +248,21 @@ class Guard:
         raises = self.policy.on_trip in ("trace", "raise")
         step.outcome = "tripped" if raises else "skipped"
         rank = self.ranks.rank if self.ranks else None
-        lines = (*self.lines, step.line())[-self.policy.keep:]
+        lines = (*self.lines, step.line())[-self.policy.keep :]
         locator = Locator(self, redo)
-        trip = Trip(step.number, reason, step.loss, step.norm, lines, self._inputs(step), step.tape, late, rank,
-                    step.bad_ranks, locator=locator)
+        trip = Trip(
+            step.number,
+            reason,
+            step.loss,
+            step.norm,
+            lines,
+            self._inputs(step),
+            step.tape,
+            late,
+            rank,
+            step.bad_ranks,
+            locator=locator,
+        )
         self.trips = [*self.trips[-7:], trip]
         try:
             self._tell(trip, locator)

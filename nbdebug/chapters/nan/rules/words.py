@@ -9,9 +9,14 @@ from nbdebug.chapters.nan.rewrite import rewritten
 from nbdebug.finding import Finding, Fix, Link, Where
 
 _MADE = {"nan": "NaN", "inf": "inf", "-inf": "-inf", "mixed": "inf and NaN"}
-_TARGETS = {"loss": "The loss became {}.", "returned": "What the step returned became {}.",
-            "gradient": "The gradient of {name} became {}.", "parameter": "The update made {name} {}.",
-            "buffer": "The running statistic {name} became {}.", "exception": "The step raised {name}."}
+_TARGETS = {
+    "loss": "The loss became {}.",
+    "returned": "What the step returned became {}.",
+    "gradient": "The gradient of {name} became {}.",
+    "parameter": "The update made {name} {}.",
+    "buffer": "The running statistic {name} became {}.",
+    "exception": "The step raised {name}.",
+}
 
 
 def answer(facts: NanFacts, code: str, says: str, *fixes: Fix, where: Where | None = None, **evidence: Any) -> Finding:
@@ -53,8 +58,10 @@ def chain(facts: NanFacts) -> tuple[Link, ...]:
     shown = [facts.birth, *facts.descendants[:3]]
     masks = [b for b in facts.births if b.intended and any(b.index in d.parents for d in shown)][:1]
     lines = {(b.where.file, b.where.line) for b in masks}
-    links = [Link(f"{b.op or 'A tensor from outside'} put {_MADE[b.made]} there on purpose, as a mask.", b.where)
-             for b in masks] + [link for link in links if (link.where.file, link.where.line) not in lines]
+    links = [
+        Link(f"{b.op or 'A tensor from outside'} put {_MADE[b.made]} there on purpose, as a mask.", b.where)
+        for b in masks
+    ] + [link for link in links if (link.where.file, link.where.line) not in lines]
     links += [Link(_event(b), b.where) for b in shown]
     target = facts.target
     name = f"`{target.name}`" if target.name else "a parameter"
@@ -72,8 +79,10 @@ def _event(birth: Birth) -> str:
     if birth.during == "backward" and not birth.custom:
         return f"The derivative of {birth.where.op} gave {made}{share}."
     if birth.absorbed_by:
-        return (f"{birth.op} gave {made}{share}, and {birth.absorbed_by[0]} dropped it: "
-                "the forward went on as if nothing was.")
+        return (
+            f"{birth.op} gave {made}{share}, and {birth.absorbed_by[0]} dropped it: "
+            "the forward went on as if nothing was."
+        )
     if birth.parents:
         return f"{birth.op} turned an infinity into {made}{share}."
     return f"{birth.op} gave {made}{share}."
@@ -93,8 +102,11 @@ def _origin(operand: Operand) -> Link | None:
 
 def _numbers(birth: Birth) -> dict[str, Any]:
     """The numbers that prove it, ready to be shown."""
-    shown: dict[str, Any] = {"bad elements": f"{birth.bad_elements:,} of {birth.elements:,}",
-                             "shape": list(birth.shape), "dtype": birth.dtype}
+    shown: dict[str, Any] = {
+        "bad elements": f"{birth.bad_elements:,} of {birth.elements:,}",
+        "shape": list(birth.shape),
+        "dtype": birth.dtype,
+    }
     for o in birth.operands[:3]:
         shown[f"operand {o.name}"] = describe(o)
     scalars = {k: v for k, v in birth.scalars.items() if k not in ("elements", "group", "self_is_result")}

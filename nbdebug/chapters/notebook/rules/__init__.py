@@ -11,8 +11,14 @@ from nbdebug.finding import Finding
 
 DECLARED = (imports, objects, hooks)
 """Where the rules stand: to import these modules is to declare them."""
-CHECKS = (imports.stale_import, objects.class_redefined, objects.not_in_optimizer, hooks.hooks_registered_twice,
-          objects.stale_reference, objects.out_of_order)
+CHECKS = (
+    imports.stale_import,
+    objects.class_redefined,
+    objects.not_in_optimizer,
+    hooks.hooks_registered_twice,
+    objects.stale_reference,
+    objects.out_of_order,
+)
 
 
 def name_all(facts: NotebookFacts) -> list[Finding]:
@@ -29,6 +35,8 @@ def notes_of(facts: NotebookFacts) -> Iterator[str]:
     for one in facts.classes:
         if not objects.matters(one) and one.changed and one.used:
             are = "are" if len(one.instances) > 1 else "is"
-            yield (f"{listed(one.instances)} {are} of an earlier `{one.name}` than {cell(one.where)} defines: "
-                   f"{listed(one.changed)} differ.")
+            yield (
+                f"{listed(one.instances)} {are} of an earlier `{one.name}` than {cell(one.where)} defines: "
+                f"{listed(one.changed)} differ."
+            )
     yield from facts.notes

@@ -8,8 +8,15 @@ from typing import Any
 from nbdebug.finding import Finding, Fix, Link, Where
 
 
-def finding(code: str, title: str, where: Where, blamed: Iterable[str], fixes: Iterable[Fix],
-            chain: Iterable[Link] = (), **evidence: Any) -> Finding:
+def finding(
+    code: str,
+    title: str,
+    where: Where,
+    blamed: Iterable[str],
+    fixes: Iterable[Fix],
+    chain: Iterable[Link] = (),
+    **evidence: Any,
+) -> Finding:
     """blamed: the variables and modules at fault, the most telling first. `_` in names of evidence is a space."""
     names = [name for name in dict.fromkeys(blamed) if name]
     shown = {key.replace("_", " "): value for key, value in evidence.items() if value not in (None, "", (), [], 0)}

@@ -43,5 +43,9 @@ def kept_fix(facts: PrecisionFacts) -> Fix:
     if mixed is None:
         return Fix(title, code)
     works = mixed.finite and mixed.off <= facts.tolerance
-    return Fix(title, code, works, {"loss": mixed.loss, "in float32": facts.float32.loss,
-                                    "gradients": "finite" if mixed.finite else "not finite"})
+    return Fix(
+        title,
+        code,
+        works,
+        {"loss": mixed.loss, "in float32": facts.float32.loss, "gradients": "finite" if mixed.finite else "not finite"},
+    )

@@ -33,15 +33,24 @@ RATE = 3e-3
 """Of Adam, where the user's own optimizers show nothing, or where there are none."""
 
 
-def attempt(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], ask: Ask, batch: Any, remedy: Remedy,
-            deadline: float = math.inf) -> Attempt:
+def attempt(
+    model: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    ask: Ask,
+    batch: Any,
+    remedy: Remedy,
+    deadline: float = math.inf,
+) -> Attempt:
     """Try a remedy: with the user's own optimizers, then, where these show nothing, with Adam over all trained
     parameters. Model and optimizers are as before afterwards. deadline: by the monotonic clock."""
     start = Snapshot.take(model, optimizers)
     found: Attempt | None = None
     for own in (True, False):
-        if (own and not optimizers) or (not own and remedy.own) or (found is not None and (
-                found.verified or time.monotonic() > deadline)):
+        if (
+            (own and not optimizers)
+            or (not own and remedy.own)
+            or (found is not None and (found.verified or time.monotonic() > deadline))
+        ):
             continue
         trying = _Trying(model, optimizers if own else None, ask, batch, start, deadline)
         later = trying.both(remedy)
@@ -120,12 +129,15 @@ def verdict(as_is: Sequence[float], fixed: Sequence[float], comparable: bool = T
         if learnt(fixed) and end >= 0:
             return True, ""
         return (True if falls and endless else None), "" if falls and endless else (
-            f"{steps} steps on one batch show no difference")
+            f"{steps} steps on one batch show no difference"
+        )
     if not math.isfinite(as_is[-1]) or end <= BETTER * as_is[-1]:
         return (True, "") if falls else (None, f"one batch is learnt neither way in {steps} steps")
     if learnt(as_is) and learnt(fixed):
         if steps <= BETTER * (len(as_is) - 1):
             return True, ""
-        return None, (f"one batch is learnt by heart either way, in {len(as_is) - 1} steps as it is and in {steps} "
-                      "with the fix: whether it helps a whole run shows")
+        return None, (
+            f"one batch is learnt by heart either way, in {len(as_is) - 1} steps as it is and in {steps} "
+            "with the fix: whether it helps a whole run shows"
+        )
     return (False, "") if falls else (None, f"one batch is learnt neither way in {steps} steps")

@@ -19,18 +19,77 @@ from nbdebug.finding import Where
 from nbdebug.observe.sites import Site, cell_name, locate, source_text
 from nbdebug.observe.tensors import tensors_made
 
-VIEWS = frozenset({
-    "view", "reshape", "permute", "transpose", "squeeze", "unsqueeze", "flatten", "unflatten", "contiguous",
-    "__getitem__", "to", "float", "double", "half", "bfloat16", "type", "clone", "view_as", "reshape_as", "expand", "t",
-    "movedim", "swapaxes", "swapdims", "chunk", "split", "unbind", "select", "narrow", "cpu", "cuda", "T", "mT",
-    "squeeze_", "unsqueeze_", "moveaxis", "type_as", "detach", "data"})
+VIEWS = frozenset(
+    {
+        "view",
+        "reshape",
+        "permute",
+        "transpose",
+        "squeeze",
+        "unsqueeze",
+        "flatten",
+        "unflatten",
+        "contiguous",
+        "__getitem__",
+        "to",
+        "float",
+        "double",
+        "half",
+        "bfloat16",
+        "type",
+        "clone",
+        "view_as",
+        "reshape_as",
+        "expand",
+        "t",
+        "movedim",
+        "swapaxes",
+        "swapdims",
+        "chunk",
+        "split",
+        "unbind",
+        "select",
+        "narrow",
+        "cpu",
+        "cuda",
+        "T",
+        "mT",
+        "squeeze_",
+        "unsqueeze_",
+        "moveaxis",
+        "type_as",
+        "detach",
+        "data",
+    }
+)
 """Ops behind which the values are still the same ones."""
 GETTERS = frozenset({"data", "T", "mT", "H", "real", "imag", "grad"})
 LEAVES_TORCH = frozenset({"numpy", "item", "tolist", "__array__", "__float__"})
 """What takes values out of torch, where neither autograd nor we can follow."""
-LEARNS = frozenset({"linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
-                    "matmul", "__matmul__", "mm", "addmm", "bmm", "einsum", "bilinear", "gru", "lstm", "rnn_tanh",
-                    "rnn_relu", "multi_head_attention_forward", "__rmatmul__"})
+LEARNS = frozenset(
+    {
+        "linear",
+        "conv1d",
+        "conv2d",
+        "conv3d",
+        "conv_transpose1d",
+        "conv_transpose2d",
+        "conv_transpose3d",
+        "matmul",
+        "__matmul__",
+        "mm",
+        "addmm",
+        "bmm",
+        "einsum",
+        "bilinear",
+        "gru",
+        "lstm",
+        "rnn_tanh",
+        "rnn_relu",
+        "multi_head_attention_forward",
+        "__rmatmul__",
+    }
+)
 """Ops that multiply by weights."""
 
 
@@ -62,8 +121,13 @@ class Call:
         """The user's own line."""
         place = Where(phase="forward", module=self.module, op=self.op)
         site = self.site
-        return place if site is None else dataclasses.replace(
-            place, file=site.file, line=site.line, text=source_text(site), cell=cell_name(site.file))
+        return (
+            place
+            if site is None
+            else dataclasses.replace(
+                place, file=site.file, line=site.line, text=source_text(site), cell=cell_name(site.file)
+            )
+        )
 
 
 @dataclasses.dataclass
@@ -107,8 +171,14 @@ class Calls(TorchFunctionMode):
     def hooks(self) -> list[Any]:
         """Handles of hooks that follow which module runs; to be removed by the caller. Scripted modules take none."""
         modules = [m for m in self.model.modules() if not isinstance(m, torch.jit.ScriptModule)]
-        return [handle for m in modules for handle in (
-            m.register_forward_pre_hook(self._enter), m.register_forward_hook(self._leave, always_call=True))]
+        return [
+            handle
+            for m in modules
+            for handle in (
+                m.register_forward_pre_hook(self._enter),
+                m.register_forward_hook(self._leave, always_call=True),
+            )
+        ]
 
     def _enter(self, module: nn.Module, args: Any) -> None:
         self.stack.append(self.names.get(id(module), ""))
@@ -135,8 +205,20 @@ class Calls(TorchFunctionMode):
             out = func(*args, **kwargs)
         except Exception:
             if self.failed is None:
-                self.failed = Call(len(self.calls), op, "", False, args, kwargs, _tensors((args, kwargs)), [], 0, 0,
-                                   True, locate().site)
+                self.failed = Call(
+                    len(self.calls),
+                    op,
+                    "",
+                    False,
+                    args,
+                    kwargs,
+                    _tensors((args, kwargs)),
+                    [],
+                    0,
+                    0,
+                    True,
+                    locate().site,
+                )
             raise
         self._note(op.strip("_") if op.endswith("_") and not op.startswith("__") else op, args, kwargs, out, before)
         return out
@@ -148,8 +230,21 @@ class Calls(TorchFunctionMode):
             return
         params, leaves = self._hangs_on(given)
         inside = bool(self.stack)
-        call = Call(len(self.calls), op, self.stack[-1] if inside else "", inside, args, kwargs, given, made, params,
-                    leaves, torch.is_grad_enabled(), locate().site, entered=entered)
+        call = Call(
+            len(self.calls),
+            op,
+            self.stack[-1] if inside else "",
+            inside,
+            args,
+            kwargs,
+            given,
+            made,
+            params,
+            leaves,
+            torch.is_grad_enabled(),
+            locate().site,
+            entered=entered,
+        )
         self.kept.append((args, kwargs, out))
         if not made:
             if params:
@@ -227,8 +322,13 @@ def by_feature(x: torch.Tensor, dim: int) -> tuple[Any, ...]:
     others = [d for d in range(x.dim()) if d != dim]
     x = x.float()
     mean, std = x.mean(others), x.std(others, unbiased=False)
-    return ((mean.square() + std.square()).sqrt().tolist(), mean.tolist(), std.tolist(), float(x.amin()),
-            float(x.amax()))
+    return (
+        (mean.square() + std.square()).sqrt().tolist(),
+        mean.tolist(),
+        std.tolist(),
+        float(x.amin()),
+        float(x.amax()),
+    )
 
 
 def rms(tensor: torch.Tensor) -> float:

@@ -27,8 +27,9 @@ Tried = tuple[str, float, list[float]]
 """The optimizer, its rate, the losses."""
 
 
-def heart(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], ask: Ask, batch: Any,
-          deadline: float = math.inf) -> Heart | None:
+def heart(
+    model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], ask: Ask, batch: Any, deadline: float = math.inf
+) -> Heart | None:
     """Tries on copies of copies; None where the model can't be copied or nothing is trained. deadline: by the
     monotonic clock; a try ends there."""
     tries: list[Tried] = []
@@ -44,8 +45,9 @@ def heart(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], ask: As
     return Heart(told, learnt(tries[-1][2]), *_verdict(tries, bool(optimizers)))
 
 
-def _try(model: nn.Module, optimizers: Sequence[Any], rate: float | None, ask: Ask, batch: Any, deadline: float
-         ) -> list[float]:
+def _try(
+    model: nn.Module, optimizers: Sequence[Any], rate: float | None, ask: Ask, batch: Any, deadline: float
+) -> list[float]:
     model, optimizers = copy.deepcopy((model, list(optimizers)))
     if rate is not None:
         optimizers = [torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=rate)]
@@ -57,16 +59,23 @@ def _verdict(tries: Sequence[Tried], own: bool) -> tuple[str, str]:
     name, rate, losses = tries[0]
     fell = f"{losses[0]:.3g} to {losses[-1]:.3g} in {len(losses) - 1} steps"
     if learnt(losses):
-        return (f"One batch is learnt by heart with {name} at {rate:g}: the loss falls from {fell}",
-                "Model, loss and gradients work together; look at data and schedule next.")
+        return (
+            f"One batch is learnt by heart with {name} at {rate:g}: the loss falls from {fell}",
+            "Model, loss and gradients work together; look at data and schedule next.",
+        )
     last = tries[-1]
     if own and learnt(last[2]):
-        return (f"One batch is not learnt by heart with your {name} at {rate:g} (the loss goes from {fell}), and is "
-                f"with Adam over all trained parameters at {last[1]:g} (to {last[2][-1]:.3g} in {len(last[2]) - 1} "
-                "steps)",
-                "The model can learn it: look at the learning rate, and at what the optimizer holds.")
+        return (
+            f"One batch is not learnt by heart with your {name} at {rate:g} (the loss goes from {fell}), and is "
+            f"with Adam over all trained parameters at {last[1]:g} (to {last[2][-1]:.3g} in {len(last[2]) - 1} "
+            "steps)",
+            "The model can learn it: look at the learning rate, and at what the optimizer holds.",
+        )
     best = min((losses[-1] for _, _, losses in tries if math.isfinite(losses[-1])), default=math.inf)
-    return (f"One batch is not learnt by heart: the loss goes from {fell} with {name} at {rate:g}, and no lower than "
-            f"{best:.3g} with Adam", "Either this loss has a floor (noise, smoothed labels, a bound), the model is too "
-                                     "small for a batch, or output and loss do not fit each other: print outputs "
-                                     "beside targets.")
+    return (
+        f"One batch is not learnt by heart: the loss goes from {fell} with {name} at {rate:g}, and no lower than "
+        f"{best:.3g} with Adam",
+        "Either this loss has a floor (noise, smoothed labels, a bound), the model is too "
+        "small for a batch, or output and loss do not fit each other: print outputs "
+        "beside targets.",
+    )

@@ -16,8 +16,18 @@ from nbdebug.chapters.training.before.step import Step
 from nbdebug.chapters.training.facts_before import Entry, Overlap, Shift
 from nbdebug.observe.tensors import tensors_made
 
-NORMS = frozenset({"batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm", "native_layer_norm",
-                   "native_batch_norm", "normalize"})
+NORMS = frozenset(
+    {
+        "batch_norm",
+        "layer_norm",
+        "group_norm",
+        "instance_norm",
+        "rms_norm",
+        "native_layer_norm",
+        "native_batch_norm",
+        "normalize",
+    }
+)
 ELEMENTS = 8
 """Rows with fewer numbers than this may meet by chance."""
 LEAST = 16
@@ -41,8 +51,22 @@ def entries(step: Step) -> tuple[Entry, ...]:
             continue
         sizes, means, stds, low, high = call.entered
         top = max(range(len(sizes)), key=lambda i: sizes[i])
-        found.append(Entry(call.module, call.op, top, len(sizes), sizes[top], means[top], stds[top], low, high,
-                           call.made or 0.0, id(call) in normalised, any(w.requires_grad for w in weights)))
+        found.append(
+            Entry(
+                call.module,
+                call.op,
+                top,
+                len(sizes),
+                sizes[top],
+                means[top],
+                stds[top],
+                low,
+                high,
+                call.made or 0.0,
+                id(call) in normalised,
+                any(w.requires_grad for w in weights),
+            )
+        )
     return tuple({(e.module, e.op): e for e in reversed(found)}.values())
 
 
@@ -97,10 +121,15 @@ def shift(train: Sequence[torch.Tensor], val: Sequence[torch.Tensor]) -> Shift |
     error = (a.error.square() + b.error.square()).sqrt()[alive]
     ratio = (b.std[alive] + floor) / (a.std[alive] + floor)
     return Shift(
-        int(alive.sum()), (len(a.rows), len(b.rows)), (float(a.mean[alive].mean()), float(a.std[alive].mean())),
+        int(alive.sum()),
+        (len(a.rows), len(b.rows)),
+        (float(a.mean[alive].mean()), float(a.std[alive].mean())),
         (float(b.mean[alive].mean()), float(b.std[alive].mean())),
-        middle((moved / (a.std[alive] + floor)).tolist()), middle(ratio.tolist()),
-        middle((moved / (error + floor)).tolist()), _swapped(a.mean, b.mean, a.error, b.error))
+        middle((moved / (a.std[alive] + floor)).tolist()),
+        middle(ratio.tolist()),
+        middle((moved / (error + floor)).tolist()),
+        _swapped(a.mean, b.mean, a.error, b.error),
+    )
 
 
 def drift(first: torch.Tensor, last: torch.Tensor) -> float:
@@ -119,8 +148,9 @@ def _swapped(a: torch.Tensor, b: torch.Tensor, error_a: torch.Tensor, error_b: t
     return bool(straight[[0, 2]].min() > 6 and reverse.max() < 4)
 
 
-def overlap(train: Sequence[tuple[list[torch.Tensor], torch.Tensor | None]], val: Sequence[list[torch.Tensor]],
-            same: bool) -> Overlap | None:
+def overlap(
+    train: Sequence[tuple[list[torch.Tensor], torch.Tensor | None]], val: Sequence[list[torch.Tensor]], same: bool
+) -> Overlap | None:
     """Rows of validation that were seen in training, by the hash of their inputs."""
     known: Counter[bytes] = Counter()
     labels: dict[bytes, set[Any]] = defaultdict(set)

@@ -1,7 +1,7 @@
 """Calls of torch that are answered otherwise than the user's code asked: a way to try a fix without touching the code.
 
-    with Instead({"softmax"}, where, lambda func, args, kwargs: args[0]):
-        loss_fn(model, batch)        # as if the line had no softmax
+with Instead({"softmax"}, where, lambda func, args, kwargs: args[0]):
+    loss_fn(model, batch)        # as if the line had no softmax
 """
 
 from __future__ import annotations

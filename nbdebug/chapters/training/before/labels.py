@@ -43,8 +43,16 @@ def labels(batches: Sequence[torch.Tensor], loss: LossCall | None, loader: Any) 
     runs = 1 + sum(a != b for a, b in itertools.pairwise(flat))
     expected = 1 + (total - 1) * (1 - sum((c / total) ** 2 for c in counts.values()))
     per_batch = statistics.median(len(set(row)) for row in known)
-    return Labels({str(k): v for k, v in sorted(counts.items())}, total, runs, expected, per_batch, len(known),
-                  complete(loader, len(known)), isinstance(getattr(loader, "sampler", None), SequentialSampler))
+    return Labels(
+        {str(k): v for k, v in sorted(counts.items())},
+        total,
+        runs,
+        expected,
+        per_batch,
+        len(known),
+        complete(loader, len(known)),
+        isinstance(getattr(loader, "sampler", None), SequentialSampler),
+    )
 
 
 def complete(loader: Any, read: int) -> bool:

@@ -26,8 +26,9 @@ after 1,000 steps)."""
 Ask = Callable[[Any, Any], Any]
 
 
-def learn(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], ask: Ask, batch: Any, steps: int,
-          until: float) -> list[float]:
+def learn(
+    model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], ask: Ask, batch: Any, steps: int, until: float
+) -> list[float]:
     """The loss before the first step and behind each: `steps` of them, fewer where it is not finite any more, where
     next to nothing is left of it, or when it is `until` by the monotonic clock."""
     for module in model.modules():
@@ -43,8 +44,11 @@ def learn(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], ask: As
         if time.monotonic() > until:
             return losses
         for optimizer in optimizers:
-            optimizer.step(functools.partial(_again, model, ask, batch, members) if wants_closure(optimizer) else
-                           functools.partial(float, value))
+            optimizer.step(
+                functools.partial(_again, model, ask, batch, members)
+                if wants_closure(optimizer)
+                else functools.partial(float, value)
+            )
 
 
 def _again(*given: Any) -> Any:

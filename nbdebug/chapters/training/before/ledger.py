@@ -19,8 +19,9 @@ from nbdebug.chapters.training.facts_before import Cut, Parameter, Strangers
 DETACHES = frozenset({"detach", "detach_", "data"})
 
 
-def ledger(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], step: Step,
-           brought: Mapping[int, str] | None = None) -> tuple[Parameter, ...]:
+def ledger(
+    model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], step: Step, brought: Mapping[int, str] | None = None
+) -> tuple[Parameter, ...]:
     """One line for each parameter that the model has or that the loss reaches under a name. brought: names of
     parameters that the loss function brings along, by id."""
     brought = brought or {}
@@ -41,11 +42,27 @@ def ledger(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], step: 
         gradient = step.gradients.get(id(p))
         kind = type(parts.get(module)).__name__
         rate, idle = held.get(id(p), (None, False))
-        lines.append(Parameter(
-            name, module, p.numel(), p.dim(), p.requires_grad, (id(p) in held) if optimizers else None, id(p) in used,
-            id(p) in step.reached, None if gradient is None else rms(gradient), rate, idle,
-            not bool(p.detach().any()) if p.numel() else False, "Norm" in kind, id(p) in own or id(p) in brought,
-            id(p) in last, key == "weight" and is_fresh(p), id(p) in brought))
+        lines.append(
+            Parameter(
+                name,
+                module,
+                p.numel(),
+                p.dim(),
+                p.requires_grad,
+                (id(p) in held) if optimizers else None,
+                id(p) in used,
+                id(p) in step.reached,
+                None if gradient is None else rms(gradient),
+                rate,
+                idle,
+                not bool(p.detach().any()) if p.numel() else False,
+                "Norm" in kind,
+                id(p) in own or id(p) in brought,
+                id(p) in last,
+                key == "weight" and is_fresh(p),
+                id(p) in brought,
+            )
+        )
     return tuple(lines)
 
 
@@ -82,19 +99,30 @@ def _is_bell(values: torch.Tensor, std: float) -> bool:
         return False
     usual = (*ROUND, math.sqrt(2 / fan_in), math.sqrt(1 / fan_in), math.sqrt(2 / (fan_in + fan_out)))
     scaled = (values - values.mean()) / std
-    return (min(abs(std / known - 1) for known in usual) < 4 / math.sqrt(2 * n)
-            and abs(float(values.mean())) < 4 * std / math.sqrt(n)
-            and abs(float(scaled.pow(4).mean()) - 3) < 4 * math.sqrt(24 / n))
+    return (
+        min(abs(std / known - 1) for known in usual) < 4 / math.sqrt(2 * n)
+        and abs(float(values.mean())) < 4 * std / math.sqrt(n)
+        and abs(float(scaled.pow(4).mean()) - 3) < 4 * math.sqrt(24 / n)
+    )
 
 
-def cuts(step: Step, parameters: Sequence[Parameter], has_optimizer: bool, loss: Callable[[], float]
-         ) -> tuple[Cut, ...]:
+def cuts(
+    step: Step, parameters: Sequence[Parameter], has_optimizer: bool, loss: Callable[[], float]
+) -> tuple[Cut, ...]:
     """Where the graph ends for trained parameters whose values reach the loss and which autograd does not reach. loss:
     gives it again, to see whether values that were taken out of torch come back into it."""
     calls = step.calls
     position = {name: i for i, (name, _) in enumerate(calls.parameters)}
-    lost = {position[p.name] for p in parameters if p.name in position and p.trained and p.used and not p.reached
-            and (p.held or not has_optimizer) and not p.idle}
+    lost = {
+        position[p.name]
+        for p in parameters
+        if p.name in position
+        and p.trained
+        and p.used
+        and not p.reached
+        and (p.held or not has_optimizer)
+        and not p.idle
+    }
     alive = calls.dye(step.loss).params
     found: list[Cut] = []
     for call in calls.cuts:
@@ -117,8 +145,9 @@ def cuts(step: Step, parameters: Sequence[Parameter], has_optimizer: bool, loss:
 
 
 def _cut(calls: Calls, call: Any, how: str, here: set[int]) -> Cut:
-    return Cut(call.op, how, tuple(calls.parameters[i][0] for i in sorted(here)),
-               dataclasses.replace(call.where, op=call.op))
+    return Cut(
+        call.op, how, tuple(calls.parameters[i][0] for i in sorted(here)), dataclasses.replace(call.where, op=call.op)
+    )
 
 
 def strangers(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], step: Step) -> Strangers | None:

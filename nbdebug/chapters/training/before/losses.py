@@ -47,8 +47,19 @@ def _loss(calls: Calls, call: Call, output: torch.Tensor, target: torch.Tensor) 
     o, t = output.detach().float(), target.detach()
     low, high = (float(v) for v in torch.aminmax(o)) if o.numel() else (math.nan, math.nan)
     made, where, over = activation(calls, output)
-    line = LossCall(call.op, call.where, tuple(o.shape), tuple(t.shape), low, high, activation=made,
-                    activation_where=where, over=over, weighted=_weighted(call), target=_leaf(calls, target))
+    line = LossCall(
+        call.op,
+        call.where,
+        tuple(o.shape),
+        tuple(t.shape),
+        low,
+        high,
+        activation=made,
+        activation_where=where,
+        over=over,
+        weighted=_weighted(call),
+        target=_leaf(calls, target),
+    )
     if call.op in CLASSES:
         return dataclasses.replace(_of_classes(line, call, o, t), across=_across(calls, output))
     if call.op in BINARY:
@@ -81,8 +92,16 @@ def _of_classes(line: LossCall, call: Call, o: torch.Tensor, t: torch.Tensor) ->
     probable = _probabilities(o, dim) and classes > 1
     if probable and floor is None and call.op == "cross_entropy":
         floor = math.log1p((classes - 1) * math.exp(-1))
-    return dataclasses.replace(line, classes=classes, above=sums if call.op == "nll_loss" else above,
-                               probabilities=probable, floor=floor, guess=_log(classes), reach=span, **more)
+    return dataclasses.replace(
+        line,
+        classes=classes,
+        above=sums if call.op == "nll_loss" else above,
+        probabilities=probable,
+        floor=floor,
+        guess=_log(classes),
+        reach=span,
+        **more,
+    )
 
 
 def _of_binary(line: LossCall, t: torch.Tensor) -> LossCall:
@@ -104,8 +123,15 @@ def _of_regression(calls: Calls, line: LossCall, output: torch.Tensor, target: t
     variance = float(t.var(unbiased=False)) if t.numel() > 1 else 0.0
     span = reach_of(line.activation)
     far = 0.0 if calls.dye(target).params or line.weighted else unreachable(t, span, variance)
-    return dataclasses.replace(line, target_low=low, target_high=high, variance=variance, reach=span, unreachable=far,
-                               guess=variance if line.op == "mse_loss" else None)
+    return dataclasses.replace(
+        line,
+        target_low=low,
+        target_high=high,
+        variance=variance,
+        reach=span,
+        unreachable=far,
+        guess=variance if line.op == "mse_loss" else None,
+    )
 
 
 def _by_hand(calls: Calls, call: Call) -> LossCall | None:
@@ -116,8 +142,18 @@ def _by_hand(calls: Calls, call: Call) -> LossCall | None:
     output, target = pair
     made, where, over = activation(calls, output)
     low, high = (float(v) for v in torch.aminmax(output.detach().float()))
-    line = LossCall("difference", call.where, tuple(output.shape), tuple(target.shape), low, high, activation=made,
-                    activation_where=where, over=over, target=_leaf(calls, target))
+    line = LossCall(
+        "difference",
+        call.where,
+        tuple(output.shape),
+        tuple(target.shape),
+        low,
+        high,
+        activation=made,
+        activation_where=where,
+        over=over,
+        target=_leaf(calls, target),
+    )
     return _of_regression(calls, line, output, target)
 
 
@@ -152,8 +188,16 @@ def broadcasts(calls: Calls) -> tuple[Broadcast, ...]:
             continue
         size = math.prod(result)
         if size > output.numel() and size > target.numel():
-            found.append(Broadcast(call.op, call.where, tuple(output.shape), tuple(target.shape), tuple(result),
-                                   float(target.detach().float().var(unbiased=False))))
+            found.append(
+                Broadcast(
+                    call.op,
+                    call.where,
+                    tuple(output.shape),
+                    tuple(target.shape),
+                    tuple(result),
+                    float(target.detach().float().var(unbiased=False)),
+                )
+            )
     return tuple(found)
 
 
@@ -186,8 +230,11 @@ def _dim(call: Call, dims: int) -> int:
 
 def _weighted(call: Call) -> bool:
     """Whether classes or samples count differently: weights are given, or the losses are kept apart to be weighted."""
-    return (any(isinstance(call.kwargs.get(k), torch.Tensor) for k in ("weight", "pos_weight"))
-            or any(isinstance(a, torch.Tensor) for a in call.args[2:]) or call.kwargs.get("reduction") == "none")
+    return (
+        any(isinstance(call.kwargs.get(k), torch.Tensor) for k in ("weight", "pos_weight"))
+        or any(isinstance(a, torch.Tensor) for a in call.args[2:])
+        or call.kwargs.get("reduction") == "none"
+    )
 
 
 def _leaf(calls: Calls, target: torch.Tensor) -> int | None:
@@ -213,8 +260,12 @@ def refused(calls: Calls) -> LossCall | None:
     output, target = call.argument(0, "input"), call.argument(1, "target")
     if not isinstance(output, torch.Tensor) or not isinstance(target, torch.Tensor) or target.is_floating_point():
         return None
-    line = _of_classes(LossCall(call.op, call.where, tuple(output.shape), tuple(target.shape), 0.0, 0.0,
-                                target=_leaf(calls, target)), call, output.detach().float(), target.detach())
+    line = _of_classes(
+        LossCall(call.op, call.where, tuple(output.shape), tuple(target.shape), 0.0, 0.0, target=_leaf(calls, target)),
+        call,
+        output.detach().float(),
+        target.detach(),
+    )
     return line if line.outside else None
 
 

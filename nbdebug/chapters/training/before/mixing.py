@@ -29,8 +29,27 @@ TOLERANCE = {torch.float16: 0.05, torch.bfloat16: 0.1}
 """Change, over the output's deviation, that arithmetic alone may bring; 1e-3 where nothing is said."""
 FEW = 7
 """Samples that are looked at first."""
-MEETING = frozenset({"matmul", "__matmul__", "mm", "bmm", "einsum", "cdist", "cosine_similarity", "addmm", "baddbmm",
-                     "index_select", "gather", "scatter", "scatter_add", "index_add", "__getitem__", "roll", "flip"})
+MEETING = frozenset(
+    {
+        "matmul",
+        "__matmul__",
+        "mm",
+        "bmm",
+        "einsum",
+        "cdist",
+        "cosine_similarity",
+        "addmm",
+        "baddbmm",
+        "index_select",
+        "gather",
+        "scatter",
+        "scatter_add",
+        "index_add",
+        "__getitem__",
+        "roll",
+        "flip",
+    }
+)
 """Ops by which samples meet on purpose: similarities, graphs, prototypes."""
 
 
@@ -45,8 +64,10 @@ def mixing(model: nn.Module, ask: Callable[[Any, Any], Any], batch: Any) -> tupl
     n = batch_size(batch)
     if n is None or n < 2:
         return None, "Whether samples mix: the tensors of a batch share no first dimension of 2 or more"
-    if any(isinstance(m, nn.modules.batchnorm._NormBase) and m.running_mean is None and "Batch" in type(m).__name__
-           for m in model.modules()):
+    if any(
+        isinstance(m, nn.modules.batchnorm._NormBase) and m.running_mean is None and "Batch" in type(m).__name__
+        for m in model.modules()
+    ):
         return None, "Whether samples mix: batch normalisation without running statistics mixes them in every mode"
     few = tree_map_only(torch.Tensor, lambda t: t[:FEW] if t.dim() and t.shape[0] == n else t, batch)
     of_few = None
@@ -176,8 +197,10 @@ def spread(a: torch.Tensor, b: torch.Tensor, n: int, j: int) -> int:
     if not bool(differs.any()):
         return 0
     dim = next(d for d, size in enumerate(a.shape) if size and size % n == 0)
-    return min(n - 1, int(differs.any(dim=[d for d in range(a.dim()) if d != dim]).sum()) if a.dim() > 1
-               else int(differs.sum()))
+    return min(
+        n - 1,
+        int(differs.any(dim=[d for d in range(a.dim()) if d != dim]).sum()) if a.dim() > 1 else int(differs.sum()),
+    )
 
 
 def _first(plain: Calls, changed: Calls, n: int, j: int) -> Call | None:

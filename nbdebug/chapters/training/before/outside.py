@@ -62,12 +62,14 @@ def held_elsewhere(parameters: Sequence[Parameter], model: nn.Module, given: Seq
     missing = {p.name for p in parameters if p.held is False and p.trained}
     if not missing:
         return tuple(parameters)
-    others = [o for o in gc.get_objects() if issubclass(type(o), torch.optim.Optimizer)
-              and all(o is not own for own in given)]
+    others = [
+        o for o in gc.get_objects() if issubclass(type(o), torch.optim.Optimizer) and all(o is not own for own in given)
+    ]
     ids = {id(p) for o in others for g in o.param_groups for p in g["params"]}
     known = {name: id(p) for name, p in model.named_parameters()}
-    return tuple(dataclasses.replace(p, held=None) if p.name in missing and known.get(p.name) in ids else p
-                 for p in parameters)
+    return tuple(
+        dataclasses.replace(p, held=None) if p.name in missing and known.get(p.name) in ids else p for p in parameters
+    )
 
 
 def matters(parameters: Sequence[torch.Tensor], loss: Callable[[], float]) -> bool:

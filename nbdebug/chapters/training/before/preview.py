@@ -51,8 +51,17 @@ RUN_SHOWS = frozenset({"frozen-parameters", "dead-relu", "saturated-activation",
 """Causes whose fix a watched run tries better."""
 
 
-def look(model: nn.Module, loader: Any, loss_fn: Callable[..., Any], *, optimizer: Any = None, val_loader: Any = None,
-         scheduler: Any = None, by_heart: bool = True, seconds: float = SECONDS) -> Before:
+def look(
+    model: nn.Module,
+    loader: Any,
+    loss_fn: Callable[..., Any],
+    *,
+    optimizer: Any = None,
+    val_loader: Any = None,
+    scheduler: Any = None,
+    by_heart: bool = True,
+    seconds: float = SECONDS,
+) -> Before:
     """Everything that can be known before training, and for the causes that it names, whether their fix helps.
 
     by_heart: also try to learn one batch by heart (up to 600 steps); without it a watched run is to follow, which tries
@@ -70,8 +79,9 @@ def look(model: nn.Module, loader: Any, loss_fn: Callable[..., Any], *, optimize
             before = looking.all(by_heart)
     finally:
         start.restore()
-    return dataclasses.replace(before, seconds=time.monotonic() - began,
-                               scheduler="" if scheduler is None else type(scheduler).__name__)
+    return dataclasses.replace(
+        before, seconds=time.monotonic() - began, scheduler="" if scheduler is None else type(scheduler).__name__
+    )
 
 
 def checked(model: Any, loader: Any, loss_fn: Any, optimizer: Any) -> list[torch.optim.Optimizer]:
@@ -82,10 +92,17 @@ def checked(model: Any, loader: Any, loss_fn: Any, optimizer: Any) -> list[torch
         raise TypeError(f"loss_fn has to be a function of (model, batch) or (outputs, targets); got {loss_fn!r}")
     readable = hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")
     if not readable or iter_is_itself(loader):
-        raise TypeError("loader has to be something that can be read more than once, such as a DataLoader or a list of "
-                        f"batches; got {type(loader).__name__}")
-    optimizers = [] if optimizer is None else list(optimizer.values()) if isinstance(optimizer, dict) else (
-        list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer])
+        raise TypeError(
+            "loader has to be something that can be read more than once, such as a DataLoader or a list of "
+            f"batches; got {type(loader).__name__}"
+        )
+    optimizers = (
+        []
+        if optimizer is None
+        else list(optimizer.values())
+        if isinstance(optimizer, dict)
+        else (list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer])
+    )
     for one in optimizers:
         if not isinstance(one, torch.optim.Optimizer):
             raise TypeError(f"optimizer has to be a torch.optim.Optimizer or a list of them; got {type(one).__name__}")
@@ -95,8 +112,17 @@ def checked(model: Any, loader: Any, loss_fn: Any, optimizer: Any) -> list[torch
 class _Looking:
     """One look. work: the model that is worked on, a copy wherever there can be one."""
 
-    def __init__(self, model: nn.Module, loader: Any, loss_fn: Any, optimizers: Sequence[torch.optim.Optimizer],
-                 val_loader: Any, tick: Callable[[str], None], began: float, seconds: float):
+    def __init__(
+        self,
+        model: nn.Module,
+        loader: Any,
+        loss_fn: Any,
+        optimizers: Sequence[torch.optim.Optimizer],
+        val_loader: Any,
+        tick: Callable[[str], None],
+        began: float,
+        seconds: float,
+    ):
         self.model, self.loader, self.loss_fn, self.val_loader, self.tick = model, loader, loss_fn, val_loader, tick
         self.deadline, self.seconds = began + seconds, seconds
         self.faults = Faults()
@@ -130,8 +156,11 @@ class _Looking:
         facts = dataclasses.replace(facts, **self._of_data(found))
         facts = dataclasses.replace(facts, **self._of_model(batch, found))
         attempts = self._attempts(facts, found, by_heart)
-        facts = dataclasses.replace(facts, attempts=attempts, heart=None if any(
-            a.verified for a in attempts.values()) or not by_heart else self._heart(batch))
+        facts = dataclasses.replace(
+            facts,
+            attempts=attempts,
+            heart=None if any(a.verified for a in attempts.values()) or not by_heart else self._heart(batch),
+        )
         return self._ended(facts)
 
     def _ended(self, facts: Before) -> Before:
@@ -177,32 +206,47 @@ class _Looking:
         named = [(name, p) for name, p in step.calls.parameters if name]
         own = list(self.work.parameters())
         return Before(
-            loss=step.value, finite=math.isfinite(step.value), has_optimizer=self.optimizer_given,
+            loss=step.value,
+            finite=math.isfinite(step.value),
+            has_optimizer=self.optimizer_given,
             optimizer=as_written(self.given),
             parameters=parameters,
             bad_gradients=tuple(name for name, p in named if bad(step.gradients.get(id(p)))),
-            cuts=self._try("Cuts of the graph", lambda: cuts(
-                step, parameters, self.optimizer_given, lambda: again(self.work, self.ask, found.train[0])), ()),
-            strangers=self._try("Strange tensors in the optimizer", lambda: strangers(
-                self.work, self.optimizers, step), None),
+            cuts=self._try(
+                "Cuts of the graph",
+                lambda: cuts(
+                    step, parameters, self.optimizer_given, lambda: again(self.work, self.ask, found.train[0])
+                ),
+                (),
+            ),
+            strangers=self._try(
+                "Strange tensors in the optimizer", lambda: strangers(self.work, self.optimizers, step), None
+            ),
             losses=self._try("What the loss is given", lambda: losses(step.calls, step.loss), ()),
             broadcasts=self._try("Shapes in the loss", lambda: broadcasts(step.calls), ()),
             entries=self._try("The scale of the inputs", lambda: entries(step), ()),
             weights=self._try("The initial weights", lambda: weights(step), ()),
-            norms=any("Norm" in type(m).__name__ for m in self.work.modules()), samples=found.samples,
-            batch_size=batch_size(found.train[0]), eval_mode=not self.model.training,
+            norms=any("Norm" in type(m).__name__ for m in self.work.modules()),
+            samples=found.samples,
+            batch_size=batch_size(found.train[0]),
+            eval_mode=not self.model.training,
             devices=tuple(sorted({str(p.device) for p in own})),
-            dtypes=tuple(sorted({str(p.dtype).removeprefix("torch.") for p in own})))
+            dtypes=tuple(sorted({str(p.dtype).removeprefix("torch.") for p in own})),
+        )
 
     def _of_data(self, found: Read) -> dict[str, Any]:
         self.tick("data")
         facts: dict[str, Any] = {
             "labels": self._try("The labels", found.labels, None),
             "shift": self._try("Training against validation inputs", found.shift, None),
-            "overlap": self._try("Rows in both training and validation", found.overlap, None)}
+            "overlap": self._try("Rows in both training and validation", found.overlap, None),
+        }
         self.tick("workers")
-        facts["workers"], why = self._try("What the workers draw", lambda: workers(
-            self.loader, max(1.0, (self.deadline - time.monotonic()) / 2)), (None, ""))
+        facts["workers"], why = self._try(
+            "What the workers draw",
+            lambda: workers(self.loader, max(1.0, (self.deadline - time.monotonic()) / 2)),
+            (None, ""),
+        )
         self.unchecked += [why] * bool(why)
         return facts
 
@@ -211,14 +255,20 @@ class _Looking:
         mixed, why = self._try("Whether samples mix", lambda: mixing(self.work, self.ask, batch), (None, ""))
         self.unchecked += [why] * bool(why)
         looked = "Whether samples mix" not in self.faults.told and not self._late
-        facts: dict[str, Any] = {"mixing": mixed, "mixing_checked": looked and not why,
-                                 "ignores_input": self._try("Whether the input matters", lambda: ignores(
-                                     self.work, self.ask, batch, found.inputs), None)}
+        facts: dict[str, Any] = {
+            "mixing": mixed,
+            "mixing_checked": looked and not why,
+            "ignores_input": self._try(
+                "Whether the input matters", lambda: ignores(self.work, self.ask, batch, found.inputs), None
+            ),
+        }
         self.tick("activations")
-        facts["units"] = self._try("Dead and saturated units", lambda: look_at_units(
-            self.work, self.ask, found.train[:UNITS_FROM])[0], ())
-        facts["accumulates"] = self._try("Half batches against the whole", lambda: surroundings.accumulation(
-            self.work, self.ask, batch), "")
+        facts["units"] = self._try(
+            "Dead and saturated units", lambda: look_at_units(self.work, self.ask, found.train[:UNITS_FROM])[0], ()
+        )
+        facts["accumulates"] = self._try(
+            "Half batches against the whole", lambda: surroundings.accumulation(self.work, self.ask, batch), ""
+        )
         facts["notes"] = tuple(surroundings.notes(self.model, self.loader, self.loss_fn))
         return facts
 
@@ -227,8 +277,9 @@ class _Looking:
             self.unchecked.append(f"One batch by heart: {self._too_large}, and it takes copies")
             return None
         self.tick("by heart")
-        return self._try("One batch by heart", lambda: heart(
-            self.work, self.optimizers, self.ask, batch, self.deadline), None)
+        return self._try(
+            "One batch by heart", lambda: heart(self.work, self.optimizers, self.ask, batch, self.deadline), None
+        )
 
     def _attempts(self, facts: Before, found: Read, by_heart: bool) -> dict[str, Attempt]:
         """The fixes of the causes that these facts name, tried; by the cause."""
@@ -237,8 +288,13 @@ class _Looking:
         for finding in name_all(TrainingFacts(facts)):
             name = slug(finding)
             if by_heart or name not in RUN_SHOWS:
-                tried[name] = self._try(f"Whether the fix of {name} helps", lambda f=finding: self._attempt(  # type: ignore[misc]
-                    f, facts, found), Attempt(why="there was no time" if self._late else "trying it failed"))
+                tried[name] = self._try(
+                    f"Whether the fix of {name} helps",
+                    lambda f=finding: self._attempt(  # type: ignore[misc]
+                        f, facts, found
+                    ),
+                    Attempt(why="there was no time" if self._late else "trying it failed"),
+                )
         return tried
 
     def _attempt(self, finding: Finding, facts: Before, found: Read) -> Attempt:
@@ -285,6 +341,7 @@ def _bar() -> Iterator[Callable[[str], None]]:
     from tqdm.auto import tqdm  # here, because it looks for a notebook when it is imported
 
     with tqdm(total=8, desc="preflight", unit="look", delay=2, leave=False) as bar:
+
         def tick(what: str) -> None:
             bar.set_description(f"preflight: {what}", refresh=False)
             bar.update()

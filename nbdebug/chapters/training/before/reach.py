@@ -8,11 +8,27 @@ import torch
 
 INF = math.inf
 REACH = {
-    "relu": (0.0, INF), "relu6": (0.0, 6.0), "sigmoid": (0.0, 1.0), "softmax": (0.0, 1.0), "softmin": (0.0, 1.0),
-    "tanh": (-1.0, 1.0), "hardtanh": (-1.0, 1.0), "hardsigmoid": (0.0, 1.0), "softplus": (0.0, INF), "elu": (-1.0, INF),
-    "celu": (-1.0, INF), "selu": (-1.7581, INF), "silu": (-0.2785, INF), "gelu": (-0.17, INF), "mish": (-0.3088, INF),
-    "exp": (0.0, INF), "log_softmax": (-INF, 0.0), "logsigmoid": (-INF, 0.0), "softsign": (-1.0, 1.0),
-    "abs": (0.0, INF), "square": (0.0, INF),
+    "relu": (0.0, INF),
+    "relu6": (0.0, 6.0),
+    "sigmoid": (0.0, 1.0),
+    "softmax": (0.0, 1.0),
+    "softmin": (0.0, 1.0),
+    "tanh": (-1.0, 1.0),
+    "hardtanh": (-1.0, 1.0),
+    "hardsigmoid": (0.0, 1.0),
+    "softplus": (0.0, INF),
+    "elu": (-1.0, INF),
+    "celu": (-1.0, INF),
+    "selu": (-1.7581, INF),
+    "silu": (-0.2785, INF),
+    "gelu": (-0.17, INF),
+    "mish": (-0.3088, INF),
+    "exp": (0.0, INF),
+    "log_softmax": (-INF, 0.0),
+    "logsigmoid": (-INF, 0.0),
+    "softsign": (-1.0, 1.0),
+    "abs": (0.0, INF),
+    "square": (0.0, INF),
 }
 """The closed range of each activation, with the settings that torch gives it."""
 

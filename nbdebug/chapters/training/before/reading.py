@@ -82,10 +82,16 @@ class Read:
     def overlap(self) -> Overlap | None:
         if not self.inputs:
             return None
-        train = [(inputs.counted(b, self.inputs, self.target), None if self.target is None else next(
-            iter(inputs.counted(b, [self.target], self.target)), None)) for b in self.train]
+        train = [
+            (
+                inputs.counted(b, self.inputs, self.target),
+                None if self.target is None else next(iter(inputs.counted(b, [self.target], self.target)), None),
+            )
+            for b in self.train
+        ]
         same = self.val_loader is not None and getattr(self.val_loader, "dataset", None) is getattr(
-            self.loader, "dataset", self)
+            self.loader, "dataset", self
+        )
         return inputs.overlap(train, [inputs.counted(b, self.inputs, self.target) for b in self.val], same)
 
 

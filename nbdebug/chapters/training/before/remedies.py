@@ -53,8 +53,9 @@ class Remedy:
     comparable: bool = True
 
 
-def remedy(finding: Finding, before: Before, model: nn.Module, train: Sequence[Any], leaves: Sequence[int]
-           ) -> Remedy | str:
+def remedy(
+    finding: Finding, before: Before, model: nn.Module, train: Sequence[Any], leaves: Sequence[int]
+) -> Remedy | str:
     """train: batches of the training set; leaves: positions of the inputs in them."""
     slug = finding.code.partition("/")[2]
     if slug in ("double-softmax", "wrong-output-activation"):
@@ -65,10 +66,17 @@ def remedy(finding: Finding, before: Before, model: nn.Module, train: Sequence[A
         return _standardized(train, leaves)
     if slug in ("dead-relu", "bad-init", "saturated-activation"):
         names = [str(name) for name in finding.evidence.get("where", ())]
-        return Remedy(f"{listed(names[:2])} with fresh weights", change=lambda model, _: _drawn_anew(
-            model, names, slug == "saturated-activation"))
-    made = {"wrong-loss-shape": _same_shape, "label-out-of-range": _counted_from_zero,
-            "parameters-not-in-optimizer": _held, "detached-graph": _attached, "frozen-parameters": _thawed}.get(slug)
+        return Remedy(
+            f"{listed(names[:2])} with fresh weights",
+            change=lambda model, _: _drawn_anew(model, names, slug == "saturated-activation"),
+        )
+    made = {
+        "wrong-loss-shape": _same_shape,
+        "label-out-of-range": _counted_from_zero,
+        "parameters-not-in-optimizer": _held,
+        "detached-graph": _attached,
+        "frozen-parameters": _thawed,
+    }.get(slug)
     if made is not None:
         return made(finding, before)
     return WHY_NOT.get(slug, "one batch does not show it")
@@ -77,8 +85,11 @@ def remedy(finding: Finding, before: Before, model: nn.Module, train: Sequence[A
 def _blamed(finding: Finding, before: Before) -> LossCall | None:
     """The call of a loss that a finding speaks of."""
     at = (finding.where.file, finding.where.line)
-    here = [call for call in before.losses if at in ((call.where.file, call.where.line), (
-        call.activation_where.file, call.activation_where.line))]
+    here = [
+        call
+        for call in before.losses
+        if at in ((call.where.file, call.where.line), (call.activation_where.file, call.activation_where.line))
+    ]
     return next(iter([*here, *before.losses]), None)
 
 
@@ -91,8 +102,9 @@ def _without_activation(call: LossCall | None, model: nn.Module) -> Remedy | str
         return Remedy(f"without `{name}`, the {type(module).__name__}", change=lambda model, _: _passed_by(model, name))
     if call.activation and call.activation_where.line is not None:
         name, at = call.activation, call.activation_where
-        return Remedy(f"without the `{name}`", lambda: Instead({name}, at, lambda func, args, kwargs: first(
-            args, kwargs)))
+        return Remedy(
+            f"without the `{name}`", lambda: Instead({name}, at, lambda func, args, kwargs: first(args, kwargs))
+        )
     if not call.probabilities:
         return "what makes the output could not be told from other calls"
 
@@ -114,13 +126,19 @@ def _with_log_softmax(call: LossCall | None) -> Remedy | str:
         return "no call of a loss function was seen"
     if call.across is not None and call.activation and call.activation_where.line is not None:
         name, at = call.activation, call.activation_where
-        return Remedy("over the classes", lambda: Instead({name}, at, lambda func, args, kwargs: getattr(
-            torch, name)(first(args, kwargs), 1)), comparable=False)
+        return Remedy(
+            "over the classes",
+            lambda: Instead({name}, at, lambda func, args, kwargs: getattr(torch, name)(first(args, kwargs), 1)),
+            comparable=False,
+        )
 
     def logs(func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         given = first(args, kwargs)
-        log = (given.clamp_min(torch.finfo(given.dtype).tiny).log() if call.probabilities else
-               torch.log_softmax(given, 1 if call.op == "nll_loss" and given.dim() > 1 else -1))
+        log = (
+            given.clamp_min(torch.finfo(given.dtype).tiny).log()
+            if call.probabilities
+            else torch.log_softmax(given, 1 if call.op == "nll_loss" and given.dim() > 1 else -1)
+        )
         args, kwargs = with_first(log, args, kwargs)
         return func(*args, **kwargs)
 
@@ -160,14 +178,18 @@ def _held(finding: Finding, before: Before) -> Remedy | str:
     if not before.has_optimizer:
         return "no optimizer was given"
     names = [p.name for p in before.parameters if p.trained and p.reached and not p.held]
-    return Remedy(f"{listed(names, 2)} added to the optimizer", change=lambda model, optimizers: _add(
-        model, optimizers, names), own=True)
+    return Remedy(
+        f"{listed(names, 2)} added to the optimizer",
+        change=lambda model, optimizers: _add(model, optimizers, names),
+        own=True,
+    )
 
 
 def _thawed(finding: Finding, before: Before) -> Remedy | str:
     listed_names = set(finding.evidence.get("frozen", ()))
-    names = [p.name for p in before.parameters if not p.trained and p.used and (
-        p.name in listed_names or not before.trained)]
+    names = [
+        p.name for p in before.parameters if not p.trained and p.used and (p.name in listed_names or not before.trained)
+    ]
 
     def thaw(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         for name in names:
@@ -210,8 +232,14 @@ def _standardized(train: Sequence[Any], leaves: Sequence[int]) -> Remedy | str:
     if not scales:
         return "the inputs are no floating numbers when they leave the loader"
     chosen = {id(t): scales[leaf] for leaf in scales for t in inputs.picked(train[0], [leaf])}
-    return Remedy("with inputs of mean 0 and deviation 1", batch=tree_map_only(torch.Tensor, lambda t: (
-        (t - chosen[id(t)][0]) / chosen[id(t)][1]).to(t.dtype) if id(t) in chosen else t, train[0]))
+    return Remedy(
+        "with inputs of mean 0 and deviation 1",
+        batch=tree_map_only(
+            torch.Tensor,
+            lambda t: ((t - chosen[id(t)][0]) / chosen[id(t)][1]).to(t.dtype) if id(t) in chosen else t,
+            train[0],
+        ),
+    )
 
 
 def _moments(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

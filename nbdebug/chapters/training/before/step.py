@@ -56,8 +56,10 @@ def run(calls: Calls, ask: Callable[[Any, Any], Any], batch: Any) -> Step:
     with torch.enable_grad():
         root = loss_root(record(calls, ask, batch))
     if not isinstance(root, torch.Tensor):
-        raise TypeError("loss_fn has to return a tensor (or a tuple, dict or object that holds it); it returned "
-                        f"{type(root).__name__}")
+        raise TypeError(
+            "loss_fn has to return a tensor (or a tuple, dict or object that holds it); it returned "
+            f"{type(root).__name__}"
+        )
     loss = root if root.dim() == 0 else root.float().mean()
     leaves = list(leaves_of(loss))
     found = torch.autograd.grad(loss, leaves, allow_unused=True) if leaves else ()
@@ -96,8 +98,9 @@ def hidden_parameters(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
     return found
 
 
-def _in_container(name: str, value: Any, known: set[int], inside: set[int], depth: int
-                  ) -> Iterator[tuple[str, torch.Tensor]]:
+def _in_container(
+    name: str, value: Any, known: set[int], inside: set[int], depth: int
+) -> Iterator[tuple[str, torch.Tensor]]:
     if isinstance(value, nn.Module):
         if id(value) not in inside:
             for own, parameter in value.named_parameters(prefix=name):

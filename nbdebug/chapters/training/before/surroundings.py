@@ -24,8 +24,10 @@ def notes(model: nn.Module, loader: Any, loss_fn: Any) -> Iterator[str]:
     """Sentences about the environment, each with what to do."""
     workers = getattr(loader, "num_workers", 0)
     if workers and "tokenizers" in sys.modules and "TOKENIZERS_PARALLELISM" not in os.environ:
-        yield ("The loader forks workers and tokenizers is loaded: it will warn, and run without threads. Set "
-               "os.environ['TOKENIZERS_PARALLELISM'] = 'false' before the import.")
+        yield (
+            "The loader forks workers and tokenizers is loaded: it will warn, and run without threads. Set "
+            "os.environ['TOKENIZERS_PARALLELISM'] = 'false' before the import."
+        )
     if getattr(loader, "pin_memory", False) and torch.backends.mps.is_available():
         yield "pin_memory=True does nothing on MPS; leave it out."
     if workers and sys.platform in ("darwin", "win32") and "ipykernel" in sys.modules:
@@ -36,13 +38,21 @@ def notes(model: nn.Module, loader: Any, loss_fn: Any) -> Iterator[str]:
         source = ""
     if "torch.cuda.amp." in source or "cuda.amp.autocast" in source:
         yield "torch.cuda.amp is deprecated; write torch.amp.autocast('cuda') and torch.amp.GradScaler('cuda')."
-    moving = [name for name, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training
-              and m.track_running_stats and (own := list(m.parameters(recurse=False)))
-              and not any(p.requires_grad for p in own)]
+    moving = [
+        name
+        for name, m in model.named_modules()
+        if isinstance(m, nn.modules.batchnorm._BatchNorm)
+        and m.training
+        and m.track_running_stats
+        and (own := list(m.parameters(recurse=False)))
+        and not any(p.requires_grad for p in own)
+    ]
     if moving:
-        yield (f"{len(moving)} frozen batch normalisations ({', '.join(f'`{name}`' for name in moving[:3])}) are in "
-               "train mode: their running statistics will move although their weights do not. Call .eval() on them "
-               "after model.train() to keep them still.")
+        yield (
+            f"{len(moving)} frozen batch normalisations ({', '.join(f'`{name}`' for name in moving[:3])}) are in "
+            "train mode: their running statistics will move although their weights do not. Call .eval() on them "
+            "after model.train() to keep them still."
+        )
 
 
 def accumulation(model: nn.Module, ask: Callable[[Any, Any], Any], batch: Any) -> str:
@@ -52,7 +62,7 @@ def accumulation(model: nn.Module, ask: Callable[[Any, Any], Any], batch: Any) -
         return ""
 
     def half(start: int) -> Any:
-        return tree_map_only(torch.Tensor, lambda t: t[start:start + n // 2] if t.dim() else t, batch)
+        return tree_map_only(torch.Tensor, lambda t: t[start : start + n // 2] if t.dim() else t, batch)
 
     values = []
     with quiet(model), unnoticed(ask), torch.no_grad():

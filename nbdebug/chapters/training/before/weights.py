@@ -43,9 +43,20 @@ def _weight(name: str, own: torch.Tensor, call: Any, came: float, gradient: torc
         g = gradient.detach().to_dense().float() if gradient.is_sparse else gradient.detach().float()
         slope = g.transpose(0, 1).flatten(1) if across else g.flatten(1)
     copies = len(table) > 1 and copied(table) and slope is not None and bool(slope.any()) and copied(slope)
-    return Weight(name, name.rpartition(".")[0], call.op, float(w.std(unbiased=False)), math.sqrt(2 / max(1, fan_in)),
-                  came, call.made or 0.0, None if slope is None else rms(slope), copies,
-                  bool((w == w.flatten()[0]).all()), True, own.requires_grad)
+    return Weight(
+        name,
+        name.rpartition(".")[0],
+        call.op,
+        float(w.std(unbiased=False)),
+        math.sqrt(2 / max(1, fan_in)),
+        came,
+        call.made or 0.0,
+        None if slope is None else rms(slope),
+        copies,
+        bool((w == w.flatten()[0]).all()),
+        True,
+        own.requires_grad,
+    )
 
 
 def _last(weight: Weight) -> Weight:

@@ -66,11 +66,18 @@ def workers(loader: Any, patience: float = PATIENCE) -> tuple[Workers | None, st
         return None, "Whether workers draw the same random numbers: the dataset is an iterable one"
     used = min(2, count)
     try:
-        probe = DataLoader(_Asked(loader.dataset), batch_size=1, sampler=list(range(used * DRAWS)), num_workers=used,
-                           collate_fn=first, worker_init_fn=loader.worker_init_fn, timeout=patience,
-                           multiprocessing_context=loader.multiprocessing_context,
-                           persistent_workers=loader.persistent_workers,
-                           generator=torch.Generator().manual_seed(random.SystemRandom().randrange(2**31)))
+        probe = DataLoader(
+            _Asked(loader.dataset),
+            batch_size=1,
+            sampler=list(range(used * DRAWS)),
+            num_workers=used,
+            collate_fn=first,
+            worker_init_fn=loader.worker_init_fn,
+            timeout=patience,
+            multiprocessing_context=loader.multiprocessing_context,
+            persistent_workers=loader.persistent_workers,
+            generator=torch.Generator().manual_seed(random.SystemRandom().randrange(2**31)),
+        )
         passes = [_pass(probe, patience) for _ in range(2)]
     except Exception as fault:  # the border: this look is ours, whatever the user's dataset makes of it
         return None, f"Whether workers draw the same random numbers: {type(fault).__name__}: {str(fault)[:120]}"
@@ -101,7 +108,8 @@ def _holder(dataset: Any) -> str:
             for key, value in list(getattr(thing, "__dict__", {}).items()):
                 kind = type(value)
                 if isinstance(value, (random.Random, torch.Generator)) or (
-                        kind.__module__.startswith("numpy.random") and kind.__name__ in ("Generator", "RandomState")):
+                    kind.__module__.startswith("numpy.random") and kind.__name__ in ("Generator", "RandomState")
+                ):
                     return f"{path}{key}"
                 if hasattr(value, "__dict__") and not isinstance(value, (torch.nn.Module, type)):
                     following.append((f"{path}{key}.", value))

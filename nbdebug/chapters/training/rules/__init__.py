@@ -25,23 +25,60 @@ from nbdebug.chapters.training.rules import (
 )
 from nbdebug.finding import Finding, Link
 
-DECLARED = (before_parameters, before_outputs, before_signals, before_data, run_calls, run_data, run_layers, run_rates,
-            run_capacity)
+DECLARED = (
+    before_parameters,
+    before_outputs,
+    before_signals,
+    before_data,
+    run_calls,
+    run_data,
+    run_layers,
+    run_rates,
+    run_capacity,
+)
 """Where the rules stand: to import these modules is to declare them."""
 
 ORDER = (
-    "label-out-of-range", "detached-graph", "parameters-not-in-optimizer", "zero-grad-missing",
-    "gradients-cleared-before-step", "clip-before-unscale", "wrong-loss-shape", "double-softmax", "missing-log-softmax",
-    "wrong-output-activation", "batch-mixing", "frozen-parameters",
-    "eval-mode-in-training", "train-mode-in-eval", "preprocessing-mismatch", "leakage", "same-seed-workers",
-    "input-not-normalized", "unshuffled-data", "label-noise", "loss-spike", "scheduler-order", "zero-loss",
-    "bad-init", "dead-relu", "exploding-gradients", "saturated-activation", "vanishing-gradients", "plateau",
-    "lr-too-high", "lr-too-low", "over-regularized", "model-too-large-for-data", "overfit", "class-imbalance",
+    "label-out-of-range",
+    "detached-graph",
+    "parameters-not-in-optimizer",
+    "zero-grad-missing",
+    "gradients-cleared-before-step",
+    "clip-before-unscale",
+    "wrong-loss-shape",
+    "double-softmax",
+    "missing-log-softmax",
+    "wrong-output-activation",
+    "batch-mixing",
+    "frozen-parameters",
+    "eval-mode-in-training",
+    "train-mode-in-eval",
+    "preprocessing-mismatch",
+    "leakage",
+    "same-seed-workers",
+    "input-not-normalized",
+    "unshuffled-data",
+    "label-noise",
+    "loss-spike",
+    "scheduler-order",
+    "zero-loss",
+    "bad-init",
+    "dead-relu",
+    "exploding-gradients",
+    "saturated-activation",
+    "vanishing-gradients",
+    "plateau",
+    "lr-too-high",
+    "lr-too-low",
+    "over-regularized",
+    "model-too-large-for-data",
+    "overfit",
+    "class-imbalance",
     "underfit",
 )
 """Most telling first: what is certain once it is seen, then what an experiment has shown, then what remains."""
 
-FOLLOWS = frozenset(ORDER[ORDER.index("loss-spike"):]) - {"scheduler-order"}
+FOLLOWS = frozenset(ORDER[ORDER.index("loss-spike") :]) - {"scheduler-order"}
 """What may be a consequence: it is folded into a cause that stands before it in ORDER."""
 
 

@@ -27,15 +27,29 @@ def dead_relu(facts: TrainingFacts) -> Finding | None:
         return None
     first = dead[0]
     silent = [p.name for p in before.trained if p.reached and p.gradient == 0.0]
-    title = (f"`{first.feeds or first.module}` is dead before training begins: {first.dead:.0%} of the {first.units} "
-             f"units behind its {first.op} are zero for every sample")
-    chain = [title, f"no gradient passes it: {listed(silent)} get{'s' if len(silent) == 1 else ''} exactly "
-                    "zero"] if silent else []
-    fix = Fix("Start with outputs around zero: no negative biases, He's init.",
-              "torch.nn.init.kaiming_normal_(layer.weight, nonlinearity='relu')\ntorch.nn.init.zeros_(layer.bias)")
-    return finding("dead-relu", title, [name for u in dead for name in (u.feeds, u.module)], [fix], chain=chain,
-                   module=first.feeds or first.module,
-                   dead_by_layer={u.feeds or u.module: u.dead for u in dead}, without_gradient=silent[:12] or None)
+    title = (
+        f"`{first.feeds or first.module}` is dead before training begins: {first.dead:.0%} of the {first.units} "
+        f"units behind its {first.op} are zero for every sample"
+    )
+    chain = (
+        [title, f"no gradient passes it: {listed(silent)} get{'s' if len(silent) == 1 else ''} exactly zero"]
+        if silent
+        else []
+    )
+    fix = Fix(
+        "Start with outputs around zero: no negative biases, He's init.",
+        "torch.nn.init.kaiming_normal_(layer.weight, nonlinearity='relu')\ntorch.nn.init.zeros_(layer.bias)",
+    )
+    return finding(
+        "dead-relu",
+        title,
+        [name for u in dead for name in (u.feeds, u.module)],
+        [fix],
+        chain=chain,
+        module=first.feeds or first.module,
+        dead_by_layer={u.feeds or u.module: u.dead for u in dead},
+        without_gradient=silent[:12] or None,
+    )
 
 
 def saturated_activation(facts: TrainingFacts) -> Finding | None:
@@ -45,14 +59,23 @@ def saturated_activation(facts: TrainingFacts) -> Finding | None:
     if not flat:
         return None
     first = flat[0]
-    title = (f"`{first.feeds or first.module}` saturates its {first.op} before training begins: at "
-             f"{first.saturated:.0%} of "
-             "the values the slope is below a hundredth of its largest")
-    fix = Fix("Bring what goes into the activation to a size of about one.",
-              "torch.nn.init.xavier_uniform_(layer.weight)\ntorch.nn.init.zeros_(layer.bias)")
-    return finding("saturated-activation", title, [name for u in flat for name in (u.feeds, u.module)], [fix],
-                   module=first.feeds or first.module,
-                   saturated_by_layer={u.feeds or u.module: u.saturated for u in flat})
+    title = (
+        f"`{first.feeds or first.module}` saturates its {first.op} before training begins: at "
+        f"{first.saturated:.0%} of "
+        "the values the slope is below a hundredth of its largest"
+    )
+    fix = Fix(
+        "Bring what goes into the activation to a size of about one.",
+        "torch.nn.init.xavier_uniform_(layer.weight)\ntorch.nn.init.zeros_(layer.bias)",
+    )
+    return finding(
+        "saturated-activation",
+        title,
+        [name for u in flat for name in (u.feeds, u.module)],
+        [fix],
+        module=first.feeds or first.module,
+        saturated_by_layer={u.feeds or u.module: u.saturated for u in flat},
+    )
 
 
 def unshuffled_data(facts: TrainingFacts) -> Finding | None:
@@ -65,12 +88,22 @@ def unshuffled_data(facts: TrainingFacts) -> Finding | None:
     in_stretches = sorted_wholly or seen.sequential and seen.runs < SORTED * seen.expected
     if not in_stretches or seen.per_batch > max(1, kinds / 2):
         return None
-    title = (f"The training data is not shuffled: {seen.total:,} labels come in {seen.runs:,} stretches of one kind, "
-             f"where a shuffled order has about {seen.expected:,.0f}; a batch holds {seen.per_batch:g} of {kinds} "
-             "classes")
+    title = (
+        f"The training data is not shuffled: {seen.total:,} labels come in {seen.runs:,} stretches of one kind, "
+        f"where a shuffled order has about {seen.expected:,.0f}; a batch holds {seen.per_batch:g} of {kinds} "
+        "classes"
+    )
     fix = Fix("Shuffle the training data.", "DataLoader(dataset, batch_size=..., shuffle=True)")
-    return finding("unshuffled-data", title, ["train_loader"], [fix], stretches=seen.runs,
-                   expected=round(seen.expected), classes=kinds, classes_in_a_batch=seen.per_batch)
+    return finding(
+        "unshuffled-data",
+        title,
+        ["train_loader"],
+        [fix],
+        stretches=seen.runs,
+        expected=round(seen.expected),
+        classes=kinds,
+        classes_in_a_batch=seen.per_batch,
+    )
 
 
 def zero_loss(facts: TrainingFacts) -> Finding | None:
@@ -82,15 +115,23 @@ def zero_loss(facts: TrainingFacts) -> Finding | None:
     seen = before.labels
     if abs(before.loss) <= NOTHING and not gradients and before.trained:
         call = next((c for c in before.losses), None)
-        why = ("its softmax runs over a single class" if call is not None and (call.classes == 1 or call.over == 1) else
-               "all targets are ignored" if call is not None and call.ignored == 1 else "nothing is left to compare")
+        why = (
+            "its softmax runs over a single class"
+            if call is not None and (call.classes == 1 or call.over == 1)
+            else "all targets are ignored"
+            if call is not None and call.ignored == 1
+            else "nothing is left to compare"
+        )
         title = f"The loss is exactly zero before training begins, and no parameter gets a gradient: {why}"
     elif seen is not None and len(seen.counts) == 1 and seen.complete and seen.total >= 32:
         title = f"All {seen.total:,} labels are {next(iter(seen.counts))}: the loss goes to zero and nothing is learnt"
     else:
         return None
-    fix = Fix("Look at what goes into the loss.", "outputs, targets = model(batch[0]), batch[1]\n"
-              "print(outputs.shape, outputs.min(), outputs.max(), targets.unique())")
+    fix = Fix(
+        "Look at what goes into the loss.",
+        "outputs, targets = model(batch[0]), batch[1]\n"
+        "print(outputs.shape, outputs.min(), outputs.max(), targets.unique())",
+    )
     place = before.losses[0].where if before.losses else None
     return finding("zero-loss", title, ["loss_fn", "train_loader"], [fix], place=place, loss=before.loss)
 

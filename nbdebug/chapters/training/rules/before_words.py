@@ -10,16 +10,26 @@ from typing import Any
 from nbdebug.finding import Finding, Fix, Link, Where
 
 
-def finding(slug: str, title: str, where: Iterable[str], fixes: Iterable[Fix], *, place: Where | None = None,
-            module: str | None = None, chain: Iterable[str] = (), **evidence: Any) -> Finding:
+def finding(
+    slug: str,
+    title: str,
+    where: Iterable[str],
+    fixes: Iterable[Fix],
+    *,
+    place: Where | None = None,
+    module: str | None = None,
+    chain: Iterable[str] = (),
+    **evidence: Any,
+) -> Finding:
     """where: the modules, parameters, functions or arguments to blame, the most telling first. module: the one at which
     it is, where the place does not tell. `_` in the names of evidence stands for a space."""
     names = [name for name in dict.fromkeys(where) if name]
     place = place or Where()
     at = dataclasses.replace(place, module=place.module or module)
     shown: Mapping[str, Any] = {key.replace("_", " "): value for key, value in evidence.items() if value is not None}
-    return Finding(f"training/{slug}", title, at, {"where": names, **shown}, tuple(fixes),
-                   tuple(Link(what) for what in chain))
+    return Finding(
+        f"training/{slug}", title, at, {"where": names, **shown}, tuple(fixes), tuple(Link(what) for what in chain)
+    )
 
 
 def listed(names: Iterable[str], most: int = 4) -> str:
@@ -53,16 +63,16 @@ def without(text: str | None, op: str) -> str:
     if found is None or text is None:
         return ""
     if found["open"] is None:
-        return text[:found.start()] + found["owner"] + text[found.end():] if op == "data" else ""
+        return text[: found.start()] + found["owner"] + text[found.end() :] if op == "data" else ""
     end = _closing(text, found.end() - 1)
     if end is None:
         return ""
     if found["owner"] in ("", "F", "torch", "nn.functional", "torch.nn.functional", "functional"):
-        inner = text[found.end():end]
-        return text[:found.start()] + inner[:_first_comma(inner)].strip() + text[end + 1:]
+        inner = text[found.end() : end]
+        return text[: found.start()] + inner[: _first_comma(inner)].strip() + text[end + 1 :]
     if found["owner"].split(".")[0] == "self" and found["owner"].count(".") == 0:
         return ""  # a module of that name
-    return text[:found.start()] + found["owner"] + text[end + 1:]
+    return text[: found.start()] + found["owner"] + text[end + 1 :]
 
 
 def _closing(text: str, opening: int) -> int | None:

@@ -13,11 +13,21 @@ BELOW = 0.5
 """A small network of our own ends at this share of the model's loss, or below, on validation data (on training data
 where there is none)."""
 
-PENALTIES = {"no penalty": ("loss_fn", "the penalty on the weights in the loss", "Weigh the penalty less.",
-                            "loss = data_loss + 1e-4 * penalty"),
-             "no weight decay": ("weight_decay", "weight decay", "Lower the weight decay.",
-                                 "torch.optim.AdamW(model.parameters(), lr=..., weight_decay=1e-2)"),
-             "less dropout": ("dropout", "dropout", "Drop less.", "torch.nn.Dropout(0.1)")}
+PENALTIES = {
+    "no penalty": (
+        "loss_fn",
+        "the penalty on the weights in the loss",
+        "Weigh the penalty less.",
+        "loss = data_loss + 1e-4 * penalty",
+    ),
+    "no weight decay": (
+        "weight_decay",
+        "weight decay",
+        "Lower the weight decay.",
+        "torch.optim.AdamW(model.parameters(), lr=..., weight_decay=1e-2)",
+    ),
+    "less dropout": ("dropout", "dropout", "Drop less.", "torch.nn.Dropout(0.1)"),
+}
 
 
 @rule(
@@ -38,12 +48,23 @@ def over_regularized(facts: TrainingFacts) -> Finding | None:
         return None
     name, trial = min(found, key=lambda item: item[1].end_changed)
     argument, what, title, code = PENALTIES[name]
-    amount = {"no weight decay": run.decay.get("weight decay"), "less dropout": run.decay.get("dropout"),
-              "no penalty": run.penalty_end}[name]
-    said = (f"Regularisation outweighs the loss: with {what} ({short(amount or 0.0)}) the loss on the data ends at "
-            f"{short(trial.end_as_is)}, without it at {short(trial.end_changed)}")
-    return finding(run, "over-regularized", said, [argument, "optimizer" if name == "no weight decay" else "model"],
-                   [tried(title, code, trial)], evidence={what: amount})
+    amount = {
+        "no weight decay": run.decay.get("weight decay"),
+        "less dropout": run.decay.get("dropout"),
+        "no penalty": run.penalty_end,
+    }[name]
+    said = (
+        f"Regularisation outweighs the loss: with {what} ({short(amount or 0.0)}) the loss on the data ends at "
+        f"{short(trial.end_as_is)}, without it at {short(trial.end_changed)}"
+    )
+    return finding(
+        run,
+        "over-regularized",
+        said,
+        [argument, "optimizer" if name == "no weight decay" else "model"],
+        [tried(title, code, trial)],
+        evidence={what: amount},
+    )
 
 
 def _relieves(run: RunFacts, name: str, trial: Trial) -> bool:
@@ -57,7 +78,7 @@ def _relieves(run: RunFacts, name: str, trial: Trial) -> bool:
     title="The model is too simple for the data.",
     symptom="Training and validation loss stop together, far above what the data allows.",
     cause="Too few units or layers, no activation between them, inputs that the model never combines: there is no "
-          "setting of its weights that fits.",
+    "setting of its weights that fits.",
     confirm="A small network with two hidden layers, on the same batches with the same loss, gets far lower.",
     fix="Add units or layers, put activations between linear layers, feed all inputs.",
     reference="https://karpathy.github.io/2019/04/25/recipe/",
@@ -74,12 +95,25 @@ def underfit(facts: TrainingFacts) -> Finding | None:
     below = signs.BETTER if signs.learns_nothing(run) else BELOW
     if mine is None or theirs is None or not 0 <= mine < below * theirs or end.train < 0.5 * theirs:
         return None
-    title = (f"The model is too simple for the data: its loss has settled at {short(theirs)}, and a network with two "
-             f"hidden layers of 128 units gets to {short(mine)} with the same batches, loss and number of steps")
-    fix = tried("Give the model more units or layers, with activations between them.",
-                "nn.Sequential(nn.Linear(inputs, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), "
-                "nn.Linear(128, outputs))", Trial("reference", (), (), end.train, run.reference["train"], end.val,
-                                                  run.reference.get("val")))
-    return finding(run, "underfit", title, ["model"], [fix],
-                   evidence={"trained parameters": run.trained_elements, "loss": theirs, "reference network's": mine,
-                             "steps": len(run.losses)})
+    title = (
+        f"The model is too simple for the data: its loss has settled at {short(theirs)}, and a network with two "
+        f"hidden layers of 128 units gets to {short(mine)} with the same batches, loss and number of steps"
+    )
+    fix = tried(
+        "Give the model more units or layers, with activations between them.",
+        "nn.Sequential(nn.Linear(inputs, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, outputs))",
+        Trial("reference", (), (), end.train, run.reference["train"], end.val, run.reference.get("val")),
+    )
+    return finding(
+        run,
+        "underfit",
+        title,
+        ["model"],
+        [fix],
+        evidence={
+            "trained parameters": run.trained_elements,
+            "loss": theirs,
+            "reference network's": mine,
+            "steps": len(run.losses),
+        },
+    )

@@ -33,9 +33,9 @@ ZEROS = 5
     code="training/unshuffled-data",
     title="Batches hold samples of one kind: the data is not shuffled.",
     symptom="The training loss is a saw tooth: near zero, then high, then near zero. The model that comes out knows "
-            "the last class only.",
+    "the last class only.",
     cause="A dataset that is sorted by class, read with shuffle=False: for many steps in a row the model learns to say "
-          "one thing, and forgets the rest.",
+    "one thing, and forgets the rest.",
     confirm="Print the labels of ten batches in a row.",
     fix="DataLoader(..., shuffle=True); for a stream a shuffle buffer; for several sources a sampler that mixes them.",
     reference="https://github.com/pytorch/vision/issues/7818",
@@ -43,28 +43,47 @@ ZEROS = 5
 def unshuffled_data(facts: TrainingFacts) -> Finding | None:
     run = facts.run
     trial, order = (None, None) if run is None else (run.trials.get("shuffled"), run.order)
-    if run is None or trial is None or order is None or not (signs.helps(trial) if order.spread > UNFAIR else
-                                                             signs_data.order_harms(run)):
+    if (
+        run is None
+        or trial is None
+        or order is None
+        or not (signs.helps(trial) if order.spread > UNFAIR else signs_data.order_harms(run))
+    ):
         return None
-    seen = (f"a batch holds {order.classes:g} of {order.all_classes} classes" if order.classes is not None
-            and order.all_classes and order.classes < 0.7 * order.all_classes else
-            f"the batches' means differ {order.spread:.0f} times as much as a shuffle would let them"
-            if order.spread > UNFAIR else "it is read in the dataset's own order, and neighbours are alike")
-    title = (f"The training data is not shuffled: {seen}; over all of it the model ends at a loss of "
-             f"{short(trial.end_as_is)}, and on the same samples shuffled at {short(trial.end_changed)}")
+    seen = (
+        f"a batch holds {order.classes:g} of {order.all_classes} classes"
+        if order.classes is not None and order.all_classes and order.classes < 0.7 * order.all_classes
+        else f"the batches' means differ {order.spread:.0f} times as much as a shuffle would let them"
+        if order.spread > UNFAIR
+        else "it is read in the dataset's own order, and neighbours are alike"
+    )
+    title = (
+        f"The training data is not shuffled: {seen}; over all of it the model ends at a loss of "
+        f"{short(trial.end_as_is)}, and on the same samples shuffled at {short(trial.end_changed)}"
+    )
     fix = tried("Shuffle the training data.", "DataLoader(dataset, batch_size=..., shuffle=True)", trial)
-    return finding(run, "unshuffled-data", title, ["train_loader"], [fix],
-                   evidence={"spread over a fair shuffle's": order.spread, "classes in a batch": order.classes,
-                             "classes": order.all_classes, "read in the dataset's order": order.sequential})
+    return finding(
+        run,
+        "unshuffled-data",
+        title,
+        ["train_loader"],
+        [fix],
+        evidence={
+            "spread over a fair shuffle's": order.spread,
+            "classes in a batch": order.classes,
+            "classes": order.all_classes,
+            "read in the dataset's order": order.sequential,
+        },
+    )
 
 
 @rule(
     code="training/label-noise",
     title="Many training labels are wrong.",
     symptom="The training loss stops far above zero while validation goes better than training; a longer run only "
-            "makes validation worse.",
+    "makes validation worse.",
     cause="A part of the annotations contradicts the rest: another convention, a shifted index, careless labelling. "
-          "The model learns the truth from the rest, and pays for every wrong label.",
+    "The model learns the truth from the rest, and pays for every wrong label.",
     confirm="Look at the training samples with the highest loss: the model's answer is right and the label wrong.",
     fix="Review or drop the doubtful samples; label smoothing and early stopping soften what is left.",
     reference="https://arxiv.org/abs/1911.00068",
@@ -78,28 +97,46 @@ def label_noise(facts: TrainingFacts) -> Finding | None:
     if not trial.val_changed < CLEANER * trial.val_as_is:
         return None
     end = run.checkups[-1]
-    title = (f"About {share:.0%} of the training labels look wrong: the loss on training data stays at "
-             f"{short(end.train)} while validation is at {short(end.val or 0.0)}, and without the doubtful samples "
-             f"validation falls to {short(trial.val_changed)}")
-    fix = Fix("Review the samples whose label the model does not believe, or leave them out.",
-              "doubtful = model(inputs).argmax(1) != labels", True,
-              {"validation as it is": trial.val_as_is, "validation without them": trial.val_changed,
-               "steps": len(trial.changed)})
-    return finding(run, "label-noise", title, ["train_loader", "dataset", "labels"], [fix],
-                   evidence={"doubtful share": share, "commonest (label, model's answer)": [
-                       f"{a} → {b}: {count}" for (a, b), count in run.doubts.get("confusions", ())]})
+    title = (
+        f"About {share:.0%} of the training labels look wrong: the loss on training data stays at "
+        f"{short(end.train)} while validation is at {short(end.val or 0.0)}, and without the doubtful samples "
+        f"validation falls to {short(trial.val_changed)}"
+    )
+    fix = Fix(
+        "Review the samples whose label the model does not believe, or leave them out.",
+        "doubtful = model(inputs).argmax(1) != labels",
+        True,
+        {
+            "validation as it is": trial.val_as_is,
+            "validation without them": trial.val_changed,
+            "steps": len(trial.changed),
+        },
+    )
+    return finding(
+        run,
+        "label-noise",
+        title,
+        ["train_loader", "dataset", "labels"],
+        [fix],
+        evidence={
+            "doubtful share": share,
+            "commonest (label, model's answer)": [
+                f"{a} → {b}: {count}" for (a, b), count in run.doubts.get("confusions", ())
+            ],
+        },
+    )
 
 
 @rule(
     code="training/overfit",
     title="The model learns the training data by heart.",
     symptom="The training loss goes to zero; the validation loss has its lowest point early and rises for the rest of "
-            "the run.",
+    "the run.",
     cause="After the lowest point what is learnt holds for the training samples only. Too few samples, too many "
-          "passes, no augmentation and no regularisation bring it on.",
+    "passes, no augmentation and no regularisation bring it on.",
     confirm="Training and validation loss in eval mode on the same picture.",
     fix="Stop at the lowest validation loss; augment; add weight decay or dropout; collect more data; take a smaller "
-        "model; validate more often.",
+    "model; validate more often.",
     reference="https://doi.org/10.1007/978-3-642-35289-8_5",
 )
 def overfit(facts: TrainingFacts) -> Finding | None:
@@ -114,18 +151,22 @@ def overfit(facts: TrainingFacts) -> Finding | None:
     title="The model has far more parameters than the data can pin down.",
     symptom="The training loss goes to zero within a few passes; the validation loss rises from early on.",
     cause="With a hundred and more parameters for each target there are endless ways to fit the training set, and "
-          "nearly all of them are wrong elsewhere.",
+    "nearly all of them are wrong elsewhere.",
     confirm="Trained parameters over samples; and a model of a tenth of the size does as well in validation.",
     fix="A smaller model, or a pretrained one of which little is trained; dropout, weight decay, early stopping, "
-        "augmentation.",
+    "augmentation.",
     reference="https://arxiv.org/abs/1611.03530",
 )
 def model_too_large_for_data(facts: TrainingFacts) -> Finding | None:
     run = facts.run
     if run is None or not _too_many(run) or signs_data.overfits(run) is None:
         return None
-    return _overfit(run, "model-too-large-for-data", f"with {run.trained_elements:,} parameters for {run.samples:,} "
-                    "samples", ["model", "train_loader"])
+    return _overfit(
+        run,
+        "model-too-large-for-data",
+        f"with {run.trained_elements:,} parameters for {run.samples:,} samples",
+        ["model", "train_loader"],
+    )
 
 
 def _too_many(run: RunFacts) -> bool:
@@ -140,19 +181,40 @@ def _overfit(run: RunFacts, slug: str, size: str, where: list[str]) -> Finding:
     size = f" {size}" if size else ""
     train = short(run.checkups[-1].train)
     if end < RISES * lowest:
-        title = (f"The model learns its training data by heart{size}: training falls to {train}, and the validation "
-                 f"loss stays at {short(end)} (lowest at step {step}: {short(lowest)})")
-        fix = Fix("More data or augmentation; a smaller model; dropout or weight decay. Stopping earlier gains nothing "
-                  "here.", "torch.optim.AdamW(model.parameters(), lr=..., weight_decay=0.1)")
+        title = (
+            f"The model learns its training data by heart{size}: training falls to {train}, and the validation "
+            f"loss stays at {short(end)} (lowest at step {step}: {short(lowest)})"
+        )
+        fix = Fix(
+            "More data or augmentation; a smaller model; dropout or weight decay. Stopping earlier gains nothing here.",
+            "torch.optim.AdamW(model.parameters(), lr=..., weight_decay=0.1)",
+        )
     else:
-        title = (f"The model learns its training data by heart{size}: the validation loss is lowest at step {step} "
-                 f"({short(lowest)}) and rises to {short(end)}, while training falls to {train}")
-        fix = Fix("Stop where validation is lowest (and regularise, augment, or take a smaller model).",
-                  "if val_loss < best:\n    best, kept = val_loss, copy.deepcopy(model.state_dict())", True,
-                  {"validation as it is": end, "validation when stopped": lowest, "step": step})
-    return finding(run, slug, title, where, [fix], step=step,
-                   evidence={"samples": run.samples, "trained parameters": run.trained_elements,
-                             "passes": run.passes, "lowest validation loss": lowest, "at the end": end})
+        title = (
+            f"The model learns its training data by heart{size}: the validation loss is lowest at step {step} "
+            f"({short(lowest)}) and rises to {short(end)}, while training falls to {train}"
+        )
+        fix = Fix(
+            "Stop where validation is lowest (and regularise, augment, or take a smaller model).",
+            "if val_loss < best:\n    best, kept = val_loss, copy.deepcopy(model.state_dict())",
+            True,
+            {"validation as it is": end, "validation when stopped": lowest, "step": step},
+        )
+    return finding(
+        run,
+        slug,
+        title,
+        where,
+        [fix],
+        step=step,
+        evidence={
+            "samples": run.samples,
+            "trained parameters": run.trained_elements,
+            "passes": run.passes,
+            "lowest validation loss": lowest,
+            "at the end": end,
+        },
+    )
 
 
 @rule(
@@ -160,10 +222,10 @@ def _overfit(run: RunFacts, slug: str, size: str, where: list[str]) -> Finding:
     title="The loss is exactly zero: it asks nothing of the model.",
     symptom="The loss is 0 from the first steps on, and no gradient comes back.",
     cause="A softmax over one class, a mask that leaves nothing, targets that the output equals by construction, a "
-          "margin that is never missed, or the model's own output as its target.",
+    "margin that is never missed, or the model's own output as its target.",
     confirm="Print output, target and mask that go into the loss, for one batch.",
     fix="Give the loss something to compare: as many outputs as classes, targets that do not come from the output, a "
-        "mask with ones in it.",
+    "mask with ones in it.",
     reference="https://docs.pytorch.org/docs/stable/generated/torch.nn.CrossEntropyLoss.html",
 )
 def zero_loss(facts: TrainingFacts) -> Finding | None:
@@ -174,9 +236,21 @@ def zero_loss(facts: TrainingFacts) -> Finding | None:
     if not all(zeros[:ZEROS]) or sum(zeros) < 0.5 * len(zeros):
         return None
     norms = signs.finite(run.gradient_norms)
-    title = (f"The loss is exactly zero from the first step on ({sum(zeros)} of {len(zeros)} steps), and the largest "
-             f"gradient norm is {short(max(norms, default=0.0))}: the loss has nothing to ask of the model")
-    fix = Fix("Look at what goes into the loss.", "outputs, targets = model(batch[0]), batch[1]\n"
-              "print(outputs.shape, outputs.min(), outputs.max(), targets.unique())")
-    return finding(run, "zero-loss", title, ["loss_fn", "train_loader"], [fix], step=run.numbers[0],
-                   evidence={"steps with a loss of zero": sum(zeros), "largest gradient norm": max(norms, default=0.0)})
+    title = (
+        f"The loss is exactly zero from the first step on ({sum(zeros)} of {len(zeros)} steps), and the largest "
+        f"gradient norm is {short(max(norms, default=0.0))}: the loss has nothing to ask of the model"
+    )
+    fix = Fix(
+        "Look at what goes into the loss.",
+        "outputs, targets = model(batch[0]), batch[1]\n"
+        "print(outputs.shape, outputs.min(), outputs.max(), targets.unique())",
+    )
+    return finding(
+        run,
+        "zero-loss",
+        title,
+        ["loss_fn", "train_loader"],
+        [fix],
+        step=run.numbers[0],
+        evidence={"steps with a loss of zero": sum(zeros), "largest gradient norm": max(norms, default=0.0)},
+    )

@@ -56,7 +56,7 @@ def last(run: RunFacts) -> float:
     if run.checkups:
         return run.checkups[-1].train
     values = finite(run.losses)
-    return statistics.median(values[-max(1, len(values) // 10):] or [math.nan])
+    return statistics.median(values[-max(1, len(values) // 10) :] or [math.nan])
 
 
 def blew_up(run: RunFacts) -> bool:
@@ -147,7 +147,7 @@ def saturated(places: tuple[Units, ...]) -> list[Units]:
 
 def flat(run: RunFacts) -> list[Units]:
     """Places where units are dead or saturated, at the start or at the end."""
-    return (dead(run.start_units) or saturated(run.start_units) or dead(run.end_units) or saturated(run.end_units))
+    return dead(run.start_units) or saturated(run.start_units) or dead(run.end_units) or saturated(run.end_units)
 
 
 def amplifies(run: RunFacts) -> tuple[float, str]:
@@ -187,7 +187,7 @@ def jumps(run: RunFacts) -> bool:
     norms = [n for n in run.gradient_norms if math.isfinite(n)]
     if len(norms) < 20:
         return False
-    high = [n for i, n in enumerate(norms[10:], 10) if n > JUMP * statistics.median(norms[max(0, i - 50):i])]
+    high = [n for i, n in enumerate(norms[10:], 10) if n > JUMP * statistics.median(norms[max(0, i - 50) : i])]
     return len(high) >= 2
 
 
@@ -224,7 +224,7 @@ def fading(run: RunFacts, by: float = FADES) -> list[Layer]:
     strongest = max(range(len(layers)), key=lambda i: layers[i].first)
     before = layers[:strongest]
     weak = [layer for layer in before if layer.first < by * layers[strongest].first]
-    steps = [a.first <= 2 * b.first for a, b in zip(before, layers[1:strongest + 1])]
+    steps = [a.first <= 2 * b.first for a, b in zip(before, layers[1 : strongest + 1])]
     return weak if weak and len(before) >= 2 and sum(steps) >= 0.75 * len(steps) else []
 
 

@@ -20,8 +20,11 @@ def odd_batch(run: RunFacts) -> str:
     if own is not None and others is not None and (not math.isfinite(own) or own > OUTLIER * max(others, 1e-8)):
         return "start"
     own, others = spike.get("its loss at the end"), spike.get("its neighbours' largest at the end")
-    return "end" if own is not None and others is not None and (
-        own > OUTLIER * max(others, 0.2 * spike["before"], 1e-8)) else ""
+    return (
+        "end"
+        if own is not None and others is not None and (own > OUTLIER * max(others, 0.2 * spike["before"], 1e-8))
+        else ""
+    )
 
 
 def order_in_doubt(run: RunFacts) -> bool:

@@ -15,18 +15,39 @@ POINTS = 60
 """Points of a curve that go into a report."""
 
 
-def finding(run: RunFacts, slug: str, title: str, where: Iterable[str], fixes: Iterable[Fix], *,
-            place: Where | None = None, phase: str | None = None, step: int | None = None, chain: Iterable[str] = (),
-            evidence: Mapping[str, Any] | None = None) -> Finding:
+def finding(
+    run: RunFacts,
+    slug: str,
+    title: str,
+    where: Iterable[str],
+    fixes: Iterable[Fix],
+    *,
+    place: Where | None = None,
+    phase: str | None = None,
+    step: int | None = None,
+    chain: Iterable[str] = (),
+    evidence: Mapping[str, Any] | None = None,
+) -> Finding:
     """where: the modules, parameters, functions or arguments to blame, the most telling first. The first that is a
     module (or has one as its owner) is the place's module."""
     names = [name for name in dict.fromkeys(where) if name]
-    known = {la.name for la in run.layers} | {m.module for m in run.modes} | {f.name for f in run.frozen} | {
-        name for u in (*run.start_units, *run.end_units) for name in (u.feeds, u.module)} | {p.module for p in run.flow}
+    known = (
+        {la.name for la in run.layers}
+        | {m.module for m in run.modes}
+        | {f.name for f in run.frozen}
+        | {name for u in (*run.start_units, *run.end_units) for name in (u.feeds, u.module)}
+        | {p.module for p in run.flow}
+    )
     module = next((name for name in names if name in known), None)
     at = dataclasses.replace(place or Where(), step=step, module=module, phase=phase)
-    return Finding(f"training/{slug}", title, at, {"where": names, **(evidence or {})}, tuple(fixes),
-                   tuple(Link(what) for what in chain))
+    return Finding(
+        f"training/{slug}",
+        title,
+        at,
+        {"where": names, **(evidence or {})},
+        tuple(fixes),
+        tuple(Link(what) for what in chain),
+    )
 
 
 def tried(title: str, code: str, trial: Trial | None, why_not: str = "", by: float = BETTER) -> Fix:

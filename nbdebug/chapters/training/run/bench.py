@@ -73,9 +73,18 @@ class Bench:
     False where the user's loop clears no gradients; clip: the largest gradient norm that it lets pass; draws: for each
     batch, what puts the random numbers back that it met."""
 
-    def __init__(self, model: nn.Module, optimizers: list[Any], loss_fn: Callable[[Any, Any], Any], batches: list[Any],
-                 start: Snapshot, rates: Sequence[Sequence[float]], on_train: Checkups, on_val: Checkups,
-                 routine: Routine | None = None):
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: list[Any],
+        loss_fn: Callable[[Any, Any], Any],
+        batches: list[Any],
+        start: Snapshot,
+        rates: Sequence[Sequence[float]],
+        on_train: Checkups,
+        on_val: Checkups,
+        routine: Routine | None = None,
+    ):
         self.model, self.optimizers, self.loss_fn, self.batches = model, optimizers, loss_fn, batches
         self.routine = routine or Routine()
         self.start, self.on_train, self.on_val = start, on_train, on_val
@@ -108,7 +117,7 @@ class Bench:
         mine = self._parts(count)
         if len(mine) < count:
             return False
-        for reduce, shared in ((r, s) for s in (False, True)[:1 + (self.routine.share != 1)] for r in REDUCTIONS):
+        for reduce, shared in ((r, s) for s in (False, True)[: 1 + (self.routine.share != 1)] for r in REDUCTIONS):
             routine = dataclasses.replace(self.routine, reduce=reduce, shared=shared)
             if all(_alike(routine.tell(part), told) for part, told in zip(mine, losses)):
                 self.routine = routine
@@ -124,8 +133,9 @@ class Bench:
         finally:
             self.start.restore()
 
-    def train(self, change: Change, steps: int, less: Less | None = None,
-              ask: Callable[[], list[float]] | None = None) -> Outcome:
+    def train(
+        self, change: Change, steps: int, less: Less | None = None, ask: Callable[[], list[float]] | None = None
+    ) -> Outcome:
         """Train from the start with this change; the state is put back to the start before and after. less: what is
         taken off a batch's loss when it is measured afterwards; ask: asked while the weights are those of the end."""
         began = time.perf_counter()
@@ -155,8 +165,13 @@ class Bench:
         self._broke = False
         self._prepare(change)
         batches = self.batches if change.batches is None else change.batches
-        optimizers = self.optimizers if change.adam is None else [torch.optim.Adam(
-            [p for o in self.optimizers for g in o.param_groups for p in g["params"]], change.adam)]
+        optimizers = (
+            self.optimizers
+            if change.adam is None
+            else [
+                torch.optim.Adam([p for o in self.optimizers for g in o.param_groups for p in g["params"]], change.adam)
+            ]
+        )
         turn = _Turn(self, change, optimizers)
         for step in range(steps):
             if change.adam is None:
@@ -260,8 +275,9 @@ class _Turn:
     def _clipped(self, optimizers: list[Any]) -> None:
         """Bring the gradients of all of these together to the largest norm that is allowed."""
         if self.clip is not None and optimizers:
-            torch.nn.utils.clip_grad_norm_([p for o in optimizers for g in o.param_groups for p in g["params"]],
-                                           self.clip)
+            torch.nn.utils.clip_grad_norm_(
+                [p for o in optimizers for g in o.param_groups for p in g["params"]], self.clip
+            )
 
 
 def _alike(mine: float, told: float) -> bool:

@@ -54,8 +54,13 @@ def mode(model: nn.Module, training: bool) -> Iterator[None]:
 class Checkups:
     """Fixed batches of one loader, and their losses when asked. fault: why the loss could not be computed."""
 
-    def __init__(self, model: nn.Module, loss_fn: Callable[[Any, Any], Any] | None, batches: Sequence[Any],
-                 most: int | None = MOST):
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: Callable[[Any, Any], Any] | None,
+        batches: Sequence[Any],
+        most: int | None = MOST,
+    ):
         self.model, self.loss_fn, self.fault = model, loss_fn, ""
         self.batches = list(batches if most is None else batches[:most])
 

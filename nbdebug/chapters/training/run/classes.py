@@ -41,8 +41,9 @@ class _Heard(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def recalls(model: nn.Module, loss_fn: Callable[[Any, Any], Any], batches: Sequence[Any]
-            ) -> Mapping[str, tuple[int, int]]:
+def recalls(
+    model: nn.Module, loss_fn: Callable[[Any, Any], Any], batches: Sequence[Any]
+) -> Mapping[str, tuple[int, int]]:
     """class → (how many there are, how many are found); empty where the loss is given no labels."""
     counts: dict[str, tuple[int, int]] = {}
     outputs: list[Any] = []
@@ -62,8 +63,9 @@ def recalls(model: nn.Module, loss_fn: Callable[[Any, Any], Any], batches: Seque
     return counts if len(counts) <= CLASSES else {}
 
 
-def _count(counts: dict[str, tuple[int, int]], given: Sequence[torch.Tensor], target: torch.Tensor, name: str,
-           ignored: int) -> None:
+def _count(
+    counts: dict[str, tuple[int, int]], given: Sequence[torch.Tensor], target: torch.Tensor, name: str, ignored: int
+) -> None:
     if name.startswith("binary"):
         labels = target.detach()
         if labels.dim() > 1 and labels.shape[1] > 1 and labels.dim() == 2:
@@ -76,7 +78,7 @@ def _count(counts: dict[str, tuple[int, int]], given: Sequence[torch.Tensor], ta
             return
         labels, said = target.detach(), [s.detach().argmax(1) for s in given]
     right = torch.stack([s.reshape(labels.shape) == labels for s in said]).any(0)
-    for label in labels.unique().tolist()[:CLASSES + 1]:
+    for label in labels.unique().tolist()[: CLASSES + 1]:
         if label == ignored:
             continue
         own = labels == label

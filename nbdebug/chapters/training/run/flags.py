@@ -133,9 +133,17 @@ class FlagWatch:
         parent = self.model.get_submodule(name.rpartition(".")[0])
         owned = list(module.parameters()) or list(parent.parameters())
         train = counts["train"] + (rare if 0 < rare <= RARE * self.steps else 0)
-        return Mode(name, type(module).__name__, counts["trained"], counts["evaluated"], self.switched.get(name),
-                    self.first.get(name) is False, train, counts["eval"],
-                    bool(owned) and not any(p.requires_grad for p in owned))
+        return Mode(
+            name,
+            type(module).__name__,
+            counts["trained"],
+            counts["evaluated"],
+            self.switched.get(name),
+            self.first.get(name) is False,
+            train,
+            counts["eval"],
+            bool(owned) and not any(p.requires_grad for p in owned),
+        )
 
 
 RARE = 0.2

@@ -24,8 +24,9 @@ MOST = 2000
 """Calls that are followed."""
 
 
-def flow(model: nn.Module, loss_fn: Callable[[Any, Any], Any], batch: Any
-         ) -> tuple[tuple[Point, ...], tuple[Through, ...]]:
+def flow(
+    model: nn.Module, loss_fn: Callable[[Any, Any], Any], batch: Any
+) -> tuple[tuple[Point, ...], tuple[Through, ...]]:
     """The calls of layers with weights, in order, and the ways through time. The gradients of parameters are left as
     they are. Raises what the loss raises, and RuntimeError where it has no gradient."""
     calls: list[tuple[str, torch.Tensor, list[torch.Tensor]]] = []
@@ -34,11 +35,13 @@ def flow(model: nn.Module, loss_fn: Callable[[Any, Any], Any], batch: Any
     handles = []
     for name, module in model.named_modules():
         if any(p.dim() > 1 for p in module._parameters.values() if p is not None):
-            handles.append(module.register_forward_hook(
-                lambda module, args, out, name=name: _follow(calls, name, out)))
+            handles.append(module.register_forward_hook(lambda module, args, out, name=name: _follow(calls, name, out)))
         if isinstance(module, nn.RNNBase):
-            handles.append(module.register_forward_pre_hook(
-                lambda module, args, name=name: _through(times, given, name, module, args)))
+            handles.append(
+                module.register_forward_pre_hook(
+                    lambda module, args, name=name: _through(times, given, name, module, args)
+                )
+            )
     trained = [p for p in model.parameters() if p.requires_grad]
     try:
         with unnoticed(loss_fn), torch.enable_grad():

@@ -33,8 +33,12 @@ class Kept:
         """Keep it, where there is room (256 MB on the CPU; nothing is copied that lies on an accelerator)."""
         tensors = tensors_in(batch)
         self._size += sum(t.numel() * t.element_size() for t in tensors)
-        self._full = self._full or len(self.batches) >= MOST or self._size > MOST_BYTES or any(
-            t.device.type != "cpu" for t in tensors)
+        self._full = (
+            self._full
+            or len(self.batches) >= MOST
+            or self._size > MOST_BYTES
+            or any(t.device.type != "cpu" for t in tensors)
+        )
         if not self._full:
             self.batches.append(tree_map_only(torch.Tensor, lambda t: t.detach().clone(), batch))
             self.draws.append(_put_back())

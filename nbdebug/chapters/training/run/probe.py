@@ -41,8 +41,9 @@ MOST_STEPS = 600
 """Steps of one experiment."""
 
 
-def watch(train: Callable[..., Any], asked: Asked, keep: bool = False,
-          done: Callable[[int, float], None] | None = None) -> RunFacts:
+def watch(
+    train: Callable[..., Any], asked: Asked, keep: bool = False, done: Callable[[int, float], None] | None = None
+) -> RunFacts:
     """Run the user's loop once, and everything that follows from it. Model, optimizers, scheduler and random numbers
     are as before afterwards; with `keep` as the loop left them. Exceptions of the loop pass unchanged."""
     schedulers = [asked.scheduler] if isinstance(asked.scheduler, torch.optim.lr_scheduler.LRScheduler) else []
@@ -54,17 +55,31 @@ def watch(train: Callable[..., Any], asked: Asked, keep: bool = False,
         on_train = Checkups(asked.model, asked.loss_fn, spread_out(asked.train_loader))
         on_val = Checkups(asked.model, asked.loss_fn, spread_out(asked.val_loader))
         units, order = _units(asked, on_train, faults)
-        run = Watched(asked.model, asked.optimizers, asked.train_loader, asked.val_loader, asked.scheduler, on_train,
-                      on_val, faults, done)
+        run = Watched(
+            asked.model,
+            asked.optimizers,
+            asked.train_loader,
+            asked.val_loader,
+            asked.scheduler,
+            on_train,
+            on_val,
+            faults,
+            done,
+        )
         try:
             run.run(train)
         finally:
             ends += [scaler.restore for scaler in run.updates.scalers]
         if keep:
-            ends[:] = [Snapshot.take(asked.model, asked.optimizers, others=schedulers).restore,
-                       remembered(asked.train_loader, asked.val_loader, asked.loss_fn, train)]
-        facts = faults.ask(COURSE, lambda: course(asked, run, order), RunFacts(
-            losses=tuple(run.losses), numbers=tuple(run.numbers), seconds=run.seconds))
+            ends[:] = [
+                Snapshot.take(asked.model, asked.optimizers, others=schedulers).restore,
+                remembered(asked.train_loader, asked.val_loader, asked.loss_fn, train),
+            ]
+        facts = faults.ask(
+            COURSE,
+            lambda: course(asked, run, order),
+            RunFacts(losses=tuple(run.losses), numbers=tuple(run.numbers), seconds=run.seconds),
+        )
         facts = dataclasses.replace(facts, start_units=units, **_left(asked, run, faults))
         doubtful = _doubted(asked, facts, faults)
         put_back()
@@ -106,8 +121,11 @@ def _left(asked: Asked, run: Watched, faults: Faults) -> dict[str, Any]:
     found: dict[str, Any] = {"end_units": _units(asked, run.on_train, faults)[0]}
     loss_fn = asked.loss_fn
     if loss_fn is not None and run.on_train.batches:
-        found["recalls"] = faults.ask("What is found of each class", lambda: recalls(
-            asked.model, loss_fn, [*run.on_train.batches, *run.on_val.batches]), {})
+        found["recalls"] = faults.ask(
+            "What is found of each class",
+            lambda: recalls(asked.model, loss_fn, [*run.on_train.batches, *run.on_val.batches]),
+            {},
+        )
         found["penalty_end"] = faults.ask(PENALTY, lambda: penalty(asked.model, loss_fn, run.on_train.batches[0]), 0.0)
     for name, checkups in (("modes_on_train", run.on_train), ("modes_on_val", run.on_val)):
         both = checkups.losses(training=True), checkups.losses(training=False)
@@ -121,18 +139,21 @@ def _doubted(asked: Asked, facts: RunFacts, faults: Faults) -> Doubts | None:
     loss_fn = asked.loss_fn
     if loss_fn is None or not signs_data.ahead_on_val(facts):
         return None
-    return faults.ask("Whether labels are wrong", lambda: doubts(
-        asked.model, loss_fn, batches_of(asked.train_loader, 2000)), None)
+    return faults.ask(
+        "Whether labels are wrong", lambda: doubts(asked.model, loss_fn, batches_of(asked.train_loader, 2000)), None
+    )
 
 
-def _experiments(asked: Asked, run: Watched, facts: RunFacts, start: Snapshot, doubtful: Doubts | None,
-                 faults: Faults) -> RunFacts:
+def _experiments(
+    asked: Asked, run: Watched, facts: RunFacts, start: Snapshot, doubtful: Doubts | None, faults: Faults
+) -> RunFacts:
     """The facts with what the run's start becomes when one thing is changed."""
     if asked.loss_fn is None or not run.losses or asked.train_loader is None:
         return facts
     read = run.read_at[-1] if len(set(run.updates.used)) > 1 else 0  # else all of it was read ahead
-    routine, why = routine_of(run.updates.stepped, run.backward_at, read, asked.optimizers,
-                              run.updates.waiting[0] > run.updates.waiting[1])
+    routine, why = routine_of(
+        run.updates.stepped, run.backward_at, read, asked.optimizers, run.updates.waiting[0] > run.updates.waiting[1]
+    )
     if routine is None and len(asked.optimizers) > 1:
         return _without(facts, why)
     steps = (routine or Routine()).steps_within(MOST_STEPS, len(run.losses))
@@ -140,7 +161,7 @@ def _experiments(asked: Asked, run: Watched, facts: RunFacts, start: Snapshot, d
     batches, draws = _batches(asked, run, routine, count)
     if not count or not batches:
         return facts
-    facts = dataclasses.replace(facts, order=order_of(asked.train_loader, batches[:facts.batches_in_pass or steps]))
+    facts = dataclasses.replace(facts, order=order_of(asked.train_loader, batches[: facts.batches_in_pass or steps]))
     bench = _bench(asked, run, facts, start, batches, routine)
     bench.draws = draws
     facts = faults.ask("How the run begins", lambda: _of_start(facts, run, bench, faults), facts)
@@ -154,8 +175,9 @@ def _experiments(asked: Asked, run: Watched, facts: RunFacts, start: Snapshot, d
     return _without(facts, why or (CHANGES if changes else UNLIKE))
 
 
-def _batches(asked: Asked, run: Watched, routine: Routine | None, count: int
-             ) -> tuple[list[Any], list[Callable[[], None]]]:
+def _batches(
+    asked: Asked, run: Watched, routine: Routine | None, count: int
+) -> tuple[list[Any], list[Callable[[], None]]]:
     """The batches that the loop used, and the random numbers that each met: those that it had read last, or, where it
     reads ahead, one after the other. Where they were not kept, the loader is read again."""
     told = routine is not None and routine.told
@@ -168,18 +190,24 @@ def _batches(asked: Asked, run: Watched, routine: Routine | None, count: int
     return batches_of(asked.train_loader, count, passes=True), []
 
 
-CHANGES = ("your loop changes gradients between backward and step in another way than clip_grad_norm_ does, so that a "
-           "plain loop does not repeat its losses")
-UNLIKE = ("a plain loop over train_loader with loss_fn (one batch, one backward, one step at a time) does not repeat "
-          "the losses that your loop told; random numbers that are drawn elsewhere, another loss or another order of "
-          "batches do that")
+CHANGES = (
+    "your loop changes gradients between backward and step in another way than clip_grad_norm_ does, so that a "
+    "plain loop does not repeat its losses"
+)
+UNLIKE = (
+    "a plain loop over train_loader with loss_fn (one batch, one backward, one step at a time) does not repeat "
+    "the losses that your loop told; random numbers that are drawn elsewhere, another loss or another order of "
+    "batches do that"
+)
 
 
-def _bench(asked: Asked, run: Watched, facts: RunFacts, start: Snapshot, batches: list[Any], routine: Routine | None
-           ) -> Bench:
+def _bench(
+    asked: Asked, run: Watched, facts: RunFacts, start: Snapshot, batches: list[Any], routine: Routine | None
+) -> Bench:
     assert asked.loss_fn is not None, "there is one"
-    bench = Bench(asked.model, asked.optimizers, asked.loss_fn, batches, start, run.rate_at, run.on_train, run.on_val,
-                  routine)
+    bench = Bench(
+        asked.model, asked.optimizers, asked.loss_fn, batches, start, run.rate_at, run.on_train, run.on_val, routine
+    )
     bench.zero = facts.stale.share <= 0.5
     bench.clip = run.updates.clipped()[0]
     bench.evaluated = frozenset(m.module for m in facts.modes if m.from_start)
@@ -191,15 +219,28 @@ def _of_start(facts: RunFacts, run: Watched, bench: Bench, faults: Faults) -> Ru
     """What the start of the run shows, and whether the bench repeats it."""
     root = run.updates.roots[0] if run.updates.roots else None
     facts = dataclasses.replace(
-        facts, repeats=bench.repeats(run.losses, root), weight_norm=_weight_norm(bench),
+        facts,
+        repeats=bench.repeats(run.losses, root),
+        weight_norm=_weight_norm(bench),
         start_gradient=faults.ask("The size of the first gradient", lambda: _start_gradient(bench), 0.0),
-        spike=faults.ask("Whether one batch makes the loss jump", lambda: spike_of(
-            run.losses, run.numbers, () if bench.routine.closure else run.backward_at, bench), None))
+        spike=faults.ask(
+            "Whether one batch makes the loss jump",
+            lambda: spike_of(run.losses, run.numbers, () if bench.routine.closure else run.backward_at, bench),
+            None,
+        ),
+    )
     nothing: Any = ((), ())
-    points, through = faults.ask("How gradients grow or fade with depth and time", lambda: flow(
-        bench.model, bench.loss_fn, bench.batches[0]), nothing)
-    return dataclasses.replace(facts, flow=points, through=through, penalty=faults.ask(
-        PENALTY, lambda: penalty(bench.model, bench.loss_fn, bench.batches[0]), 0.0))
+    points, through = faults.ask(
+        "How gradients grow or fade with depth and time",
+        lambda: flow(bench.model, bench.loss_fn, bench.batches[0]),
+        nothing,
+    )
+    return dataclasses.replace(
+        facts,
+        flow=points,
+        through=through,
+        penalty=faults.ask(PENALTY, lambda: penalty(bench.model, bench.loss_fn, bench.batches[0]), 0.0),
+    )
 
 
 def _seen(facts: RunFacts, steps: int) -> Outcome | None:
@@ -214,8 +255,11 @@ def _with_reference(facts: RunFacts, bench: Bench, steps: int, faults: Faults) -
     """A small network of our own tells whether the data can be learnt, where the model has settled above that."""
     if bench.time_is_up or not facts.repeats or not signs.settled(facts) or signs.kept(facts) < SOME:
         return facts
-    found = faults.ask(REFERENCE, lambda: reference(
-        bench.model, bench.loss_fn, bench.batches, steps, bench.on_train, bench.on_val), None)
+    found = faults.ask(
+        REFERENCE,
+        lambda: reference(bench.model, bench.loss_fn, bench.batches, steps, bench.on_train, bench.on_val),
+        None,
+    )
     if found is None or bench.time_is_up:
         return dataclasses.replace(facts, reference=None)
     # Is it the model that can't, or its optimizer?
@@ -234,13 +278,16 @@ def _without(facts: RunFacts, why: str) -> RunFacts:
 
 def _explained(facts: RunFacts) -> bool:
     """A plain loop can't repeat this run, and we know why."""
-    return (facts.stale.share > trials.STALE or facts.stale.emptied > trials.EMPTIED or facts.scaler is not None
-            or any(m.switched is not None for m in facts.modes))
+    return (
+        facts.stale.share > trials.STALE
+        or facts.stale.emptied > trials.EMPTIED
+        or facts.scaler is not None
+        or any(m.switched is not None for m in facts.modes)
+    )
 
 
 def _weight_norm(bench: Bench) -> float:
-    return math.sqrt(sum(float(p.detach().float().square().sum()) for p in bench.model.parameters()
-                         if p.requires_grad))
+    return math.sqrt(sum(float(p.detach().float().square().sum()) for p in bench.model.parameters() if p.requires_grad))
 
 
 def _start_gradient(bench: Bench) -> float:

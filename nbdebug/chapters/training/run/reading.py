@@ -98,8 +98,13 @@ def order_of(loader: Any, batches: Sequence[Any]) -> Order:
     integers = not columns[0].is_floating_point() and columns[0].shape[1] == 1
     counts = [len(c.unique()) for c in columns] if integers else None
     everything = len(torch.cat(columns).unique()) if integers else None
-    return Order(_spread(columns, everything), statistics.median(counts) if counts else None, everything, len(batches),
-                 sequential)
+    return Order(
+        _spread(columns, everything),
+        statistics.median(counts) if counts else None,
+        everything,
+        len(batches),
+        sequential,
+    )
 
 
 def _words(columns: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -121,7 +126,7 @@ def _spread(columns: list[torch.Tensor], classes: int | None) -> float:
     means = torch.stack([c.double().mean(0) for c in columns])
     if len(means) >= MANY:  # some batches that are unlike all others are no order
         apart = (means - means.median(0).values).square().sum(1)
-        kept = apart.argsort()[:-max(1, len(means) // FEW)].tolist()
+        kept = apart.argsort()[: -max(1, len(means) // FEW)].tolist()
         columns, means = [columns[i] for i in kept], means[kept]
         whole = torch.cat(columns).double()
         expected = whole.var(0) * statistics.fmean(1 / len(c) for c in columns)

@@ -35,8 +35,13 @@ class Reference(nn.Module):
             self.tokens = nn.Embedding(int(given.max()) + 64, 16)
             size *= 16
         self.mean, self.spread = (0.0, 1.0) if self.tokens else (float(given.mean()), float(given.std()) + 1e-6)
-        self.layers = nn.Sequential(nn.Linear(size, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(),
-                                    nn.Linear(WIDTH, math.prod(self.shape)))
+        self.layers = nn.Sequential(
+            nn.Linear(size, WIDTH),
+            nn.ReLU(),
+            nn.Linear(WIDTH, WIDTH),
+            nn.ReLU(),
+            nn.Linear(WIDTH, math.prod(self.shape)),
+        )
 
     def forward(self, given: Any, *more: Any, **named: Any) -> torch.Tensor:
         if self.tokens is not None:
@@ -58,8 +63,14 @@ def squash_of(out: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
     return lambda t: t
 
 
-def reference(model: nn.Module, loss_fn: Callable[[Any, Any], Any], batches: Sequence[Any], steps: int,
-              on_train: Checkups, on_val: Checkups) -> dict[str, float] | None:
+def reference(
+    model: nn.Module,
+    loss_fn: Callable[[Any, Any], Any],
+    batches: Sequence[Any],
+    steps: int,
+    on_train: Checkups,
+    on_val: Checkups,
+) -> dict[str, float] | None:
     """Its losses on the fixed batches after so many steps; None where it can't stand in for the model by its form.
     Raises what the loss raises, which may want something of the model that the stand-in has not."""
     seen: list[tuple[Any, Any]] = []
@@ -80,8 +91,11 @@ def reference(model: nn.Module, loss_fn: Callable[[Any, Any], Any], batches: Seq
             _train(stand_in, loss_fn, batches, steps)
             train, val = on_train.of(stand_in), on_val.of(stand_in)
             found = {"train": mean_and_error(train)[0]} if train else {}
-            return found | ({"val": mean_and_error(val)[0]} if val else {}) | {
-                "parameters": float(sum(p.numel() for p in stand_in.parameters()))}
+            return (
+                found
+                | ({"val": mean_and_error(val)[0]} if val else {})
+                | {"parameters": float(sum(p.numel() for p in stand_in.parameters()))}
+            )
     finally:
         handle.remove()
 

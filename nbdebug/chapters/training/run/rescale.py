@@ -46,8 +46,9 @@ def normalised(loss_fn: Callable[[Any, Any], Any], batch: Any, names: Iterable[s
     return change
 
 
-def _moments(model: nn.Module, layer: nn.Module, loss_fn: Callable[[Any, Any], Any], batch: Any
-             ) -> tuple[torch.Tensor, float] | None:
+def _moments(
+    model: nn.Module, layer: nn.Module, loss_fn: Callable[[Any, Any], Any], batch: Any
+) -> tuple[torch.Tensor, float] | None:
     """Mean by channel, shaped as the output is, and deviation over all, of a layer's output."""
     seen: list[torch.Tensor] = []
     handle = layer.register_forward_hook(lambda module, args, out: seen.append(out.detach()))

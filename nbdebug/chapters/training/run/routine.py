@@ -21,7 +21,11 @@ MORE = 0.05
 reads batches too."""
 
 REDUCTIONS: dict[str, Callable[[Sequence[float]], float]] = {
-    "last": lambda losses: losses[-1], "first": lambda losses: losses[0], "mean": statistics.fmean, "sum": sum}
+    "last": lambda losses: losses[-1],
+    "first": lambda losses: losses[0],
+    "mean": statistics.fmean,
+    "sum": sum,
+}
 """What a loop may tell of several batches (or of several calls of a closure)."""
 
 
@@ -66,25 +70,32 @@ class Routine:
         return REDUCTIONS[self.reduce](losses) * (self.share if self.shared else 1.0)
 
 
-def routine_of(stepped: Sequence[Sequence[int]], told: Sequence[int], read: int, optimizers: Sequence[Any],
-               emptied: bool) -> tuple[Routine | None, str]:
+def routine_of(
+    stepped: Sequence[Sequence[int]], told: Sequence[int], read: int, optimizers: Sequence[Any], emptied: bool
+) -> tuple[Routine | None, str]:
     """(the routine, "") or (None, why this loop can't be done again).
 
     stepped: for each call of backward, the optimizers that stepped behind it; told: calls of backward by each loss that
     was told; read: batches that were read by then (0: not known)."""
     if any(wants_closure(o) for o in optimizers):
         if len(optimizers) > 1:
-            return None, ("one of several optimizers takes a closure: which loss it is given, and when the others "
-                          "step, only your own loop knows")
+            return None, (
+                "one of several optimizers takes a closure: which loss it is given, and when the others "
+                "step, only your own loop knows"
+            )
         return Routine(closure=True), ""
     calls = told[-1] if told else 0
     if not calls:
         return Routine(), ""  # backward was called where nobody could see it
     if read and calls - read > 2 + MORE * read:
-        several = ("several optimizers step on losses of their own" if len(optimizers) > 1 else
-                   "a step is more than one batch and one backward")
-        return None, (f"your loop calls backward {calls:,} times for {read:,} batches: {several}, which only your own "
-                      "loop can do")
+        several = (
+            "several optimizers step on losses of their own"
+            if len(optimizers) > 1
+            else "a step is more than one batch and one backward"
+        )
+        return None, (
+            f"your loop calls backward {calls:,} times for {read:,} batches: {several}, which only your own loop can do"
+        )
     plain = tuple(range(len(optimizers)))
     if list(told) == list(range(1, len(told) + 1)) and all(tuple(sorted(row)) == plain for row in stepped[:calls]):
         return Routine(), ""

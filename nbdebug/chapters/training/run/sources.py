@@ -62,14 +62,18 @@ def _generators(owner: Any) -> Iterator[Any]:
         seen.add(id(thing))
         kind = f"{type(thing).__module__}.{type(thing).__name__}"
         if isinstance(thing, (torch.Generator, random.Random)) or (
-                kind.startswith("numpy.random") and type(thing).__name__ in ("Generator", "RandomState")):
+            kind.startswith("numpy.random") and type(thing).__name__ in ("Generator", "RandomState")
+        ):
             yield thing
         elif isinstance(thing, (list, tuple)):
             todo += [(member, depth + 1) for member in thing[:64]]
         else:
             members = dict(getattr(thing, "__dict__", {}))
-            members |= {f"cell{i}": c.cell_contents for i, c in enumerate(getattr(thing, "__closure__", None) or ())
-                        if _filled(c)}
+            members |= {
+                f"cell{i}": c.cell_contents
+                for i, c in enumerate(getattr(thing, "__closure__", None) or ())
+                if _filled(c)
+            }
             todo += [(member, depth + 1) for member in members.values()]
 
 

@@ -19,18 +19,26 @@ AROUND = 12
 """Batches on either side that a suspected one is compared with."""
 
 
-def spike_of(losses: Sequence[float], numbers: Sequence[int], read_at: Sequence[int], bench: Bench
-             ) -> dict[str, Any] | None:
+def spike_of(
+    losses: Sequence[float], numbers: Sequence[int], read_at: Sequence[int], bench: Bench
+) -> dict[str, Any] | None:
     """The largest jump of the loss: its step, its size against the losses before it, and, where its batch is at hand,
     the batch's loss at the start of the run against its neighbours'. None where the loss never jumps."""
     at = _jump(losses)
     if at is None:
         return None
-    before = [v for v in losses[max(0, at - 20):at] if math.isfinite(v)]
+    before = [v for v in losses[max(0, at - 20) : at] if math.isfinite(v)]
     level = statistics.median(before) if before else math.nan
     after = next((i for i in range(at + 1, len(losses)) if losses[i] <= 1.5 * level), len(losses)) - at
-    return {"step": numbers[at], "index": at, "loss": losses[at], "before": level, "recovers after": after,
-             "of": len(losses), **_batch(at, read_at, bench)}
+    return {
+        "step": numbers[at],
+        "index": at,
+        "loss": losses[at],
+        "before": level,
+        "recovers after": after,
+        "of": len(losses),
+        **_batch(at, read_at, bench),
+    }
 
 
 def _jump(losses: Sequence[float]) -> int | None:
@@ -39,7 +47,7 @@ def _jump(losses: Sequence[float]) -> int | None:
     ratios = {}
     floor = FLOOR * statistics.median(losses[:3]) if losses else 0.0
     for i in range(BEFORE, len(losses)):
-        level = max(statistics.median(losses[i - BEFORE:i]), floor)
+        level = max(statistics.median(losses[i - BEFORE : i]), floor)
         if level > 0 and math.isfinite(level) and math.isfinite(losses[i]) and losses[i] > JUMP * level:
             ratios[i] = losses[i] / level
     if not ratios:
@@ -57,8 +65,12 @@ def _batch(at: int, read_at: Sequence[int], bench: Bench) -> dict[str, Any]:
     losses = beside(index, bench)
     if len(losses) < 4:
         return {}
-    return {"batch": index, "its loss at the start": losses[0], "its neighbours'": statistics.median(losses[1:]),
-            "its neighbours' largest": max(losses[1:])}
+    return {
+        "batch": index,
+        "its loss at the start": losses[0],
+        "its neighbours'": statistics.median(losses[1:]),
+        "its neighbours' largest": max(losses[1:]),
+    }
 
 
 def beside(index: int, bench: Bench) -> list[float]:
@@ -73,6 +85,9 @@ def at_the_end(spike: Mapping[str, Any], losses: Sequence[float]) -> dict[str, A
     """What is known of a jump, with the losses that its batch and its neighbours have after a run without it."""
     if len(losses) < 4:
         return dict(spike)
-    return {**spike, "its loss at the end": losses[0], "its neighbours' at the end": statistics.median(losses[1:]),
-            "its neighbours' largest at the end": max(losses[1:])}
-
+    return {
+        **spike,
+        "its loss at the end": losses[0],
+        "its neighbours' at the end": statistics.median(losses[1:]),
+        "its neighbours' largest at the end": max(losses[1:]),
+    }

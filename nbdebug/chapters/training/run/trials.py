@@ -39,8 +39,7 @@ EMPTIED = 2
 """Steps that find their gradients gone, from more of which on it is no accident."""
 
 
-def wanted(run: RunFacts, bench: Bench, faults: Faults, doubtful: Doubts | None = None
-           ) -> Iterator[tuple[str, Change]]:
+def wanted(run: RunFacts, bench: Bench, faults: Faults, doubtful: Doubts | None = None) -> Iterator[tuple[str, Change]]:
     """Names and changes, most telling first."""
     if run.stale.share > STALE or run.stale.emptied > EMPTIED:
         yield "zero_grad", Change(zero=True)
@@ -94,7 +93,7 @@ def _higher(run: RunFacts) -> list[float]:
     if largest <= 0:
         return []
     low, high = (math.log10(bound / largest) for bound in HEALTHY)
-    return [10.0 ** power for power in range(max(1, math.ceil(low)), math.floor(high) + 1)]
+    return [10.0**power for power in range(max(1, math.ceil(low)), math.floor(high) + 1)]
 
 
 def _of_penalties(run: RunFacts, bench: Bench) -> Iterator[tuple[str, Change]]:
@@ -114,8 +113,9 @@ def _less_dropout(model: nn.Module) -> None:
             module.p = min(module.p, 0.1)
 
 
-def tried(run: RunFacts, bench: Bench, steps: int, faults: Faults, doubtful: Doubts | None,
-          seen: Outcome | None = None) -> RunFacts:
+def tried(
+    run: RunFacts, bench: Bench, steps: int, faults: Faults, doubtful: Doubts | None, seen: Outcome | None = None
+) -> RunFacts:
     """The facts with the trials that they call for, each of so many steps. seen: what the run itself came to, for runs
     that the bench does not repeat; else the bench's own repetition is what trials are compared with."""
     trying = _Trying(run, bench, steps, faults, seen)
@@ -124,7 +124,7 @@ def tried(run: RunFacts, bench: Bench, steps: int, faults: Faults, doubtful: Dou
         if bench.time_is_up:
             skipped.append(name)
         elif not trying.needless(name):
-            faults.ask(f"The experiment \"{name}\"", lambda n=name, c=change: trying.one(n, c), None)  # type: ignore[misc]
+            faults.ask(f'The experiment "{name}"', lambda n=name, c=change: trying.one(n, c), None)  # type: ignore[misc]
     unchecked = run.unchecked
     if skipped:
         unchecked += (f"Experiments that the time did not suffice for: {', '.join(skipped)}",)
@@ -142,8 +142,12 @@ class _Trying:
     def needless(self, name: str) -> bool:
         """Whether another trial has shown enough."""
         if name.startswith("lr"):  # one factor that helps so much is enough
-            return any(n.startswith(name[:3]) and signs.helps(t, signs.MUCH_BETTER)
-                       and t.end_changed < ENOUGH * signs.first(self.run) for n, t in self.trials.items())
+            return any(
+                n.startswith(name[:3])
+                and signs.helps(t, signs.MUCH_BETTER)
+                and t.end_changed < ENOUGH * signs.first(self.run)
+                for n, t in self.trials.items()
+            )
         return name == "normalised" and signs.helps(self.trials.get("rescaled"))
 
     def one(self, name: str, change: Change) -> None:

@@ -54,8 +54,10 @@ class _Look(TorchFunctionMode):
     def hooks(self, model: nn.Module) -> list[Any]:
         handles = []
         for module in model.modules():
-            handles += [module.register_forward_pre_hook(self._enter),
-                        module.register_forward_hook(self._leave, always_call=True)]
+            handles += [
+                module.register_forward_pre_hook(self._enter),
+                module.register_forward_hook(self._leave, always_call=True),
+            ]
         return handles
 
     def _enter(self, module: nn.Module, args: Any) -> None:
@@ -96,8 +98,9 @@ class _Look(TorchFunctionMode):
             place.saturated.append(float((slope < FLAT).float().mean()))
 
 
-def look(model: nn.Module, loss_fn: Callable[[Any, Any], Any] | None, batches: Sequence[Any]
-         ) -> tuple[tuple[Units, ...], dict[str, tuple[str, int]]]:
+def look(
+    model: nn.Module, loss_fn: Callable[[Any, Any], Any] | None, batches: Sequence[Any]
+) -> tuple[tuple[Units, ...], dict[str, tuple[str, int]]]:
     """Activations over some batches, and the modules with parameters in the order of their calls. Raises what the loss
     raises."""
     if loss_fn is None or not batches:

@@ -40,8 +40,9 @@ class UpdateWatch:
     """Follows the optimizers' steps while attached. norms: total gradient norm before each step; rates: every
     group's learning rate at each; before, after: told around each step."""
 
-    def __init__(self, model: nn.Module, optimizers: Iterable[Any], after: Any, read: Callable[[], int],
-                 faults: Faults):
+    def __init__(
+        self, model: nn.Module, optimizers: Iterable[Any], after: Any, read: Callable[[], int], faults: Faults
+    ):
         self.read, self.used = read, list[int]()  # for each call of backward, the index of the batch that was read last
         self.names = {id(p): name for name, p in model.named_parameters()}
         self.optimizers, self.after = list(optimizers), after
@@ -71,8 +72,9 @@ class UpdateWatch:
         self._behind: dict[int, torch.Tensor] = {}  # optimizer -> the first of them
         self.waiting = [0, 0]  # how often an optimizer that had not stepped found its gradients gone; and still there
         self._scalers_met: dict[int, Any] = {}
-        self._engine = EngineWatch(faults.quietly(LOOK, self._backward_began),
-                                   faults.quietly(LOOK, self._backward_ended))
+        self._engine = EngineWatch(
+            faults.quietly(LOOK, self._backward_began), faults.quietly(LOOK, self._backward_ended)
+        )
         self._watch = OptimizerWatch(faults.quietly(LOOK, self._before), faults.quietly(LOOK, self._stepped))
         self._unscaled, self._scaled = faults.quietly(SCALER, self._unscaling), faults.quietly(SCALER, self._met)
         self._unscale: Any = None
@@ -178,11 +180,13 @@ class UpdateWatch:
             return
         self.steps_of[id(optimizer)] = self.steps_of.get(id(optimizer), 0) + 1
         self._learnt.discard(id(optimizer))
-        self._uncleared[id(optimizer)] = {id(p) for g in optimizer.param_groups for p in g["params"]
-                                          if p.grad is not None and g["lr"] != 0}
+        self._uncleared[id(optimizer)] = {
+            id(p) for g in optimizer.param_groups for p in g["params"] if p.grad is not None and g["lr"] != 0
+        }
         if self._kept:
-            parameters = {self.names[id(p)]: p for g in optimizer.param_groups for p in g["params"]
-                          if id(p) in self.names}
+            parameters = {
+                self.names[id(p)]: p for g in optimizer.param_groups for p in g["params"] if id(p) in self.names
+            }
             for name, before in self._kept.items():
                 self._measure(name, before, parameters.get(name))
             self._kept = {}
@@ -193,10 +197,12 @@ class UpdateWatch:
     def _measure(self, name: str, before: torch.Tensor, now: torch.Tensor | None) -> None:
         if now is None or now.grad is None:
             return
-        moved, size, grad = read([torch.linalg.vector_norm(t.detach().float())
-                                  for t in (now.detach() - before, before, now.grad)])
-        self.measured.setdefault(name, []).append((grad / now.numel() ** 0.5, size / now.numel() ** 0.5, moved / size
-                                                   if size else float("nan")))
+        moved, size, grad = read(
+            [torch.linalg.vector_norm(t.detach().float()) for t in (now.detach() - before, before, now.grad)]
+        )
+        self.measured.setdefault(name, []).append(
+            (grad / now.numel() ** 0.5, size / now.numel() ** 0.5, moved / size if size else float("nan"))
+        )
 
     def gradient_norms(self) -> tuple[float, ...]:
         return tuple(read(self.norms))
@@ -216,9 +222,13 @@ class UpdateWatch:
         ratios = [after / before for before, after in shrunk]
         constant = bool(ratios) and max(ratios) - min(ratios) < SAME * max(ratios) and len(ratios) > 2
         constant = constant and not all(_round(after) for _, after in shrunk)
-        return Scaling(len(self.scaling), 0 if constant else len(shrunk),
-                       statistics.median(b for b, _, _ in self.scaling),
-                       statistics.median(a for _, a, _ in self.scaling), self.scaling[-1][2])
+        return Scaling(
+            len(self.scaling),
+            0 if constant else len(shrunk),
+            statistics.median(b for b, _, _ in self.scaling),
+            statistics.median(a for _, a, _ in self.scaling),
+            self.scaling[-1][2],
+        )
 
     def clipped(self) -> tuple[float | None, bool]:
         """(the largest norm that the loop lets pass, whether it changes gradients between backward and step). The norm
@@ -230,20 +240,29 @@ class UpdateWatch:
             return None, others
         limit = statistics.median(a for _, a in shrunk)
         kept = all(abs(a - limit) <= SAME * limit for _, a in shrunk) and all(
-            b <= limit * (1 + SAME) for b, a in zip(before, after) if a >= SHRUNK * b)
+            b <= limit * (1 + SAME) for b, a in zip(before, after) if a >= SHRUNK * b
+        )
         return (limit if kept else None), True
 
     def layers(self, order: dict[str, tuple[str, int]]) -> tuple[Layer, ...]:
         """The layers that were measured, in the order of the forward pass: `order` gives name → (type, calls)."""
         found = []
         for name, (kind, calls) in order.items():
-            own = [rows for n, rows in self.measured.items()
-                   if n.rpartition(".")[0] == name and not n.endswith("bias")]
+            own = [rows for n, rows in self.measured.items() if n.rpartition(".")[0] == name and not n.endswith("bias")]
             if own:
                 rows = max(own, key=lambda r: r[0][1])
-                found.append(Layer(name, kind, statistics.median(g for g, _, _ in rows), rows[0][0],
-                                   statistics.median(w for _, w, _ in rows),
-                                   statistics.median(u for _, _, u in rows), calls, max(u for _, _, u in rows[:3])))
+                found.append(
+                    Layer(
+                        name,
+                        kind,
+                        statistics.median(g for g, _, _ in rows),
+                        rows[0][0],
+                        statistics.median(w for _, w, _ in rows),
+                        statistics.median(u for _, _, u in rows),
+                        calls,
+                        max(u for _, _, u in rows[:3]),
+                    )
+                )
         return tuple(found)
 
 
@@ -253,14 +272,16 @@ def _round(norm: float) -> bool:
 
 
 def _gradients(optimizer: Any) -> list[torch.Tensor]:
-    return [p.grad for g in optimizer.param_groups for p in g["params"]
-            if p.grad is not None and not p.grad.is_sparse]
+    return [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None and not p.grad.is_sparse]
 
 
 def _total(grads: list[torch.Tensor]) -> torch.Tensor | None:
     """The total norm of these gradients, left on their device; None where there are none."""
-    return torch.linalg.vector_norm(torch.stack([n.float().to(grads[0].device) for n in torch._foreach_norm(grads)])
-                                    ) if grads else None
+    return (
+        torch.linalg.vector_norm(torch.stack([n.float().to(grads[0].device) for n in torch._foreach_norm(grads)]))
+        if grads
+        else None
+    )
 
 
 def norm_of(*optimizers: Any) -> float:

@@ -28,8 +28,11 @@ PACE = 1.12
 SHARE = 0.5
 """Checkups may take this share of the loop's time."""
 
-PARTS: dict[type, str] = {ReadingWatch: "the order of reading the loaders", FlagWatch: "the mode of each module",
-                          UpdateWatch: "each backward and each step"}
+PARTS: dict[type, str] = {
+    ReadingWatch: "the order of reading the loaders",
+    FlagWatch: "the mode of each module",
+    UpdateWatch: "each backward and each step",
+}
 
 
 class Watched:
@@ -39,15 +42,25 @@ class Watched:
     checkups: the course on fixed batches. done: told of each step's loss, for a progress bar.
     """
 
-    def __init__(self, model: Any, optimizers: list[Any], train_loader: Any, val_loader: Any, scheduler: Any,
-                 on_train: Checkups, on_val: Checkups, faults: Faults,
-                 done: Callable[[int, float], None] | None = None):
+    def __init__(
+        self,
+        model: Any,
+        optimizers: list[Any],
+        train_loader: Any,
+        val_loader: Any,
+        scheduler: Any,
+        on_train: Checkups,
+        on_val: Checkups,
+        faults: Faults,
+        done: Callable[[int, float], None] | None = None,
+    ):
         self.model, self.scheduler = model, scheduler
         self.on_train, self.on_val, self.faults = on_train, on_val, faults
         self.done = faults.quietly("The progress bar", done) if done is not None else None
         self.kept = Kept()
-        self.reading = ReadingWatch(train_loader, val_loader, faults.quietly(
-            "Which batches were read (experiments read others)", self.kept.add))
+        self.reading = ReadingWatch(
+            train_loader, val_loader, faults.quietly("Which batches were read (experiments read others)", self.kept.add)
+        )
         self.flags = FlagWatch(model, self.reading.evaluating, faults)
         self.updates = UpdateWatch(model, optimizers, self._stepped, lambda: self.reading.read, faults)
         self.loaders = train_loader, val_loader

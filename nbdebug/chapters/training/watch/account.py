@@ -35,8 +35,15 @@ def report(watch: Any, subject: str) -> Report:
     facts = {"steps": watch.steps, "headline": _headline(watch, found, verdicts), "watch": picture(watch)}
     ruled_out = [r for r in (_no_bad(watch), _depth_is_even(watch), *_units_alive(watch)) if r]
     told = {f.title for f in found}
-    notes = [*_steps_clipped(watch), *_strong(watch), *_jumps(watch), *_ratios(watch), *_zero(watch), *_odd(watch),
-             *(v.said for v in verdicts if v.said not in told)]
+    notes = [
+        *_steps_clipped(watch),
+        *_strong(watch),
+        *_jumps(watch),
+        *_ratios(watch),
+        *_zero(watch),
+        *_odd(watch),
+        *(v.said for v in verdicts if v.said not in told),
+    ]
     return Report(QUESTION, tuple(found), tuple(ruled_out), tuple(_unchecked(watch)), tuple(notes), subject, facts)
 
 
@@ -63,8 +70,15 @@ def _gradients(watch: Any) -> list[Finding]:
         first = min(seen[0] for seen in history.bad.values())
         loss = next((t.loss for t in history.totals.items if t.step == first), None)
         start = _start(watch)
-        return [named.not_finite({names.names[n]: tuple(seen) for n, seen in history.bad.items()}, norms,
-                                 history.measured, start[1] if start else None, loss)]
+        return [
+            named.not_finite(
+                {names.names[n]: tuple(seen) for n, seen in history.bad.items()},
+                norms,
+                history.measured,
+                start[1] if start else None,
+                loss,
+            )
+        ]
     if len(history.rows.items) < ENOUGH:
         return []
     seen = along(levels(names, history))
@@ -88,8 +102,10 @@ def _depth_is_even(watch: Any) -> RuledOut | None:
     known = [level for _, level in levels(watch.roster, watch.history) if level > 0 and math.isfinite(level)]
     if len(known) < 2 or along(levels(watch.roster, watch.history)):
         return None
-    return RuledOut("A gradient that vanishes or explodes with depth",
-                    f"the layers' gradients lie within a factor of {max(known) / min(known):,.0f} of each other")
+    return RuledOut(
+        "A gradient that vanishes or explodes with depth",
+        f"the layers' gradients lie within a factor of {max(known) / min(known):,.0f} of each other",
+    )
 
 
 def _units_alive(watch: Any) -> list[RuledOut]:
@@ -112,8 +128,10 @@ def _steps_clipped(watch: Any) -> list[str]:
     if measured >= ENOUGH and share > TOO_OFTEN:
         norms = sorted(t.before for t in watch.history.totals.items if t.before is not None and math.isfinite(t.before))
         ninth = norms[int(0.9 * (len(norms) - 1))]
-        said += (" Clipping then sets the size of the steps, not the learning rate: lower the rate, or clip at "
-                 f"{ninth:.3g}, the norm that nine in ten steps stay below.")
+        said += (
+            " Clipping then sets the size of the steps, not the learning rate: lower the rate, or clip at "
+            f"{ninth:.3g}, the norm that nine in ten steps stay below."
+        )
     return [said]
 
 
@@ -130,9 +148,11 @@ def _strong(watch: Any) -> list[str]:
     start = _start(watch)
     if start is None or start[0] <= named.STRONG * start[1] or watch.history.bad:
         return []
-    return [f"At the start the norm of all gradients is {start[0]:.3g}, {start[0] / max(start[1], 1e-12):,.0f} times "
-            "that of the weights: inputs or targets are out of scale, or gradients grow on their way back "
-            "(nbdebug.diagnose tells which)."]
+    return [
+        f"At the start the norm of all gradients is {start[0]:.3g}, {start[0] / max(start[1], 1e-12):,.0f} times "
+        "that of the weights: inputs or targets are out of scale, or gradients grow on their way back "
+        "(nbdebug.diagnose tells which)."
+    ]
 
 
 def _jumps(watch: Any) -> list[str]:
@@ -145,13 +165,17 @@ def _jumps(watch: Any) -> list[str]:
 
 
 def _ratios(watch: Any) -> list[str]:
-    ratios = {n: math.log10(ratio) for n, ratio in watch.history.medians(5, "ratio").items()
-              if ratio > 0 and watch.roster.matrix[n]}
+    ratios = {
+        n: math.log10(ratio)
+        for n, ratio in watch.history.medians(5, "ratio").items()
+        if ratio > 0 and watch.roster.matrix[n]
+    }
     if not ratios:
         return []
     middle = statistics.median(ratios.values())
-    said = (f"A step typically moves a weight by 10^{middle:.1f} of its norm (healthy trainings: 10^{LOW:g} to "
-            f"10^{HIGH:g})")
+    said = (
+        f"A step typically moves a weight by 10^{middle:.1f} of its norm (healthy trainings: 10^{LOW:g} to 10^{HIGH:g})"
+    )
     worst = max(ratios, key=lambda n: abs(ratios[n] - (LOW + HIGH) / 2))
     far = not LOW <= ratios[worst] <= HIGH
     return [said + (f"; `{watch.roster.names[worst]}` by 10^{ratios[worst]:.1f}." if far else ", every layer alike.")]
@@ -159,10 +183,12 @@ def _ratios(watch: Any) -> list[str]:
 
 def _zero(watch: Any) -> list[str]:
     history = watch.history
-    names = [watch.roster.names[n] for n, count in history.zero.items()
-             if count == history.seen[n] and count >= ENOUGH]
-    return [f"The gradient of {named.listed(names)} was exactly zero in every step: nothing in it is trained."
-            ] if names else []
+    names = [watch.roster.names[n] for n, count in history.zero.items() if count == history.seen[n] and count >= ENOUGH]
+    return (
+        [f"The gradient of {named.listed(names)} was exactly zero in every step: nothing in it is trained."]
+        if names
+        else []
+    )
 
 
 def _odd(watch: Any) -> list[str]:
@@ -211,13 +237,17 @@ def picture(watch: Any, quick: bool = False, layers: str = "") -> dict[str, Any]
     steps = watch.steps
     rows, losses = list(watch.history.rows.items), watch.told_losses(POINTS if quick else None)
     totals = [t for t in _thin(list(watch.history.totals.items), POINTS) if t.before is not None]
-    return {**heat(watch.roster, _thin(rows, STEPS) if quick else rows, LAYERS, STEPS, layers),
-            "totals": [[t.step, t.before, t.after] for t in totals],
-            "clipped": [t.step for t in totals if t.clipped],
-            "losses": _thin([[step, value] for step, value, _ in losses if value is not None], POINTS),
-            "validation": [[step, val] for step, _, val in losses if val is not None][-POINTS:],
-            "parameters": len(watch.history.seen), "steps seen": steps, **scaled.picture(watch.history.scales, POINTS)}
+    return {
+        **heat(watch.roster, _thin(rows, STEPS) if quick else rows, LAYERS, STEPS, layers),
+        "totals": [[t.step, t.before, t.after] for t in totals],
+        "clipped": [t.step for t in totals if t.clipped],
+        "losses": _thin([[step, value] for step, value, _ in losses if value is not None], POINTS),
+        "validation": [[step, val] for step, _, val in losses if val is not None][-POINTS:],
+        "parameters": len(watch.history.seen),
+        "steps seen": steps,
+        **scaled.picture(watch.history.scales, POINTS),
+    }
 
 
 def _thin(items: list[Any], most: int) -> list[Any]:
-    return items[::-(-len(items) // most)] if len(items) > most else items
+    return items[:: -(-len(items) // most)] if len(items) > most else items

@@ -52,8 +52,13 @@ def along(levels: Sequence[tuple[str, float]]) -> Depth | None:
     first, last = statistics.median(logs[:quarter]), statistics.median(logs[-quarter:])
     fall, middle = last - first, statistics.median(logs)
     orderly = rank_correlation(logs)
-    kind = ("vanishes" if fall >= DECADES and middle - first >= FROM_MEDIAN and orderly >= ORDERLY else
-            "explodes" if -fall >= DECADES and first - middle >= FROM_MEDIAN and orderly <= -ORDERLY else None)
+    kind = (
+        "vanishes"
+        if fall >= DECADES and middle - first >= FROM_MEDIAN and orderly >= ORDERLY
+        else "explodes"
+        if -fall >= DECADES and first - middle >= FROM_MEDIAN and orderly <= -ORDERLY
+        else None
+    )
     if kind is None:
         return None
     sign = 1 if kind == "vanishes" else -1
@@ -70,7 +75,7 @@ def against_itself(courses: Mapping[str, Sequence[float]]) -> list[tuple[str, fl
     for name, levels in courses.items():
         known = [math.log10(v) for v in levels if v > 0 and math.isfinite(v)]
         if len(known) >= PAST + NOW:
-            fell[name] = statistics.median(known[:-NOW][-5 * PAST:]) - statistics.median(known[-NOW:])
+            fell[name] = statistics.median(known[:-NOW][-5 * PAST :]) - statistics.median(known[-NOW:])
     if len(fell) < 2:
         return []
     usual = statistics.median(fell.values())

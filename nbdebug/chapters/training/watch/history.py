@@ -83,8 +83,12 @@ class History:
 
     def norms(self, number: int) -> list[tuple[int, float]]:
         """(step, norm before clipping) of one parameter, as far as kept."""
-        return [(row.step, row.before[place]) for row in self.rows.items
-                for place, known in enumerate(row.numbers) if known == number]
+        return [
+            (row.step, row.before[place])
+            for row in self.rows.items
+            for place, known in enumerate(row.numbers)
+            if known == number
+        ]
 
     def medians(self, last: int, what: str = "before") -> dict[int, float]:
         """The median of each parameter's norm (or "weight", "ratio") over the last rows that have it."""

@@ -37,8 +37,10 @@ def by_layer(names: Names, numbers: Sequence[int], matrices: bool = False) -> di
 def levels(names: Names, history: History) -> list[tuple[str, float]]:
     """The root mean square of each layer's gradient, typical of the last steps."""
     norms = history.medians(LATEST)
-    return [(layer, _level(names, [(n, norms[n]) for n in numbers]))
-            for layer, numbers in by_layer(names, list(norms), matrices=True).items()]
+    return [
+        (layer, _level(names, [(n, norms[n]) for n in numbers]))
+        for layer, numbers in by_layer(names, list(norms), matrices=True).items()
+    ]
 
 
 def courses(names: Names, history: History) -> dict[str, list[float]]:
@@ -75,8 +77,13 @@ def heat(names: Names, rows: Sequence[Row], most_layers: int, most_steps: int, w
     cells = [[_cell([v for v in column[a:b] if v is not None]) for a, b in bins] for column in norms]
     ratios = _ratios(rows, list(groups.values()))
     table = [[layer, *_numbers(column, rows), ratio] for layer, column, ratio in zip(groups, norms, ratios)]
-    return {"steps": [rows[a].step for a, _ in bins], "layers": list(groups), "norms": cells, "table": table,
-            "layer counts": [len(kept), len(layers)]}
+    return {
+        "steps": [rows[a].step for a, _ in bins],
+        "layers": list(groups),
+        "norms": cells,
+        "table": table,
+        "layer counts": [len(kept), len(layers)],
+    }
 
 
 def _norms(rows: Sequence[Row], groups: list[list[int]]) -> list[list[float | None]]:
@@ -91,7 +98,7 @@ def _norms(rows: Sequence[Row], groups: list[list[int]]) -> list[list[float | No
 def _ratios(rows: Sequence[Row], groups: list[list[int]]) -> list[float | None]:
     """For each group how far a step moves it, over its own norm: the median of the last steps that were measured."""
     found: list[list[float]] = [[] for _ in groups]
-    for row, places in _placed([row for row in rows if row.weight is not None][-LATEST // 2:], groups):
+    for row, places in _placed([row for row in rows if row.weight is not None][-LATEST // 2 :], groups):
         weights, ratios = row.weight or (), row.ratio or ()
         for column, at in zip(found, places):
             norm, moved = together([weights[i] for i in at]), together([weights[i] * ratios[i] for i in at])
@@ -137,7 +144,7 @@ def _groups(layers: dict[str, list[int]], most: int) -> dict[str, list[int]]:
     listed = list(found.items())
     merged: dict[str, list[int]] = {}
     for i in range(most):
-        part = listed[len(listed) * i // most:len(listed) * (i + 1) // most]
+        part = listed[len(listed) * i // most : len(listed) * (i + 1) // most]
         merged[part[0][0] if len(part) == 1 else f"{part[0][0]} … {part[-1][0]}"] = [n for _, ns in part for n in ns]
     return merged
 

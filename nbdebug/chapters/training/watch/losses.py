@@ -30,8 +30,9 @@ SURE = 4.0
 """Standard errors by which a gap, or a rise of the validation loss, has to stand out."""
 
 
-def verdicts(losses: Iterable[Sequence[Any]], *,
-             rates: Mapping[int, float] | Iterable[float] | None = None) -> tuple[Verdict, ...]:
+def verdicts(
+    losses: Iterable[Sequence[Any]], *, rates: Mapping[int, float] | Iterable[float] | None = None
+) -> tuple[Verdict, ...]:
     """What the losses show, most urgent first; () where they show nothing.
 
     losses: (step, loss) or (step, loss, validation loss or None), in order. rates: learning rates, by step or one for
@@ -62,8 +63,12 @@ def nan(record: Record) -> Verdict | None:
     came = f"; before it stood at {before[-1][1]:.4g}" if before else ""
     several = f", and {len(record.bad) - 1} later ones" if len(record.bad) > 1 else ""
     word = "NaN" if math.isnan(value) else "infinite"
-    return Verdict("nan", step, f"The loss is {word} at step {step}{several}{came}.",
-                   {"not finite": len(record.bad), "last finite": before[-1][1] if before else None})
+    return Verdict(
+        "nan",
+        step,
+        f"The loss is {word} at step {step}{several}{came}.",
+        {"not finite": len(record.bad), "last finite": before[-1][1] if before else None},
+    )
 
 
 def zero(record: Record) -> Verdict | None:
@@ -78,8 +83,12 @@ def zero(record: Record) -> Verdict | None:
     step = record.steps[-count]
     always = count == len(record)
     since = "from the first step on" if always else f"since step {step}"
-    return Verdict("zero", step, f"The loss is exactly 0 {since} ({count} steps).",
-                   {"zeros": count, "from the start": always, "before": None if always else record.values[-count - 1]})
+    return Verdict(
+        "zero",
+        step,
+        f"The loss is exactly 0 {since} ({count} steps).",
+        {"zeros": count, "from the start": always, "before": None if always else record.values[-count - 1]},
+    )
 
 
 def gap(record: Record) -> Verdict | None:
@@ -100,12 +109,28 @@ def gap(record: Record) -> Verdict | None:
     falls = around[best][0] - level > SURE * around[-1][1]
     step = record.validation[best][0]
     said = f"The validation loss is {last:.4g}, the training loss {level:.4g} (gap {now:.2g} ± {sigma:.1g})"
-    said += (f"; validation was best at step {step} with {values[best]:.4g} and has risen since"
-             + " while training fell" * falls if rises else "")
-    return Verdict("gap", step if rises else record.validation[-1][0], said + ".",
-                   {"training": level, "validation": last, "gap": now, "noise of the gap": sigma,
-                    "best validation": values[best], "best at step": step, "rises": rises, "training falls": falls,
-                    "gap at first": gaps[0]})
+    said += (
+        f"; validation was best at step {step} with {values[best]:.4g} and has risen since"
+        + " while training fell" * falls
+        if rises
+        else ""
+    )
+    return Verdict(
+        "gap",
+        step if rises else record.validation[-1][0],
+        said + ".",
+        {
+            "training": level,
+            "validation": last,
+            "gap": now,
+            "noise of the gap": sigma,
+            "best validation": values[best],
+            "best at step": step,
+            "rises": rises,
+            "training falls": falls,
+            "gap at first": gaps[0],
+        },
+    )
 
 
 def _training_at(record: Record, step: int) -> tuple[float, float]:

@@ -82,8 +82,8 @@ def _on_a_cpu(tensors: list[torch.Tensor], dtype: torch.dtype | None) -> list[to
 def _in_parts(flat: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
     """The norm of the norms of rows of PART elements, and of what is left over."""
     rows = flat.numel() // PART
-    each = torch.linalg.vector_norm(flat[:rows * PART].view(rows, PART), dim=1, dtype=dtype)
-    rest = torch.linalg.vector_norm(flat[rows * PART:], dtype=dtype)
+    each = torch.linalg.vector_norm(flat[: rows * PART].view(rows, PART), dim=1, dtype=dtype)
+    rest = torch.linalg.vector_norm(flat[rows * PART :], dtype=dtype)
     return torch.linalg.vector_norm(torch.cat([each, rest.reshape(1)]))
 
 

@@ -46,10 +46,13 @@ class Record:
         known = [(step, value, rate) for (step, value, _), rate in zip(rows, given) if value is not None]
         good = [row for row in known if math.isfinite(row[1])]
         whole = bool(good) and all(rate is not None for _, _, rate in good)
-        return cls(tuple(s for s, _, _ in good), tuple(v for _, v, _ in good),
-                   tuple((s, v) for s, v, _ in known if not math.isfinite(v)),
-                   tuple((s, v) for s, _, v in rows if v is not None and math.isfinite(v)),
-                   tuple(rate for _, _, rate in good if rate is not None) if whole else ())
+        return cls(
+            tuple(s for s, _, _ in good),
+            tuple(v for _, v, _ in good),
+            tuple((s, v) for s, v, _ in known if not math.isfinite(v)),
+            tuple((s, v) for s, _, v in rows if v is not None and math.isfinite(v)),
+            tuple(rate for _, _, rate in good if rate is not None) if whole else (),
+        )
 
     def __len__(self) -> int:
         return len(self.values)
@@ -57,17 +60,17 @@ class Record:
     @property
     def start(self) -> float:
         """The loss at the start: the median of the first few, of a twentieth of the record at most."""
-        return statistics.median(self.values[:min(5, max(1, len(self) // 20))])
+        return statistics.median(self.values[: min(5, max(1, len(self) // 20))])
 
     @property
     def end(self) -> float:
         """The median of the last twentieth, of three at least."""
-        return statistics.median(self.values[-max(3, len(self) // 20):])
+        return statistics.median(self.values[-max(3, len(self) // 20) :])
 
     @property
     def noise(self) -> float:
         """The standard deviation of one loss around its trend, over the last half."""
-        return noise(self.values[len(self) // 2:])
+        return noise(self.values[len(self) // 2 :])
 
     def parts(self) -> list[float]:
         """Block medians of the whole record."""
@@ -78,7 +81,7 @@ class Record:
         within these places; False where it is not known."""
         if not self.rates:
             return False
-        window = self.rates[max(0, first):last + 1]
+        window = self.rates[max(0, first) : last + 1]
         if up:
             return any(b > 1.5 * a for a, b in itertools.pairwise(window)) or window[-1] > 1.5 * window[0]
         return statistics.median(window) <= 0.1 * max(self.rates)

@@ -77,8 +77,11 @@ class Roster:
     def unheld(self) -> list[str]:
         """The model's parameters that want a gradient and that no optimizer holds."""
         held = {number for numbers in self._held.values() for number in numbers}
-        return [name for number, name in enumerate(self.names) if number not in held
-                and (self.parameters[number] is None or self.parameters[number].requires_grad)]
+        return [
+            name
+            for number, name in enumerate(self.names)
+            if number not in held and (self.parameters[number] is None or self.parameters[number].requires_grad)
+        ]
 
     def foreign(self) -> list[str]:
         """Parameters that an optimizer holds and that are in none of the models."""

@@ -69,8 +69,9 @@ class Rounds:
             self._closure += self._closure > 0
             if fresh:  # gradients of these that were never used are gone, and their losses with them
                 self._roots = [known for known in self._roots if not known[1].issubset(changed)]
-            self._roots += [(r.detach().to(torch.float32, copy=True).reshape(()), set(changed))
-                            for r in call.roots if _is_loss(r)]
+            self._roots += [
+                (r.detach().to(torch.float32, copy=True).reshape(()), set(changed)) for r in call.roots if _is_loss(r)
+            ]
             if self._due(self.number) or len(self.roster.optimizers) > 1 and self._due(self.number + 1):
                 self.gradients.look(changed)
             else:
@@ -81,8 +82,11 @@ class Rounds:
 
     def _weighed(self, step: Step) -> bool:
         """Whether updates are measured in this step: in every `ratios_every`-th that is measured itself."""
-        return step.measured and self.ratios_every > 0 and (step.number // self.every) % max(
-            1, self.ratios_every // self.every) == 0
+        return (
+            step.measured
+            and self.ratios_every > 0
+            and (step.number // self.every) % max(1, self.ratios_every // self.every) == 0
+        )
 
     # -- the update ---------------------------------------------------------------------------------------------------
 

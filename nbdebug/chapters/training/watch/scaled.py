@@ -42,8 +42,11 @@ def notes(scales: Scales, names: Sequence[str], layers: Sequence[str]) -> list[s
     """The scaler in a line, where there is one."""
     if not scales.attempts:
         return []
-    course = (f"{size(scales.begun)} → {size(scales.last)}" if scales.begun != scales.last else
-              f"{size(scales.last)} throughout")
+    course = (
+        f"{size(scales.begun)} → {size(scales.last)}"
+        if scales.begun != scales.last
+        else f"{size(scales.last)} throughout"
+    )
     if scales.begun == scales.last and scales.least != scales.most:
         course = f"{size(scales.last)}, between {size(scales.least)} and {size(scales.most)}"
     said = f"GradScaler: scale {course}; {scales.skipped:,} of {scales.attempts:,} steps skipped"
@@ -68,7 +71,7 @@ def _collapses(scales: Scales) -> bool:
 
 def _recent(scales: Scales) -> list[bool]:
     """The last attempts since the first step that was made: whether each was left out."""
-    return [skipped for _, _, skipped in scales.course.items[-min(scales.settled, RECENT):]] if scales.settled else []
+    return [skipped for _, _, skipped in scales.course.items[-min(scales.settled, RECENT) :]] if scales.settled else []
 
 
 def _gone_wrong(scales: Scales) -> bool:
@@ -81,20 +84,33 @@ def _gone_wrong(scales: Scales) -> bool:
 def _collapsed(scales: Scales, names: Sequence[str], layers: Sequence[str]) -> Finding:
     (layer, count, nan), recent = _who(scales, names, layers), _recent(scales)
     if _collapses(scales):
-        said = (f"GradScaler's scale has collapsed from {size(scales.begun)} to {size(scales.last)}; "
-                f"{scales.skipped:,} of {scales.attempts:,} steps were skipped")
+        said = (
+            f"GradScaler's scale has collapsed from {size(scales.begun)} to {size(scales.last)}; "
+            f"{scales.skipped:,} of {scales.attempts:,} steps were skipped"
+        )
     else:
-        said = (f"GradScaler keeps leaving steps out: {sum(recent)} of the last {len(recent)}, {scales.skipped:,} of "
-                f"all {scales.attempts:,}, at scales from {size(scales.least)} to {size(scales.most)}")
+        said = (
+            f"GradScaler keeps leaving steps out: {sum(recent)} of the last {len(recent)}, {scales.skipped:,} of "
+            f"all {scales.attempts:,}, at scales from {size(scales.least)} to {size(scales.most)}"
+        )
     if layer:
-        said += (f". The gradient of `{layer}` is the first that is not finite on the way back, in {count:,} of them"
-                 + (", and it is NaN: no scale helps" if nan > count / 2 else ""))
-    fixes = (Fix("Name the op that makes it.", "%nan_trace step()"),
-             Fix("Or the modules that must stay in float32.", 'nbdebug.precision(model, batch, loss_fn, "float16")'),
-             Fix("Or train in bfloat16, which has float32's range and needs no scaler.", "dtype=torch.bfloat16"))
-    evidence = {"where": [layer] if layer else ["scaler"], "scale at first": scales.begun, "lowest": scales.least,
-                "last": scales.last, "steps": scales.attempts, "skipped": scales.skipped,
-                "first not finite, by layer": _by_layer(scales, names, layers)}
+        said += f". The gradient of `{layer}` is the first that is not finite on the way back, in {count:,} of them" + (
+            ", and it is NaN: no scale helps" if nan > count / 2 else ""
+        )
+    fixes = (
+        Fix("Name the op that makes it.", "%nan_trace step()"),
+        Fix("Or the modules that must stay in float32.", 'nbdebug.precision(model, batch, loss_fn, "float16")'),
+        Fix("Or train in bfloat16, which has float32's range and needs no scaler.", "dtype=torch.bfloat16"),
+    )
+    evidence = {
+        "where": [layer] if layer else ["scaler"],
+        "scale at first": scales.begun,
+        "lowest": scales.least,
+        "last": scales.last,
+        "steps": scales.attempts,
+        "skipped": scales.skipped,
+        "first not finite, by layer": _by_layer(scales, names, layers),
+    }
     return Finding("nan/not-located", said + ".", Where(phase="backward", module=layer or None), evidence, fixes)
 
 
@@ -109,17 +125,31 @@ def _by_layer(scales: Scales, names: Sequence[str], layers: Sequence[str]) -> li
 def _clipped_early(scales: Scales) -> Finding:
     before, after = (statistics.median(pair[side] for pair in scales.early) for side in (0, 1))
     scale = scales.last
-    said = (f"Gradients are clipped before they are unscaled: from a norm of {before * scale:.3g} to "
-            f"{after * scale:.3g} while they carry the scale {size(scale)}, in {scales.early_steps:,} of "
-            f"{scales.looked:,} steps; what the optimizer gets has norm {after:.3g}.")
-    fix = Fix("Unscale first, then clip.",
-              "scaler.scale(loss).backward()\nscaler.unscale_(optimizer)\n"
-              f"torch.nn.utils.clip_grad_norm_(model.parameters(), {after * scale:.3g})\nscaler.step(optimizer)\n"
-              "scaler.update()")
-    return Finding("training/clip-before-unscale", said, Where(phase="backward"),
-                   {"where": ["clip_grad_norm_", "unscale_"], "norm before clipping": before * scale,
-                    "norm after": after * scale, "scale": scale, "steps": scales.looked,
-                    "clipped too early": scales.early_steps}, (fix,))
+    said = (
+        f"Gradients are clipped before they are unscaled: from a norm of {before * scale:.3g} to "
+        f"{after * scale:.3g} while they carry the scale {size(scale)}, in {scales.early_steps:,} of "
+        f"{scales.looked:,} steps; what the optimizer gets has norm {after:.3g}."
+    )
+    fix = Fix(
+        "Unscale first, then clip.",
+        "scaler.scale(loss).backward()\nscaler.unscale_(optimizer)\n"
+        f"torch.nn.utils.clip_grad_norm_(model.parameters(), {after * scale:.3g})\nscaler.step(optimizer)\n"
+        "scaler.update()",
+    )
+    return Finding(
+        "training/clip-before-unscale",
+        said,
+        Where(phase="backward"),
+        {
+            "where": ["clip_grad_norm_", "unscale_"],
+            "norm before clipping": before * scale,
+            "norm after": after * scale,
+            "scale": scale,
+            "steps": scales.looked,
+            "clipped too early": scales.early_steps,
+        },
+        (fix,),
+    )
 
 
 def picture(scales: Scales, most: int) -> dict[str, Any]:
@@ -127,6 +157,8 @@ def picture(scales: Scales, most: int) -> dict[str, Any]:
     if not scales.skipped and scales.least >= scales.most:
         return {}
     known = scales.course.items
-    thinned = known[::-(-len(known) // most)] if len(known) > most else known
-    return {"scale": [[step, scale] for step, scale, _ in thinned],
-            "skipped": [step for step, _, skipped in known if skipped][-most:]}
+    thinned = known[:: -(-len(known) // most)] if len(known) > most else known
+    return {
+        "scale": [[step, scale] for step, scale, _ in thinned],
+        "skipped": [step for step, _, skipped in known if skipped][-most:],
+    }

@@ -84,8 +84,10 @@ class Scaled:
         scale = scaler._scale.detach().to(torch.float32, copy=True).reshape(())
         self._written.pop(id(optimizer), None)
         self.rounds.dropped(numbers)
-        self.rounds.post.send([scale, *(n.values for n in before)], functools.partial(
-            self._take, self.rounds.number, [n.numbers for n in before], frozenset(held)))
+        self.rounds.post.send(
+            [scale, *(n.values for n in before)],
+            functools.partial(self._take, self.rounds.number, [n.numbers for n in before], frozenset(held)),
+        )
 
     def _take(self, step: int, numbers: list[tuple[int, ...]], held: frozenset[int], values: list[list[float]]) -> None:
         norms = {n: v for group, known in zip(numbers, values[1:]) for n, v in zip(group, known) if n in held}

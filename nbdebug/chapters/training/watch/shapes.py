@@ -43,8 +43,11 @@ def divergence(record: Record) -> Verdict | None:
     if len(record) < ENOUGH or len(parts) < 6:
         return None
     bends = [a - 2 * b + c for a, b, c in zip(parts, parts[1:], parts[2:])]  # a trend, up or down, has few
-    sigma = max(spread(bends) / math.sqrt(2), noise(record.values) / math.sqrt(len(record) / len(parts)),
-                1e-3 * abs(statistics.median(parts)))
+    sigma = max(
+        spread(bends) / math.sqrt(2),
+        noise(record.values) / math.sqrt(len(record) / len(parts)),
+        1e-3 * abs(statistics.median(parts)),
+    )
     before, last = parts[:-1], min(parts[-2:])
     best = min(range(len(before)), key=before.__getitem__)
     gained, climbed = parts[0] - parts[best], last - parts[best]
@@ -56,18 +59,26 @@ def divergence(record: Record) -> Verdict | None:
     place = min(len(record) - 1, (best + 1) * len(record) // len(parts))
     if not (away or back) or record.rate_moved(place, len(record) - 1, up=True) and not away:
         return None
-    evidence = {"start": parts[0], "lowest": parts[best], "end": last, "lowest at step": record.steps[place],
-                "learning rate": record.rates[place] if record.rates else None}
-    said = (f"The loss fell from {parts[0]:.4g} to {parts[best]:.4g} until about step {record.steps[place]}, then "
-            f"climbed to {last:.4g}" if gained > CLIMB * sigma else
-            f"The loss climbs: from {parts[0]:.4g} at the start to {last:.4g} at the end")
+    evidence = {
+        "start": parts[0],
+        "lowest": parts[best],
+        "end": last,
+        "lowest at step": record.steps[place],
+        "learning rate": record.rates[place] if record.rates else None,
+    }
+    said = (
+        f"The loss fell from {parts[0]:.4g} to {parts[best]:.4g} until about step {record.steps[place]}, then "
+        f"climbed to {last:.4g}"
+        if gained > CLIMB * sigma
+        else f"The loss climbs: from {parts[0]:.4g} at the start to {last:.4g} at the end"
+    )
     return Verdict("divergence", record.steps[place], said + ".", {k: v for k, v in evidence.items() if v is not None})
 
 
 def plateau(record: Record) -> Verdict | None:
     """The last third neither falls nor rises, and it is sure of that; not where the learning rate has decayed."""
     first = len(record) - max(20, len(record) // 3)
-    tail = record.values[max(0, first):]
+    tail = record.values[max(0, first) :]
     if len(record) < ENOUGH or len(tail) < 20 or record.rate_moved(first, len(record) - 1, up=False):
         return None
     parts = blocks(tail, most=12, least=2)
@@ -81,10 +92,19 @@ def plateau(record: Record) -> Verdict | None:
     if abs(fall) > unsure or abs(fall) + unsure > most:
         return None
     since = _since(record, level, max(4 * sigma, most))
-    said = (f"The loss stands still at {level:.4g} since about step {record.steps[since]}" if moved else
-            f"The loss has not moved from {level:.4g} in {len(record)} steps")
-    evidence = {"level": level, "start": record.start, "change over the last third": -fall, "give or take": unsure,
-                "noise": noise(tail), "from the start": not moved}
+    said = (
+        f"The loss stands still at {level:.4g} since about step {record.steps[since]}"
+        if moved
+        else f"The loss has not moved from {level:.4g} in {len(record)} steps"
+    )
+    evidence = {
+        "level": level,
+        "start": record.start,
+        "change over the last third": -fall,
+        "give or take": unsure,
+        "noise": noise(tail),
+        "from the start": not moved,
+    }
     said += f" (change {-fall:+.2g} ± {unsure:.2g} over the last {len(tail)})."
     return Verdict("plateau", record.steps[since if moved else 0], said, evidence)
 
@@ -98,8 +118,8 @@ def _since(record: Record, level: float, near: float) -> int:
 
 def oscillation(record: Record) -> Verdict | None:
     """The loss swings, between two values or in a period, and does not fall while it does."""
-    values = list(record.values[len(record) // 2:])[-400:]
-    if len(values) < ENOUGH or any(a != record.rates[-1] for a in record.rates[-len(values):]):
+    values = list(record.values[len(record) // 2 :])[-400:]
+    if len(values) < ENOUGH or any(a != record.rates[-1] for a in record.rates[-len(values) :]):
         return None
     rest = detrended(values)
     size, level = spread(rest), abs(statistics.median(values))
@@ -111,10 +131,17 @@ def oscillation(record: Record) -> Verdict | None:
     if period is None:
         return None
     low, high = sorted(values)[len(values) // 10], sorted(values)[-len(values) // 10]
-    said = (f"The loss jumps to and fro between about {low:.4g} and {high:.4g}" if period == 2 else
-            f"The loss swings between about {low:.4g} and {high:.4g} with a period of {period} steps")
-    return Verdict("oscillation", record.steps[-len(values)], said + ", and does not fall.",
-                   {"low": low, "high": high, "period": period, "autocorrelation": correlation(rest, 1)})
+    said = (
+        f"The loss jumps to and fro between about {low:.4g} and {high:.4g}"
+        if period == 2
+        else f"The loss swings between about {low:.4g} and {high:.4g} with a period of {period} steps"
+    )
+    return Verdict(
+        "oscillation",
+        record.steps[-len(values)],
+        said + ", and does not fall.",
+        {"low": low, "high": high, "period": period, "autocorrelation": correlation(rest, 1)},
+    )
 
 
 def _period(rest: list[float]) -> int | None:

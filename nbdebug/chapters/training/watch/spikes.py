@@ -47,8 +47,11 @@ class Jump:
 def spikes(record: Record) -> list[Verdict]:
     """The spikes, in order of their steps."""
     jumps = sorted(_jumps(record.values), key=lambda j: -j.sigmas)
-    return [_told(record, j) for j in sorted(_beyond_the_tail(jumps), key=lambda j: j.first)
-            if _matters(record, j) and not record.rate_moved(j.first - WINDOW, j.peak, up=True)]
+    return [
+        _told(record, j)
+        for j in sorted(_beyond_the_tail(jumps), key=lambda j: j.first)
+        if _matters(record, j) and not record.rate_moved(j.first - WINDOW, j.peak, up=True)
+    ]
 
 
 def _jumps(values: tuple[float, ...]) -> list[Jump]:
@@ -69,7 +72,7 @@ def _jumps(values: tuple[float, ...]) -> list[Jump]:
         if first >= 0 and (high <= 1.5 or settled):
             found.append(Jump(first, peak, None if settled else place, level, (values[peak] - level) / sigma))
             if settled or found[-1].sigmas < 5:  # that is the level now, or was noise
-                calm.extend(values[max(first, place - WINDOW):place])
+                calm.extend(values[max(first, place - WINDOW) : place])
             first = -1
         if first < 0:
             calm.append(value)
@@ -110,7 +113,7 @@ def _matters(record: Record, jump: Jump) -> bool:
     """A jump that undoes much, and that is one: within three steps it is half up."""
     rise = record.values[jump.peak] - jump.level
     learnt = record.start - jump.level
-    sudden = max(record.values[jump.first:jump.first + 3]) - jump.level >= 0.5 * rise
+    sudden = max(record.values[jump.first : jump.first + 3]) - jump.level >= 0.5 * rise
     return sudden and (rise >= OF_PROGRESS * max(learnt, 0.0) or 0 < OF_LEVEL * jump.level <= rise)
 
 
@@ -118,8 +121,16 @@ def _told(record: Record, jump: Jump) -> Verdict:
     high, low, step = record.values[jump.peak], jump.level, record.steps[jump.first]
     back = None if jump.back is None else record.steps[jump.back] - step
     rate = record.rates[jump.peak] if record.rates else None
-    said = (f"The loss jumped from {low:.4g} to {high:.4g} at step {step} ({jump.sigmas:.0f} times its noise), and "
-            + (f"was back after {back} step{'s' * (back != 1)}" if back is not None else "has not come back"))
-    evidence = {"before": low, "peak": high, "times its noise": jump.sigmas, "peak step": record.steps[jump.peak],
-                "steps until back": back, "recovers": back is not None, "learning rate": rate}
+    said = f"The loss jumped from {low:.4g} to {high:.4g} at step {step} ({jump.sigmas:.0f} times its noise), and " + (
+        f"was back after {back} step{'s' * (back != 1)}" if back is not None else "has not come back"
+    )
+    evidence = {
+        "before": low,
+        "peak": high,
+        "times its noise": jump.sigmas,
+        "peak step": record.steps[jump.peak],
+        "steps until back": back,
+        "recovers": back is not None,
+        "learning rate": rate,
+    }
     return Verdict("spike", step, said + ".", {k: v for k, v in evidence.items() if v is not None})

@@ -29,7 +29,8 @@ _FLAT: dict[type, Callable[[Any, Any], torch.Tensor]] = {
     nn.Sigmoid: lambda module, y: y * (1 - y) < 0.0025,
     nn.Softsign: lambda module, y: y.abs() > 0.9,
     nn.Hardtanh: lambda module, y: (y <= module.min_val) | (y >= module.max_val),
-    nn.Hardsigmoid: lambda module, y: (y <= 0) | (y >= 1)}
+    nn.Hardsigmoid: lambda module, y: (y <= 0) | (y >= 1),
+}
 _CHANNELS_FIRST = (nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase, nn.GroupNorm)
 
 
@@ -65,8 +66,10 @@ class Units:
         for model in models.values():
             self._find(list(model.modules()), names)
         if models and not self._modules:
-            self.why_not = ("the model has no activation modules such as nn.ReLU between its layers (F.relu is not "
-                            "seen here; nbdebug.diagnose sees it)")
+            self.why_not = (
+                "the model has no activation modules such as nn.ReLU between its layers (F.relu is not "
+                "seen here; nbdebug.diagnose sees it)"
+            )
 
     def _find(self, modules: list[nn.Module], names: ModuleNames) -> None:
         layers = [i for i, m in enumerate(modules) if any(p.dim() > 1 for p in m._parameters.values() if p is not None)]
@@ -79,8 +82,9 @@ class Units:
             self._modules.setdefault(names.of(module) or "", (module, feeds, first))
 
     def attach(self) -> None:
-        self._handles = [module.register_forward_hook(Hook(self, "ran", name))
-                         for name, (module, _, _) in self._modules.items()]
+        self._handles = [
+            module.register_forward_hook(Hook(self, "ran", name)) for name, (module, _, _) in self._modules.items()
+        ]
 
     def detach(self) -> None:
         """Leave the modules, and hold plain numbers only."""
@@ -122,8 +126,9 @@ class Units:
             masks = torch.stack([mask for _, mask, _ in kept])
             dead = masks.dtype is torch.bool
             share = float((~masks.any(0)).float().mean() if dead else (masks.mean(0) >= _MOSTLY).float().mean())
-            found.append(UnitsSeen(name, type(module).__name__, "dead" if dead else "saturated", feeds, units, share,
-                                   len(kept)))
+            found.append(
+                UnitsSeen(name, type(module).__name__, "dead" if dead else "saturated", feeds, units, share, len(kept))
+            )
         self.seen = found
         return found
 

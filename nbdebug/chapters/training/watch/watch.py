@@ -31,8 +31,16 @@ from nbdebug.observe.given import check_scaler, models_of, optimizers_of
 from nbdebug.subject import Subject
 
 
-def grad_watch(model: Any, optimizer: Any, *, scaler: Any = None, every: int = 1, ratios_every: int = 10,
-               activations_every: int = 10, keep: int = 1000) -> GradWatch:
+def grad_watch(
+    model: Any,
+    optimizer: Any,
+    *,
+    scaler: Any = None,
+    every: int = 1,
+    ratios_every: int = 10,
+    activations_every: int = 10,
+    keep: int = 1000,
+) -> GradWatch:
     """Watch the gradients of a training until closed; nothing of the training changes, to the bit.
 
     model: a Module, a dict or list of them, or None (the optimizers' parameters are watched); optimizer: an Optimizer,
@@ -77,8 +85,10 @@ class GradWatch:
         self._engine.attach()
         self._rounds.scaled.attach(self._guarded)
         for optimizer in self._optimizers:
-            self._handles += [optimizer.register_step_pre_hook(self._before),
-                              optimizer.register_step_post_hook(self._after)]
+            self._handles += [
+                optimizer.register_step_pre_hook(self._before),
+                optimizer.register_step_post_hook(self._after),
+            ]
         if self._units is not None:
             self._units.attach()
 
@@ -133,8 +143,12 @@ class GradWatch:
         """Leave, after a fault of our own; told once. Hooks of optimizers go later: one of them may be running."""
         self.active, self.fault = False, f"{type(fault).__name__}: {fault}"
         self._rounds.leave()
-        warnings.warn(f"nbdebug's grad_watch has stopped because of a fault of its own ({self.fault}). "
-                      "The training itself goes on, unwatched.", RuntimeWarning, stacklevel=4)
+        warnings.warn(
+            f"nbdebug's grad_watch has stopped because of a fault of its own ({self.fault}). "
+            "The training itself goes on, unwatched.",
+            RuntimeWarning,
+            stacklevel=4,
+        )
 
     def _backward_began(self, call: Any) -> None:
         if not self.active:
@@ -185,8 +199,11 @@ class GradWatch:
         apart = 1 if most is None else max(1, len(fed or totals) // most)
         if fed:
             return fed[::apart]
-        return [] if self._several else [(t.step, t.loss, None) for t in totals[::apart]
-                                         if t.loss is not None and not t.skipped]
+        return (
+            []
+            if self._several
+            else [(t.step, t.loss, None) for t in totals[::apart] if t.loss is not None and not t.skipped]
+        )
 
     def verdicts(self) -> tuple[Verdict, ...]:
         """What the losses show; see `losses.verdicts`."""

@@ -51,7 +51,7 @@ def entered(call: ast.Call, code: Code, called: Any = UNKNOWN) -> Code | None:
 
 
 def switched_off(function: Any) -> str | None:
-    """"no_grad" where a function, be it a library's (`model.generate`), was decorated with it."""
+    """ "no_grad" where a function, be it a library's (`model.generate`), was decorated with it."""
     function = function.__func__ if type(function) is types.MethodType else function
     for _ in range(5):
         if type(function) is not types.FunctionType:
@@ -78,9 +78,18 @@ def entries(node: Any, key: Any, code: Code, depth: int = 6) -> Iterator[tuple[A
         yield from entries(whole[-1], key, code, depth - 1) if whole else ()
         if not made and node.id in code.given:
             yield from entries(*_swapped(code.given[node.id], key), depth - 1)
-        yield from ((s.value, code) for s in code.statements() if isinstance(s, ast.Assign) and any(
-            isinstance(t, ast.Subscript) and ast.unparse(t.value) == node.id and isinstance(t.slice, ast.Constant)
-            and t.slice.value == key for t in s.targets))
+        yield from (
+            (s.value, code)
+            for s in code.statements()
+            if isinstance(s, ast.Assign)
+            and any(
+                isinstance(t, ast.Subscript)
+                and ast.unparse(t.value) == node.id
+                and isinstance(t.slice, ast.Constant)
+                and t.slice.value == key
+                for t in s.targets
+            )
+        )
     elif isinstance(node, ast.Call) and depth and (inner := entered(node, code)) is not None:
         for given, _ in inner.returned():
             yield from entries(given, key, inner, depth - 1)
@@ -93,8 +102,9 @@ def _swapped(given: tuple[Any, Any], key: Any) -> tuple[Any, Any, Any]:
 def bound(found: Code, call: ast.Call, code: Code, mine: Any = UNKNOWN) -> Code:
     """A function with its parameters bound to what a call gives them."""
     given, names = arguments(found, call, code, mine)
-    return dataclasses.replace(found, given=given,
-                               frame=dataclasses.replace(found.frame, names=dict(found.frame.names) | names))
+    return dataclasses.replace(
+        found, given=given, frame=dataclasses.replace(found.frame, names=dict(found.frame.names) | names)
+    )
 
 
 def arguments(found: Code, call: ast.Call, code: Code, mine: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -110,7 +120,7 @@ def arguments(found: Code, call: ast.Call, code: Code, mine: Any) -> tuple[dict[
     simple = [a for a in call.args if not isinstance(a, ast.Starred)]
     pairs = dict(zip(wanted, simple)) | {k.arg: k.value for k in call.keywords if k.arg}
     if args.vararg is not None:
-        pairs[args.vararg.arg] = ast.Tuple(simple[len(wanted):], ast.Load())
+        pairs[args.vararg.arg] = ast.Tuple(simple[len(wanted) :], ast.Load())
     for name, node in pairs.items():
         names.pop(name, None)
         known = value(node, code)
@@ -131,8 +141,9 @@ def of_method(module: Any, name: str) -> Code | None:
     if found is None:
         return None
     first = next((a.arg for a in (*found.node.args.posonlyargs, *found.node.args.args)), "self")
-    return dataclasses.replace(found, frame=dataclasses.replace(
-        found.frame, names=dict(found.frame.names) | {first: module}, module=module))
+    return dataclasses.replace(
+        found, frame=dataclasses.replace(found.frame, names=dict(found.frame.names) | {first: module}, module=module)
+    )
 
 
 def trail(scene: Scene) -> list[Code]:
@@ -156,8 +167,12 @@ def reached(scene: Scene) -> list[tuple[Code, Any]]:
     """(function, the module whose method it is or None) of all that the traceback's functions and the modules' forwards
     call, nearest first, each function of each module once."""
     todo: list[tuple[Code, Any]] = [(code, code.frame.module) for code in trail(scene)]
-    todo += [(code, part) for model in scene.owners.models.values() for part in modules(model)
-             if (code := forward(part)) is not None]
+    todo += [
+        (code, part)
+        for model in scene.owners.models.values()
+        for part in modules(model)
+        if (code := forward(part)) is not None
+    ]
     seen: set[tuple[int, int]] = set()
     found: list[tuple[Code, Any]] = []
     while todo and len(found) < MOST:
@@ -180,8 +195,11 @@ def _meant(call: ast.Call, code: Code) -> list[Code]:
     if issubclass(type(called), type):
         return [found for found in [class_forward(called)] if found is not None]
     one = entered(call, code, called)
-    several = looped(call.func.id, code) if called is UNKNOWN and isinstance(call.func, ast.Name) else (
-        [called] if is_module(called) and one is None else [])
+    several = (
+        looped(call.func.id, code)
+        if called is UNKNOWN and isinstance(call.func, ast.Name)
+        else ([called] if is_module(called) and one is None else [])
+    )
     inside = [forward(part) for module in several for part in modules(module)]
     return [found for found in [one, *inside] if found is not None]
 
@@ -226,8 +244,11 @@ def outward(code: Code) -> Iterator[Code]:
             return
         yield dataclasses.replace(code, node=node, live=False, given={})
     if cell_name(code.source.file) is not None:
-        others = {file: name for file in list(linecache.cache) if isinstance(file, str) and file != code.source.file
-                  and (name := cell_name(file)) is not None}
+        others = {
+            file: name
+            for file in list(linecache.cache)
+            if isinstance(file, str) and file != code.source.file and (name := cell_name(file)) is not None
+        }
         for file in sorted(others, key=lambda f: _number(others[f]), reverse=True):
             read = source(file)
             if read is not None:

@@ -10,9 +10,32 @@ from nbdebug.chapters.error.looks.autograd.calls import entered
 from nbdebug.chapters.error.looks.autograd.parts import skipped
 from nbdebug.chapters.error.looks.autograd.source import Code, calls, heads, last, loops, targets
 
-QUIET = frozenset({"print", "item", "detach", "float", "append", "add_scalar", "log", "info", "debug", "write",
-                   "format", "rand_like", "randn_like", "zeros_like", "ones_like", "empty_like", "full_like",
-                   "set_postfix", "update", "len", "isinstance", "str"})
+QUIET = frozenset(
+    {
+        "print",
+        "item",
+        "detach",
+        "float",
+        "append",
+        "add_scalar",
+        "log",
+        "info",
+        "debug",
+        "write",
+        "format",
+        "rand_like",
+        "randn_like",
+        "zeros_like",
+        "ones_like",
+        "empty_like",
+        "full_like",
+        "set_postfix",
+        "update",
+        "len",
+        "isinstance",
+        "str",
+    }
+)
 """Calls that take a value and put none of its graph into a loss."""
 
 
@@ -44,8 +67,11 @@ def outside_names(code: Code) -> set[str]:
 
 def writes(statements: list[Any], text: str) -> list[Any]:
     """The statements that give a variable (or `self.x`) its value."""
-    return [s for s in statements if any(isinstance(t, (ast.Name, ast.Attribute)) and ast.unparse(t) == text
-                                         for t in targets(s))]
+    return [
+        s
+        for s in statements
+        if any(isinstance(t, (ast.Name, ast.Attribute)) and ast.unparse(t) == text for t in targets(s))
+    ]
 
 
 def reads(statements: list[Any], text: str) -> list[Any]:
@@ -55,8 +81,11 @@ def reads(statements: list[Any], text: str) -> list[Any]:
         if isinstance(statement, (ast.If, ast.While)):
             continue
         counts = isinstance(statement, ast.AugAssign) and ast.unparse(statement.target) == text
-        if counts or any(_reads(node, text) for field, node in ast.iter_fields(statement) if field not in (
-                "targets", "target", "body", "orelse", "handlers", "finalbody")):
+        if counts or any(
+            _reads(node, text)
+            for field, node in ast.iter_fields(statement)
+            if field not in ("targets", "target", "body", "orelse", "handlers", "finalbody")
+        ):
             found.append(statement)
     return found
 
@@ -68,8 +97,11 @@ def _reads(node: Any, text: str) -> bool:
         return False
     if isinstance(node, (ast.Name, ast.Attribute)) and ast.unparse(node) == text:
         return True
-    if isinstance(node, ast.Compare) or isinstance(node, ast.Attribute) and node.attr in (
-            "data", "shape", "dtype", "device", "grad"):
+    if (
+        isinstance(node, ast.Compare)
+        or isinstance(node, ast.Attribute)
+        and node.attr in ("data", "shape", "dtype", "device", "grad")
+    ):
         return False
     if isinstance(node, ast.Call) and last(node.func) in QUIET:
         return False
@@ -98,8 +130,11 @@ def carried(code: Code, body: Any, text: str) -> tuple[str, Any, Any] | None:
 
 
 def _adds_to(node: Any, text: str) -> bool:
-    return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add) and text in (
-        ast.unparse(node.left), ast.unparse(node.right))
+    return (
+        isinstance(node, ast.BinOp)
+        and isinstance(node.op, ast.Add)
+        and text in (ast.unparse(node.left), ast.unparse(node.right))
+    )
 
 
 def _always(code: Code, statement: Any, body: Any, written: list[Any]) -> bool:
@@ -128,13 +163,16 @@ def filled(statements: list[Any], text: str) -> Any | None:
     if writes(statements, text):
         return None
     for statement in statements:
-        if isinstance(statement, ast.Assign) and any(isinstance(t, ast.Subscript) and ast.unparse(t.value) == text
-                                                     for t in statement.targets):
+        if isinstance(statement, ast.Assign) and any(
+            isinstance(t, ast.Subscript) and ast.unparse(t.value) == text for t in statement.targets
+        ):
             return statement
         if isinstance(statement, ast.Expr) and any(
-                last(call.func) in ("append", "extend", "insert", "add", "appendleft", "update", "put")
-                and isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) == text
-                for call in calls(statement)):
+            last(call.func) in ("append", "extend", "insert", "add", "appendleft", "update", "put")
+            and isinstance(call.func, ast.Attribute)
+            and ast.unparse(call.func.value) == text
+            for call in calls(statement)
+        ):
             return statement
     return None
 
@@ -154,5 +192,7 @@ def backwards(code: Code, statements: list[Any], depth: int = 2) -> Iterator[tup
 
 def keeps(call: ast.Call) -> bool:
     """Whether a backward keeps its graph."""
-    return any(k.arg in ("retain_graph", "create_graph") and isinstance(k.value, ast.Constant) and k.value.value
-               for k in call.keywords)
+    return any(
+        k.arg in ("retain_graph", "create_graph") and isinstance(k.value, ast.Constant) and k.value.value
+        for k in call.keywords
+    )

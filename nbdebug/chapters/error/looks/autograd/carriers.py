@@ -19,8 +19,19 @@ from nbdebug.finding import Where
 from nbdebug.observe.named import attributes
 
 CONTAINERS = (list, tuple, dict, collections.deque, collections.OrderedDict, collections.defaultdict)
-PLAIN = (str, bytes, int, float, complex, type(None), type, types.ModuleType, types.FunctionType, types.MethodType,
-         types.BuiltinFunctionType)
+PLAIN = (
+    str,
+    bytes,
+    int,
+    float,
+    complex,
+    type(None),
+    type,
+    types.ModuleType,
+    types.FunctionType,
+    types.MethodType,
+    types.BuiltinFunctionType,
+)
 """What holds no tensor."""
 
 
@@ -51,14 +62,28 @@ def carrier(name: str, how: str, thing: Any, assigned: Where, read: Where = NOWH
     one = mine[0] if mine else None
     if one is None:
         return Carrier(name, how, assigned=assigned, read=read)
-    return Carrier(name, how, tuple(one.shape), op_of(one.grad_fn), assigned, read, freed(one.grad_fn),
-                   not is_tensor(thing), not is_tensor(thing) and type(thing) not in CONTAINERS)
+    return Carrier(
+        name,
+        how,
+        tuple(one.shape),
+        op_of(one.grad_fn),
+        assigned,
+        read,
+        freed(one.grad_fn),
+        not is_tensor(thing),
+        not is_tensor(thing) and type(thing) not in CONTAINERS,
+    )
 
 
 def written(code: Code, name: str) -> Where:
     for scope in outward(code):
-        made = [s for s in writes(list(scope.statements()), name) if (scope is not code or s.lineno < code.line)
-                and not skipped(s, scope) and last(getattr(getattr(s, "value", None), "func", None)) != "detach"]
+        made = [
+            s
+            for s in writes(list(scope.statements()), name)
+            if (scope is not code or s.lineno < code.line)
+            and not skipped(s, scope)
+            and last(getattr(getattr(s, "value", None), "func", None)) != "detach"
+        ]
         if made:
             return scope.where(made[-1])
     return NOWHERE

@@ -17,12 +17,27 @@ from nbdebug.chapters.error.operands import UNKNOWN
 from nbdebug.chapters.error.scene import Scene, is_tensor
 from nbdebug.observe.named import attributes
 
-NODES = {"ReLU6": "Hardtanh", "LeakyReLU": "LeakyRelu", "SELU": "Elu", "CELU": "Elu", "RReLU": "RreluWithNoise",
-         "Dropout": "Mul"}
+NODES = {
+    "ReLU6": "Hardtanh",
+    "LeakyReLU": "LeakyRelu",
+    "SELU": "Elu",
+    "CELU": "Elu",
+    "RReLU": "RreluWithNoise",
+    "Dropout": "Mul",
+}
 """Activations whose node in the graph has a name of its own."""
-SIGNS = {ast.Add: ("+", "Add"), ast.Sub: ("-", "Sub"), ast.Mult: ("*", "Mul"), ast.Div: ("/", "Div"),
-         ast.Pow: ("**", "Pow"), ast.FloorDiv: ("//", "FloorDivide"), ast.Mod: ("%", "Remainder"),
-         ast.MatMult: ("@", "Mm"), ast.BitAnd: ("&", "BitwiseAnd"), ast.BitOr: ("|", "BitwiseOr")}
+SIGNS = {
+    ast.Add: ("+", "Add"),
+    ast.Sub: ("-", "Sub"),
+    ast.Mult: ("*", "Mul"),
+    ast.Div: ("/", "Div"),
+    ast.Pow: ("**", "Pow"),
+    ast.FloorDiv: ("//", "FloorDivide"),
+    ast.Mod: ("%", "Remainder"),
+    ast.MatMult: ("@", "Mm"),
+    ast.BitAnd: ("&", "BitwiseAnd"),
+    ast.BitOr: ("|", "BitwiseOr"),
+}
 HARMLESS = frozenset({"requires_grad_", "retain_grad_", "share_memory_", "rename_", "detach_"})
 """Methods with the sign of a change that leave a tensor's values as they are."""
 FILLS = frozenset({"fill_", "zero_", "copy_", "masked_fill_", "index_fill_", "scatter_", "index_copy_"})
@@ -50,8 +65,9 @@ def of_statement(statement: Any, code: Code, module: str | None = None) -> Itera
         if not _tensor(node, code):
             continue
         small = next((n for n in code.source.around(node) if isinstance(n, ast.Lambda)), statement)
-        change = Change(_text(small), ast.unparse(node), inside or how, op, added, instead, module, code.name,
-                        code.where(statement))
+        change = Change(
+            _text(small), ast.unparse(node), inside or how, op, added, instead, module, code.name, code.where(statement)
+        )
         yield Found(change, code, statement, node)
 
 
@@ -63,8 +79,13 @@ def _parts(statement: Any, code: Code) -> Iterator[tuple[Any, str, str, str | No
         for target in statement.targets:
             if isinstance(target, ast.Subscript) and not _keyed(target):
                 base, new = ast.unparse(target.value), ast.unparse(statement.value)
-                yield (target.value, "item", "CopySlices", new,
-                       f"{base} = {base}.clone()\n{ast.unparse(target)} = {new}")
+                yield (
+                    target.value,
+                    "item",
+                    "CopySlices",
+                    new,
+                    f"{base} = {base}.clone()\n{ast.unparse(target)} = {new}",
+                )
     for node in heads(statement):
         if isinstance(node, ast.Call):
             yield from _called(node, code)
@@ -86,8 +107,9 @@ def _augmented(statement: ast.AugAssign) -> Iterator[tuple[Any, str, str, str | 
 def _called(node: ast.Call, code: Code) -> Iterator[tuple[Any, str, str, str | None, str]]:
     name = last(node.func)
     base = node.func.value if isinstance(node.func, ast.Attribute) else None
-    rest = ", ".join(ast.unparse(part) for part in [*node.args, *(k for k in node.keywords if k.arg not in (
-        "out", "inplace"))])
+    rest = ", ".join(
+        ast.unparse(part) for part in [*node.args, *(k for k in node.keywords if k.arg not in ("out", "inplace"))]
+    )
     out = next((k.value for k in node.keywords if k.arg == "out"), None)
     flag = next((k.value for k in node.keywords if k.arg == "inplace"), None)
     if out is not None:
@@ -123,10 +145,16 @@ def _tensor(node: Any, code: Code) -> bool:
     lies = value(node, code)
     if lies is not UNKNOWN:
         return is_tensor(lies)
-    written = [s for s in code.statements() if isinstance(s, ast.Assign) and any(
-        isinstance(t, ast.Name) and isinstance(node, ast.Name) and t.id == node.id for t in s.targets)]
-    return not any(isinstance(s.value, (ast.Constant, ast.List, ast.Dict, ast.ListComp, ast.DictComp, ast.JoinedStr))
-                   for s in written)
+    written = [
+        s
+        for s in code.statements()
+        if isinstance(s, ast.Assign)
+        and any(isinstance(t, ast.Name) and isinstance(node, ast.Name) and t.id == node.id for t in s.targets)
+    ]
+    return not any(
+        isinstance(s.value, (ast.Constant, ast.List, ast.Dict, ast.ListComp, ast.DictComp, ast.JoinedStr))
+        for s in written
+    )
 
 
 def _keyed(target: ast.Subscript) -> bool:
@@ -153,15 +181,35 @@ def in_place_modules(scene: Scene) -> Iterator[tuple[Change, Any]]:
                     made = _made(parent, type(part).__name__, scene)
                     kind = type(part).__name__
                     op = NODES.get(kind, kind.capitalize())
-                    yield Change(f"{kind}(inplace=True)", path, "module", op, None, f"nn.{kind}()", path,
-                                 "", made[0].where(made[1])) if made else Change(
-                        f"{kind}(inplace=True)", path, "module", op, None, f"nn.{kind}()", path), part
+                    yield (
+                        Change(
+                            f"{kind}(inplace=True)",
+                            path,
+                            "module",
+                            op,
+                            None,
+                            f"nn.{kind}()",
+                            path,
+                            "",
+                            made[0].where(made[1]),
+                        )
+                        if made
+                        else Change(f"{kind}(inplace=True)", path, "module", op, None, f"nn.{kind}()", path),
+                        part,
+                    )
 
 
 def _made(parent: Any, kind: str, scene: Scene) -> tuple[Code, Any] | None:
     """The call in the user's `__init__` (of the parent, or of one around it) that made it."""
-    around = [parent, *(m for model in scene.owners.models.values() for m in modules(model) if any(
-        child is parent for child in children(m).values()))]
+    around = [
+        parent,
+        *(
+            m
+            for model in scene.owners.models.values()
+            for m in modules(model)
+            if any(child is parent for child in children(m).values())
+        ),
+    ]
     for one in around:
         code = of_function(vars(type(one)).get("__init__"))
         for statement in code.statements() if code is not None else ():
@@ -169,5 +217,3 @@ def _made(parent: Any, kind: str, scene: Scene) -> tuple[Code, Any] | None:
                 if isinstance(node, ast.Call) and last(node.func) == kind and (node.keywords or node.args):
                     return code, node  # type: ignore[return-value]
     return None
-
-

@@ -11,29 +11,118 @@ from nbdebug.chapters.error.operands import UNKNOWN
 KINDS: dict[str, frozenset[str]] = {
     "detached": frozenset({"detach", "detach_", "stop_gradient"}),
     "number": frozenset({"item", "tolist", "numpy", "float", "int", "bool"}),
-    "whole numbers": frozenset({
-        "argmax", "argmin", "argsort", "one_hot", "nonzero", "argwhere", "bincount", "histc", "searchsorted",
-        "bucketize", "count_nonzero", "multinomial", "long", "int", "short", "byte", "char"}),
-    "comparison": frozenset({
-        "gt", "ge", "lt", "le", "eq", "ne", "greater", "less", "greater_equal", "less_equal", "not_equal", "equal",
-        "logical_and", "logical_or", "logical_not", "isnan", "isinf", "isfinite", "isclose", "allclose", "any", "all",
-        "bool", "signbit"}),
-    "rebuilt": frozenset({"tensor", "as_tensor", "asarray", "array", "from_numpy", "Tensor", "FloatTensor",
-                          "LongTensor", "DoubleTensor", "HalfTensor", "IntTensor", "new_tensor", "scalar_tensor"}),
+    "whole numbers": frozenset(
+        {
+            "argmax",
+            "argmin",
+            "argsort",
+            "one_hot",
+            "nonzero",
+            "argwhere",
+            "bincount",
+            "histc",
+            "searchsorted",
+            "bucketize",
+            "count_nonzero",
+            "multinomial",
+            "long",
+            "int",
+            "short",
+            "byte",
+            "char",
+        }
+    ),
+    "comparison": frozenset(
+        {
+            "gt",
+            "ge",
+            "lt",
+            "le",
+            "eq",
+            "ne",
+            "greater",
+            "less",
+            "greater_equal",
+            "less_equal",
+            "not_equal",
+            "equal",
+            "logical_and",
+            "logical_or",
+            "logical_not",
+            "isnan",
+            "isinf",
+            "isfinite",
+            "isclose",
+            "allclose",
+            "any",
+            "all",
+            "bool",
+            "signbit",
+        }
+    ),
+    "rebuilt": frozenset(
+        {
+            "tensor",
+            "as_tensor",
+            "asarray",
+            "array",
+            "from_numpy",
+            "Tensor",
+            "FloatTensor",
+            "LongTensor",
+            "DoubleTensor",
+            "HalfTensor",
+            "IntTensor",
+            "new_tensor",
+            "scalar_tensor",
+        }
+    ),
     "sampled": frozenset({"sample"}),
 }
 """Which names end a path, and in what way."""
 INDICES = frozenset({"max", "min", "sort", "topk", "mode", "kthvalue", "median", "cummax", "cummin"})
 """Ops that give values and, beside them, the places where they were found."""
-FRESH = frozenset({"zeros", "ones", "zeros_like", "ones_like", "rand", "randn", "rand_like", "randn_like", "full",
-                   "full_like", "empty", "empty_like", "arange", "linspace", "eye", "randint", "randperm", "new_zeros",
-                   "new_ones", "new_full", "size", "dim", "numel", "len", "range", "isinstance", "type", "hasattr",
-                   "parameters", "state_dict", "print"})
+FRESH = frozenset(
+    {
+        "zeros",
+        "ones",
+        "zeros_like",
+        "ones_like",
+        "rand",
+        "randn",
+        "rand_like",
+        "randn_like",
+        "full",
+        "full_like",
+        "empty",
+        "empty_like",
+        "arange",
+        "linspace",
+        "eye",
+        "randint",
+        "randperm",
+        "new_zeros",
+        "new_ones",
+        "new_full",
+        "size",
+        "dim",
+        "numel",
+        "len",
+        "range",
+        "isinstance",
+        "type",
+        "hasattr",
+        "parameters",
+        "state_dict",
+        "print",
+    }
+)
 """What is new and depends on the values of nothing."""
 BLOCKS = frozenset({"no_grad", "inference_mode"})
 FUNCTIONS_ONLY = frozenset({"float", "int", "bool", "tensor", "as_tensor", "asarray", "array", "from_numpy"})
-METHODS_ONLY = frozenset({"item", "tolist", "numpy", "detach_", "long", "short", "byte", "char", "sample",
-                          "new_tensor"})
+METHODS_ONLY = frozenset(
+    {"item", "tolist", "numpy", "detach_", "long", "short", "byte", "char", "sample", "new_tensor"}
+)
 _WHOLE = ("long", "int", "short", "bool", "uint8", "LongTensor", "IntTensor", "BoolTensor", "ByteTensor")
 
 
@@ -56,8 +145,9 @@ def kind_of_call(call: ast.Call, is_function: bool) -> str | None:
 
 def keeps_graph(call: ast.Call) -> bool:
     """Whether `torch.autograd.grad` is asked for gradients that have a graph of their own."""
-    return any(k.arg == "create_graph" and not (isinstance(k.value, ast.Constant) and not k.value.value)
-               for k in call.keywords)
+    return any(
+        k.arg == "create_graph" and not (isinstance(k.value, ast.Constant) and not k.value.value) for k in call.keywords
+    )
 
 
 def _whole(given: Any) -> bool:

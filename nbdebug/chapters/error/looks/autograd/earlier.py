@@ -28,8 +28,11 @@ def earlier_backward(code: Code, found: dict[Any, int], loss: str) -> tuple[Wher
         if keeps(call) or skipped(statement, code):
             continue
         base, text = _called_on(call), _root_of(call)
-        if where is code and text == loss and not writes(
-                [s for s in statements if statement.lineno < s.lineno < code.line], text):
+        if (
+            where is code
+            and text == loss
+            and not writes([s for s in statements if statement.lineno < s.lineno < code.line], text)
+        ):
             lies = value(base, code)
             return where.where(call), text, [carrier(text, "again", None if lies is UNKNOWN else lies, NOWHERE)]
         first = value(base, where) if where is code else UNKNOWN
@@ -62,11 +65,26 @@ def _shared(code: Code, found: dict[Any, int], statement: Any, first: Any) -> li
     for name, thing in names.items():
         for tensor in tensors_of(thing):
             node = tensor.grad_fn
-            if thing is not first and node in found and (node in mine if mine is not None else any(
-                    isinstance(n, ast.Name) and n.id == name for n in ast.walk(statement))):
+            if (
+                thing is not first
+                and node in found
+                and (
+                    node in mine
+                    if mine is not None
+                    else any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(statement))
+                )
+            ):
                 both.append((found[node], name, thing))
                 break
     both.sort(key=lambda entry: entry[0])
     around = list(code.statements())
-    return [carrier(name, "shared", thing, written(code, name), code.where(read[0]) if (
-        read := reads(around, name)) else NOWHERE) for _, name, thing in both[:1]]
+    return [
+        carrier(
+            name,
+            "shared",
+            thing,
+            written(code, name),
+            code.where(read[0]) if (read := reads(around, name)) else NOWHERE,
+        )
+        for _, name, thing in both[:1]
+    ]

@@ -28,8 +28,9 @@ STARTS = ("_engine_run_backward", "backward", "grad")
 """torch's own functions in whose frames the tensors lie that a backward starts from."""
 VIEWS = frozenset({"T", "AsStrided", "Transpose", "Permute", "View", "Unsqueeze", "Squeeze", "Expand", "Select"})
 """Nodes between a leaf and a view of it."""
-PARTS = frozenset({"Slice", "Narrow", "Unbind", "Split", "SplitWithSizes", "Alias", "UnsafeView", "Diagonal",
-                   "Reshape"})
+PARTS = frozenset(
+    {"Slice", "Narrow", "Unbind", "Split", "SplitWithSizes", "Alias", "UnsafeView", "Diagonal", "Reshape"}
+)
 """Nodes of a view of a part, or in another form."""
 
 
@@ -170,8 +171,11 @@ def _maker(node: Any, name: str, said: str) -> Any:
     before = [one for one, _ in node.next_functions if one is not None and op_of(one) == op]
     if not before and op == "AsStrided":  # so torch calls any view of what was changed since
         shape = spoken_shape(said)
-        before = [one for one, i in node.next_functions if one is not None and op_of(one) in VIEWS | PARTS
-                  and shape in (None, _gives(one, i))]
+        before = [
+            one
+            for one, i in node.next_functions
+            if one is not None and op_of(one) in VIEWS | PARTS and shape in (None, _gives(one, i))
+        ]
     if before:
         return before[0]
     return node if op_of(node) == op else None
@@ -195,8 +199,12 @@ def _leaf(node: Any, made_by: Any, said: str) -> torch.Tensor | None:
     for one in [made_by] if made_by is not None else [before for before, _ in node.next_functions]:
         while one is not None and one is not node and op_of(one) in VIEWS:
             one = one.next_functions[0][0]
-        if one is not None and is_leaf(one) and one.variable._version and shape in (
-                None, list(one.variable.shape), list(one.variable.shape)[::-1]):
+        if (
+            one is not None
+            and is_leaf(one)
+            and one.variable._version
+            and shape in (None, list(one.variable.shape), list(one.variable.shape)[::-1])
+        ):
             return one.variable
     return None
 

@@ -27,8 +27,10 @@ from nbdebug.chapters.error.operands import operands
 from nbdebug.chapters.error.scene import Scene, is_tensor
 from nbdebug.observe.named import attributes
 
-SAVED = re.compile(r"modified by an inplace operation: \[\S*?(\w+)Tensor \[([\d, ]*)\]\](?:, which is output \d+ of "
-                   r"(\w+),)? is at version (\d+); expected version (\d+)")
+SAVED = re.compile(
+    r"modified by an inplace operation: \[\S*?(\w+)Tensor \[([\d, ]*)\]\](?:, which is output \d+ of "
+    r"(\w+),)? is at version (\d+); expected version (\d+)"
+)
 DTYPES = {"Float": "float32", "Double": "float64", "Half": "float16", "ComplexFloat": "complex64"}
 AT_ONCE = (
     (r"a leaf Variable that requires grad is being used in an in-place", "leaf"),
@@ -76,10 +78,24 @@ def _saved(scene: Scene, said: re.Match[str] | None) -> InPlaceFacts:
     saved_by = op_of(missing.node) if missing is not None else ""
     best = step_change or (weighed[0] if weighed else None)
     return InPlaceFacts(
-        scene.raised(), "saved", saved_by, missing is not None and missing.made_by is missing.node, shape,
-        DTYPES.get(said[1], said[1].lower()) if said else None, version, int(said[5]) if said else None,
-        names.get(id(leaf)) if leaf is not None else None, _variable(scene, leaf), holder, best, tuple(weighed[1:4]),
-        optimizer, steps, tried(best, saved_by, shape), _loss(scene))
+        scene.raised(),
+        "saved",
+        saved_by,
+        missing is not None and missing.made_by is missing.node,
+        shape,
+        DTYPES.get(said[1], said[1].lower()) if said else None,
+        version,
+        int(said[5]) if said else None,
+        names.get(id(leaf)) if leaf is not None else None,
+        _variable(scene, leaf),
+        holder,
+        best,
+        tuple(weighed[1:4]),
+        optimizer,
+        steps,
+        tried(best, saved_by, shape),
+        _loss(scene),
+    )
 
 
 def _loss(scene: Scene) -> str:
@@ -104,16 +120,25 @@ def _owner(scene: Scene, missing: Saved | None) -> str | None:
     """The module nearest to the node that misses its value, by the parameters that it was computed from."""
     if missing is None:
         return None
-    owners = {id(p): scene.path(part) for model in scene.owners.models.values() for part in modules(model)
-              for p in (attributes(part).get("_parameters") or {}).values() if p is not None}
+    owners = {
+        id(p): scene.path(part)
+        for model in scene.owners.models.values()
+        for part in modules(model)
+        for p in (attributes(part).get("_parameters") or {}).values()
+        if p is not None
+    }
     return next((owners[id(leaf)] for leaf in leaves(missing.node) if id(leaf) in owners), None)
 
 
 def _candidates(scene: Scene) -> list[tuple[Found | None, Change, Any]]:
     """(with its syntax, change, the module whose method it is) of all in-place changes at hand."""
     found: list[tuple[Found | None, Change, Any]] = []
-    cells = [(cell, None) for code in trail(scene) for cell in outward(code) if isinstance(cell.node, ast.Module)
-             and cell is not code]
+    cells = [
+        (cell, None)
+        for code in trail(scene)
+        for cell in outward(code)
+        if isinstance(cell.node, ast.Module) and cell is not code
+    ]
     for code, module in [*reached(scene), *cells]:
         for one in changes(code, scene.path(module) if module is not None else None):
             found.append((one, one.change, module))
@@ -142,13 +167,21 @@ def _at_once(scene: Scene, what: str) -> InPlaceFacts:
             lies = value(one.node, code)
             names = {id(p): name for name, p in _parameters(scene)}
             tensor = lies if is_tensor(lies) else None
-            return InPlaceFacts(scene.raised(), what, shape=tuple(tensor.shape) if tensor is not None else None,
-                                parameter=names.get(id(tensor)), tensor=one.change.target, change=one.change)
+            return InPlaceFacts(
+                scene.raised(),
+                what,
+                shape=tuple(tensor.shape) if tensor is not None else None,
+                parameter=names.get(id(tensor)),
+                tensor=one.change.target,
+                change=one.change,
+            )
     name, tensor = _given(scene, what)
-    inside = next((change for change, part in in_place_modules(scene)
-                   if any(frame.module is part for frame in scene.trail)), None)
-    return InPlaceFacts(scene.raised(), what, shape=tuple(tensor.shape) if tensor is not None else None, tensor=name,
-                        change=inside)
+    inside = next(
+        (change for change, part in in_place_modules(scene) if any(frame.module is part for frame in scene.trail)), None
+    )
+    return InPlaceFacts(
+        scene.raised(), what, shape=tuple(tensor.shape) if tensor is not None else None, tensor=name, change=inside
+    )
 
 
 def _given(scene: Scene, what: str) -> tuple[str | None, Any]:

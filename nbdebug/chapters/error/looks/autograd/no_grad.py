@@ -37,11 +37,15 @@ MESSAGES = (
     (r"Inference tensors cannot be saved for backward|requires_grad=True on inference tensor", "inference"),
 )
 NOT_A_TENSOR = re.compile(r"'([\w.]+)' object has no attribute 'backward'")
-NO_LOSS = re.compile(r"float|int|bool|complex|str|NoneType|tuple|list|dict|OrderedDict|ndarray|numpy\.\w+|\w*Loss|"
-                     r"\w*Output|\w*Outputs")
+NO_LOSS = re.compile(
+    r"float|int|bool|complex|str|NoneType|tuple|list|dict|OrderedDict|ndarray|numpy\.\w+|\w*Loss|"
+    r"\w*Output|\w*Outputs"
+)
 """What is met in place of a loss; another class without a `backward` is a slip of another kind."""
-NO_GRAD = re.compile(r"'NoneType' object has no attribute '\w+'|unsupported operand type.*NoneType|"
-                     r"must be Tensor, not NoneType")
+NO_GRAD = re.compile(
+    r"'NoneType' object has no attribute '\w+'|unsupported operand type.*NoneType|"
+    r"must be Tensor, not NoneType"
+)
 REDUCED_AT_MOST = 10_000_000
 
 
@@ -94,10 +98,20 @@ def _facts(scene: Scene, what: str, code: Code, of: Any) -> NoGradFacts:
     kind = NOT_A_TENSOR.search(scene.message)
     given = giver(of, code, nothing=kind[1] == "NoneType") if kind and of is not None else None
     return NoGradFacts(
-        scene.raised(), what, text if len(text) < 80 else text[:77] + "...", _fact(text, tensor),
-        kind[1] if kind else None, cut, plain, _evaluating(scene), _counts(scene),
+        scene.raised(),
+        what,
+        text if len(text) < 80 else text[:77] + "...",
+        _fact(text, tensor),
+        kind[1] if kind else None,
+        cut,
+        plain,
+        _evaluating(scene),
+        _counts(scene),
         tuple(untracked(scene)) if what == "no parameters" else (),
-        _mean(tensor) if what == "not scalar" else None, given, _parameter(scene, tensor))
+        _mean(tensor) if what == "not scalar" else None,
+        given,
+        _parameter(scene, tensor),
+    )
 
 
 def _mean(tensor: Any) -> float | None:
@@ -110,8 +124,15 @@ def _mean(tensor: Any) -> float | None:
 
 def _parameter(scene: Scene, tensor: Any) -> str | None:
     """The dotted name of a parameter."""
-    return next((f"{called}.{name}" for called, model in scene.owners.models.items()
-                 for name, p in parameters(model) if p is tensor), None)
+    return next(
+        (
+            f"{called}.{name}"
+            for called, model in scene.owners.models.items()
+            for name, p in parameters(model)
+            if p is tensor
+        ),
+        None,
+    )
 
 
 def _fact(text: str, tensor: Any) -> TensorFact | None:
@@ -158,8 +179,15 @@ def _around(scene: Scene) -> Cut | None:
             return inside
         for decorator in getattr(code.node, "decorator_list", ()):
             if closing(decorator, code):
-                return Cut("block", last(decorator.func if isinstance(decorator, ast.Call) else decorator),
-                           "@" + ast.unparse(decorator), None, None, code.name, code.where(decorator))
+                return Cut(
+                    "block",
+                    last(decorator.func if isinstance(decorator, ast.Call) else decorator),
+                    "@" + ast.unparse(decorator),
+                    None,
+                    None,
+                    code.name,
+                    code.where(decorator),
+                )
     return None
 
 
@@ -167,8 +195,12 @@ def _everywhere(scene: Scene) -> Cut:
     """Gradients are off: the line that turned them off and no other on again, as far as the source shows it."""
     for code in [scope for one in trail(scene) for scope in outward(one)]:
         for statement in code.statements():
-            off = [call for call in calls(statement) if last(call.func) in ("set_grad_enabled", "_set_grad_enabled")
-                   and any(_is_false(given) for given in call.args)]
+            off = [
+                call
+                for call in calls(statement)
+                if last(call.func) in ("set_grad_enabled", "_set_grad_enabled")
+                and any(_is_false(given) for given in call.args)
+            ]
             if off and isinstance(statement, ast.Expr):
                 text = ast.unparse(statement)
                 return Cut("global", text, text, None, None, code.name, code.where(statement))
@@ -181,8 +213,17 @@ def _frozen(scene: Scene, path: Path) -> Cut:
         for scope in [code, *([outer] if (outer := _outer(code)) is not None else [])]:
             for statement in scope.statements():
                 if _freezes(statement):
-                    return Cut("frozen", "requires_grad", ast.unparse(statement), None, None, scope.name,
-                               scope.where(statement), True, tuple(path.frozen))
+                    return Cut(
+                        "frozen",
+                        "requires_grad",
+                        ast.unparse(statement),
+                        None,
+                        None,
+                        scope.name,
+                        scope.where(statement),
+                        True,
+                        tuple(path.frozen),
+                    )
     return Cut("frozen", "requires_grad", names=tuple(path.frozen))
 
 
@@ -191,7 +232,8 @@ def _freezes(statement: Any) -> bool:
     if isinstance(statement, ast.Assign):
         return _is_false(statement.value) and any(last(t) == "requires_grad" for t in targets(statement))
     return isinstance(statement, ast.Expr) and any(
-        last(call.func) == "requires_grad_" and any(_is_false(a) for a in call.args) for call in calls(statement))
+        last(call.func) == "requires_grad_" and any(_is_false(a) for a in call.args) for call in calls(statement)
+    )
 
 
 def _is_false(node: Any) -> bool:

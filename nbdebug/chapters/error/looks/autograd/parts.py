@@ -36,21 +36,33 @@ def package_of(called: Any) -> str:
 
 def comprehensions(node: ast.Name, code: Code) -> list[Any]:
     """The `for` of a comprehension around a name that gives it its value."""
-    return [g for n in code.source.around(node) for g in getattr(n, "generators", ()) if any(
-        isinstance(t, ast.Name) and t.id == node.id for t in ast.walk(g.target))]
+    return [
+        g
+        for n in code.source.around(node)
+        for g in getattr(n, "generators", ())
+        if any(isinstance(t, ast.Name) and t.id == node.id for t in ast.walk(g.target))
+    ]
 
 
 def put_in(code: Code, name: str) -> list[Any]:
     """What is put into a container of this name: `name.append(x)`, `name[k] = x`."""
     found: list[Any] = []
     for statement in code.statements():
-        if isinstance(statement, ast.Assign) and any(isinstance(t, ast.Subscript) and isinstance(
-                t.value, ast.Name) and t.value.id == name for t in statement.targets):
+        if isinstance(statement, ast.Assign) and any(
+            isinstance(t, ast.Subscript) and isinstance(t.value, ast.Name) and t.value.id == name
+            for t in statement.targets
+        ):
             found.append(statement.value)
         elif isinstance(statement, ast.Expr):
-            found += [a for call in calls(statement) if last(call.func) in ("append", "extend", "insert", "add")
-                      and isinstance(call.func, ast.Attribute) and last(call.func.value) == name
-                      and isinstance(call.func.value, ast.Name) for a in call.args[-1:]]
+            found += [
+                a
+                for call in calls(statement)
+                if last(call.func) in ("append", "extend", "insert", "add")
+                and isinstance(call.func, ast.Attribute)
+                and last(call.func.value) == name
+                and isinstance(call.func.value, ast.Name)
+                for a in call.args[-1:]
+            ]
     return found
 
 
@@ -68,8 +80,13 @@ def skipped(statement: Any, code: Code) -> bool:
 
 def changes_in_loop(test: Any, code: Code) -> bool:
     """Whether a name in a condition is given its value in a loop: what it is now is not what it was."""
-    return any(loops(code, s) for n in ast.walk(test) if isinstance(n, ast.Name)
-               for s in assignments(code, n.id, code.line) if not isinstance(s, SCOPES))
+    return any(
+        loops(code, s)
+        for n in ast.walk(test)
+        if isinstance(n, ast.Name)
+        for s in assignments(code, n.id, code.line)
+        if not isinstance(s, SCOPES)
+    )
 
 
 def first_value(statement: Any, name: str, code: Code) -> bool:
@@ -109,8 +126,20 @@ def block(node: Any, code: Code, name: str | None = None) -> Cut | None:
                 if off is not None:
                     call = item.context_expr
                     name_of = last(call.func if isinstance(call, ast.Call) else call)
-                    return Cut("block", name_of, f"with {short(call)}:", None, name, code.name, code.where(around),
-                               written=short(node)) if off else None
+                    return (
+                        Cut(
+                            "block",
+                            name_of,
+                            f"with {short(call)}:",
+                            None,
+                            name,
+                            code.name,
+                            code.where(around),
+                            written=short(node),
+                        )
+                        if off
+                        else None
+                    )
         if around is code.node:
             break
     return None

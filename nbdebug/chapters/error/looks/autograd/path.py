@@ -86,8 +86,9 @@ class Path:
             return self.of(node.elt, code)
         if isinstance(node, ast.JoinedStr | ast.Lambda | ast.Constant):
             return PLAIN
-        return joined(self.of(part, code) for part in ast.iter_child_nodes(node) if isinstance(
-            part, (ast.expr, ast.Starred)))
+        return joined(
+            self.of(part, code) for part in ast.iter_child_nodes(node) if isinstance(part, (ast.expr, ast.Starred))
+        )
 
     def name(self, node: ast.Name, code: Code) -> Verdict:
         """A variable: as it lies, else by what gave it its value."""
@@ -137,8 +138,11 @@ class Path:
         if isinstance(statement, (ast.For, ast.AsyncFor)):
             return self.of(statement.iter, code)
         if isinstance(statement, ast.AugAssign):
-            earlier = self.assigned(name, code, (statement.lineno, statement.col_offset)) if not parts.first_value(
-                statement, name, code) else PLAIN
+            earlier = (
+                self.assigned(name, code, (statement.lineno, statement.col_offset))
+                if not parts.first_value(statement, name, code)
+                else PLAIN
+            )
             return self.within(statement, joined([self.of(statement.value, code), earlier or PLAIN]), code, name)
         given = getattr(statement, "value", None)
         if given is None or isinstance(statement, (ast.With, ast.AsyncWith)):
@@ -173,8 +177,11 @@ class Path:
         if lies is not UNKNOWN and not (is_tensor(lies) and lies.grad_fn is None and not lies.requires_grad):
             return PLAIN
         for statement in code.statements():  # an attribute that this function has set
-            if statement.lineno < code.line and any(ast.unparse(t) == ast.unparse(node) for t in targets(
-                    statement) if isinstance(t, ast.Attribute)) and getattr(statement, "value", None) is not None:
+            if (
+                statement.lineno < code.line
+                and any(ast.unparse(t) == ast.unparse(node) for t in targets(statement) if isinstance(t, ast.Attribute))
+                and getattr(statement, "value", None) is not None
+            ):
                 return self.within(statement, self.of(statement.value, code), code, ast.unparse(node))
         return self.own(lies, node) if lies is not UNKNOWN else self.of(node.value, code)
 
@@ -209,8 +216,16 @@ class Path:
         off = switched_off(called)
         if off is not None:
             text = ast.unparse(node.func)
-            return Cut("block", off, f"{text} (decorated with {off})", None, None, code.name, code.where(node),
-                       written=parts.short(parts.statement_of(node, code) or node))
+            return Cut(
+                "block",
+                off,
+                f"{text} (decorated with {off})",
+                None,
+                None,
+                code.name,
+                code.where(node),
+                written=parts.short(parts.statement_of(node, code) or node),
+            )
         if name in FRESH:
             return PLAIN
         if name in ("checkpoint", "checkpoint_sequential"):
@@ -236,27 +251,55 @@ class Path:
             return PLAIN
         statement = parts.statement_of(node, code)
         to = [ast.unparse(t) for t in targets(statement)] if isinstance(statement, ast.Assign) else []
-        return Cut("checkpoint", "checkpoint", parts.short(node), ", ".join(map(ast.unparse, inputs)) or None,
-                   ", ".join(to) or None, code.name, code.where(node), written=parts.short(statement or node))
+        return Cut(
+            "checkpoint",
+            "checkpoint",
+            parts.short(node),
+            ", ".join(map(ast.unparse, inputs)) or None,
+            ", ".join(to) or None,
+            code.name,
+            code.where(node),
+            written=parts.short(statement or node),
+        )
 
     def function(self, inner: Code) -> Verdict:
         """A function of the user's: what it gives back, under its decorators."""
         for decorator in getattr(inner.node, "decorator_list", ()):
             if closing(decorator, inner):
                 verdict = either(self.of(given, inner) for given, _ in inner.returned())
-                return verdict if verdict == PLAIN else Cut(
-                    "block", last(decorator.func if isinstance(decorator, ast.Call) else decorator),
-                    "@" + ast.unparse(decorator), None, None, inner.name, inner.where(decorator),
-                    written=f"def {inner.name}(...):")
-        return either(self.within(statement, self.of(given, inner), inner) for given, statement in inner.returned()
-                      if not parts.skipped(statement, inner)) if inner.returned() else PLAIN
+                return (
+                    verdict
+                    if verdict == PLAIN
+                    else Cut(
+                        "block",
+                        last(decorator.func if isinstance(decorator, ast.Call) else decorator),
+                        "@" + ast.unparse(decorator),
+                        None,
+                        None,
+                        inner.name,
+                        inner.where(decorator),
+                        written=f"def {inner.name}(...):",
+                    )
+                )
+        return (
+            either(
+                self.within(statement, self.of(given, inner), inner)
+                for given, statement in inner.returned()
+                if not parts.skipped(statement, inner)
+            )
+            if inner.returned()
+            else PLAIN
+        )
 
     def module(self, module: Any, node: ast.Call, code: Code) -> Verdict:
         inner = entered(node, code, module)
         if inner is not None:
             verdict = self.function(inner)
-            return verdict if isinstance(verdict, Cut) or verdict == GRAD else joined(
-                [verdict, OPEN if _wants(module) else PLAIN])
+            return (
+                verdict
+                if isinstance(verdict, Cut) or verdict == GRAD
+                else joined([verdict, OPEN if _wants(module) else PLAIN])
+            )
         return self.through([module], joined(self.of(a, code) for a in parts.given_to(node)), code)
 
     def through(self, modules: Iterable[Any], verdict: Verdict, code: Code) -> Verdict:
@@ -284,8 +327,17 @@ class Path:
         source = next((ast.unparse(part) for v, part in given if v == verdict), None)
         statement = parts.statement_of(node, code)
         to = [ast.unparse(t) for t in targets(statement)] if isinstance(statement, ast.Assign | ast.AugAssign) else []
-        return Cut(kind, op, parts.short(node), source, name or ", ".join(to) or None, code.name, code.where(node),
-                   verdict == GRAD, written=parts.short(statement if statement is not None else node))
+        return Cut(
+            kind,
+            op,
+            parts.short(node),
+            source,
+            name or ", ".join(to) or None,
+            code.name,
+            code.where(node),
+            verdict == GRAD,
+            written=parts.short(statement if statement is not None else node),
+        )
 
 
 def _wants(module: Any) -> bool:

@@ -118,8 +118,11 @@ def of_frame(frame: Frame) -> Code | None:
         return None
     if frame.site.function == "<module>":
         return Code(read, read.tree, frame, live=True)
-    around = [n for n in ast.walk(read.tree) if isinstance(n, FUNCTIONS) and _first(n) <= frame.site.line <= (
-        n.end_lineno or 0)]
+    around = [
+        n
+        for n in ast.walk(read.tree)
+        if isinstance(n, FUNCTIONS) and _first(n) <= frame.site.line <= (n.end_lineno or 0)
+    ]
     named = [n for n in around if getattr(n, "name", "<lambda>") == frame.site.function]
     if not named and frame.site.function in ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>"):
         named = around
@@ -145,21 +148,38 @@ def _first(node: Any) -> int:
     return min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
 
 
-def of_function(function: Any, names: Mapping[str, Any] = types.MappingProxyType({}),
-                given: Mapping[str, tuple[Any, Any]] = types.MappingProxyType({})) -> Code | None:
+def of_function(
+    function: Any,
+    names: Mapping[str, Any] = types.MappingProxyType({}),
+    given: Mapping[str, tuple[Any, Any]] = types.MappingProxyType({}),
+) -> Code | None:
     """A function of the user's, without its decorators. names: what is known of its parameters."""
     function = plain(function)
     if type(function) is not types.FunctionType or kind_of(function.__code__) != USER:
         return None
     code = function.__code__
     read = source(code.co_filename)
-    node = None if read is None else next(
-        (n for n in ast.walk(read.tree) if isinstance(n, FUNCTIONS) and _first(n) == code.co_firstlineno
-         and getattr(n, "name", "<lambda>") == code.co_name), None)
+    node = (
+        None
+        if read is None
+        else next(
+            (
+                n
+                for n in ast.walk(read.tree)
+                if isinstance(n, FUNCTIONS)
+                and _first(n) == code.co_firstlineno
+                and getattr(n, "name", "<lambda>") == code.co_name
+            ),
+            None,
+        )
+    )
     if read is None or node is None:
         return None
-    closure = {name: cell.cell_contents for name, cell in zip(
-        code.co_freevars, function.__closure__ or ()) if cell_filled(cell)}
+    closure = {
+        name: cell.cell_contents
+        for name, cell in zip(code.co_freevars, function.__closure__ or ())
+        if cell_filled(cell)
+    }
     around = function.__globals__
     if any(name in around for name in code.co_varnames):  # a variable of its own hides the file's
         around = {name: thing for name, thing in around.items() if name not in code.co_varnames}
@@ -178,8 +198,11 @@ def value(node: Any, code: Any) -> Any:
             if not isinstance(node, ast.AST):
                 return UNKNOWN
             continue
-        assigned = [s for s in assignments(code, node.id, code.line) if isinstance(s, ast.Assign)
-                    and isinstance(s.targets[0], ast.Name)]
+        assigned = [
+            s
+            for s in assignments(code, node.id, code.line)
+            if isinstance(s, ast.Assign) and isinstance(s.targets[0], ast.Name)
+        ]
         if not assigned or any(n.id == node.id for n in ast.walk(assigned[-1].value) if isinstance(n, ast.Name)):
             return UNKNOWN
         node = assigned[-1].value
@@ -195,8 +218,11 @@ def _through(node: Any, code: Any) -> Any:
         return UNKNOWN
     frame = dataclasses.replace(code.frame, names={"it": thing})
     name = ast.Name("it", ast.Load())
-    again = (ast.Attribute(name, node.attr, ast.Load()) if isinstance(node, ast.Attribute)
-             else ast.Subscript(name, node.slice, ast.Load()))
+    again = (
+        ast.Attribute(name, node.attr, ast.Load())
+        if isinstance(node, ast.Attribute)
+        else ast.Subscript(name, node.slice, ast.Load())
+    )
     return value_of(again, frame)
 
 

@@ -38,8 +38,12 @@ def stepping(scene: Scene, parameter: Any, earlier: bool) -> tuple[Change | None
         node = failing(code)
         around = loops(code, node) if node is not None else []
         body = within(around[-1]) if around else list(code.statements())
-        found = [(s, call, where) for s in body for call, where in _steps(s, code)
-                 if holds(value(call.func.value, where), parameter)]
+        found = [
+            (s, call, where)
+            for s in body
+            for call, where in _steps(s, code)
+            if holds(value(call.func.value, where), parameter)
+        ]
         before = [entry for entry in found if entry[0].lineno < code.line]
         for _, call, where in (before or [] if earlier else found)[-1:]:
             target = ast.unparse(call.func.value)

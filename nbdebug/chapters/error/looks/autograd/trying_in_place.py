@@ -11,14 +11,25 @@ from nbdebug.chapters.error.facts_autograd import Change
 LARGEST = 100_000
 """Elements of what is tried on; a larger tensor is stood for by one of this many."""
 OWN_RESULT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "Relu": torch.relu, "Sigmoid": torch.sigmoid, "Tanh": torch.tanh, "Exp": torch.exp, "Sqrt": torch.sqrt,
-    "Softmax": lambda x: torch.softmax(x, -1), "LogSoftmax": lambda x: torch.log_softmax(x, -1),
-    "Reciprocal": torch.reciprocal, "Rsqrt": torch.rsqrt, "Expm1": torch.expm1}
+    "Relu": torch.relu,
+    "Sigmoid": torch.sigmoid,
+    "Tanh": torch.tanh,
+    "Exp": torch.exp,
+    "Sqrt": torch.sqrt,
+    "Softmax": lambda x: torch.softmax(x, -1),
+    "LogSoftmax": lambda x: torch.log_softmax(x, -1),
+    "Reciprocal": torch.reciprocal,
+    "Rsqrt": torch.rsqrt,
+    "Expm1": torch.expm1,
+}
 """Ops whose derivative is computed from their own result, by the names of their nodes."""
 CHANGES: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]] = {
-    "Add": (lambda y, r: y.add_(r), lambda y, r: y + r), "Sub": (lambda y, r: y.sub_(r), lambda y, r: y - r),
-    "Mul": (lambda y, r: y.mul_(r), lambda y, r: y * r), "Div": (lambda y, r: y.div_(r), lambda y, r: y / r),
-    "CopySlices": (lambda y, r: y.copy_(r), lambda y, r: y.clone().copy_(r))}
+    "Add": (lambda y, r: y.add_(r), lambda y, r: y + r),
+    "Sub": (lambda y, r: y.sub_(r), lambda y, r: y - r),
+    "Mul": (lambda y, r: y.mul_(r), lambda y, r: y * r),
+    "Div": (lambda y, r: y.div_(r), lambda y, r: y / r),
+    "CopySlices": (lambda y, r: y.copy_(r), lambda y, r: y.clone().copy_(r)),
+}
 """The change in place, and the same into a new tensor, by the names of their nodes."""
 
 
@@ -36,8 +47,12 @@ def tried(change: Change | None, saved_by: str, shape: tuple[int, ...] | None) -
     return not _passes(start, added, op, in_place) and _passes(start, added, op, anew)
 
 
-def _passes(start: torch.Tensor, added: torch.Tensor, op: Callable[[torch.Tensor], torch.Tensor],
-            then: Callable[[torch.Tensor, torch.Tensor], object]) -> bool:
+def _passes(
+    start: torch.Tensor,
+    added: torch.Tensor,
+    op: Callable[[torch.Tensor], torch.Tensor],
+    then: Callable[[torch.Tensor, torch.Tensor], object],
+) -> bool:
     with torch.enable_grad(), torch.autograd.set_detect_anomaly(False):
         x = start.clone().requires_grad_()
         y = op(x)

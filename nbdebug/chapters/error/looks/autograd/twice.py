@@ -61,8 +61,16 @@ def look(scene: Scene) -> TwiceFacts | None:
         known = {c.name for c in shared}
         carriers = [each] if each is not None else [*shared, *(c for c in carriers if c.name not in known)]
     ordered = sorted(carriers, key=lambda c: ORDER.index(c.how))
-    return TwiceFacts(scene.raised(), text, tuple(ordered[:6]), earlier, first, len(found),
-                      sum(freed(node) for node in list(found)[:ASKED_AT_MOST]), len(scene.owners.optimizers))
+    return TwiceFacts(
+        scene.raised(),
+        text,
+        tuple(ordered[:6]),
+        earlier,
+        first,
+        len(found),
+        sum(freed(node) for node in list(found)[:ASKED_AT_MOST]),
+        len(scene.owners.optimizers),
+    )
 
 
 def _carriers(scene: Scene, codes: list[Code], found: dict[Any, int], loss: str) -> list[Carrier]:
@@ -97,8 +105,12 @@ def _in_function(code: Code, found: dict[Any, int], loss: str) -> Iterator[Carri
         here = _in_body(code, around, name, thing, found, loss) if around is not None else None
         if here is not None:
             yield here
-        elif around is None and name not in code.given and not _argument(code, name) and not writes(
-                list(code.statements()), name):  # of a function that is called again: a variable from outside of it
+        elif (
+            around is None
+            and name not in code.given
+            and not _argument(code, name)
+            and not writes(list(code.statements()), name)
+        ):  # of a function that is called again: a variable from outside of it
             yield carrier(name, "again" if name == loss else "once", thing, written(code, name))
 
 
@@ -119,8 +131,12 @@ def _around(scene: Scene, found: dict[Any, int]) -> Iterator[Carrier]:
     for code, _ in reached(scene):
         for name in _used(code) if not isinstance(code.node, ast.Module) else ():
             thing = code.frame.names.get(name, code.frame.globals.get(name))
-            if is_tensor(thing) and thing.grad_fn in found and not _argument(code, name) and not writes(
-                    list(code.statements()), name):
+            if (
+                is_tensor(thing)
+                and thing.grad_fn in found
+                and not _argument(code, name)
+                and not writes(list(code.statements()), name)
+            ):
                 yield carrier(name, "once", thing, written(code, name))
 
 
@@ -155,8 +171,9 @@ def _in_body(code: Code, body: Any, name: str, thing: Any, found: dict[Any, int]
     if isinstance(body, ast.Module) and not reads(statements, name) and name != loss:
         return None
     read = reads(statements, name)
-    return carrier(name, "again" if name == loss else "once", thing, written(code, name),
-                   code.where(read[0]) if read else NOWHERE)
+    return carrier(
+        name, "again" if name == loss else "once", thing, written(code, name), code.where(read[0]) if read else NOWHERE
+    )
 
 
 def _held(scene: Scene, found: dict[Any, int]) -> Iterator[Carrier]:
@@ -212,5 +229,3 @@ def _kept(name: str, thing: Any, kept: Any, methods: list[tuple[Code, Any]]) -> 
         return None
     made_at = written[-1][0].where(written[-1][1]) if written else NOWHERE
     return made_at, early[0][0].where(early[0][1])
-
-

@@ -39,8 +39,11 @@ def asked(scene: Scene, code: Code, what: str) -> Any:
 def _base(call: ast.Call, code: Code, message: str) -> Any:
     """`loss.backward()` → loss; `torch.autograd.backward([a, b])`, `accelerator.backward(loss)` → what was given."""
     base = call.func.value if isinstance(call.func, ast.Attribute) else None
-    first = call.args[0] if call.args else next((k.value for k in call.keywords if k.arg in (
-        "tensors", "outputs", "loss")), None)
+    first = (
+        call.args[0]
+        if call.args
+        else next((k.value for k in call.keywords if k.arg in ("tensors", "outputs", "loss")), None)
+    )
     if first is None or base is not None and is_tensor(value(base, code)):
         return base
     element = re.search(r"element (\d+) of", message)
@@ -88,8 +91,12 @@ def input_at_fault(asked_for: Any, code: Code, found: list[Any], what: str) -> t
     """(text, tensor, expression) of autograd.grad's input that has no gradient, or that the outputs don't come from."""
     parts = asked_for.elts if isinstance(asked_for, (ast.List, ast.Tuple)) else [asked_for]
     within = set(nodes(found)) if what == "unused" else set()
-    ends = {id(before.variable) for node in within for before, _ in node.next_functions
-            if before is not None and is_leaf(before)}
+    ends = {
+        id(before.variable)
+        for node in within
+        for before, _ in node.next_functions
+        if before is not None and is_leaf(before)
+    }
     for part in parts:
         tensor = value(part, code)
         if not is_tensor(tensor):

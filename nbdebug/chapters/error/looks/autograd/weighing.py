@@ -20,10 +20,21 @@ from nbdebug.chapters.error.scene import Scene, is_tensor
 
 ENOUGH = 3
 """Points from which a statement is named: one sign that it is this value, not only that it is in place."""
-SPELT = {"linear": "addmm", "conv1d": "convolution", "conv2d": "convolution", "conv3d": "convolution",
-         "batchnorm1d": "nativebatchnorm", "batchnorm2d": "nativebatchnorm", "layernorm": "nativelayernorm",
-         "matmul": "mm", "softmax": "softmax", "logsoftmax": "logsoftmax", "embedding": "embedding",
-         "silu": "silu", "maxpool2d": "maxpool2dwithindices"}
+SPELT = {
+    "linear": "addmm",
+    "conv1d": "convolution",
+    "conv2d": "convolution",
+    "conv3d": "convolution",
+    "batchnorm1d": "nativebatchnorm",
+    "batchnorm2d": "nativebatchnorm",
+    "layernorm": "nativelayernorm",
+    "matmul": "mm",
+    "softmax": "softmax",
+    "logsoftmax": "logsoftmax",
+    "embedding": "embedding",
+    "silu": "silu",
+    "maxpool2d": "maxpool2dwithindices",
+}
 """Modules and functions whose node is called otherwise, in small letters without underscores."""
 ARITHMETIC = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow", ast.MatMult: "mm"}
 
@@ -50,8 +61,11 @@ class Weighed:
         while at is not None:
             anchors.append(at)
             at = at.next_functions[0][0] if op_of(at) in VIEWS | PARTS and at.next_functions else None
-        return {op_of(node).lower() for node in self.graph
-                if any(before is anchor for before, _ in node.next_functions for anchor in anchors)}
+        return {
+            op_of(node).lower()
+            for node in self.graph
+            if any(before is anchor for before, _ in node.next_functions for anchor in anchors)
+        }
 
 
 def weigh(candidates: list[tuple[Found | None, Change, Any]], against: Weighed, scene: Scene) -> list[Change]:
@@ -101,7 +115,8 @@ def _bound_again(found: Found) -> bool:
     """Whether the variable got another value after the change: what lies in it now is not what was changed."""
     return isinstance(found.node, ast.Name) and any(
         s.lineno > found.statement.lineno and not isinstance(s, ast.AugAssign)
-        for s in assignments(found.code, found.node.id, found.code.line))
+        for s in assignments(found.code, found.node.id, found.code.line)
+    )
 
 
 def _fits(lies: Any, against: Weighed) -> bool:
@@ -132,8 +147,11 @@ def _ends_in(node: Any, code: Code, line: tuple[int, int], depth: int = 6) -> st
     if depth == 0:
         return ""
     if isinstance(node, ast.Name):
-        made = [s for s in assignments(code, node.id, line) if isinstance(s, ast.Assign) and ends(s) <= line
-                and not skipped(s, code)]
+        made = [
+            s
+            for s in assignments(code, node.id, line)
+            if isinstance(s, ast.Assign) and ends(s) <= line and not skipped(s, code)
+        ]
         if made:
             return _ends_in(made[-1].value, code, place(made[-1]), depth - 1)
         given, caller = code.given.get(node.id, (None, None))

@@ -1,15 +1,15 @@
 """The look for sizes, numbers of axes and axes that do not fit.
 
-    said      what the message says: which kind of misfit, and its numbers
-    call      which call failed, and the tensors that it was given, by the user's names
-    expressions     the operands of an expression, by its syntax
-    came, graph     how the shape at fault came about, layer by layer
-    through   a layer's output shape by its formula
-    bench     an expression or a layer of torch's run again on copies
-    trials    the failing call with an operand seen in another way
-    cures, layers   the changes worth a try for each kind of misfit; losses, dealing, attention: of these families
-    sources   what a name was bound to before the line, and which layer takes what the line gives
-    compiled  the layer of a compiled model, whose frames are known from text alone
+said      what the message says: which kind of misfit, and its numbers
+call      which call failed, and the tensors that it was given, by the user's names
+expressions     the operands of an expression, by its syntax
+came, graph     how the shape at fault came about, layer by layer
+through   a layer's output shape by its formula
+bench     an expression or a layer of torch's run again on copies
+trials    the failing call with an operand seen in another way
+cures, layers   the changes worth a try for each kind of misfit; losses, dealing, attention: of these families
+sources   what a name was bound to before the line, and which layer takes what the line gives
+compiled  the layer of a compiled model, whose frames are known from text alone
 """
 
 from __future__ import annotations
@@ -35,8 +35,17 @@ from nbdebug.chapters.error.looks.shapes.said import Said, read
 from nbdebug.chapters.error.operands import UNKNOWN, statement
 from nbdebug.chapters.error.scene import Scene
 
-RAISES = ("RuntimeError", "ValueError", "IndexError", "AssertionError", "TypeError", "NotImplementedError", "AxisError",
-          "TorchRuntimeError", "DimensionMismatchError")
+RAISES = (
+    "RuntimeError",
+    "ValueError",
+    "IndexError",
+    "AssertionError",
+    "TypeError",
+    "NotImplementedError",
+    "AxisError",
+    "TorchRuntimeError",
+    "DimensionMismatchError",
+)
 TELLS = ("features", "small", "rank", "loss", "count")
 """Kinds for which the way of the shape through the layers is told."""
 
@@ -66,13 +75,32 @@ def look(scene: Scene) -> ShapeFacts | None:
     if said.kind == "loss" and cut is None and folded is None:
         passed = passed[-1:]  # how its axes came about: what made them last
     raised, target = _raised(scene, call, layer), said.b if said.kind == "mask" else said.a
-    return ShapeFacts(raised, said.kind, call.op, operands(call, said), layer, said.axis, said.wanted, said.got,
-                      said.which, tuple(call.numbers), target, entered, came.lines(scene, at_fault), passed,
-                      folded, cut[0] if cut else None, after, uneven(call) if said.kind == "count" else None, found)
+    return ShapeFacts(
+        raised,
+        said.kind,
+        call.op,
+        operands(call, said),
+        layer,
+        said.axis,
+        said.wanted,
+        said.got,
+        said.which,
+        tuple(call.numbers),
+        target,
+        entered,
+        came.lines(scene, at_fault),
+        passed,
+        folded,
+        cut[0] if cut else None,
+        after,
+        uneven(call) if said.kind == "count" else None,
+        found,
+    )
 
 
-def _cures(scene: Scene, call: Call, said: Said, layer: Layer | None, after: Behind | None, passed: tuple[Passed, ...]
-           ) -> tuple[Cure, ...]:
+def _cures(
+    scene: Scene, call: Call, said: Said, layer: Layer | None, after: Behind | None, passed: tuple[Passed, ...]
+) -> tuple[Cure, ...]:
     """What was tried, likeliest first: another view of an operand, then another layer."""
     if layer is not None and type(call.layer) is nn.MultiheadAttention and said.kind == "features":
         return tuple(attention.cures(call, layer.path))
@@ -80,7 +108,7 @@ def _cures(scene: Scene, call: Call, said: Said, layer: Layer | None, after: Beh
     if after is not None:
         return (*flattened(call, said, after.path), *found)[:KEPT]
     if layer is not None and (said.kind == "small" or said.kind == "features" and not found):
-        return (*found, *layers.cures(scene, call, said, passed, layer.path))[:KEPT + 1]
+        return (*found, *layers.cures(scene, call, said, passed, layer.path))[: KEPT + 1]
     if layer is not None and said.kind in ("hidden", "rank"):
         return (*found, *layers.others(call, said, layer.path))[:KEPT]
     return found
@@ -118,8 +146,11 @@ def _raised_by_user(scene: Scene) -> bool:
 
 def _elsewhere(scene: Scene) -> bool:
     """In collate a sample is at fault, in an optimizer its state: those are told by others."""
-    return any(part in frame.site.file.replace("\\", "/") for frame in scene.trail
-               for part in ("torch/utils/data/_utils/collate.py", "torch/optim/"))
+    return any(
+        part in frame.site.file.replace("\\", "/")
+        for frame in scene.trail
+        for part in ("torch/utils/data/_utils/collate.py", "torch/optim/")
+    )
 
 
 def operands(call: Call, said: Said) -> tuple[Operand, ...]:
@@ -161,10 +192,33 @@ def _inner(said: Said, shapes: list[Any]) -> Said:
     return dataclasses.replace(said, kind="broadcast", got=a[0], wanted=b[0], axis=0)
 
 
-MADE_FOR = ("in_features", "in_channels", "num_features", "normalized_shape", "num_channels", "input_size", "embed_dim",
-            "d_model", "num_parameters")
-LAST = ("Linear", "LayerNorm", "RMSNorm", "RNN", "LSTM", "GRU", "RNNCell", "LSTMCell", "GRUCell", "MultiheadAttention",
-        "Bilinear", "linear", "layer_norm", "rms_norm")
+MADE_FOR = (
+    "in_features",
+    "in_channels",
+    "num_features",
+    "normalized_shape",
+    "num_channels",
+    "input_size",
+    "embed_dim",
+    "d_model",
+    "num_parameters",
+)
+LAST = (
+    "Linear",
+    "LayerNorm",
+    "RMSNorm",
+    "RNN",
+    "LSTM",
+    "GRU",
+    "RNNCell",
+    "LSTMCell",
+    "GRUCell",
+    "MultiheadAttention",
+    "Bilinear",
+    "linear",
+    "layer_norm",
+    "rms_norm",
+)
 
 
 def _channel(call: Call, said: Said, shape: tuple[int, ...]) -> Said:

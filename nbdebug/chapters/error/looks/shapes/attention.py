@@ -26,8 +26,9 @@ def measured(call: Call, said: Said) -> Said | None:
     for i, part in enumerate(call.parts):
         wanted = told.get(SIZES.get(part.role, ""))
         if type(wanted) is int and part.shape and part.shape[-1] != wanted:
-            return dataclasses.replace(said, kind="features", axis=len(part.shape) - 1, wanted=wanted,
-                                       got=part.shape[-1], which=i)
+            return dataclasses.replace(
+                said, kind="features", axis=len(part.shape) - 1, wanted=wanted, got=part.shape[-1], which=i
+            )
     return None
 
 
@@ -52,5 +53,6 @@ def cures(call: Call, path: str) -> Iterator[Cure]:
 
 
 def _zeros(part: Part) -> Any:
-    return torch.zeros([min(size, 64) if i < len(part.shape or ()) - 1 else size
-                        for i, size in enumerate(part.shape or ())])
+    return torch.zeros(
+        [min(size, 64) if i < len(part.shape or ()) - 1 else size for i, size in enumerate(part.shape or ())]
+    )

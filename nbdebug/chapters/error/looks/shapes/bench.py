@@ -29,20 +29,100 @@ SMALL = 2_000_000
 """Elements of tensors that are copied and computed with: some hundredths of a second."""
 TENSORS = (torch.Tensor, nn.Parameter)
 PLAIN = (int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.Size, type(Ellipsis), slice)
-VIEWS = {"T", "mT", "t", "transpose", "swapaxes", "permute", "movedim", "view", "unsqueeze", "squeeze", "expand",
-         "chunk", "split", "select", "narrow", "unbind", "detach", "unflatten", "size", "dim", "numel", "shape", "len"}
-NEVER = {"item", "tolist", "backward", "numpy", "register_hook", "share_memory_", "set_", "resize_", "save", "load",
-         "from_numpy", "compile"}
+VIEWS = {
+    "T",
+    "mT",
+    "t",
+    "transpose",
+    "swapaxes",
+    "permute",
+    "movedim",
+    "view",
+    "unsqueeze",
+    "squeeze",
+    "expand",
+    "chunk",
+    "split",
+    "select",
+    "narrow",
+    "unbind",
+    "detach",
+    "unflatten",
+    "size",
+    "dim",
+    "numel",
+    "shape",
+    "len",
+}
+NEVER = {
+    "item",
+    "tolist",
+    "backward",
+    "numpy",
+    "register_hook",
+    "share_memory_",
+    "set_",
+    "resize_",
+    "save",
+    "load",
+    "from_numpy",
+    "compile",
+}
 ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
-    ast.MatMult: operator.matmul, ast.Pow: operator.pow, ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
-    ast.BitAnd: operator.and_, ast.BitOr: operator.or_, ast.BitXor: operator.xor, ast.Eq: operator.eq,
-    ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge}
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.MatMult: operator.matmul,
+    ast.Pow: operator.pow,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.BitAnd: operator.and_,
+    ast.BitOr: operator.or_,
+    ast.BitXor: operator.xor,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
 _HOMES = [vars(home) for home in (torch, torch._C._nn, torch.linalg, torch.special, torch.fft, nn.functional)]
-_NUMPY = {"concatenate", "stack", "vstack", "hstack", "dot", "matmul", "einsum", "where", "reshape", "transpose",
-          "mean", "sum", "squeeze", "expand_dims", "swapaxes", "broadcast_to", "outer", "inner", "tensordot", "array",
-          "zeros", "ones", "argmax",
-          "clip", "abs", "sqrt", "exp", "maximum", "minimum", "add", "subtract", "multiply", "divide"}
+_NUMPY = {
+    "concatenate",
+    "stack",
+    "vstack",
+    "hstack",
+    "dot",
+    "matmul",
+    "einsum",
+    "where",
+    "reshape",
+    "transpose",
+    "mean",
+    "sum",
+    "squeeze",
+    "expand_dims",
+    "swapaxes",
+    "broadcast_to",
+    "outer",
+    "inner",
+    "tensordot",
+    "array",
+    "zeros",
+    "ones",
+    "argmax",
+    "clip",
+    "abs",
+    "sqrt",
+    "exp",
+    "maximum",
+    "minimum",
+    "add",
+    "subtract",
+    "multiply",
+    "divide",
+}
 
 
 class CannotRun(Exception):
@@ -214,8 +294,13 @@ class Bench:
         self.allow("forward")
         return twin
 
-    def function(self, function: Callable[..., Any], names: Mapping[str, Any], instead: Mapping[str, Any],
-                 module: nn.Module | None = None) -> Any:
+    def function(
+        self,
+        function: Callable[..., Any],
+        names: Mapping[str, Any],
+        instead: Mapping[str, Any],
+        module: nn.Module | None = None,
+    ) -> Any:
         """A function of torch's, or a module's forward, with the arguments of its frame, some of them replaced."""
         given = {}
         for name, parameter in inspect.signature(function).parameters.items():

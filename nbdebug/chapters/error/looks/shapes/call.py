@@ -30,8 +30,13 @@ from nbdebug.observe.frames import Frame
 from nbdebug.observe.named import attributes
 
 PASSING = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-CONTAINERS = (nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder, nn.TransformerEncoderLayer,
-              nn.TransformerDecoderLayer)
+CONTAINERS = (
+    nn.Transformer,
+    nn.TransformerEncoder,
+    nn.TransformerDecoder,
+    nn.TransformerEncoderLayer,
+    nn.TransformerDecoderLayer,
+)
 """They are at fault themselves only where no layer inside them is."""
 LONGEST = 60
 ALIKE = ("query", "key", "value", "hx", "key_padding_mask", "attn_mask", "mask")
@@ -91,8 +96,11 @@ def failing(scene: Scene, kind: str, names: Names) -> Call:
     modules = [f.module for f in below if f.module is not None and type(f.module) not in PASSING]
     layer = next((m for m in modules if type(m) not in CONTAINERS), modules[-1] if modules else None)
     losses = layer is not None and type(layer).__name__.endswith("Loss")
-    inner = next((f for f in reversed(below) if f.module is layer and f.site.function == "forward"), below[-1]) \
-        if layer is not None and not losses else below[-1]
+    inner = (
+        next((f for f in reversed(below) if f.module is layer and f.site.function == "forward"), below[-1])
+        if layer is not None and not losses
+        else below[-1]
+    )
     function = type(layer).forward if layer is not None and not losses else _function(inner)
     if losses:  # the function tells the tensors as well, and may be called again
         inner = next((f for f in reversed(below) if _function(f) is not None), inner)
@@ -105,12 +113,18 @@ def failing(scene: Scene, kind: str, names: Names) -> Call:
 
 def _as_given(inner: Frame, layer: Any, below: list[Frame]) -> Frame:
     """Attention turns what has its batch first before it computes: its frame with the operands as it was given them."""
-    turned = type(layer) is nn.MultiheadAttention and bool(attributes(layer).get("batch_first")) and any(
-        frame.site.function == "multi_head_attention_forward" for frame in below)
+    turned = (
+        type(layer) is nn.MultiheadAttention
+        and bool(attributes(layer).get("batch_first"))
+        and any(frame.site.function == "multi_head_attention_forward" for frame in below)
+    )
     if not turned or inner.site.function != "forward":
         return inner
-    names = {name: value.detach().transpose(0, 1) for name, value in inner.names.items()
-             if name in ("query", "key", "value") and is_tensor(value) and value.ndim == 3}
+    names = {
+        name: value.detach().transpose(0, 1)
+        for name, value in inner.names.items()
+        if name in ("query", "key", "value") and is_tensor(value) and value.ndim == 3
+    }
     return dataclasses.replace(inner, names={**inner.names, **names})
 
 
@@ -179,8 +193,13 @@ def _arguments(call: Call, wanted: list[str]) -> dict[str, ast.AST]:
         kind = value_of(node.func.func, call.frame)
         loss = getattr(node.func.func, "attr", "").endswith("Loss")
         called = call.layer if kind is type(call.layer) or loss else called
-    same = called is not UNKNOWN and called is call.layer or called is call.function or method or (
-        issubclass(type(called), nn.Module) and type(called).__name__.endswith("Loss"))
+    same = (
+        called is not UNKNOWN
+        and called is call.layer
+        or called is call.function
+        or method
+        or (issubclass(type(called), nn.Module) and type(called).__name__.endswith("Loss"))
+    )
     if not same:
         return {}
     plain = [arg for arg in node.args if not isinstance(arg, ast.Starred)]
@@ -192,8 +211,11 @@ def of_shapes(scene: Scene, shapes: tuple[tuple[int, ...] | None, ...]) -> list[
     one of its shape."""
     found = []
     for shape in shapes:
-        known = {id(value): (name, value) for name, value, _ in scene.variables()
-                 if shape is not None and is_shaped(value) and tuple(value.shape) == shape}
+        known = {
+            id(value): (name, value)
+            for name, value, _ in scene.variables()
+            if shape is not None and is_shaped(value) and tuple(value.shape) == shape
+        }
         if len(known) == 1:
             name, value = next(iter(known.values()))
             found.append(Part(name, "", value))

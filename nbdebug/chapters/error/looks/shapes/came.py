@@ -52,7 +52,7 @@ def passed(scene: Scene, call: Call, given: Part | None, names: Names) -> tuple[
 def below(scene: Scene) -> list[Frame]:
     """The frames under the user's innermost line, outermost first."""
     last = max((i for i, frame in enumerate(scene.trail) if frame.users), default=-1)
-    return scene.trail[last + 1:]
+    return scene.trail[last + 1 :]
 
 
 def _layers(names: Names, levels: list[Frame], shape: tuple[int, ...]) -> Iterator[Passed]:
@@ -102,13 +102,32 @@ def lines(scene: Scene, at_fault: Part | None) -> tuple[Link, ...]:
 def sizes(layer: nn.Module) -> dict[str, int]:
     """What a layer was made for, of the sizes that its class takes."""
     told = attributes(layer)
-    wanted = ("in_features", "out_features", "in_channels", "out_channels", "num_features", "normalized_shape",
-              "num_channels", "num_groups", "input_size", "hidden_size", "num_layers", "embed_dim", "num_heads",
-              "kernel_size", "in1_features", "in2_features", "num_parameters", "num_embeddings", "embedding_dim")
+    wanted = (
+        "in_features",
+        "out_features",
+        "in_channels",
+        "out_channels",
+        "num_features",
+        "normalized_shape",
+        "num_channels",
+        "num_groups",
+        "input_size",
+        "hidden_size",
+        "num_layers",
+        "embed_dim",
+        "num_heads",
+        "kernel_size",
+        "in1_features",
+        "in2_features",
+        "num_parameters",
+        "num_embeddings",
+        "embedding_dim",
+    )
     found = {name: told[name] for name in wanted if name in told}
     if "batch_first" in told:
         found["batch_first"] = told["batch_first"]
-    return {name: value[0] if type(value) is tuple and len(set(value)) == 1 else value for name, value in found.items()
-            if type(value) in (int, bool, tuple)}
-
-
+    return {
+        name: value[0] if type(value) is tuple and len(set(value)) == 1 else value
+        for name, value in found.items()
+        if type(value) in (int, bool, tuple)
+    }

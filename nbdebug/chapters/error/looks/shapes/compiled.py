@@ -17,8 +17,12 @@ def layer_of(scene: Scene, weight: tuple[int, ...] | None) -> Any:
     """The one Linear of the user's models whose weight, transposed, has this shape; None where several have it."""
     if scene.carried is None or weight is None or len(weight) != 2:
         return None
-    found = {id(part): part for model in scene.owners.models.values() for _, part in parts_of(model)
-             if type(part) is nn.Linear and (part.in_features, part.out_features) == weight}
+    found = {
+        id(part): part
+        for model in scene.owners.models.values()
+        for _, part in parts_of(model)
+        if type(part) is nn.Linear and (part.in_features, part.out_features) == weight
+    }
     return next(iter(found.values())) if len(found) == 1 else None
 
 
@@ -27,8 +31,13 @@ def revived(scene: Scene, frame: Frame) -> Frame:
     this method."""
     if frame.names or frame.site.function in ("<module>", "<lambda>"):
         return frame
-    found = {id(part): part for model in scene.owners.models.values() for _, part in parts_of(model)
-             for kind in type(part).__mro__ if _written_at(vars(kind).get(frame.site.function), frame)}
+    found = {
+        id(part): part
+        for model in scene.owners.models.values()
+        for _, part in parts_of(model)
+        for kind in type(part).__mro__
+        if _written_at(vars(kind).get(frame.site.function), frame)
+    }
     if len(found) != 1:
         return frame
     mine = next(iter(found.values()))
@@ -39,5 +48,3 @@ def _written_at(method: Any, frame: Frame) -> bool:
     code = method.__code__ if type(method) is FunctionType else None
     lines = [line for *_, line in code.co_lines() if line is not None] if code is not None else []
     return code is not None and code.co_filename == frame.site.file and frame.site.line in lines
-
-

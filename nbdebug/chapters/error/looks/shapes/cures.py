@@ -53,8 +53,11 @@ def cures(call: Call, said: Said) -> tuple[Cure, ...]:
 def product(call: Call, said: Said, trials: Trials) -> Found:
     """The right side transposed, then the left; a missing axis."""
     parts = known(call)[::-1]
-    yield from first(trials, (idea for i, part in parts for idea in swapped(i, part)),
-                      (idea for i, part in parts for idea in [*flattened(i, part), *widened(i, part)]))
+    yield from first(
+        trials,
+        (idea for i, part in parts for idea in swapped(i, part)),
+        (idea for i, part in parts for idea in [*flattened(i, part), *widened(i, part)]),
+    )
 
 
 def features(call: Call, said: Said, trials: Trials) -> Found:
@@ -64,8 +67,14 @@ def features(call: Call, said: Said, trials: Trials) -> Found:
         views = [idea for way in ways for idea in way(i, part)]
         if said.wanted not in (part.shape or ()) or _by_chance(part, said):
             views = []
-        yield from first(trials, (idea for idea in views if _in_place(idea, part, said)), flattened(i, part),
-                          _colours(i, part, said), widened(i, part), narrowed(i, part))
+        yield from first(
+            trials,
+            (idea for idea in views if _in_place(idea, part, said)),
+            flattened(i, part),
+            _colours(i, part, said),
+            widened(i, part),
+            narrowed(i, part),
+        )
 
 
 def _by_chance(part: Part, said: Said) -> bool:
@@ -106,11 +115,15 @@ def broadcast(call: Call, said: Said, trials: Trials) -> Found:
     ends = [parts[-1], *parts[:-1]]
     (i, left), (j, right) = parts[0], parts[-1]
     same = len(left.shape or ()) == len(right.shape or ())
-    yield from first(trials, (idea for k, p in ends for idea in [*narrowed(k, p), *widened(k, p)]),
-                      [*aligned(i, left, right), *aligned(j, right, left)],
-                      (idea for k, p in ends for idea in [*swapped(k, p), *moved(k, p)] if same),
-                      [*resized(i, left, right), *resized(j, right, left)],
-                      (idea for k, p in ends for idea in _table(k, p, left if p is right else right)), accept=accept)
+    yield from first(
+        trials,
+        (idea for k, p in ends for idea in [*narrowed(k, p), *widened(k, p)]),
+        [*aligned(i, left, right), *aligned(j, right, left)],
+        (idea for k, p in ends for idea in [*swapped(k, p), *moved(k, p)] if same),
+        [*resized(i, left, right), *resized(j, right, left)],
+        (idea for k, p in ends for idea in _table(k, p, left if p is right else right)),
+        accept=accept,
+    )
 
 
 def _table(which: int, part: Part, other: Part) -> Iterator[Idea]:
@@ -125,7 +138,7 @@ def _table(which: int, part: Part, other: Part) -> Iterator[Idea]:
         index = ", ".join([":"] * at + [f":{named(other)}.shape[{at}]"])
         yield Idea("cut", which, f"{name}[{index}]", lambda x: x.narrow(at, 0, size))
     else:
-        shape = [*own[:at], size, *own[at + 1:]]
+        shape = [*own[:at], size, *own[at + 1 :]]
         code = f"{name} = nn.Parameter(torch.zeros({', '.join(map(str, shape))}))"
         yield Idea("longer", which, code, lambda x: x.new_zeros(shape))
 
@@ -155,7 +168,7 @@ def _along(call: Call) -> Cure | None:
         return None
     word = "dim" if call.op == "cat" else "axis"
     for axis in range(len(shapes[0] or ())):
-        if axis != axis_of(call) and len({(s or ())[:axis] + (s or ())[axis + 1:] for s in shapes}) == 1:
+        if axis != axis_of(call) and len({(s or ())[:axis] + (s or ())[axis + 1 :] for s in shapes}) == 1:
             given = list(shapes[0] or ())
             given[axis] = sum((s or ())[axis] for s in shapes)
             names = ", ".join(part.text for part in call.parts)
@@ -233,8 +246,9 @@ def _heads(call: Call, which: int, part: Part) -> Iterator[Idea]:
 
 def any_view(call: Call, said: Said, trials: Trials) -> Found:
     for i, part in known(call)[:3]:
-        yield from tried(trials, [*narrowed(i, part), *widened(i, part), *swapped(i, part), *moved(i, part)],
-                          no_larger(call))
+        yield from tried(
+            trials, [*narrowed(i, part), *widened(i, part), *swapped(i, part), *moved(i, part)], no_larger(call)
+        )
 
 
 def lengths(call: Call, said: Said, trials: Trials) -> Found:
@@ -254,7 +268,26 @@ def grid(call: Call, said: Said, trials: Trials) -> Found:
 
 
 KINDS: dict[str, Callable[[Call, Said, Trials], Found]] = {
-    "product": product, "features": features, "rank": rank, "broadcast": broadcast, "inplace": broadcast, "loss": loss,
-    "join": join, "count": count, "strides": strides, "axis": axis, "order": order, "index": index, "expand": any_view,
-    "assign": any_view, "hidden": given("h"), "mask": given("mask"), "attention": any_view, "lengths": lengths,
-    "grid": grid, "samples": any_view, "square": product, "single": lambda *_: iter(())}
+    "product": product,
+    "features": features,
+    "rank": rank,
+    "broadcast": broadcast,
+    "inplace": broadcast,
+    "loss": loss,
+    "join": join,
+    "count": count,
+    "strides": strides,
+    "axis": axis,
+    "order": order,
+    "index": index,
+    "expand": any_view,
+    "assign": any_view,
+    "hidden": given("h"),
+    "mask": given("mask"),
+    "attention": any_view,
+    "lengths": lengths,
+    "grid": grid,
+    "samples": any_view,
+    "square": product,
+    "single": lambda *_: iter(()),
+}

@@ -35,8 +35,8 @@ def count(call: Call, said: Said, trials: Trials) -> Iterator[Cure | None]:
     texts = [t for t, _ in call.numbers] if len(call.numbers) == len(sizes) else [str(size) for size in sizes]
     if -1 not in sizes:
         for i in range(len(sizes)):
-            new = [*sizes[:i], -1, *sizes[i + 1:]]
-            yield _as(part, "count", new, f"{name}.{call.op}({', '.join([*texts[:i], '-1', *texts[i + 1:]])})")
+            new = [*sizes[:i], -1, *sizes[i + 1 :]]
+            yield _as(part, "count", new, f"{name}.{call.op}({', '.join([*texts[:i], '-1', *texts[i + 1 :]])})")
     elif len(sizes) == 2 and len(part.shape) > 2:
         yield Cure("flatten", part.text, f"{name}.flatten(1)", True, (part.shape[0], math.prod(part.shape[1:])))
 

@@ -14,9 +14,24 @@ from nbdebug.chapters.error.operands import UNKNOWN, statement, value_of
 from nbdebug.chapters.error.scene import is_tensor
 from nbdebug.observe.frames import Frame
 
-SYMBOLS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.MatMult: "@", ast.Pow: "**", ast.FloorDiv: "//",
-           ast.Mod: "%", ast.BitAnd: "&", ast.BitOr: "|", ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.Gt: ">",
-           ast.LtE: "<=", ast.GtE: ">="}
+SYMBOLS = {
+    ast.Add: "+",
+    ast.Sub: "-",
+    ast.Mult: "*",
+    ast.Div: "/",
+    ast.MatMult: "@",
+    ast.Pow: "**",
+    ast.FloorDiv: "//",
+    ast.Mod: "%",
+    ast.BitAnd: "&",
+    ast.BitOr: "|",
+    ast.Eq: "==",
+    ast.NotEq: "!=",
+    ast.Lt: "<",
+    ast.Gt: ">",
+    ast.LtE: "<=",
+    ast.GtE: ">=",
+}
 
 
 def is_shaped(value: Any) -> bool:
@@ -39,7 +54,10 @@ def is_number(node: ast.AST) -> bool:
     """Sizes, axes and slices: no tensors, though their values may be unknown."""
     called = getattr(node.func, "attr", getattr(node.func, "id", "")) if isinstance(node, ast.Call) else ""
     return isinstance(node, (ast.Constant, ast.Slice, ast.UnaryOp, ast.Tuple, ast.Starred)) or called in (
-        "size", "len", "int")
+        "size",
+        "len",
+        "int",
+    )
 
 
 def op_of(node: ast.AST | None) -> str:
@@ -79,8 +97,9 @@ def nodes(node: ast.AST, frame: Frame, kind: str) -> Iterator[tuple[str, ast.AST
 
 def _called_with(node: ast.Call, frame: Frame) -> Iterator[tuple[str, ast.AST]]:
     function = value_of(node.func, frame)
-    if isinstance(node.func, ast.Attribute) and (function is UNKNOWN or type(function) in (
-            MethodType, BuiltinFunctionType) and is_shaped(function.__self__)):
+    if isinstance(node.func, ast.Attribute) and (
+        function is UNKNOWN or type(function) in (MethodType, BuiltinFunctionType) and is_shaped(function.__self__)
+    ):
         yield "self", node.func.value
     for arg in [*node.args, *(k.value for k in node.keywords)]:
         if isinstance(arg, (ast.List, ast.Tuple)) and arg.elts and not all(is_number(e) for e in arg.elts):

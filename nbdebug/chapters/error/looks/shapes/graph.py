@@ -22,11 +22,27 @@ from nbdebug.observe.frames import parts_of
 from nbdebug.observe.named import attributes
 
 MOST = 60
-COMMON = {"MaxPool2DWithIndices": "max_pool2d", "MaxPool3DWithIndices": "max_pool3d", "Addmm": "linear", "Mm": "mm",
-          "UnsafeView": "view", "ReshapeAlias": "reshape", "T": "t", "SqueezeBackward1": "squeeze"}
+COMMON = {
+    "MaxPool2DWithIndices": "max_pool2d",
+    "MaxPool3DWithIndices": "max_pool3d",
+    "Addmm": "linear",
+    "Mm": "mm",
+    "UnsafeView": "view",
+    "ReshapeAlias": "reshape",
+    "T": "t",
+    "SqueezeBackward1": "squeeze",
+}
 """Nodes of the autograd graph whose op the user knows by another name."""
-WHOLE = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer,
-         nn.TransformerEncoder, nn.TransformerDecoder, nn.Transformer)
+WHOLE = (
+    nn.RNNBase,
+    nn.RNNCellBase,
+    nn.MultiheadAttention,
+    nn.TransformerEncoderLayer,
+    nn.TransformerDecoderLayer,
+    nn.TransformerEncoder,
+    nn.TransformerDecoder,
+    nn.Transformer,
+)
 """Layers of several ops: told as one."""
 VIEWS = ("view", "reshape")
 READY = (*VIEWS, "transpose", "clone", "unsqueeze")
@@ -117,8 +133,12 @@ def _weight(node: Any) -> Any:
     if "Accumulate" in node.name():
         return node.variable
     inside = [inner for inner, _ in node.next_functions if inner is not None]
-    if re.match(r"(T|Transpose|Permute|To|ToCopy|Unsqueeze|View|Expand|UnsafeSplit|Split)(With\w+)?Backward",
-                node.name()) and len(inside) == 1:
+    if (
+        re.match(
+            r"(T|Transpose|Permute|To|ToCopy|Unsqueeze|View|Expand|UnsafeSplit|Split)(With\w+)?Backward", node.name()
+        )
+        and len(inside) == 1
+    ):
         return _weight(inside[0])
     return None
 
@@ -151,7 +171,7 @@ def _leads_in(steps: list[Step], i: int) -> bool:
 
 def _ends(steps: list[Step], i: int) -> int:
     """The number of the last node of the layer whose last product is node i."""
-    layer, then = steps[i].layer, [step.op for step in steps[i + 1:]]
+    layer, then = steps[i].layer, [step.op for step in steps[i + 1 :]]
     known = attributes(layer)
     turned = ("transpose",) if known.get("batch_first") else ()
     if is_a(layer, nn.RNNBase):
@@ -168,5 +188,5 @@ def _ends(steps: list[Step], i: int) -> int:
 def _over(then: list[str], i: int, done: int, ops: tuple[str, ...]) -> int:
     """Over these ops as well, where they follow in this order."""
     for op in ops:
-        done += then[done:done + 1] == [op]
+        done += then[done : done + 1] == [op]
     return i + done

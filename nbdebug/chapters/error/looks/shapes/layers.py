@@ -88,14 +88,20 @@ def _pictures(scene: Scene, call: Call) -> Iterator[Cure]:
     if start is None or shape is None or len(shape) < 3 or not levels or layer is None:
         return
     axes = 2 if len(shape) > 3 else 1
-    fits = [side for side in range(1, LARGEST + 1)
-            if _arrives(levels, (*shape[:-axes], *(side,) * axes), layer) is not None]
+    fits = [
+        side for side in range(1, LARGEST + 1) if _arrives(levels, (*shape[:-axes], *(side,) * axes), layer) is not None
+    ]
     if fits and shape[-axes:] not in [(side,) * axes for side in fits]:
         near = [abs(side - max(shape[-axes:])) for side in fits]
         best = min(fits, key=_even) if type(layer) is nn.Linear else fits[near.index(min(near))]
         size = (best,) * axes
-        yield Cure("pictures", start.name, f"{start.name} = F.interpolate({start.name}, size={size})", True,
-                   _arrives(levels, (*shape[:-axes], *size), layer))
+        yield Cure(
+            "pictures",
+            start.name,
+            f"{start.name} = F.interpolate({start.name}, size={size})",
+            True,
+            _arrives(levels, (*shape[:-axes], *size), layer),
+        )
 
 
 def _even(side: int) -> int:
@@ -129,8 +135,9 @@ def anew(layer: nn.Module, size: int | None) -> tuple[nn.Module, str] | None:
 
 
 def _linear(told: dict[str, Any], size: int) -> str:
-    return f"nn.Linear({size}, {told['out_features']}" + (")" if told["_parameters"].get("bias") is not None else
-                                                          ", bias=False)")
+    return f"nn.Linear({size}, {told['out_features']}" + (
+        ")" if told["_parameters"].get("bias") is not None else ", bias=False)"
+    )
 
 
 def _conv(name: str) -> Callable[[dict[str, Any], int], str]:
@@ -164,10 +171,23 @@ def _recurrent(name: str) -> Callable[[dict[str, Any], int], str]:
 
 MAKERS: dict[type, Callable[[dict[str, Any], int], str]] = {
     nn.Linear: _linear,
-    **{kind: _conv(kind.__name__) for kind in (
-        nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)},
-    **{kind: _norm(kind.__name__) for kind in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm,
-                                               nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)},
+    **{
+        kind: _conv(kind.__name__)
+        for kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+    },
+    **{
+        kind: _norm(kind.__name__)
+        for kind in (
+            nn.BatchNorm1d,
+            nn.BatchNorm2d,
+            nn.BatchNorm3d,
+            nn.LayerNorm,
+            nn.InstanceNorm1d,
+            nn.InstanceNorm2d,
+            nn.InstanceNorm3d,
+        )
+    },
     nn.GroupNorm: lambda told, size: f"nn.GroupNorm({told['num_groups']}, {size})",
     nn.MultiheadAttention: lambda told, size: f"nn.MultiheadAttention({size}, {told['num_heads']})",
-    **{kind: _recurrent(kind.__name__) for kind in (nn.RNN, nn.LSTM, nn.GRU, nn.RNNCell, nn.LSTMCell, nn.GRUCell)}}
+    **{kind: _recurrent(kind.__name__) for kind in (nn.RNN, nn.LSTM, nn.GRU, nn.RNNCell, nn.LSTMCell, nn.GRUCell)},
+}

@@ -25,13 +25,22 @@ def loss(call: Call, said: Said, trials: Trials) -> Iterator[Cure | None]:
     if cut is not None:
         yield cut[1]
         return
-    last = list(_classes_second(i, scores)) if call.op in CLASSES and len(scores.shape or ()) > 2 and (
-        target.shape == (scores.shape or ())[:-1]) else []
+    last = (
+        list(_classes_second(i, scores))
+        if call.op in CLASSES and len(scores.shape or ()) > 2 and (target.shape == (scores.shape or ())[:-1])
+        else []
+    )
     one_hot = [Idea("classes", j, f"{named(target)}.argmax(1)", lambda x: x.argmax(1))]
     lacks = len(scores.shape or ()) == len(target.shape or ()) + 1 and said.wanted is None
-    found = list(first(trials, last, [*narrowed(j, target), *narrowed(i, scores),
-                                      *(widened(j, target) if lacks else ())],
-                       one_hot if target.shape == scores.shape else (), () if last else _classes_second(i, scores)))
+    found = list(
+        first(
+            trials,
+            last,
+            [*narrowed(j, target), *narrowed(i, scores), *(widened(j, target) if lacks else ())],
+            one_hot if target.shape == scores.shape else (),
+            () if last else _classes_second(i, scores),
+        )
+    )
     if last and not found:  # it is plain from the shapes, though it can't be tried
         yield Cure(last[0].slug, scores.text, last[0].code)
     yield from found

@@ -39,27 +39,41 @@ PATTERNS: tuple[tuple[str, str], ...] = (
     ("product", r"size mismatch, got input \(\d+\), mat \((?P<a>\d+x(?P<got>\d+))\), vec \((?P<wanted>\d+)\)"),
     ("product", r"inconsistent tensor size, expected tensor \[(?P<got>\d+)\] and src \[(?P<wanted>\d+)\]"),
     ("product", r"Expected size for first two dimensions of batch2 tensor to be: " + _A + r" but got: " + _B),
-    ("product", r"contracted dimensions need to match, but first has size (?P<got>\d+) in dim -?\d+ and second has "
-                r"size (?P<wanted>\d+)"),
+    (
+        "product",
+        r"contracted dimensions need to match, but first has size (?P<got>\d+) in dim -?\d+ and second has "
+        r"size (?P<wanted>\d+)",
+    ),
     ("product", r"matmul: Input operand 1 has a mismatch .*\(size (?P<wanted>\d+) is different from (?P<got>\d+)\)"),
     ("product", r"shapes " + _A + r" and " + _B + r" not aligned: (?P<got>\d+) \(dim \d+\) != (?P<wanted>\d+)"),
     ("product", r"Incompatible shapes of A and B|X1 and X2 must have the same number of columns"),
-    ("product", r"einsum\(\): subscript \w has size (?P<got>\d+) for operand (?P<which>\d+) which does not broadcast "
-                r"with previously seen size (?P<wanted>\d+)"),
+    (
+        "product",
+        r"einsum\(\): subscript \w has size (?P<got>\d+) for operand (?P<which>\d+) which does not broadcast "
+        r"with previously seen size (?P<wanted>\d+)",
+    ),
     ("product", r"einstein sum .*: operand (?P<which>\d+) has a mismatch|operand has a mismatch in its core dimension"),
     ("features", r"expected input" + _A + r" to have (?P<wanted>\d+) channels, but got (?P<got>\d+) channels"),
     ("features", r"Invalid channel dimensions"),
     ("features", r"(?:running_(?:mean|var)|weight|bias) should contain (?P<got>\d+) elements not (?P<wanted>\d+)"),
-    ("features", r"Given normalized_shape=\[(?P<b>[\d, ]+)\], expected input with shape .*?, but got input of size ?" +
-     _A),
+    (
+        "features",
+        r"Given normalized_shape=\[(?P<b>[\d, ]+)\], expected input with shape .*?, but got input of size ?" + _A,
+    ),
     ("features", r"weight of shape \[(?P<wanted>\d+)\] and input of shape " + _A),
-    ("features", r"input's size at dim=(?P<axis>\d+) to match num_features\s+\((?P<wanted>\d+)\), but got: "
-                 r"(?P<got>\d+)"),
+    (
+        "features",
+        r"input's size at dim=(?P<axis>\d+) to match num_features\s+\((?P<wanted>\d+)\), but got: "
+        r"(?P<got>\d+)",
+    ),
     ("features", r"input\.size\(-1\) must be equal to input_size\. Expected (?P<wanted>\d+), got (?P<got>\d+)"),
     ("features", r"input has inconsistent input_size: got (?P<got>\d+),? expected (?P<wanted>\d+)"),
     ("features", r"was expecting embedding dimension of (?P<wanted>\d+), but got (?P<got>\d+)"),
-    ("features", r"bilinear\(\): input(?P<which>\d) size does not match weight size: got (?P<got>\d+) but expected "
-                 r"(?P<wanted>\d+)"),
+    (
+        "features",
+        r"bilinear\(\): input(?P<which>\d) size does not match weight size: got (?P<got>\d+) but expected "
+        r"(?P<wanted>\d+)",
+    ),
     ("features", r"Found parameter numbers = (?P<wanted>\d+) and channel size = (?P<got>\d+)"),
     ("features", r"feature number of src and tgt must be equal to d_model"),
     ("hidden", r"Expected hidden(?:\[\d\])? size " + _A + r", got " + _B),
@@ -84,51 +98,90 @@ PATTERNS: tuple[tuple[str, str], ...] = (
     ("loss", r"For 1D input, 1D target must have size 1|weight tensor should be defined either for all"),
     ("loss", r"target tensor should be 1-D with size|inconsistent target size: " + _A + r" for input of size: " + _B),
     ("loss", r"All input tensors should have same dimension but got sizes|expected target to be \d-?D|ctc_loss"),
-    ("lengths", r"Expected `len\(lengths\)` to be equal to batch_size, but got (?P<got>\d+) "
-                r"\(batch_size=(?P<wanted>\d+)\)"),
+    (
+        "lengths",
+        r"Expected `len\(lengths\)` to be equal to batch_size, but got (?P<got>\d+) "
+        r"\(batch_size=(?P<wanted>\d+)\)",
+    ),
     ("lengths", r"`lengths` array must be sorted in decreasing order|Length of all samples has to be greater than 0"),
-    ("broadcast", r"size of tensor a \((?P<got>\d+)\) must match the size of tensor b \((?P<wanted>\d+)\) at "
-                  r"non-singleton dimension (?P<axis>\d+)"),
-    ("broadcast", r"Attempting to broadcast a dimension of length \d+ at -?\d+! Mismatching argument at index \d+ had "
-                  + _A + r"; but expected shape should be broadcastable to " + _B),
+    (
+        "broadcast",
+        r"size of tensor a \((?P<got>\d+)\) must match the size of tensor b \((?P<wanted>\d+)\) at "
+        r"non-singleton dimension (?P<axis>\d+)",
+    ),
+    (
+        "broadcast",
+        r"Attempting to broadcast a dimension of length \d+ at -?\d+! Mismatching argument at index \d+ had "
+        + _A
+        + r"; but expected shape should be broadcastable to "
+        + _B,
+    ),
     ("broadcast", r"operands could not be broadcast together with (?:remapped )?shapes .*?" + _A + ",? " + _B),
     ("broadcast", r"[Ss]hape mismatch: objects cannot be broadcast to a single shape"),
     ("broadcast", r"indexing (?:tensors|arrays) could not be broadcast together with shapes " + _A + ",? " + _B),
     ("inplace", r"output (?:operand )?with shape " + _A + r" doesn't match the broadcast shape " + _B),
-    ("expand", r"expanded size of the tensor \((?P<wanted>\d+)\) must match the existing size \((?P<got>\d+)\) at "
-               r"non-singleton dimension (?P<axis>\d+)\.\s+Target sizes: " + _A + r"\.\s+Tensor sizes: " + _B),
-    ("expand", r"number of sizes provided \((?P<wanted>\d+)\) must be greater or equal to the number of dimensions in "
-               r"the tensor \((?P<got>\d+)\)|Number of dimensions of repeat dims can not be smaller"),
+    (
+        "expand",
+        r"expanded size of the tensor \((?P<wanted>\d+)\) must match the existing size \((?P<got>\d+)\) at "
+        r"non-singleton dimension (?P<axis>\d+)\.\s+Target sizes: " + _A + r"\.\s+Tensor sizes: " + _B,
+    ),
+    (
+        "expand",
+        r"number of sizes provided \((?P<wanted>\d+)\) must be greater or equal to the number of dimensions in "
+        r"the tensor \((?P<got>\d+)\)|Number of dimensions of repeat dims can not be smaller",
+    ),
     ("assign", r"could not broadcast input array from shape " + _B + r" into shape " + _A),
-    ("assign", r"value (?:tensor|array) of shape " + _B + r",? c\w+(?: not)? be broadcast to indexing result of shape "
-               + _A),
+    (
+        "assign",
+        r"value (?:tensor|array) of shape " + _B + r",? c\w+(?: not)? be broadcast to indexing result of shape " + _A,
+    ),
     ("assign", r"attempting to assign a gradient of size '" + _B + r"' to a tensor of size '" + _A),
-    ("assign", r"Mismatch in shape: grad_output\[\d+\] has a shape of " + _B + r" and output\[\d+\] has a shape of "
-               + _A),
-    ("join", r"Sizes of tensors must match except in dimension (?P<axis>\d+)\. (?:Expected size|Expected|Got) "
-             r"(?P<wanted>\d+)(?: in dimension \d+)? (?:but got|and)(?: size)? (?P<got>\d+).*?(?:number|index) "
-             r"(?P<which>\d+)"),
-    ("join", r"stack expects each tensor to be equal size, but got " + _A + r" at entry \d+ and " + _B +
-             r" at entry (?P<which>\d+)"),
+    (
+        "assign",
+        r"Mismatch in shape: grad_output\[\d+\] has a shape of " + _B + r" and output\[\d+\] has a shape of " + _A,
+    ),
+    (
+        "join",
+        r"Sizes of tensors must match except in dimension (?P<axis>\d+)\. (?:Expected size|Expected|Got) "
+        r"(?P<wanted>\d+)(?: in dimension \d+)? (?:but got|and)(?: size)? (?P<got>\d+).*?(?:number|index) "
+        r"(?P<which>\d+)",
+    ),
+    (
+        "join",
+        r"stack expects each tensor to be equal size, but got "
+        + _A
+        + r" at entry \d+ and "
+        + _B
+        + r" at entry (?P<which>\d+)",
+    ),
     ("join", r"Tensors must have same number of dimensions: got (?P<wanted>\d+) and (?P<got>\d+)"),
     ("join", r"all (?:the )?input array(?: dimension)?s .*?must (?:match exactly|have (?:the )?same)"),
     ("join", r"Size mismatch between tensors"),
     ("count", r"shape '" + _A + r"' is invalid for input of size (?P<got>\d+)"),
     ("count", r"cannot reshape array of size (?P<got>\d+) into shape \((?P<a>[^)]*)\)"),
     ("count", r"Provided sizes " + _A + r" don't multiply up to the size of dim (?P<axis>-?\d+) \((?P<got>\d+)\)"),
-    ("split", r"split_with_sizes expects split_sizes to sum exactly to (?P<got>\d+) .*?dimension (?P<axis>-?\d+)\), "
-              r"but got split_sizes=" + _A),
+    (
+        "split",
+        r"split_with_sizes expects split_sizes to sum exactly to (?P<got>\d+) .*?dimension (?P<axis>-?\d+)\), "
+        r"but got split_sizes=" + _A,
+    ),
     ("strides", r"view size is not compatible with input tensor's size and stride"),
     ("order", r"input\.dim\(\) = (?P<got>\d+) is not equal to len\(dims\) = (?P<wanted>\d+)|axes don't match array"),
     ("order", r"t\(\) expects a tensor with <= 2 dimensions, but self is (?P<got>\d)D"),
-    ("axis", r"Dimension out of range \(expected to be in range of \[-?\d+, (?P<last>-?\d+)\], but got "
-             r"(?P<axis>-?\d+)\)"),
+    (
+        "axis",
+        r"Dimension out of range \(expected to be in range of \[-?\d+, (?P<last>-?\d+)\], but got "
+        r"(?P<axis>-?\d+)\)",
+    ),
     ("axis", r"axis (?P<axis>-?\d+) is out of bounds for array of dimension (?P<got>\d+)"),
     ("axis", r"Dimension specified as (?P<axis>-?\d+) but tensor has no dimensions"),
     ("axis", r"too many indices for (?:tensor of dimension (?P<got>\d+)|array)"),
     ("axis", r"invalid index of a 0-dim tensor|iteration over a 0-d (?:tensor|array)|len\(\) of (?:a 0-d|unsized)"),
-    ("index", r"The shape of the mask " + _A + r" at index (?P<axis>\d+) does not match the shape of the indexed "
-              r"tensor " + _B),
+    (
+        "index",
+        r"The shape of the mask " + _A + r" at index (?P<axis>\d+) does not match the shape of the indexed "
+        r"tensor " + _B,
+    ),
     ("index", r"boolean index did not match indexed array along (?:axis|dimension) (?P<axis>\d+);"),
     ("index", r"Index tensor must have the same number of dimensions as (?:input|self|src) tensor"),
     ("index", r"[Ee]xpected index " + _A + r" to be (?:no larger|smaller) than self " + _B),
@@ -139,15 +192,24 @@ PATTERNS: tuple[tuple[str, str], ...] = (
     ("rank", r"Expected input to be (?P<wanted>\d)D or \dD, got (?P<got>\d)D instead"),
     ("rank", r"non-empty (?P<wanted>\d)D or \dD \(batch mode\) tensor expected for input"),
     ("rank", r"Expected (?P<wanted>\d)D or \dD tensor, but got " + _A),
-    ("rank", r"^(?:self|mat1|mat2|batch1|batch2) must be a (?:matrix|\dD tensor)|1D tensors expected|"
-             r"'weight' must be 2-D"),
+    (
+        "rank",
+        r"^(?:self|mat1|mat2|batch1|batch2) must be a (?:matrix|\dD tensor)|1D tensors expected|"
+        r"'weight' must be 2-D",
+    ),
     ("rank", r"Got (?P<got>\d)D input, but \w+ mode needs (?P<wanted>\d)D input"),
     ("rank", r"must have the same number of spatial dimensions, but got input with spatial dimensions of"),
-    ("rank", r"number of subscripts in the equation \((?P<wanted>\d+)\) does not match the number of dimensions "
-             r"\((?P<got>\d+)\) for operand (?P<which>\d+)"),
+    (
+        "rank",
+        r"number of subscripts in the equation \((?P<wanted>\d+)\) does not match the number of dimensions "
+        r"\((?P<got>\d+)\) for operand (?P<which>\d+)",
+    ),
     ("rank", r"Expected (?P<wanted>\d)-D argument \w+, but got (?P<got>\d)-D|expected a matrix, but got tensor with"),
-    ("rank", r"must have at least 2 dimensions|expected a 1D or 2D tensor|Expected 0D or 1D tensor in the tensor list|"
-             r"Supports 1D or 2D tensors|Feature dropout requires at least 2 dim"),
+    (
+        "rank",
+        r"must have at least 2 dimensions|expected a 1D or 2D tensor|Expected 0D or 1D tensor in the tensor list|"
+        r"Supports 1D or 2D tensors|Feature dropout requires at least 2 dim",
+    ),
     ("rank", r"Padding length should be less than or equal to two times the input dimension"),
     ("rank", r"Padding size \d+ is not supported for (?P<got>\d)D input|Expected 3D or higher dimensionality"),
     ("rank", r"Input tensors must have 2 or fewer dimensions|input is (?:3|2)D, then offsets|offsets has to be a 1D"),
@@ -158,18 +220,29 @@ PATTERNS: tuple[tuple[str, str], ...] = (
     ("grid", r"grid_sampler\(\): expected|Expected a batch of 2D affine matrices|Expected shape of indices to be same"),
     ("output", r"requested an output size of .*, but valid sizes range from"),
     ("samples", r"per_sample_weights .* must have the same shape as the input"),
-    ("gradient", r"returned an invalid gradient at index \d+ - got " + _B + r" but expected shape compatible with "
-                 + _A),
+    (
+        "gradient",
+        r"returned an invalid gradient at index \d+ - got " + _B + r" but expected shape compatible with " + _A,
+    ),
     ("vmap", r"vmap: Expected all tensors to have the same size in the mapped dimension, got sizes " + _A),
     ("bias", r"expected bias to be 1-dimensional with (?P<wanted>\d+) elements, but got bias of size \[(?P<got>\d+)\]"),
     ("scalar", r"a Tensor with (?P<got>\d+) elements cannot be converted to Scalar"),
-    ("scalar", r"only (?:one element tensors|(?:0-dimensional|length-1|size-1) arrays) can be converted to Python "
-               r"scalars"),
-    ("truth", r"Boolean value of Tensor with more than one value is ambiguous|"
-              r"truth value of an array with more than one element is ambiguous"),
+    (
+        "scalar",
+        r"only (?:one element tensors|(?:0-dimensional|length-1|size-1) arrays) can be converted to Python "
+        r"scalars",
+    ),
+    (
+        "truth",
+        r"Boolean value of Tensor with more than one value is ambiguous|"
+        r"truth value of an array with more than one element is ambiguous",
+    ),
     ("truth", r"Boolean value of Tensor with no values is ambiguous"),
-    ("unpack", r"too many values to unpack \(expected (?P<wanted>\d+)(?:, got \d+)?\)|"
-               r"not enough values to unpack \(expected (?P<wanted2>\d+), got (?P<got>\d+)\)"),
+    (
+        "unpack",
+        r"too many values to unpack \(expected (?P<wanted>\d+)(?:, got \d+)?\)|"
+        r"not enough values to unpack \(expected (?P<wanted2>\d+), got (?P<got>\d+)\)",
+    ),
     ("ragged", r"expected sequence of length (?P<wanted>\d+) at dim (?P<axis>\d+) \(got (?P<got>\d+)\)"),
     ("ragged", r"requested array has an inhomogeneous shape after (?P<axis>\d+) dimensions"),
 )

@@ -16,18 +16,66 @@ from nbdebug.observe.named import attributes
 
 Shape = tuple[int, ...]
 
-SAME = (nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish,
-        nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Softsign, nn.Hardswish, nn.Hardsigmoid, nn.Hardtanh, nn.Softmax,
-        nn.LogSoftmax, nn.LogSigmoid, nn.Softmin, nn.Softmax2d, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d,
-        nn.AlphaDropout, nn.FeatureAlphaDropout, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm,
-        nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, nn.LocalResponseNorm,
-        nn.RMSNorm, nn.Threshold, nn.Hardshrink, nn.Softshrink, nn.Tanhshrink, nn.CrossMapLRN2d,
-        nn.TransformerEncoderLayer, nn.TransformerEncoder)
+SAME = (
+    nn.Identity,
+    nn.ReLU,
+    nn.ReLU6,
+    nn.LeakyReLU,
+    nn.PReLU,
+    nn.ELU,
+    nn.SELU,
+    nn.CELU,
+    nn.GELU,
+    nn.SiLU,
+    nn.Mish,
+    nn.Sigmoid,
+    nn.Tanh,
+    nn.Softplus,
+    nn.Softsign,
+    nn.Hardswish,
+    nn.Hardsigmoid,
+    nn.Hardtanh,
+    nn.Softmax,
+    nn.LogSoftmax,
+    nn.LogSigmoid,
+    nn.Softmin,
+    nn.Softmax2d,
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+    nn.AlphaDropout,
+    nn.FeatureAlphaDropout,
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+    nn.SyncBatchNorm,
+    nn.LayerNorm,
+    nn.GroupNorm,
+    nn.InstanceNorm1d,
+    nn.InstanceNorm2d,
+    nn.InstanceNorm3d,
+    nn.LocalResponseNorm,
+    nn.RMSNorm,
+    nn.Threshold,
+    nn.Hardshrink,
+    nn.Softshrink,
+    nn.Tanhshrink,
+    nn.CrossMapLRN2d,
+    nn.TransformerEncoderLayer,
+    nn.TransformerEncoder,
+)
 CONVS = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
 BACK = {nn.ConvTranspose1d: 1, nn.ConvTranspose2d: 2, nn.ConvTranspose3d: 3}
 POOLS = {nn.MaxPool1d: 1, nn.MaxPool2d: 2, nn.MaxPool3d: 3, nn.AvgPool1d: 1, nn.AvgPool2d: 2, nn.AvgPool3d: 3}
-TO_SIZE = {nn.AdaptiveAvgPool1d: 1, nn.AdaptiveAvgPool2d: 2, nn.AdaptiveAvgPool3d: 3, nn.AdaptiveMaxPool1d: 1,
-           nn.AdaptiveMaxPool2d: 2, nn.AdaptiveMaxPool3d: 3}
+TO_SIZE = {
+    nn.AdaptiveAvgPool1d: 1,
+    nn.AdaptiveAvgPool2d: 2,
+    nn.AdaptiveAvgPool3d: 3,
+    nn.AdaptiveMaxPool1d: 1,
+    nn.AdaptiveMaxPool2d: 2,
+    nn.AdaptiveMaxPool3d: 3,
+}
 
 
 def through(module: Any, shape: Shape) -> Shape | None:
@@ -59,7 +107,7 @@ def _of(kind: type, told: dict[str, Any], shape: Shape) -> Shape | None:
         return _slid(shape, POOLS[kind], told, None)
     if kind in TO_SIZE:
         wanted = _each(told["output_size"], TO_SIZE[kind])
-        return (*shape[:-len(wanted)], *(w or s for w, s in zip(wanted, shape[-len(wanted):])))
+        return (*shape[: -len(wanted)], *(w or s for w, s in zip(wanted, shape[-len(wanted) :])))
     other = OTHERS.get(kind)
     return other(told, shape) if other else None
 
@@ -85,28 +133,31 @@ def _slid(shape: Shape, axes: int, told: dict[str, Any], channels: int | None) -
         if told.get("ceil_mode") and (found - 1) * stride[i] >= size + pad:
             found -= 1  # the last window must start inside
         sizes.append(found)
-    before = shape[:-axes] if channels is None else (*shape[:-axes - 1], channels)
+    before = shape[:-axes] if channels is None else (*shape[: -axes - 1], channels)
     return (*before, *sizes) if min(sizes) > 0 else None
 
 
 def _spread(shape: Shape, axes: int, told: dict[str, Any]) -> Shape:
-    kernel, stride, pad, out, dilation = (_each(told[name], axes) for name in (
-        "kernel_size", "stride", "padding", "output_padding", "dilation"))
-    sizes = [(size - 1) * stride[i] - 2 * pad[i] + dilation[i] * (kernel[i] - 1) + out[i] + 1
-             for i, size in enumerate(shape[-axes:])]
-    return (*shape[:-axes - 1], told["out_channels"], *sizes)
+    kernel, stride, pad, out, dilation = (
+        _each(told[name], axes) for name in ("kernel_size", "stride", "padding", "output_padding", "dilation")
+    )
+    sizes = [
+        (size - 1) * stride[i] - 2 * pad[i] + dilation[i] * (kernel[i] - 1) + out[i] + 1
+        for i, size in enumerate(shape[-axes:])
+    ]
+    return (*shape[: -axes - 1], told["out_channels"], *sizes)
 
 
 def _flat(told: dict[str, Any], shape: Shape) -> Shape:
     first, last = told["start_dim"] % len(shape), told["end_dim"] % len(shape)
-    return (*shape[:first], math.prod(shape[first:last + 1]), *shape[last + 1:])
+    return (*shape[:first], math.prod(shape[first : last + 1]), *shape[last + 1 :])
 
 
 def _unflat(told: dict[str, Any], shape: Shape) -> Shape:
     axis, sizes = told["dim"] % len(shape), list(told["unflattened_size"])
     if -1 in sizes:
         sizes[sizes.index(-1)] = shape[axis] // -math.prod(sizes)
-    return (*shape[:axis], *sizes, *shape[axis + 1:])
+    return (*shape[:axis], *sizes, *shape[axis + 1 :])
 
 
 def _scaled(told: dict[str, Any], shape: Shape) -> Shape:
@@ -125,7 +176,7 @@ def _padded(told: dict[str, Any], shape: Shape) -> Shape:
 
 def _shuffled(told: dict[str, Any], shape: Shape) -> Shape:
     by = told["upscale_factor"]
-    return (*shape[:-3], shape[-3] // by ** 2, shape[-2] * by, shape[-1] * by)
+    return (*shape[:-3], shape[-3] // by**2, shape[-2] * by, shape[-1] * by)
 
 
 def _halved(told: dict[str, Any], shape: Shape) -> Shape:
@@ -138,9 +189,26 @@ def _looked_up(told: dict[str, Any], shape: Shape) -> Shape:
     return (*shape, told["embedding_dim"])
 
 
-PADS: Iterable[type] = (nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d, nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d,
-                        nn.ReflectionPad1d, nn.ReflectionPad2d, nn.ReplicationPad1d, nn.ReplicationPad2d)
+PADS: Iterable[type] = (
+    nn.ZeroPad1d,
+    nn.ZeroPad2d,
+    nn.ZeroPad3d,
+    nn.ConstantPad1d,
+    nn.ConstantPad2d,
+    nn.ConstantPad3d,
+    nn.ReflectionPad1d,
+    nn.ReflectionPad2d,
+    nn.ReplicationPad1d,
+    nn.ReplicationPad2d,
+)
 OTHERS: dict[type, Callable[[dict[str, Any], Shape], Shape]] = {
-    nn.Flatten: _flat, nn.Unflatten: _unflat, nn.Upsample: _scaled, nn.UpsamplingNearest2d: _scaled,
-    nn.UpsamplingBilinear2d: _scaled, nn.PixelShuffle: _shuffled, nn.GLU: _halved, nn.Embedding: _looked_up,
-    **dict.fromkeys(PADS, _padded)}
+    nn.Flatten: _flat,
+    nn.Unflatten: _unflat,
+    nn.Upsample: _scaled,
+    nn.UpsamplingNearest2d: _scaled,
+    nn.UpsamplingBilinear2d: _scaled,
+    nn.PixelShuffle: _shuffled,
+    nn.GLU: _halved,
+    nn.Embedding: _looked_up,
+    **dict.fromkeys(PADS, _padded),
+}

@@ -209,7 +209,10 @@ def moved(which: int, part: Part) -> Iterator[Idea]:
     """The last axis brought to where torch has its channels, and the reverse."""
     name, axes = named(part), len(part.shape or ())
     orders: dict[int, list[tuple[int, ...]]] = {
-        3: [(2, 0, 1), (1, 2, 0)], 4: [(0, 3, 1, 2), (0, 2, 3, 1)], 5: [(0, 4, 1, 2, 3), (0, 2, 3, 4, 1)]}
+        3: [(2, 0, 1), (1, 2, 0)],
+        4: [(0, 3, 1, 2), (0, 2, 3, 1)],
+        5: [(0, 4, 1, 2, 3), (0, 2, 3, 4, 1)],
+    }
     for order in orders.get(axes, ()):
         if is_shaped(part.value) and type(part.value) is not np.ndarray:
             yield Idea("permute", which, f"{name}.permute{order}", functools.partial(_permuted, order=order))
