@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import nbdebug
-from nbdebug import catalogue
+from nbdebug import registry as catalogue
 
 DEMO = "01_nan.ipynb"
 CAUSE = re.compile(r"^(?:Cause|Most likely): \S+/\S+$", re.MULTILINE)

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbdebug import bisect
-from nbdebug.bisect import Counted, ddmin, first_bad
+from nbdebug import bisection as bisect
+from nbdebug.bisection import CallCounter, ddmin, first_bad
 
 
 @given(st.integers(-50, 50), st.integers(0, 300), st.data())
 def test_first_bad_is_right_within_its_bound(lo, length, data):
     border = data.draw(st.integers(lo, lo + length))  # the border at hi means: none is bad
     asked = []
-    test = Counted(lambda i: asked.append(i) or i >= border)
+    test = CallCounter(lambda i: asked.append(i) or i >= border)
     assert first_bad(lo, lo + length, test) == border
     assert test.calls <= math.ceil(math.log2(length + 1))
     assert len(asked) == len(set(asked)) and all(lo <= i < lo + length for i in asked)
@@ -94,7 +94,7 @@ def test_ddmin_tests_no_part_twice(n, data):
 
 
 def test_ddmin_finds_one_of_a_thousand_in_few_tests():
-    test = Counted(lambda part: 617 in part)
+    test = CallCounter(lambda part: 617 in part)
     assert ddmin(range(1024), test) == [617]
     assert test.calls <= 2 * 10 + 2
 
@@ -112,7 +112,7 @@ def test_ddmin_takes_items_that_cannot_be_hashed_or_compared():
 
 
 def test_ddmin_says_that_the_items_are_not_to_blame():
-    test = Counted(lambda part: True)
+    test = CallCounter(lambda part: True)
     assert ddmin("abc", test) == [] and test.calls == 2
 
 

@@ -12,7 +12,7 @@ import torch
 
 import nbdebug
 from nbdebug import __main__ as shell
-from nbdebug import catalogue
+from nbdebug import registry as catalogue
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 

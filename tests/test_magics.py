@@ -247,7 +247,7 @@ def test_steps_and_restore_reach_the_function(notebook: Notebook) -> None:
 
 
 def test_strategy_reaches_function_and_cell(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
-    from nbdebug.chapters.nan import trace
+    from nbdebug.tools.nan import nan_trace as trace
 
     asked = []
     monkeypatch.setattr(nbdebug, "nan_trace", lambda step, **kwargs: asked.append(kwargs) or Report(""))
@@ -327,13 +327,13 @@ def test_a_syntax_error_is_pythons_own(notebook: Notebook) -> None:
 def test_explain_shows_the_page(notebook: Notebook) -> None:
     done = notebook.run("%explain nan/overflow")
     assert done.result is None
-    assert done.data[0]["text/markdown"] == nbdebug.catalogue.look_up("nan/overflow").page()
+    assert done.data[0]["text/markdown"] == nbdebug.registry.look_up("nan/overflow").page()
     assert notebook.run("%explain overflow").shown == done.shown
 
 
 def test_catalogue_lists_every_code(notebook: Notebook) -> None:
     printed = notebook.run("%nbdebug catalogue").printed
-    assert all(rule.code in printed and rule.title in printed for rule in nbdebug.catalogue.rules())
+    assert all(rule.code in printed and rule.title in printed for rule in nbdebug.registry.rules())
 
 
 def test_status_and_off(notebook: Notebook) -> None:

@@ -9,7 +9,8 @@ import nbclient
 import nbformat
 import pytest
 
-from nbdebug import Report, catalogue
+from nbdebug import Report
+from nbdebug import registry as catalogue
 from tests.shell import Notebook, completions, in_this_checkout, started
 
 SETUP = """

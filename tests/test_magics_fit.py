@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from nbdebug import Report
-from nbdebug.magics.fitting import FitMagics
+from nbdebug.magics.fit import FitMagics
 from tests.shell import Notebook, started
 
 SETUP = """

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from nbdebug import Report
-from nbdebug.magics.freeing import card_of_last
+from nbdebug.magics.free import card_of_last
 from tests.shell import Notebook, completions, started
 
 MIB = 1 << 20

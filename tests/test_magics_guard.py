@@ -14,7 +14,7 @@ import torch
 
 import nbdebug
 from nbdebug import Report
-from nbdebug.magics.guarding import ON_TRIP
+from nbdebug.magics.guard import ON_TRIP
 from tests.shell import Notebook, completions, in_this_checkout, started
 from tests.test_magics import LOG, SETUP
 
@@ -98,7 +98,7 @@ def test_options_reach_the_function(notebook: Notebook, asked: list[dict[str, An
 
 
 def test_the_magic_knows_what_the_function_does_on_a_trip() -> None:
-    from nbdebug.chapters.nan.guard.policy import ON_TRIP as KNOWN
+    from nbdebug.tools.guard.finite_check import ON_TRIP as KNOWN
 
     assert tuple(ON_TRIP) == KNOWN
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nbdebug.stop import debuggers
+from nbdebug.tools.breakpoints import debuggers
 from tests.shell import Notebook, completions, started
 
 SETUP = """

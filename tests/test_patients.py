@@ -18,10 +18,10 @@ import pytest
 import torch
 
 import nbdebug
-from nbdebug import catalogue
-from nbdebug.chapters.memory.facts import MemoryFacts
-from nbdebug.chapters.memory.mem import mem
-from nbdebug.chapters.memory.stepping.account import report_of as memory_report
+from nbdebug import registry as catalogue
+from nbdebug.tools.memory.facts import MemoryFacts
+from nbdebug.tools.memory.mem import mem
+from nbdebug.tools.memory.step.report import report_of as memory_report
 from tests.shell import of_cells
 
 HERE = pathlib.Path(__file__).parent / "patients"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import traceback
 
-from nbdebug.raised import ShownAtUsersLine
+from nbdebug.exceptions import ShownAtUsersLine
 from tests.shell import started
 
 SETUP = """
 import torch
-from nbdebug.raised import ShownAtUsersLine
+from nbdebug.exceptions import ShownAtUsersLine
 
 class Stopped(ShownAtUsersLine, RuntimeError):
     pass

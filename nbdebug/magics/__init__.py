@@ -24,21 +24,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from nbdebug.magics.checking import CheckNotebookMagics
-from nbdebug.magics.completion import Completion
-from nbdebug.magics.control import NbdebugMagics
-from nbdebug.magics.diagnosing import DiagnoseMagics
-from nbdebug.magics.explaining import ExplainMagics
-from nbdebug.magics.fitting import FitMagics
-from nbdebug.magics.freeing import FreeMagics
-from nbdebug.magics.guarding import GuardMagics
-from nbdebug.magics.memory import MemoryMagics
-from nbdebug.magics.precise import PrecisionMagics
-from nbdebug.magics.preflighting import PreflightMagics
-from nbdebug.magics.stepping import StepMagics
-from nbdebug.magics.stopping import StopMagics
-from nbdebug.magics.tracing import NanTraceMagics
-from nbdebug.magics.watching import GradWatchMagics
+from nbdebug.magics._completion import Completion
+from nbdebug.magics.check_notebook import CheckNotebookMagics
+from nbdebug.magics.diagnose import DiagnoseMagics
+from nbdebug.magics.explain import ExplainMagics
+from nbdebug.magics.fit import FitMagics
+from nbdebug.magics.free import FreeMagics
+from nbdebug.magics.grad_watch import GradWatchMagics
+from nbdebug.magics.guard import GuardMagics
+from nbdebug.magics.mem import MemoryMagics
+from nbdebug.magics.nan_trace import NanTraceMagics
+from nbdebug.magics.panel import NbdebugMagics
+from nbdebug.magics.precision import PrecisionMagics
+from nbdebug.magics.preflight import PreflightMagics
+from nbdebug.magics.step_through import StepMagics
+from nbdebug.magics.stop_at import StopMagics
 
 WATCHES = (GuardMagics, GradWatchMagics, StopMagics, StepMagics, ExplainMagics)
 """What may be on, and is shown and ended by %nbdebug."""

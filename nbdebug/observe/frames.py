@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from nbdebug.finding import Where
-from nbdebug.observe.named import attributes, cell_filled, of_frame, own
-from nbdebug.observe.sites import USER, Site, cell_name, kind_of, source_text
+from nbdebug.observe.locations import USER, Site, cell_name, kind_of, source_text
+from nbdebug.observe.variables import attributes, cell_filled, of_frame, own
+from nbdebug.report import Where
 
 HANDLERS = ("__torch_dispatch__", "__torch_function__")
 _OPTIM = os.path.join(os.path.dirname(torch.__file__), "optim") + os.sep

@@ -7,17 +7,18 @@ around it.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 from torch.nn.parameter import is_lazy
 
-from nbdebug.observe.sites import Site, locate
+from nbdebug.observe.locations import Site, locate
 
 
 class ModuleNames:
@@ -135,3 +136,143 @@ class ModuleStack:
                 return self.names.of(owner) or "", owner
             frame = frame.f_back
         return None
+
+
+def parts_of(models: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """The modules that a step may call: each model, and its direct parts; a list of parts counts as those in it. By
+    "model" or "model/part"."""
+    found: dict[int, tuple[str, nn.Module]] = {}
+    for name, model in models.items():
+        found.setdefault(id(model), (name, model))
+        inside = list(model.named_children())
+        while inside:
+            path, module = inside.pop()
+            if type(module).forward is nn.Module.forward:  # a ModuleList: not to be called itself
+                inside += [(f"{path}.{n}", m) for n, m in module.named_children()]
+            else:
+                found.setdefault(id(module), (f"{name}/{path}", module))
+    return dict(found.values())
+
+
+def part_of(models: Mapping[str, nn.Module], name: str) -> nn.Module:
+    """The module that `parts_of` calls by this name. Raises KeyError or AttributeError where there is none."""
+    model, _, path = name.partition("/")
+    return models[model].get_submodule(path)
+
+
+class ModelHook:
+    """A hook on a model, which stays out of copies: a deepcopy or a pickle of the model has one that does nothing, and
+    is loaded without nbdebug."""
+
+    def __init__(self, script: Any, method: str, name: str):
+        self.script, self.tell, self.name = script, getattr(script, method), name
+        self.part, self.change = "/" in name, 1 if method == "_enter" else -1
+
+    def __call__(self, module: nn.Module, *given: Any) -> None:
+        __tracebackhide__ = True
+        if torch.compiler.is_compiling():  # a compiler that reads this finds nothing to do
+            return
+        script = self.script
+        if self.part and script.nested(self.name, self.change):  # nearly all calls: nothing else may be done here
+            return
+        script.border(self.tell, self.name, *given)
+
+    def __deepcopy__(self, memo: dict) -> Any:
+        return contextlib.nullcontext().__exit__
+
+    def __reduce__(self) -> Any:
+        return getattr, (contextlib.nullcontext(), "__exit__")
+
+
+Tell = Callable[..., None]
+
+
+class CompiledWatch:
+    """While attached: `before(name, args, kwargs)` and `after(name, args, kwargs, output)` of each call of one of these
+    modules that goes into compiled code; output is None where it raised."""
+
+    _attached: ClassVar[list[CompiledWatch]] = []
+    _original: ClassVar[list[Any]] = []
+
+    def __init__(self, modules: Mapping[str, nn.Module], before: Tell, after: Tell):
+        self.modules, self.before, self.after = dict(modules), before, after
+        self._names = {id(module): name for name, module in modules.items()}
+        self._inside: list[tuple[nn.Module, Any]] = []  # modules that hold a door of ours, and what it was before
+
+    def attach(self) -> None:
+        self._attached.append(self)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """See to what has been compiled since."""
+        if "torch._dynamo" not in sys.modules:
+            return
+        from torch._dynamo import OptimizedModule
+
+        if not self._original:
+            self._original.append(OptimizedModule.__call__)
+            OptimizedModule.__call__ = _door(OptimizedModule.__call__, self._attached)  # type: ignore[method-assign]
+        for name, module in self.modules.items():
+            own = module._compiled_call_impl
+            if own is not None and not isinstance(own, _Door):
+                self._inside.append((module, own))
+                module._compiled_call_impl = _Door(own, self, name)
+
+    def detach(self) -> None:
+        if self in self._attached:
+            self._attached.remove(self)
+        while self._inside:
+            module, own = self._inside.pop()
+            if isinstance(module._compiled_call_impl, _Door):
+                module._compiled_call_impl = own
+        if self._original and not self._attached:
+            from torch._dynamo import OptimizedModule
+
+            OptimizedModule.__call__ = self._original.pop()  # type: ignore[method-assign]
+
+    def name_of(self, wrapper: nn.Module) -> str | None:
+        """The name of the module that a wrapper compiles; None for one that is watched itself, by its own hooks."""
+        return None if id(wrapper) in self._names else self._names.get(id(wrapper._modules.get("_orig_mod")))
+
+
+class _Door:
+    """What stands in a module in place of its compiled code, and passes on to it."""
+
+    def __init__(self, own: Any, watch: CompiledWatch, name: str):
+        self.own, self.watch, self.name = own, watch, name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        if torch.compiler.is_compiling():
+            return self.own(*args, **kwargs)
+        return _passing([(self.watch, self.name)], self.own, args, kwargs, args)
+
+
+def _door(original: Callable, attached: Iterable[CompiledWatch]) -> Callable:
+    """A wrapper's call, with those told that are attached when it comes."""
+
+    def watched(wrapper: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        if torch.compiler.is_compiling():
+            return original(wrapper, *args, **kwargs)
+        names = [(watch, name) for watch in attached if (name := watch.name_of(wrapper)) is not None]
+        return _passing(names, original, (wrapper, *args), kwargs, args)
+
+    return watched
+
+
+def _passing(told: list[tuple[CompiledWatch, str]], original: Callable, given: tuple, kwargs: dict, args: tuple) -> Any:
+    __tracebackhide__ = True
+    for watch, name in told:
+        watch.before(name, args, kwargs)
+    output = None
+    try:
+        output = original(*given, **kwargs)
+        return output
+    finally:
+        for watch, name in reversed(told):
+            watch.after(name, args, kwargs, output)
+
+
+PASSING = _passing.__code__
+"""The frame of a call on its way through one of these doors; its local `told` names the module."""

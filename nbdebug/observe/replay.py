@@ -7,18 +7,18 @@ gave, bit for bit where the hardware allows; whoever uses a replay as proof asks
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_unflatten
 
-from nbdebug.observe.record import Op
-from nbdebug.observe.sites import Site
-from nbdebug.observe.talk import talks
-from nbdebug.observe.tape import BackwardEntry, CallEntry, Entry, Held, Ref, Tape, Unfit, values_in
-from nbdebug.observe.tensors import tensors_made, walk
+from nbdebug.observe.locations import Site
+from nbdebug.observe.ops import schema_of, talks
+from nbdebug.observe.recorder import Op
+from nbdebug.observe.tape import BackwardEntry, CallEntry, ExternalTensor, Ref, Tape, TapeEntry, Unfit, values_in
+from nbdebug.observe.tensors import PARAMETER, TARGET, StorageInfo, tensors_made, walk
 
 _modes = torch._C._len_torch_dispatch_stack
 _ATOMS = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
@@ -48,7 +48,7 @@ class Replay:
         on_op: Callable[[Op | None], None] | None = None,
         scale: float = 1.0,
         keep: Ref | None = None,
-        on_outside: Callable[[int, torch.Tensor, Held], None] | None = None,
+        on_outside: Callable[[int, torch.Tensor, ExternalTensor], None] | None = None,
         on_backward: Callable[[list[torch.Tensor], bool], None] | None = None,
         models: Mapping[str, Any] | None = None,
         on_line: Callable[[Site | None], None] | None = None,
@@ -96,7 +96,7 @@ class Replay:
     def gradients(self) -> dict[int, torch.Tensor]:
         return {n: leaf.grad for n, leaf in self.leaves.items() if leaf.grad is not None}
 
-    def _op(self, entry: Entry) -> None:
+    def _op(self, entry: TapeEntry) -> None:
         if entry.unfit:
             if entry.op is None or entry.op.func is None or not talks(entry.op.func):
                 raise Unfit(entry.unfit)
@@ -213,7 +213,7 @@ class Replay:
             value = (value.detach() if ref.detached else value).as_strided(*ref.view)
         return value.detach() if ref.detached else value
 
-    def _from_outside(self, number: int, held: Held) -> torch.Tensor:
+    def _from_outside(self, number: int, held: ExternalTensor) -> torch.Tensor:
         if held.grad_of is not None:
             grad = self.leaves[held.grad_of].grad if held.grad_of in self.leaves else None
             if grad is None:
@@ -254,7 +254,7 @@ def _last_uses(tape: Tape) -> dict[int, list[int]]:
     return freed
 
 
-def _uses(entry: Entry | CallEntry | BackwardEntry) -> set[int]:
+def _uses(entry: TapeEntry | CallEntry | BackwardEntry) -> set[int]:
     if isinstance(entry, BackwardEntry):
         return values_in([entry.roots, entry.seeds, entry.inputs])
     return values_in(entry.leaves if isinstance(entry, CallEntry) else [entry.args, entry.kwargs])
@@ -287,3 +287,54 @@ def _same_random(tape: Tape) -> Iterator[None]:
         torch.set_rng_state(cpu)
         if cuda:
             torch.cuda.set_rng_state_all(cuda)
+
+
+def memories_of(tape: Tape) -> dict[int, StorageInfo]:
+    """Each memory as the forward left it: who wrote it last, which of parameters, inputs and targets flowed into it.
+    Also notes for each op the ops that made its operands."""
+    where = {number: memory for memory, numbers in tape.by_memory.items() for number in numbers}
+    found = {where[n]: _outside(tape, where[n], held) for n, held in tape.held.items() if n in where}
+    for entry in tape.entries:
+        if not isinstance(entry, TapeEntry) or entry.unfit:
+            continue
+        op = entry.op
+        refs = _refs((*entry.args, *entry.kwargs.values()))
+        given = [memory for ref in refs if (memory := found.get(where[ref.value])) is not None]
+        op.inputs = tuple([memory.maker for memory in given if memory.maker is not None][:4])
+        reach = 0
+        for memory in given:
+            reach |= memory.reach
+        for number in entry.results:
+            if number is not None:
+                found.setdefault(where[number], StorageInfo(tape.alive[where[number]], op, reach))
+        for ref in _written(entry):
+            changed = found.get(where[ref.value])
+            if changed is not None:
+                changed.maker, changed.reach = op, changed.reach | reach
+    return found
+
+
+def _outside(tape: Tape, memory: int, held: ExternalTensor) -> StorageInfo:
+    known = held.memory
+    if known is not None and known.role:
+        made = StorageInfo(tape.alive[memory], None, known.reach, known.role, known.name, known.module)
+        made.entered = known.entered
+        return made
+    return StorageInfo(
+        tape.alive[memory], None, PARAMETER if held.leaf else TARGET, "parameter" if held.leaf else "target"
+    )
+
+
+def _written(entry: TapeEntry) -> Iterator[Ref]:
+    schema = schema_of(entry.op.func)
+    if schema.writes:
+        named = [*zip(schema.names, entry.args, strict=False), *entry.kwargs.items()]
+        yield from _refs([value for name, value in named if name in schema.writes])
+
+
+def _refs(values: Iterable[Any]) -> Iterator[Ref]:
+    for value in values:
+        if isinstance(value, Ref):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _refs(value)

@@ -24,30 +24,29 @@ from typing import Any
 import torch
 from torch import nn
 
-from nbdebug.observe.bits import fingerprint
-from nbdebug.observe.engine import Backward, EngineWatch
-from nbdebug.observe.tensors import all_finite, can_be_bad, dense, finite, tensors_in
+from nbdebug.observe.backward import Backward, EngineWatch
+from nbdebug.observe.tensors import all_finite, can_be_bad, dense, fingerprint, finite, tensors_in
 
 
 @dataclasses.dataclass(eq=False)
-class Call:
+class ModuleCall:
     """One call of a module. start and end count from 0 in the order in which calls begin and end; parent: the call
     around it; batch: the first dimension of its first tensor argument."""
 
     start: int
     module: nn.Module
-    parent: Call | None
+    parent: ModuleCall | None
     end: int | None = None
     batch: int | None = None
 
     @property
-    def stack(self) -> list[Call]:
+    def stack(self) -> list[ModuleCall]:
         """This call and those around it, outermost first."""
         return [*(self.parent.stack if self.parent else []), self]
 
 
 @dataclasses.dataclass
-class Event:
+class RerunEvent:
     """Something that the step came to. what: "loss", "gradients" or "parameters". bad: names of what is not finite.
     ended: how many calls had ended; running: the innermost one that had not. prints: the fingerprint of each tensor by
     name, when a proof is wanted."""
@@ -55,21 +54,21 @@ class Event:
     what: str
     bad: frozenset[str]
     ended: int
-    running: Call | None
+    running: ModuleCall | None
     prints: dict[str, Any]
 
 
-class Change:
+class RerunChange:
     """What is done at the calls of a rerun; here: nothing. bad: names to count among the bad gradients."""
 
     def __init__(self) -> None:
         self.bad: set[str] = set()
         self.handles: list[Any] = []  # of hooks on the user's tensors; the rerun removes them
 
-    def enter(self, call: Call, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+    def enter(self, call: ModuleCall, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
         """Other arguments, or None to leave them as they are."""
 
-    def leave(self, call: Call, output: Any) -> Any:
+    def leave(self, call: ModuleCall, output: Any) -> Any:
         """Another output, or None to leave it as it is."""
 
 
@@ -86,16 +85,16 @@ class Rerun:
         parameters: Callable[[], dict[str, torch.Tensor]],
         *,
         proof: bool = False,
-        change: Change | None = None,
+        change: RerunChange | None = None,
     ):
         self.models, self.parameters = models, parameters
-        self.proof, self.change = proof, change or Change()
-        self.calls: list[Call] = []
-        self.ended: list[Call] = []
-        self.events: list[Event] = []
+        self.proof, self.change = proof, change or RerunChange()
+        self.calls: list[ModuleCall] = []
+        self.ended: list[ModuleCall] = []
+        self.events: list[RerunEvent] = []
         self.inputs: list[list[Any]] = []
         self.error: Exception | None = None
-        self._stack: list[Call] = []
+        self._stack: list[ModuleCall] = []
         self._thread = threading.get_ident()
 
     def run(self, step: Callable[[], Any]) -> Rerun:
@@ -131,7 +130,7 @@ class Rerun:
             bad |= self.change.bad
         prints = {name: fingerprint(tensor) for name, tensor in tensors.items()} if self.proof else {}
         running = self._stack[-1] if self._stack else None
-        self.events.append(Event(what, frozenset(bad), len(self.ended), running, prints))
+        self.events.append(RerunEvent(what, frozenset(bad), len(self.ended), running, prints))
 
     def _backward_begins(self, backward: Backward) -> None:
         if backward.accumulate:
@@ -151,7 +150,7 @@ class Rerun:
         parent = self._stack[-1] if self._stack else None
         given = tensors_in((args, kwargs))
         sizes = [t.shape[0] for t in given if t.dim()]
-        call = Call(len(self.calls), module, parent, batch=sizes[0] if sizes else None)
+        call = ModuleCall(len(self.calls), module, parent, batch=sizes[0] if sizes else None)
         self.calls.append(call)
         self._stack.append(call)
         if parent is None and self.proof:
@@ -195,10 +194,10 @@ def cut(tensor: torch.Tensor, look: Callable[[torch.Tensor], None]) -> torch.Ten
     """The same values, from nowhere: backward ends here, and `look` is told the gradient that arrives."""
     if not tensor.requires_grad or not tensor.dtype.is_floating_point and not tensor.dtype.is_complex:
         return tensor
-    return _Cut.apply(torch.zeros((), requires_grad=True), tensor.detach(), look)
+    return _CutRerun.apply(torch.zeros((), requires_grad=True), tensor.detach(), look)
 
 
-class _Cut(torch.autograd.Function):
+class _CutRerun(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, anchor: torch.Tensor, tensor: torch.Tensor, look: Any) -> torch.Tensor:
         ctx.look = look

@@ -18,7 +18,7 @@ UNDERSCORES = re.compile(r"_{1,3}|_\d+")
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class ShellPlace:
     """Where something is kept. name: as it is told; get: what lies there now, or None; clear: take it away."""
 
     name: str
@@ -33,7 +33,7 @@ def running() -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class Kept:
+class ShellPlaces:
     """A shell's places. shell: None in a script; names: the user's variables."""
 
     shell: Any
@@ -75,27 +75,27 @@ class Kept:
             if place.get() is value:
                 place.clear()
 
-    def _underscores(self) -> list[Place]:
+    def _underscores(self) -> list[ShellPlace]:
         places = []
         for space in self.spaces:
             for name in [n for n in space if isinstance(n, str) and UNDERSCORES.fullmatch(n)]:
                 clear = _emptied(space, name) if set(name) == {"_"} else _removed(space, name)
-                places.append(Place(name, _got(space, name), clear))
+                places.append(ShellPlace(name, _got(space, name), clear))
         hook = getattr(self.shell, "displayhook", None)
         for name in ("_", "__", "___") if hook is not None else ():
-            places.append(Place(name, _attribute(hook, name), _set(hook, name, "")))
+            places.append(ShellPlace(name, _attribute(hook, name), _set(hook, name, "")))
         last = getattr(self.shell, "last_execution_result", None)
         if last is not None:
-            places.append(Place("the last cell's result", _attribute(last, "result"), _set(last, "result", None)))
+            places.append(ShellPlace("the last cell's result", _attribute(last, "result"), _set(last, "result", None)))
         return places
 
-    def failed(self) -> list[Place]:
+    def failed(self) -> list[ShellPlace]:
         """The places that keep the last failure, those that are filled."""
-        places = [Place(f"sys.{name}", _attribute(sys, name), _deleted(sys, name)) for name in LASTS[:3]]
+        places = [ShellPlace(f"sys.{name}", _attribute(sys, name), _deleted(sys, name)) for name in LASTS[:3]]
         for handler in ("InteractiveTB", "SyntaxTB"):
             holder = getattr(self.shell, handler, None)
             places += [
-                Place(word, _attribute(holder, name), _set(holder, name, None))
+                ShellPlace(word, _attribute(holder, name), _set(holder, name, None))
                 for name, word in (
                     ("tb", "what %debug starts from"),
                     ("pdb", "the debugger"),
@@ -106,7 +106,9 @@ class Kept:
         last = getattr(self.shell, "last_execution_result", None)
         if last is not None:
             places.append(
-                Place("the last cell's result", _attribute(last, "error_in_exec"), _set(last, "error_in_exec", None))
+                ShellPlace(
+                    "the last cell's result", _attribute(last, "error_in_exec"), _set(last, "error_in_exec", None)
+                )
             )
         return [place for place in places if place.get() is not None]
 

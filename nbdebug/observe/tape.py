@@ -17,12 +17,11 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_unflatten
 
-from nbdebug.observe.engine import Backward
-from nbdebug.observe.record import Op, Recorder
-from nbdebug.observe.schema import Schema, schema_of, tensors_given, written
-from nbdebug.observe.sites import Site
-from nbdebug.observe.talk import lost_with, talks
-from nbdebug.observe.tensors import Memory, dense, key, memory_key
+from nbdebug.observe.backward import Backward
+from nbdebug.observe.locations import Site
+from nbdebug.observe.ops import Schema, lost_with, schema_of, talks, tensors_given, written
+from nbdebug.observe.recorder import Op, Recorder
+from nbdebug.observe.tensors import StorageInfo, dense, key, memory_key
 
 
 class Unfit(Exception):
@@ -45,7 +44,7 @@ class Ref(NamedTuple):
     detached: bool = False
 
 
-class Entry(NamedTuple):
+class TapeEntry(NamedTuple):
     """One op: what it was given, numbers of what it made, whether autograd saw it. unfit: why it can't be run again."""
 
     op: Op
@@ -88,12 +87,12 @@ class BackwardEntry(NamedTuple):
     site: Site | None = None
 
 
-class Held:
+class ExternalTensor:
     """A tensor from outside, as it was when the step first used it; memory: what the recorder knows of it."""
 
     __slots__ = ("changed", "grad_of", "leaf", "memory", "tensor")
 
-    def __init__(self, tensor: torch.Tensor, leaf: bool, grad_of: int | None = None, memory: Memory | None = None):
+    def __init__(self, tensor: torch.Tensor, leaf: bool, grad_of: int | None = None, memory: StorageInfo | None = None):
         self.tensor, self.leaf, self.changed, self.grad_of, self.memory = tensor, leaf, False, grad_of, memory
 
 
@@ -105,8 +104,8 @@ class Tape:
         self.reset()
 
     def reset(self) -> None:
-        self.entries: list[Entry | CallEntry | BackwardEntry] = []
-        self.held: dict[int, Held] = {}
+        self.entries: list[TapeEntry | CallEntry | BackwardEntry] = []
+        self.held: dict[int, ExternalTensor] = {}
         self.leaves: dict[int, torch.Tensor] = {}  # number -> the user's own tensor
         self.wanted: dict[int, int] = {}  # number -> the entry from which on it is a leaf of its own
         self.given: dict[Ref, torch.Tensor] = {}  # what models were called with, where the step's own code made it
@@ -159,7 +158,9 @@ class Tape:
         if kept is None:
             return
         if kept[2]:
-            self.entries.append(Entry(op, tuple(map(Ref, lost_with(self, op, args, out))), {}, (), op.grad, kept[2]))
+            self.entries.append(
+                TapeEntry(op, tuple(map(Ref, lost_with(self, op, args, out))), {}, (), op.grad, kept[2])
+            )
             return
         changed = {self._place(t) for t in written(schema, args, kwargs)} if schema.writes else ()
         plain = False if schema.base == "detach" else None
@@ -169,7 +170,7 @@ class Tape:
                 for t in tensors_given(out if isinstance(out, (list, tuple)) else (out,), {})
             ]
         )
-        self.entries.append(Entry(op, kept[0], kept[1], results, op.grad))
+        self.entries.append(TapeEntry(op, kept[0], kept[1], results, op.grad))
 
     def call(self, model: str, given: tuple, spec: Any, out: list, site: Site | None, surroundings: Any) -> None:
         """Write down a call of a whole model. given: the arguments' leaves with stand-ins, from `stand_ins`."""
@@ -200,7 +201,7 @@ class Tape:
                 tuple(self._ref(t) for t in group) for group in (call.roots, call.seeds, call.inputs)
             )
         except _Unusual as reason:
-            self.entries.append(Entry(Op(-1, None, "backward", 0), (), {}, (), False, str(reason)))
+            self.entries.append(TapeEntry(Op(-1, None, "backward", 0), (), {}, (), False, str(reason)))
             return
         made: tuple = ()
         if not call.accumulate:
@@ -213,7 +214,7 @@ class Tape:
             if grad is not None and dense(grad) is grad and self.find(grad) is None:
                 entered = self._enter(grad, False)
                 if entered is not None:
-                    self.held[entered] = Held(grad, False, grad_of=number)
+                    self.held[entered] = ExternalTensor(grad, False, grad_of=number)
 
     def _place(self, t: torch.Tensor) -> tuple | None:
         """Which part of which memory a tensor shows; None for a tensor without memory of its own."""
@@ -274,7 +275,7 @@ class Tape:
             number = self._enter(value, value.requires_grad)
             if number is None:
                 raise _Unusual("it works on tensors without memory of their own (torch.func)")
-            self.held[number] = Held(value.detach(), leaf, memory=self.recorder.memories.get(key(value)))
+            self.held[number] = ExternalTensor(value.detach(), leaf, memory=self.recorder.memories.get(key(value)))
             if leaf:
                 self.leaves[number] = value
             known = Ref(number)

@@ -7,6 +7,7 @@ it lies in. A weak reference keeps that memory's record from being reused by ano
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -152,7 +153,7 @@ def read(sizes: list[torch.Tensor]) -> list[float]:
     return [found[i] for i in range(len(sizes))]
 
 
-class Memory:
+class StorageInfo:
     """What is known of one storage. reach: which of PARAMETER, INPUT, TARGET flowed into it; maker: the op that wrote
     it last (None: it came from outside); role and name: for storages from outside; entered: where it was given to the
     model; views: the parts of it that were looked at."""
@@ -272,3 +273,47 @@ def walk(values: Iterable[Any]) -> Iterator[tuple[int, Any]]:
             for item in value:
                 if isinstance(item, torch.Tensor):
                     yield position, item
+
+
+_WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_STEP = 0x1E3779B97F4A7C15  # odd and without pattern, so that neighbouring positions have unlike numbers
+
+
+def parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The strided tensors that hold a tensor's content: itself, or the inner ones of a sparse or wrapping tensor."""
+    if hasattr(tensor, "__tensor_flatten__"):  # DTensor, jagged nested tensors, quantized weights
+        return [part for name in tensor.__tensor_flatten__()[0] for part in parts(getattr(tensor, name))]
+    if tensor.layout == torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    return [tensor]
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements of a strided tensor as whole numbers, in one row."""
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    return tensor.contiguous().flatten().view(_WHOLE[tensor.element_size()])
+
+
+def memory_bits(memory: torch.UntypedStorage) -> torch.Tensor:
+    """A piece of memory as the bytes in it: an alias, not a copy."""
+    return torch.empty(0, dtype=torch.uint8, device=memory.device).set_(memory)
+
+
+def fingerprint(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Type, device, shape and a 64-bit digest of the bits: equal tensors have equal ones, others by a rare accident."""
+    digests = [_digest(part) for part in parts(tensor.detach()) if part.device.type != "meta"]
+    return str(tensor.dtype), str(tensor.device), tuple(tensor.shape), *digests
+
+
+def _digest(part: torch.Tensor) -> int | str:
+    whole = bits(part)
+    if whole.device.type == "cpu":
+        return hashlib.blake2b(whole.numpy().data, digest_size=8).hexdigest()
+    mixed = torch.arange(whole.numel(), device=whole.device) * _STEP  # wraps around, as it should
+    mixed ^= whole  # an element counts by its place, too
+    return int((mixed * mixed + mixed).sum())  # computed where the tensor lies; one number comes back

@@ -15,26 +15,22 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from nbdebug.finding import Finding, Fix, Link, Report, Where
-from nbdebug.views import (
-    chart,
-    course,
-    course_chart,
-    curves,
-    curves_chart,
-    exponents,
-    listed,
-    memory,
-    memory_chart,
-    ranges,
-    ranges_chart,
-    stepper,
-    stepper_chart,
-    steps,
-    watch,
-    watch_chart,
-    words,
-)
+from nbdebug.report import Finding, Fix, Link, Report, Where
+from nbdebug.views import wording as listed
+from nbdebug.views import wording as words
+from nbdebug.views.plots import gradients as watch
+from nbdebug.views.plots import gradients as watch_chart
+from nbdebug.views.plots import histogram as chart
+from nbdebug.views.plots import histogram as exponents
+from nbdebug.views.plots import losses as curves
+from nbdebug.views.plots import losses as curves_chart
+from nbdebug.views.plots import memory, ranges, stepper
+from nbdebug.views.plots import memory as memory_chart
+from nbdebug.views.plots import ranges as ranges_chart
+from nbdebug.views.plots import run as course
+from nbdebug.views.plots import run as course_chart
+from nbdebug.views.plots import run as steps
+from nbdebug.views.plots import stepper as stepper_chart
 
 LIMIT = 95_000
 PICTURES: Any = ((course, course_chart), (memory, memory_chart), (ranges, ranges_chart), (stepper, stepper_chart))
@@ -258,7 +254,7 @@ def _course(report: Report) -> str:
     return f'<div style="margin:1em 0 0">{drawn}</div>' if drawn else ""
 
 
-def _watched(seen: watch.Watched) -> str:
+def _watched(seen: watch.GradientMap) -> str:
     """The picture of a gradient watch, and its layers in numbers: open in a panel, which draws them anew."""
     table = seen.table(40 if seen.asked is None else 12)
     drawn = _table(table) if table.body else ""

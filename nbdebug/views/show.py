@@ -6,7 +6,7 @@ import multiprocessing
 import sys
 from typing import Any
 
-from nbdebug.finding import Report
+from nbdebug.report import Report
 
 
 def show(report: Report) -> None:

@@ -9,8 +9,14 @@ import dataclasses
 import textwrap
 from collections.abc import Iterable
 
-from nbdebug.finding import Finding, Fix, Link, Report
-from nbdebug.views import course, curves, exponents, listed, memory, ranges, stepper, steps, words
+from nbdebug.report import Finding, Fix, Link, Report
+from nbdebug.views import wording as listed
+from nbdebug.views import wording as words
+from nbdebug.views.plots import histogram as exponents
+from nbdebug.views.plots import losses as curves
+from nbdebug.views.plots import memory, ranges, stepper
+from nbdebug.views.plots import run as course
+from nbdebug.views.plots import run as steps
 
 COLUMNS = 98
 MOST = 30

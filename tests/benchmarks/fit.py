@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
-from nbdebug.chapters.memory.fitting.job import Job, Prediction
-from nbdebug.chapters.memory.fitting.predict import predict
-from nbdebug.chapters.memory.fitting.sizes import largest_batch
+from nbdebug.tools.memory.predict.job import FitRequest, Prediction
+from nbdebug.tools.memory.predict.largest import largest_batch
+from nbdebug.tools.memory.predict.predict import predict
 from tests.benchmarks.fit_models import CNN, GPT, MLP, Case, adamw, cases, classified, images, next_token, sgd
 from tests.memory.real_steps import peak_of, training
 
@@ -38,7 +38,7 @@ def predicted(case: Case, device: str) -> Prediction:
     """From a real model, which is never moved, and a batch without data."""
     with torch.device("meta"):
         batch = case.batch()
-    return predict(Job(case.build, batch, case.loss_fn, case.optimizer, torch.device(device)))
+    return predict(FitRequest(case.build, batch, case.loss_fn, case.optimizer, torch.device(device)))
 
 
 @contextlib.contextmanager
@@ -125,7 +125,7 @@ def on_cpu() -> None:
     for name, (build, make, loss_fn) in rows.items():
         for kind, optimizer in (("AdamW", adamw), ("SGD", sgd)):
             model, batch = build(), make()
-            said = predict(Job(model, batch, loss_fn, optimizer, torch.device("cpu"))).peak
+            said = predict(FitRequest(model, batch, loss_fn, optimizer, torch.device("cpu"))).peak
             true = peak_of(model, batch, training(model, batch, loss_fn, optimizer(model.parameters())))
             off = 100 * (said / true - 1)
             print(f"{name + ' ' + kind:34s} {said / MIB:8.2f} {true / MIB:8.2f} {off:+6.2f}", flush=True)
@@ -163,7 +163,9 @@ def largest(only: list[str]) -> None:
             began = time.monotonic()
             with torch.device("meta"):
                 batch = case.batch()
-            found = largest_batch(Job(case.build, batch, case.loss_fn, case.optimizer, torch.device("cuda")), limit, {})
+            found = largest_batch(
+                FitRequest(case.build, batch, case.loss_fn, case.optimizer, torch.device("cuda")), limit, {}
+            )
             seconds = time.monotonic() - began
             torch.cuda.set_per_process_memory_fraction(limit / total)
             truth = tried(
@@ -189,7 +191,7 @@ def giant(device: str) -> None:
     with torch.device("meta"):
         batch = torch.randint(32000, (8, 2049))
     case = Case("giant", build, lambda: batch, next_token, adamw, half=True)
-    said = predict(Job(build, batch, case.loss_fn, adamw, torch.device(device)))
+    said = predict(FitRequest(build, batch, case.loss_fn, adamw, torch.device(device)))
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print(
         f"giant: {said.parameters / 4e9:.2f} billion parameters, peak {said.peak / GIB:.1f} GiB, "

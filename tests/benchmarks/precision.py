@@ -20,9 +20,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import nbdebug
-from nbdebug.chapters.precision.copies import Copies
-from nbdebug.chapters.precision.trial import Trials
-from nbdebug.sizes import size as sized
+from nbdebug.text import size as sized
+from nbdebug.tools.precision.casting import CastCopies
+from nbdebug.tools.precision.trial import HalfTrials
 from tests.benchmarks.nan import machine
 from tests.benchmarks.training import SIZES, Model
 
@@ -57,7 +57,7 @@ def loss_fn(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
     return F.cross_entropy(model(tokens, keep).float().flatten(0, 1), targets)
 
 
-def measured(copies: Copies, trials: Trials, kept: tuple[str, ...] | None) -> tuple[float, int | None]:
+def measured(copies: CastCopies, trials: HalfTrials, kept: tuple[str, ...] | None) -> tuple[float, int | None]:
     """(seconds, peak bytes) of a step: in float32 (None), or in half with some modules kept; the median of several."""
     model = copies.reference(torch.float32) if kept is None else copies.half(kept)
     outcomes = [trials.run(model, copies.running) for _ in range(REPEATS + 1)][1:]
@@ -69,7 +69,7 @@ def ask(size: Any, device: str, planted: int) -> str:
     draw = torch.Generator().manual_seed(1)
     data = torch.randint(size.vocabulary, (size.batch, size.length + 1), generator=draw).to(device)
     batch = (data[:, :-1].contiguous(), torch.ones(size.batch, 1, 1, device=device), data[:, 1:].reshape(-1))
-    copies, trials = Copies(model, torch.float16, "cast"), Trials(loss_fn, [batch])
+    copies, trials = CastCopies(model, torch.float16, "cast"), HalfTrials(loss_fn, [batch])
     plain, plain_memory = measured(copies, trials, None)
     began = time.perf_counter()
     report = nbdebug.precision(model, batch, loss_fn, mode="cast", progress=False)

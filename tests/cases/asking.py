@@ -30,7 +30,7 @@ def ask_guard(ns: types.SimpleNamespace) -> nbdebug.Report:
     """Train under the guard. `ns.changed`: what the bad step left otherwise than it had been, which must be nothing."""
     from torch.utils._python_dispatch import _disable_current_modes
 
-    from nbdebug.observe.state import Snapshot
+    from nbdebug.observe.snapshot import Snapshot
 
     models = {} if ns.model is None else {"model": ns.model}
     with nbdebug.guard(models, ns.optimizer, on_trip="trace") as guard:
@@ -78,7 +78,7 @@ def ask_preflight(ns: types.SimpleNamespace) -> nbdebug.Report:
 
 def ask_memory(ns: types.SimpleNamespace) -> nbdebug.Report:
     """The step a few times over, with the user's variables at hand: the shell's in a notebook, else the rest."""
-    from nbdebug.chapters.memory.mem import mem
+    from nbdebug.tools.memory.mem import mem
 
     own = {name: value for name, value in vars(ns).items() if name not in ("step", "steps", "cells", "user_ns")}
     try:
@@ -120,7 +120,7 @@ def ask_error(ns: types.SimpleNamespace) -> nbdebug.Report:
 def ask_notebook(ns: types.SimpleNamespace) -> nbdebug.Report:
     """The cells in a shell, one by one, as a notebook runs them; then what is said of the notebook, of the cell that
     failed, and of what the notebook holds: the first that has a finding."""
-    from nbdebug.chapters.memory.holding.account import held_report
+    from nbdebug.tools.memory.owners.report import held_report
     from tests.shell import of_cells
 
     with of_cells(ns.cells) as (shell, error):

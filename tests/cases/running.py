@@ -21,7 +21,7 @@ from tests.cases.asking import ASKERS, SIGNS, WAYS, load, main
 
 # Imports take seconds, a case a fraction of one: import once, then fork a fresh process for each case.
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["torch", "torch._dynamo", "nbdebug.chapters.nan.trace"])
+FORKS.set_forkserver_preload(["torch", "torch._dynamo", "nbdebug.tools.nan.nan_trace"])
 
 TWINS = ("broken", "repaired")
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import nbdebug
-from nbdebug.observe.state import Snapshot
+from nbdebug.observe.snapshot import Snapshot
 from tests.training.loops import clusters
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

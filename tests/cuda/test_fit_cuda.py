@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
-from nbdebug.chapters.memory.fit import fit
-from nbdebug.observe.state import Snapshot
+from nbdebug.observe.snapshot import Snapshot
+from nbdebug.tools.memory.fit import fit
 from tests.benchmarks.fit_models import CNN, GPT, adamw, classified, images, next_token, sgd
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import nbdebug
-from nbdebug.observe.state import Snapshot
+from nbdebug.observe.snapshot import Snapshot
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 LATEST = 2  # steps that may have begun before the host knows; the stop itself needs one more call

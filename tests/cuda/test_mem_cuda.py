@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from nbdebug.chapters.memory.holding.account import held_report
-from nbdebug.chapters.memory.holding.look import ROUNDING, UNMET, look
+from nbdebug.tools.memory.owners.inventory import ROUNDING, UNMET, look
+from nbdebug.tools.memory.owners.report import held_report
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="a CUDA device is needed")
 MIB = 1 << 20

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from nbdebug.chapters.memory.mem import mem
+from nbdebug.tools.memory.mem import mem
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import nbdebug
-from nbdebug.chapters.memory.oom import out_of_memory
+from nbdebug.tools.memory.oom import out_of_memory
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="a CUDA device is needed")
 NOTEBOOK = pathlib.Path(__file__).parents[2] / "notebooks" / "03_memory.ipynb"

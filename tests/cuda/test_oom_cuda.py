@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from nbdebug.chapters.memory.free import free
-from nbdebug.chapters.memory.oom import out_of_memory
-from nbdebug.sizes import bytes_of
+from nbdebug.text import bytes_of
+from nbdebug.tools.memory.free import free
+from nbdebug.tools.memory.oom import out_of_memory
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="a CUDA device is needed")
 GIB = 1 << 30

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import nbdebug
-from nbdebug.observe.state import Snapshot
+from nbdebug.observe.snapshot import Snapshot
 from tests.training.loops import clusters, cross_entropy, loaders
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from nbdebug.stepper.stepper import step_through
+from nbdebug.tools.stepper.step_through import step_through
 from tests.stepper.models import Photograph, threads
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -9,12 +9,16 @@ import torch
 from torch import nn
 
 import nbdebug
-from nbdebug.chapters.error.facts import Raised, TensorFact
-from nbdebug.chapters.error.facts_cuda import Card, CardFacts, CudnnFacts, Layout
-from nbdebug.chapters.error.facts_parts import Part
-from nbdebug.chapters.error.looks.cudnn import dense
-from nbdebug.chapters.error.rules.card import cuda_unavailable
-from nbdebug.chapters.error.rules.cudnn import cudnn_not_supported
+from nbdebug.tools.errors.facts import ArgumentFact, Raised, TensorFact
+from nbdebug.tools.errors.kinds.cuda import dense
+from nbdebug.tools.errors.rules.cuda import (
+    CardFacts,
+    CudaCard,
+    CudnnFacts,
+    Layout,
+    cuda_unavailable,
+    cudnn_not_supported,
+)
 
 filters = nn.Conv2d(3, 4, 3)
 NOT_SUPPORTED = "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in a non-contiguous …"
@@ -74,14 +78,14 @@ def test_dense_means_without_gaps_in_any_order() -> None:
 
 
 def facts(status, dtype="float32", elements=1000, **card):
-    operand = Part(TensorFact("x", (elements,), dtype, "cuda:0"))
+    operand = ArgumentFact(TensorFact("x", (elements,), dtype, "cuda:0"))
     return CudnnFacts(
         Raised("RuntimeError", status),
         "cuDNN",
         status,
         "net.0",
         (Layout(operand, (1,), True, True, elements),),
-        Card(**card),
+        CudaCard(**card),
     )
 
 
@@ -123,12 +127,12 @@ def test_no_card_that_fits(message, words) -> None:
 
 
 def test_cards_are_counted_and_kernels_listed() -> None:
-    card = Card("2.6.0", "12.4", True, 2, "K80", "sm_37", ("sm_50", "sm_90"))
+    card = CudaCard("2.6.0", "12.4", True, 2, "K80", "sm_37", ("sm_50", "sm_90"))
     none = cuda_unavailable(CardFacts(Raised("RuntimeError", ""), "no kernel", card))
     further = cuda_unavailable(CardFacts(Raised("RuntimeError", ""), "not there", card, "x.to('cuda:3')", 3))
     assert none is not None and "sm_37" in none.title and "sm_50, sm_90" in none.title
     assert further is not None and "cuda:3" in further.title and "cuda:1" in further.title
-    assert cuda_unavailable(CardFacts(Raised("RuntimeError", ""), "none", Card("2.6.0", "12.4"))) is not None
+    assert cuda_unavailable(CardFacts(Raised("RuntimeError", ""), "none", CudaCard("2.6.0", "12.4"))) is not None
 
 
 def test_other_errors_are_not_named_so() -> None:

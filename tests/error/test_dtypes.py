@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import nbdebug
-from nbdebug.chapters.error.looks.dtype_words import dtypes_in, kind_of
+from nbdebug.tools.errors.kinds.dtypes import dtypes_in, kind_of
 
 CODE = "error/dtype-mismatch"
 net = nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(4, 6), nn.ReLU()), nn.Linear(6, 3))

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import nbdebug
-from nbdebug import catalogue
-from nbdebug.chapters.error.causes import lines
+from nbdebug import registry as catalogue
+from nbdebug.tools.errors.exceptions import lines
 
 Group = getattr(builtins, "ExceptionGroup", None)
 STATE = "error/state-dict-mismatch"
@@ -112,10 +112,10 @@ def test_frames_around_the_place_that_caught_are_kept() -> None:
         inner(pictures)
 
     error = caught(outer)
-    from nbdebug.chapters.error.scene import Scene
+    from nbdebug.tools.errors.context import ErrorContext
 
     candidate = lines(error)[0][0]
-    scene = Scene.of(candidate.error, {}, candidate.led_to)
+    scene = ErrorContext.of(candidate.error, {}, candidate.led_to)
     assert {"pictures", "weights"} <= {name for name, _, _ in scene.variables()}
 
 

@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import nbdebug
-from nbdebug.chapters.error.looks.shapes.said import read
-from nbdebug.chapters.error.looks.shapes.through import through
+from nbdebug.tools.errors.shapes.history import through
+from nbdebug.tools.errors.shapes.messages import read
 
 CODE = "error/shape-mismatch"
 NONE = (None, None)

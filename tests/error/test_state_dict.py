@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import nbdebug
-from nbdebug.chapters.error.key_matching import best_change
+from nbdebug.tools.errors.kinds.state_dict import best_change
 
 CODE = "error/state-dict-mismatch"
 

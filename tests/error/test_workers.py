@@ -73,7 +73,7 @@ def test_a_worker_that_dies_is_told_with_its_loader(make, words) -> None:
 
 def test_a_child_that_ends_meanwhile_does_not_disturb(monkeypatch) -> None:
     """As torch does it: the handler raises in the line that is running."""
-    from nbdebug.chapters.error import account
+    from nbdebug.tools.errors import dispatch as account
 
     heard = []
 

@@ -11,12 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from nbdebug.chapters.memory.fit import fit
-from nbdebug.chapters.memory.fitting import blocks
-from nbdebug.chapters.memory.fitting.job import Job
-from nbdebug.chapters.memory.fitting.measured import measure
-from nbdebug.chapters.memory.fitting.predict import predict
-from nbdebug.observe.state import Snapshot
+from nbdebug.observe.snapshot import Snapshot
+from nbdebug.tools.memory.fit import fit
+from nbdebug.tools.memory.predict import remedies as blocks
+from nbdebug.tools.memory.predict.job import FitRequest
+from nbdebug.tools.memory.predict.predict import measure, predict
 from tests.benchmarks.fit_models import CNN, GPT, MLP, adamw, classified, images, next_token, sgd
 from tests.memory.real_steps import peak_of, training
 
@@ -29,7 +28,7 @@ def tokens(rows: int = 8, length: int = 32) -> torch.Tensor:
 
 
 def predicted(model, batch, loss_fn, optimizer=None):
-    return predict(Job(model, batch, loss_fn, optimizer, torch.device("cpu")))
+    return predict(FitRequest(model, batch, loss_fn, optimizer, torch.device("cpu")))
 
 
 def halved(model, batch):
@@ -189,7 +188,7 @@ def test_nothing_of_the_users_changes(kind):
     before, hooks, rolled = Snapshot.take(model, optimizer), len(model._forward_hooks), random.getstate()
     kept = {id(m): dict(m.__dict__) for m in model.modules()}
     if kind is Masked:
-        measure(Job(model, batch, loss_fn, optimizer, torch.device("cpu")))
+        measure(FitRequest(model, batch, loss_fn, optimizer, torch.device("cpu")))
     else:
         predicted(model, batch, loss_fn, optimizer)
     assert before.differences() == [] and random.getstate() == rolled and len(model._forward_hooks) == hooks

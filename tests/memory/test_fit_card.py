@@ -9,10 +9,10 @@ import sys
 import pytest
 import torch
 
-from nbdebug.chapters.memory.fitting.allocator import MIB, Allocator, replay
-from nbdebug.chapters.memory.fitting.job import Job
-from nbdebug.chapters.memory.fitting.predict import predict
-from nbdebug.chapters.memory.fitting.sizes import largest_batch
+from nbdebug.tools.memory.predict.allocator import MIB, Allocator, replay
+from nbdebug.tools.memory.predict.job import FitRequest
+from nbdebug.tools.memory.predict.largest import largest_batch
+from nbdebug.tools.memory.predict.predict import predict
 from tests.benchmarks.fit_models import GPT, Case, adamw, cases, next_token
 
 MEASURED = {
@@ -30,14 +30,14 @@ MEASURED = {
 without_a_card = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/cuda asks the card that is there")
 
 
-def job(case: Case) -> Job:
+def job(case: Case) -> FitRequest:
     def loss_fn(model, batch):
         with torch.autocast("cuda", torch.bfloat16, enabled=case.half):
             return case.loss(model, batch)
 
     with torch.device("meta"):
         batch = case.batch()
-    return Job(case.build, batch, loss_fn, case.optimizer, torch.device("cuda"))
+    return FitRequest(case.build, batch, loss_fn, case.optimizer, torch.device("cuda"))
 
 
 @without_a_card
@@ -68,7 +68,7 @@ def test_what_is_steered_is_as_before_afterwards():
             return next_token(model, batch).dtype, torch.randn(4).exp().dtype, model.norm(torch.randn(2, 16)).dtype
 
     dtypes, plain = half(model, batch), next_token(model, batch)
-    predict(Job(model, batch, lambda m, b: next_token(m.cuda(), b.to("cuda")), adamw, torch.device("cuda")))
+    predict(FitRequest(model, batch, lambda m, b: next_token(m.cuda(), b.to("cuda")), adamw, torch.device("cuda")))
     assert half(model, batch) == dtypes and torch.equal(next_token(model, batch), plain)
     assert torch.autocast.__init__ is before
 
@@ -78,7 +78,7 @@ def test_a_model_that_fits_nowhere_takes_no_memory():
     build = functools.partial(GPT, layers=2, width=16384, heads=64, vocabulary=32000, length=512)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     said = predict(
-        Job(build, torch.empty(4, 513, dtype=torch.long, device="meta"), next_token, adamw, torch.device("cpu"))
+        FitRequest(build, torch.empty(4, 513, dtype=torch.long, device="meta"), next_token, adamw, torch.device("cpu"))
     )
     assert said.parameters > 24 << 30 and said.peak > 96 << 30
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 512 << 10

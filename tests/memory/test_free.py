@@ -14,8 +14,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from nbdebug import Report
-from nbdebug.chapters.memory.free import free
-from nbdebug.chapters.memory.leaving.reach import Walk
+from nbdebug.tools.memory.free import free
+from nbdebug.tools.memory.reachability import ReachabilityWalk
 
 ROWS = 2048
 MIB = 1 << 20
@@ -192,15 +192,15 @@ def test_a_walk_runs_nothing_of_the_users() -> None:
         return x.exp().sin()
 
     out = checkpoint(block, torch.ones(50, requires_grad=True), use_reentrant=False)
-    assert sum(b.bytes for b in Walk()([touchy, touchy])) == 400 and listed({"touchy": touchy}) == {}
-    Walk()(out)
+    assert sum(b.bytes for b in ReachabilityWalk()([touchy, touchy])) == 400 and listed({"touchy": touchy}) == {}
+    ReachabilityWalk()(out)
     assert ran == [1], "a checkpointed block is not computed again to look at it"
 
 
 def test_memory_is_counted_once_and_seen_to_go() -> None:
     base = torch.zeros(1000)
     array = numpy.zeros(500)
-    blocks = Walk()([base, base[10:], base.view(10, 100), array, array[3:]])
+    blocks = ReachabilityWalk()([base, base[10:], base.view(10, 100), array, array[3:]])
     assert sorted(b.bytes for b in blocks) == [4000, 4000] and not any(b.gone() for b in blocks)
     del base, array
     gc.collect()

@@ -17,8 +17,8 @@ import pytest
 import torch
 from torch import nn
 
-from nbdebug.chapters.memory.mem import mem
-from nbdebug.sizes import size
+from nbdebug.text import size
+from nbdebug.tools.memory.mem import mem
 
 HERE = pathlib.Path(__file__)
 

@@ -17,19 +17,19 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from nbdebug.chapters.memory.facts import Held, Holding
-from nbdebug.chapters.memory.holding.account import held_report
-from nbdebug.chapters.memory.holding.look import look
+from nbdebug.tools.memory.facts import HeldMemory, Holding
+from nbdebug.tools.memory.owners.inventory import look
+from nbdebug.tools.memory.owners.report import held_report
 
 ROWS = 1031
 """A length that nothing else in this process has."""
 
 
-def owners(held: Held) -> dict[str, Holding]:
+def owners(held: HeldMemory) -> dict[str, Holding]:
     return {holding.name: holding for holding in held.holdings}
 
 
-def ours(held: Held, count: int) -> list[tuple[str, str]]:
+def ours(held: HeldMemory, count: int) -> list[tuple[str, str]]:
     """(kind, name) of what holds so many bytes."""
     return [(holding.kind, holding.name) for holding in held.holdings if holding.bytes == count]
 
@@ -266,7 +266,7 @@ def test_files_with_very_many_objects_take_no_name_from_what_comes_before(monkey
     crowd.__file__ = __file__
     crowd.records = [[{"n": n}] for n in range(400)]
     monkeypatch.setitem(sys.modules, "crowd_of_objects", crowd)
-    monkeypatch.setattr("nbdebug.chapters.memory.holding.naming.MOST", 200)
+    monkeypatch.setattr("nbdebug.tools.memory.owners.names.MOST", 200)
     shown, history = torch.zeros(ROWS, 37), [torch.zeros(ROWS, 1, requires_grad=True).exp().sum()]
     names = {"Out": {7: shown}, "history": history}
     del shown

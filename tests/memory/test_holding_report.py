@@ -13,13 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from nbdebug.chapters.memory.facts import Device, Held, Holding
-from nbdebug.chapters.memory.holding.account import _notes as notes
-from nbdebug.chapters.memory.holding.account import held_report
-from nbdebug.chapters.memory.holding.devices import rounded
-from nbdebug.chapters.memory.holding.look import look
-from nbdebug.chapters.memory.holding.naming import Naming
-from nbdebug.chapters.memory.mem import mem
+from nbdebug.tools.memory.facts import Device, HeldMemory, Holding
+from nbdebug.tools.memory.mem import mem
+from nbdebug.tools.memory.owners.inventory import look, rounded
+from nbdebug.tools.memory.owners.names import OwnerIndex
+from nbdebug.tools.memory.owners.report import _notes as notes
+from nbdebug.tools.memory.owners.report import held_report
 
 MIB = 1 << 20
 
@@ -102,7 +101,7 @@ def planted(tree: Any, path: str, made: dict[str, torch.Tensor]) -> Any:
 def test_the_name_of_every_tensor_in_nested_containers_leads_to_it(tree: Any) -> None:
     made: dict[str, torch.Tensor] = {}
     root = planted(tree, "root", made)
-    naming = Naming()
+    naming = OwnerIndex()
     naming.variables({"root": root})
     naming.walk()
     found = {owned.claim.name: owned for owned in naming.owned.values() if owned.claim is not None}
@@ -153,7 +152,7 @@ def test_one_device_alone() -> None:
 
 def test_idle_and_unmet_memory_in_words() -> None:
     card = Device("cuda:0", 300 * MIB, 400 * MIB, 1000 * MIB, 500 * MIB, 1000 * MIB, 80 << 30, 70 << 30, 50 * MIB)
-    said = " ".join(notes(Held((Holding("variable", "x", 300 * MIB, device="cuda:0"),), (card,), 1, 1)))
+    said = " ".join(notes(HeldMemory((Holding("variable", "x", 300 * MIB, device="cuda:0"),), (card,), 1, 1)))
     assert "60% of what is reserved" in said and "600 MiB" in said and "expandable_segments" in said
     assert "100 MiB on cuda:0 are allocated and no tensor was met" in said
     assert [rounded(n) for n in (1, 512, 513)] == [512, 512, 1024]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nbdebug.magics.memory import MemoryMagics
+from nbdebug.magics.mem import MemoryMagics
 from tests.shell import Notebook, started
 
 SETUP = """

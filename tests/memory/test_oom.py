@@ -17,13 +17,10 @@ import torch
 from torch import nn
 
 from nbdebug import Report, Where
-from nbdebug.chapters.memory.facts import Holding
-from nbdebug.chapters.memory.facts_failure import Asked, Failure, Work
-from nbdebug.chapters.memory.leaving.asked_for import read, says_so
-from nbdebug.chapters.memory.oom import is_out_of_memory, out_of_memory
-from nbdebug.chapters.memory.rules.out_of_memory import grown
-from nbdebug.chapters.memory.rules.out_of_memory import out_of_memory as out_of_memory_rule
-from nbdebug.chapters.memory.rules.savings import best
+from nbdebug.tools.memory.facts import FailedWork, Failure, Holding, RefusedRequest
+from nbdebug.tools.memory.oom import is_out_of_memory, out_of_memory, read, says_so
+from nbdebug.tools.memory.rules.out_of_memory import best, grown
+from nbdebug.tools.memory.rules.out_of_memory import out_of_memory as out_of_memory_rule
 
 GIB = 1 << 30
 CUDA = (
@@ -35,7 +32,7 @@ LIMITED = """
 import json, resource, sys
 import torch
 from torch import nn
-from nbdebug.chapters.memory.oom import out_of_memory
+from nbdebug.tools.memory.oom import out_of_memory
 
 class Deep(nn.Module):
     def __init__(self):
@@ -191,8 +188,10 @@ def test_an_earlier_failure_that_held_the_memory_is_told() -> None:
 
 def test_remedies_are_computed_and_ranked() -> None:
     """From facts alone: what would be enough stands first, within these what costs least."""
-    asked = Asked("cuda:0", 2 * GIB, total=80 * GIB, free=GIB, allocated=60 * GIB, unused=3 * GIB, process=64 * GIB)
-    work = Work(
+    asked = RefusedRequest(
+        "cuda:0", 2 * GIB, total=80 * GIB, free=GIB, allocated=60 * GIB, unused=3 * GIB, process=64 * GIB
+    )
+    work = FailedWork(
         batch=32,
         batched=40 * GIB,
         activations=48 * GIB,
@@ -215,7 +214,7 @@ def test_remedies_are_computed_and_ranked() -> None:
     found = out_of_memory_rule(forward)
     assert found is not None and found.title.startswith("3.00 GiB lie free in torch's memory, in pieces too small")
 
-    update = dataclasses.replace(forward, asked=Asked("cuda:0", GIB), where=Where(phase="optimizer"))
+    update = dataclasses.replace(forward, asked=RefusedRequest("cuda:0", GIB), where=Where(phase="optimizer"))
     fixes = best(update, 9)
     assert "foreach=False" in fixes[0].code and fixes[0].after["saves"] == "4.00 GiB"
     assert "Adafactor" in fixes[1].code and not any("Batches" in fix.title for fix in fixes)

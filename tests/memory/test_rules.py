@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
-from nbdebug.chapters.memory.facts import Device, Growth, Held, Kept, MemoryFacts, StepMemory, Workers
-from nbdebug.chapters.memory.rules import name_all
-from nbdebug.chapters.memory.rules.words import detached
-from nbdebug.finding import Where
+from nbdebug.report import Where
+from nbdebug.tools.memory.facts import Device, HeldMemory, KeptByNotebook, Leak, LoaderWorkers, MemoryFacts, StepMemory
+from nbdebug.tools.memory.rules import name_all
+from nbdebug.tools.memory.rules.wording import detached
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -50,54 +50,54 @@ def test_the_peak(step_: StepMemory, wanted: list[str]) -> None:
 @pytest.mark.parametrize(
     ("growth", "wanted"),
     [
-        (Growth("losses", "graph", 4, 3, grad=True, nodes=5, backward=True), ["graph-retained"]),
-        (Growth("waiting", "graph", 4, 3, grad=True, emptied=True), []),
-        (Growth("waiting", "graph", 4, 3, grad=True, emptied=True, backward=True), ["graph-retained"]),
-        (Growth("logits", "graph", MIB, 3, grad=True, evaluation=True), ["eval-without-no-grad"]),
-        (Growth("seen", "hook", 4, 3), []),
-        (Growth("seen", "hook", 4, 3, grad=True), ["hook-held"]),
-        (Growth("model.1._forward_hooks", "hook", 0, 3, items=1), ["hook-held"]),
-        (Growth("errors", "exception", 100, 3), []),
-        (Growth("errors", "exception", MIB, 3), ["traceback-held"]),
-        (Growth("Out", "output", MIB, 3), ["cell-output-held"]),
-        (Growth("crop", "cache", MIB, 3, items=4), ["cache-unbounded"]),
-        (Growth("crop", "cache", MIB, 3, items=4, emptied=True), []),
-        (Growth("rows", "list", MIB - 1, 3), []),
-        (Growth("rows", "list", MIB, 3), ["cache-unbounded"]),
+        (Leak("losses", "graph", 4, 3, grad=True, nodes=5, backward=True), ["graph-retained"]),
+        (Leak("waiting", "graph", 4, 3, grad=True, emptied=True), []),
+        (Leak("waiting", "graph", 4, 3, grad=True, emptied=True, backward=True), ["graph-retained"]),
+        (Leak("logits", "graph", MIB, 3, grad=True, evaluation=True), ["eval-without-no-grad"]),
+        (Leak("seen", "hook", 4, 3), []),
+        (Leak("seen", "hook", 4, 3, grad=True), ["hook-held"]),
+        (Leak("model.1._forward_hooks", "hook", 0, 3, items=1), ["hook-held"]),
+        (Leak("errors", "exception", 100, 3), []),
+        (Leak("errors", "exception", MIB, 3), ["traceback-held"]),
+        (Leak("Out", "output", MIB, 3), ["cell-output-held"]),
+        (Leak("crop", "cache", MIB, 3, items=4), ["cache-unbounded"]),
+        (Leak("crop", "cache", MIB, 3, items=4, emptied=True), []),
+        (Leak("rows", "list", MIB - 1, 3), []),
+        (Leak("rows", "list", MIB, 3), ["cache-unbounded"]),
     ],
 )
-def test_what_is_left_behind(growth: Growth, wanted: list[str]) -> None:
+def test_what_is_left_behind(growth: Leak, wanted: list[str]) -> None:
     assert codes(MemoryFacts(growth=(growth,))) == wanted
 
 
 def test_a_leak_is_told_and_not_the_peak_that_it_swells() -> None:
-    growth = Growth("recorded", "hook", 3 * MIB, 3, grad=True)
+    growth = Leak("recorded", "hook", 3 * MIB, 3, grad=True)
     assert codes(MemoryFacts(step=step(activations=900 * MIB), growth=(growth,))) == ["hook-held"]
 
 
 @pytest.mark.parametrize(
     ("workers", "wanted"),
     [
-        (Workers("d.rows", 10**5, 9 * MIB, 2), ["loader-workers-copy"]),
-        (Workers("d.rows", 10**5, 7 * MIB, 2), []),
-        (Workers("d.rows", 10**5, 9 * MIB, 2, measured=MIB), []),
-        (Workers("d.rows", 10**5, 9 * MIB, 2, measured=9 * MIB, packed=0), ["loader-workers-copy"]),
+        (LoaderWorkers("d.rows", 10**5, 9 * MIB, 2), ["loader-workers-copy"]),
+        (LoaderWorkers("d.rows", 10**5, 7 * MIB, 2), []),
+        (LoaderWorkers("d.rows", 10**5, 9 * MIB, 2, measured=MIB), []),
+        (LoaderWorkers("d.rows", 10**5, 9 * MIB, 2, measured=9 * MIB, packed=0), ["loader-workers-copy"]),
     ],
 )
-def test_workers(workers: Workers, wanted: list[str]) -> None:
+def test_workers(workers: LoaderWorkers, wanted: list[str]) -> None:
     assert codes(MemoryFacts(workers=workers)) == wanted
 
 
 @pytest.mark.parametrize(
     ("kept", "wanted"),
     [
-        (Kept("output", "Out[3]", 33 * MIB), ["cell-output-held"]),
-        (Kept("output", "Out[3]", 31 * MIB), []),
-        (Kept("traceback", "sys.last_value", 40 * MIB), ["traceback-held"]),
-        (Kept("loss", "losses", 40 * MIB), ["graph-retained"]),
+        (KeptByNotebook("output", "Out[3]", 33 * MIB), ["cell-output-held"]),
+        (KeptByNotebook("output", "Out[3]", 31 * MIB), []),
+        (KeptByNotebook("traceback", "sys.last_value", 40 * MIB), ["traceback-held"]),
+        (KeptByNotebook("loss", "losses", 40 * MIB), ["graph-retained"]),
     ],
 )
-def test_what_a_notebook_keeps(kept: Kept, wanted: list[str]) -> None:
+def test_what_a_notebook_keeps(kept: KeptByNotebook, wanted: list[str]) -> None:
     assert codes(MemoryFacts(notebook=(kept,))) == wanted
 
 
@@ -114,9 +114,9 @@ def test_what_a_notebook_keeps(kept: Kept, wanted: list[str]) -> None:
 )
 def test_fragmentation(device: dict, wanted: list[str]) -> None:
     told = Device("cuda:0", 0, reserved=20 * GIB, total=80 * GIB, **device)
-    assert codes(MemoryFacts(now=Held(devices=(told,)))) == wanted
+    assert codes(MemoryFacts(now=HeldMemory(devices=(told,)))) == wanted
     small = dataclasses.replace(told, reserved=200 * MIB, allocated=100 * MIB, largest=MIB)
-    assert codes(MemoryFacts(now=Held(devices=(small,)))) == []
+    assert codes(MemoryFacts(now=HeldMemory(devices=(small,)))) == []
 
 
 @pytest.mark.parametrize(
@@ -131,11 +131,11 @@ def test_fragmentation(device: dict, wanted: list[str]) -> None:
     ],
 )
 def test_the_fix_is_the_user_s_own_line(line: str, fixed: str) -> None:
-    assert detached(Growth("kept", "graph", 1, 3, Where(text=line), chained=True)) == fixed
+    assert detached(Leak("kept", "graph", 1, 3, Where(text=line), chained=True)) == fixed
 
 
 def test_a_state_of_several_parts_is_cut_part_by_part() -> None:
-    growth = Growth(
+    growth = Leak(
         "stream['h']",
         "graph",
         1,

@@ -17,9 +17,9 @@ from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
 from torch.utils.checkpoint import checkpoint
 
-from nbdebug.chapters.memory.facts import CATEGORIES
-from nbdebug.chapters.memory.mem import mem
-from nbdebug.chapters.memory.stepping.meter import HostMeter
+from nbdebug.tools.memory.facts import CATEGORIES
+from nbdebug.tools.memory.mem import mem
+from nbdebug.tools.memory.step.allocations import HostMeter
 
 MB = 1 << 20
 

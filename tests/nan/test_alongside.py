@@ -9,11 +9,10 @@ import torch
 from torch import nn
 
 import nbdebug
-from nbdebug.chapters.nan import relive as reliving
-from nbdebug.chapters.nan.account import report_of
-from nbdebug.chapters.nan.alongside import Alongside
-from nbdebug.chapters.nan.course import StopCell
-from nbdebug.chapters.nan.probe import Probe
+from nbdebug.tools.nan import locate as reliving
+from nbdebug.tools.nan.probe import Probe, StopCell
+from nbdebug.tools.nan.report import report_of
+from nbdebug.tools.nan.suspects import RecordingScan
 from tests.nan.test_replay import EAGER
 
 BEYOND = {"nan/running-stats-nonfinite", "nan/lr-divergence", "nan/uninitialized-memory"}
@@ -23,7 +22,7 @@ BEYOND = {"nan/running-stats-nonfinite", "nan/lr-divergence", "nan/uninitialized
 def alongside(step, model, optimizer) -> nbdebug.Report:
     """The report on one step, as a guard gets it."""
     probe = Probe({"model": model}, {"optimizer": optimizer} if optimizer else {}, live=False)
-    scout = Alongside(probe)
+    scout = RecordingScan(probe)
     with probe:
         probe.begin_step(0)
         with contextlib.suppress(StopCell):
@@ -131,7 +130,7 @@ def test_it_leaves_nothing_on_the_users_graph_and_gradients_are_whole():
         model(x).abs().sqrt().mean().backward()
 
     probe = Probe({"model": model}, {}, live=False)
-    scout = Alongside(probe)
+    scout = RecordingScan(probe)
     with probe:
         probe.begin_step(0)
         step()

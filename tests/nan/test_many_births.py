@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import nbdebug
-from nbdebug.chapters.nan.probe import Probe
+from nbdebug.tools.nan.probe import Probe
 
 
 class Layer(nn.Module):

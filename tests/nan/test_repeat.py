@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from nbdebug.chapters.nan.search import StepDoesNotRepeat
-from nbdebug.observe.state import Snapshot
+from nbdebug.observe.snapshot import Snapshot
+from nbdebug.tools.nan.bisect import StepDoesNotRepeat
 from tests.nan.towers import BATCH, Case, Log, MaskedSoftmax, Plain, Tower, Unused, no_hooks, side_with
 
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import nbdebug
-from nbdebug.chapters.nan.relive import NotLocated
-from nbdebug.chapters.nan.trace import trace_cell
+from nbdebug.tools.nan.locate import NotLocated
+from nbdebug.tools.nan.nan_trace import trace_cell
 from tests.test_patients import PATIENTS, ask
 
 

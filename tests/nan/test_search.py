@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from nbdebug.chapters.nan.search import search
-from nbdebug.finding import Finding, Report, Where
-from nbdebug.observe.bits import fingerprint
-from nbdebug.observe.state import Snapshot
+from nbdebug.observe.snapshot import Snapshot
+from nbdebug.observe.tensors import fingerprint
+from nbdebug.report import Finding, Report, Where
+from nbdebug.tools.nan.bisect import search
 from tests.nan.towers import BATCH, Case, Distance, Log, Plain, Tower, no_hooks, side_with, tower
 
 

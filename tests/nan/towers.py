@@ -7,8 +7,8 @@ import math
 import torch
 from torch import nn
 
-from nbdebug.chapters.nan.search import search
-from nbdebug.finding import Finding, Report, Where
+from nbdebug.report import Finding, Report, Where
+from nbdebug.tools.nan.bisect import search
 
 BATCH = 6
 

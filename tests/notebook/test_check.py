@@ -12,11 +12,10 @@ import torch
 from torch import nn
 
 import nbdebug
-from nbdebug.chapters.notebook.cells import History
-from nbdebug.chapters.notebook.outputs import _appended, _largest
-from nbdebug.chapters.notebook.statements import bound
-from nbdebug.notebook_check import behind
-from nbdebug.observe.doubled import doubled
+from nbdebug.observe.duplicate_hooks import doubled
+from nbdebug.tools.notebook.cells import CellHistory, bound
+from nbdebug.tools.notebook.check_notebook import behind
+from nbdebug.tools.notebook.outputs import _appended, _largest
 from tests.notebook.books import BOOKS, HOOK, MODEL, OPT, SETUP, TRAIN
 from tests.shell import of_cells
 
@@ -167,8 +166,8 @@ def test_five_hundred_cells_and_ten_thousand_objects(capsys: pytest.CaptureFixtu
 # -- the parts --------------------------------------------------------------------------------------------------------
 
 
-def history(*cells: str) -> History:
-    return History({n: (text, text) for n, text in enumerate(cells, 1)}, {})
+def history(*cells: str) -> CellHistory:
+    return CellHistory({n: (text, text) for n, text in enumerate(cells, 1)}, {})
 
 
 def test_what_a_statement_binds() -> None:

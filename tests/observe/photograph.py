@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from nbdebug.observe.state import Snapshot
+from nbdebug.observe.snapshot import Snapshot
 
 
 def raw(tensor):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nbdebug.observe.bits import fingerprint
+from nbdebug.observe.tensors import fingerprint
 from tests.observe.photograph import raw
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from nbdebug.observe.rerun import Change, Rerun, changed, cut, is_bad, mend
+from nbdebug.observe.rerun import Rerun, RerunChange, changed, cut, is_bad, mend
 
 
 @pytest.fixture(autouse=True)
@@ -105,7 +105,7 @@ def test_an_exception_is_kept_and_no_hook_stays():
 
 
 def test_hooks_on_the_users_own_tensors_are_removed():
-    class Looks(Change):
+    class Looks(RerunChange):
         def enter(self, call, args, kwargs):
             self.handles.append(args[0].register_hook(lambda g: None))
 

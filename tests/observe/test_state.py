@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from nbdebug.observe.bits import bits, fingerprint
-from nbdebug.observe.state import Snapshot
+from nbdebug.observe.snapshot import Snapshot
+from nbdebug.observe.tensors import bits, fingerprint
 from tests.observe.photograph import network, photograph, prove
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:Detected call of `lr_scheduler.step")

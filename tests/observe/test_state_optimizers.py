@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from nbdebug.observe.bits import fingerprint
-from nbdebug.observe.state import Snapshot
+from nbdebug.observe.snapshot import Snapshot
+from nbdebug.observe.tensors import fingerprint
 from tests.observe.photograph import OPTIMIZERS, network, prove
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:Detected call of `lr_scheduler.step")

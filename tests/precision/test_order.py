@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 import nbdebug
-from nbdebug.chapters.precision.copies import Copies
-from nbdebug.chapters.precision.own_step import OwnStep
+from nbdebug.tools.precision.casting import CastCopies
+from nbdebug.tools.precision.trial import OwnStep
 
 X = torch.randn(8, 4, generator=torch.Generator().manual_seed(1))
 
@@ -159,6 +159,6 @@ def test_what_the_step_raises_passes_and_all_is_put_back() -> None:
     with pytest.raises(LookupError, match="mine"):
         training.ask()
     assert torch.amp.GradScaler.scale is scale
-    with OwnStep() as own, Copies(training.model, torch.float16, "cast").running():
+    with OwnStep() as own, CastCopies(training.model, torch.float16, "cast").running():
         pass
     assert not own.backward

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import nbdebug
-from nbdebug.chapters.precision.copies import Copies
-from nbdebug.chapters.precision.trial import Trials, off
+from nbdebug.tools.precision.casting import CastCopies
+from nbdebug.tools.precision.trial import HalfTrials, off
 from tests.precision import models
 
 MOST = {1: 8, 2: 14, 4: 24, 8: 44}
@@ -23,7 +23,7 @@ def asked(model: nn.Module, **options):
 
 def between(model: nn.Module, alone: set[str], pairs: list[set[str]]) -> float:
     """A tolerance that one of a pair keeps and both together do not."""
-    copies, trials = Copies(model, torch.float16, "cast"), Trials(models.loss_fn, [models.batch()])
+    copies, trials = CastCopies(model, torch.float16, "cast"), HalfTrials(models.loss_fn, [models.batch()])
     reference = trials.run(copies.reference(torch.float32))
 
     def distance(kept: set[str]) -> float:
@@ -145,7 +145,7 @@ def test_a_budget_and_an_interrupt_give_the_best_set_so_far(monkeypatch: pytest.
     model, alone, _ = models.planted(4, 0, 1)
     report = asked(model, budget=1e-9)
     assert report.fp32_modules == ("",) and "the time was up" in str(report)
-    made, half = [], Copies.half
+    made, half = [], CastCopies.half
 
     def interrupted(self, kept=()):
         made.append(kept)
@@ -153,7 +153,7 @@ def test_a_budget_and_an_interrupt_give_the_best_set_so_far(monkeypatch: pytest.
             raise KeyboardInterrupt
         return half(self, kept)
 
-    monkeypatch.setattr(Copies, "half", interrupted)
+    monkeypatch.setattr(CastCopies, "half", interrupted)
     report = asked(model)
     assert models.works(report.fp32_modules, alone, []) and "it was interrupted" in str(report)
 
@@ -255,7 +255,7 @@ def test_where_float64_does_not_fit_it_is_said(monkeypatch: pytest.MonkeyPatch) 
     report = asked(nn.Sequential(nn.Linear(8, 8), Narrow(), nn.Linear(8, 1)))
     assert any("float64: the step raised" in said for said in report.unchecked)
     assert report.fp32_modules == ("1",) and "`1` does not run in float16: RuntimeError" in report.findings[0].title
-    from nbdebug.chapters.precision import exact
+    from nbdebug.tools.precision import compare as exact
 
     monkeypatch.setitem(exact.SECONDS, "cpu", 0.0)
     assert any("a float32 step takes" in said for said in asked(nn.Linear(8, 1)).unchecked)

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nbdebug.chapters.precision.search import Search, Stopped, smallest
-from nbdebug.chapters.precision.tree import Tree, search
+from nbdebug.tools.precision.search import MinimalSetSearch, SearchStopped, Tree, search, smallest
 
 NAMES = [f"m{i}" for i in range(64)]
 NESTED = [name for i in range(8) for name in (f"b{i}", *(f"b{i}.l{j}" for j in range(8)))]
@@ -22,7 +21,7 @@ def asked(names: list[str], alone: set[str], pairs: list[set[str]] = [], plain: 
         whole = tree.spread(frozenset(kept))
         return alone <= whole and all(pair & whole for pair in pairs)
 
-    return tree, Search(works, tree.spread), works
+    return tree, MinimalSetSearch(works, tree.spread), works
 
 
 @settings(max_examples=150, deadline=None)
@@ -78,11 +77,11 @@ def test_when_it_is_stopped_the_best_set_so_far_is_at_hand() -> None:
 
     def until(kept):
         if len(tries.tries) == 4:
-            raise Stopped
+            raise SearchStopped
         return ask(kept)
 
     tries.works = until
-    with pytest.raises(Stopped):
+    with pytest.raises(SearchStopped):
         search(tree, tries, ["m1", "m40", "m41"])
     assert tries.best is not None and works(tries.best)
-    assert smallest(Search(works), NAMES) == {"m1", "m40"}
+    assert smallest(MinimalSetSearch(works), NAMES) == {"m1", "m40"}

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from nbdebug.observe.state import Snapshot
+from nbdebug.observe.snapshot import Snapshot
 
 THREAD = "nbdebug step_through"
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nbdebug.stepper.stepper import step_through
+from nbdebug.tools.stepper.step_through import step_through
 from tests.stepper.models import batch, model
 
 VARIABLE: contextvars.ContextVar[str] = contextvars.ContextVar("VARIABLE", default="outside")

@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import nn
 
-from nbdebug.stepper import turns
-from nbdebug.stepper.stepper import step_through
+from nbdebug.tools.stepper import threads as turns
+from nbdebug.tools.stepper.step_through import step_through
 from tests.shell import in_this_checkout
 from tests.stepper.models import Photograph, batch, model, threads
 
@@ -205,7 +205,7 @@ def test_copies_that_the_step_makes_of_the_model() -> None:
 
 
 def test_its_own_fault_ends_the_stops_and_not_the_step(monkeypatch) -> None:
-    from nbdebug.stepper import numbers
+    from nbdebug.tools.stepper import events as numbers
 
     stepper = step_through(model(), batch(), nn.MSELoss())
     monkeypatch.setattr(numbers, "span", lambda tensors: 1 / 0)
@@ -216,7 +216,7 @@ def test_its_own_fault_ends_the_stops_and_not_the_step(monkeypatch) -> None:
 
 def test_a_process_ends_while_a_step_waits() -> None:
     code = (
-        "import torch; from nbdebug.stepper.stepper import step_through\n"
+        "import torch; from nbdebug.tools.stepper.step_through import step_through\n"
         "s = step_through(torch.nn.Linear(2, 2), torch.ones(1, 2)); print(s.at)"
     )
     done = subprocess.run(

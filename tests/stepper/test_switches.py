@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from nbdebug.stepper.stepper import step_through
+from nbdebug.tools.stepper.step_through import step_through
 
 
 def test_backward_is_to_run_in_the_steps_own_thread() -> None:

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import nbdebug
-from nbdebug.finding import Finding, Report
-from nbdebug.stepper.stepper import Stepper, step_through
+from nbdebug.report import Finding, Report
+from nbdebug.tools.stepper.step_through import Stepper, step_through
 from tests.stepper.models import Block, Dividing, Photograph, Rooting, batch, bits, model, same
 
 

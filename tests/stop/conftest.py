@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from nbdebug.stop import debuggers
-from nbdebug.stop.handle import active
+from nbdebug.tools.breakpoints import debuggers
+from nbdebug.tools.breakpoints.stop_at import active
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,8 @@ import sys
 import torch
 from torch import nn
 
-from nbdebug.finding import Report
-from nbdebug.stop.handle import active
+from nbdebug.report import Report
+from nbdebug.tools.breakpoints.stop_at import active
 
 
 class Block(nn.Module):

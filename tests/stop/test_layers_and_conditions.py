@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from nbdebug.stop.condition import Condition
-from nbdebug.stop.handle import stop_at
-from nbdebug.stop.layers import chosen
+from nbdebug.tools.breakpoints.condition import Condition
+from nbdebug.tools.breakpoints.stop_at import chosen, stop_at
 from tests.stop.nets import Block, Net
 
 NET = Net()

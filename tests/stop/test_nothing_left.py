@@ -19,8 +19,7 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from nbdebug.stop.eager import _Held
-from nbdebug.stop.handle import LayerStop, active, stop_at
+from nbdebug.tools.breakpoints.stop_at import LayerStop, _EagerSwitch, active, stop_at
 from tests.stop.nets import Block, Net, made, nothing_left, place, rows, step
 
 
@@ -153,7 +152,7 @@ def test_a_compiled_model_runs_uncompiled_while_a_stop_waits(way: str) -> None:
     compiled(x)
     assert stop.hits == 1 and stop.names == ("layers.1",)
     stop.clear()
-    assert _Held.count == 0 and nothing_left(net)
+    assert _EagerSwitch.count == 0 and nothing_left(net)
 
 
 def test_a_forward_that_is_compiled_by_itself_and_a_compiler_that_reads_along() -> None:
@@ -167,7 +166,7 @@ def test_a_forward_that_is_compiled_by_itself_and_a_compiler_that_reads_along() 
     net(x)
     with stop_at(net, "", when="inside.dim() == 1") as stop:
         net(x)
-    assert stop.hits == 1 and _Held.count == 0
+    assert stop.hits == 1 and _EagerSwitch.count == 0
     net, x = made()
     stop = stop_at(net, "*", when="out.sum() > 1e30")
     torch.compile(net, backend="eager", fullgraph=True)(x)  # the hooks are nothing that could break its graph
@@ -260,7 +259,7 @@ def test_a_fault_of_our_own_ends_the_stop_and_not_the_training(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     net, x = made()
-    monkeypatch.setattr("nbdebug.stop.reaching.own_code", lambda module: 1 / 0)
+    monkeypatch.setattr("nbdebug.tools.breakpoints.forward.own_code", lambda module: 1 / 0)
     stop = stop_at(net, "layers.0")
     assert step(net, x).isfinite() and "ZeroDivisionError" in stop.fault and nothing_left(net)
     assert "fault of its own" in capsys.readouterr().err and "fault" in repr(stop)

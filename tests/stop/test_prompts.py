@@ -20,7 +20,7 @@ from tests.stop.kernel import WAIT, Kernel, kernel
 SETUP = """import sys, threading
 import torch
 from torch import nn
-from nbdebug.stop.handle import stop_at
+from nbdebug.tools.breakpoints.stop_at import stop_at
 
 class Block(nn.Module):
     def __init__(self):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from nbdebug.stop.handle import stop_at
+from nbdebug.tools.breakpoints.stop_at import stop_at
 from tests.stop.nets import Block, made, nothing_left, place, rows, step
 
 

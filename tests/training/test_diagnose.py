@@ -15,7 +15,7 @@ from torch.optim import optimizer as torch_optimizer
 from torch.utils.data import DataLoader
 
 import nbdebug
-from nbdebug.observe.state import Snapshot
+from nbdebug.observe.snapshot import Snapshot
 from tests.training.healthy import KINDS
 from tests.training.loops import clusters, cross_entropy, loaders, made, mse
 
@@ -296,7 +296,7 @@ def test_the_report_is_drawn_and_saved(tmp_path):
 
 def test_the_whole_takes_no_more_than_a_few_times_the_loop(monkeypatch):
     """The budget is kept by the clock: with none left, experiments are reported as not done."""
-    from nbdebug.chapters.training.run import probe
+    from nbdebug.tools.training.run import probe
 
     monkeypatch.setattr(probe, "TIMES", 0.0)
     monkeypatch.setattr(probe, "LEAST_SECONDS", 0.0)

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import nbdebug
-from nbdebug.chapters.training.before import look
-from nbdebug.observe.state import Snapshot
+from nbdebug.observe.snapshot import Snapshot
+from nbdebug.tools.training.static import look
 from tests.training.loops import clusters, cross_entropy, loaders, mse, shapes
 
 

@@ -12,11 +12,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import nbdebug
-from nbdebug.chapters.training.before import preview
-from nbdebug.chapters.training.before.attempts import verdict
-from nbdebug.chapters.training.before.instead import Instead
-from nbdebug.finding import Where
-from nbdebug.observe.state import Snapshot
+from nbdebug.observe.snapshot import Snapshot
+from nbdebug.report import Where
+from nbdebug.tools.training.static import probe as preview
+from nbdebug.tools.training.static.fixes import PatchedCalls, verdict
 from tests.training.loops import clusters, cross_entropy, loaders, mse, shapes
 
 
@@ -219,10 +218,10 @@ def test_verdicts(as_is, fixed, comparable, verified) -> None:
 
 def test_calls_are_answered_otherwise_on_their_line_alone() -> None:
     x = torch.arange(4.0)
-    with Instead({"relu"}, Where(), lambda func, args, kwargs: args[0] * 10) as mode:
+    with PatchedCalls({"relu"}, Where(), lambda func, args, kwargs: args[0] * 10) as mode:
         assert torch.equal(F.relu(x), x * 10) and torch.equal(torch.tanh(x), x.tanh())
     assert mode.answered == 1
-    with Instead({"relu"}, Where(file="elsewhere.py", line=3), lambda func, args, kwargs: args[0] * 10) as mode:
+    with PatchedCalls({"relu"}, Where(file="elsewhere.py", line=3), lambda func, args, kwargs: args[0] * 10) as mode:
         assert torch.equal(F.relu(x), x)
     assert mode.answered == 0
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import nbdebug
-from nbdebug.chapters.training.run.routine import Routine, routine_of, share_of
-from nbdebug.observe.state import Snapshot
+from nbdebug.observe.snapshot import Snapshot
+from nbdebug.tools.training.run.retrain import LoopSchedule, routine_of, share_of
 from tests.training.healthy import KINDS
 from tests.training.loops import clusters, cross_entropy, loaders
 
@@ -244,10 +244,10 @@ def test_a_gan_is_said_to_be_the_loops_own() -> None:
 @pytest.mark.parametrize(
     ("stepped", "told", "read", "expected"),
     [
-        ([[0], [0]], [1, 2], 2, Routine()),
-        ([[], [0], [], [0]], [2, 4], 4, Routine(((), (0,), (), (0,)), (2, 4))),
-        ([[], [0]], [1, 2], 0, Routine(((), (0,)), (1, 2))),
-        ([], [0, 0], 2, Routine()),
+        ([[0], [0]], [1, 2], 2, LoopSchedule()),
+        ([[], [0], [], [0]], [2, 4], 4, LoopSchedule(((), (0,), (), (0,)), (2, 4))),
+        ([[], [0]], [1, 2], 0, LoopSchedule(((), (0,)), (1, 2))),
+        ([], [0, 0], 2, LoopSchedule()),
         ([[0], [0], [0], [0]], [2, 4], 2, None),
         ([[0]], [1, 1], 0, None),
     ],
@@ -263,7 +263,7 @@ def test_the_routine_of_what_was_seen(stepped, told, read, expected) -> None:
 
 def test_what_a_loss_is_divided_by() -> None:
     assert share_of(0.5, 2.0, 4) == 0.25 and share_of(2.0, 2.0, 4) == 1.0 and share_of(None, 2.0, 4) == 1.0
-    assert Routine(((), (), (0,)) * 3, (3, 6, 9)).every == 3
+    assert LoopSchedule(((), (), (0,)) * 3, (3, 6, 9)).every == 3
 
 
 @pytest.mark.parametrize("ahead", ["all of it", "a pass", "the same again"])

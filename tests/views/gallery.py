@@ -10,8 +10,9 @@ import pathlib
 import sys
 from typing import Any
 
-from nbdebug.finding import Report
-from nbdebug.views import figure, html, text
+from nbdebug.report import Report
+from nbdebug.views import html, text
+from nbdebug.views.plots import figure
 from tests.views import reports
 
 CHROMIUM = "/usr/bin/chromium"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from nbdebug.finding import Finding, Fix, Link, Report, RuledOut, Where
+from nbdebug.report import Finding, Fix, Link, Report, RuledOut, Where
 
 
 def counts(first: int, *numbers: int) -> dict[str, int]:

@@ -12,9 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.text import Text
 
-from nbdebug.finding import Finding, Report
-from nbdebug.views import course, course_chart, figure, html, text
-from nbdebug.views.chart import FAULT, VALUES
+from nbdebug.report import Finding, Report
+from nbdebug.views import html, text
+from nbdebug.views.plots import figure
+from nbdebug.views.plots import run as course
+from nbdebug.views.plots import run as course_chart
+from nbdebug.views.plots.histogram import FAULT, VALUES
 from tests.views import reports
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -124,7 +127,7 @@ def test_the_figure_too(losses, steps) -> None:
 
 @given(st.lists(st.floats(-1e300, 1e300), min_size=1, max_size=6))
 def test_a_scale_holds_its_values_and_has_ticks_inside(given_values) -> None:
-    scale = course.Scale.around(given_values)
+    scale = course.RunScale.around(given_values)
     for value in given_values:
         assert 0 <= scale.at(value) <= 1
     ticks = scale.ticks()
@@ -143,7 +146,7 @@ def test_a_scale_holds_its_values_and_has_ticks_inside(given_values) -> None:
     ],
 )
 def test_ticks_are_round_numbers(given_values, said, log) -> None:
-    scale = course.Scale.around(given_values)
+    scale = course.RunScale.around(given_values)
     assert scale.log == log
     assert [label for _, label in scale.ticks()] == said
 

@@ -12,9 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.text import Text
 
-from nbdebug.finding import Report
-from nbdebug.views import curves, curves_chart, figure, html, text
-from nbdebug.views.chart import FAULT
+from nbdebug.report import Report
+from nbdebug.views import html, text
+from nbdebug.views.plots import figure
+from nbdebug.views.plots import losses as curves
+from nbdebug.views.plots import losses as curves_chart
+from nbdebug.views.plots.histogram import FAULT
 from tests.views import reports
 
 SVG = "{http://www.w3.org/2000/svg}"

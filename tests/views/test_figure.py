@@ -10,9 +10,11 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.text import Text
 
-from nbdebug.finding import Finding, Report
-from nbdebug.views import exponents, figure, tree
-from nbdebug.views.chart import FAULT, VALUES
+from nbdebug.report import Finding, Report
+from nbdebug.views.plots import figure
+from nbdebug.views.plots import figure as tree
+from nbdebug.views.plots import histogram as exponents
+from nbdebug.views.plots.histogram import FAULT, VALUES
 from tests.views import reports
 
 
@@ -99,7 +101,7 @@ def test_nothing_to_draw_is_said_plainly(report, reason) -> None:
 
 def test_pyplot_is_never_imported() -> None:
     code = (
-        "import sys; from tests.views import reports; from nbdebug.views import figure; "
+        "import sys; from tests.views import reports; from nbdebug.views.plots import figure; "
         "figure.draw(reports.forward_log())._repr_png_(); sys.exit('matplotlib.pyplot' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

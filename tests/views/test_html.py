@@ -9,8 +9,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from nbdebug.finding import Finding, Fix, Link, Report, RuledOut, Where
-from nbdebug.views import chart, exponents, html
+from nbdebug.report import Finding, Fix, Link, Report, RuledOut, Where
+from nbdebug.views import html
+from nbdebug.views.plots import histogram as chart
+from nbdebug.views.plots import histogram as exponents
 from tests.views import reports
 
 TAGS = {

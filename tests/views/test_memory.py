@@ -9,9 +9,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from nbdebug.finding import Finding, Report
-from nbdebug.sizes import bytes_of, size
-from nbdebug.views import memory, memory_chart
+from nbdebug.report import Finding, Report
+from nbdebug.text import bytes_of, size
+from nbdebug.views.plots import memory
+from nbdebug.views.plots import memory as memory_chart
 
 MIB = 2**20
 

@@ -15,8 +15,8 @@ from torch import nn
 
 import nbdebug
 from nbdebug.views import show
-from nbdebug.views.panel import WITHOUT
-from nbdebug.views.watch import Watched, read
+from nbdebug.views.plots.gradients import GradientMap, read
+from nbdebug.views.widgets import WITHOUT
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
@@ -130,13 +130,13 @@ def test_scales_are_logarithmic_or_linear(shell, training) -> None:
 
 
 def test_logarithms_only_of_what_has_one() -> None:
-    seen = Watched((), (), (), (), 0, log=True)
+    seen = GradientMap((), (), (), (), 0, log=True)
     assert not seen.scale([-1.0, 2.0]).log and not seen.scale([0.0, 0.0]).log
     assert seen.scale([0.0, 1e-3, 5.0]).log and seen.scale([0.0, 1e-3, 5.0]).at(0.0) == 0.0
     for values in ([2.0, 2.1], [2.0, 9.0], [1e-8, 1.0]):
         marks = [value for value, _ in seen.scale(values).ticks(3)]
         assert len(marks) > 1 and all(min(values) / 1.2 <= v <= max(values) * 1.2 for v in marks)
-    linear = Watched((), (("a", (0.0, -3.0)),), (), (), 0, log=False)
+    linear = GradientMap((), (("a", (0.0, -3.0)),), (), (), 0, log=False)
     assert not linear.scale([1e-8, 1.0]).log and linear.colour(0.0) != linear.colour(-0.3) != linear.colour(-3.0)
 
 

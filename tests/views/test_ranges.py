@@ -7,8 +7,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from nbdebug.finding import Report
-from nbdebug.views import ranges, ranges_chart
+from nbdebug.report import Report
+from nbdebug.views.plots import ranges
+from nbdebug.views.plots import ranges as ranges_chart
 
 
 def facts(count: int = 3, dtype: str = "float16") -> dict[str, Any]:

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from nbdebug.finding import Report
+from nbdebug.report import Report
 from tests.shell import Notebook, started
 from tests.views import reports
 

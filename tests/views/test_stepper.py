@@ -11,9 +11,11 @@ from xml.etree import ElementTree
 import pytest
 from torch import nn
 
-from nbdebug.finding import Report
-from nbdebug.stepper.stepper import step_through
-from nbdebug.views import show, stepper, stepper_chart
+from nbdebug.report import Report
+from nbdebug.tools.stepper.step_through import step_through
+from nbdebug.views import show
+from nbdebug.views.plots import stepper
+from nbdebug.views.plots import stepper as stepper_chart
 from tests.stepper.models import Dividing, batch, model, threads
 from tests.views.test_panel import WIDGET, Shell
 

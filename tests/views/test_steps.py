@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nbdebug.finding import Report
-from nbdebug.views import html, steps, text, words
+from nbdebug.report import Report
+from nbdebug.views import html, text
+from nbdebug.views import wording as words
+from nbdebug.views.plots import run as steps
 from tests.views import reports
 from tests.views.test_html import Reader
 

@@ -6,8 +6,9 @@ import dataclasses
 
 import pytest
 
-from nbdebug.finding import Finding, Fix, Link, Report, Where
-from nbdebug.views import text, words
+from nbdebug.report import Finding, Fix, Link, Report, Where
+from nbdebug.views import text
+from nbdebug.views import wording as words
 from tests.views import reports
 
 

@@ -11,26 +11,11 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-import nbdebug.chapters.nan.guard as package
+import nbdebug.tools.guard as package
 
-CORE = [
-    "buffers",
-    "history",
-    "late",
-    "locate",
-    "located",
-    "looks",
-    "norms",
-    "numbers",
-    "policy",
-    "rounds",
-    "step",
-    "trip",
-    "undo",
-    "watch",
-]
+CORE = ["pending_reads", "finite_check", "guard", "locate", "report", "rollback", "step", "step_tracker", "trip"]
 """The guard proper. Its record and its agreement with other processes have tests of their own."""
-BENEATH = ["script", "engine", "reach", "compiled", "model_calls", "surroundings", "tape"]
+BENEATH = ["norms", "step_log", "backward", "modules", "snapshot", "tape"]
 MODULES = [importlib.import_module(f"{package.__name__}.{name}") for name in CORE]
 MODULES += [importlib.import_module(f"nbdebug.observe.{name}") for name in BENEATH]
 ASKED = {"close", "report", "__enter__", "__exit__", "__repr__", "_repr_mimebundle_", "guard", "__post_init__"}

@@ -79,7 +79,7 @@ class Training:
     def kept(self) -> dict[str, Any]:
         return kept([self.inner], [self.optimizer])
 
-    def guard(self, **given: Any) -> nbdebug.chapters.nan.guard.watch.Guard:
+    def guard(self, **given: Any) -> nbdebug.tools.guard.guard.Guard:
         return nbdebug.guard(self.model, self.optimizer, **given)
 
 
@@ -364,7 +364,7 @@ def uneven_batches(stage: Stage) -> Any:
 
 @scene
 def a_guard_in_one_process_only(stage: Stage) -> Any:
-    from nbdebug.chapters.nan.guard import ranks
+    from nbdebug.tools.guard import distributed as ranks
 
     ranks.WAIT = 0.5
     try:

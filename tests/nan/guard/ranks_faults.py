@@ -13,36 +13,35 @@ from tests.nan.guard.planted import planted
 from tests.nan.guard.processes import Stage, scene
 from tests.nan.guard.ranks_ddp import BAD, Training
 
-_GUARD = "nbdebug.chapters.nan.guard."
-CHOSEN = [
+_GUARD = "nbdebug.tools.guard."
+CHOSEN = ["nbdebug.observe.norms:total_norm"] + [
     _GUARD + place
     for place in (
-        "norms:total_norm",
-        "ranks:Ranks.agree",
-        "ranks:Ranks.agreed",
-        "ranks:Ranks.notice",
-        "numbers:Numbers.reason",
-        "rounds:Rounds.called",
-        "rounds:Rounds.before",
-        "rounds:Rounds.after",
-        "rounds:Rounds.loss_seen",
-        "looks:at_once",
+        "distributed:Ranks.agree",
+        "distributed:Ranks.agreed",
+        "distributed:Ranks.notice",
+        "finite_check:Numbers.reason",
+        "step_tracker:Rounds.called",
+        "step_tracker:Rounds.before",
+        "step_tracker:Rounds.after",
+        "step_tracker:Rounds.loss_seen",
+        "finite_check:at_once",
         "step:Step.take_down",
-        "watch:Guard.wrote",
-        "buffers:Buffers.keep",
+        "guard:Guard.wrote",
+        "rollback:Buffers.keep",
     )
 ]
 IN_A_TRIP = [
     _GUARD + place
     for place in (
-        "watch:Guard._tell",
-        "buffers:Buffers.restore",
+        "guard:Guard._tell",
+        "rollback:Buffers.restore",
         "locate:locate",
         "locate:as_before",
-        "located:Locator._own",
-        "located_by_all:of_all",
-        "located_by_all:_of_rank",
-        "parallel:by_itself",
+        "report:Locator._own",
+        "locate:of_all",
+        "locate:_of_rank",
+        "distributed:by_itself",
     )
 ]
 
@@ -94,10 +93,14 @@ def in_a_bad_step(stage: Stage) -> dict[str, Any]:
 def with_a_grad_scaler(stage: Stage) -> dict[str, Any]:
     """The guard of rank 1 has its fault while GradScaler skips steps."""
     told = {}
-    for place in ("looks:Look.of_a_skip", "rounds:Rounds.scaler_updates", "norms:total_norm"):
+    for place in (
+        _GUARD + "finite_check:Look.of_a_skip",
+        _GUARD + "step_tracker:Rounds.scaler_updates",
+        "nbdebug.observe.norms:total_norm",
+    ):
         training = Training(stage)
         scaler = torch.amp.GradScaler(stage.device.type, init_scale=2.0**127, growth_interval=100)
-        with planted(_GUARD + place) as fault, training.guard(scaler=scaler) as guard:
+        with planted(place) as fault, training.guard(scaler=scaler) as guard:
             for i in range(8):
                 fault.armed = i >= 1 and stage.rank == 1
                 training.optimizer.zero_grad()
@@ -112,7 +115,7 @@ def with_a_grad_scaler(stage: Stage) -> dict[str, Any]:
 @scene
 def with_a_closure(stage: Stage) -> dict[str, Any]:
     told = {}
-    for place in ("rounds:Rounds.before", "rounds:Rounds.loss_seen", "undo:Undo.judge", "rounds:Rounds.after"):
+    for place in ("step_tracker:Rounds.before", "steps:Rounds.loss_seen", "rollback:Undo.judge", "steps:Rounds.after"):
         training = Training(stage, None, lambda p: torch.optim.LBFGS(p, lr=0.1, max_iter=2))
 
         def closure(training: Training = training) -> torch.Tensor:
@@ -135,7 +138,7 @@ def what_follows(stage: Stage) -> dict[str, Any]:
     """Once all guards have left, another guard can be made, and works."""
     training = Training(stage, {1: "loss"})
     first = training.guard(on_trip="skip")
-    with planted(_GUARD + "norms:total_norm") as fault:
+    with planted("nbdebug.observe.norms:total_norm") as fault:
         fault.armed = stage.rank == 1
         training.step(0), training.step(1), training.step(2)
     first.close()

@@ -16,14 +16,14 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode
 
 import nbdebug
-from nbdebug.observe.compiled import CompiledWatch
-from nbdebug.observe.engine import EngineWatch
+from nbdebug.observe.backward import EngineWatch
+from nbdebug.observe.modules import CompiledWatch
 from tests.nan.guard.kinds import Training, changed
 from tests.nan.guard.planted import places, planted
 from tests.nan.leftovers import BEFORE, assert_nothing_is_left, hooks_of
 
 PLACES = places()
-SHORT = [place.replace("nbdebug.chapters.nan.guard.", "").replace("nbdebug.", "") for place in PLACES]
+SHORT = [place.replace("nbdebug.tools.nan.guard.", "").replace("nbdebug.", "") for place in PLACES]
 every_place = pytest.mark.parametrize("place", PLACES, ids=SHORT)
 ARMED, BAD = 2, 4  # steps
 
@@ -51,7 +51,7 @@ EXPECTED = {kind: bare(kind) for kind in ("AdamW plain", "LBFGS")}
 
 
 @contextlib.contextmanager
-def guarded(training: Training, **given: object) -> Iterator[nbdebug.chapters.nan.guard.watch.Guard]:
+def guarded(training: Training, **given: object) -> Iterator[nbdebug.tools.guard.guard.Guard]:
     """A guard that is gone afterwards, whatever was wrong with it: one failure must not become many."""
     guard = nbdebug.guard(training.model, training.optimizer, **given)
     try:

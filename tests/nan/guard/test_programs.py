@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import nbdebug
-from nbdebug.chapters.nan.asked import Asked
+from nbdebug.tools.nan.nan_trace import StepArguments
 from tests.nan.guard import programs
 from tests.nan.guard.kinds import changed, kept
 from tests.nan.judge import answer_of
@@ -63,7 +63,7 @@ def watch(trap: Trap) -> tuple[nbdebug.Report | None, list[str], str]:
     """(the report of a trip, what the bad step changed, a fault of the guard's own)."""
     made = trap.build()
     models = {"model": made.model} if isinstance(made.model, torch.nn.Module) else made.model or {}
-    optimizers = made.optimizer or Asked.about(made.step, models, None).optimizers
+    optimizers = made.optimizer or StepArguments.about(made.step, models, None).optimizers
     if not optimizers:
         pytest.skip("it has no optimizer, or makes it in the step")
     stepping = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers.values())

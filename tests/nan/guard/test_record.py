@@ -21,9 +21,9 @@ import pytest
 import torch
 
 import nbdebug
-from nbdebug.chapters.nan.guard import record as recording
-from nbdebug.chapters.nan.guard.lines import StepLine
-from nbdebug.chapters.nan.guard.record import Recording
+from nbdebug.tools.guard.record import writer as recording
+from nbdebug.tools.guard.record.step_lines import StepLine
+from nbdebug.tools.guard.record.writer import RecordWriter
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 
@@ -80,7 +80,7 @@ class Disk:
 
 def test_a_header_then_a_line_a_step_in_strict_json(path) -> None:
     about = {"models": {"net": "Net"}, "on_trip": "trace", "max_grad_norm": float("inf"), "world_size": 1}
-    record = Recording(path, about)
+    record = RecordWriter(path, about)
     for step, loss in enumerate((0.25, None, float("nan"), float("inf"), float("-inf"))):
         record.line(line(step, loss))
         assert len(written(path)) == step + 2, "on the disk as soon as it is known"
@@ -104,12 +104,12 @@ def test_a_header_then_a_line_a_step_in_strict_json(path) -> None:
 
 def test_an_earlier_run_is_continued_and_a_line_cut_off_is_ended(path) -> None:
     for _ in range(2):
-        record = Recording(path, {})
+        record = RecordWriter(path, {})
         record.line(line(0))
         record.close()
     with open(path / "steps.jsonl", "ab") as file:
         file.write(b'{"run":"x","step":1,"lo')  # killed within a write
-    record = Recording(path, {})
+    record = RecordWriter(path, {})
     record.line(line(7))
     record.close()
     found = nbdebug.open_record(path)
@@ -119,7 +119,7 @@ def test_an_earlier_run_is_continued_and_a_line_cut_off_is_ended(path) -> None:
 
 def test_a_full_file_is_set_aside_and_the_last_eight_stay(path, monkeypatch) -> None:
     monkeypatch.setattr(recording, "LIMIT", 2000)
-    record = Recording(path, {"models": {"net": "Net"}})
+    record = RecordWriter(path, {"models": {"net": "Net"}})
     for step in range(300):
         record.line(line(step))
     record.close()
@@ -137,7 +137,7 @@ def test_a_full_file_is_set_aside_and_the_last_eight_stay(path, monkeypatch) -> 
 def test_a_later_run_sets_a_full_file_aside_too(path, monkeypatch) -> None:
     monkeypatch.setattr(recording, "LIMIT", 1000)
     for n in range(3):
-        record = Recording(path, {})
+        record = RecordWriter(path, {})
         for step in range(12):
             record.line(line(100 * n + step))
         record.close()
@@ -145,7 +145,7 @@ def test_a_later_run_sets_a_full_file_aside_too(path, monkeypatch) -> None:
 
 
 def test_each_process_of_several_has_files_of_its_own(path) -> None:
-    records = [Recording(path, {"world_size": 2}, rank) for rank in (0, 1)]
+    records = [RecordWriter(path, {"world_size": 2}, rank) for rank in (0, 1)]
     for rank, record in enumerate(records):
         for step in range(3):
             record.line(line(step, loss=float(rank)))
@@ -157,7 +157,7 @@ def test_each_process_of_several_has_files_of_its_own(path) -> None:
 
 def test_two_records_at_the_same_path_do_not_mix(path) -> None:
     """As where a cell that sets up a guard is run again, and the old guard is still there."""
-    old, new = Recording(path, {"n": 1}), Recording(path, {"n": 2})
+    old, new = RecordWriter(path, {"n": 1}), RecordWriter(path, {"n": 2})
     for step in range(4):
         old.line(line(step)), new.line(line(100 + step))
     old.close(), new.close()
@@ -181,14 +181,14 @@ def test_a_path_that_can_be_no_record_is_refused(tmp_path) -> None:
         (tmp_path / "file" / "run", OSError, "can't be written"),
     ]:
         with pytest.raises(error, match=said):
-            Recording(given, {})
+            RecordWriter(given, {})
     assert [p.name for p in (tmp_path / "thesis").iterdir()] == ["chapter.tex"]
 
 
 def test_a_disk_that_is_full_from_the_start_is_told_at_once(path, monkeypatch) -> None:
     Disk(monkeypatch, room=10)
     with pytest.raises(OSError, match=r"can't be written: No space left.*run\.nbdebug") as told:
-        Recording(path, {})
+        RecordWriter(path, {})
     assert told.value.errno == errno.ENOSPC
     del told
 
@@ -198,19 +198,19 @@ def test_a_link_in_the_place_of_the_file_is_not_written_through(tmp_path, path) 
     path.mkdir()
     (path / "steps.jsonl").symlink_to(tmp_path / "precious")
     with pytest.raises(OSError, match="can't be written"):
-        Recording(path, {})
+        RecordWriter(path, {})
     assert (tmp_path / "precious").read_text() == "mine\n"
 
 
 def test_missing_folders_are_made_and_the_home_folder_is_known(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    Recording("~/runs/night/run.nbdebug", {}).close()
+    RecordWriter("~/runs/night/run.nbdebug", {}).close()
     assert (tmp_path / "runs/night/run.nbdebug/steps.jsonl").exists()
 
 
 def test_a_change_of_directory_does_not_move_it(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    record = Recording("run.nbdebug", {})
+    record = RecordWriter("run.nbdebug", {})
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     shutil.rmtree(tmp_path / "run.nbdebug")
@@ -225,7 +225,7 @@ def test_a_change_of_directory_does_not_move_it(tmp_path, monkeypatch) -> None:
 
 @pytest.mark.parametrize("room", range(0, 260, 13))
 def test_a_full_disk_is_told_once_and_nothing_is_lost(path, monkeypatch, room) -> None:
-    record = Recording(path, {})
+    record = RecordWriter(path, {})
     record.line(line(0))
     before = (path / "steps.jsonl").read_bytes()
     disk = Disk(monkeypatch, room)
@@ -244,7 +244,7 @@ def test_a_full_disk_is_told_once_and_nothing_is_lost(path, monkeypatch, room) -
 
 
 def test_a_disk_that_is_full_again_and_again_damages_no_line(path, monkeypatch) -> None:
-    record = Recording(path, {})
+    record = RecordWriter(path, {})
     disk = Disk(monkeypatch)
     with pytest.warns(RuntimeWarning) as told:
         for step in range(200):
@@ -259,7 +259,7 @@ def test_a_disk_that_is_full_again_and_again_damages_no_line(path, monkeypatch) 
 
 def test_of_lines_that_wait_too_long_the_oldest_go_and_are_counted(path, monkeypatch) -> None:
     monkeypatch.setattr(recording, "WAITING", 5)
-    record = Recording(path, {})
+    record = RecordWriter(path, {})
     disk = Disk(monkeypatch, 0)
     with pytest.warns(RuntimeWarning):
         for step in range(12):
@@ -275,8 +275,8 @@ def test_a_real_full_disk(path) -> None:
     """The system's own limit on a file's size, in a process of its own: a write is cut off there, and then fails."""
     program = """
         import resource, sys, warnings
-        from nbdebug.chapters.nan.guard.lines import StepLine
-        from nbdebug.chapters.nan.guard.record import Recording
+        from nbdebug.tools.guard.record.step_lines import StepLine
+        from nbdebug.tools.guard.record.writer import Recording
         record = Recording(sys.argv[1], {})
         size = record._size
         resource.setrlimit(resource.RLIMIT_FSIZE, (size + 500, resource.RLIM_INFINITY))
@@ -307,7 +307,7 @@ def test_a_small_disk_that_runs_full(tmp_path, monkeypatch) -> None:
     if subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("a tmpfs can't be mounted here")
     try:
-        record = Recording(small / "run.nbdebug", {})
+        record = RecordWriter(small / "run.nbdebug", {})
         with pytest.warns(RuntimeWarning) as told:
             for step in range(1000):
                 record.line(line(step))
@@ -321,7 +321,7 @@ def test_a_small_disk_that_runs_full(tmp_path, monkeypatch) -> None:
 
 
 def test_a_deleted_folder_is_made_again_with_what_it_had(path) -> None:
-    record = Recording(path, {"models": {"net": "Net"}})
+    record = RecordWriter(path, {"models": {"net": "Net"}})
     for step in range(5):
         record.line(line(step))
     shutil.rmtree(path)
@@ -339,14 +339,14 @@ def test_a_deleted_folder_is_made_again_with_what_it_had(path) -> None:
 
 
 def test_a_deleted_file_too_and_one_that_somebody_else_made_since(path) -> None:
-    record = Recording(path, {})
+    record = RecordWriter(path, {})
     record.line(line(0))
     (path / "steps.jsonl").unlink()
     with pytest.warns(RuntimeWarning, match="deleted"):
         record.line(line(1))
     assert steps(path) == [0, 1]
     shutil.rmtree(path)
-    other = Recording(path, {})
+    other = RecordWriter(path, {})
     record.line(line(2))
     other.line(line(50))
     record.close(), other.close()
@@ -355,7 +355,7 @@ def test_a_deleted_file_too_and_one_that_somebody_else_made_since(path) -> None:
 
 def test_a_folder_that_can_not_be_made_again_is_waited_for(path) -> None:
     """What a folder without permission is for others than root: it can't be written, until it can."""
-    record = Recording(path, {})
+    record = RecordWriter(path, {})
     record.line(line(0))
     shutil.rmtree(path)
     path.write_text("a file in its place")
@@ -372,7 +372,7 @@ def test_a_folder_that_can_not_be_made_again_is_waited_for(path) -> None:
 
 @pytest.mark.parametrize("error", [errno.EROFS, errno.EACCES, errno.EIO, errno.ESTALE, errno.EDQUOT])
 def test_other_errors_are_waited_for_too(path, monkeypatch, error) -> None:
-    record = Recording(path, {})
+    record = RecordWriter(path, {})
     disk = Disk(monkeypatch, 0, error)
     with pytest.warns(RuntimeWarning, match=os.strerror(error)) as told:
         record.line(line(0)), record.line(line(1))
@@ -383,7 +383,7 @@ def test_other_errors_are_waited_for_too(path, monkeypatch, error) -> None:
 
 def test_a_folder_that_takes_no_new_files_lets_the_full_one_grow(path, monkeypatch) -> None:
     monkeypatch.setattr(recording, "LIMIT", 1000)
-    record = Recording(path, {})
+    record = RecordWriter(path, {})
     real = os.rename
 
     def refused(*names):
@@ -403,7 +403,7 @@ def test_a_folder_that_takes_no_new_files_lets_the_full_one_grow(path, monkeypat
 
 
 def test_a_program_that_turns_warnings_into_errors_trains_on(path, monkeypatch, capsys) -> None:
-    record = Recording(path, {})
+    record = RecordWriter(path, {})
     Disk(monkeypatch, 0)
     record.line(line(0)), record.line(line(1))
     record.close()
@@ -411,7 +411,7 @@ def test_a_program_that_turns_warnings_into_errors_trains_on(path, monkeypatch, 
 
 
 def test_what_can_not_be_a_line_is_told_and_the_others_are_written(path) -> None:
-    record = Recording(path, {})
+    record = RecordWriter(path, {})
     with pytest.warns(RuntimeWarning, match="could not be written down"):
         record.line(StepLine(0, object()))
     record.line(line(1))
@@ -420,7 +420,7 @@ def test_what_can_not_be_a_line_is_told_and_the_others_are_written(path) -> None
 
 
 def test_a_program_that_closes_all_files_does_not_get_lines_into_its_own(path, tmp_path) -> None:
-    record = Recording(path, {})
+    record = RecordWriter(path, {})
     record.line(line(0))
     os.close(record._fd)
     with open(tmp_path / "letter", "w") as letter:
@@ -475,7 +475,7 @@ def test_whatever_becomes_of_the_record_the_training_is_the_same(path, monkeypat
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_forked_worker_writes_nothing(path) -> None:
-    record = Recording(path, {})
+    record = RecordWriter(path, {})
     record.line(line(0))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of threads, in Python 3.12
@@ -494,7 +494,7 @@ def test_a_forked_worker_writes_nothing(path) -> None:
 
 
 def test_a_copy_or_what_a_spawned_worker_gets_writes_nothing(path) -> None:
-    record = Recording(path, {})
+    record = RecordWriter(path, {})
     for twin in (copy.deepcopy(record), pickle.loads(pickle.dumps(record)), copy.copy(record)):
         twin.line(line(99))
         twin.close()
@@ -518,8 +518,8 @@ def run(program: str, *args: object) -> None:
 
 KILLED = """
     import os, sys, time
-    from nbdebug.chapters.nan.guard.lines import StepLine
-    from nbdebug.chapters.nan.guard.record import Recording
+    from nbdebug.tools.guard.record.step_lines import StepLine
+    from nbdebug.tools.guard.record.writer import Recording
     record = Recording(sys.argv[1], {})
     write, count = os.write, 0
     def torn(descriptor, data):  # the system is slow, and has taken half of a line when the process dies
@@ -547,7 +547,7 @@ def test_a_process_killed_within_a_write_leaves_every_line_before(path) -> None:
     found = nbdebug.open_record(path)
     assert list(found.frame["step"]) == list(range(199)) and found.unreadable == 1
     assert "1 line could not be read" in str(found)
-    record = Recording(path, {})
+    record = RecordWriter(path, {})
     record.line(line(500))
     record.close()
     assert list(nbdebug.open_record(path).frame["step"]) == [*range(199), 500]

@@ -14,12 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import nbdebug
-from nbdebug.chapters.nan.guard import record_lines
-from nbdebug.chapters.nan.guard.lines import StepLine, decoded, encoded, strict
-from nbdebug.chapters.nan.guard.record import Recording
-from nbdebug.chapters.nan.guard.record_course import course_of, thinned
-from nbdebug.chapters.nan.guard.record_report import report_from
-from nbdebug.finding import Finding, Report, Where
+from nbdebug.report import Finding, Report, Where
+from nbdebug.tools.guard.record import step_lines as record_lines
+from nbdebug.tools.guard.record.report import course_of, thinned
+from nbdebug.tools.guard.record.step_lines import StepLine, decoded, encoded, strict
+from nbdebug.tools.guard.record.trips import report_from
+from nbdebug.tools.guard.record.writer import RecordWriter
 from tests.views import reports
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -29,7 +29,7 @@ def recorded(
     path: pathlib.Path, count: int = 12, about: dict | None = None, rank: int | None = None, **changed: StepLine
 ) -> pathlib.Path:
     """A record of `count` steps; `changed` are lines by "step_7"."""
-    record = Recording(path, {"models": {"net": "Net"}} if about is None else about, rank)
+    record = RecordWriter(path, {"models": {"net": "Net"}} if about is None else about, rank)
     for step in range(count):
         record.line(changed.get(f"step_{step}", StepLine(step, 2.0 / (step + 1), 1.0, False, "ok", 0.1, 1.7e9 + step)))
     record.close()
@@ -88,7 +88,7 @@ def test_where_there_is_none(tmp_path) -> None:
 
 
 def test_a_run_that_goes_on_can_be_opened(tmp_path) -> None:
-    record = Recording(tmp_path / "r", {})
+    record = RecordWriter(tmp_path / "r", {})
     for step in range(3):
         record.line(StepLine(step))
         assert len(nbdebug.open_record(tmp_path / "r").frame) == step + 1

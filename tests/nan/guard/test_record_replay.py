@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import nbdebug
-from nbdebug.chapters.nan.guard import trip_folder
-from nbdebug.chapters.nan.guard.trip_folder_ops import name_of, op_of
+from nbdebug.tools.guard.record import pack as trip_folder
+from nbdebug.tools.guard.record.op_allowlist import name_of, op_of
 from tests.nan.judge import answer_of
 from tests.nan.leftovers import assert_nothing_is_left
 

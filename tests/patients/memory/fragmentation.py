@@ -1,6 +1,6 @@
 """Texts of every length have left a card in pieces. There is no such allocator on a CPU: these are its numbers."""
 
-from nbdebug.chapters.memory.facts import Device, Held, MemoryFacts
+from nbdebug.tools.memory.facts import Device, HeldMemory, MemoryFacts
 
 CODE, HOLDER, LINE = "memory/fragmentation", ["cuda:0"], None
 GIB = 1 << 30
@@ -18,7 +18,7 @@ def card(allocated, largest):
         free=3 * GIB,
         largest=largest,
     )
-    return MemoryFacts(now=Held(devices=(device,)))
+    return MemoryFacts(now=HeldMemory(devices=(device,)))
 
 
 def sick():

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import nbdebug
-from nbdebug.observe.engine import EngineWatch
+from nbdebug.observe.backward import EngineWatch
 from tests.nan.guard.kinds import KINDS, Training, changed
 from tests.nan.leftovers import assert_nothing_is_left, hooks_of
 
@@ -98,12 +98,12 @@ def test_copies_of_a_watched_model_know_nothing_of_it() -> None:
 @pytest.mark.parametrize(
     "where",
     [
-        "nbdebug.chapters.training.watch.gradients.measure",
-        "nbdebug.chapters.training.watch.rounds.together",
-        "nbdebug.chapters.training.watch.updates.measure",
-        "nbdebug.chapters.training.watch.units.capturing",
-        "nbdebug.chapters.training.watch.gradients.Gradients.began",
-        "nbdebug.chapters.training.watch.updates.Updates.after",
+        "nbdebug.tools.grad_watch.gradients.measure",
+        "nbdebug.tools.grad_watch.steps.together",
+        "nbdebug.tools.grad_watch.gradients.measure",
+        "nbdebug.tools.grad_watch.units.capturing",
+        "nbdebug.tools.grad_watch.gradients.GradientProbe.began",
+        "nbdebug.tools.grad_watch.gradients.Updates.after",
     ],
 )
 def test_a_fault_of_its_own_never_reaches_the_training(where: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,7 +150,7 @@ def test_clipping_through_data_is_noticed() -> None:
 
 
 def test_nothing_is_measured_twice_where_nothing_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from nbdebug.chapters.training.watch import gradients
+    from nbdebug.tools.grad_watch import gradients
 
     calls: list[int] = []
     real = gradients.measure

@@ -18,10 +18,13 @@ import torch
 from torch import nn
 
 import nbdebug
-from nbdebug.chapters.training.watch.depth import against_itself, along, jumps
-from nbdebug.chapters.training.watch.history import Thinned
 from nbdebug.live import Live
-from nbdebug.views import html, pixels, watch, watch_chart
+from nbdebug.tools.grad_watch.history import ThinnedSeries
+from nbdebug.tools.grad_watch.layers import against_itself, along, jumps
+from nbdebug.views import html
+from nbdebug.views.plots import gradients as pixels
+from nbdebug.views.plots import gradients as watch
+from nbdebug.views.plots import gradients as watch_chart
 from tests.training.healthy import KINDS
 
 
@@ -312,7 +315,7 @@ def test_the_live_view_ends_as_the_whole_run() -> None:
 
 
 def test_older_items_are_thinned() -> None:
-    kept: Thinned[int] = Thinned(10)
+    kept: ThinnedSeries[int] = ThinnedSeries(10)
     for i in range(1000):
         kept.append(i)
     assert kept.items[-10:] == list(range(990, 1000)) and len(kept.items) <= 20 and kept.items == sorted(kept.items)

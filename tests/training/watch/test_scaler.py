@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import nbdebug
-from nbdebug.chapters.training.watch.scaled import findings, notes
-from nbdebug.chapters.training.watch.scales import Scales
+from nbdebug.tools.grad_watch.history import ScaleHistory
+from nbdebug.tools.grad_watch.report import findings, scale_notes
 
 NAMES = ["a.weight", "b.weight"]
 LAYERS = ["a", "b"]
@@ -112,14 +112,14 @@ def test_steps_left_out_again_and_again_are_a_finding_and_single_ones_are_not() 
 
 
 def test_growth_explains_what_it_costs() -> None:
-    scales = Scales(100)
+    scales = ScaleHistory(100)
     scales.growth = 5
     for step in range(300):
         scales.add(step, 2.0**10, step % 4 == 3, {})
     assert findings(scales, NAMES, LAYERS) == []
     scales.growth = 2000
     assert len(findings(scales, NAMES, LAYERS)) == 1
-    assert "throughout; 75 of 300" in notes(scales, NAMES, LAYERS)[0]
+    assert "throughout; 75 of 300" in scale_notes(scales, NAMES, LAYERS)[0]
 
 
 CLIPS = [

@@ -1,1 +1,0 @@
-"""One run of the user's own loop, watched; then the same start again, with one thing changed at a time."""

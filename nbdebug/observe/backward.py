@@ -1,0 +1,156 @@
+"""When does backward begin and end, what is its loss, and when does an optimizer step?
+
+`torch.autograd`'s one entry to its engine is wrapped for the length of a run: there the losses are known, as the
+tensors that backward starts from. Optimizers have hooks of their own for this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+import torch.autograd.graph
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.optim import optimizer as torch_optimizer
+from torch.utils._python_dispatch import _disable_current_modes
+
+from nbdebug.observe.locations import StackLines, locate
+
+
+class Backward(NamedTuple):
+    """One call of the engine. accumulate: it fills `.grad` (`backward()`);
+    else it returns gradients (`autograd.grad`)."""
+
+    roots: tuple[torch.Tensor, ...]
+    seeds: tuple[torch.Tensor | None, ...]
+    inputs: tuple[torch.Tensor, ...]
+    retain: bool
+    create: bool
+    accumulate: bool
+    place: StackLines
+
+
+class EngineWatch:
+    """Tells of backward calls while attached. Calls made inside another backward (checkpointing), and
+    those of a compiler that only traces, are not told. unseen:
+    run backward without dispatch modes, where nobody looks at its ops.
+
+    However many watch, the engine's entry is wrapped once, and put back when the last of them leaves.
+    """
+
+    _attached: ClassVar[list[EngineWatch]] = []
+    _wrapped: ClassVar[list[tuple[Any, Any, Any]]] = []  # module, what stood there before, our wrapper
+
+    def __init__(self, began: Callable[[Backward], None], ended: Callable[[Backward, Any], None], unseen: bool = False):
+        self.began, self.ended, self.unseen = began, ended, unseen
+        self.keep_graph = False  # what backward needs is to stay, so that it can be run once more
+
+    def attach(self) -> None:
+        self._attached.append(self)
+        if self._wrapped:
+            return
+        original = torch.autograd.graph._engine_run_backward
+        wrapper = _told(original, self._attached)
+        modules: list[Any] = [torch.autograd.graph, torch.autograd]
+        for module in modules:
+            if module._engine_run_backward is original:
+                self._wrapped.append((module, original, wrapper))
+                module._engine_run_backward = wrapper
+
+    def detach(self) -> None:
+        if self in self._attached:
+            self._attached.remove(self)
+        while self._wrapped and not self._attached:
+            module, original, wrapper = self._wrapped.pop()
+            if module._engine_run_backward is wrapper:  # else somebody has wrapped ours, which now only passes on
+                module._engine_run_backward = original
+
+
+def _told(original: Callable, attached: list[EngineWatch]) -> Callable:
+    """The engine's entry, with those told that are attached when it is called."""
+
+    def watched(roots: Any, seeds: Any, retain: bool, create: bool, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if not attached or torch._C._current_autograd_node() is not None or isinstance(roots[0], FakeTensor):
+            return original(roots, seeds, retain, create, inputs, *args, **kwargs)
+        accumulate = kwargs.get("accumulate_grad", args[1] if len(args) > 1 else False)
+        call = Backward(tuple(roots), tuple(seeds), tuple(inputs), retain, create, accumulate, locate())
+        watches = list(attached)
+        for watch in watches:
+            watch.began(call)
+        unseen = any(watch.unseen for watch in watches)
+        retain = retain or any(watch.keep_graph for watch in watches)
+        with _disable_current_modes() if unseen else contextlib.nullcontext():
+            result = original(roots, seeds, retain, create, inputs, *args, **kwargs)
+        for watch in reversed(watches):
+            watch.ended(call, result)
+        return result
+
+    return watched
+
+
+class OptimizerWatch:
+    """Tells of optimizer steps while attached: `before(optimizer, place)` and `after(optimizer)`."""
+
+    def __init__(self, before: Callable[[Any, StackLines], None], after: Callable[[Any], None]):
+        self.before, self.after = before, after
+        self._handles: list[Any] = []
+
+    def attach(self) -> None:
+        self._handles = [
+            torch_optimizer.register_optimizer_step_pre_hook(
+                lambda optimizer, args, kwargs: self.before(optimizer, locate())
+            ),
+            torch_optimizer.register_optimizer_step_post_hook(lambda optimizer, args, kwargs: self.after(optimizer)),
+        ]
+
+    def detach(self) -> None:
+        while self._handles:
+            self._handles.pop().remove()
+
+
+_MOST_NODES = 10_000
+"""Nodes looked at before a loss is taken to lead there; only the loss of another, very large model has so many."""
+
+
+class _Alive:
+    """Lives as long as the autograd node that it is noted on."""
+
+
+def sign(outputs: Iterable[Any], key: str) -> list[weakref.ref]:
+    """Sign the nodes that made these outputs; references that die with them."""
+    signs = []
+    for output in outputs:
+        if isinstance(output, torch.Tensor) and output.grad_fn is not None:
+            alive = _Alive()
+            output.grad_fn.metadata[key] = alive  # type: ignore[index]
+            signs.append(weakref.ref(alive))
+    return signs
+
+
+def leads_to(roots: Iterable[torch.Tensor], key: str, parameters: Callable[[], Iterable[torch.Tensor]]) -> bool:
+    """Whether one of these roots of backward was computed from a signed output, or from one of the parameters."""
+    own: set[int] | None = None
+    roots = list(roots)
+    seen: set[Any] = set()
+    todo = [root.grad_fn for root in roots if root.grad_fn is not None]
+    if len(todo) < len(roots):  # a leaf: backward from a parameter itself
+        own = {id(p) for p in parameters()}
+        if any(id(root) in own for root in roots):
+            return True
+    while todo:
+        node = todo.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if key in node.metadata or len(seen) > _MOST_NODES:  # type: ignore[operator]
+            return True
+        behind = node.next_functions
+        if not behind and (leaf := getattr(node, "variable", None)) is not None:
+            own = {id(p) for p in parameters()} if own is None else own
+            if id(leaf) in own:
+                return True
+        todo += [following for following, _ in behind if following is not None]
+    return False

@@ -1,0 +1,145 @@
+"""Which line of the user's is running?
+
+A tensor op is reached through many frames: the user's line, perhaps a library's, then torch's. Walking outwards from
+the op, the first frame that is neither torch's nor Python's own is the line to show; a line of the user's own files
+goes before one of an installed library. During backward there is no such line: the engine runs, and the op belongs to
+the forward line whose derivative it computes. A user's line inside backward (a custom Function, a hook, a
+recomputation) is found as usual.
+"""
+
+from __future__ import annotations
+
+import dis
+import linecache
+import os
+import re
+import sys
+import sysconfig
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+import torch
+
+import nbdebug
+
+USER, LIBRARY, SKIP, OPTIMIZER, ENGINE = range(5)
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_CHECKPOINT = _TORCH + os.path.join("utils", "checkpoint.py")
+_OURS = os.path.dirname(nbdebug.__file__) + os.sep
+_REPLAY = os.path.join(_OURS, "observe", "replay.py")
+_STDLIB = tuple(
+    {os.path.realpath(sysconfig.get_path(k)) + os.sep for k in ("stdlib", "platstdlib")}
+    | {sysconfig.get_path(k) + os.sep for k in ("stdlib", "platstdlib")}
+)
+_PACKAGES = re.compile(r"[\\/](site|dist)-packages[\\/]")
+_kinds: dict[CodeType, int] = {}
+
+
+class Site(NamedTuple):
+    """A source line: file, line number, name of the function around it."""
+
+    file: str
+    line: int
+    function: str
+
+
+class StackLines(NamedTuple):
+    """What a walk over the frames found. user: the user's line; library: the innermost line of an installed package
+    before it (or before autograd's engine); optimizer: a torch optimizer was met first."""
+
+    user: Site | None
+    library: Site | None
+    optimizer: bool
+    frame: FrameType | None
+
+    @property
+    def site(self) -> Site | None:
+        return self.user or self.library
+
+
+def kind_of(code: CodeType) -> int:
+    """Whose code this is: USER, LIBRARY, SKIP (torch, Python itself, nbdebug), OPTIMIZER or ENGINE."""
+    file = code.co_filename
+    if file.startswith(_TORCH):
+        if code.co_name == "_engine_run_backward":
+            return ENGINE
+        return OPTIMIZER if file.startswith(_TORCH + "optim" + os.sep) else SKIP
+    if file == _REPLAY and code.co_name == "run":
+        return ENGINE  # what runs in a replay does not belong to the line that asked for the replay
+    if file.startswith((_OURS, "<frozen", "<eval_with_key>")) or file in ("<string>", "<__array_function__ internals>"):
+        return SKIP
+    if _PACKAGES.search(file):
+        return LIBRARY
+    return SKIP if file.startswith(_STDLIB) else USER
+
+
+def locate() -> StackLines:
+    """Walk outwards from the caller to the user's line."""
+    frame: FrameType | None = sys._getframe(1)
+    library, inner, optimizer = None, None, False
+    while frame is not None:
+        code = frame.f_code
+        kind = _kinds.get(code)
+        if kind is None:
+            kind = _kinds[code] = kind_of(code)
+        if kind == USER:
+            return StackLines(_site(frame), library, optimizer, inner or frame)
+        if kind == ENGINE:
+            return StackLines(None, library, optimizer, inner)
+        if kind == LIBRARY and library is None:
+            library, inner = _site(frame), frame
+        elif kind == OPTIMIZER:
+            optimizer = True
+        frame = frame.f_back
+    return StackLines(None, library, optimizer, inner)
+
+
+def recomputing(frame: FrameType | None) -> bool:
+    """Whether a frame that runs during backward is a checkpointed forward that is computed again."""
+    while frame is not None and frame.f_code.co_name != "_engine_run_backward":
+        if frame.f_code.co_filename == _CHECKPOINT:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _site(frame: FrameType) -> Site:
+    return Site(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+
+
+def source_text(site: Site | None) -> str | None:
+    """The text of the line, without its indentation; None when the source is not at hand."""
+    return (linecache.getline(site.file, site.line).strip() or None) if site else None
+
+
+def cell_name(file: str) -> str | None:
+    """ "In [7]" when `file` is a cell of the running notebook, else None."""
+    match = re.match(r"<ipython-input-(\d+)-", file)
+    if match:
+        return f"In [{match[1]}]"
+    shell: Any = _running_shell()
+    names = getattr(getattr(shell, "compile", None), "_filename_map", {})
+    number = names.get(file)
+    return f"In [{number}]" if number is not None else None
+
+
+def _running_shell() -> Any:
+    """The IPython shell, if one runs; IPython is never imported for it."""
+    ipython = sys.modules.get("IPython")
+    return ipython.get_ipython() if ipython else None
+
+
+_SKIPPED = frozenset({"RESUME", "CACHE", "NOP"})
+
+
+def says(code: CodeType) -> tuple[Any, ...]:
+    """The instructions of a code object and of those within it, as plain values that can be compared."""
+    names = (code.co_name, code.co_argcount, code.co_kwonlyargcount, code.co_varnames, code.co_freevars)
+    return (*names, tuple((i.opname, _plain(i.argval)) for i in dis.get_instructions(code) if i.opname not in _SKIPPED))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, CodeType):
+        return says(value)
+    return value if type(value) in (str, int, type(None)) else (type(value).__name__, repr(value))

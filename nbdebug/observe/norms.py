@@ -1,0 +1,133 @@
+"""One number for all gradients: their norm, computed on the device in a few fused kernels, without reading it.
+
+A gradient in 16 bits is measured in 32: its norm may be beyond what 16 bits hold though every element is fine. A
+gradient in 32 bits whose norm is beyond 32 bits is measured again in 64 before anything is said of it (`exactly`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from nbdebug.observe.tensors import largest, plain, read
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def gradients_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """The gradients that the optimizer is about to use: this process's own part of each, without gaps."""
+    return [
+        g
+        for group in optimizer.param_groups
+        for p in group["params"]
+        if p.grad is not None
+        if (g := plain(p.grad)).numel()
+    ]
+
+
+def total_norm(gradients: Iterable[torch.Tensor], device: torch.device) -> torch.Tensor:
+    """The 2-norm of all gradients together: one float32 number on `device`, not read. NaN and inf go through."""
+    groups: dict[tuple, list[torch.Tensor]] = defaultdict(list)
+    for gradient in gradients:
+        groups[gradient.device, gradient.dtype].append(gradient)
+    norms: list[torch.Tensor] = []
+    for (_, dtype), members in groups.items():
+        each = torch._foreach_norm(members, 2, dtype=torch.float32 if dtype in _HALF else None)
+        norms += [n.to(device, torch.float32, non_blocking=True) for n in each]
+    if not norms:
+        return torch.zeros((), device=device)
+    return torch.linalg.vector_norm(torch.stack(norms))
+
+
+def exactly(gradients: list[torch.Tensor]) -> float:
+    """The 2-norm in 64 bits, read; NaN or inf only when an element is."""
+    if not all(map(math.isfinite, read(largest(gradients)))):
+        return math.nan
+    return math.sqrt(sum(float(torch.linalg.vector_norm(g, dtype=torch.float64)) ** 2 for g in gradients))
+
+
+PART = 1024
+"""Elements of a part on a CPU: as quick as one long sum, and right to 1 in 10 million."""
+_HALF_DTYPES = (torch.float16, torch.bfloat16)
+
+
+class NormKernel(NamedTuple):
+    """2-norms of some parameters' gradients (or weights, or updates), by the parameters' numbers; not read."""
+
+    numbers: tuple[int, ...]
+    values: torch.Tensor
+
+    def over(self, scale: torch.Tensor | None) -> NormKernel:
+        """Divided by a gradient scaler's scale."""
+        return (
+            self if scale is None else NormKernel(self.numbers, self.values / scale.to(self.values.device).reshape(()))
+        )
+
+
+@contextlib.contextmanager
+def unseen() -> Iterator[None]:
+    """Within, what is computed is seen by no one: not by autograd, not by another watch's modes."""
+    with torch.no_grad(), _disable_current_modes():
+        yield
+
+
+def can_be_measured(tensor: Any) -> bool:
+    """Whether a parameter has numbers with a norm, in memory of its own or in parts (DTensor)."""
+    usual = isinstance(tensor, torch.Tensor) and (tensor.is_floating_point() or tensor.is_complex())
+    if not usual or tensor.device.type == "meta":
+        return False
+    return hasattr(tensor, "to_local") or not torch.utils._python_dispatch.is_traceable_wrapper_subclass(tensor)
+
+
+def measure(tensors: Sequence[tuple[int, Any]], wide: bool = False) -> list[NormKernel]:
+    """The norms of numbered tensors: one `Norms` for each device and dtype. Empty tensors have none. wide: in
+    float64."""
+    groups: dict[tuple, list[tuple[int, torch.Tensor]]] = defaultdict(list)
+    for number, tensor in tensors:
+        values = plain(tensor)
+        if values.numel():
+            groups[values.device, values.dtype].append((number, values))
+    found = []
+    for (device, dtype), members in groups.items():
+        within = torch.float64 if wide and device.type != "mps" else torch.float32 if dtype in _HALF_DTYPES else None
+        each = (_on_a_cpu if device.type == "cpu" else _fused)([values for _, values in members], within)
+        stacked = torch.stack(each)
+        if device.type == "cpu" and not wide and bool(torch.isinf(stacked).any()):
+            stacked = torch.stack(_on_a_cpu([values for _, values in members], torch.float64))
+        found.append(NormKernel(tuple(number for number, _ in members), stacked))
+    return found
+
+
+def _fused(tensors: list[torch.Tensor], dtype: torch.dtype | None) -> list[torch.Tensor]:
+    return list(torch._foreach_norm(tensors, 2, dtype=dtype))
+
+
+def _on_a_cpu(tensors: list[torch.Tensor], dtype: torch.dtype | None) -> list[torch.Tensor]:
+    """Small ones together, large ones in parts."""
+    few = [t for t in tensors if t.numel() <= 4 * PART]
+    small = iter(_fused(few, dtype) if few else ())
+    return [next(small) if t.numel() <= 4 * PART else _in_parts(t.reshape(-1), dtype) for t in tensors]
+
+
+def _in_parts(flat: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    """The norm of the norms of rows of PART elements, and of what is left over."""
+    rows = flat.numel() // PART
+    each = torch.linalg.vector_norm(flat[: rows * PART].view(rows, PART), dim=1, dtype=dtype)
+    rest = torch.linalg.vector_norm(flat[rows * PART :], dtype=dtype)
+    return torch.linalg.vector_norm(torch.cat([each, rest.reshape(1)]))
+
+
+def wait_free(device: torch.device) -> bool:
+    """Whether reading from this device is put off: it works behind the host's back, and events say when it is done."""
+    return device.type == "cuda"
+
+
+def capturing() -> bool:
+    """Whether what runs is only being recorded for a CUDA graph: there is nothing to measure."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

@@ -1,0 +1,98 @@
+"""What an op's signature says: its arguments by name, which of them it changes, whether its result is a view."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from nbdebug.observe.tensors import base_name
+
+
+class Schema(NamedTuple):
+    """What an op's signature says. writes: names of arguments that it changes; view:
+    its result shares an argument's memory."""
+
+    base: str
+    names: tuple[str, ...]
+    writes: frozenset[str]
+    view: bool
+    pointwise: bool
+    random: bool
+    ignored: bool
+
+
+# Training-mode batch norm changes its running statistics without saying so in its signature.
+_SILENT_WRITES = dict.fromkeys(
+    ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"), ("running_mean", "running_var")
+)
+_schemas: dict[Any, Schema] = {}
+
+
+def schema_of(func: Any) -> Schema:
+    """The op's signature, read once."""
+    known = _schemas.get(func)
+    if known is None:
+        s = func._schema
+        raw = s.name.split("::")[-1]
+        writes = {a.name for a in s.arguments if a.alias_info and a.alias_info.is_write}
+        writes.update(_SILENT_WRITES.get(raw, ()))
+        view = bool(s.returns) and any(r.alias_info and not r.alias_info.is_write for r in s.returns)
+        known = _schemas[func] = Schema(
+            base_name(func),
+            tuple(a.name for a in s.arguments),
+            frozenset(writes),
+            view,
+            torch.Tag.pointwise in func.tags,
+            torch.Tag.nondeterministic_seeded in func.tags,
+            func.namespace == "profiler",
+        )
+    return known
+
+
+def tensors_given(args: Any, kwargs: dict) -> list[torch.Tensor]:
+    """The tensors among an op's arguments; lists of tensors (foreach ops) are entered."""
+    found = [a for a in args if isinstance(a, torch.Tensor)]
+    if len(found) < len(args) or kwargs:
+        for value in (*args, *kwargs.values()) if kwargs else args:
+            if isinstance(value, (list, tuple)):
+                found += [v for v in value if isinstance(v, torch.Tensor)]
+        found += [v for v in kwargs.values() if isinstance(v, torch.Tensor)]
+    return found
+
+
+def written(schema: Schema, args: tuple, kwargs: dict) -> list[torch.Tensor]:
+    """The tensors that an op changes."""
+    return [
+        t
+        for name, value in named_arguments(schema, args, kwargs)
+        if name in schema.writes
+        for t in tensors_given((value,), {})
+    ]
+
+
+def named_arguments(schema: Schema, args: tuple, kwargs: dict) -> list[tuple[str, Any]]:
+    """The op's arguments with their names."""
+    return [*zip(schema.names, args, strict=False), *kwargs.items()]
+
+
+NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
+
+
+def talks(func: Any) -> bool:
+    """Whether an op talks to other processes."""
+    return func.namespace in NAMESPACES
+
+
+def lost_with(tape: Any, op: Any, args: tuple, out: Any) -> list[int]:
+    """The numbers of all on a tape that lies in the memory of what such an op was given and made; none for other ops. A
+    replay lacks it, and may do without it, as where a loss is averaged for a log."""
+    numbers: list[int] = []
+    for tensor in tree_leaves((args, out)) if talks(op.func) else ():
+        place = tape._place(tensor) if isinstance(tensor, torch.Tensor) else None
+        if place is not None:
+            if tape.find(tensor) is None:
+                tape._enter(tensor, None, place)
+            numbers += tape.by_memory.get(place[0], ())
+    return numbers

@@ -1,0 +1,329 @@
+"""A training step remembered at almost no cost: which models were called with what, and the ops from there to backward.
+
+What goes on inside a model is left out, since its code can be run again. So only the lines around it cost anything,
+usually a handful of ops that prepare the batch and compute the loss. Tensors are held by reference and nothing is
+copied, except what the loss code overwrites. `Replay(script.tape, models=script.models)` makes the calls again, runs
+the ops between, and backward. Where there is no model, every op is remembered.
+
+A call counts when it may be trained (gradients are on), is not part of another one, and does not happen inside backward
+(checkpointing runs a part of a model again). The parts of a model may be called by themselves, as a method that is not
+`forward` does. A model that is called again and again without a backward, as when validation forgets `no_grad`, is no
+step: calls whose graph has died are forgotten. Nor is much work between two steps (loading, averaging weights,
+validation) a part of the next: it is left out when it is long or writes to what is not its own.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode, _get_current_dispatch_mode_stack
+from torch.utils._pytree import tree_flatten
+
+from nbdebug.observe.backward import Backward, EngineWatch, leads_to, sign
+from nbdebug.observe.locations import locate
+from nbdebug.observe.modules import PASSING, CompiledWatch, ModelHook, ModuleNames, ModuleStack, part_of, parts_of
+from nbdebug.observe.ops import schema_of, talks, written
+from nbdebug.observe.recorder import Recorder
+from nbdebug.observe.snapshot import CallEnvironment
+from nbdebug.observe.tape import BackwardEntry, CallEntry, Ref, Tape, TapeEntry
+from nbdebug.observe.tensors import tensors_made
+
+MOST_OPS = 4000
+"""Ops recorded between a model's call and backward; a loss takes tens. More is another program's work."""
+MOST_BEFORE = 64
+"""Ops recorded before a model's first call in a step: a batch is prepared in fewer."""
+
+
+class LossRecorder(Recorder):
+    """A recorder beside which compiled code goes on running: what it does is not seen, then. room: how many ops are to
+    be recorded; overrun: there were more, or, while there was no model yet, one wrote to what is not the step's own or
+    talked to other processes."""
+
+    room = MOST_OPS
+    overrun = False
+    on_fault: Callable[[Exception], Any]
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return True  # which concerns the method below, so it has to stand here
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        return True  # else torch.compile would leave compiled code aside while we are there
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        try:
+            if not (self.paused or self.blind) and (
+                self.count >= self.room or self.room == MOST_BEFORE and self._meddles(func, args, kwargs or {})
+            ):
+                self.overrun = self.paused = True
+        except Exception as fault:
+            self.go_blind(fault)
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def go_blind(self, fault: Exception) -> None:
+        """A fault of ours is the border's business."""
+        self.blind, self.fault = f"{type(fault).__name__}: {fault}", fault
+        self.on_fault(fault)
+
+    def _meddles(self, func: Any, args: tuple, kwargs: dict) -> bool:
+        if talks(func):
+            return True
+        schema, tape = schema_of(func), self.watchers[0]
+        assert isinstance(tape, Tape)
+        return bool(schema.writes) and any(tape.find(t) is None for t in written(schema, args, kwargs))
+
+
+def step_down(recorder: LossRecorder) -> bool:
+    """Take a recorder off the stack of modes, from beneath those of other guards too; False where it can't be."""
+    above = []
+    while isinstance(top := _get_current_dispatch_mode(), LossRecorder) and top is not recorder:
+        top.__exit__(None, None, None)
+        above.append(top)
+    if top is recorder:
+        recorder.__exit__(None, None, None)
+    for other in reversed(above):
+        other.__enter__()
+    return top is recorder
+
+
+_GIVE_UP = 3
+"""After so many steps in a row with more than that, what comes before a call is not recorded any more."""
+_CALL = nn.Module._call_impl.__code__
+_CALLS_WITHOUT_BACKWARD = 16
+"""From so many calls on, those whose graph has died are forgotten."""
+
+
+class StepLog:
+    """See the module's docstring. models: by the user's names. on_call: told before each call; on_loss: told of the
+    roots of each backward that fills `.grad`. border: calls what a hook has to do, and lets no fault of ours through.
+    """
+
+    def __init__(
+        self,
+        models: Mapping[str, nn.Module],
+        on_call: Callable[[], None],
+        on_loss: Callable[[tuple[torch.Tensor, ...]], None],
+        border: Callable[..., Any],
+    ):
+        self.models, self.on_call, self.on_loss, self.border = dict(models), on_call, on_loss, border
+        self.recorder = LossRecorder(ModuleStack(ModuleNames(models), lambda *_: None), [], lambda *_: None)
+        self.recorder.light = self.recorder.paused = True
+        self.recorder.on_fault = lambda fault: border(_raise, fault)
+        self.engine = EngineWatch(
+            lambda call: self.border(self._backward_began, call),
+            lambda call, result: self.border(self._backward_ended, call, result),
+        )
+        self.compiled = CompiledWatch(
+            parts_of(models),
+            lambda *given: self.border(self._enter, *given),
+            lambda *given: self.border(self._leave, *given),
+        )
+        self._thread = threading.get_ident()
+        self._handles: list[Any] = []
+        self._on_stack = self._others = self._go_on = False  # others: the backward that runs is of other models
+        self._depth, self._outermost = 0, ""
+        self._key = f"nbdebug {id(self)}"
+        self.silent = False  # while the step is run again, which is no step of the user's
+        self._too_much = 0
+        self._forget()
+
+    def begin(self) -> None:
+        """Forget the step so far: another begins."""
+        self._too_much = self._too_much + 1 if self.recorder.overrun else 0
+        self._forget()
+        if self._handles:
+            self.compiled.refresh()
+        if not self.models:
+            self._record()
+        elif self._too_much < _GIVE_UP and self._handles:
+            self.recorder.room = MOST_BEFORE
+            self._record()
+
+    def _forget(self) -> None:
+        self.pause()
+        self.tape = Tape(self.recorder)
+        self.recorder.watchers = [self.tape]
+        self.recorder.new_step(0)
+        self.recorder.count, self.recorder.room, self.recorder.overrun = 0, MOST_OPS, False
+        self._calls: list[list[weakref.ref]] = []  # since the last backward: their signs of life
+
+    def go_on(self, tape: Tape, position: int) -> None:
+        """What came on this tape from `position` on belongs to the step that has begun."""
+        tape.entries = tape.entries[position:]
+        self.tape, self.recorder.watchers = tape, [tape]
+
+    # -- attaching ----------------------------------------------------------------------------------------------------
+
+    def attach(self) -> None:
+        self.engine.attach()
+        self.compiled.attach()
+        for name, module in parts_of(self.models).items():
+            self._handles += [
+                module.register_forward_pre_hook(ModelHook(self, "_enter", name), with_kwargs=True, prepend=True),
+                module.register_forward_hook(ModelHook(self, "_leave", name), with_kwargs=True, always_call=True),
+            ]
+        self.begin()
+
+    def detach(self) -> None:
+        self.pause()
+        self.engine.detach()
+        self.compiled.detach()
+        while self._handles:
+            self._handles.pop().remove()
+
+    def pause(self) -> None:
+        """Record no ops from here on; leave the stack of modes as soon as that is possible: not in inference mode,
+        whose end puts back what stood on it before."""
+        self.recorder.paused = True
+        if self._on_stack and not torch.is_inference_mode_enabled():
+            self._on_stack = not step_down(self.recorder)
+
+    def _record(self) -> None:
+        """Record ops from here on, unless the user has a mode of his own, whose end would then take ours away."""
+        if torch.is_inference_mode_enabled():  # nothing that happens here can be a part of a step
+            return
+        if not self._on_stack and all(isinstance(m, LossRecorder) for m in _get_current_dispatch_mode_stack()):
+            self.recorder.__enter__()
+            self._on_stack = True
+        if self._on_stack:
+            self.recorder.paused = False
+        else:
+            self._unfit("another dispatch mode was active")
+
+    def _unfit(self, reason: str) -> None:
+        self.tape.entries.append(TapeEntry(None, (), {}, (), False, reason))  # type: ignore[arg-type]
+
+    # -- what the hooks tell ------------------------------------------------------------------------------------------
+
+    @property
+    def aside(self) -> bool:
+        """Whether this is no step to remember: it is run again, or a tracer watches it already."""
+        return self.silent or any(
+            isinstance(mode, Recorder) and not isinstance(mode, LossRecorder)
+            for mode in _get_current_dispatch_mode_stack()
+        )
+
+    def _relevant(self) -> bool:
+        return (
+            not self.aside
+            and torch.is_grad_enabled()
+            and threading.get_ident() == self._thread
+            and torch._C._current_autograd_node() is None
+        )
+
+    def nested(self, name: str, change: int) -> bool:
+        """Whether the call of a part begins or ends inside another call, and then that it does."""
+        inside = self._depth > (change < 0) and name != self._outermost
+        if inside:
+            self._depth += change
+        return inside
+
+    def _interrupted(self, name: str) -> bool:
+        """Whether the outermost call is over though nobody was told: Ctrl-C in a forward runs no hook. Looked at where
+        the next call from outside may be."""
+        if name != self._outermost and "/" in name:
+            return False
+        module, calls, frame = part_of(self.models, self._outermost), 0, sys._getframe(1)
+        while frame is not None:
+            calls += (
+                frame.f_code is _CALL
+                and frame.f_locals.get("self") is module
+                or frame.f_code is PASSING
+                and any(called == self._outermost for _, called in frame.f_locals["told"])
+            )
+            frame = frame.f_back  # type: ignore[assignment]
+        return calls <= (name == self._outermost)
+
+    def _enter(self, name: str, args: tuple, kwargs: dict) -> None:
+        if self._depth and self._interrupted(name):
+            self._depth = 0
+        if self._depth or not self._relevant():
+            self._depth += bool(self._depth)
+            if not self._depth and not self.aside and threading.get_ident() == self._thread:
+                self.pause()  # validation, say: not a part of the step
+                self.on_call()
+            return
+        self._depth, self._outermost = 1, name
+        self.pause()
+        if self.recorder.overrun:
+            self.tape.reset()
+            self.recorder.overrun = False
+            self._too_much += 1
+        self.recorder.room = MOST_OPS
+        self.on_call()
+        self._forget_the_dead()
+        leaves, spec = tree_flatten((args, kwargs))
+        module = part_of(self.models, name)
+        self._pending = self.tape.stand_ins(leaves), spec, locate().site, CallEnvironment(module)
+
+    def _leave(self, name: str, args: tuple, kwargs: dict, out: Any = None) -> None:
+        if self._depth != 1:
+            self._depth = max(self._depth - 1, 0)
+            return
+        self._depth = 0
+        given, spec, site, surroundings = self._pending
+        leaves = tensors_made(out)
+        self._calls.append(sign(leaves, self._key))
+        self.tape.call(name, given, spec, leaves, site, surroundings)
+        self._record()
+
+    def _backward_began(self, call: Backward) -> None:
+        if self.aside or threading.get_ident() != self._thread:
+            return
+        self._go_on = not self.recorder.paused
+        self.pause()
+        self._others = call.accumulate and bool(self.models) and not leads_to(call.roots, self._key, self._parameters)
+        if call.accumulate and not self._others:
+            self.on_loss(call.roots)
+
+    def _parameters(self) -> list[torch.Tensor]:
+        return [p for model in self.models.values() for p in model.parameters()]
+
+    def _backward_ended(self, call: Backward, result: Any) -> None:
+        if self.aside or threading.get_ident() != self._thread:
+            return
+        if self._others:
+            self._others = False
+            if self._go_on:
+                self._record()
+            return
+        if self.recorder.overrun:
+            self._unfit(f"more than {MOST_OPS:,} ops ran outside the model")
+        self.tape.backward(call, result)
+        if call.accumulate:
+            self._calls.clear()
+            if not self.models:
+                self._record()
+        elif self.tape.entries:
+            self._record()  # what is done with these gradients is part of the loss
+
+    def _forget_the_dead(self) -> None:
+        """Of many calls without a backward, forget those from the start that can't be part of one any more."""
+        if len(self._calls) < _CALLS_WITHOUT_BACKWARD or any(isinstance(e, BackwardEntry) for e in self.tape.entries):
+            return
+        if not any(sign() is not None for signs in self._calls for sign in signs):
+            self._forget()
+
+
+def inputs_of(tape: Tape) -> list[tuple[str, tuple, dict]]:
+    """What models were called with in a step: name, args, kwargs. References, no copies."""
+
+    def tensor(leaf: Any) -> Any:
+        if not isinstance(leaf, Ref):
+            return leaf
+        held = tape.held.get(leaf.value)
+        return tape.given.get(leaf) if held is None else held.tensor
+
+    calls = [e for e in tape.entries if isinstance(e, CallEntry)]
+    return [(e.model, *e._replace(leaves=tuple(map(tensor, e.leaves))).arguments) for e in calls]
+
+
+def _raise(fault: Exception) -> None:
+    raise fault

@@ -1,0 +1,98 @@
+"""The catalogue: every cause that nbdebug can name, declared once.
+
+A rule is one declaration: what is wrong, how it shows, why it happens, how to make sure, what to do, where to read
+more, and the function that recognises it in a chapter's facts. The catalogue page, `nbdebug explain CODE`, the
+notebooks' appendix and the tests all read that declaration; nothing is written twice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from nbdebug.report import Finding
+
+CHAPTERS = ("nan", "training", "precision", "memory", "error", "notebook")
+"""The first part of a code, in the order of the catalogue."""
+ELSEWHERE = {"error": ("memory", "error", "notebook")}
+"""Chapters of which some codes are declared by another one, which measures what they need."""
+
+_HOMES = {
+    "nan": "nbdebug.tools.nan.rules",
+    "training": "nbdebug.tools.training.rules",
+    "precision": "nbdebug.tools.precision.rules",
+    "memory": "nbdebug.tools.memory.rules",
+    "error": "nbdebug.tools.errors.rules",
+    "notebook": "nbdebug.tools.notebook.rules",
+}
+_rules: dict[str, Rule] = {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """One cause. `check(facts)` returns a Finding, or None where the facts do not show it."""
+
+    code: str
+    title: str
+    symptom: str
+    cause: str
+    confirm: str
+    fix: str
+    reference: str
+    check: Callable[[Any], Finding | None]
+
+    @property
+    def chapter(self) -> str:
+        return self.code.split("/")[0]
+
+    def page(self) -> str:
+        """The catalogue page, in Markdown."""
+        parts = {
+            "What you see": self.symptom,
+            "Why": self.cause,
+            "Make sure": self.confirm,
+            "What to do": self.fix,
+            "Read more": self.reference,
+        }
+        return f"**{self.code}**: {self.title}\n" + "".join(f"\n**{head}.** {text}\n" for head, text in parts.items())
+
+
+def rule(**page: str) -> Callable[[Callable[[Any], Finding | None]], Callable[[Any], Finding | None]]:
+    """Declare the function below as the rule of `code`. Raises ValueError when a code is declared twice."""
+
+    def declare(check: Callable[[Any], Finding | None]) -> Callable[[Any], Finding | None]:
+        made = Rule(check=check, **page)
+        known = _rules.get(made.code)
+        if known is not None and _name(known.check) != _name(check):
+            raise ValueError(f"The code {made.code!r} is declared twice: {_name(known.check)}, {_name(check)}")
+        _rules[made.code] = made
+        return check
+
+    return declare
+
+
+def _name(check: Callable[[Any], Finding | None]) -> str:
+    return f"{check.__module__}.{check.__qualname__}"
+
+
+def rules(chapter: str | None = None) -> tuple[Rule, ...]:
+    """All rules, or those of one chapter, in the order in which they are declared."""
+    # a chapter asks for its own, and waits for no other
+    for name in CHAPTERS if chapter is None else ELSEWHERE.get(chapter, (chapter,)):
+        stand = importlib.import_module(_HOMES[name])
+        for part in getattr(stand, "DECLARED", ()):
+            if isinstance(part, str):  # a chapter that imports its rules one by one, as they are needed
+                importlib.import_module(f"nbdebug.tools.errors.{part}")
+    return tuple(r for r in _rules.values() if chapter in (None, r.chapter))
+
+
+def look_up(code: str) -> Rule:
+    """The rule of a code ("nan/overflow"; "overflow" will do). Raises KeyError, with the nearest codes, for others."""
+    found = [r for r in rules() if code in (r.code, r.code.split("/")[1])]
+    if found:
+        return found[0]
+    near = difflib.get_close_matches(code, [r.code for r in rules()], n=3, cutoff=0.4)
+    raise KeyError(f"No cause is called {code!r}." + (f" Did you mean {', '.join(near)}?" if near else ""))

@@ -1,0 +1,214 @@
+"""The vocabulary: what nbdebug says when it answers.
+
+    Report                      one answer to one question
+    ├── findings: Finding …     what is wrong, most likely first; empty means: nothing found
+    │   ├── where: Where        step, phase, module, op, the user's own line, batch rows
+    │   ├── chain: Link …       how it came about, in order: "the zero came from this relu", "log made -inf here", …
+    │   ├── evidence            the numbers that prove it
+    │   └── fixes: Fix …        what to write instead, and what was seen when it was tried
+    ├── ruled_out               what it is not, each with the number that rules it out
+    ├── unchecked               what was not looked at, and why
+    └── notes                   what is worth knowing and no fault ("GradScaler skipped step 3: normal")
+
+Everything here is plain data: names and numbers, no tensors, so that a report can be saved, compared and drawn
+anywhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+PHASES = ("input", "parameter", "forward", "backward", "optimizer")
+
+
+@dataclasses.dataclass(frozen=True)
+class Where:
+    """A place in a training run. Every field may be None: not known, or not applicable.
+
+    step: 0-based. phase: one of PHASES. module: dotted name, "" for code outside modules. op: ATen base name ("log").
+    file, line, text: the user's own source line. cell: "In [7]" where the line stands in a notebook.
+    samples: rows of the batch; None means all of them, or not known.
+    """
+
+    step: int | None = None
+    phase: str | None = None
+    module: str | None = None
+    module_type: str | None = None
+    op: str | None = None
+    file: str | None = None
+    line: int | None = None
+    text: str | None = None
+    cell: str | None = None
+    samples: tuple[int, ...] | None = None
+    rank: int | None = None
+
+    @property
+    def place(self) -> str:
+        """The line as a person would say it: "In [7], line 4", "train.py, line 31", or ""."""
+        if self.line is None:
+            return ""
+        name = self.cell or (pathlib.PurePath(self.file).name if self.file else "?")
+        return f"{name}, line {self.line}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Fix:
+    """What the user would write. verified: True (tried, it helped), False (tried, it did not), None (not tried).
+
+    after: the numbers seen when it was tried, or the reason why it was not.
+    """
+
+    title: str
+    code: str
+    verified: bool | None = None
+    after: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+    """One event of a chain: what happened, said in one sentence, and where."""
+
+    what: str
+    where: Where = Where()
+    evidence: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One named cause. code: "chapter/what-is-wrong"; title: one sentence a person would say."""
+
+    code: str
+    title: str
+    where: Where = Where()
+    evidence: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    fixes: tuple[Fix, ...] = ()
+    chain: tuple[Link, ...] = ()
+
+    @property
+    def chapter(self) -> str:
+        return self.code.split("/")[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class RuledOut:
+    """A cause that was looked for and is not there, with the number that says so."""
+
+    what: str
+    because: str
+
+
+@dataclasses.dataclass
+class Report:
+    """The answer to one question. Iterating over it gives its findings.
+
+    question: the call that was made, as a person would write it ("nan_trace(step)"). subject: which model and optimizer
+    were taken, and from where. facts: numbers for the figures (plain, JSON-able). saver: what `save_repro` calls, set
+    by chapters that can reproduce the fault alone; it may hold tensors, which go when the report goes.
+    """
+
+    question: str
+    findings: tuple[Finding, ...] = ()
+    ruled_out: tuple[RuledOut, ...] = ()
+    unchecked: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    subject: str = ""
+    facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    saver: Any = dataclasses.field(default=None, repr=False, compare=False)
+
+    @property
+    def ok(self) -> bool:
+        """True when nothing was found."""
+        return not self.findings
+
+    def __iter__(self) -> Iterator[Finding]:
+        return iter(self.findings)
+
+    def __len__(self) -> int:
+        return len(self.findings)
+
+    def __bool__(self) -> bool:
+        """A report is always true: `if report:` must not depend on `__len__`. Ask `report.ok`."""
+        return True
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dicts, lists, numbers and strings, fit for `json.dumps`."""
+        plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "saver"}
+        return {"ok": self.ok, **json.loads(json.dumps(plain, default=_plain))}
+
+    def save(self, path: str | pathlib.Path) -> pathlib.Path:
+        """Write the report to `path`: `.html`, `.json` or `.txt`. Raises ValueError for any other ending."""
+        path = pathlib.Path(path)
+        writers = {
+            ".html": lambda: self._view("html", "page"),
+            ".txt": lambda: str(self),
+            ".json": lambda: json.dumps(_strict(self.to_dict()), indent=1, allow_nan=False),
+        }
+        if path.suffix not in writers:
+            raise ValueError(f"save takes a path ending in {', '.join(writers)}; got {path.name!r}")
+        path.write_text(writers[path.suffix](), encoding="utf-8")
+        return path
+
+    def save_repro(self, folder: str | pathlib.Path) -> pathlib.Path:
+        """Write a script and a safetensors file that fail at the same op without the model. Returns the script's path.
+
+        Raises ValueError when this report has nothing to reproduce.
+        """
+        if self.saver is None:
+            raise ValueError(
+                "This report holds nothing to reproduce: "
+                + ("it has no finding." if self.ok else "the failing op's operands were not kept.")
+            )
+        return self.saver(pathlib.Path(folder), self)
+
+    def show(self) -> None:
+        """Display the report in a running notebook; elsewhere print it as text to stderr."""
+        self._view("show", "show")
+
+    def figure(self) -> Any:
+        """A matplotlib Figure of the evidence. Raises ValueError when the report has nothing to draw."""
+        return self._view("plots.figure", "draw")
+
+    def frame(self, title: str | None = None) -> Any:
+        """A table of the report as a pandas DataFrame, whole and with raw numbers (sizes in bytes): the one with this
+        title, else the first. Raises ValueError when there is none."""
+        return self._view("wording", "frame", title)
+
+    def _view(self, module: str, function: str, *more: Any) -> Any:
+        import importlib  # views are drawn on demand: asking a question must not import matplotlib
+
+        return getattr(importlib.import_module(f"nbdebug.views.{module}"), function)(self, *more)
+
+    def __str__(self) -> str:
+        return self._view("text", "render")
+
+    __repr__ = __str__
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return {"text/plain": str(self), "text/html": self._view("html", "render")}
+
+
+def _plain(value: Any) -> Any:
+    """What json asks for things that it does not know."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return dict(value)
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
+    if isinstance(value, (set, frozenset)):
+        return sorted(value)
+    return str(value)
+
+
+def _strict(value: Any) -> Any:
+    """Plain data with NaN and the infinities, which JSON lacks, as the strings "nan", "inf" and "-inf"."""
+    if isinstance(value, dict):
+        return {key: _strict(inside) for key, inside in value.items()}
+    if isinstance(value, list):
+        return [_strict(inside) for inside in value]
+    return value if not isinstance(value, float) or math.isfinite(value) else str(value)

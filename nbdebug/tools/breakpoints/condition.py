@@ -1,0 +1,200 @@
+"""When to stop: an expression, or a function of what is at hand.
+
+Both see `inp`, `out`, `grad`, `module`, `name` and `step`. An expression also sees the locals of the layer's forward,
+and the variables of whoever set the stop. Which of them it asks for decides when it is asked: what the input alone
+can answer is asked before the forward runs, all else when it returns.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import inspect
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
+
+
+class BreakpointHook:
+    """A deepcopy or a pickle of the model has one that does nothing, and is loaded without nbdebug."""
+
+    def __init__(self, call: Callable[..., None]):
+        self.call = call
+
+    def __call__(self, *given: Any) -> None:
+        __tracebackhide__ = True
+        if not torch.compiler.is_compiling():  # a compiler that reads this finds nothing to do
+            self.call(*given)
+
+    def __deepcopy__(self, memo: dict) -> Any:
+        return contextlib.nullcontext().__exit__
+
+    def __reduce__(self) -> Any:
+        return getattr, (contextlib.nullcontext(), "__exit__")
+
+
+def unreal(*values: Any) -> bool:
+    """Whether a step is only thought through, on tensors without numbers."""
+    return any(isinstance(value, FakeTensor) for value in values) or any(
+        isinstance(mode, FakeTensorMode) for mode in _get_current_dispatch_mode_stack()
+    )
+
+
+@contextlib.contextmanager
+def aside() -> Iterator[None]:
+    """Look at tensors without a graph, and without dispatch modes that take every op for the model's."""
+    modes = _disable_current_modes() if _get_current_dispatch_mode_stack() else contextlib.nullcontext()
+    with torch.no_grad(), modes:
+        yield
+
+
+def one(values: Any) -> Any:
+    """A tuple with one entry that is not None as that entry; all else as it is."""
+    if type(values) is not tuple:
+        return values
+    there = [value for value in values if value is not None]
+    return there[0] if len(there) == 1 else values
+
+
+NAMES = ("inp", "out", "grad", "module", "name", "step")
+_EARLY = frozenset({"inp", "module", "name", "step"})
+
+
+class _ThreadState(threading.local):
+    asking = False
+
+
+_here = _ThreadState()
+
+
+def asking() -> bool:
+    """Whether this thread asks a condition: should that call the model, it is no step."""
+    return _here.asking
+
+
+class Condition:
+    """`when` as `stop_at` takes it. caller: the frame whose variables an expression sees; its local ones are taken as
+    they are now, its global ones as they are when it is asked.
+
+    Raises ValueError for what can't be a condition, SyntaxError for an expression that is none."""
+
+    def __init__(
+        self,
+        when: str | Callable[..., Any] | None,
+        phase: str,
+        caller: FrameType | None,
+        variables: dict[str, Any] | None = None,
+    ):
+        self.when, self.told = when, False
+        self._globals: Mapping[str, Any] = variables if variables is not None else caller.f_globals if caller else {}
+        self._locals: dict[str, Any] = {}
+        self._code: CodeType | None = None
+        if isinstance(when, str):
+            self._code = _compiled(when)
+            self.wanted = _names_in(self._code)
+            if caller is not None and caller.f_locals is not caller.f_globals:
+                self._locals = {name: caller.f_locals[name] for name in self.wanted if name in caller.f_locals}
+        else:
+            self.wanted = frozenset() if when is None else _asked_by(when, phase)
+        if phase == "forward" and "grad" in self.wanted:
+            raise ValueError(
+                f'`grad` is there with phase="backward" only; in a forward, when sees inp, out, module, '
+                f"name and step; got {self}"
+            )
+        self._late = any(not self._known_before(name) for name in self.wanted)
+
+    def __str__(self) -> str:
+        if isinstance(self.when, str):
+            return repr(self.when)
+        return "always" if self.when is None else f"the function {getattr(self.when, '__name__', 'given')}"
+
+    def late(self, code: CodeType | None) -> bool:
+        """Whether it needs what a forward makes. code: the forward's own, whose locals go before other variables."""
+        if self._late or code is None or self._code is None:
+            return self._late
+        local = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
+        return any(name in local and name not in NAMES for name in self.wanted)
+
+    def _known_before(self, name: str) -> bool:
+        return name in _EARLY or (
+            name not in NAMES
+            and self._code is not None
+            and (name in self._locals or name in self._globals or hasattr(builtins, name))
+        )
+
+    def holds(self, given: Mapping[str, Any], frame: FrameType | None = None) -> bool:
+        """Whether to stop. What fails to evaluate is said once, and stops nothing."""
+        if self.when is None:
+            return True
+        _here.asking = True
+        try:
+            with aside():
+                return bool(self._answer(given, frame))
+        except Exception as wrong:  # the user's own expression may raise anything
+            self._tell(wrong, given)
+            return False
+        finally:
+            _here.asking = False
+
+    def _answer(self, given: Mapping[str, Any], frame: FrameType | None) -> Any:
+        if self._code is None:
+            assert callable(self.when)
+            return self.when(**{name: given.get(name) for name in self.wanted})
+        of_forward = frame.f_locals if frame is not None and frame.f_locals is not frame.f_globals else {}
+        seen: dict[str, Any] = {}
+        for name in self.wanted:  # one flat namespace: a comprehension in an expression sees no other
+            for names in (given, of_forward, self._locals, self._globals):
+                if name in names:
+                    seen[name] = names[name]
+                    break
+        return eval(self._code, {"__builtins__": builtins, **seen})
+
+    def _tell(self, wrong: Exception, given: Mapping[str, Any]) -> None:
+        """stderr, and no warning: a filter that turns warnings into errors would end the training."""
+        if self.told:
+            return
+        self.told = True
+        print(
+            f"nbdebug: the condition {self} of a stop could not be evaluated at `{given.get('name', '')}` (step "
+            f"{given.get('step')}): {type(wrong).__name__}: {wrong}. Where that is so it does not stop, and training "
+            "goes on. This is said once.",
+            file=sys.stderr,
+        )
+
+
+def _compiled(text: str) -> CodeType:
+    try:
+        return compile(text.strip(), "<when>", "eval")
+    except (SyntaxError, ValueError) as wrong:  # ValueError: a null byte
+        said = wrong.msg if isinstance(wrong, SyntaxError) else wrong
+        raise SyntaxError(
+            f"when is a Python expression, such as 'not out.isfinite().all()'; got {text!r}: {said}"
+        ) from None
+
+
+def _names_in(code: CodeType) -> frozenset[str]:
+    """Every name that the code asks the namespace for, functions in it included. Some are attributes: no harm."""
+    inner = [part for part in code.co_consts if isinstance(part, CodeType)]
+    return frozenset(code.co_names).union(*map(_names_in, inner))
+
+
+def _asked_by(when: Any, phase: str) -> frozenset[str]:
+    if not callable(when):
+        raise ValueError(f"when is an expression or a function of {', '.join(NAMES)}; got {when!r}")
+    parameters = inspect.signature(when).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return frozenset(NAMES) - ({"grad"} if phase == "forward" else set())
+    asked = [p.name for p in parameters if p.kind is not p.VAR_POSITIONAL and (p.name in NAMES or p.default is p.empty)]
+    unknown = [name for name in asked if name not in NAMES]
+    if unknown:
+        raise ValueError(
+            f"A function given as when is called with those of {', '.join(NAMES)} that it has parameters "
+            f"for; got one that asks for {', '.join(map(repr, unknown))}"
+        )
+    return frozenset(asked)

@@ -1,0 +1,218 @@
+"""A layer's forward is reached: before it, at its first line, at its return, or after it."""
+
+from __future__ import annotations
+
+import dataclasses
+import dis
+import sys
+import threading
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch import nn
+
+from nbdebug.tools.breakpoints.condition import BreakpointHook, one, unreal
+from nbdebug.tools.breakpoints.debuggers import way
+from nbdebug.tools.breakpoints.stop import calling, own_code
+
+
+@dataclasses.dataclass(eq=False)
+class FrameTrap:
+    """A call of a layer, whose forward is to come. by: who waits for it. code: the forward's; None where it has none to
+    stop in. caller: the frame that makes the call. entered(frame) is told when the forward begins; returned(frame,
+    out) when it returns; raised(frame) when an exception leaves it, with the frame None where there was none. sure:
+    the condition has been asked. frame: the forward's own, once it has been seen."""
+
+    by: Any
+    code: CodeType | None
+    owner: Any
+    caller: FrameType
+    entered: Callable[[FrameType], None] | None = None
+    returned: Callable[[FrameType, Any], None] | None = None
+    raised: Callable[[FrameType | None], None] | None = None
+    sure: bool = False
+    frame: FrameType | None = None
+
+
+class _FrameThread(threading.local):
+    def __init__(self) -> None:
+        self.calls: list[FrameTrap] = []
+
+
+_here = _FrameThread()
+
+
+def await_frame(call: FrameTrap) -> bool:
+    """Wait for it from now on; False where another profiler has the place."""
+    if sys.getprofile() not in (None, _heard):
+        return False
+    if sys.getprofile() is None:
+        _here.calls.clear()  # whatever waits there was cut off together with its profile function
+        sys.setprofile(_heard)
+    _here.calls.append(call)
+    return True
+
+
+def over(caller: FrameType, by: Any) -> FrameTrap | None:
+    """The call that this frame makes has returned: what was awaited of it, which now is not any more."""
+    call = next((call for call in reversed(_here.calls) if call.caller is caller and call.by is by), None)
+    if call is not None:
+        _drop(call)
+    return call
+
+
+def _drop(call: FrameTrap) -> None:
+    place = _here.calls.index(call)  # those above it are calls inside it, or wait for the same one
+    _here.calls[place:] = [other for other in _here.calls[place + 1 :] if other.caller is call.caller]
+    if not _here.calls and sys.getprofile() is _heard:
+        sys.setprofile(None)
+
+
+def _heard(frame: FrameType, event: str, argument: Any) -> None:
+    if event not in ("call", "return"):
+        return
+    if not _here.calls:
+        sys.setprofile(None)
+        return
+    caller = _here.calls[-1].caller
+    try:
+        for call in [call for call in _here.calls if call.caller is caller]:
+            if event == "return":
+                _ended(call, frame, argument)
+            elif call.frame is None and frame.f_code is call.code and _belongs(frame, call.owner):
+                _began(call, frame)
+    except BaseException:  # it goes on to the user's code, and Python takes the profile function away
+        _here.calls.clear()
+        raise
+
+
+def _ended(call: FrameTrap, frame: FrameType, argument: Any) -> None:
+    if frame is call.caller:  # and it was not `over` before: an exception
+        _drop(call)
+        _raised(call)
+    elif frame is call.frame:
+        if _raising(frame, argument):
+            _raised(call)
+        elif call.returned is not None:
+            call.returned(frame, argument)
+
+
+def _raised(call: FrameTrap) -> None:
+    told, call.raised = call.raised, None
+    if told is not None:
+        told(call.frame)
+
+
+def _began(call: FrameTrap, frame: FrameType) -> None:
+    call.frame = frame
+    if call.entered is not None:
+        _drop(call)
+        call.entered(frame)
+
+
+def _belongs(frame: FrameType, owner: Any) -> bool:
+    """Another layer of the same type may be called first, by a forward pre-hook of the user's, say. A function that was
+    put in the place of a forward takes no layer."""
+    code = frame.f_code
+    first = frame.f_locals.get(code.co_varnames[0], owner) if code.co_argcount else owner
+    return first is owner or not isinstance(first, type(owner))
+
+
+def _raising(frame: FrameType, argument: Any) -> bool:
+    """An exception that leaves a frame looks like a return of None, but for the instruction that it stands at."""
+    if argument is not None:
+        return False
+    return not dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")
+
+
+class Forwards:
+    """The hooks on forwards of a stop."""
+
+    def __init__(self, stop: Any):
+        self.stop = stop
+        self._taken = False  # the only hit has come, and is on its way to its record
+        self._told_once = False
+
+    def attach(self, name: str, module: nn.Module) -> list[Any]:
+        def before(module: nn.Module, args: tuple, kwargs: dict) -> None:
+            self.stop.border(self._before, name, module, args, kwargs, sys._getframe(2))
+
+        def after(module: nn.Module, args: tuple, kwargs: dict, out: Any) -> None:
+            self.stop.border(self._after, name, module, args, kwargs, out, sys._getframe(2))
+
+        return [
+            module.register_forward_pre_hook(BreakpointHook(before), with_kwargs=True),
+            module.register_forward_hook(BreakpointHook(after), with_kwargs=True),
+        ]
+
+    def _listens(self, args: tuple, kwargs: dict) -> bool:
+        """Not to what a checkpoint computes again: this forward has been."""
+        return self.stop.listens() and torch._C._current_autograd_node() is None and not unreal(*args, *kwargs.values())
+
+    def _given(self, name: str, module: nn.Module, args: tuple, kwargs: dict, *out: Any) -> dict[str, Any]:
+        made = {"out": one(out[0])} if out else {}
+        return {"inp": one((*args, *kwargs.values())), **made, "module": module, "name": name, "step": self.stop.step}
+
+    def _before(self, name: str, module: nn.Module, args: tuple, kwargs: dict, caller: FrameType) -> None:
+        if self._taken or not self._listens(args, kwargs):
+            return
+        given, code = self._given(name, module, args, kwargs), own_code(module)
+        sure = not self.stop.condition.late(code)
+        if sure and not self.stop.holds(given):
+            return
+        recorded = sure and way() == "record"  # nobody looks on: what comes out is worth the wait
+        if sure and code is None and not recorded:
+            self._stop("before", given, calling(caller))
+        elif code is not None or recorded:
+            self._taken = recorded and self.stop.once
+            awaited = FrameTrap(self, code, module, caller, sure=sure, **self._told(given, sure, recorded, caller))
+            if not await_frame(awaited):
+                self._told_of_profiler(code)
+                if sure:
+                    self._stop("before", given, calling(caller))
+
+    def _told(self, given: dict[str, Any], sure: bool, recorded: bool, caller: FrameType) -> dict[str, Any]:
+        """What is to be done when the frame of the forward begins, returns, or is left by an exception."""
+        border = self.stop.border
+
+        def entered(frame: FrameType) -> None:
+            border(self._stop, "first line", given, frame)
+
+        def returned(frame: FrameType, out: Any) -> None:
+            border(self._out, "return", {**given, "out": one(out)}, sure, frame)
+
+        def raised(frame: FrameType | None) -> None:
+            border(self._stop, "raised", given, frame or calling(caller))
+
+        if sure and not recorded:
+            return {"entered": entered}
+        return {"returned": returned, "raised": raised} if recorded else {"returned": returned}
+
+    def _told_of_profiler(self, code: CodeType | None) -> None:
+        if code is not None and not self._told_once:
+            self._told_once = True
+            print(
+                f"nbdebug: another profiler is on, so {self.stop.question} stops at the line that calls the layer, "
+                "not inside its forward, and a condition sees no locals of that. This is said once.",
+                file=sys.stderr,
+            )
+
+    def _out(self, moment: str, given: dict[str, Any], sure: bool, frame: FrameType | None) -> None:
+        own = frame if moment == "return" else None
+        if self.stop.listens() and (sure or self.stop.holds(given, own)):
+            self._stop(moment, given, frame)
+
+    def _stop(self, moment: str, given: dict[str, Any], frame: FrameType | None) -> None:
+        self.stop.stop(given["name"], moment, given["step"], given, frame)
+
+    def _after(self, name: str, module: nn.Module, args: tuple, kwargs: dict, out: Any, caller: FrameType) -> None:
+        """What has had a frame of its own has been seen to there; all else is here."""
+        call = over(caller, self)
+        if call is not None and call.frame is not None or not self._listens(args, kwargs):
+            return
+        if call is None and not self.stop.condition.late(own_code(module)):  # seen to before the forward
+            return
+        given = self._given(name, module, args, kwargs, out)
+        self._out("after", given, call is not None and call.sure, calling(caller))

@@ -1,0 +1,348 @@
+"""What the user's functions say that are not running any more: their syntax, with names resolved as far as they lie.
+
+A fault of the autograd graph shows in `backward()`, when the frames of the forward are gone. Their source is not. A
+`Code` is a function (or a cell, or a file) with what is known of its variables: those of its frame where one is left,
+its closure, its globals, and what the caller wrote for its parameters. From there a call is followed into the function
+or the module's `forward` that it means. Nothing is run: names are looked up as they lie.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import linecache
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from nbdebug.observe.frames import Frame
+from nbdebug.observe.locations import USER, Site, cell_name, kind_of, source_text
+from nbdebug.observe.variables import cell_filled
+from nbdebug.report import Where
+from nbdebug.tools.errors.values import UNKNOWN, expression, value_of
+
+
+def plain(function: Any) -> Any:
+    """The function within its wrappers, as `functools.wraps` and bound methods keep it."""
+    for _ in range(20):
+        if type(function) is types.MethodType or type(function) in (staticmethod, classmethod):
+            function = function.__func__
+        elif type(function) is types.FunctionType and "__wrapped__" in function.__dict__:
+            function = function.__dict__["__wrapped__"]
+        else:
+            break
+    return function
+
+
+def method(thing: Any, name: str) -> Any:
+    """A function of an object's class, or UNKNOWN."""
+    return next((vars(kind)[name] for kind in type(thing).__mro__ if name in vars(kind)), UNKNOWN)
+
+
+def is_module(thing: Any) -> bool:
+    return issubclass(type(thing), torch.nn.Module)
+
+
+_LIES = torch.nn.Module.__dict__["__dict__"]
+"""Gives a module's own attributes, past whatever its class makes of `__dict__` or `__getattr__`."""
+
+
+def children(module: Any) -> dict[str, Any]:
+    """The modules directly within one, by their names there."""
+    return {name: child for name, child in (_LIES.__get__(module).get("_modules") or {}).items() if child is not None}
+
+
+def modules(model: Any) -> Iterator[Any]:
+    """A module and all within it, each once, read from where they lie."""
+    todo, seen = [model], set()
+    while todo:
+        one = todo.pop(0)
+        if id(one) not in seen:
+            seen.add(id(one))
+            yield one
+            todo += children(one).values()
+
+
+def package(thing: Any) -> str:
+    """The module in which an object's class was made."""
+    return str(type.__getattribute__(type(thing), "__module__"))
+
+
+def parameters(module: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """(dotted name, parameter) of a module, read from where they lie: a `parameters` of the user's is not asked."""
+    for name, found in (_LIES.__get__(module).get("_parameters") or {}).items():
+        if found is not None:
+            yield path + name, found
+    for name, child in children(module).items() if depth < 50 else ():
+        yield from parameters(child, f"{path}{name}.", depth + 1)
+
+
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+SCOPES = (*FUNCTIONS, ast.ClassDef)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Source:
+    """A file's or a cell's syntax tree. parents: of each node, by its id; bound: the statements that give a function's
+    variables their values, by the function's id, as they are asked for."""
+
+    file: str
+    tree: ast.Module
+    parents: Mapping[int, ast.AST]
+    bound: dict[int, dict[str, list[Any]]] = dataclasses.field(default_factory=dict)
+
+    def around(self, node: ast.AST) -> Iterator[ast.AST]:
+        """What stands around a node, from within, within its own function."""
+        at = self.parents.get(id(node))
+        while at is not None:
+            yield at
+            if isinstance(at, SCOPES):
+                return
+            at = self.parents.get(id(at))
+
+    def outer(self, node: ast.AST) -> ast.AST | None:
+        """The function around a function; the file where there is none."""
+        at = self.parents.get(id(node))
+        while at is not None and not isinstance(at, (*FUNCTIONS, ast.Module)):
+            at = self.parents.get(id(at))
+        return at
+
+
+def source(file: str) -> Source | None:
+    """None where the source is not at hand, or is none of Python's."""
+    return _parsed(file, tuple(linecache.getlines(file)))
+
+
+@functools.lru_cache(maxsize=64)
+def _parsed(file: str, lines: tuple[str, ...]) -> Source | None:
+    try:
+        tree = ast.parse("".join(lines))
+    except (SyntaxError, ValueError):
+        return None
+    parents = {id(child): node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+    return Source(file, tree, parents)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FunctionSource:
+    """A function, or a cell. frame: what is known of its variables; live: it is a frame of the traceback, which stands
+    at `line`; given: for a parameter, what the caller wrote and the caller, where its value is not known."""
+
+    source: Source
+    node: Any
+    frame: Frame
+    live: bool = False
+    given: Mapping[str, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """As a sentence names it: the function's name, "" for a cell or a file."""
+        return getattr(self.node, "name", "lambda") if isinstance(self.node, FUNCTIONS) else ""
+
+    @property
+    def line(self) -> int:
+        """The line at which a running function stands; for others the end."""
+        return self.frame.site.line if self.live else getattr(self.node, "end_lineno", None) or 10**9
+
+    def where(self, node: ast.AST) -> Where:
+        site = Site(self.source.file, node.lineno, self.name)  # type: ignore[attr-defined]
+        return Where(file=site.file, line=site.line, text=source_text(site), cell=cell_name(site.file))
+
+    def statements(self) -> Iterator[Any]:
+        """Its statements in the order of the source, without those of functions within it."""
+        todo = list(reversed(self.node.body)) if isinstance(getattr(self.node, "body", None), list) else []
+        while todo:
+            node = todo.pop()
+            yield node
+            if not isinstance(node, SCOPES):
+                for part in ("finalbody", "orelse", "handlers", "cases", "body"):
+                    todo += [n for n in reversed(getattr(node, part, None) or []) if isinstance(n, ast.AST)]
+
+    def returned(self) -> list[tuple[Any, Any]]:
+        """(expression, statement) of what it gives back."""
+        if isinstance(self.node, ast.Lambda):
+            return [(self.node.body, self.node.body)]
+        return [(s.value, s) for s in self.statements() if isinstance(s, ast.Return) and s.value is not None]
+
+
+def of_frame(frame: Frame) -> FunctionSource | None:
+    """The function of a frame of the traceback, with the frame's variables."""
+    read = source(frame.site.file)
+    if read is None:
+        return None
+    if frame.site.function == "<module>":
+        return FunctionSource(read, read.tree, frame, live=True)
+    around = [
+        n
+        for n in ast.walk(read.tree)
+        if isinstance(n, FUNCTIONS) and _first(n) <= frame.site.line <= (n.end_lineno or 0)
+    ]
+    named = [n for n in around if getattr(n, "name", "<lambda>") == frame.site.function]
+    if not named and frame.site.function in ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>"):
+        named = around
+    node: Any = min(named, key=lambda n: (n.end_lineno or 0) - _first(n), default=None)
+    return FunctionSource(read, node, frame, live=True) if node is not None else None
+
+
+def failing(code: FunctionSource) -> Any:
+    """What ran in a function of the traceback: the smallest expression, else the statement; None where not known."""
+    found = expression(code.frame)
+    if found is None:
+        return None
+    alike = [n for n in ast.walk(code.source.tree) if type(n) is type(found)]
+    return next((n for n in alike if _span(n) == _span(found)), None)
+
+
+def _span(node: Any) -> tuple[Any, ...]:
+    return node.lineno, node.end_lineno, node.col_offset, node.end_col_offset
+
+
+def _first(node: Any) -> int:
+    """The line at which Python says that a function begins: that of its first decorator."""
+    return min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
+
+
+def of_function(
+    function: Any,
+    names: Mapping[str, Any] = types.MappingProxyType({}),
+    given: Mapping[str, tuple[Any, Any]] = types.MappingProxyType({}),
+) -> FunctionSource | None:
+    """A function of the user's, without its decorators. names: what is known of its parameters."""
+    function = plain(function)
+    if type(function) is not types.FunctionType or kind_of(function.__code__) != USER:
+        return None
+    code = function.__code__
+    read = source(code.co_filename)
+    node = (
+        None
+        if read is None
+        else next(
+            (
+                n
+                for n in ast.walk(read.tree)
+                if isinstance(n, FUNCTIONS)
+                and _first(n) == code.co_firstlineno
+                and getattr(n, "name", "<lambda>") == code.co_name
+            ),
+            None,
+        )
+    )
+    if read is None or node is None:
+        return None
+    closure = {
+        name: cell.cell_contents
+        for name, cell in zip(code.co_freevars, function.__closure__ or ())
+        if cell_filled(cell)
+    }
+    around = function.__globals__
+    if any(name in around for name in code.co_varnames):  # a variable of its own hides the file's
+        around = {name: thing for name, thing in around.items() if name not in code.co_varnames}
+    frame = Frame(closure | dict(names), Site(code.co_filename, code.co_firstlineno, code.co_name), True, None, around)
+    return FunctionSource(read, node, frame, given=given)
+
+
+def value(node: Any, code: Any) -> Any:
+    """The value of an expression, as far as it is known: as it lies, else as the caller or an assignment has it."""
+    for _ in range(10):
+        found = value_of(node, code.frame)
+        if found is not UNKNOWN or not isinstance(node, ast.Name):
+            return _through(node, code) if found is UNKNOWN else found
+        if node.id in code.given:
+            node, code = code.given[node.id]
+            if not isinstance(node, ast.AST):
+                return UNKNOWN
+            continue
+        assigned = [
+            s
+            for s in assignments(code, node.id, code.line)
+            if isinstance(s, ast.Assign) and isinstance(s.targets[0], ast.Name)
+        ]
+        if not assigned or any(n.id == node.id for n in ast.walk(assigned[-1].value) if isinstance(n, ast.Name)):
+            return UNKNOWN
+        node = assigned[-1].value
+    return UNKNOWN
+
+
+def _through(node: Any, code: Any) -> Any:
+    """An attribute or an item of what only the caller or an assignment knows."""
+    if not isinstance(node, (ast.Attribute, ast.Subscript)):
+        return UNKNOWN
+    thing = value(node.value, code)
+    if thing is UNKNOWN:
+        return UNKNOWN
+    frame = dataclasses.replace(code.frame, names={"it": thing})
+    name = ast.Name("it", ast.Load())
+    again = (
+        ast.Attribute(name, node.attr, ast.Load())
+        if isinstance(node, ast.Attribute)
+        else ast.Subscript(name, node.slice, ast.Load())
+    )
+    return value_of(again, frame)
+
+
+def targets(statement: Any) -> list[Any]:
+    """What a statement assigns to: names, attributes, items, each for itself."""
+    if isinstance(statement, ast.Assign):
+        whole = list(statement.targets)
+    elif isinstance(statement, (ast.AugAssign, ast.AnnAssign, ast.For, ast.AsyncFor)):
+        whole = [statement.target]
+    elif isinstance(statement, (ast.With, ast.AsyncWith)):
+        whole = [item.optional_vars for item in statement.items if item.optional_vars is not None]
+    else:
+        whole = [n.target for n in heads(statement) if isinstance(n, ast.NamedExpr)]
+    found = []
+    while whole:
+        one = whole.pop(0)
+        if isinstance(one, (ast.Tuple, ast.List)):
+            whole += one.elts
+        else:
+            found.append(one.value if isinstance(one, ast.Starred) else one)
+    return found
+
+
+def heads(statement: Any) -> Iterator[ast.AST]:
+    """The expressions of a statement itself, without the statements within it."""
+    for field, inner in ast.iter_fields(statement):
+        if field in ("body", "orelse", "finalbody", "handlers", "cases", "decorator_list"):
+            continue
+        for one in inner if isinstance(inner, list) else [inner]:
+            if isinstance(one, ast.AST):
+                yield from ast.walk(one)
+
+
+def assignments(code: FunctionSource, name: str, before: int | tuple[int, int]) -> list[Any]:
+    """The statements that give a variable its value, those that end before a line, or before a (line, column); those
+    after it (of a loop) if there are none and it is no parameter."""
+    at = before if isinstance(before, tuple) else (before, 0)
+    known = code.source.bound.get(id(code.node))
+    if known is None:
+        known = code.source.bound.setdefault(id(code.node), {})
+        for statement in code.statements():
+            for target in {t.id for t in targets(statement) if isinstance(t, ast.Name)}:
+                known.setdefault(target, []).append(statement)
+    found = known.get(name, [])
+    return [s for s in found if ends(s) <= at] or ([] if name in code.given else found)
+
+
+def ends(statement: Any) -> tuple[int, int]:
+    """Where a statement has given its value: a loop or a `with` at its head."""
+    if hasattr(statement, "body"):
+        return statement.lineno, statement.col_offset
+    return statement.end_lineno, statement.end_col_offset
+
+
+def loops(code: FunctionSource, node: ast.AST) -> list[Any]:
+    """The loops around a node, innermost first."""
+    return [n for n in code.source.around(node) if isinstance(n, (ast.For, ast.AsyncFor, ast.While))]
+
+
+def calls(node: ast.AST) -> Iterator[ast.Call]:
+    return (part for part in ast.walk(node) if isinstance(part, ast.Call))
+
+
+def last(node: Any) -> str:
+    """The last name of an expression: `nn.functional.one_hot` → "one_hot"."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

@@ -1,0 +1,201 @@
+"""An exception with the frames of its traceback, still alive: where the looks find the user's variables.
+
+A scene holds the user's own objects, so it lives as long as one `explain` and no longer. Nothing in it runs code of the
+user's: attributes are read from where they lie (`observe.named.attributes`), never through a property, `__getattr__`,
+`__repr__`, `__len__` or `__eq__`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from nbdebug.observe.frames import Frame, Owners, frames, phase, running_module
+from nbdebug.observe.tensors import base_name
+from nbdebug.observe.variables import own
+from nbdebug.report import Link, Where
+from nbdebug.tools.errors.exceptions import RemoteException, read
+from nbdebug.tools.errors.exceptions import trail as whole
+from nbdebug.tools.errors.facts import Raised, TensorFact
+from nbdebug.tools.errors.values import members, message_of, of_tensor, shape_of
+
+READ_AT_MOST = 10_000_000
+"""Elements of a tensor whose least and largest value are read: some milliseconds. Larger ones keep to their shape."""
+LOADER = re.compile(r"[\\/]torch[\\/]utils[\\/]data[\\/]")
+ENDS = (50, 150)
+"""Outermost and innermost frames of a traceback that are looked at."""
+MOST = 40
+"""Tensors told of one error."""
+
+
+@dataclasses.dataclass
+class ErrorContext:
+    """error: the exception looked at; trail: its frames, outermost first; names: the variables of the notebook or of
+    the caller; owners: models and optimizers met in either; led_to: the exceptions that followed, nearest first.
+
+    carried: what it says of an exception that was raised elsewhere, in a loader's worker or while compiling: `message`
+    and `type` are then of that one, and the last frames of the trail are known by file and line alone.
+    """
+
+    error: BaseException
+    trail: list[Frame]
+    names: Mapping[str, Any]
+    owners: Owners
+    led_to: tuple[BaseException, ...] = ()
+    carried: RemoteException | None = None
+
+    @classmethod
+    def of(cls, error: BaseException, names: Mapping[str, Any], led_to: tuple[BaseException, ...] = ()) -> ErrorContext:
+        trail = _shortened([*_outside(error, led_to), *frames(error)])
+        elsewhere = read(type(error).__name__, message_of(error))
+        if elsewhere is not None:
+            trail = whole(elsewhere, trail)
+        return cls(error, trail, names, Owners.met(names, trail), led_to, elsewhere)
+
+    @property
+    def message(self) -> str:
+        return self.carried.message if self.carried else message_of(self.error)
+
+    @property
+    def type(self) -> str:
+        """The name of the exception's class."""
+        return self.carried.type if self.carried else type(self.error).__name__
+
+    @property
+    def users(self) -> list[Frame]:
+        """The frames of the user's own code, innermost first."""
+        return [frame for frame in reversed(self.trail) if frame.users]
+
+    def path(self, module: Any) -> str | None:
+        """The dotted name of a module within its model ("encoder.layers.3"), "" for the model itself."""
+        return self.owners.modules.get(id(module))
+
+    def variables(self) -> Iterator[tuple[str, Any, Frame | None]]:
+        """(name, value, frame) of the user's variables, innermost frame first, then the notebook's own; an object's
+        attributes follow as `self.x`."""
+        for frame in self.users:
+            for name, value in frame.names.items():
+                yield name, value, frame
+            if "self" in frame.names:
+                for name, value in members(frame.names["self"]).items():
+                    yield f"self.{name}", value, frame
+        for name, value in own(self.names).items():
+            yield name, value, None
+
+    def raised(self) -> Raised:
+        """The plain part of it."""
+        at = self.users[0].where if self.users else Where()
+        module, kind = running_module(self.trail, self.owners)
+        where = dataclasses.replace(at, phase=_phase(self.trail), module=module, module_type=kind)
+        reached = tuple(Link(f"in {_called(frame)}", frame.where) for frame in self.trail if frame.users)
+        return Raised(
+            self.type,
+            self.message,
+            where,
+            reached,
+            tuple(f"{type(e).__name__}: {message_of(e)}" for e in self.led_to),
+            self.tensors(),
+        )
+
+    def tensors(self) -> tuple[TensorFact, ...]:
+        """The tensors among the user's variables, each once, innermost first."""
+        seen: dict[int, TensorFact] = {}
+        for name, value, _ in self.variables():
+            if is_tensor(value) and id(value) not in seen and len(seen) < MOST:
+                seen[id(value)] = fact(name, value)
+        return tuple(seen.values())
+
+
+def _phase(trail: list[Frame]) -> str:
+    """As `phase` says it; "input" where a loader was fetching samples and no model ran inside of that."""
+    fetching = [i for i, frame in enumerate(trail) if LOADER.search(frame.site.file)]
+    inside = fetching and not any(frame.module is not None for frame in trail[fetching[-1] :])
+    return "input" if inside else phase(trail)
+
+
+def _called(frame: Frame) -> str:
+    """A function as a person would call it."""
+    name = frame.site.function
+    if name == "<module>":
+        return "the cell" if frame.where.cell else "the program"
+    return {"<lambda>": "a lambda", "<genexpr>": "a generator expression"}.get(name, f"`{name}`")
+
+
+def _shortened(trail: list[Frame]) -> list[Frame]:
+    """Without the middle of an endless recursion."""
+    return trail if len(trail) <= sum(ENDS) else [*trail[: ENDS[0]], *trail[-ENDS[1] :]]
+
+
+def _outside(error: BaseException, led_to: tuple[BaseException, ...]) -> list[Frame]:
+    """The frames around the one that caught an exception: its own traceback begins there, that of the exception which
+    followed leads to it."""
+    found: list[Frame] = []
+    inner = error
+    for after in led_to:
+        start = inner.__traceback__.tb_frame if inner.__traceback__ is not None else None
+        at = after.__traceback__
+        while at is not None and at.tb_frame is not start:
+            at = at.tb_next
+        if at is None or start is None:  # caught in another thread, or in a task
+            break
+        found = [*frames(after, start), *found]
+        inner = after
+    return found
+
+
+def is_tensor(value: Any) -> bool:
+    return issubclass(type(value), torch.Tensor)
+
+
+def fact(name: str, value: torch.Tensor, *, read: bool = False) -> TensorFact:
+    """The facts of one tensor. read: its least and largest value as well (waits for a device, which may refuse)."""
+    grad_fn = of_tensor(value, "grad_fn")
+    made = base_name(grad_fn.name().removesuffix("0").removesuffix("Backward").lower()) if grad_fn is not None else None
+    kind = "parameter" if issubclass(type(value), torch.nn.Parameter) else "tensor"
+    low, high, bad = _range(value) if read else (None, None, None)
+    return TensorFact(
+        name,
+        shape_of(value) or (),
+        str(of_tensor(value, "dtype")).removeprefix("torch."),
+        str(of_tensor(value, "device")),
+        kind,
+        of_tensor(value, "requires_grad"),
+        made,
+        low,
+        high,
+        bad,
+    )
+
+
+def _range(value: torch.Tensor) -> tuple[float | None, float | None, int | None]:
+    try:
+        if not _readable(value):
+            return None, None, None
+        with torch.no_grad():
+            flat = value.detach()
+            if not flat.dtype.is_floating_point:
+                return float(flat.min()), float(flat.max()), 0
+            good = flat[flat.isfinite()]
+            bad = flat.numel() - good.numel()
+            return (float(good.min()), float(good.max()), bad) if good.numel() else (None, None, bad)
+    except Exception:  # a device that has failed, a layout without min: then it is not told
+        return None, None, None
+
+
+def _readable(value: torch.Tensor) -> bool:
+    """Whether its values are there to be read: not a user's own kind of tensor, not freed (FSDP, `resize_(0)`), and not
+    on a card that is still at work, which may have been hung up."""
+    if type(value) not in (torch.Tensor, torch.nn.Parameter):
+        return False
+    if value.layout is not torch.strided or not 0 < value.numel() <= READ_AT_MOST or value.device.type == "meta":
+        return False
+    if value.is_complex() or torch._C._functorch.is_functorch_wrapped_tensor(value):
+        return False
+    reach = value.storage_offset() + sum((side - 1) * step for side, step in zip(value.shape, value.stride())) + 1
+    if reach * value.element_size() > value.untyped_storage().nbytes():
+        return False
+    return not value.is_cuda or torch.cuda.current_stream(value.device).query()

@@ -1,0 +1,126 @@
+"""What an exception and the frames of its traceback show, as plain numbers and names.
+
+    Raised      the exception: type, message, the user's line, the module that ran, the tensors of the frames
+    <Kind>      what one kind of error needs beyond that (a look fills it in, a rule reads it); each has `raised`
+
+No value of the user's other than tensor facts stands here: a string, a token or a password in a local variable can't
+reach a report.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from nbdebug.report import Link, Where
+
+NOWHERE = Where()
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorFact:
+    """A tensor (or NumPy array) of a frame. name: as the user would write it ("batch['image']", "self.table").
+
+    device: "cpu", "cuda:0", "meta", "numpy". low, high: the least and largest finite value, None where not read.
+    nonfinite: how many entries are NaN or infinite, None where not read. made_by: the op of its grad_fn ("relu").
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    device: str
+    kind: str = "tensor"
+    requires_grad: bool = False
+    made_by: str | None = None
+    low: float | None = None
+    high: float | None = None
+    nonfinite: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {list(self.shape)} on {self.device}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Raised:
+    """One exception. where: the user's innermost line, with the module whose method ran and the phase. reached: the
+    user's lines that led there, outermost first. led_to: exceptions that followed it (`raise … from`, a group), the
+    first of them nearest. tensors: of the user's frames, innermost first."""
+
+    type: str
+    message: str
+    where: Where = NOWHERE
+    reached: tuple[Link, ...] = ()
+    led_to: tuple[str, ...] = ()
+    tensors: tuple[TensorFact, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class ArgumentFact:
+    """A tensor that an op was given. role: its name in torch's function ("input", "target"), "" of an operand of the
+    user's line. owner: the module whose weight it is. known: the tensor's name is one that the user can write."""
+
+    fact: TensorFact
+    role: str = ""
+    owner: str | None = None
+    known: bool = True
+
+    @property
+    def name(self) -> str:
+        return self.fact.name
+
+    @property
+    def told(self) -> str:
+        """The name in a sentence: `x`, or "what `net.2` is given"."""
+        return f"`{self.name}`" if self.known else self.name
+
+
+@dataclasses.dataclass(frozen=True)
+class ValueOrigin:
+    """The binding in which a tensor got what is wrong with it. name: what was bound; code: the text of its value; call:
+    the last name of what made it ("from_numpy"), "" where no call did; way: from there to the failing line. stated: the
+    dtype or device that the call asks for by itself ("torch.uint8")."""
+
+    name: str
+    code: str
+    call: str
+    where: Where = NOWHERE
+    way: tuple[Link, ...] = ()
+    stated: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class TriedFix:
+    """code: what was tried, as the user would write it. worked: None where it could not be tried."""
+
+    code: str
+    worked: bool | None = None
+    after: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def as_code(path: str) -> str:
+    """A module's dotted name as Python: "net.stages.3.1" → "net.stages[3][1]"."""
+    return re.sub(r"\.(\d+)(?=\.|\[|$)", r"[\1]", path)
+
+
+def is_plain(name: str) -> bool:
+    """Whether a value can be assigned to it: `x`, `self.table`, `batch["image"]`; not to `encode(x)`."""
+    return re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*|\[[^\[\]()]+\])*", name) is not None
+
+
+def bracketed(expression: str) -> str:
+    """An expression to which a method can be applied: `(a > b)`, but `encode(x)` as it is."""
+    outside = re.sub(r"\([^()]*\)|\[[^\[\]]*\]", "", re.sub(r"\([^()]*\)", "", expression))
+    return f"({expression})" if re.search(r"\s|^[-~]", outside) else expression
+
+
+def assigned(name: str, value: str) -> str:
+    """A line that binds a value anew: `x = …`, `self.x = …`; of another thing's attribute, which may not be settable,
+    under its own name: `label = batch.label - 1`."""
+    if re.fullmatch(r"\w+|self(\.\w+)+", name) or name.endswith("]") and is_plain(name):
+        return f"{name} = {value}"
+    if is_plain(name):
+        last = name.rpartition(".")[2]
+        return f"{last} = {value}   # and give this line {last}"
+    return value

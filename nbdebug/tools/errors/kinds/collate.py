@@ -1,0 +1,504 @@
+"""A batch that could not be put together: its samples lie in the frame of the loader's fetcher.
+
+In a loader's worker they are gone: then the message, the number of the batch and the order of the sampler say what can
+be said, and the data set's own lists are looked into.
+"""
+
+from __future__ import annotations
+
+import ast
+import collections
+import dataclasses
+import inspect
+import math
+import re
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import BatchSampler, SequentialSampler
+
+from nbdebug.observe.frames import Frame
+from nbdebug.observe.locations import source_text
+from nbdebug.observe.variables import attributes
+from nbdebug.tools.errors.context import ErrorContext
+from nbdebug.tools.errors.kinds.workers import iterator_of, loader_of
+from nbdebug.tools.errors.rules.dataloader import CollateMismatch
+from nbdebug.tools.errors.values import shape_of
+
+Path = tuple[Any, ...]
+SAMPLE_ENTRIES = 2000
+DEEPEST = 6
+NUMBERS = (bool, int, float, complex)
+DICTS = (dict, collections.OrderedDict, collections.defaultdict)
+
+
+class Field(NamedTuple):
+    """A part of a path: the field of a named tuple."""
+
+    place: int
+    name: str
+
+
+@dataclasses.dataclass(frozen=True)
+class SampleEntry:
+    """kind: "tensor", "array", "number", "list", "dict", "None", or the name of a class; shape: of a tensor or an
+    array, (length,) of a list; keys: of a dict."""
+
+    kind: str
+    shape: tuple[int, ...] | None = None
+    dtype: str = ""
+    keys: tuple[Any, ...] = ()
+    value: Any = dataclasses.field(default=None, compare=False, repr=False)
+
+    def __str__(self) -> str:
+        if self.kind in ("tensor", "array"):
+            return f"{self.dtype} {list(self.shape or ())}" + (" (NumPy)" if self.kind == "array" else "")
+        if self.kind == "list" and self.shape:
+            return f"a list of {self.shape[0]}"
+        return {
+            "number": "a number",
+            "dict": "a dict",
+            "None": "None",
+            "str": "a string",
+            "Image": "a PIL `Image`",
+            "sparse tensor": "a sparse tensor",
+        }.get(self.kind, f"a `{self.kind}`")
+
+    @property
+    def sort(self) -> str:
+        """What may stand beside each other in a batch: a tensor and an array may."""
+        return "tensor" if self.kind == "array" else self.kind
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """what: as CollateMismatch.what. positions: of the odd samples. odd, usual: their entry and the others'."""
+
+    what: str
+    path: Path
+    positions: tuple[int, ...]
+    odd: SampleEntry | None
+    usual: SampleEntry | None
+    lacking: tuple[Any, ...] = ()
+
+
+def flat(sample: Any, path: Path = ()) -> Iterator[tuple[Path, SampleEntry]]:
+    """(path, entry) of a sample and all that lies in it, the outer before the inner."""
+    kind, dtype = type(sample), ""
+    if (shape := shape_of(sample)) is not None:
+        yield path, SampleEntry("tensor", shape, str(sample.dtype).removeprefix("torch."), value=sample)
+    elif kind.__module__ == "numpy" and kind.__name__ == "ndarray":
+        dtype = str(sample.dtype)
+        yield path, SampleEntry("array", tuple(sample.shape), dtype, value=sample)
+    elif kind in NUMBERS or kind.__module__ == "numpy" and hasattr(kind, "dtype"):
+        yield path, SampleEntry("number")
+    elif sample is None or kind in (str, bytes):
+        yield path, SampleEntry("None" if sample is None else kind.__name__)
+    elif kind in DICTS:
+        keys = tuple(key for key in dict.keys(sample) if type(key) in (str, int))
+        yield path, SampleEntry("dict", None, "", keys, sample)
+        for key in keys[:SAMPLE_ENTRIES] if len(path) < DEEPEST else ():
+            yield from flat(dict.__getitem__(sample, key), (*path, key))
+    elif issubclass(kind, (list, tuple)):
+        inside = list.__iter__(sample) if issubclass(kind, list) else tuple.__iter__(sample)
+        values = list(inside)
+        yield path, SampleEntry("list", (len(values),), value=sample)
+        names = fields_of(kind)
+        for i, value in enumerate(values[:SAMPLE_ENTRIES] if len(path) < DEEPEST else ()):
+            yield from flat(value, (*path, Field(i, names[i]) if i < len(names) else i))
+    else:
+        yield path, SampleEntry(kind.__name__, value=sample)
+
+
+def fields_of(kind: type) -> tuple[str, ...]:
+    """The fields of a named tuple; () of another class."""
+    found = next((vars(one)["_fields"] for one in kind.__mro__ if "_fields" in vars(one)), ())
+    return found if issubclass(kind, tuple) and type(found) is tuple and all(type(n) is str for n in found) else ()
+
+
+def differences(samples: Sequence[Any]) -> list[Difference]:
+    """Every entry at which the samples can't be put together, in the order in which they are met."""
+    entries: list[dict[Path, SampleEntry]] = [dict(flat(sample)) for sample in samples]
+    found: list[Difference] = []
+    for path in dict.fromkeys(path for one in entries for path in one):
+        if any(path[: len(other.path)] == other.path for other in found):
+            continue  # below an entry that differs already
+        difference = _at(path, [one.get(path) for one in entries])
+        found += [difference] if difference is not None else []
+    return found
+
+
+def _at(path: Path, there: list[SampleEntry | None]) -> Difference | None:
+    known = [entry for entry in there if entry is not None]
+    if not known or len(known) < len(there):
+        return None  # its parent differs, in keys or length, and is told
+    sorts = collections.Counter(entry.sort for entry in known)
+    usual = known[0] if len(sorts) == len(known) else next(e for e in known if e.sort == sorts.most_common(1)[0][0])
+    if len(sorts) > 1:
+        others = [i for i, entry in enumerate(known) if entry.sort != usual.sort]
+        what = "none" if all(known[i].kind == "None" for i in others) else "type"
+        return Difference(what, path, tuple(others), known[others[0]], usual)
+    if usual.kind == "dict":
+        lacks = {i: tuple(key for key in known[0].keys if key not in entry.keys) for i, entry in enumerate(known)}
+        short = [i for i, missing in lacks.items() if missing]
+        return Difference("keys", path, tuple(short), known[short[0]], known[0], lacks[short[0]]) if short else None
+    shapes = collections.Counter(entry.shape for entry in known)
+    if len(shapes) < 2 or usual.kind not in ("tensor", "array", "list"):
+        return None
+    most = shapes.most_common(1)[0][0]
+    odd = [i for i, entry in enumerate(known) if entry.shape != most]
+    return Difference(
+        "shape" if usual.sort == "tensor" else "length",
+        path,
+        tuple(odd),
+        known[odd[0]],
+        next(entry for entry in known if entry.shape == most),
+    )
+
+
+def unsupported(samples: Sequence[Any], wanted: str = "") -> Difference | None:
+    """The first entry of a class that can't be put together: an image, an object array, None in every sample."""
+    for path, entry in flat(samples[0]) if samples else ():
+        if entry.kind == "tensor" and entry.value.layout is not torch.strided:
+            entry = dataclasses.replace(entry, kind="sparse tensor")
+        if entry.kind in ("tensor", "number", "list", "dict", "str", "bytes"):
+            continue
+        if entry.kind == "array" and not (entry.dtype == "object" or "U" in entry.dtype[:2]):
+            continue
+        return Difference(
+            "none" if entry.kind == "None" else "unsupported", path, tuple(range(len(samples))), entry, None
+        )
+    return None
+
+
+COLLATE = re.compile(r"[\\/]utils[\\/]data[\\/]_utils[\\/]collate\.py$")
+FETCH = re.compile(r"[\\/]utils[\\/]data[\\/]_utils[\\/]fetch\.py$")
+STACKED = re.compile(
+    r"Unable to create tensor|"
+    r"stack expects each tensor to be equal size|each element in list of batch should be of equal "
+    r"size|Trying to resize storage that is not resizable|must have same number of dimensions|"
+    r"all input arrays must have the same shape|expected Tensor as element|"
+    r"inhomogeneous (shape|part)|expected sequence of length|could not determine the shape of object"
+)
+ENTRIES = re.compile(r"got \[([\d, ]*)\] at entry 0 and \[([\d, ]*)\] at entry (\d+)")
+CLASS = re.compile(r"found <class '([\w.]+)'>|found (object|<U\d+|\w+)\s*$")
+ELEMENT = re.compile(r"expected Tensor as element (\d+) in argument 0, but got (\w+)")
+ASKED = re.compile(r"'(\w+)' object (?:has no attribute|is not (?:iterable|subscriptable))")
+SPARSE = re.compile(r"Batches of sparse tensors are not")
+NAMED = {"NoneType": "None", "str": "a string", "int": "a number", "float": "a number", "Image": "a PIL `Image`"}
+SMALL = 4_000_000
+"""Elements of all samples together with which a fix is tried: some milliseconds."""
+
+
+def look(scene: ErrorContext) -> CollateMismatch | None:
+    fetch = _last(scene, FETCH)
+    collating = [frame for frame in scene.trail if COLLATE.search(frame.site.file)]
+    own = _own_collate(scene)
+    if not collating and not (own and (STACKED.search(scene.message) or scene.type in ("KeyError", "TypeError"))):
+        return None
+    samples = _samples(fetch, collating)
+    if samples is None:
+        return _from_message(scene, own) if collating or STACKED.search(scene.message) else None
+    found = _difference(scene, samples, collating)
+    if found is None or not collating and not STACKED.search(scene.message) and found.what not in ("keys", "none"):
+        return None  # the collate function fails by itself
+    facts = _told(scene, found, samples)
+    indices = _indices(fetch, len(samples))
+    return dataclasses.replace(facts, own=own, indices=tuple(indices[i] for i in found.positions if i < len(indices)))
+
+
+def _last(scene: ErrorContext, file: re.Pattern[str]) -> Frame | None:
+    return next((frame for frame in reversed(scene.trail) if file.search(frame.site.file)), None)
+
+
+def _own_collate(scene: ErrorContext) -> str:
+    """The collate function that the fetcher called, where it is not torch's."""
+    for fetch, called in zip(scene.trail, scene.trail[1:]):
+        if FETCH.search(fetch.site.file) and "collate_fn(" in (source_text(fetch.site) or ""):
+            if COLLATE.search(called.site.file):
+                return ""
+            mine = called.names.get("self")
+            return called.site.function if called.site.function != "__call__" else type(mine).__name__
+    return ""
+
+
+def _samples(fetch: Frame | None, collating: Sequence[Frame]) -> Sequence[Any] | None:
+    """The samples of the batch, as the fetcher has them, or as `default_collate` was given them."""
+    data: Any = fetch.names.get("data") if fetch is not None else None
+    if data is None and collating:
+        data = collating[0].names.get("batch")
+    return data if type(data) in (list, tuple) and len(data) > 0 else None
+
+
+def _difference(scene: ErrorContext, samples: Sequence[Any], collating: Sequence[Frame]) -> Difference | None:
+    """The difference at the entry that was being put together, else the first one."""
+    if SPARSE.search(scene.message):
+        return unsupported(samples)
+    met = differences(samples)
+    path = _path_of(collating[-1].names.get("batch"), samples) if collating else None
+    if path is not None:
+        met = [d for d in met if d.path[: len(path)] == path or path[: len(d.path)] == d.path] or met
+    if met:
+        return met[0]
+    return unsupported(samples) if collating and CLASS.search(scene.message) else None
+
+
+def _path_of(batch: Any, samples: Sequence[Any]) -> Path | None:
+    """Where the values lie in their samples that `default_collate` was at."""
+    first = batch[0] if type(batch) in (list, tuple) and batch else None
+    if first is None:
+        return None
+    return next((path for path, entry in flat(samples[0]) if entry.value is first), None)
+
+
+def _indices(fetch: Frame | None, count: int) -> list[int]:
+    given: Any = fetch.names.get("possibly_batched_index") if fetch is not None else None
+    dataset = attributes(fetch.names.get("self")).get("dataset") if fetch is not None else None
+    if (
+        type(given) not in (list, tuple)
+        or len(given) != count
+        or issubclass(type(dataset), torch.utils.data.IterableDataset)
+    ):
+        return []
+    return [i for i in given if type(i) is int]
+
+
+def _told(scene: ErrorContext, found: Difference, samples: Sequence[Any]) -> CollateMismatch:
+    loader, dataset, batch = loader_of(scene)
+    odd, usual = found.odd, found.usual
+    return CollateMismatch(
+        scene.raised(),
+        found.what,
+        _written(found.path),
+        _name(found.path),
+        str(odd or ""),
+        str(usual or ""),
+        odd.shape if odd else None,
+        usual.shape if usual else None,
+        found.positions,
+        batch=batch,
+        rows=len(samples),
+        lacking=tuple(map(str, found.lacking)),
+        dataset=dataset,
+        loader=loader,
+        tried=_tried(found, samples),
+        sample=_sort(found.path),
+    )
+
+
+def _written(path: Path) -> str:
+    return "".join(f".{part.name}" if isinstance(part, Field) else f"[{part!r}]" for part in path)
+
+
+def _sort(path: Path) -> str:
+    """How a sample holds the entry, where it holds it itself."""
+    if len(path) != 1:
+        return "nested" if path else ""
+    return "named tuple" if isinstance(path[0], Field) else "dict" if type(path[0]) is str else "tuple"
+
+
+def _name(path: Path) -> str:
+    last = path[-1] if path else ""
+    return last.name if isinstance(last, Field) else str(last)
+
+
+# -- in a worker ------------------------------------------------------------------------------------------------------
+
+
+def _from_message(scene: ErrorContext, own: str) -> CollateMismatch | None:
+    """What a worker's message says, with the order in which its parent asked for the samples."""
+    loader, dataset, batch = loader_of(scene)
+    worker = scene.carried.where if scene.carried else ""
+    sizes, kind, element = (pattern.search(scene.message) for pattern in (ENTRIES, CLASS, ELEMENT))
+    facts = CollateMismatch(
+        scene.raised(),
+        "shape",
+        batch=batch,
+        dataset=dataset,
+        loader=loader,
+        own=own,
+        worker=worker,
+        entries=_entries(scene),
+    )
+    asked = _asked_for(scene, batch)
+    if kind is not None and "default_collate" in scene.message:
+        found = (kind[1] or kind[2]).rpartition(".")[2]
+        return dataclasses.replace(
+            facts, what="none" if found == "NoneType" else "unsupported", odd=NAMED.get(found, f"a `{found}`")
+        )
+    if element is not None:
+        place, odd = int(element[1]), NAMED.get(element[2], f"a `{element[2]}`")
+        return dataclasses.replace(
+            facts,
+            what="none" if odd == "None" else "type",
+            odd=odd,
+            usual="" if odd == "None" else "a tensor",
+            positions=(place,),
+            indices=tuple(asked[place : place + 1]),
+        )
+    if (lacks := ASKED.search(scene.message)) is not None:
+        return dataclasses.replace(
+            facts, what="none" if lacks[1] == "NoneType" else "unsupported", odd=NAMED.get(lacks[1], f"a `{lacks[1]}`")
+        )
+    if sizes is not None:
+        return _sized(facts, scene, sizes, asked)
+    what = (
+        "keys"
+        if scene.type == "KeyError"
+        else "length"
+        if "each element" in scene.message
+        else ("shape" if STACKED.search(scene.message) else "type")
+    )
+    return dataclasses.replace(facts, what=what, lacking=(scene.message.strip("'"),) if what == "keys" else ())
+
+
+def _sized(facts: CollateMismatch, scene: ErrorContext, said: re.Match[str], asked: Sequence[int]) -> CollateMismatch:
+    shapes = [tuple(int(n) for n in re.findall(r"\d+", text)) for text in said.groups()[:2]]
+    held_at, position = _held_at(scene, asked, int(said[3]), shapes[0], shapes[1])
+    unknown = position is None
+    position = int(said[3]) if position is None else position
+    usual, odd = shapes if position else shapes[::-1]
+    tried = _tried_on([torch.zeros(shape) for shape in shapes]) if sum(map(math.prod, shapes)) <= SMALL else None
+    told = dataclasses.replace(
+        facts,
+        odd=str(list(odd)),
+        usual=str(list(usual)),
+        odd_shape=odd,
+        usual_shape=usual,
+        held_at=held_at,
+        rows=len(asked) or None,
+        tried=tried,
+    )
+    if unknown:  # of two samples neither is the odd one
+        return dataclasses.replace(told, positions=(0, position), indices=tuple(asked[:2]))
+    return dataclasses.replace(told, positions=(position,), indices=tuple(asked[position : position + 1]))
+
+
+def _asked_for(scene: ErrorContext, batch: int | None) -> Sequence[int]:
+    """The data set's indices of a batch, where the sampler goes through it in order."""
+    sampler = attributes(iterator_of(scene)).get("_index_sampler") if iterator_of(scene) is not None else None
+    held = attributes(sampler) if type(sampler) is BatchSampler else {}
+    size = held.get("batch_size")
+    if type(held.get("sampler")) is not SequentialSampler or type(size) is not int or batch is None:
+        return ()
+    return range(batch * size, (batch + 1) * size)
+
+
+def _held_at(
+    scene: ErrorContext, asked: Sequence[int], position: int, first: tuple[int, ...], other: tuple[int, ...]
+) -> tuple[str, int | None]:
+    """("images[5]", 0 where it is the first that is odd) from a list of tensors, or of their sizes, that the data set
+    keeps, or from a batch before it; None where nothing tells which of the first two is odd."""
+    iterator = iterator_of(scene)
+    dataset = attributes(iterator).get("_dataset") if iterator is not None else None
+    for name, value in attributes(dataset).items() if dataset is not None and position < len(asked) else ():
+        if (
+            type(value) is list
+            and len(value) > asked[position]
+            and shape_of(value[asked[position]]) == other
+            and shape_of(value[asked[0]]) == first
+        ):
+            shapes = [shape_of(item) for item in value[:200]]
+            odd = 0 if shapes.count(first) < shapes.count(other) else position
+            return f"{name}[{asked[odd]}]", odd
+    if position > 1:
+        return "", position  # those between are like the first
+    for name, value in attributes(dataset).items() if dataset is not None and position < len(asked) else ():
+        if type(value) is list and len(value) > asked[position] and all(type(item) is int for item in value):
+            mine, its = value.count(value[asked[0]]), value.count(value[asked[position]])
+            if mine != its and (value[asked[0]], value[asked[position]]) in list(zip(first, other)):
+                odd = 0 if mine < its else position
+                return f"{name}[{asked[odd]}]", odd
+    return "", _unlike_batches(scene, position, first, other)
+
+
+def _unlike_batches(scene: ErrorContext, position: int, first: tuple[int, ...], other: tuple[int, ...]) -> int | None:
+    """Which is odd, by the batch before that a variable still has."""
+    given = [
+        entry.shape
+        for _, value, frame in scene.variables()
+        if frame is not None
+        for _, entry in flat(value)
+        if entry.kind == "tensor"
+    ]
+    met = {shape[1:] for shape in given if shape}
+    return None if (first in met) == (other in met) else 0 if other in met else position
+
+
+def _entries(scene: ErrorContext) -> tuple[str, ...]:
+    """The keys that the data set's `__getitem__` gives its samples, as its source says them."""
+    iterator = iterator_of(scene)
+    dataset = attributes(iterator).get("_dataset") if iterator is not None else None
+    method = next((vars(kind)["__getitem__"] for kind in type(dataset).__mro__ if "__getitem__" in vars(kind)), None)
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(method))) if inspect.isfunction(method) else None
+    except (OSError, SyntaxError, TypeError):  # no source at hand
+        return ()
+    returned = [node.value for node in ast.walk(tree) if isinstance(node, ast.Return)] if tree is not None else []
+    return tuple(
+        key.value
+        for value in returned
+        if isinstance(value, ast.Dict)
+        for key in value.keys
+        if isinstance(key, ast.Constant) and isinstance(key.value, str)
+    )
+
+
+# -- a fix, tried on the very samples --------------------------------------------------------------------------------
+
+
+def _tried(found: Difference, samples: Sequence[Any]) -> Mapping[str, Any] | None:
+    """Put the entry together after resizing or padding, on detached copies; None where that is not tried."""
+    values = [_value(sample, found.path) for sample in samples]
+    if found.what != "shape" or any(
+        type(value) is not torch.Tensor or value.is_meta or value.layout is not torch.strided for value in values
+    ):
+        return None
+    if sum(value.numel() for value in values) > SMALL or len({value.dim() for value in values}) > 1:
+        return None
+    with torch.no_grad():
+        plain, size = [value.detach() for value in values], found.usual.shape if found.usual else ()
+        if values[0].dim() >= 3 and size and all(value.shape[:-2] == size[:-2] for value in values):
+            whole = torch.stack(
+                [
+                    torch.nn.functional.interpolate(value[None].float(), size=size[-2:])[0]
+                    for value in plain
+                    if value.dim() == 3
+                ]
+            )
+            return {"the batch then has": str(list(whole.shape))} if len(whole) == len(values) else None
+        return _tried_padded(plain)
+
+
+def _tried_on(values: list[torch.Tensor]) -> Mapping[str, Any] | None:
+    """The same on tensors of the two shapes that a worker's message tells."""
+    if (
+        len({value.dim() for value in values}) > 1
+        or values[0].dim() >= 3
+        and values[0].shape[:-2] == (values[1].shape[:-2])
+    ):
+        return None
+    with torch.no_grad():
+        found = _tried_padded(values)
+    return {"two such, padded": found["the batch then has"]} if found else None
+
+
+def _tried_padded(values: list[torch.Tensor]) -> dict[str, Any] | None:
+    """Along the one axis that differs, as the fix does it."""
+    axes = [axis for axis in range(values[0].dim()) if len({value.shape[axis] for value in values}) > 1]
+    if axes == [0]:
+        whole = torch.nn.utils.rnn.pad_sequence(values, batch_first=True)
+    elif len(axes) == 1:
+        behind, longest = (0, 0) * (values[0].dim() - 1 - axes[0]), max(value.shape[axes[0]] for value in values)
+        whole = torch.stack(
+            [torch.nn.functional.pad(value, (*behind, 0, longest - value.shape[axes[0]])) for value in values]
+        )
+    else:
+        return None
+    return {"the batch then has": str(list(whole.shape))}
+
+
+def _value(sample: Any, path: Path) -> Any:
+    return next((entry.value for at, entry in flat(sample) if at == path), None)

@@ -1,0 +1,441 @@
+"""No card, a driver that is too old, a torch without CUDA or without kernels for this card."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import dataclasses
+import os
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+
+from nbdebug.observe.frames import Frame
+from nbdebug.observe.variables import attributes
+from nbdebug.tools.errors.context import ErrorContext, fact, is_tensor
+from nbdebug.tools.errors.facts import ArgumentFact, TriedFix
+from nbdebug.tools.errors.kinds.indices import IGNORED, beyond
+from nbdebug.tools.errors.operands import (
+    OperandNames,
+    asked,
+    failing_module,
+    is_a,
+    parts,
+    raised,
+    raised_by_user,
+    within,
+)
+from nbdebug.tools.errors.origin import cells, where_of
+from nbdebug.tools.errors.rules.cuda import AssertFacts, CardFacts, CudaCard, CudnnFacts, Layout, Use
+from nbdebug.tools.errors.rules.indices import IndexFacts
+from nbdebug.tools.errors.sandbox import SMALL, rerun
+from nbdebug.tools.errors.syntax import bound, called, entries, functions, nodes, spine, tree_of
+from nbdebug.tools.errors.values import UNKNOWN, expression, value_of
+
+WORDED: tuple[tuple[str, str], ...] = (
+    ("load", r"Attempting to deserialize object on (?:a CUDA device|CUDA device)"),
+    (
+        "not built",
+        r"Torch not compiled with CUDA enabled|PyTorch is not linked with support for cuda|"
+        r"no CUDA-capable build|not compiled with CUDA support",
+    ),
+    ("no driver", r"Found no NVIDIA driver"),
+    ("old driver", r"driver (?:on your system )?is too old|driver version is insufficient"),
+    ("no kernel", r"no kernel image is available|is not compatible with the current PyTorch installation"),
+    ("not there", r"invalid device ordinal|device(?:=\d+)?, num_gpus=|Invalid device id"),
+    ("none", r"No CUDA GPUs are available|no CUDA-capable device is detected|CUDA unknown error"),
+)
+
+
+def look(scene: ErrorContext) -> CardFacts | None:
+    """The facts of an error about the card itself; None of any other."""
+    kind = next((kind for kind, pattern in WORDED if re.search(pattern, scene.message)), None)
+    if kind is None:
+        return None
+    numbers = re.findall(r"CUDA device (\d+)", scene.message) if kind == "load" else []
+    wanted = expression(scene.users[0]) if scene.users else None
+    asked = re.findall(r"cuda:(\d+)", ast.unparse(wanted)) if wanted is not None else []
+    number = int(numbers[0]) if numbers else int(asked[0]) if asked else None
+    text = ast.unparse(wanted) if isinstance(wanted, ast.expr) else ""
+    text = text if len(text) <= 60 else f"{called(wanted)}(…)" if isinstance(wanted, ast.Call) else ""
+    return CardFacts(scene.raised(), kind, card(), text, number, "CUDA_VISIBLE_DEVICES" in os.environ)
+
+
+def card() -> CudaCard:
+    """What this torch is built for, and the first card, where one answers."""
+    plain = CudaCard(torch.__version__, torch.version.cuda or "")
+    try:
+        if not torch.cuda.is_available():
+            return plain
+        count = torch.cuda.device_count()
+        major, minor = torch.cuda.get_device_capability(0)
+        known = CudaCard(
+            plain.torch,
+            plain.built,
+            True,
+            count,
+            torch.cuda.get_device_name(0),
+            f"sm_{major}{minor}",
+            tuple(torch.cuda.get_arch_list()),
+        )
+    except Exception:  # a driver that answers no more: what this torch is still counts
+        return plain
+    try:
+        free, total = torch.cuda.mem_get_info()
+    except Exception:  # after a failed kernel the card says nothing
+        return known
+    return CudaCard(known.torch, known.built, True, count, known.name, known.capability, known.kernels, free, total)
+
+
+LOSSES = ("cross_entropy", "nll_loss", "multi_margin_loss")
+LOSS_MODULES = (nn.CrossEntropyLoss, nn.NLLLoss, nn.MultiMarginLoss)
+LABELS = frozenset({"y", "label", "labels", "target", "targets", "classes", "gt", "mask", "masks"})
+NUMBERS = 1_000_000
+"""Entries of a list of numbers that are read."""
+
+
+class Sources:
+    """copies: the whole numbers on the host, as (how it is written, tensor) by the name that the sources give them:
+    variables, items of batches, what the data sets hold ("loader[1]": the second entry of what a loader gives)."""
+
+    def __init__(self, scene: ErrorContext):
+        self.scene = scene
+        self.copies: dict[str, tuple[str, torch.Tensor]] = {}
+        for name, shown, value in _copies(scene):
+            self.copies.setdefault(name, (shown, value))  # the innermost frame's goes before the notebook's
+        files = list(dict.fromkeys(frame.site.file for frame in scene.users))
+        files += [other for file in files[:1] for other in cells(file) if other not in files]
+        self.trees = {file: tree for file in files if (tree := tree_of(file)) is not None}
+        self.classes = {
+            (path or name).rpartition(".")[2]: type(part).__name__
+            for name, model in scene.owners.models.items()
+            for path, part in parts(model)
+        }
+        models, asked = scene.owners.models, {ast.unparse(node.func) for _, node in self._calls()}
+        self.models = [model for name, model in models.items() if name in asked] or list(models.values())
+
+    def uses(self) -> list[Use]:
+        found = [*self._embeddings(), *self._losses()]
+        return [self._checked(use) for use in {(u.kind, u.what, u.argument): u for u in found}.values()]
+
+    def _calls(self) -> Iterator[tuple[str, ast.Call]]:
+        for file, tree in self.trees.items():
+            for node in nodes(tree):
+                if isinstance(node, ast.Call):
+                    yield file, node
+
+    def _embeddings(self) -> Iterator[Use]:
+        names = OperandNames(self.scene)
+        for model in self.models:
+            for _, module in parts(model):
+                if not is_a(module, (nn.Embedding, nn.EmbeddingBag)):
+                    continue
+                path, called_at = names.module(module), False
+                last = path.rpartition(".")[2]
+                for file, node in self._calls():
+                    text = ast.unparse(node.func)
+                    if node.args and (text == path or text.startswith("self.") and text.rpartition(".")[2] == last):
+                        called_at = True
+                        yield Use(
+                            "embedding",
+                            path,
+                            attributes(module)["num_embeddings"],
+                            ast.unparse(node.args[0]),
+                            where_of(file, node),
+                        )
+                if not called_at:
+                    yield Use("embedding", path, attributes(module)["num_embeddings"], "")
+
+    def _losses(self) -> Iterator[Use]:
+        for file, node in self._calls():
+            frame = next((f for f in self.scene.users if f.site.file == file), None)
+            if len(node.args) >= 2 and (called(node) in LOSSES or self._is_loss(node, frame)):
+                size, head = self._classes(node.args[0], frame)
+                if size is not None:
+                    yield Use(
+                        "target",
+                        head or called(node),
+                        size,
+                        ast.unparse(node.args[1]),
+                        where_of(file, node),
+                        spared=self._spared(node, frame),
+                    )
+
+    def _spared(self, node: ast.Call, frame: Frame | None) -> int:
+        """The label that the loss leaves out."""
+        stated = next((k.value for k in node.keywords if k.arg == "ignore_index"), None)
+        known = value_of(stated, frame) if stated is not None and frame is not None else UNKNOWN
+        function: Any = value_of(node.func, frame) if frame is not None else UNKNOWN
+        given = attributes(function).get("ignore_index") if is_a(function, LOSS_MODULES) else known
+        return given if type(given) is int else IGNORED
+
+    def _is_loss(self, node: ast.Call, frame: Frame | None) -> bool:
+        function = value_of(node.func, frame) if frame is not None else UNKNOWN
+        if function is UNKNOWN:
+            name = ast.unparse(node.func)
+            function = next((value for other, value, _ in self.scene.variables() if other == name), UNKNOWN)
+        return is_a(function, LOSS_MODULES)
+
+    def _classes(self, scores: ast.expr, frame: Frame | None) -> tuple[int | None, str]:
+        """How many classes the scores have: by their shape, else by the last layer of the model that makes them."""
+        value = value_of(scores, frame) if frame is not None else UNKNOWN
+        known: Any = value
+        size = known.shape[1] if is_tensor(known) and known.ndim > 1 else None
+        head, last = "", None
+        for model in self.models:
+            for _, module in parts(model):
+                width = module.__dict__.get("out_features", module.__dict__.get("out_channels"))
+                if type(module).__module__.startswith("torch.nn.") and type(width) is int and size in (None, width):
+                    head, last = OperandNames(self.scene).module(module), width
+        return size if size is not None else last, head
+
+    def _checked(self, use: Use) -> Use:
+        """The use, held against the copies of its index that lie on the host."""
+        for name in self._named(use):
+            found = beyond(self.copies[name][1], 0, use.size - 1, use.spared)
+            use = dataclasses.replace(use, checked=True)
+            if found is not None:
+                return dataclasses.replace(use, copy=name, found=found)
+        return use
+
+    def _named(self, use: Use) -> list[str]:
+        """The names of the copies that a use can have been given."""
+        found = set(self._sources(use.argument))
+        mine = [name for name in self.copies if name in found]
+        words = [name for name in self.copies if _last(name) in LABELS] if use.kind == "target" else []
+        return list(dict.fromkeys([*mine, *(words if not mine else [])]))
+
+    def _sources(self, text: str) -> Iterator[str]:
+        """The names from which an index came: itself, what was bound to it, what calls gave for a parameter of the
+        same name."""
+        todo, seen = [text], set()
+        for _ in range(60):
+            if not todo:
+                return
+            name = todo.pop(0)
+            if name in seen or not name:
+                continue
+            seen.add(name)
+            yield name
+            for tree in self.trees.values():
+                todo += _before(tree, name, self.classes)
+
+
+def _before(tree: ast.Module, name: str, classes: dict[str, str]) -> list[str]:
+    """What a name was bound to, or given for as a parameter, anywhere in a file: names, and entries of data sets."""
+    found: list[str] = []
+    for scope in (tree, *functions(tree)):
+        for value, keys in bound(scope, name):
+            for entry, rest in entries(value, keys):
+                found += [
+                    _written(part, rest)
+                    for part in spine(entry)
+                    if isinstance(part, (ast.Name, ast.Attribute, ast.Subscript))
+                ]
+    return found + [
+        ast.unparse(part)
+        for given in _passed(tree, name, classes)
+        for part in spine(given)
+        if isinstance(part, (ast.Name, ast.Subscript))
+    ]
+
+
+def _passed(tree: ast.Module, name: str, classes: dict[str, str]) -> Iterator[ast.expr]:
+    """What calls in a file give for a parameter of this name: of a function by its name, of a `forward` by a module of
+    its class."""
+    homes = {id(method): kind.name for kind in nodes(tree) if isinstance(kind, ast.ClassDef) for method in kind.body}
+    calls = [node for node in nodes(tree) if isinstance(node, ast.Call)]
+    for node in nodes(tree):
+        names = [arg.arg for arg in node.args.args if arg.arg != "self"] if isinstance(node, ast.FunctionDef) else []
+        if not isinstance(node, ast.FunctionDef) or name not in names:
+            continue
+        place = names.index(name)
+        for call in calls:
+            mine = (
+                classes.get(called(call)) == homes.get(id(node), "")
+                if node.name == "forward"
+                else (called(call) == node.name)
+            )
+            if mine and place < len(call.args):
+                yield call.args[place]
+
+
+def _written(node: ast.expr, rest: tuple[Any, ...]) -> str:
+    """`loader[1]` for the second entry of what a loader gives."""
+    return ast.unparse(node) + "".join(f"[{key!r}]" for key in rest)
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2].partition("[")[0].strip("'\"")
+
+
+def _copies(scene: ErrorContext) -> Iterator[tuple[str, str, torch.Tensor]]:
+    """(name, how it is written, whole numbers on the host): variables, their entries, what data sets hold."""
+    seen: set[int] = set()
+    for name, value, _ in scene.variables():
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if _whole(value):
+            yield name, name, value
+        elif type(value) in (dict, list, tuple):
+            pairs = [*value.items()][:60] if type(value) is dict else [*enumerate(value[:60])]
+            for key, item in pairs:
+                if type(key) in (str, int) and _whole(item):
+                    yield f"{name}[{key!r}]", f"{name}[{key!r}]", item
+        elif is_a(value, (DataLoader, Dataset)):
+            yield from _held(name, value)
+
+
+def _held(name: str, value: Any) -> Iterator[tuple[str, str, torch.Tensor]]:
+    """What the data set behind a loader holds."""
+    dataset, path = value, name
+    while is_a(dataset, (DataLoader, Subset)):
+        dataset, path = attributes(dataset).get("dataset"), f"{path}.dataset"
+    if type(dataset) is TensorDataset:
+        for i, item in enumerate(attributes(dataset).get("tensors", ())):
+            if _whole(item):
+                yield f"{name}[{i}]", f"{path}.tensors[{i}]", item
+        return
+    for key, item in attributes(dataset).items() if dataset is not None else ():
+        if _whole(item):
+            yield f"{name}.{key}", f"{path}.{key}", item
+        elif type(item) is list and 0 < len(item) <= NUMBERS and all(type(number) is int for number in item):
+            yield f"{name}.{key}", f"{path}.{key}", torch.tensor(item)
+
+
+def _whole(value: Any) -> bool:
+    return (
+        type(value) is torch.Tensor
+        and value.device.type == "cpu"
+        and value.dtype in (torch.int64, torch.int32, torch.int16, torch.uint8)
+        and value.numel() > 0
+    )
+
+
+ASSERT_WORDS: tuple[tuple[str, str], ...] = (
+    ("assert", r"device-side assert|cudaErrorAssert|hipErrorAssert"),
+    ("memory access", r"illegal memory access|misaligned address|unspecified launch failure"),
+    (
+        "library",
+        r"CUBLAS_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR|NOT_INITIALIZED)|"
+        r"CUDNN_STATUS_MAPPING_ERROR",
+    ),
+)
+
+
+def detect_assert(scene: ErrorContext) -> AssertFacts | None:
+    """The ops that can have failed; None of any other error."""
+    kind = next((kind for kind, pattern in ASSERT_WORDS if re.search(pattern, scene.message)), None)
+    if kind is None or raised_by_user(scene):
+        return None
+    uses = sorted(Sources(scene).uses(), key=lambda use: (use.found is None, use.checked))
+    return AssertFacts(scene.raised(), kind, tuple(uses), os.environ.get("CUDA_LAUNCH_BLOCKING") == "1")
+
+
+def look_proven(scene: ErrorContext) -> IndexFacts | None:
+    """The one op whose index is out of range by its copy on the host; None where that is not shown."""
+    facts = detect_assert(scene)
+    proven = [use for use in facts.uses if use.found is not None] if facts is not None else []
+    if facts is None or not proven:
+        return None
+    use = proven[0]
+    copy = Sources(scene).copies.get(use.copy)
+    if copy is None:
+        return None
+    where = dataclasses.replace(
+        facts.raised.where,
+        file=use.where.file,
+        line=use.where.line,
+        text=use.where.text,
+        cell=use.where.cell,
+        module=use.what.partition(".")[2] or use.what,
+    )
+    return IndexFacts(
+        dataclasses.replace(facts.raised, where=where),
+        use.kind,
+        table=use.what,
+        size=use.size,
+        module=use.what if use.kind == "embedding" else "",
+        head=use.what if use.kind == "target" else "",
+        index=ArgumentFact(fact(*copy)),
+        beyond=use.found,
+        late=facts.raised.where,
+    )
+
+
+ENGINE = r"unable to find an engine|Unable to find a valid cuDNN algorithm|No valid execution plans built"
+STATUS = r"(CUDNN_STATUS_\w+|CUBLAS_STATUS_(?:NOT_SUPPORTED|ARCH_MISMATCH|INVALID_VALUE))"
+WORDS = re.compile(
+    rf"{STATUS}|{ENGINE}|cuDNN error|(?:input|hx|weight) is not contiguous|input must be contiguous|"
+    r"cudnn RNN backward can only be called|passed in a non-contiguous input"
+)
+
+
+def detect_cudnn(scene: ErrorContext) -> CudnnFacts | None:
+    """The facts of what the library would not do; None of any other error."""
+    message = scene.message
+    if not WORDS.search(message) or raised_by_user(scene):
+        return None
+    found = re.search(STATUS, message)
+    status = (
+        found[1]
+        if found
+        else "no engine"
+        if re.search(ENGINE, message)
+        else "not contiguous"
+        if ("contiguous" in message)
+        else "error"
+    )
+    parts = [p for p in asked(scene) if p.value.ndim and p.value.layout is torch.strided]
+    layouts = tuple(
+        Layout(
+            ArgumentFact(p.fact(), p.role, p.owner, p.known),
+            tuple(p.value.stride()),
+            p.value.is_contiguous(),
+            dense(p.value),
+            p.value.numel(),
+        )
+        for p in parts[:8]
+    )
+    module = failing_module(scene)
+    op = (
+        OperandNames(scene).module(module)
+        if module is not None
+        else next((frame.site.function for frame in within(scene)), "")
+    )
+    loose: dict[int | str, torch.Tensor] = {
+        id(p.value): p.value.detach().contiguous()
+        for p in parts
+        if not p.value.is_contiguous() and p.value.numel() < SMALL
+    }
+    return CudnnFacts(
+        raised(scene),
+        "cuBLAS" if "CUBLAS" in status else "cuDNN",
+        status,
+        op,
+        layouts,
+        card(),
+        _tried(scene, {}, True),
+        _tried(scene, loose, False) if loose else None,
+    )
+
+
+def dense(value: torch.Tensor) -> bool:
+    """Whether the elements lie without gaps or overlaps, in whatever order of the dimensions."""
+    expected = 1
+    for stride, size in sorted((s, n) for s, n in zip(value.stride(), value.shape) if n > 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _tried(scene: ErrorContext, swap: dict[int | str, torch.Tensor], other: bool) -> TriedFix | None:
+    off = (lambda: torch.backends.cudnn.flags(enabled=False)) if other else contextlib.nullcontext
+    trial = rerun(scene, swap, off)
+    return None if trial is None else TriedFix("", trial.worked, trial.after)

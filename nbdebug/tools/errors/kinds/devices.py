@@ -1,0 +1,451 @@
+"""Two devices in one op: which tensor stayed behind, and why it was not moved with the others.
+
+Where a card and the host meet, the card is home: what is on the host was forgotten, since everything starts there. How
+it was forgotten shows in where it lies: an attribute that is no buffer, a module in a plain list, a `.to` whose result
+was dropped.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import nn
+
+from nbdebug.observe.variables import MODULES_OWN, attributes
+from nbdebug.report import Link, Where
+from nbdebug.tools.errors.context import ErrorContext, is_tensor
+from nbdebug.tools.errors.facts import ArgumentFact, TriedFix, ValueOrigin, bracketed, is_plain
+from nbdebug.tools.errors.kinds.dtypes import on_two_devices
+from nbdebug.tools.errors.operands import (
+    OpArgument,
+    OperandNames,
+    asked,
+    failing_module,
+    is_a,
+    parts,
+    raised,
+    raised_by_user,
+    weights,
+)
+from nbdebug.tools.errors.origin import came, cells, where_of
+from nbdebug.tools.errors.rules.devices import DeviceFacts
+from nbdebug.tools.errors.sandbox import TrialResult, computed, rerun
+from nbdebug.tools.errors.syntax import called, nodes_of, spine
+from nbdebug.tools.errors.values import operands, value_of
+
+MAKERS = frozenset(
+    {
+        "zeros",
+        "ones",
+        "empty",
+        "full",
+        "arange",
+        "linspace",
+        "eye",
+        "rand",
+        "randn",
+        "randint",
+        "randperm",
+        "tensor",
+        "as_tensor",
+        "from_numpy",
+        "Tensor",
+        "FloatTensor",
+        "LongTensor",
+        "normal",
+        "tril_indices",
+        "triu_indices",
+        "scalar_tensor",
+    }
+)
+"""What makes a tensor on the host unless it is told a device."""
+MOVES = ("to", "cuda", "cpu")
+
+
+def reason(facts: DeviceFacts, odd: OpArgument, scene: ErrorContext) -> DeviceFacts:
+    """The same facts with `why`, and what belongs to it."""
+    names = OperandNames(scene)
+    if odd.owner is not None:
+        return _registered(facts, odd, scene, names)
+    held = _attribute(odd.value, scene, names)
+    if held is not None:
+        owner, kind, name, module = held
+        return dataclasses.replace(
+            facts,
+            why="attribute" if module else "holder",
+            owner=owner,
+            holder=kind,
+            attribute=name,
+            origin=_origin(odd, scene),
+        )
+    line = _dropped(odd.name, scene)
+    if line is not None:
+        return dataclasses.replace(facts, why="dropped", dropped=line)
+    found = _origin(odd, scene)
+    looped = found is not None and any("comes out of" in link.what for link in found.way)
+    made = found is not None and bool(found.call) and not looped and _runs(found, scene)
+    return dataclasses.replace(
+        facts,
+        why="made" if made else "batch" if looped else "variable",
+        origin=found,
+        source="" if found is None or made else _source(found, odd, scene),
+    )
+
+
+def _source(origin: ValueOrigin, odd: OpArgument, scene: ErrorContext) -> str:
+    """The one tensor on the odd device from which the first binding on the way was made."""
+    try:
+        node = ast.parse(origin.code, mode="eval").body
+    except (SyntaxError, ValueError):
+        return ""
+    found = {
+        ast.unparse(part)
+        for part in spine(node)
+        if isinstance(part, (ast.Name, ast.Attribute))
+        and is_tensor(value := value_of(part, scene.users[0]))
+        and value.device == odd.value.device
+    }
+    return found.pop() if len(found) == 1 and origin.code not in found else ""
+
+
+def _registered(facts: DeviceFacts, odd: OpArgument, scene: ErrorContext, names: OperandNames) -> DeviceFacts:
+    """A parameter or a buffer: of a model that was never moved, of a part that came later, or of a hidden module."""
+    owner = odd.owner or ""
+    root = next(
+        (model for name, model in scene.owners.models.items() if owner == name or owner.startswith(f"{name}.")), None
+    )
+    if "[" in owner:
+        place, _, _ = owner.partition("[")
+        whole, _, attribute = place.rpartition(".")
+        return dataclasses.replace(facts, why="list", owner=owner, holder=whole, attribute=attribute)
+    if root is None:
+        return dataclasses.replace(facts, why="model", owner=owner)
+    counts = Counter(str(t.device) for t in weights(root, buffers=True))
+    path, alone = names.module(root), set(counts) == {str(odd.value.device)}
+    return dataclasses.replace(
+        facts,
+        why="model" if alone else "part",
+        counts=dict(counts),
+        model=path,
+        owner=path if alone else _highest(root, odd, path) or owner,
+    )
+
+
+def _highest(root: nn.Module, odd: OpArgument, path: str) -> str | None:
+    """The largest part of the model that is wholly on the odd device and holds the tensor."""
+    for name, part in parts(root):
+        inside = weights(part, buffers=True)
+        if any(t is odd.value for t in inside) and all(t.device == odd.value.device for t in inside):
+            return f"{path}.{name}".rstrip(".")
+    return odd.owner
+
+
+def _attribute(value: Any, scene: ErrorContext, names: OperandNames) -> tuple[str, str, str, bool] | None:
+    """(path, class, attribute, whether it is a module's) of an object that holds the tensor as a plain attribute."""
+    for model in scene.owners.models.values():
+        for _, part in parts(model):
+            for name, held in attributes(part).items():
+                if held is value and name not in MODULES_OWN:
+                    return names.module(part), type(part).__name__, name, True
+    for frame in scene.users:
+        mine = frame.names.get("self")
+        for name, held in (attributes(mine) if mine is not None else {}).items():
+            if held is value:
+                return "self", type(mine).__name__, name, issubclass(type(mine), nn.Module)
+    return None
+
+
+def _dropped(name: str, scene: ErrorContext) -> Where | None:
+    """The line on which `x.to(device)` stands as a statement, so that its result goes nowhere."""
+    files = [frame.site.file for frame in scene.users]
+    for file in dict.fromkeys([*files, *(cells(files[0]) if files else [])]):
+        for node in nodes_of(file):
+            call = node.value if isinstance(node, ast.Expr) else None
+            if (
+                isinstance(call, ast.Call)
+                and isinstance(call.func, ast.Attribute)
+                and call.func.attr in MOVES
+                and (ast.unparse(call.func.value) == name)
+            ):
+                return where_of(file, call)
+    return None
+
+
+def _origin(odd: OpArgument, scene: ErrorContext) -> ValueOrigin | None:
+    """The binding in which a tensor was made on the host."""
+    device = odd.value.device
+
+    def tells(node: ast.expr) -> bool:
+        return called(node) in MAKERS and not any(k.arg == "device" for k in getattr(node, "keywords", []))
+
+    def fits(value: Any) -> bool:
+        return value.device == device if is_tensor(value) else not is_a(value, (int, float, str, torch.dtype))
+
+    way = came(odd.name, scene, tells, fits, partial=True)
+    if not way:
+        return None
+    return ValueOrigin(
+        way[0].name,
+        way[0].code,
+        called(way[0].maker) if way[0].maker is not None else "",
+        way[0].where,
+        tuple(Link(made.said, made.where) for made in way),
+    )
+
+
+def _runs(origin: ValueOrigin, scene: ErrorContext) -> bool:
+    """Whether the tensor is made in a function that was running, and not in the data or the setting up."""
+    for frame in scene.users:
+        if frame.site.file == origin.where.file and frame.site.function != "<module>":
+            for node in nodes_of(frame.site.file):
+                if (
+                    isinstance(node, ast.FunctionDef)
+                    and node.name == frame.site.function
+                    and (node.lineno <= (origin.where.line or 0) <= (node.end_lineno or 0))
+                ):
+                    return True
+    return False
+
+
+WORDED: tuple[tuple[str, str], ...] = (
+    ("numpy", r"can't convert \S+ device type tensor to numpy|'lengths' argument should be a 1D CPU"),
+    ("generator", r"device type for generator but found|Expected a .* generator device|generator device"),
+    ("no data", r"Cannot copy out of meta tensor|cannot be called on meta tensors"),
+    ("parallel", r"module must have its parameters and buffers on device"),
+    (
+        "two",
+        r"(?:to be|are|be) on the same device|at least two devices|is not on the expected device|"
+        r"to have the same device type|are not at the same device|different from other tensors on|"
+        r"to have \w+ DeviceType, but got tensor with|Expected object of device type \w+ but got device type|"
+        r"is on CPU, but expected (?:it|them) to be on GPU|should be either on cpu or on the same device|"
+        r"all input tensors must be on the same device|Expected all tensors to be on the same",
+    ),
+)
+"""How torch words it, in its versions."""
+SMALL = 2_000_000
+"""Elements that are moved to try a cure."""
+
+
+def look(scene: ErrorContext) -> DeviceFacts | None:
+    """The facts of an error about devices; None of any other."""
+    kind = next((kind for kind, pattern in WORDED if re.search(pattern, scene.message)), None)
+    if kind is None and on_two_devices(scene.message) and "should be the same" in scene.message:
+        kind = "two"
+    if kind is None or raised_by_user(scene):
+        return None
+    facts = DeviceFacts(raised(scene), kind, op=_op(scene))
+    if kind == "generator":
+        return _generator(facts, scene)
+    if kind == "parallel":
+        return _parallel(facts, scene)
+    parts = asked(scene)
+    if kind in ("numpy", "no data"):
+        return _unreadable(facts, parts, scene)
+    parts += [OpArgument(value, text) for text, value in computed(scene, {part.name for part in parts})]
+    devices = {str(part.value.device) for part in parts}
+    if len(devices) < 2:
+        parts = [*parts, *_variables(scene, parts)]
+    return _two(facts, parts, scene)
+
+
+def _op(scene: ErrorContext) -> str:
+    module = failing_module(scene)
+    return OperandNames(scene).module(module) if module is not None else ""
+
+
+def _variables(scene: ErrorContext, parts: list[OpArgument]) -> list[OpArgument]:
+    """The tensors of the innermost frame, where the failing line shows none."""
+    seen, names = {id(part.value) for part in parts}, OperandNames(scene)
+    at = scene.users[0] if scene.users else None
+    return [
+        dataclasses.replace(names.asked(value, ""), name=name, known=True)
+        for name, value, frame in scene.variables()
+        if frame is at and is_tensor(value) and id(value) not in seen
+    ]
+
+
+def _two(facts: DeviceFacts, parts: list[OpArgument], scene: ErrorContext) -> DeviceFacts:
+    state = _state(scene)
+    if state is not None:
+        return dataclasses.replace(facts, why="state", **state)
+    home = _home(parts, scene)
+    away = [p for p in parts if str(p.value.device) != home]
+    there = [p for p in parts if str(p.value.device) == home]
+    if not away:
+        return dataclasses.replace(facts, home=home)
+    away.sort(key=lambda p: (p.value.ndim == 0, not p.known))  # a number alone may be on the host
+    odd, met = away[0], _nearest(there)
+    target = _target(home, met, scene)
+    facts = dataclasses.replace(
+        facts,
+        odd=_part(odd),
+        met=_part(met) if met else None,
+        home=home,
+        target=target,
+        also=tuple(_part(p) for p in away[1:] if is_plain(p.name) and p.value.ndim),
+    )
+    facts = reason(facts, odd, scene)
+    return _cure(facts, odd, away, home, scene)
+
+
+def _home(parts: list[OpArgument], scene: ErrorContext) -> str:
+    """The device that is meant: a card rather than the host, of two cards the one with most of the parameters."""
+    devices = list(dict.fromkeys(str(p.value.device) for p in parts))
+    counts = Counter(str(p.device) for model in scene.owners.models.values() for p in weights(model))
+    cards = [d for d in devices if d != "cpu"]
+    if not cards:  # the one in the message is at no variable: what the models are on
+        said = re.findall(r"\b((?:cuda|mps|xpu|meta|hpu|npu)(?::\d+)?)\b", scene.message)
+        return next((d for d, _ in counts.most_common() if d != "cpu"), said[0] if said else "cpu")
+    return max(cards, key=lambda d: counts[d])
+
+
+def _nearest(there: list[OpArgument]) -> OpArgument | None:
+    """What the odd one met: rather a tensor of the user's than a weight."""
+    ordered = sorted(there, key=lambda p: (not p.known, p.owner is not None))
+    return ordered[0] if ordered else None
+
+
+def _part(given: OpArgument) -> ArgumentFact:
+    return ArgumentFact(given.fact(), given.role, given.owner, given.known)
+
+
+def _target(home: str, met: OpArgument | None, scene: ErrorContext) -> str:
+    """How the user can write the device that is meant: a variable of theirs, a tensor's, a model's."""
+    at = scene.users[0] if scene.users else None
+    seen = {**scene.names, **at.globals, **at.names} if at is not None else dict(scene.names)
+    for name, value in seen.items():  # what the failing line can see
+        if type(value) is torch.device and str(value) in (home, home.partition(":")[0]):
+            return name
+    plain = met is not None and met.known and re.fullmatch(r"[\w.]+(\[[^\]]+\])*", met.name)
+    if met is not None and plain and "[" not in (met.owner or ""):
+        return f"{met.name}.device"
+    models = scene.owners.models
+    near = [name for name in models if any(name in frame.names for frame in scene.users)]
+    for name in near or (list(models) if len(models) == 1 else []):
+        model = models[name]
+        first = next(iter(weights(model)), None)
+        if first is not None and str(first.device) == home and name.isidentifier() and name != type(model).__name__:
+            return f"next({name}.parameters()).device"
+    return f'"{home}"'
+
+
+def _cure(facts: DeviceFacts, odd: OpArgument, away: list[OpArgument], home: str, scene: ErrorContext) -> DeviceFacts:
+    """The failing op again with what stayed behind moved: the odd one, and where that is not enough all the others."""
+    code = f"{odd.name} = {odd.name}.to({facts.target})"
+    module = failing_module(scene)
+    own = [
+        p for p in (weights(module) if module is not None and odd.owner is not None else ()) if str(p.device) != home
+    ]
+    one = [odd.value, *own] + [p.value for p in away if p.value.data_ptr() == odd.value.data_ptr()]
+    for moved in (one, [p.value for p in away]):
+        trial = _moved(moved, home, scene)
+        if trial is None or trial.worked:
+            cure = TriedFix(code) if trial is None else TriedFix(code, True, trial.after)
+            return dataclasses.replace(facts, cure=cure, together=moved is not one and trial is not None)
+    return dataclasses.replace(facts, cure=TriedFix(code))
+
+
+def _moved(tensors: list[torch.Tensor], home: str, scene: ErrorContext) -> TrialResult | None:
+    if any(t.is_meta for t in tensors) or sum(t.numel() for t in tensors) > SMALL:
+        return None
+    try:
+        swap: dict[int | str, torch.Tensor] = {id(t): t.detach().to(home) for t in tensors}
+    except Exception:  # a device that is full or has failed: the cure is told untried
+        return None
+    return rerun(scene, swap)
+
+
+def _parallel(facts: DeviceFacts, scene: ErrorContext) -> DeviceFacts:
+    """DataParallel copies from its first device, so the module must be there before."""
+    module = failing_module(scene)
+    said = re.findall(r"device:? ([a-z]+(?::\d+)?)", scene.message)
+    counts = Counter(str(p.device) for p in (weights(module) if module is not None else ()))
+    return dataclasses.replace(
+        facts,
+        why="model",
+        owner=facts.op,
+        home=said[0] if said else "",
+        counts=dict(counts),
+        target=f'"{said[0]}"' if said else "device",
+    )
+
+
+def _state(scene: ErrorContext) -> dict[str, Any] | None:
+    """Of an optimizer's step: a parameter whose state lies on another device than itself."""
+    if not any(frame.site.file.startswith(torch.optim.__path__[0]) for frame in scene.trail):
+        return None
+    names = OperandNames(scene)
+    for variable, optimizer in scene.owners.optimizers.items():
+        for parameter, kept in dict.items(optimizer.state):
+            for key, value in dict.items(kept) if isinstance(kept, dict) else ():
+                if is_tensor(value) and value.ndim and value.device != parameter.device:
+                    owner, name = names.weights.get(id(parameter), ("", "a parameter"))
+                    whose = f"{owner}.{name}".strip(".")
+                    fact = OpArgument(value, f"{variable}.state[{whose}][{key!r}]").fact()
+                    met = ArgumentFact(OpArgument(parameter, whose).fact(), owner=owner)
+                    return {
+                        "odd": ArgumentFact(fact),
+                        "met": met,
+                        "home": str(parameter.device),
+                        "owner": variable,
+                        "parameter": whose,
+                        "attribute": str(key),
+                    }
+    return None
+
+
+def _unreadable(facts: DeviceFacts, parts: list[OpArgument], scene: ErrorContext) -> DeviceFacts | None:
+    """A tensor whose values are wanted on the host: on a card, or on meta, where there are none."""
+    module = next(
+        (
+            frame.names["self"]
+            for frame in reversed(scene.trail)
+            if frame.site.function in ("to", "cpu", "cuda", "_apply")
+            and issubclass(type(frame.names.get("self")), nn.Module)
+        ),
+        None,
+    )
+    if facts.kind == "no data" and module is not None:
+        root = next(
+            (
+                f.names["self"]
+                for f in scene.trail
+                if f.names.get("self") is not None
+                and f.site.function in ("to", "cpu", "cuda", "_apply")
+                and issubclass(type(f.names["self"]), nn.Module)
+            ),
+            module,
+        )
+        counts = Counter(str(p.device) for p in weights(root))
+        name = OperandNames(scene).module(root)
+        return dataclasses.replace(facts, why="model", owner=name, home="meta", counts=dict(counts))
+    wanted = "meta" if facts.kind == "no data" else None
+    found = [p for p in parts if str(p.value.device) == wanted or wanted is None and p.value.device.type != "cpu"]
+    found = found or [p for p in _variables(scene, parts) if p.value.device.type != "cpu"]
+    if not found:
+        return facts if facts.kind == "numpy" else dataclasses.replace(facts, home="meta")
+    odd = next((p for p in found if p.role == "lengths"), found[0])
+    name = bracketed(odd.name) if odd.known else "lengths" if odd.role == "lengths" else "x"
+    code = f"{name}.detach().cpu()" if odd.value.requires_grad else f"{name}.cpu()"
+    return dataclasses.replace(
+        facts, odd=_part(odd), home="cpu", cure=TriedFix(code) if facts.kind == "numpy" else None
+    )
+
+
+def _generator(facts: DeviceFacts, scene: ErrorContext) -> DeviceFacts:
+    """Random numbers for a card out of a generator of the host's, or the other way round."""
+    said = re.findall(r"'(\w+)'", scene.message)
+    names = [text for frame in scene.users for text, value in operands(frame) if type(value) is torch.Generator]
+    loads = any(frame.site.file.endswith(("dataloader.py", "sampler.py")) for frame in scene.trail)
+    return dataclasses.replace(
+        facts,
+        why="loader" if loads else "variable",
+        home=said[0] if said else "",
+        attribute=names[0] if names else "",
+        target=f'"{said[0]}"' if said else "device",
+    )

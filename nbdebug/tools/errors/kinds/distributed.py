@@ -1,0 +1,149 @@
+"""A failure between processes: NCCL's or gloo's message, the launcher's variables, the model that DDP wraps."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from nbdebug.observe.variables import attributes
+from nbdebug.tools.errors.context import ErrorContext, is_tensor
+from nbdebug.tools.errors.rules.distributed import Collective
+from nbdebug.tools.errors.values import operands
+
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+"""What torchrun sets, and env:// asks for."""
+KINDS: tuple[tuple[str, re.Pattern[str]], ...] = (
+    (
+        "duplicate gpu",
+        re.compile(
+            r"Duplicate GPU detected ?: rank (?P<rank>\d+) and rank (?P<other>\d+) both on CUDA "
+            r"device (?P<device>\w+)"
+        ),
+    ),
+    ("unused parameters", re.compile(r"Expected to have finished reduction in the prior iteration")),
+    ("marked twice", re.compile(r"Expected to mark a variable ready only once")),
+    ("no group", re.compile(r"Default process group has not been initialized")),
+    ("twice", re.compile(r"[Tt]rying to initialize the default process group twice")),
+    ("environment", re.compile(r"environment variable (?P<variable>\w+) expected, but not set")),
+    ("port in use", re.compile(r"(?:port: (?P<port>\d+).*?)?(?:EADDRINUSE|[Aa]ddress already in use)", re.DOTALL)),
+    ("not built", re.compile(r"doesn't have NCCL built in|NCCL is not available|nccl.* not compiled", re.IGNORECASE)),
+    ("no gpu", re.compile(r"ProcessGroupNCCL is only supported with GPUs")),
+    (
+        "cpu tensor",
+        re.compile(
+            r"No backend type associated with device type (?P<device>\w+)|Tensors must be CUDA and "
+            r"dense"
+        ),
+    ),
+    (
+        "other models",
+        re.compile(
+            r"DDP expects same model across all ranks.*?Rank (?P<rank>\d+) has (?P<mine>\d+) params"
+            r", while rank (?P<other>\d+) has inconsistent (?P<theirs>\d+)|"
+            r"params\[(?P<parameter>\d+)\] in this process with sizes (?P<sizes>\[.*?\]) appears"
+        ),
+    ),
+    ("mismatch", re.compile(r"Detected mismatch between collectives on ranks")),
+    ("joined", re.compile(r"(?P<there>\d+)/(?P<all>\d+) clients joined")),
+    (
+        "timeout",
+        re.compile(
+            r"(?:collective operation timeout.*?)?OpType=(?P<operation>\w+).*?Timeout\(ms\)="
+            r"(?P<limit>\d+)|collective operation timeout|"
+            r"Timed out waiting (?P<waited>\d+)ms for (?P<what>\w+) operation",
+            re.DOTALL,
+        ),
+    ),
+    ("refused", re.compile(r"client socket has (?:failed|timed out)|Connection refused|failed to connect to")),
+    ("closed", re.compile(r"Connection closed by peer|Connection reset by peer|ncclRemoteError|remote process exited")),
+    ("usage", re.compile(r"ncclInvalidUsage|ncclInvalidArgument|invalid usage")),
+    ("system", re.compile(r"ncclSystemError|unhandled system error")),
+    ("cuda", re.compile(r"ncclUnhandledCudaError|unhandled cuda error")),
+    ("internal", re.compile(r"ncclInternalError|internal error")),
+)
+"""(what happened, how it is said), the narrow before the wide."""
+ABOUT = re.compile(
+    r"nccl|gloo|process group|distributed|DistributedDataParallel|collective|rendezvous|c10d|TCPStore|"
+    r"ProcessGroup|clients joined|DDP|finished reduction|ready only once|No backend type|socket",
+    re.IGNORECASE,
+)
+OWN = re.compile(
+    r"nccl|gloo|reduction in the prior|ready only once|clients joined|DDP expects|process group has not|"
+    r"mismatch between collectives|collective operation timeout",
+    re.IGNORECASE,
+)
+TYPES = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError", "DistError"})
+FOLDER = re.compile(r"[\\/]torch[\\/](distributed|nn[\\/]parallel)[\\/]")
+
+
+def look(scene: ErrorContext) -> Collective | None:
+    if not (
+        scene.type in TYPES
+        or scene.type in ("RuntimeError", "ValueError", "OSError", "TimeoutError")
+        and ABOUT.search(scene.message)
+    ):
+        return None
+    near = any(FOLDER.search(frame.site.file) for frame in scene.trail)
+    if scene.type not in TYPES and not near and not OWN.search(scene.message):
+        return None  # a socket of the user's own
+    recognised = next(((kind, match) for kind, pattern in KINDS if (match := pattern.search(scene.message))), None)
+    if recognised is None:
+        return None
+    what, said = recognised
+    found = tuple((key, value) for key, value in said.groupdict().items() if value)
+    model, unused = _unused(scene) if what == "unused parameters" else ("", ())
+    given = tuple(f"{text} on {value.device}" for text, value in _operands(scene) if is_tensor(value))[:5]
+    return Collective(
+        scene.raised(),
+        what,
+        found,
+        tuple(name for name in VARIABLES if name in os.environ),
+        tuple(name for name in VARIABLES if name not in os.environ),
+        _backend(),
+        os.environ.get("RANK", ""),
+        os.environ.get("WORLD_SIZE", ""),
+        torch.cuda.device_count(),
+        _version(),
+        unused,
+        model,
+        given,
+    )
+
+
+def _operands(scene: ErrorContext) -> Iterator[tuple[str, Any]]:
+    return operands(scene.users[0]) if scene.users else iter(())
+
+
+def _backend() -> str:
+    distributed = torch.distributed
+    return str(distributed.get_backend()) if distributed.is_available() and distributed.is_initialized() else ""
+
+
+def _version() -> str:
+    if not torch.cuda.is_available() or not torch.distributed.is_nccl_available():
+        return ""
+    return ".".join(map(str, torch.cuda.nccl.version()))
+
+
+def _unused(scene: ErrorContext) -> tuple[str, tuple[str, ...]]:
+    """(name, parameters without a gradient) of the model that DDP wraps."""
+    for frame in reversed(scene.trail):
+        wrapped = frame.module
+        if wrapped is not None and type(wrapped).__name__ == "DistributedDataParallel":
+            inner = (attributes(wrapped).get("_modules") or {}).get("module")
+            lacking = (
+                [
+                    name
+                    for name, parameter in torch.nn.Module.named_parameters(inner)
+                    if parameter.requires_grad and parameter.grad is None
+                ]
+                if inner is not None
+                else []
+            )
+            name = next((n for n, value, _ in scene.variables() if value is wrapped and n != "self"), "model")
+            return name, tuple(lacking[:30])
+    return "", ()

@@ -1,0 +1,355 @@
+"""Where a tensor got its dtype, as the sources tell: `from_numpy`, `torch.tensor` of whole numbers, `.double()`."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import Any
+
+import numpy as np
+import torch
+
+from nbdebug.report import Link
+from nbdebug.tools.errors.context import ErrorContext, is_tensor
+from nbdebug.tools.errors.facts import ArgumentFact, TensorFact, TriedFix, ValueOrigin
+from nbdebug.tools.errors.operands import (
+    OpArgument,
+    OperandNames,
+    arguments,
+    asked,
+    is_a,
+    raised,
+    root_of,
+    weights,
+    within,
+)
+from nbdebug.tools.errors.origin import ExpressionBinding, came, where_of
+from nbdebug.tools.errors.rules.dtypes import DtypeFacts
+from nbdebug.tools.errors.syntax import bound, called, nodes_of, spine
+from nbdebug.tools.errors.values import UNKNOWN, operands, value_of
+
+CASTS = {"double": "float64", "half": "float16", "bfloat16": "bfloat16", "float": "float32"}
+_TAKES = frozenset({"from_numpy", "tensor", "as_tensor", "asarray"})
+MAKERS: dict[str, frozenset[str]] = {
+    "float64": _TAKES | {"double", "DoubleTensor"},
+    "int64": _TAKES
+    | {
+        "long",
+        "arange",
+        "randint",
+        "LongTensor",
+        "argmax",
+        "argmin",
+        "argsort",
+        "one_hot",
+        "randperm",
+        "multinomial",
+        "bincount",
+        "nonzero",
+        "searchsorted",
+        "bucketize",
+    },
+    "float32": _TAKES
+    | {
+        "float",
+        "zeros",
+        "ones",
+        "empty",
+        "rand",
+        "randn",
+        "full",
+        "linspace",
+        "FloatTensor",
+        "Tensor",
+        "rand_like",
+        "randn_like",
+        "eye",
+        "mean",
+        "softmax",
+        "sigmoid",
+    },
+    "float16": _TAKES | {"half", "HalfTensor"},
+    "bfloat16": _TAKES | {"bfloat16"},
+    "bool": _TAKES | {"bool", "isnan", "isfinite", "logical_not", "logical_and", "eq", "ne", "ge", "gt", "le", "lt"},
+    "int32": _TAKES | {"int", "IntTensor"},
+    "int16": _TAKES | {"short"},
+    "uint8": _TAKES | {"byte", "ByteTensor"},
+    "complex64": frozenset(
+        {
+            "fft",
+            "fft2",
+            "fftn",
+            "rfft",
+            "rfft2",
+            "stft",
+            "complex",
+            "view_as_complex",
+            "polar",
+            "eig",
+            "eigvals",
+            "tensor",
+        }
+    ),
+    "complex128": frozenset({"fft", "fft2", "rfft", "stft", "complex", "from_numpy", "tensor", "eig", "eigvals"}),
+}
+"""dtype → the calls that can have made it."""
+
+
+ALIASES = {
+    "long": "int64",
+    "int": "int64",
+    "int_": "int64",
+    "float": "float32",
+    "double": "float64",
+    "half": "float16",
+    "short": "int16",
+    "cfloat": "complex64",
+    "cdouble": "complex128",
+    "bool_": "bool",
+    "byte": "uint8",
+}
+"""Further names of a dtype, behind `torch.` or `np.`; `float` alone is float64 in NumPy and float32 in torch."""
+
+
+def origin(odd: OpArgument, scene: ErrorContext) -> ValueOrigin | None:
+    """The binding that made the dtype, and the way from there; None where the sources don't show it."""
+    if not odd.known:
+        return None
+    dtype = odd.value.dtype
+    name = str(dtype).removeprefix("torch.")
+
+    def tells(node: ast.expr) -> bool:
+        return _makes(node, name) or _module(node, dtype, scene) is not None
+
+    def fits(value: Any) -> bool:
+        """A tensor on the way must have the dtype; an array and all else may be where it came from."""
+        return value.dtype == dtype if is_tensor(value) else not is_a(value, (int, float, str))
+
+    way = came(odd.name, scene, tells, fits)
+    found = _origin(way, scene, dtype) if way else _at_once(odd, scene, tells) or _autocast(odd, scene)
+    return found or passed(odd, scene)
+
+
+def passed(odd: OpArgument, scene: ErrorContext) -> ValueOrigin | None:
+    """How a tensor came to the failing line, where no line tells what made its dtype: the bindings and arguments."""
+
+    def fits(value: Any) -> bool:
+        return value.dtype == odd.value.dtype if is_tensor(value) else not is_a(value, (int, float, str))
+
+    way = came(odd.name, scene, lambda node: False, fits, partial=True) if odd.known else ()
+    links = tuple(Link(made.said, made.where) for made in way[-6:])
+    return ValueOrigin(way[0].name, way[0].code, "", way[0].where, links) if way else None
+
+
+def of_model(weight: OpArgument, scene: ErrorContext) -> ValueOrigin | None:
+    """Where the dtype of a model was changed: `.half()` on it, as a statement or behind its making."""
+    root, name = root_of(weight.name, scene), str(weight.value.dtype).removeprefix("torch.")
+
+    def tells(node: ast.expr) -> bool:
+        return called(node) in ("to", *(call for call, made in CASTS.items() if made == name)) and _makes(node, name)
+
+    way = came(root, scene, tells)
+    if way:
+        return _origin(way, scene, weight.value.dtype)
+    for frame in scene.users:
+        for node in nodes_of(frame.site.file):
+            if (
+                isinstance(node, ast.Call)
+                and tells(node)
+                and isinstance(node.func, ast.Attribute)
+                and (ast.unparse(node.func.value) == root)
+            ):
+                made = ExpressionBinding(root, ast.unparse(node), where_of(frame.site.file, node), node)
+                return ValueOrigin(root, made.code, called(node), made.where, (Link(f"`{made.code}`", made.where),))
+    return None
+
+
+def _origin(way: tuple[ExpressionBinding, ...], scene: ErrorContext, dtype: torch.dtype) -> ValueOrigin:
+    first = way[0]
+    maker = first.maker or first.node
+    call = called(maker) or ("comparison" if isinstance(maker, ast.Compare) else "")
+    path = _module(maker, dtype, scene)
+    stated = next((ast.unparse(k.value) for k in getattr(maker, "keywords", []) if k.arg == "dtype"), "")
+    links = tuple(Link(made.said, made.where) for made in way)
+    return ValueOrigin(path or first.name, first.code, "module" if path else call, first.where, links, stated)
+
+
+def _at_once(odd: OpArgument, scene: ErrorContext, tells: Any) -> ValueOrigin | None:
+    """An operand that is no variable but made in the failing line itself."""
+    try:
+        node = ast.parse(odd.name, mode="eval").body
+    except (SyntaxError, ValueError):
+        return None
+    maker = next((part for part in spine(node) if tells(part)), None)
+    if maker is None or isinstance(node, (ast.Name, ast.Attribute)):
+        return None
+    path = _module(maker, odd.value.dtype, scene)
+    call = called(maker) or "comparison"
+    stated = next((ast.unparse(k.value) for k in getattr(maker, "keywords", []) if k.arg == "dtype"), "")
+    return ValueOrigin(path or odd.name, odd.name, "module" if path else call, scene.users[0].where, (), stated)
+
+
+def _module(node: ast.expr, dtype: torch.dtype, scene: ErrorContext) -> str | None:
+    """The path of a module whose weights have the dtype, where the expression is a call of it."""
+    if not isinstance(node, ast.Call) or not dtype.is_floating_point or dtype == torch.get_default_dtype():
+        return None
+    module = next((found for frame in scene.users[:3] if (found := value_of(node.func, frame)) is not UNKNOWN), None)
+    if module is None or not is_a(module, torch.nn.Module):
+        return None
+    own = [p.dtype for p in weights(module) if p.dtype.is_floating_point]
+    return OperandNames(scene).module(module) if own and own[-1] == dtype else None
+
+
+def _autocast(odd: OpArgument, scene: ErrorContext) -> ValueOrigin | None:
+    """A half precision tensor that was made in an autocast block, and used behind its end."""
+    if odd.value.dtype not in (torch.float16, torch.bfloat16) or not scene.users:
+        return None
+    for frame in scene.users:
+        for node in nodes_of(frame.site.file):
+            heads = node.items if isinstance(node, ast.With) else []
+            if any("autocast" in ast.unparse(item.context_expr) for item in heads) and bound(node, odd.name):
+                where = where_of(frame.site.file, heads[0].context_expr)
+                told = Link(f"`{odd.name}` was computed under autocast, and is used where it has ended", where)
+                return ValueOrigin(odd.name, ast.unparse(heads[0].context_expr), "autocast", where, (told,))
+    return None
+
+
+def _makes(node: ast.expr, name: str) -> bool:
+    """Whether this very expression can have made the dtype."""
+    if isinstance(node, ast.Compare):
+        return name == "bool"
+    if not isinstance(node, ast.Call):
+        return False
+    stated = [k.value for k in node.keywords if k.arg == "dtype"]
+    if called(node) in ("to", "type", "astype"):
+        return any(_named(arg, name) for arg in (*node.args, *stated))
+    if stated:
+        return _named(stated[0], name)
+    return called(node) in MAKERS.get(name, frozenset())
+
+
+def _named(node: ast.expr, name: str) -> bool:
+    text = ast.unparse(node).strip("'\"")
+    last = text.split(".")[-1]
+    return last == name or ALIASES.get(last) == name or text == "float" and name == "float64"
+
+
+def is_array(value: Any) -> bool:
+    """A NumPy array, asked by its class alone."""
+    return issubclass(type(value), np.ndarray)
+
+
+LOOKED_AT = 100_000
+"""Entries of an array or a list that are looked at for the first that is no number."""
+_NUMBERS = (int, float, bool, complex)
+
+
+def look(scene: ErrorContext, default: str) -> DtypeFacts | None:
+    """Which array it is, and which of its entries is no number: the type and the place, never the value."""
+    message = scene.message
+    if "ScalarType" in message:
+        odd = next((p for p in asked(scene) if str(p.value.dtype) in ("torch.bfloat16", "torch.complex32")), None)
+        part = ArgumentFact(odd.fact(), odd.role, odd.owner, odd.known) if odd else None
+        cure = TriedFix(f"{odd.name}.float()") if odd else None
+        return DtypeFacts(
+            raised(scene), "array", part, None, "float32", "numpy()", "ScalarType", default=default, cure=cure
+        )
+    said = _said(message)
+    found = next(((text, value) for text, value in _values(scene) if _meant(value, said)), None)
+    if found is None and said in ("list", "tuple", "int", "float"):
+        return None  # an argument of the wrong class, and none at hand: not ours to name
+    text, value = found or ("", None)
+    part = ArgumentFact(_fact(text, value)) if found else None
+    entry = _entry(value) if said in ("object_", "str_", "str", "NoneType") else ""
+    return DtypeFacts(
+        raised(scene),
+        "array",
+        part,
+        None,
+        default,
+        _called(message),
+        said,
+        default=default,
+        entry=entry,
+        cure=_cure(text, value, said),
+    )
+
+
+def _said(message: str) -> str:
+    patterns = (
+        r"np\.ndarray of type numpy\.(\w+)",
+        r"infer dtype of (\w+)",
+        r"too many dimensions '(\w+)'",
+        r"must be Tensor, not (?:numpy\.)?(\w+)",
+        r"byte (order)",
+    )
+    return next((m[1] for p in patterns if (m := re.search(p, message))), "")
+
+
+def _called(message: str) -> str:
+    found = re.match(r"(\w+)\(\): argument", message)
+    return found[1] if found else ""
+
+
+def _values(scene: ErrorContext) -> list[tuple[str, Any]]:
+    """What stands in the failing line, what torch was given there, what stands in the lines that led to it."""
+    lines = [list(operands(frame)) for frame in scene.users[:6]]
+    written = arguments(scene)
+    given = [
+        (written[id(value)], value) for frame in within(scene) for value in frame.names.values() if id(value) in written
+    ]
+    return [*(lines[0] if lines else []), *given, *(pair for line in lines[1:] for pair in line)]
+
+
+def _meant(value: Any, said: str) -> bool:
+    if said in ("object_", "str_", "order"):
+        return is_array(value) and value.dtype.kind in {"object_": "O", "str_": "SU", "order": "fiuc"}[said]
+    if said == "ndarray":
+        return is_array(value)
+    if said in ("Series", "DataFrame", "list", "tuple"):
+        return type(value).__name__ == said
+    return type(value) in (list, tuple) and bool(_entry(value))
+
+
+def _entry(value: Any) -> str:
+    """ "a NoneType at [3]": the first entry that is no number."""
+    todo: list[tuple[str, Any]] = [("", value)]
+    for _ in range(LOOKED_AT):
+        if not todo:
+            return ""
+        place, one = todo.pop(0)
+        if type(one) in (list, tuple) or is_array(one) and one.ndim:
+            room = min(len(one), LOOKED_AT - len(todo))
+            todo += [(f"{place}[{i}]", one[i]) for i in range(max(0, room))]
+        elif type(one) not in _NUMBERS and not is_a(one, np.number):
+            kind = "str" if is_a(one, str) else type(one).__name__
+            return f"{'an' if kind[:1].lower() in 'aeiou' else 'a'} {kind} at {place or '[]'}"
+    return ""
+
+
+def _fact(text: str, value: Any) -> TensorFact:
+    if is_array(value):
+        return TensorFact(text, tuple(value.shape), str(value.dtype), "numpy", "array")
+    shape = (len(value),) if type(value) in (list, tuple) else ()
+    return TensorFact(text, shape, type(value).__name__, "Python", "list")
+
+
+def _cure(text: str, value: Any, said: str) -> TriedFix | None:
+    """What makes a tensor of it; of an array of objects only where all of its entries are numbers of one shape."""
+    if said == "ndarray" and is_array(value) and value.dtype.kind in "fiub":
+        import torch
+
+        made = torch.as_tensor(value[:1] if value.ndim else value, dtype=torch.float32)
+        return TriedFix(
+            f"torch.as_tensor({text}, dtype=torch.float32)",
+            True,
+            {"result": f"{str(made.dtype).removeprefix('torch.')} {list(value.shape)}"},
+        )
+    if said in ("list", "tuple") and not _entry(value):
+        return TriedFix(f"torch.tensor({text}, dtype=torch.float32)")
+    if said == "object_" and is_array(value) and not _entry(value) and value.size <= LOOKED_AT:
+        made = value.astype(np.float32)
+        return TriedFix(f'{text}.astype("float32")', True, {"result": f"{made.dtype} {list(made.shape)}"})
+    if said == "order":
+        return TriedFix(f"{text}.astype({text}.dtype.newbyteorder('='))")
+    return None

@@ -1,0 +1,436 @@
+"""Two dtypes that do not go together, or one that an op has no kernel for: which tensor, and where its dtype was made.
+
+The message names dtypes, never a tensor. Which tensor it is shows in the frames: the one that has the dtype of the
+message and is not what the module's weights, or else most of the user's parameters, are.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+from collections import Counter
+
+import torch
+from torch import nn
+
+from nbdebug.observe.frames import phase
+from nbdebug.tools.errors.context import ErrorContext, fact, is_tensor
+from nbdebug.tools.errors.facts import ArgumentFact, TensorFact, TriedFix, ValueOrigin, bracketed
+from nbdebug.tools.errors.kinds import dtype_origins as arrays
+from nbdebug.tools.errors.kinds.dtype_origins import MAKERS, of_model, origin, passed
+from nbdebug.tools.errors.operands import (
+    OpArgument,
+    OperandNames,
+    asked,
+    is_a,
+    raised,
+    raised_by_user,
+    root_of,
+    weights,
+    within,
+)
+from nbdebug.tools.errors.rules.dtypes import DtypeFacts
+from nbdebug.tools.errors.sandbox import computed, rerun
+from nbdebug.tools.errors.syntax import called, spine
+from nbdebug.tools.errors.values import expression, operands, value_of
+
+WORDED: tuple[tuple[str, str], ...] = (
+    ("autocast", r"are unsafe to autocast"),
+    (
+        "array",
+        r"can't convert np\.ndarray of type|Could not infer dtype of|too many dimensions '\w+'|"
+        r"Got unsupported ScalarType|must be Tensor, not (?:numpy\.\w+|list|tuple|float|int|Series|DataFrame)\b|"
+        r"byte order different from the native",
+    ),
+    ("overflow", r"value cannot be converted to type \S+ without overflow"),
+    (
+        "classes",
+        r"expected target dtype to be Long|\"nll_loss\w*\" not implemented for|"
+        r"expected scalar type Long but found \w+|Expected object of scalar type Long",
+    ),
+    ("probable", r"Expected floating point type for target with class probabilities"),
+    (
+        "index",
+        r"argument #1 'indices' to have one of the following scalar types|tensors used as indices must be|"
+        r"Expected dtype int\d+(?:/int\d+| or int\d+)? for index|one_hot is only applicable to index|"
+        r"Expected a long tensor for index|argument #1 'indices' to have scalar type Long",
+    ),
+    (
+        "mask",
+        r"with (?:two bool tensors|a bool tensor) is not supported|on a bool tensor is not supported|"
+        r"only supports boolean masks|expected condition to be a boolean tensor|"
+        r"only bool and floating types of \w+ are supported|attn_mask dtype to be bool",
+    ),
+    ("gradient", r"[Oo]nly Tensors of floating point"),
+    ("in-place", r"can't be cast to the desired output type"),
+    ("half", r"not implemented for '(?:Half|BFloat16)'|Low precision dtypes not supported"),
+    ("integers", r"not implemented for '(?:Float|Double)'"),
+    ("complex", r"not implemented for 'Complex\w+'|not supported for complex|does(?:n't| not) support complex"),
+    (
+        "whole",
+        r"not implemented for '(?:Long|Int|Short|Byte|Char|Bool|U?Int\d+)'|could not infer output dtype|"
+        r"std and var only support floating|Integral inputs not supported|"
+        r"only supports floating-point dtypes for input|must be either a floating point or complex dtype|"
+        r"result type Long can't",
+    ),
+    (
+        "mixed",
+        r"must have the same dtype|to have the same dtype|expected scalar type \w+ but found \w+|"
+        r"Input type \(.+?\) and (?:bias|weight) type \(.+?\) should be the same|mixed dtype \(|"
+        r"Found dtype \w+ but expected \w+|RNN input dtype|same dtype, but got|dtypes match, got|"
+        r"Expected self\.dtype to be equal to src\.dtype|must have the same scalar type|"
+        r"expected dtype \S+ for `\w+` but got dtype|Expected object of scalar type \w+ but got|"
+        r"same type as input|all inputs must share same datatype|input must have the type \S+ got type",
+    ),
+)
+"""(kind, pattern), the narrow before the wide."""
+
+NAMES = {
+    "long": "int64",
+    "long int": "int64",
+    "int": "int32",
+    "short": "int16",
+    "byte": "uint8",
+    "unsigned char": "uint8",
+    "char": "int8",
+    "signed char": "int8",
+    "bool": "bool",
+    "half": "float16",
+    "c10::half": "float16",
+    "bfloat16": "bfloat16",
+    "c10::bfloat16": "bfloat16",
+    "float": "float32",
+    "double": "float64",
+    "complexfloat": "complex64",
+    "complexdouble": "complex128",
+    "c10::complex<float>": "complex64",
+    "c10::complex<double>": "complex128",
+    "complexhalf": "complex32",
+}
+"""torch's words for a dtype (ScalarType, C++ type, old tensor type), in lower case → its name."""
+_WORD = (
+    r"(?:torch\.)?(?:cuda\.|mps\.|xpu\.)?(c10::complex<\w+>|c10::\w+|unsigned char|signed char|long int|"
+    r"Complex(?:Float|Double|Half)|BFloat16|Half|Float|Double|Long|Int|Short|Byte|Char|Bool|"
+    r"u?int\d+|float\d+|bfloat16|complex\d+|long|double|float|int|bool)(?:Tensor)?"
+)
+
+
+def kind_of(message: str) -> str | None:
+    """The kind of error about dtypes that a message tells of, None when it tells of none."""
+    return next((kind for kind, pattern in WORDED if re.search(pattern, message)), None)
+
+
+def dtypes_in(message: str) -> list[str]:
+    """The dtypes that a message names, in order: "got Double and Float" → ["float64", "float32"]."""
+    found = re.findall(rf"(?<![\w.:]){_WORD}(?![\w:])", message)
+    return [NAMES.get(word.lower(), word) for word in found]
+
+
+def on_two_devices(message: str) -> bool:
+    """Whether the old words for tensor types tell of two devices: torch.cuda.FloatTensor and torch.FloatTensor."""
+    types = re.findall(r"torch\.(cuda\.|mps\.|xpu\.|)\w+Tensor", message)
+    return len(set(types)) > 1
+
+
+def detect_in_worker(facts: DtypeFacts, scene: ErrorContext) -> DtypeFacts | None:
+    """`self.net(torch.from_numpy(row))`: the module still lies in the data set, the dtypes stand in the message."""
+    said = dtypes_in(scene.message)
+    if not scene.users:
+        return None
+    frame = scene.users[0]
+    for call in ast.walk(expression(frame) or ast.Module([], [])):
+        module = value_of(call.func, frame) if isinstance(call, ast.Call) and call.args else None
+        if not isinstance(call, ast.Call) or not is_a(module, nn.Module):
+            continue
+        own = [w for w in weights(module) if w.dtype.is_floating_point]  # type: ignore[arg-type]
+        dtype = str(own[0].dtype).removeprefix("torch.") if own else ""
+        others = [word for word in said if word != dtype]
+        if dtype not in said or not others:
+            continue
+        text, path = ast.unparse(call.args[0]), OperandNames(scene).module(module)
+        maker = next((called(n) for n in spine(call.args[0]) if called(n) in MAKERS.get(others[0], ())), "")
+        met = ArgumentFact(fact(f"{path}.weight", own[0]), "weight", path)
+        return dataclasses.replace(
+            facts,
+            op=path,
+            wanted=dtype,
+            odd=ArgumentFact(TensorFact(text, (), others[0], "cpu")),
+            met=met,
+            origin=ValueOrigin(text, text, maker, frame.where) if maker else None,
+        )
+    return None
+
+
+FLOAT_TARGETS = (
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+    "mse_loss",
+    "l1_loss",
+    "smooth_l1_loss",
+    "huber_loss",
+    "kl_div",
+    "gaussian_nll_loss",
+    "poisson_nll_loss",
+    "soft_margin_loss",
+)
+CLASS_TARGETS = ("cross_entropy", "nll_loss", "multi_margin_loss")
+SHORT = {
+    "float32": "float()",
+    "float64": "double()",
+    "float16": "half()",
+    "bfloat16": "bfloat16()",
+    "int64": "long()",
+    "int32": "int()",
+    "bool": "bool()",
+}
+
+
+def look(scene: ErrorContext) -> DtypeFacts | None:
+    """The facts of an error about dtypes; None of any other."""
+    kind = kind_of(scene.message)
+    if kind is None or raised_by_user(scene) or on_two_devices(scene.message):
+        return None
+    if kind == "array":
+        return arrays.look(scene, _default(scene))
+    said = dtypes_in(scene.message)
+    parts = asked(scene)
+    parts += [OpArgument(value, text) for text, value in computed(scene, {part.name for part in parts})]
+    if (
+        not parts
+        or kind == "mixed"
+        and not any(_name(part) in said for part in parts)
+        or (phase(scene.trail) == "backward")
+    ):
+        parts = parts + _variables(scene, parts)
+    if not parts and scene.carried:
+        return detect_in_worker(DtypeFacts(raised(scene), kind, default=_default(scene)), scene)
+    kind = _by_function(kind, parts, scene)
+    facts = DtypeFacts(raised(scene), kind, op=_op(scene), said=said[-1] if said else "", default=_default(scene))
+    odd, met, wanted = _chosen(kind, parts, said, facts.default, scene)
+    if odd is None:
+        return dataclasses.replace(facts, wanted=wanted)
+    if odd.value.dtype.is_complex and kind == "mixed":
+        kind = "complex"
+    mine = _users_word(odd, scene)
+    usual = met is not None and met.owner is not None and _name(odd) == str(torch.get_default_dtype())[6:]
+    weight = mine if type(mine.value) is nn.Parameter else met if usual else None
+    made = of_model(weight, scene) if weight is not None else origin(mine, scene)
+    brought = passed(mine, scene) if weight is not None else None
+    if brought is not None:
+        made = brought if made is None else dataclasses.replace(made, way=(*made.way, *brought.way))
+    model = next((p.name for p in (mine, met) if p is not None and p.owner is not None), "")
+    facts = dataclasses.replace(facts, kind=kind, origin=made, model=root_of(model, scene) if model else "")
+    return dataclasses.replace(
+        facts,
+        odd=part_of(mine),
+        met=part_of(met) if met else None,
+        wanted=wanted,
+        cure=_cure(kind, mine, wanted, parts, scene),
+    )
+
+
+def part_of(given: OpArgument) -> ArgumentFact:
+    return ArgumentFact(given.fact(read=not given.value.dtype.is_complex), given.role, given.owner, given.known)
+
+
+def _name(given: OpArgument) -> str:
+    return str(given.value.dtype).removeprefix("torch.")
+
+
+def _variables(scene: ErrorContext, parts: list[OpArgument]) -> list[OpArgument]:
+    """The other tensors of the user's frames, for an error that is raised far from its line."""
+    seen, found, names = {id(part.value) for part in parts}, [], OperandNames(scene)
+    for name, value, _ in scene.variables():
+        if is_tensor(value) and id(value) not in seen:
+            seen.add(id(value))
+            found.append(dataclasses.replace(names.asked(value, ""), name=name, known=True))
+    return found
+
+
+def _default(scene: ErrorContext) -> str:
+    """The dtype that most parameters of the user's models have, else torch's default."""
+    counts = Counter(
+        str(p.dtype).removeprefix("torch.")
+        for model in scene.owners.models.values()
+        for p in weights(model)
+        if p.dtype.is_floating_point
+    )
+    return counts.most_common(1)[0][0] if counts else str(torch.get_default_dtype()).removeprefix("torch.")
+
+
+def _op(scene: ErrorContext) -> str:
+    """What failed: the module of torch's, else torch's function."""
+    for frame in within(scene):
+        if frame.module is not None and type(frame.module).__name__ != "GraphModule":
+            return OperandNames(scene).module(frame.module)
+    functions = [f.site.function for f in within(scene) if f.site.file == nn.functional.__file__]
+    ran = expression(scene.users[0]) if scene.users else None
+    ran = ran.value if isinstance(ran, (ast.Expr, ast.Return, ast.Assign)) else ran
+    return functions[-1] if functions else called(ran) if ran is not None else ""
+
+
+def _by_function(kind: str, parts: list[OpArgument], scene: ErrorContext) -> str:
+    """A loss tells more than the message does: a target of the wrong sort."""
+    functions = {frame.site.function for frame in within(scene)}
+    target = next((part for part in parts if part.role == "target"), None)
+    if target is None:
+        return kind
+    if (
+        functions & set(CLASS_TARGETS)
+        and kind in ("mixed", "index", "whole")
+        and (target.value.dtype.is_floating_point or _name(target) in ("int32", "int16", "int8"))
+    ):
+        return "classes"
+    if functions & set(FLOAT_TARGETS) and not target.value.dtype.is_floating_point:
+        given = next((part for part in parts if part.role == "input"), target)
+        return "probable" if given.value.dtype.is_floating_point else kind
+    return kind
+
+
+def _chosen(
+    kind: str, parts: list[OpArgument], said: list[str], default: str, scene: ErrorContext
+) -> tuple[OpArgument | None, OpArgument | None, str]:
+    """(the tensor to change, what it met, the dtype that would do)."""
+    if kind == "mixed":
+        return _mixed(parts, said, default)
+    target = next((part for part in parts if part.role == "target"), None)
+    given = next((part for part in parts if part.role == "input"), None)
+    if kind in ("classes", "probable"):
+        fits = target or _of(parts, said[-1:], scene)
+        return fits, given, "int64" if kind == "classes" else _name(given) if given else default
+    if kind == "index":
+        index = _index(parts, scene)
+        return index, None, "bool" if index is not None and _is_mask(index, parts) else "int64"
+    if kind == "mask":
+        return _mask(parts, said, scene, default)
+    own = [p for p in parts if kind == "half" and type(p.value) is nn.Parameter and _name(p) in said[-1:]]
+    if own:  # the model is in half precision: its inputs alone would not fit it
+        return own[0], None, "float32"
+    if kind in ("half", "complex", "whole", "gradient", "overflow"):
+        whole = kind in ("whole", "gradient") and not said
+        fits = next((p for p in parts if not _floating(p)), None) if whole else _of(parts, said[-1:], scene)
+        return fits, None, "float32" if kind in ("half", "overflow") else default
+    if kind == "integers":
+        return _of(parts, said[-1:], scene), None, "bool" if "bitwise" in scene.message else "int64"
+    if kind == "in-place":
+        return _of(parts, said[1:2], scene), None, said[0]
+    return given, None, default
+
+
+def _index(parts: list[OpArgument], scene: ErrorContext) -> OpArgument | None:
+    """What stands where an index is wanted, and is none: in the brackets, among the arguments, not what is indexed."""
+    said = scene.message
+    fits = (
+        ("int64",)
+        if "Long" in said and "Int" not in said
+        else ("int64", "int32")
+        if "dtype int" in said or ("'indices'" in said)
+        else ("int64", "int32", "bool", "uint8")
+    )
+    indices = [p for p in parts if p.owner is None and _name(p) not in fits]
+    inside = [p for p in indices if p.role in ("indices", "index", "input")]
+    ran = expression(scene.users[0]) if scene.users else None
+    ran = ran.value if isinstance(ran, (ast.Expr, ast.Return, ast.Assign)) else ran
+    keys = [ran.slice] if isinstance(ran, ast.Subscript) else ran.args if isinstance(ran, ast.Call) else []
+    texts = {ast.unparse(part) for key in keys for part in ast.walk(key) if isinstance(part, ast.expr)}
+    return next(iter(inside or [p for p in indices if p.name in texts]), None)
+
+
+def _is_mask(index: OpArgument, parts: list[OpArgument]) -> bool:
+    """Whether noughts and ones of the shape of what is indexed stand there: they were meant to choose."""
+    fact, shape = index.fact(read=True), tuple(index.value.shape)
+    return (
+        fact.low is not None
+        and fact.low >= 0
+        and fact.high is not None
+        and fact.high <= 1
+        and any(p is not index and shape and tuple(p.value.shape[: len(shape)]) == shape for p in parts)
+    )
+
+
+def _of(parts: list[OpArgument], said: list[str], scene: ErrorContext) -> OpArgument | None:
+    return next(
+        (p for p in parts if _name(p) in said and p.owner is None), next((p for p in parts if _name(p) in said), None)
+    )
+
+
+def _floating(part: OpArgument) -> bool:
+    return part.value.dtype.is_floating_point or part.value.dtype.is_complex
+
+
+def _mixed(parts: list[OpArgument], said: list[str], default: str) -> tuple[OpArgument | None, OpArgument | None, str]:
+    """The weights of a module say what it computes in; without weights the odd one is what the model is not."""
+    fits = [p for p in parts if _name(p) in said or not said]
+    own = [
+        p
+        for p in parts
+        if type(p.value) is nn.Parameter and p.value.dtype.is_floating_point and (p.owner is not None or p.role)
+    ]  # a parameter that stands in the user's own line is an operand
+    others = [p for p in fits if not any(p is w for w in own)]
+    if own:
+        met = next((w for w in own if w.role == "weight"), own[0])
+        unlike = [p for p in [*others, *own] if _name(p) != _name(met)]
+        unlike.sort(key=lambda p: p.owner is not None)
+        return unlike[0] if unlike else None, met, _name(met)
+    unlike = sorted((p for p in others if _name(p) != default), key=lambda p: not _floating(p))
+    if not unlike:
+        return None, None, default
+    other = next((p for p in others if _name(p) != _name(unlike[0])), None)
+    return unlike[0], other, _name(other) if other is not None and _floating(other) else default
+
+
+def _mask(
+    parts: list[OpArgument], said: list[str], scene: ErrorContext, default: str
+) -> tuple[OpArgument | None, OpArgument | None, str]:
+    """Arithmetic on masks wants numbers; a mask that is none wants to be one."""
+    if "bool tensor" in scene.message and "condition" not in scene.message:
+        bools = [p for p in parts if _name(p) == "bool"]
+        if "a bool tensor" in scene.message:  # the other side is none: the operand itself stands behind its parts
+            return bools[-1] if bools else None, None, default
+        return bools[0] if bools else None, bools[1] if len(bools) > 1 else None, default
+    masks = [p for p in parts if "mask" in p.role and _name(p) != "bool"]
+    wrong = said[-2:-1] if "attn_mask" in scene.message else said[-1:]
+    fits = masks or [p for p in parts if _name(p) in wrong and p.role in ("", "condition")]
+    return next(iter(fits), None), None, "bool"
+
+
+def _users_word(odd: OpArgument, scene: ErrorContext) -> OpArgument:
+    """A tensor that only torch's frames know: the one of its dtype that the user's line gave to the model."""
+    if odd.known:
+        return odd
+    for frame in scene.users:
+        for text, value in operands(frame):
+            if is_tensor(value) and value.dtype == odd.value.dtype and type(value) is not nn.Parameter:
+                return dataclasses.replace(odd, value=value, name=text, known=True)
+    return odd
+
+
+def _cure(kind: str, odd: OpArgument, wanted: str, parts: list[OpArgument], scene: ErrorContext) -> TriedFix | None:
+    """The cast that would do, tried on the failing op; no cast helps a weight, a gradient, or a missing kernel's op."""
+    dtype = getattr(torch, wanted, None)
+    if odd.owner is not None and type(odd.value) is nn.Parameter or kind in ("autocast", "overflow") or dtype is None:
+        return None
+    change = (lambda t: t.detach().abs()) if kind == "complex" else (lambda t: t.detach().to(dtype))
+    cast = "abs()" if kind == "complex" else SHORT.get(wanted, f"to(torch.{wanted})")
+    code = f"{bracketed(odd.name)}.{cast}"
+    if type(odd.value) is nn.Parameter:
+        code = f"nn.Parameter({odd.name}.detach().{cast})"
+    if odd.value.is_meta or odd.value.numel() > 1_000_000 or type(odd.value) not in (torch.Tensor, nn.Parameter):
+        return TriedFix(code)
+    alone = (
+        ("classes", "probable", "index", "in-place")
+        if odd.value.dtype == torch.bool
+        else ("classes", "probable", "index", "in-place", "mask")
+    )
+    alike = (
+        [odd]
+        if kind in alone
+        else [odd, *(p for p in parts if p.value.dtype == odd.value.dtype and type(p.value) is not nn.Parameter)]
+    )
+    try:
+        changed = [(p, change(p.value)) for p in alike]
+    except RuntimeError:  # a tensor that has left its vmap or grad can't be computed with
+        return TriedFix(code)
+    trial = rerun(scene, {key: new for p, new in changed for key in (id(p.value), p.name)})
+    return TriedFix(code) if trial is None else TriedFix(code, trial.worked, trial.after)

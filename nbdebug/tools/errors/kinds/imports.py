@@ -1,0 +1,433 @@
+"""An import, or a file's pickle, that asks for a module or a class that is not there: who asks, and where it could "
+"be."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import difflib
+import glob
+import importlib.util
+import os
+import pkgutil
+import re
+import sys
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from nbdebug.observe.locations import source_text
+from nbdebug.observe.variables import is_users
+from nbdebug.tools.errors.context import ErrorContext
+from nbdebug.tools.errors.rules.imports import ModuleMissing
+from nbdebug.tools.errors.values import expression
+
+FOLDERS = 400
+"""Folders that are looked into."""
+DEPTH = 3
+SKIPPED = frozenset({"node_modules", "__pycache__", "site-packages", "dist-packages", "build", "dist"})
+PIP = {
+    "cv2": "opencv-python",
+    "PIL": "Pillow",
+    "sklearn": "scikit-learn",
+    "skimage": "scikit-image",
+    "yaml": "PyYAML",
+    "bs4": "beautifulsoup4",
+    "Crypto": "pycryptodome",
+    "dotenv": "python-dotenv",
+    "attr": "attrs",
+    "dateutil": "python-dateutil",
+    "fitz": "PyMuPDF",
+    "serial": "pyserial",
+    "usb": "pyusb",
+    "jwt": "PyJWT",
+    "git": "GitPython",
+    "magic": "python-magic",
+    "docx": "python-docx",
+    "pptx": "python-pptx",
+    "Levenshtein": "python-Levenshtein",
+    "umap": "umap-learn",
+    "hydra": "hydra-core",
+    "pytorch_lightning": "lightning",
+    "faiss": "faiss-cpu",
+    "google.protobuf": "protobuf",
+    "tensorboardX": "tensorboardX",
+    "clip": "open_clip_torch",
+    "segment_anything": "segment-anything",
+    "sentence_transformers": "sentence-transformers",
+    "torch_geometric": "torch-geometric",
+    "albumentations": "albumentations",
+    "pycocotools": "pycocotools",
+}
+"""Modules whose package has another name, among those that a training imports."""
+
+WELL_KNOWN = (
+    *PIP,
+    "accelerate",
+    "bitsandbytes",
+    "catboost",
+    "datasets",
+    "deepspeed",
+    "diffusers",
+    "einops",
+    "evaluate",
+    "fastai",
+    "gradio",
+    "huggingface_hub",
+    "jax",
+    "keras",
+    "lightgbm",
+    "lightning",
+    "matplotlib",
+    "monai",
+    "networkx",
+    "nltk",
+    "numba",
+    "numpy",
+    "onnx",
+    "onnxruntime",
+    "openai",
+    "optuna",
+    "pandas",
+    "peft",
+    "plotly",
+    "polars",
+    "pyarrow",
+    "pydantic",
+    "requests",
+    "safetensors",
+    "scipy",
+    "seaborn",
+    "sentencepiece",
+    "spacy",
+    "streamlit",
+    "sympy",
+    "tensorboard",
+    "tensorflow",
+    "timm",
+    "tokenizers",
+    "torch",
+    "torchaudio",
+    "torchmetrics",
+    "torchtext",
+    "torchvision",
+    "tqdm",
+    "transformers",
+    "triton",
+    "trl",
+    "ultralytics",
+    "wandb",
+    "xformers",
+    "xgboost",
+)
+"""Modules that a training imports, for a name that was typed a letter wrong: who installs such a name as it stands may
+get what somebody has put there for that."""
+
+
+def package_of(module: str) -> str:
+    """What pip calls it, where that is known to be another name; else ""."""
+    top = module.partition(".")[0]
+    package = PIP.get(module) or PIP.get(top, "")
+    return package if package.replace("-", "_").lower() != top.lower() else ""
+
+
+def files_of(module: str, beside: Iterable[str]) -> tuple[tuple[str, ...], str]:
+    """(files or packages of this name, from the working folder; the folder from which the nearest could be "
+    "imported)."""
+    parts = module.split(".")
+    found: list[tuple[str, str]] = []
+    for folder in _folders([os.getcwd(), *beside]):
+        path = os.path.join(folder, *parts)
+        if os.path.isfile(path + ".py") or os.path.isfile(os.path.join(path, "__init__.py")):
+            found.append((path + ".py" if os.path.isfile(path + ".py") else path, folder))
+    files = tuple(_shown(path) for path, _ in found[:3])
+    return files, _shown(found[0][1]) if found else ""
+
+
+def _folders(starts: Iterable[str]) -> Iterator[str]:
+    """Folders near: each start, what lies in it, then its parents and their own folders."""
+    seen: set[str] = set()
+    todo = [(start, DEPTH) for start in dict.fromkeys(starts)]
+    for start, _ in list(todo):
+        parent = os.path.dirname(start)
+        todo += [(parent, 1), (os.path.dirname(parent), 0)]
+    while todo and len(seen) < FOLDERS:
+        folder, depth = todo.pop(0)
+        if folder in seen or not folder:
+            continue
+        seen.add(folder)
+        yield folder
+        if depth:
+            todo += [(path, depth - 1) for path in _inside(folder)]
+
+
+def _inside(folder: str) -> list[str]:
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(
+                e.path
+                for e in entries
+                if e.name not in SKIPPED and not e.name.startswith(".") and e.is_dir(follow_symlinks=False)
+            )[:FOLDERS]
+    except OSError:
+        return []
+
+
+def _shown(path: str) -> str:
+    near = os.path.relpath(path)
+    return path if near.count("..") > 2 else near
+
+
+def importable() -> set[str]:
+    """The top-level names that could be imported."""
+    names = {*sys.stdlib_module_names, *(name.partition(".")[0] for name in sys.modules)}
+    for folder in sys.path:
+        try:
+            with os.scandir(folder or ".") as entries:
+                names |= {
+                    e.name.partition(".")[0]
+                    for e in entries
+                    if e.name.endswith(".py") or (e.is_dir() and "." not in e.name and "-" not in e.name)
+                }
+        except OSError:  # a zip file, or a folder that is gone
+            continue
+    return names
+
+
+def submodules(path: Any) -> set[str]:
+    """The modules in a package's `__path__`; none is imported."""
+    return {found.name for found in pkgutil.iter_modules(path)} if type(path) is list else set()
+
+
+def other_environments(top: str) -> str:
+    """The interpreter of another environment on the PATH that has this module; "" where there is none."""
+    mine = os.path.realpath(sys.prefix)
+    for folder in os.environ.get("PATH", "").split(os.pathsep)[:40]:
+        prefix = os.path.dirname(os.path.realpath(folder)) if folder else ""
+        if not prefix or prefix == mine or not os.path.exists(os.path.join(folder, "python3")):
+            continue
+        for site in glob.glob(os.path.join(prefix, "lib", "python3*", "*-packages")):
+            if os.path.isdir(os.path.join(site, top)) or os.path.isfile(os.path.join(site, top + ".py")):
+                return os.path.join(folder, "python3")
+    return ""
+
+
+MODULE = re.compile(r"No module named '?([\w.]+)'?(?:; '([\w.]+)' is not a package)?")
+NAME = re.compile(r"cannot import name '(\w+)' from (partially initialized module )?'?([\w.]+)'?(?: \((.*?)\))?")
+PARTIAL = re.compile(r"partially initialized module '([\w.]+)'.*has no attribute '(\w+)'")
+RELATIVE = re.compile(r"attempted relative import (?:with no known parent package|beyond top-level package)")
+CLASS = re.compile(r"Can't get attribute '([\w.]+)' on <module '([\w.]+)'|module '([\w.]+)' has no attribute '(\w+)'")
+REFUSED = re.compile(r"Unsupported (?:global|class)[^:]*: GLOBAL ([\w.]+)\.(\w+) was not an allowed global")
+LOADS = re.compile(r"[\\/]torch[\\/](serialization|_weights_only_unpickler)\.py$|[\\/]pickle\.py$")
+SURE = 0.8
+"""How alike (difflib's ratio) a name must be to be offered: one letter in five may differ. Our choice."""
+
+
+def look(scene: ErrorContext) -> ModuleMissing | None:
+    said, kind = scene.message, scene.type
+    if kind in ("ModuleNotFoundError", "ImportError") and (found := MODULE.search(said)):
+        return _missing(scene, found[1], found[2])
+    if kind == "ImportError" and (found := NAME.search(said)):
+        return _name(scene, found[3], found[1], bool(found[2]))
+    if kind == "ImportError" and RELATIVE.search(said):
+        return ModuleMissing(scene.raised(), "relative", _imported(scene), python=_python())
+    if kind == "UnpicklingError" and (found := REFUSED.search(said)) and not _there(found[1]):
+        return dataclasses.replace(
+            _missing(scene, found[1], None),
+            name=found[2],
+            pickled=True,
+            source=_source(scene),
+            holders=_holders(found[2]),
+        )
+    if kind == "AttributeError" and (found := PARTIAL.search(said)):
+        return ModuleMissing(scene.raised(), "circular", found[1], found[2], python=_python())
+    if kind == "AttributeError" and (found := CLASS.search(said)) and (found[1] or _unpickling(scene)):
+        module, name = (found[2], found[1]) if found[1] else (found[3], found[4])
+        if not _unpickling(scene) and scene.carried is None and not _loading(scene):
+            return None
+        return ModuleMissing(
+            scene.raised(),
+            "class",
+            module,
+            name,
+            True,
+            _source(scene),
+            _holders(name),
+            near=_near(name, vars(sys.modules[module]) if module in sys.modules else ()),
+            python=_python(),
+        )
+    return None
+
+
+def _there(module: str) -> bool:
+    """Whether a module could be imported; nothing is imported for it."""
+    top = module.partition(".")[0]
+    if module in sys.modules:
+        return True
+    try:
+        return importlib.util.find_spec(top) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _missing(scene: ErrorContext, module: str, taken: str | None) -> ModuleMissing:
+    asked = _asked_for(scene)
+    name = asked[1] if asked and asked[0] == module else ""
+    files, folder = files_of(module, _beside(scene))
+    top = module.partition(".")[0]
+    if not taken and not asked and not files and (inside := _submodule(module)) is not None:
+        parent, name, near = inside
+        return ModuleMissing(
+            scene.raised(),
+            "submodule",
+            module,
+            name,
+            near=near,
+            taken_by=_file_of(parent),
+            python=_python(),
+            asked_by=_asking_library(scene),
+        )
+    return ModuleMissing(
+        scene.raised(),
+        "not a package" if taken else "module",
+        module,
+        name,
+        bool(asked),
+        _source(scene) if asked else "",
+        _holders(name) if name else (),
+        files,
+        folder,
+        () if files else _near(top, importable()),
+        package_of(module),
+        other_environments(top),
+        _file_of(taken) if taken else "",
+        _python(),
+        _asking_library(scene),
+        next(iter(() if top in WELL_KNOWN else _near(top, WELL_KNOWN)), ""),
+    )
+
+
+def _submodule(module: str) -> tuple[str, str, tuple[str, ...]] | None:
+    """(package, what it has under this name that is no module, modules nearly of this name), where the package itself
+    was imported and lacks the module."""
+    parent, _, last = module.rpartition(".")
+    held = vars(sys.modules[parent]) if parent in sys.modules else {}
+    if held.get("__file__") is None or package_of(module) == PIP.get(module, "-"):
+        return None  # a namespace, whose parts are installed one by one
+    near = _near(last, submodules(held.get("__path__")))
+    alike = [
+        name
+        for name in list(sys.modules)
+        if name.startswith(f"{parent.partition('.')[0]}.") and name.rpartition(".")[2] == last and name != module
+    ]
+    return parent, last if last in held else "", (*(f"{parent}.{name}" for name in near), *sorted(alike, key=len)[:1])
+
+
+def _name(scene: ErrorContext, module: str, name: str, partial: bool) -> ModuleMissing:
+    there = sys.modules.get(module)
+    return ModuleMissing(
+        scene.raised(),
+        "circular" if partial else "name",
+        module,
+        name,
+        near=_near(name, vars(there)) if there is not None else (),
+        taken_by=_file_of(module),
+        python=_python(),
+    )
+
+
+def _python() -> str:
+    return f"{os.path.basename(sys.executable)} {sys.version_info.major}.{sys.version_info.minor}"
+
+
+def _asked_for(scene: ErrorContext) -> tuple[str, str] | None:
+    """(module, class) that an unpickler was asked for; ("", "") where it did not say which; None where none runs."""
+    for frame in reversed(scene.trail):
+        if frame.site.function == "find_class" and LOADS.search(frame.site.file):
+            module = frame.names.get("mod_name", frame.names.get("module"))
+            name = frame.names.get("name")
+            return (module, name) if type(module) is str and type(name) is str else None
+    return ("", "") if _unpickling(scene) or _loading(scene) else None
+
+
+def _unpickling(scene: ErrorContext) -> bool:
+    return any(LOADS.search(frame.site.file) for frame in scene.trail)
+
+
+def _loading(scene: ErrorContext) -> bool:
+    """Whether the innermost line is a call of `load` or `loads`, whose C code leaves no frame."""
+    inner = [frame for frame in scene.trail if "importlib" not in frame.site.file][-1:]
+    return bool(inner and re.search(r"\bload(s|_build)?\(", source_text(inner[0].site) or ""))
+
+
+def _load_call(scene: ErrorContext) -> ast.Call | None:
+    for frame in scene.users:
+        node = expression(frame)
+        for part in ast.walk(node) if node is not None else ():
+            if isinstance(part, ast.Call) and (getattr(part.func, "attr", None) or getattr(part.func, "id", "")) in (
+                "load",
+                "loads",
+                "read_pickle",
+            ):
+                return part
+    return None
+
+
+def _source(scene: ErrorContext) -> str:
+    """The call that loads, as the user wrote it."""
+    call = _load_call(scene)
+    return ast.unparse(call) if call is not None else ""
+
+
+def _imported(scene: ErrorContext) -> str:
+    """What the user's failing line imports: ".models"."""
+    for frame in scene.users:
+        node = expression(frame)
+        if isinstance(node, ast.ImportFrom):
+            return "." * node.level + (node.module or "")
+    return ""
+
+
+def _asking_library(scene: ErrorContext) -> str:
+    """The installed package that needs the module, where the user's own line imports that one."""
+    asker = next((frame for frame in reversed(scene.trail) if "importlib" not in frame.site.file), None)
+    if asker is None or asker.users:
+        return ""
+    name = str(asker.globals.get("__name__", "")).partition(".")[0]
+    return "" if name == "__main__" else name
+
+
+def _holders(name: str) -> tuple[str, ...]:
+    """The user's modules that have a class of this name."""
+    found = []
+    for module_name, module in reversed(list(sys.modules.items())):  # the latest import is the likeliest
+        if type(module) is types.ModuleType and name and "." not in name:
+            held = vars(module).get(name)
+            if isinstance(held, type) and (module_name == "__main__" or is_users(module_name) or _made_by_hand(module)):
+                found.append(module_name)
+    return tuple(found[:5])
+
+
+def _made_by_hand(module: Any) -> bool:
+    """A module that no file stands behind and that is none of Python's own."""
+    held = vars(module)
+    return held.get("__file__") is None and held.get("__spec__") is None
+
+
+def _file_of(module: str) -> str:
+    held = vars(sys.modules[module]) if module in sys.modules else {}
+    file = held.get("__file__")
+    return os.path.relpath(file) if type(file) is str and file.startswith(os.getcwd()) else file or ""
+
+
+def _beside(scene: ErrorContext) -> Iterator[str]:
+    """The folders of the user's own files in the traceback."""
+    for frame in scene.users:
+        folder = os.path.dirname(frame.site.file)
+        if folder and os.path.isdir(folder):
+            yield folder
+
+
+def _near(asked: str, there: Any) -> tuple[str, ...]:
+    names = [name for name in there if type(name) is str and name != asked and not name.startswith("_")]
+    return tuple(difflib.get_close_matches(asked, names, n=2, cutoff=SURE))

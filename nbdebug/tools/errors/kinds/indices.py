@@ -1,0 +1,448 @@
+"""An index beyond what it points into: which table, which entry of which tensor, in which row.
+
+The message says a number at best ("index out of range in self" says none). The table and the tensor of indices lie in
+the frames; reading the one against the size of the other finds every entry that is out of range.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+from typing import Any
+
+import torch
+from torch import nn
+
+from nbdebug.report import Link
+from nbdebug.tools.errors.context import READ_AT_MOST, ErrorContext, is_tensor
+from nbdebug.tools.errors.facts import ArgumentFact, TriedFix, ValueOrigin
+from nbdebug.tools.errors.kinds import sequences
+from nbdebug.tools.errors.kinds.sequences import number, sample_of
+from nbdebug.tools.errors.operands import (
+    OpArgument,
+    OperandNames,
+    asked,
+    failing_module,
+    is_a,
+    parts,
+    raised,
+    raised_by_user,
+    within,
+)
+from nbdebug.tools.errors.origin import came
+from nbdebug.tools.errors.rules.indices import IndexFacts, OutOfRange
+from nbdebug.tools.errors.sandbox import SMALL, computed, rerun
+from nbdebug.tools.errors.syntax import called
+from nbdebug.tools.errors.values import UNKNOWN, expression, value_of
+
+
+def beyond(index: torch.Tensor, least: int, most: int, spared: int | None = None) -> OutOfRange | None:
+    """The entries of a tensor of indices outside of least … most; spared: a label that a loss leaves out. None where
+    all are inside, or where the tensor can't be read (a failed device, meta, too large)."""
+    whole = not index.dtype.is_floating_point and not index.dtype.is_complex
+    if index.is_meta or not whole or not 0 < index.numel() <= READ_AT_MOST:
+        return None
+    try:
+        with torch.no_grad():
+            entries = index.detach().to("cpu", torch.int64)
+            bad = (entries < least) | (entries > most)
+            if spared is not None:
+                bad &= entries != spared
+            if not bad.any():
+                return None
+            place = tuple(int(i) for i in bad.nonzero()[0])
+            kinds = tuple(int(v) for v in entries[bad].unique()[:6])
+            return OutOfRange(
+                int(entries[place]),
+                place,
+                int(bad.sum()),
+                entries.numel(),
+                int(entries.min()),
+                int(entries.max()),
+                kinds,
+            )
+    except RuntimeError:  # after a device-side assert no value can be read
+        return None
+
+
+def head(scores: str, size: int, scene: ErrorContext) -> str:
+    """The name of the last layer that gives as many outputs as there are scores: of the model whose call made them,
+    named as the user's line calls it; where the sources don't show the call, of the only model that has one. ""
+    where several have: the wrong name would be worse than none."""
+    text, model = _caller(scores, scene)
+    if model is not None:
+        path, layer = _last(model, size)
+        if layer is None:
+            return ""
+        named = OperandNames(scene).module(layer)
+        root = named.split(".")[0]
+        as_called = text.isidentifier() and text != "self" and root != text
+        return f"{text}.{path}".rstrip(".") if as_called and "[" not in named else named
+    found = [layer for one in scene.owners.models.values() if (layer := _last(one, size)[1]) is not None]
+    return OperandNames(scene).module(found[0]) if len(found) == 1 else ""
+
+
+def _last(model: nn.Module, size: int) -> tuple[str, nn.Module | None]:
+    """(dotted name within the model, layer) of the last of torch's own layers with so many outputs."""
+    found: tuple[str, nn.Module | None] = "", None
+    for path, module in parts(model):
+        if type(module).__module__.startswith("torch.nn.") and size in (
+            module.__dict__.get("out_features"),
+            module.__dict__.get("out_channels"),
+        ):
+            found = path.replace("_orig_mod.", ""), module
+    return found
+
+
+def _caller(scores: str, scene: ErrorContext) -> tuple[str, nn.Module | None]:
+    """(what the call calls, as it is written; the model) of the call that made the scores."""
+
+    def called(node: ast.expr) -> bool:
+        return isinstance(node, ast.Call) and _module(node.func, scene) is not None
+
+    try:
+        written: ast.expr = ast.parse(scores, mode="eval").body
+    except (SyntaxError, ValueError):
+        return "", None
+    inner = [node for node in ast.walk(written) if isinstance(node, ast.Call) and called(node)]
+    if not inner:
+        way = came(scores, scene, called)
+        maker = way[0].maker if way else None
+        inner = [maker] if isinstance(maker, ast.Call) else []
+    return (ast.unparse(inner[0].func), _module(inner[0].func, scene)) if inner else ("", None)
+
+
+def _module(node: ast.expr, scene: ErrorContext) -> nn.Module | None:
+    """The module that an expression means in the innermost of the user's frames that knows it."""
+    value: Any = next((found for frame in scene.users if (found := value_of(node, frame)) is not UNKNOWN), None)
+    return value if is_a(value, nn.Module) else None
+
+
+NEAR = 1000
+"""Ids so far beyond the table that a larger one is the cure; further away something else is wrong with them."""
+IGNORED = -100
+"""The label that torch's losses leave out unless they are told another."""
+
+
+def grown(found: OutOfRange, table: torch.Tensor, scene: ErrorContext) -> TriedFix | None:
+    """The lookup with a table that has a row for the largest id."""
+    rows, high = table.shape[0], found.high
+    if high is None or (found.low or 0) < 0 or high >= 2 * rows + NEAR or (high + 1) * table.shape[-1] > SMALL:
+        return None
+    larger = torch.zeros(high + 1, *table.shape[1:], dtype=table.dtype, device=table.device)
+    trial = rerun(scene, {id(table): larger})
+    return TriedFix(str(high + 1)) if trial is None else TriedFix(str(high + 1), trial.worked, trial.after)
+
+
+def shifted(found: OutOfRange, target: torch.Tensor, size: int, scene: ErrorContext) -> TriedFix | None:
+    """The loss with classes from 0, where they are counted from 1 to the number of classes."""
+    if found.values != (size,) or (found.low or 0) < 1:
+        return None
+    trial = rerun(scene, {id(target): target.detach() - 1})
+    return TriedFix("1") if trial is None else TriedFix("1", trial.worked, trial.after)
+
+
+def ignored(found: OutOfRange, target: torch.Tensor, scene: ErrorContext) -> TriedFix | None:
+    """The loss without a label that stands apart (255, -1): left out, as `ignore_index` does."""
+    if len(found.values) != 1 or not (found.value < 0 or found.value >= 255):
+        return None
+    code = str(found.value)
+    if target.numel() > SMALL:
+        return TriedFix(code)
+    left_out = target.detach().masked_fill(target.detach() == found.value, IGNORED)
+    trial = rerun(scene, {id(target): left_out})
+    return TriedFix(code) if trial is None else TriedFix(code, trial.worked, trial.after)
+
+
+EMBEDDING = re.compile(r"index out of range in self|Index \d+ of input takes value -?\d+ which is not in the valid")
+TARGET = re.compile(r"Target (-?\d+) is out of bounds|target out of range|target value .* out of range")
+BOUNDS = re.compile(r"index (-?\d+) is out of bounds for (?:dimension|axis|dim) (\d+) with size (\d+)")
+TAKE = re.compile(r"tried to access index (-?\d+) on a tensor of (\d+) elements")
+SELECT = re.compile(r"select\(\): index (-?\d+) out of range for tensor of size \[([\d, ]+)\] at dimension (-?\d+)")
+ONE_HOT = re.compile(r"Class values must be smaller than num_classes|Class values must be non-negative")
+NEGATIVE = re.compile(r"bincount only supports 1-d non-negative")
+RANDOM = re.compile(r"expects 'from' to be less than 'to', but got from=(-?\d+) >= to=(-?\d+)")
+
+
+def look(scene: ErrorContext) -> IndexFacts | None:
+    """The facts of an error about an index; None of any other."""
+    if raised_by_user(scene):
+        return None
+    message, facts = scene.message, IndexFacts(raised(scene), "tensor")
+    if TARGET.search(message):
+        return _target(facts, scene)
+    if EMBEDDING.search(message):
+        return _embedding(facts, scene)
+    if ONE_HOT.search(message) or NEGATIVE.search(message):
+        return _classes(facts, scene)
+    found = BOUNDS.search(message) or TAKE.search(message) or SELECT.search(message)
+    if found:
+        return _tensor(facts, scene, *_numbers(found))
+    drawn = RANDOM.search(message)
+    if drawn:
+        low, high = int(drawn[1]), int(drawn[2])
+        return dataclasses.replace(facts, kind="random", size=max(0, high - low), least=low, beyond=OutOfRange(high))
+    return sequences.look(facts, scene)
+
+
+def _parts(scene: ErrorContext) -> list[OpArgument]:
+    """The tensors of the failing line, those that it makes itself among them."""
+    known = asked(scene)
+    return known + [OpArgument(value, text) for text, value in computed(scene, {part.name for part in known})]
+
+
+def _numbers(found: re.Match[str]) -> tuple[int, int | None, int]:
+    """(the index, the dimension, its size) that a message names."""
+    if found.re is TAKE:
+        return int(found[1]), None, int(found[2])
+    if found.re is SELECT:
+        sizes = [int(n) for n in found[2].split(",")]
+        return int(found[1]), int(found[3]), sizes[int(found[3])]
+    return int(found[1]), int(found[2]), int(found[3])
+
+
+def _frame_of(scene: ErrorContext, *functions: str) -> dict[str, Any]:
+    """The variables of torch's function that was running, {} where none of these was."""
+    return next((dict(f.names) for f in within(scene) if f.site.function in functions), {})
+
+
+def part(given: OpArgument) -> ArgumentFact:
+    return ArgumentFact(given.fact(read=True), given.role, given.owner, given.known)
+
+
+def _named(value: Any, role: str, scene: ErrorContext) -> OpArgument:
+    known = next((p for p in asked(scene) if p.value is value), None)
+    return known if known is not None else OperandNames(scene).asked(value, role)
+
+
+def _embedding(facts: IndexFacts, scene: ErrorContext) -> IndexFacts | None:
+    names = _frame_of(scene, "embedding", "embedding_bag")
+    table, index = names.get("weight"), names.get("input")
+    if table is None or index is None or not is_tensor(table) or not is_tensor(index):
+        return _selected(facts, scene)
+    module = failing_module(scene)
+    given = _users_index(_named(index, "input", scene), scene)
+    path = OperandNames(scene).module(module) if is_a(module, (nn.Embedding, nn.EmbeddingBag)) else ""
+    weight = _named(table, "weight", scene)
+    if not path and weight.owner and weight.name == f"{weight.owner}.weight":  # compiled: the module's frame is gone
+        path = weight.owner
+    facts = dataclasses.replace(
+        facts,
+        kind="embedding",
+        table=path or weight.name,
+        module="" if path == type(module).__name__ else path,
+        size=table.shape[0],
+        width=table.shape[-1],
+        dim=0,
+        shape=tuple(table.shape),
+        index=part(given),
+        beyond=beyond(index, 0, table.shape[0] - 1),
+    )
+    if facts.beyond is None:
+        return None
+    counted, along, origin = _counted(given.name, scene)
+    words = None if counted else _vocabulary(facts.beyond, table.shape[0], scene)
+    return dataclasses.replace(
+        facts, grown=grown(facts.beyond, table, scene), counted=counted, along=along, origin=origin, vocabulary=words
+    )
+
+
+def _users_index(given: OpArgument, scene: ErrorContext) -> OpArgument:
+    """A tensor of indices that only torch's frames know: the user's one of the same values, where there is one."""
+    if given.known:
+        return given
+    for name, value, _ in scene.variables():
+        if (
+            type(value) is torch.Tensor
+            and value.dtype == given.value.dtype
+            and not value.is_meta
+            and (value.shape == given.value.shape and torch.equal(value, given.value))
+        ):
+            return dataclasses.replace(given, name=name, known=True)
+    return given
+
+
+def _selected(facts: IndexFacts, scene: ErrorContext) -> IndexFacts | None:
+    """index_select and its like say the same words: the operands of the user's line."""
+    node = _call(scene)
+    if called(node) not in ("index_select", "embedding", "index_add", "index_copy") or not scene.users:
+        return None
+    parts = _parts(scene)
+    index = next((p for p in parts if not p.value.dtype.is_floating_point and p.value.ndim <= 1), None)
+    table = next((p for p in parts if index is not None and p is not index and p.value.ndim), None)
+    if index is None or table is None:
+        return None
+    dims = [value_of(arg, scene.users[0]) for arg in getattr(node, "args", [])]
+    dim = next((d for d in dims if type(d) is int), 0)
+    found = beyond(index.value, 0, table.value.shape[dim] - 1)
+    return (
+        None
+        if found is None
+        else dataclasses.replace(
+            facts,
+            table=table.name,
+            size=table.value.shape[dim],
+            dim=dim,
+            shape=tuple(table.value.shape),
+            index=part(index),
+            beyond=found,
+        )
+    )
+
+
+def _counted(name: str, scene: ErrorContext) -> tuple[str, str, ValueOrigin | None]:
+    """The `arange` that made an index (then it is a position, and what is too long is the sequence), and the tensor
+    whose length it counts."""
+    way = came(name, scene, lambda node: called(node) == "arange")
+    if not way:
+        return "", "", None
+    maker = way[0].maker or way[0].node
+    links = tuple(Link(made.said, made.where) for made in way)
+    sizes = _sized(maker)
+    for word in ast.walk(maker) if not sizes else ():
+        if isinstance(word, ast.Name):  # `batch, length = ids.shape` before it
+            before = came(word.id, scene, lambda node: bool(_sized(node)))
+            sizes += _sized(before[0].maker or before[0].node) if before else []
+    along = ast.unparse(sizes[0]) if sizes else ""
+    return ast.unparse(maker), along, ValueOrigin(way[0].name, way[0].code, "arange", way[0].where, links)
+
+
+def _sized(node: ast.AST) -> list[ast.expr]:
+    """The tensors whose shape an expression reads."""
+    return [part.value for part in ast.walk(node) if isinstance(part, ast.Attribute) and part.attr in ("shape", "size")]
+
+
+def _vocabulary(found: OutOfRange, size: int, scene: ErrorContext) -> tuple[str, int] | None:
+    """A dict of the user's with more entries than the table has rows, and enough for the largest id."""
+    for name, value, _ in scene.variables():
+        if (
+            type(value) is dict
+            and size < len(value) <= 4 * size + 1000
+            and (found.high or 0) < len(value)
+            and all(type(number) is int for number in value.values())
+        ):
+            return name, len(value)
+    return None
+
+
+def _target(facts: IndexFacts, scene: ErrorContext) -> IndexFacts | None:
+    names = _frame_of(scene, "cross_entropy", "nll_loss", "multi_margin_loss")
+    scores, target, spared = names.get("input"), names.get("target"), names.get("ignore_index")
+    if not is_tensor(scores) or not is_tensor(target):
+        both = asked(scene)
+        pair = (
+            [p.value for p in both if p.value.dtype.is_floating_point],
+            [p.value for p in both if not p.value.dtype.is_floating_point],
+        )
+        if not pair[0] or not pair[1]:
+            return None
+        scores, target = pair[0][0], pair[1][0]
+    assert scores is not None and target is not None
+    size = scores.shape[1 if scores.ndim > 1 else 0]
+    found = beyond(target, 0, size - 1, spared if type(spared) is int else -100)
+    if found is None:
+        return None
+    given, table = _named(target, "target", scene), _named(scores, "input", scene).name
+    return dataclasses.replace(
+        facts,
+        kind="target",
+        table=table,
+        size=size,
+        shape=tuple(scores.shape),
+        index=part(given),
+        beyond=found,
+        head=head(table, size, scene),
+        shifted=shifted(found, target, size, scene),
+        ignored=ignored(found, target, scene),
+    )
+
+
+def _classes(facts: IndexFacts, scene: ErrorContext) -> IndexFacts | None:
+    """one_hot with too few classes, or negative numbers where numbers are counted."""
+    index = next((p for p in _parts(scene) if not p.value.dtype.is_floating_point), None)
+    if index is None:
+        return None
+    node, size = _call(scene), None
+    for given in [*getattr(node, "args", [])[1:], *(k.value for k in getattr(node, "keywords", []))]:
+        known = value_of(given, scene.users[0])
+        size = known if known is not UNKNOWN and type(known) is int else size
+    if "smaller" in scene.message:
+        found = beyond(index.value, 0, size - 1) if size is not None else None
+        return (
+            None
+            if found is None
+            else dataclasses.replace(
+                facts, kind="one_hot", size=size, index=part(index), beyond=found, table="num_classes"
+            )
+        )
+    found = beyond(index.value, 0, 1 << 62)
+    return (
+        None
+        if found is None
+        else dataclasses.replace(facts, kind="negative", index=part(index), beyond=found, table=called(node))
+    )
+
+
+def _call(scene: ErrorContext) -> ast.AST:
+    node = expression(scene.users[0]) if scene.users else None
+    if isinstance(node, (ast.Expr, ast.Return, ast.Assign)) and node.value is not None:
+        node = node.value
+    return node if node is not None else ast.Module([], [])
+
+
+def _tensor(facts: IndexFacts, scene: ErrorContext, value: int, dim: int | None, size: int) -> IndexFacts | None:
+    """x[i], gather, scatter, take: the message says the number, the frames say whose it is."""
+    parts = _parts(scene)
+    least = 0 if called(_call(scene)).startswith(("gather", "scatter", "index_", "take_along")) else -size
+    held = [(p, found) for p in parts if (found := beyond(p.value, least, size - 1)) is not None]
+    held = [(p, found) for p, found in held if value in (found.value, *found.values)] or held[:0]
+    text = _indexed(scene)
+    mine = [p for p in parts if p.name == text]
+    if text and not mine and held:  # what a call of the user's gave: its size stands in the message
+        return dataclasses.replace(
+            facts, table=text, size=size, dim=dim, least=least, index=part(held[0][0]), beyond=held[0][1]
+        )
+    tables = mine or [p for p in parts if not any(p is h for h, _ in held)]
+    fits = [p for p in tables if p.value.ndim and size in p.value.shape or dim is None and p.value.numel() == size]
+    table = next(iter(fits), None)
+    if table is None:
+        return sequences.arrays(facts, scene, value, dim, size)
+    shape = tuple(table.value.shape)
+    axis = dim if dim is None or dim < len(shape) and shape[dim] == size else shape.index(size)
+    facts = dataclasses.replace(
+        facts,
+        table=table.name,
+        size=size,
+        dim=axis,
+        shape=shape,
+        least=least,
+        beyond=OutOfRange(value),
+        key=_key(scene, value),
+        module=table.owner or "",
+    )
+    if held:
+        given, found = held[0]
+        facts = dataclasses.replace(facts, index=part(given), beyond=found)
+    return sample_of(facts, scene)
+
+
+def _indexed(scene: ErrorContext) -> str:
+    """The text of what the failing line indexes: `x` of x[i], x.gather(0, i), torch.gather(x, 0, i)."""
+    node = _call(scene)
+    if isinstance(node, ast.Subscript):
+        return ast.unparse(node.value)
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or not node.args:
+        return ""
+    module = value_of(node.func.value, scene.users[0])
+    return ast.unparse(node.args[0] if module in (torch, nn.functional) else node.func.value)
+
+
+def _key(scene: ErrorContext, value: int) -> str:
+    """The text of a plain index in the failing line that has this value."""
+    for node in ast.walk(_call(scene)):
+        keys = node.slice if isinstance(node, ast.Subscript) else None
+        for key in keys.elts if isinstance(keys, (ast.Tuple, ast.List)) else [keys] if keys is not None else []:
+            if number(key, scene.users[0]) == value and not isinstance(key, (ast.Constant, ast.UnaryOp)):
+                return ast.unparse(key)
+    return ""

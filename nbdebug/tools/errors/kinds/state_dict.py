@@ -1,0 +1,381 @@
+"""A state that does not fit: the model or the optimizer that it was given to is in torch's frame, with the state."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import nn
+
+from nbdebug.observe.frames import Frame
+from nbdebug.observe.variables import attributes
+from nbdebug.tools.errors.context import ErrorContext
+from nbdebug.tools.errors.rules.state_dict import OptimizerMismatch, Renamed, Resized, StateMismatch
+from nbdebug.tools.errors.values import expression, shape_of
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "model.")
+"""What DataParallel, torch.compile, FSDP, checkpoint wrappers and trainers put into a key."""
+SAMPLES = 40
+"""Keys without a partner from which changes are read."""
+PARTNERS = 50
+"""Keys of the model with the same end that each of them is held against."""
+
+
+@dataclasses.dataclass(frozen=True)
+class KeyChange:
+    """Replace `old` at the start of a saved key by `new`; anywhere: take `old` away wherever it stands.
+
+    fits: saved keys that then meet a key of the model with the same shape; whole: the saved state then is the
+    model's, key for key."""
+
+    old: str
+    new: str
+    anywhere: bool
+    fits: int
+    whole: bool
+
+    def applied(self, key: str) -> str:
+        if self.anywhere:
+            return key.replace(self.old, "")
+        return self.new + key[len(self.old) :] if key.startswith(self.old) else key
+
+
+def fitting(saved: Shapes, model: Shapes) -> int:
+    """Saved keys that the model has with the same shape."""
+    return sum(model.get(key) == shape for key, shape in saved.items())
+
+
+def best_change(saved: Shapes, model: Shapes) -> KeyChange | None:
+    """The change that brings the most keys together, if it brings more than there are without one."""
+    best, most = None, fitting(saved, model)
+    for old, new, anywhere in dict.fromkeys(_candidates(saved, model)):
+        change = _judged(KeyChange(old, new, anywhere, 0, False), saved, model)
+        if change is not None and (
+            change.fits > most or best is not None and change.fits == most and change.whole and not best.whole
+        ):
+            best, most = change, change.fits
+    return best
+
+
+def _judged(change: KeyChange, saved: Shapes, model: Shapes) -> KeyChange | None:
+    renamed = {change.applied(key): shape for key, shape in saved.items()}
+    if len(renamed) < len(saved):  # two keys would become one
+        return None
+    fits = fitting(renamed, model)
+    return dataclasses.replace(change, fits=fits, whole=fits == len(saved) == len(model))
+
+
+def _candidates(saved: Shapes, model: Shapes) -> Iterator[tuple[str, str, bool]]:
+    for wrapper in WRAPPERS:
+        if any(wrapper in key for key in saved):
+            yield wrapper, "", not all(key.startswith(wrapper) for key in saved)
+    lonely = _spread([key for key in saved if key not in model])
+    wanted = [key for key in model if key not in saved]
+    by_end: dict[str, list[str]] = {}
+    for key in wanted:
+        for end in {_end(key), _last(key)}:
+            by_end.setdefault(end, []).append(key)
+    for key in lonely:
+        for partner in (by_end.get(_end(key)) or by_end.get(_last(key), []))[:PARTNERS]:
+            yield from _changes(key, partner)
+
+
+def _changes(key: str, partner: str) -> Iterator[tuple[str, str, bool]]:
+    """What makes the one of the other: their differing starts, cut at dots; the longest common end first."""
+    ours, theirs = key.split("."), partner.split(".")
+    same = 0
+    while same < min(len(ours), len(theirs)) and ours[-1 - same] == theirs[-1 - same]:
+        same += 1
+    for keep in range(same, 0, -1):
+        old, new = (".".join(parts[: len(parts) - keep]) for parts in (ours, theirs))
+        yield old + "." if old else "", new + "." if new else "", False
+
+
+def _end(key: str) -> str:
+    return ".".join(key.split(".")[-2:]) if key.count(".") else key
+
+
+def _last(key: str) -> str:
+    return key.rpartition(".")[2]
+
+
+def _spread(keys: list[str]) -> list[str]:
+    step = max(1, len(keys) // SAMPLES)
+    return keys[::step][:SAMPLES]
+
+
+_CONV, _TURNED = (
+    ("out_channels", "in_channels", "kernel_size", "kernel_size", "kernel_size"),
+    ("in_channels", "out_channels", "kernel_size", "kernel_size", "kernel_size"),
+)
+LAYOUTS: tuple[tuple[type | tuple[type, ...], dict[str, tuple[str, ...]]], ...] = (
+    (nn.Linear, {"weight": ("out_features", "in_features"), "bias": ("out_features",)}),
+    (nn.Bilinear, {"weight": ("out_features", "in1_features", "in2_features"), "bias": ("out_features",)}),
+    ((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), {"weight": _TURNED, "bias": ("out_channels",)}),
+    ((nn.Conv1d, nn.Conv2d, nn.Conv3d), {"weight": _CONV, "bias": ("out_channels",)}),
+    ((nn.Embedding, nn.EmbeddingBag), {"weight": ("num_embeddings", "embedding_dim")}),
+    (
+        nn.modules.batchnorm._NormBase,
+        dict.fromkeys(("weight", "bias", "running_mean", "running_var"), ("num_features",)),
+    ),
+    (nn.GroupNorm, dict.fromkeys(("weight", "bias"), ("num_channels",))),
+    (nn.LayerNorm, dict.fromkeys(("weight", "bias"), ("normalized_shape",) * 4)),
+    (nn.MultiheadAttention, {"in_proj_weight": ("3 x embed_dim", "embed_dim"), "in_proj_bias": ("3 x embed_dim",)}),
+    (nn.PReLU, {"weight": ("num_parameters",)}),
+)
+"""(class, {parameter: the argument behind each axis}), in the order in which they are asked."""
+GATES = {"LSTM": 4, "LSTMCell": 4, "GRU": 3, "GRUCell": 3}
+
+
+def size_of(kind: type, parameter: str, saved: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[str, int, int] | None:
+    """(argument, its value for the saved shape, for the model's) of the first axis that differs, or None."""
+    axis = next((i for i, (a, b) in enumerate(zip(saved, wanted)) if a != b), None)
+    if axis is None:
+        return None
+    if issubclass(kind, (nn.RNNBase, nn.RNNCellBase)):
+        return _recurrent(kind.__name__, parameter, axis, saved, wanted)
+    for kinds, parameters in LAYOUTS:
+        if issubclass(kind, kinds) and axis < len(parameters.get(parameter, ())):
+            argument = parameters[parameter][axis]
+            parts = 3 if argument.startswith("3 x ") else 1
+            return argument.removeprefix("3 x "), saved[axis] // parts, wanted[axis] // parts
+    return None
+
+
+def _recurrent(
+    kind: str, parameter: str, axis: int, saved: tuple[int, ...], wanted: tuple[int, ...]
+) -> tuple[str, int, int]:
+    gates = GATES.get(kind, 1)
+    if axis == 0:
+        return "hidden_size", saved[0] // gates, wanted[0] // gates
+    return "input_size" if parameter.startswith("weight_ih") else "hidden_size", saved[axis], wanted[axis]
+
+
+MODEL = re.compile(r"Error\(s\) in loading state_dict for ([\w.]+)|Expected state_dict to be dict-like")
+OPTIMIZER = re.compile(r"loaded state dict (has a different number of parameter groups|contains a parameter group)")
+LISTED = {
+    "missing": re.compile(r"Missing key\(s\) in state_dict: (.*?)\. ?(?:\n|$)"),
+    "unexpected": re.compile(r"Unexpected key\(s\) in state_dict: (.*?)\. ?(?:\n|$)"),
+}
+SIZES = re.compile(
+    r"size mismatch for (\S+): copying a param with shape (?:torch\.Size\()?\(?\[?([\d, ]*)\]?\)?\)? "
+    r"from checkpoint, the shape in current model is (?:torch\.Size\()?\(?\[?([\d, ]*)\]?"
+)
+DICTS = 50
+"""Entries of what was given that are looked into for the state."""
+
+
+def look_model(scene: ErrorContext) -> StateMismatch | None:
+    said = MODEL.search(scene.message)
+    frame = _torchs(scene, "load_state_dict")
+    if said is None or (frame is None and said[1] is None):
+        return None
+    names = frame.names if frame is not None else {}
+    model, given = names.get("self"), names.get("state_dict")  # type: Any, Any
+    written, source, made = _written(scene, "load_state_dict")
+    kind = type(model).__name__ if model is not None else (said[1] or "the model").rpartition(".")[2]
+    listed = {word: _listed(pattern, scene.message) for word, pattern in LISTED.items()}
+    facts = StateMismatch(
+        scene.raised(),
+        written or scene.owners.paths.get(id(model)) or kind,
+        kind,
+        source,
+        made=made,
+        strict=names.get("strict") is not False,
+        resized=tuple(_resized(scene.message, model)),
+        missing=listed["missing"],
+        unexpected=listed["unexpected"],
+    )
+    if issubclass(type(given), nn.Module):
+        return dataclasses.replace(facts, whole_model=True)
+    if said[1] is None:
+        return dataclasses.replace(facts, no_dict=type(given).__name__)
+    if not issubclass(type(model), nn.Module) or not issubclass(type(given), dict):
+        return facts
+    return _matched(facts, model, given)
+
+
+def _matched(facts: StateMismatch, model: Any, given: Mapping[str, Any]) -> StateMismatch:
+    """With what the keys and shapes of both sides say."""
+    wanted = shapes_of(model)
+    inside, saved = max(_states(given), key=lambda pair: _score(pair[1], wanted), default=(None, {}))
+    change = best_change(saved, wanted)
+    after = {change.applied(key) if change else key: shape for key, shape in saved.items()}
+    resized = facts.resized or tuple(
+        _with_argument(Resized(key, shape, wanted[key]), model)
+        for key, shape in after.items()
+        if key in wanted and wanted[key] != shape
+    )
+    return dataclasses.replace(
+        facts,
+        resized=resized,
+        saved=len(saved),
+        wanted=len(wanted),
+        both=len(saved.keys() & wanted.keys()),
+        fitting=fitting(saved, wanted),
+        inside=inside,
+        renamed=Renamed(change.old, change.new, change.anywhere, change.fits, change.whole) if change else None,
+        left=tuple(key for key, shape in after.items() if wanted.get(key) != shape),
+        lacking=tuple(key for key in wanted if key not in after),
+        argument=_argument(model, resized),
+    )
+
+
+def _score(saved: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]]) -> tuple[int, int]:
+    change = best_change(saved, wanted)
+    return max(fitting(saved, wanted), change.fits if change else 0), len(saved)
+
+
+def _states(given: Mapping[str, Any]) -> Iterator[tuple[str | None, dict[str, tuple[int, ...]]]]:
+    """What may be the state: what was given, and the dicts of tensors inside of it."""
+    entries: list[tuple[str, Any]] = [(key, value) for key, value in _items(given) if type(key) is str]
+    yield None, {key: shape for key, value in entries if (shape := shape_of(value)) is not None}
+    for key, value in entries[:DICTS]:
+        if issubclass(type(value), nn.Module):
+            yield f"[{key!r}].state_dict()", shapes_of(value)
+        if issubclass(type(value), dict):
+            inner = [(k, v) for k, v in _items(value) if type(k) is str]
+            yield f"[{key!r}]", {k: shape for k, v in inner if (shape := shape_of(v)) is not None}
+            for k, v in inner[:DICTS]:
+                if issubclass(type(v), dict):
+                    yield (
+                        f"[{key!r}][{k!r}]",
+                        {n: shape for n, t in _items(v) if type(n) is str and (shape := shape_of(t)) is not None},
+                    )
+
+
+def _items(given: Any) -> list[tuple[Any, Any]]:
+    """The entries of a dict, past what a subclass makes of it."""
+    return list(dict.items(given))
+
+
+def shapes_of(model: Any, before: str = "", depth: int = 0) -> dict[str, tuple[int, ...]]:
+    """The keys and shapes of a module's state, without asking its `state_dict`, which may be the user's own."""
+    held = attributes(model)
+    unsaved = held.get("_non_persistent_buffers_set") or set()
+    found = {}
+    for table in ("_parameters", "_buffers"):
+        for name, value in (held.get(table) or {}).items():
+            if name not in unsaved and (shape := shape_of(value)) is not None:
+                found[before + name] = shape
+    for name, part in (held.get("_modules") or {}).items():
+        if part is not None and depth < 60:
+            found |= shapes_of(part, f"{before}{name}.", depth + 1)
+    return found
+
+
+def _listed(pattern: re.Pattern[str], message: str) -> tuple[str, ...]:
+    found = pattern.search(message)
+    return tuple(re.findall(r'"([^"]*)"', found[1])) if found else ()
+
+
+def _resized(message: str, model: Any) -> Iterator[Resized]:
+    for key, saved, wanted in SIZES.findall(message):
+        first, second = (tuple(int(side) for side in re.findall(r"\d+", text)) for text in (saved, wanted))
+        yield _with_argument(Resized(key, first, second), model)
+
+
+def _with_argument(resized: Resized, model: Any) -> Resized:
+    """With the layer's class, and the argument that says the size that differs."""
+    path, _, name = resized.key.rpartition(".")
+    layer = model
+    for part in path.split(".") if path else ():
+        layer = (attributes(layer).get("_modules") or {}).get(part) if layer is not None else None
+    if layer is None or len(resized.saved) != len(resized.model):
+        return resized
+    told = size_of(type(layer), name, resized.saved, resized.model)
+    sizes = next(((None, a, b) for a, b in zip(resized.saved, resized.model) if a != b), (None, None, None))
+    argument, saved, wanted = told or sizes
+    return Resized(resized.key, resized.saved, resized.model, type(layer).__name__, argument, saved, wanted)
+
+
+def _argument(model: Any, resized: tuple[Resized, ...]) -> tuple[str, int] | None:
+    """The one argument of the model's own constructor whose default, or attribute, is the size that differs."""
+    sizes = {(r.saved_size, r.model_size) for r in resized if r.saved_size is not None}
+    if len(sizes) != 1 or any(r.transposed for r in resized):
+        return None
+    saved, wanted = sizes.pop()
+    init = next((vars(kind)["__init__"] for kind in type(model).__mro__ if "__init__" in vars(kind)), None)
+    if not inspect.isfunction(init) or saved is None:
+        return None
+    held = attributes(model)
+    names = [
+        name
+        for name, p in inspect.signature(init).parameters.items()
+        if name != "self"
+        and (type(p.default) is int and p.default == wanted or type(held.get(name)) is int and held[name] == wanted)
+    ]
+    return (names[0], saved) if len(names) == 1 else None
+
+
+# -- the optimizer's -----------------------------------------------------------------------------------------------
+
+
+def look_optimizer(scene: ErrorContext) -> OptimizerMismatch | None:
+    frame = next(
+        (
+            f
+            for f in reversed(scene.trail)
+            if f.site.function == "load_state_dict" and "optim" in f.site.file and "self" in f.names
+        ),
+        None,
+    )
+    lost = scene.type == "KeyError" and "param_groups" in scene.message
+    if frame is None or not (lost or OPTIMIZER.search(scene.message)):
+        return None
+    optimizer, given = frame.names["self"], frame.names.get("state_dict")  # type: Any, Any
+    written, source, made = _written(scene, "load_state_dict")
+    wanted = tuple(_sizes(attributes(optimizer).get("param_groups")))
+    entries = dict(_items(given)) if issubclass(type(given), dict) else {}
+    inside = next(
+        (f"[{k!r}]" for k, v in entries.items() if type(k) is str and type(v) is dict and "param_groups" in v), None
+    )
+    saved = tuple(_sizes(entries["param_groups"])) if "param_groups" in entries else None
+    keys = tuple(key for key in entries if type(key) is str)[:8]
+    return OptimizerMismatch(
+        scene.raised(), written or "optimizer", type(optimizer).__name__, source, saved, wanted, inside, keys, made
+    )
+
+
+def _sizes(groups: Any) -> Iterator[int]:
+    for group in groups if type(groups) is list else ():
+        parameters = group.get("params") if type(group) is dict else None
+        yield len(parameters) if type(parameters) is list else 0
+
+
+# -- the user's line -----------------------------------------------------------------------------------------------
+
+
+def _torchs(scene: ErrorContext, function: str) -> Frame | None:
+    return next(
+        (
+            f
+            for f in reversed(scene.trail)
+            if f.site.function == function and "self" in f.names and "state_dict" in f.names
+        ),
+        None,
+    )
+
+
+def _written(scene: ErrorContext, method: str) -> tuple[str | None, str, str | None]:
+    """(what the method was called on, a name for its first argument, the argument itself where it is no name), as the
+    user wrote them."""
+    for frame in scene.users:
+        node = expression(frame)
+        for part in ast.walk(node) if node is not None else ():
+            if isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr == method:
+                named = next((k.value for k in part.keywords if k.arg == "state_dict"), None)
+                first = part.args[0] if part.args else named
+                text = ast.unparse(first) if first is not None else ""
+                plain = isinstance(first, (ast.Name, ast.Attribute, ast.Subscript)) and len(text) <= 60
+                held = part.func.value
+                owner = ast.unparse(held)
+                bare = isinstance(held, (ast.Name, ast.Attribute, ast.Subscript, ast.Call))
+                return owner if bare else f"({owner})", text if plain else "state", None if plain else text or None
+    return None, "state", None

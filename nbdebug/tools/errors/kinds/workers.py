@@ -1,0 +1,307 @@
+"""A loader's worker that died, could not be started or did not answer: the message, the loader, and the machine."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import os
+import re
+import shutil
+import signal as signals
+import sys
+import time
+import types
+from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from nbdebug.observe.variables import attributes
+from nbdebug.tools.errors.context import ErrorContext
+from nbdebug.tools.errors.rules.dataloader import WorkerDied
+from nbdebug.tools.errors.syntax import called, nodes_of
+from nbdebug.tools.errors.values import shape_of, value_of
+
+
+def iterator_of(scene: ErrorContext) -> Any:
+    """The loader's iterator, whose method is in the traceback; None where there is none."""
+    for frame in reversed(scene.trail):
+        mine = frame.names.get("self")
+        if "DataLoaderIter" in type(mine).__name__:
+            return mine
+    return None
+
+
+def loader_of(scene: ErrorContext) -> tuple[str, str, int | None]:
+    """(the loader's name, the data set's name or class, the number of the batch); "" and None where not known."""
+    iterator = iterator_of(scene)
+    held = attributes(iterator) if iterator is not None else {}
+    dataset = held.get("_dataset")
+    loader = set_name = ""
+    for name, value, _ in scene.variables():
+        if dataset is None:
+            break
+        if issubclass(type(value), DataLoader) and attributes(value).get("dataset") is dataset:
+            loader = loader or name
+        if value is dataset and not name.startswith("self"):
+            set_name = set_name or name
+    done = held.get("_rcvd_idx") if "_rcvd_idx" in held else held.get("_num_yielded")
+    number = done - 1 if "_rcvd_idx" in held and type(done) is int else done
+    return loader, set_name or (type(dataset).__name__ if dataset is not None else ""), number
+
+
+def loader_at_hand(scene: ErrorContext) -> tuple[str, Any]:
+    """(name, loader) of the one that was at work: the traceback's own, else the first with workers among the variables
+    (a worker's death is told at whatever line runs just then)."""
+    for frame in reversed(scene.trail):
+        for name in ("loader", "self"):
+            if issubclass(type(frame.names.get(name)), DataLoader):
+                loader = frame.names[name]
+                named = next((n for n, value, _ in scene.variables() if value is loader and n != "self"), "loader")
+                return named, loader
+    iterator = iterator_of(scene)
+    dataset = attributes(iterator).get("_dataset") if iterator is not None else None
+    for name, value, _ in scene.variables():
+        if issubclass(type(value), DataLoader):
+            held = attributes(value)
+            if held.get("dataset") is dataset if dataset is not None else held.get("num_workers"):
+                return name, value
+    return "", iterator
+
+
+def loader_written(scene: ErrorContext) -> tuple[str, int | None]:
+    """(the data set's class or name, num_workers) of the loop over a loader in which the user's line stands, as its
+    source says: a worker's death is told at whatever line runs, and such a loader may have no name."""
+    for frame in scene.users:
+        loops = [
+            node
+            for node in nodes_of(frame.site.file)
+            if isinstance(node, (ast.For, ast.comprehension))
+            and node.iter.lineno <= frame.site.line <= (getattr(node, "end_lineno", None) or node.iter.lineno)
+        ]
+        for loop in sorted(loops, key=lambda node: -node.iter.lineno):
+            for call in ast.walk(loop.iter):
+                if isinstance(call, ast.Call) and called(call).endswith("DataLoader"):
+                    given = {one.arg: one.value for one in call.keywords}
+                    source, workers = call.args[0] if call.args else given.get("dataset"), given.get("num_workers")
+                    count = value_of(workers, frame) if workers is not None else None
+                    name = called(source) or ast.unparse(source) if source is not None else ""
+                    return name, count if type(count) is int else None
+    return "", None
+
+
+SIGNAL = re.compile(r"DataLoader worker \(pid \d+\) is killed by signal: ([A-Za-z ]+)")
+KINDS: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("cuda after fork", re.compile(r"Cannot re-initialize CUDA in forked subprocess")),
+    ("open files", re.compile(r"Too many open files|received 0 items of ancdata")),
+    (
+        "shared memory",
+        re.compile(
+            r"No space left on device|out of shared memory|unable to (mmap|allocate shared "
+            r"memory)|unable to open shared memory object"
+        ),
+    ),
+    ("timeout", re.compile(r"DataLoader timed out after")),
+    ("bootstrap", re.compile(r"before the\s+current process has finished its bootstrapping phase")),
+    ("exited", re.compile(r"DataLoader worker \(pid(?:\(s\))? .*\) exited unexpectedly")),
+    (
+        "not picklable",
+        re.compile(
+            r"[Cc]an(?:'t|not) (?:pickle|get local object)|not picklable|attribute lookup .* "
+            r"failed"
+        ),
+    ),
+)
+BROKEN = ("ConnectionResetError", "EOFError", "BrokenPipeError")
+"""What the end of a worker's pipe looks like from here."""
+WAIT = 0.2
+"""Seconds in which a process that is gone gets its exit code."""
+SHARED = "/dev/shm"
+LOADERS = re.compile(r"[\\/]utils[\\/]data[\\/]|[\\/]multiprocessing[\\/]")
+STARTING = re.compile(r"[\\/]multiprocessing[\\/](reduction|popen_\w+|process|context)\.py$|[\\/]utils[\\/]data[\\/]")
+
+
+def look(scene: ErrorContext) -> WorkerDied | None:
+    what, signal = _kind(scene)
+    if what is None:
+        return None
+    raised, scene = scene.raised(), _at_the_loader(scene)
+    name, loader = loader_at_hand(scene)
+    held = attributes(loader) if loader is not None else {}
+    dataset = held.get("dataset", held.get("_dataset"))
+    total, free = _shared()
+    guilty, is_a = next(_unpicklable(held, name), ("", "")) if what == "not picklable" else ("", "")
+    said, count = loader_written(scene) if dataset is None else ("", None)
+    workers = _whole(held.get("num_workers", held.get("_num_workers")))
+    parts = list(_parts(dataset)) if dataset is not None else []
+    prefetch = held.get("prefetch_factor", held.get("_prefetch_factor"))
+    return WorkerDied(
+        dataclasses.replace(raised, where=scene.raised().where),
+        what,
+        signal,
+        name,
+        type(dataset).__name__ if dataset is not None else said,
+        count if workers is None else workers,
+        _whole(prefetch),
+        _timeout(held),
+        _start(held),
+        total,
+        free,
+        _memory_free(),
+        sum(count for _, count in parts if count) if parts else None,
+        sum(len(value) for value, _ in parts if type(value) in (list, dict, tuple)) or None,
+        guilty,
+        is_a,
+        _in_notebook(type(dataset)) if dataset is not None else False,
+        _files(),
+    )
+
+
+def _kind(scene: ErrorContext) -> tuple[str | None, str]:
+    """(what happened, the signal's name); (None, "") where it has nothing to do with a loader's workers."""
+    said = scene.message
+    if (killed := SIGNAL.search(said)) is not None:
+        return _by(killed[1].strip())
+    what = next((kind for kind, pattern in KINDS if pattern.search(said)), None)
+    if what in ("timeout", "exited", "bootstrap"):
+        ended = re.search(r"exit code (-?\d+)", said)
+        return (what, f"exit code {ended[1]}") if ended else _ended(scene) if what == "exited" else (what, "")
+    if what == "not picklable":
+        near = iterator_of(scene) is not None or any(f.site.function == "_get_iterator" for f in scene.trail)
+        return (what, "") if near and any(STARTING.search(f.site.file) for f in scene.trail) else (None, "")
+    near = (
+        scene.carried is not None
+        and "worker" in scene.carried.where
+        or iterator_of(scene) is not None
+        or any(LOADERS.search(frame.site.file) for frame in scene.trail[-6:])
+    )
+    if what is None and scene.type in BROKEN and iterator_of(scene) is not None:
+        return _ended(scene)
+    return (what, "") if what is not None and near else (None, "")
+
+
+def _at_the_loader(scene: ErrorContext) -> ErrorContext:
+    """The scene of the broken pipe that was being handled when the handler of SIGCHLD told of a worker's death, at
+    whatever line ran just then; else the scene itself."""
+    before = vars(BaseException)["__context__"].__get__(scene.error)
+    if iterator_of(scene) is not None or type(before).__name__ not in BROKEN:
+        return scene
+    pipe = ErrorContext.of(before, scene.names)
+    return scene if iterator_of(pipe) is None else pipe
+
+
+def _by(signal: str) -> tuple[str, str]:
+    return {"Killed": "killed", "Bus error": "shared memory"}.get(signal, "crashed"), signal
+
+
+def _ended(scene: ErrorContext) -> tuple[str, str]:
+    """What the exit codes of the iterator's own processes say of the end of one, within WAIT."""
+    iterator = iterator_of(scene)
+    given = attributes(iterator).get("_workers") if iterator is not None else None
+    workers = [one for one in given if isinstance(one, BaseProcess)] if type(given) is list else []
+    until, codes = time.perf_counter() + WAIT, set[int]()
+    try:
+        while workers and not codes and time.perf_counter() < until:
+            codes = {code for one in workers if (code := one.exitcode)} - {-int(signals.SIGTERM)}  # torch's own end
+            if not codes:
+                time.sleep(0.01)
+    except RuntimeError as told:  # torch's handler of SIGCHLD tells it just now, wherever that is
+        if (killed := SIGNAL.search(str(told))) is not None:
+            return _by(killed[1].strip())
+    code = min(codes, default=0)
+    if code < 0:
+        return _by("Killed" if code == -9 else signals.strsignal(-code) or f"signal {-code}")
+    return "exited", f"exit code {code}" if code else ""
+
+
+def _whole(value: Any) -> int | None:
+    return value if type(value) is int else None
+
+
+def _timeout(held: dict[str, Any]) -> float | None:
+    given: Any = held.get("timeout", held.get("_timeout"))
+    return float(given) if type(given) in (int, float) and given > 0 else None
+
+
+def _start(held: dict[str, Any]) -> str:
+    """How the loader's processes start."""
+    context = held.get("_DataLoader__multiprocessing_context", held.get("_multiprocessing_context"))
+    name = type(context).__name__ if context is not None else ""
+    if name.endswith("Context") and name != "DefaultContext":
+        return name.removesuffix("Context").lower()
+    usual = torch.multiprocessing.get_start_method(allow_none=True)
+    return usual or torch.multiprocessing.get_context().get_start_method()
+
+
+def _parts(dataset: Any) -> Iterator[tuple[Any, int]]:
+    """(value, bytes) of what the data set keeps itself."""
+    for value in attributes(dataset).values():
+        if shape_of(value) is not None and type(value) in (torch.Tensor, torch.nn.Parameter):
+            yield value, value.numel() * value.element_size()
+        elif type(value).__module__ == "numpy" and type(value).__name__ == "ndarray":
+            yield value, int(value.nbytes)
+        elif type(value) in (list, dict, tuple):
+            yield value, 0
+
+
+def _unpicklable(held: dict[str, Any], loader: str) -> Iterator[tuple[str, str]]:
+    """(name, what it is) of what a process that is started afresh can't be sent."""
+    dataset = held.get("dataset", held.get("_dataset"))
+    given = {
+        "dataset": dataset,
+        "collate_fn": held.get("collate_fn", held.get("_collate_fn")),
+        "worker_init_fn": held.get("worker_init_fn"),
+        "sampler": held.get("sampler"),
+    }
+    for name, value in given.items():
+        if value is not None and (said := _why_not(value)):
+            yield f"{loader or 'loader'}.{name}", said
+    for name, value in attributes(dataset).items() if dataset is not None else ():
+        if said := _why_not(value):
+            yield f"{type(dataset).__name__}.{name}", said
+        for inner, thing in attributes(value).items() if type(value).__module__ not in ("builtins", "torch") else ():
+            if said := _why_not(thing):
+                yield f"{type(dataset).__name__}.{name}.{inner}", said
+
+
+def _why_not(value: Any) -> str:
+    kind = type(value)
+    if kind is types.FunctionType:
+        return (
+            "a lambda"
+            if "<lambda>" in value.__qualname__
+            else ("a function defined inside another one" if "<locals>" in value.__qualname__ else "")
+        )
+    if kind in (types.GeneratorType, types.ModuleType) or kind.__module__ in ("_thread", "_io", "sqlite3", "_sqlite3"):
+        return f"a `{kind.__name__}`"
+    qualified = type.__dict__["__qualname__"].__get__(kind)
+    return f"an object of `{kind.__name__}`, a class defined inside a function" if "<locals>" in qualified else ""
+
+
+def _in_notebook(kind: type) -> bool:
+    module = sys.modules.get("__main__")
+    return kind.__module__ == "__main__" and getattr(module, "__file__", None) is None
+
+
+def _shared() -> tuple[int | None, int | None]:
+    try:
+        usage = shutil.disk_usage(SHARED)
+    except OSError:  # not Linux
+        return None, None
+    return usage.total, usage.free
+
+
+def _memory_free() -> int | None:
+    import psutil
+
+    return int(psutil.virtual_memory().available)
+
+
+def _files() -> int | None:
+    if os.name == "nt":
+        return None
+    import resource
+
+    return int(resource.getrlimit(resource.RLIMIT_NOFILE)[0])

@@ -1,0 +1,295 @@
+"""What the failing op was given, and what the user calls each of it.
+
+The innermost frame is often torch's: a Linear's `forward` with its `input`, a loss with `input` and `target`. Their
+names there say the role; the user's own name for the same tensor stands in the user's frames. Beyond torch's frames
+come the operands of the user's line.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from nbdebug.observe.frames import Frame
+from nbdebug.observe.variables import MODULES_OWN, attributes, key_text
+from nbdebug.tools.errors.context import ErrorContext, fact, is_tensor
+from nbdebug.tools.errors.facts import Raised, TensorFact
+from nbdebug.tools.errors.syntax import called, nodes, tree_of
+from nbdebug.tools.errors.values import UNKNOWN, expression, members, operands, value_of
+
+CALLS = ("_call_impl", "_wrapped_call_impl", "__call__", "_slow_forward")
+"""Frames around a module's forward, which hold the same tensors under no name of their own."""
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_TELLING = tuple(_TORCH + part for part in ("nn", "optim", "functional.py"))
+"""Torch's frames whose names say a role; those of its inner parts (`_decomp`, `_refs`, `library`) say nothing."""
+MOST = 60
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OpArgument:
+    """A tensor that the failing op was given. name: as the user would write it, or what it is ("the input of `2`").
+    role: its name in torch's function ("input", "weight", "target"), "" of the user's own operand. owner: the dotted
+    name of the module whose parameter or buffer it is. known: the name is a variable's, an attribute's or a weight's.
+    """
+
+    value: torch.Tensor
+    name: str
+    role: str = ""
+    owner: str | None = None
+    known: bool = True
+
+    def fact(self, *, read: bool = False) -> TensorFact:
+        return fact(self.name, self.value, read=read)
+
+
+def asked(scene: ErrorContext) -> list[OpArgument]:
+    """The tensors at hand where it failed, each once: of torch's innermost function, of the module around it, then of
+    the user's line. Empty where the op was given none by a name."""
+    names, written = OperandNames(scene), arguments(scene)
+    found: dict[int, OpArgument] = {}
+    for role, value in _given(scene):
+        if id(value) not in found and len(found) < MOST:
+            one = names.asked(value, role)
+            if not one.known and id(value) in written:
+                one = dataclasses.replace(one, name=written[id(value)], known=True)
+            found[id(value)] = one
+    for text, value in (*operands(scene.users[0]), *_stored(scene.users[0])) if scene.users else ():
+        if is_tensor(value) and (id(value) not in found or not found[id(value)].known):
+            role = found[id(value)].role if id(value) in found else ""
+            found[id(value)] = dataclasses.replace(names.asked(value, role), name=text, known=True)
+    return list(found.values())
+
+
+def _stored(frame: Frame) -> Iterator[tuple[str, Any]]:
+    """What `x[i] = y` was to put there: the failing expression is `x[i]` alone."""
+    target, tree = expression(frame), tree_of(frame.site.file)
+    if not isinstance(target, ast.Subscript) or not isinstance(target.ctx, ast.Store) or tree is None:
+        return
+    for node in nodes(tree):
+        if isinstance(node, ast.Assign) and any(
+            (t.lineno, t.col_offset) == (target.lineno, target.col_offset) for t in node.targets
+        ):
+            value = value_of(node.value, frame)
+            if value is not UNKNOWN:
+                yield ast.unparse(node.value), value
+
+
+def raised(scene: ErrorContext) -> Raised:
+    """The plain part of an error, with what the chapter's own `raised` leaves to its kinds: a data set's `__getitem__`
+    is the phase of the input, and a model that is one module (a loss) has a name as well."""
+    plain = scene.raised()
+    module, where = failing_module(scene), plain.where
+    if scene.users and scene.users[0].site.function in ("__getitem__", "__iter__"):
+        where = dataclasses.replace(where, phase="input")
+    if where.module == "" and module is not None and scene.path(module) == "":
+        where = dataclasses.replace(where, module=OperandNames(scene).module(module))
+    return dataclasses.replace(plain, where=where)
+
+
+def raised_by_user(scene: ErrorContext) -> bool:
+    """Whether a `raise` or an `assert` of the user's own made the error: then its words are the user's, not torch's."""
+    last = scene.trail[-1] if scene.trail else None
+    return last is not None and last.users and isinstance(expression(last), (ast.Raise, ast.Assert))
+
+
+def arguments(scene: ErrorContext) -> dict[int, str]:
+    """What the user's line gave to the function of torch's that it called, as it is written there: `encode(x)`."""
+    below = within(scene)
+    call = _call_of(scene.users[0], below[-1]) if scene.users and below else None
+    if call is None or any(isinstance(arg, ast.Starred) for arg in call.args):
+        return {}
+    callee = below[-1]
+    name = callee.site.function
+    function = (
+        type(callee.module).forward
+        if callee.module is not None
+        else getattr(nn.functional, name, getattr(nn.utils.rnn, name, None))
+    )
+    if callee.site.function == "__new__":
+        names = ["data"]
+    elif not callable(function) or callee.module is not None and callee.site.function != "forward":
+        return {}
+    else:
+        names = [name for name in inspect.signature(function).parameters if name != "self"]
+    given = [*zip(names, call.args), *((k.arg or "", k.value) for k in call.keywords)]
+    return {id(callee.names[name]): ast.unparse(node) for name, node in given if name in callee.names}
+
+
+def _call_of(frame: Frame, callee: Frame) -> ast.Call | None:
+    """The call in the failing line that called torch's function. `list(map(net, rows))` calls `list`, not the module;
+    where Python knows only the line (before 3.11) the call has to be recognised by what it calls."""
+    ran = expression(frame)
+    calls = [node for node in ast.walk(ran) if isinstance(node, ast.Call)] if ran is not None else []
+    for call in calls:
+        if (
+            callee.module is not None
+            and value_of(call.func, frame) is callee.module
+            or (callee.module is None and called(call) in (callee.site.function, "Parameter"))
+        ):
+            return call
+    first = calls[0] if calls and frame.span is not None else None
+    return first if first is not None and value_of(first.func, frame) is UNKNOWN else None
+
+
+def _given(scene: ErrorContext) -> Iterator[tuple[str, torch.Tensor]]:
+    """(role, tensor) of torch's and the libraries' frames below the user's line, down to the innermost module's."""
+    for frame in within(scene):
+        for role, value in frame.names.items():
+            if is_tensor(value):
+                yield role, value
+            elif type(value) in (list, tuple) and len(value) <= MOST:
+                yield from ((f"{role}[{i}]", item) for i, item in enumerate(value) if is_tensor(item))
+        if frame.module is not None:
+            for role, value in members(frame.module).items():
+                if is_tensor(value):
+                    yield role, value
+            return
+
+
+def within(scene: ErrorContext) -> list[Frame]:
+    """The frames below the user's innermost line, innermost first, without those that only pass a call on."""
+    found = []
+    for frame in reversed(scene.trail):
+        if frame.users:
+            break
+        file = frame.site.file
+        if frame.site.function not in CALLS and (file.startswith(_TELLING) or not file.startswith(_TORCH)):
+            found.append(frame)
+    return found
+
+
+def failing_module(scene: ErrorContext) -> nn.Module | None:
+    """The innermost module whose method was running."""
+    return next((frame.module for frame in reversed(scene.trail) if frame.module is not None), None)
+
+
+def is_a(value: Any, kinds: type | tuple[type, ...]) -> bool:
+    """`isinstance` that asks the object nothing: a `__class__` of the user's is not looked at."""
+    return issubclass(type(value), kinds)
+
+
+def root_of(path: str, scene: ErrorContext) -> str:
+    """The name of the model that a dotted path begins with: "self.model" of "self.model.stem.0"."""
+    return max(
+        (name for name in scene.owners.models if path == name or path.startswith((f"{name}.", f"{name}["))),
+        key=len,
+        default=path.split(".")[0],
+    )
+
+
+def parts(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """(dotted name, module) of a model and all that it has registered, each once, outer first; no method runs."""
+    found: list[tuple[str, nn.Module]] = []
+    todo, seen = [("", model)], set()
+    while todo:
+        name, part = todo.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        found.append((name, part))
+        children = attributes(part).get("_modules") or {}
+        todo += [(f"{name}.{key}".lstrip("."), child) for key, child in reversed(children.items()) if child is not None]
+    return found
+
+
+def weights(model: nn.Module, buffers: bool = False) -> list[torch.Tensor]:
+    """The parameters of a model, each once; with its buffers where these are asked for."""
+    found = {
+        id(value): value
+        for _, part in parts(model)
+        for table in ("_parameters", "_buffers")[: 1 + buffers]
+        for value in (attributes(part).get(table) or {}).values()
+        if is_tensor(value)
+    }
+    return list(found.values())
+
+
+class OperandNames:
+    """What the user calls a tensor, and what a module is called: by identity, never by comparing."""
+
+    def __init__(self, scene: ErrorContext):
+        self.scene = scene
+        self.variables: dict[int, str] = {}
+        for name, value, _ in scene.variables():
+            for text, item in ((name, value), *_items(name, value)):
+                if is_tensor(item):
+                    self.variables.setdefault(id(item), text)
+        self.weights: dict[int, tuple[str, str]] = {}
+        self._modules: dict[int, str] | None = None
+        self.failing = failing_module(scene)
+        for model in scene.owners.models.values():
+            for name, part in parts(model):
+                self._own(part, _plain(f"{self.module(model)}.{name}".rstrip(".")))
+        if self.failing is not None:
+            self._own(self.failing, self.module(self.failing))
+
+    def _own(self, part: nn.Module, path: str) -> None:
+        for table in ("_parameters", "_buffers"):
+            for name, value in (attributes(part).get(table) or {}).items():
+                if is_tensor(value):
+                    self.weights.setdefault(id(value), (path, name))
+
+    def asked(self, value: torch.Tensor, role: str) -> OpArgument:
+        if id(value) in self.weights:
+            owner, name = self.weights[id(value)]
+            return OpArgument(value, f"{owner}.{name}", role, owner)
+        if id(value) in self.variables:
+            return OpArgument(value, self.variables[id(value)], role)
+        inner = f"`{self.module(self.failing)}`" if self.failing is not None else "the op"
+        told = "what {} is given" if role in ("input", "x", "") else f"the {role} of {{}}"
+        return OpArgument(value, told.format(inner), role, None, False)
+
+    def module(self, module: Any) -> str:
+        """`net.stages.3.1`; of one that no model has registered the way to it ("net.blocks[1]"), or its class."""
+        known = self.scene.owners.paths.get(id(module))
+        hidden = self.unregistered(module)
+        root = module is not None and any(module is m for m in self.scene.owners.models.values())
+        if known is not None and not (root and hidden):
+            return self._seen(_plain(known))
+        return hidden or known or type(module).__name__
+
+    def _seen(self, path: str) -> str:
+        """A model that no variable holds is known by its class: `self` in the frame of its own method."""
+        root, dot, rest = path.partition(".")
+        model = self.scene.owners.models.get(root)
+        if (
+            model is None
+            or root != type(model).__name__
+            or any(root in space for space in (self.scene.names, *(frame.names for frame in self.scene.users)))
+        ):
+            return path
+        mine = any(frame.names.get("self") is model for frame in self.scene.users)
+        return f"self{dot}{rest}" if mine else path
+
+    def unregistered(self, module: Any) -> str | None:
+        """The way to a module that lies in a plain list, tuple or dict of another, and so is no part of it."""
+        if self._modules is None:
+            self._modules = {}
+            for model in self.scene.owners.models.values():
+                for _, part in parts(model):
+                    for name, value in attributes(part).items():
+                        for text, item in _items(f"{self.scene.owners.paths.get(id(part))}.{name}", value):
+                            if name not in MODULES_OWN and issubclass(type(item), nn.Module):
+                                self._modules.setdefault(id(item), text)
+        return self._modules.get(id(module))
+
+
+def _plain(path: str) -> str:
+    """The path without what torch.compile puts into it."""
+    return path.replace("._orig_mod", "")
+
+
+def _items(name: str, value: Any) -> list[tuple[str, Any]]:
+    """The items of an exact dict, list or tuple, by the text that gets them."""
+    if type(value) is dict:
+        return [(f"{name}[{key_text(key)}]", item) for key, item in [*value.items()][:MOST]]
+    if type(value) in (list, tuple):
+        return [(f"{name}[{i}]", item) for i, item in enumerate(value[:MOST])]
+    return []

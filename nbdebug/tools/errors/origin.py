@@ -1,0 +1,284 @@
+"""Where a value came from, as the user's own sources tell: `x` ← `for x, y in loader` ← `TensorDataset(features, …)` ←
+`features = torch.from_numpy(values)`.
+
+Only the text is read, nothing is run. What lies in a frame under a name on the way is looked at, so that a way which
+can't be the right one (its tensor has another dtype, another device) is left.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import linecache
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from nbdebug.observe.frames import Frame
+from nbdebug.observe.locations import cell_name
+from nbdebug.report import Where
+from nbdebug.tools.errors.context import ErrorContext
+from nbdebug.tools.errors.operands import CALLS, is_a
+from nbdebug.tools.errors.syntax import SCOPES, Key, bound, called, entries, functions, nodes_of, spine, tree_of
+from nbdebug.tools.errors.values import UNKNOWN, expression, value_of
+
+STEPS = 40
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpressionBinding:
+    """One binding on the way. name: what was bound ("features", "self.table", "return"); code: the text of its value;
+    node: the same as syntax."""
+
+    name: str
+    code: str
+    where: Where
+    node: ast.expr = dataclasses.field(repr=False, compare=False)
+    entry: bool = False  # it is one entry of the value, or comes out of it in a loop
+    maker: ast.expr | None = dataclasses.field(default=None, repr=False, compare=False)  # of an origin: what tells
+
+    @property
+    def said(self) -> str:
+        code = self.code if len(self.code) <= 80 else self.code[:77] + "..."
+        return f"`{self.name}` {'comes out of' if self.entry else 'is'} `{code}`"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Lookup:
+    """Where a name is looked up: a file, the line, the frame whose names are at hand there (None: nobody's)."""
+
+    file: str
+    line: int
+    frame: Frame | None
+
+
+def came(
+    name: str,
+    scene: ErrorContext,
+    telling: Callable[[ast.expr], bool],
+    fits: Callable[[Any], bool] = lambda value: True,
+    partial: bool = False,
+) -> tuple[ExpressionBinding, ...]:
+    """The way from the expression that tells (it made the dtype, the device …) to `name`, as it stands in the user's
+    innermost frame; the origin first. fits: whether a value met on the way can be it. () where the sources don't show
+    it; partial: as far as they do.
+    """
+    if not scene.users:
+        return ()
+    frame = scene.users[0]
+    try:
+        node = ast.parse(name, mode="eval").body
+    except (SyntaxError, ValueError):
+        return ()
+    search = _OriginSearch(scene, telling, fits)
+    found = search.run(node, _Lookup(frame.site.file, frame.site.line, frame))
+    return found or (search.longest if partial else ())
+
+
+class _OriginSearch:
+    """Breadth first over the bindings: the shortest way to an expression that tells."""
+
+    def __init__(self, scene: ErrorContext, telling: Callable[[ast.expr], bool], fits: Callable[[Any], bool]):
+        self.scene, self.telling, self.fits = scene, telling, fits
+        self.longest: tuple[ExpressionBinding, ...] = ()
+
+    def run(self, node: ast.expr, place: _Lookup) -> tuple[ExpressionBinding, ...]:
+        todo: list[tuple[ast.expr, tuple[Key, ...], _Lookup, tuple[ExpressionBinding, ...]]] = [(node, (), place, ())]
+        seen: set[tuple[str, str, tuple[Key, ...]]] = set()
+        for _ in range(STEPS):
+            if not todo:
+                break
+            node, path, place, way = todo.pop(0)
+            for part, rest in self._parts(node, path):
+                mark = (place.file, ast.unparse(part), rest)
+                if mark in seen:
+                    continue
+                seen.add(mark)
+                for made, then, at in self._bindings(part, rest, place):
+                    found = (made, *way)
+                    maker = self._teller(made.node, then)
+                    if maker is not None:
+                        return dataclasses.replace(made, maker=maker), *way
+                    todo.append((made.node, then, at, found))
+                    self.longest = max(self.longest, found, key=len)
+        return ()
+
+    def _teller(self, node: ast.expr, path: tuple[Key, ...]) -> ast.expr | None:
+        """The part of an expression, or of the entry of it that is meant, which tells."""
+        return next((inner for part, _ in entries(node, path) for inner in spine(part) if self.telling(inner)), None)
+
+    def _parts(self, node: ast.expr, path: tuple[Key, ...]) -> Iterator[tuple[ast.expr, tuple[Key, ...]]]:
+        """The names in an expression from which its value, or the entry that is meant, can have come."""
+        for entry, rest in entries(node, path):
+            for part in spine(entry):
+                named = isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name)
+                if named or isinstance(part, (ast.Name, ast.Call)):
+                    yield part, rest
+
+    def _bindings(
+        self, node: ast.expr, path: tuple[Key, ...], place: _Lookup
+    ) -> Iterator[tuple[ExpressionBinding, tuple[Key, ...], _Lookup]]:
+        """What was bound to a name: (the binding, the entry of it that is meant, where its names are looked up)."""
+        if isinstance(node, ast.Call):
+            yield from _returns(node, path, place)
+            return
+        live = value_of(node, place.frame) if place.frame is not None else UNKNOWN
+        if live is not UNKNOWN and not path and not self.fits(live):
+            return
+        text = ast.unparse(node)
+        if self._untouched(text, place, live):
+            yield from self._argument(text, path, place, live)
+            return
+        for file, scope in _scopes(place, text):
+            found = [b for b in bound(scope, text) if b[0].lineno <= place.line or scope is not _innermost(place)]
+            for value, keys in _reaching(scope, found, text, place.line):
+                made = ExpressionBinding(text, ast.unparse(value), where_of(file, value), value, bool(keys))
+                yield made, (*keys, *path), _Lookup(file, value.lineno, place.frame)
+            if found:
+                return
+        yield from self._argument(text, path, place, live)
+
+    def _untouched(self, text: str, place: _Lookup, live: Any) -> bool:
+        """Whether a parameter still is the caller's very object: what would bind it in the function has not run."""
+        at = next((i for i, frame in enumerate(self.scene.users) if frame is place.frame), None)
+        shared = live is UNKNOWN or is_a(live, (int, float, str, type(None)))  # one object for all of a value
+        if at is None or at + 1 >= len(self.scene.users) or shared:
+            return False
+        caller = self.scene.users[at + 1]
+        node = _passed(_innermost(place), expression(caller), text, _is_method(place))
+        return node is not None and value_of(node, caller) is live
+
+    def _argument(
+        self, text: str, path: tuple[Key, ...], place: _Lookup, live: Any
+    ) -> Iterator[tuple[ExpressionBinding, tuple[Key, ...], _Lookup]]:
+        """A parameter of the function: the caller's expression for the very same object."""
+        users = self.scene.users
+        at = next((i for i, frame in enumerate(users) if frame is place.frame), None)
+        if at is None or at + 1 >= len(users):
+            return
+        caller = users[at + 1]
+        node = _passed(_innermost(place), expression(caller), text, _is_method(place))
+        given = UNKNOWN if node is None else value_of(node, caller)
+        if node is None or given is UNKNOWN and not self._direct(place.frame, caller):
+            return
+        if given is not UNKNOWN and given is not live:
+            return
+        where = _Lookup(caller.site.file, caller.site.line, caller)
+        if ast.unparse(node) == text:
+            yield from self._bindings(node, path, where)
+        else:
+            yield ExpressionBinding(text, ast.unparse(node), caller.where, node), path, where
+
+    def _direct(self, inner: Frame | None, caller: Frame) -> bool:
+        """Whether nothing but a module's call stands between the two frames."""
+        places = {id(frame): i for i, frame in enumerate(self.scene.trail)}
+        between = self.scene.trail[places[id(caller)] + 1 : places.get(id(inner), 0)]
+        return all(frame.site.function in CALLS for frame in between)
+
+
+def _is_method(place: _Lookup) -> bool:
+    """Whether the innermost function is one of a class, so that its first parameter is the object."""
+    function = _innermost(place)
+    return any(
+        isinstance(node, ast.ClassDef) and any(part is function for part in node.body) for node in nodes_of(place.file)
+    )
+
+
+def _passed(function: ast.AST | None, call: ast.AST | None, name: str, method: bool) -> ast.expr | None:
+    """The argument that a call gives for a parameter of the function."""
+    calls = [node for node in ast.walk(call) if isinstance(node, ast.Call)] if call is not None else []
+    if not isinstance(function, SCOPES) or not calls:
+        return None
+    by_name = [node for node in calls if called(node) == getattr(function, "name", None)]
+    call = (by_name or calls)[0]
+    names = [arg.arg for arg in (*function.args.posonlyargs, *function.args.args)]
+    names = names[1:] if method or names[:1] in (["self"], ["cls"]) else names
+    for keyword in call.keywords:
+        if keyword.arg == name:
+            return keyword.value
+    if name not in names or names.index(name) >= len(call.args):
+        return None
+    found = call.args[: names.index(name) + 1]
+    return None if any(isinstance(arg, ast.Starred) for arg in found) else found[-1]
+
+
+def _returns(
+    node: ast.Call, path: tuple[Key, ...], place: _Lookup
+) -> Iterator[tuple[ExpressionBinding, tuple[Key, ...], _Lookup]]:
+    """What a function of the same file returns; of a class what its items are."""
+    name = called(node)
+    for found in nodes_of(place.file):
+        if not isinstance(found, (ast.FunctionDef, ast.ClassDef)) or found.name != name:
+            continue
+        body = (
+            found
+            if isinstance(found, ast.FunctionDef)
+            else next((f for f in found.body if isinstance(f, ast.FunctionDef) and f.name == "__getitem__"), None)
+        )
+        for inner in ast.walk(body) if body is not None else ():
+            if isinstance(inner, ast.Return) and inner.value is not None:
+                made = ExpressionBinding(
+                    f"{name}()", ast.unparse(inner.value), where_of(place.file, inner.value), inner.value
+                )
+                yield made, path, _Lookup(place.file, inner.lineno, None)
+
+
+def _scopes(place: _Lookup, text: str) -> Iterator[tuple[str, ast.AST]]:
+    """Where a name can have been bound: the functions around the line, innermost first, the file, the other cells. An
+    attribute of `self`: anywhere in the file."""
+    tree = tree_of(place.file)
+    if tree is None:
+        return
+    if not text.startswith("self."):
+        around = [n for n in functions(tree) if isinstance(n, SCOPES) and n.lineno <= place.line <= (n.end_lineno or 0)]
+        for scope in sorted(around, key=lambda n: (n.end_lineno or 0) - n.lineno):
+            yield place.file, scope
+            if any(arg.arg == text for arg in ast.walk(scope.args) if isinstance(arg, ast.arg)):
+                return  # a parameter: its value is the caller's
+    yield place.file, tree
+    for file in cells(place.file):
+        other = tree_of(file)
+        if other is not None:
+            yield file, other
+
+
+def _reaching(
+    scope: ast.AST, found: list[tuple[ast.expr, tuple[Key, ...]]], text: str, line: int
+) -> Iterator[tuple[ast.expr, tuple[Key, ...]]]:
+    """The bindings whose value can still be there. The last goes first; one that uses the name itself lets the one
+    before it through. One in a branch that the line is not part of comes after that, and so does the line's own, which
+    has not been bound yet unless in an earlier turn of a loop."""
+    later: list[tuple[ast.expr, tuple[Key, ...]]] = []
+    for value, keys in reversed(found):
+        again = any(isinstance(n, (ast.Name, ast.Attribute)) and ast.unparse(n) == text for n in ast.walk(value))
+        own = value.lineno <= line <= (value.end_lineno or 0)
+        branch = any(
+            isinstance(n, (ast.If, ast.Try))
+            and n.lineno <= value.lineno <= (n.end_lineno or 0)
+            and not (n.lineno <= line <= (n.end_lineno or 0))
+            for n in ast.walk(scope)
+        )
+        if own or branch:
+            later.append((value, keys))
+            continue
+        yield value, keys
+        if not again:
+            break
+    yield from later
+
+
+def _innermost(place: _Lookup) -> ast.AST | None:
+    return next((scope for _, scope in _scopes(place, "")), None)
+
+
+def cells(file: str) -> list[str]:
+    """The other cells of the notebook to which a file belongs, the newest first; [] of a file that is no cell."""
+    if cell_name(file) is None:
+        return []
+    found = [(number, other) for other in list(linecache.cache) if other != file and (number := cell_name(other))]
+    return [other for number, other in sorted(found, key=lambda pair: int(pair[0].strip("In []")), reverse=True)]
+
+
+def where_of(file: str, node: ast.expr) -> Where:
+    return Where(
+        file=file, line=node.lineno, text=linecache.getline(file, node.lineno).strip() or None, cell=cell_name(file)
+    )

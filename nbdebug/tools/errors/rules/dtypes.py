@@ -1,0 +1,409 @@
+"""What an error about dtypes needs: which tensor has which dtype, what it met, and where its dtype was made."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from nbdebug.registry import rule
+from nbdebug.report import Finding, Fix, Link
+from nbdebug.tools.errors.facts import ArgumentFact, Raised, TriedFix, ValueOrigin, bracketed, is_plain
+
+
+@dataclasses.dataclass(frozen=True)
+class DtypeFacts:
+    """kind: what the op could not do:
+
+        mixed        two dtypes met             index        an index is no whole number
+        classes      class numbers wanted       probable     a float target wanted
+        whole        it wants floats            mask         it wants a mask, or no mask
+        half         no kernel for half         complex      no kernel for complex numbers
+        in-place     the result does not fit    gradient     whole numbers have no gradient
+        integers     it wants whole numbers, or masks
+        array        an array that is no tensor of numbers, or a tensor that NumPy has no dtype for
+        autocast     unsafe under autocast      overflow     a constant beyond the dtype
+
+    odd: the tensor to change; met: what it met (a weight, the other operand); wanted: the dtype that would do; op:
+    the module ("net.0") or function that failed, "" where not known; said: the dtype that the message names, for an
+    array that of its entries ("object_"); model: whose weight odd or met is; default: the dtype that most parameters of
+    the user's models have.
+    entry: for an array the type of the first entry that is no number, and where it stands.
+    """
+
+    raised: Raised
+    kind: str
+    odd: ArgumentFact | None = None
+    met: ArgumentFact | None = None
+    wanted: str = ""
+    op: str = ""
+    said: str = ""
+    model: str = ""
+    default: str = "float32"
+    origin: ValueOrigin | None = None
+    cure: TriedFix | None = None
+    entry: str = ""
+
+
+CASTS = {
+    "double": "float64",
+    "half": "float16",
+    "bfloat16": "bfloat16",
+    "float": "float32",
+    "long": "int64",
+    "int": "int32",
+    "bool": "bool",
+    "byte": "uint8",
+    "short": "int16",
+}
+SHORT = {
+    "float32": ".float()",
+    "float64": ".double()",
+    "float16": ".half()",
+    "bfloat16": ".bfloat16()",
+    "int64": ".long()",
+    "bool": ".bool()",
+    "int32": ".int()",
+}
+_TAKES = ("from_numpy", "tensor", "as_tensor", "asarray")
+
+
+def computes(op: str, dtype: str) -> str:
+    return f"`{op}` computes in {dtype}"
+
+
+def made(origin: ValueOrigin, dtype: str) -> str:
+    """What made the dtype, in half a sentence; "" where that says nothing."""
+    call = origin.call
+    name = f"`{origin.name}`"
+    if origin.stated:
+        return f"it is made with dtype={origin.stated} ({name})"
+    if call == "from_numpy" or call in _TAKES and dtype in ("float64", "int32", "int16", "uint8", "bool"):
+        return f"`{call}` keeps NumPy's {dtype}" + f" ({name})"
+    if call == "tensor" and dtype == "int64":
+        return f"`tensor` of whole numbers is int64 ({name})"
+    if CASTS.get(call) == dtype:
+        return f"`.{call}()` made it so ({name})"
+    call = "comparison" if call in ("eq", "ne", "gt", "ge", "lt", "le") else call
+    known = {
+        "comparison": f"{name} is a comparison, which gives a mask",
+        "module": f"{name} computes in {dtype}",
+        "autocast": "it was computed under autocast, which has ended",
+    }
+    if call in known:
+        return known[call]
+    if call in ("to", "type", "astype"):
+        return f"`.{call}(…)` made it so ({name})"
+    if call in ("argmax", "argmin", "argsort", "one_hot", "arange", "randint", "randperm", "multinomial", "bincount"):
+        return f"`{call}` gives {dtype} ({name})"
+    if call in ("zeros", "ones", "empty", "full", "rand", "randn", "linspace", "Tensor", "FloatTensor", "tensor"):
+        return f"`{call}` gives {dtype} unless it is told otherwise ({name})"
+    return f"{name} comes from `{call}`" if call else ""
+
+
+def rewritten(origin: ValueOrigin, wanted: str) -> str | None:
+    """The binding of the origin with a cast behind it: `features = torch.from_numpy(values).float()`."""
+    named = all(part.isidentifier() for part in origin.name.split("."))
+    if not named or "\n" in origin.code or "Parameter(" in origin.code or len(origin.code) > 120:
+        return None
+    if origin.stated:
+        return f"{origin.name} = {origin.code.replace(f'dtype={origin.stated}', f'dtype=torch.{wanted}')}"
+    cast = SHORT.get(wanted, f".to(torch.{wanted})")
+    whole = origin.code
+    if origin.call not in (
+        *_TAKES,
+        *CASTS,
+        "zeros",
+        "ones",
+        "empty",
+        "full",
+        "rand",
+        "randn",
+        "linspace",
+        "randint",
+        "arange",
+    ) or not whole.endswith(")"):
+        return None
+    if CASTS.get(origin.call) is not None and whole.endswith(f".{origin.call}()"):
+        return f"{origin.name} = {whole.removesuffix(f'.{origin.call}()')}{cast}"
+    simple = whole.count("(") == whole.count(")") and " " not in whole.split("(", 1)[0]
+    return f"{origin.name} = {whole}{cast}" if simple else f"{origin.name} = ({whole}){cast}"
+
+
+TENSORS = "https://pytorch.org/docs/stable/tensor_attributes.html"
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+
+@rule(
+    code="error/dtype-mismatch",
+    title="An op is given a dtype that it can't take, or two that do not go together.",
+    symptom="mat1 and mat2 must have the same dtype; expected scalar type Long but found Float; not implemented for "
+    "'Long'; result type Float can't be cast to the desired output type Long; can't convert np.ndarray of "
+    "type numpy.object_.",
+    cause="torch does not convert between dtypes where a layer or kernel is concerned. NumPy's floats are float64 and "
+    "stay so through `from_numpy`, whole numbers become int64, class numbers have to be int64 and other targets "
+    "float, `.half()` on a model leaves its inputs as they are, and outside of autocast nothing is cast back.",
+    confirm="`x.dtype`, `y.dtype` and `next(model.parameters()).dtype` right before the line.",
+    fix="Convert where the tensor is made: `.float()` for inputs, `.long()` for class numbers and ids.",
+    reference=TENSORS,
+)
+def dtype_mismatch(facts: DtypeFacts) -> Finding | None:
+    if facts.odd is None and facts.kind not in ("autocast", "array", "gradient"):
+        return None
+    title = _title(facts)
+    evidence = {
+        "tensors": [_row(part) for part in (facts.odd, facts.met) if part is not None],
+        "wanted": facts.wanted,
+        "message": facts.raised.message.partition("\n")[0][:300],
+    }
+    return Finding("error/dtype-mismatch", title, facts.raised.where, evidence, _fixes(facts), _chain(facts))
+
+
+def _row(part: ArgumentFact) -> dict[str, object]:
+    fact = part.fact
+    return {
+        "tensor": part.name,
+        "dtype": fact.dtype,
+        "shape": list(fact.shape),
+        "device": fact.device,
+        "least": fact.low,
+        "largest": fact.high,
+    }
+
+
+def _title(facts: DtypeFacts) -> str:
+    odd, origin = facts.odd, facts.origin
+    if odd is None:
+        return _without(facts)
+    what = f"a {odd.fact.dtype}" if odd.fact.kind == "list" else odd.fact.dtype
+    said = f"{odd.told[:1].upper()}{odd.told[1:]} is {what}"
+    turned = facts.met if facts.met is not None and facts.met.owner is not None else odd  # a model's `.half()`
+    whole = origin is not None and turned.name.startswith(f"{origin.name}.")
+    dtype = turned.fact.dtype if whole else odd.fact.dtype
+    why = made(origin, dtype) if origin is not None and facts.kind != "overflow" else ""
+    met = _SAYS.get(facts.kind, _mixed)(facts, odd)
+    return said + met + (f": {why}" if why else "")
+
+
+def _without(facts: DtypeFacts) -> str:
+    if facts.kind == "autocast":
+        return "`BCELoss` is given probabilities under autocast, where a sigmoid in half precision becomes 0 or 1"
+    if facts.kind == "gradient":
+        return "What is made here holds whole numbers, and only floating point numbers can require gradients"
+    if facts.said in ("object_", "str_", "str", "NoneType"):
+        return f"What is to become a tensor holds more than numbers ({facts.said.strip('_')})"
+    known = {
+        "order": "An array has the bytes of another kind of machine (big-endian)",
+        "ScalarType": "A tensor has a dtype that NumPy does not know",
+    }
+    return known.get(facts.said, f"What is given is a {facts.said}, and a tensor is wanted")
+
+
+def _mixed(facts: DtypeFacts, odd: ArgumentFact) -> str:
+    met = facts.met
+    if odd.owner is not None and odd.fact.kind == "parameter":
+        return f", and what {_of(facts)} is given is {facts.wanted}"
+    if met is not None and met.owner is not None:
+        return f", and {computes(facts.op or met.owner, met.fact.dtype)}"
+    if met is not None:
+        return f", and {met.told} is {met.fact.dtype}"
+    return f", and {facts.wanted} is wanted"
+
+
+def _of(facts: DtypeFacts) -> str:
+    return f"`{facts.op}`" if facts.op else "the op"
+
+
+def _classes(facts: DtypeFacts, odd: ArgumentFact) -> str:
+    return f", and {_of(facts)} takes class numbers, which are int64"
+
+
+def _probable(facts: DtypeFacts, odd: ArgumentFact) -> str:
+    if facts.op.endswith("cross_entropy") and not facts.op.startswith("binary") and len(odd.fact.shape) > 1:
+        return (
+            f" with the shape of the scores, so {_of(facts)} reads it as probabilities, which are {facts.wanted}; "
+            "class numbers would be one dimension less"
+        )
+    return f", and {_of(facts)} wants a target in {facts.wanted} like its input"
+
+
+def _index(facts: DtypeFacts, odd: ArgumentFact) -> str:
+    if facts.wanted == "bool":
+        return ", and a mask is bool"
+    return f", and indices are whole numbers: {_of(facts)} takes int64"
+
+
+def _mask(facts: DtypeFacts, odd: ArgumentFact) -> str:
+    if odd.fact.dtype == "bool":
+        return ", a mask: `-` has no meaning for it (`~` inverts it, `^` gives where two differ)"
+    return ", and a mask is bool"
+
+
+def _whole(facts: DtypeFacts, odd: ArgumentFact) -> str:
+    return f", and {_of(facts)} is defined for floating point numbers alone"
+
+
+def _in_place(facts: DtypeFacts, odd: ArgumentFact) -> str:
+    return f", and the result, {facts.wanted}, is to be written into it"
+
+
+def _integers(facts: DtypeFacts, odd: ArgumentFact) -> str:
+    if facts.wanted == "bool":
+        return ", and `&`, `|` and `~` are for masks and whole numbers: compare first, as in `(a > 0) & (b > 0)`"
+    return f", and {_of(facts)} takes whole numbers"
+
+
+def _half(facts: DtypeFacts, odd: ArgumentFact) -> str:
+    return (
+        f", and on the CPU {_of(facts)} has no kernel for it"
+        if odd.fact.device == "cpu"
+        else (f", and {_of(facts)} has no kernel for it")
+    )
+
+
+def _array(facts: DtypeFacts, odd: ArgumentFact) -> str:
+    if odd.fact.dtype == "bfloat16":
+        return ", which NumPy does not have"
+    if facts.said == "order":
+        return " with the bytes of another kind of machine first (big-endian)"
+    if facts.entry:
+        return f", with {facts.entry}: a tensor holds numbers of one kind"
+    if facts.said not in ("object_", "str_"):
+        return f"{' in NumPy' * (odd.fact.device == 'numpy')}, and {_of(facts)} wants a tensor"
+    return ": a tensor holds numbers of one kind"
+
+
+_SAYS = {
+    "mixed": _mixed,
+    "classes": _classes,
+    "probable": _probable,
+    "index": _index,
+    "mask": _mask,
+    "whole": _whole,
+    "integers": _integers,
+    "in-place": _in_place,
+    "half": _half,
+    "array": _array,
+    "gradient": lambda facts, odd: ", and only floating point numbers can require gradients",
+    "complex": lambda facts, odd: f", and {_of(facts)} is not defined for complex numbers",
+    "overflow": lambda facts, odd: ", and the constant in this line lies beyond its range",
+    "autocast": lambda facts, odd: (
+        ", given to `BCELoss` under autocast, where a sigmoid in half precision becomes exactly 0 or 1"
+    ),
+}
+
+
+def _fixes(facts: DtypeFacts) -> tuple[Fix, ...]:
+    if facts.kind == "autocast":
+        return (
+            Fix(
+                "Give the loss the scores, without the sigmoid: it is then computed safely.",
+                "loss = nn.functional.binary_cross_entropy_with_logits(scores, target)",
+            ),
+        )
+    if facts.kind == "overflow" and facts.odd is not None:
+        return (Fix("Take the lowest number that the dtype has.", f"torch.finfo({facts.odd.name}.dtype).min"),)
+    found = []
+    if facts.kind == "mask" and facts.odd is not None and facts.odd.fact.dtype == "bool":
+        return _masks(facts, facts.odd)
+    if facts.cure is not None and facts.odd is not None:
+        found.append(Fix(_said(facts), _assigned(facts, facts.odd), facts.cure.worked, facts.cure.after))
+    ours = (
+        facts.origin is not None
+        and facts.odd is not None
+        and facts.origin.call != "module"
+        and not (facts.met is not None and facts.met.name.startswith(f"{facts.origin.name}."))
+    )
+    if facts.origin is not None and ours and facts.kind not in ("half", "complex"):
+        code = rewritten(facts.origin, facts.wanted)
+        if code is not None and (not found or code != found[0].code):
+            found.append(Fix("Or where it is made.", code))
+    return (*found, *_others(facts))
+
+
+def _masks(facts: DtypeFacts, odd: ArgumentFact) -> tuple[Fix, ...]:
+    """Arithmetic with masks: what each of them may mean."""
+    if "Negation" in facts.raised.message:
+        return (Fix("Invert a mask with `~`.", f"~{bracketed(odd.name)}"),)
+    first = bracketed(odd.name)
+    if facts.met is None:
+        worked, after = (facts.cure.worked, facts.cure.after) if facts.cure is not None else (None, {})
+        return Fix("Count with numbers.", f"{first}.float()", worked, after), Fix("Or invert the mask.", f"~{first}")
+    met = bracketed(facts.met.name)
+    cure = facts.cure
+    count = Fix(
+        "Count with numbers.",
+        f"{first}.float() - {met}.float()",
+        cure.worked if cure else None,
+        cure.after if cure else {},
+    )
+    return count, Fix("Or say where the two differ.", f"{first} ^ {met}")
+
+
+def _said(facts: DtypeFacts) -> str:
+    if facts.kind == "in-place":
+        return "Give it a dtype that can hold the result."
+    if facts.kind == "complex":
+        return "Use the magnitude, or work on the real and the imaginary part."
+    return f"Convert it to {facts.wanted} before this line."
+
+
+def _assigned(facts: DtypeFacts, odd: ArgumentFact) -> str:
+    """`x = x.float()` for a variable, the cast in place of the expression for another."""
+    assert facts.cure is not None
+    plain = odd.known and is_plain(odd.name)
+    return (
+        f"{odd.name} = {facts.cure.code}"
+        if plain
+        else facts.cure.code
+        if odd.known
+        else (f"x = x.to(torch.{facts.wanted})   # {odd.name}")
+    )
+
+
+def _others(facts: DtypeFacts) -> list[Fix]:
+    """What else the user may have meant."""
+    odd, met = facts.odd, facts.met
+    if odd is None:
+        code = 'values = frame.select_dtypes("number").to_numpy("float32")'
+        made = "torch.tensor(values, dtype=torch.float32, requires_grad=True)"
+        return (
+            [Fix("Keep the numbers alone, in one dtype.", code)]
+            if facts.kind == "array"
+            else [Fix("Make it of floating point numbers.", made)]
+        )
+    if facts.kind == "array" and facts.cure is None:
+        return [
+            Fix(
+                "Take what is no number out, or give it a number of its own, before the tensor is made.",
+                f"bad = [i for i, value in enumerate({odd.name}) if not isinstance(value, (int, float))]",
+            )
+        ]
+    if facts.kind == "probable" and odd.fact.dtype == "int64" and "shape of the scores" in _probable(facts, odd):
+        return [Fix("Or give the class numbers.", f"{odd.name} = {odd.name}.argmax(1)")] if odd.known else []
+    if odd.fact.kind == "parameter" and odd.owner is not None:
+        return [Fix("Bring the whole model to one dtype.", f"{facts.model or odd.name.split('.')[0]}.float()")]
+    if facts.kind == "mixed" and met is not None and met.owner is not None and met.fact.dtype != "float32":
+        root = facts.model or met.name.split(".")[0]
+        return [
+            Fix(
+                "Or keep the model in float32 (and use torch.autocast where half precision is wanted).",
+                f"{root}.float()",
+            )
+        ]
+    if facts.kind == "whole" and odd.fact.dtype in ("int64", "int32"):
+        return (
+            [
+                Fix(
+                    "If these are ids or classes: they want an embedding, or one_hot, and no arithmetic.",
+                    f"nn.functional.one_hot({odd.name}, num_classes).float()",
+                )
+            ]
+            if odd.known and facts.op
+            else []
+        )
+    if facts.kind == "mixed" and odd.fact.dtype == "uint8":
+        return [Fix("If these are pictures: bring them to 0…1 as well.", f"{odd.name} = {odd.name}.float() / 255")]
+    return []
+
+
+def _chain(facts: DtypeFacts) -> tuple[Link, ...]:
+    return facts.origin.way if facts.origin is not None else ()

@@ -1,0 +1,445 @@
+"""What the failing load of a state shows: which keys and shapes do not meet, and what would make them meet."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from nbdebug.registry import rule
+from nbdebug.report import Finding, Fix, Link, Where
+from nbdebug.tools.errors.facts import Raised
+
+
+@dataclasses.dataclass(frozen=True)
+class Resized:
+    """One key with two shapes. argument: of the layer's constructor that says this size ("out_features"), with its
+    two values; kind: the layer's class. transposed: the same sizes in reverse."""
+
+    key: str
+    saved: tuple[int, ...]
+    model: tuple[int, ...]
+    kind: str | None = None
+    argument: str | None = None
+    saved_size: int | None = None
+    model_size: int | None = None
+
+    @property
+    def transposed(self) -> bool:
+        return len(self.saved) > 1 and self.saved == self.model[::-1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Renamed:
+    """A change of keys that was tried: see key_matching.Change."""
+
+    old: str
+    new: str
+    anywhere: bool
+    fits: int
+    whole: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class StateMismatch:
+    """model, given: as the user wrote them ("model", "checkpoint['model']"); kind: the model's class. made: the
+    expression of what was given where that is no name: `given` is then "state".
+
+    missing, unexpected: keys, as torch lists them. resized: keys with two shapes. saved, wanted: how many keys the
+    saved state and the model have; both: keys in both, fitting: those with the same shape, too. inside: the entry of
+    what was given in which the state lies. renamed: the change of keys that fits best. left: saved keys that still do
+    not fit after it; lacking: keys of the model that get nothing then. argument: the model's own constructor argument
+    that says the size, with the size of the saved state. whole_model: a module was given in place of its state;
+    no_dict: the class of what was given, where that is neither a dict nor a module.
+    """
+
+    raised: Raised
+    model: str
+    kind: str
+    given: str
+    strict: bool = True
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+    resized: tuple[Resized, ...] = ()
+    saved: int | None = None
+    wanted: int | None = None
+    both: int = 0
+    fitting: int = 0
+    inside: str | None = None
+    renamed: Renamed | None = None
+    left: tuple[str, ...] = ()
+    lacking: tuple[str, ...] = ()
+    argument: tuple[str, int] | None = None
+    whole_model: bool = False
+    no_dict: str = ""
+    made: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerMismatch:
+    """The state of another optimizer. saved, wanted: how many parameters each group has; None: not a state at all, and
+    keys are those that were there."""
+
+    raised: Raised
+    optimizer: str
+    kind: str
+    given: str
+    saved: tuple[int, ...] | None = None
+    wanted: tuple[int, ...] = ()
+    inside: str | None = None
+    keys: tuple[str, ...] = ()
+    made: str | None = None
+
+
+STRANGE = 0.25
+"""Share of the keys (of the file's or the model's, whichever has fewer) that must meet for the file to be of a relative
+of the model. Our choice: two unrelated networks share names such as `conv1.weight`, seldom a quarter of them."""
+SHOWN = 6
+PATHS = ("str", "PosixPath", "WindowsPath", "Path")
+
+
+@rule(
+    code="error/state-dict-mismatch",
+    title="The saved state does not fit the model.",
+    symptom="Error(s) in loading state_dict for …: missing keys, unexpected keys, or a size mismatch; of an optimizer: "
+    "a different number of parameter groups.",
+    cause="The file was saved from a wrapped model (DataParallel puts `module.` before each key, torch.compile "
+    "`_orig_mod.`, a trainer `model.`), from one with other sizes (classes, vocabulary, width), or holds more "
+    "than "
+    "the state (`{'model': …, 'optimizer': …}`). strict=False passes over keys, never over sizes.",
+    confirm="`sorted(state)[:5]` beside `sorted(model.state_dict())[:5]`; the shapes of the keys that both have.",
+    fix="Take the prefix away, load the entry that holds the state, build the model with the sizes of the file, or "
+    "leave "
+    "out the entries that do not fit and train these layers anew.",
+    reference="https://docs.pytorch.org/tutorials/beginner/saving_loading_models.html",
+)
+def state_dict_mismatch(facts: Any) -> Finding | None:
+    if isinstance(facts, OptimizerMismatch):
+        return _optimizers(facts)
+    if not isinstance(facts, StateMismatch):
+        return None
+    return Finding(
+        "error/state-dict-mismatch", _title(facts), at(facts), _evidence(facts), tuple(_fixes(facts)), _chain(facts)
+    )
+
+
+def at(facts: Any) -> Where:
+    """The user's line; a load is no phase of a training step."""
+    return dataclasses.replace(facts.raised.where, phase=None)
+
+
+def _title(facts: StateMismatch) -> str:
+    source, model = f"`{facts.given}`", f"`{facts.model}`"
+    if facts.no_dict or facts.whole_model or facts.inside is not None:
+        return _place_title(facts, source, model)
+    if _strange(facts):
+        return (
+            f"{source} is the state of another model: of its {facts.saved} keys {model} ({facts.kind}, "
+            f"{facts.wanted} keys) has {facts.both}."
+        )
+    if facts.renamed is not None:
+        return _prefix_title(facts, source, model)
+    if facts.resized:
+        return _sizes_title(facts, source, model)
+    if facts.missing and not facts.unexpected:
+        return f"{model} has {_count(facts.missing)} that {source} lacks: {listed(facts.missing)}."
+    if facts.unexpected and not facts.missing:
+        return f"{source} has {_count(facts.unexpected)} that {model} does not know: {listed(facts.unexpected)}."
+    return f"{source} and {model} differ: it lacks {listed(facts.missing)}, and brings {listed(facts.unexpected)}."
+
+
+def _place_title(facts: StateMismatch, source: str, model: str) -> str:
+    """Something else than the state was given; it may lie inside."""
+    if facts.no_dict in PATHS:
+        return "`load_state_dict` was given the path of a file, and takes the state that lies in it."
+    if facts.no_dict:
+        return f"`load_state_dict` was given a `{facts.no_dict}`, and takes a dict of tensors."
+    if facts.inside is None:
+        return f"{source} is a whole model, and `load_state_dict` takes the state of one."
+    if facts.inside.endswith("state_dict()"):
+        entry = facts.inside.partition(".")[0]
+        return f"{source} holds the model itself, under `{entry}`, and not its state at the top."
+    return f"{source} is the whole checkpoint: the state of {model} lies in its entry `{facts.inside}`."
+
+
+def _prefix_title(facts: StateMismatch, source: str, model: str) -> str:
+    change = facts.renamed
+    assert change is not None
+    if change.new and change.old:
+        said = f"begin with `{change.old}` where {model} has `{change.new}`"
+    elif change.new:
+        said = f"lack the prefix `{change.new}` that the keys of {model} have"
+    else:
+        said = f"have `{change.old}` {'in' if change.anywhere else 'before'} the names that {model} uses"
+    rest = "" if change.whole else f"; with that changed, {change.fits} of {facts.saved} fit"
+    return f"The keys of {source} {said}{rest}."
+
+
+def _sizes_title(facts: StateMismatch, source: str, model: str) -> str:
+    said = ", ".join(
+        f"`{r.key}` is {list(r.saved)} in {source} and {list(r.model)} in {model}" for r in facts.resized[:2]
+    )
+    more = f" (and {len(facts.resized) - 2} more)" if len(facts.resized) > 2 else ""
+    why = next(
+        (
+            f": saved with `{r.argument}={r.saved_size}`, built with {r.model_size}"
+            for r in facts.resized
+            if r.argument and not r.transposed
+        ),
+        "",
+    )
+    turned = "; the file has it transposed" if facts.resized[0].transposed and not why else ""
+    return f"{said}{more}{why}{turned}."
+
+
+def _strange(facts: StateMismatch) -> bool:
+    fits = max(facts.both, facts.renamed.fits if facts.renamed else 0)
+    return bool(facts.saved and facts.wanted) and fits < STRANGE * min(facts.saved or 0, facts.wanted or 0)
+
+
+def _evidence(facts: StateMismatch) -> dict[str, Any]:
+    evidence: dict[str, Any] = {"model": f"{facts.model} ({facts.kind})", "given": facts.given}
+    if facts.saved is not None:
+        evidence |= {
+            "keys in the file": facts.saved,
+            "keys in the model": facts.wanted,
+            "the same key and shape": facts.fitting,
+        }
+    evidence |= {"missing keys": _keys(facts.missing), "unexpected keys": _keys(facts.unexpected)}
+    if facts.resized:
+        evidence["sizes"] = [
+            {
+                "key": r.key,
+                "in the file": str(list(r.saved)),
+                "in the model": str(list(r.model)),
+                "argument": _argument(r),
+            }
+            for r in facts.resized[:30]
+        ]
+    return {key: value for key, value in evidence.items() if value not in (None, "")}
+
+
+def _argument(resized: Resized) -> str:
+    return f"{resized.kind}({resized.argument}={resized.saved_size})" if resized.argument else ""
+
+
+def _chain(facts: StateMismatch) -> tuple[Link, ...]:
+    links = []
+    if facts.resized and (facts.inside or facts.renamed):
+        links += [Link(_sizes_title(facts, f"`{facts.given}`", f"`{facts.model}`").rstrip("."))]
+    if facts.renamed and facts.inside:
+        links += [Link(_prefix_title(facts, f"`{_source(facts)}`", f"`{facts.model}`").rstrip("."))]
+    if not facts.strict and facts.resized:
+        links += [Link("strict=False passes over missing and unexpected keys; a size that differs still stops it")]
+    return tuple(links)
+
+
+# -- what to do ----------------------------------------------------------------------------------------------------
+
+
+def _fixes(facts: StateMismatch) -> list[Fix]:
+    if facts.no_dict:
+        given = facts.made or facts.given
+        return [
+            Fix(
+                "Read the file first." if facts.no_dict in PATHS else "Give it the state of a model.",
+                f"{facts.model}.load_state_dict(torch.load({given if facts.no_dict in PATHS else 'path'}))",
+            )
+        ]
+    if _strange(facts):
+        given = f"sorted({facts.made or _source(facts)})[:10]"
+        return [
+            Fix(
+                "Build the model that the file was saved from; its keys tell which.",
+                f"print({given}, sorted({facts.model}.state_dict())[:10])",
+            )
+        ]
+    if facts.resized:
+        return _for_sizes(facts)
+    if facts.whole_model or facts.inside or facts.renamed:
+        return [_placed(facts)]
+    return [_not_strict(facts)]
+
+
+def _source(facts: StateMismatch) -> str:
+    return facts.given + (facts.inside or "") + (".state_dict()" if facts.whole_model else "")
+
+
+def _prepared(facts: StateMismatch) -> tuple[list[str], str]:
+    """(lines that give the state its right entry and keys, what it is called then)."""
+    lines, given, change = [f"{facts.given} = {facts.made}"] if facts.made else [], _source(facts), facts.renamed
+    if change is None:
+        return lines, given
+    if change.anywhere:
+        key = f"key.replace({change.old!r}, '')"
+    elif not change.old:
+        key = f"{change.new!r} + key"
+    else:
+        key = f"key.removeprefix({change.old!r})"
+        if change.new:
+            key = f"{change.new!r} + {key} if key.startswith({change.old!r}) else key"
+    return [*lines, f"state = {{{key}: value for key, value in {given}.items()}}"], "state"
+
+
+def _placed(facts: StateMismatch) -> Fix:
+    """Load the right entry under the right keys, or into the part of the model that has them."""
+    change = facts.renamed
+    if (
+        change is not None
+        and change.new
+        and not (change.old or facts.left)
+        and not any(key.startswith(change.new) for key in facts.lacking)
+    ):
+        part = "".join(f"[{name}]" if name.isdigit() else f".{name}" for name in change.new.rstrip(".").split("."))
+        lines = [f"{facts.given} = {facts.made}"] if facts.made else []
+        return Fix(
+            f"Load it into the part that it is the state of: `{change.new.rstrip('.')}`.",
+            "\n".join([*lines, f"{facts.model}{part}.load_state_dict({_source(facts)})"]),
+            True,
+            _after(facts),
+        )
+    lines, given = _prepared(facts)
+    whole = facts.whole_model or (facts.saved is not None and not facts.left and not facts.lacking)
+    lines = [*lines, f"{facts.model}.load_state_dict({given}{'' if whole else ', strict=False'})"]
+    title = "Load the state itself." if facts.renamed is None else "Change the keys before loading."
+    verified = None if facts.saved is None else bool(facts.saved - len(facts.left))
+    return Fix(title, "\n".join(lines), verified, _after(facts))
+
+
+def _after(facts: StateMismatch) -> dict[str, Any]:
+    if facts.saved is None:
+        return {}
+    fits = facts.saved - len(facts.left)
+    said: dict[str, Any] = {"keys that then fit, by name and shape": f"{fits} of {facts.saved}"}
+    if facts.lacking:
+        said["left as they were built"] = f"{len(facts.lacking)} of {facts.wanted}"
+    return said
+
+
+def _for_sizes(facts: StateMismatch) -> list[Fix]:
+    fixes = []
+    lines, given = _prepared(facts)
+    argued = next((r for r in facts.resized if r.argument and not r.transposed), None)
+    if facts.argument is not None:
+        name, size = facts.argument
+        code = [f"{facts.model} = {facts.kind}({name}={size})", *lines, f"{facts.model}.load_state_dict({given})"]
+        fixes.append(Fix("Build the model with the size that the file has.", "\n".join(code)))
+    elif argued is not None:
+        fixes.append(
+            Fix(
+                f"Build the layer `{argued.key.rpartition('.')[0] or facts.model}` with the size of the file.",
+                f"{argued.kind}(..., {argued.argument}={argued.saved_size}, ...)",
+            )
+        )
+    turned = tuple(r.key for r in facts.resized if r.transposed)
+    if len(turned) == len(facts.resized):
+        code = [
+            *lines,
+            f"transposed = {turned!r}",
+            f"state = {{key: value.t() if key in transposed else value for key, value in {given}.items()}}",
+            f"{facts.model}.load_state_dict(state)",
+        ]
+        fixes.append(
+            Fix("Turn the matrices round while loading.", "\n".join(code), True, {"keys that fit": len(turned)})
+        )
+    fits = None if facts.saved is None else facts.saved - len(facts.left)
+    if fits != 0:
+        fixes.append(_skipping(facts, lines, given, fits))
+    return fixes or [
+        Fix(
+            "Build the model with the sizes of the file.",
+            "\n".join([*lines, f"print({{key: tuple(value.shape) for key, value in {given}.items()}})"]),
+        )
+    ]
+
+
+def _skipping(facts: StateMismatch, lines: Sequence[str], given: str, fits: int | None) -> Fix:
+    """Load what fits, where anything does."""
+    keys = tuple(r.key for r in facts.resized)
+    code = [
+        *lines,
+        f"skipped = {keys!r}",
+        f"fitting = {{key: value for key, value in {given}.items() if key not in skipped}}",
+        f"{facts.model}.load_state_dict(fitting, strict=False)",
+    ]
+    after = (
+        {}
+        if fits is None
+        else {"keys that then load": f"{fits} of {facts.saved}", "left as they were built": len(keys)}
+    )
+    return Fix(
+        "Or leave out what does not fit, and train these layers anew.",
+        "\n".join(code),
+        None if fits is None else True,
+        after,
+    )
+
+
+def _not_strict(facts: StateMismatch) -> Fix:
+    lines, given = _prepared(facts)
+    if facts.missing:
+        title = f"Where {listed(facts.missing)} may start as built: load the rest."
+    else:
+        title = "Where what the file brings is not needed: load the rest."
+    fits = {} if facts.saved is None else {"keys that then load": f"{facts.fitting} of {facts.saved}"}
+    return Fix(
+        title,
+        "\n".join([*lines, f"{facts.model}.load_state_dict({given}, strict=False)"]),
+        bool(facts.fitting) if fits else None,
+        fits,
+    )
+
+
+# -- the optimizer's -----------------------------------------------------------------------------------------------
+
+
+def _optimizers(facts: OptimizerMismatch) -> Finding:
+    call, made = f"{facts.optimizer}.load_state_dict", f"{facts.given} = {facts.made}\n" if facts.made else ""
+    if facts.saved is None:
+        title = f"`{facts.given}` holds no state of an optimizer at its top"
+        title += f"; it lies in its entry `{facts.inside}`." if facts.inside else "."
+        fix = Fix(
+            "Load the optimizer's own entry.",
+            f"{made}{call}({facts.given}{facts.inside or '[...]'})",
+            True if facts.inside else None,
+            {"entries": len(facts.keys)} if facts.inside else {},
+        )
+    else:
+        title = (
+            f"`{facts.given}` is of an optimizer over {_groups(facts.saved)}; `{facts.optimizer}` "
+            f"({facts.kind}) has {_groups(facts.wanted)}."
+        )
+        fix = Fix(
+            "Build the optimizer as it was when the state was saved: the same parameters, frozen ones and groups "
+            "included, in the same order. Or start its state anew, and load the model alone.",
+            f"{made}{facts.optimizer} = torch.optim.{facts.kind}(model.parameters())   # as when it was saved\n"
+            f"{call}({facts.given})",
+        )
+    evidence = {
+        "optimizer": f"{facts.optimizer} ({facts.kind})",
+        "parameters by group, saved": facts.saved,
+        "parameters by group, here": facts.wanted,
+        "entries given": ", ".join(facts.keys),
+    }
+    return Finding(
+        "error/state-dict-mismatch", title, at(facts), {key: value for key, value in evidence.items() if value}, (fix,)
+    )
+
+
+def _groups(sizes: Sequence[int]) -> str:
+    if len(sizes) == 1:
+        return f"{sizes[0]} parameter{'s' * (sizes[0] != 1)}"
+    return f"{len(sizes)} groups of {', '.join(map(str, sizes[:6]))} parameters"
+
+
+def listed(names: Sequence[str], most: int = 3) -> str:
+    said = ", ".join(f"`{name}`" for name in names[:most])
+    return said + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _keys(names: Sequence[str]) -> str:
+    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+
+
+def _count(names: Sequence[str]) -> str:
+    return f"{len(names)} key{'s' * (len(names) != 1)}"

@@ -1,0 +1,149 @@
+"""The user's sources as syntax: what an expression is made of, what was bound to a name, which entry is meant."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import linecache
+from collections.abc import Iterator
+from typing import Any
+
+SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+Key = Any
+"""An index of a tuple or a list, or a key of a dict."""
+FIRST = ("DataLoader", "iter", "next", "list", "tuple", "tqdm", "trange", "reversed", "sorted", "cycle", "Subset")
+"""Calls that hand on the items of their first argument."""
+
+
+def tree_of(file: str) -> ast.Module | None:
+    """The syntax of a file or a cell; None where its source is not at hand or is no Python."""
+    return _parsed(tuple(linecache.getlines(file)))
+
+
+@functools.lru_cache(maxsize=64)
+def nodes(tree: ast.Module) -> tuple[ast.AST, ...]:
+    """All nodes of a file, as `ast.walk` gives them: walked once, since a file of some thousand lines takes 0.2 s."""
+    return tuple(ast.walk(tree))
+
+
+def nodes_of(file: str) -> tuple[ast.AST, ...]:
+    """The same by the name of the file; () where its source is not at hand or is no Python."""
+    tree = tree_of(file)
+    return () if tree is None else nodes(tree)
+
+
+@functools.lru_cache(maxsize=64)
+def functions(tree: ast.Module) -> tuple[ast.AST, ...]:
+    """The functions and lambdas of a file."""
+    return tuple(node for node in nodes(tree) if isinstance(node, SCOPES))
+
+
+@functools.lru_cache(maxsize=64)
+def _parsed(lines: tuple[str, ...]) -> ast.Module | None:
+    try:
+        return ast.parse("".join(lines)) if lines else None
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+
+
+def entries(node: ast.expr, path: tuple[Key, ...]) -> Iterator[tuple[ast.expr, tuple[Key, ...]]]:
+    """An expression; of a tuple, a dict or what hands on items, the part that the path means, and what is left."""
+    then = _opened(node, path)
+    if then is None:
+        yield node, path
+        return
+    for part, rest in then:
+        yield from entries(part, rest)
+
+
+def _opened(node: ast.expr, path: tuple[Key, ...]) -> list[tuple[ast.expr, tuple[Key, ...]]] | None:
+    """One step into the expression; None where it goes no further."""
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+        return [(node.value, (node.slice.value, *path))]
+    if isinstance(node, ast.Call) and node.args and called(node) in FIRST:
+        return [(node.args[0], path)]
+    if not path:
+        return None
+    key, rest = path[0], path[1:]
+    if isinstance(node, ast.Call) and node.args and called(node) == "enumerate" and key == 1:
+        return [(node.args[0], rest)]
+    if isinstance(node, ast.Dict) and type(key) is str:
+        return [
+            (value, rest)
+            for name, value in zip(node.keys, node.values)
+            if isinstance(name, ast.Constant) and name.value == key
+        ]
+    inside: list[ast.expr] | None = None
+    if isinstance(node, (ast.Tuple, ast.List)):
+        inside = node.elts
+    elif called(node) in ("TensorDataset", "zip"):
+        inside = getattr(node, "args", [])
+    if inside is None or type(key) is not int:
+        return None
+    return [(inside[key], rest)] if key < len(inside) else []
+
+
+def spine(node: ast.expr) -> Iterator[ast.expr]:
+    """An expression and what its value is made of: receivers, operands and arguments, not indices or conditions."""
+    yield node
+    inner: list[ast.expr] = []
+    if isinstance(node, ast.Call):
+        inner = [*([node.func.value] if isinstance(node.func, ast.Attribute) else []), *node.args]
+    elif isinstance(node, (ast.Subscript, ast.Starred, ast.Await, ast.Attribute)):
+        inner = [node.value] if not (isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)) else []
+    elif isinstance(node, ast.BinOp):
+        inner = [node.left, node.right]
+    elif isinstance(node, ast.UnaryOp):
+        inner = [node.operand]
+    elif isinstance(node, ast.IfExp):
+        inner = [node.body, node.orelse]
+    elif isinstance(node, (ast.Tuple, ast.List)):
+        inner = list(node.elts)
+    elif isinstance(node, (ast.ListComp, ast.GeneratorExp)):
+        inner = [node.elt]
+    for part in inner:
+        yield from spine(part)
+
+
+def called(node: ast.AST) -> str:
+    """The last name of what a call calls: "from_numpy" of `torch.from_numpy(a)`, "" of what is no call."""
+    if not isinstance(node, ast.Call):
+        return ""
+    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+
+
+def bound(scope: ast.AST, text: str) -> list[tuple[ast.expr, tuple[Key, ...]]]:
+    """(value, entry of it) of each statement of this very scope that binds a name, in the order of the lines."""
+    found: list[tuple[ast.expr, tuple[Key, ...]]] = []
+    everywhere = text.startswith("self.")
+    for node in _inside(scope, everywhere):
+        pairs: list[tuple[ast.expr, ast.expr]] = []
+        if isinstance(node, ast.Assign):
+            pairs = [(target, node.value) for target in node.targets]
+        elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)) and node.value is not None:
+            pairs = [(node.target, node.value)]
+        elif isinstance(node, (ast.For, ast.comprehension)):
+            pairs = [(node.target, node.iter)]
+        for target, value in pairs:
+            keys = _keys(target, text)
+            if keys is not None:
+                found.append((value, keys))
+    return sorted(found, key=lambda pair: pair[0].lineno)
+
+
+def _inside(scope: ast.AST, everywhere: bool) -> Iterator[ast.AST]:
+    for child in ast.iter_child_nodes(scope):
+        yield child
+        if everywhere or not isinstance(child, (*SCOPES, ast.ClassDef)):
+            yield from _inside(child, everywhere)
+
+
+def _keys(target: ast.expr, text: str) -> tuple[Key, ...] | None:
+    """() when the target is the name, (1,) when it is the second of a tuple, None when it is not there."""
+    if isinstance(target, (ast.Tuple, ast.List)):
+        for i, part in enumerate(target.elts):
+            inner = _keys(part, text)
+            if inner is not None:
+                return (i, *inner)
+        return None
+    return () if isinstance(target, (ast.Name, ast.Attribute)) and ast.unparse(target) == text else None

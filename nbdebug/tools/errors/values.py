@@ -1,0 +1,185 @@
+"""Which values stood in the expression that failed, by the text the user wrote for them.
+
+Python (3.11 and newer) knows which expression of a line was running; before that it is the line's statement. Names,
+attributes, and items with a constant or a named key are looked up as they lie in the frame. A call, a property, a slice
+or arithmetic would run code of the user's: its value is unknown, and its own parts are looked up instead.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import functools
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from nbdebug.observe.frames import Frame
+from nbdebug.observe.variables import attributes
+from nbdebug.tools.errors.syntax import nodes, tree_of
+
+
+def members(thing: Any) -> dict[str, Any]:
+    """The attributes that an object has of its own; of a module its parameters, buffers and children, too."""
+    found = attributes(thing)
+    if issubclass(type(thing), torch.nn.Module):
+        for table in ("_parameters", "_buffers", "_modules"):
+            inside: Any = found.get(table)
+            if issubclass(type(inside), dict):
+                found |= {name: value for name, value in dict.items(inside) if value is not None}
+    return found
+
+
+def of_tensor(value: Any, name: str) -> Any:
+    """An attribute of a tensor as torch itself has it, whatever a subclass puts in its place. Raises what torch raises:
+    a nested tensor has no shape, a lazy parameter none yet."""
+    return torch._C.TensorBase.__dict__[name].__get__(value)
+
+
+def shape_of(value: Any) -> tuple[int, ...] | None:
+    """The shape of a tensor; None of what is none, or has no shape of its own (a nested or a lazy one)."""
+    if not issubclass(type(value), torch.Tensor):
+        return None
+    try:
+        return tuple(int(side) for side in of_tensor(value, "shape"))
+    except (RuntimeError, TypeError, ValueError):
+        return None
+
+
+def message_of(error: BaseException) -> str:
+    """What an exception of torch's or Python's says: the text among its own arguments."""
+    given: Any = BaseException.__dict__["args"].__get__(error)
+    if type(error) is KeyError and len(given) == 1 and type(given[0]) in (str, int):
+        return repr(given[0])
+    if issubclass(type(error), OSError) and len(given) >= 2 and type(given[1]) is str:
+        return given[1]
+    said = [part for part in given if issubclass(type(part), (str, int, float))]
+    if said:
+        text = said[0]
+        return str.__str__(text) if isinstance(text, str) else str(text) if type(text) in (int, float, bool) else ""
+    if issubclass(type(error), (ImportError, SyntaxError)):
+        slot = (ImportError if isinstance(error, ImportError) else SyntaxError).__dict__["msg"]
+        text = slot.__get__(error)
+        return text if type(text) is str else ""
+    return type(given[0]).__name__ if type(error) is KeyError and given else ""
+
+
+UNKNOWN = object()
+"""The value of what can't be looked up without running it."""
+
+
+def expression(frame: Frame) -> ast.AST | None:
+    """The syntax of what ran in this frame: the smallest expression, else the statement of the line. None where the
+    source is not at hand, or no longer the one that runs."""
+    tree = tree_of(frame.site.file)
+    if tree is not None and frame.span is None and frame.site.function == "<lambda>":
+        alone = _lambda(tree, frame.site.line)
+        if alone is not None:
+            return alone
+    return None if tree is None else _at(tree, frame.span or (frame.site.line, frame.site.line, None, None))
+
+
+def statement(frame: Frame) -> ast.stmt | None:
+    """The statement that ran in this frame, or None as for `expression`."""
+    tree = tree_of(frame.site.file)
+    if tree is None:
+        return None
+    return _around(tree, frame.span[0], frame.span[2]) if frame.span else _around(tree, frame.site.line)
+
+
+@functools.lru_cache(maxsize=256)
+def _lambda(tree: ast.Module, line: int) -> ast.expr | None:
+    """What the only lambda of a line computes."""
+    found = [n for n in nodes(tree) if isinstance(n, ast.Lambda) and n.lineno <= line <= (n.end_lineno or 0)]
+    return found[0].body if len(found) == 1 else None
+
+
+@functools.lru_cache(maxsize=256)
+def _at(tree: ast.Module, at: tuple[int, int, int | None, int | None]) -> ast.AST | None:
+    exact = [
+        n
+        for n in nodes(tree)
+        if isinstance(n, (ast.expr, ast.stmt)) and (n.lineno, n.end_lineno, n.col_offset, n.end_col_offset) == at
+    ]
+    exact.sort(key=lambda n: isinstance(n, ast.stmt))  # `f(x)` alone on a line is a statement and a call
+    return exact[0] if exact else _around(tree, at[0])
+
+
+@functools.lru_cache(maxsize=256)
+def _around(tree: ast.Module, line: int, column: int | None = None) -> ast.stmt | None:
+    """The smallest statement over a line; of several on one line, the one over the column."""
+    found = [n for n in nodes(tree) if isinstance(n, ast.stmt) and n.lineno <= line <= (n.end_lineno or 0)]
+    if column is not None:
+        here = (line, column)
+        found = [n for n in found if (n.lineno, n.col_offset) <= here < (n.end_lineno, n.end_col_offset)] or found
+    return min(found, key=lambda n: ((n.end_lineno or 0) - n.lineno, -n.col_offset), default=None)
+
+
+def operands(frame: Frame) -> Iterator[tuple[str, Any]]:
+    """(text, value) of what stands in the failing expression and has a value at hand: arguments and both sides of an
+    operator first, their parts after them. Each text once."""
+    node, seen = expression(frame), set()
+    for part in ast.walk(node) if node is not None else ():
+        if isinstance(part, (ast.Name, ast.Attribute, ast.Subscript)):
+            text = ast.unparse(part)
+            if text not in seen:
+                seen.add(text)
+                found = value_of(part, frame)
+                if found is not UNKNOWN:
+                    yield text, found
+
+
+def value_of(node: ast.AST, frame: Frame) -> Any:
+    """The value of an expression as it lies in the frame, or UNKNOWN. Nothing of the user's runs."""
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, ast.Name):
+        for space in (frame.names, frame.globals, vars(builtins)):
+            if node.id in space:
+                return space[node.id]
+        return UNKNOWN
+    if isinstance(node, ast.Attribute):
+        return _attribute(value_of(node.value, frame), node.attr)
+    if isinstance(node, ast.Subscript):
+        return _item(value_of(node.value, frame), value_of(node.slice, frame))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        value = value_of(node.operand, frame)
+        return -value if type(value) in (int, float) else UNKNOWN
+    return UNKNOWN
+
+
+def _attribute(thing: Any, name: str) -> Any:
+    if thing is UNKNOWN:
+        return UNKNOWN
+    if type(thing) is types.ModuleType:  # torch's own has two thousand names
+        return thing.__dict__.get(name, UNKNOWN)
+    found = members(thing).get(name, UNKNOWN)
+    if found is not UNKNOWN:
+        return found
+    shared = next((vars(kind)[name] for kind in type(thing).__mro__ if name in vars(kind)), UNKNOWN)
+    if type(shared) in _PLAIN:  # `eps = 0.1` of the class
+        return shared
+    return shared.__get__(thing) if type(shared) is _FUNCTION else UNKNOWN
+
+
+_PLAIN = (int, float, bool, str, type(None))
+_FUNCTION = type(expression)
+
+
+def _item(thing: Any, key: Any) -> Any:
+    """An item of an exact list, tuple or dict, or of a container of modules or parameters, under a plain key."""
+    if thing is UNKNOWN or type(key) not in (int, str):
+        return UNKNOWN
+    from torch import nn
+
+    if type(thing) in (nn.Sequential, nn.ModuleList, nn.ModuleDict):
+        children = attributes(thing).get("_modules") or {}
+        if type(key) is int and type(thing) is not nn.ModuleDict:
+            inside = list(children.values())
+            return inside[key] if -len(inside) <= key < len(inside) else UNKNOWN
+        return children.get(str(key), UNKNOWN)
+    if type(thing) in (list, tuple) and type(key) is int:
+        return thing[key] if -len(thing) <= key < len(thing) else UNKNOWN
+    return thing.get(key, UNKNOWN) if type(thing) is dict else UNKNOWN

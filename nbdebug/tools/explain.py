@@ -1,0 +1,184 @@
+"""Why did it fail? An exception is named by the chapter that knows it: memory that ran out, a step that a guard has
+stopped, a module that has changed since its import, or one of the error chapter's own kinds.
+
+Nothing of the user's runs again, and nothing is changed: what is said lies in the exception, in the frames of its
+traceback and in the user's variables.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from nbdebug import registry as catalogue
+from nbdebug.report import Finding, Report
+
+
+class Page(str):
+    """A page of the catalogue: text in a terminal, Markdown in a notebook."""
+
+    def _repr_markdown_(self) -> str:
+        return str(self)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def explain(
+    exc: BaseException | str | None = None, *, names: Mapping[str, Any] | None = None, shell: Any = None
+) -> Any:
+    """Say why an exception was raised, with the user's own names, shapes, dtypes, devices and lines.
+
+    exc: the exception; a code such as "nan/overflow" gives its page of the catalogue instead. Left out: the last
+    failure of the notebook, or in a script the exception that is being handled. names: the user's variables; left out:
+    the notebook's, or those that the caller sees. shell: IPython's; left out: the one that runs.
+
+    Returns a Report (a Page for a code). An error that is not known has no finding: the report then holds the facts of
+    the tensors in its frames. Runs none of the user's code and changes nothing.
+
+    Raises ValueError for a code that does not exist, TypeError for what is neither exception nor code.
+    """
+    if isinstance(exc, str):
+        return page(exc)
+    if exc is not None and not isinstance(exc, BaseException):
+        raise TypeError(f"explain takes an exception or a code such as 'nan/overflow'; got {type(exc).__name__}.")
+    from nbdebug.observe import shell as shells
+
+    shell = shells.running() if shell is None else shell
+    error = exc if exc is not None else sys.exc_info()[1] or shells.last_error(shell)
+    if error is None:
+        return Report(
+            "explain()",
+            facts={"headline": "Nothing has failed yet."},
+            notes=("Ask after a cell that fails. A code, such as nan/overflow, gives the page of that cause.",),
+        )
+    if (said := _says_itself(error)) is not None:
+        return Report("explain()", facts={"headline": said})
+    return _explained(error, _names(shell, sys._getframe(1)) if names is None else names, shell)
+
+
+def _says_itself(error: BaseException) -> str | None:
+    """A sentence for what needs no explanation."""
+    kind = type(error)
+    if issubclass(kind, SyntaxError):
+        return f"The last failure is a {kind.__name__}: Python itself marks the place, and nothing has run."
+    if issubclass(kind, (KeyboardInterrupt, SystemExit)):
+        return f"The last cell was ended on purpose ({kind.__name__})."
+    if kind.__name__ == "UsageError" and kind.__module__.startswith("IPython"):
+        return "The last failure is a magic's own message: it says what the magic takes."
+    return None
+
+
+def page(code: str) -> Page:
+    """The page of a cause. Raises ValueError, with the nearest codes, where there is none."""
+    try:
+        return Page(catalogue.look_up(code).page())
+    except KeyError as unknown:
+        raise ValueError(unknown.args[0]) from None
+
+
+def _names(shell: Any, caller: Any) -> dict[str, Any]:
+    from nbdebug.observe.variables import of_frame
+
+    return {**getattr(shell, "user_ns", {}), **caller.f_globals, **of_frame(caller)}
+
+
+def _explained(error: BaseException, names: Mapping[str, Any], shell: Any) -> Report:
+    """The report on one exception. Whatever goes wrong in here is told, not raised."""
+    try:
+        with _quiet():
+            return _left_by(error) or _told(error, names, shell)
+    except Exception as failed:  # an explanation must never be a second error
+        return Report(
+            "explain()",
+            facts={"headline": f"This {type(error).__name__} could not be explained."},
+            notes=(f"nbdebug failed while it read the frames ({type(failed).__name__}).",),
+        )
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """No subclass of Tensor, and no mode that is still on, takes part in what is read."""
+    import torch
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with torch._C.DisableTorchFunction(), _disable_current_modes(), _children_wait():
+        yield
+
+
+@contextlib.contextmanager
+def _children_wait() -> Iterator[None]:
+    """torch asks at the end of every child process whether a loader's worker has died, and raises that in whatever line
+    is running: not here, where such a death is explained. What came meanwhile is passed on afterwards."""
+    number = getattr(signal, "SIGCHLD", None)  # Windows has none
+    handler = signal.getsignal(number) if number is not None else None
+    if number is None or not callable(handler) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    signal.signal(number, lambda given, frame: came.append(given))
+    try:
+        yield
+    finally:
+        signal.signal(number, handler)
+        if came:
+            with contextlib.suppress(RuntimeError):  # torch's own: the death that has just been explained
+                handler(number, None)
+
+
+def _left_by(error: BaseException) -> Report | None:
+    """What nbdebug itself has left with an exception of its own: the report of a guard."""
+    from nbdebug.observe.frames import chain
+
+    for one in chain(error):
+        if type(one).__module__.partition(".")[0] != "nbdebug":
+            continue
+        report, trip = getattr(one, "report", None), getattr(one, "trip", None)
+        if isinstance(report, Report) and not report.ok:
+            return report
+        if trip is not None:
+            return Report(
+                "explain()",
+                facts={"headline": f"The guard stopped this step: {trip.sentence()}.", "failed": True},
+                notes=("`error.trip.locate()` runs the step again and names the op, the line and the rows.",),
+            )
+    return None
+
+
+def _told(error: BaseException, names: Mapping[str, Any], shell: Any) -> Report:
+    from nbdebug.tools.errors.dispatch import told, unknown
+    from nbdebug.tools.memory import oom
+
+    cards: list[Report] = []
+
+    def out_of_memory(one: BaseException) -> Finding | None:
+        if not oom.is_out_of_memory(one):
+            return None
+        cards.append(oom.out_of_memory(one, names, shell=shell))
+        return cards[-1].findings[0] if cards[-1].findings else None
+
+    said = told(error, names, out_of_memory)
+    notebooks = _notebooks(error, names, shell, said.notes)
+    said.findings = [*notebooks, *(f for f in said.findings if not notebooks or f.code != "error/module-not-found")]
+    if not said.findings:
+        facts, notes = unknown(error, names)
+        return Report("explain()", notes=(*notes, *said.notes), facts=facts)
+    card = cards[0] if cards else Report("")
+    return Report(
+        "explain()", tuple(said.findings), unchecked=card.unchecked, notes=(*said.notes, *card.notes), facts=card.facts
+    )
+
+
+def _notebooks(error: BaseException, names: Mapping[str, Any], shell: Any, notes: list[str]) -> tuple[Finding, ...]:
+    """Where the notebook itself is the cause: what runs is not what the file or the cell says now."""
+    from nbdebug.tools.notebook.check_notebook import behind
+
+    try:
+        return behind(error, names, shell)
+    except Exception as failed:  # our own fault: the error itself is still explained
+        notes.append(f"nbdebug could not look at the notebook's cells here: {type(failed).__name__}.")
+        return ()

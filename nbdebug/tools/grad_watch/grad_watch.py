@@ -1,0 +1,342 @@
+"""`grad_watch`: gradients, updates, units and losses of a training, by name, while it runs.
+
+    backward ends ──▶ norms of all gradients ─┐
+    an optimizer is about to step ──▶ again,  ├─▶ Post: read when they have come ──▶ History ──▶ frame, figure, report
+        where something has clipped them      │
+    it has stepped ──▶ what it has changed ───┘
+
+A fault of the watch's own never reaches the training: it is told once, and the watch leaves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from nbdebug.arguments import Subject
+from nbdebug.live import Live
+from nbdebug.observe.backward import EngineWatch
+from nbdebug.observe.validation import check_scaler, models_of, optimizers_of
+from nbdebug.report import Report
+from nbdebug.tools.grad_watch import history as tables
+from nbdebug.tools.grad_watch import report as account
+from nbdebug.tools.grad_watch.gradients import WatchedParameters
+from nbdebug.tools.grad_watch.history import TOTALS, ThinnedSeries, WatchHistory
+from nbdebug.tools.grad_watch.loss_analysis import Verdict, verdicts
+from nbdebug.tools.grad_watch.steps import WatchSteps
+from nbdebug.tools.grad_watch.units import UnitsSeen, UnitWatch
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """In steps: every: between measurements of gradients; ratios_every: of updates; activations_every: of units (0:
+    never); keep: how many steps are kept whole."""
+
+    every: int = 1
+    ratios_every: int = 10
+    activations_every: int = 10
+    keep: int = 1000
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            least = {"every": 1, "keep": 10}.get(field.name, 0)
+            value = getattr(self, field.name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ValueError(f"{field.name} is a whole number of steps, {least} or more; got {value!r}.")
+
+
+def loss_of(value: Any) -> float:
+    """A loss told by hand, a number or a tensor, as a number. Raises TypeError for what is none."""
+    try:
+        return float(value.detach() if hasattr(value, "detach") else value)
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"a loss is a number or a tensor of one; got {str(value)[:80]}.") from None
+
+
+def grad_watch(
+    model: Any,
+    optimizer: Any,
+    *,
+    scaler: Any = None,
+    every: int = 1,
+    ratios_every: int = 10,
+    activations_every: int = 10,
+    keep: int = 1000,
+) -> GradWatch:
+    """Watch the gradients of a training until closed; nothing of the training changes, to the bit.
+
+    model: a Module, a dict or list of them, or None (the optimizers' parameters are watched); optimizer: an Optimizer,
+    or several; scaler: the GradScaler, found by itself where it makes the optimizer step. Norms are 2-norms, in units
+    of the loss: a scaler's scale is divided out. Measured are, in every `every`-th step, each gradient's norm when the
+    last backward before the update ended, and again at the update where something (clipping) has changed it since; in
+    every `ratios_every`-th step the weights' norms and what the update really changed, over them; in every
+    `activations_every`-th the units of activation modules (0: never). keep: so many last steps are kept whole, older
+    ones thinned out. A step is a round of all optimizers.
+
+    On an accelerator nothing is waited for: numbers are read when they have come, at most two steps later. Returns a
+    GradWatch, to be used as a context manager or closed by `close()`. Raises TypeError or ValueError for arguments that
+    make no sense.
+    """
+    pace = Sampling(every, ratios_every, activations_every, keep)
+    check_scaler(scaler)
+    return GradWatch(models_of(model), optimizers_of(optimizer), pace, scaler)
+
+
+class GradWatch:
+    """A watch over gradients; see `grad_watch`. steps: how many were seen; history: what was; fault: why it has left,
+    live_fault: why its live view has; "" while they have not."""
+
+    def __init__(self, models: dict[str, Any], optimizers: dict[str, Any], pace: Sampling, scaler: Any):
+        self.pace, self.active, self.fault, self.live_fault = pace, True, "", ""
+        self.subject = str(Subject(models, optimizers, True))
+        self.roster, self.history = WatchedParameters(models, optimizers), WatchHistory(pace.keep)
+        self._optimizers, self._several = list(optimizers.values()), len(optimizers) > 1
+        self._rounds = WatchSteps(self.roster, self.history, pace.every, pace.ratios_every, scaler, self._told)
+        self._units = UnitWatch(models, self._guarded, self._looks_at_units) if pace.activations_every else None
+        self._engine = EngineWatch(self._backward_began, self._backward_ended)
+        self._fed: ThinnedSeries[tuple[int, float | None, float | None]] = ThinnedSeries(TOTALS * pace.keep)
+        self._rates: dict[int, float] = {}
+        self._live: Live | None = None
+        self._unheld = self.roster.unheld()
+        self._handles: list[Any] = []
+        self._attach()
+
+    # -- attaching ----------------------------------------------------------------------------------------------------
+
+    def _attach(self) -> None:
+        self._engine.attach()
+        self._rounds.scaled.attach(self._guarded)
+        for optimizer in self._optimizers:
+            self._handles += [
+                optimizer.register_step_pre_hook(self._before),
+                optimizer.register_step_post_hook(self._after),
+            ]
+        if self._units is not None:
+            self._units.attach()
+
+    def _detach(self) -> None:
+        self._engine.detach()
+        self._rounds.scaled.detach()
+        if self._units is not None:
+            self._units.detach()
+        while self._handles:
+            self._handles.pop().remove()
+
+    def close(self) -> None:
+        """Stop watching. What was seen stays, in plain numbers; what is closed stays closed."""
+        try:
+            if self.active:
+                self._guarded(self._rounds.finish)
+                self._guarded(self._read_units)
+        finally:
+            self.active = False
+            self._detach()
+            self._rounds.leave()
+            if self._units is not None:
+                self._units.forget()
+            self._unheld = self.unheld
+            self.roster.forget()
+            self._optimizers = []
+            if self._live is not None:
+                live, self._live = self._live, None
+                live.end()
+                self.live_fault = live.fault
+
+    def __enter__(self) -> GradWatch:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        self.close()
+
+    # -- the border ---------------------------------------------------------------------------------------------------
+
+    def _guarded(self, method: Callable, *args: Any) -> Any:
+        """Call something of ours; what it raises ends the watch and not the training."""
+        __tracebackhide__ = True
+        if not self.active:
+            return None
+        try:
+            return method(*args)
+        except Exception as fault:
+            self._give_up(fault)
+            return None
+
+    def _give_up(self, fault: Exception) -> None:
+        """Leave, after a fault of our own; told once. Hooks of optimizers go later: one of them may be running."""
+        self.active, self.fault = False, f"{type(fault).__name__}: {fault}"
+        self._rounds.leave()
+        warnings.warn(
+            f"nbdebug's grad_watch has stopped because of a fault of its own ({self.fault}). "
+            "The training itself goes on, unwatched.",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+
+    def _backward_began(self, call: Any) -> None:
+        if not self.active:
+            self._detach()
+        self._guarded(self._rounds.backward_began, call)
+
+    def _backward_ended(self, call: Any, result: Any) -> None:
+        self._guarded(self._rounds.backward_ended, call, result)
+
+    def _before(self, optimizer: Any, args: tuple, kwargs: dict) -> None:
+        if not torch.compiler.is_compiling():
+            self._guarded(self._rounds.before, optimizer, args, kwargs)
+
+    def _after(self, optimizer: Any, args: tuple, kwargs: dict) -> None:
+        if not torch.compiler.is_compiling():
+            self._guarded(self._rounds.after, optimizer)
+
+    def _looks_at_units(self) -> int | None:
+        """The step that is to come, if its units are looked at."""
+        number = self._rounds.number
+        return number if number % self.pace.activations_every == 0 else None
+
+    def _told(self, step: int) -> None:
+        if self._live is not None:
+            self._live.told()
+
+    # -- losses -------------------------------------------------------------------------------------------------------
+
+    def loss(self, step: int, value: Any, val: Any = None) -> None:
+        """Tell a loss by hand: of a step of your own counting, a number or a tensor; val: a validation loss, if there
+        is one (value may then be None). The losses that are told go before those that backward starts from. Raises
+        TypeError for what is no number."""
+        known = [None if v is None else loss_of(v) for v in (value, val)]
+        total = next(reversed(self.history.totals.items), None)
+        if total is not None and total.lr is not None:
+            self._rates[int(step)] = total.lr
+        self._fed.append((int(step), known[0], known[1]))
+
+    @property
+    def losses(self) -> list[tuple[int, float | None, float | None]]:
+        """(step, loss, validation loss): those told by hand, else the sums of what backward started from, as far as
+        kept. With several optimizers the latter are no one loss, and are left out."""
+        return self.told_losses()
+
+    def told_losses(self, most: int | None = None) -> list[tuple[int, float | None, float | None]]:
+        """`losses`; most: of more than this only every second, third …"""
+        fed, totals = self._fed.items, self.history.totals.items
+        apart = 1 if most is None else max(1, len(fed or totals) // most)
+        if fed:
+            return fed[::apart]
+        return (
+            []
+            if self._several
+            else [(t.step, t.loss, None) for t in totals[::apart] if t.loss is not None and not t.skipped]
+        )
+
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """What the losses show; see `losses.verdicts`."""
+        self._hear()
+        known = {t.step: t.lr for t in self.history.totals.items if t.lr is not None}
+        return verdicts(self.losses, rates=self._rates if self._fed.items else known)
+
+    # -- what is told -------------------------------------------------------------------------------------------------
+
+    def _hear(self) -> None:
+        """Everything that is still on its way."""
+        self._guarded(self._rounds.post.hear, True)
+
+    def _read_units(self) -> None:
+        if self._units is not None:
+            self._units.read()
+
+    @property
+    def steps(self) -> int:
+        return self.history.steps
+
+    @property
+    def names(self) -> list[str]:
+        """The watched parameters, by the names that `frame` uses."""
+        return list(self.roster.names)
+
+    @property
+    def unheld(self) -> list[str]:
+        """The model's parameters that ask for a gradient and that no optimizer holds."""
+        return self.roster.unheld() if self.active else self._unheld
+
+    @property
+    def odd(self) -> int:
+        """How many parameters can't be measured."""
+        return len(self.roster.odd)
+
+    @property
+    def units(self) -> list[UnitsSeen]:
+        """Dead and saturated units, as far as looked at."""
+        if self.active:
+            self._guarded(self._read_units)
+        return self._units.seen if self._units is not None else []
+
+    @property
+    def units_why_not(self) -> str:
+        return self._units.why_not if self._units is not None else "they were not asked for (activations_every=0)"
+
+    @property
+    def updates_full(self) -> bool:
+        return self._rounds.updates.full
+
+    @property
+    def frame(self) -> Any:
+        """A pandas table with a row for each step and parameter: step, name, norm (before clipping), norm_after,
+        weight_norm and update_ratio (NaN where they were not measured)."""
+        self._hear()
+        return tables.frame(self.history, self.roster.names)
+
+    @property
+    def totals(self) -> Any:
+        """A pandas table with a row for each step: step, loss, norm, norm_after, clipped, skipped, lr, scale."""
+        self._hear()
+        return tables.totals(self.history)
+
+    def report(self) -> Report:
+        """What was seen so far."""
+        self._hear()
+        return account.report(self, self.subject)
+
+    def figure(self) -> Any:
+        """A matplotlib Figure: norms of layers over steps as a map, the rest as curves. ValueError if there is none."""
+        return self.report().figure()
+
+    def live(self, show: Callable[[str], object]) -> GradWatch:
+        """Draw while training runs. show: called with the picture as HTML, at most five times a second; in a notebook
+        `handle = display(HTML(""), display_id=True)` and `lambda html: handle.update(HTML(html))`. Returns the
+        watch."""
+        if not callable(show):
+            raise TypeError(f"live takes a function that shows HTML; got {show!r}.")
+        self.drawn(self.html, show)
+        return self
+
+    def html(self) -> str:
+        """The picture as HTML (an <img>), as of the numbers that have come."""
+        facts = {"watch": account.picture(self, quick=True)}
+        return str(Report(account.QUESTION, facts=facts)._view("plots.gradients", "html"))
+
+    def panel(self) -> Any:
+        """The report under controls (a filter of layers, scales, pause, refresh), drawn anew while training runs and of
+        what was kept afterwards. Shown where it stands last in a cell."""
+        return self.report()._view("widgets", "gradients", self)
+
+    def glance(self, layers: str = "") -> Report:
+        """The picture alone as a report, of the layers that match (a part of the name, or a pattern with *): as of the
+        numbers that have come, without waiting."""
+        return account.glance(self, self.subject, layers)
+
+    def drawn(self, draw: Callable[[], str], show: Callable[[str], object]) -> Live:
+        """A view of one's own, drawn as `live` is; it takes the place of the one before, which ends."""
+        before, view = self._live, Live(draw, show)
+        self._live = view if self.active else None
+        if before is not None:
+            before.end()
+        return view
+
+    def __repr__(self) -> str:
+        return str(self.report())
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return self.report()._repr_mimebundle_(include, exclude)

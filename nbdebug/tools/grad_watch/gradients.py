@@ -1,0 +1,239 @@
+"""Gradients between backward and the update: measured when backward ends, and again if something has changed them
+since.
+
+Each backward that changes a gradient of ours is measured when it ends; the last one before an optimizer steps gives the
+norms before clipping. A gradient has a version, which counts the writes into it: where it is the same tensor in the
+same version when the optimizer steps, nothing has clipped it, and it is not measured again. Writes through `.data` are
+not counted; so now and then all are measured again, and if one of those differs, from then on always.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from nbdebug.observe.modules import ModuleNames
+from nbdebug.observe.norms import NormKernel, can_be_measured, measure
+from nbdebug.observe.tensors import plain
+
+
+class WatchedParameters:
+    """names, layers, sizes: of each parameter by its number; parameters: they themselves, until `forget`. optimizers
+    are asked again at each step: groups may be added, and lazy parameters get their shape late."""
+
+    def __init__(self, models: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]):
+        self.models, self.optimizers = dict(models), dict(optimizers)
+        self.names: list[str] = []
+        self.layers: list[str] = []
+        self.sizes: list[int] = []
+        self.matrix: list[bool] = []
+        self.parameters: list[Any] = []
+        self.odd: set[int] = set()
+        self._numbers: dict[int, int] = {}
+        self._known = ModuleNames(self.models)
+        for tensor, (role, name, module) in self._known.all_tensors():
+            if role == "parameter" and tensor.requires_grad:
+                self._add(tensor, self._known.owner(tensor) or (role, name, module))
+        self._held: dict[int, list[int]] = {}
+        for optimizer in self.optimizers.values():
+            self.refresh(optimizer)
+
+    def _add(self, parameter: Any, place: tuple[str, str, str]) -> int:
+        number = self._numbers[id(parameter)] = len(self.names)
+        self.parameters.append(parameter)
+        self.names.append(place[1])
+        self.layers.append(place[2] or place[1])
+        self.sizes.append(parameter.numel())
+        self.matrix.append(parameter.dim() > 1)
+        return number
+
+    def refresh(self, optimizer: torch.optim.Optimizer) -> list[int]:
+        """The numbers of what an optimizer holds now."""
+        found = []
+        for group, settings in enumerate(optimizer.param_groups):
+            for place, parameter in enumerate(settings["params"]):
+                number = self._numbers.get(id(parameter))
+                if number is None:
+                    if not can_be_measured(parameter) or _lazy(parameter):
+                        self.odd.add(id(parameter))
+                        continue
+                    number = self._add(parameter, self._place(parameter, optimizer, group, place))
+                found.append(number)
+        self._held[id(optimizer)] = found
+        return found
+
+    def _place(self, parameter: Any, optimizer: Any, group: int, place: int) -> tuple[str, str, str]:
+        if self._known.owner(parameter) is None:
+            self._known = ModuleNames(self.models)  # something may have been added, or a lazy one made
+        owner = self._known.owner(parameter)
+        if owner is not None:
+            return owner
+        name = next(name for name, known in self.optimizers.items() if known is optimizer)
+        layer = f"{name}.param_groups[{group}]"
+        return "parameter", f"{layer}['params'][{place}]", layer
+
+    def held(self, optimizer: torch.optim.Optimizer) -> list[int]:
+        return self._held.get(id(optimizer), [])
+
+    def unheld(self) -> list[str]:
+        """The model's parameters that want a gradient and that no optimizer holds."""
+        held = {number for numbers in self._held.values() for number in numbers}
+        return [
+            name
+            for number, name in enumerate(self.names)
+            if number not in held and (self.parameters[number] is None or self.parameters[number].requires_grad)
+        ]
+
+    def foreign(self) -> list[str]:
+        """Parameters that an optimizer holds and that are in none of the models."""
+        return [name for name in self.names if "param_groups[" in name]
+
+    def gradients(self, numbers: list[int] | None = None) -> Iterator[tuple[int, Any]]:
+        """The gradients that there are, by number."""
+        for number in range(len(self.parameters)) if numbers is None else numbers:
+            gradient = self.parameters[number].grad
+            if gradient is not None:
+                yield number, gradient
+
+    def forget(self) -> None:
+        """Hold no parameter any more; the names stay."""
+        self.parameters = [None] * len(self.names)
+        self.models, self.optimizers = {}, {}
+        self._known = ModuleNames({})
+        self._numbers.clear()
+
+
+def _lazy(parameter: Any) -> bool:
+    return bool(torch.nn.parameter.is_lazy(parameter))
+
+
+Mark = tuple[int, int]
+
+
+class GradientProbe:
+    """What is known of gradients since they were last used. trusted: versions have told the truth so far. wide: a norm
+    was beyond float32, so float64 is used."""
+
+    def __init__(self, roster: WatchedParameters):
+        self.roster, self.trusted, self.wide = roster, True, False
+        self._before: dict[int, Mark] = {}  # when the running backward began
+        self._marks: dict[int, Mark] = {}  # when the last backward ended that changed them
+        self._norms: list[NormKernel] = []
+        self._used: set[int] = set()
+
+    def _marked(self) -> dict[int, Mark]:
+        return {number: (id(g), g._version) for number, g in self.roster.gradients()}
+
+    def began(self) -> None:
+        self._before = self._marked()
+
+    def ended(self) -> tuple[list[int], bool]:
+        """The numbers of the parameters whose gradients this backward has changed; whether none of these had one."""
+        now, before = self._marked(), self._before
+        self._before = {}
+        changed = [number for number, mark in now.items() if before.get(number) != mark]
+        return changed, before.keys().isdisjoint(changed)
+
+    def look(self, changed: list[int]) -> None:
+        """Measure these; what was known of them before is out of date."""
+        found = measure(list(self.roster.gradients(changed)), self.wide)
+        new = set(changed)
+        self._norms = [n for n in self._norms if not new.issuperset(n.numbers)] + found
+        self._used -= new
+        for number, gradient in self.roster.gradients(changed):
+            self._marks[number] = id(gradient), gradient._version
+
+    def overlook(self, changed: list[int]) -> None:
+        """These have changed, and are not measured."""
+        self._used.update(changed)
+
+    def at_the_step(self, numbers: list[int], again: bool) -> tuple[list[int], list[NormKernel], list[NormKernel]]:
+        """The optimizer that holds these is about to step: those that have a gradient, norms before clipping (later
+        ones count), norms now of those that are not as they were. again: measure all, to see whether versions can be
+        trusted."""
+        held = list(self.roster.gradients(numbers))
+        unknown = [(n, g) for n, g in held if n in self._used or n not in self._marks]
+        new = {n for n, _ in unknown}
+        wanted = {n for n, _ in held} - new
+        before = [n for n in self._norms if not wanted.isdisjoint(n.numbers)] + measure(unknown, self.wide)
+        every = again or not self.trusted
+        changed = [(n, g) for n, g in held if n not in new and (every or self._marks[n] != (id(g), g._version))]
+        return [n for n, _ in held], before, measure(changed, self.wide)
+
+    def unmarked(self, numbers: list[int]) -> set[int]:
+        """Those of which a changed norm would not be known without measuring again."""
+        return {n for n, g in self.roster.gradients(numbers) if self._marks.get(n) == (id(g), g._version)}
+
+    def written(self, numbers: list[int]) -> list[tuple[int, Any]]:
+        """Those that something has written into since the last backward, as far as that is known."""
+        known = [(n, g) for n, g in self.roster.gradients(numbers) if n not in self._used and n in self._marks]
+        return known if not self.trusted else [(n, g) for n, g in known if self._marks[n] != (id(g), g._version)]
+
+    def used(self, numbers: list[int]) -> None:
+        """The optimizer has stepped with these."""
+        self._used.update(numbers)
+        self._norms = [n for n in self._norms if not self._used.issuperset(n.numbers)]
+
+    def forget(self) -> None:
+        self._before, self._marks, self._norms = {}, {}, []
+
+
+def scaler_around(frame: Any) -> Any:
+    """The GradScaler in whose `step` an optimizer steps, found in the frames around; None where there is none."""
+    for _ in range(16):
+        if frame is None:
+            return None
+        code = frame.f_code
+        if code.co_name in ("step", "_maybe_opt_step") and code.co_filename.endswith("grad_scaler.py"):
+            return frame.f_locals.get("self")
+        frame = frame.f_back
+    return None
+
+
+class Updates:
+    """Copies of one optimizer's weights while it steps. full: a device had no room for them; no more are made."""
+
+    def __init__(self, roster: WatchedParameters):
+        self.roster, self.full = roster, False
+        self._copies: list[tuple[int, torch.Tensor]] = []
+        self._weights: list[NormKernel] = []
+
+    def before(self, numbers: list[int]) -> None:
+        """The optimizer that holds these is about to step."""
+        self.forget()
+        if self.full:
+            return
+        try:
+            now = [(n, plain(self.roster.parameters[n])) for n in numbers]
+            copies = [torch.empty_like(p, memory_format=torch.preserve_format) for _, p in now]
+            for group in _alike([p for _, p in now]):
+                torch._foreach_copy_([copies[i] for i in group], [now[i][1] for i in group])
+            self._copies = [(n, copy) for (n, _), copy in zip(now, copies)]
+            self._weights = measure(self._copies)
+        except torch.OutOfMemoryError:
+            self.full = True
+            self.forget()
+
+    def after(self) -> tuple[list[NormKernel], list[NormKernel]]:
+        """The optimizer has stepped: norms of the weights before, and of what the step has added."""
+        weights, copies = self._weights, self._copies
+        for group in _alike([copy for _, copy in copies]):
+            now = [plain(self.roster.parameters[copies[i][0]]) for i in group]
+            torch._foreach_sub_([copies[i][1] for i in group], now)
+        moved = measure(copies)
+        self.forget()
+        return weights, moved
+
+    def forget(self) -> None:
+        self._copies, self._weights = [], []
+
+
+def _alike(tensors: list[Any]) -> list[list[int]]:
+    """Places of tensors of one device and dtype each: fused kernels take no mixture."""
+    groups: dict[tuple, list[int]] = {}
+    for place, tensor in enumerate(tensors):
+        groups.setdefault((tensor.device, tensor.dtype), []).append(place)
+    return list(groups.values())

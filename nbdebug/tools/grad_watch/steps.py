@@ -1,0 +1,293 @@
+"""From hooks to steps: where a step begins and ends, and what of it is measured.
+
+A step is a round: every optimizer steps once; an optimizer that steps again begins the next. With a closure (LBFGS) the
+gradients are those of its first evaluation, where the step starts from.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import math
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from nbdebug.observe.norms import NormKernel, capturing, unseen, wait_free
+from nbdebug.tools.grad_watch.gradients import GradientProbe, Updates, WatchedParameters, scaler_around
+from nbdebug.tools.grad_watch.history import StepRow, Total, WatchHistory, doubles, together
+from nbdebug.tools.grad_watch.scaler import Scaled
+
+LATE = 2
+"""How many later steps may be over before the host waits. One is not enough to keep a device busy."""
+
+
+@dataclasses.dataclass
+class SentMeasurement:
+    """Tensors of one step: `there` once their numbers are copied, in the order of `sizes`."""
+
+    sizes: list[int]
+    there: list[torch.Tensor]
+    events: list[Any]
+    take: Callable[[list[list[float]]], None]
+
+    def ready(self) -> bool:
+        return all(event.query() for event in self.events)
+
+    def read(self) -> None:
+        for event in self.events:
+            event.synchronize()
+        flat = [t.tolist() for t in self.there]
+        self.take([values if isinstance(values, list) else [values] for values in flat])
+
+
+class DeferredMeasurements:
+    """What is on its way, oldest first."""
+
+    def __init__(self) -> None:
+        self.pending: collections.deque[SentMeasurement] = collections.deque()
+
+    def send(self, tensors: list[torch.Tensor], take: Callable[[list[list[float]]], None]) -> None:
+        """take: gets the numbers of each tensor, in order, when they are there; those of earlier steps come first."""
+        there, events = [], []
+        for tensor in tensors:
+            if not wait_free(tensor.device):
+                there.append(tensor)
+                continue
+            pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            there.append(pinned.copy_(tensor, non_blocking=True))
+        for device in {t.device for t in tensors if wait_free(t.device)}:
+            event = torch.cuda.Event()
+            event.record(torch.cuda.current_stream(device))
+            events.append(event)
+        self.pending.append(SentMeasurement([t.numel() for t in tensors], there, events, take))
+        self.hear()
+
+    def hear(self, wait: bool = False) -> None:
+        """Read what has arrived, in order. wait: for all."""
+        while self.pending and (wait or len(self.pending) > LATE or self.pending[0].ready()):
+            self.pending.popleft().read()
+
+
+@dataclasses.dataclass
+class WatchedStep:
+    """A step that has begun. parcels: what was measured, by what it is ("before", "after", "weight", "moved", "loss",
+    "found", "scale", "written"), and of which parameters it counts; held: parameters with a gradient; again: of those
+    in "after", which had not changed as far as their version tells."""
+
+    number: int
+    parcels: list[tuple[str, NormKernel, frozenset[int]]] = dataclasses.field(default_factory=list)
+    losses: list[torch.Tensor] = dataclasses.field(default_factory=list)
+    held: list[int] = dataclasses.field(default_factory=list)
+    stepped: set[int] = dataclasses.field(default_factory=set)
+    again: set[int] = dataclasses.field(default_factory=set)
+    lr: float | None = None
+    measured: bool = False
+
+
+class WatchSteps:
+    """The steps of one watch. told: called with the number of each step that has been read."""
+
+    def __init__(
+        self, roster: WatchedParameters, history: WatchHistory, every: int, ratios_every: int, scaler: Any, told: Any
+    ):
+        self.roster, self.history, self.every, self.ratios_every = roster, history, every, ratios_every
+        self.gradients, self.updates, self.post = GradientProbe(roster), Updates(roster), DeferredMeasurements()
+        self.scaler, self.told = scaler, told
+        self.number, self.current = 0, None
+        self.scaled = Scaled(self)
+        self._roots: list[tuple[torch.Tensor, set[int]]] = []  # losses, and whose gradients came of them
+        self._closure = 0  # evaluations seen within a step with a closure, counted from 1; 0: not in one
+
+    current: WatchedStep | None
+
+    # -- backward -----------------------------------------------------------------------------------------------------
+
+    def backward_began(self, call: Any) -> None:
+        if call.accumulate and not capturing():
+            self.gradients.began()
+
+    def backward_ended(self, call: Any, result: Any) -> None:
+        if not call.accumulate or capturing():
+            return
+        with unseen():
+            changed, fresh = self.gradients.ended()
+            if not changed or self._closure > 1:
+                return
+            self._closure += self._closure > 0
+            if fresh:  # gradients of these that were never used are gone, and their losses with them
+                self._roots = [known for known in self._roots if not known[1].issubset(changed)]
+            self._roots += [
+                (r.detach().to(torch.float32, copy=True).reshape(()), set(changed)) for r in call.roots if _is_loss(r)
+            ]
+            if self._due(self.number) or len(self.roster.optimizers) > 1 and self._due(self.number + 1):
+                self.gradients.look(changed)
+            else:
+                self.gradients.overlook(changed)
+
+    def _due(self, number: int) -> bool:
+        return number % self.every == 0
+
+    def _weighed(self, step: WatchedStep) -> bool:
+        """Whether updates are measured in this step: in every `ratios_every`-th that is measured itself."""
+        return (
+            step.measured
+            and self.ratios_every > 0
+            and (step.number // self.every) % max(1, self.ratios_every // self.every) == 0
+        )
+
+    # -- the update ---------------------------------------------------------------------------------------------------
+
+    def before(self, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> None:
+        if capturing():
+            return
+        if self.current is not None and id(optimizer) in self.current.stepped:
+            self.end()
+        step = self.current = self.current or WatchedStep(self.number, measured=self._due(self.number))
+        if step.lr is None:
+            step.lr = _rate(optimizer)
+        numbers = self.roster.refresh(optimizer)
+        with unseen():
+            if any(map(callable, (*args, *kwargs.values()))):
+                self._closure = 1
+            else:
+                self._look(optimizer, step, numbers)
+            if self._weighed(step):
+                self.updates.before(numbers if self._closure else [n for n, _ in self.roster.gradients(numbers)])
+
+    def _look(self, optimizer: Any, step: WatchedStep, numbers: list[int]) -> None:
+        """What the optimizer is about to use: before clipping, and now."""
+        around = scaler_around(sys._getframe(2))
+        self.scaler = around or self.scaler
+        scale = around._scale if around is not None and around.is_enabled() else None
+        step.losses += [r if scale is None else r / scale.to(r.device).reshape(()) for r, _ in self._roots]
+        self._roots = []
+        if scale is not None:
+            step.parcels += self.scaled.parcels(around, optimizer, step.parcels)
+        if not step.measured:
+            return
+        again = self._weighed(step)
+        step.again |= self.gradients.unmarked(numbers) if again else set()
+        held, before, now = self.gradients.at_the_step(numbers, again)
+        step.held += [n for n in held if n not in step.held] if step.held else held
+        ours = frozenset(held)
+        left = getattr(optimizer, "grad_scale", None)  # a fused optimizer divides by it itself
+        step.parcels += [("before", n.over(scale), ours) for n in before] + [("after", n.over(left), ours) for n in now]
+        found = getattr(optimizer, "found_inf", None)
+        if found is not None:
+            step.parcels.append(("found", NormKernel((), found.detach().float().reshape(())), ours))
+
+    def after(self, optimizer: torch.optim.Optimizer) -> None:
+        step = self.current
+        if step is None or capturing():
+            return
+        with unseen():
+            if self._closure:
+                self._closure = 0
+                self._look(optimizer, step, self.roster.held(optimizer))
+            if self._weighed(step):
+                weights, moved = self.updates.after()
+                ours = frozenset(self.roster.held(optimizer))
+                step.parcels += [("weight", n, ours) for n in weights] + [("moved", n, ours) for n in moved]
+            self.gradients.used(self.roster.held(optimizer))
+            step.stepped.add(id(optimizer))
+            if len(step.stepped) == len(self.roster.optimizers):
+                self.end()
+
+    # -- the end of a step --------------------------------------------------------------------------------------------
+
+    def end(self) -> None:
+        """The step is over: send off what was measured."""
+        step, self.current = self.current, None
+        if step is None:
+            return
+        self.number += 1
+        with unseen():
+            if step.losses:
+                device = step.losses[0].device
+                together_ = torch.stack([x.to(device, non_blocking=True) for x in step.losses]).sum()
+                step.parcels.append(("loss", NormKernel((), together_), frozenset()))
+            self.post.send([norms.values for _, norms, _ in step.parcels], functools.partial(self._take, step))
+
+    def _take(self, step: WatchedStep, values: list[list[float]]) -> None:
+        """The numbers of a step have arrived."""
+        read: dict[str, dict[int, float]] = {}
+        plain: dict[str, float] = {}
+        for (what, norms, ours), known in zip(step.parcels, values):
+            if norms.numbers:
+                read.setdefault(what, {}).update((n, v) for n, v in zip(norms.numbers, known) if n in ours)
+            else:
+                plain[what] = plain.get(what, 0.0) + sum(known)
+        before, after = read.get("before", {}), read.get("after", {})
+        self._trust(step, before, after)
+        self.gradients.wide = self.gradients.wide or any(map(math.isinf, (*before.values(), *after.values())))
+        skipped, loss = plain.get("found", 0.0) > 0, plain.get("loss")
+        numbers = [n for n in sorted(step.held) if n in before]
+        row, first, last = None, None, None
+        if step.measured and numbers:
+            was = doubles(before[n] for n in numbers)
+            now = doubles(after.get(n, before[n]) for n in numbers)
+            first, last = together(was), together(now)
+            row = StepRow(step.number, _ints(numbers), was, now, *_ratios(numbers, read))
+        self.history.steps += 1
+        self.history.add(Total(step.number, loss, first, last, skipped, step.lr, plain.get("scale")), row)
+        if "scale" in plain:
+            self.history.scales.add(step.number, plain["scale"], skipped, before)
+            if step.measured:
+                self.history.scales.written(before, read.get("written", {}))
+        self.told(step.number)
+
+    def _trust(self, step: WatchedStep, before: dict[int, float], after: dict[int, float]) -> None:
+        for number in step.again:
+            was, now = before.get(number, 0.0), after.get(number, 0.0)
+            if number in after and math.isfinite(was) and abs(now - was) > 1e-5 * abs(was):
+                self.gradients.trusted = False
+
+    def finish(self) -> None:
+        """No more will come: hear of everything that is still on its way."""
+        if self.current is not None and self.current.stepped:
+            self.end()
+        self.post.hear(wait=True)
+
+    def dropped(self, numbers: list[int]) -> None:
+        """A step with these gradients was left out."""
+        self._roots = [known for known in self._roots if not known[1].issubset(numbers)]
+        self.gradients.used(numbers)
+
+    def leave(self) -> None:
+        """Hold nothing any more."""
+        self.scaled.forget()
+        self.current, self._roots = None, []
+        self.gradients.forget()
+        self.updates.forget()
+        self.post.pending.clear()
+
+
+def _is_loss(root: torch.Tensor) -> bool:
+    return root.numel() == 1 and root.is_floating_point() and type(root) is torch.Tensor
+
+
+def _rate(optimizer: Any) -> float | None:
+    """The learning rate of the first group; None where reading it would make the host wait."""
+    rate = optimizer.param_groups[0].get("lr") if optimizer.param_groups else None
+    if isinstance(rate, torch.Tensor):
+        return float(rate) if rate.device.type == "cpu" and rate.numel() == 1 else None
+    return float(rate) if isinstance(rate, (int, float)) else None
+
+
+def _ints(numbers: list[int]) -> Any:
+    from array import array
+
+    return array("l", numbers)
+
+
+def _ratios(numbers: list[int], read: dict[str, dict[int, float]]) -> tuple[Any, Any]:
+    """Weights' norms and update ratios, where they were measured. The ratio to a weight of zero is not defined."""
+    weights, moved = read.get("weight"), read.get("moved")
+    if not weights or not moved:
+        return None, None
+    norms = doubles(weights.get(n, math.nan) for n in numbers)
+    return norms, doubles(moved.get(n, math.nan) / w if w > 0 else math.nan for n, w in zip(numbers, norms))

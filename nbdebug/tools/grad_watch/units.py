@@ -1,0 +1,142 @@
+"""Dead and saturated units: what the activation modules of a model give out, looked at now and then.
+
+A ReLU's unit is dead when it is zero for every sample of several batches: no gradient passes it, and nothing wakes it.
+A unit of tanh or sigmoid is saturated where its slope is under a hundredth of the largest. Masks stay on the device
+until somebody asks. Activations that are called as functions (`F.relu`) have no module, and are not seen.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from nbdebug.observe.modules import ModelHook, ModuleNames
+from nbdebug.observe.norms import capturing, unseen
+
+BATCHES, VALUES = 3, 100
+"""Batches, and values in them, before anything is said of a unit."""
+_LAST = 8
+_MOSTLY = 0.8
+"""A unit is saturated when this share of its values is."""
+_FLAT: dict[type, Callable[[Any, Any], torch.Tensor]] = {
+    nn.Tanh: lambda module, y: y.abs() > 0.995,
+    nn.Sigmoid: lambda module, y: y * (1 - y) < 0.0025,
+    nn.Softsign: lambda module, y: y.abs() > 0.9,
+    nn.Hardtanh: lambda module, y: (y <= module.min_val) | (y >= module.max_val),
+    nn.Hardsigmoid: lambda module, y: (y <= 0) | (y >= 1),
+}
+_CHANNELS_FIRST = (nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase, nn.GroupNorm)
+
+
+@dataclasses.dataclass(frozen=True)
+class UnitsSeen:
+    """One activation module. feeds: the layer before it, by name. share: of its units that are dead (kind "dead") or
+    saturated ("saturated"), in the last batches looked at; batches: how many these are."""
+
+    module: str
+    type: str
+    kind: str
+    feeds: str
+    units: int
+    share: float
+    batches: int
+
+
+class UnitWatch:
+    """The activation modules between a model's first and last layer. border: calls something of ours, and keeps its
+    faults from the training; due: whether this step is looked at. why_not: why none is, or ""."""
+
+    def __init__(self, models: Mapping[str, nn.Module], border: Callable, due: Callable[[], int | None]):
+        self.border, self.due = border, due
+        self._modules: dict[str, tuple[nn.Module, str, bool]] = {}
+        self._masks: dict[tuple[str, int], collections.deque] = {}
+        self._handles: list[Any] = []
+        self.seen: list[UnitsSeen] = []
+        self.why_not = ""
+        if any(_compiled(m) for model in models.values() for m in model.modules()):
+            self.why_not = "the model is compiled: its activations can't be seen"
+            return
+        names = ModuleNames(models)
+        for model in models.values():
+            self._find(list(model.modules()), names)
+        if models and not self._modules:
+            self.why_not = (
+                "the model has no activation modules such as nn.ReLU between its layers (F.relu is not "
+                "seen here; nbdebug.diagnose sees it)"
+            )
+
+    def _find(self, modules: list[nn.Module], names: ModuleNames) -> None:
+        layers = [i for i, m in enumerate(modules) if any(p.dim() > 1 for p in m._parameters.values() if p is not None)]
+        for place, module in enumerate(modules):
+            if not isinstance(module, (nn.ReLU, nn.ReLU6, *_FLAT)) or not layers or place > layers[-1]:
+                continue  # the last activation is the model's answer: it may be as sure as it likes
+            before = [m for m in modules[:place] if any(p is not None for p in m._parameters.values())]
+            first = bool(before) and isinstance(before[-1], _CHANNELS_FIRST)
+            feeds = next((names.of(modules[i]) or "" for i in reversed(layers) if i < place), "")
+            self._modules.setdefault(names.of(module) or "", (module, feeds, first))
+
+    def attach(self) -> None:
+        self._handles = [
+            module.register_forward_hook(ModelHook(self, "ran", name)) for name, (module, _, _) in self._modules.items()
+        ]
+
+    def detach(self) -> None:
+        """Leave the modules, and hold plain numbers only."""
+        while self._handles:
+            self._handles.pop().remove()
+
+    def ran(self, name: str, args: tuple, output: Any) -> None:
+        """An activation module has run."""
+        step = self.due()
+        if step is None or not isinstance(output, torch.Tensor) or not output.is_floating_point() or output.dim() < 2:
+            return
+        if not torch.is_grad_enabled() or not output.requires_grad or capturing():
+            return
+        module, _, first = self._modules[name]
+        with unseen():
+            values = output.detach()
+            by_unit = values.movedim(1 if first else -1, 0).flatten(1)
+            flat = next((test for kind, test in _FLAT.items() if isinstance(module, kind)), None)
+            dead = isinstance(module, nn.ReLU6) or flat is None  # ReLU6 is a Hardtanh
+            mask = (by_unit > 0).any(1) if dead or flat is None else flat(module, by_unit).float().mean(1)
+            self._note(name, step, mask, by_unit.shape[1])
+
+    def _note(self, name: str, step: int, mask: torch.Tensor, values: int) -> None:
+        """Several calls within one step count as one batch."""
+        kept = self._masks.setdefault((name, mask.numel()), collections.deque(maxlen=_LAST))
+        if kept and kept[-1][0] == step:
+            _, before, more = kept.pop()
+            mask = before | mask if mask.dtype is torch.bool else (before * more + mask * values) / (more + values)
+            values += more
+        kept.append((step, mask, values))
+
+    def read(self) -> list[UnitsSeen]:
+        """What the last batches showed, of modules that were looked at in enough of them; waits for the device."""
+        found = []
+        for (name, units), kept in self._masks.items():
+            module, feeds, _ = self._modules[name]
+            if len(kept) < BATCHES or sum(values for _, _, values in kept) < VALUES:
+                continue
+            masks = torch.stack([mask for _, mask, _ in kept])
+            dead = masks.dtype is torch.bool
+            share = float((~masks.any(0)).float().mean() if dead else (masks.mean(0) >= _MOSTLY).float().mean())
+            found.append(
+                UnitsSeen(name, type(module).__name__, "dead" if dead else "saturated", feeds, units, share, len(kept))
+            )
+        self.seen = found
+        return found
+
+    def forget(self) -> None:
+        """Hold no module and no mask any more; `seen` stays."""
+        self.detach()
+        self._masks.clear()
+        self._modules.clear()
+
+
+def _compiled(module: nn.Module) -> bool:
+    return type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None

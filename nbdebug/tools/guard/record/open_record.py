@@ -1,0 +1,117 @@
+"""`open_record`: what a guard wrote to disk, as a report with figures, and as a table.
+
+Nothing in a record is executed: it is read as JSON and safetensors, by the rules of `record_files.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import pathlib
+from typing import Any
+
+from nbdebug.report import Report
+from nbdebug.tools.guard.record.files import contents
+from nbdebug.tools.guard.record.step_lines import OUTCOMES, RecordedRun, read_runs
+from nbdebug.tools.guard.record.trips import RecordedTrip, read_trips
+
+
+def open_record(path: str | os.PathLike[str]) -> Record:
+    """Open the record that `guard(..., record=path)` wrote, also that of a process that was killed or still runs.
+
+    Returns a Record, which a notebook shows as a report. Raises FileNotFoundError where there is nothing at `path`,
+    ValueError where that is no record, OSError where it can't be read.
+    """
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"open_record takes the path of a record, such as 'run.nbdebug'; got {path!r}")
+    folder = pathlib.Path(path).expanduser()
+    if not folder.exists():
+        raise FileNotFoundError(f"There is no record at {os.fspath(path)!r}.")
+    if not folder.is_dir():
+        raise ValueError(f"{os.fspath(path)!r} is a file: a record is the folder that guard(..., record=...) wrote.")
+    files, trips, links = contents(folder)
+    if not files and not trips:
+        raise ValueError(
+            f"{os.fspath(path)!r} is no record: it holds neither steps.jsonl nor the folder of a trip"
+            + (f" (links are not followed: {', '.join(links)})." if links else ".")
+        )
+    runs, unreadable = read_runs(folder, files)
+    return Record(folder, runs, read_trips(folder, trips), unreadable, links)
+
+
+class Record:
+    """A record that was read. runs: one for each process and each time that a guard was set up. trips: the steps that
+    were not finite and were written down, in the order of time. unreadable: how many lines were damaged or cut off.
+    frame: a DataFrame, one row a step. ok: whether there was none, nor a step that went bad
+    otherwise than as `on_trip="skip"` allows."""
+
+    def __init__(
+        self, path: pathlib.Path, runs: list[RecordedRun], trips: list[RecordedTrip], unreadable: int, links: list[str]
+    ):
+        self.path, self.runs, self.trips, self.unreadable, self.links = path, runs, trips, unreadable, links
+
+    @functools.cached_property
+    def frame(self) -> Any:
+        """One row a step: run (from 0; each process has its own), rank, step, loss, norm (of the gradients, before they
+        were clipped), clipped, outcome (one of "ok", "tripped", "skipped", "above", "scaler"), lr, time (UTC)."""
+        import pandas
+
+        parts = [
+            pandas.DataFrame(
+                {
+                    "run": n,
+                    "rank": run.rank,
+                    "step": run.columns.step,
+                    "loss": run.columns.loss,
+                    "norm": run.columns.norm,
+                    "clipped": [bool(c) for c in run.columns.clipped],
+                    "outcome": run.columns.outcome,
+                    "lr": run.columns.lr,
+                    "time": run.columns.time,
+                }
+            )
+            for n, run in enumerate(self.runs)
+            if run.steps
+        ]
+        if not parts:
+            names = ("run", "rank", "step", "loss", "norm", "clipped", "outcome", "lr", "time")
+            parts = [pandas.DataFrame({name: [] for name in names})]
+        frame = pandas.concat(parts, ignore_index=True)
+        frame["outcome"] = pandas.Categorical.from_codes(frame["outcome"].astype(int), list(OUTCOMES))
+        frame["time"] = pandas.to_datetime(frame["time"], unit="s", utc=True, errors="coerce")
+        return frame.astype({"run": int, "rank": int, "step": int, "clipped": bool})
+
+    @property
+    def ok(self) -> bool:
+        return not self.trips and not any(run.alarms for run in self.runs)
+
+    def report(self) -> Report:
+        """The findings of the last trip, or none; the notes tell of the steps, and of what could not be read."""
+        from nbdebug.tools.guard.record.report import account
+
+        return account(self)
+
+    def figure(self) -> Any:
+        """A matplotlib Figure: losses and gradient norms over steps, with trips and dropped steps marked. Raises
+        ValueError where there is no step to draw."""
+        return self.report().figure()
+
+    def replay(self, model: Any, trip: int = -1, *, optimizer: Any = None) -> Report:
+        """Run a recorded step again, and name what first made the bad value.
+
+        model: as it was given to `guard`: a Module, or a dict or list of them, built by your own code; it is copied,
+        and the copy gets the weights of the record. trip: which of `trips`. optimizer: needed for a step in which the
+        update made a parameter bad. Raises IndexError for a trip that there is not, ValueError where the step can't be
+        replayed from disk or the model does not fit, each with its reason.
+        """
+        from nbdebug.tools.guard.record.replay import replay  # brings torch
+
+        if not self.trips:
+            raise ValueError(f"{str(self.path)!r} has no step to replay: no trip was written to it.")
+        return replay(self.trips[trip], model, optimizer)
+
+    def __repr__(self) -> str:
+        return str(self.report())
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return self.report()._repr_mimebundle_(include, exclude)

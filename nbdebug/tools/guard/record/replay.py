@@ -1,0 +1,161 @@
+"""A recorded step run again, with a copy of the user's model that gets the weights of the record."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+
+from nbdebug.arguments import Subject
+from nbdebug.observe import locations as sites
+from nbdebug.observe.validation import models_of, optimizers_of
+from nbdebug.report import Finding, Report, Where
+from nbdebug.tools.guard.distributed import alone
+from nbdebug.tools.guard.locate import locate
+from nbdebug.tools.guard.record.files import opened
+from nbdebug.tools.guard.record.pack import put_into
+from nbdebug.tools.guard.record.trips import REASONS, RecordedTrip, plain, step_data, where_from
+from nbdebug.tools.guard.record.unpack import Unpacker
+from nbdebug.tools.guard.trip import Trip
+from nbdebug.tools.nan.probe import RunHistory
+
+
+def replay(recorded: RecordedTrip, model: Any, optimizer: Any = None) -> Report:
+    """See `Record.replay`. Model, optimizer and random numbers of the caller stay as they are."""
+    if recorded.no_replay:
+        raise ValueError(f"Step {recorded.step} can't be replayed from disk: {recorded.no_replay}.")
+    data = _checked(recorded, lambda: step_data(recorded.folder))
+    given = _by_name({} if model is None else models_of(model), data)
+    optimizers = {} if optimizer is None else optimizers_of(optimizer)
+    models, optimizers = _copied(given, optimizers)
+    notes = []
+    if recorded.no_weights:
+        notes.append(f"The weights are those of the model that you gave: the record has none ({recorded.no_weights}).")
+    elif models:
+        put_into(models.values(), _checked(recorded, lambda: _tensors(recorded, "weights.safetensors")))
+    unpacker = Unpacker(_checked(recorded, lambda: _tensors(recorded, "tensors.safetensors")), models)
+    tape = _checked(recorded, lambda: unpacker.tape(data.get("tape")))
+    trip = Trip(
+        recorded.step,
+        recorded.reason if recorded.reason in REASONS else "loss",
+        recorded.loss,
+        recorded.norm,
+        recorded.lines,
+        [],
+        tape,
+        rank=recorded.rank or None,
+        bad_ranks=recorded.bad_ranks,
+    )
+    question = f"open_record({recorded.folder.parent.name}).replay(model)"
+    run, asked_from = _checked(recorded, lambda: _run(recorded, data)), sites.locate().site
+    report = locate(
+        trip,
+        models,
+        optimizers,
+        run=run,
+        question=question,
+        subject=str(Subject(given, optimizers, True)),
+        redo=_redo(trip, optimizers),
+    )
+    if trip.reason == "parameter" and run.optimizer_line is not None and asked_from is not None:
+        report.findings = tuple(_at(f, asked_from, run.optimizer_line) for f in report.findings)
+    if recorded.reason == "parameter" and not optimizers:
+        notes.append("It was the update that made a parameter bad: give `optimizer=` to make it again.")
+    report.notes = (*notes, *unpacker.notes, *report.notes)
+    return report
+
+
+def _checked(recorded: RecordedTrip, read: Any) -> Any:
+    """What `read` gives; where that fails, a ValueError that names the folder."""
+    try:
+        return read()
+    except FileNotFoundError as error:
+        raise ValueError(f"{recorded.folder} lacks {error.filename or 'a file'}: it can't be replayed.") from error
+    except (ValueError, OSError, SafetensorError, RuntimeError, TypeError) as error:
+        raise ValueError(f"What a replay needs can't be read from {recorded.folder}: {error}.") from error
+
+
+def _tensors(recorded: RecordedTrip, name: str) -> dict[str, torch.Tensor]:
+    with opened(recorded.folder / name):  # a plain file, and no link
+        return load_file(recorded.folder / name)
+
+
+def _by_name(given: Mapping[str, nn.Module], data: Mapping[str, Any]) -> dict[str, nn.Module]:
+    """The models by the names of the record: by their own where these are the same, else in order."""
+    listed = data.get("models")
+    names = (
+        [m["name"] for m in listed if isinstance(m, dict) and isinstance(m.get("name"), str)]
+        if isinstance(listed, list)
+        else []
+    )
+    if len(names) != len(given):
+        raise ValueError(
+            f"The record has {len(names)} model{'s' * (len(names) != 1)} ({', '.join(names)[:200]}); "
+            f"replay was given {len(given)}."
+        )
+    models = {n: given[n] for n in names} if set(names) == set(given) else dict(zip(names, given.values()))
+    return {name: alone(model) for name, model in models.items()}
+
+
+def _copied(models: dict[str, nn.Module], optimizers: dict[str, Any]) -> tuple[dict[str, nn.Module], dict[str, Any]]:
+    """Copies of both that belong together. Raises ValueError for a model that can't be copied."""
+    try:
+        return copy.deepcopy((models, optimizers))
+    except Exception as error:  # whatever a module of the user's raises
+        raise ValueError(
+            f"The model can't be copied ({type(error).__name__}: {error}), and a replay must not touch "
+            "the one that you use."
+        ) from error
+
+
+def _redo(trip: Trip, optimizers: Mapping[str, Any]) -> Any:
+    """The update that made a parameter bad, where that is what happened."""
+    if trip.reason != "parameter" or not optimizers:
+        return None
+    return lambda: [optimizer.step() for optimizer in optimizers.values()]
+
+
+def _at(finding: Finding, asked_from: sites.Site, line: Where) -> Finding:
+    """The update is made again where the replay is asked for; what it did belongs to the line that made it then."""
+
+    def moved(where: Where) -> Where:
+        if (where.file, where.line) != (asked_from.file, asked_from.line):
+            return where
+        return dataclasses.replace(where, file=line.file, line=line.line, text=line.text, cell=line.cell)
+
+    def said(text: str) -> str:
+        return text.replace(
+            Where(file=asked_from.file, line=asked_from.line, cell=sites.cell_name(asked_from.file)).place, line.place
+        )
+
+    chain = tuple(dataclasses.replace(link, what=said(link.what), where=moved(link.where)) for link in finding.chain)
+    return dataclasses.replace(finding, title=said(finding.title), where=moved(finding.where), chain=chain)
+
+
+def _run(recorded: RecordedTrip, data: Mapping[str, Any]) -> RunHistory:
+    """The course of the run until then, as far as it was written down."""
+    course = plain(data.get("course"))
+    course = course if isinstance(course, dict) else {}
+    losses = _numbers(course.get("losses")) or [x.loss for x in recorded.lines[:-1] if x.loss is not None]
+    rate = recorded.lines[-1].lr if recorded.lines else None
+    run = RunHistory(losses=losses, first_step=recorded.step, optimizer_steps=recorded.step, learning_rate=rate)
+    run._first_sizes = _numbers(course.get("first_sizes"))
+    run._first_input = next(iter(_numbers([course.get("first_input")])), 0.0)
+    run.optimizer = course["optimizer"] if isinstance(course.get("optimizer"), str) else ""
+    with contextlib.suppress(ValueError):
+        run.optimizer_line = where_from(course["optimizer_line"], "where") if course.get("optimizer_line") else None
+    return run
+
+
+def _numbers(given: Any) -> list[float]:
+    """The numbers of a list; none where one of them is no number."""
+    if not isinstance(given, list) or not all(isinstance(v, (int, float)) and abs(v) < 1e300 for v in given):
+        return []
+    return [float(v) for v in given]

@@ -1,0 +1,265 @@
+"""A record as a report: the last trip's findings, the course of the run, and what the counts say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from nbdebug.report import Report
+from nbdebug.tools.guard.record.step_lines import ENOUGH, TOO_OFTEN, RecordedRun
+from nbdebug.tools.guard.record.trips import RecordedTrip
+from nbdebug.tools.nan.facts import LostStep
+from nbdebug.tools.nan.rules import name_it
+
+STRETCHES = 400
+"""Two points each: more than a picture of 640 columns can show."""
+MARKS, RUNS = 300, 50
+"""How many marks of a kind, and how many beginnings of runs, are drawn; the others are counted."""
+
+
+def course_of(frame: Any) -> dict[str, Any]:
+    """Facts to draw: {"losses": [[step, value], …], "norms": …, "marks": {outcome: [step, …]}, "counts": {outcome: how
+    many}, "runs": [step, …], "steps": how many, "joined": whether steps were counted on from one run to the next}.
+    {} where there is no step.
+
+    frame: of one process, one row a step, with the columns run, step, loss, norm, outcome. A run that begins before the
+    one before it has ended (a guard counts from 0) is drawn after it.
+    """
+    if not len(frame):
+        return {}
+    places, starts, joined = _placed(frame["run"].to_numpy(), frame["step"].to_numpy().astype(float))
+    counts = frame["outcome"].value_counts()
+    marks = {
+        str(name): places[(frame["outcome"] == name).to_numpy()]
+        for name, count in counts.items()
+        if count and name != "ok"
+    }
+    return {
+        "losses": thinned(places, frame["loss"].to_numpy()),
+        "norms": thinned(places, frame["norm"].to_numpy()),
+        "marks": {name: found[:MARKS].tolist() for name, found in marks.items()},
+        "counts": {name: len(found) for name, found in marks.items()},
+        "runs": starts[1:RUNS],
+        "steps": len(frame),
+        "joined": joined,
+    }
+
+
+def thinned(places: Any, values: Any) -> list[list[float]]:
+    """The finite points; of many, the first, the last, and the lowest and the highest of each stretch, in order."""
+    finite = np.flatnonzero(np.isfinite(values))
+    if len(finite) > 2 * STRETCHES:
+        stretches = np.array_split(finite, STRETCHES)
+        low, high = ([part[pick(values[part])] for part in stretches] for pick in (np.argmin, np.argmax))
+        finite = np.unique([finite[0], *low, *high, finite[-1]])
+    return [[float(x), float(y)] for x, y in zip(places[finite], values[finite])]
+
+
+def _placed(runs: Any, steps: Any) -> tuple[Any, list[float], bool]:
+    """Where each step is drawn, from left to right; where each run begins; whether these are not the steps' numbers."""
+    first = np.flatnonzero(np.diff(runs, prepend=-1))
+    places, joined = steps.copy(), False
+    for start, end in zip(first, [*first[1:], len(steps)]):
+        after = places[start - 1] + 1 if start else 0.0
+        shift = max(0.0, after - steps[start])
+        joined = joined or bool(shift > 0)
+        places[start:end] += shift
+    return places, places[first].tolist(), joined
+
+
+SAID = {
+    "skipped": "dropped because something was not finite",
+    "above": "dropped: the norm was above skip_above",
+    "scaler": "skipped by GradScaler: normal while it seeks its scale",
+}
+
+
+def account(record: Any) -> Report:
+    """The report on a Record."""
+    question = f"open_record({record.path.name})"
+    trip = last_of(record.trips)
+    frame = record.frame
+    own = frame[frame["rank"] == frame["rank"].min()] if len(frame) else frame
+    facts: dict[str, Any] = {
+        "steps": len(own),
+        "course": course_of(own),
+        "history": {"losses": _ends(own)},
+        "headline": _headline(own, trip),
+    }
+    notes = (*_notes(record, own), *_trip_notes(record, trip))
+    if trip is None and record.ok:
+        return Report(question, notes=notes, subject=_subject(record), facts=facts)
+    found = _found(trip, record.runs) if trip is None or trip.report is None or trip.report.ok else trip.report
+    kept = {key: found.facts[key] for key in ("exponents", "tree", "guard") if key in found.facts}
+    return Report(
+        question,
+        found.findings,
+        found.ruled_out,
+        found.unchecked,
+        (*notes, *found.notes),
+        _subject(record),
+        {**kept, **facts},
+    )
+
+
+def _headline(own: Any, trip: RecordedTrip | None) -> str:
+    """ "1,200 steps on record, none stopped.", "3 of 1,200 steps on record dropped as not finite, the last of them step
+    1,187." """
+    bad = own["step"][own["outcome"].isin(["tripped", "skipped"]).to_numpy()]
+    count = max(len(bad), int(trip is not None))
+    if not count:
+        return f"{_steps(len(own))} on record, none stopped."
+    last = trip.step if trip is not None else bad.iloc[-1]
+    where = f": step {last:,}" if count == 1 else f", the last of them step {last:,}"
+    return f"{count:,} of {_steps(max(len(own), count))} on record {_done(own)} as not finite{where}."
+
+
+def _done(own: Any) -> str:
+    """What was done about the steps that were not finite."""
+    done = [
+        word for outcome, word in (("tripped", "stopped"), ("skipped", "dropped")) if (own["outcome"] == outcome).any()
+    ]
+    return " or ".join(done) or "stopped"
+
+
+def last_of(trips: list[RecordedTrip]) -> RecordedTrip | None:
+    """The last step that was stopped; of several processes, the one that was bad itself and could be located."""
+    if not trips:
+        return None
+    last = trips[-1]
+    same = [t for t in trips if t.step == last.step and t.time and last.time and abs(t.time - last.time) < 600]
+    return max(same or [last], key=lambda t: (_located(t), t.rank in t.bad_ranks, -t.rank))
+
+
+def _located(trip: RecordedTrip) -> bool:
+    return trip.report is not None and any(f.code != "nan/not-located" for f in trip.report)
+
+
+def _found(trip: RecordedTrip | None, runs: Sequence[RecordedRun]) -> Report:
+    """The finding for a step that was stopped and of which nothing more is known."""
+    if trip is not None:
+        before = [line for line in trip.lines[:-1] if line.outcome == "ok"]
+        look = "" if trip.no_replay else "record.replay(model)  # record = nbdebug.open_record(...)"
+        lost = LostStep(
+            trip.step,
+            trip.sentence(),
+            "its cause was not looked for then",
+            tuple(x.loss for x in before),
+            tuple(x.norm for x in before),
+            look,
+        )
+    else:
+        run = [run for run in runs if run.alarms][-1]
+        columns, place = run.columns, run.alarms[-1]
+        step, start = columns.step[place], max(0, place - 8)
+        lost = LostStep(
+            step,
+            f"Step {step} was not finite",
+            "only its numbers were written down",
+            tuple(columns.loss[start:place]),
+            tuple(columns.norm[start:place]),
+        )
+    return Report("", (name_it(lost),))
+
+
+def _trip_notes(record: Any, trip: RecordedTrip | None) -> list[str]:
+    if trip is None:
+        return []
+    count = len(record.trips)
+    notes = [
+        f"The last step that was written down as not finite is step {trip.step} (folder {trip.folder.name})"
+        + (f", of {count} that are in the record." if count > 1 else ".")
+    ]
+    after = [run for run in record.runs if trip.time and run.began and run.began > trip.time and run.steps]
+    if after:
+        bad = sum(len(run.alarms) for run in after)
+        notes.append(f"The {'run' if len(after) == 1 else f'{len(after)} runs'} after it had {bad or 'no'} such steps.")
+    if trip.no_replay:
+        notes.append(f"It can't be replayed from disk: {trip.no_replay}.")
+    elif trip.no_weights:
+        notes.append(
+            f"Its weights are not in the record: {trip.no_weights}. A replay takes those of the model that it is given."
+        )
+    else:
+        notes.append("`record.replay(model)` runs it again, with a copy of your model.")
+    return notes
+
+
+def _notes(record: Any, own: Any) -> list[str]:
+    """The steps and their time, shares, ranks, and what could not be read."""
+    steps, runs = len(own), own["run"].nunique()
+    notes = [f"{_steps(steps)}{f' in {runs} runs' if runs > 1 else ''}{_time(own)}."]
+    ranks = sorted({run.rank for run in record.runs})
+    if len(ranks) > 1:
+        notes.append(f"{len(ranks)} processes wrote it; steps and shares here are those of rank {ranks[0]}.")
+    for outcome, said in SAID.items():
+        if count := int((own["outcome"] == outcome).sum()):
+            notes.append(f"{_share(count, steps)} {said}.")
+    if clipped := int(own["clipped"].sum()):
+        notes.append(f"{_share(clipped, steps)} clipped.")
+        if steps >= ENOUGH and clipped > TOO_OFTEN * steps:
+            notes.append(
+                "Over half of the steps were clipped: the learning rate is too high for this model (or "
+                "max_grad_norm is too low); clipping sets the size of the steps, not the rate."
+            )
+    return notes + _damage(record)
+
+
+def _damage(record: Any) -> list[str]:
+    notes = []
+    if record.unreadable:
+        notes.append(
+            f"{record.unreadable:,} line{'s' * (record.unreadable != 1)} could not be read: cut off when the "
+            "process was killed or the disk was full, or damaged since."
+        )
+    if lost := sum(run.lost for run in record.runs):
+        notes.append(f"{_steps(lost)} could not be written while the disk did not take them.")
+    if record.links:
+        notes.append(f"Links are not followed: {', '.join(record.links[:5])}.")
+    notes += [f"{trip.folder.name}: {problem}." for trip in record.trips for problem in trip.problems][:10]
+    return notes
+
+
+def _subject(record: Any) -> str:
+    """Models and optimizers of the last run, as they were told to its guard."""
+    about = record.runs[-1].about if record.runs else {}
+    parts = []
+    for kind in ("model", "optimizer"):
+        given = about.get(f"{kind}s")
+        for name, its_type in list(given.items())[:4] if isinstance(given, Mapping) else ():
+            parts.append(f"{kind} `{name}` ({its_type})" if name != kind else f"{kind} {its_type}")
+    return ", ".join(parts)
+
+
+def _ends(own: Any) -> list[float]:
+    """The first and the last loss that are known."""
+    losses = [float(x) for x in own["loss"] if math.isfinite(x)]
+    return [losses[0], losses[-1]] if len(losses) > 1 else losses
+
+
+def _time(own: Any) -> str:
+    times = own["time"].dropna()
+    if len(times) < 2:
+        return ""
+    seconds = sum(float((run.max() - run.min()).total_seconds()) for _, run in times.groupby(own["run"]))
+    return f", {_length(seconds)}, the last on {times.max().strftime('%Y-%m-%d at %H:%M')} UTC"
+
+
+def _length(seconds: float) -> str:
+    """ "41.2 seconds", "14 minutes", "7.4 hours", "2.5 days"."""
+    for size, name in ((86_400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.3g} {name}"
+    return f"{seconds:.3g} seconds"
+
+
+def _steps(count: int) -> str:
+    return f"{count:,} step{'s' * (count != 1)}"
+
+
+def _share(count: int, steps: int) -> str:
+    share = count / max(steps, 1)
+    return f"{_steps(count)} ({'under 0.1%' if 0 < share < 0.0005 else f'{share:.1%}'})"

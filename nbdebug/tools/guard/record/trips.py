@@ -1,0 +1,332 @@
+"""The steps of a record that were not finite, read back from their folders as plain data."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pathlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+from nbdebug.report import Finding, Fix, Link, Report, RuledOut, Where
+from nbdebug.tools.guard.record.files import TripFolder, whole
+from nbdebug.tools.guard.record.step_lines import WORDS, StepLine, decoded
+
+T = TypeVar("T")
+
+MOST, DEEPEST, LONGEST = 2000, 8, 20_000
+"""Of a list, of nesting, of a text in characters: several times what a report of nbdebug has."""
+
+
+def report_from(given: Any) -> Report:
+    """The Report that `strict(report.to_dict())` was. Raises ValueError for anything else."""
+    data = _object(given, "the report")
+    return Report(
+        _text_field(data, "question"),
+        _each(data, "findings", _finding),
+        _each(data, "ruled_out", _ruled_out),
+        _each(data, "unchecked", _said),
+        _each(data, "notes", _said),
+        _text_field(data, "subject"),
+        _facts(_object(data.get("facts", {}), "facts")),
+    )
+
+
+def _finding(given: Any, name: str) -> Finding:
+    data = _object(given, name)
+    return Finding(
+        _text_field(data, "code"),
+        _text_field(data, "title"),
+        where_from(data.get("where", {}), f"{name}.where"),
+        _values(data, "evidence"),
+        _each(data, "fixes", _fix),
+        _each(data, "chain", _link),
+    )
+
+
+def _fix(given: Any, name: str) -> Fix:
+    data = _object(given, name)
+    verified = data.get("verified")
+    if verified is not None and not isinstance(verified, bool):
+        raise ValueError(f"{name}.verified is neither true nor false nor null")
+    return Fix(_text_field(data, "title"), _text_field(data, "code"), verified, _values(data, "after"))
+
+
+def _link(given: Any, name: str) -> Link:
+    data = _object(given, name)
+    return Link(
+        _text_field(data, "what"), where_from(data.get("where", {}), f"{name}.where"), _values(data, "evidence")
+    )
+
+
+def _ruled_out(given: Any, name: str) -> RuledOut:
+    data = _object(given, name)
+    return RuledOut(_text_field(data, "what"), _text_field(data, "because"))
+
+
+def where_from(given: Any, name: str) -> Where:
+    """The place that `dataclasses.asdict(where)` was. Raises ValueError for anything else."""
+    data = _object(given, name)
+    known: dict[str, Any] = {}
+    for field in dataclasses.fields(Where):
+        value = data.get(field.name)
+        if value is None:
+            continue
+        if field.name in ("step", "line", "rank"):
+            known[field.name] = _whole(value, f"{name}.{field.name}")
+        elif field.name == "samples":
+            rows = value if isinstance(value, list) else [value]
+            known["samples"] = tuple(_whole(row, f"{name}.samples") for row in rows[:100_000])
+        else:
+            known[field.name] = _said(value, f"{name}.{field.name}")
+    return Where(**known)
+
+
+# -- what the views draw ----------------------------------------------------------------------------------------------
+
+
+def _facts(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the facts that the views know; one that is not as it should be is left out."""
+    taken: dict[str, Any] = {}
+    for key, take in (
+        ("steps", _count),
+        ("history", _history),
+        ("exponents", _exponents),
+        ("tree", _tree),
+        ("headline", _headline),
+        ("guard", _lines),
+    ):
+        if data.get(key) is not None:
+            try:
+                taken[key] = take(data[key])
+            except (ValueError, TypeError, OverflowError):
+                continue
+    return taken
+
+
+def _history(given: Any) -> dict[str, Any]:
+    losses = [plain(v) for v in _object(given, "history").get("losses", [])[:MOST]]
+    return {"losses": [v for v in losses if isinstance(v, (int, float))]}
+
+
+def _exponents(given: Any) -> dict[str, Any]:
+    data = _object(given, "exponents")
+    counts = {
+        key: {str(int(e)): _count(n) for e, n in _object(data.get(key, {}), key).items() if -1100 < int(e) < 1100}
+        for key in ("counts", "bad_counts")
+    }
+    single = {
+        key: _count(data[key])
+        for key in ("zeros", "nans", "infs", "neg_infs", "bad_zeros")
+        if data.get(key) is not None
+    }
+    return {"dtype": _text_field(data, "dtype"), "operand": _text_field(data, "operand"), **counts, **single}
+
+
+def _headline(given: Any) -> str:
+    return _said(given, "headline")
+
+
+def _lines(given: Any) -> list[dict[str, Any]]:
+    """The last steps that the guard had seen."""
+    keys = ("step", "loss", "norm", "clipped", "outcome")
+    lines = [_object(line, "guard") for line in _list_table(given, "guard")]
+    return [{k: plain(line[k]) for k in keys if k in line and not isinstance(line[k], (list, dict))} for line in lines]
+
+
+def _tree(given: Any) -> list[dict[str, Any]]:
+    nodes = [_object(node, "tree") for node in _list_table(given, "tree")]
+    return [
+        {
+            "name": _text_field(n, "name"),
+            "type": _text_field(n, "type"),
+            "born": n.get("born") is True,
+            "path": n.get("path") is True,
+        }
+        for n in nodes
+    ]
+
+
+# -- single values ----------------------------------------------------------------------------------------------------
+
+
+def plain(value: Any, depth: int = 0) -> Any:
+    """Plain data out of JSON, numbers that JSON lacks included. Raises ValueError where it is nested without end."""
+    if depth > DEEPEST:
+        raise ValueError(f"it is nested more than {DEEPEST} deep")
+    if isinstance(value, dict):
+        return {_said(k, "a key"): plain(v, depth + 1) for k, v in list(value.items())[:MOST]}
+    if isinstance(value, list):
+        return [plain(v, depth + 1) for v in value[:MOST]]
+    if isinstance(value, str):
+        return WORDS[value] if value in WORDS else value[:LONGEST]
+    return value
+
+
+def _values(data: Mapping[str, Any], key: str) -> dict[str, Any]:
+    return plain(_object(data.get(key, {}), key))
+
+
+def _object(given: Any, name: str) -> dict[str, Any]:
+    if not isinstance(given, dict):
+        raise ValueError(f"{name} is no object of JSON, but {type(given).__name__}")
+    return given
+
+
+def _list_table(given: Any, name: str) -> list[Any]:
+    if not isinstance(given, list):
+        raise ValueError(f"{name} is no list, but {type(given).__name__}")
+    return given[:MOST]
+
+
+def _each(data: Mapping[str, Any], key: str, take: Callable[[Any, str], T]) -> tuple[T, ...]:
+    return tuple([take(item, f"{key}[{n}]") for n, item in enumerate(_list_table(data.get(key, []), key))])
+
+
+def _said(given: Any, name: str) -> str:
+    if not isinstance(given, str):
+        raise ValueError(f"{name} is no text, but {type(given).__name__}")
+    return given[:LONGEST]
+
+
+def _text_field(data: Mapping[str, Any], key: str) -> str:
+    return _said(data.get(key, ""), key)
+
+
+def _whole(given: Any, name: str) -> int:
+    if not isinstance(given, int) or isinstance(given, bool) or not 0 <= given < 2**63:
+        raise ValueError(f"{name} is no whole number from 0")
+    return given
+
+
+def _count(given: Any) -> int:
+    number = _whole(given, "a count")
+    return min(number, math.floor(1e15))
+
+
+FORM = 1
+"""Of step.json; a later nbdebug that writes it otherwise gives it another number."""
+
+REASONS = {
+    "loss": "the loss",
+    "gradient": "the gradient norm",
+    "parameter": "a parameter after the update",
+    "buffer": "a running statistic",
+}
+_LARGEST = {"report.json": 8 * 2**20, "step.json": 64 * 2**20}
+"""Bytes; a report has some 20,000, a step with 4,000 ops a few millions."""
+
+
+@dataclasses.dataclass(repr=False)
+class RecordedTrip:
+    """One step that was stopped, as the record has it.
+
+    step: 0-based. rank: of the process that wrote it. folder: where. run: the id of its run. time: when, in seconds
+    since the epoch, None if not known. reason: what was not finite, a key of REASONS, or "". loss, norm: of the step.
+    lines: the last steps, this one last. bad_ranks: the processes that were bad themselves. report: what was found
+    then, None where nothing was looked for. problems: what could not be read. no_replay: why it can't be replayed, "".
+    """
+
+    step: int
+    rank: int
+    folder: pathlib.Path
+    run: str = ""
+    time: float | None = None
+    reason: str = ""
+    loss: float | None = None
+    norm: float | None = None
+    lines: tuple[StepLine, ...] = ()
+    bad_ranks: tuple[int, ...] = ()
+    report: Report | None = None
+    problems: tuple[str, ...] = ()
+    no_replay: str = ""
+    no_weights: str = ""
+
+    def sentence(self) -> str:
+        """What happened, in one sentence."""
+        what = REASONS.get(self.reason, "something")
+        value = {"loss": self.loss, "gradient": self.norm}.get(self.reason)
+        said = "was not finite" if value is None or self.reason == "parameter" else f"was {value:.4g}"
+        return f"In step {self.step} {what} {said}"
+
+    def __repr__(self) -> str:
+        return f"<RecordedTrip: {self.sentence()}{f', rank {self.rank}' if self.rank else ''}>"
+
+
+def read_trips(record: pathlib.Path, folders: Iterable[TripFolder]) -> list[RecordedTrip]:
+    """The trips in these folders, in the order of time. What is damaged is left out and said in `problems`."""
+    trips = [_read(record / folder.name, folder) for folder in folders]
+    return sorted(trips, key=lambda trip: (math.inf if trip.time is None else trip.time, trip.step))
+
+
+def step_data(folder: pathlib.Path) -> dict[str, Any]:
+    """What step.json holds. Raises ValueError or OSError where that can't be read."""
+    data = decoded(whole(folder / "step.json", _LARGEST["step.json"]))
+    if not isinstance(data, dict):
+        raise ValueError("step.json is no object of JSON")
+    return data
+
+
+def _read(folder: pathlib.Path, name: TripFolder) -> RecordedTrip:
+    problems: list[str] = []
+    report = (
+        _tried(
+            problems, "its report", lambda: report_from(decoded(whole(folder / "report.json", _LARGEST["report.json"])))
+        )
+        if _there(folder / "report.json")
+        else None
+    )
+    data = _tried(problems, "what a replay needs", lambda: step_data(folder)) if _there(folder / "step.json") else None
+    if data is None:
+        why = "its step.json is missing" if not problems else problems[-1]
+        return RecordedTrip(name.step, name.rank, folder, report=report, problems=tuple(problems), no_replay=why)
+    lines = _tried(
+        problems, "the steps before it", lambda: tuple(StepLine.from_json(line) for line in _list(data.get("lines")))
+    )
+    if data.get("form") != FORM:
+        data["no_replay"] = f"nbdebug {_text(data, 'nbdebug') or 'of another version'} wrote it in another form"
+    ranks = tuple(r for r in _list(data.get("bad_ranks")) if isinstance(r, int) and 0 <= r < 10**6)
+    return RecordedTrip(
+        name.step,
+        name.rank,
+        folder,
+        _text(data, "run"),
+        _number(data, "time"),
+        _text(data, "reason"),
+        _number(data, "loss"),
+        _number(data, "norm"),
+        lines or (),
+        ranks,
+        report,
+        tuple(problems),
+        _text(data, "no_replay") if "tape" in data else _text(data, "no_replay") or "it was not written down",
+        _text(data, "no_weights"),
+    )
+
+
+def _there(path: pathlib.Path) -> bool:
+    return path.exists() or path.is_symlink()
+
+
+def _tried(problems: list[str], what: str, read: Callable[[], T]) -> T | None:
+    try:
+        return read()
+    except (ValueError, OSError) as reason:
+        problems.append(f"{what} can't be read ({reason})")
+        return None
+
+
+def _list(given: Any) -> list[Any]:
+    return given[:1000] if isinstance(given, list) else []
+
+
+def _text(data: dict[str, Any], key: str) -> str:
+    value = data.get(key)
+    return value[:1000] if isinstance(value, str) else ""
+
+
+def _number(data: dict[str, Any], key: str) -> float | None:
+    value = plain(data.get(key)) if isinstance(data.get(key), (str, int, float)) else None
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return None
+    return float(value) if abs(value) < 1e300 or value != value or abs(value) == math.inf else None

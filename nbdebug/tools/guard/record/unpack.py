@@ -1,0 +1,341 @@
+"""A remembered step out of a record: the reverse of `trip_folder_pack`, for files that may come from a stranger.
+
+Every number, name and text is looked at before it is used; ops are looked up by name among those that a record may ask
+for. Whatever is not as `pack` writes it raises a ValueError that says what. Tensors go to the device on which the model
+is now.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import stat
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_flatten
+
+from nbdebug.observe.locations import Site
+from nbdebug.observe.modules import ModuleNames, ModuleStack
+from nbdebug.observe.recorder import Op, Recorder
+from nbdebug.observe.snapshot import CallEnvironment, sources
+from nbdebug.observe.tape import BackwardEntry, CallEntry, ExternalTensor, Ref, Tape, TapeEntry
+from nbdebug.tools.guard.record.op_allowlist import check_texts, op_of
+from nbdebug.tools.guard.record.pack import NAMED, OP_TEXTS, bare
+from nbdebug.tools.guard.record.step_lines import WORDS
+
+_SOURCE = 32 * 2**20
+"""Bytes; no file of source is larger."""
+
+
+def site_of(given: Any) -> Site | None:
+    """A source line. None where it is not known, or where its file is no file of Python source: reports read the line
+    out of it."""
+    if given is None:
+        return None
+    file, line, function = list_of(given, exactly=3)
+    file, function = text(file), text(function)
+    if len(file) > 4096 or "\0" in file or not re.fullmatch(r"<.*>|.*\.pyw?|.*[\\/]ipykernel_\d+[\\/].*", file):
+        return None
+    try:
+        status = os.stat(file)
+    except (OSError, ValueError):  # a cell of a notebook, or another machine's file
+        return Site(file, whole(line), function)
+    return Site(file, whole(line), function) if stat.S_ISREG(status.st_mode) and status.st_size < _SOURCE else None
+
+
+def laid_out(tensor: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
+    """A tensor with the strides that it had, where it has no gaps."""
+    if given.get("complex") is True:
+        if tensor.shape[-1:] != (2,) or not tensor.is_floating_point():
+            raise ValueError("a complex tensor is damaged")
+        tensor = torch.view_as_complex(tensor)
+    stride = [whole(s) for s in list_of(given.get("stride"))]
+    dense = (
+        len(stride) == tensor.dim()
+        and tensor.numel()
+        and 1 + sum((size - 1) * step for size, step in zip(tensor.shape, stride)) == tensor.numel()
+    )
+    if not dense or tuple(stride) == tensor.stride():
+        return tensor
+    return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
+
+
+def python_state(state: torch.Tensor, rest: list) -> Any:
+    made = rest[0], tuple(state.tolist()), rest[1]
+    if rest[1] is not None and not isinstance(rest[1], float):
+        raise ValueError("the state of Python's random numbers is damaged")
+    try:
+        random.Random().setstate(made)
+    except (ValueError, TypeError, OverflowError) as reason:
+        raise ValueError(f"the state of Python's random numbers is damaged ({reason})") from None
+    return made
+
+
+def numpy_state(state: torch.Tensor, rest: list) -> Any:
+    import numpy as np
+
+    position, has_gauss, gauss = rest
+    if state.shape != (624,) or state.dtype != torch.int64 or not 0 <= whole(position) <= 624:
+        raise ValueError("the state of NumPy's random numbers is damaged")
+    return "MT19937", state.numpy().astype(np.uint32), position, int(whole(has_gauss) > 0), float(gauss)
+
+
+def torch_state(state: torch.Tensor) -> torch.Tensor:
+    try:
+        torch.Generator().set_state(state)
+    except (RuntimeError, TypeError) as reason:
+        raise ValueError(f"the state of torch's random numbers is damaged ({reason})") from None
+    return state
+
+
+def named(kind: str, name: Any) -> Any:
+    """A dtype, a layout or a memory format, by its name in torch."""
+    found = getattr(torch, name, None) if kind in NAMED and isinstance(name, str) and name.isidentifier() else None
+    if found is None or not isinstance(found, NAMED[kind]):
+        raise ValueError(f"{kind[:40]!r}: {str(name)[:80]!r} is nothing that a step may be given")
+    return found
+
+
+def device_of(given: Any) -> torch.device:
+    try:
+        return torch.device(text(given))
+    except RuntimeError:
+        raise ValueError(f"{given[:80]!r} is no device") from None
+
+
+def key_of(pair: Any) -> Any:
+    if not isinstance(pair, list) or len(pair) != 2 or type(pair[0]) not in (str, int):
+        raise ValueError("a dict's key is neither text nor number")
+    return pair[0]
+
+
+def mapping(given: Any, name: str) -> dict[str, Any]:
+    if not isinstance(given, dict):
+        raise ValueError(f"{name} is no object of JSON")
+    return given
+
+
+def list_of(given: Any, exactly: int | None = None) -> list[Any]:
+    if not isinstance(given, list) or (exactly is not None and len(given) != exactly):
+        raise ValueError("a list is missing, or has another length than it should")
+    return given
+
+
+def text(given: Any) -> str:
+    if not isinstance(given, str):
+        raise ValueError("a text is missing")
+    return given
+
+
+def whole(given: Any) -> int:
+    if not isinstance(given, int) or isinstance(given, bool) or not 0 <= given < 2**62:
+        raise ValueError("a whole number from 0 is missing")
+    return given
+
+
+_DEEPEST = 40
+_PHASES = ("forward", "backward", "optimizer")
+
+
+class Unpacked(CallEnvironment):
+    """How things stood when a model was called, as the record has it."""
+
+    def __init__(self, random: list, autocast: list, training: bool):
+        self.random, self.autocast, self.training = random, autocast, training
+
+
+class Unpacker:
+    """tensors: of tensors.safetensors. models: by the names in the record. notes: what is not as it was."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], models: Mapping[str, nn.Module]):
+        self.tensors, self.models, self.notes = tensors, models, list[str]()
+        self.generators: list[torch.Generator] = []
+        self.now = next((p.device for m in models.values() for p in m.parameters()), torch.device("cpu"))
+        self.then = torch.device("cpu")
+
+    def tape(self, given: Any) -> Tape:
+        """The step. Raises ValueError for anything that `pack` does not write."""
+        data = mapping(given, "tape")
+        self.then = device_of(data.get("device"))
+        tape = Tape(Recorder(ModuleStack(ModuleNames({}), lambda *_: None), [], lambda *_: None))
+        tape.recorder.hidden = text(data.get("hidden"))[:200]
+        tape.random = torch_state(self._tensor("random"))
+        states = [self._tensor(f"cuda_random/{n}") for n in range(min(whole(data.get("cuda_random")), 64))]
+        if states and (self.now.type != "cuda" or len(states) > torch.cuda.device_count()):
+            self.notes.append("The random numbers of its GPU can't be had here: dropout falls elsewhere.")
+            states = []
+        tape.cuda_random = states
+        for n, device in enumerate(list_of(data.get("generators"))):
+            generator = self._generator(n, device_of(device))
+            tape.generators[id(generator)] = generator, generator.get_state()
+        for held in list_of(data.get("held")):
+            self._held(mapping(held, "a tensor"), tape)
+        wanted = [list_of(pair, exactly=2) for pair in list_of(data.get("wanted"))]
+        tape.wanted = {whole(number): whole(position) for number, position in wanted}
+        tape.entries = [self._entry(mapping(entry, "an entry")) for entry in list_of(data.get("entries"))]
+        return tape
+
+    # -- tensors ------------------------------------------------------------------------------------------------------
+
+    def _tensor(self, name: str) -> torch.Tensor:
+        if name not in self.tensors:
+            raise ValueError(f"tensors.safetensors lacks `{name}`")
+        return self.tensors[name]
+
+    def _moved(self, device: torch.device) -> torch.device:
+        """Where something is now that was on `device` then."""
+        if device == self.then:
+            return self.now
+        there = device.type == self.now.type == "cuda" and (device.index or 0) < torch.cuda.device_count()
+        return device if there or device.type == "cpu" else self.now
+
+    def _generator(self, n: int, device: torch.device) -> torch.Generator:
+        generator = torch.Generator(self._moved(device))
+        if generator.device.type == device.type:
+            try:
+                generator.set_state(self._tensor(f"generator/{n}"))
+            except (RuntimeError, TypeError) as reason:
+                raise ValueError(f"a generator's state is damaged ({reason})") from None
+        else:
+            self.notes.append(f"A generator on {device} can't be had here: its random numbers are others.")
+        self.generators.append(generator)
+        return generator
+
+    def _held(self, given: dict[str, Any], tape: Tape) -> None:
+        number = whole(given.get("number"))
+        if "grad_of" in given:
+            tape.held[number] = ExternalTensor(torch.empty(0), False, grad_of=whole(given["grad_of"]))
+            return
+        leaf = given.get("leaf") is True
+        if "parameter" in given:
+            tensor = self._parameter(given["parameter"])
+        else:
+            tensor = laid_out(self._tensor(f"held/{number}"), given).to(self._moved(device_of(given.get("device"))))
+            tensor = tensor.requires_grad_(leaf)
+        held = tape.held[number] = ExternalTensor(tensor.detach(), leaf)
+        held.changed = given.get("changed") is True
+        if leaf:
+            tape.leaves[number] = tensor
+
+    def _parameter(self, given: Any) -> torch.Tensor:
+        model, name = (text(part) for part in list_of(given, exactly=2))
+        parameters = {bare(n): p for n, p in self.models[model].named_parameters()} if model in self.models else {}
+        if bare(name) not in parameters:
+            raise ValueError(f"the step uses the parameter `{name}`, which the model lacks")
+        return parameters[bare(name)]
+
+    # -- entries ------------------------------------------------------------------------------------------------------
+
+    def _entry(self, given: dict[str, Any]) -> TapeEntry | CallEntry | BackwardEntry:
+        results = tuple([None if r is None else whole(r) for r in list_of(given.get("results"))])
+        site = site_of(given.get("site"))
+        if "call" in given:
+            return self._call(given, results, site)
+        if given.get("backward") is True:
+            roots, seeds, inputs = (
+                tuple(self._value(v) for v in list_of(given.get(k))) for k in ("roots", "seeds", "inputs")
+            )
+            if not all(isinstance(r, Ref) for r in (*roots, *inputs, *(s for s in seeds if s is not None))):
+                raise ValueError("backward starts from something that is no tensor")
+            retain, create, accumulate = (given.get(k) is True for k in ("retain", "create", "accumulate"))
+            return BackwardEntry(roots, seeds, inputs, results, retain, create, accumulate, site)
+        func = op_of(given.get("op"))
+        args, kwargs = self._arguments(given)
+        names = [a.name for a in func._schema.arguments]
+        if len(args) > len(names) or not set(kwargs) <= set(names):
+            raise ValueError(f"the op {given['op']} takes no such arguments")
+        check_texts((args, kwargs), given["op"])
+        return TapeEntry(_op(given, func, site), args, kwargs, results, given.get("grad") is True)
+
+    def _call(self, given: dict[str, Any], results: tuple, site: Any) -> CallEntry:
+        name, _, part = text(given["call"]).partition("/")
+        try:
+            self.models[name].get_submodule(part)
+        except (KeyError, AttributeError):
+            raise ValueError(f"the step calls the model {given['call'][:80]!r}, which is not there") from None
+        leaves, spec = tree_flatten(self._arguments(given), is_leaf=lambda x: isinstance(x, Ref))
+        surroundings = mapping(given.get("surroundings"), "surroundings")
+        autocast = [self._autocast(list_of(a, exactly=3)) for a in list_of(surroundings.get("autocast"))]
+        random = [s for part in list_of(surroundings.get("random")) for s in self._random(mapping(part, "random"))]
+        return CallEntry(
+            given["call"],
+            tuple(leaves),
+            spec,
+            results,
+            site,
+            Unpacked(random, autocast, surroundings.get("training") is True),
+        )
+
+    def _arguments(self, given: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        args, kwargs = self._value(given.get("args")), self._value(given.get("kwargs"))
+        if not isinstance(args, tuple) or not isinstance(kwargs, dict) or not all(isinstance(k, str) for k in kwargs):
+            raise ValueError("arguments are a tuple and a dict")
+        return args, kwargs
+
+    def _autocast(self, given: list) -> tuple[str, bool, torch.dtype]:
+        kind, enabled, dtype = given
+        return self._moved(device_of(kind)).type, enabled is True, named("dtype", dtype)
+
+    def _random(self, given: dict[str, Any]) -> list[tuple[Any, Any]]:
+        """How to set one source of random numbers to what it was; nothing where it is not there."""
+        source, state = text(given.get("source")), self._tensor(text(given.get("tensor")))
+        write = {name: write for name, _, write in sources()}.get(source)
+        if write is None:
+            note = "Not all sources of its random numbers are there now."
+            self.notes += [note] * (note not in self.notes)
+            return []
+        if source.startswith("Python"):
+            return [(write, python_state(state, list_of(given.get("rest"), exactly=2)))]
+        if source.startswith("NumPy"):
+            return [(write, numpy_state(state, list_of(given.get("rest"), exactly=3)))]
+        return [(write, torch_state(state) if source.startswith("torch") else state.to(torch.uint8))]
+
+    # -- values -------------------------------------------------------------------------------------------------------
+
+    def _value(self, given: Any, depth: int = 0) -> Any:
+        if depth > _DEEPEST:
+            raise ValueError("arguments are nested without end")
+        if isinstance(given, list):
+            return [self._value(v, depth + 1) for v in given]
+        if isinstance(given, dict):
+            return self._marked(given, depth + 1)
+        return WORDS.get(given, given) if isinstance(given, str) else given
+
+    def _marked(self, given: dict[str, Any], depth: int) -> Any:
+        """What JSON has no form for: an object of one key (a tensor has more) that says what it is."""
+        if "ref" in given:
+            view = given.get("view")
+            if view is not None:
+                shape, stride, offset = list_of(view, exactly=3)
+                view = tuple(map(whole, list_of(shape))), tuple(map(whole, list_of(stride))), whole(offset)
+            return Ref(whole(given["ref"]), view, given.get("detached") is True)
+        kind, inner = next(iter(given.items()), ("", None))
+        if kind == "tuple":
+            return tuple([self._value(v, depth) for v in list_of(inner)])
+        if kind == "dict":
+            return {key_of(pair): self._value(pair[1], depth) for pair in list_of(inner)}
+        if kind == "text":
+            return text(inner)
+        if kind == "complex":
+            return complex(*(float(self._value(v)) for v in list_of(inner, exactly=2)))
+        if kind == "device":
+            return self._moved(device_of(inner))
+        if kind == "generator" and whole(inner) < len(self.generators):
+            return self.generators[whole(inner)]
+        return named(kind, inner)
+
+
+def _op(given: dict[str, Any], func: Any, site: Any) -> Op:
+    index, texts = given.get("index"), [given.get(key) for key in OP_TEXTS]
+    name, module, module_type, during = texts
+    if not all(isinstance(t, str) for t in (name, module, module_type or "")) or during not in _PHASES:
+        raise ValueError("an op's name or module is no text")
+    op = Op(whole(index), func, name, 0)  # type: ignore[arg-type]
+    op.module, op.module_type, op.during, op.site = module, module_type, during, site  # type: ignore[assignment]
+    op.library, op.after_model = site_of(given.get("library")), given.get("after_model") is True
+    op.grad = given.get("op_grad") is True
+    return op

@@ -1,0 +1,140 @@
+"""One step while it runs: what was seen of it, and what it takes to undo it."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from nbdebug.observe.locations import StackLines, locate
+from nbdebug.observe.step_log import inputs_of
+from nbdebug.observe.tape import Tape
+from nbdebug.observe.tensors import can_be_bad, dense, largest, read, tensors_in
+from nbdebug.report import Where
+from nbdebug.tools.guard.finite_check import CheckResult
+from nbdebug.tools.guard.record.step_lines import StepLine
+from nbdebug.tools.guard.rollback import Kept
+from nbdebug.tools.nan.operands import at_site
+from nbdebug.tools.nan.probe import RunHistory
+
+
+@dataclasses.dataclass
+class GuardedStep:
+    """number: 0-based. losses: one number for each root of backward, on its device. buffers: as they were before.
+    settings: the optimizers' hyperparameters then; fresh: those that had no state. stepped: optimizers that are done.
+    judged: how many of the losses an optimizer's step has been judged by. reads: what has been asked of the device and
+    not read yet."""
+
+    number: int
+    buffers: Kept
+    tape: Tape
+    settings: dict[int, list[dict[str, Any]]] = dataclasses.field(default_factory=dict)
+    fresh: set[int] = dataclasses.field(default_factory=set)
+    losses: list[torch.Tensor] = dataclasses.field(default_factory=list)
+    judged: int = 0
+    stepped: set[int] = dataclasses.field(default_factory=set)
+    loss: float | None = None
+    norm: float | None = None
+    clipped: bool = False
+    outcome: str = "ok"
+    lr: float | None = None
+    reads: list[Any] = dataclasses.field(default_factory=list)
+    bad_ranks: tuple[int, ...] = ()
+
+    def note_loss(self, roots: tuple[torch.Tensor, ...]) -> None:
+        """Remember what backward starts from, as numbers that stay on their device."""
+        for root in roots:
+            values = dense(root)
+            if values is None or not can_be_bad(values) or not values.numel():
+                continue
+            one = values.numel() == 1 and not values.is_complex()
+            value = values.detach().reshape(()).to(torch.float32) if one else largest([values])[0]
+            self.losses.append(value)
+
+    def note_settings(self, optimizer: torch.optim.Optimizer) -> None:
+        """Remember an optimizer's hyperparameters, and whether it has any state yet."""
+        self.settings[id(optimizer)] = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
+        if not optimizer.state:
+            self.fresh.add(id(optimizer))
+        lr = optimizer.param_groups[0].get("lr")
+        if self.lr is None and isinstance(lr, (int, float)):
+            self.lr = float(lr)
+
+    def put_back(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer's hyperparameters as they were before this step; no state where it had none."""
+        for group, before in zip(optimizer.param_groups, self.settings.get(id(optimizer), []), strict=False):
+            group.update(before)
+        if id(optimizer) in self.fresh:
+            optimizer.state.clear()
+
+    def take_down(self, numbers: CheckResult) -> None:
+        """What a look has told. Of several optimizers the norms are joined; a look holds the losses of all so far."""
+        self.loss = numbers.loss if self.losses else None
+        self.norm = numbers.norm if self.norm is None else math.hypot(self.norm, numbers.norm)
+        self.bad_ranks = numbers.bad_ranks
+
+    def line(self) -> StepLine:
+        """The step in numbers."""
+        return StepLine(self.number, self.loss, self.norm, self.clipped, self.outcome, self.lr, time.time())
+
+
+_LOSSES = 200
+
+
+class StepHistory:
+    """Begun when the guard is: the parameters are measured then, and once more when a step is located."""
+
+    def __init__(self, models: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]):
+        self._begun = RunHistory()
+        parameters = {id(p): p for m in models.values() for p in m.parameters()}
+        parameters |= {id(p): p for o in optimizers.values() for g in o.param_groups for p in g["params"]}
+        usual: list[torch.Tensor] = [p for p in parameters.values() if p.device.type != "meta" and type(p) in _USUAL]
+        self._begun.begin_step(usual, all(p.device.type == "cpu" for p in usual))
+        self._first: float | None = None
+        self._losses: collections.deque[float] = collections.deque(maxlen=_LOSSES)
+        self._places: dict[int, StackLines] = {}
+        self._last: Any = None
+        self._inputs: list[torch.Tensor] | None = None  # their largest magnitudes in the first step, not read
+
+    def note(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer steps: remember from where, the first time."""
+        self._last = optimizer
+        if id(optimizer) not in self._places:
+            self._places[id(optimizer)] = locate()._replace(frame=None)
+
+    def add(self, step: GuardedStep) -> None:
+        """A step is over."""
+        if self._inputs is None:
+            given = [v for t in tensors_in([i[1:] for i in inputs_of(step.tape)]) if (v := dense(t)) is not None]
+            self._inputs = largest([v for v in given if can_be_bad(v) and v.device.type != "meta" and v.numel()])
+        if step.loss is not None and step.outcome not in ("tripped", "skipped"):
+            self._first = step.loss if self._first is None else self._first
+            self._losses.append(step.loss)
+
+    @property
+    def ends(self) -> list[float]:
+        """The first loss and the last, as far as they are known."""
+        return [x for x in (self._first, *list(self._losses)[-1:]) if x is not None]
+
+    def run(self, number: int) -> RunHistory:
+        """The run up to step `number`, as the tracer takes it; its growth is measured when the tracer begins."""
+        run = RunHistory(
+            losses=[x for x in (self._first, *self._losses) if x is not None], first_step=number, optimizer_steps=number
+        )
+        run._first_sizes = list(self._begun._first_sizes)
+        run._first_input = max((s for s in read(self._inputs or []) if math.isfinite(s)), default=0.0)
+        if self._last is not None:
+            run.optimizer = type(self._last).__name__
+            lr = self._last.param_groups[0].get("lr")
+            run.learning_rate = None if lr is None else float(lr)
+            run.optimizer_line = at_site(Where(step=number, phase="optimizer"), self._places[id(self._last)])
+        return run
+
+
+_USUAL = (nn.Parameter, torch.Tensor)

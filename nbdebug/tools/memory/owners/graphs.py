@@ -1,0 +1,93 @@
+"""What autograd has saved for a backward, and which tensor keeps that graph.
+
+A graph is walked from the tensors that end it, the latest first: of two ends in one graph, the later one keeps more.
+The graph's nodes say what they have saved without unpacking it (`_raw_saved_*`), so that no hook that unpacks runs, and
+a checkpoint recomputes nothing.
+"""
+
+from __future__ import annotations
+
+import gc
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from nbdebug.tools.memory.owners.contents import ATOMS
+from nbdebug.tools.memory.owners.names import OwnerIndex, Ownership, autograd
+
+NAMELESS = "a tensor that has no name"
+_names: dict[type, tuple[str, ...]] = {}
+
+
+class Graphs:
+    """One walk over all graphs."""
+
+    def __init__(self, naming: OwnerIndex):
+        self._naming = naming
+        self._keeper: dict[Any, Ownership] = {}  # holds the nodes: they are made on demand, and must stay the same
+
+    def walk(self, live: Iterable[Any]) -> None:
+        """Name what the graphs keep: of tensors with a name first, then those of all others."""
+        self._named()
+        nameless = Ownership("graph", f"graph of {NAMELESS}", NAMELESS)
+        for node in sorted(_ends(live), key=lambda node: -_order(node)):
+            self._from(node, nameless)
+        self._naming.walk()
+        self._named()
+
+    def _named(self) -> None:
+        """The graphs of all tensors with a name, and of those that these graphs keep (as a checkpoint does)."""
+        naming = self._naming
+        while naming.keepers:
+            keepers, naming.keepers = naming.keepers, []
+            for claim, node in sorted(keepers, key=lambda keeper: -_order(keeper[1])):
+                self._from(
+                    node,
+                    claim
+                    if claim.kind == "graph"
+                    else Ownership("graph", f"graph of `{claim.name}`", claim.root, claim.where),
+                )
+            naming.walk()
+
+    def _from(self, end: Any, claim: Ownership) -> None:
+        todo = [end]
+        while todo:
+            node = todo.pop()
+            if node in self._keeper:
+                continue
+            self._keeper[node] = claim
+            for kept in self._saved(node):
+                self._naming.made.append(kept)
+                self._naming.add(kept, claim)
+            todo += [before for before, _ in node.next_functions if before is not None]
+
+    def _saved(self, node: Any) -> Iterator[Any]:
+        for name in _raw(type(node)):
+            try:
+                given = getattr(node, name)
+            except RuntimeError:  # freed by a backward
+                continue
+            yield from given if type(given) in (tuple, list) else (given,)
+        if type(node).__name__ == "AccumulateGrad":
+            yield node.variable
+        yield from (
+            thing
+            for thing in gc.get_referents(node)
+            if type(thing) not in ATOMS and not issubclass(type(thing), (type, types.ModuleType))
+        )
+
+
+def _raw(kind: type) -> tuple[str, ...]:
+    if kind not in _names:
+        _names[kind] = tuple(name for name in dir(kind) if name.startswith("_raw_saved"))
+    return _names[kind]
+
+
+def _ends(live: Iterable[Any]) -> list[Any]:
+    return list({node: None for tensor in live if (node := autograd(tensor)[1]) is not None})
+
+
+def _order(node: Any) -> int:
+    """When it was made: autograd counts its nodes."""
+    number = getattr(node, "_sequence_nr", None)
+    return int(number()) if number is not None else 0

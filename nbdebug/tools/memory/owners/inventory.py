@@ -1,0 +1,355 @@
+"""All that is held at this moment: every live tensor, once for each storage, with its owner by name.
+
+Nothing of the user's code runs, nothing is freed, and nothing that was met outlives the look.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+import types
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+
+from nbdebug.observe.shell import ShellPlaces
+from nbdebug.tools.memory.facts import KINDS, Device, HeldMemory, Holding
+from nbdebug.tools.memory.owners.graphs import Graphs
+from nbdebug.tools.memory.owners.names import Owned, OwnerIndex, Ownership
+from nbdebug.tools.memory.owners.storages import Key, live
+
+BLOCK = 512
+"""CUDA's allocator hands out multiples of this (`kMinBlockSize` of torch's CUDACachingAllocator)."""
+BLOCKS = 200_000
+"""With more blocks than this the snapshot, which tells each of them, would take seconds."""
+
+
+def rounded(count: int) -> int:
+    """The bytes that CUDA's allocator counts for a storage of so many."""
+    return -(-count // BLOCK) * BLOCK
+
+
+def devices(live: Mapping[str, int], wanted: str = "") -> tuple[Device, ...]:
+    """Every device that holds something, the accelerators first. live: bytes of the storages that were met on each;
+    wanted: this one alone."""
+    found = [*_cuda(live), *_mps(live)]
+    told = {device.name for device in found} | {"cpu"}
+    found += [Device(name, count) for name, count in live.items() if name not in told]
+    found.append(_host(live.get("cpu", 0)))
+    return tuple(d for d in found if wanted in ("", d.name, d.name.partition(":")[0]))
+
+
+def _cuda(live: Mapping[str, int]) -> list[Device]:
+    if not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return []
+    found = []
+    for number in range(torch.cuda.device_count()):
+        name = f"cuda:{number}"
+        stats = torch.cuda.memory_stats(number)
+        reserved = int(stats.get("reserved_bytes.all.current", 0))
+        if not reserved and name not in live:
+            continue
+        free, total = torch.cuda.mem_get_info(number)
+        found.append(
+            Device(
+                name,
+                live.get(name, 0),
+                int(stats.get("allocated_bytes.all.current", 0)),
+                reserved,
+                int(stats.get("allocated_bytes.all.peak", 0)),
+                int(stats.get("reserved_bytes.all.peak", 0)),
+                int(total),
+                int(free),
+                _largest(number, stats),
+            )
+        )
+    return found
+
+
+def _largest(number: int, stats: Mapping[str, Any]) -> int | None:
+    """The largest piece that lies free within what is reserved."""
+    if int(stats.get("active.all.current", 0)) > BLOCKS:
+        return None
+    segments = [s for s in torch.cuda.memory_snapshot() if s.get("device") == number]
+    return max(
+        (int(block["size"]) for segment in segments for block in segment["blocks"] if block["state"] == "inactive"),
+        default=0,
+    )
+
+
+def _mps(live: Mapping[str, int]) -> list[Device]:
+    if not torch.backends.mps.is_available():
+        return []
+    name = next((name for name in live if name.startswith("mps")), "mps:0")
+    total = int(torch.mps.recommended_max_memory())
+    reserved = int(torch.mps.driver_allocated_memory())
+    return [
+        Device(
+            name,
+            live.get(name, 0),
+            int(torch.mps.current_allocated_memory()),
+            reserved,
+            total=total,
+            free=max(0, total - reserved),
+        )
+    ]
+
+
+def _host(live: int) -> Device:
+    import psutil  # only where somebody asks
+
+    machine = psutil.virtual_memory()
+    try:
+        process = int(psutil.Process().memory_info().rss)
+    except psutil.Error:
+        process = None
+    return Device("cpu", live, total=int(machine.total), free=int(machine.available), process=process)
+
+
+MOST = 16
+"""Tensors that are asked about."""
+LEVELS = 4
+"""From a tensor outwards: a list, the dict that holds the list, the object that holds the dict."""
+NOBODY = "no Python object (a library holds it)"
+_ANONYMOUS = (list, tuple, dict, set, frozenset, types.CellType)
+
+
+def holders(tensors: Sequence[Any], ours: Iterable[Any]) -> list[str]:
+    """For each tensor, who holds it: "a list, in a dict, in a Recorder". ours: what this look itself holds."""
+    tensors = tensors[:MOST]
+    skip = {id(tensors), *(id(thing) for thing in ours)}
+    chains: list[dict[int, str]] = [{} for _ in tensors]
+    at: list[Any] = list(tensors)
+    for _ in range(LEVELS):
+        asked = {id(thing): thing for thing in at if thing is not None}
+        if not asked:
+            break
+        above = _above(asked, skip | {id(at), id(asked)})
+        at = [_step(thing, chain, above) for thing, chain in zip(at, chains)]
+    return [", in ".join(chain.values()) if chain else NOBODY for chain in chains]
+
+
+def _step(thing: Any, chain: dict[int, str], above: dict[int, Any]) -> Any:
+    """Add who holds this one to the chain; give it back if it has no name of its own, so that one must ask on."""
+    holder = above.get(id(thing)) if thing is not None else None
+    if holder is None:
+        return None
+    if id(holder) in chain:
+        chain[0] = "itself (`gc.collect()` lets go of it)"
+        return None
+    chain[id(holder)] = _said(holder)
+    return holder if type(holder) in _ANONYMOUS else None
+
+
+def _above(asked: dict[int, Any], skip: set[int]) -> dict[int, Any]:
+    """One that refers to each; where there are several, one that says more than a list does."""
+    found: dict[int, Any] = {}
+    referrers = gc.get_referrers(*asked.values())
+    for referrer in referrers:
+        if id(referrer) in skip or referrer is referrers or _is_ours(referrer):
+            continue
+        for key in {id(inside) for inside in gc.get_referents(referrer)} & asked.keys():
+            if key not in found or type(found[key]) in _ANONYMOUS and type(referrer) not in _ANONYMOUS:
+                found[key] = referrer
+    return found
+
+
+def _is_ours(thing: Any) -> bool:
+    return type(thing) is types.FrameType and str(thing.f_globals.get("__name__", "")).startswith("nbdebug.")
+
+
+def _said(thing: Any) -> str:
+    kind = type(thing)
+    if kind is types.FunctionType:
+        return f"the function {thing.__qualname__}"
+    if kind is types.FrameType:
+        return f"the call of {thing.f_code.co_name} that runs"
+    if kind is types.ModuleType:
+        return f"the module {vars(thing).get('__name__', '')}"
+    if kind is types.CellType:
+        return "the closure of a function"
+    if issubclass(kind, type):
+        return f"the class {type.__getattribute__(thing, '__qualname__')}"
+    if kind is dict and type(thing.get("__name__")) is str and "__builtins__" in thing:
+        return f"the module {thing['__name__']}"
+    if kind in _ANONYMOUS:
+        return f"a {kind.__name__}" + (f" of {len(thing):,}" if len(thing) > 1 else "")
+    return f"an object of {kind.__module__}.{kind.__qualname__}".replace("builtins.", "")
+
+
+ROUNDING = "rounding to 512 bytes"
+UNMET = "allocated, and no tensor met"
+NAMELESS = "(no name)"
+LISTED = 1000
+"""Storages that are told one by one."""
+
+
+class Inventory(NamedTuple):
+    """What was held, and what the look could not see. largest: (holding, bytes that its tensor shows of its storage) of
+    the largest storages; roots: the variable that each holding belongs to, in the order of the holdings."""
+
+    held: HeldMemory
+    largest: list[tuple[Holding, int]]
+    roots: tuple[str, ...]
+    unchecked: tuple[str, ...]
+
+
+def look(
+    models: Mapping[str, Any], optimizers: Mapping[str, Any], names: Mapping[str, Any], *, device: str | None = None
+) -> HeldMemory:
+    """What is held now, each storage at its first owner in the order of facts.KINDS.
+
+    models, optimizers: by the user's names for them; names: the user's variables; device: what lies there alone
+    ("cuda" means every card). Sizes are bytes."""
+    with uncollected():
+        return seen(models, optimizers, names, device=device or "", caller=sys._getframe(1)).held
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Garbage stays meanwhile: what is met must not go on the way, and a collection takes its time."""
+    running = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if running:
+            gc.enable()
+
+
+def seen(
+    models: Mapping[str, Any],
+    optimizers: Mapping[str, Any],
+    names: Mapping[str, Any],
+    *,
+    device: str = "",
+    caller: FrameType | None = None,
+    shell: Any = None,
+) -> Inventory:
+    """The same with what the report needs besides. caller: the frame that asks; shell: IPython's, if one runs."""
+    tensors = live()
+    kept = ShellPlaces(shell, names)
+    naming = OwnerIndex([*kept.spaces, kept.outputs, shell, tensors])
+    _named(naming, models, optimizers, names, kept, caller)
+    for tensor in tensors:
+        for piece in naming.pieces(tensor):
+            naming.met(piece)
+    Graphs(naming).walk(tensors)
+    _name_the_rest(naming, tensors)
+    found = [owned for owned in naming.owned.values() if owned.piece.on(device)]
+    told = devices(_sums(found), device)
+    parts = _holdings(found)
+    parts += [(holding, "") for one in told for holding in _rest(one, found)]
+    parts.sort(key=lambda part: (KINDS.index(part[0].kind), -part[0].bytes))
+    held = HeldMemory(tuple(holding for holding, _ in parts), told, len(tensors), len(found))
+    largest = sorted(found, key=lambda owned: -owned.piece.bytes)[:LISTED]
+    return Inventory(
+        held,
+        [(_holding([owned]), owned.piece.shown) for owned in largest],
+        tuple(root for _, root in parts),
+        tuple(_unseen(naming, held)),
+    )
+
+
+def _named(
+    naming: OwnerIndex,
+    models: Mapping[str, Any],
+    optimizers: Mapping[str, Any],
+    names: Mapping[str, Any],
+    kept: ShellPlaces,
+    caller: FrameType | None,
+) -> None:
+    """Every name that leads to something, those of the user's own first. The globals of the user's files come last:
+    there may be very many, and little in them."""
+    naming.models(models)
+    naming.optimizers(optimizers)
+    naming.variables(names)
+    naming.walk()
+    naming.calls(caller, names)
+    for name, value, _ in kept.shown():
+        naming.add(value, Ownership("cell output", name, name))
+    for place in kept.failed():
+        naming.add(place.get(), Ownership("traceback", place.name, place.name))
+    naming.walk()
+    naming.files(names)
+    naming.walk()
+
+
+def _name_the_rest(naming: OwnerIndex, tensors: list[Any]) -> None:
+    """Storages that no name leads to get, as their name, what the garbage collector says."""
+    rest: dict[Key, Any] = {}
+    for tensor in tensors:
+        for piece in naming.pieces(tensor):
+            if naming.owned[piece.key].claim is None:
+                rest.setdefault(piece.key, tensor)
+    keys = sorted(rest, key=lambda key: -naming.owned[key].piece.bytes)
+    largest = [rest[key] for key in keys]
+    ours = [tensors, rest, largest, naming.made]
+    for key, said in zip(keys, holders(largest, ours) if largest else ()):
+        naming.owned[key].claim = Ownership("unknown", f"held by {said}", NAMELESS)
+    for owned in naming.owned.values():
+        if owned.claim is None:
+            owned.claim = Ownership("unknown", NAMELESS, NAMELESS)
+
+
+def _sums(found: Iterable[Owned]) -> dict[str, int]:
+    sums: dict[str, int] = {}
+    for owned in found:
+        sums[owned.piece.device] = sums.get(owned.piece.device, 0) + owned.piece.bytes
+    return sums
+
+
+def _holdings(found: Iterable[Owned]) -> list[tuple[Holding, str]]:
+    """One for each owner and device, with the variable that it belongs to."""
+    groups: dict[tuple[Ownership, str], list[Owned]] = {}
+    for owned in found:
+        assert owned.claim is not None
+        groups.setdefault((owned.claim, owned.piece.device), []).append(owned)
+    return [(_holding(together), claim.root) for (claim, _), together in groups.items()]
+
+
+def _holding(together: list[Owned]) -> Holding:
+    first = max(together, key=lambda owned: owned.piece.bytes)
+    claim, piece = first.claim, first.piece
+    assert claim is not None
+    also = tuple(dict.fromkeys(name for owned in together for name in owned.also))[:3]
+    return Holding(
+        claim.kind,
+        claim.name,
+        sum(owned.piece.bytes for owned in together),
+        len(together),
+        piece.device,
+        piece.dtype,
+        piece.shape,
+        also,
+        claim.where,
+    )
+
+
+def _rest(device: Device, found: list[Owned]) -> list[Holding]:
+    """What the allocator counts beyond the storages that were met: its rounding, and what no tensor was met for."""
+    if device.allocated is None:
+        return []
+    mine = [owned.piece.bytes for owned in found if owned.piece.device == device.name]
+    rounding = sum(map(rounded, mine)) - sum(mine) if device.name.startswith("cuda") else 0
+    unmet = device.allocated - sum(mine) - rounding
+    return [
+        Holding("unknown", name, count, 0, device.name)
+        for name, count in ((ROUNDING, rounding), (UNMET, unmet))
+        if count > 0
+    ]
+
+
+def _unseen(naming: OwnerIndex, held: HeldMemory) -> Iterable[str]:
+    if not naming.whole and any(h.kind == "unknown" and h.storages for h in held.holdings):
+        yield (
+            "all that your variables lead to: there is too much of it, so some names are missing; the tensors are "
+            "counted all the same"
+        )
+    if naming.unseen:
+        yield "what autograd's graphs have saved: torch shows it from version 2.7 on"
+    if gc.garbage:
+        yield "objects that the garbage collector could not free (gc.garbage)"

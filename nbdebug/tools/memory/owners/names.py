@@ -1,0 +1,384 @@
+"""From the user's names to all that they lead to: each storage gets every name that leads to it, and one owner.
+
+The walk goes breadth first, so that a thing has its shortest name, and first through what comes first in facts.KINDS.
+A storage may be reached by several names; its owner is the first of them in the order of KINDS, the nearest of those.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import sys
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import torch
+
+from nbdebug.observe.locations import Site, cell_name, source_text
+from nbdebug.observe.variables import is_users, own
+from nbdebug.report import Where
+from nbdebug.tools.memory.facts import KINDS, NOWHERE
+from nbdebug.tools.memory.owners.contents import ATOMS, CROWD, HOOK, attributes, parts, variables
+from nbdebug.tools.memory.owners.storages import Key, StorageView, array_pieces, pieces
+from nbdebug.tools.memory.reachability import STOPS
+
+RANK = {kind: rank for rank, kind in enumerate(KINDS)}
+
+
+class Ownership(NamedTuple):
+    """A name that leads to a storage: `head`, and `tail`, which stays behind whatever is written further: "x[0]" and
+    " in step, line 3". root: the variable, the output or the function that it begins with."""
+
+    kind: str
+    head: str
+    root: str
+    where: Where = NOWHERE
+    tail: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.head + self.tail
+
+    def then(self, path: str) -> Ownership:
+        """The claim on a part."""
+        return Ownership(self.kind, self.head + path, self.root, self.where, self.tail)
+
+    def of(self, kind: str) -> Ownership:
+        """The claim as one of this kind. What only an output, a traceback or a graph leads to stays theirs."""
+        if self.kind in ("cell output", "traceback", "graph"):
+            return self
+        return Ownership(kind, self.head, self.root, self.where, self.tail)
+
+
+@dataclasses.dataclass
+class Owned:
+    """A storage: as the one of its tensors with a name shows it that shows most, its owner, and other names."""
+
+    piece: StorageView
+    claim: Ownership | None = None
+    also: list[str] = dataclasses.field(default_factory=list)
+
+    def claimed(self, claim: Ownership) -> None:
+        """One more name that leads here. That a graph holds a weight as well is not worth telling."""
+        mine = self.claim
+        if mine is None:
+            self.claim = claim
+            return
+        if RANK[claim.kind] < RANK[mine.kind]:
+            self.claim, claim, mine = claim, mine, claim
+        known = claim.name == mine.name or claim.name in self.also
+        if not known and len(self.also) < 3 and (claim.kind != "graph" or RANK[mine.kind] >= RANK["variable"]):
+            self.also.append(claim.name)
+
+
+SHELLS = ("nbdebug", "IPython", "ipykernel")
+"""Packages whose frames stand between the notebook and the user's code."""
+
+
+class Failed(NamedTuple):
+    """One frame of a traceback. variables: its own, by name; where: the line at which it failed."""
+
+    function: str
+    variables: dict[str, Any]
+    where: Where
+
+
+def linked(error: BaseException) -> list[tuple[str, Any]]:
+    """What an exception refers to beside its attributes, read past properties of its class."""
+    own = vars(BaseException)
+    found = [(key, own[key].__get__(error)) for key in ("args", "__traceback__", "__cause__", "__context__")]
+    return [(key, value) for key, value in found if value]
+
+
+def frames_of(trace: TracebackType | None) -> Iterator[Failed]:
+    """The frames with variables, outermost first, without those of the shell."""
+    while trace is not None:
+        frame = trace.tb_frame
+        if str(frame.f_globals.get("__name__", "")).partition(".")[0] not in SHELLS:
+            held = variables(frame)
+            if held:
+                code = frame.f_code
+                site = Site(code.co_filename, trace.tb_lineno, code.co_name)
+                yield Failed(
+                    code.co_name,
+                    held,
+                    Where(file=site.file, line=site.line, text=source_text(site), cell=cell_name(site.file)),
+                )
+        trace = trace.tb_next
+
+
+MOST = 300_000
+"""Objects opened in one walk, about a second. A look that stops there says so."""
+TENSOR, ARRAY, MODULE, OPTIMIZER, ERROR, TRACE, SAVED, STOP, OTHER = range(9)
+_Saved: Any = torch._C._autograd.SavedTensor
+_SORTS = (
+    (TENSOR, torch.Tensor),
+    (MODULE, torch.nn.Module),
+    (OPTIMIZER, torch.optim.Optimizer),
+    (ERROR, BaseException),
+    (TRACE, types.TracebackType),
+    (SAVED, _Saved),
+    (STOP, types.ModuleType),
+)
+_QUIET = frozenset(vars(torch.nn.Module())) - {
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_state_dict_hooks",
+}
+"""What every module has of its own; of it only hooks lead further."""
+_TENSORS = ("_parameters", "parameter"), ("_buffers", "buffer")
+
+
+class OwnerIndex:
+    """All names, and what they lead to. owned: by storage; keepers: (claim, node) of tensors that keep a graph; names:
+    of all that was opened, and parameters: of each parameter, by id; whole: False where there was too much to open;
+    unseen: saved tensors that this version of torch does not show."""
+
+    def __init__(self, stop: Iterable[Any] = ()) -> None:
+        self.owned: dict[Key, Owned] = {}
+        self.keepers: list[tuple[Ownership, Any]] = []
+        self.names: dict[int, str] = {}
+        self.parameters: dict[int, str] = {}
+        self.whole, self.unseen = True, 0
+        self.made: list[Any] = []  # on the way: held, for an id must not be given away again
+        self._stop = {id(thing) for thing in stop if thing is not None}
+        self._sorts: dict[type, int] = {}
+        self._pieces: dict[int, tuple[StorageView, ...]] = {}
+        self._todo: list[collections.deque[tuple[Any, Ownership]]] = [collections.deque() for _ in KINDS]
+        self._late: collections.deque[tuple[Any, Ownership]] = collections.deque()
+
+    # -- where to begin -----------------------------------------------------------------------------------------------
+
+    def models(self, given: Mapping[str, Any]) -> None:
+        for name, model in given.items():
+            self._visit(model, Ownership("variable", name, name))
+
+    def optimizers(self, given: Mapping[str, Any]) -> None:
+        for name, optimizer in given.items():
+            self._visit(optimizer, Ownership("optimizer state", name, name))
+
+    def variables(self, given: Mapping[str, Any]) -> None:
+        """The user's variables, without what a shell keeps among them."""
+        self._stop.add(id(given))
+        for name, value in list(own(given).items()):
+            self.add(value, Ownership("variable", name, name))
+
+    def files(self, given: Mapping[str, Any]) -> None:
+        """The globals of the user's own files, as far as they are not among the variables that were given."""
+        for name, module in list(sys.modules.items()):
+            if type(module) is types.ModuleType and name != "__mp_main__" and is_users(name):
+                main = name == "__main__"
+                for key, value in list(own(vars(module)).items()):
+                    if given.get(key) is not value:
+                        self.add(value, Ownership("variable", key if main else f"{name}.{key}", key if main else name))
+
+    def calls(self, frame: types.FrameType | None, given: Mapping[str, Any]) -> None:
+        """The variables of the user's functions that are running, from this frame outwards."""
+        while frame is not None:
+            if is_users(str(frame.f_globals.get("__name__", ""))):
+                function = frame.f_code.co_name
+                for name, value in variables(frame).items():
+                    if given.get(name) is not value:
+                        self.add(value, Ownership("variable", name, function, tail=f" in {function}"))
+            frame = frame.f_back
+
+    def add(self, value: Any, claim: Ownership) -> None:
+        """One more thing to open, under this name."""
+        if type(value) not in ATOMS and id(value) not in self._stop:
+            self._todo[RANK[claim.kind]].append((value, claim))
+
+    def walk(self) -> None:
+        """Open all that was added and all that lies in it, MOST things at most; what is left then is let go, so that
+        it takes nothing from what is opened next."""
+        most = len(self.names) + MOST
+        while len(self.names) < most:
+            queue = next((queue for queue in self._todo if queue), self._late)
+            if not queue:
+                return
+            self._visit(*queue.popleft())
+        self.whole = False
+        for queue in (*self._todo, self._late):
+            queue.clear()
+
+    def owners(self, storages: Iterable[StorageView]) -> list[Owned]:
+        """Who holds these, as far as the walk has found it."""
+        return [self.met(piece) for piece in storages]
+
+    def pieces(self, tensor: Any) -> tuple[StorageView, ...]:
+        """The storages of a tensor, which must outlive the look: they are remembered for it."""
+        found = self._pieces.get(id(tensor))
+        if found is None:
+            found = self._pieces[id(tensor)] = pieces(tensor)
+        return found
+
+    def met(self, piece: StorageView, claim: Ownership | None = None) -> Owned:
+        """What is known of this storage, with one more name for it."""
+        owned = self.owned.get(piece.key)
+        if owned is None:
+            owned = self.owned[piece.key] = Owned(piece)
+        if claim is not None:
+            if claim.kind != "graph" and piece.shown > owned.piece.shown:
+                owned.piece = piece
+            owned.claimed(claim)
+        return owned
+
+    # -- one thing ----------------------------------------------------------------------------------------------------
+
+    def _visit(self, thing: Any, claim: Ownership) -> None:
+        sort = self._sorts.get(type(thing))
+        if sort is None:
+            sort = self._sorts[type(thing)] = _sort(type(thing))
+        if sort == TENSOR:
+            self._tensor(thing, claim)
+        elif sort == ARRAY:
+            for piece in array_pieces(thing):
+                self.met(piece, claim)
+        elif sort != STOP and id(thing) not in self.names and id(thing) not in self._stop:
+            self.names[id(thing)] = claim.name
+            if sort == MODULE:
+                self._module(thing, claim)
+            elif sort == OPTIMIZER:
+                self._optimizer(thing, claim)
+            elif sort == SAVED:
+                self._saved(thing, claim)
+            elif sort in (ERROR, TRACE):
+                self._failure(thing, claim)
+            else:
+                self._open(thing, claim)
+
+    def _tensor(self, tensor: Any, claim: Ownership) -> None:
+        for piece in self.pieces(tensor):
+            self.met(piece, claim)
+        if id(tensor) in self.names:
+            return
+        self.names[id(tensor)] = claim.name
+        grad, node, hooks = autograd(tensor)
+        if grad is not None:
+            self.made.append(grad)
+            self._tensor(grad, claim.then(".grad").of("gradient"))
+        if node is not None:
+            self.keepers.append((claim, node))
+        if hooks:
+            self.made.append(hooks)
+            self._hooks(hooks, claim)
+        for key, value in attributes(tensor).items():
+            self.add(value, claim.then(f".{key}"))
+
+    def _module(self, module: Any, claim: Ownership) -> None:
+        found = attributes(module)
+        for place, kind in _TENSORS:
+            for key, tensor in dict(found.get(place) or {}).items():
+                if tensor is not None:
+                    if kind == "parameter":
+                        self.parameters.setdefault(id(tensor), claim.then(f".{key}").name)
+                    self._visit(tensor, claim.then(f".{key}").of(kind))
+        for key, part in dict(found.get("_modules") or {}).items():
+            self._visit(part, claim.then(f".{key}"))
+        for key, value in found.items():
+            if key.endswith("_hooks") and issubclass(type(value), dict):
+                self._hooks(value, claim)
+            elif key not in _QUIET and type(value) not in ATOMS:
+                self.add(value, claim.then(f".{key}"))
+        self.add(type(module), claim._replace(head=type(module).__name__, tail=""))
+
+    def _hooks(self, hooks: Any, claim: Ownership) -> None:
+        """What hooks keep. Each is named by its function and by what it is a hook of."""
+        for hook in list(dict.values(hooks)):
+            called = hook.__name__ if type(hook) is types.FunctionType else type(hook).__name__
+            self.add(hook, claim._replace(kind="closure", head=f"{HOOK}`{called}`", tail=f" of {claim.name}"))
+
+    def _optimizer(self, optimizer: Any, claim: Ownership) -> None:
+        found = attributes(optimizer)
+        claim = claim.of("optimizer state")
+        state = found.pop("state", None)
+        for parameter, kept in list(dict.items(state)) if issubclass(type(state), dict) else ():
+            key = self.parameters.get(id(parameter), "a parameter")
+            self.add(kept, claim.then(f".state[{key}]"))
+        groups = found.get("param_groups")
+        for number, group in enumerate(groups) if type(groups) is list else ():
+            for place, parameter in enumerate(group["params"]):
+                if id(parameter) not in self.parameters:  # of a model that has no name: the optimizer keeps it
+                    path = f".param_groups[{number}]['params'][{place}]"
+                    self._visit(parameter, claim.then(path).of("parameter"))
+            for key, value in group.items():
+                if key != "params":
+                    self.add(value, claim.then(f".param_groups[{number}][{key!r}]"))
+        for key, value in found.items():
+            if key != "param_groups":
+                self.add(value, claim.then(f".{key}"))
+
+    def _saved(self, saved: Any, claim: Ownership) -> None:
+        """What was saved for a backward, as it lies there: a hook that unpacks does not run for it."""
+        if not hasattr(saved, "data"):  # before torch 2.7
+            self.unseen += 1
+            return
+        inside = [saved.data, getattr(saved, "unpack_hook", None)]
+        self.made += inside
+        for one in inside:
+            self.add(one, claim)
+
+    def _failure(self, thing: Any, claim: Ownership) -> None:
+        """An exception or a traceback: what it carries, and the variables of the frames that failed."""
+        if issubclass(type(thing), BaseException):
+            for key, value in [*attributes(thing).items(), *linked(thing)]:
+                if type(value) is types.TracebackType:  # at once: the shell keeps it under another name as well
+                    self._visit(value, claim.then(f".{key}"))
+                else:
+                    self.add(value, claim.then(f".{key}"))
+            return
+        for frame in frames_of(thing):
+            for name, value in frame.variables.items():
+                tail = f" in {frame.function}, {frame.where.place}"
+                self.add(value, Ownership("traceback", name, claim.root, frame.where, tail))
+
+    def _open(self, thing: Any, claim: Ownership) -> None:
+        kind = type(thing)
+        if issubclass(kind, type) and not is_users(str(type.__getattribute__(thing, "__module__"))):
+            return
+        inside = list(parts(thing, claim.name))
+        if not inside:
+            return
+        graph = claim.kind == "graph"
+        queue = self._late if len(inside) >= CROWD else None  # a data set comes last, and may not be opened whole
+        self.whole = self.whole and queue is None
+        for path, value, other, head, tail in inside:
+            sort = other if RANK.get(other, 0) > RANK[claim.kind] else claim.kind
+            called = (
+                claim
+                if graph
+                else Ownership(sort, head or claim.head + path, claim.root, claim.where, tail if head else claim.tail)
+            )
+            (self._todo[RANK[called.kind]] if queue is None else queue).append((value, called))
+        if not issubclass(kind, type):
+            self.add(kind, claim._replace(head=kind.__name__, tail=""))
+
+
+def autograd(tensor: Any) -> tuple[Any, Any, Any]:
+    """(gradient, graph node, hooks) of a tensor, where it has them."""
+    with torch._C.DisableTorchFunctionSubclass():
+        try:
+            leaf = tensor.is_leaf
+            return (
+                tensor.grad if leaf or tensor.retains_grad else None,
+                None if leaf else tensor.grad_fn,
+                tensor._backward_hooks,
+            )
+        except RuntimeError:  # a view whose graph was spoiled by a change in place
+            return None, None, None
+
+
+def _sort(kind: type) -> int:
+    for sort, kinds in _SORTS:
+        if issubclass(kind, kinds):
+            return sort
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and issubclass(kind, numpy.ndarray):
+        return ARRAY
+    if kind in ATOMS:
+        return STOP
+    package = str(type.__getattribute__(kind, "__module__")).partition(".")[0]
+    return STOP if package in STOPS else OTHER

@@ -1,0 +1,325 @@
+"""The report of `mem()`: who holds what, by owner, by kind, tensor by tensor, and what the devices say."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from nbdebug.arguments import Subject, found
+from nbdebug.observe.shell import running
+from nbdebug.observe.validation import models_of, optimizers_of
+from nbdebug.report import Report
+from nbdebug.text import size
+from nbdebug.tools.memory.facts import KINDS, Device, HeldMemory, Holding, KeptByNotebook, MemoryFacts
+from nbdebug.tools.memory.leftovers import kept_by_notebook
+from nbdebug.tools.memory.owners.graphs import NAMELESS
+from nbdebug.tools.memory.owners.inventory import UNMET, Inventory, seen, uncollected
+from nbdebug.tools.memory.rules import name_all
+from nbdebug.tools.memory.rules.retention import MATTERS
+
+PLURALS = {
+    "parameter": "parameters",
+    "gradient": "gradients",
+    "buffer": "buffers",
+    "variable": "variables",
+    "cell output": "cell outputs",
+    "traceback": "tracebacks",
+    "closure": "closures",
+    "graph": "saved for backward",
+    "unknown": "no name found",
+}
+SPLIT = 0.30
+"""A share of reserved memory that is not allocated: above it, it is said that it lies idle (as in rules.allocator)."""
+WORTH = 64 << 20
+"""Bytes that lie idle; of less nothing is said."""
+
+
+def held_report(
+    model: Any = None,
+    optimizer: Any = None,
+    names: Mapping[str, Any] | None = None,
+    *,
+    device: Any = None,
+    question: str = "mem()",
+    subject: str | None = None,
+    shell: Any = None,
+) -> Report:
+    """All that is held in memory now.
+
+    model, optimizer: one, or several in a list or a dict; left out, those among `names`, the user's variables. device:
+    tell what lies there alone ("cuda:0"; "cuda" means every card). subject: which models were taken, as a sentence.
+    shell: IPython's; left out, the one that runs. Raises TypeError or ValueError for arguments that make no sense.
+    """
+    names = {} if names is None else names
+    wanted = _device(device)
+    shell = running() if shell is None else shell
+    models = found("model", _only(names, torch.nn.Module)) if model is None else _called(models_of(model), names)
+    optimizers = (
+        found("optimizer", _only(names, torch.optim.Optimizer))
+        if optimizer is None
+        else {}
+        if optimizer == {}
+        else _called(optimizers_of(optimizer), names)
+    )
+    with uncollected():
+        met = seen(models, optimizers, names, device=wanted, caller=sys._getframe(1), shell=shell)
+        notebook = kept_by_notebook(names, shell, device=wanted) if _beyond_variables(met.held) >= MATTERS else ()
+    facts = MemoryFacts(now=met.held, notebook=notebook, unchecked=met.unchecked)
+    findings = tuple(name_all(facts))
+    return Report(
+        question,
+        findings,
+        (),
+        facts.unchecked,
+        tuple(_notes(met.held)),
+        str(Subject(models, optimizers, model is not None)) if subject is None else subject,
+        _numbers(met, facts.notebook),
+    )
+
+
+def _beyond_variables(held: HeldMemory) -> int:
+    """Bytes that no variable leads to. What the notebook keeps is at most that; where it is little, nobody asks."""
+    return sum(h.bytes for h in held.holdings if KINDS.index(h.kind) > KINDS.index("variable"))
+
+
+def _only(names: Mapping[str, Any], kind: type) -> dict[str, Any]:
+    """The variables of a kind, told by their types alone: an object of the user's is not asked what it is."""
+    return {name: value for name, value in names.items() if issubclass(type(value), kind)}
+
+
+def _called(given: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str, Any]:
+    """What was given, by the user's own names for it where there are such."""
+    own = {id(value): name for name, value in reversed(list(names.items())) if not name.startswith("_")}
+    return {own.get(id(thing), name): thing for name, thing in given.items()}
+
+
+def _device(given: Any) -> str:
+    """Raises ValueError for no device."""
+    if given is None:
+        return ""
+    try:
+        return str(torch.device(given))
+    except (RuntimeError, TypeError) as wrong:
+        raise ValueError(f'device is a device such as "cuda:0" or "cpu"; got {given!r}') from wrong
+
+
+# -- in words ---------------------------------------------------------------------------------------------------------
+
+
+def _notes(held: HeldMemory) -> list[str]:
+    notes = [said for device in held.devices for said in _of_device(device)]
+    nameless = [h for h in held.holdings if h.kind == "unknown" and h.storages]
+    count = sum(h.bytes for h in nameless)
+    if count > sum(h.bytes for h in held.holdings) // 50 and count > 1 << 20:
+        several = sum(h.storages for h in nameless)
+        notes.append(
+            f"No name leads to {several:,} storage{'s' * (several != 1)} ({size(count)}). If they only "
+            "refer to each other, `import gc; gc.collect()` lets go of them."
+        )
+    return notes
+
+
+def _of_device(device: Device) -> list[str]:
+    if device.name == "cpu":
+        said = f"{size(device.live)} on the CPU lie in tensors and arrays"
+        if device.process is not None:
+            said += f", this process takes {size(device.process)} in all"
+        return [f"{said}; {size(device.free or 0)} of the machine's {size(device.total or 0)} can still be had."]
+    if device.allocated is None:
+        return [f"{size(device.live)} lie in tensors on {device.name}; its allocator is not asked."]
+    said = f"{device.name}: {size(device.allocated)} allocated of {size(device.reserved or 0)} reserved"
+    if device.peak_allocated is not None:
+        said += f" (at most {size(device.peak_allocated)} and {size(device.peak_reserved or 0)} so far)"
+    said += f"; {size(device.free or 0)} of the card's {size(device.total or 0)} can still be had."
+    return [said, *_idle(device), *_unmet(device)]
+
+
+def _idle(device: Device) -> list[str]:
+    share, idle = device.fragmentation or 0.0, (device.reserved or 0) - (device.allocated or 0)
+    if share <= SPLIT or idle < WORTH:
+        return []
+    largest = "" if device.largest is None else f"; the largest free piece is {size(device.largest)}"
+    return [
+        f"{share:.0%} of what is reserved on {device.name} is not allocated: {size(idle)} that the allocator keeps "
+        f"for the next requests{largest}. `torch.cuda.empty_cache()` gives back what is free as a whole; where "
+        "sizes change from step to step, set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True before torch starts."
+    ]
+
+
+def _unmet(device: Device) -> list[str]:
+    unmet = (device.allocated or 0) - device.live
+    if not device.name.startswith("cuda") or unmet < max(1 << 20, (device.allocated or 0) // 100):
+        return []
+    return [
+        f"{size(unmet)} on {device.name} are allocated and no tensor was met there: workspaces of cuBLAS and "
+        "cuDNN, or what other libraries hold."
+    ]
+
+
+# -- in numbers -------------------------------------------------------------------------------------------------------
+
+
+def _numbers(met: Inventory, notebook: tuple[KeptByNotebook, ...]) -> dict[str, Any]:
+    held = met.held
+    main = max(
+        held.devices,
+        key=lambda d: (d.name != "cpu" and bool(d.live or d.allocated), d.allocated or d.live),
+        default=None,
+    )
+    tables = [_by_owner(met), _by_kind(held), _largest(met), _devices(held)]
+    numbers = {
+        "headline": _headline(held),
+        "tables": [table for table in tables if table["rows"]],
+        "devices": [dataclasses.asdict(device) for device in held.devices],
+        "tensors": held.tensors,
+        "storages": held.storages,
+        "notebook": [dataclasses.asdict(kept) for kept in notebook],
+    }
+    if main is not None and held.holdings:
+        parts = _parts(held, main.name)
+        numbers["memory"] = {
+            "title": f"Held on {'the CPU' if main.name == 'cpu' else main.name}",
+            "parts": parts,
+            "total": sum(int(count) for _, count in parts),
+            "limit": None if main.name == "cpu" else main.total,
+            "course": [],
+            "events": {},
+        }
+    return numbers
+
+
+def _headline(held: HeldMemory) -> str:
+    sums: dict[str, int] = {}
+    for holding in held.holdings:
+        sums[holding.device] = sums.get(holding.device, 0) + holding.bytes
+    if not sums:
+        return "No tensor is held."
+    where = " and ".join(
+        f"{size(count)} on {'the CPU' if name == 'cpu' else name}"
+        for name, count in sorted(sums.items(), key=lambda pair: (pair[0] == "cpu", pair[0]))
+    )
+    return f"{where} held in {held.storages:,} storages of {held.tensors:,} tensors"
+
+
+def _parts(held: HeldMemory, device: str) -> list[list[Any]]:
+    sums: dict[str, int] = {}
+    for holding in held.holdings:
+        if holding.device == device:
+            word = UNMET if holding.name == UNMET else PLURALS.get(holding.kind, holding.kind)
+            sums[word] = sums.get(word, 0) + holding.bytes
+    return [list(pair) for pair in sorted(sums.items(), key=lambda pair: -pair[1])]
+
+
+def _by_owner(met: Inventory) -> dict[str, Any]:
+    """A row for each kind and variable, with the largest that lies in it."""
+    groups: dict[tuple[str, str, str], list[Holding]] = {}
+    for holding, root in zip(met.held.holdings, met.roots):
+        groups.setdefault((holding.kind, root or holding.name, holding.device), []).append(holding)
+    rows: list[list[Any]] = []
+    for (kind, root, device), together in groups.items():
+        first = max(together, key=lambda holding: holding.bytes)
+        count = sum(holding.storages for holding in together)
+        rows.append(
+            [
+                _owner(kind, root, together),
+                kind,
+                sum(holding.bytes for holding in together),
+                count,
+                device,
+                f"{first.name}: {what(first)}" if count else "(no tensor)",
+            ]
+        )
+    rows.sort(key=lambda row: -row[2])
+    return {
+        "title": "By owner",
+        "columns": ["owner", "kind", "held (bytes)", "storages", "device", "largest"],
+        "rows": rows,
+        "note": f"Each storage counted once, at its first owner in this order: {', '.join(KINDS)}.",
+    }
+
+
+def _owner(kind: str, root: str, together: list[Holding]) -> str:
+    if kind in PLURALS and kind in ("parameter", "gradient", "buffer"):
+        return f"{root}'s {PLURALS[kind]}"
+    if kind == "optimizer state":
+        return f"{root}'s state"
+    if kind == "graph" and root != NAMELESS:
+        return f"graphs kept by {root}" if len({h.name for h in together}) > 1 else together[0].name
+    return together[0].name if kind == "closure" and len(together) == 1 else root
+
+
+def what(holding: Holding) -> str:
+    """ "float32 (512, 2048)"."""
+    return f"{holding.dtype} {holding.shape}" if holding.dtype else "(no tensor)"
+
+
+def _by_kind(held: HeldMemory) -> dict[str, Any]:
+    sums: dict[tuple[str, str], list[int]] = {}
+    for holding in held.holdings:
+        entry = sums.setdefault((holding.device, holding.kind), [0, 0])
+        entry[0], entry[1] = entry[0] + holding.bytes, entry[1] + holding.storages
+    wholes = {device: sum(count for (name, _), (count, _) in sums.items() if name == device) for device, _ in sums}
+    rows = [
+        [kind, device, count, f"{count / (wholes[device] or 1):.0%}", several]
+        for (device, kind), (count, several) in sums.items()
+    ]
+    return {
+        "title": "By kind",
+        "columns": ["kind", "device", "held (bytes)", "share", "storages"],
+        "rows": sorted(rows, key=lambda row: (row[1] == "cpu", row[1], -row[2])),
+        "note": "",
+    }
+
+
+def _largest(met: Inventory) -> dict[str, Any]:
+    rows = [
+        [holding.name, holding.kind, holding.bytes, what(holding), holding.device, _remark(holding, shown)]
+        for holding, shown in met.largest
+    ]
+    return {
+        "title": "Largest tensors",
+        "columns": ["name", "kind", "held (bytes)", "what", "device", "remark"],
+        "rows": rows,
+        "note": "",
+    }
+
+
+def _remark(holding: Holding, shown: int) -> str | None:
+    said = [f"a view: it shows {size(shown)} and keeps all"] if shown * 2 < holding.bytes else []
+    said += [f"also {', '.join(holding.also)}"] if holding.also else []
+    return "; ".join(said) or None
+
+
+def _devices(held: HeldMemory) -> dict[str, Any]:
+    fields = ("live", "allocated", "reserved", "peak_allocated", "peak_reserved", "largest", "process", "free", "total")
+    words = (
+        "in tensors",
+        "allocated",
+        "reserved",
+        "peak allocated",
+        "peak reserved",
+        "largest free piece",
+        "process",
+        "free",
+        "total",
+    )
+    rows = [
+        [
+            device.name,
+            *(getattr(device, field) for field in fields),
+            None if device.fragmentation is None else f"{device.fragmentation:.0%}",
+        ]
+        for device in held.devices
+    ]
+    used = [n for n, values in enumerate(zip(*rows)) if any(value is not None for value in values)]
+    columns = ["device", *(f"{word} (bytes)" for word in words), "reserved, not allocated"]
+    return {
+        "title": "Devices",
+        "columns": [columns[n] for n in used],
+        "rows": [[row[n] for n in used] for row in rows],
+        "note": "",
+    }

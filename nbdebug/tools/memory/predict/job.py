@@ -1,0 +1,274 @@
+"""What is asked for (a Job) and what is answered (a Prediction): plain numbers over the pieces of memory of a few
+steps."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from nbdebug.tools.memory.facts import CATEGORIES
+from nbdebug.tools.memory.predict import allocator
+from nbdebug.tools.memory.predict.meta_trace import PHASES, PredictedBlock, Trace
+
+
+@dataclasses.dataclass(frozen=True)
+class FitRequest:
+    """What shall be predicted.
+
+    model: a Module, or a function that builds one; device: "cpu" or "cuda…"; half: the autocast dtype that fit itself
+    puts around the loss, or None; accumulate: backwards before a step of the optimizer, each of `batch`; change:
+    applied to the mirror's model before the steps (a remedy), such as checkpointing its blocks; groups: entries that
+    the optimizer's groups shall have instead of theirs."""
+
+    model: Any
+    batch: Any
+    loss_fn: Callable[..., Any]
+    optimizer: Any
+    device: torch.device
+    half: torch.dtype | None = None
+    steps: int = 2
+    accumulate: int = 1
+    change: Callable[[nn.Module], None] | None = None
+    groups: dict[str, Any] | None = None
+
+    @property
+    def cuda(self) -> bool:
+        return self.device.type == "cuda"
+
+    @property
+    def emulated(self) -> bool:
+        """Whether a card is meant that this machine does not have."""
+        return self.cuda and not torch.cuda.is_available()
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """What a few steps take, in bytes.
+
+    peak: allocated at most, as `torch.cuda.max_memory_allocated` counts it (pieces as the allocator cuts them; on the
+    CPU as asked for); reserved: what the allocator takes from the card, None on the CPU; at_peak: by category; modules:
+    what is alive at the peak, by module; place: (step, phase) of the peak, at event `index`; phases: (step, phase, most
+    in it); parameters: bytes of them; trained: how many of them want a gradient; doubts: what is modelled with less
+    certainty."""
+
+    trace: Trace
+    peak: int
+    reserved: int | None
+    at_peak: dict[str, int]
+    modules: dict[str, int]
+    place: tuple[int, str]
+    index: int
+    phases: tuple[tuple[int, str, int], ...]
+    parameters: int = 0
+    trained: int = 0
+    doubts: tuple[str, ...] = ()
+
+    @property
+    def needs(self) -> int:
+        """What has to be there: the reserved bytes, or on the CPU the allocated ones."""
+        return self.peak if self.reserved is None else self.reserved
+
+    def course(self, most: int = 240) -> list[tuple[int, int]]:
+        """Live bytes over the events, thinned; of each stretch the largest is kept."""
+        live, points = 0, []
+        for at, number in enumerate(self.trace.events):
+            live += self.trace.blocks[number].size if number >= 0 else -self.trace.blocks[~number].size
+            points.append((at, live))
+        apart = max(1, len(points) // most)
+        return [max(points[n : n + apart], key=lambda p: p[1]) for n in range(0, len(points), apart)]
+
+
+def prediction(
+    trace: Trace, cuda: bool, parameters: int = 0, trained: int = 0, doubts: tuple[str, ...] = ()
+) -> Prediction:
+    """What a trace says."""
+    settle(trace)
+    if cuda:
+        held = allocator.replay(trace.events, [b.size for b in trace.blocks])
+        peak, reserved, index = held.allocated, held.reserved, held.at
+    else:
+        found = trace.replay()
+        peak, reserved, index = found.bytes, None, found.place
+    at_peak: dict[str, int] = dict.fromkeys(CATEGORIES, 0)
+    modules: dict[str, int] = {}
+    for number in trace.alive(index):
+        block = trace.blocks[number]
+        at_peak[block.category] += block.size
+        modules[block.module] = modules.get(block.module, 0) + block.size
+    at_peak["other"] += peak - sum(at_peak.values())
+    step, phase = trace.phase_of(index)
+    return Prediction(
+        trace,
+        peak,
+        reserved,
+        at_peak,
+        modules,
+        (step, PHASES[phase]),
+        index,
+        phases(trace),
+        parameters,
+        trained,
+        doubts,
+    )
+
+
+def resized(found: Prediction, sizes: list[int], cuda: bool) -> Prediction:
+    """The same sequence with other sizes: what a change of sizes alone would make of it."""
+    blocks = [dataclasses.replace(b, size=size) for b, size in zip(found.trace.blocks, sizes)]
+    trace = dataclasses.replace(found.trace, blocks=blocks)
+    return prediction(trace, cuda, found.parameters, found.trained, found.doubts)
+
+
+def settle(trace: Trace) -> None:
+    """Give each block that has none yet its category, by when it was born and when it died."""
+    died: dict[int, int] = {}
+    for at, number in enumerate(trace.events):
+        if number < 0:
+            died[~number] = at
+    ends = {step: first for step, phase, first in trace.marks if PHASES[phase] == "backward"}
+    for number, block in enumerate(trace.blocks):
+        if not block.category:
+            block.category = _category(block, died.get(number), ends)
+
+
+def _category(block: PredictedBlock, death: int | None, ends: dict[int, int]) -> str:
+    if PHASES[block.phase] == "forward":
+        end = ends.get(block.step)
+        return "activations" if death is None or (end is not None and death >= end) else "temporaries"
+    return "temporaries"
+
+
+def phases(trace: Trace) -> tuple[tuple[int, str, int], ...]:
+    """The most that was alive in each phase of each step, in bytes as asked for."""
+    best: dict[tuple[int, int], int] = {}
+    marks = [*trace.marks, (0, 0, len(trace.events))]
+    live = 0
+    for (step, phase, first), (_, _, last) in itertools.pairwise(marks):
+        most = live
+        for number in trace.events[first:last]:
+            live += trace.blocks[number].size if number >= 0 else -trace.blocks[~number].size
+            most = max(most, live)
+        best[step, phase] = max(most, best.get((step, phase), 0))
+    return tuple((step, PHASES[phase], most) for (step, phase), most in best.items())
+
+
+OUTPUTS = frozenset(
+    {
+        "output",
+        "outputs",
+        "out",
+        "pred",
+        "preds",
+        "prediction",
+        "predictions",
+        "logits",
+        "input",
+        "y_hat",
+        "y_pred",
+        "yhat",
+        "scores",
+    }
+)
+"""First parameters of a criterion; any other is a model."""
+Ask = Callable[[Any, Any], torch.Tensor]
+
+
+def asked(loss_fn: Callable[..., Any]) -> Ask:
+    """How the loss of a batch is computed: loss_fn(model, batch), or loss_fn(outputs, targets) of a pair."""
+    whole = not _criterion(loss_fn)
+
+    def ask(model: Any, batch: Any) -> torch.Tensor:
+        if whole:
+            return root(loss_fn(model, batch))
+        if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+            raise TypeError(
+                "loss_fn(outputs, targets) needs a batch of the form (inputs, targets); write "
+                f"loss_fn(model, batch) for a batch like this {type(batch).__name__}"
+            )
+        device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        inputs, targets = (part.to(device) if isinstance(part, torch.Tensor) else part for part in batch)
+        return root(loss_fn(model(inputs), targets))
+
+    return ask
+
+
+def _criterion(loss_fn: Any) -> bool:
+    if isinstance(loss_fn, nn.Module) or getattr(loss_fn, "__module__", "") in ("torch.nn.functional", "torch._C._nn"):
+        return True
+    try:
+        names = [p.name.lower() for p in inspect.signature(loss_fn).parameters.values()]
+    except (TypeError, ValueError):
+        return False
+    return bool(names) and (names[0] in OUTPUTS or names[0].startswith(("pred", "out", "logit")))
+
+
+def root(value: Any) -> torch.Tensor:
+    """The loss among what loss_fn returned: the tensor itself, or the first scalar that wants a gradient.
+
+    Raises TypeError where there is none."""
+    if isinstance(value, torch.Tensor):
+        return value
+    named = value.get("loss") if isinstance(value, Mapping) else getattr(value, "loss", None)
+    found = [t for t in (named, *tree_leaves(value)) if isinstance(t, torch.Tensor) and t.requires_grad]
+    if not found:
+        raise TypeError(
+            "loss_fn has to return a tensor (or a tuple, dict or object that holds it); it returned "
+            f"{type(value).__name__}"
+        )
+    return found[0]
+
+
+def mapped(change: Callable[[torch.Tensor], Any], batch: Any) -> Any:
+    """A batch with each tensor changed; shapes (torch.Size) count as float32 tensors. Containers of other classes that
+    behave like a dict become dicts."""
+    if isinstance(batch, torch.Size):
+        return change(torch.empty(batch, device="meta"))
+    if isinstance(batch, Mapping) and type(batch) is not dict:
+        found = {key: mapped(change, value) for key, value in batch.items()}
+        try:
+            return type(batch)(found)  # type: ignore[call-arg]
+        except Exception:  # a class of its own: what it holds is what counts
+            return found
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        return dataclasses.replace(
+            batch, **{f.name: mapped(change, getattr(batch, f.name)) for f in dataclasses.fields(batch) if f.init}
+        )
+    return tree_map(
+        lambda leaf: (
+            change(leaf)
+            if isinstance(leaf, torch.Tensor)
+            else (mapped(change, leaf) if isinstance(leaf, (torch.Size, Mapping)) else leaf)
+        ),
+        batch,
+        is_leaf=lambda leaf: isinstance(leaf, torch.Size) or (isinstance(leaf, Mapping) and type(leaf) is not dict),
+    )
+
+
+def tensors_of(batch: Any) -> list[torch.Tensor]:
+    """The tensors of a batch."""
+    found: list[torch.Tensor] = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        found.append(tensor)
+        return tensor
+
+    mapped(keep, batch)
+    return found
+
+
+def rows_of(batch: Any) -> int | None:
+    """How many samples: the first dimension that all tensors (with at least one) share; None where they differ."""
+    firsts = {t.shape[0] for t in tensors_of(batch) if t.dim()}
+    return firsts.pop() if len(firsts) == 1 else None
+
+
+def resized_argument(batch: Any, change: Callable[[tuple[int, ...]], tuple[int, ...]]) -> Any:
+    """A batch of the same form without data ("meta"), with each shape changed."""
+    return mapped(lambda t: torch.empty(change(tuple(t.shape)), dtype=t.dtype, device="meta"), batch)

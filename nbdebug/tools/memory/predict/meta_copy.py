@@ -1,0 +1,206 @@
+"""The user's model, batch and optimizer once more, of tensors that have no data; the user's own stay as they are.
+
+The model is copied object by object, but wherever the copy meets a tensor it takes one without data (FakeTensorMode). A
+model that refuses to be copied is used itself for the time of a prediction: its parameters and buffers are exchanged
+and everything on its modules is put back as it was."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.overrides import TorchFunctionMode
+
+from nbdebug.tools.memory.predict.job import mapped
+
+
+class MetaCopy:
+    """mode: the fake mode that all tensors without data belong to; device: where they pretend to lie."""
+
+    def __init__(self, device: torch.device):
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.device = device
+        self.known: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # the real one stays, so that its id does
+
+    def tensor(self, real: torch.Tensor) -> torch.Tensor:
+        """A tensor without data like this one, always the same for the same one. What lies on a device, or in a model
+        on the CPU that shall be judged for a card, comes to lie on the device asked for."""
+        if isinstance(real, FakeTensor) and real.fake_mode is self.mode:
+            return real
+        if id(real) not in self.known:
+            self.known[id(real)] = real, self._made(real)
+        return self.known[id(real)][1]
+
+    def _made(self, real: torch.Tensor) -> torch.Tensor:
+        plain = real.detach()
+        with self.mode, torch.no_grad():
+            if isinstance(real, FakeTensor) or real.is_meta or real.layout != torch.strided:
+                made = torch.empty_strided(plain.size(), plain.stride(), dtype=plain.dtype, device=self.device)
+            else:
+                made = self.mode.from_tensor(plain)
+                if made.device != self.device and made.dim():
+                    made = torch.empty_strided(made.size(), made.stride(), dtype=made.dtype, device=self.device)
+                elif made.device.type != self.device.type:
+                    made = torch.empty((), dtype=made.dtype, device=self.device)
+            if isinstance(real, nn.Parameter):
+                return nn.Parameter(made, requires_grad=real.requires_grad)
+        return made.requires_grad_(real.requires_grad)
+
+    def batch(self, batch: Any) -> Any:
+        """The batch without data, on the device."""
+        return mapped(self.tensor, batch)
+
+    def copied(self, model: nn.Module) -> nn.Module:
+        """A copy of a model without data. Raises whatever a part of it raises that refuses to be copied."""
+        memo: dict[int, Any] = {id(t): self.tensor(t) for t in (*model.parameters(), *model.buffers())}
+        with _Copying(self):
+            made = copy.deepcopy(model, memo)
+        for module in made.modules():  # the user's hooks watch the user's tensors, not these
+            for hooks in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
+                getattr(module, hooks).clear()
+        return made
+
+    @contextlib.contextmanager
+    def exchanged(self, model: nn.Module) -> Iterator[nn.Module]:
+        """The user's own model with its tensors exchanged, for as long as this lasts."""
+        kept = [(m, dict(m.__dict__), dict(m._parameters), dict(m._buffers)) for m in model.modules()]
+        try:
+            for module, *_ in kept:
+                for held in (module._parameters, module._buffers):
+                    held.update({k: t if t is None else self.tensor(t) for k, t in held.items()})  # type: ignore[misc]
+            yield model
+        finally:
+            for module, members, parameters, buffers in kept:
+                module.__dict__.clear()
+                module.__dict__.update(members)
+                for held, before in ((module._parameters, parameters), (module._buffers, buffers)):
+                    held.clear()
+                    held.update(before)  # type: ignore[arg-type]
+
+    def optimizer(self, given: Any, parameters: Iterable[torch.Tensor], cuda: bool) -> torch.optim.Optimizer | None:
+        """The optimizer of the mirror: of the same class with the same groups, or made by the class or partial
+        given."""
+        if given is None:
+            return None
+        if isinstance(given, torch.optim.Optimizer):
+            made = self._optimizer(given)
+        else:
+            made = given([p for p in parameters if p.requires_grad])
+            if not isinstance(made, torch.optim.Optimizer):
+                raise TypeError(
+                    "optimizer has to be an optimizer, or a class or function that makes one from "
+                    f"parameters; it made {type(made).__name__}"
+                )
+        for group in made.param_groups:
+            choose(group, cuda)
+        return made
+
+    def _optimizer(self, given: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        made = given.__class__.__new__(given.__class__)
+        made.__dict__.update(
+            {k: copy.copy(v) if isinstance(v, dict) and "hooks" in k else v for k, v in vars(given).items()}
+        )
+        for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+            made.__dict__[name] = type(vars(given)[name])() if name in vars(given) else {}
+        made.param_groups = [
+            {key: [self.tensor(p) for p in value] if key == "params" else _plain(value) for key, value in group.items()}
+            for group in given.param_groups
+        ]
+        made.state = collections.defaultdict(dict)
+        for parameter, state in given.state.items():
+            made.state[self.tensor(parameter)] = (
+                {k: self._state(v) for k, v in state.items()} if isinstance(state, dict) else state
+            )
+        return made
+
+    def _state(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        if value.dim() or value.device.type != "cpu":
+            return self.tensor(value)
+        with self.mode:
+            return torch.tensor(1.0, dtype=value.dtype)  # a counter on the host: its value is read, and any will do
+
+
+class _Copying(TorchFunctionMode):
+    """While a model is copied, each tensor that is met becomes one without data."""
+
+    def __init__(self, mirror: MetaCopy):
+        super().__init__()
+        self.mirror = mirror
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.Tensor.__deepcopy__, torch.Tensor.clone) and isinstance(args[0], torch.Tensor):
+            return self.mirror.tensor(args[0])
+        return func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def converting() -> Iterator[None]:
+    """`model.cuda()`, `.to(...)` and `.half()` exchange the parameters. torch wants to change them in place, which
+    those without data refuse."""
+    usual = nn.Module._apply
+    made: dict[int, Any] = {}
+
+    def apply(module: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
+        if not any(isinstance(t, FakeTensor) for t in (*module.parameters(), *module.buffers())):
+            return usual(module, fn, recurse)
+        for child in module.children() if recurse else ():
+            child._apply(fn)
+        for held in (module._parameters, module._buffers):
+            for key, old in held.items():
+                if old is not None:
+                    held[key] = _converted(old, fn, made)  # type: ignore[assignment]
+        return module
+
+    nn.Module._apply = apply  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module._apply = usual  # type: ignore[method-assign]
+
+
+def _converted(old: torch.Tensor, fn: Callable[[torch.Tensor], torch.Tensor], made: dict[int, Any]) -> torch.Tensor:
+    """Tied ones stay tied. made: by id of the old one, which is kept so that its id is."""
+    if id(old) not in made:
+        with torch.no_grad():
+            new = fn(old)
+        if new is not old and isinstance(old, nn.Parameter):
+            new = nn.Parameter(new.detach(), old.requires_grad)
+        made[id(old)] = old, new
+    return made[id(old)][1]
+
+
+def _plain(value: Any) -> Any:
+    """A rate that is a tensor is read once: without data it could not be."""
+    return float(value) if isinstance(value, torch.Tensor) and value.numel() == 1 else value
+
+
+def choose(group: dict[str, Any], cuda: bool) -> None:
+    """Which form of the step a group takes. torch takes the one of many tensors at once on a card, but does not know
+    tensors without data as ordinary ones, so it is told."""
+    if "foreach" not in group or group["foreach"] is not None or group.get("fused"):
+        return
+    group["foreach"] = cuda and not group.get("differentiable", False)
+
+
+def unwrapped(model: nn.Module) -> tuple[nn.Module, str]:
+    """The user's model inside a compiled or parallel wrapper, and what was taken off."""
+    said: list[str] = []
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None and type(model).__name__ in ("DistributedDataParallel", "DataParallel"):
+            inner = getattr(model, "module", None)
+        if not isinstance(inner, nn.Module):
+            return model, ", ".join(said)
+        said.append(type(model).__name__)
+        model = inner
+
+
+Factory = Callable[[], nn.Module]

@@ -1,0 +1,226 @@
+"""What was predicted, as a report: does it fit, what takes the memory, what would fit, what would help."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from nbdebug.report import Finding, Fix, Report, Where
+from nbdebug.text import size
+from nbdebug.tools.memory.predict.job import FitRequest, Prediction
+from nbdebug.tools.memory.predict.largest import Largest
+from nbdebug.tools.memory.predict.remedies import PredictedRemedy
+
+NOUNS = {"rows": "batch (rows)", "length": "sequence (positions)", "side": "image (pixels a side)"}
+STATIC = ("parameters", "gradients", "optimizer state", "buffers")
+FIXES = 3
+MODULES = 40
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """All that a report tells. needs: bytes that have to be there, near the limit those that suffice; left: remedies
+    that were not reached; card: which one is meant; how: the numbers came about."""
+
+    job: FitRequest
+    found: Prediction
+    limit: int | None
+    fits: bool | None
+    needs: int
+    largest: tuple[Largest, ...]
+    remedies: tuple[PredictedRemedy, ...]
+    left: tuple[str, ...]
+    card: str
+    how: str
+    seconds: float
+    unchecked: tuple[str, ...] = ()
+
+
+def report_of(answer: Answer, subject: str) -> Report:
+    """The report of `fit`."""
+    finding = () if answer.fits is not False else (_finding(answer),)
+    return Report(
+        "fit(model, batch, loss_fn)", finding, (), _unchecked(answer), tuple(_notes(answer)), subject, _facts(answer)
+    )
+
+
+def _headline(answer: Answer) -> str:
+    found = answer.found
+    need = f"{size(answer.needs)}" + (f" ({size(found.peak)} allocated at most)" if found.reserved is not None else "")
+    if answer.fits is None:
+        return f"A training step takes {need}."
+    there = size(answer.limit or 0)
+    if answer.fits:
+        close = answer.needs > 0.95 * (answer.limit or 0)
+        return f"It fits{', barely' if close else ''}: a training step takes {need} of {there}."
+    return f"It does not fit: a training step takes {need}, and there are {there}."
+
+
+def _finding(answer: Answer) -> Finding:
+    """The cause is what takes most of it."""
+    found = answer.found
+    moving = sum(n for name, n in found.at_peak.items() if name not in STATIC)
+    static = found.peak - moving
+    code = "memory/activations-dominate" if moving >= static else "memory/optimizer-state-dominates"
+    what = "activations and temporaries" if moving >= static else "parameters, gradients and optimizer state"
+    title = (
+        f"A step needs {size(answer.needs)} and there are {size(answer.limit or 0)}: {what} take "
+        f"{size(max(moving, static))} of it."
+    )
+    step, phase = found.place
+    module = max(found.modules, key=lambda name: found.modules[name], default="")
+    evidence = {"allocated at most": size(found.peak), "in step": step + 1, "memory": _at_peak(found)}
+    if found.reserved is not None:
+        evidence["reserved at most"] = size(found.reserved)
+    return Finding(
+        code,
+        title,
+        Where(phase=phase, module=module or None),
+        evidence,
+        tuple(_fix(r, answer.needs) for r in answer.remedies[:FIXES]),
+    )
+
+
+def _fix(remedy: PredictedRemedy, needs: int) -> Fix:
+    after = {
+        "note": f"{remedy.how}: {size(remedy.needs)} instead of {size(needs)}"
+        + (", which fits" if remedy.fits else ", which alone is not enough" if remedy.fits is False else "")
+        + f"; time: {remedy.time}"
+        + ("; what is learned changes" if remedy.alters else "")
+    }
+    return Fix(remedy.title, remedy.code, None, after)
+
+
+def _at_peak(found: Prediction) -> dict[str, str]:
+    return {name: size(count) for name, count in found.at_peak.items() if count > 0}
+
+
+def _facts(answer: Answer) -> dict[str, Any]:
+    found = answer.found
+    parts = sorted(((n, c) for n, c in found.at_peak.items() if c > 0), key=lambda p: -p[1])
+    if found.reserved is not None:
+        parts.append(("reserved, not used", max(0, answer.needs - found.peak)))
+    starts = {f"{phase} {step + 1}": first for (step, phase), first in _starts(found).items()}
+    memory = {
+        "parts": [list(p) for p in parts],
+        "total": answer.needs,
+        "limit": answer.limit,
+        "course": [list(p) for p in found.course()],
+        "events": starts,
+        "title": "A training step, predicted",
+    }
+    fit = {
+        "peak": found.peak,
+        "reserved": found.reserved,
+        "limit": answer.limit,
+        "fits": answer.fits,
+        "at_peak": dict(found.at_peak),
+        "place": list(found.place),
+        "device": str(answer.job.device),
+        "largest": {part.what: part.most for part in answer.largest},
+        "seconds": answer.seconds,
+        "how": answer.how,
+        "remedies": [dataclasses.asdict(r) for r in answer.remedies],
+    }
+    return {"headline": _headline(answer), "memory": memory, "tables": _tables(answer), "fit": fit}
+
+
+def _starts(found: Prediction) -> dict[tuple[int, str], int]:
+    from nbdebug.tools.memory.predict.meta_trace import PHASES
+
+    return {
+        (step, PHASES[phase]): first
+        for step, phase, first in found.trace.marks
+        if PHASES[phase] in ("forward", "backward", "optimizer")
+    }
+
+
+def _tables(answer: Answer) -> list[dict[str, Any]]:
+    found = answer.found
+    at_peak = [
+        [name, count, f"{100 * count / max(1, found.peak):.0f}%"]
+        for name, count in sorted(found.at_peak.items(), key=lambda p: -p[1])
+        if count > 0
+    ]
+    tables: list[dict[str, Any]] = [
+        {
+            "title": "What would help",
+            "columns": ["remedy", "needs (bytes)", "saves (bytes)", "fits", "time", "how"],
+            "rows": [
+                [r.name, r.needs, r.saves, _yes(r.fits), f"{100 * (r.slower - 1):+.0f}%", r.how]
+                for r in answer.remedies
+            ],
+            "note": "Needs: what has to be there with it, each alone; time: roughly, of a step. Their code stands in "
+            "facts['fit']['remedies'].",
+        },
+        {
+            "title": "At the peak",
+            "columns": ["what for", "size (bytes)", "share"],
+            "rows": at_peak,
+            "note": f"In the {found.place[1]} of step {found.place[0] + 1}.",
+        },
+        {
+            "title": "The largest that fits",
+            "note": "",
+            "columns": ["what", "now", "largest", "needs (bytes)"],
+            "rows": [[NOUNS[p.what], p.now, p.most or "none", p.needs] for p in answer.largest],
+        },
+        {
+            "title": "At the peak, by module",
+            "columns": ["module", "size (bytes)"],
+            "note": "",
+            "rows": [
+                [name or "outside modules", count]
+                for name, count in sorted(found.modules.items(), key=lambda p: -p[1])[:MODULES]
+            ],
+        },
+        {
+            "title": "By phase",
+            "columns": ["step", "phase", "at most (bytes)"],
+            "note": "",
+            "rows": [[step + 1, phase, most] for step, phase, most in found.phases if phase != "start"],
+        },
+    ]
+    first = [t for t in tables if t["rows"]]
+    return first if answer.fits is False else sorted(first, key=lambda t: t["title"] != "At the peak")
+
+
+def _yes(value: bool | None) -> str:
+    return "" if value is None else "yes" if value else "no"
+
+
+def _notes(answer: Answer) -> list[str]:
+    job, said = answer.job, [f"{answer.how}, in {answer.seconds:.1f} s; nothing of yours was changed."]
+    if job.cuda:
+        said.append(
+            f"The card: {answer.card}. Measured on an H200, predictions were right to 1% (allocated) and 10% "
+            "(reserved). What CUDA itself keeps (0.3 to 0.8 GiB) comes on top of both."
+        )
+    if job.emulated:
+        said.append(
+            "There is no card here: which kernels it would choose is torch's rule, not asked of it. Less sure: "
+            "workspaces (they differ between cards), attention with masks, and recurrent layers."
+        )
+    ops = {b.op for b in answer.found.trace.blocks}
+    if job.cuda and any("convolution" in op for op in ops):
+        said.append("Workspaces of convolutions are cuDNN's choice: the reserved peak is sure to 10%.")
+    if answer.found.doubts:
+        said.append(
+            f"Ops of other libraries were met, whose inner memory is not seen: {', '.join(answer.found.doubts[:5])}."
+        )
+    for part in answer.largest:
+        said.append(
+            f"The largest {NOUNS[part.what]} that fits: {part.most:,} (now {part.now:,})."
+            if part.most
+            else f"Not even the smallest {NOUNS[part.what]} fits."
+        )
+    return said
+
+
+def _unchecked(answer: Answer) -> tuple[str, ...]:
+    said = list(answer.unchecked)
+    if answer.limit is None:
+        said.append('What fits: it is not known how much there is; say it, as device_memory="24GiB"')
+    if answer.left:
+        said.append(f"Remedies that were not predicted: {', '.join(answer.left)}")
+    return tuple(said)

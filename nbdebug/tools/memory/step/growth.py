@@ -1,0 +1,331 @@
+"""From several looks at the holders to what grows with every step, how much it holds, and what kind of thing it is."""
+
+from __future__ import annotations
+
+import bisect
+import collections
+import dataclasses
+import itertools
+import statistics
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from nbdebug.observe.locations import Site
+from nbdebug.observe.variables import attributes
+from nbdebug.report import Where
+from nbdebug.tools.memory.facts import Leak
+from nbdebug.tools.memory.reachability import ReachabilityWalk
+from nbdebug.tools.memory.step import source
+from nbdebug.tools.memory.step.allocations import storages_of
+from nbdebug.tools.memory.step.holders import CACHE, OUTPUTS, SLOT, Holder, HolderScan, Key, measure, plain_bytes
+from nbdebug.tools.memory.step.peak import at_site
+from nbdebug.tools.memory.step.trace import StepTrace
+
+
+@dataclasses.dataclass
+class Grown:
+    """What grows. spots: that hold it, more than one where they lie in one container; items: a step adds so many;
+    nodes: so many nodes of a graph; bytes: in tensors and arrays, of a step's items alone; own: of that, what would
+    stay if the items had no graph; plain: in other Python objects."""
+
+    spots: list[Holder]
+    name: str
+    kind: str
+    items: int = 0
+    nodes: int = 0
+    bytes: int = 0
+    own: int = 0
+    plain: int = 0
+    grad: bool = False
+    errors: bool = False
+    keys: frozenset[Any] = frozenset()
+
+    @property
+    def bounded(self) -> bool:
+        return all(spot.bound is not None for spot in self.spots)
+
+    @property
+    def chain(self) -> bool:
+        return self.kind == "slot"
+
+
+def grown(last: HolderScan, sizes: list[dict[Key, int]], known: ReachabilityWalk) -> list[Grown]:
+    """What was longer after each of the last steps than before it. sizes: of the look before the first step, and of
+    those after each. known: memory of models and optimizers, which is nobody's leak."""
+    after = sizes[-min(3, len(sizes)) :]  # the first step may well fill things that stay as they are from then on
+    growing = [spot for key, spot in last.spots.items() if _rises([s.get(key) for s in after])]
+    step = {key: after[-1][key] - after[-2][key] for key in after[-1] if key in after[-2]}
+    found = []
+    for spots in _together(growing):
+        whole = _described(spots, [step[_key_of(s)] for s in spots], known)
+        if whole is not None:
+            found.append(whole)
+    return sorted(found, key=lambda g: (-g.bytes, -g.nodes, -g.plain, len(g.name)))
+
+
+def _rises(values: list[int | None]) -> bool:
+    return len(values) > 1 and all(b is not None and a is not None and b > a for a, b in itertools.pairwise(values))
+
+
+def _key_of(spot: Holder) -> Key:
+    return (SLOT, spot.name) if spot.kind == "slot" else (id(spot.thing), "")
+
+
+def _together(growing: list[Holder]) -> list[list[Holder]]:
+    """Those that lie in one plain container are one: `metrics["loss"]` and `metrics["accuracy"]` are `metrics`."""
+    groups: dict[Any, list[Holder]] = {}
+    for spot in growing:
+        key = (id(spot.within.thing), spot.kind) if spot.within is not None else id(spot)
+        groups.setdefault(key, []).append(spot)
+    return list(groups.values())
+
+
+def _described(spots: list[Holder], added: list[int], known: ReachabilityWalk) -> Grown | None:
+    first = spots[0]
+    name = first.name if len(spots) == 1 or first.within is None else first.within.name
+    whole = Grown(spots, name, first.kind)
+    if whole.chain:
+        whole.nodes, whole.grad = sum(added), True
+        return whole
+    new = [item for spot, count in zip(spots, added) for item in newest(spot, count)]
+    old = [item for spot, count in zip(spots, added) for item in newest(spot, 2 * count)[count:]]
+    holders = [spot.thing for spot in spots]  # a frame that an item holds may lead back to them
+    before = ReachabilityWalk(after=known, stop=holders)
+    before(*old)
+    blocks = ReachabilityWalk(after=before, stop=holders)(*new)
+    bare = ReachabilityWalk(after=before, stop=holders, graphs=False, tracebacks=False)(*new)
+    whole.items, whole.bytes, whole.own = sum(added), sum(b.bytes for b in blocks), sum(b.bytes for b in bare)
+    whole.keys = frozenset(b.key for b in blocks)
+    tensors = list(tensors_of(new))
+    whole.grad = any(t.requires_grad and t.grad_fn is not None for t in tensors)
+    whole.errors = any(isinstance(item, BaseException) or issubclass(type(item), BaseException) for item in flat(new))
+    whole.plain = plain_bytes(new, old)
+    if first.name.split("[")[0] in OUTPUTS:
+        whole.kind = "output"
+    return whole
+
+
+def newest(spot: Holder, count: int) -> list[Any]:
+    """The last `count` things that were put in, the newest first; of a set, where none is the newest, some."""
+    thing: Any = spot.thing
+    if spot.kind == "list":
+        size = list.__len__(thing)
+        return [list.__getitem__(thing, i) for i in range(size - 1, max(-1, size - 1 - count), -1)]
+    if spot.kind == "deque":
+        return list(itertools.islice(collections.deque.__reversed__(thing), count))
+    if spot.kind in ("dict", "hooks"):
+        return list(itertools.islice(reversed(dict.values(thing)), count))
+    if spot.kind == "set":
+        return list(itertools.islice(set.__iter__(thing), count))
+    if spot.kind == "cache":
+        return _cached(thing, count)
+    return list(attributes(thing).values())[-count:] if spot.kind == "object" else [thing]
+
+
+def _cached(cache: Any, count: int) -> list[Any]:
+    """The newest results of an lru_cache: the dict inside is met by the collector's own list of what it refers to."""
+    import gc
+
+    kept = [r for r in gc.get_referents(cache) if type(r) is dict and len(r) == CACHE.cache_info(cache).currsize]
+    return list(itertools.islice(reversed(kept[0].values()), count)) if kept and count else []
+
+
+def flat(items: Iterable[Any], depth: int = 3) -> Iterable[Any]:
+    """Things, and what lies in them: containers and attributes, a few steps deep."""
+    for item in itertools.islice(items, 200):
+        yield item
+        kind = type(item)
+        if depth and kind in (list, tuple, set):
+            yield from flat(item, depth - 1)
+        elif depth and issubclass(kind, dict):
+            yield from flat(dict.values(item), depth - 1)
+        elif depth and hasattr(kind, "__dict__") and not issubclass(kind, (torch.Tensor, type, BaseException)):
+            yield from flat(attributes(item).values(), depth - 1)
+
+
+def tensors_of(items: Iterable[Any]) -> Iterable[torch.Tensor]:
+    return (item for item in flat(items) if isinstance(item, torch.Tensor))
+
+
+def watch_of(spot: Holder) -> Callable[[], Any]:
+    """A function that gives the state of a holder: it changes when something is put in."""
+    thing, owner, label = spot.thing, spot.owner, spot.label
+    if spot.kind == "slot":
+        return lambda: _state(_slot(owner, label))
+    if spot.kind == "cache":
+        return lambda: CACHE.cache_info(thing).currsize
+    if spot.kind == "object":
+        return lambda: len(attributes(thing))
+    base = next((k for k in (list, dict, collections.deque, set) if isinstance(thing, k)), None)
+    return lambda: base.__len__(thing) if base is not None else 0
+
+
+def _state(tensor: Any) -> tuple[int, int]:
+    return (id(tensor), tensor._version) if isinstance(tensor, torch.Tensor) else (id(tensor), 0)
+
+
+def _slot(owner: Any, label: str) -> Any:
+    """What lies in a slot now."""
+    if isinstance(owner, torch.Tensor):
+        return owner.grad
+    if label.startswith("."):
+        own = attributes(owner)
+        parts = [own, *(own.get(p) or {} for p in ("_buffers", "_parameters", "_modules"))]
+        return next((part[label[1:]] for part in parts if label[1:] in part), None)
+    if isinstance(owner, dict):
+        return next((v for k, v in dict.items(owner) if label in (f"[{k!r}]", k)), None)
+    if isinstance(owner, (list, tuple)) and label[1:-1].isdigit():
+        return owner[int(label[1:-1])] if int(label[1:-1]) < len(owner) else None
+    code = getattr(owner, "__code__", None)
+    if code is not None and label in code.co_freevars:
+        return owner.__closure__[code.co_freevars.index(label)].cell_contents
+    return owner.__globals__.get(label) if code is not None else None
+
+
+def still_grow(found: list[Grown], step: Callable[[], Any], more: int) -> list[Grown]:
+    """Those that are longer after each of some more steps. A record by batch of an epoch, or a cache of a few sizes,
+    comes to its end; it is told from what never does by waiting a little longer."""
+    for _ in range(more):
+        before = [[measure(spot.thing)[1] for spot in one.spots] for one in found]
+        step()
+        found = [
+            one
+            for one, sizes in zip(found, before)
+            if any(measure(spot.thing)[1] > size for spot, size in zip(one.spots, sizes))
+        ]
+    return found
+
+
+def alone(found: list[Grown], share: float = 0.05) -> list[Grown]:
+    """Without those that hold nothing of their own: memory that another holds as well is told once."""
+    kept: list[Grown] = []
+    counted: set[Any] = set()
+    for one in found:
+        if one.keys and len(one.keys & counted) >= (1 - share) * len(one.keys):
+            continue
+        counted |= one.keys
+        kept.append(one)
+    return kept
+
+
+ENOUGH = 6
+"""Turns; with fewer it may be a beginning."""
+SHARE = 0.8
+"""Of the turns, the first and the last left out, from which something must have stayed."""
+LOOKED_AT = 5000
+"""Nodes of a graph, or members of a container, that are looked at."""
+
+
+def look_back(follow: StepTrace, look: HolderScan) -> tuple[Leak, ...]:
+    """What grew with nearly every turn; nothing where there were too few."""
+    turns = len(follow.turns)
+    if turns < ENOUGH:
+        return ()
+    source.forget()
+    files = dict.fromkeys(
+        [*look.files, *(b.op.site.file for b in follow.ledger.births if b.op is not None and b.op.site is not None)]
+    )
+    found = []
+    for spot in look.spots.values():
+        seen = _turns_of_graph(spot, follow) if spot.kind == "slot" else _turns_of_members(spot, follow)
+        if len(seen & set(range(1, turns - 1))) >= SHARE * (turns - 2):
+            found.append(_growth(spot, follow, files, turns))
+    chained = [g for g in found if g.chained]
+    return tuple(sorted(found, key=lambda g: (-g.bytes, g.chained, len(g.holder)))[:1] or chained[:1])
+
+
+def _turns_of_graph(spot: Holder, follow: StepTrace) -> set[int]:
+    """The turns in which the nodes of a tensor's graph were made."""
+    ends = [number for _, number in follow.turns]
+    seen: set[Any] = set()
+    todo, turns = [spot.thing.grad_fn], set[int]()
+    while todo and len(seen) < LOOKED_AT:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node._sequence_nr() < 1 << 62:  # a node that stores a gradient has no number of its own
+            turns.add(bisect.bisect_left(ends, node._sequence_nr() + 1))
+        todo += [following for following, _ in node.next_functions]
+    return turns
+
+
+def _turns_of_members(spot: Holder, follow: StepTrace) -> set[int]:
+    ends = [event for event, _ in follow.turns]
+    return {bisect.bisect_left(ends, birth.born) for t in _members(spot) if (birth := _birth(t, follow)) is not None}
+
+
+def _members(spot: Holder) -> list[torch.Tensor]:
+    if spot.bound is not None or spot.kind in ("cache", "hooks", "object"):
+        return []
+    values = dict.values(spot.thing) if isinstance(spot.thing, dict) else spot.thing
+    kept: list[torch.Tensor] = []
+    for value in values if spot.size <= LOOKED_AT else ():
+        kept += tensors_of([value])
+    return kept
+
+
+def _birth(tensor: torch.Tensor, follow: StepTrace) -> Any:
+    """The entry of a tensor's memory, if it came in this run."""
+    entries = (follow.ledger.known.get(storage._cdata) for storage in storages_of(tensor))
+    return next((e for e in entries if e is not None and e.step == follow.ledger.step and not e.role), None)
+
+
+def _growth(spot: Holder, follow: StepTrace, files: Iterable[str], turns: int) -> Leak:
+    chained = spot.kind == "slot"
+    tensors = [] if chained else _members(spot)
+    grad = chained or any(t.requires_grad and t.grad_fn is not None for t in tensors)
+    own = {b.key: b.nbytes for t in tensors if (b := _birth(t, follow)) is not None}
+    kept = follow.ledger.survivors(follow.ledger.step)
+    by = int(_steady(follow) if grad else sum(own.values()) / turns)
+    put = source.putting(files, spot.name)
+    flagged = 2 * sum(b.nbytes for b in kept if b.evaluation) > sum(b.nbytes for b in kept)
+    evaluation = grad and not chained and flagged and not follow.backwards
+    takers = [t for t in source.takers(files, spot.name) if source.same_variable(t, files, spot.name, put)]
+    kind = "output" if spot.name in OUTPUTS else "graph" if grad else spot.kind
+    if kind == "graph" and put is not None and _in_a_hook(put, follow):
+        kind = "hook"
+    return Leak(
+        spot.name,
+        kind,
+        by,
+        turns,
+        at_site(Where(), put),
+        grad,
+        evaluation,
+        chained=chained,
+        items=round(len(tensors) / turns),
+        own=int(sum(own.values()) / turns),
+        names=(spot.name,),
+        backward=bool(follow.backwards),
+        emptied=bool(takers) and not chained,
+    )
+
+
+def _steady(follow: StepTrace) -> float:
+    """Bytes that a turn leaves, in the middle."""
+    ends = [event for event, _ in follow.turns]
+    sums = dict.fromkeys(range(1, len(ends) - 1), 0)
+    for birth in follow.ledger.survivors(follow.ledger.step):
+        turn = bisect.bisect_left(ends, birth.born)
+        if turn in sums:
+            sums[turn] += birth.nbytes
+    return statistics.median(sums.values())
+
+
+def _in_a_hook(put: Site, follow: StepTrace) -> bool:
+    """Whether a line stands in a function that is a hook of a module."""
+    for model in follow.names.models.values():
+        for module in model.modules():
+            for hooks in (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks):
+                for hook in hooks.values():
+                    code = getattr(vars(type(hook)).get("__call__", hook), "__code__", getattr(hook, "__code__", None))
+                    if (
+                        code is not None
+                        and code.co_filename == put.file
+                        and put.line in {line for _, _, line in code.co_lines() if line is not None}
+                    ):
+                        return True
+    return False

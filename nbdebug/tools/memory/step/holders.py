@@ -1,0 +1,391 @@
+"""The containers in reach of the user's names, with their lengths; and the tensors there that carry a graph.
+
+A look walks from the variables, the step and what the step uses: through containers, attributes, closures, the globals
+that a function names, hooks, caches and classes of the user's own. Nothing of the user's runs: attributes are read past
+properties, and a subclass of a list or dict is read as the list or dict that it is. A tensor met on the way is a slot:
+the same variable may hold a longer graph at the next look.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import gc
+import itertools
+import sys
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from nbdebug.observe.variables import SHELLS, attributes, cell_filled, key_text
+
+MOST_NODES = 30_000
+"""For one tensor; a longer graph than that has grown for long, or is that of a very large model."""
+MOST_IN_ALL = 300_000
+
+
+def grows_from(slots: list[Any]) -> None:
+    """Set the `size` of each slot to the number of nodes in the graph of its tensor."""
+    left = MOST_IN_ALL
+    for slot in slots:
+        slot.size = nodes_of(slot.thing, min(MOST_NODES, left))
+        left = max(0, left - slot.size)
+
+
+def nodes_of(tensor: Any, most: int = MOST_NODES) -> int:
+    """How many nodes a backward from here would run through; at most `most` are counted."""
+    first = tensor.grad_fn
+    seen: set[Any] = set()
+    todo = [first] if first is not None else []
+    while todo and len(seen) < most:
+        node = todo.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        todo += [n for n, _ in node.next_functions if n is not None and n not in seen]
+    return len(seen)
+
+
+MOST = 200_000
+"""Things looked at; more than that lie in a data set, not in a record of a training."""
+LONG, ENDS = 2048, 64
+"""Of a container longer than this only so many members at both ends are opened: what grows, grows there."""
+_ATOMS = (
+    str,
+    bytes,
+    bytearray,
+    int,
+    float,
+    complex,
+    bool,
+    type(None),
+    types.BuiltinFunctionType,
+    torch.dtype,
+    torch.device,
+    torch.Size,
+    types.CodeType,
+    range,
+    slice,
+    type(Ellipsis),
+)
+_LIBRARIES = frozenset(
+    {
+        "torch",
+        "numpy",
+        "pandas",
+        "IPython",
+        "ipykernel",
+        "matplotlib",
+        "traitlets",
+        "nbdebug",
+        "tqdm",
+        *sys.stdlib_module_names,
+    }
+) - {"__main__"}
+_QUIET = frozenset({"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"})
+CACHE = functools._lru_cache_wrapper
+OUTPUTS = ("Out", "_oh")
+
+
+class Holder:
+    """Something that may grow: a container, or a slot with a tensor. kind: "list", "dict", "deque", "set", "cache",
+    "hooks", "object" (its attributes) or "slot"; size: its length, for a slot how many nodes its graph has; within:
+    the spot it lies in, if that is a plain container."""
+
+    __slots__ = ("bound", "kind", "label", "name", "owner", "size", "thing", "within")
+
+    def __init__(
+        self,
+        thing: Any,
+        name: str,
+        kind: str,
+        size: int,
+        within: Holder | None,
+        label: str = "",
+        owner: Any = None,
+        bound: int | None = None,
+    ):
+        self.thing, self.name, self.kind, self.size, self.within = thing, name, kind, size, within
+        self.label, self.owner, self.bound = label, owner, bound
+
+
+Key = tuple[int, str]
+"""Containers are known again by their identity, slots by their name: what lies in one is another with every step."""
+SLOT = -1
+
+
+class HolderScan:
+    """One look. spots: by the identity of what was met; files: of the user's functions on the way; whole: False where
+    there was too much to see it all."""
+
+    def __init__(self, names: Mapping[str, Any], *roots: Any):
+        self.spots: dict[Key, Holder] = {}
+        self.files: dict[str, None] = {}
+        self.whole = True
+        self._seen: set[int] = {id(names)}
+        self._todo: collections.deque[tuple[Any, str, str, Holder | None, Any]] = collections.deque()
+        self._alive: list[Any] = []  # made on the way: an id must not be given away again
+        for name, value in list(names.items()):
+            if isinstance(name, str) and (name in OUTPUTS or not SHELLS.fullmatch(name)):
+                self._todo.append((value, name, name, None, names))
+        for root in roots:
+            self._todo.append((root, "step", "step", None, None))
+        while self._todo:
+            if len(self._seen) > MOST:
+                self.whole = False
+                self._todo.clear()
+                break
+            self._visit(*self._todo.popleft())
+
+    def sizes(self) -> dict[Key, int]:
+        """What is kept of a look that is over: lengths, nothing that holds memory."""
+        return {key: spot.size for key, spot in self.spots.items()}
+
+    def _visit(self, thing: Any, name: str, label: str, within: Holder | None, owner: Any) -> None:
+        kind = type(thing)
+        if issubclass(kind, _ATOMS):
+            return
+        if issubclass(kind, torch.Tensor):
+            self._tensor(thing, name, label, within, owner)
+            return
+        if id(thing) in self._seen:
+            return
+        self._seen.add(id(thing))
+        spot = self._measured(thing, name, label, within, owner)
+        if spot is not None:
+            self.spots[id(thing), ""] = spot
+        inner = spot if spot is not None and spot.kind in PLAIN else None
+        for part, value in self._inside(thing, kind):
+            joined = name + part if part[:1] in ".[" else part
+            if issubclass(kind, tuple):  # nothing is put into a tuple: what may change is where the tuple lies
+                self._todo.append((value, joined, label, within, owner))
+            else:
+                self._todo.append((value, joined, part, inner, thing))
+
+    def _tensor(self, tensor: Any, name: str, label: str, within: Holder | None, owner: Any) -> None:
+        with torch._C.DisableTorchFunctionSubclass():
+            leaf = tensor.is_leaf
+            grad = tensor.grad if leaf and tensor.requires_grad else None
+        if not leaf and tensor.requires_grad:
+            self.spots[SLOT, name] = Holder(tensor, name, "slot", 0, within, label, owner)
+        if grad is not None and grad.requires_grad:
+            self._alive.append(grad)
+            self.spots[SLOT, f"{name}.grad"] = Holder(grad, f"{name}.grad", "slot", 0, None, ".grad", tensor)
+
+    def _measured(self, thing: Any, name: str, label: str, within: Holder | None, owner: Any) -> Holder | None:
+        kind, size, bound = measure(thing)
+        if not kind:
+            return None
+        if kind == "dict" and label.endswith("_hooks"):
+            kind = "hooks"
+        return Holder(thing, name, kind, size, within, label, owner, bound)
+
+    # -- what lies inside ---------------------------------------------------------------------------------------------
+
+    def _inside(self, thing: Any, kind: type) -> Iterable[tuple[str, Any]]:
+        if issubclass(kind, dict):
+            return _pairs(thing)
+        if issubclass(kind, (list, tuple, collections.deque)):
+            return _members(thing)
+        if issubclass(kind, (set, frozenset)):
+            return [
+                ("[an item]", value)
+                for value in itertools.islice(
+                    set.__iter__(thing) if issubclass(kind, set) else frozenset.__iter__(thing), LONG
+                )
+            ]
+        if issubclass(kind, types.FunctionType):
+            if _users(thing.__module__ or "__main__", thing.__code__.co_filename):
+                self.files[thing.__code__.co_filename] = None
+            return _of_function(thing)
+        return self._of_callable(thing, kind)
+
+    def _of_callable(self, thing: Any, kind: type) -> Iterable[tuple[str, Any]]:
+        """Of what wraps a function; else of a generator, a module, a class or an object."""
+        if issubclass(kind, types.MethodType):
+            return (
+                [("self", thing.__self__), (thing.__func__.__name__, thing.__func__)]
+                if isinstance(thing.__func__, types.FunctionType)
+                else [("self", thing.__self__)]
+            )
+        if kind is functools.partial:
+            return [("[function]", thing.func), *((f"[argument {i}]", a) for i, a in enumerate(thing.args))]
+        if kind is CACHE:
+            return [(_plain_name(thing.__wrapped__), thing.__wrapped__)]
+        if issubclass(kind, types.GeneratorType):
+            frame = thing.gi_frame
+            return [] if frame is None else list(frame.f_locals.items())
+        if issubclass(kind, types.ModuleType):
+            return (
+                [(key, value) for key, value in vars(thing).items() if not key.startswith("__")]
+                if _users(thing.__name__, getattr(thing, "__file__", None))
+                else ()
+            )
+        if issubclass(kind, type):
+            return _of_class(thing)
+        return self._of_object(thing, kind)
+
+    def _of_object(self, thing: Any, kind: type) -> Iterable[tuple[str, Any]]:
+        if issubclass(kind, torch.nn.Module):
+            own = attributes(thing)
+            return [
+                *(
+                    (f".{k}", v)
+                    for part in ("_modules", "_parameters", "_buffers")
+                    for k, v in (own.get(part) or {}).items()
+                ),
+                *((f".{k}", v) for k, v in own.items() if k not in _QUIET),
+                *_class_of(kind),
+            ]
+        if issubclass(kind, DataLoader):
+            own = attributes(thing)
+            return [(f".{k}", own[k]) for k in ("dataset", "collate_fn", "sampler", "batch_sampler") if k in own]
+        package = str(type.__getattribute__(kind, "__module__")).partition(".")[0]
+        if package in _LIBRARIES and kind is not types.SimpleNamespace:
+            return ()
+        return [*((f".{key}", value) for key, value in attributes(thing).items()), *_class_of(kind)]
+
+
+PLAIN = ("list", "dict", "deque", "set")
+
+
+def measure(thing: Any) -> tuple[str, int, int | None]:
+    """(kind, length, the most it will ever hold) of a container; ("", 0, None) of anything else."""
+    kind = type(thing)
+    if issubclass(kind, list):
+        return "list", list.__len__(thing), None
+    if issubclass(kind, dict):
+        return "dict", dict.__len__(thing), None
+    if issubclass(kind, collections.deque):
+        return "deque", collections.deque.__len__(thing), collections.deque.maxlen.__get__(thing)
+    if issubclass(kind, set):
+        return "set", set.__len__(thing), None
+    if kind is CACHE:
+        told = CACHE.cache_info(thing)
+        return "cache", told.currsize, told.maxsize
+    if kind is types.SimpleNamespace or (
+        hasattr(kind, "__dictoffset__")
+        and kind.__dictoffset__
+        and not issubclass(kind, (type, types.FunctionType, types.ModuleType, torch.nn.Module, BaseException))
+    ):
+        return "object", len(attributes(thing)), None
+    return "", 0, None
+
+
+def _pairs(thing: Any) -> Iterator[tuple[str, Any]]:
+    count = dict.__len__(thing)
+    pairs: Any = (
+        list(dict.items(thing))
+        if count <= LONG
+        else [*itertools.islice(dict.items(thing), ENDS), *itertools.islice(reversed(dict.items(thing)), ENDS)]
+    )
+    for key, value in pairs:
+        if not issubclass(type(value), _ATOMS):
+            yield f"[{key_text(key)}]", value
+
+
+def _members(thing: Any) -> Iterator[tuple[str, Any]]:
+    count = len(thing) if type(thing) in (list, tuple) else sum(1 for _ in itertools.islice(iter(thing), 10**7))
+    numbers: Iterable[int] = range(count) if count <= LONG else [*range(ENDS), *range(count - ENDS, count)]
+    base: Any = next(k for k in (list, tuple, collections.deque) if issubclass(type(thing), k))
+    for number in numbers:
+        value = base.__getitem__(thing, number)
+        if not issubclass(type(value), _ATOMS):
+            yield f"[{number}]", value
+
+
+def _of_function(function: Any) -> Iterator[tuple[str, Any]]:
+    """The variables of its closure, the globals that it names, its defaults, and what hangs on it."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
+        if cell_filled(cell):
+            yield name, cell.cell_contents
+    if _users(function.__module__ or "__main__", function.__code__.co_filename):
+        known = function.__globals__
+        for name in _named_in(function.__code__):
+            if name in known:
+                yield name, known[name]
+    names = function.__code__.co_varnames[: function.__code__.co_argcount]
+    yield from zip(reversed(names), reversed(function.__defaults__ or ()))
+    yield from (
+        (function.__name__ + f".{key}", value) for key, value in function.__dict__.items() if key != "__wrapped__"
+    )
+    if isinstance(function.__dict__.get("__wrapped__"), (types.FunctionType, CACHE)):
+        yield function.__name__, function.__dict__["__wrapped__"]
+
+
+def _named_in(code: types.CodeType) -> set[str]:
+    return {
+        *code.co_names,
+        *(name for part in code.co_consts if isinstance(part, types.CodeType) for name in _named_in(part)),
+    }
+
+
+def _class_of(kind: type) -> list[tuple[str, Any]]:
+    return [(kind.__name__, kind)] if _users(str(type.__getattribute__(kind, "__module__")), None) else []
+
+
+def _of_class(kind: type) -> Iterator[tuple[str, Any]]:
+    if _users(str(type.__getattribute__(kind, "__module__")), None):
+        for key, value in type.__getattribute__(kind, "__dict__").items():
+            value = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
+            if isinstance(value, (types.FunctionType, CACHE)):
+                yield key, value
+            elif not key.startswith("__"):
+                yield f".{key}", value
+        for parent in kind.__mro__[1:]:
+            yield parent.__name__, parent
+
+
+def _users(module: str, file: str | None) -> bool:
+    """Code of the user's own, by its module's name and file."""
+    if module.partition(".")[0] in _LIBRARIES:
+        return False
+    return file is None or ("site-packages" not in file and (file[:1] != "<" or file.startswith(("<ipython", "<cell"))))
+
+
+def _plain_name(function: Any) -> str:
+    return str(getattr(function, "__name__", "a function"))
+
+
+def count_graphs(spots: Iterable[Holder]) -> None:
+    """Fill in the sizes of slots: how many nodes their graphs have."""
+    grows_from([spot for spot in spots if spot.kind == "slot"])
+
+
+MOST_VALUES = 20_000
+_SHARED = (
+    type,
+    types.ModuleType,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.CodeType,
+    types.FrameType,
+    torch.Tensor,
+    torch.nn.Module,
+    torch.dtype,
+    torch.device,
+    BaseException,
+)
+
+
+def plain_bytes(items: Iterable[Any], known: Iterable[Any] = ()) -> int:
+    """The sizes of all plain objects in `items` that are not in `known`; of more than MOST, those met first."""
+    seen: set[int] = set()
+    _sum(list(known), seen)
+    return _sum(list(items), seen)
+
+
+def _sum(todo: list[Any], seen: set[int]) -> int:
+    total = count = 0
+    while todo and count < MOST_VALUES:
+        thing = todo.pop()
+        if id(thing) in seen or isinstance(thing, _SHARED) or thing is None or thing is True or thing is False:
+            continue
+        seen.add(id(thing))
+        count += 1
+        total += object.__sizeof__(thing) if type(thing).__module__ != "builtins" else sys.getsizeof(thing)
+        todo += gc.get_referents(thing)
+    return total

@@ -1,0 +1,184 @@
+"""From the books to the facts of one step: how high it went, where, and what memory was used for at that moment."""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from nbdebug.observe.locations import Site, cell_name, source_text
+from nbdebug.observe.recorder import Op
+from nbdebug.observe.tensors import base_name
+from nbdebug.report import Where
+from nbdebug.tools.memory.facts import CATEGORIES, PeakPart, StepMemory
+from nbdebug.tools.memory.step.allocations import Allocation
+from nbdebug.tools.memory.step.trace import StepTrace
+
+POINTS = 240
+"""Points of the course that go into the report."""
+MOST = 40
+"""Modules and lines that are kept, the largest first."""
+
+
+def step_memory(follow: StepTrace, device: str) -> StepMemory:
+    """The step that ended last, on one device."""
+    ledger, told = follow.ledger, follow.meter.measured.get(device)
+    base = ledger.course.get(device, [(0, 0)])[0][1]
+    highest, event = ledger.peaks.get(device, (0, 0))
+    hidden = beside = 0
+    op = None
+    if told is not None:  # the allocator's own word: workspaces count, and what no tensor of ours holds
+        beside = max(0, follow.meter.base.get(device, base) - base)
+        measured, event, op, hidden = told
+        highest, hidden = measured - beside, max(0, measured - beside - _live_at(ledger.course[device], event))
+    elif device == "cpu" and follow.told[0] > highest - base:
+        hidden = follow.told[0] - (highest - base)
+        highest += hidden
+    alive = [b for b in ledger.births if b.device == device and b.born <= event and (b.died or event + 1) > event]
+    uses = {id(b): use_of(b, follow) for b in alive}
+    at_peak = dict.fromkeys(CATEGORIES, 0)
+    for birth in alive:
+        at_peak[uses[id(birth)]] += birth.nbytes
+    at_peak["temporaries"] += hidden
+    at_peak["other"] += beside
+    made = [b for b in ledger.births if b.device == device and b.born > ledger.began and b.op is not None]
+    op = op or next((b.op for b in reversed(alive) if b.born == event), None)
+    return StepMemory(
+        base=base + beside,
+        peak=highest + beside,
+        after=ledger.live.get(device, 0) + beside,
+        at_peak=at_peak,
+        place=place_of(op),
+        modules=_modules(made, uses, follow),
+        lines=_lines(made, uses),
+        state=tuple(sorted(follow.state.items(), key=lambda pair: -pair[1])[:MOST]),
+        course=thinned([(at - ledger.began, live + beside) for at, live in ledger.course.get(device, [])]),
+        device=device,
+        measured_peak=_measured(follow, device, base),
+        phases={name: at - ledger.began for name, at in follow.phases.items()},
+        hidden=hidden,
+        hidden_in=base_name(follow.told[1]) if told is None else (op.name if op is not None else ""),
+        backwards=len(follow.backwards),
+        evaluated=follow.evaluated,
+        optimizers=follow.steps,
+        total=_total(device),
+        rows=follow.rows,
+    )
+
+
+def _measured(follow: StepTrace, device: str, base: int) -> int | None:
+    told = follow.meter.measured.get(device)
+    if told is not None:
+        return told[0]
+    return base + follow.told[0] if follow.told[0] and device == "cpu" else None
+
+
+def _total(device: str) -> int | None:
+    return torch.cuda.get_device_properties(device).total_memory if device.startswith("cuda") else None
+
+
+def _live_at(course: list[tuple[int, int]], event: int) -> int:
+    return course[max(0, bisect.bisect_right(course, (event, 1 << 62)) - 1)][1]
+
+
+def use_of(birth: Allocation, follow: StepTrace) -> str:
+    """One of CATEGORIES: what a piece of memory that is alive at the peak is for."""
+    if birth.role:
+        return birth.role
+    if birth.step != follow.ledger.step or birth.op is None:
+        return "inputs" if birth.used and birth.born <= follow.ledger.event and birth.op is None else "other"
+    op = birth.op
+    if op.recomputed:
+        return "activations"
+    if op.during != "forward":
+        return "temporaries"
+    if not birth.needs and op.module == "" and not follow.backwards_after(birth):
+        return "inputs" if birth.died is None else "temporaries"
+    until = follow.needed_until(birth)
+    lasts = birth.died is None or birth.died > until
+    if not lasts:
+        return "temporaries"
+    if birth.needs and op.grad:
+        return "activations"
+    return "activations" if op.module and op.grad else "inputs"
+
+
+def place_of(op: Op | None) -> Where:
+    """Where an op ran, as a report says it; in backward the forward op whose derivative ran."""
+    if op is None:
+        return Where()
+    named = op.forward.name if op.forward is not None and not op.custom else op.name
+    where = Where(phase=op.during, module=op.module, module_type=op.module_type, op=named)
+    return at_site(where, op.site)
+
+
+def at_site(where: Where, site: Site | None) -> Where:
+    if site is None:
+        return where
+    return dataclasses.replace(where, file=site.file, line=site.line, text=source_text(site), cell=cell_name(site.file))
+
+
+# -- by module and by line --------------------------------------------------------------------------------------------
+
+
+class _Sum:
+    def __init__(self, op: Op) -> None:
+        self.saved = self.made = self.most = self.activations = 0
+        self.op, self.largest = op, 0
+
+    def add(self, birth: Allocation, use: str | None) -> None:
+        self.made += birth.nbytes
+        self.most = max(self.most, birth.nbytes)
+        if use is not None:
+            self.saved += birth.nbytes
+            self.activations += birth.nbytes if use == "activations" else 0
+            if birth.nbytes > self.largest and birth.op is not None:
+                self.op, self.largest = birth.op, birth.nbytes
+
+    def part(self, name: str, where: Where) -> PeakPart:
+        return PeakPart(name, self.saved, self.made, self.most, where, self.activations)
+
+
+def _modules(made: Iterable[Allocation], uses: dict[int, str], follow: StepTrace) -> tuple[PeakPart, ...]:
+    """By module, each with all that is inside of it."""
+    sums: dict[str, _Sum] = {}
+    for birth in made:
+        op: Any = birth.op
+        for name in _inclusive(op.module) if op.module_type else ():
+            sums.setdefault(name, _Sum(op)).add(birth, uses.get(id(birth)))
+    return _largest((s.part(name, place_of(s.op)) for name, s in sums.items()))
+
+
+def _inclusive(name: str) -> list[str]:
+    """ "layers.0.mlp" → "", "layers", "layers.0", "layers.0.mlp"."""
+    parts = name.split(".") if name else []
+    return ["", *(".".join(parts[: n + 1]) for n in range(len(parts)))]
+
+
+def _lines(made: Iterable[Allocation], uses: dict[int, str]) -> tuple[PeakPart, ...]:
+    sums: dict[Site, _Sum] = {}
+    for birth in made:
+        op: Any = birth.op
+        if op.site is not None:
+            sums.setdefault(op.site, _Sum(op)).add(birth, uses.get(id(birth)))
+    places = ((s, at_site(place_of(s.op), site)) for site, s in sums.items())
+    return _largest(s.part(where.place, where) for s, where in places)
+
+
+def _largest(parts: Iterable[PeakPart]) -> tuple[PeakPart, ...]:
+    return tuple(sorted(parts, key=lambda part: (-part.saved, -part.made))[:MOST])
+
+
+def thinned(course: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """At most POINTS of a course, with the highest and the lowest of each stretch."""
+    if len(course) <= POINTS:
+        return tuple(course)
+    apart = -(-len(course) // (POINTS // 2))
+    kept: set[tuple[int, int]] = {course[0], course[-1]}
+    for start in range(0, len(course), apart):
+        stretch = course[start : start + apart]
+        kept |= {max(stretch, key=lambda p: p[1]), min(stretch, key=lambda p: p[1])}
+    return tuple(sorted(kept))

@@ -1,0 +1,190 @@
+"""From the facts of a step to its report: findings, tables, the picture, what was ruled out, what was not looked at."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from typing import Any
+
+from nbdebug.report import Report, RuledOut, Where
+from nbdebug.text import size
+from nbdebug.tools.memory.facts import Leak, MemoryFacts, PeakPart, StepMemory
+from nbdebug.tools.memory.rules import name_all
+
+ROWS = 40
+
+
+def report_of(facts: MemoryFacts, question: str, subject: str) -> Report:
+    """The report on followed steps."""
+    findings = name_all(facts)
+    return Report(
+        question,
+        tuple(findings),
+        tuple(_ruled_out(facts)) if not findings else (),
+        facts.unchecked,
+        tuple(_notes(facts)),
+        subject,
+        _numbers(facts),
+    )
+
+
+def _notes(facts: MemoryFacts) -> list[str]:
+    step = facts.step
+    if step is None:
+        return []
+    where = _words(step)
+    said = [
+        f"The step began at {size(step.base)} on {step.device}, went up to {size(step.peak)}{where} and ended at "
+        f"{size(step.after)}."
+    ]
+    if step.hidden > step.peak // 100:
+        said.append(
+            f"{size(step.hidden)} of the peak are workspaces that an op "
+            f"took for itself{f': {step.hidden_in}' if step.hidden_in else ''}."
+        )
+    said += [
+        f"`{g.holder}` grows by {size(max(g.bytes, g.plain))} a step; it has an end, or some line empties it."
+        for g in facts.growth
+        if g.emptied and max(g.bytes, g.plain)
+    ]
+    resident = [rss for _, _, rss in facts.after_steps]
+    rises = [b - a for a, b in itertools.pairwise(resident[1:])]
+    if not facts.growth and rises and min(rises) > 4 << 20:
+        said.append(
+            f"The process grows by {size(statistics.fmean(rises))} a step that no tensor, no array and no "
+            "container in reach accounts for: look at libraries that keep memory of their own."
+        )
+    return said
+
+
+def _words(step: StepMemory) -> str:
+    place = step.place
+    parts = [
+        f"in {place.phase}" if place.phase else "",
+        f"of `{place.module}`" if place.module else "",
+        f"({place.place})" if place.place else "",
+    ]
+    said = " ".join(part for part in parts if part)
+    return f" {said}" if said else ""
+
+
+def _ruled_out(facts: MemoryFacts) -> list[RuledOut]:
+    out, step = [], facts.step
+    if len(facts.after_steps) > 1:
+        live = [count for count, _, _ in facts.after_steps]
+        out.append(
+            RuledOut(
+                "memory that every step leaves behind",
+                f"{size(live[-1])} live after {len(live)} steps, {size(live[-2])} after the one before",
+            )
+        )
+    if step is not None:
+        others = sum(step.at_peak.get(name, 0) for name in ("parameters", "gradients", "optimizer state"))
+        kept, state = step.at_peak.get("activations", 0), sum(count for _, count in step.state)
+        if others:
+            out.append(
+                RuledOut(
+                    "activations that outweigh all else",
+                    f"{size(kept)} at the peak, beside {size(others)} of weights, gradients and state",
+                )
+            )
+        if state:
+            out.append(RuledOut("an optimizer's state that outweighs all else", f"{size(state)} of {size(step.peak)}"))
+    if facts.workers is not None:
+        out.append(RuledOut("workers that copy the data set", f"{size(facts.workers.bytes)} for each"))
+    return out
+
+
+# -- numbers for the views --------------------------------------------------------------------------------------------
+
+
+def _numbers(facts: MemoryFacts) -> dict[str, Any]:
+    step = facts.step
+    if step is None:
+        return {}
+    parts = [[name, count] for name, count in sorted(step.at_peak.items(), key=lambda p: -p[1]) if count]
+    return {
+        "tables": [t for t in _tables(facts, step) if t["rows"]],
+        "memory": {
+            "parts": parts,
+            "total": step.peak,
+            "limit": None,
+            "course": [list(p) for p in step.course],
+            "events": step.phases,
+            "title": "At the peak of the step",
+            "axis": "allocations",
+        },
+        "growth": [_plain(g) for g in facts.growth],
+        "peak": step.peak,
+        "measured_peak": step.measured_peak,
+    }
+
+
+def _plain(growth: Leak) -> dict[str, Any]:
+    """What the facts say of a growth, in plain values."""
+    return {
+        "holder": growth.holder,
+        "kind": growth.kind,
+        "bytes a step": growth.bytes,
+        "items a step": growth.items,
+        "place": growth.where.place,
+    }
+
+
+def _tables(facts: MemoryFacts, step: StepMemory) -> list[dict[str, Any]]:
+    used = step.peak or 1
+    measured = "" if step.measured_peak is None else f" The allocator says {size(step.measured_peak)}."
+    return [
+        _table(
+            "At the peak",
+            ["use", "at the peak (bytes)", "share"],
+            [[name, count, f"{count / used:.0%}"] for name, count in step.at_peak.items() if count],
+            f'The peak came{_words(step)}.{measured} "activations" were made in the forward and are needed by the '
+            'backward; "other" was there before: left by earlier steps, not used by this one, '
+            "or, on a card, what a library keeps for itself.",
+        ),
+        _table(
+            "By module",
+            ["module", "at the peak (bytes)", "of it activations (bytes)", "made in the step (bytes)"],
+            [[p.name or "(the model)", p.saved, p.activations, p.made] for p in step.modules[:ROWS]],
+            "Each with all that is inside of it.",
+        ),
+        _table(
+            "By line",
+            ["line", "at the peak (bytes)", "made in the step (bytes)", "largest (bytes)", "source"],
+            [_line(p) for p in step.lines[:ROWS]],
+            "What a backward makes counts for the line of the forward.",
+        ),
+        _table("Optimizer state", ["parameter", "state (bytes)"], [list(pair) for pair in step.state[:ROWS]]),
+        _table(
+            "What each step leaves behind",
+            ["holder", "kind", "a step adds (bytes)", "items", "line"],
+            [[g.holder, g.kind, max(g.bytes, g.plain), g.items, _at(g.where)] for g in facts.growth],
+        ),
+        _table(
+            "What it added and left",
+            ["name", "kind", "left (bytes)", "shape of the largest", "line"],
+            [[h.name, h.kind, h.bytes, str(h.shape), _at(h.where)] for h in facts.stays],
+        ),
+        _table(
+            "After each step",
+            ["step", "live (bytes)", "came in it and stayed (bytes)", "process (bytes)"],
+            [[number, *row] for number, row in enumerate(facts.after_steps) if len(facts.after_steps) > 1],
+            "What came in the last step may be gone with the next.",
+        ),
+    ]
+
+
+def _line(part: PeakPart) -> list[Any]:
+    return [_at(part.where), part.saved, part.made, part.most, (part.where.text or "")[:100]]
+
+
+def _at(where: Where) -> str:
+    """A line for a narrow column, its number first: a long file name may be cut off."""
+    if where.cell or where.line is None:
+        return where.place
+    return f"line {where.line}, {where.place.partition(',')[0]}"
+
+
+def _table(title: str, columns: list[str], rows: list[list[Any]], note: str = "") -> dict[str, Any]:
+    return {"title": title, "columns": columns, "rows": rows, "note": note}

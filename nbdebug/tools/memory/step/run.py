@@ -1,0 +1,185 @@
+"""The steps, one after the other, under watch; then the facts: the last step, and what each of them left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import psutil
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from nbdebug.report import Where
+from nbdebug.tools.memory.facts import Holding, Leak, MemoryFacts, StepMemory
+from nbdebug.tools.memory.owners.graphs import Graphs
+from nbdebug.tools.memory.owners.names import OwnerIndex, Ownership
+from nbdebug.tools.memory.owners.storages import Key as TensorKey
+from nbdebug.tools.memory.owners.storages import live
+from nbdebug.tools.memory.step.allocations import Allocation
+from nbdebug.tools.memory.step.growth import ENOUGH, look_back
+from nbdebug.tools.memory.step.holders import HolderScan, Key, count_graphs
+from nbdebug.tools.memory.step.leaks import growths
+from nbdebug.tools.memory.step.peak import at_site, step_memory
+from nbdebug.tools.memory.step.trace import StepTrace
+
+KIND = {"parameters": "parameter", "gradients": "gradient", "optimizer state": "optimizer state", "buffers": "buffer"}
+
+
+def stays(follow: StepTrace, names: Mapping[str, Any]) -> tuple[Holding, ...]:
+    """The largest first, by the variable that it belongs to; what has no name is told by the line that made it."""
+    known = _claims(follow, names)
+    groups: dict[tuple[str, str, str], list[tuple[str, Allocation]]] = {}
+    for birth in follow.ledger.births:
+        if birth.step == follow.ledger.step and birth.died is None and birth.born > follow.ledger.began:
+            claim = known.get(follow.ledger.place(birth))
+            kind = claim.kind if claim is not None else KIND.get(birth.role, "graph" if birth.needs else "unknown")
+            name, root = (claim.name, claim.root) if claim is not None else (_line(birth), _line(birth))
+            groups.setdefault((kind, root, birth.device), []).append((name, birth))
+    held = [_holding(kind, device, members) for (kind, _, device), members in groups.items()]
+    return tuple(sorted(held, key=lambda h: -h.bytes))
+
+
+def _holding(kind: str, device: str, members: list[tuple[str, Allocation]]) -> Holding:
+    name, largest = max(members, key=lambda m: m[1].nbytes)
+    where = at_site(Where(), largest.op.site) if largest.op is not None else Where()
+    more = f" and {len(members) - 1} more" if len(members) > 1 else ""
+    return Holding(
+        kind, name + more, sum(b.nbytes for _, b in members), len(members), device, shape=largest.shape, where=where
+    )
+
+
+def _line(birth: Allocation) -> str:
+    place = at_site(Where(), birth.op.site).place if birth.op is not None else ""
+    return f"made in {place}" if place else "no name leads to it"
+
+
+def _claims(follow: StepTrace, names: Mapping[str, Any]) -> dict[TensorKey, Ownership]:
+    """Whose a storage is, by its place."""
+    naming = OwnerIndex()
+    naming.models(follow.names.models)
+    naming.optimizers(follow.optimizers)
+    naming.variables(names)
+    naming.walk()
+    Graphs(naming).walk(live())
+    return {key: owned.claim for key, owned in naming.owned.items() if owned.claim is not None}
+
+
+@dataclasses.dataclass
+class StepRequest:
+    """What is to be followed. models, optimizers: by the user's names; names: the user's variables; steps: to run;
+    device: to report on, or None for the one that is used most; files: of code that no function holds (a cell)."""
+
+    step: Callable[[], Any]
+    models: dict[str, Any]
+    optimizers: dict[str, Any]
+    names: Mapping[str, Any]
+    steps: int = 3
+    device: str | None = None
+    progress: bool = True
+    files: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass
+class StepsFollowed:
+    """What was seen so far. sizes: of the holders before the first step and after each; after: see MemoryFacts."""
+
+    memory: StepMemory | None = None
+    sizes: list[dict[Key, int]] = dataclasses.field(default_factory=list)
+    after: list[tuple[int, int, int]] = dataclasses.field(default_factory=list)
+    unchecked: list[str] = dataclasses.field(default_factory=list)
+    growth: tuple[Leak, ...] = ()
+    stays: tuple[Holding, ...] = ()
+
+    def facts(self) -> MemoryFacts:
+        return MemoryFacts(
+            step=self.memory,
+            growth=self.growth,
+            after_steps=tuple(self.after),
+            stays=self.stays,
+            unchecked=tuple(self.unchecked),
+        )
+
+
+def followed(asked: StepRequest, course: StepsFollowed) -> None:
+    """Run the steps and fill in the course. What the step raises passes through; the course then tells how far it came.
+
+    One more step runs where something grew: traced, for the line that puts it where it stays."""
+    gc.collect()
+    with eager() as compiled, StepTrace(asked.models, asked.optimizers, asked.names) as follow:
+        course.unchecked += compiled
+        look: HolderScan | None = _look(asked, course)
+        for number in _counted(asked):
+            look = None
+            if not _one(asked, follow, course, number):
+                break
+            look = _look(asked, course)
+        if look is not None and len(course.after) > 1:
+            course.growth = growths(asked, follow, look, course.sizes)
+        elif course.memory is not None:
+            with _disable_current_modes():
+                course.stays = stays(follow, asked.names)
+                course.growth = look_back(follow, look) if look is not None else ()
+            if len(follow.turns) < ENOUGH:
+                course.unchecked.append("Growth from step to step: it takes two runs (mem(step), %mem step())")
+        if follow.recorder.blind:
+            course.unchecked.append(f"A part of the run, because of a fault of nbdebug's own: {follow.recorder.blind}")
+
+
+def _one(asked: StepRequest, follow: StepTrace, course: StepsFollowed, number: int) -> bool:
+    """One step; False where the data have come to their end."""
+    follow.begin_step(number)
+    try:
+        asked.step()
+    except StopIteration:
+        if number == 0:
+            raise
+        return False
+    finally:
+        follow.end_step(last=number == asked.steps - 1)
+        course.memory = step_memory(follow, asked.device or _busiest(follow))
+    gc.collect()
+    kept = sum(b.nbytes for b in follow.ledger.survivors(number))
+    course.after.append((follow.ledger.live.get(course.memory.device, 0), kept, psutil.Process().memory_info().rss))
+    return True
+
+
+def _busiest(follow: StepTrace) -> str:
+    """The device whose memory the step used: an accelerator before the host."""
+    peaks = {device: high - follow.ledger.course[device][0][1] for device, (high, _) in follow.ledger.peaks.items()}
+    used = {device: by for device, by in peaks.items() if by > 0} or peaks
+    return max(used, key=lambda device: (not device.startswith("cpu"), used[device]), default="cpu")
+
+
+def _look(asked: StepRequest, course: StepsFollowed) -> HolderScan:
+    with _disable_current_modes():
+        look = HolderScan(asked.names, asked.step, *asked.models.values())
+        look.files |= dict.fromkeys(asked.files)
+        count_graphs(look.spots.values())
+    course.sizes.append(look.sizes())
+    return look
+
+
+@contextlib.contextmanager
+def eager() -> Iterator[list[str]]:
+    """Compiled code runs in eager, so that each of its allocations is seen; yields what to say of that."""
+    said: list[str] = []
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Using `torch.compile.module.` when there are global hooks")
+        if "torch._dynamo" not in sys.modules:
+            yield said
+            return
+        with torch.compiler.set_stance("force_eager"):
+            yield said
+
+
+def _counted(asked: StepRequest) -> Iterator[int]:
+    if not asked.progress or asked.steps == 1:
+        return iter(range(asked.steps))
+    from tqdm.auto import tqdm
+
+    return iter(tqdm(range(asked.steps), desc="mem", unit="step", delay=2, leave=False))

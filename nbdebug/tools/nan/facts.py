@@ -1,0 +1,173 @@
+"""What the probe saw, as plain numbers and names. The rules read nothing else.
+
+NanFacts                     one traced run that went bad
+├── target                   what was seen bad first that mattered: a loss, a gradient, a parameter
+├── births: Birth …          every place where a non-finite value came into being on the way there, oldest first
+│   └── operands: Operand …  what the op was given, and where that came from
+└── history                  losses, growth of parameters and inputs, step by step
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from nbdebug.report import Where
+
+
+@dataclasses.dataclass(frozen=True)
+class Operand:
+    """One tensor that an op was given, counted where it matters: at the elements that the bad results came from.
+
+    role: "parameter", "buffer", "input" (given to the model), "target" (any other tensor from outside, such as labels),
+    "constant" (made from numbers in the step), "activation" or "gradient". reached_by: which of "parameter", "input",
+    "target" it was computed from. source: the op that made it, None where it came from outside.
+    The counts are of the operand as a whole; `zeros_at_fault`, `low_at_fault` and `high_at_fault` are taken only where
+    the results are bad (None where that cannot be told).
+    """
+
+    name: str
+    role: str
+    shape: tuple[int, ...]
+    dtype: str
+    device: str = "cpu"
+    low: float | None = None
+    high: float | None = None
+    low_at_fault: float | None = None
+    high_at_fault: float | None = None
+    zeros_at_fault: int | None = None
+    elements: int = 0
+    zeros: int = 0
+    negatives: int = 0
+    nans: int = 0
+    infs: int = 0
+    neg_infs: int = 0
+    two_valued: bool = False
+    constant: bool = False
+    reached_by: frozenset[str] = frozenset()
+    source: Where | None = None
+    source_op: str | None = None
+
+    @property
+    def bad(self) -> int:
+        return self.nans + self.infs + self.neg_infs
+
+
+@dataclasses.dataclass(frozen=True)
+class OriginFact:
+    """A non-finite value coming into being: finite operands (or an inf) in, an inf or a NaN out.
+
+    made: "nan", "inf", "-inf" or "mixed". external: "parameter", "buffer", "input" or "target" for a tensor
+    that was bad when the step got it; then `op` is "". during: "forward", "backward" or "optimizer". scalars: the op's
+    number arguments by name (exponent, value, ignore_index …). parents: indices into `NanFacts.births`. intended: a
+    -inf that a mask put there on purpose. absorbed_by: ops that dropped it in the forward (where, masked_fill, index).
+    step: when it was born. custom: born in the user's own backward. whole: all of the tensor is bad. earlier_step: born
+    in an earlier step and kept in a buffer since. name: the parameter's or buffer's name, for an external one. factors:
+    (low, high) of what it was multiplied by where no parameter flowed in (a target, a weight). after_model: born after
+    the model had returned.
+    """
+
+    index: int
+    op: str
+    made: str
+    during: str
+    where: Where
+    operands: tuple[Operand, ...] = ()
+    scalars: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    parents: tuple[int, ...] = ()
+    intended: bool = False
+    external: str | None = None
+    name: str = ""
+    whole: bool = False
+    custom: bool = False
+    after_model: bool = False
+    earlier_step: bool = False
+    step: int = 0
+    absorbed_by: tuple[str, ...] = ()
+    bad_elements: int = 0
+    elements: int = 0
+    dtype: str = "float32"
+    shape: tuple[int, ...] = ()
+    factors: tuple[tuple[float, float], ...] = ()
+
+    def operand(self, *names: str) -> Operand | None:
+        """The operand with one of these argument names, or None."""
+        return next((o for o in self.operands if o.name in names), None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """What was seen bad, and mattered. kind: "loss", "gradient", "parameter", "buffer", "returned" or "exception"."""
+
+    kind: str
+    where: Where
+    name: str = ""
+    made: str = "nan"
+
+
+@dataclasses.dataclass(frozen=True)
+class RunFacts:
+    """How the run went, one entry a step. losses: the roots of backward. parameter_growth: largest parameter now over
+    the largest at the first step (per parameter, the worst). input_growth: the same for what the model was given.
+    first_step: the number of the step with which these two begin."""
+
+    losses: tuple[float, ...] = ()
+    parameter_growth: tuple[float, ...] = ()
+    input_growth: tuple[float, ...] = ()
+    optimizer: str = ""
+    learning_rate: float | None = None
+    optimizer_line: Where | None = None
+    first_step: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class NanFacts:
+    """One fault: its target, the births among its ancestors (oldest first), and the run before it.
+
+    culprit: index of the birth that is to blame. step: the first bad step, 0-based.
+    """
+
+    step: int
+    target: Target
+    births: tuple[OriginFact, ...]
+    culprit: int
+    history: RunFacts = RunFacts()
+
+    @property
+    def birth(self) -> OriginFact:
+        return self.births[self.culprit]
+
+    @property
+    def descendants(self) -> tuple[OriginFact, ...]:
+        """Births made of the culprit, oldest first."""
+        made = {self.culprit}
+        for b in self.births:
+            if made & set(b.parents):
+                made.add(b.index)
+        return tuple(b for b in self.births if b.index in made and b.index != self.culprit)
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledFacts:
+    """A compiled module gave bad output on a batch for which it is finite in eager."""
+
+    step: int
+    module: str
+    module_type: str
+    bad: int
+    elements: int
+    where: Where = dataclasses.field(default_factory=Where)
+
+
+@dataclasses.dataclass(frozen=True)
+class LostStep:
+    """A step that a guard stopped and that could not be located. sentence: what was seen; reason: why there is no
+    place; losses, norms: of the steps before it. look: the call that looks for the place, where nobody has yet."""
+
+    step: int
+    sentence: str
+    reason: str
+    losses: tuple[float | None, ...] = ()
+    norms: tuple[float | None, ...] = ()
+    look: str = ""

@@ -1,0 +1,355 @@
+"""`nan_trace`: run a training step, and name what first made a NaN or an inf that mattered."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from nbdebug.arguments import Subject, found
+from nbdebug.observe.snapshot import Snapshot
+from nbdebug.report import Report
+from nbdebug.tools.nan.locate import relive, relive_buffers
+from nbdebug.tools.nan.probe import Probe, StopCell
+from nbdebug.tools.nan.report import compare_compiled, report_of
+
+STRATEGIES = ("auto", "trace", "replay", "bisect")
+
+
+@dataclasses.dataclass
+class StepArguments:
+    """A step, and what it uses. named: the user named the models.
+    others: gradient scalers and schedulers near the step."""
+
+    step: Callable[[], Any]
+    models: dict[str, nn.Module]
+    optimizers: dict[str, torch.optim.Optimizer]
+    named: bool
+    others: list[Any]
+
+    @classmethod
+    def about(cls, step: Any, model: Any, optimizer: Any) -> StepArguments:
+        """Raises TypeError or ValueError for what is no model or no optimizer."""
+        near = names_near(step)
+        models = _models(model, near)
+        check_models(models)
+        return cls(step, models, _optimizers(optimizer, near), model is not None, _others(near))
+
+    @property
+    def subject(self) -> str:
+        return str(Subject(self.models, self.optimizers, self.named))
+
+    @property
+    def scaler(self) -> bool:
+        return any(isinstance(value, torch.amp.GradScaler) and value.is_enabled() for value in self.others)
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether looking at values makes no device wait."""
+        tensors = [
+            *(p for m in self.models.values() for p in m.parameters()),
+            *(p for o in self.optimizers.values() for g in o.param_groups for p in g["params"]),
+        ]
+        return all(t.device.type == "cpu" for t in tensors)
+
+
+def check(step: Any, max_steps: Any, strategy: Any) -> None:
+    """Raises TypeError or ValueError where the arguments of `nan_trace` make no sense."""
+    if not callable(step):
+        made = isinstance(step, torch.Tensor)
+        hint = " It looks like the result of a step: pass the function itself." if made else ""
+        raise TypeError(
+            "nan_trace takes a step to call, a function of no arguments such as lambda: train_step(batch); "
+            f"got {_short(step)}.{hint}"
+        )
+    if isinstance(step, nn.Module):
+        raise TypeError(
+            f"nan_trace takes a step to call, not a model; got {type(step).__name__}. "
+            "Write nan_trace(lambda: loss_fn(model(x), y).backward(), model=model)."
+        )
+    with contextlib.suppress(ValueError):  # builtins without a signature are called as they are
+        needed = [
+            p.name
+            for p in inspect.signature(step).parameters.values()
+            if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+        ]
+        if needed:
+            raise TypeError(
+                f"The step takes no arguments, but {_short(step)} wants {', '.join(needed)}. "
+                f"Write nan_trace(lambda: {getattr(step, '__name__', 'step')}({', '.join(needed)}))."
+            )
+    if not isinstance(max_steps, int) or isinstance(max_steps, bool) or max_steps < 1:
+        raise ValueError(f"max_steps is a whole number of at least 1; got {max_steps!r}.")
+    if strategy not in STRATEGIES:
+        raise ValueError(f"strategy is one of {', '.join(STRATEGIES)}; got {strategy!r}.")
+
+
+def check_models(models: Mapping[str, Any]) -> None:
+    """Raises TypeError for what is no model, ValueError for a model without values."""
+    for name, model in models.items():
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model takes a torch.nn.Module, or a dict or list of them; {name!r} is {_short(model)}.")
+        meta = next((n for n, p in model.named_parameters() if p.device.type == "meta"), None)
+        if meta is not None:
+            raise ValueError(
+                f"The parameter {meta!r} is on the meta device: it has no values to look at. "
+                "Move the model with model.to_empty(device=...) and load its weights first."
+            )
+
+
+def _short(value: Any) -> str:
+    text = repr(value) if not isinstance(value, torch.Tensor) else f"a tensor of shape {tuple(value.shape)}"
+    return text if len(text) < 80 else f"{type(value).__name__} {text[:60]}…"
+
+
+def _models(given: Any, near: dict[str, Any]) -> dict[str, nn.Module]:
+    if given is None:
+        return found("model", near)
+    if isinstance(given, Mapping) and not isinstance(given, nn.Module):
+        return dict(given)
+    if isinstance(given, (list, tuple)):
+        return {_known_as(m, near) or f"model {i}": m for i, m in enumerate(given)}
+    return {_known_as(given, near) or "model": given}
+
+
+def _optimizers(given: Any, near: dict[str, Any]) -> dict[str, torch.optim.Optimizer]:
+    if given is None:
+        return found("optimizer", near)
+    several = given.values() if isinstance(given, Mapping) else given if isinstance(given, (list, tuple)) else [given]
+    for optimizer in several:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(f"optimizer takes a torch.optim.Optimizer, or a list of them; got {_short(optimizer)}.")
+    return {_known_as(o, near) or f"optimizer {i}": o for i, o in enumerate(several)}
+
+
+def _known_as(thing: Any, near: dict[str, Any]) -> str | None:
+    return next((name for name, value in near.items() if value is thing and not name.startswith("_")), None)
+
+
+def _others(near: dict[str, Any]) -> list[Any]:
+    """What else a step may change: gradient scalers and schedulers among the variables that it uses."""
+    kinds = (torch.amp.GradScaler, torch.optim.lr_scheduler.LRScheduler)
+    return list({id(v): v for v in near.values() if isinstance(v, kinds)}.values())
+
+
+def names_near(step: Any) -> dict[str, Any]:
+    """The variables that a step uses: its closure, the globals that it names, its own object, bound arguments."""
+    if isinstance(step, functools.partial):
+        return {**names_near(step.func), **step.keywords, **{f"argument {i}": a for i, a in enumerate(step.args)}}
+    owner = getattr(step, "__self__", None)
+    near: dict[str, Any] = {"self": owner} | dict(vars(owner)) if hasattr(owner, "__dict__") else {}
+    function = inspect.unwrap(getattr(step, "__func__", step))
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return near
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
+        with contextlib.suppress(ValueError):  # a cell that is still empty
+            near[name] = cell.cell_contents
+    used = {n for c in _codes(code) for n in c.co_names}
+    near |= {name: function.__globals__[name] for name in used if name in function.__globals__}
+    return near | _inside(near)
+
+
+def _inside(near: dict[str, Any]) -> dict[str, Any]:
+    """Models and optimizers that a plain object or dict near the step holds (a trainer, a namespace),
+    and of functions it calls."""
+    found_inside: dict[str, Any] = {}
+    wanted = (nn.Module, torch.optim.Optimizer, torch.amp.GradScaler, torch.optim.lr_scheduler.LRScheduler)
+    for name, value in list(near.items()):
+        if isinstance(value, wanted) or inspect.ismodule(value) or isinstance(value, type):
+            continue
+        if inspect.isfunction(value) and value.__closure__ is not None:
+            members = dict(zip(value.__code__.co_freevars, (_content(c) for c in value.__closure__), strict=False))
+        elif inspect.isfunction(value):
+            members = {n: value.__globals__.get(n) for n in value.__code__.co_names}
+        else:
+            members = value if type(value) is dict else getattr(value, "__dict__", {})
+        for key, member in list(members.items())[:200]:
+            if isinstance(member, wanted):
+                found_inside.setdefault(str(key) if inspect.isfunction(value) else f"{name}.{key}", member)
+    return found_inside
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+def _codes(code: Any) -> Iterator[Any]:
+    yield code
+    for constant in code.co_consts:
+        if inspect.iscode(constant):
+            yield from _codes(constant)
+
+
+Step = Callable[[], Any]
+
+
+def nan_trace(
+    step: Step,
+    *,
+    model: Any = None,
+    optimizer: Any = None,
+    max_steps: int = 1,
+    strategy: str = "auto",
+    restore: bool = False,
+) -> Report:
+    """Run a training step under observation and name what first made a NaN or an inf that mattered.
+
+    step: a function of no arguments that performs one whole training step and returns its loss (a tensor, a float, a
+    dict or an object with `loss`, or nothing if it calls `backward`). model: a Module, or a dict or list of them;
+    optimizer: an Optimizer or a list. Left out, both are looked for among the variables that `step` uses. max_steps:
+    call `step` until it fails, at most this often. strategy: "trace" looks at every op while the step runs; "replay"
+    only records the step, and looks for the place in a replay of the recorded ops once something went bad (quicker on
+    an accelerator, where each look makes the host wait); "bisect" runs the step itself again, with few looks, and
+    refuses where it does not repeat; "auto" takes "replay" for models on an accelerator and "trace" elsewhere. restore:
+    leave model, optimizer and random numbers as they were before, instead of where the steps have taken them.
+
+    Returns a Report with one finding, or with none. An exception of the step passes through; when something was already
+    not finite by then, the report on that is attached as `error.report`. Raises TypeError or ValueError for arguments
+    that make no sense, StepDoesNotRepeat with strategy="bisect", NotLocated where a replay can't tell.
+    """
+    check(step, max_steps, strategy)
+    asked = StepArguments.about(step, model, optimizer)
+    before = Snapshot.take(asked.models, asked.optimizers, others=asked.others) if restore else None
+    try:
+        return _bisected(asked) if strategy == "bisect" else _traced(asked, max_steps, _live(strategy, asked))
+    finally:
+        if before is not None:
+            before.restore()
+
+
+def trace_cell(
+    run: Step,
+    *,
+    models: Mapping[str, nn.Module],
+    optimizers: Mapping[str, torch.optim.Optimizer],
+    strategy: str = "auto",
+) -> Report:
+    """Watch a whole cell, a training loop included; it is stopped after the step that went bad.
+
+    A step ends where the optimizers have stepped and the model is called again. Raises ValueError for
+    strategy="bisect": a cell is run once. Exceptions of the cell pass through as with `nan_trace`.
+    """
+    if strategy == "bisect":
+        raise ValueError(
+            "A cell runs only once, so it can't be bisected; use strategy='trace', or %nan_trace with one step."
+        )
+    check_models(models)
+    asked = StepArguments(run, dict(models), dict(optimizers), False, [])
+    probe = Probe(asked.models, asked.optimizers, scaler=True, cell=True, live=_live(strategy, asked), named=False)
+    with eager() as notes, probe:
+        probe.begin_step(0)
+        try:
+            run()
+        except StopCell:
+            pass
+        except Exception as error:
+            _attach(error, probe, "%%nan_trace", asked.subject, probe.step + 1)
+            raise
+        else:
+            probe.end_step()
+        if probe.verdict is not None and not probe.live:
+            probe.__exit__()
+            relive(probe, probe.verdict)
+    return report_of(probe, probe.verdict, "%%nan_trace", asked.subject, probe.step + 1, notes=tuple(notes))
+
+
+def _traced(asked: StepArguments, max_steps: int = 1, live: bool = True) -> Report:
+    probe = Probe(asked.models, asked.optimizers, asked.scaler, live=live, named=asked.named)
+    seen, compiled, count = None, None, 0
+    with eager() as notes:
+        with probe:
+            for count in _counted(max_steps):
+                probe.begin_step(count - 1)
+                try:
+                    returned = asked.step()
+                except StopIteration:
+                    if count == 1:
+                        raise
+                    notes.append(f"The data ended after {count - 1} steps.")
+                    count -= 1
+                    break
+                except Exception as error:
+                    _attach(error, probe, "nan_trace(step)", asked.subject, count)
+                    raise
+                seen = probe.end_step(returned)
+                del returned  # its graph must not outlive the step
+                if seen is None and probe.buffers_spoiled:
+                    relive_buffers(probe)
+                if seen is None and probe.compiled_calls:
+                    compiled = _compiled_only(probe, count - 1)
+                if seen is not None or compiled is not None or probe.recorder.blind:
+                    break
+        if seen is not None and not probe.live:
+            relive(probe, seen)
+    return report_of(probe, seen, "nan_trace(step)", asked.subject, count, compiled, tuple(notes))
+
+
+def _live(strategy: str, asked: StepArguments) -> bool:
+    """Whether to look while the step runs: as asked, else on a CPU only."""
+    return asked.on_cpu if strategy == "auto" else strategy != "replay"
+
+
+def _bisected(asked: StepArguments) -> Report:
+    from nbdebug.tools.nan.bisect import search
+
+    return search(
+        asked.step, asked.models, list(asked.optimizers.values()), others=asked.others, trace=lambda: _traced(asked)
+    )
+
+
+def _attach(error: Exception, probe: Probe, question: str, subject: str, steps: int) -> None:
+    """Give the user's own exception the report on what was not finite before it."""
+    seen = probe.end_step(None, error)
+    probe.__exit__()
+    if seen is None:
+        return
+    report = report_of(probe, seen, question, subject, steps)
+    error.report = report  # type: ignore[attr-defined]
+    if hasattr(error, "add_note"):
+        error.add_note(
+            f"nbdebug: before this error, {report.findings[0].title} [{report.findings[0].code}]. "
+            "The whole report is the exception's attribute `report`."
+        )
+
+
+def _compiled_only(probe: Probe, step: int) -> Any:
+    """A compiled model that was finite in eager: is it finite compiled, on the same batch?"""
+    probe.__exit__()
+    try:
+        return compare_compiled(probe, probe.compiled_calls.pop(), step)
+    finally:
+        probe.__enter__()
+
+
+@contextlib.contextmanager
+def eager() -> Iterator[list[str]]:
+    """Run compiled code in eager, so that every op is seen; yields notes for the report."""
+    notes: list[str] = []
+    with warnings.catch_warnings():
+        # Torch warns that our hooks see a compiled module twice; they know.
+        warnings.filterwarnings("ignore", message="Using `torch.compile.module.` when there are global hooks")
+        if "torch._dynamo" not in sys.modules:
+            yield notes
+            return
+        with torch.compiler.set_stance("force_eager"):
+            yield notes
+
+
+def _counted(most: int) -> Iterator[int]:
+    if most == 1:
+        return iter((1,))
+    from tqdm.auto import tqdm
+
+    return iter(tqdm(range(1, most + 1), desc="nan_trace", unit="step", delay=2, leave=False))

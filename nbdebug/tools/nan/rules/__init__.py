@@ -1,0 +1,46 @@
+"""The rules: from the facts of one fault to its one name.
+
+They are asked in order, and the first that recognises the fault names it: first what came bad from outside, then what
+the run around the fault tells (an earlier step, a learning rate, labels), then what the backward or the op tells.
+"""
+
+from __future__ import annotations
+
+from nbdebug.registry import Rule, rules
+from nbdebug.report import Finding
+from nbdebug.tools.nan.facts import CompiledFacts, LostStep, NanFacts
+from nbdebug.tools.nan.rules import backward, forward, inputs, run
+
+DECLARED = (inputs, run, backward, forward)
+"""Where the rules stand: to import these modules is to declare them."""
+FIRST = (
+    "uninitialized-memory",
+    "parameter-nonfinite",
+    "input-nonfinite",
+    "running-stats-nonfinite",
+    "optimizer-eps-underflow",
+    "lr-divergence",
+    "compiled-differs",
+    "all-labels-ignored",
+    "ctc-infeasible",
+    "label-out-of-range",
+)
+"""Asked before the rules of the op, in this order; those of the backward come before those of the forward."""
+
+
+def name_it(facts: NanFacts | CompiledFacts | LostStep) -> Finding:
+    """The finding for these facts. Some rule always recognises them: the last one takes what is left."""
+    if isinstance(facts, (CompiledFacts, LostStep)):
+        found = run.compiled_differs(facts) if isinstance(facts, CompiledFacts) else run.not_located(facts)
+        assert found is not None, "each recognises all of its facts"
+        return found
+    return next(f for r in sorted(rules("nan"), key=_rank) if (f := r.check(facts)) is not None)
+
+
+def _rank(rule: Rule) -> int:
+    slug = rule.code.partition("/")[2]
+    if slug in FIRST:
+        return FIRST.index(slug)
+    if rule.check.__module__ == run.__name__:  # it takes what is left
+        return len(FIRST) + 2
+    return len(FIRST) + (rule.check.__module__ == forward.__name__)

@@ -1,0 +1,334 @@
+"""Which ops of a step make something bad? Found in a replay, without a wait for the device at each.
+
+The largest magnitude of each result is measured on the device, for many results at a time, and all are read at once
+when the replay is over.
+
+An op is known by a key that is the same in every run of the step: in the forward its number on the tape, in backward
+the forward op whose derivative it computes, its name, and how often that has been met before.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import math
+from collections.abc import Hashable
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from nbdebug.observe.backward import Backward
+from nbdebug.observe.ops import Schema, schema_of, tensors_given
+from nbdebug.observe.recorder import Op, Recorder
+from nbdebug.observe.replay import Replay
+from nbdebug.observe.tensors import all_finite, can_be_bad, dense, each_largest, memory_key, read
+from nbdebug.tools.nan.probe import Detection, Probe, StopCell
+from nbdebug.tools.nan.taint import results_of
+
+_next_number = torch._C._autograd._get_sequence_nr
+_GROUP, _GROUP_BYTES = 64, 2**28
+"""Results wait to be measured together, and keep their memory meanwhile: at most so many of them, or so many bytes."""
+
+
+class Suspects(NamedTuple):
+    """What a scout brings back. suspects: the bad results of each op that has any, by their places among its results;
+    in order. born_at: the number of the forward op at whose derivative all was born that is bad in backward, if that is
+    a single one. whole: whether the suspects of backward are known, too, and not only that op. modules: where bad
+    values went through. gradients: the leaves, by number, whose gradients are bad."""
+
+    suspects: dict[Hashable, frozenset[int]]
+    born_at: int | None
+    whole: bool
+    modules: set[str]
+    gradients: list[int]
+
+
+class Sizes:
+    """Largest magnitudes, measured many at a time, and read in one go."""
+
+    def __init__(self) -> None:
+        self._waiting: list[torch.Tensor] = []
+        self._bytes = 0
+        self._sizes: list[torch.Tensor] = []
+
+    @property
+    def waiting(self) -> bool:
+        """Whether some are still to be measured."""
+        return bool(self._waiting)
+
+    def add(self, values: torch.Tensor) -> int:
+        """The number under which the size of this tensor will be found. It must not change before `measure`."""
+        number = len(self._sizes) + len(self._waiting)
+        self._waiting.append(values.detach())
+        self._bytes += values.nbytes
+        if len(self._waiting) >= _GROUP or self._bytes > _GROUP_BYTES:
+            self.measure()
+        return number
+
+    def measure(self) -> None:
+        """Measure what waits."""
+        if self._waiting:
+            self._sizes += each_largest(self._waiting)
+            self._waiting, self._bytes = [], 0
+
+    def finite(self) -> list[bool]:
+        """Whether each is finite: waits for the device."""
+        self.measure()
+        return [math.isfinite(size) for size in read(self._sizes)]
+
+
+class Keys:
+    """Numbers the ops of backward."""
+
+    def __init__(self) -> None:
+        self._met: collections.Counter[tuple] = collections.Counter()
+
+    def next(self, forward: Op | None, name: str) -> Hashable:
+        """The key of an op that runs now, as a part of the derivative of `forward`."""
+        known = -1 if forward is None else forward.index, name
+        self._met[known] += 1
+        return *known, self._met[known]
+
+
+class _SeenOp(NamedTuple):
+    """An op that has run: what memories it was given, and for each of its results: memory, whether it is all of that
+    memory, and the number of its size."""
+
+    key: Hashable
+    module: str
+    given: tuple[int | None, ...]
+    made: list[tuple[int | None, bool, int | None]]
+
+
+class SuspectScan:
+    """Looks at each op of a replay."""
+
+    def __init__(self, recorder: Recorder):
+        self.recorder, self._keys, self._sizes = recorder, Keys(), Sizes()
+        self._passed: list[_SeenOp] = []
+        recorder.numbered, recorder.in_backward = True, self._in_backward
+
+    def forward(self, op: Op, args: tuple, kwargs: dict) -> Any:
+        """Run an op of the forward."""
+        schema = schema_of(op.func)
+        if schema.writes:
+            self._sizes.measure()  # before what waits is changed
+        out = op.func(*args, **kwargs)
+        self.recorder.number(op, _next_number())
+        self._note(op.index, op.module, schema, args, kwargs, out)
+        return out
+
+    def _in_backward(self, func: Any, schema: Schema, args: tuple, kwargs: dict, node: Any) -> Any:
+        forward = self.recorder.forward_op(node)
+        op = Op(-1, func, schema.base, self.recorder.step)
+        op.forward = forward
+        self.recorder.number(op, _next_number())  # it may have a derivative, too
+        if schema.view and not schema.writes:
+            return func(*args, **kwargs)
+        if schema.writes:
+            self._sizes.measure()
+        out = func(*args, **kwargs)
+        module = forward.module if forward is not None else ""
+        self._note(self._keys.next(forward, schema.base), module, schema, args, kwargs, out)
+        return out
+
+    def _note(self, key: Hashable, module: str, schema: Schema, args: tuple, kwargs: dict, out: Any) -> None:
+        if schema.view and not schema.writes:
+            return
+        made = [self._result(tensor) for _, tensor in results_of(schema, args, kwargs, out)]
+        if made:
+            given = tuple([memory_key(t) for t in tensors_given(args, kwargs)])
+            self._passed.append(_SeenOp(key, module, given, made))
+
+    def _result(self, tensor: torch.Tensor) -> tuple[int | None, bool, int | None]:
+        values = dense(tensor)
+        if values is None:
+            return None, False, None
+        storage = values.untyped_storage()
+        whole = values.numel() * values.element_size() == storage.nbytes()
+        return storage._cdata, whole, self._sizes.add(values) if can_be_bad(values) else None
+
+    def report(self, gradients: dict[int, torch.Tensor]) -> Suspects:
+        """What was found: reads all sizes, and follows bad memories from op to op. gradients: by the leaves' numbers,
+        as the replay left them."""
+        sizes = {n: self._sizes.add(g) for n, g in gradients.items() if dense(g) is g and can_be_bad(g)}
+        finite = self._sizes.finite()
+        suspects, roots, modules, spoiled = {}, [], set(), set[int | None]()
+        for passed in self._passed:
+            bad = frozenset([n for n, (*_, size) in enumerate(passed.made) if size is not None and not finite[size]])
+            if bad:
+                suspects[passed.key] = bad
+                modules.add(passed.module)
+                if not spoiled.intersection(passed.given):
+                    roots.append(passed.key)
+            if bad or spoiled:
+                spoiled -= {memory for n, (memory, whole, _) in enumerate(passed.made) if whole and n not in bad}
+                spoiled |= {passed.made[n][0] for n in bad}
+        born = {key[0] if isinstance(key, tuple) else None for key in roots}
+        return Suspects(
+            suspects,
+            born.pop() if len(born) == 1 else None,
+            True,
+            modules,
+            [n for n, size in sizes.items() if not finite[size]],
+        )
+
+
+def scouted(probe: Probe, seen: Detection) -> Suspects:
+    """Let a scout look at a replay, up to what went bad."""
+    recorder = Recorder(probe.stack, [], lambda *_: None)
+    recorder.light = True
+    scout = SuspectScan(recorder)
+    loss_only = seen.target.kind == "loss"
+    replay = Replay(probe.tape, around=scout.forward, during_engine=lambda: recorder).run(seen.position, loss_only)
+    with _disable_current_modes(), torch.no_grad():
+        return scout.report(replay.gradients)
+
+
+class RecordingScan:
+    """Attach it before the probe is entered. The recording ends with StopCell at the first loss that is bad, or after
+    the first backward that leaves a bad gradient.
+
+    Then `call` is that backward, whose graph is still there; born_in: the node that made the first bad gradient, and
+    born_at: its op, if all that is bad was born there."""
+
+    def __init__(self, probe: Probe):
+        self.probe, self.recorder, self._sizes = probe, probe.recorder, Sizes()
+        self._made: list[tuple[Op, list[int | None]]] = []
+        self._nodes: list[Any] = []
+        self._passed_back: list[tuple[int, list[int], list[int]]] = []  # the node's number, sizes given and passed on
+        self._known: dict[tuple, int] = {}  # sizes of gradients that still wait: the next node gets what one passes on
+        self._handles: list[Any] = []
+        self._modules: set[str] = set()
+        self._bad_leaves: list[int] = []
+        self._derived_again = False  # a backward made nodes, too, which are no op's
+        self.call: Backward | None = None
+        self.born_in: Any = None
+        self.born_at: Op | None = None
+        self._began, self._ended = probe.engine.began, probe.engine.ended
+        probe.recorder.numbered = probe.engine.keep_graph = True
+        probe.recorder.watchers.append(self)
+        probe.engine.began, probe.engine.ended = self._backward_begins, self._backward_ended
+
+    # -- forward: a watcher -------------------------------------------------------------------------------------------
+
+    def before(self, op: Op, schema: Schema, args: tuple, kwargs: dict) -> None:
+        if schema.writes:
+            self._sizes.measure()  # before what waits is changed
+
+    def after(self, op: Op, schema: Schema, args: tuple, kwargs: dict, out: Any, kept: Any) -> None:
+        if not schema.view or schema.writes:
+            made = [dense(t) for _, t in results_of(schema, args, kwargs, out)]
+            self._made.append((op, [None if v is None or not can_be_bad(v) else self._sizes.add(v) for v in made]))
+
+    # -- backward -----------------------------------------------------------------------------------------------------
+
+    def _backward_begins(self, call: Backward) -> None:
+        self._began(call)
+        with _disable_current_modes(), torch.no_grad():
+            if call.accumulate and not all(all_finite(r) for r in call.roots if can_be_bad(r)):
+                self.probe.tape.backward(call, ())
+                raise StopCell
+        self._derived_again = self._derived_again or call.create
+        self._nodes = _nodes(call.roots)
+        self._handles = [
+            node.register_hook(functools.partial(self._passes_back, number)) for number, node in enumerate(self._nodes)
+        ]
+
+    def _passes_back(self, number: int, passed: tuple, given: tuple) -> None:
+        """A hook. A fault of ours must not stop the backward."""
+        if self.recorder.blind:
+            return
+        try:
+            with torch.no_grad():
+                self._passed_back.append((number, self._numbers(given), self._numbers(passed)))
+        except Exception as fault:  # the border
+            self.recorder.go_blind(fault)
+
+    def _numbers(self, gradients: tuple) -> list[int]:
+        found = []
+        for gradient in gradients:
+            values = None if gradient is None else dense(gradient)
+            if values is None or not can_be_bad(values):
+                continue
+            place = values.data_ptr(), values.numel()
+            number = self._known.get(place)
+            if number is None:
+                number = self._sizes.add(values)
+                if self._sizes.waiting:
+                    self._known[place] = number
+                else:
+                    self._known.clear()
+            found.append(number)
+        return found
+
+    def _backward_ended(self, call: Backward, result: Any) -> None:
+        self._ended(call, result)
+        while self._handles:
+            self._handles.pop().remove()
+        if self.recorder.blind:
+            return
+        leaves = self.probe.tape.leaves.items()
+        with _disable_current_modes(), torch.no_grad():
+            gradients = {
+                n: self._sizes.add(leaf.grad)
+                for n, leaf in leaves
+                if leaf.grad is not None and dense(leaf.grad) is leaf.grad and can_be_bad(leaf.grad)
+            }
+            self._judge(self._sizes.finite(), gradients)
+        self._passed_back, self._nodes = [], []
+        self._known.clear()
+        if self._bad_leaves and call.accumulate:
+            self.call = call
+            raise StopCell
+
+    def _judge(self, finite: list[bool], gradients: dict[int, int]) -> None:
+        """What a backward has shown, once its sizes are at hand."""
+        self._bad_leaves = [n for n, size in gradients.items() if not finite[size]]
+        born: list[Any] = []
+        for number, given, passed in self._passed_back:
+            if all(finite[n] for n in (*given, *passed)):
+                continue
+            node = self._nodes[number]
+            forward = self.recorder.forward_op(node)
+            self._modules.add(forward.module if forward is not None else "")
+            if all(finite[n] for n in given):
+                born.append(node)
+            elif not born:
+                born.append(None)  # two sound gradients gave a bad sum
+        if len(born) == 1 and born[0] is not None and not self._derived_again:
+            self.born_in, self.born_at = born[0], self.recorder.forward_op(born[0])
+
+    # -- the answer ---------------------------------------------------------------------------------------------------
+
+    def report(self) -> Suspects:
+        """What was found."""
+        with torch.no_grad():
+            finite = self._sizes.finite()
+        suspects: dict[Hashable, frozenset[int]] = {}
+        modules = set(self._modules)
+        for op, sizes in self._made:
+            bad = frozenset([n for n, size in enumerate(sizes) if size is not None and not finite[size]])
+            if bad:
+                suspects[op.index] = bad
+                modules.add(op.module)
+        return Suspects(
+            suspects, None if self.born_at is None else self.born_at.index, False, modules, self._bad_leaves
+        )
+
+    def let_go(self) -> None:
+        """Of the graph."""
+        self.call = self.born_in = None
+
+
+def _nodes(roots: tuple[torch.Tensor, ...]) -> list[Any]:
+    """The nodes of autograd's graph behind some tensors, other than those that only store gradients."""
+    found: dict[int, Any] = {}
+    todo = [root.grad_fn for root in roots if root.grad_fn is not None]
+    while todo:
+        node = todo.pop()
+        if id(node) not in found:
+            found[id(node)] = node
+            todo += [following for following, _ in node.next_functions if following is not None]
+    return [node for node in found.values() if node.next_functions]

@@ -1,0 +1,414 @@
+"""The cells that were run, in order, read as Python: what each of them binds, deletes, calls and imports.
+
+The shell keeps the text of every cell. It is parsed only where a word that matters stands in it, and never run. What a
+cell runs is more than its own lines: a call of a function that a cell has defined leads on to that function's lines.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from nbdebug.report import Where
+
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+DEFINED = (*FUNCTIONS, ast.ClassDef)
+Bound = tuple[str, str, ast.stmt, "ast.expr | None"]
+"""(path, how, statement, value): of `model.fc = new()` "model.fc", "assign", the whole, `new()`."""
+TIMED = frozenset({"time", "timeit", "capture", "prun", "mem", "nan_trace", "diagnose"})
+"""Magics that run the Python they are given, as it stands."""
+
+
+def dotted(node: ast.AST | None) -> str:
+    """ "model.layers.fc" of a name or an attribute, "" of anything else."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        owner = dotted(node.value)
+        return f"{owner}.{node.attr}" if owner else ""
+    return ""
+
+
+def names_in(node: ast.AST | None) -> set[str]:
+    """The variables that an expression reads."""
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} if node is not None else set()
+
+
+def unwrapped(statement: ast.stmt) -> list[ast.stmt]:
+    """What stands behind `%time` or below `%%time`, as IPython writes it; of other statements themselves."""
+    call = statement.value if isinstance(statement, (ast.Expr, ast.Assign)) else None
+    if not isinstance(call, ast.Call) or getattr(call.func, "attr", "") not in ("run_cell_magic", "run_line_magic"):
+        return [statement]
+    given = [arg.value for arg in call.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
+    if len(given) != len(call.args) or not given or given[0] not in TIMED:
+        return [statement]
+    line = statement.lineno
+    try:
+        body = ast.parse(given[-1]).body
+    except (SyntaxError, ValueError):
+        return [statement]
+    return [ast.increment_lineno(inner, line if len(given) == 3 else line - 1) for inner in body]
+
+
+def running(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    for statement in body:
+        yield statement
+        if not isinstance(statement, DEFINED):
+            for part in ("body", "orelse", "finalbody"):
+                yield from running(getattr(statement, part, ()))
+            for handler in (*getattr(statement, "handlers", ()), *getattr(statement, "cases", ())):
+                yield from running(handler.body)
+
+
+def bound(statement: ast.stmt) -> Iterator[Bound]:
+    """What a statement binds or deletes."""
+    if isinstance(statement, DEFINED):
+        yield statement.name, "class" if isinstance(statement, ast.ClassDef) else "def", statement, None
+    elif isinstance(statement, (ast.Import, ast.ImportFrom)):
+        for alias in statement.names:
+            yield alias.asname or alias.name.partition(".")[0], "import", statement, None
+    elif isinstance(statement, ast.Delete):
+        yield from ((path, "del", statement, None) for target in statement.targets for path in [dotted(target)] if path)
+    else:
+        loop = isinstance(statement, (ast.For, ast.AsyncFor))
+        for target, value in _pairs(statement):
+            for path, part in _targets(target, value):
+                yield (path, "for", statement, None) if loop else (path, "assign", statement, part)
+
+
+def _pairs(statement: ast.stmt) -> list[tuple[ast.expr, ast.expr]]:
+    """(target, value) of an assignment, a loop or a with."""
+    if isinstance(statement, ast.Assign):
+        return [(target, statement.value) for target in statement.targets]
+    if isinstance(statement, (ast.AugAssign, ast.AnnAssign)):
+        return [(statement.target, statement.value)] if statement.value is not None else []
+    if isinstance(statement, (ast.For, ast.AsyncFor)):
+        return [(statement.target, statement.iter)]
+    if isinstance(statement, (ast.With, ast.AsyncWith)):
+        return [(item.optional_vars, item.context_expr) for item in statement.items if item.optional_vars is not None]
+    return []
+
+
+def _targets(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
+    if isinstance(target, (ast.Tuple, ast.List)):
+        given = value.elts if isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts) else None
+        for place, part in enumerate(target.elts):
+            yield from _targets(part, given[place] if given else value)
+    elif isinstance(target, ast.Starred):
+        yield from _targets(target.value, value)
+    elif dotted(target):
+        yield dotted(target), value
+
+
+_WORD = re.compile(r"[^\W\d]\w*")
+LONGEST = 200_000
+"""Characters of a cell; a longer one holds data, and is not parsed."""
+
+
+class CellBinding(NamedTuple):
+    """A statement that gives a name a value. path: "model" or "model.fc"; how: "assign", "def", "class", "import",
+    "for" or "del"; value: the expression, where there is one."""
+
+    number: int
+    path: str
+    how: str
+    node: ast.stmt
+    value: ast.expr | None
+
+    @property
+    def at(self) -> tuple[int, int]:
+        """Which of two was later: the cell, then the line."""
+        return self.number, self.node.lineno
+
+
+class Cell:
+    """One cell as it ran: its execution count, its text as Python, and as it was typed."""
+
+    def __init__(self, number: int, source: str, typed: str) -> None:
+        self.number, self.source, self.typed = number, source, typed
+
+    def says(self, word: str) -> bool:
+        """Whether a word stands in its text. A quick look, before it is parsed."""
+        return word in self.source
+
+    @functools.cached_property
+    def body(self) -> list[ast.stmt]:
+        """Its statements; none where it is no Python."""
+        try:
+            tree = ast.parse(self.source) if len(self.source) < LONGEST else ast.Module([], [])
+        except (SyntaxError, ValueError, RecursionError):
+            return []
+        return [inner for statement in tree.body for inner in unwrapped(statement)]
+
+    @functools.cached_property
+    def statements(self) -> list[ast.stmt]:
+        """Those that run with the cell, also within loops and branches, without the bodies of functions."""
+        return list(running(self.body))
+
+    @functools.cached_property
+    def bindings(self) -> list[CellBinding]:
+        return [CellBinding(self.number, *one) for statement in self.statements for one in bound(statement)]
+
+    @functools.cached_property
+    def functions(self) -> dict[str, list[ast.AST]]:
+        """The functions, methods and classes that it defines, by their names."""
+        found: dict[str, list[ast.AST]] = {}
+        for statement in self.body:
+            for node in ast.walk(statement):
+                if isinstance(node, DEFINED):
+                    found.setdefault(node.name, []).append(node)
+        return found
+
+    def place(self, line: int | None = None, text: str | None = None) -> Where:
+        """A place in it. text: the source, left out: that line."""
+        lines = self.typed.splitlines()
+        line = 1 if line is None else line
+        given = lines[line - 1].strip() if text is None and 0 < line <= len(lines) else text
+        return Where(line=line, text=given or None, cell=f"In [{self.number}]")
+
+    def text_of(self, node: ast.AST) -> str:
+        same = self.source.strip() == self.typed.strip()
+        return same and ast.get_source_segment(self.source, node) or ast.unparse(node)
+
+
+class CellHistory:
+    """All cells of a session, and which file name stands for which of them."""
+
+    def __init__(self, cells: Mapping[int, tuple[str, str]], files: Mapping[str, int]) -> None:
+        self.cells = {number: Cell(number, *texts) for number, texts in cells.items() if texts[0].strip()}
+        self.files = files
+        self._reached: dict[int, list[ast.AST]] = {}
+        self._bindings: dict[str, list[CellBinding]] = {}
+
+    @classmethod
+    def of(cls, shell: Any) -> CellHistory:
+        """What the shell keeps of this session; nothing where none runs."""
+        manager = getattr(shell, "history_manager", None)
+        parsed, typed = (getattr(manager, f"input_hist_{kind}", None) or [] for kind in ("parsed", "raw"))
+        files = getattr(getattr(shell, "compile", None), "_filename_map", None) or {}
+        return cls({n: texts for n, texts in enumerate(zip(parsed, typed)) if n}, files)
+
+    @functools.cached_property
+    def _words(self) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for number, cell in self.cells.items():
+            for word in set(_WORD.findall(cell.source)):
+                found.setdefault(word, []).append(number)
+        return found
+
+    def saying(self, *words: str) -> list[Cell]:
+        """The cells whose text holds one of these words, in the order in which they ran."""
+        if all(word.isidentifier() for word in words):
+            return [self.cells[n] for n in sorted({n for word in words for n in self._words.get(word, ())})]
+        return [cell for cell in self.cells.values() if any(cell.says(word) for word in words)]
+
+    def leading_to(self, *words: str) -> list[Cell]:
+        """The cells that say one of these words, or call a function of a cell that does, directly or not."""
+        known, todo = set(words), list(words)
+        while todo:
+            new = [
+                name
+                for cell in self.saying(*todo)
+                for name, made in cell.functions.items()
+                if name not in known
+                and any(word in _WORD.findall(cell.text_of(node)) for word in todo for node in made)
+            ]
+            known.update(new)
+            todo = list(dict.fromkeys(new))
+        return self.saying(*known)
+
+    def bindings(self, path: str, *hows: str) -> list[CellBinding]:
+        """The statements that bind this name ("model") or attribute ("model.fc"), in order."""
+        if path not in self._bindings:
+            last = re.escape(path.rpartition(".")[2])
+            binds = re.compile(
+                rf"\b{last}\b[^\n]*?(?<![=!<>])=(?!=)"
+                rf"|\b(?:def|class|import|as|for|del)\b[^\n]*\b{last}\b|\b{last}\b\s*,\s*\n"
+            )
+            self._bindings[path] = [
+                b
+                for cell in self.saying(path.rpartition(".")[2])
+                if binds.search(cell.source)
+                for b in cell.bindings
+                if b.path == path
+            ]
+        return [b for b in self._bindings[path] if (b.how in hows if hows else b.how != "del")]
+
+    def place(self, binding: CellBinding) -> Where:
+        """Where a binding stands: its first line."""
+        return self.cells[binding.number].place(binding.node.lineno)
+
+    def text(self, binding: CellBinding) -> str:
+        return self.cells[binding.number].text_of(binding.node)
+
+    def cell_of(self, file: str) -> int | None:
+        """The number of the cell that this file name stands for: of cells with the same text, the last."""
+        match = re.match(r"<ipython-input-(\d+)-", file)
+        number = int(match[1]) if match else self.files.get(file)
+        return number if number in self.cells else None
+
+    def same(self, number: int) -> list[int]:
+        """The runs of a cell with the very text of this one, in order."""
+        text = self.cells[number].source.strip()
+        return [n for n, cell in self.cells.items() if cell.source.strip() == text]
+
+    def reach(self, number: int) -> list[ast.AST]:
+        """What the cell runs: its own statements, and the functions of cells that they call, as far as names tell."""
+        if number not in self._reached:
+            found: list[ast.AST] = [s for s in self.cells[number].statements if not isinstance(s, DEFINED)]
+            known: set[str] = set()
+            todo = [*found]
+            while todo and len(found) < 5000:
+                for name in _called(todo.pop()) - known:
+                    known.add(name)
+                    more = list(self._defined(name, number))
+                    found += more
+                    todo += more
+            self._reached[number] = found
+        return self._reached[number]
+
+    def _defined(self, name: str, before: int) -> Iterator[ast.AST]:
+        """The last definition of this name that a cell up to this one has made; of a class what making one runs."""
+        for cell in reversed(self.saying(name)):
+            if (
+                cell.number > before
+                or not (cell.says(f"def {name}") or cell.says(f"class {name}"))
+                or (name not in cell.functions)
+            ):
+                continue
+            for node in cell.functions[name]:
+                inner = node.body if isinstance(node, ast.ClassDef) else [node]
+                yield from (
+                    part
+                    for part in inner
+                    if not isinstance(node, ast.ClassDef)
+                    or getattr(part, "name", "") in ("__init__", "forward", "__call__", "__post_init__")
+                )
+            return
+
+
+def nodes(reached: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """All nodes of what a cell runs. A function that is only defined there is not among them."""
+    for root in reached:
+        called = isinstance(root, FUNCTIONS)
+        todo: list[ast.AST] = list(root.body) if called else [root]  # type: ignore[attr-defined]
+        while todo:
+            node = todo.pop()
+            yield node
+            if not isinstance(node, DEFINED):  # what stands below a loop's head is a statement of its own
+                todo += [c for c in ast.iter_child_nodes(node) if called or not isinstance(c, ast.stmt)]
+
+
+def _called(root: ast.AST) -> set[str]:
+    """The names of what it calls, or hands on to be called: `model.apply(init)`."""
+    found = set()
+    for node in nodes([root]):
+        if isinstance(node, ast.Call):
+            found.add(node.func.attr if isinstance(node.func, ast.Attribute) else dotted(node.func))
+            given = (*node.args, *(keyword.value for keyword in node.keywords))
+            found |= {value.id for value in given if isinstance(value, ast.Name)}
+    return found - {""}
+
+
+At = tuple[int, int]
+"""A cell, and a line in it."""
+IDLE = frozenset(
+    {
+        "state_dict",
+        "load_state_dict",
+        "zero_grad",
+        "eval",
+        "parameters",
+        "named_parameters",
+        "to",
+        "modules",
+        "named_modules",
+        "get_last_lr",
+        "add_param_group",
+        "children",
+        "cpu",
+        "cuda",
+        "close",
+    }
+)
+"""Methods that train nothing."""
+
+
+def root_of(path: str) -> str:
+    """The variable of a name: "models" of "models[0].fc"."""
+    return path.partition("[")[0].partition(".")[0]
+
+
+def calls_after(history: CellHistory, at: At, word: str) -> Iterator[tuple[int, ast.Call]]:
+    """(cell, call) of the calls that ran after this place, in cells that can reach the word."""
+    for number in [cell.number for cell in history.leading_to(word) if cell.number >= at[0]]:
+        for root in history.reach(number):
+            if number == at[0] and getattr(root, "lineno", 0) <= at[1] and root in history.cells[number].statements:
+                continue
+            for node in nodes([root]):
+                if isinstance(node, ast.Call) and word in names_in(node):
+                    yield number, node
+
+
+def stepped(history: CellHistory, name: str, at: At) -> Where | None:
+    """The first cell behind this place that calls something of the variable that trains, or hands it to a function."""
+    for number, call in calls_after(history, at, name):
+        of = dotted(call.func)
+        given = [*call.args, *(keyword.value for keyword in call.keywords)]
+        if of.startswith(f"{name}.") and of.rpartition(".")[2] not in IDLE:
+            return history.cells[number].place(_line(history, number, call))
+        if any(dotted(value) == name for value in given) and not _reads_only(of):
+            return history.cells[number].place(_line(history, number, call))
+    return None
+
+
+def _reads_only(function: str) -> bool:
+    """Whether a function that is given a variable only shows or stores it, or makes something new from it."""
+    last = function.rpartition(".")[2]
+    return last in ("print", "display", "len", "type", "id", "repr", "str", "isinstance", "save", "dir", "vars") or (
+        last[:1].isupper()
+    )
+
+
+def read(history: CellHistory, name: str, at: At) -> Where | None:
+    """The first cell behind this place that reads the variable."""
+    for cell in [cell for cell in history.leading_to(name) if cell.number >= at[0]]:
+        number = cell.number
+        for root in history.reach(number):
+            own = root in cell.statements
+            if number == at[0] and (not own or getattr(root, "lineno", 0) <= at[1]):
+                continue
+            for node in nodes([root]):
+                if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load):
+                    return cell.place(node.lineno if own else None)
+    return None
+
+
+def same_thing(binding: CellBinding) -> bool:
+    """Whether a statement leaves a variable what it was: `model = model.to(device)`, `model = torch.compile(model)`."""
+    name, value = binding.path, binding.value
+    if not isinstance(value, ast.Call):
+        return isinstance(value, ast.Name) and value.id == name
+    of = value.func
+    while isinstance(of, (ast.Attribute, ast.Call)):
+        of = of.value if isinstance(of, ast.Attribute) else of.func
+    last = dotted(value.func).rpartition(".")[2]
+    return (
+        isinstance(of, ast.Name)
+        and of.id == name
+        or (name in names_in(value) and last in ("compile", "DataParallel", "DistributedDataParallel", "prepare", "to"))
+    )
+
+
+def _line(history: CellHistory, number: int, node: ast.AST) -> int | None:
+    """The line of a node, where it stands in the cell itself and not in a function of another one."""
+    line = getattr(node, "lineno", None)
+    own = any(
+        getattr(s, "lineno", 0) <= (line or 0) <= (getattr(s, "end_lineno", 0) or 0)
+        and any(n is node for n in ast.walk(s))
+        for s in history.cells[number].body
+    )
+    return line if own else None

@@ -1,0 +1,168 @@
+"""What the cells that ran, the variables and the files show, as plain names and numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from nbdebug.report import Where
+
+NOWHERE = Where()
+
+
+@dataclasses.dataclass(frozen=True)
+class StaleModule:
+    """A module that is loaded in another version than its file now has.
+
+    module: "losses"; file: its base name. changed: functions ("dice", "Net.forward") and constants that differ, added
+    ones included. names: what in the notebook still is the old version, where the module itself was reloaded ("dice",
+    "train.dice"); () where the module is old. imported: the statements that a notebook needs to get the new version.
+    where: the cell that brought it in; again: the module had been imported before that cell; edited: the cell that
+    wrote the file, if one did.
+    """
+
+    module: str
+    file: str
+    changed: tuple[str, ...]
+    names: tuple[str, ...] = ()
+    imported: str = ""
+    where: Where = NOWHERE
+    first: Where = NOWHERE
+    again: bool = False
+    edited: Where = NOWHERE
+
+
+@dataclasses.dataclass(frozen=True)
+class LeftBehind:
+    """Trainable parameters of a model that no optimizer holds, for the model was changed after the optimizer was made.
+
+    missing: the parameters' names ("model.fc.weight"), all of them; of: how many the model trains. strangers: tensors
+    that the optimizer holds and that no model among the variables has. how: "anew" (the model was made again), "part"
+    (a part of it was replaced or added), "unfrozen". used: the optimizer was used since, or the parameters have
+    gradients. remade: the user's statement that makes the optimizer. where: the cell that changed the model; made: the
+    optimizer's.
+    """
+
+    model: str
+    optimizer: str
+    missing: tuple[str, ...]
+    of: int
+    strangers: int
+    how: str
+    used: bool
+    remade: str = ""
+    where: Where = NOWHERE
+    made: Where = NOWHERE
+
+
+@dataclasses.dataclass(frozen=True)
+class StaleHolder:
+    """Something made from a variable that a later cell has replaced, and used since.
+
+    holder: "loader"; path: where the old one lies ("loader.collate_fn"); name: the variable; kind: what the old one is
+    ("DataLoader", "function"). remade: the statement that makes the holder. where: the cell that replaced the variable;
+    made: the cell that made the holder; used: a cell that used it since."""
+
+    holder: str
+    path: str
+    name: str
+    kind: str
+    remade: str = ""
+    where: Where = NOWHERE
+    made: Where = NOWHERE
+    used: Where = NOWHERE
+
+
+@dataclasses.dataclass(frozen=True)
+class TwiceHook:
+    """A hook that was registered more than once. owners: the modules, parameters or optimizers that have it; hook: the
+    function's name; word: "forward hook"; method: "register_forward_hook"; times: how often on one owner. where: the
+    cell of the second registration; first: of the first."""
+
+    owners: tuple[str, ...]
+    hook: str
+    word: str
+    method: str
+    times: int
+    where: Where = NOWHERE
+    first: Where = NOWHERE
+
+
+@dataclasses.dataclass(frozen=True)
+class Redefined:
+    """Objects of a class whose name now stands for another class. name: the class; instances: names of objects
+    ("model", "model.blocks.0"), or of subclasses; subclasses: they are classes. changed: methods that differ; renewed:
+    an object of the new class is there as well. seen: what shows that it matters: "exception", "isinstance", "pickle",
+    "super", or "" . used: the objects were used after the class was defined again. made: the cell that made the first
+    of the objects; old: the cell of the first definition; where: of the new one."""
+
+    name: str
+    instances: tuple[str, ...]
+    changed: tuple[str, ...] = ()
+    subclasses: bool = False
+    renewed: bool = False
+    seen: str = ""
+    said: str = ""
+    used: bool = False
+    remade: str = ""
+    module: str = "__main__"
+    where: Where = NOWHERE
+    old: Where = NOWHERE
+    made: Where = NOWHERE
+
+
+@dataclasses.dataclass(frozen=True)
+class KeptOutput:
+    """Memory that the shell alone holds, or a list of losses with their graphs. how: "output", "traceback" or "graph";
+    name: "Out[2]"; bytes; what: "float32 (2560, 3072)". variable: what was shown ("features"), or the
+    largest that a traceback holds. wanted: the statement that was to free it, "" where none was; deleted: it names this
+    very variable; freed: where it stands. where: the cell that showed it, failed, or put it there."""
+
+    how: str
+    name: str
+    bytes: int
+    what: str = ""
+    variable: str = ""
+    wanted: str = ""
+    deleted: bool = False
+    freed: Where = NOWHERE
+    where: Where = NOWHERE
+
+
+@dataclasses.dataclass(frozen=True)
+class TooEarly:
+    """A cell failed because a name was missing that a later cell has defined. where: the failed cell's line; defined:
+    the line that defines the name."""
+
+    name: str
+    where: Where = NOWHERE
+    defined: Where = NOWHERE
+
+
+@dataclasses.dataclass(frozen=True)
+class ModeLeft:
+    """A mode that a cell switched and left. kind: "eval", "grad" or "dtype"; name: the model, or the call; where: the
+    cell that switched; after: the cell that trained on; said: what the last exception says."""
+
+    kind: str
+    name: str
+    where: Where = NOWHERE
+    after: Where = NOWHERE
+    said: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class NotebookFacts:
+    """All of it. cells: how many were run; objects: how many things were looked at; notes: what is worth knowing."""
+
+    cells: int = 0
+    objects: int = 0
+    stale: tuple[StaleModule, ...] = ()
+    left: tuple[LeftBehind, ...] = ()
+    holders: tuple[StaleHolder, ...] = ()
+    hooks: tuple[TwiceHook, ...] = ()
+    classes: tuple[Redefined, ...] = ()
+    kept: tuple[KeptOutput, ...] = ()
+    early: tuple[TooEarly, ...] = ()
+    modes: tuple[ModeLeft, ...] = ()
+    notes: tuple[str, ...] = ()
+    unchecked: tuple[str, ...] = ()

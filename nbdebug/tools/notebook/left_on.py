@@ -1,0 +1,425 @@
+"""Hooks that a cell, run again, has registered once more; and which cell that was."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import os
+import sys
+from collections.abc import Mapping
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+import torch
+
+from nbdebug.observe.duplicate_hooks import DuplicateHook, doubled
+from nbdebug.observe.variables import attributes
+from nbdebug.report import Where
+from nbdebug.tools.notebook.cells import CellHistory, dotted, names_in, nodes, root_of
+from nbdebug.tools.notebook.facts import NOWHERE, ModeLeft, TooEarly, TwiceHook
+from nbdebug.tools.notebook.stale_objects import HeldObjects, held_by, modules_of, parameters_of
+
+METHODS = {
+    "forward hook": ("register_forward_hook", "register_module_forward_hook"),
+    "forward pre-hook": ("register_forward_pre_hook", "register_module_forward_pre_hook"),
+    "backward hook": ("register_full_backward_hook", "register_backward_hook", "register_module_full_backward_hook"),
+    "backward pre-hook": ("register_full_backward_pre_hook", "register_module_full_backward_pre_hook"),
+    "state dict hook": ("register_state_dict_post_hook", "_register_state_dict_hook"),
+    "state dict pre-hook": ("register_state_dict_pre_hook",),
+    "load pre-hook": ("register_load_state_dict_pre_hook", "_register_load_state_dict_pre_hook"),
+    "load hook": ("register_load_state_dict_post_hook",),
+    "gradient hook": ("register_hook",),
+    "gradient hook behind accumulation": ("register_post_accumulate_grad_hook",),
+    "step pre-hook": ("register_step_pre_hook", "register_optimizer_step_pre_hook"),
+    "step hook": ("register_step_post_hook", "register_optimizer_step_post_hook"),
+}
+"""The methods that register each kind of hook."""
+
+
+def hooks_registered_twice(met: list[tuple[str, Any]], history: CellHistory) -> list[TwiceHook]:
+    """One entry for each hook function, with all modules that have it more than once."""
+    groups: dict[tuple[str, str, str], list[DuplicateHook]] = {}
+    for one in doubled(met):
+        groups.setdefault((one.hook, one.word, one.code.co_filename), []).append(one)
+    return [_told(group, history) for group in groups.values()]
+
+
+def _told(group: list[DuplicateHook], history: CellHistory) -> TwiceHook:
+    first = group[0]
+    times = max(len(one.older) for one in group) + 1
+    cells, method = _registrations(first, times, history)
+    places = [_place(history, number, method) for number in cells]
+    where = places[1] if len(places) > 1 else places[0] if places else _source(first.code, history)
+    return TwiceHook(
+        tuple(dict.fromkeys(one.module for one in group)),
+        first.hook,
+        first.word,
+        method,
+        times,
+        where,
+        places[0] if len(places) > 1 else NOWHERE,
+    )
+
+
+def _registrations(one: DuplicateHook, times: int, history: CellHistory) -> tuple[list[int], str]:
+    """The cells that registered it, oldest first, and the method that they called."""
+    methods = METHODS.get(one.word, ("register",))
+    calling: dict[int, list[ast.Call]] = {}
+    for number in [cell.number for cell in history.leading_to(*methods)]:
+        calls = [
+            n
+            for n in nodes(history.reach(number))
+            if isinstance(n, ast.Call)
+            and dotted(n.func).rpartition(".")[2] in methods
+            or isinstance(n, ast.Call)
+            and isinstance(n.func, ast.Attribute)
+            and n.func.attr in methods
+        ]
+        if calls:
+            calling[number] = calls
+    own = [n for hook in (*[h for _, _, h in one.older], one.newest) for n in [history.cell_of(_code(hook))] if n]
+    named = [n for n, calls in calling.items() if any(one.hook in _given(call) for call in calls)]
+    method = next((_method(call) for calls in calling.values() for call in calls), methods[0])
+    if len(set(own)) == times:  # each run of the cell has made a function of its own, and says where
+        return sorted(own), method
+    for cells in (named, [n for n in calling if own and n in history.same(own[-1])], list(calling)):
+        if len(cells) >= min(2, times):
+            return cells[-times:], _method(calling[cells[-1]][0])
+    return list(calling)[-1:], method
+
+
+def _given(call: ast.Call) -> set[str]:
+    """The names in what a call is given, those of attributes (`self.save`) as well."""
+    values = [*call.args, *(keyword.value for keyword in call.keywords)]
+    attrs = {n.attr for value in values for n in ast.walk(value) if isinstance(n, ast.Attribute)}
+    return attrs.union(*(names_in(value) for value in values)) if values else attrs
+
+
+def _method(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else dotted(call.func)
+
+
+def _code(hook: Any) -> str:
+    hook = getattr(hook, "func", hook)  # of a functools.partial
+    function = hook.__func__ if type(hook) is MethodType else hook
+    return function.__code__.co_filename if type(function) is FunctionType else ""
+
+
+def _place(history: CellHistory, number: int, method: str) -> Where:
+    """The line of a cell that registers: the call itself, or that of the function which does."""
+    cell = history.cells[number]
+    lines = cell.typed.splitlines()
+    line = next((n for n, text in enumerate(lines, 1) if method in text), None)
+    own = {id(s) for s in cell.statements}
+    if line is None:
+        for root in history.reach(number):
+            if id(root) in own and isinstance(root, (ast.Expr, ast.Assign)) and isinstance(root.value, ast.Call):
+                line = root.lineno
+                break
+    return cell.place(line)
+
+
+def _source(code: CodeType, history: CellHistory) -> Where:
+    number = history.cell_of(code.co_filename)
+    return (
+        history.cells[number].place(code.co_firstlineno)
+        if number is not None
+        else Where(file=code.co_filename, line=code.co_firstlineno)
+    )
+
+
+ACTING = ("Dropout", "BatchNorm", "InstanceNorm", "AlphaDropout", "FeatureAlphaDropout", "SyncBatchNorm")
+"""How the names of layers begin that do something else in eval mode."""
+
+
+def in_eval(held: HeldObjects) -> list[tuple[str, Any]]:
+    """The models in eval mode that an optimizer holds, and that have layers which act differently in it."""
+    trained = {id(p) for _, optimizer in held.optimizers for p in held_by(optimizer)}
+    found = []
+    for name, model in held.whole:
+        parts = [part for _, part in modules_of(model)]
+        if (
+            any(type(p).__name__.startswith(ACTING) for p in parts)
+            and not any(attributes(p).get("training") for p in parts)
+            and any(id(p) in trained for _, p in parameters_of(model))
+        ):
+            found.append((name, model))
+    return found
+
+
+def modes_left(held: HeldObjects, history: CellHistory, error: BaseException | None) -> list[ModeLeft]:
+    """The modes of which it is shown that they were not meant."""
+    found = [one for name, _ in in_eval(held) if (one := _eval(root_of(name), history)) is not None]
+    said = _message(error)
+    if "does not require grad" in said and not torch.is_grad_enabled():
+        found += _setting("grad", said, history, "set_grad_enabled", "no_grad", "inference_mode")
+    if torch.get_default_dtype() != torch.float32 and ("dtype" in said or "Double" in said or "Half" in said):
+        found += _setting("dtype", said, history, "set_default_dtype", "set_default_tensor_type")
+    return found
+
+
+def _eval(name: str, history: CellHistory) -> ModeLeft | None:
+    """The cell that switched to eval mode between two runs of the same training cell, where nothing switched back."""
+    calls = {cell.number: _methods(history, cell.number) for cell in history.leading_to(name)}
+    switched = [n for n, called in calls.items() if "eval" in called and "step" not in called]
+    if not switched:
+        return None
+    last = switched[-1]
+    training = [n for n, called in calls.items() if "step" in called and "backward" in called and "train" not in called]
+    after = next((n for n in training if n > last), None)
+    before = next((n for n in reversed(training) if n < last), None)
+    if (
+        after is None
+        or before is None
+        or history.same(after)[0] > last
+        or any("train" in called for n, called in calls.items() if last < n <= after)
+    ):
+        return None
+    line = next(
+        (
+            getattr(n, "lineno", None)
+            for n in nodes(history.cells[last].statements)
+            if isinstance(n, ast.Call) and dotted(n.func) == f"{name}.eval"
+        ),
+        None,
+    )
+    return ModeLeft("eval", name, history.cells[last].place(line), history.cells[after].place())
+
+
+def _methods(history: CellHistory, number: int) -> set[str]:
+    return {
+        n.func.attr
+        for n in nodes(history.reach(number))
+        if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)
+    }
+
+
+def _setting(kind: str, said: str, history: CellHistory, *words: str) -> list[ModeLeft]:
+    for cell in reversed(history.leading_to(*words)):
+        for node in nodes(history.reach(cell.number)):
+            if isinstance(node, ast.Call) and dotted(node.func).rpartition(".")[2] in words:
+                own = any(node in ast.walk(statement) for statement in cell.body)
+                return [ModeLeft(kind, ast.unparse(node), cell.place(node.lineno if own else None), said=said)]
+    return []
+
+
+def _message(error: BaseException | None) -> str:
+    given = BaseException.args.__get__(error) if error is not None else ()  # type: ignore[attr-defined]
+    return given[0] if given and type(given[0]) is str else ""
+
+
+SHADOWED = frozenset(
+    {
+        "list",
+        "dict",
+        "set",
+        "tuple",
+        "str",
+        "int",
+        "float",
+        "bool",
+        "len",
+        "max",
+        "min",
+        "sum",
+        "print",
+        "range",
+        "type",
+        "open",
+        "zip",
+        "map",
+        "filter",
+        "sorted",
+        "abs",
+        "round",
+        "any",
+        "all",
+        "next",
+        "iter",
+        "isinstance",
+        "super",
+        "enumerate",
+        "property",
+        "object",
+    }
+)
+"""Names of Python that other code of the notebook is likely to call; `id`, `input` or `dir` hardly ever are."""
+MODULES = ("torch", "nn", "np", "numpy", "pd", "F", "random", "math", "os", "sys", "copy", "time", "json")
+"""Names under which nearly everybody has a module."""
+
+
+def leftovers(names: Mapping[str, Any], held: HeldObjects, history: CellHistory) -> list[str]:
+    """What is worth a word, as sentences."""
+    evals = [
+        f"`{name}` is in eval mode: dropout is off and batch statistics stay as they are. `{name}.train()` before "
+        "you go on training it."
+        for name, _ in in_eval(held)
+    ]
+    return [*evals, *_settings(history), *_shadows(names, history), *_files()]
+
+
+def _settings(history: CellHistory) -> list[str]:
+    found = []
+    if not torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
+        found.append(
+            (
+                "Gradients are off for the whole session" + _since(history, "set_grad_enabled", "no_grad"),
+                "torch.set_grad_enabled(True)",
+            )
+        )
+    if torch.is_inference_mode_enabled():
+        found.append(
+            (
+                "Inference mode is on for the whole session" + _since(history, "inference_mode"),
+                "leave it by __exit__, or restart",
+            )
+        )
+    if any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda")):
+        found.append(
+            ("Autocast is on for the whole session" + _since(history, "autocast"), "leave it by __exit__, or restart")
+        )
+    if torch.is_anomaly_enabled():
+        found.append(
+            (
+                "Autograd's anomaly mode is on, and makes each step several times slower" + _since(history, "anomaly"),
+                "torch.autograd.set_detect_anomaly(False)",
+            )
+        )
+    if torch.get_default_dtype() != torch.float32:
+        found.append(
+            (
+                f"New tensors are {str(torch.get_default_dtype()).removeprefix('torch.')} by default"
+                + _since(history, "set_default_dtype", "set_default_tensor_type"),
+                "torch.set_default_dtype(torch.float32)",
+            )
+        )
+    if torch.are_deterministic_algorithms_enabled():
+        found.append(
+            (
+                "Only deterministic algorithms are allowed, which is slower and makes some ops fail"
+                + _since(history, "deterministic"),
+                "torch.use_deterministic_algorithms(False)",
+            )
+        )
+    return [f"{what}. If that is not meant: `{how}`." for what, how in found]
+
+
+def _since(history: CellHistory, *words: str) -> str:
+    """ ", since In [4]" where a cell says it."""
+    cells = list(history.saying(*words))
+    return f", since In [{cells[-1].number}]" if cells else ""
+
+
+def _shadows(names: Mapping[str, Any], history: CellHistory) -> list[str]:
+    notes = []
+    for name in sorted(SHADOWED & names.keys()):
+        if names[name] is not getattr(builtins, name):
+            notes.append(
+                f"`{name}` is a variable of yours{_bound(name, history)}, so Python's own {name}() can't be "
+                f"called in the notebook. `del {name}` brings it back."
+            )
+    for name in MODULES:
+        if (
+            name in names
+            and type(names[name]) is not type(sys)
+            and any(b.how == "import" and name in (b.path,) for b in history.bindings(name))
+        ):
+            notes.append(f"`{name}` was imported, and is a {type(names[name]).__name__} now{_bound(name, history)}.")
+    return notes
+
+
+def _bound(name: str, history: CellHistory) -> str:
+    bindings = [b for b in history.bindings(name) if b.how != "import"]
+    return f" (In [{bindings[-1].number}])" if bindings else ""
+
+
+def _files() -> list[str]:
+    """Files beside the notebook whose name is that of a package: `import` takes the file."""
+    notes = []
+    for name in (
+        "torch",
+        "numpy",
+        "random",
+        "json",
+        "copy",
+        "math",
+        "typing",
+        "types",
+        "logging",
+        "queue",
+        "tokenize",
+        "string",
+        "token",
+        "code",
+        "dataclasses",
+        "datasets",
+        "transformers",
+        "torchvision",
+    ):
+        file = os.path.join(os.getcwd(), f"{name}.py")
+        if os.path.isfile(file):
+            notes.append(
+                f"{name}.py lies in the notebook's folder: `import {name}` takes it in place of the package. "
+                "Give it another name."
+            )
+    return notes
+
+
+_TRACEBACK = vars(BaseException)["__traceback__"]
+
+
+def too_early(names: Mapping[str, Any], history: CellHistory, error: BaseException | None) -> list[TooEarly]:
+    """The last failure, where it was a missing name that a later cell has defined; nothing once the cell ran again."""
+    if error is None or not issubclass(type(error), NameError) or issubclass(type(error), UnboundLocalError):
+        return []
+    missing = getattr(error, "name", None)
+    at, failed = _TRACEBACK.__get__(error), None
+    while at is not None:
+        number = history.cell_of(at.tb_frame.f_code.co_filename)
+        if number is not None and failed is None:
+            failed = number, at.tb_lineno
+        at = at.tb_next
+    if type(missing) is not str or missing not in names or failed is None:
+        return []
+    later = [b for b in history.bindings(missing) if b.number > failed[0]]
+    if not later:
+        return []
+    line = history.cells[failed[0]].place(failed[1]).text or ""
+    if any(line in cell.typed for number, cell in history.cells.items() if number >= later[0].number):
+        return []  # it ran again since
+    return [TooEarly(missing, history.cells[failed[0]].place(failed[1]), history.place(later[0]))]
+
+
+def applied_twice(names: Mapping[str, Any], history: CellHistory) -> list[str]:
+    """Notes on cells that ran more than once and change a tensor or an array by itself: `x = x / 255`."""
+    runs: dict[str, list[int]] = {}
+    for number, cell in history.cells.items():
+        runs.setdefault(cell.source.strip(), []).append(number)
+    notes = []
+    for numbers in runs.values():
+        for last in history.cells[numbers[-1]].bindings if len(numbers) > 1 else ():
+            value = last.value
+            if (
+                last.node in history.cells[last.number].body
+                and isinstance(value, ast.BinOp)
+                and isinstance(value.op, (ast.Div, ast.Sub, ast.Mult))
+                and last.path in names_in(value)
+                and _is_array(names.get(last.path))
+                and last is history.bindings(last.path)[-1]
+                and not [b for b in history.bindings(last.path) if numbers[-2] < b.number < numbers[-1]]
+            ):
+                cells = " and ".join(f"In [{number}]" for number in numbers[-2:])
+                notes.append(
+                    f"`{history.text(last)}` ran in {cells}: it changes `{last.path}` by itself, so its "
+                    f"effect is there {len(numbers)} times. If once was meant, give the result another name."
+                )
+    return notes
+
+
+def _is_array(value: Any) -> bool:
+    kind = type(value)
+    return kind.__module__.partition(".")[0] in ("torch", "numpy", "pandas") and kind.__name__ in (
+        "Tensor",
+        "ndarray",
+        "DataFrame",
+    )

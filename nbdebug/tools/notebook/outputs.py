@@ -1,0 +1,153 @@
+"""Memory that only `Out` or the last traceback holds, and whether a cell meant to free it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from nbdebug.observe.variables import is_users
+from nbdebug.report import Where
+from nbdebug.tools.notebook.cells import CellHistory, dotted, nodes
+from nbdebug.tools.notebook.facts import NOWHERE, KeptOutput
+from nbdebug.tools.notebook.stale_objects import is_tensor
+
+FREES = ("collect", "empty_cache", "malloc_trim")
+LEAST = 1 << 20
+"""Bytes; less is never worth a word."""
+
+
+def kept(given: Iterable[Any], history: CellHistory, error: BaseException | None) -> list[KeptOutput]:
+    """given: what the shell keeps, as `free()` lists it: each with how, name, also, bytes, items, what and where.
+    error: the last failure."""
+    found = []
+    for one in given:
+        if one.bytes < LEAST:
+            continue
+        if one.how == "output":
+            found.append(_output(one, history))
+        elif one.how == "traceback":
+            where = _failed(error, history) or one.where
+            found.append(
+                KeptOutput(
+                    "traceback",
+                    one.name,
+                    one.bytes,
+                    one.what,
+                    _largest(error),
+                    *_freed("", _number(where), history),
+                    where=where,
+                )
+            )
+        elif one.how == "loss":
+            where = _appended(one.name, history)
+            found.append(
+                KeptOutput(
+                    "graph",
+                    one.name,
+                    one.bytes,
+                    one.what,
+                    one.name,
+                    *_freed(one.name, _number(where), history),
+                    where=where,
+                )
+            )
+    return found
+
+
+def _failed(error: BaseException | None, history: CellHistory) -> Where | None:
+    """The line of the cell that was running when it failed: the outermost of a cell."""
+    at = vars(BaseException)["__traceback__"].__get__(error) if error is not None else None
+    while at is not None:
+        number = history.cell_of(at.tb_frame.f_code.co_filename)
+        if number is not None:
+            return history.cells[number].place(at.tb_lineno)
+        at = at.tb_next
+    return None
+
+
+def _largest(error: BaseException | None) -> str:
+    """The largest tensor among the variables of the calls that failed: "acts"; "" where there is none."""
+    at = vars(BaseException)["__traceback__"].__get__(error) if error is not None else None
+    most, largest = 0, ""
+    while at is not None:
+        frame, at = at.tb_frame, at.tb_next
+        if frame.f_locals is frame.f_globals or not is_users(str(frame.f_globals.get("__name__", ""))):
+            continue  # a cell's own variables are there without the traceback
+        for name, value in frame.f_locals.items():
+            count = value.numel() * value.element_size() if is_tensor(value) else 0
+            if count > most:
+                most, largest = count, name
+    return largest
+
+
+def _appended(name: str, history: CellHistory) -> Where:
+    """The first line that puts something into this list or dict."""
+    root = re.split(r"[.\[]", name)[0]
+    for cell in history.saying(root):
+        for node in nodes(history.reach(cell.number)):
+            if isinstance(node, ast.Call) and _adds(node, name, root):
+                own = any(node in ast.walk(statement) for statement in cell.body)
+                return cell.place(node.lineno if own else None)
+    bound = history.bindings(root)
+    return history.place(bound[-1]) if bound else NOWHERE
+
+
+def _adds(call: ast.Call, name: str, root: str) -> bool:
+    """Whether it puts a tensor into this list, or into a list that lies in this dict."""
+    if not isinstance(call.func, ast.Attribute) or call.func.attr not in ("append", "extend"):
+        return False
+    of, given = ast.unparse(call.func.value), call.args[0] if call.args else None
+    number = isinstance(given, ast.Call) and (
+        dotted(given.func) in ("float", "int")
+        or isinstance(given.func, ast.Attribute)
+        and given.func.attr in ("item", "detach", "tolist")
+    )
+    return not number and (of in (name, root) or of.startswith(f"{name}["))
+
+
+def _output(one: Any, history: CellHistory) -> KeptOutput:
+    names = [one.name, *one.also]
+    number = next((int(n[4:-1]) for n in names if n.startswith("Out[") and n[4:-1].isdigit()), None)
+    if number is None or number not in history.cells:
+        return KeptOutput("output", one.name, one.bytes, one.what)
+    cell = history.cells[number]
+    last = cell.body[-1] if cell.body else None
+    shown = last.value if isinstance(last, ast.Expr) else None
+    text = cell.text_of(shown) if shown is not None else ""
+    variable = next((n.id for n in ast.walk(shown) if isinstance(n, ast.Name)), "") if shown is not None else ""
+    wanted, deleted, freed = _freed(variable, number, history)
+    return KeptOutput(
+        "output",
+        next(n for n in names if n.startswith("Out[")),
+        one.bytes,
+        one.what,
+        text,
+        wanted,
+        deleted,
+        freed,
+        cell.place(last.lineno if last is not None else None),
+    )
+
+
+def _freed(variable: str, number: int | None, history: CellHistory) -> tuple[str, bool, Where]:
+    """The statement behind this cell that was to free it, whether it is about this very variable, and its place: `del
+    features`, `features = None`, `gc.collect()`."""
+    found: tuple[str, bool, Where] = ("", False, NOWHERE)
+    for cell in [c for n, c in history.cells.items() if number is not None and n > number]:
+        for b in cell.bindings if variable and cell.says(variable) else ():
+            if b.path == variable and (b.how == "del" or isinstance(b.value, ast.Constant) and b.value.value is None):
+                return history.text(b), True, history.place(b)
+        if found[0] or not cell.says("collect") and not cell.says("empty_cache"):
+            continue
+        for node in nodes(history.reach(cell.number)):
+            of = dotted(node.func) if isinstance(node, ast.Call) else ""
+            if "." in of and of.rpartition(".")[2] in FREES:
+                found = ast.unparse(node), False, cell.place(getattr(node, "lineno", 1))
+    return found
+
+
+def _number(where: Where) -> int | None:
+    cell = where.cell or ""
+    return int(cell[4:-1]) if cell.startswith("In [") and cell[4:-1].isdigit() else None

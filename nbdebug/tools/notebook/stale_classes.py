@@ -1,0 +1,226 @@
+"""Objects whose class has been defined again since they were made: by a cell that ran again, or by a reload.
+
+The name then stands for another class. The old objects keep the old methods; `isinstance`, `super(Net, self)`, pickle
+and the comparison of enum members find that they are of no class that there is.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+import types
+from collections.abc import Mapping
+from typing import Any
+
+from nbdebug.observe.locations import says
+from nbdebug.observe.variables import is_users
+from nbdebug.tools.notebook.cells import At, CellBinding, CellHistory, dotted, names_in, nodes, read, root_of
+from nbdebug.tools.notebook.facts import NOWHERE, Redefined
+from nbdebug.tools.notebook.stale_modules import functions_of
+
+_PLAIN = (str, int, float, bool, type(None))
+
+
+def redefined(
+    names: Mapping[str, Any], met: list[tuple[str, Any]], history: CellHistory, error: BaseException | None
+) -> list[Redefined]:
+    """One entry for each class that objects or other classes were made from, and whose name now stands for another."""
+    objects: dict[tuple[str, str], list[tuple[str, Any]]] = {}
+    children: dict[tuple[str, str], list[tuple[str, Any]]] = {}
+    current: dict[tuple[str, str], type] = {}
+    alive: set[int] = set()
+    for name, thing in met:
+        kind = thing if issubclass(type(thing), type) else type(thing)
+        own = issubclass(type(thing), type)
+        alive.add(0 if own else id(kind))
+        for parent in type.__getattribute__(kind, "__mro__"):
+            now = _now(parent, names)
+            if now is None or now is parent or own and parent is kind and name.isidentifier():
+                continue  # a second name for a class, given on purpose, is no leftover
+            key = (str(type.__getattribute__(parent, "__module__")), parent.__name__)
+            current[key] = now
+            into = objects if parent is kind and not own else children
+            into.setdefault(key, []).append((name, parent))
+    found = []
+    for key, now in current.items():
+        mine = objects.get(key) or children[key]
+        found.append(_told(key, now, mine, key not in objects, id(now) in alive, history, error))
+    return found
+
+
+def _now(kind: type, names: Mapping[str, Any]) -> type | None:
+    """The class that the name of this class stands for now; None where it can't be told."""
+    module = str(type.__getattribute__(kind, "__module__"))
+    name = type.__getattribute__(kind, "__dict__").get("__qualname__", kind.__qualname__)
+    if "." in str(name) or not is_users(module):
+        return None
+    loaded = sys.modules.get(module)
+    space = names if module == "__main__" else vars(loaded) if type(loaded) is types.ModuleType else {}
+    now = space.get(str(name))
+    if not issubclass(type(now), type) or type.__getattribute__(now, "__module__") != module:
+        return None
+    return now if type.__getattribute__(now, "__qualname__") == name else None
+
+
+def _told(
+    key: tuple[str, str],
+    now: type,
+    mine: list[tuple[str, Any]],
+    subclasses: bool,
+    renewed: bool,
+    history: CellHistory,
+    error: BaseException | None,
+) -> Redefined:
+    module, name = key
+    instances = tuple(dict.fromkeys(shown for shown, _ in mine))
+    made = _made(root_of(instances[0]), history)
+    defined = history.bindings(name, "class") if module == "__main__" else _reloads(module, history)
+    old = _old(mine[0][1], defined, made, history)
+    after = [b for b in defined if old is not None and b.at > old.at] or defined[-1:]
+    new = after[0] if after else None
+    at = new.at if new is not None else (0, 0)
+    changed = _differences(mine[0][1], now)
+    roots = {root_of(shown) for shown in instances[:8]}
+    seen, said = _shown(name, error)
+    direct = False
+    if not seen and new is not None:
+        seen, direct = _asked(name, at, roots, history)
+    used = seen == "exception" or any(read(history, root, at) is not None for root in roots)
+    return Redefined(
+        name,
+        instances,
+        tuple(changed),
+        subclasses,
+        renewed and not direct,
+        seen,
+        said,
+        used,
+        history.text(made) if made is not None else "",
+        module,
+        history.place(new) if new is not None else NOWHERE,
+        history.place(old) if old is not None else NOWHERE,
+        history.place(made) if made is not None else NOWHERE,
+    )
+
+
+def _old(kind: Any, defined: list[CellBinding], made: CellBinding | None, history: CellHistory) -> CellBinding | None:
+    """The definition that the old class came from: its methods' file tells the cell, or else it is the last one before
+    the object was made."""
+    for thing in type.__getattribute__(kind, "__dict__").values():
+        if type(thing) is types.FunctionType and (number := history.cell_of(thing.__code__.co_filename)) is not None:
+            exact = thing.__code__.co_filename.startswith("<ipython-input-")
+            runs = {number} if exact else set(history.same(number))
+            mine = [b for b in defined if b.number in runs]
+            earlier = [b for b in mine if made is None or b.at <= made.at]
+            if mine:
+                return mine[-1] if exact else earlier[-1] if earlier else mine[0]
+    earlier = [b for b in defined if made is not None and b.at <= made.at]
+    return earlier[-1] if earlier else None
+
+
+def _made(root: str, history: CellHistory) -> CellBinding | None:
+    found = [b for b in history.bindings(root) if b.how in ("assign", "class", "for")]
+    return found[-1] if found else None
+
+
+def _reloads(module: str, history: CellHistory) -> list[CellBinding]:
+    """The statements that import the module or load it again."""
+    last = module.rpartition(".")[2]
+    return [
+        CellBinding(cell.number, last, "import", s, None)
+        for cell in history.saying(last)
+        for s in cell.statements
+        if last in ast.unparse(s) and ("reload" in ast.unparse(s) or isinstance(s, (ast.Import, ast.ImportFrom)))
+    ]
+
+
+def _differences(old: Any, new: Any) -> list[str]:
+    """The methods in which two classes of one name differ; members, where they are of an Enum."""
+    texts: list[dict[str, list[Any]]] = []
+    for kind in (old, new):
+        files = {
+            f.__code__.co_filename
+            for f in type.__getattribute__(kind, "__dict__").values()
+            if type(f) is types.FunctionType
+        }
+        found: dict[str, list[Any]] = {}
+        for file in files:
+            for shown, code in functions_of(kind, "", file):
+                found.setdefault(shown.strip("."), []).append(says(code))
+        texts.append(found)
+    before, after = texts
+    plain = [
+        {
+            key: repr(value)
+            for key, value in type.__getattribute__(kind, "__dict__").items()
+            if type(value) in _PLAIN and not key.startswith("__")
+        }
+        for kind in (old, new)
+    ]
+    return [
+        name
+        for name in {**before, **after, **plain[0], **plain[1]}
+        if before.get(name) != after.get(name) or plain[0].get(name) != plain[1].get(name)
+    ]
+
+
+def _shown(name: str, error: BaseException | None) -> tuple[str, str]:
+    """Whether the last exception is one that an old object brings about: ("exception", what it says)."""
+    if error is None:
+        return "", ""
+    given = BaseException.args.__get__(error)  # type: ignore[attr-defined]
+    said = given[0] if given and type(given[0]) is str else ""
+    if "not the same object as" in said and f".{name}" in said:
+        return "exception", said
+    if "obj must be an instance or subtype of type" in said or "is not an instance or subtype of type" in said:
+        return ("exception", said) if name in _words_around(error) else ("", "")
+    return "", ""
+
+
+def _words_around(error: BaseException) -> set[str]:
+    """The names that the code of the innermost frame reads."""
+    at = vars(BaseException)["__traceback__"].__get__(error)
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    if at is None:
+        return set()
+    code = at.tb_frame.f_code
+    return {*code.co_names, *code.co_freevars, str(getattr(code, "co_qualname", "")).partition(".")[0]}
+
+
+def _asked(name: str, at: At, roots: set[str], history: CellHistory) -> tuple[str, bool]:
+    """What a cell that ran since the class was defined again does with classes: "isinstance", "super", "pickle"; and
+    whether the same statement is about one of the old objects."""
+    found = ""
+    for cell in [cell for cell in history.leading_to(name, "pickle") if cell.number >= at[0]]:
+        about = any(cell.says(root) for root in roots)
+        for root in history.reach(cell.number):
+            own = root in cell.statements
+            if cell.number == at[0] and (not own or getattr(root, "lineno", 0) <= at[1]):
+                continue
+            for node in nodes([root]):
+                how = _asks(node, name)
+                if how and own and about and any(isinstance(n, ast.Name) and n.id in roots for n in nodes([root])):
+                    return how, True
+                found = found or how
+    return found, False
+
+
+def _asks(node: ast.AST, name: str) -> str:
+    if isinstance(node, ast.Call):
+        of = dotted(node.func)
+        given = set().union(*(names_in(arg) for arg in node.args)) if node.args else set()
+        if of in ("isinstance", "issubclass") and name in given:
+            return "isinstance"
+        if of == "super" and name in given:
+            return "super"
+        if of.rpartition(".")[2] in ("dump", "dumps") and "pickle" in of:
+            return "pickle"
+    if (
+        isinstance(node, ast.Compare)
+        and name in names_in(node)
+        and any(isinstance(op, (ast.Is, ast.Eq, ast.IsNot, ast.NotEq, ast.In)) for op in node.ops)
+    ):
+        return "isinstance"
+    asked = node.type if isinstance(node, ast.ExceptHandler) else node.cls if isinstance(node, ast.MatchClass) else None
+    return "isinstance" if asked is not None and name in names_in(asked) else ""

@@ -1,0 +1,354 @@
+"""Modules that are loaded in another version than their file now has, and the cell that brought the old one in."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import os
+import re
+import sys
+import types
+import warnings
+from collections.abc import Iterator, Mapping
+from importlib.machinery import SourceFileLoader
+from typing import Any, NamedTuple
+
+from nbdebug.observe.locations import says
+from nbdebug.observe.variables import cell_filled, is_users, own
+from nbdebug.report import Where
+from nbdebug.tools.notebook.cells import Cell, CellHistory, dotted, nodes
+from nbdebug.tools.notebook.facts import NOWHERE, StaleModule
+
+SLACK = 2.0
+"""Seconds: clocks of file systems are coarse."""
+_SIMPLE = (int, float, str, bool, bytes, type(None))
+
+
+class Edited:
+    """A module of the user's whose file was written since the process began. texts: what each function of the file
+    says, by its name."""
+
+    def __init__(self, module: types.ModuleType, file: str) -> None:
+        """Raises SyntaxError, ValueError or OSError where the file can't be compiled."""
+        self.module, self.file, self.name = module, file, str(vars(module).get("__name__", ""))
+        with open(file, "rb") as opened:
+            source = opened.read()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self.tree = ast.parse(source, file)
+            code = compile(source, file, "exec", dont_inherit=True)
+        self.texts: dict[str, list[Any]] = {}
+        self._file(code)
+
+    def _file(self, code: types.CodeType) -> None:
+        for inner in code.co_consts:
+            if isinstance(inner, types.CodeType):
+                self.texts.setdefault(inner.co_name, []).append(says(inner))
+                self._file(inner)
+
+    def old(self, thing: Any, name: str) -> list[str]:
+        """The functions of this thing (a function, a class) that were loaded from the file and are not in it now."""
+        return [
+            shown
+            for shown, code in functions_of(thing, name, self.file)
+            if says(code) not in self.texts.get(code.co_name, ())
+        ]
+
+    @functools.cached_property
+    def changed(self) -> list[str]:
+        """What of the loaded module is not as the file has it: functions and constants, changed or added."""
+        own = vars(self.module)
+        found = [
+            shown for name, thing in list(own.items()) if self._from_here(thing) for shown in self.old(thing, name)
+        ]
+        found += self._added(self.tree.body, own, "")
+        constants = self._constants()
+        if constants and (found or self._compiled_from_another()):
+            found += constants
+        return list(dict.fromkeys(found))
+
+    def _from_here(self, thing: Any) -> bool:
+        kind = type(thing)
+        return (
+            kind is types.FunctionType
+            or hasattr_own(thing, "__wrapped__")
+            or (issubclass(kind, type) and type.__getattribute__(thing, "__module__") == self.name)
+        )
+
+    def _added(self, body: list[ast.stmt], loaded: Mapping[str, Any], prefix: str) -> Iterator[str]:
+        """Functions and classes of the file that are not there in memory."""
+        deleted = {n.id for n in ast.walk(self.tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Del)}
+        for node in body:
+            if not isinstance(node, (ast.FunctionDef, ast.ClassDef)) or node.decorator_list or node.name in deleted:
+                continue
+            if node.name not in loaded and not node.name.startswith("__"):
+                yield prefix + node.name
+            elif isinstance(node, ast.ClassDef) and not prefix and issubclass(type(loaded.get(node.name)), type):
+                kind = loaded[node.name]
+                if type.__getattribute__(kind, "__module__") == self.name:
+                    yield from self._added(node.body, type.__getattribute__(kind, "__dict__"), f"{node.name}.")
+
+    def _constants(self) -> list[str]:
+        """Plain constants of the file, set once in it, that have another value in memory."""
+        given: dict[str, list[ast.expr]] = {}
+        for node in self.tree.body:
+            if isinstance(node, ast.Assign):
+                for target in node.targets:
+                    if isinstance(target, ast.Name):
+                        given.setdefault(target.id, []).append(node.value)
+        shared = {name for n in ast.walk(self.tree) if isinstance(n, ast.Global) for name in n.names}
+        own, found = vars(self.module), []
+        for name, values in given.items():
+            try:
+                value = ast.literal_eval(values[0])
+            except (ValueError, SyntaxError, TypeError):
+                continue
+            loaded = own.get(name)
+            if (
+                len(values) == 1
+                and name not in shared
+                and name in own
+                and type(value) in _SIMPLE
+                and type(loaded) in _SIMPLE
+                and repr(value) != repr(loaded)
+            ):
+                found.append(name)
+        return found
+
+    def _compiled_from_another(self) -> bool:
+        """Whether Python's own note, beside the file, is of another version than the file now is."""
+        try:
+            with open(vars(self.module)["__spec__"].cached, "rb") as opened:
+                head = opened.read(16)
+            now = os.stat(self.file)
+        except (OSError, KeyError, AttributeError, TypeError):
+            return False
+        if len(head) < 16 or int.from_bytes(head[4:8], "little"):
+            return False
+        noted = int.from_bytes(head[8:12], "little"), int.from_bytes(head[12:16], "little")
+        return noted != (int(now.st_mtime) & 0xFFFFFFFF, now.st_size & 0xFFFFFFFF)
+
+
+def edited(since: float) -> tuple[list[Edited], list[str]]:
+    """The user's loaded modules whose files were written since then (seconds of the clock), and those of them whose
+    files can't be compiled now."""
+    found, broken = [], []
+    for name, module in list(sys.modules.items()):
+        if type(module) is not types.ModuleType or name == "__main__" or not is_users(name):
+            continue
+        file = vars(module).get("__file__")
+        if type(file) is not str or not file.endswith(".py") or vars(module).get("__name__") != name:
+            continue
+        if type(getattr(vars(module).get("__spec__"), "loader", None)) is not SourceFileLoader:
+            continue  # a loader of its own (of pytest, of a type checker) compiles something else than the file
+        try:
+            seen = os.stat(file)
+            if max(seen.st_mtime, seen.st_ctime) < since - SLACK:
+                continue
+            found.append(Edited(module, file))
+        except OSError:  # it is gone: nothing to compare with
+            continue
+        except (SyntaxError, ValueError):
+            broken.append(os.path.basename(file))
+    return found, broken
+
+
+def functions_of(thing: Any, name: str, file: str) -> Iterator[tuple[str, types.CodeType]]:
+    """(name to show, code) of the functions that lie in a function or a class and come from this file."""
+    todo, seen = [(name, thing)], set[int]()
+    while todo and len(seen) < 2000:
+        shown, now = todo.pop(0)
+        if id(now) in seen:
+            continue
+        seen.add(id(now))
+        if type(now) is types.FunctionType:
+            if now.__code__.co_filename == file:
+                yield shown, now.__code__
+            todo += [
+                (shown, cell.cell_contents)
+                for cell in now.__closure__ or ()
+                if cell_filled(cell) and type(cell.cell_contents) is types.FunctionType
+            ]
+        elif type(now) in (staticmethod, classmethod):
+            todo.append((shown, now.__func__))
+        elif type(now) is property:
+            todo += [(shown, part) for part in (now.fget, now.fset, now.fdel) if part is not None]
+        elif type(now) is functools.cached_property:
+            todo.append((shown, now.func))
+        elif issubclass(type(now), type) and now is thing:
+            todo += [(f"{shown}.{key}", part) for key, part in type.__getattribute__(now, "__dict__").items()]
+        if hasattr_own(now, "__wrapped__"):
+            todo.append((shown, now.__dict__["__wrapped__"]))
+
+
+def hasattr_own(thing: Any, name: str) -> bool:
+    """Whether a function, or what a decorator of the standard library made of one, carries this attribute."""
+    kind = type(thing)
+    return (kind is types.FunctionType or kind is functools._lru_cache_wrapper) and name in thing.__dict__
+
+
+WRITES = re.compile(
+    r"%%writefile|write_text|write_bytes|\.write\(|writelines|open\(|sed -i|copyfile|copy2?\("
+    r"|>\s*\S+\.py"
+)
+"""What a cell says that writes a file."""
+
+
+class Import(NamedTuple):
+    """A statement that imports a module, or reloads it."""
+
+    number: int
+    node: ast.AST
+    text: str
+    reload: bool
+
+
+def stale_modules(names: Mapping[str, Any], history: CellHistory, since: float) -> tuple[list[StaleModule], list[str]]:
+    """The modules whose file has changed since they were loaded, and files that can't be read now. since: when the
+    process began."""
+    found: list[StaleModule] = []
+    modules, broken = edited(since)
+    for one in modules:
+        if one.changed:
+            found.append(_module(one, history))
+        else:
+            left = list(dict.fromkeys(_left(one, names)))
+            if left:
+                found.append(_names(one, left, history))
+    return found, broken
+
+
+def _module(one: Edited, history: CellHistory) -> StaleModule:
+    imports = list(_imports(one.name, history))
+    wrote = _written(os.path.basename(one.file), history, imports[0].number if imports else 0)
+    since = [i for i in imports if wrote is None or i.number > wrote.number]
+    chosen = (since[0] if wrote is not None else since[-1]) if since else None
+    again = chosen is not None and chosen is not imports[0]
+    where = _place(chosen, history)
+    if chosen is None and wrote is not None:
+        where = wrote.place(*_line_of(wrote, os.path.basename(one.file)))
+    return StaleModule(
+        one.name,
+        os.path.basename(one.file),
+        tuple(one.changed),
+        (),
+        _again(one.name, imports),
+        where,
+        _place(imports[0] if imports else None, history),
+        again,
+        wrote.place() if wrote is not None else NOWHERE,
+    )
+
+
+def _names(one: Edited, left: list[tuple[str, str]], history: CellHistory) -> StaleModule:
+    """The module is new, and the notebook still holds the old functions."""
+    imports = list(_imports(one.name, history))
+    reloads = [i for i in imports if i.reload]
+    chosen = reloads[-1] if reloads else imports[-1] if imports else None
+    changed = tuple(dict.fromkeys(function for _, function in left))
+    return StaleModule(
+        one.name,
+        os.path.basename(one.file),
+        changed,
+        tuple(dict.fromkeys(name for name, _ in left)),
+        _again(one.name, imports),
+        _place(chosen, history),
+        _place(imports[0] if imports else None, history),
+        bool(reloads),
+    )
+
+
+def _left(one: Edited, names: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """(where it is held, function) of old functions and classes that the notebook, or another module, still holds."""
+    spaces = [("", own(names))] + [
+        (f"{name}.", vars(module))
+        for name, module in list(sys.modules.items())
+        if type(module) is types.ModuleType and name not in ("__main__", one.name) and is_users(name)
+    ]
+    for prefix, space in spaces:
+        for name, thing in list(space.items()):
+            kind = type(thing)
+            if (
+                kind is types.FunctionType
+                or issubclass(kind, type)
+                and (type.__getattribute__(thing, "__module__") == one.name)
+            ):
+                if kind is not types.FunctionType and thing is vars(one.module).get(name):
+                    continue
+                yield from ((f"{prefix}{name}", function) for function in one.old(thing, name))
+
+
+def _imports(module: str, history: CellHistory) -> Iterator[Import]:
+    """The statements that import the module or reload it, in the order in which they ran."""
+    last = module.rpartition(".")[2]
+    for cell in history.leading_to(last):
+        for node in nodes(history.reach(cell.number)):
+            if isinstance(node, ast.Import):
+                if any(alias.name == module or alias.name.startswith(f"{module}.") for alias in node.names):
+                    yield Import(cell.number, node, ast.unparse(node), False)
+            elif isinstance(node, ast.ImportFrom):
+                whole = [f"{node.module}.{alias.name}" for alias in node.names]
+                if node.module == module or module in whole or (node.module or "").startswith(f"{module}."):
+                    yield Import(cell.number, node, ast.unparse(node), False)
+            elif (
+                isinstance(node, ast.Call)
+                and dotted(node.func).rpartition(".")[2] == "reload"
+                and node.args
+                and (dotted(node.args[0]).rpartition(".")[2] in (last, *_aliases(module, history)))
+            ):
+                yield Import(cell.number, node, ast.unparse(node), True)
+
+
+def _aliases(module: str, history: CellHistory) -> set[str]:
+    """The names that the notebook has given to the module: `import losses as L`."""
+    last = module.rpartition(".")[2]
+    return {
+        alias.asname
+        for cell in history.saying(last)
+        for s in cell.statements
+        if isinstance(s, (ast.Import, ast.ImportFrom))
+        for alias in s.names
+        if alias.asname and alias.name.rpartition(".")[2] == last
+    }
+
+
+def _again(module: str, imports: list[Import]) -> str:
+    """What to write to get the new version: a reload, then the notebook's own `from … import`."""
+    froms = [i.text for i in imports if isinstance(i.node, ast.ImportFrom) and i.node.module == module]
+    return "\n".join([f"import importlib, {module}", f"importlib.reload({module})", *dict.fromkeys(froms)])
+
+
+def _written(file: str, history: CellHistory, after: int) -> Cell | None:
+    """The last cell behind the first import that writes the file, as far as its text tells."""
+    holders = {
+        b.path
+        for cell in history.saying(file)
+        for b in cell.bindings
+        if b.value is not None and file in ast.unparse(b.value)
+    }
+    words = [re.escape(file), *(rf"(?<![\w.]){re.escape(name)}(?!\w)" for name in holders)]
+    named = re.compile("|".join(words))
+    wrote = [
+        cell
+        for cell in history.saying(file, *holders)
+        if cell.number > after and any(named.search(line) and WRITES.search(line) for line in _whole(cell))
+    ]
+    return wrote[-1] if wrote else None
+
+
+def _whole(cell: Cell) -> Iterator[str]:
+    """The statements of a cell as text; as it was typed where it is none of Python."""
+    if cell.typed.lstrip().startswith("%%") or not cell.body:
+        yield cell.typed
+    yield from (cell.text_of(statement) for statement in cell.statements)
+
+
+def _line_of(cell: Cell, file: str) -> tuple[int, None]:
+    return next((n for n, line in enumerate(cell.typed.splitlines(), 1) if file in line), 1), None
+
+
+def _place(imported: Import | None, history: CellHistory) -> Where:
+    if imported is None:
+        return NOWHERE
+    line = getattr(imported.node, "lineno", 1)
+    return history.cells[imported.number].place(line, imported.text)

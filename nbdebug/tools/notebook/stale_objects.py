@@ -1,0 +1,379 @@
+"""Models that were made anew, or given a new part, while the optimizer keeps the parameters of before."""
+
+from __future__ import annotations
+
+import ast
+import types
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from nbdebug.observe.locations import says
+from nbdebug.observe.variables import attributes
+from nbdebug.report import Where
+from nbdebug.tools.notebook.cells import (
+    At,
+    CellBinding,
+    CellHistory,
+    dotted,
+    names_in,
+    nodes,
+    read,
+    root_of,
+    same_thing,
+    stepped,
+)
+from nbdebug.tools.notebook.facts import NOWHERE, LeftBehind, StaleHolder
+
+PLAIN_TYPES = (list, tuple, dict, set)
+
+
+def is_module(thing: Any) -> bool:
+    return issubclass(type(thing), nn.Module)
+
+
+def is_optimizer(thing: Any) -> bool:
+    return issubclass(type(thing), torch.optim.Optimizer)
+
+
+def is_tensor(thing: Any) -> bool:
+    return issubclass(type(thing), torch.Tensor)
+
+
+def modules_of(module: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """(name, module) of a module and all within it, each once, read past any code of the user's."""
+    seen: set[int] = set()
+    todo = [(name, module)]
+    while todo:
+        path, now = todo.pop(0)
+        if id(now) not in seen:
+            seen.add(id(now))
+            yield path, now
+            children = attributes(now).get("_modules") or {}
+            todo += [(f"{path}.{key}" if path else key, child) for key, child in children.items() if child is not None]
+
+
+def parameters_of(module: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """(name, parameter) of a module and all within it; of a tensor itself."""
+    if is_tensor(module):
+        yield name, module
+        return
+    for path, part in modules_of(module, name):
+        for key, value in (attributes(part).get("_parameters") or {}).items():
+            if value is not None:
+                yield (f"{path}.{key}" if path else key), value
+
+
+def held_by(optimizer: Any) -> list[Any]:
+    """The tensors that an optimizer holds."""
+    groups = attributes(optimizer).get("param_groups") or []
+    return [p for group in groups if type(group) is dict for p in group.get("params", ()) if is_tensor(p)]
+
+
+class HeldObjects:
+    """The models and optimizers among the user's things. top: (name, module) of variables and of what lies in lists
+    and dicts of them; inner: of modules in other objects; whole: those of top that are no part of another; weights:
+    variables that are trainable tensors."""
+
+    def __init__(self, names: dict[str, Any], met: list[tuple[str, Any]]) -> None:
+        modules = [(name, thing) for name, thing in met if is_module(thing)]
+        self.top = [
+            (name, module)
+            for name, module in modules
+            if "." not in name.partition("[")[0] and "]." not in name and not name.startswith("an item")
+        ]
+        tops = {id(module) for _, module in self.top}
+        self.inner = [(name, module) for name, module in modules if id(module) not in tops]
+        parts = {id(part) for _, module in self.top for _, part in modules_of(module) if part is not module}
+        self.whole = [(name, module) for name, module in self.top if id(module) not in parts]
+        self.weights = [
+            (name, value) for name, value in names.items() if is_tensor(value) and value.is_leaf and value.requires_grad
+        ]
+        self.optimizers = [(name, thing) for name, thing in met if is_optimizer(thing)]
+        self.in_optimizers = {id(p) for _, optimizer in self.optimizers for p in held_by(optimizer)}
+        self.loose = {id(tensor) for tensor in loose_tensors(names, met)}
+        self.named = self._ids(self.top)
+        self.anywhere = self.named | self._ids(self.inner)
+
+    @staticmethod
+    def _ids(modules: list[tuple[str, Any]]) -> set[int]:
+        return {id(p) for _, module in modules for _, p in parameters_of(module)}
+
+    def missing(self, name: str, module: Any) -> tuple[list[tuple[str, Any]], int]:
+        """The trainable parameters of a model that no optimizer holds, and how many it has."""
+        trained = {id(p): (path, p) for path, p in parameters_of(module, name) if p.requires_grad}
+        return [pair for key, pair in trained.items() if key not in self.in_optimizers], len(trained)
+
+    def strangers(self, optimizer: Any, inner: bool) -> list[Any]:
+        """The tensors of an optimizer that no variable has. inner: those of modules within objects count as had."""
+        known = (self.anywhere if inner else self.named) | self.loose
+        return [p for p in held_by(optimizer) if id(p) not in known]
+
+
+def loose_tensors(names: dict[str, Any], met: list[tuple[str, Any]]) -> list[Any]:
+    """The tensors that lie in variables, in lists and dicts of them, and in attributes of objects."""
+    found = [value for value in names.values() if is_tensor(value)]
+    for _, thing in met:
+        kind = type(thing)
+        if kind in (list, tuple, set):
+            found += [value for value in thing if is_tensor(value)]
+        elif kind is dict:
+            found += [value for value in thing.values() if is_tensor(value)]
+        elif not is_module(thing) and not is_optimizer(thing) and not issubclass(kind, type):
+            found += [value for value in attributes(thing).values() if is_tensor(value)]
+    return found
+
+
+ADDS = frozenset(
+    {
+        "add_module",
+        "register_module",
+        "register_parameter",
+        "append",
+        "extend",
+        "insert",
+        "setattr",
+        "weight_norm",
+        "spectral_norm",
+        "register_parametrization",
+        "load_state_dict",
+    }
+)
+"""Calls that give a model parameters that it did not have."""
+
+
+def left_behind(held: HeldObjects, history: CellHistory) -> list[LeftBehind]:
+    """What each model trains and no optimizer holds, where a change after the optimizer was made is the reason."""
+    found: list[LeftBehind] = []
+    for name, model in [*held.whole, *held.weights]:
+        missing, trained = held.missing(name, model)
+        if missing:
+            links = [_link(held, name, model, missing, trained, each, history) for each in held.optimizers]
+            found += [link for link in links if link is not None][:1]
+    return found
+
+
+def _link(
+    held: HeldObjects,
+    name: str,
+    model: Any,
+    missing: list[tuple[str, Any]],
+    trained: int,
+    optimizer: tuple[str, Any],
+    history: CellHistory,
+) -> LeftBehind | None:
+    """What has come between this model and this optimizer, if the two belong together."""
+    called, thing = optimizer
+    made = _made(history, called)
+    own = {id(p) for _, p in parameters_of(model)}
+    shares = any(id(p) in own for p in held_by(thing))
+    meant = made is not None and root_of(name) in names_in(made.value)
+    grads = any(p.grad is not None for _, p in missing)
+    strangers = held.strangers(thing, inner=not (meant or shares or grads))
+    if not strangers:
+        how, changed = _added(name, missing, made, history) if shares and made is not None else ("", None)
+    else:
+        alike = not Counter(tuple(p.shape) for p in strangers) - Counter(tuple(p.shape) for _, p in missing)
+        if not (meant or shares or alike and grads):
+            return None
+        how, changed = _changed(name, missing, shares, made, history)
+        if changed is None and not grads:
+            return None
+    if not how:
+        return None
+    at, where = changed or ((0, 0), NOWHERE)
+    used = grads or changed is not None and stepped(history, root_of(called), at) is not None
+    return LeftBehind(
+        name,
+        called,
+        tuple(path for path, _ in missing),
+        trained,
+        len(strangers),
+        how,
+        used,
+        history.text(made) if made is not None else "",
+        where,
+        history.place(made) if made is not None else NOWHERE,
+    )
+
+
+def _made(history: CellHistory, optimizer: str) -> CellBinding | None:
+    """The statement that made the optimizer."""
+    bindings = history.bindings(root_of(optimizer), "assign")
+    return bindings[-1] if bindings else None
+
+
+def _changed(
+    name: str, missing: list[tuple[str, Any]], part: bool, made: CellBinding | None, history: CellHistory
+) -> tuple[str, tuple[At, Where] | None]:
+    """The first statement behind the optimizer's that made the model anew, or replaced a part of it; and which."""
+    since = made.at if made is not None else (0, 0)
+    if part:
+        found = _replaced(name, missing, since, history)
+        if found is not None:
+            return "part", found
+    bindings = [b for b in history.bindings(root_of(name)) if b.at > since and not same_thing(b)]
+    bindings = bindings if made is not None else bindings[-1:]
+    if bindings:
+        return "anew", (bindings[0].at, history.place(bindings[0]))
+    found = _replaced(name, missing, since, history)
+    return "part" if part or found is not None else "anew", found
+
+
+def _replaced(name: str, missing: list[tuple[str, Any]], since: At, history: CellHistory) -> tuple[At, Where] | None:
+    """The first statement behind `since` that gives the model one of the parts that the missing parameters lie in."""
+    parts = {piece for path, _ in missing for piece in path.split(".")[1:]} | ADDS
+    root = root_of(name)
+    for number in [n for n in history.cells if n >= since[0]]:
+        cell = history.cells[number]
+        if not cell.says(root):
+            continue
+        for top in cell.statements:
+            if (number, top.lineno) <= since or root not in {n.id for n in nodes([top]) if isinstance(n, ast.Name)}:
+                continue
+            if any(_gives(node, parts) for node in nodes([top, *_called_by(top, history, number)])):
+                return (number, top.lineno), cell.place(top.lineno)
+    return None
+
+
+def _called_by(statement: ast.stmt, history: CellHistory, number: int) -> list[ast.AST]:
+    """The functions of cells that the statement calls by name."""
+    called = {dotted(n.func) for n in nodes([statement]) if isinstance(n, ast.Call)}
+    return [f for f in history.reach(number) if isinstance(f, ast.FunctionDef) and f.name in called]
+
+
+def _gives(node: ast.AST, parts: set[str]) -> bool:
+    """Whether it sets one of these attributes, or an item, or calls what adds a part."""
+    if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+        return node.attr in parts
+    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+        return True
+    return isinstance(node, ast.Call) and dotted(node.func).rpartition(".")[2] in ADDS
+
+
+def _added(
+    name: str, missing: list[tuple[str, Any]], made: CellBinding, history: CellHistory
+) -> tuple[str, tuple[At, Where] | None]:
+    """A part that was added, or unfrozen, after the optimizer was made from all that the model had then."""
+    if "requires_grad" in history.text(made):
+        thawing = history.leading_to("requires_grad", "requires_grad_")
+        for number in [cell.number for cell in thawing if cell.number >= made.number]:
+            for node in nodes(history.reach(number)):
+                if _thaws(node) and (number > made.number or getattr(node, "lineno", 0) > made.node.lineno):
+                    line = getattr(node, "lineno", 1)
+                    return "unfrozen", ((number, line), history.cells[number].place(line))
+    if f"{root_of(name)}.parameters()" not in history.text(made):
+        return "", None
+    found = _replaced(name, missing, made.at, history)
+    return ("part", found) if found is not None else ("", None)
+
+
+def _thaws(node: ast.AST) -> bool:
+    if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and node.value.value is True:
+        return any(isinstance(target, ast.Attribute) and target.attr == "requires_grad" for target in node.targets)
+    if isinstance(node, ast.Call) and dotted(node.func).rpartition(".")[2] == "requires_grad_":
+        return not node.args or isinstance(node.args[0], ast.Constant) and node.args[0].value is True
+    return False
+
+
+PLAIN = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleType, types.BuiltinFunctionType)
+
+
+def stale_holders(names: Mapping[str, Any], met: list[tuple[str, Any]], history: CellHistory) -> list[StaleHolder]:
+    """names: the user's own variables; met: what can be reached from them."""
+    known = {id(value) for value in names.values()}
+    found: dict[str, StaleHolder] = {}
+    for holder, thing in names.items():
+        if issubclass(type(thing), PLAIN) or is_tensor(thing) or is_optimizer(thing):
+            continue
+        parts = [(path, part) for path, part in _inside(holder, thing) if id(part) not in known]
+        if not parts or not (bindings := history.bindings(holder, "assign")):
+            continue
+        made = bindings[-1]
+        current = {id(part) for _, part in parts} | {id(part) for _, part in _inside(holder, thing)}
+        for name in sorted(names_in(made.value) & names.keys() - {holder}):
+            if id(names[name]) not in current and not _taken(names[name], thing, names):
+                one = _left(holder, name, names[name], parts, made, history)
+                if one is not None:
+                    found.setdefault(holder, one)
+    return list(found.values())
+
+
+def _taken(new: Any, holder: Any, names: Mapping[str, Any]) -> bool:
+    """Whether another variable of the holder's kind holds the new thing: the name was used for one after the other."""
+    alike = [thing for thing in names.values() if type(thing) is type(holder) and thing is not holder]
+    return any(part is new for thing in alike for _, part in _inside("", thing))
+
+
+def _left(
+    holder: str, name: str, new: Any, parts: list[tuple[str, Any]], made: CellBinding, history: CellHistory
+) -> StaleHolder | None:
+    since = [b for b in history.bindings(name) if b.at > made.at and not same_thing(b)]
+    if not since:
+        return None
+    path = next((path for path, old in parts if _replaced_holder(old, new, name, made, since[0], history)), None)
+    if path is None:
+        return None
+    used = stepped(history, root_of(holder), since[0].at) or read(history, root_of(holder), since[0].at)
+    if used is None:
+        return None
+    return StaleHolder(
+        holder,
+        path,
+        name,
+        "function" if type(new) is types.FunctionType else type(new).__name__,
+        history.text(made),
+        history.place(since[0]),
+        history.place(made),
+        used,
+    )
+
+
+def _replaced_holder(
+    old: Any, new: Any, name: str, made: CellBinding, since: CellBinding, history: CellHistory
+) -> bool:
+    """Whether the new thing stands where the old one stood, and is another one in what it does."""
+    if type(old) is types.FunctionType and type(new) is types.FunctionType:
+        return (
+            old.__code__.co_name == new.__code__.co_name
+            and old.__globals__ is new.__globals__
+            and (says(old.__code__) != says(new.__code__))
+        )
+    kind, new_kind = type(old), type(new)
+    if (kind.__module__, kind.__qualname__) != (new_kind.__module__, new_kind.__qualname__):
+        return False
+    if is_module(old):
+        return any(True for _ in parameters_of(old))
+    if is_optimizer(old):
+        return True
+    before = [b for b in history.bindings(name) if b.at <= made.at]
+    return (
+        _is_dataset(new) and bool(before) and (history.text(before[-1]) != history.text(since) or kind is not new_kind)
+    )
+
+
+def _is_dataset(thing: Any) -> bool:
+    """Something of a class with `__getitem__` and `__len__`, or that inherits from torch's Dataset."""
+    kind = type(thing)
+    return (
+        any(parent.__module__.startswith("torch.utils.data") for parent in kind.__mro__)
+        or all(
+            any(name in type.__getattribute__(parent, "__dict__") for parent in kind.__mro__[:-1])
+            for name in ("__getitem__", "__len__")
+        )
+        and kind.__module__ == "__main__"
+    )
+
+
+def _inside(holder: str, thing: Any) -> Iterator[tuple[str, Any]]:
+    """(path, thing) of what an object holds in its own attributes, of a module also its children."""
+    found = dict(attributes(thing))
+    found |= (found.pop("_modules", None) or {}) if is_module(thing) else {}
+    for key, value in found.items():
+        yield f"{holder}.{key}", value
+        if key in ("lr_lambdas", "dataset", "transform", "transforms"):
+            inner = enumerate(value) if type(value) in (list, tuple) else attributes(value).items()
+            yield from ((f"{holder}.{key}.{sub}", part) for sub, part in inner)

@@ -1,0 +1,402 @@
+"""What goes wrong in a module that has to be kept: its ops in half precision, one by one, on the float32 step's inputs.
+
+An op that makes a value beyond the dtype from finite operands has overflowed; a small constant that is zero in the
+dtype guards nothing; a value that is zero in half and not in float32 is lost. Where no op stands out, two runs tell:
+the module in float32 with its inputs and buffers rounded to the dtype, and with its operations alone in half.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from nbdebug.observe.locations import USER, Site, cell_name, kind_of, locate, source_text
+from nbdebug.observe.tensors import base_name
+from nbdebug.report import Where
+from nbdebug.tools.precision import compare as exact
+from nbdebug.tools.precision.casting import CastCopies, cast
+from nbdebug.tools.precision.compare import ReferenceRun
+from nbdebug.tools.precision.facts import (
+    Culprit,
+    HalfEvent,
+    HalfStep,
+    LossScaling,
+    ModulePrecision,
+    PrecisionFacts,
+    Tried,
+)
+from nbdebug.tools.precision.search import MinimalSetSearch, Tree
+from nbdebug.tools.precision.trial import HalfTrials, TrialOutcome, norm_off, off
+
+MOST = 12
+"""Events of one module that are kept."""
+LOST = 0.05
+"""Share of an op's values that become zero from which it is told."""
+MOVES = frozenset(
+    {
+        "to",
+        "copy",
+        "clone",
+        "view",
+        "expand",
+        "slice",
+        "select",
+        "transpose",
+        "permute",
+        "detach",
+        "t",
+        "unsqueeze",
+        "squeeze",
+        "masked_fill",
+        "where",
+        "full",
+        "full_like",
+        "scalar_tensor",
+    }
+)
+"""Ops that compute nothing, or put constants where the user wants them."""
+
+
+class Ops(TorchDispatchMode):
+    """Watches ops in half precision. events: what was seen, in order."""
+
+    def __init__(self, dtype: torch.dtype, phase: str = "forward", module: str = ""):
+        super().__init__()
+        self.dtype, self.phase, self.module, self.outside = dtype, phase, module, locate()
+        self.smallest = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps / 2
+        self.events: list[HalfEvent] = []
+
+    def __torch_dispatch__(self, op: Any, kinds: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        output = op(*args, **kwargs)
+        name = base_name(op)
+        if name == "to" and output.dtype == self.dtype:
+            self._compare(f"cast to {str(self.dtype).removeprefix('torch.')}", output, args[0])
+        if len(self.events) < MOST and name not in MOVES and not op._schema.name.split("::")[-1].endswith("_"):
+            halves = [t for t in tree_leaves(output) if isinstance(t, torch.Tensor) and t.dtype == self.dtype]
+            if halves:
+                self._look(op, name, args, kwargs, halves)
+        return output
+
+    def _look(self, op: Any, name: str, args: tuple, kwargs: dict, halves: list[torch.Tensor]) -> None:
+        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.is_floating_point()]
+        numbers = [v for v in tree_leaves((args, kwargs)) if isinstance(v, float)]
+        guards = [v for v in numbers if v and abs(v) < self.smallest]
+        if guards and name in ("add", "clamp_min", "clamp", "maximum", "sub"):
+            self._note("guard", name, min(guards, key=abs), 1.0)
+        if any(not bool(t.isfinite().all()) for t in given) or not all(map(math.isfinite, numbers)):
+            return
+        with contextlib.suppress(Exception):  # an op that float32 operands do not suit tells nothing
+            wanted = [
+                t
+                for t in tree_leaves(op(*cast(args, torch.float32), **cast(kwargs, torch.float32)))
+                if isinstance(t, torch.Tensor) and t.is_floating_point()
+            ]
+            for got, full in zip(halves, wanted):
+                self._compare(name, got, full)
+
+    def _compare(self, name: str, got: torch.Tensor, full: torch.Tensor) -> None:
+        beyond = ~got.isfinite() & full.isfinite()
+        if bool(beyond.any()):
+            self._note("overflow", name, float(full[beyond].abs().max()), float(beyond.double().mean()))
+            return
+        lost = (got == 0) & (full != 0)
+        share = float(lost.double().mean()) if lost.numel() else 0.0
+        if share > LOST:
+            self._note("underflow", name, float(full[lost].abs().max()), share)
+
+    def _note(self, what: str, op: str, size: float, share: float) -> None:
+        found = locate()  # a line that is around all of this is not the op's: the op is in code of torch's
+        site = found.library if found.user == self.outside.user else found.site
+        where = _where(site, self.phase, self.module, op)
+        self.events.append(HalfEvent(what, op, size, share, self.phase, where))
+
+
+def look(
+    names: Iterable[str], copies: CastCopies, trials: HalfTrials
+) -> dict[str, tuple[tuple[HalfEvent, ...], Where]]:
+    """For each of these modules (none of them in another), what its ops do in half precision: forward, then backward,
+    in the step's first call of it; and the line to show where none of them stands out: that of its forward, or for a
+    module of torch's that which calls it. One float32 step gives the inputs and gradients of all."""
+    reference, half = copies.reference(torch.float32), copies.half()
+    seen: dict[str, dict[str, Any]] = {name: {} for name in names}
+    for name, known in seen.items():
+        reference.get_submodule(name).register_forward_hook(_noting(known), with_kwargs=True)
+    trials.run(reference)
+    found: dict[str, tuple[tuple[HalfEvent, ...], Where]] = {}
+    for name, known in seen.items():
+        if "given" not in known:
+            found[name] = (), Where(phase="forward", module=name)
+            continue
+        with trials.same_numbers(), torch.enable_grad():
+            events = tuple(_again(name, half.get_submodule(name), copies, known))
+        known["given"] = known["gradients"] = None
+        found[name] = events, _where(known["site"], "forward", name)
+    return found
+
+
+def _noting(seen: dict[str, Any]) -> Callable[..., None]:
+    def after(module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
+        if "given" in seen:
+            return
+        seen["site"] = _forward_of(module) or locate().site
+        seen["given"] = tree_map(_kept, (args, kwargs))
+        floats = [t for t in tree_leaves(output) if isinstance(t, torch.Tensor) and t.requires_grad]
+        seen["gradients"] = [None] * len(floats)
+        for place, tensor in enumerate(floats):
+            tensor.register_hook(lambda g, place=place: seen["gradients"].__setitem__(place, g.detach().clone()))
+
+    return after
+
+
+def _forward_of(module: nn.Module) -> Site | None:
+    """Where the user has written this module's forward; None where it is torch's or a library's."""
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    if code is None or kind_of(code) != USER:
+        return None
+    return Site(code.co_filename, code.co_firstlineno, code.co_name)
+
+
+def _where(site: Site | None, phase: str, module: str, op: str | None = None) -> Where:
+    if site is None:
+        return Where(phase=phase, module=module, op=op)
+    return Where(
+        phase=phase,
+        module=module,
+        op=op,
+        file=site.file,
+        line=site.line,
+        text=source_text(site),
+        cell=cell_name(site.file),
+    )
+
+
+def _again(name: str, half: nn.Module, copies: CastCopies, seen: dict[str, Any]) -> Iterator[HalfEvent]:
+    args, kwargs = tree_map(lambda v: v.requires_grad_() if _differentiable(v) else v, seen["given"])
+    forward, backward = Ops(copies.dtype, "forward", name), Ops(copies.dtype, "backward", name)
+    if copies.mode == "cast":
+        yield from _cast_weights(name, copies)
+    with contextlib.suppress(RuntimeError, TypeError, ValueError):
+        with forward, copies.running():
+            output = half(*args, **kwargs)
+        made = [t for t in tree_leaves(output) if isinstance(t, torch.Tensor) and t.requires_grad]
+        pairs = [(t, g.to(t.dtype)) for t, g in zip(made, seen["gradients"]) if g is not None]
+        if pairs and all(bool(t.isfinite().all()) for t, _ in pairs):
+            with backward:
+                torch.autograd.backward([t for t, _ in pairs], [g for _, g in pairs])
+    yield from forward.events
+    yield from backward.events
+
+
+def _cast_weights(name: str, copies: CastCopies) -> Iterator[HalfEvent]:
+    """Weights and buffers that the cast itself has made infinite."""
+    module = copies.model.get_submodule(name)
+    for own, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if tensor.is_floating_point():
+            size = float(tensor.detach().abs().max()) if tensor.numel() else 0.0
+            if torch.finfo(copies.dtype).max < size < math.inf:
+                yield HalfEvent("overflow", f"cast of {own}", size, where=Where(phase="parameter", module=name))
+
+
+def rounded(name: str, copies: CastCopies, kept: frozenset[str]) -> nn.Module:
+    """A copy in which this module computes in float32, and only its inputs and buffers are rounded to the dtype first
+    (whole numbers too)."""
+    made = copies.half(kept)
+    module = made.get_submodule(name)
+    for part in module.modules():
+        for key, buffer in part._buffers.items():
+            if buffer is not None:
+                part._buffers[key] = _rounded(buffer, copies.dtype)
+    own = module.forward
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = tree_map(
+            lambda v: _rounded(v, copies.dtype) if isinstance(v, torch.Tensor) else v, (args, kwargs)
+        )
+        return own(*args, **kwargs)
+
+    module.forward = forward
+    return made
+
+
+def _rounded(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return tensor if tensor.dtype == torch.bool or tensor.is_complex() else tensor.to(dtype).to(tensor.dtype)
+
+
+def _kept(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+def _differentiable(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+SCALES = (2.0**10, 2.0**16)
+"""Loss scales to try: a usual one for networks that need little, and GradScaler's first one."""
+QUICK = 0.5
+"""Seconds of a step that is made once more for its time."""
+CULPRITS = 16
+"""So many kept modules are looked into."""
+
+
+def step_of(outcome: TrialOutcome, reference: TrialOutcome) -> HalfStep:
+    """The plain facts of an outcome."""
+    bad = [loss for loss in outcome.losses if not math.isfinite(loss)]
+    loss = bad[0] if bad else outcome.losses[0] if outcome.losses else math.nan
+    return HalfStep(loss, off(outcome, reference), outcome.bad, outcome.seconds, outcome.memory, outcome.error)
+
+
+def timed(trials: HalfTrials, model: nn.Module, around: Callable[[], Any] = contextlib.nullcontext) -> TrialOutcome:
+    """A step, made twice where it is quick: the first time warms up, the better time counts."""
+    outcome = trials.run(model, around)
+    if outcome.error or outcome.seconds > QUICK:
+        return outcome
+    return dataclasses.replace(outcome, seconds=min(outcome.seconds, trials.run(model, around).seconds))
+
+
+def first(
+    copies: CastCopies, trials: HalfTrials, measured: ReferenceRun, tolerance: float, optimizer: Any
+) -> PrecisionFacts:
+    """The facts before the search."""
+    info = torch.finfo(copies.dtype)
+    plain = timed(trials, copies.reference(torch.float32))  # again, with nothing beside it
+    half = timed(trials, copies.half(), copies.running)
+    double = exact.look(copies, trials, plain)
+    errors = {} if isinstance(double, str) else double.errors
+    unchecked = (f"How far off float32 itself is, against float64: {double}",) if isinstance(double, str) else ()
+    modules = tuple(
+        ModulePrecision(
+            s.name,
+            s.kind,
+            s.largest,
+            s.smallest,
+            s.tiny,
+            s.error,
+            s.broken,
+            s.gradient,
+            s.gradient_tiny,
+            s.calls,
+            s.leaf,
+            errors.get(s.name),
+        )
+        for s in measured.modules.values()
+    )
+    return PrecisionFacts(
+        str(copies.dtype).removeprefix("torch."),
+        copies.mode,
+        tolerance,
+        info.max,
+        info.tiny,
+        step_of(plain, measured.outcome),
+        step_of(half, measured.outcome),
+        modules=modules,
+        scaling=_scaling(half, copies, trials, plain),
+        epsilon=_epsilon(optimizer, copies),
+        exact=None if isinstance(double, str) else double,
+        unchecked=unchecked,
+    )
+
+
+def tree(model: nn.Module, measured: ReferenceRun) -> Tree:
+    plain = [name for name, module in model.named_modules() if type(module) is nn.Sequential]
+    return Tree([name for name, _ in model.named_modules()], ["", *measured.modules], plain)
+
+
+def finished(
+    facts: PrecisionFacts,
+    copies: CastCopies,
+    trials: HalfTrials,
+    measured: ReferenceRun,
+    kept: tuple[str, ...],
+    tried: tuple[Tried, ...],
+    tries: MinimalSetSearch,
+    stopped: str,
+) -> PrecisionFacts:
+    """The facts with what the search has found."""
+    facts = dataclasses.replace(
+        facts, tries=tried, kept=kept, stopped=stopped, minimal=not kept or (not stopped and tries.minimal())
+    )
+    if not kept:
+        return facts
+    mixed = step_of(timed(trials, copies.half(kept), copies.running), measured.outcome)
+    seen = look(kept[:CULPRITS], copies, trials)
+    culprits = tuple(
+        _culprit(name, *seen[name], copies, trials, measured, frozenset(kept), facts.tolerance) for name in seen
+    )
+    more = (f"What goes wrong in {len(kept) - CULPRITS} further modules",) if len(kept) > CULPRITS else ()
+    return dataclasses.replace(facts, mixed=mixed, culprits=culprits, unchecked=facts.unchecked + more)
+
+
+def _culprit(
+    name: str,
+    events: tuple[HalfEvent, ...],
+    place: Where,
+    copies: CastCopies,
+    trials: HalfTrials,
+    measured: ReferenceRun,
+    kept: frozenset[str],
+    tolerance: float,
+) -> Culprit:
+    without = trials.run(copies.half(kept - {name}), copies.running)
+    wrong = None
+    if not any(e.what == "overflow" for e in events):
+        wrong = off(trials.run(rounded(name, copies, kept), copies.running), measured.outcome) > tolerance
+    seen = measured.modules.get(name)
+    kind = type(copies.model.get_submodule(name)).__name__
+    return Culprit(
+        name,
+        kind,
+        off(without, measured.outcome),
+        events,
+        wrong,
+        seen.error if seen else 0.0,
+        seen.largest if seen else 0.0,
+        without.bad,
+        place,
+        without.error,
+    )
+
+
+def _scaling(half: TrialOutcome, copies: CastCopies, trials: HalfTrials, reference: TrialOutcome) -> LossScaling | None:
+    """Gradients that are zero in half precision and not in float32, and whether a loss scale brings them back."""
+    lost = _lost(half, reference)
+    if trials.scaler is not None:
+        return None  # the step scales its loss itself
+    if copies.dtype != torch.float16 or not lost or not half.finite:
+        return None
+    tried = [(scale, trials.run(copies.half(), copies.running, scale)) for scale in SCALES]
+    good = [(scale, outcome) for scale, outcome in tried if outcome.finite]
+    if not good:
+        return None
+    scale, scaled = min(good, key=lambda pair: len(_lost(pair[1], reference)))
+    if len(_lost(scaled, reference)) > len(lost) / 2:
+        return None  # no scale helps: something else is wrong
+    return LossScaling(tuple(lost), norm_off(half, reference), scale, norm_off(scaled, reference))
+
+
+def _lost(outcome: TrialOutcome, reference: TrialOutcome) -> list[str]:
+    return [name for name, norm in reference.norms.items() if norm > 0 and outcome.norms.get(name, norm) == 0]
+
+
+def _epsilon(optimizer: Any, copies: CastCopies) -> tuple[float, str, str] | None:
+    """An epsilon that is zero in the dtype of the weights that the optimizer updates: (epsilon, class, dtype)."""
+    given = optimizer if isinstance(optimizer, (list, tuple)) else [optimizer] if optimizer is not None else []
+    for one in given:
+        for group in one.param_groups:
+            eps = group.get("eps")
+            dtypes = {p.dtype for p in group["params"]}
+            if copies.mode == "cast":
+                dtypes |= {copies.dtype}
+            for dtype in dtypes & {torch.float16, torch.bfloat16}:
+                if isinstance(eps, float) and eps > 0 and float(torch.tensor(eps, dtype=dtype)) == 0:
+                    return eps, type(one).__name__, str(dtype).removeprefix("torch.")
+    return None

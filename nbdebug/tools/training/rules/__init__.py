@@ -1,0 +1,89 @@
+"""The rules: from what was seen before and during a training to the causes, most likely first.
+
+One fault gives one finding. Calls that are wrong or missing, data that is wrong and losses that do not fit the output
+are causes; a loss that stays, rises or overfits follows from them. So where a cause of the first kind is found, what
+would follow from it is told as a part of its story, not beside it; among the others the first of ORDER is kept.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from nbdebug.registry import rules
+from nbdebug.report import Finding, Link
+from nbdebug.tools.training.facts import TrainingFacts
+from nbdebug.tools.training.rules import (
+    data,
+    layers,
+    learning_rate,
+    loop,
+    outputs,
+    overfitting,
+    parameters,
+    static_only,
+)
+
+DECLARED = (parameters, outputs, data, loop, overfitting, layers, learning_rate)
+"""Where the rules stand: to import these modules is to declare them."""
+
+ORDER = (
+    "label-out-of-range",
+    "detached-graph",
+    "parameters-not-in-optimizer",
+    "zero-grad-missing",
+    "gradients-cleared-before-step",
+    "clip-before-unscale",
+    "wrong-loss-shape",
+    "double-softmax",
+    "missing-log-softmax",
+    "wrong-output-activation",
+    "batch-mixing",
+    "frozen-parameters",
+    "eval-mode-in-training",
+    "train-mode-in-eval",
+    "preprocessing-mismatch",
+    "leakage",
+    "same-seed-workers",
+    "input-not-normalized",
+    "unshuffled-data",
+    "label-noise",
+    "loss-spike",
+    "scheduler-order",
+    "zero-loss",
+    "bad-init",
+    "dead-relu",
+    "exploding-gradients",
+    "saturated-activation",
+    "vanishing-gradients",
+    "plateau",
+    "lr-too-high",
+    "lr-too-low",
+    "over-regularized",
+    "model-too-large-for-data",
+    "overfit",
+    "class-imbalance",
+    "underfit",
+)
+"""Most telling first: what is certain once it is seen, then what an experiment has shown, then what remains."""
+
+FOLLOWS = frozenset(ORDER[ORDER.index("loss-spike") :]) - {"scheduler-order"}
+"""What may be a consequence: it is folded into a cause that stands before it in ORDER."""
+
+
+def name_all(facts: TrainingFacts) -> list[Finding]:
+    """The findings, most likely first, with consequences folded into their cause."""
+    checks = [layers.frozen_in_run, *(r.check for r in rules("training"))]
+    found = list({f.code: f for check in reversed(checks) if (f := check(facts)) is not None}.values())
+    found += [f for check in static_only.CHECKS if facts.run is None and (f := check(facts)) is not None]
+    found.sort(key=lambda f: ORDER.index(slug(f)) if slug(f) in ORDER else len(ORDER))
+    if not found:
+        return []
+    first, *others = found
+    kept = [f for f in others if slug(f) not in FOLLOWS]
+    folded = tuple(Link(f"with it: {f.title}", f.where) for f in others if slug(f) in FOLLOWS)
+    return [dataclasses.replace(first, chain=(*first.chain, *folded)), *kept]
+
+
+def slug(finding: Finding) -> str:
+    """The part of a code behind the chapter."""
+    return finding.code.partition("/")[2]

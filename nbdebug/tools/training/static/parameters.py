@@ -1,0 +1,253 @@
+"""The ledger: each parameter by name, whether it is trained, used, reached by the loss, and held by an optimizer."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import math
+import types
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from nbdebug.tools.training.facts import DetachedAt, Parameter, Strangers
+from nbdebug.tools.training.run.data import unnoticed
+from nbdebug.tools.training.run.evaluate import loss_value
+from nbdebug.tools.training.static.batch_mixing import quiet
+from nbdebug.tools.training.static.one_step import LEARNS, Calls, StepGraph, rms
+
+
+def brought_along(loss_fn: Any, model: nn.Module) -> dict[int, str]:
+    """id → name of the parameters that a loss function reaches by itself: of a criterion in a variable, an attribute
+    or a closure, or its own. What the model has under a name is left out."""
+    known = {id(p) for p in model.parameters()}
+    found: dict[int, str] = {}
+    for name, value in _members(loss_fn):
+        if isinstance(value, nn.Parameter):
+            found.setdefault(id(value), name)
+        elif isinstance(value, nn.Module) and value is not model:
+            for own, parameter in value.named_parameters(prefix=name):
+                found.setdefault(id(parameter), own)
+    return {key: name for key, name in found.items() if key not in known}
+
+
+def _members(loss_fn: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(loss_fn, nn.Module):
+        yield "loss_fn", loss_fn
+        return
+    function = getattr(loss_fn, "__func__", loss_fn)
+    owner = getattr(loss_fn, "__self__", None)
+    if owner is not None:
+        yield from list(getattr(owner, "__dict__", {}).items())
+    if not isinstance(function, types.FunctionType):
+        yield from list(getattr(function, "__dict__", {}).items())
+        return
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # an empty cell
+            continue
+    for name in function.__code__.co_names:
+        if name in function.__globals__:
+            yield name, function.__globals__[name]
+
+
+def held_elsewhere(parameters: Sequence[Parameter], model: nn.Module, given: Sequence[Any]) -> tuple[Parameter, ...]:
+    """The ledger, in which `held` is None (not known) where an optimizer that is alive and was not given holds the
+    parameter. It is looked for only where one is missing."""
+    missing = {p.name for p in parameters if p.held is False and p.trained}
+    if not missing:
+        return tuple(parameters)
+    others = [
+        o for o in gc.get_objects() if issubclass(type(o), torch.optim.Optimizer) and all(o is not own for own in given)
+    ]
+    ids = {id(p) for o in others for g in o.param_groups for p in g["params"]}
+    known = {name: id(p) for name, p in model.named_parameters()}
+    return tuple(
+        dataclasses.replace(p, held=None) if p.name in missing and known.get(p.name) in ids else p for p in parameters
+    )
+
+
+def matters(parameters: Sequence[torch.Tensor], loss: Callable[[], float]) -> bool:
+    """Whether the loss changes when these are changed: then their values reach it, whatever autograd knows. loss: gives
+    it again, with the same random numbers each time. The parameters are left as they were."""
+    kept = [p.detach().clone() for p in parameters]
+    before = loss()
+    try:
+        with torch.no_grad():
+            for p in parameters:
+                p.mul_(0.9).add_(0.01)
+        return abs(loss() - before) > 1e-6 * max(abs(before), 1e-6)
+    finally:
+        with torch.no_grad():
+            for p, own in zip(parameters, kept):
+                p.copy_(own)
+
+
+def again(model: nn.Module, ask: Callable[[Any, Any], Any], batch: Any) -> float:
+    """The loss of a batch in a quiet mode, with the same random numbers each time."""
+    with quiet(model), unnoticed(ask), torch.no_grad():
+        torch.manual_seed(0)
+        return loss_value(ask(model, batch))
+
+
+def as_written(optimizers: Sequence[Any]) -> str:
+    """ "SGD(model.parameters(), lr=0.1)", of the first optimizer; "" where there is none."""
+    if not optimizers:
+        return ""
+    group = optimizers[0].param_groups[0]
+    rate = group.get("initial_lr", group.get("lr"))
+    return f"{type(optimizers[0]).__name__}(model.parameters(), lr={float(rate or 0.0):g})"
+
+
+DETACHES = frozenset({"detach", "detach_", "data"})
+
+
+def ledger(
+    model: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    step: StepGraph,
+    brought: Mapping[int, str] | None = None,
+) -> tuple[Parameter, ...]:
+    """One line for each parameter that the model has or that the loss reaches under a name. brought: names of
+    parameters that the loss function brings along, by id."""
+    brought = brought or {}
+    own = {id(p) for p in model.parameters()}
+    held: dict[int, tuple[float, bool]] = {}
+    for optimizer in optimizers:
+        members = [p for g in optimizer.param_groups for p in g["params"]]
+        idle = not any(id(p) in step.reached for p in members) and any(p.requires_grad for p in members)
+        for group in optimizer.param_groups:
+            held |= {id(p): (float(group.get("lr") or 0.0), idle) for p in group["params"]}
+    used = {id(t) for call in step.calls.calls for t in call.given}
+    last, parts = _last(step.calls), dict(model.named_modules())
+    lines = []
+    for name, p in step.calls.parameters:
+        if not (name := name or brought.get(id(p), "")):
+            continue
+        module, _, key = name.rpartition(".")
+        gradient = step.gradients.get(id(p))
+        kind = type(parts.get(module)).__name__
+        rate, idle = held.get(id(p), (None, False))
+        lines.append(
+            Parameter(
+                name,
+                module,
+                p.numel(),
+                p.dim(),
+                p.requires_grad,
+                (id(p) in held) if optimizers else None,
+                id(p) in used,
+                id(p) in step.reached,
+                None if gradient is None else rms(gradient),
+                rate,
+                idle,
+                not bool(p.detach().any()) if p.numel() else False,
+                "Norm" in kind,
+                id(p) in own or id(p) in brought,
+                id(p) in last,
+                key == "weight" and is_fresh(p),
+                id(p) in brought,
+            )
+        )
+    return tuple(lines)
+
+
+def _last(calls: Calls) -> set[int]:
+    """The parameters of the last op with weights in the model: those that make its output."""
+    names = {id(p) for _, p in calls.parameters}
+    for call in reversed(calls.calls):
+        own = {id(t) for t in call.given if id(t) in names}
+        if call.inside and call.op in LEARNS and own:
+            return own
+    return set()
+
+
+def is_fresh(weight: torch.Tensor) -> bool:
+    """Whether the values fit a law from which weights are drawn at first: uniform within 1 / sqrt(fan_in), as torch
+    draws those of Linear and Conv layers, or normal with a deviation that recipes use. Trained weights go beyond that
+    bound, and have heavier tails than a bell."""
+    if weight.dim() < 2 or weight.numel() < 16:
+        return False
+    values = weight.detach().float()
+    bound, top, std = 1 / math.sqrt(weight[0].numel()), float(values.abs().max()), float(values.std())
+    uniform = 0.85 * bound <= top <= 1.0001 * bound and abs(std * math.sqrt(3) / bound - 1) < 0.25
+    return uniform or _is_bell(values, std)
+
+
+ROUND = (0.001, 0.01, 0.02, 0.05, 0.1, 1.0)
+"""Deviations that are typed in (0.02 is that of BERT and GPT; 1 that of torch's Embedding)."""
+
+
+def _is_bell(values: torch.Tensor, std: float) -> bool:
+    """Normal, by mean, deviation and kurtosis, each to four standard errors."""
+    n, fan_in, fan_out = values.numel(), values[0].numel(), values.shape[0] * values[0].numel() / values.shape[1]
+    if n < 200 or std <= 0:
+        return False
+    usual = (*ROUND, math.sqrt(2 / fan_in), math.sqrt(1 / fan_in), math.sqrt(2 / (fan_in + fan_out)))
+    scaled = (values - values.mean()) / std
+    return (
+        min(abs(std / known - 1) for known in usual) < 4 / math.sqrt(2 * n)
+        and abs(float(values.mean())) < 4 * std / math.sqrt(n)
+        and abs(float(scaled.pow(4).mean()) - 3) < 4 * math.sqrt(24 / n)
+    )
+
+
+def cuts(
+    step: StepGraph, parameters: Sequence[Parameter], has_optimizer: bool, loss: Callable[[], float]
+) -> tuple[DetachedAt, ...]:
+    """Where the graph ends for trained parameters whose values reach the loss and which autograd does not reach. loss:
+    gives it again, to see whether values that were taken out of torch come back into it."""
+    calls = step.calls
+    position = {name: i for i, (name, _) in enumerate(calls.parameters)}
+    lost = {
+        position[p.name]
+        for p in parameters
+        if p.name in position
+        and p.trained
+        and p.used
+        and not p.reached
+        and (p.held or not has_optimizer)
+        and not p.idle
+    }
+    alive = calls.dye(step.loss).params
+    found: list[DetachedAt] = []
+    for call in calls.cuts:
+        here = {i for i in lost if call.params >> i & 1 and alive >> i & 1}
+        if here:
+            how = "no_grad" if not call.grad else "detach" if call.op in DETACHES else "no gradient"
+            found.append(_cut(calls, call, how, here))
+            lost -= here
+    harmless: list[set[int]] = []  # values that were only printed or counted
+    for call in calls.leaks:
+        here = {i for i in lost if call.params >> i & 1}
+        if not here or here in harmless:
+            continue
+        if not matters([calls.parameters[i][1] for i in sorted(here)], loss):
+            harmless.append(here)
+        else:
+            found.append(_cut(calls, call, "left torch", here))
+            lost -= here
+    return tuple(sorted(found, key=lambda cut: -len(cut.parameters)))
+
+
+def _cut(calls: Calls, call: Any, how: str, here: set[int]) -> DetachedAt:
+    return DetachedAt(
+        call.op, how, tuple(calls.parameters[i][0] for i in sorted(here)), dataclasses.replace(call.where, op=call.op)
+    )
+
+
+def strangers(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], step: StepGraph) -> Strangers | None:
+    """Tensors in the optimizers that are none of the model's and that this loss does not reach."""
+    own = {id(p): p for _, p in step.calls.parameters} | {id(p): p for p in model.parameters()}
+    members = [p for o in optimizers for g in o.param_groups for p in g["params"]]
+    held = {id(p) for p in members}
+    foreign = [p for p in members if id(p) not in own and id(p) not in step.reached]
+    if not foreign:
+        return None
+    waiting = Counter(tuple(p.shape) for key, p in own.items() if key not in held and p.requires_grad)
+    alike = sum((Counter(tuple(p.shape) for p in foreign) & waiting).values())
+    return Strangers(len(foreign), alike)

@@ -1,0 +1,306 @@
+"""The sizes of an operand's values, as binary exponents, against what each floating point type can hold.
+
+A value of exponent e lies in [2^e, 2^(e+1)). A type's smallest normal and largest finite numbers are the edges of what
+it can hold; below the normal ones it has subnormal numbers, with fewer digits the smaller they are.
+
+`read` takes the plain facts of a report and gives a Histogram: what the SVG chart and the matplotlib figure both draw.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import html
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from nbdebug.views.wording import clean, number
+
+
+@dataclasses.dataclass(frozen=True)
+class Span:
+    """The exponents that a type holds: the smallest subnormal, the smallest normal, the largest finite number; and the
+    smallest and the largest of these numbers as a person writes them."""
+
+    subnormal: int
+    normal: int
+    largest: int
+    least: str
+    most: str
+
+
+SPANS = {
+    "float8_e4m3fn": Span(-9, -6, 8, "0.002", "448"),
+    "float8_e5m2": Span(-16, -14, 15, "1.5e-5", "57344"),
+    "float16": Span(-24, -14, 15, "6e-8", "65504"),
+    "bfloat16": Span(-133, -126, 127, "9e-41", "3.4e38"),
+    "float32": Span(-149, -126, 127, "1.4e-45", "3.4e38"),
+    "float64": Span(-1074, -1022, 1023, "5e-324", "1.8e308"),
+}
+ALWAYS = ("float16", "bfloat16", "float32")
+COMPLEX = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Bar:
+    """Elements of exponents first to last; `bad` of the `count` are at fault."""
+
+    first: int
+    last: int
+    count: int
+    bad: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Special:
+    """Elements that have no exponent: zeros, infinities, NaN."""
+
+    name: str
+    count: int
+    bad: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Histogram:
+    operand: str
+    dtype: str
+    bars: tuple[Bar, ...]
+    specials: tuple[Special, ...]
+    low: int
+    high: int
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """The types to mark: the usual ones, and the operand's own if it is another."""
+        own = (self.dtype,) if self.dtype in SPANS and self.dtype not in ALWAYS else ()
+        return (*ALWAYS, *own)
+
+    @property
+    def range(self) -> tuple[int, int]:
+        """The exponents from end to end of every type to mark, and of the values."""
+        spans = [SPANS[d] for d in self.dtypes]
+        return (min(self.low, *(s.subnormal for s in spans)), max(self.high, *(s.largest for s in spans)))
+
+    @property
+    def window(self) -> tuple[int, int]:
+        """The exponents to look at closely: those of the values with some air, and a near end of their own type."""
+        low, high = self.low - 2, self.high + 2
+        spare = max(0, 16 - (high - low + 1))
+        low, high = low - (spare + 1) // 2, high + spare // 2
+        own = SPANS.get(self.dtype)
+        if own:
+            high = max(high, own.largest + 2) if 0 <= own.largest + 2 - high <= 8 else high
+            low = min(low, own.subnormal - 2) if 0 <= low - (own.subnormal - 2) <= 8 else low
+        return low, high
+
+    @property
+    def bad(self) -> int:
+        return sum(b.bad for b in self.bars) + sum(s.count for s in self.specials if s.bad)
+
+    @property
+    def tallest(self) -> int:
+        return max([b.count for b in self.bars] + [s.count for s in self.specials])
+
+    def sentence(self) -> str:
+        """The picture in words, for those who do not see it."""
+        finite, faulty = sum(b.count for b in self.bars), sum(b.bad for b in self.bars)
+        said = f"{self.operand} ({self.dtype}): "
+        said += f"{number(finite)} finite non-zero values" if finite else "no finite non-zero values"
+        if finite:
+            said += f" between {power(self.low)} and {power(self.high + 1)}"
+        for special in self.specials:
+            plural = "s" * (special.name == "zero" and special.count != 1)
+            said += f", {number(special.count)} {special.name}{plural}"
+        return said + (f"; {number(faulty)} of the finite values are at fault." if faulty else ".")
+
+
+def power(exponent: int) -> str:
+    """2^exponent as a person reads it: "0.125", "32", "1e-38", "1.8e308" too where a float cannot hold it."""
+    if -10 <= exponent <= 16:
+        return f"{2**exponent:g}" if exponent >= -4 else f"{2.0**exponent:.1g}"
+    tens = math.floor(exponent * math.log10(2))
+    digit = round(10 ** (exponent * math.log10(2) - tens))
+    return f"{digit if digit < 10 else 1}e{tens if digit < 10 else tens + 1}"
+
+
+def height(count: int, tallest: int) -> float:
+    """How tall a bar is drawn, 0 to 1: logarithmic, because one bad value among a million has to be seen."""
+    return math.log1p(count) / math.log1p(tallest) if count > 0 < tallest else 0.0
+
+
+def levels(tallest: int) -> list[int]:
+    """The counts to mark beside the bars: 1, 10, 100 …, and the tallest where there is room."""
+    marks = [10**k for k in range(len(str(tallest)))]
+    marks = marks[:: math.ceil(len(marks) / 4)]
+    return [*marks, tallest] if height(marks[-1], tallest) < 0.82 else marks
+
+
+def ticks(window: tuple[int, int], most: int) -> list[int]:
+    """The exponents to mark, every fourth or more, none at the very edge."""
+    low, high = window
+    apart = max(4, 4 * round((high - low) / (4 * most)))
+    return [e for e in range(low + 1, high + 1) if e % apart == 0]
+
+
+def read(facts: Mapping[str, Any]) -> Histogram | None:
+    """The Histogram of `facts["exponents"]`, or None when there is nothing in it to draw."""
+    given = facts.get("exponents")
+    if not isinstance(given, Mapping):
+        return None
+    counts, bad = _counts(given.get("counts")), _counts(given.get("bad_counts"))
+    specials = _specials(given)
+    if not counts and not specials:
+        return None
+    dtype = str(given.get("dtype") or "float32").removeprefix("torch.")
+    low, high = (min(counts), max(counts)) if counts else (0, 0)
+    width = max(1, math.ceil((high - low + 1) / 120))
+    bars = []
+    for first in range(low, high + 1, width):
+        inside = range(first, first + width)
+        count = sum(counts.get(e, 0) for e in inside)
+        if count:
+            bars.append(Bar(first, first + width - 1, count, min(count, sum(bad.get(e, 0) for e in inside))))
+    operand = clean(given.get("operand") or "operand", 60)
+    return Histogram(operand, COMPLEX.get(dtype, clean(dtype, 20)), tuple(bars), specials, low, high)
+
+
+def _specials(given: Mapping[str, Any]) -> tuple[Special, ...]:
+    """Zeros are at fault when the facts say so (`bad_zeros`), or, where they do not say, when nothing else is."""
+    named = {"zero": "zeros", "−inf": "neg_infs", "inf": "infs", "nan": "nans"}
+    found = {name: int(given.get(key) or 0) for name, key in named.items()}
+    others = _counts(given.get("bad_counts")) or any(n for name, n in found.items() if name != "zero")
+    zeros = given["bad_zeros"] > 0 if given.get("bad_zeros") is not None else not others
+    return tuple(Special(name, n, name != "zero" or zeros) for name, n in found.items() if n > 0)
+
+
+def _counts(given: Any) -> dict[int, int]:
+    """Exponents may be strings, as JSON has them."""
+    return {int(e): int(n) for e, n in given.items() if int(n) > 0} if isinstance(given, Mapping) else {}
+
+
+VALUES, FAULT, INK, FAINT = "#4d86c2", "#d4564c", "#808080", "#80808066"
+WIDTH, TOP, TALL, LEFT, RIGHT = 640, 34, 90, 66, 12
+FOOT = TOP + TALL
+SLOT, GAP = 44, 12
+"""Width of the column of one kind of special value, and the air between these columns and the finite values."""
+
+
+def image(histogram: Histogram) -> str:
+    """`<img src="data:image/svg+xml;base64,…" alt="…">`."""
+    data = base64.b64encode(svg(histogram).encode()).decode()
+    return (
+        f'<img src="data:image/svg+xml;base64,{data}" alt="{html.escape(histogram.sentence())}" '
+        f'width="{WIDTH}" style="max-width:100%;height:auto;display:block;background:none;border:0;margin:0">'
+    )
+
+
+def svg(histogram: Histogram) -> str:
+    tall = FOOT + 44 + 17 * len(histogram.dtypes) + 20
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {tall}" width="{WIDTH}" height="{tall}" '
+        f'font-family="system-ui, -apple-system, Segoe UI, Roboto, Helvetica, Arial, sans-serif" font-size="11.5" '
+        f'fill="{INK}">{"".join([*_close(histogram), *_far(histogram)])}</svg>'
+    )
+
+
+def _text(x: float, y: float, text: str, anchor: str = "middle", colour: str = INK, weight: int = 400) -> str:
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}" font-weight="{weight}">'
+        f"{html.escape(text)}</text>"
+    )
+
+
+def _box(x: float, y: float, wide: float, tall: float, colour: str) -> str:
+    return f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(wide, 1):.1f}" height="{max(tall, 0):.1f}" fill="{colour}"/>'
+
+
+def _line(x1: float, y1: float, x2: float, y2: float, colour: str = FAINT, dash: str = "") -> str:
+    dashed = f' stroke-dasharray="{dash}"' if dash else ""
+    return f'<path d="M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}" stroke="{colour}"{dashed} fill="none"/>'
+
+
+def _sides(histogram: Histogram) -> tuple[float, float]:
+    """Where the close view begins and ends: zeros stand left of it, infinities and NaN right, a gap between."""
+    zeros = sum(s.name == "zero" for s in histogram.specials)
+    others = len(histogram.specials) - zeros
+    return LEFT + (SLOT + GAP) * zeros, WIDTH - RIGHT - SLOT * others - GAP * (others > 0)
+
+
+def _close(histogram: Histogram) -> list[str]:
+    low, high = histogram.window
+    left, right = _sides(histogram)
+    step = (right - left) / (high + 1 - low)
+    drawn = [_text(0, TOP - 16, "how many", "start")]
+    for level in levels(histogram.tallest):
+        y = FOOT - TALL * height(level, histogram.tallest)
+        drawn += [_line(left, y, right, y, "#80808033"), _text(LEFT - 8, y + 4, number(level), "end")]
+    for bar in histogram.bars:
+        x, wide = left + (bar.first - low) * step, (bar.last + 1 - bar.first) * step
+        gap = min(1.5, wide / 4)
+        for count, colour in ((bar.count, VALUES), (bar.bad, FAULT)):
+            tall = TALL * height(count, histogram.tallest)
+            drawn += [_box(x, FOOT - tall, wide - gap, tall, colour)] if count else []
+    drawn.append(_line(left, FOOT, right, FOOT, INK))
+    for exponent in ticks(histogram.window, 9):
+        x = left + (exponent - low) * step
+        drawn += [_line(x, FOOT, x, FOOT + 4, INK), _text(x, FOOT + 17, power(exponent))]
+    return [*drawn, *_special_bars(histogram, right), *_ends(histogram, left, step)]
+
+
+def _special_bars(histogram: Histogram, right: float) -> list[str]:
+    drawn, after = [], right + GAP
+    for special in histogram.specials:
+        x = LEFT if special.name == "zero" else after
+        after += 0 if special.name == "zero" else SLOT
+        tall, colour = TALL * height(special.count, histogram.tallest), FAULT if special.bad else VALUES
+        drawn += [
+            _box(x + 10, FOOT - tall, SLOT - 20, tall, colour),
+            _line(x, FOOT, x + SLOT, FOOT, INK),
+            _text(x + SLOT / 2, FOOT - tall - 5, number(special.count), colour=colour, weight=600),
+            _text(x + SLOT / 2, FOOT + 17, special.name),
+        ]
+    return drawn
+
+
+def _ends(histogram: Histogram, left: float, step: float) -> list[str]:
+    """Dashed lines where the window shows the end of a type."""
+    low, high = histogram.window
+    named: dict[int, list[str]] = {}
+    for dtype in histogram.dtypes:
+        for edge in (SPANS[dtype].subnormal, SPANS[dtype].largest + 1):
+            if low < edge <= high:
+                named.setdefault(edge, []).append(dtype)
+    drawn = []
+    for edge, dtypes in named.items():
+        x = left + (edge - low) * step
+        anchor = "start" if x < WIDTH / 3 else "end" if x > WIDTH * 2 / 3 else "middle"
+        drawn += [_line(x, TOP - 8, x, FOOT, INK, "3 3"), _text(x, TOP - 14, f"end of {', '.join(dtypes)}", anchor)]
+    return drawn
+
+
+def _far(histogram: Histogram) -> list[str]:
+    """One strip for each type, from its smallest to its largest number; the band shows where the values are."""
+    low, high = histogram.range
+    left, right, top = LEFT + 52, WIDTH - RIGHT - 46, FOOT + 42
+    step = (right - left) / (high + 1 - low)
+    drawn = []
+    for i, dtype in enumerate(histogram.dtypes):
+        span, y, own = SPANS[dtype], top + 17 * i, dtype == histogram.dtype
+        start, normal, end = (left + (e - low) * step for e in (span.subnormal, span.normal, span.largest + 1))
+        drawn += [
+            _text(LEFT - 8, y + 8, dtype, "end", weight=700 if own else 400),
+            _box(start, y + 3, normal - start, 3, FAINT),
+            _box(normal, y + 2, end - normal, 5, INK if own else FAINT),
+            _text(start - 5, y + 8, span.least, "end"),
+            _text(end + 5, y + 8, span.most, "start"),
+        ]
+    if histogram.bars:
+        x, wide = left + (histogram.low - low) * step, max(3, (histogram.high + 1 - histogram.low) * step)
+        tall = 17 * len(histogram.dtypes)
+        drawn += [
+            f'<rect x="{x:.1f}" y="{top - 5}" width="{wide:.1f}" height="{tall + 2}" rx="2" fill="{VALUES}" '
+            f'fill-opacity="0.3" stroke="{VALUES}"/>',
+            _text(x + wide / 2, top + tall + 11, "the values", colour=VALUES),
+        ]
+    return drawn

@@ -1,0 +1,312 @@
+"""Where a stepper stands, as the HTML and the text draw it: the layers around it with what they have made, and the
+values of the layer's tensors.
+
+`read` takes the plain facts of a report and gives a Stepping, or None.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import html
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nbdebug.views.plots.histogram import FAULT, INK, VALUES, WIDTH
+from nbdebug.views.wording import clean, clip, number
+
+MOST = 16
+"""Layers that are shown: the one it stands at, those around it, those inside it, its neighbours."""
+HISTOGRAMS = 6
+HERE = "▶"
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerRow:
+    """A layer, or, where `more` is not 0, so many that are not shown. made: the range of its last output; bad: that, or
+    its gradient, is not finite."""
+
+    depth: int
+    name: str = ""
+    kind: str = ""
+    here: bool = False
+    ran: bool = False
+    made: str = ""
+    gradient: str = ""
+    bad: bool = False
+    more: int = 0
+
+    def cells(self) -> tuple[str, str, str, str]:
+        if self.more:
+            return f"… {self.more} more", "", "", ""
+        return self.name, self.kind, self.made, self.gradient
+
+
+@dataclasses.dataclass(frozen=True)
+class Values:
+    """How the finite elements of a tensor are spread: counts of equal parts of low to high. beside: what else it
+    holds, such as "3 NaN"."""
+
+    name: str
+    low: float | None
+    high: float | None
+    counts: tuple[int, ...]
+    beside: str
+    bad: bool
+
+    def sentence(self) -> str:
+        spread = (
+            "no finite value"
+            if self.low is None or self.high is None
+            else f"all {number(self.low)}"
+            if self.low == self.high
+            else f"from {number(self.low)} to {number(self.high)}"
+        )
+        return f"{self.name}: {spread}" + (f", {self.beside}" if self.beside else "")
+
+
+@dataclasses.dataclass(frozen=True)
+class Stepping:
+    """rows: layers; values: of the tensors; state: waits, runs, over, failed or abandoned."""
+
+    state: str
+    rows: tuple[LayerRow, ...]
+    values: tuple[Values, ...]
+
+    def lines(self) -> list[str]:
+        """The layers as text, in columns."""
+        named = [("  " * row.depth + (f"{HERE} " if row.here else "  ") + row.cells()[0], row) for row in self.rows]
+        wide = max((len(name) for name, _ in named), default=0)
+        kinds = max((len(row.kind) for row in self.rows), default=0)
+        said = ["; ".join(cell for cell in row.cells()[2:] if cell) for row in self.rows]
+        return [
+            f"  {name.ljust(wide + 2)}{row.kind.ljust(kinds + 2)}{made}".rstrip()
+            for (name, row), made in zip(named, said)
+        ]
+
+    def sentence(self) -> str:
+        """The histograms in words, for those who do not see them."""
+        return "; ".join(v.sentence() for v in self.values) + "." if self.values else ""
+
+
+def read(facts: Mapping[str, Any]) -> Stepping | None:
+    """The Stepping of `facts["stepper"]`, or None when there is nothing in it to draw."""
+    given = facts.get("stepper")
+    if not isinstance(given, Mapping):
+        return None
+    layers = [layer for layer in _list(given.get("layers")) if isinstance(layer, Mapping)]
+    values = [v for v in map(_values, _list(given.get("histograms"))[:HISTOGRAMS]) if v is not None]
+    at = given.get("at")
+    name = str(at.get("name", "")) if isinstance(at, Mapping) else None
+    return Stepping(str(given.get("state", "")), tuple(_rows(layers, name)), tuple(values)) if layers else None
+
+
+def _rows(layers: Sequence[Mapping[str, Any]], name: str | None) -> list[LayerRow]:
+    names = [str(layer.get("name", "")) for layer in layers]
+    at = names.index(name) if name is not None and name in names else None
+    shown = _shown(names, at)
+    rows: list[LayerRow] = []
+    hidden: list[int] = []
+    for i in range(len(layers)):
+        if i not in shown:
+            hidden.append(i)
+            continue
+        rows += [*_rest(layers, hidden), _row(layers[i], i == at)]
+        hidden = []
+    return rows + _rest(layers, hidden)
+
+
+def _shown(names: list[str], at: int | None) -> set[int]:
+    """Which layers get a row: all if they fit, else the nearest kin."""
+    if len(names) <= MOST:
+        return set(range(len(names)))
+    here = names[at] if at is not None else ""
+    above = {here.rsplit(".", k)[0] for k in range(1, here.count(".") + 1)} | {""}
+    around = here.rpartition(".")[0]
+
+    def distance(i: int) -> tuple[int, int]:
+        name = names[i]
+        parent = name.rpartition(".")[0] if name else None
+        kin = 0 if name in above or i == at else 1 if parent == around else 2 if parent == here else 3
+        return kin, abs(i - (at or 0))
+
+    order = sorted(range(len(names)), key=distance)
+    first = [i for i in order if distance(i)[0] == 0]
+    inside = [i for i in order if distance(i)[0] == 2][:4]  # some of these before distant neighbours
+    return set(list(dict.fromkeys([*first, *inside, *order]))[:MOST])
+
+
+def _rest(layers: Sequence[Mapping[str, Any]], hidden: list[int]) -> list[LayerRow]:
+    if not hidden:
+        return []
+    return [LayerRow(min(_depth(layers[i]) for i in hidden), more=len(hidden))]
+
+
+def _row(layer: Mapping[str, Any], here: bool) -> LayerRow:
+    name, calls = str(layer.get("name", "")), layer.get("calls") or 0
+    made, gradient = layer.get("finite"), layer.get("gradient")
+    low, high = layer.get("low"), layer.get("high")
+    said = (
+        ""
+        if made is None
+        else "not finite"
+        if made is False
+        else "ran"
+        if low is None
+        else number(low)
+        if low == high
+        else f"{number(low)} … {number(high)}"
+    )
+    times = f", {calls} calls" if said and calls > 1 else ""
+    handed_on = "" if gradient is None else "gradient finite" if gradient else "gradient not finite"
+    return LayerRow(
+        _depth(layer),
+        clean(name.rpartition(".")[2] or "the model", 60),
+        clean(layer.get("type") or "", 60),
+        here,
+        bool(calls),
+        said + times,
+        handed_on,
+        made is False or gradient is False,
+    )
+
+
+def _values(given: Any) -> Values | None:
+    if not isinstance(given, Mapping):
+        return None
+    counts = [c for c in _list(given.get("counts")) if isinstance(c, int) and c >= 0]
+    beside = [f"{number(given[kind])} {kind}" for kind in ("NaN", "inf") if given.get(kind)]
+    low, high = given.get("low"), given.get("high")
+    return Values(
+        clean(given.get("name") or "", 60),
+        low if _number(low) else None,
+        high if _number(high) else None,
+        tuple(counts),
+        " and ".join(beside),
+        bool(beside),
+    )
+
+
+def _depth(layer: Mapping[str, Any]) -> int:
+    depth = layer.get("depth")
+    return min(depth, 20) if isinstance(depth, int) and depth > 0 else 0
+
+
+def _list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else []
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+ACROSS, TALL, HEAD, FOOT = 3, 58, 20, 24
+CELL = WIDTH / ACROSS
+PLAIN = "border:0;background:none;text-align:left;padding:.06em 1.6em .06em 0;font-weight:400;white-space:nowrap"
+PALE = "opacity:.72"
+
+
+def image(stepping: Stepping) -> str:
+    """A table, and `<img src="data:image/svg+xml;base64,…" alt="…">` where there are values."""
+    drawn = _table(stepping)
+    if stepping.values:
+        data = base64.b64encode(svg(stepping).encode()).decode()
+        drawn += (
+            f'<img src="data:image/svg+xml;base64,{data}" alt="{html.escape(stepping.sentence())}" '
+            f'width="{WIDTH}" style="max-width:100%;height:auto;display:block;background:none;border:0;'
+            'margin:.8em 0 0">'
+        )
+    return drawn
+
+
+def _table(stepping: Stepping) -> str:
+    gradient = any(row.gradient for row in stepping.rows)
+    heads = ("Layer", "Type", "Output") + (("Gradient handed on",) if gradient else ())
+    head = "".join(
+        f'<th scope="col" style="{PLAIN};{PALE};border-bottom:1px solid rgba(128,128,128,.25)">{h}</th>' for h in heads
+    )
+    rows = "".join(_value_row(row, gradient) for row in stepping.rows)
+    return (
+        '<div style="overflow-x:auto;max-width:100%"><table style="border-collapse:collapse;border:0;'
+        f'font-size:.92em;line-height:1.4;margin:0"><thead><tr style="background:none">{head}</tr></thead>'
+        f"<tbody>{rows}</tbody></table></div>"
+    )
+
+
+def _value_row(row: LayerRow, gradient: bool) -> str:
+    name, kind, made, handed_on = map(html.escape, row.cells())
+    mark = f"{HERE}&nbsp;" if row.here else "&nbsp;&nbsp;&nbsp;"
+    weight = "font-weight:700" if row.here else "font-weight:400" if row.ran else PALE
+    colour = f"color:{FAULT}"
+    bad = (made.startswith("not finite"), "not finite" in handed_on)
+    cells = [
+        f'<td style="{PLAIN};{colour if wrong else PALE if not row.here else ""}">{said}</td>'
+        for said, wrong in zip((kind, made), (False, bad[0]))
+    ]
+    if gradient:
+        cells.append(f'<td style="{PLAIN};{colour if bad[1] else PALE}">{handed_on.removeprefix("gradient ")}</td>')
+    return (
+        f'<tr style="background:none"><th scope="row" style="{PLAIN};{weight};'
+        f'padding-left:{1.1 * row.depth:.1f}em">{mark}{name}</th>{"".join(cells)}</tr>'
+    )
+
+
+def svg(stepping: Stepping) -> str:
+    rows = math.ceil(len(stepping.values) / ACROSS)
+    tall = rows * (HEAD + TALL + FOOT) + 14
+    drawn = [
+        part
+        for i, values in enumerate(stepping.values)
+        for part in _histogram(values, CELL * (i % ACROSS), (HEAD + TALL + FOOT) * (i // ACROSS))
+    ]
+    drawn.append(_text(0, tall - 4, "How many elements have which value; heights grow with the square root.", size=10))
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {tall}" width="{WIDTH}" height="{tall}" '
+        f'font-family="system-ui, -apple-system, Segoe UI, Roboto, Helvetica, Arial, sans-serif" font-size="11.5" '
+        f'fill="{INK}">{"".join(drawn)}</svg>'
+    )
+
+
+def _histogram(values: Values, left: float, top: float) -> list[str]:
+    """One tensor: its name, what is not finite in it, bars, and both ends."""
+    wide, foot = CELL - 24, top + HEAD + TALL
+    drawn = [_text(left, top + 13, clip(values.name, 20 if values.bad else 30), weight=600)]
+    if values.bad:
+        drawn.append(_text(left + wide, top + 13, clip(values.beside, 16), "end", FAULT, 600))
+    if values.counts:
+        tallest, step = max(values.counts) or 1, wide / len(values.counts)
+        for i, count in enumerate(values.counts):
+            height = TALL * math.sqrt(count / tallest)
+            drawn += (
+                [
+                    f'<rect x="{left + i * step:.1f}" y="{foot - height:.1f}" width="{step - 1:.1f}" '
+                    f'height="{max(height, 1):.1f}" fill="{VALUES}"/>'
+                ]
+                if count
+                else []
+            )
+    drawn.append(f'<path d="M{left:.1f} {foot:.1f}h{wide:.1f}" stroke="{INK}" fill="none"/>')
+    if values.low is None or values.high is None:
+        return [*drawn, _text(left + wide / 2, foot - TALL / 2, "no finite value", "middle", FAULT)]
+    if values.low == values.high:
+        return [*drawn, _text(left + wide / 2, foot - TALL / 2, f"all {number(values.low)}", "middle")]
+    if values.low < 0 < values.high:
+        x = left + wide * -values.low / (values.high - values.low)
+        drawn.append(f'<path d="M{x:.1f} {foot:.1f}v4" stroke="{INK}" fill="none"/>')
+        if 0.3 < (x - left) / wide < 0.7:
+            drawn.append(_text(x, foot + 15, "0", "middle"))
+    return [
+        *drawn,
+        _text(left, foot + 15, number(values.low)),
+        _text(left + wide, foot + 15, number(values.high), "end"),
+    ]
+
+
+def _text(
+    x: float, y: float, text: str, anchor: str = "start", colour: str = INK, weight: int = 400, size: float = 11.5
+) -> str:
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}" font-weight="{weight}" '
+        f'font-size="{size}">{html.escape(text)}</text>'
+    )

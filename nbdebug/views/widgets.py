@@ -1,0 +1,395 @@
+"""Controls over a picture that stays: ipywidgets make the controls and nothing else.
+
+    controls   widgets: gone with the kernel, and never shown where a front end has none
+    picture    a report as HTML, an output of its own that is replaced in place: it stays in the saved notebook
+
+A click comes in another thread than the one that trains (JupyterLab 4.4 with ipykernel 7 hears widgets beside the
+running cell), or only after the cell (older ones). So it sets what is wanted and asks the view for a picture; those who
+draw take turns.
+`Panel` is the frame that every panel shares, `gradients` opens that of a gradient watch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import ipywidgets
+
+from nbdebug.live import Live
+from nbdebug.report import Report
+from nbdebug.views import html, show
+
+WITHOUT = "(The controls of this picture are there while its kernel runs: run the cell to have them.)"
+"""What stands in the place of the controls where nothing can show them."""
+
+
+class View(Protocol):
+    """Who draws while something runs. paused: draws on request only; ended: it no longer draws by itself; fault: why
+    the last picture failed, or ""."""
+
+    paused: bool
+    ended: bool
+    fault: str
+
+    def now(self) -> None:
+        """Draw at once; raises nothing."""
+
+
+class Watch(Protocol):
+    """What a panel of gradients asks of a gradient watch. glance: the picture of the layers that match, at once; drawn:
+    draws while the watch runs, at its pace."""
+
+    active: bool
+    steps: int
+
+    def report(self) -> Report: ...
+
+    def glance(self, layers: str = "") -> Report: ...
+
+    def drawn(self, draw: Callable[[], str], show: Callable[[str], object]) -> Any: ...
+
+
+class ControlPanel:
+    """Controls in a row and a word on how things stand, above a picture. Shown where it stands last in a cell.
+
+    controls: widgets; picture: gives the report to draw; view: who draws it, made when it is first shown."""
+
+    def __init__(self, controls: Sequence[ipywidgets.Widget], picture: Callable[[], Report]):
+        self.picture, self.view = picture, None
+        for control in controls:
+            _heard_beside_the_cell(control)
+        self.stands = ipywidgets.Label(layout={"margin": "2px 2px 2px 4px"})
+        row = {"flex_flow": "row wrap", "align_items": "center", "overflow": "visible", "padding": "4px 0 4px 6px"}
+        self.box = ipywidgets.HBox([*controls, self.stands], layout=row)
+        self._place, self._text = f"nbdebug-{uuid.uuid4().hex}", ""
+
+    view: View | None
+
+    def viewed(self) -> View:
+        """A view that draws with `draw` and shows with `put`."""
+        raise NotImplementedError
+
+    def standing(self) -> str:
+        """How things stand, in a few words."""
+        return ""
+
+    def draw(self) -> str:
+        report = self.picture()
+        self._text = str(report)
+        drawn = html.render(report)
+        self._say()
+        return drawn
+
+    def put(self, drawn: str, update: bool = True) -> None:
+        """Into the place of the picture before, wherever that is shown."""
+        shell = show.running_shell()
+        if shell is not None:
+            shell.display_pub.publish(
+                {"text/html": drawn, "text/plain": self._text}, transient={"display_id": self._place}, update=update
+            )
+
+    def redraw(self, change: Any = None) -> None:
+        """Something was clicked or typed."""
+        if self.view is not None:
+            self.view.now()
+            self._say()  # also what has gone wrong
+
+    def _say(self) -> None:
+        fault = self.view.fault if self.view is not None else ""
+        self.stands.value = (
+            f"The picture could not be drawn ({fault}). Refresh tries again." if fault else self.standing()
+        )
+
+    def _ipython_display_(self) -> None:
+        if self.view is None or self.view.ended:
+            self.view = self.viewed()
+        shell = show.running_shell()
+        if hasattr(shell, "kernel"):  # a terminal has no widgets
+            shell.display_pub.publish({**self.box._repr_mimebundle_(), "text/plain": WITHOUT})
+        self.put(self.draw(), update=False)
+
+    def __repr__(self) -> str:
+        return str(self.picture())
+
+
+def button(word: str, icon: str, tip: str, clicked: Callable[[Any], object]) -> ipywidgets.Button:
+    """A button with an icon, and a word on what it does. clicked: called with the button."""
+    made = ipywidgets.Button(description=word, icon=icon, tooltip=tip, layout={"width": "auto"})
+    made.on_click(clicked)
+    return made
+
+
+def switch(word: str, icon: str, tip: str) -> ipywidgets.ToggleButton:
+    """What is on or off."""
+    return ipywidgets.ToggleButton(description=word, icon=icon, tooltip=tip, layout={"width": "auto"})
+
+
+def field(word: str, hint: str) -> ipywidgets.Text:
+    """A line of text."""
+    return ipywidgets.Text(
+        description=word, placeholder=hint, style={"description_width": "initial"}, layout={"width": "15em"}
+    )
+
+
+class GradientPanel(ControlPanel):
+    """A gradient watch: which layers, logarithmic or linear scales, pause, refresh."""
+
+    def __init__(self, report: Report, watch: Watch):
+        self.watch = watch
+        self.layers = field("Layers", "name, or block.*")
+        self.log = ipywidgets.Checkbox(
+            True, description="Log scale", indent=False, layout={"width": "auto", "margin": "2px 8px"}
+        )
+        self.pause = ipywidgets.Button(
+            description="Pause",
+            icon="pause",
+            layout={"width": "7.6em"},
+            tooltip="Stop drawing; the watch itself goes on",
+        )
+        self.refresh = ipywidgets.Button(
+            description="Refresh",
+            icon="refresh",
+            layout={"width": "7.6em"},
+            tooltip="Draw what has been seen until now",
+        )
+        self._whole: Report | None = None if watch.active else report
+        self._steps = watch.steps
+        super().__init__((self.layers, self.log, self.pause, self.refresh), self._picture)
+        for control in (self.layers, self.log):
+            control.observe(self.redraw, names="value")
+        self.pause.on_click(self._paused)
+        self.refresh.on_click(self._refreshed)
+        self._say()
+
+    def viewed(self) -> View:
+        view: View = self.watch.drawn(self.draw, self.put)
+        return view
+
+    def standing(self) -> str:
+        running, paused = self.watch.active, self.view is not None and self.view.paused
+        self.pause.disabled = not running
+        self.pause.description, self.pause.icon = ("Resume", "play") if paused and running else ("Pause", "pause")
+        steps = f"{self._steps:,} step{'s' * (self._steps != 1)}"
+        if not running:
+            return f"Ended after {steps}."
+        if self.view is not None and self.view.ended:
+            return "Another view of this watch is drawn now; Refresh draws this one."
+        return f"Paused at {steps}." if paused else "Live."
+
+    def _picture(self) -> Report:
+        """While the watch runs the steps so far; afterwards its whole report."""
+        seen = self.watch.glance(self.layers.value)
+        report = seen if self.watch.active else self._ended()
+        drawn = {**seen.facts["watch"], "log": self.log.value}
+        self._steps = drawn["steps seen"]
+        return dataclasses.replace(report, facts={**report.facts, "watch": drawn})
+
+    def _ended(self) -> Report:
+        if self._whole is None:
+            self._whole = self.watch.report()
+        return self._whole
+
+    def _paused(self, button: Any) -> None:
+        if self.view is not None:
+            self.view.paused = not self.view.paused
+            self.redraw()
+
+    def _refreshed(self, button: Any) -> None:
+        self._whole = None
+        self.redraw()
+
+
+def _heard_beside_the_cell(control: ipywidgets.Widget) -> None:
+    """Let the front end choose where the kernel hears a control. ipykernel 7.4 would hear it where it was made: in the
+    thread that runs cells, which is busy while a training runs."""
+    if hasattr(control.comm, "_reply_subshell_for"):
+        control.comm._reply_subshell_for = lambda data, chosen: chosen
+
+
+def gradients(report: Report, watch: Watch) -> GradientPanel:
+    """The panel of a gradient watch; report: what it reports now."""
+    return GradientPanel(report, watch)
+
+
+class StepperActions(Protocol):
+    """What a panel of steps asks of a stepper. done: the step is over; each other one runs on to where it says."""
+
+    done: bool
+
+    def report(self) -> Report: ...
+
+    def next(self) -> Report: ...
+
+    def into(self) -> Report: ...
+
+    def out(self) -> Report: ...
+
+    def run_to(self, pattern: str) -> Report: ...
+
+    def run_to_nonfinite(self) -> Report: ...
+
+    def finish(self) -> Report: ...
+
+    def abandon(self) -> Report: ...
+
+
+class StepPanel(ControlPanel):
+    """A stepper: its methods as buttons. It does not hold the stepper: one that nobody has any more ends its step."""
+
+    BUTTONS = (
+        ("Next", "step-forward", "next", "To the end of this layer, over those inside it; then of the next one"),
+        ("Into", "level-down", "into", "To the very next thing: the first layer inside, or the end of this one"),
+        ("Out", "level-up", "out", "To the end of the layer around this one"),
+        ("Run to", "arrow-right", "", "To the layer named beside: a name, a type, or a pattern such as block.*"),
+        ("To first non-finite", "search", "run_to_nonfinite", "To what makes an inf or a NaN of finite values"),
+        ("Finish", "fast-forward", "finish", "To the end of the step"),
+        ("Abandon", "times", "abandon", "End the step here and put everything back"),
+    )
+
+    def __init__(self, report: Report, stepper: Callable[[], StepperActions | None]):
+        self.stepper, self._last, self._word = stepper, report, ""
+        self.pattern = field("", "layer, or block.*")
+        self.buttons = {
+            name: button(name, icon, tooltip, functools.partial(self._clicked, method))
+            for name, icon, method, tooltip in self.BUTTONS
+        }
+        controls = list(self.buttons.values())
+        controls.insert(3, self.pattern)
+        super().__init__(controls, self._picture)
+        self._say()
+
+    def viewed(self) -> View:
+        return Live(self.draw, self.put)
+
+    def standing(self) -> str:
+        stepper = self.stepper()
+        over = stepper is None or stepper.done
+        for control in self.buttons.values():
+            control.disabled = over
+        return self._word or ("The step is over." if over else "")
+
+    def _picture(self) -> Report:
+        stepper = self.stepper()
+        if stepper is not None:
+            self._last = stepper.report()
+        return self._last
+
+    def _clicked(self, method: str, button: Any) -> None:
+        stepper, self._word = self.stepper(), ""
+        try:
+            if stepper is not None:
+                getattr(stepper, method)() if method else stepper.run_to(self.pattern.value)
+        except (ValueError, RuntimeError) as refused:
+            self._word = str(refused)
+        self._say()
+
+
+def steps(report: Report, stepper: Callable[[], StepperActions | None]) -> StepPanel:
+    """The panel of a stepper. report: what it says now; stepper: gives it while there is one."""
+    return StepPanel(report, stepper)
+
+
+SWITCHES = (
+    ("guard", "Guard", "shield", "Stop the first step that is not finite before it reaches the weights"),
+    ("grad_watch", "Gradients", "area-chart", "Follow gradient norms, update sizes and the loss"),
+)
+
+
+class PanelActions(Protocol):
+    """What the panel asks of the board. words: what the last button has to say."""
+
+    words: str
+    changed: Any
+
+    @property
+    def gradients(self) -> Any: ...
+
+    def report(self, layers: str = "") -> Report: ...
+
+    def is_on(self, name: str) -> bool: ...
+
+    def switch(self, name: str, on: bool) -> None: ...
+
+    def trace(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def free(self) -> None: ...
+
+    def off(self) -> None: ...
+
+
+class Dashboard(ControlPanel):
+    """The panel; see the module's docstring."""
+
+    def __init__(self, board: PanelActions):
+        self.board, self._settling = board, False
+        self._followed: Any = None
+        self.switches = {name: switch(word, icon, tip) for name, word, icon, tip in SWITCHES}
+        self.layers = field("Layers", "name, or block.*")
+        deeds = (
+            ("Trace next step", "search", "Look at the next training step, layer by layer", board.trace),
+            ("Stop", "stop", "Stop the running cell after a whole step", board.stop),
+            ("Free", "trash", "Let go of the last traceback and the allocators' cache", board.free),
+            ("All off", "power-off", "End the guard, the watches and the breakpoints", board.off),
+            ("Refresh", "refresh", "Draw things as they stand", self._refreshed),
+        )
+        self.buttons = [button(word, icon, tip, functools.partial(self._did, deed)) for word, icon, tip, deed in deeds]
+        super().__init__((*self.switches.values(), *self.buttons, self.layers), self._picture)
+        for name, control in self.switches.items():
+            control.observe(functools.partial(self._switched, name), names="value")
+        self.layers.observe(self.redraw, names="value")
+        board.changed = self._changed
+        self._say()
+
+    def viewed(self) -> View:
+        self._followed = watch = self.board.gradients
+        return Live(self.draw, self.put) if watch is None else watch.drawn(self.draw, self.put)
+
+    def standing(self) -> str:
+        self._settling = True  # the switches follow what is so: nobody has clicked
+        try:
+            for name, control in self.switches.items():
+                control.value = self.board.is_on(name)
+        finally:
+            self._settling = False
+        self.layers.disabled = self.board.gradients is None
+        return self.board.words
+
+    def _picture(self) -> Report:
+        report = self.board.report(self.layers.value)
+        if "watch" in report.facts:
+            return dataclasses.replace(report, facts={**report.facts, "watch": {**report.facts["watch"], "log": True}})
+        return report
+
+    def _switched(self, name: str, change: Any) -> None:
+        if not self._settling:
+            self.board.switch(name, bool(change["new"]))
+
+    def _did(self, deed: Any, clicked: Any = None) -> None:
+        try:
+            deed()
+        except Exception as fault:  # a button's fault must not end the cell that runs
+            self.board.words = f"{type(fault).__name__}: {fault}"
+        self._changed()
+
+    def _refreshed(self) -> None:
+        self.board.words = ""
+
+    def _changed(self) -> None:
+        """Things stand otherwise: draw, under a view that follows the watch that runs by now."""
+        if self.view is None:
+            self._say()
+            return
+        if self.board.gradients is not self._followed or self.view.ended:
+            self.view = self.viewed()
+        self.redraw()
+
+
+def board(board: PanelActions) -> Dashboard:
+    """The panel over a board."""
+    return Dashboard(board)

@@ -1,0 +1,274 @@
+"""How facts are said, the same in every view: numbers, batch rows, places, proofs, and the tables of the evidence.
+
+Everything here gives plain strings that are safe to print: control characters, lone surrogates and marks that turn
+the writing direction are shown as escapes, and what is endless is cut with "… N more". Escaping for HTML is the HTML
+view's own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import numbers
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from nbdebug.report import Fix, Report, Where
+from nbdebug.text import size
+
+REASONS = ("reason", "because", "why", "why not", "note", "undecided")
+"""Keys of `Fix.after` whose value is a sentence of its own."""
+
+
+def clean(text: Any, limit: int = 400) -> str:
+    """One line of printable text, cut at `limit` characters."""
+    return clip("".join(c if c.isprintable() else _shown(c) for c in str(text)[: limit + 1]), limit)
+
+
+def clean_lines(text: Any, most: int = 40, limit: int = 300) -> list[str]:
+    """The lines of a piece of code, their common indentation taken off; "… N more lines" when there are too many."""
+    given = str(text).strip("\n").split("\n")
+    lines = [clean(line.expandtabs(4), limit + 40) for line in given[:most]]
+    margin = min((len(line) - len(line.lstrip()) for line in lines if line.strip()), default=0)
+    kept = [clip(line[margin:].rstrip(), limit) for line in lines]
+    return kept + ([f"… {len(given) - most} more lines"] if len(given) > most else [])
+
+
+def clip(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _shown(character: str) -> str:
+    if character in "\n\t\r\xa0":
+        return " "
+    return character.encode("unicode_escape", "surrogatepass").decode("ascii")
+
+
+def number(value: Any) -> str:
+    """1234567 → "1,234,567"; 0.3141592 → "0.3142"; 1e-08 → "1e-8"."""
+    if isinstance(value, numbers.Integral):
+        whole = int(value)
+        return f"{whole:,}" if abs(whole) < 10**15 else f"about 2^{whole.bit_length()}"
+    if not isinstance(value, numbers.Real):
+        return f"{value:.4g}" if isinstance(value, complex) else clean(value)
+    real = float(value)
+    if not math.isfinite(real):
+        return str(real)
+    if 1e4 <= abs(real) < 1e6:
+        return f"{real:,.0f}"
+    head, mark, power = f"{real:.4g}".partition("e")
+    return head + (f"e{int(power)}" if mark else "")
+
+
+def say(value: Any, most: int = 8) -> str:
+    """Any plain value in a few words."""
+    if value is None:
+        return "not known"
+    if isinstance(value, bool) or type(value).__name__ == "bool":  # numpy's bool is no bool
+        return "yes" if value else "no"
+    if isinstance(value, numbers.Number):
+        return number(value)
+    if isinstance(value, Where):
+        return place(value) or clean(value.module or "not known")
+    if isinstance(value, Mapping):
+        return pairs(value, most)
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return _listed([say(v, most) for v in list(value)[:most]], len(value))
+    return clean(value)
+
+
+def pairs(values: Mapping[str, Any], most: int = 8) -> str:
+    """{"loss": 0.31, "gradients": "finite"} → "loss 0.31, gradients finite"."""
+    known = [(k, v) for k, v in values.items() if v is not None]
+    return clip(_listed([_pair(k, v) for k, v in known[:most]], len(known)), 600)
+
+
+def _pair(key: Any, value: Any) -> str:
+    if str(key) in REASONS:
+        return clean(value)
+    if value is True:
+        return label(key)
+    return f"{label(key)}: no" if value is False else f"{label(key)} {say(value)}"
+
+
+def _listed(said: list[str], total: int) -> str:
+    return ", ".join(said) + (f" and {total - len(said)} more" if total > len(said) > 0 else "") or "none"
+
+
+def label(key: Any) -> str:
+    """A name made for programs, as words: "largest_finite" → "largest finite"."""
+    return clean(str(key).replace("_", " "), 80)
+
+
+def rows(samples: Iterable[int], most: int = 8) -> str:
+    """Batch rows: (0, 1, 2, 3, 7) → "0–3, 7"."""
+    runs: list[list[int]] = []
+    for row in sorted({int(s) for s in samples}):
+        if runs and row == runs[-1][1] + 1:
+            runs[-1][1] = row
+        else:
+            runs.append([row, row])
+    said = [str(a) if a == b else f"{a}, {b}" if b == a + 1 else f"{a}–{b}" for a, b in runs]
+    left = sum(b - a + 1 for a, b in runs[most:])
+    return ", ".join(said[:most]) + (f" and {left} more" if left else "")
+
+
+def place(where: Where) -> str:
+    """ "In [7], line 4", or the name of the file and its line, or ""."""
+    return clean(where.place, 120)
+
+
+def module(where: Where) -> str:
+    """ "head.ent (Entropy)"; the root module and code outside modules are named as such; "" when it is not known."""
+    if where.module is None:
+        return ""
+    kind = clean(where.module_type, 80) if where.module_type else ""
+    if not where.module:
+        return f"the model itself ({kind})" if kind else OUTSIDE
+    return clean(where.module, 160) + (f" ({kind})" if kind else "")
+
+
+def spot(where: Where) -> list[tuple[str, str]]:
+    """What is known about a place beside its source line: pairs of a heading and a value."""
+    op = clean(where.op, 80) if where.op else ""
+    known = [
+        ("Step", "" if where.step is None else f"{where.step} (from 0)" if where.step else "0 (the first)"),
+        ("Phase", clean(where.phase or "", 40)),
+        ("Module", module(where)),
+        ("Op", f"derivative of {op}" if op and where.phase == "backward" else op),
+        ("Batch rows", rows(where.samples) if where.samples else ""),
+        ("Rank", "" if where.rank is None else str(where.rank)),
+    ]
+    return [(head, value) for head, value in known if value]
+
+
+def verdict(fix: Fix) -> str:
+    if fix.verified is None and "undecided" in fix.after:
+        return "Tried, undecided"
+    return "Not tried" if fix.verified is None else "Tried, it works" if fix.verified else "Tried, did not help"
+
+
+def proof(fix: Fix) -> str:
+    """ "Tried, it works: loss 0.31, gradients finite"."""
+    return verdict(fix) + (f": {pairs(fix.after)}" if fix.after else "")
+
+
+NOTHING = "Nothing was found."
+OUTSIDE = "outside modules"
+
+
+def headline(report: Report) -> str:
+    """The sentence that stands above all: of a guard, how many steps it has watched and stopped; else ""."""
+    said = report.facts.get("headline")
+    return clean(said, 300) if isinstance(said, str) else ""
+
+
+def fine(report: Report) -> bool:
+    """Whether nothing is wrong: no finding, and no failure that has no name."""
+    return report.ok and not report.facts.get("failed")
+
+
+def looked_at(report: Report) -> str:
+    """How much a report without findings looked at: "3 steps were looked at. The loss went from 2.3 to 2.1."; or "".
+    How many steps stands in the headline where there is one."""
+    losses = [v for v in (report.facts.get("history") or {}).get("losses") or () if isinstance(v, numbers.Real)]
+    steps = report.facts.get("steps") or len(losses)
+    count = steps and not headline(report)
+    said = f"{number(steps)} step{'s were' if steps != 1 else ' was'} looked at." if count else ""
+    if losses and all(math.isfinite(v) for v in losses):
+        first, last = number(losses[0]), number(losses[-1])
+        said += f" The loss was {first}." if len(losses) == 1 else f" The loss went from {first} to {last}."
+    return said.strip()
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Strings in rows. more: how many rows were left out."""
+
+    caption: str
+    head: tuple[str, ...]
+    body: tuple[tuple[str, ...], ...]
+    more: int = 0
+
+
+def tables(evidence: Any, most: int = 30) -> list[Table]:
+    """The evidence as tables: one of single values, then one for each value that is a table itself."""
+    if not isinstance(evidence, Mapping):
+        return [t for t in [_grid("Evidence", evidence, most)] if t]
+    single, grids = [], []
+    for key, value in evidence.items():
+        grid = _grid(label(key).capitalize(), value, most)
+        if grid:
+            grids.append(grid)
+        else:
+            sizes = "shape" in str(key) and isinstance(value, (list, tuple))
+            single.append((label(key), clean(list(value)) if sizes else say(value, 12)))
+    first = [Table("Evidence", ("What", "Value"), tuple(single[:most]), max(0, len(single) - most))] if single else []
+    return first + grids[: min(6, most)]
+
+
+def _grid(caption: str, value: Any, most: int) -> Table | None:
+    """A table of a DataFrame, a list of dicts or a dict of dicts; None for anything else."""
+    if all(hasattr(value, name) for name in ("columns", "index", "itertuples")):  # a DataFrame, known by what it can do
+        records = [dict(zip(["", *value.columns], row)) for row in value.head(most).itertuples(index=True, name=None)]
+    elif isinstance(value, Mapping) and value and all(isinstance(v, Mapping) for v in value.values()):
+        records = [{"": key, **row} for key, row in list(value.items())[:most]]
+    elif isinstance(value, (list, tuple)) and value and all(isinstance(v, Mapping) for v in value):
+        records = list(value[:most])
+    else:
+        return None
+    return _records(caption, records, len(value), min(160, 20 * most))
+
+
+def _records(caption: str, records: list[Any], total: int, wide: int, columns: int = 10) -> Table:
+    heads = list(dict.fromkeys(key for record in records for key in record))
+    body = tuple(tuple(clip(say(r[h]) if h in r else "", wide) for h in heads[:columns]) for r in records)
+    head = tuple(label(h) for h in heads[:columns])
+    if len(heads) > columns:
+        head, body = (*head, f"{len(heads) - columns} more columns"), tuple((*row, "…") for row in body)
+    return Table(caption, head, body, total - len(records))
+
+
+BYTES = "(bytes)"
+
+
+def read(facts: Mapping[str, Any], most: int) -> list[tuple[Table, str]]:
+    """Each table with as many rows as `most`, and its note."""
+    return [(_table(given, most), clean(given.get("note") or "", 600)) for given in _given(facts)]
+
+
+def _given(facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    tables = facts.get("tables")
+    listed = tables if isinstance(tables, (list, tuple)) else ()
+    return [t for t in listed if isinstance(t, Mapping) and t.get("columns") and t.get("rows")]
+
+
+def _table(given: Mapping[str, Any], most: int) -> Table:
+    columns, rows = [str(c) for c in given["columns"]], list(given["rows"])
+    head = tuple(label(c.removesuffix(BYTES).strip()) for c in columns)
+    body = tuple(tuple(_cell(c, v, most) for c, v in zip(columns, row)) for row in rows[:most])
+    return Table(clean(given.get("title") or "", 160), head, body, max(0, len(rows) - most))
+
+
+def _cell(column: str, value: Any, most: int) -> str:
+    if value is None:
+        return ""
+    if column.endswith(BYTES) and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return size(value)
+    return clip(say(value), min(160, 20 * most))
+
+
+def frame(report: Report, title: str | None = None) -> Any:
+    """One table as a DataFrame, with raw numbers and all its rows; the first where no title is given.
+
+    Raises ValueError when the report has no table, or none of this title."""
+    import pandas  # only where somebody asks: a report is made and shown without it
+
+    given = _given(report.facts)
+    if not given:
+        raise ValueError("This report holds no table.")
+    titles = [str(t.get("title") or "") for t in given]
+    if title is not None and title not in titles:
+        raise ValueError(f"No table is called {title!r}; there are {', '.join(map(repr, titles))}.")
+    table = given[titles.index(title) if title is not None else 0]
+    return pandas.DataFrame([list(row) for row in table["rows"]], columns=list(table["columns"]))
