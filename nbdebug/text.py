@@ -1,10 +1,62 @@
-"""Sizes as a person reads and writes them."""
+"""Words for numbers, names and sizes: how every report writes them, so that one thing is written one way."""
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Iterable
 
 UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
+
+
+def clip(text: str, limit: int) -> str:
+    """The text, or its beginning with "…" where it is longer than `limit` characters."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def clip_start(name: str, limit: int) -> str:
+    """A dotted name, or its end in whole parts behind "…": the end tells modules apart."""
+    while len(name) > limit and "." in name:
+        name = name.removeprefix("…").partition(".")[2]
+        name = "…" + name if len(name) < limit else name
+    return name if len(name) <= limit else "…" + name[-(limit - 1) :]
+
+
+def listed(names: Iterable[object], most: int = 3, quote: str = "`") -> str:
+    """Names in a sentence: "`a`", "`a` and `b`", "`a`, `b`, `c` and 4 more". quote: put around each of them."""
+    words = [f"{quote}{name}{quote}" for name in names]
+    if len(words) > most:
+        return f"{', '.join(words[:most])} and {len(words) - most:,} more"
+    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
+
+
+def count(number: int, noun: str, plural: str = "") -> str:
+    """A number with its noun: "1 step", "2 steps", "1,200 batches" (where the plural is given)."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def figures(value: float, digits: int = 3) -> str:
+    """A number for a sentence, to so many digits; in full up to a million: "0.0123", "65,504", "1.2e-8", "nan"."""
+    if not math.isfinite(value):
+        return str(value)
+    if value == int(value) and abs(value) < 1e6:
+        return f"{int(value):,}"
+    if 1000 <= abs(value) < 1e6:
+        return f"{float(f'{value:.{digits}g}'):,.0f}"
+    head, mark, power = f"{value:.{digits}g}".partition("e")
+    return head + (f"e{int(power)}" if mark else "")
+
+
+def percent(share: float) -> str:
+    """A share of one, as people write it: 0.006 is "0.6%", 0.4321 "43%", 0.99997 "99.997%", 1e-7 "under 0.001%"."""
+    value = share * 100
+    if not math.isfinite(value) or value in (0, 100):
+        return f"{value:g}%"
+    if 0 < abs(value) < 0.001:
+        return "under 0.001%"
+    near = round(min(abs(value), abs(100 - value)) if 0 < value < 100 else abs(value), 9)
+    digits = 0 if near >= 9.95 else 1 if near >= 0.1 else 2 if near >= 0.01 else 3
+    return f"{value:.{digits}f}%"
 
 
 def size(count: float) -> str:
@@ -17,19 +69,19 @@ def size(count: float) -> str:
     return f"{sign}{value:.{digits}f} {'byte' if (value, unit) == (1.0, 0) else UNITS[unit]}"
 
 
-def bytes_of(given: int | float | str) -> int:
+def bytes_of(amount: int | float | str) -> int:
     """The bytes of "24GiB", "24 GB", "512MB" or a number. KB, MB … are decimal; KiB, MiB … and a bare K, M, … binary.
 
     Raises ValueError for what is no size, or not above zero."""
-    if isinstance(given, (int, float)) and not isinstance(given, bool):
-        count = float(given)
+    if isinstance(amount, (int, float)) and not isinstance(amount, bool):
+        result = float(amount)
     else:
-        found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*([kmgt]?)(i?)(b?)(?:ytes)?\s*", str(given).lower())
-        if found is None:
-            raise ValueError(f'a size is a number of bytes or a string like "24GiB"; got {given!r}')
-        number, prefix, binary, byte = found.groups()
+        match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*([kmgt]?)(i?)(b?)(?:ytes)?\s*", str(amount).lower())
+        if match is None:
+            raise ValueError(f'a size is a number of bytes or a string like "24GiB"; got {amount!r}')
+        number, prefix, binary, byte = match.groups()
         step = 1000 if prefix and byte and not binary else 1024
-        count = float(number) * step ** " kmgt".index(prefix or " ")
-    if not 0 < count < float("inf"):
-        raise ValueError(f"a size is above zero; got {given!r}")
-    return int(count)
+        result = float(number) * step ** " kmgt".index(prefix or " ")
+    if not 0 < result < float("inf"):
+        raise ValueError(f"a size is above zero; got {amount!r}")
+    return int(result)
