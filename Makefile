@@ -20,10 +20,11 @@ test: setup ## run the tests (of long lists of alike situations every third)
 test-all: setup ## run the tests with every situation: some minutes more
 	@NBDEBUG_ALL_TESTS=1 $(BIN)/python -m pytest -n 2 $(TESTS)
 
-lint: setup ## ruff and mypy
+lint: setup ## ruff, mypy and the import contracts
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo --no-cache
 
 notebooks: setup ## execute the notebooks again, in place
 	@$(BIN)/jupyter nbconvert --to notebook --execute --inplace --log-level WARN \
