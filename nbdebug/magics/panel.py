@@ -142,9 +142,9 @@ class PanelState:
         if threading.current_thread() is threading.main_thread():
             self.say(action())
             return
-        from nbdebug.observe.step_hooks import StepEnd  # brings torch, which %load_ext does not wait for
+        from nbdebug.observe.step_hooks import StepEndCallback  # brings torch, which %load_ext does not wait for
 
-        waiting = StepEnd(lambda: self._do(waiting, action))
+        waiting = StepEndCallback(lambda: self._do(waiting, action))
         self._waiting.append(waiting)
         self.say(word if self._running else f"{word} (with the next cell)")
         waiting.begin()  # last: the step may be over before the next line
@@ -171,12 +171,12 @@ class PanelState:
         self.soon(lambda: self._trace(models), "Waiting for the next step …")
 
     def _trace(self, models: dict[str, Any]) -> str:
-        from nbdebug.observe.step_hooks import OneStep
+        from nbdebug.observe.step_hooks import StepSummary
 
         for waiting in [w for w in self._waiting if isinstance(w, _Tracing)]:
             waiting.cancel()
             self._waiting.remove(waiting)
-        tracing = _Tracing(OneStep(models, self._traced))
+        tracing = _Tracing(StepSummary(models, self._traced))
         self._waiting.append(tracing)
         return "Waiting for the next step …"
 
@@ -195,12 +195,12 @@ class PanelState:
 
     def stop(self) -> None:
         """Stop the training that runs, after a whole step."""
-        from nbdebug.observe.step_hooks import StepEnd, stop
+        from nbdebug.observe.step_hooks import StepEndCallback, stop_training
 
         if not self._running:
             self.say("No cell is running.")
             return
-        self._waiting.append(stopping := StepEnd(stop))
+        self._waiting.append(stopping := StepEndCallback(stop_training))
         self._stopping = stopping
         self.say("Stopping after this step …")
         stopping.begin()

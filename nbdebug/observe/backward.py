@@ -119,7 +119,7 @@ class _Alive:
     """Lives as long as the autograd node that it is noted on."""
 
 
-def sign(outputs: Iterable[Any], key: str) -> list[weakref.ref]:
+def tag_nodes(outputs: Iterable[Any], key: str) -> list[weakref.ref]:
     """Sign the nodes that made these outputs; references that die with them."""
     signs = []
     for output in outputs:

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from nbdebug.observe.locations import says
-from nbdebug.observe.variables import attributes, cell_filled, is_users
+from nbdebug.observe.locations import code_fingerprint
+from nbdebug.observe.variables import attributes, cell_has_value, is_user_module
 
 OF_MODULES = {
     "_forward_hooks": "forward hook",
@@ -60,7 +60,7 @@ class DuplicateHook:
         return [hook for _, _, hook in self.older if sum(h is hook for h in newest) == 1]
 
 
-def doubled(met: list[tuple[str, Any]]) -> list[DuplicateHook]:
+def find_duplicate_hooks(met: list[tuple[str, Any]]) -> list[DuplicateHook]:
     """The hooks that are there more than once on one thing. met: the user's things by name."""
     seen, done, found = {id(thing) for _, thing in met}, set(), []
     todo = [(name, thing) for name, thing in met if issubclass(type(thing), (nn.Module, torch.optim.Optimizer))]
@@ -119,7 +119,7 @@ def _code(hook: Any) -> types.CodeType | None:
     if type(hook) is functools.partial:
         return _code(hook.func)
     function = hook.__func__ if type(hook) is types.MethodType else hook
-    if type(function) is not types.FunctionType or not is_users(str(function.__module__)):
+    if type(function) is not types.FunctionType or not is_user_module(str(function.__module__)):
         return None
     return function.__code__
 
@@ -147,7 +147,7 @@ def _alike(old: Any, new: Any, seen: set[int]) -> bool:
 
 
 def _text(code: types.CodeType | None) -> tuple[Any, ...]:
-    return () if code is None else says(code)
+    return () if code is None else code_fingerprint(code)
 
 
 def _simple(hook: functools.partial[Any]) -> bool:
@@ -156,5 +156,5 @@ def _simple(hook: functools.partial[Any]) -> bool:
 
 def _cells(function: types.FunctionType) -> list[Any]:
     """What a function carries along: its closure and its defaults (`lambda …, name=name: …`)."""
-    closed = [cell.cell_contents for cell in function.__closure__ or () if cell_filled(cell)]
+    closed = [cell.cell_contents for cell in function.__closure__ or () if cell_has_value(cell)]
     return [*closed, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]

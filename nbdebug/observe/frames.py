@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from nbdebug.observe.locations import USER, Site, cell_name, kind_of, source_text
-from nbdebug.observe.variables import attributes, cell_filled, of_frame, own
+from nbdebug.observe.variables import attributes, cell_has_value, frame_variables, user_variables
 from nbdebug.report import Where
 
 HANDLERS = ("__torch_dispatch__", "__torch_function__")
@@ -53,7 +53,7 @@ def frames(error: BaseException, before: FrameType | None = None) -> list[Frame]
 
 
 def _frame(frame: FrameType, line: int, instruction: int) -> Frame:
-    names, code = of_frame(frame), frame.f_code
+    names, code = frame_variables(frame), frame.f_code
     mine = names.get("self")
     return Frame(
         names,
@@ -97,7 +97,7 @@ class Owners:
         selves = [{"self": frame.names["self"]} for frame in trail if "self" in frame.names]  # a class's name: the last
         spaces = [{n: v for n, v in frame.names.items() if n != "self"} for frame in trail if frame.users]
         torchs = [frame.names for frame in trail if not frame.users and "self" not in frame.names]
-        for space in [own(names), *spaces, *mine, *around, *torchs, *selves]:
+        for space in [user_variables(names), *spaces, *mine, *around, *torchs, *selves]:
             for name, value in space.items():
                 if issubclass(type(value), nn.Module):
                     called = type(value).__name__ if name == "self" else name
@@ -122,7 +122,7 @@ def _closures(names: Mapping[str, Any], depth: int = 2) -> Iterator[dict[str, An
             closed = {
                 name: cell.cell_contents
                 for name, cell in zip(function.__code__.co_freevars, function.__closure__)
-                if cell_filled(cell)
+                if cell_has_value(cell)
             }
             yield closed
             if depth > 1:
@@ -165,7 +165,7 @@ def running_module(trail: list[Frame], owners: Owners) -> tuple[str | None, str 
     return None, None
 
 
-def chain(error: BaseException) -> list[BaseException]:
+def exception_chain(error: BaseException) -> list[BaseException]:
     """An exception and those that led to it, each once."""
     found: list[BaseException] = []
     todo: list[BaseException | None] = [error]

@@ -95,7 +95,7 @@ def locate() -> StackLines:
     return StackLines(None, library, optimizer, inner)
 
 
-def recomputing(frame: FrameType | None) -> bool:
+def is_recomputation(frame: FrameType | None) -> bool:
     """Whether a frame that runs during backward is a checkpointed forward that is computed again."""
     while frame is not None and frame.f_code.co_name != "_engine_run_backward":
         if frame.f_code.co_filename == _CHECKPOINT:
@@ -133,7 +133,7 @@ def _running_shell() -> Any:
 _SKIPPED = frozenset({"RESUME", "CACHE", "NOP"})
 
 
-def says(code: CodeType) -> tuple[Any, ...]:
+def code_fingerprint(code: CodeType) -> tuple[Any, ...]:
     """The instructions of a code object and of those within it, as plain values that can be compared."""
     names = (code.co_name, code.co_argcount, code.co_kwonlyargcount, code.co_varnames, code.co_freevars)
     return (*names, tuple((i.opname, _plain(i.argval)) for i in dis.get_instructions(code) if i.opname not in _SKIPPED))
@@ -141,5 +141,5 @@ def says(code: CodeType) -> tuple[Any, ...]:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, CodeType):
-        return says(value)
+        return code_fingerprint(value)
     return value if type(value) in (str, int, type(None)) else (type(value).__name__, repr(value))

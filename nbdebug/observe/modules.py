@@ -138,7 +138,7 @@ class ModuleStack:
         return None
 
 
-def parts_of(models: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+def callable_modules(models: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
     """The modules that a step may call: each model, and its direct parts; a list of parts counts as those in it. By
     "model" or "model/part"."""
     found: dict[int, tuple[str, nn.Module]] = {}
@@ -154,8 +154,8 @@ def parts_of(models: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
     return dict(found.values())
 
 
-def part_of(models: Mapping[str, nn.Module], name: str) -> nn.Module:
-    """The module that `parts_of` calls by this name. Raises KeyError or AttributeError where there is none."""
+def callable_module(models: Mapping[str, nn.Module], name: str) -> nn.Module:
+    """The module that `callable_modules` calls by this name. Raises KeyError or AttributeError where there is none."""
     model, _, path = name.partition("/")
     return models[model].get_submodule(path)
 
@@ -274,5 +274,5 @@ def _passing(told: list[tuple[CompiledWatch, str]], original: Callable, given: t
             watch.after(name, args, kwargs, output)
 
 
-PASSING = _passing.__code__
+WRAPPED_CALL = _passing.__code__
 """The frame of a call on its way through one of these doors; its local `told` names the module."""

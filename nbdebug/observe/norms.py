@@ -1,7 +1,7 @@
 """One number for all gradients: their norm, computed on the device in a few fused kernels, without reading it.
 
 A gradient in 16 bits is measured in 32: its norm may be beyond what 16 bits hold though every element is fine. A
-gradient in 32 bits whose norm is beyond 32 bits is measured again in 64 before anything is said of it (`exactly`).
+gradient in 32 bits whose norm is beyond 32 bits is measured again in 64 before anything is said of it (`exact_norm`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from nbdebug.observe.tensors import largest, plain, read
+from nbdebug.observe.tensors import largest, plain_values, read_scalars
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -27,7 +27,7 @@ def gradients_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
         for group in optimizer.param_groups
         for p in group["params"]
         if p.grad is not None
-        if (g := plain(p.grad)).numel()
+        if (g := plain_values(p.grad)).numel()
     ]
 
 
@@ -45,9 +45,9 @@ def total_norm(gradients: Iterable[torch.Tensor], device: torch.device) -> torch
     return torch.linalg.vector_norm(torch.stack(norms))
 
 
-def exactly(gradients: list[torch.Tensor]) -> float:
+def exact_norm(gradients: list[torch.Tensor]) -> float:
     """The 2-norm in 64 bits, read; NaN or inf only when an element is."""
-    if not all(map(math.isfinite, read(largest(gradients)))):
+    if not all(map(math.isfinite, read_scalars(largest(gradients)))):
         return math.nan
     return math.sqrt(sum(float(torch.linalg.vector_norm(g, dtype=torch.float64)) ** 2 for g in gradients))
 
@@ -57,27 +57,27 @@ PART = 1024
 _HALF_DTYPES = (torch.float16, torch.bfloat16)
 
 
-class NormKernel(NamedTuple):
+class GroupNorms(NamedTuple):
     """2-norms of some parameters' gradients (or weights, or updates), by the parameters' numbers; not read."""
 
     numbers: tuple[int, ...]
     values: torch.Tensor
 
-    def over(self, scale: torch.Tensor | None) -> NormKernel:
+    def over(self, scale: torch.Tensor | None) -> GroupNorms:
         """Divided by a gradient scaler's scale."""
         return (
-            self if scale is None else NormKernel(self.numbers, self.values / scale.to(self.values.device).reshape(()))
+            self if scale is None else GroupNorms(self.numbers, self.values / scale.to(self.values.device).reshape(()))
         )
 
 
 @contextlib.contextmanager
-def unseen() -> Iterator[None]:
+def unobserved() -> Iterator[None]:
     """Within, what is computed is seen by no one: not by autograd, not by another watch's modes."""
     with torch.no_grad(), _disable_current_modes():
         yield
 
 
-def can_be_measured(tensor: Any) -> bool:
+def has_norm(tensor: Any) -> bool:
     """Whether a parameter has numbers with a norm, in memory of its own or in parts (DTensor)."""
     usual = isinstance(tensor, torch.Tensor) and (tensor.is_floating_point() or tensor.is_complex())
     if not usual or tensor.device.type == "meta":
@@ -85,12 +85,12 @@ def can_be_measured(tensor: Any) -> bool:
     return hasattr(tensor, "to_local") or not torch.utils._python_dispatch.is_traceable_wrapper_subclass(tensor)
 
 
-def measure(tensors: Sequence[tuple[int, Any]], wide: bool = False) -> list[NormKernel]:
+def group_norms(tensors: Sequence[tuple[int, Any]], wide: bool = False) -> list[GroupNorms]:
     """The norms of numbered tensors: one `Norms` for each device and dtype. Empty tensors have none. wide: in
     float64."""
     groups: dict[tuple, list[tuple[int, torch.Tensor]]] = defaultdict(list)
     for number, tensor in tensors:
-        values = plain(tensor)
+        values = plain_values(tensor)
         if values.numel():
             groups[values.device, values.dtype].append((number, values))
     found = []
@@ -100,7 +100,7 @@ def measure(tensors: Sequence[tuple[int, Any]], wide: bool = False) -> list[Norm
         stacked = torch.stack(each)
         if device.type == "cpu" and not wide and bool(torch.isinf(stacked).any()):
             stacked = torch.stack(_on_a_cpu([values for _, values in members], torch.float64))
-        found.append(NormKernel(tuple(number for number, _ in members), stacked))
+        found.append(GroupNorms(tuple(number for number, _ in members), stacked))
     return found
 
 
@@ -123,11 +123,11 @@ def _in_parts(flat: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
     return torch.linalg.vector_norm(torch.cat([each, rest.reshape(1)]))
 
 
-def wait_free(device: torch.device) -> bool:
+def reads_asynchronously(device: torch.device) -> bool:
     """Whether reading from this device is put off: it works behind the host's back, and events say when it is done."""
     return device.type == "cuda"
 
 
-def capturing() -> bool:
+def is_capturing_graph() -> bool:
     """Whether what runs is only being recorded for a CUDA graph: there is nothing to measure."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

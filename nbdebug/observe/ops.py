@@ -51,7 +51,7 @@ def schema_of(func: Any) -> Schema:
     return known
 
 
-def tensors_given(args: Any, kwargs: dict) -> list[torch.Tensor]:
+def argument_tensors(args: Any, kwargs: dict) -> list[torch.Tensor]:
     """The tensors among an op's arguments; lists of tensors (foreach ops) are entered."""
     found = [a for a in args if isinstance(a, torch.Tensor)]
     if len(found) < len(args) or kwargs:
@@ -62,13 +62,13 @@ def tensors_given(args: Any, kwargs: dict) -> list[torch.Tensor]:
     return found
 
 
-def written(schema: Schema, args: tuple, kwargs: dict) -> list[torch.Tensor]:
+def written_tensors(schema: Schema, args: tuple, kwargs: dict) -> list[torch.Tensor]:
     """The tensors that an op changes."""
     return [
         t
         for name, value in named_arguments(schema, args, kwargs)
         if name in schema.writes
-        for t in tensors_given((value,), {})
+        for t in argument_tensors((value,), {})
     ]
 
 
@@ -77,19 +77,19 @@ def named_arguments(schema: Schema, args: tuple, kwargs: dict) -> list[tuple[str
     return [*zip(schema.names, args, strict=False), *kwargs.items()]
 
 
-NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
+DISTRIBUTED_NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 
 
-def talks(func: Any) -> bool:
+def is_distributed(func: Any) -> bool:
     """Whether an op talks to other processes."""
-    return func.namespace in NAMESPACES
+    return func.namespace in DISTRIBUTED_NAMESPACES
 
 
-def lost_with(tape: Any, op: Any, args: tuple, out: Any) -> list[int]:
+def distributed_tensors(tape: Any, op: Any, args: tuple, out: Any) -> list[int]:
     """The numbers of all on a tape that lies in the memory of what such an op was given and made; none for other ops. A
     replay lacks it, and may do without it, as where a loss is averaged for a log."""
     numbers: list[int] = []
-    for tensor in tree_leaves((args, out)) if talks(op.func) else ():
+    for tensor in tree_leaves((args, out)) if is_distributed(op.func) else ():
         place = tape._place(tensor) if isinstance(tensor, torch.Tensor) else None
         if place is not None:
             if tape.find(tensor) is None:

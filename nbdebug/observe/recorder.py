@@ -18,10 +18,10 @@ from typing import Any, Protocol
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nbdebug.observe.locations import Site, locate, recomputing
+from nbdebug.observe.locations import Site, is_recomputation, locate
 from nbdebug.observe.modules import ModuleStack
-from nbdebug.observe.ops import Schema, named_arguments, schema_of, tensors_given, written
-from nbdebug.observe.tensors import PARAMETER, TARGET, StorageInfo, dense, memory_key
+from nbdebug.observe.ops import Schema, argument_tensors, named_arguments, schema_of, written_tensors
+from nbdebug.observe.tensors import PARAMETER, TARGET, StorageInfo, dense, optional_storage_key
 
 _current_node = torch._C._current_autograd_node
 _next_number = torch._C._autograd._get_sequence_nr
@@ -199,7 +199,7 @@ class Recorder(TorchDispatchMode):
         op.site, op.library = stop.site, stop.library
         op.grad = torch.is_grad_enabled()
         op.after_model = self.model_called and not self.stack.inside
-        op.recomputed = node is not None and stop.site is not None and recomputing(stop.frame)
+        op.recomputed = node is not None and stop.site is not None and is_recomputation(stop.frame)
         if node is not None and not op.recomputed:
             op.during, op.node = "backward", node.name()
             op.forward = self.forward_op(node)
@@ -241,7 +241,7 @@ class Recorder(TorchDispatchMode):
         """Note what the op is given; returns which of parameters, inputs and targets flow into it."""
         reach = 0
         makers: list[Op] = []
-        for tensor in tensors_given(args, kwargs):
+        for tensor in argument_tensors(args, kwargs):
             memory = self.memory(tensor)
             if memory is not None:
                 reach |= memory.reach
@@ -252,7 +252,7 @@ class Recorder(TorchDispatchMode):
 
     def memory(self, tensor: torch.Tensor) -> StorageInfo | None:
         """What is known of a tensor's memory; made known when it is seen for the first time."""
-        number = memory_key(tensor)
+        number = optional_storage_key(tensor)
         if number is None:
             if type(tensor) is not torch.Tensor:
                 self.unseen.add(type(tensor).__name__)
@@ -281,8 +281,8 @@ class Recorder(TorchDispatchMode):
 
     def results(self, op: Op, schema: Schema, args: tuple, kwargs: dict, out: Any, reach: int) -> None:
         """Note who made what the op gives, and what flowed into it."""
-        for tensor in tensors_given(out if isinstance(out, (list, tuple)) else (out,), {}):
-            number = memory_key(tensor)
+        for tensor in argument_tensors(out if isinstance(out, (list, tuple)) else (out,), {}):
+            number = optional_storage_key(tensor)
             values = dense(tensor)
             if number is None or values is None:
                 continue
@@ -291,8 +291,8 @@ class Recorder(TorchDispatchMode):
                 self.memories[number] = StorageInfo(values.untyped_storage(), op, reach)
             elif known.role in ("input", "target") and known.views is not None:
                 known.views.add(_view(values))  # a part of what was looked at already
-        for tensor in written(schema, args, kwargs) if schema.writes else ():
-            number = memory_key(tensor)
+        for tensor in written_tensors(schema, args, kwargs) if schema.writes else ():
+            number = optional_storage_key(tensor)
             memory = None if number is None else self.memories.get(number)
             if memory is not None:
                 memory.maker, memory.reach = op, memory.reach | reach

@@ -15,10 +15,19 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_unflatten
 
 from nbdebug.observe.locations import Site
-from nbdebug.observe.ops import schema_of, talks
+from nbdebug.observe.ops import is_distributed, schema_of
 from nbdebug.observe.recorder import Op
-from nbdebug.observe.tape import BackwardEntry, CallEntry, ExternalTensor, Ref, Tape, TapeEntry, Unfit, values_in
-from nbdebug.observe.tensors import PARAMETER, TARGET, StorageInfo, tensors_made, walk
+from nbdebug.observe.tape import (
+    BackwardEntry,
+    CallEntry,
+    CannotReplay,
+    ExternalTensor,
+    Ref,
+    Tape,
+    TapeEntry,
+    value_numbers,
+)
+from nbdebug.observe.tensors import PARAMETER, TARGET, StorageInfo, output_tensors, walk_tensors
 
 _modes = torch._C._len_torch_dispatch_stack
 _ATOMS = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
@@ -98,8 +107,8 @@ class Replay:
 
     def _op(self, entry: TapeEntry) -> None:
         if entry.unfit:
-            if entry.op is None or entry.op.func is None or not talks(entry.op.func):
-                raise Unfit(entry.unfit)
+            if entry.op is None or entry.op.func is None or not is_distributed(entry.op.func):
+                raise CannotReplay(entry.unfit)
             for ref in entry.args:  # what other processes said: of use to a log perhaps, and not to the loss
                 self._spoiled[ref.value] = entry.unfit
                 self._values.pop(ref.value, None)
@@ -116,7 +125,7 @@ class Replay:
         if isinstance(out, torch.Tensor) and len(entry.results) == 1:
             made = [out]
         else:
-            made = [t for _, t in walk(out if isinstance(out, (list, tuple)) else (out,))]
+            made = [t for _, t in walk_tensors(out if isinstance(out, (list, tuple)) else (out,))]
         for number, tensor in zip(entry.results, made, strict=False):
             if number is not None:
                 self._values[number] = tensor
@@ -131,15 +140,15 @@ class Replay:
         """Make the call of a model again, under the same circumstances."""
         name, _, part = entry.model.partition("/")
         if self.models is None or name not in self.models:
-            raise Unfit(f"the model `{name}` is not at hand")
+            raise CannotReplay(f"the model `{name}` is not at hand")
         module = self.models[name].get_submodule(part)
         args, kwargs = tree_unflatten([self._resolve(leaf) for leaf in entry.leaves], entry.spec)
         self._tell(entry.site)
         with entry.surroundings(module):
             out = module(*args, **kwargs)
-        leaves = tensors_made(out)
+        leaves = output_tensors(out)
         if len(leaves) != len(entry.results):
-            raise Unfit("the model returned another number of values than in the step")
+            raise CannotReplay("the model returned another number of values than in the step")
         for number, leaf in zip(entry.results, leaves, strict=True):
             if number is not None:
                 self._values[number] = leaf
@@ -165,7 +174,7 @@ class Replay:
             if losses_only:
                 return
         if not any(root.requires_grad for root in roots):
-            raise Unfit("what backward started from was made out of sight, perhaps by compiled code")
+            raise CannotReplay("what backward started from was made out of sight, perhaps by compiled code")
         if entry.accumulate:
             with self.during_engine():
                 torch.autograd.backward(
@@ -200,10 +209,10 @@ class Replay:
         value = self._values.get(ref.value)
         if value is None:
             if ref.value in self._spoiled:
-                raise Unfit(self._spoiled[ref.value])
+                raise CannotReplay(self._spoiled[ref.value])
             held = self.tape.held.get(ref.value)
             if held is None:
-                raise Unfit("it uses a tensor that was made out of sight")
+                raise CannotReplay("it uses a tensor that was made out of sight")
             # fetching it is no part of the step
             with _disable_current_modes() if _modes() else contextlib.nullcontext():
                 value = self._values[ref.value] = self._from_outside(ref.value, held)
@@ -217,7 +226,7 @@ class Replay:
         if held.grad_of is not None:
             grad = self.leaves[held.grad_of].grad if held.grad_of in self.leaves else None
             if grad is None:
-                raise Unfit("a gradient that it uses did not come again")
+                raise CannotReplay("a gradient that it uses did not come again")
             return grad.detach()
         if held.leaf and self.models is not None:
             leaf = self.leaves[number] = self.tape.leaves[number]
@@ -256,8 +265,8 @@ def _last_uses(tape: Tape) -> dict[int, list[int]]:
 
 def _uses(entry: TapeEntry | CallEntry | BackwardEntry) -> set[int]:
     if isinstance(entry, BackwardEntry):
-        return values_in([entry.roots, entry.seeds, entry.inputs])
-    return values_in(entry.leaves if isinstance(entry, CallEntry) else [entry.args, entry.kwargs])
+        return value_numbers([entry.roots, entry.seeds, entry.inputs])
+    return value_numbers(entry.leaves if isinstance(entry, CallEntry) else [entry.args, entry.kwargs])
 
 
 @contextlib.contextmanager
@@ -289,7 +298,7 @@ def _same_random(tape: Tape) -> Iterator[None]:
             torch.cuda.set_rng_state_all(cuda)
 
 
-def memories_of(tape: Tape) -> dict[int, StorageInfo]:
+def storages_of(tape: Tape) -> dict[int, StorageInfo]:
     """Each memory as the forward left it: who wrote it last, which of parameters, inputs and targets flowed into it.
     Also notes for each op the ops that made its operands."""
     where = {number: memory for memory, numbers in tape.by_memory.items() for number in numbers}

@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from nbdebug.observe.backward import Backward, EngineWatch
-from nbdebug.observe.tensors import all_finite, can_be_bad, dense, fingerprint, finite, tensors_in
+from nbdebug.observe.tensors import all_finite, can_be_nonfinite, dense, fingerprint, finite, tensors_in
 
 
 @dataclasses.dataclass(eq=False)
@@ -125,7 +125,7 @@ class Rerun:
         return next((i for i, event in enumerate(self.events) if event.bad), None)
 
     def _note(self, what: str, tensors: Mapping[str, torch.Tensor]) -> None:
-        bad = {name for name, tensor in tensors.items() if is_bad(tensor)}
+        bad = {name for name, tensor in tensors.items() if has_nonfinite(tensor)}
         if what == "gradients":
             bad |= self.change.bad
         prints = {name: fingerprint(tensor) for name, tensor in tensors.items()} if self.proof else {}
@@ -167,20 +167,20 @@ class Rerun:
         return self.change.leave(call, output)
 
 
-def is_bad(tensor: torch.Tensor) -> bool:
+def has_nonfinite(tensor: torch.Tensor) -> bool:
     """Whether a tensor holds an inf or a NaN."""
     values = dense(tensor)
-    return values is not None and can_be_bad(values) and not all_finite(values.detach())
+    return values is not None and can_be_nonfinite(values) and not all_finite(values.detach())
 
 
-def mend(tensor: torch.Tensor) -> torch.Tensor:
+def repair(tensor: torch.Tensor) -> torch.Tensor:
     """The same tensor with its non-finite elements replaced, so that what follows has ordinary numbers to work on.
 
     They are replaced by finite elements of the same tensor, in turn: those are of the size that the code after it is
     used to. Where there are none, by numbers between 1/4 and 3/4, which every function takes (log, sqrt, acos, 1 - x,
     1 / x), no two neighbours alike, so that a variance is not zero. No gradient flows through a replaced element.
     """
-    if tensor.layout is not torch.strided or not is_bad(tensor):
+    if tensor.layout is not torch.strided or not has_nonfinite(tensor):
         return tensor
     good = finite(tensor.detach())
     sound = tensor.detach()[good].flatten()
@@ -190,7 +190,7 @@ def mend(tensor: torch.Tensor) -> torch.Tensor:
     return torch.where(good, tensor, spread)
 
 
-def cut(tensor: torch.Tensor, look: Callable[[torch.Tensor], None]) -> torch.Tensor:
+def cut_gradient(tensor: torch.Tensor, look: Callable[[torch.Tensor], None]) -> torch.Tensor:
     """The same values, from nowhere: backward ends here, and `look` is told the gradient that arrives."""
     if not tensor.requires_grad or not tensor.dtype.is_floating_point and not tensor.dtype.is_complex:
         return tensor
@@ -209,12 +209,12 @@ class _CutRerun(torch.autograd.Function):
         return None, None, None
 
 
-def changed(tree: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def map_tensors(tree: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """Nested tuples, lists, dicts and dataclasses with every tensor changed; the same object where nothing changes."""
     if isinstance(tree, torch.Tensor):
         return change(tree)
     if isinstance(tree, (tuple, list)):
-        new = [changed(x, change) for x in tree]
+        new = [map_tensors(x, change) for x in tree]
         if all(a is b for a, b in zip(new, tree, strict=True)):
             return tree
         return type(tree)(*new) if hasattr(tree, "_fields") else type(tree)(new)
@@ -224,7 +224,7 @@ def changed(tree: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
         parts, put = {f.name: getattr(tree, f.name, None) for f in dataclasses.fields(tree)}, object.__setattr__
     else:
         return tree
-    replaced = {key: new for key, value in parts.items() if (new := changed(value, change)) is not value}
+    replaced = {key: new for key, value in parts.items() if (new := map_tensors(value, change)) is not value}
     whole = copy.copy(tree) if replaced else tree
     for key, new in replaced.items():
         put(whole, key, new)

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
-LASTS = ("last_value", "last_exc", "last_traceback", "last_type")
+LAST_ERROR_NAMES = ("last_value", "last_exc", "last_traceback", "last_type")
 UNDERSCORES = re.compile(r"_{1,3}|_\d+")
 
 
@@ -26,7 +26,7 @@ class ShellPlace:
     clear: Callable[[], Any]
 
 
-def running() -> Any:
+def running_shell() -> Any:
     """The IPython shell that runs, if one does. IPython is never imported for it."""
     ipython = sys.modules.get("IPython")
     return ipython.get_ipython() if ipython is not None else None
@@ -91,7 +91,9 @@ class ShellPlaces:
 
     def failed(self) -> list[ShellPlace]:
         """The places that keep the last failure, those that are filled."""
-        places = [ShellPlace(f"sys.{name}", _attribute(sys, name), _deleted(sys, name)) for name in LASTS[:3]]
+        places = [
+            ShellPlace(f"sys.{name}", _attribute(sys, name), _deleted(sys, name)) for name in LAST_ERROR_NAMES[:3]
+        ]
         for handler in ("InteractiveTB", "SyntaxTB"):
             holder = getattr(self.shell, handler, None)
             places += [

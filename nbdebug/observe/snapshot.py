@@ -28,7 +28,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from nbdebug.observe.tensors import memory_bits, parts
+from nbdebug.observe.tensors import storage_bytes, strided_parts
 
 _OWNERS = (torch.nn.Module, torch.optim.Optimizer, torch.amp.GradScaler, torch.optim.lr_scheduler.LRScheduler)
 _CONTAINERS = (dict, OrderedDict, defaultdict, list, set, deque)  # exactly these: a subclass may have rules of its own
@@ -58,7 +58,7 @@ class Snapshot:
                 raise TypeError(f"A snapshot takes modules, optimizers, GradScalers and schedulers; got {thing!r}")
             with _plainly():
                 snapshot._walk(name, thing)
-        snapshot._pieces += [_Random(*source) for source in sources(devices)]
+        snapshot._pieces += [_Random(*source) for source in random_sources(devices)]
         return snapshot
 
     def restore(self) -> None:
@@ -105,7 +105,7 @@ class Snapshot:
     def _keep_tensor(self, name: str, tensor: torch.Tensor) -> list[tuple[str, Any]]:
         window = _Window(name, tensor)
         self._pieces.append(window)
-        for part in parts(window.data):
+        for part in strided_parts(window.data):
             memory = part.untyped_storage()
             if memory.data_ptr() and memory.data_ptr() not in self._memory:  # 0 on "meta", and where it is empty
                 self._memory.add(memory.data_ptr())
@@ -209,7 +209,7 @@ class _MemorySnapshot:
 
     def changes(self) -> list[str]:
         same_size = self.memory.nbytes() == self.before.nbytes()
-        same = same_size and torch.equal(memory_bits(self.memory), memory_bits(self.before))
+        same = same_size and torch.equal(storage_bytes(self.memory), storage_bytes(self.before))
         return [] if same else [self.name]
 
 
@@ -223,10 +223,12 @@ class _Random:
         self.write(self.before)
 
     def changes(self) -> list[str]:
-        return [] if comparable(self.read()) == comparable(self.before) else [self.name]
+        return [] if comparable_state(self.read()) == comparable_state(self.before) else [self.name]
 
 
-def sources(devices: Iterable[Any] | None = None) -> Iterator[tuple[str, Callable[[], Any], Callable[[Any], Any]]]:
+def random_sources(
+    devices: Iterable[Any] | None = None,
+) -> Iterator[tuple[str, Callable[[], Any], Callable[[Any], Any]]]:
     """The global sources of random numbers: name, how to read the state, how to set it."""
     yield "Python's random numbers", random.getstate, random.setstate
     if (numpy := sys.modules.get("numpy")) is not None:
@@ -253,10 +255,10 @@ def _accelerator(device: torch.device) -> tuple[Callable[[], Any], Callable[[Any
     return lambda: module.get_rng_state(device), lambda state: module.set_rng_state(state, device)
 
 
-def comparable(state: Any) -> Any:
+def comparable_state(state: Any) -> Any:
     """A generator's state as something that `==` compares."""
     if isinstance(state, (tuple, list)):
-        return tuple(map(comparable, state))
+        return tuple(map(comparable_state, state))
     return bytes(state.tolist()) if isinstance(state, torch.Tensor) else getattr(state, "tobytes", lambda: state)()
 
 
@@ -267,7 +269,7 @@ def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
         tensor.device,
         tensor.shape,
         tensor.layout == torch.sparse_coo and tensor.is_coalesced(),
-        *((part.data_ptr(), part.shape, part.stride()) for part in parts(tensor)),
+        *((part.data_ptr(), part.shape, part.stride()) for part in strided_parts(tensor)),
     )
 
 
@@ -303,7 +305,7 @@ class CallEnvironment:
     """How things stood when a model was called: random numbers, autocast, the train flag."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.random = [(write, read()) for _, read, write in sources()]
+        self.random = [(write, read()) for _, read, write in random_sources()]
         kinds = {"cpu"} | {p.device.type for p in _first(model)}
         self.autocast = [(k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in sorted(kinds)]
         self.training = model.training

@@ -18,7 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import _disable_current_modes
 
 from nbdebug.exceptions import ShownAtUsersLine
-from nbdebug.observe.tensors import tensors_made
+from nbdebug.observe.tensors import output_tensors
 
 
 @dataclasses.dataclass
@@ -39,7 +39,7 @@ class LayerSummary:
     sums: list[torch.Tensor] = dataclasses.field(default_factory=list, repr=False)
 
 
-class OneStep:
+class StepSummary:
     """See the module's docstring. models: by the user's names. told: called with the layers, in the order in which they
     were first called, once; in the thread that trains. A fault of ours ends the look and not the
     training: told then gets no layers, and the fault in words."""
@@ -68,7 +68,7 @@ class OneStep:
                 seen.calls += 1
                 try:
                     with _disable_current_modes(), torch.no_grad():
-                        _sum_up(seen, tensors_made(made))
+                        _sum_up(seen, output_tensors(made))
                 except Exception as fault:
                     self._gave_up(fault)
 
@@ -155,7 +155,7 @@ class TrainingStopped(KeyboardInterrupt):
     _render_traceback_ = ShownAtUsersLine._render_traceback_
 
 
-class StepEnd:
+class StepEndCallback:
     """Calls `then` after the next step of any optimizer once it is begun, and once only. What that raises passes into
     the training; `cancel` before that takes it away."""
 
@@ -181,6 +181,6 @@ class StepEnd:
             self.then()
 
 
-def stop() -> None:
+def stop_training() -> None:
     """What ends a training from inside of it."""
     raise TrainingStopped("Stopped after a whole step, as you asked: weights and optimizer state are those after it.")

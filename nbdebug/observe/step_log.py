@@ -25,14 +25,22 @@ from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode, _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_flatten
 
-from nbdebug.observe.backward import Backward, EngineWatch, leads_to, sign
+from nbdebug.observe.backward import Backward, EngineWatch, leads_to, tag_nodes
 from nbdebug.observe.locations import locate
-from nbdebug.observe.modules import PASSING, CompiledWatch, ModelHook, ModuleNames, ModuleStack, part_of, parts_of
-from nbdebug.observe.ops import schema_of, talks, written
+from nbdebug.observe.modules import (
+    WRAPPED_CALL,
+    CompiledWatch,
+    ModelHook,
+    ModuleNames,
+    ModuleStack,
+    callable_module,
+    callable_modules,
+)
+from nbdebug.observe.ops import is_distributed, schema_of, written_tensors
 from nbdebug.observe.recorder import Recorder
 from nbdebug.observe.snapshot import CallEnvironment
 from nbdebug.observe.tape import BackwardEntry, CallEntry, Ref, Tape, TapeEntry
-from nbdebug.observe.tensors import tensors_made
+from nbdebug.observe.tensors import output_tensors
 
 MOST_OPS = 4000
 """Ops recorded between a model's call and backward; a loss takes tens. More is another program's work."""
@@ -73,14 +81,14 @@ class LossRecorder(Recorder):
         self.on_fault(fault)
 
     def _meddles(self, func: Any, args: tuple, kwargs: dict) -> bool:
-        if talks(func):
+        if is_distributed(func):
             return True
         schema, tape = schema_of(func), self.watchers[0]
         assert isinstance(tape, Tape)
-        return bool(schema.writes) and any(tape.find(t) is None for t in written(schema, args, kwargs))
+        return bool(schema.writes) and any(tape.find(t) is None for t in written_tensors(schema, args, kwargs))
 
 
-def step_down(recorder: LossRecorder) -> bool:
+def leave_mode_stack(recorder: LossRecorder) -> bool:
     """Take a recorder off the stack of modes, from beneath those of other guards too; False where it can't be."""
     above = []
     while isinstance(top := _get_current_dispatch_mode(), LossRecorder) and top is not recorder:
@@ -121,7 +129,7 @@ class StepLog:
             lambda call, result: self.border(self._backward_ended, call, result),
         )
         self.compiled = CompiledWatch(
-            parts_of(models),
+            callable_modules(models),
             lambda *given: self.border(self._enter, *given),
             lambda *given: self.border(self._leave, *given),
         )
@@ -164,7 +172,7 @@ class StepLog:
     def attach(self) -> None:
         self.engine.attach()
         self.compiled.attach()
-        for name, module in parts_of(self.models).items():
+        for name, module in callable_modules(self.models).items():
             self._handles += [
                 module.register_forward_pre_hook(ModelHook(self, "_enter", name), with_kwargs=True, prepend=True),
                 module.register_forward_hook(ModelHook(self, "_leave", name), with_kwargs=True, always_call=True),
@@ -183,7 +191,7 @@ class StepLog:
         whose end puts back what stood on it before."""
         self.recorder.paused = True
         if self._on_stack and not torch.is_inference_mode_enabled():
-            self._on_stack = not step_down(self.recorder)
+            self._on_stack = not leave_mode_stack(self.recorder)
 
     def _record(self) -> None:
         """Record ops from here on, unless the user has a mode of his own, whose end would then take ours away."""
@@ -230,12 +238,12 @@ class StepLog:
         the next call from outside may be."""
         if name != self._outermost and "/" in name:
             return False
-        module, calls, frame = part_of(self.models, self._outermost), 0, sys._getframe(1)
+        module, calls, frame = callable_module(self.models, self._outermost), 0, sys._getframe(1)
         while frame is not None:
             calls += (
                 frame.f_code is _CALL
                 and frame.f_locals.get("self") is module
-                or frame.f_code is PASSING
+                or frame.f_code is WRAPPED_CALL
                 and any(called == self._outermost for _, called in frame.f_locals["told"])
             )
             frame = frame.f_back  # type: ignore[assignment]
@@ -260,7 +268,7 @@ class StepLog:
         self.on_call()
         self._forget_the_dead()
         leaves, spec = tree_flatten((args, kwargs))
-        module = part_of(self.models, name)
+        module = callable_module(self.models, name)
         self._pending = self.tape.stand_ins(leaves), spec, locate().site, CallEnvironment(module)
 
     def _leave(self, name: str, args: tuple, kwargs: dict, out: Any = None) -> None:
@@ -269,8 +277,8 @@ class StepLog:
             return
         self._depth = 0
         given, spec, site, surroundings = self._pending
-        leaves = tensors_made(out)
-        self._calls.append(sign(leaves, self._key))
+        leaves = output_tensors(out)
+        self._calls.append(tag_nodes(leaves, self._key))
         self.tape.call(name, given, spec, leaves, site, surroundings)
         self._record()
 
@@ -312,7 +320,7 @@ class StepLog:
             self._forget()
 
 
-def inputs_of(tape: Tape) -> list[tuple[str, tuple, dict]]:
+def model_inputs(tape: Tape) -> list[tuple[str, tuple, dict]]:
     """What models were called with in a step: name, args, kwargs. References, no copies."""
 
     def tensor(leaf: Any) -> Any:

@@ -19,12 +19,19 @@ from torch.utils._pytree import tree_unflatten
 
 from nbdebug.observe.backward import Backward
 from nbdebug.observe.locations import Site
-from nbdebug.observe.ops import Schema, lost_with, schema_of, talks, tensors_given, written
+from nbdebug.observe.ops import (
+    Schema,
+    argument_tensors,
+    distributed_tensors,
+    is_distributed,
+    schema_of,
+    written_tensors,
+)
 from nbdebug.observe.recorder import Op, Recorder
-from nbdebug.observe.tensors import StorageInfo, dense, key, memory_key
+from nbdebug.observe.tensors import StorageInfo, dense, optional_storage_key, storage_key
 
 
-class Unfit(Exception):
+class CannotReplay(Exception):
     """The recorded step can't be run again; the message says why."""
 
 
@@ -126,13 +133,13 @@ class Tape:
         for n, entry in reversed(list(enumerate(self.entries[: position + 1]))):
             if isinstance(entry, BackwardEntry):
                 if n == position or needed & set(entry.results):
-                    needed |= values_in([entry.roots, entry.seeds])
+                    needed |= value_numbers([entry.roots, entry.seeds])
                 continue
             if isinstance(entry, CallEntry):
                 continue
             if entry.unfit:
                 continue
-            given = values_in([entry.args, entry.kwargs])
+            given = value_numbers([entry.args, entry.kwargs])
             changes = schema_of(entry.op.func).writes
             if n == position or needed & set(entry.results) or (changes and needed & given):
                 found.add(entry.op.index)
@@ -151,23 +158,23 @@ class Tape:
         except _Unusual as reason:
             return args, kwargs, str(reason)
         if schema.writes:
-            self._keep(written(schema, args, kwargs))
-        return *refs, "it talks to other processes" if talks(op.func) else ""
+            self._keep(written_tensors(schema, args, kwargs))
+        return *refs, "it talks to other processes" if is_distributed(op.func) else ""
 
     def after(self, op: Op, schema: Schema, args: tuple, kwargs: dict, out: Any, kept: tuple | None) -> None:
         if kept is None:
             return
         if kept[2]:
             self.entries.append(
-                TapeEntry(op, tuple(map(Ref, lost_with(self, op, args, out))), {}, (), op.grad, kept[2])
+                TapeEntry(op, tuple(map(Ref, distributed_tensors(self, op, args, out))), {}, (), op.grad, kept[2])
             )
             return
-        changed = {self._place(t) for t in written(schema, args, kwargs)} if schema.writes else ()
+        changed = {self._place(t) for t in written_tensors(schema, args, kwargs)} if schema.writes else ()
         plain = False if schema.base == "detach" else None
         results = tuple(
             [
                 None if (place := self._place(t)) is None or place in changed else self._enter(t, plain, place)
-                for t in tensors_given(out if isinstance(out, (list, tuple)) else (out,), {})
+                for t in argument_tensors(out if isinstance(out, (list, tuple)) else (out,), {})
             ]
         )
         self.entries.append(TapeEntry(op, kept[0], kept[1], results, op.grad))
@@ -275,7 +282,9 @@ class Tape:
             number = self._enter(value, value.requires_grad)
             if number is None:
                 raise _Unusual("it works on tensors without memory of their own (torch.func)")
-            self.held[number] = ExternalTensor(value.detach(), leaf, memory=self.recorder.memories.get(key(value)))
+            self.held[number] = ExternalTensor(
+                value.detach(), leaf, memory=self.recorder.memories.get(storage_key(value))
+            )
             if leaf:
                 self.leaves[number] = value
             known = Ref(number)
@@ -290,7 +299,7 @@ class Tape:
 
     def _keep(self, tensors: list[torch.Tensor]) -> None:
         """Copy the held tensors of memories that are about to change, all at once."""
-        memories = {memory_key(t) for t in tensors}
+        memories = {optional_storage_key(t) for t in tensors}
         numbers = {n for memory in memories if memory is not None for n in self.by_memory.get(memory, ())}
         held = [h for n in numbers if (h := self.held.get(n)) is not None and not h.changed and h.grad_of is None]
         copies = [torch.empty_like(h.tensor) for h in held]
@@ -300,10 +309,10 @@ class Tape:
             one.tensor, one.changed = copy, True
 
 
-def values_in(tree: Any) -> set[int]:
+def value_numbers(tree: Any) -> set[int]:
     """The numbers of the tensors in an entry's arguments."""
     if isinstance(tree, Ref):
         return {tree.value}
     if isinstance(tree, dict):
         tree = list(tree.values())
-    return {v for item in tree for v in values_in(item)} if isinstance(tree, (list, tuple)) else set()
+    return {v for item in tree for v in value_numbers(item)} if isinstance(tree, (list, tuple)) else set()

@@ -46,7 +46,7 @@ def _has_memory(tensor: torch.Tensor) -> bool:
         return False
 
 
-def plain(tensor: Any) -> torch.Tensor:
+def plain_values(tensor: Any) -> torch.Tensor:
     """The numbers of a tensor as a strided one: of a DTensor this process's part, of a sparse one its entries, of a
     complex one pairs."""
     tensor = tensor.detach()
@@ -68,7 +68,7 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
     return found
 
 
-def tensors_made(output: Any) -> list[torch.Tensor]:
+def output_tensors(output: Any) -> list[torch.Tensor]:
     """All tensors in what a model returned, always in the same order. It may be an object of any kind that holds them,
     such as a distribution."""
     found: list[torch.Tensor] = []
@@ -76,13 +76,13 @@ def tensors_made(output: Any) -> list[torch.Tensor]:
         if isinstance(leaf, torch.Tensor):
             found.append(leaf)
         elif isinstance(leaf, Mapping):
-            found += tensors_made(list(leaf.values()))
+            found += output_tensors(list(leaf.values()))
         elif hasattr(leaf, "__dict__") and not isinstance(leaf, (type, torch.nn.Module)):
             found += tensors_in(list(vars(leaf).values()))
     return found
 
 
-def can_be_bad(tensor: torch.Tensor) -> bool:
+def can_be_nonfinite(tensor: torch.Tensor) -> bool:
     """True for tensors of numbers that can be inf or NaN and that can be read."""
     return (tensor.is_floating_point() or tensor.is_complex()) and tensor.device.type != "meta" and tensor.numel() > 0
 
@@ -142,7 +142,7 @@ def _measured(tensors: list[torch.Tensor]) -> list[list[tuple[int, torch.Tensor]
     ]
 
 
-def read(sizes: list[torch.Tensor]) -> list[float]:
+def read_scalars(sizes: list[torch.Tensor]) -> list[float]:
     """The numbers of 0-dimensional tensors, in order, with one read for each device and dtype."""
     found: dict[int, float] = {}
     for device in {s.device for s in sizes}:
@@ -183,7 +183,7 @@ def reach_names(reach: int) -> frozenset[str]:
     return frozenset(name for bit, name in REACH_NAMES.items() if reach & bit)
 
 
-def memory_key(tensor: torch.Tensor) -> int | None:
+def optional_storage_key(tensor: torch.Tensor) -> int | None:
     """Identity of any tensor's memory; None where it has none of its own. (Written to be quick:
     it is asked for every op.)"""
     try:
@@ -195,7 +195,7 @@ def memory_key(tensor: torch.Tensor) -> int | None:
         return None if values is None else values.untyped_storage()._cdata
 
 
-def key(tensor: torch.Tensor) -> int:
+def storage_key(tensor: torch.Tensor) -> int:
     """Identity of the tensor's memory, for as long as a `Memory` of it is held."""
     return tensor.untyped_storage()._cdata
 
@@ -264,7 +264,7 @@ _SAME = {
 }
 
 
-def walk(values: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+def walk_tensors(values: Iterable[Any]) -> Iterator[tuple[int, Any]]:
     """Tensors among an op's flat arguments with their position; lists of tensors (foreach ops) are entered."""
     for position, value in enumerate(values):
         if isinstance(value, torch.Tensor):
@@ -279,10 +279,10 @@ _WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _STEP = 0x1E3779B97F4A7C15  # odd and without pattern, so that neighbouring positions have unlike numbers
 
 
-def parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+def strided_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     """The strided tensors that hold a tensor's content: itself, or the inner ones of a sparse or wrapping tensor."""
     if hasattr(tensor, "__tensor_flatten__"):  # DTensor, jagged nested tensors, quantized weights
-        return [part for name in tensor.__tensor_flatten__()[0] for part in parts(getattr(tensor, name))]
+        return [part for name in tensor.__tensor_flatten__()[0] for part in strided_parts(getattr(tensor, name))]
     if tensor.layout == torch.sparse_coo:
         return [tensor._indices(), tensor._values()]
     if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
@@ -299,14 +299,14 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().flatten().view(_WHOLE[tensor.element_size()])
 
 
-def memory_bits(memory: torch.UntypedStorage) -> torch.Tensor:
+def storage_bytes(memory: torch.UntypedStorage) -> torch.Tensor:
     """A piece of memory as the bytes in it: an alias, not a copy."""
     return torch.empty(0, dtype=torch.uint8, device=memory.device).set_(memory)
 
 
 def fingerprint(tensor: torch.Tensor) -> tuple[Any, ...]:
     """Type, device, shape and a 64-bit digest of the bits: equal tensors have equal ones, others by a rare accident."""
-    digests = [_digest(part) for part in parts(tensor.detach()) if part.device.type != "meta"]
+    digests = [_digest(part) for part in strided_parts(tensor.detach()) if part.device.type != "meta"]
     return str(tensor.dtype), str(tensor.device), tuple(tensor.shape), *digests
 
 

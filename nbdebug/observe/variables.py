@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 DEPTH = 5
-MOST = 200_000
+MOST_OBJECTS = 200_000
 """Things looked at; more than that lie in a data set, not in a record of a training."""
-SHELLS = re.compile(r"_{1,3}|_i{1,3}|_i?\d+|_[oid]h|In|Out|exit|quit|get_ipython|open|__\w+__")
+SHELL_NAMES = re.compile(r"_{1,3}|_i{1,3}|_i?\d+|_[oid]h|In|Out|exit|quit|get_ipython|open|__\w+__")
 """The names under which a shell keeps its own things among the user's."""
 CONTAINERS = (
     list,
@@ -54,12 +54,12 @@ _OTHERS = frozenset(
 MODULES_OWN = frozenset(vars(torch.nn.Module()))
 
 
-def own(names: Mapping[str, Any]) -> dict[str, Any]:
+def user_variables(names: Mapping[str, Any]) -> dict[str, Any]:
     """The user's own among them, without what the shell keeps there."""
-    return {name: value for name, value in names.items() if isinstance(name, str) and not SHELLS.fullmatch(name)}
+    return {name: value for name, value in names.items() if isinstance(name, str) and not SHELL_NAMES.fullmatch(name)}
 
 
-def of_frame(frame: FrameType) -> dict[str, Any]:
+def frame_variables(frame: FrameType) -> dict[str, Any]:
     """The variables of a function that runs, or whose traceback is kept; {} of a frame that is no function's."""
     if not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
         return {}
@@ -70,9 +70,9 @@ def of_frame(frame: FrameType) -> dict[str, Any]:
     return names
 
 
-def things(names: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def reachable_objects(names: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """(name, thing) of what can be reached by name, each once, nearest first, without plain values and tensors."""
-    level = [(name, thing) for name, thing in own(names).items() if type(thing) not in _LEAVES]
+    level = [(name, thing) for name, thing in user_variables(names).items() if type(thing) not in _LEAVES]
     seen: set[int] = {id(names)}
     for _ in range(DEPTH):
         following: list[tuple[str, Any]] = []
@@ -81,12 +81,12 @@ def things(names: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
                 continue
             seen.add(id(thing))
             yield name, thing
-            if len(seen) + len(following) < MOST:
-                following += inside(name, thing)
+            if len(seen) + len(following) < MOST_OBJECTS:
+                following += children(name, thing)
         level = following
 
 
-def inside(name: str, thing: Any) -> Iterable[tuple[str, Any]]:
+def children(name: str, thing: Any) -> Iterable[tuple[str, Any]]:
     """The names and values one level below, without plain values and tensors."""
     kind = type(thing)
     if kind in (list, tuple, collections.deque):
@@ -101,7 +101,7 @@ def inside(name: str, thing: Any) -> Iterable[tuple[str, Any]]:
         return [
             (f"{name}.{var}", cell.cell_contents)
             for var, cell in zip(thing.__code__.co_freevars, thing.__closure__ or ())
-            if cell_filled(cell)
+            if cell_has_value(cell)
         ]
     if issubclass(kind, types.MethodType):
         return [(f"{name}.__self__", thing.__self__)]
@@ -119,7 +119,7 @@ def inside(name: str, thing: Any) -> Iterable[tuple[str, Any]]:
     return [(f"{name}.{key}", value) for key, value in found.items() if type(value) not in _LEAVES]
 
 
-def cell_filled(cell: Any) -> bool:
+def cell_has_value(cell: Any) -> bool:
     """Whether the variable of a closure has been given a value yet."""
     try:
         cell.cell_contents  # noqa: B018 (asked for its ValueError)
@@ -155,7 +155,7 @@ def key_text(key: Any) -> str:
     return text if len(text) < 60 else text[:57] + "..."
 
 
-def is_users(module: str) -> bool:
+def is_user_module(module: str) -> bool:
     """Whether a module of this name is a file, or a notebook, of the user's own."""
     return module == "__main__" or _in_users_file(module, getattr(sys.modules.get(module), "__file__", None))
 

@@ -48,7 +48,7 @@ def explain(
         raise TypeError(f"explain takes an exception or a code such as 'nan/overflow'; got {type(exc).__name__}.")
     from nbdebug.observe import shell as shells
 
-    shell = shells.running() if shell is None else shell
+    shell = shells.running_shell() if shell is None else shell
     error = exc if exc is not None else sys.exc_info()[1] or shells.last_error(shell)
     if error is None:
         return Report(
@@ -82,9 +82,9 @@ def page(code: str) -> Page:
 
 
 def _names(shell: Any, caller: Any) -> dict[str, Any]:
-    from nbdebug.observe.variables import of_frame
+    from nbdebug.observe.variables import frame_variables
 
-    return {**getattr(shell, "user_ns", {}), **caller.f_globals, **of_frame(caller)}
+    return {**getattr(shell, "user_ns", {}), **caller.f_globals, **frame_variables(caller)}
 
 
 def _explained(error: BaseException, names: Mapping[str, Any], shell: Any) -> Report:
@@ -132,9 +132,9 @@ def _children_wait() -> Iterator[None]:
 
 def _left_by(error: BaseException) -> Report | None:
     """What nbdebug itself has left with an exception of its own: the report of a guard."""
-    from nbdebug.observe.frames import chain
+    from nbdebug.observe.frames import exception_chain
 
-    for one in chain(error):
+    for one in exception_chain(error):
         if type(one).__module__.partition(".")[0] != "nbdebug":
             continue
         report, trip = getattr(one, "report", None), getattr(one, "trip", None)

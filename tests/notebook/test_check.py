@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import nbdebug
-from nbdebug.observe.duplicate_hooks import doubled
+from nbdebug.observe.duplicate_hooks import find_duplicate_hooks
 from nbdebug.tools.notebook.cells import CellHistory, bound
 from nbdebug.tools.notebook.check_notebook import behind
 from nbdebug.tools.notebook.outputs import _appended, _largest
@@ -198,8 +198,10 @@ def test_two_hooks_that_hold_different_things_are_two() -> None:
     second: list[Any] = []
     net.register_forward_hook(hook(first))
     net.register_forward_hook(hook(second))
-    assert doubled([("net", net), ("first", first), ("second", second)]) == []
-    again = doubled([("net", net), ("second", second)])  # nobody has the first list any more: of a run before
+    assert find_duplicate_hooks([("net", net), ("first", first), ("second", second)]) == []
+    again = find_duplicate_hooks(
+        [("net", net), ("second", second)]
+    )  # nobody has the first list any more: of a run before
     assert [one.word for one in again] == ["forward hook"]
 
 

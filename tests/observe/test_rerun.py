@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from nbdebug.observe.rerun import Rerun, RerunChange, changed, cut, is_bad, mend
+from nbdebug.observe.rerun import Rerun, RerunChange, cut_gradient, has_nonfinite, map_tensors, repair
 
 
 @pytest.fixture(autouse=True)
@@ -148,35 +148,35 @@ def test_compiled_modules_are_watched_inside():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.complex64], ids=str)
 def test_mended_tensors_are_finite_and_elsewhere_the_same(dtype):
     x = torch.tensor([1.0, math.nan, 3.0, math.inf, -math.inf, 6.0]).to(dtype)
-    new = mend(x)
-    assert not is_bad(new) and new.dtype is dtype and new[[0, 2, 5]].equal(x[[0, 2, 5]]) and is_bad(x)
+    new = repair(x)
+    assert not has_nonfinite(new) and new.dtype is dtype and new[[0, 2, 5]].equal(x[[0, 2, 5]]) and has_nonfinite(x)
     assert set(new.tolist()) <= {1, 3, 6}
     good = x[:1]
-    assert mend(good) is good
+    assert repair(good) is good
 
 
 def test_where_nothing_is_finite_numbers_come_that_any_function_takes():
     for x in (torch.full((3, 4), math.nan), torch.tensor(math.inf)):
-        new = mend(x)
+        new = repair(x)
         for function in (torch.log, torch.sqrt, torch.acos, torch.reciprocal, lambda t: torch.log1p(-t), torch.atanh):
-            assert not is_bad(function(new))
-    assert (mend(torch.full((3, 4), math.nan)).var(-1) > 0).all()
+            assert not has_nonfinite(function(new))
+    assert (repair(torch.full((3, 4), math.nan)).var(-1) > 0).all()
 
 
 def test_no_gradient_flows_through_what_was_mended():
     x = torch.tensor([1.0, math.nan, 2.0], requires_grad=True)
-    (mend(x) * torch.tensor([3.0, 4.0, 5.0])).sum().backward()
+    (repair(x) * torch.tensor([3.0, 4.0, 5.0])).sum().backward()
     assert x.grad.tolist() == [3, 0, 5]
 
 
 def test_a_cut_ends_backward_and_tells_what_arrives():
     x, seen = torch.ones(3, requires_grad=True), []
-    y = cut(x * 2, seen.append)
+    y = cut_gradient(x * 2, seen.append)
     torch.relu_(y)  # code after it may change it in place
     (y * 5).sum().backward()
     assert x.grad is None and seen[0].tolist() == [5, 5, 5] and y.tolist() == [2, 2, 2]
     whole, frozen = torch.arange(3), torch.ones(2)
-    assert cut(whole, seen.append) is whole and cut(frozen, seen.append) is frozen
+    assert cut_gradient(whole, seen.append) is whole and cut_gradient(frozen, seen.append) is frozen
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,17 +199,17 @@ def test_nested_outputs_are_changed_and_untouched_ones_stay_the_same_objects():
         "z": None,
     }
     kept = copy.copy(tree)
-    new = changed(tree, lambda t: t + 1)
+    new = map_tensors(tree, lambda t: t + 1)
     assert new["t"][0].tolist() == [2, 2] and new["t"][1][0].tolist() == [2, 2] and new["t"][1][1] == 3
     assert new["n"].a.tolist() == [2, 2] and new["n"].b == "b" and isinstance(new["n"], Named)
     assert new["d"].left.tolist() == [2, 2] and new["d"].right[0].tolist() == [2, 2] and new["s"].values == 2
     assert type(new["o"]) is collections.OrderedDict and new["o"]["k"].tolist() == [2, 2]
-    assert tree == kept and x.tolist() == [1, 1] and changed(tree, lambda t: t) is tree
+    assert tree == kept and x.tolist() == [1, 1] and map_tensors(tree, lambda t: t) is tree
 
 
 def test_outputs_of_transformers_are_changed():
     outputs = pytest.importorskip("transformers.modeling_outputs")
     given = outputs.BaseModelOutput(last_hidden_state=torch.ones(1), hidden_states=(torch.ones(1), torch.ones(1)))
-    new = changed(given, lambda t: t * 2)
+    new = map_tensors(given, lambda t: t * 2)
     assert type(new) is type(given) and new.last_hidden_state == 2 and new["hidden_states"][1] == 2 and new[0] == 2
     assert given.last_hidden_state == 1

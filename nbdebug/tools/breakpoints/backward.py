@@ -20,7 +20,7 @@ from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_map
 
-from nbdebug.observe.tensors import tensors_in, tensors_made
+from nbdebug.observe.tensors import output_tensors, tensors_in
 from nbdebug.tools.breakpoints.condition import BreakpointHook, one, unreal
 from nbdebug.tools.breakpoints.stop import calling_backward
 
@@ -42,7 +42,7 @@ class OutputGradients:
         _Handles(self._on_leaves, name).remove()
         if not self.stop.listens() or unreal(*args, *kwargs.values()):
             return
-        made = {id(tensor): tensor for tensor in tensors_made(out) if tensor.requires_grad}.values()
+        made = {id(tensor): tensor for tensor in output_tensors(out) if tensor.requires_grad}.values()
         inputs = [tensor for tensor in tensors_in((args, kwargs)) if tensor.requires_grad]
         nodes = {tensor.grad_fn for tensor in made}
         # A layer that works in place returns its input: what leads there would keep the graph alive for ever.

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from nbdebug.observe.locations import LIBRARY, USER, cell_name, kind_of
-from nbdebug.observe.tensors import can_be_bad, finite, plain
+from nbdebug.observe.tensors import can_be_nonfinite, finite, plain_values
 from nbdebug.report import Report
 from nbdebug.tools.breakpoints import debuggers
 from nbdebug.tools.breakpoints.condition import aside
@@ -53,7 +53,7 @@ def numbers_of(tensor: torch.Tensor) -> dict[str, Any]:
     }
     try:
         with aside():
-            values = plain(tensor)
+            values = plain_values(tensor)
             if values.numel() and values.device.type != "meta":
                 facts.update(_range(values))
     except (RuntimeError, NotImplementedError, TypeError, AttributeError):
@@ -62,7 +62,7 @@ def numbers_of(tensor: torch.Tensor) -> dict[str, Any]:
 
 
 def _range(values: torch.Tensor) -> dict[str, Any]:
-    if not can_be_bad(values):
+    if not can_be_nonfinite(values):
         wide = values.double() if values.dtype in (torch.uint64, torch.int64) else values.float()
         return {"min": values.min().item(), "max": values.max().item(), "mean": wide.mean().item(), "not finite": 0}
     good = finite(values)

@@ -16,7 +16,7 @@ import torch
 
 from nbdebug.observe.frames import Frame, Owners, frames, phase, running_module
 from nbdebug.observe.tensors import base_name
-from nbdebug.observe.variables import own
+from nbdebug.observe.variables import user_variables
 from nbdebug.report import Link, Where
 from nbdebug.tools.errors.exceptions import RemoteException, read
 from nbdebug.tools.errors.exceptions import trail as whole
@@ -83,7 +83,7 @@ class ErrorContext:
             if "self" in frame.names:
                 for name, value in members(frame.names["self"]).items():
                     yield f"self.{name}", value, frame
-        for name, value in own(self.names).items():
+        for name, value in user_variables(self.names).items():
             yield name, value, None
 
     def raised(self) -> Raised:

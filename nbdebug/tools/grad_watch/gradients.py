@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from nbdebug.observe.modules import ModuleNames
-from nbdebug.observe.norms import NormKernel, can_be_measured, measure
-from nbdebug.observe.tensors import plain
+from nbdebug.observe.norms import GroupNorms, group_norms, has_norm
+from nbdebug.observe.tensors import plain_values
 
 
 class WatchedParameters:
@@ -57,7 +57,7 @@ class WatchedParameters:
             for place, parameter in enumerate(settings["params"]):
                 number = self._numbers.get(id(parameter))
                 if number is None:
-                    if not can_be_measured(parameter) or _lazy(parameter):
+                    if not has_norm(parameter) or _lazy(parameter):
                         self.odd.add(id(parameter))
                         continue
                     number = self._add(parameter, self._place(parameter, optimizer, group, place))
@@ -121,7 +121,7 @@ class GradientProbe:
         self.roster, self.trusted, self.wide = roster, True, False
         self._before: dict[int, Mark] = {}  # when the running backward began
         self._marks: dict[int, Mark] = {}  # when the last backward ended that changed them
-        self._norms: list[NormKernel] = []
+        self._norms: list[GroupNorms] = []
         self._used: set[int] = set()
 
     def _marked(self) -> dict[int, Mark]:
@@ -139,7 +139,7 @@ class GradientProbe:
 
     def look(self, changed: list[int]) -> None:
         """Measure these; what was known of them before is out of date."""
-        found = measure(list(self.roster.gradients(changed)), self.wide)
+        found = group_norms(list(self.roster.gradients(changed)), self.wide)
         new = set(changed)
         self._norms = [n for n in self._norms if not new.issuperset(n.numbers)] + found
         self._used -= new
@@ -150,7 +150,7 @@ class GradientProbe:
         """These have changed, and are not measured."""
         self._used.update(changed)
 
-    def at_the_step(self, numbers: list[int], again: bool) -> tuple[list[int], list[NormKernel], list[NormKernel]]:
+    def at_the_step(self, numbers: list[int], again: bool) -> tuple[list[int], list[GroupNorms], list[GroupNorms]]:
         """The optimizer that holds these is about to step: those that have a gradient, norms before clipping (later
         ones count), norms now of those that are not as they were. again: measure all, to see whether versions can be
         trusted."""
@@ -158,10 +158,10 @@ class GradientProbe:
         unknown = [(n, g) for n, g in held if n in self._used or n not in self._marks]
         new = {n for n, _ in unknown}
         wanted = {n for n, _ in held} - new
-        before = [n for n in self._norms if not wanted.isdisjoint(n.numbers)] + measure(unknown, self.wide)
+        before = [n for n in self._norms if not wanted.isdisjoint(n.numbers)] + group_norms(unknown, self.wide)
         every = again or not self.trusted
         changed = [(n, g) for n, g in held if n not in new and (every or self._marks[n] != (id(g), g._version))]
-        return [n for n, _ in held], before, measure(changed, self.wide)
+        return [n for n, _ in held], before, group_norms(changed, self.wide)
 
     def unmarked(self, numbers: list[int]) -> set[int]:
         """Those of which a changed norm would not be known without measuring again."""
@@ -199,7 +199,7 @@ class Updates:
     def __init__(self, roster: WatchedParameters):
         self.roster, self.full = roster, False
         self._copies: list[tuple[int, torch.Tensor]] = []
-        self._weights: list[NormKernel] = []
+        self._weights: list[GroupNorms] = []
 
     def before(self, numbers: list[int]) -> None:
         """The optimizer that holds these is about to step."""
@@ -207,23 +207,23 @@ class Updates:
         if self.full:
             return
         try:
-            now = [(n, plain(self.roster.parameters[n])) for n in numbers]
+            now = [(n, plain_values(self.roster.parameters[n])) for n in numbers]
             copies = [torch.empty_like(p, memory_format=torch.preserve_format) for _, p in now]
             for group in _alike([p for _, p in now]):
                 torch._foreach_copy_([copies[i] for i in group], [now[i][1] for i in group])
             self._copies = [(n, copy) for (n, _), copy in zip(now, copies)]
-            self._weights = measure(self._copies)
+            self._weights = group_norms(self._copies)
         except torch.OutOfMemoryError:
             self.full = True
             self.forget()
 
-    def after(self) -> tuple[list[NormKernel], list[NormKernel]]:
+    def after(self) -> tuple[list[GroupNorms], list[GroupNorms]]:
         """The optimizer has stepped: norms of the weights before, and of what the step has added."""
         weights, copies = self._weights, self._copies
         for group in _alike([copy for _, copy in copies]):
-            now = [plain(self.roster.parameters[copies[i][0]]) for i in group]
+            now = [plain_values(self.roster.parameters[copies[i][0]]) for i in group]
             torch._foreach_sub_([copies[i][1] for i in group], now)
-        moved = measure(copies)
+        moved = group_norms(copies)
         self.forget()
         return weights, moved
 

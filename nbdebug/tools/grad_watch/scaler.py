@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 
-from nbdebug.observe.norms import NormKernel, capturing, measure, unseen
+from nbdebug.observe.norms import GroupNorms, group_norms, is_capturing_graph, unobserved
 
 
 class Listener(Protocol):
@@ -89,7 +89,7 @@ class Scaled:
         self._watch: ScalerWatch | None = None
         self._looked: set[int] = set()  # optimizers whose gradients no longer carry the scale
         self._stepped: set[int] = set()  # those that have stepped since their scaler was asked
-        self._written: dict[int, list[NormKernel]] = {}
+        self._written: dict[int, list[GroupNorms]] = {}
 
     def attach(self, told: Callable[..., Any]) -> None:
         """told: calls a method of ours at the border of the watch."""
@@ -110,12 +110,12 @@ class Scaled:
 
     def unscaling(self, scaler: Any, optimizer: Any) -> None:
         """The scale is taken out: has something written into the gradients that carry it?"""
-        if not self._ours(optimizer) or id(optimizer) in self._looked or capturing():
+        if not self._ours(optimizer) or id(optimizer) in self._looked or is_capturing_graph():
             return
         self._looked.add(id(optimizer))
-        with unseen():
+        with unobserved():
             changed = self.gradients.written(self.roster.refresh(optimizer))
-            self._written[id(optimizer)] = measure(changed, self.gradients.wide) if changed else []
+            self._written[id(optimizer)] = group_norms(changed, self.gradients.wide) if changed else []
 
     def asked(self, scaler: Any, optimizer: Any) -> None:
         """The scaler is to step: a fused optimizer takes the scale out itself."""
@@ -124,7 +124,7 @@ class Scaled:
             if getattr(optimizer, "_step_supports_amp_scaling", False):
                 self.unscaling(scaler, optimizer)
 
-    def parcels(self, scaler: Any, optimizer: Any, there: list[Any]) -> list[tuple[str, NormKernel, frozenset[int]]]:
+    def parcels(self, scaler: Any, optimizer: Any, there: list[Any]) -> list[tuple[str, GroupNorms, frozenset[int]]]:
         """The optimizer is about to step: the scale, once for each step, and what was written."""
         self._stepped.add(id(optimizer))
         self.rounds.history.scales.growth = scaler.get_growth_interval()
@@ -132,7 +132,7 @@ class Scaled:
         found = [("written", n.over(scale), ours) for n in self._written.pop(id(optimizer), [])]
         if not any(what == "scale" for what, _, _ in there):
             found.append(
-                ("scale", NormKernel((), scale.detach().to(torch.float32, copy=True).reshape(())), frozenset())
+                ("scale", GroupNorms((), scale.detach().to(torch.float32, copy=True).reshape(())), frozenset())
             )
         return found
 
@@ -141,8 +141,8 @@ class Scaled:
         if not self._ours(optimizer):
             return
         self._looked.discard(id(optimizer))
-        if id(optimizer) not in self._stepped and not capturing():
-            with unseen():
+        if id(optimizer) not in self._stepped and not is_capturing_graph():
+            with unobserved():
                 self._left_out(scaler, optimizer)
 
     def _left_out(self, scaler: Any, optimizer: Any) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from nbdebug.observe.norms import NormKernel, capturing, unseen, wait_free
+from nbdebug.observe.norms import GroupNorms, is_capturing_graph, reads_asynchronously, unobserved
 from nbdebug.tools.grad_watch.gradients import GradientProbe, Updates, WatchedParameters, scaler_around
 from nbdebug.tools.grad_watch.history import StepRow, Total, WatchHistory, doubles, together
 from nbdebug.tools.grad_watch.scaler import Scaled
@@ -54,12 +54,12 @@ class DeferredMeasurements:
         """take: gets the numbers of each tensor, in order, when they are there; those of earlier steps come first."""
         there, events = [], []
         for tensor in tensors:
-            if not wait_free(tensor.device):
+            if not reads_asynchronously(tensor.device):
                 there.append(tensor)
                 continue
             pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
             there.append(pinned.copy_(tensor, non_blocking=True))
-        for device in {t.device for t in tensors if wait_free(t.device)}:
+        for device in {t.device for t in tensors if reads_asynchronously(t.device)}:
             event = torch.cuda.Event()
             event.record(torch.cuda.current_stream(device))
             events.append(event)
@@ -79,7 +79,7 @@ class WatchedStep:
     in "after", which had not changed as far as their version tells."""
 
     number: int
-    parcels: list[tuple[str, NormKernel, frozenset[int]]] = dataclasses.field(default_factory=list)
+    parcels: list[tuple[str, GroupNorms, frozenset[int]]] = dataclasses.field(default_factory=list)
     losses: list[torch.Tensor] = dataclasses.field(default_factory=list)
     held: list[int] = dataclasses.field(default_factory=list)
     stepped: set[int] = dataclasses.field(default_factory=set)
@@ -107,13 +107,13 @@ class WatchSteps:
     # -- backward -----------------------------------------------------------------------------------------------------
 
     def backward_began(self, call: Any) -> None:
-        if call.accumulate and not capturing():
+        if call.accumulate and not is_capturing_graph():
             self.gradients.began()
 
     def backward_ended(self, call: Any, result: Any) -> None:
-        if not call.accumulate or capturing():
+        if not call.accumulate or is_capturing_graph():
             return
-        with unseen():
+        with unobserved():
             changed, fresh = self.gradients.ended()
             if not changed or self._closure > 1:
                 return
@@ -142,7 +142,7 @@ class WatchSteps:
     # -- the update ---------------------------------------------------------------------------------------------------
 
     def before(self, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> None:
-        if capturing():
+        if is_capturing_graph():
             return
         if self.current is not None and id(optimizer) in self.current.stepped:
             self.end()
@@ -150,7 +150,7 @@ class WatchSteps:
         if step.lr is None:
             step.lr = _rate(optimizer)
         numbers = self.roster.refresh(optimizer)
-        with unseen():
+        with unobserved():
             if any(map(callable, (*args, *kwargs.values()))):
                 self._closure = 1
             else:
@@ -178,13 +178,13 @@ class WatchSteps:
         step.parcels += [("before", n.over(scale), ours) for n in before] + [("after", n.over(left), ours) for n in now]
         found = getattr(optimizer, "found_inf", None)
         if found is not None:
-            step.parcels.append(("found", NormKernel((), found.detach().float().reshape(())), ours))
+            step.parcels.append(("found", GroupNorms((), found.detach().float().reshape(())), ours))
 
     def after(self, optimizer: torch.optim.Optimizer) -> None:
         step = self.current
-        if step is None or capturing():
+        if step is None or is_capturing_graph():
             return
-        with unseen():
+        with unobserved():
             if self._closure:
                 self._closure = 0
                 self._look(optimizer, step, self.roster.held(optimizer))
@@ -205,11 +205,11 @@ class WatchSteps:
         if step is None:
             return
         self.number += 1
-        with unseen():
+        with unobserved():
             if step.losses:
                 device = step.losses[0].device
                 together_ = torch.stack([x.to(device, non_blocking=True) for x in step.losses]).sum()
-                step.parcels.append(("loss", NormKernel((), together_), frozenset()))
+                step.parcels.append(("loss", GroupNorms((), together_), frozenset()))
             self.post.send([norms.values for _, norms, _ in step.parcels], functools.partial(self._take, step))
 
     def _take(self, step: WatchedStep, values: list[list[float]]) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from nbdebug.observe.modules import ModelHook, ModuleNames
-from nbdebug.observe.norms import capturing, unseen
+from nbdebug.observe.norms import is_capturing_graph, unobserved
 
 BATCHES, VALUES = 3, 100
 """Batches, and values in them, before anything is said of a unit."""
@@ -95,10 +95,10 @@ class UnitWatch:
         step = self.due()
         if step is None or not isinstance(output, torch.Tensor) or not output.is_floating_point() or output.dim() < 2:
             return
-        if not torch.is_grad_enabled() or not output.requires_grad or capturing():
+        if not torch.is_grad_enabled() or not output.requires_grad or is_capturing_graph():
             return
         module, _, first = self._modules[name]
-        with unseen():
+        with unobserved():
             values = output.detach()
             by_unit = values.movedim(1 if first else -1, 0).flatten(1)
             flat = next((test for kind, test in _FLAT.items() if isinstance(module, kind)), None)

@@ -25,10 +25,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from nbdebug.observe.norms import exactly, total_norm
-from nbdebug.observe.ops import talks
-from nbdebug.observe.tape import Unfit
-from nbdebug.observe.tensors import plain
+from nbdebug.observe.norms import exact_norm, total_norm
+from nbdebug.observe.ops import is_distributed
+from nbdebug.observe.tape import CannotReplay
+from nbdebug.observe.tensors import plain_values
 
 
 class Spread:
@@ -84,7 +84,7 @@ class Spread:
         for parameter in (p for g in optimizer.param_groups for p in g["params"] if p.grad is not None):
             gradient = _summed(parameter.grad)
             copies = self._held.get(id(parameter)) or _copies(gradient, processes)
-            alike.setdefault(copies, []).append(plain(gradient))
+            alike.setdefault(copies, []).append(plain_values(gradient))
         parts = [
             measure([g for g in gradients if g.numel()], device).double() / math.sqrt(copies)
             for copies, gradients in alike.items()
@@ -164,8 +164,10 @@ class _Silence(TorchDispatchMode):
     """No op talks to another process."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if talks(func):
-            raise Unfit(f"the model talks to other processes ({func.__name__.split('.')[0]}), who would have to answer")
+        if is_distributed(func):
+            raise CannotReplay(
+                f"the model talks to other processes ({func.__name__.split('.')[0]}), who would have to answer"
+            )
         return func(*args, **(kwargs or {}))
 
 
@@ -367,7 +369,7 @@ class Ranks:
 
 
 def _in_64_bits(gradients: list[torch.Tensor], device: torch.device) -> torch.Tensor:
-    return torch.tensor(exactly(gradients), dtype=torch.float64, device=device)
+    return torch.tensor(exact_norm(gradients), dtype=torch.float64, device=device)
 
 
 def _present(key: str, change: int) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from nbdebug.observe.norms import exactly, gradients_of, total_norm
+from nbdebug.observe.norms import exact_norm, gradients_of, total_norm
 from nbdebug.observe.tensors import largest
 from nbdebug.tools.guard.distributed import OtherProcess, Ranks
 
@@ -174,7 +174,7 @@ class StepCheck:
     def exact_norm(self) -> float:
         """The norm in 64 bits, read."""
         if self.ranks is None:
-            return exactly(self.gradients)
+            return exact_norm(self.gradients)
         return self.ranks.exactly(self.optimizer, self.gradients, self.device)
 
     def clip(self, most: float, norm: torch.Tensor) -> None:

@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from nbdebug.observe.step_log import StepLog, inputs_of
+from nbdebug.observe.step_log import StepLog, model_inputs
 from nbdebug.observe.validation import check_scaler, models_of, optimizers_of
 from nbdebug.report import Report
 from nbdebug.tools.guard.distributed import GuardShutdown, Ranks
@@ -277,7 +277,7 @@ class Guard:
 
     def _inputs(self, step: GuardedStep) -> list[tuple[str, tuple, dict]]:
         try:
-            return inputs_of(step.tape)
+            return model_inputs(step.tape)
         except Exception as fault:  # the step is dropped all the same
             self.give_up(fault)
             return []

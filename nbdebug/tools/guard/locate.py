@@ -17,9 +17,9 @@ from torch import nn
 
 from nbdebug.observe.locations import Site
 from nbdebug.observe.replay import Replay
-from nbdebug.observe.snapshot import sources
-from nbdebug.observe.tape import CallEntry, Unfit
-from nbdebug.observe.tensors import can_be_bad, tensors_in
+from nbdebug.observe.snapshot import random_sources
+from nbdebug.observe.tape import CallEntry, CannotReplay
+from nbdebug.observe.tensors import can_be_nonfinite, tensors_in
 from nbdebug.report import PHASES, Finding, Report, Where
 from nbdebug.tools.guard.rollback import BufferBackup
 from nbdebug.tools.guard.trip import Trip
@@ -77,7 +77,7 @@ def locate(
 
 def _again(probe: Probe, trip: Trip, models: Mapping[str, nn.Module], redo: Callable[[], Any] | None) -> Any:
     if models and redo is None and not any(isinstance(e, CallEntry) for e in trip.tape.entries):
-        raise Unfit("no call of the model was seen in it, perhaps because the code around it is compiled")
+        raise CannotReplay("no call of the model was seen in it, perhaps because the code around it is compiled")
     recorder = probe.recorder
 
     def on_line(site: Site | None) -> None:
@@ -105,7 +105,9 @@ def _again(probe: Probe, trip: Trip, models: Mapping[str, nn.Module], redo: Call
 
 def _spoiled_buffer(probe: Probe) -> Detection | None:
     """Loss and gradients are finite, and a buffer has gone bad: whence?"""
-    buffers = [(name, b) for b, (role, name, _) in probe.names.all_tensors() if role == "buffer" and can_be_bad(b)]
+    buffers = [
+        (name, b) for b, (role, name, _) in probe.names.all_tensors() if role == "buffer" and can_be_nonfinite(b)
+    ]
     if not probe.live:
         return Detection(Target("buffer", Where(step=probe.step)), set(), len(probe.tape.entries) - 1)
     for name, buffer in buffers:
@@ -120,7 +122,7 @@ def as_before(models: Mapping[str, nn.Module], optimizers: Mapping[str, torch.op
     """Set gradients aside; afterwards they, the buffers and the random numbers are as they were."""
     buffers = BufferBackup(models.values())
     kept = buffers.keep()
-    random = [(write, read()) for _, read, write in sources()]
+    random = [(write, read()) for _, read, write in random_sources()]
     parameters = [
         *(p for model in models.values() for p in model.parameters()),
         *(p for o in optimizers.values() for group in o.param_groups for p in group["params"]),

@@ -17,7 +17,7 @@ from torch import nn
 
 from nbdebug.observe.norms import gradients_of, total_norm
 from nbdebug.observe.snapshot import Snapshot
-from nbdebug.observe.tensors import all_finite, can_be_bad, dense, largest
+from nbdebug.observe.tensors import all_finite, can_be_nonfinite, dense, largest
 from nbdebug.tools.guard.distributed import Ranks
 from nbdebug.tools.guard.finite_check import CheckResult
 
@@ -66,7 +66,7 @@ class Undo:
             p
             for g in self.optimizer.param_groups
             for p in g["params"]
-            if dense(p) is not None and can_be_bad(p) and p.numel()
+            if dense(p) is not None and can_be_nonfinite(p) and p.numel()
         ]
         device = parameters[0].device if parameters else torch.device("cpu")
         zero, sizes = torch.zeros((), device=device), [x.to(device) for x in largest(parameters)]

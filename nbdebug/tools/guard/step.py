@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from nbdebug.observe.locations import StackLines, locate
-from nbdebug.observe.step_log import inputs_of
+from nbdebug.observe.step_log import model_inputs
 from nbdebug.observe.tape import Tape
-from nbdebug.observe.tensors import can_be_bad, dense, largest, read, tensors_in
+from nbdebug.observe.tensors import can_be_nonfinite, dense, largest, read_scalars, tensors_in
 from nbdebug.report import Where
 from nbdebug.tools.guard.finite_check import CheckResult
 from nbdebug.tools.guard.record.step_lines import StepLine
@@ -51,7 +51,7 @@ class GuardedStep:
         """Remember what backward starts from, as numbers that stay on their device."""
         for root in roots:
             values = dense(root)
-            if values is None or not can_be_bad(values) or not values.numel():
+            if values is None or not can_be_nonfinite(values) or not values.numel():
                 continue
             one = values.numel() == 1 and not values.is_complex()
             value = values.detach().reshape(()).to(torch.float32) if one else largest([values])[0]
@@ -111,8 +111,8 @@ class StepHistory:
     def add(self, step: GuardedStep) -> None:
         """A step is over."""
         if self._inputs is None:
-            given = [v for t in tensors_in([i[1:] for i in inputs_of(step.tape)]) if (v := dense(t)) is not None]
-            self._inputs = largest([v for v in given if can_be_bad(v) and v.device.type != "meta" and v.numel()])
+            given = [v for t in tensors_in([i[1:] for i in model_inputs(step.tape)]) if (v := dense(t)) is not None]
+            self._inputs = largest([v for v in given if can_be_nonfinite(v) and v.device.type != "meta" and v.numel()])
         if step.loss is not None and step.outcome not in ("tripped", "skipped"):
             self._first = step.loss if self._first is None else self._first
             self._losses.append(step.loss)
@@ -128,7 +128,7 @@ class StepHistory:
             losses=[x for x in (self._first, *self._losses) if x is not None], first_step=number, optimizer_steps=number
         )
         run._first_sizes = list(self._begun._first_sizes)
-        run._first_input = max((s for s in read(self._inputs or []) if math.isfinite(s)), default=0.0)
+        run._first_input = max((s for s in read_scalars(self._inputs or []) if math.isfinite(s)), default=0.0)
         if self._last is not None:
             run.optimizer = type(self._last).__name__
             lr = self._last.param_groups[0].get("lr")

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from nbdebug.observe import shell as shells
-from nbdebug.observe.variables import of_frame
+from nbdebug.observe.variables import frame_variables
 from nbdebug.report import Report
 from nbdebug.text import size
 from nbdebug.tools.memory.facts import KeptByNotebook
@@ -168,7 +168,7 @@ def free(*what: str, names: Mapping[str, Any] | None = None, shell: Any = None) 
                 "freed with `del name`."
             )
     caller = sys._getframe(1)
-    shell = shells.running() if shell is None else shell
+    shell = shells.running_shell() if shell is None else shell
     if names is None:
         names = _seen_by(caller, shell)
     found = listing(names, shell, caller)
@@ -181,7 +181,7 @@ def free(*what: str, names: Mapping[str, Any] | None = None, shell: Any = None) 
 
 def _seen_by(caller: FrameType, shell: Any) -> dict[str, Any]:
     """The variables that the caller sees, and those of the notebook."""
-    return {**getattr(shell, "user_ns", {}), **caller.f_globals, **of_frame(caller)}
+    return {**getattr(shell, "user_ns", {}), **caller.f_globals, **frame_variables(caller)}
 
 
 def _list(found: Listing) -> Report:

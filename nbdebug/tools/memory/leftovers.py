@@ -18,9 +18,9 @@ import torch
 
 from nbdebug.observe import duplicate_hooks as doubled
 from nbdebug.observe import shell
-from nbdebug.observe.frames import HANDLERS, chain
+from nbdebug.observe.frames import HANDLERS, exception_chain
 from nbdebug.observe.locations import Site, cell_name, source_text
-from nbdebug.observe.variables import is_users, things
+from nbdebug.observe.variables import is_user_module, reachable_objects
 from nbdebug.report import Where
 from nbdebug.tools.memory.facts import NOWHERE, KeptByNotebook
 from nbdebug.tools.memory.reachability import HeldBlock, ReachabilityWalk, standing
@@ -150,8 +150,8 @@ def listing(
     """All that is kept. names: the user's variables; the_shell: of IPython, None in a script; caller: the frame that
     asks; without: a failure whose frames are told elsewhere."""
     kept = shell.ShellPlaces(the_shell, names)
-    met = list(things(names))
-    twice, kept_graphs = doubled.doubled(met), records(met)
+    met = list(reachable_objects(names))
+    twice, kept_graphs = doubled.find_duplicate_hooks(met), records(met)
     held = standing(names, kept, caller, [hook for hook_ in twice for hook in hook_.gone])
     entries = []
     ends = {end for record in kept_graphs for end in record.ends}
@@ -182,7 +182,7 @@ def kept_by_notebook(
 ) -> tuple[KeptByNotebook, ...]:
     """The same as plain data, largest first, for the facts of a report: it holds nothing. device: count what lies
     there alone; "": everywhere."""
-    found = listing(names, the_shell or shell.running(), sys._getframe(1), without)
+    found = listing(names, the_shell or shell.running_shell(), sys._getframe(1), without)
     told = [dataclasses.replace(e.kept, bytes=sum(b.bytes for b in e.blocks if b.on(device))) for e in found.entries]
     return tuple(sorted((k for k in told if k.bytes or not device), key=lambda k: -k.bytes))
 
@@ -227,7 +227,7 @@ def _traceback(places: list[shell.ShellPlace], walk: ReachabilityWalk) -> list[L
     def let_go() -> None:
         for place in places:
             place.clear()
-        for name in shell.LASTS:
+        for name in shell.LAST_ERROR_NAMES:
             if hasattr(sys, name):
                 delattr(sys, name)
 
@@ -258,7 +258,7 @@ def _exceptions(met: list[tuple[str, Any]], walk: ReachabilityWalk) -> list[Left
 
         def let_go(errors: list[BaseException] = errors) -> None:
             for error in errors:
-                for one in chain(error):
+                for one in exception_chain(error):
                     traceback.clear_frames(one.__traceback__)
                     _TRACEBACK.__set__(one, None)
 
@@ -329,14 +329,18 @@ def trails(value: Any) -> list[TracebackType]:
     """The tracebacks of an exception and of those that led to it."""
     if type(value) is TracebackType:
         return [value]
-    return [one.__traceback__ for one in chain(value) if one.__traceback__] if isinstance(value, BaseException) else []
+    return (
+        [one.__traceback__ for one in exception_chain(value) if one.__traceback__]
+        if isinstance(value, BaseException)
+        else []
+    )
 
 
 def raised_at(error: BaseException | None) -> Where:
     """The last line of the user's own files in its traceback, above a dispatch mode that refused an op."""
     at, site = error.__traceback__ if error is not None else None, None
     while at is not None and at.tb_frame.f_code.co_name not in HANDLERS:
-        if is_users(str(at.tb_frame.f_globals.get("__name__", ""))):
+        if is_user_module(str(at.tb_frame.f_globals.get("__name__", ""))):
             code = at.tb_frame.f_code
             site = Site(code.co_filename, at.tb_lineno, code.co_name)
         at = at.tb_next

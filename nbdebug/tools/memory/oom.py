@@ -19,9 +19,9 @@ import torch
 from torch import nn
 
 from nbdebug.observe import shell as shells
-from nbdebug.observe.frames import Frame, Owners, chain, frames, phase, running_module
+from nbdebug.observe.frames import Frame, Owners, exception_chain, frames, phase, running_module
 from nbdebug.observe.shell import ShellPlaces
-from nbdebug.observe.variables import MODULES_OWN, attributes, of_frame, own
+from nbdebug.observe.variables import MODULES_OWN, attributes, frame_variables, user_variables
 from nbdebug.report import Report, Where
 from nbdebug.text import size
 from nbdebug.tools.memory.facts import FailedWork, Failure, Holding, RefusedRequest
@@ -111,7 +111,7 @@ def held(
     parts = [*_weights(owners, walk)]
     parts += [
         ("variable", name, walk(value), Where())
-        for name, value in own(names).items()
+        for name, value in user_variables(names).items()
         if id(value) not in owners.modules
     ]
     local = list(_locals(trail, owners, walk))
@@ -315,7 +315,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def cause_of(error: BaseException) -> BaseException | None:
     """The out-of-memory among an exception and those that led to it; None where there is none."""
-    return next((one for one in chain(error) if is_out_of_memory(one)), None)
+    return next((one for one in exception_chain(error) if is_out_of_memory(one)), None)
 
 
 def out_of_memory(
@@ -332,9 +332,9 @@ def out_of_memory(
     if not isinstance(error, BaseException) or not is_out_of_memory(error):
         raise ValueError(f"out_of_memory takes an exception that says that memory ran out; got {type(error).__name__}.")
     caller = sys._getframe(1)
-    shell = shells.running() if shell is None else shell
+    shell = shells.running_shell() if shell is None else shell
     if names is None:
-        names = {**getattr(shell, "user_ns", {}), **caller.f_globals, **of_frame(caller)}
+        names = {**getattr(shell, "user_ns", {}), **caller.f_globals, **frame_variables(caller)}
     facts = _failure(error, names, tuple(int(count) for count in course or _watched(error)), shell)
     from nbdebug.tools.memory.rules.out_of_memory import out_of_memory as rule
 

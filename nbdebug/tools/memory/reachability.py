@@ -21,7 +21,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from nbdebug.observe.shell import ShellPlaces
-from nbdebug.observe.variables import is_users, of_frame, own
+from nbdebug.observe.variables import frame_variables, is_user_module, user_variables
 
 MOST = 3_000_000
 """Objects looked at in one walk; some seconds. A walk that stops there says so."""
@@ -134,7 +134,7 @@ class ReachabilityWalk:
     def _kind(self, thing: Any) -> int:
         kind = self._kinds.get(type(thing))
         if kind is None and issubclass(type(thing), type):  # of classes, the user's own are entered
-            return OTHER if is_users(str(type.__getattribute__(thing, "__module__"))) else STOP
+            return OTHER if is_user_module(str(type.__getattribute__(thing, "__module__"))) else STOP
         if kind is None:
             kind = self._kinds[type(thing)] = _kind(type(thing))
         return kind
@@ -293,10 +293,10 @@ def standing(
     caller: of nbdebug; without: what is to count as not held."""
     hidden = [names, *kept.spaces, kept.outputs, kept.shell]
     walk = ReachabilityWalk(graphs=False, tracebacks=False, stop=[t for t in [*hidden, *without] if t is not None])
-    walk(*own(names).values())
+    walk(*user_variables(names).values())
     for space in [vars(module) for module in _users_modules()] + list(_locals(caller)):
         if not any(space is thing for thing in hidden):
-            walk(*own(space).values())
+            walk(*user_variables(space).values())
     return walk
 
 
@@ -305,13 +305,13 @@ def _users_modules() -> list[Any]:
     return [
         module
         for name, module in list(sys.modules.items())
-        if type(module) is type(sys) and name != "__main__" and is_users(name)
+        if type(module) is type(sys) and name != "__main__" and is_user_module(name)
     ]
 
 
 def _locals(frame: FrameType | None) -> Iterator[dict[str, Any]]:
     """The variables of the user's functions that are running, from the caller outwards."""
     while frame is not None:
-        if is_users(str(frame.f_globals.get("__name__", ""))):
-            yield of_frame(frame)
+        if is_user_module(str(frame.f_globals.get("__name__", ""))):
+            yield frame_variables(frame)
         frame = frame.f_back

@@ -21,8 +21,8 @@ from torch import nn
 
 from nbdebug.bisection import ddmin, first_bad
 from nbdebug.observe.modules import ModuleNames
-from nbdebug.observe.rerun import ModuleCall, Rerun, RerunChange, changed, cut, is_bad, mend
-from nbdebug.observe.snapshot import Snapshot, comparable, sources
+from nbdebug.observe.rerun import ModuleCall, Rerun, RerunChange, cut_gradient, has_nonfinite, map_tensors, repair
+from nbdebug.observe.snapshot import Snapshot, comparable_state, random_sources
 from nbdebug.observe.tensors import dense, finite, tensors_in
 from nbdebug.report import Finding, Report
 
@@ -133,11 +133,11 @@ class RepairOutputs(Intervention):
     def enter(self, call: ModuleCall, args: tuple, kwargs: dict) -> Any:
         if call.start in self.looked and any(map(_has_nan_or_inf, tensors_in((args, kwargs)))):
             self.bad_at.add(call.start)
-            return changed((args, kwargs), mend) if self.mend_given else None
+            return map_tensors((args, kwargs), repair) if self.mend_given else None
         return None
 
     def leave(self, call: ModuleCall, output: Any) -> Any:
-        return changed(output, mend) if call.end is not None and call.end < self.number else None
+        return map_tensors(output, repair) if call.end is not None and call.end < self.number else None
 
 
 class CutGradients(Intervention):
@@ -154,21 +154,21 @@ class CutGradients(Intervention):
     def leave(self, call: ModuleCall, output: Any) -> Any:
         if call.end is None or call.end >= self.number:
             return None
-        return changed(output, lambda tensor: cut(tensor, lambda gradient: self._arrived(call, gradient)))
+        return map_tensors(output, lambda tensor: cut_gradient(tensor, lambda gradient: self._arrived(call, gradient)))
 
     def _passed_back(self, call: ModuleCall, gradient: torch.Tensor) -> None:
-        if is_bad(gradient):
+        if has_nonfinite(gradient):
             self.bad_at.add(call.start)
 
     def _arrived(self, call: ModuleCall, gradient: torch.Tensor) -> None:
-        if is_bad(gradient):
+        if has_nonfinite(gradient):
             self.bad.add("the output of a module")
             self.bad_inside |= {c.start for c in call.stack[:-1]}
 
 
 def _has_nan_or_inf(tensor: torch.Tensor) -> bool:
     values = dense(tensor)
-    return values is not None and is_bad(tensor) and bool((values[~finite(values)] != -math.inf).any())
+    return values is not None and has_nonfinite(tensor) and bool((values[~finite(values)] != -math.inf).any())
 
 
 _ELSEWHERE = (
@@ -331,7 +331,9 @@ class _Picked(RerunChange):
         self.root, self.source = root, source
 
     def enter(self, call: ModuleCall, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
-        return changed((args, kwargs), self._pick) if self.root is not None and call.start == self.root.start else None
+        return (
+            map_tensors((args, kwargs), self._pick) if self.root is not None and call.start == self.root.start else None
+        )
 
     def _pick(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.layout is not torch.strided or not tensor.dim() or tensor.shape[0] != len(self.source):
@@ -478,7 +480,7 @@ class _Bisection:
 
 
 def _random_now() -> Any:
-    return [comparable(read()) for _, read, _ in sources()]
+    return [comparable_state(read()) for _, read, _ in random_sources()]
 
 
 def _place(module: str | None) -> str:

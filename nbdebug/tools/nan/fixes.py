@@ -12,8 +12,8 @@ import torch
 from nbdebug.observe.ops import schema_of
 from nbdebug.observe.recorder import Op
 from nbdebug.observe.replay import Replay
-from nbdebug.observe.tape import TapeEntry, Unfit
-from nbdebug.observe.tensors import all_finite, can_be_bad, dense, each_largest, finite, read, tensors_in
+from nbdebug.observe.tape import CannotReplay, TapeEntry
+from nbdebug.observe.tensors import all_finite, can_be_nonfinite, dense, each_largest, finite, read_scalars, tensors_in
 from nbdebug.report import Finding, Fix
 from nbdebug.tools.nan.facts import NanFacts
 from nbdebug.tools.nan.probe import Detection, Probe
@@ -43,7 +43,7 @@ class FixTrial:
             return
         try:
             original = self.replay({}, forward_only=seen.target.kind == "loss")
-        except Unfit as reason:
+        except CannotReplay as reason:
             self.why_not = f"the step can't be replayed: {reason}"
         except Exception as error:  # an op that is not to be run alone; nothing was changed
             self.why_not = f"the step can't be replayed: {type(error).__name__}: {str(error).splitlines()[0][:120]}"
@@ -77,7 +77,7 @@ class FixTrial:
                 before = None if changes else next(iter(tensors_in(func(*args, **kwargs))), None)
             out = patch(func, args, kwargs)
             now = next(iter(tensors_in(out)), None)
-            if before is not None and now is not None and before.shape == now.shape and can_be_bad(before):
+            if before is not None and now is not None and before.shape == now.shape and can_be_nonfinite(before):
                 good = finite(before)
                 same = torch.isclose(before[good], now.detach()[good], rtol=1e-5, atol=1e-6)
                 self.same.append((int(same.sum()), int(good.sum())))
@@ -104,8 +104,8 @@ class FixTrial:
 
 def count_bad(tensors: Iterable[torch.Tensor]) -> int:
     """How many of these are not finite; read in one go."""
-    values = [v for t in tensors if (v := dense(t)) is not None and can_be_bad(v)]
-    return sum(not math.isfinite(size) for size in read(each_largest(values)))
+    values = [v for t in tensors if (v := dense(t)) is not None and can_be_nonfinite(v)]
+    return sum(not math.isfinite(size) for size in read_scalars(each_largest(values)))
 
 
 def try_fixes(
@@ -140,7 +140,7 @@ def _numbers(trial: FixTrial, replay: Replay) -> dict[str, Any]:
     finals = replay.losses or ([replay.kept] if replay.kept is not None else [])
     if finals and finals[-1].numel() == 1 and not finals[-1].is_complex():
         after["loss"] = float(finals[-1])
-    gradients = [g for g in replay.gradients.values() if can_be_bad(g)]
+    gradients = [g for g in replay.gradients.values() if can_be_nonfinite(g)]
     if gradients:
         bad = count_bad(gradients)
         sound = f"all {len(gradients)} finite" if len(gradients) > 1 else "finite"
@@ -161,7 +161,7 @@ def _operand(
     def mend(facts: NanFacts, trial: FixTrial) -> Mended:
         def patch(func: Any, args: Any, kwargs: Any) -> Any:
             if len(args) <= position or not isinstance(args[position], torch.Tensor):
-                raise Unfit("the operand to be changed is a number in the code")
+                raise CannotReplay("the operand to be changed is a number in the code")
             given = list(args)
             if schema_of(func).names[position] in schema_of(func).writes:  # an in-place op changes it where it lies
                 given[position].copy_(change(given[position]))
@@ -226,7 +226,10 @@ def _finite_masks(facts: NanFacts, trial: FixTrial) -> Mended:
     masks = [
         n
         for n, held in trial.tape.held.items()
-        if not held.leaf and held.grad_of is None and can_be_bad(held.tensor) and bool(torch.isinf(held.tensor).any())
+        if not held.leaf
+        and held.grad_of is None
+        and can_be_nonfinite(held.tensor)
+        and bool(torch.isinf(held.tensor).any())
     ]
     return {op.index: patch for op in fills}, dict.fromkeys(masks, lambda t: t.clamp(-1e4, 1e4)), 1.0
 
@@ -242,7 +245,7 @@ def _no_infinite_factor(facts: NanFacts, trial: FixTrial) -> Mended:
         return func(
             *[
                 torch.where(torch.isinf(a), torch.zeros_like(a), a)
-                if isinstance(a, torch.Tensor) and can_be_bad(a)
+                if isinstance(a, torch.Tensor) and can_be_nonfinite(a)
                 else _large(a)
                 for a in args
             ],
@@ -301,7 +304,7 @@ def _sound_outside(facts: NanFacts, trial: FixTrial) -> Mended:
         n
         for n, held in trial.tape.held.items()
         if held.tensor.layout is torch.strided
-        and can_be_bad(held.tensor)
+        and can_be_nonfinite(held.tensor)
         and held.grad_of is None
         and not all_finite(held.tensor)
     ]

@@ -21,18 +21,18 @@ import torch
 
 from nbdebug.observe.ops import Schema, schema_of
 from nbdebug.observe.recorder import Op, Recorder
-from nbdebug.observe.replay import Replay, memories_of
+from nbdebug.observe.replay import Replay, storages_of
 from nbdebug.observe.tape import ExternalTensor
 from nbdebug.observe.tensors import (
     PARAMETER,
     TARGET,
     StorageInfo,
     all_finite,
-    can_be_bad,
+    can_be_nonfinite,
     dense,
     each_largest,
-    key,
-    read,
+    read_scalars,
+    storage_key,
 )
 from nbdebug.report import Where
 from nbdebug.tools.nan.facts import Target
@@ -169,7 +169,7 @@ class ReplayLocator:
             if values is None:
                 return
             if known is None and not held.changed:  # a part of it may have been given to the model later
-                known = self.probe.recorder.memories.get(key(held.tensor))
+                known = self.probe.recorder.memories.get(storage_key(held.tensor))
             if known is None or not known.role:
                 known = StorageInfo(
                     values.untyped_storage(),
@@ -179,11 +179,11 @@ class ReplayLocator:
                 )
             role = known.role
             # of a data set in one memory, batches are introduced in turn
-            memory = self.recorder.memories.get(key(values))
+            memory = self.recorder.memories.get(storage_key(values))
             if memory is None:
                 memory = StorageInfo(values.untyped_storage(), None, known.reach, role, known.name, known.module)
                 memory.entered = known.entered
-                self.recorder.memories[key(values)] = memory
+                self.recorder.memories[storage_key(values)] = memory
             earlier = self.probe.spoiled_buffers.get(memory.name) if role == "buffer" else None
             if number in self.bad_outside and earlier is not None:
                 self.flow.adopt(earlier, values)
@@ -207,10 +207,10 @@ class GraphLocator(ReplayLocator):
         """Run backward as far as that node."""
         call, node = self.alongside.call, self.alongside.born_in
         assert call is not None and node is not None, "there is a graph to look at"
-        memories = memories_of(self.probe.tape)
+        memories = storages_of(self.probe.tape)
         self.recorder.go_on_from(self.probe.recorder, memories)
         for held in self.probe.tape.held.values():
-            known = memories.get(key(held.tensor))
+            known = memories.get(storage_key(held.tensor))
             if known is not None and known.role == "target":
                 self.flow.births.note_shape(held.tensor)
         self.flow.in_backward = True
@@ -321,9 +321,9 @@ def _bad_outside(probe: Probe) -> set[int]:
     outside = {
         n: h.tensor
         for n, h in probe.tape.held.items()
-        if h.grad_of is None and can_be_bad(h.tensor) and h.tensor.layout is torch.strided
+        if h.grad_of is None and can_be_nonfinite(h.tensor) and h.tensor.layout is torch.strided
     }
-    sizes = read(each_largest(list(outside.values())))
+    sizes = read_scalars(each_largest(list(outside.values())))
     return {n for n, size in zip(outside, sizes, strict=True) if not math.isfinite(size)}
 
 

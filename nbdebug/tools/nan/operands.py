@@ -14,7 +14,7 @@ import torch
 from nbdebug.observe.locations import Site, StackLines, cell_name, source_text
 from nbdebug.observe.ops import Schema, named_arguments
 from nbdebug.observe.recorder import Op, Recorder
-from nbdebug.observe.tensors import StorageInfo, can_be_bad, dense, exponents, finite, key, reach_names
+from nbdebug.observe.tensors import StorageInfo, can_be_nonfinite, dense, exponents, finite, reach_names, storage_key
 from nbdebug.report import Where
 from nbdebug.tools.nan.facts import Operand
 
@@ -115,7 +115,7 @@ class OperandRecorder:
 
     def _before(self, tensor: torch.Tensor, kept: dict) -> tuple[torch.Tensor, StorageInfo | None]:
         values = dense(tensor)
-        memory = None if values is None else self.recorder.memories.get(key(values))
+        memory = None if values is None else self.recorder.memories.get(storage_key(values))
         return (kept[id(tensor)][0] if id(tensor) in kept else tensor), memory
 
     def _whole(self, value: Any, kept: dict) -> Any:
@@ -128,7 +128,7 @@ def _guilty(operands: list[Operand], tensors: dict[str, torch.Tensor]) -> torch.
     """The operand to be drawn: one that is zero where the result went bad,
     else the first of numbers that can be bad."""
     zero = [o.name for o in operands if o.zeros_at_fault]
-    return next((tensors[n] for n in (*zero, *tensors) if can_be_bad(tensors[n])), None)
+    return next((tensors[n] for n in (*zero, *tensors) if can_be_nonfinite(tensors[n])), None)
 
 
 def _copy(value: Any) -> Any:
@@ -261,7 +261,7 @@ def _scalars(op: Op, schema: Schema, args: tuple, kwargs: dict, tensors: dict, r
 def _histogram(title: str, tensor: torch.Tensor, at: torch.Tensor | None) -> dict[str, Any]:
     """Plain numbers for the figure."""
     values = dense(tensor)
-    if values is None or not can_be_bad(values) or values.layout is not torch.strided:
+    if values is None or not can_be_nonfinite(values) or values.layout is not torch.strided:
         return {}
     real = values.abs() if values.is_complex() else values
     guilty = real[at] if at is not None and at.shape == real.shape else real.flatten()[:0]

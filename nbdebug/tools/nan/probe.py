@@ -32,12 +32,12 @@ from nbdebug.observe.tensors import (
     PARAMETER,
     StorageInfo,
     all_finite,
-    can_be_bad,
+    can_be_nonfinite,
     dense,
     folds_of,
-    key,
     largest,
-    read,
+    read_scalars,
+    storage_key,
     tensors_in,
 )
 from nbdebug.report import Where
@@ -109,8 +109,12 @@ class RunHistory:
 
     def begin_step(self, trained: list[torch.Tensor], one_by_one: bool) -> None:
         """Measure the parameters as a step finds them: each, or, where that costs, only the largest of all."""
-        trained = [p for p in trained if p.layout is torch.strided and can_be_bad(p)]
-        sizes = read([size for p in trained for size in largest([p])]) if one_by_one else read(largest(trained))
+        trained = [p for p in trained if p.layout is torch.strided and can_be_nonfinite(p)]
+        sizes = (
+            read_scalars([size for p in trained for size in largest([p])])
+            if one_by_one
+            else read_scalars(largest(trained))
+        )
         self._first_sizes = self._first_sizes if len(self._first_sizes) == len(sizes) else sizes
         floor = 0.1 * max((s for s in self._first_sizes if math.isfinite(s)), default=0.0)
         growth = [
@@ -122,7 +126,7 @@ class RunHistory:
     def note_loss(self, root: torch.Tensor) -> None:
         """Remember a loss of one number, without reading it yet."""
         values = dense(root)
-        if values is not None and can_be_bad(values) and values.numel() == 1:
+        if values is not None and can_be_nonfinite(values) and values.numel() == 1:
             flat = values.detach().flatten()[0]
             self._losses.append(flat.abs() if flat.is_complex() else flat)
 
@@ -131,8 +135,12 @@ class RunHistory:
 
     def end_step(self) -> None:
         """Read what the step left: one wait for each device."""
-        self.losses += read(self._losses)
-        size = max((s for s in read(largest(self._inputs)) if math.isfinite(s)), default=0.0) if self._inputs else 0.0
+        self.losses += read_scalars(self._losses)
+        size = (
+            max((s for s in read_scalars(largest(self._inputs)) if math.isfinite(s)), default=0.0)
+            if self._inputs
+            else 0.0
+        )
         self._first_input = self._first_input or size
         self.input_growth.append(size / self._first_input if self._first_input else 1.0)
         self._losses, self._inputs = [], []
@@ -145,11 +153,13 @@ def register(names: ModuleNames, recorder: Recorder) -> None:
         if values is None or tensor.device.type == "meta":
             continue
         reach = PARAMETER if role == "parameter" else 0
-        known = recorder.memories.get(key(values))
+        known = recorder.memories.get(storage_key(values))
         if known is not None:  # made under our eyes, or seen before the model was known
             known.role, known.name, known.module, known.reach = role, name, module, known.reach | reach
             continue
-        memory = recorder.memories[key(values)] = StorageInfo(values.untyped_storage(), None, reach, role, name, module)
+        memory = recorder.memories[storage_key(values)] = StorageInfo(
+            values.untyped_storage(), None, reach, role, name, module
+        )
         recorder.on_external(tensor, memory)
 
 
@@ -157,9 +167,9 @@ def mark_input(recorder: Recorder, flow: TaintTracker, tensor: torch.Tensor, sit
     """A tensor that can be read is given to the model at `site`."""
     values = dense(tensor)
     assert values is not None, "it can be read"
-    known = recorder.memories.get(key(values))
+    known = recorder.memories.get(storage_key(values))
     if known is None:
-        known = recorder.memories[key(values)] = StorageInfo(values.untyped_storage(), None, INPUT, "input")
+        known = recorder.memories[storage_key(values)] = StorageInfo(values.untyped_storage(), None, INPUT, "input")
         known.entered = site
         recorder.memory(tensor)
     if known.maker is None and known.role in ("target", "input"):
@@ -208,7 +218,7 @@ class Detections:
         born_only: bool = False,
     ) -> None:
         """Note whether any of these is bad. born_only: bad values that came in from outside do not count."""
-        named = [(n, t) for n, t in tensors if (v := dense(t)) is not None and can_be_bad(v)]
+        named = [(n, t) for n, t in tensors if (v := dense(t)) is not None and can_be_nonfinite(v)]
         if not named:
             return
         where = place if isinstance(place, Where) else at_site(Where(step=self.step), place)
@@ -235,7 +245,7 @@ class Detections:
 
     def settle(self) -> None:
         """Read what is still on the device: one wait for the whole step."""
-        values = read([size for size, _ in self._waiting])
+        values = read_scalars([size for size, _ in self._waiting])
         for value, (_, seen) in zip(values, self._waiting, strict=True):
             if not math.isfinite(value) and seen not in self.found:
                 self.found.append(seen)
@@ -246,7 +256,7 @@ def finite_scalars(returned: Any) -> bool:
     """Whether the single numbers among what a step returned are finite."""
     if isinstance(returned, float):
         return math.isfinite(returned)
-    return all(all_finite(t) for t in tensors_in(returned) if t.numel() == 1 and can_be_bad(t))
+    return all(all_finite(t) for t in tensors_in(returned) if t.numel() == 1 and can_be_nonfinite(t))
 
 
 class Probe:
@@ -376,9 +386,9 @@ class Probe:
         fresh = [
             (n, t)
             for t, (role, n, _) in self.names.all_tensors()
-            if role == "buffer" and can_be_bad(t) and n not in self.spoiled_buffers
+            if role == "buffer" and can_be_nonfinite(t) and n not in self.spoiled_buffers
         ]
-        sizes = read([size for _, t in fresh for size in largest([t])])
+        sizes = read_scalars([size for _, t in fresh for size in largest([t])])
         self.buffers_spoiled = any(math.isnan(size) for size in sizes)
 
     def _scaler_skipped(self, returned: Any) -> bool:
@@ -435,7 +445,7 @@ class Probe:
             if self.flow.births.batch is None and tensor.dim():
                 self.flow.births.batch = tensor.shape[0]
             self.flow.births.folds |= folds_of(tensor.shape)
-            if can_be_bad(values):
+            if can_be_nonfinite(values):
                 self.run.note_input(values)
             mark_input(self.recorder, self.flow, tensor, site)
         self.recorder.model_called = True

@@ -20,7 +20,15 @@ import torch
 
 from nbdebug.observe.ops import Schema
 from nbdebug.observe.recorder import Op, Recorder
-from nbdebug.observe.tensors import can_be_bad, dense, finite, key, memory_key, read, walk
+from nbdebug.observe.tensors import (
+    can_be_nonfinite,
+    dense,
+    finite,
+    optional_storage_key,
+    read_scalars,
+    storage_key,
+    walk_tensors,
+)
 from nbdebug.tools.nan.origins import EMPTIES
 from nbdebug.tools.nan.suspects import Keys, Suspects
 from nbdebug.tools.nan.taint import ABSORBERS, COMPARES, TaintedStorage, TaintTracker, results_of
@@ -82,12 +90,16 @@ class ReplayTaintTracker(TaintTracker):
                 self._note_use(op, schema, args, suspects)
                 self._note_absorbed(op, schema, suspects, set())
         for _, tensor in results_of(schema, args, kwargs, out):
-            if memory_key(tensor) in self.spoiled and (values := dense(tensor)) is not None and can_be_bad(values):
+            if (
+                optional_storage_key(tensor) in self.spoiled
+                and (values := dense(tensor)) is not None
+                and can_be_nonfinite(values)
+            ):
                 self._clear(values)
 
     def _carried_on(self, op: Op, schema: Schema, args: tuple, kwargs: dict, out: Any) -> bool:
         """Enter the bad results as carrying on what the operands have; False where that takes a look."""
-        held = [(t, self.spoiled.get(memory_key(t) or 0)) for _, t in walk((*args, *kwargs.values()))]
+        held = [(t, self.spoiled.get(optional_storage_key(t) or 0)) for _, t in walk_tensors((*args, *kwargs.values()))]
         operands = [t for t, spoiled in held if spoiled is not None]
         births = {b for _, spoiled in held if spoiled is not None for b in spoiled.births}
         if len(births) != 1 or schema.writes or schema.base in EMPTIES:
@@ -135,9 +147,9 @@ class ReplayTaintTracker(TaintTracker):
         return True
 
     def _lone(self, values: torch.Tensor, birth: int) -> None:
-        held = self.spoiled.get(key(values))
+        held = self.spoiled.get(storage_key(values))
         if held is None or values.numel() == held.elements:
-            self.spoiled[key(values)] = TaintedStorage(values, birth)
+            self.spoiled[storage_key(values)] = TaintedStorage(values, birth)
         elif held.lone != birth:
             self._write(values, {birth: ~finite(values)})
 
@@ -150,7 +162,7 @@ class ReplayTaintTracker(TaintTracker):
         for pairs in alike.values():
             results, operands = (torch.stack(group) for group in zip(*pairs, strict=True))
             wrong.append((torch.isfinite(operands) & ~torch.isfinite(results)).any())
-        read_now = read([*wrong, *self._bad_sizes, *self._finite_sizes])
+        read_now = read_scalars([*wrong, *self._bad_sizes, *self._finite_sizes])
         sizes = read_now[len(wrong) :]
         bad, sound = sizes[: len(self._bad_sizes)], sizes[len(self._bad_sizes) :]
         return not any(read_now[: len(wrong)]) and not any(map(math.isfinite, bad)) and all(map(math.isfinite, sound))

@@ -9,7 +9,7 @@ import torch
 
 from nbdebug.observe.snapshot import Snapshot
 from nbdebug.observe.tape import TapeEntry
-from nbdebug.observe.tensors import all_finite, can_be_bad, finite, tensors_in
+from nbdebug.observe.tensors import all_finite, can_be_nonfinite, finite, tensors_in
 from nbdebug.report import Finding, Report, RuledOut, Where
 from nbdebug.tools.nan.facts import CompiledFacts, NanFacts, OriginFact, RunFacts
 from nbdebug.tools.nan.fixes import try_fixes
@@ -324,9 +324,9 @@ def compare_compiled(probe: Probe, call: CompiledCall, step: int) -> CompiledFac
                 made = tensors_in(call.module(*call.args, **call.kwargs))
     finally:
         before.restore()
-    if not all(all_finite(t) for t in eager if can_be_bad(t)):
+    if not all(all_finite(t) for t in eager if can_be_nonfinite(t)):
         return None
-    bad = sum(int((~finite(t)).sum()) for t in made if can_be_bad(t))
+    bad = sum(int((~finite(t)).sum()) for t in made if can_be_nonfinite(t))
     if not bad:
         return None
     eager_module = getattr(call.module, "_orig_mod", call.module)

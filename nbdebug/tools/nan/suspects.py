@@ -19,10 +19,17 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from nbdebug.observe.backward import Backward
-from nbdebug.observe.ops import Schema, schema_of, tensors_given
+from nbdebug.observe.ops import Schema, argument_tensors, schema_of
 from nbdebug.observe.recorder import Op, Recorder
 from nbdebug.observe.replay import Replay
-from nbdebug.observe.tensors import all_finite, can_be_bad, dense, each_largest, memory_key, read
+from nbdebug.observe.tensors import (
+    all_finite,
+    can_be_nonfinite,
+    dense,
+    each_largest,
+    optional_storage_key,
+    read_scalars,
+)
 from nbdebug.tools.nan.probe import Detection, Probe, StopCell
 from nbdebug.tools.nan.taint import results_of
 
@@ -75,7 +82,7 @@ class Sizes:
     def finite(self) -> list[bool]:
         """Whether each is finite: waits for the device."""
         self.measure()
-        return [math.isfinite(size) for size in read(self._sizes)]
+        return [math.isfinite(size) for size in read_scalars(self._sizes)]
 
 
 class Keys:
@@ -138,7 +145,7 @@ class SuspectScan:
             return
         made = [self._result(tensor) for _, tensor in results_of(schema, args, kwargs, out)]
         if made:
-            given = tuple([memory_key(t) for t in tensors_given(args, kwargs)])
+            given = tuple([optional_storage_key(t) for t in argument_tensors(args, kwargs)])
             self._passed.append(_SeenOp(key, module, given, made))
 
     def _result(self, tensor: torch.Tensor) -> tuple[int | None, bool, int | None]:
@@ -147,12 +154,12 @@ class SuspectScan:
             return None, False, None
         storage = values.untyped_storage()
         whole = values.numel() * values.element_size() == storage.nbytes()
-        return storage._cdata, whole, self._sizes.add(values) if can_be_bad(values) else None
+        return storage._cdata, whole, self._sizes.add(values) if can_be_nonfinite(values) else None
 
     def report(self, gradients: dict[int, torch.Tensor]) -> Suspects:
         """What was found: reads all sizes, and follows bad memories from op to op. gradients: by the leaves' numbers,
         as the replay left them."""
-        sizes = {n: self._sizes.add(g) for n, g in gradients.items() if dense(g) is g and can_be_bad(g)}
+        sizes = {n: self._sizes.add(g) for n, g in gradients.items() if dense(g) is g and can_be_nonfinite(g)}
         finite = self._sizes.finite()
         suspects, roots, modules, spoiled = {}, [], set(), set[int | None]()
         for passed in self._passed:
@@ -220,14 +227,16 @@ class RecordingScan:
     def after(self, op: Op, schema: Schema, args: tuple, kwargs: dict, out: Any, kept: Any) -> None:
         if not schema.view or schema.writes:
             made = [dense(t) for _, t in results_of(schema, args, kwargs, out)]
-            self._made.append((op, [None if v is None or not can_be_bad(v) else self._sizes.add(v) for v in made]))
+            self._made.append(
+                (op, [None if v is None or not can_be_nonfinite(v) else self._sizes.add(v) for v in made])
+            )
 
     # -- backward -----------------------------------------------------------------------------------------------------
 
     def _backward_begins(self, call: Backward) -> None:
         self._began(call)
         with _disable_current_modes(), torch.no_grad():
-            if call.accumulate and not all(all_finite(r) for r in call.roots if can_be_bad(r)):
+            if call.accumulate and not all(all_finite(r) for r in call.roots if can_be_nonfinite(r)):
                 self.probe.tape.backward(call, ())
                 raise StopCell
         self._derived_again = self._derived_again or call.create
@@ -250,7 +259,7 @@ class RecordingScan:
         found = []
         for gradient in gradients:
             values = None if gradient is None else dense(gradient)
-            if values is None or not can_be_bad(values):
+            if values is None or not can_be_nonfinite(values):
                 continue
             place = values.data_ptr(), values.numel()
             number = self._known.get(place)
@@ -274,7 +283,7 @@ class RecordingScan:
             gradients = {
                 n: self._sizes.add(leaf.grad)
                 for n, leaf in leaves
-                if leaf.grad is not None and dense(leaf.grad) is leaf.grad and can_be_bad(leaf.grad)
+                if leaf.grad is not None and dense(leaf.grad) is leaf.grad and can_be_nonfinite(leaf.grad)
             }
             self._judge(self._sizes.finite(), gradients)
         self._passed_back, self._nodes = [], []

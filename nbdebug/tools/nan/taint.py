@@ -18,7 +18,17 @@ from torch.utils._pytree import tree_map
 
 from nbdebug.observe.ops import Schema, named_arguments
 from nbdebug.observe.recorder import Op, Recorder
-from nbdebug.observe.tensors import INPUT, PARAMETER, StorageInfo, all_finite, can_be_bad, dense, finite, key, walk
+from nbdebug.observe.tensors import (
+    INPUT,
+    PARAMETER,
+    StorageInfo,
+    all_finite,
+    can_be_nonfinite,
+    dense,
+    finite,
+    storage_key,
+    walk_tensors,
+)
 from nbdebug.tools.nan.origins import EMPTIES, Origin, Origins
 
 _CHOOSES = frozenset({"where", "masked_fill", "masked_scatter", "fmax", "fmin", "copysign", "nan_to_num"})
@@ -86,7 +96,7 @@ class OpTaint:
     def _dyed(self, value: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         before = self.written.get(id(value), value)
         inner = dense(before)
-        if inner is None or not can_be_bad(inner):
+        if inner is None or not can_be_nonfinite(inner):
             return before.clone() if id(value) in self.written else before
         if before.layout is not torch.strided:
             raise TypeError("sparse")
@@ -171,10 +181,10 @@ class TaintTracker:
         kept = {}
         for name, value in named_arguments(schema, args, kwargs):
             if name in schema.writes:
-                for _, tensor in walk((value,)):
+                for _, tensor in walk_tensors((value,)):
                     values = dense(tensor)
                     if values is not None and values.device.type != "meta":
-                        memory = self.recorder.memories[key(values)]
+                        memory = self.recorder.memories[storage_key(values)]
                         kept[id(tensor)] = (tensor.clone(), self.masks(values), memory.maker, memory.reach)
         return kept
 
@@ -187,7 +197,7 @@ class TaintTracker:
         made: set[int] = set()
         for index, tensor in results_of(schema, args, kwargs, out):
             values = dense(tensor)
-            if values is None or not can_be_bad(values):
+            if values is None or not can_be_nonfinite(values):
                 continue
             if all_finite(values):
                 self._clear(values)
@@ -223,7 +233,7 @@ class TaintTracker:
             self._note_factors(args, suspects)
 
     def _note_factors(self, args: tuple, suspects: dict) -> None:
-        for _, factor in walk(args):
+        for _, factor in walk_tensors(args):
             memory = self.recorder.memory(factor)
             free = (
                 memory is not None
@@ -243,7 +253,7 @@ class TaintTracker:
         if memory.role == "target":
             self.births.note_shape(tensor)
         values = dense(tensor)
-        if values is None or not can_be_bad(values) or all_finite(values) or self.masks(values):
+        if values is None or not can_be_nonfinite(values) or all_finite(values) or self.masks(values):
             return
         twin = self._left_and_came_back(values) if memory.role == "target" else None
         self._write(values, twin or self.births.external(tensor, memory))
@@ -268,7 +278,7 @@ class TaintTracker:
 
     def masks(self, values: torch.Tensor) -> dict[int, torch.Tensor]:
         """{birth: mask of the elements of `values` that come from it}, without empty ones."""
-        held = self.spoiled.get(key(values))
+        held = self.spoiled.get(storage_key(values))
         if held is None:
             return {}
         if held.lone is not None:
@@ -283,14 +293,14 @@ class TaintTracker:
         return set() if values is None else set(self.masks(values))
 
     def _clear(self, values: torch.Tensor) -> None:
-        held = self.spoiled.get(key(values))
+        held = self.spoiled.get(storage_key(values))
         if held is not None:
             self._write(values, {})
 
     def _write(self, values: torch.Tensor, origins: dict[int, torch.Tensor]) -> None:
-        held = self.spoiled.get(key(values))
+        held = self.spoiled.get(storage_key(values))
         if held is None or held.size != values.element_size():
-            held = self.spoiled[key(values)] = TaintedStorage(values)
+            held = self.spoiled[storage_key(values)] = TaintedStorage(values)
         held.settle(values)
         for flat in held.masks.values():
             held.view(flat, values).fill_(False)
@@ -299,7 +309,7 @@ class TaintTracker:
             held.view(flat, values).logical_or_(mask)
         held.masks = {b: flat for b, flat in held.masks.items() if bool(flat.any())}
         if not held.masks:
-            del self.spoiled[key(values)]
+            del self.spoiled[storage_key(values)]
 
     def begin_step(self) -> None:
         """Drop the books of memories that are gone; to be called after the recorder has begun a new step."""
@@ -311,7 +321,7 @@ class TaintTracker:
     def _suspects(self, args: tuple, kwargs: dict, kept: dict[int, tuple]) -> dict[int, dict[int, torch.Tensor]]:
         """{id of an operand: {birth: mask}} for operands that hold bad values."""
         found = {}
-        for _, tensor in walk((*args, *kwargs.values())):
+        for _, tensor in walk_tensors((*args, *kwargs.values())):
             values = dense(tensor)
             if values is not None:
                 masks = kept[id(tensor)][1] if id(tensor) in kept else self.masks(values)
@@ -339,7 +349,7 @@ class TaintTracker:
         if schema.base in EMPTIES or not suspects or tensor.layout is not torch.strided:
             return self._inherit_all(op, schema, args, kwargs, kept, suspects, tensor, bad, nan)
         dye = OpTaint(op.func, schema, args, kwargs, {i: k[0] for i, k in kept.items()}, _picker(index), tensor.shape)
-        operands = {id(t): kept[id(t)][0] if id(t) in kept else t for _, t in walk((*args, *kwargs.values()))}
+        operands = {id(t): kept[id(t)][0] if id(t) in kept else t for _, t in walk_tensors((*args, *kwargs.values()))}
         nans = {i: torch.isnan(operands[i]) for i in suspects}
         infs = {i: torch.isinf(operands[i]) for i in suspects}
         from_nan, from_inf = _reached(dye, nans, bad), _reached(dye, infs, bad)
@@ -392,10 +402,10 @@ def results_of(schema: Schema, args: tuple, kwargs: dict, out: Any) -> list[tupl
     if schema.writes:
         for position, (name, value) in enumerate(named_arguments(schema, args, kwargs)):
             if name in schema.writes:
-                for nth, (_, tensor) in enumerate(walk((value,))):
+                for nth, (_, tensor) in enumerate(walk_tensors((value,))):
                     results.append(((name, position, nth), tensor))
         changed = {id(t) for _, t in results}
-    for nth, (_, tensor) in enumerate(walk(out if isinstance(out, (list, tuple)) else (out,))):
+    for nth, (_, tensor) in enumerate(walk_tensors(out if isinstance(out, (list, tuple)) else (out,))):
         if id(tensor) not in changed:
             results.append(((None, 0, nth), tensor))
     return results
@@ -407,9 +417,9 @@ def _picker(index: Any) -> Any:
 
     def pick(out: Any, args: tuple, kwargs: dict) -> torch.Tensor:
         if name is None:
-            tensors = walk(out if isinstance(out, (list, tuple)) else (out,))
+            tensors = walk_tensors(out if isinstance(out, (list, tuple)) else (out,))
         else:
-            tensors = walk((args[position] if position < len(args) else kwargs[name],))
+            tensors = walk_tensors((args[position] if position < len(args) else kwargs[name],))
         return [t for _, t in tensors][nth]
 
     return pick

@@ -17,7 +17,7 @@ import torch
 
 from nbdebug.observe import shell as shells
 from nbdebug.observe.shell import last_error
-from nbdebug.observe.variables import attributes, of_frame, own, things
+from nbdebug.observe.variables import attributes, frame_variables, reachable_objects, user_variables
 from nbdebug.report import Finding, Report, RuledOut
 from nbdebug.tools.notebook.cells import CellHistory
 from nbdebug.tools.notebook.facts import NotebookFacts, StaleModule
@@ -48,10 +48,10 @@ def check_notebook(names: Mapping[str, Any] | None = None, *, shell: Any = None)
     from nbdebug.tools.memory.leftovers import kept_by_notebook  # these two bring torch
 
     caller = sys._getframe(1)
-    shell = shells.running() if shell is None else shell
+    shell = shells.running_shell() if shell is None else shell
     if names is None:
         space = getattr(shell, "user_ns", None)
-        names = space if space is not None else {**caller.f_globals, **of_frame(caller)}
+        names = space if space is not None else {**caller.f_globals, **frame_variables(caller)}
     return notebook_report(names, shell, kept_by_notebook(names, shell))
 
 
@@ -59,14 +59,14 @@ def behind(error: BaseException, names: Mapping[str, Any], shell: Any = None) ->
     """What of the notebook explains this very exception: a file that failed and is not what is loaded of it, an object
     of a class that was defined again, a name that a later cell defines. () for other exceptions."""
 
-    return explaining(error, names, shells.running() if shell is None else shell)
+    return explaining(error, names, shells.running_shell() if shell is None else shell)
 
 
 def seen(names: Mapping[str, Any], shell: Any, memory: Iterable[Any] = ()) -> NotebookFacts:
     """names: the user's variables; shell: IPython's, None in a script; memory: what the shell keeps of it, as the list
     of `free()` gives it. A part that fails is told as not checked."""
     with torch._C.DisableTorchFunctionSubclass():
-        history, mine, error = CellHistory.of(shell), own(names), last_error(shell)
+        history, mine, error = CellHistory.of(shell), user_variables(names), last_error(shell)
         met = met_from(mine)
         held = HeldObjects(mine, met)
         unchecked: list[str] = []
@@ -106,7 +106,7 @@ def seen(names: Mapping[str, Any], shell: Any, memory: Iterable[Any] = ()) -> No
 
 def met_from(mine: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """What can be reached from the variables by name, also through torch's loaders and schedulers."""
-    met = list(things(mine))
+    met = list(reachable_objects(mine))
     known = {id(thing) for _, thing in met}
     for name, thing in list(met):
         kind = type(thing)
@@ -159,7 +159,7 @@ OBJECTS = re.compile(r"(?:type object )?'(\w+)'(?: object)? has no attribute '(\
 def explaining(error: BaseException, names: Mapping[str, Any], shell: Any) -> tuple[Finding, ...]:
     """The findings that belong to the exception; () where the notebook has no part in it."""
     with torch._C.DisableTorchFunctionSubclass():
-        history, mine = CellHistory.of(shell), own(names)
+        history, mine = CellHistory.of(shell), user_variables(names)
         files, said = _files(error), _said(error)
         stale, _ = stale_modules(mine, history, psutil.Process().create_time())
         classes = (

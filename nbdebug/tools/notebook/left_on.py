@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from nbdebug.observe.duplicate_hooks import DuplicateHook, doubled
+from nbdebug.observe.duplicate_hooks import DuplicateHook, find_duplicate_hooks
 from nbdebug.observe.variables import attributes
 from nbdebug.report import Where
 from nbdebug.tools.notebook.cells import CellHistory, dotted, names_in, nodes, root_of
@@ -39,7 +39,7 @@ METHODS = {
 def hooks_registered_twice(met: list[tuple[str, Any]], history: CellHistory) -> list[TwiceHook]:
     """One entry for each hook function, with all modules that have it more than once."""
     groups: dict[tuple[str, str, str], list[DuplicateHook]] = {}
-    for one in doubled(met):
+    for one in find_duplicate_hooks(met):
         groups.setdefault((one.hook, one.word, one.code.co_filename), []).append(one)
     return [_told(group, history) for group in groups.values()]
 

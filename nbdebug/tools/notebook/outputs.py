@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from nbdebug.observe.variables import is_users
+from nbdebug.observe.variables import is_user_module
 from nbdebug.report import Where
 from nbdebug.tools.notebook.cells import CellHistory, dotted, nodes
 from nbdebug.tools.notebook.facts import NOWHERE, KeptOutput
@@ -73,7 +73,7 @@ def _largest(error: BaseException | None) -> str:
     most, largest = 0, ""
     while at is not None:
         frame, at = at.tb_frame, at.tb_next
-        if frame.f_locals is frame.f_globals or not is_users(str(frame.f_globals.get("__name__", ""))):
+        if frame.f_locals is frame.f_globals or not is_user_module(str(frame.f_globals.get("__name__", ""))):
             continue  # a cell's own variables are there without the traceback
         for name, value in frame.f_locals.items():
             count = value.numel() * value.element_size() if is_tensor(value) else 0

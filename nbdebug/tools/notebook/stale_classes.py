@@ -12,8 +12,8 @@ import types
 from collections.abc import Mapping
 from typing import Any
 
-from nbdebug.observe.locations import says
-from nbdebug.observe.variables import is_users
+from nbdebug.observe.locations import code_fingerprint
+from nbdebug.observe.variables import is_user_module
 from nbdebug.tools.notebook.cells import At, CellBinding, CellHistory, dotted, names_in, nodes, read, root_of
 from nbdebug.tools.notebook.facts import NOWHERE, Redefined
 from nbdebug.tools.notebook.stale_modules import functions_of
@@ -52,7 +52,7 @@ def _now(kind: type, names: Mapping[str, Any]) -> type | None:
     """The class that the name of this class stands for now; None where it can't be told."""
     module = str(type.__getattribute__(kind, "__module__"))
     name = type.__getattribute__(kind, "__dict__").get("__qualname__", kind.__qualname__)
-    if "." in str(name) or not is_users(module):
+    if "." in str(name) or not is_user_module(module):
         return None
     loaded = sys.modules.get(module)
     space = names if module == "__main__" else vars(loaded) if type(loaded) is types.ModuleType else {}
@@ -146,7 +146,7 @@ def _differences(old: Any, new: Any) -> list[str]:
         found: dict[str, list[Any]] = {}
         for file in files:
             for shown, code in functions_of(kind, "", file):
-                found.setdefault(shown.strip("."), []).append(says(code))
+                found.setdefault(shown.strip("."), []).append(code_fingerprint(code))
         texts.append(found)
     before, after = texts
     plain = [

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from importlib.machinery import SourceFileLoader
 from typing import Any, NamedTuple
 
-from nbdebug.observe.locations import says
-from nbdebug.observe.variables import cell_filled, is_users, own
+from nbdebug.observe.locations import code_fingerprint
+from nbdebug.observe.variables import cell_has_value, is_user_module, user_variables
 from nbdebug.report import Where
 from nbdebug.tools.notebook.cells import Cell, CellHistory, dotted, nodes
 from nbdebug.tools.notebook.facts import NOWHERE, StaleModule
@@ -43,7 +43,7 @@ class Edited:
     def _file(self, code: types.CodeType) -> None:
         for inner in code.co_consts:
             if isinstance(inner, types.CodeType):
-                self.texts.setdefault(inner.co_name, []).append(says(inner))
+                self.texts.setdefault(inner.co_name, []).append(code_fingerprint(inner))
                 self._file(inner)
 
     def old(self, thing: Any, name: str) -> list[str]:
@@ -51,7 +51,7 @@ class Edited:
         return [
             shown
             for shown, code in functions_of(thing, name, self.file)
-            if says(code) not in self.texts.get(code.co_name, ())
+            if code_fingerprint(code) not in self.texts.get(code.co_name, ())
         ]
 
     @functools.cached_property
@@ -134,7 +134,7 @@ def edited(since: float) -> tuple[list[Edited], list[str]]:
     files can't be compiled now."""
     found, broken = [], []
     for name, module in list(sys.modules.items()):
-        if type(module) is not types.ModuleType or name == "__main__" or not is_users(name):
+        if type(module) is not types.ModuleType or name == "__main__" or not is_user_module(name):
             continue
         file = vars(module).get("__file__")
         if type(file) is not str or not file.endswith(".py") or vars(module).get("__name__") != name:
@@ -167,7 +167,7 @@ def functions_of(thing: Any, name: str, file: str) -> Iterator[tuple[str, types.
             todo += [
                 (shown, cell.cell_contents)
                 for cell in now.__closure__ or ()
-                if cell_filled(cell) and type(cell.cell_contents) is types.FunctionType
+                if cell_has_value(cell) and type(cell.cell_contents) is types.FunctionType
             ]
         elif type(now) in (staticmethod, classmethod):
             todo.append((shown, now.__func__))
@@ -260,10 +260,10 @@ def _names(one: Edited, left: list[tuple[str, str]], history: CellHistory) -> St
 
 def _left(one: Edited, names: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """(where it is held, function) of old functions and classes that the notebook, or another module, still holds."""
-    spaces = [("", own(names))] + [
+    spaces = [("", user_variables(names))] + [
         (f"{name}.", vars(module))
         for name, module in list(sys.modules.items())
-        if type(module) is types.ModuleType and name not in ("__main__", one.name) and is_users(name)
+        if type(module) is types.ModuleType and name not in ("__main__", one.name) and is_user_module(name)
     ]
     for prefix, space in spaces:
         for name, thing in list(space.items()):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from nbdebug.observe.locations import says
+from nbdebug.observe.locations import code_fingerprint
 from nbdebug.observe.variables import attributes
 from nbdebug.report import Where
 from nbdebug.tools.notebook.cells import (
@@ -340,7 +340,7 @@ def _replaced_holder(
         return (
             old.__code__.co_name == new.__code__.co_name
             and old.__globals__ is new.__globals__
-            and (says(old.__code__) != says(new.__code__))
+            and (code_fingerprint(old.__code__) != code_fingerprint(new.__code__))
         )
     kind, new_kind = type(old), type(new)
     if (kind.__module__, kind.__qualname__) != (new_kind.__module__, new_kind.__qualname__):

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from nbdebug.observe.snapshot import sources
+from nbdebug.observe.snapshot import random_sources
 from nbdebug.tools.precision.casting import CastCopies, device_of
 from nbdebug.tools.precision.facts import Exact
 from nbdebug.tools.precision.trial import HalfTrials, TrialOutcome, norm_off, off
@@ -191,7 +191,7 @@ def relative_error(wanted: torch.Tensor, got: torch.Tensor) -> float | None:
 
 def numbers() -> list[tuple[Callable[[Any], Any], Any]]:
     """The state of every source of random numbers, each with what sets it."""
-    return [(write, read()) for _, read, write in sources()]
+    return [(write, read()) for _, read, write in random_sources()]
 
 
 @contextlib.contextmanager

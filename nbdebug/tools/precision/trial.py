@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from nbdebug.observe.backward import Backward, EngineWatch, OptimizerWatch
-from nbdebug.observe.snapshot import sources
+from nbdebug.observe.snapshot import random_sources
 from nbdebug.observe.tensors import all_finite
 
 
@@ -143,12 +143,12 @@ class HalfTrials:
     def __init__(self, loss_fn: Callable[[nn.Module, Any], torch.Tensor], batches: Sequence[Any]):
         self.loss_fn, self.batches = loss_fn, list(batches)
         self.scaler: Any = None
-        self._random = [(write, read()) for _, read, write in sources()]
+        self._random = [(write, read()) for _, read, write in random_sources()]
 
     @contextlib.contextmanager
     def same_numbers(self) -> Iterator[None]:
         """The random numbers that every trial starts with; afterwards, those that were next."""
-        now = [(write, read()) for _, read, write in sources()]
+        now = [(write, read()) for _, read, write in random_sources()]
         for write, state in self._random:
             write(state)
         try:

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from nbdebug.observe.locations import StackLines, cell_name, locate, source_text
 from nbdebug.observe.snapshot import Snapshot
-from nbdebug.observe.tensors import plain
+from nbdebug.observe.tensors import plain_values
 from nbdebug.report import Where
 from nbdebug.tools.precision.facts import UnscaleOrder
 from nbdebug.tools.precision.trial import HalfTrials, OwnStep
@@ -53,7 +53,7 @@ class GradientMeter(OwnStep):
         self.parameters, self.soon, self.run = list(parameters), soon, ScaledRun()
 
     def gradients(self) -> list[torch.Tensor]:
-        return [plain(p.grad) for p in self.parameters if p.grad is not None and p.grad.numel()]
+        return [plain_values(p.grad) for p in self.parameters if p.grad is not None and p.grad.numel()]
 
     def norm(self) -> float:
         norms = [float(torch.linalg.vector_norm(g.double())) for g in self.gradients()]

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from nbdebug.observe.locations import Site
-from nbdebug.observe.tensors import can_be_bad, dense
+from nbdebug.observe.tensors import can_be_nonfinite, dense
 
 FINE, INF, NAN = range(3)
 BINS = 24
@@ -49,7 +49,7 @@ def span(tensors: list[torch.Tensor]) -> tuple[float | None, float | None, int]:
 
 
 def worst(tensors: list[torch.Tensor]) -> int:
-    return span([tensor for tensor in tensors if can_be_bad(tensor)])[2]
+    return span([tensor for tensor in tensors if can_be_nonfinite(tensor)])[2]
 
 
 def finite(tensors: list[torch.Tensor]) -> bool:

@@ -15,7 +15,7 @@ from torch import nn
 from nbdebug.observe.backward import Backward
 from nbdebug.observe.locations import locate
 from nbdebug.observe.modules import plain_name
-from nbdebug.observe.tensors import tensors_made
+from nbdebug.observe.tensors import output_tensors
 from nbdebug.tools.stepper import events as numbers
 from nbdebug.tools.stepper.events import BEFORE, LayerCall, LayerPlace
 
@@ -51,7 +51,7 @@ class Layers:
         if isinstance(loss_fn, nn.Module):
             self.all.setdefault(loss_fn, LayerState("loss_fn", type(loss_fn).__name__, 0))
         self.calls: list[LayerCall] = []
-        self.outside = [tensor.grad_fn for tensor in (*tensors_made(batch), *model.buffers())]
+        self.outside = [tensor.grad_fn for tensor in (*output_tensors(batch), *model.buffers())]
         self.stack: list[LayerCall] = []
         self.raised: LayerCall | None = None
         self._handles: list[Any] = []

@@ -13,9 +13,9 @@ import torch
 
 import nbdebug
 from nbdebug.observe.backward import Backward, EngineWatch
-from nbdebug.observe.rerun import changed, uncompiled
+from nbdebug.observe.rerun import map_tensors, uncompiled
 from nbdebug.observe.snapshot import Snapshot
-from nbdebug.observe.tensors import tensors_made
+from nbdebug.observe.tensors import output_tensors
 from nbdebug.report import Finding
 from nbdebug.tools.stepper import events as numbers
 from nbdebug.tools.stepper.events import (
@@ -159,7 +159,9 @@ class StepRun:
             if wanted and torch.is_grad_enabled():
                 loss.backward()
         with numbers.unwatched():
-            self.result = changed(returned, lambda tensor: tensor.detach())  # its graph would keep the step's memory
+            self.result = map_tensors(
+                returned, lambda tensor: tensor.detach()
+            )  # its graph would keep the step's memory
 
     def _finished(self) -> None:
         """Everything as it was, or as a plain step leaves it; the caller's random numbers as the caller left them."""
@@ -280,7 +282,7 @@ def _loss(returned: Any) -> torch.Tensor | None:
     gradient."""
     named = returned.get("loss") if isinstance(returned, Mapping) else getattr(returned, "loss", None)
     found = [t for t in (returned, named) if isinstance(t, torch.Tensor)]
-    found += tensors_made(returned) if isinstance(returned, (tuple, list)) else []
+    found += output_tensors(returned) if isinstance(returned, (tuple, list)) else []
     return next((t for t in found if t.numel() == 1 and (t.requires_grad or t is returned or t is named)), None)
 
 

@@ -17,7 +17,7 @@ from torch import nn
 import nbdebug
 from nbdebug.observe.locations import USER, Site, cell_name, kind_of, source_text
 from nbdebug.observe.snapshot import Snapshot
-from nbdebug.observe.tensors import tensors_made
+from nbdebug.observe.tensors import output_tensors
 from nbdebug.observe.validation import asked, optimizers_of
 from nbdebug.report import Finding, Report
 from nbdebug.tools.stepper import events as numbers
@@ -117,7 +117,7 @@ def _counts(rows: list[dict[str, Any]]) -> str:
 def _result(result: Any) -> str:
     if isinstance(result, float) or hasattr(result, "numel") and result.numel() == 1 and result.device.type != "meta":
         return f": it returned {float(result):.4g}" if not getattr(result, "is_complex", bool)() else ""
-    found = tensors_made(result)
+    found = output_tensors(result)
     return f": it returned {len(found)} tensor{'s' * (len(found) != 1)}" if found else ""
 
 

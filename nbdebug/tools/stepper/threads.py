@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils._python_dispatch import _push_mode as _push_dispatch_mode
 
 import nbdebug
-from nbdebug.observe.snapshot import sources
+from nbdebug.observe.snapshot import random_sources
 
 PATIENCE = 5.0
 """Seconds that a step is given to end by itself; then it is interrupted wherever it is, and given as long again."""
@@ -240,7 +240,7 @@ class Shared:
 
     @staticmethod
     def _now() -> dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Any]]:
-        return {name: (read, write, read()) for name, read, write in (*_settings(), *sources())}
+        return {name: (read, write, read()) for name, read, write in (*_settings(), *random_sources())}
 
 
 def _settings() -> Iterator[tuple[str, Callable[[], Any], Callable[[Any], Any]]]:

@@ -154,7 +154,7 @@ def test_nothing_is_measured_twice_where_nothing_has_changed(monkeypatch: pytest
 
     calls: list[int] = []
     real = gradients.measure
-    monkeypatch.setattr(gradients, "measure", lambda given, wide: calls.append(len(given)) or real(given, wide))
+    monkeypatch.setattr(gradients, "group_norms", lambda given, wide: calls.append(len(given)) or real(given, wide))
     model, optimizer = network()
     with nbdebug.grad_watch(model, optimizer, ratios_every=0) as watch:
         for _ in range(3):

@@ -14,7 +14,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from nbdebug.observe.variables import MODULES_OWN, attributes, own
+from nbdebug.observe.variables import MODULES_OWN, attributes, user_variables
 from nbdebug.report import Where
 from nbdebug.tools.errors.autograd.calls import entered, outward, reached, skipped, trail
 from nbdebug.tools.errors.autograd.changes import of_statement
@@ -341,7 +341,7 @@ def _root_of(call: ast.Call) -> str:
 def _shared(code: FunctionSource, found: dict[Any, int], statement: Any, first: Any) -> list[GraphHolder]:
     """The variables from which both losses were computed, nearest to the second loss."""
     mine = nodes([first]) if is_tensor(first) else None
-    names = dict(code.frame.names) or dict(own(code.frame.globals))
+    names = dict(code.frame.names) or dict(user_variables(code.frame.globals))
     both: list[tuple[int, str, Any]] = []
     for name, thing in names.items():
         for tensor in tensors_of(thing):
@@ -426,7 +426,7 @@ def _in_function(code: FunctionSource, found: dict[Any, int], loss: str) -> Iter
     node = failing(code)
     body = body_of(code, node)
     shared = outside_names(code)
-    names = dict(code.frame.names) or {k: v for k, v in own(code.frame.globals).items() if not callable(v)}
+    names = dict(code.frame.names) or {k: v for k, v in user_variables(code.frame.globals).items() if not callable(v)}
     for name in shared:
         names.setdefault(name, code.frame.globals.get(name))
     used = _used(code)
@@ -535,7 +535,7 @@ def _objects(scene: ErrorContext) -> Iterator[tuple[str, Any]]:
             if id(part) not in seen:
                 seen.add(id(part))
                 yield scene.owners.paths.get(id(part)) or type(part).__name__, part
-    spaces = [frame.names for frame in scene.users] + [own(scene.names)]
+    spaces = [frame.names for frame in scene.users] + [user_variables(scene.names)]
     for space in spaces:
         for name, thing in space.items():
             known = id(thing) in seen or is_tensor(thing) or is_module(thing)

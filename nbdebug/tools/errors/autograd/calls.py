@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from nbdebug.observe.locations import cell_name
-from nbdebug.observe.variables import cell_filled
+from nbdebug.observe.variables import cell_has_value
 from nbdebug.tools.errors.autograd.facts import GraphCut
 from nbdebug.tools.errors.autograd.functions import (
     FUNCTIONS,
@@ -65,7 +65,7 @@ def switched_off(function: Any) -> str | None:
         if type(function) is not types.FunctionType:
             return None
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
-            if name == "ctx_factory" and function.__code__.co_name == "decorate_context" and cell_filled(cell):
+            if name == "ctx_factory" and function.__code__.co_name == "decorate_context" and cell_has_value(cell):
                 manager = getattr(cell.cell_contents, "__self__", None)
                 if type(manager) in (torch.no_grad, torch.inference_mode):
                     return type(manager).__name__

@@ -20,7 +20,7 @@ import torch
 
 from nbdebug.observe.frames import Frame
 from nbdebug.observe.locations import USER, Site, cell_name, kind_of, source_text
-from nbdebug.observe.variables import cell_filled
+from nbdebug.observe.variables import cell_has_value
 from nbdebug.report import Where
 from nbdebug.tools.errors.values import UNKNOWN, expression, value_of
 
@@ -235,7 +235,7 @@ def of_function(
     closure = {
         name: cell.cell_contents
         for name, cell in zip(code.co_freevars, function.__closure__ or ())
-        if cell_filled(cell)
+        if cell_has_value(cell)
     }
     around = function.__globals__
     if any(name in around for name in code.co_varnames):  # a variable of its own hides the file's

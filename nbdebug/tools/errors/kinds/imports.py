@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from nbdebug.observe.locations import source_text
-from nbdebug.observe.variables import is_users
+from nbdebug.observe.variables import is_user_module
 from nbdebug.tools.errors.context import ErrorContext
 from nbdebug.tools.errors.rules.imports import ModuleMissing
 from nbdebug.tools.errors.values import expression
@@ -403,7 +403,9 @@ def _holders(name: str) -> tuple[str, ...]:
     for module_name, module in reversed(list(sys.modules.items())):  # the latest import is the likeliest
         if type(module) is types.ModuleType and name and "." not in name:
             held = vars(module).get(name)
-            if isinstance(held, type) and (module_name == "__main__" or is_users(module_name) or _made_by_hand(module)):
+            if isinstance(held, type) and (
+                module_name == "__main__" or is_user_module(module_name) or _made_by_hand(module)
+            ):
                 found.append(module_name)
     return tuple(found[:5])
 

@@ -27,7 +27,7 @@ from torch import nn
 from nbdebug import __version__
 from nbdebug.observe.locations import Site
 from nbdebug.observe.recorder import Op
-from nbdebug.observe.snapshot import sources
+from nbdebug.observe.snapshot import random_sources
 from nbdebug.observe.tape import BackwardEntry, CallEntry, ExternalTensor, Ref, Tape, TapeEntry
 from nbdebug.tools.guard.distributed import alone
 from nbdebug.tools.guard.record.files import PART, trip_name
@@ -134,7 +134,7 @@ class _Packer:
 
     def _surroundings(self, position: int, given: Any) -> dict[str, Any]:
         kept = []
-        names = [name for name, _, _ in sources()]
+        names = [name for name, _, _ in random_sources()]
         if len(names) != len(given.random):  # one came into use since: only these two are certain
             known = {random.setstate: names[0], torch.set_rng_state: "torch's random numbers"}
             names = [known.get(write, "") for write, _ in given.random]

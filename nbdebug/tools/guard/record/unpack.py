@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_flatten
 from nbdebug.observe.locations import Site
 from nbdebug.observe.modules import ModuleNames, ModuleStack
 from nbdebug.observe.recorder import Op, Recorder
-from nbdebug.observe.snapshot import CallEnvironment, sources
+from nbdebug.observe.snapshot import CallEnvironment, random_sources
 from nbdebug.observe.tape import BackwardEntry, CallEntry, ExternalTensor, Ref, Tape, TapeEntry
 from nbdebug.tools.guard.record.op_allowlist import check_texts, op_of
 from nbdebug.tools.guard.record.pack import NAMED, OP_TEXTS, bare
@@ -283,7 +283,7 @@ class Unpacker:
     def _random(self, given: dict[str, Any]) -> list[tuple[Any, Any]]:
         """How to set one source of random numbers to what it was; nothing where it is not there."""
         source, state = text(given.get("source")), self._tensor(text(given.get("tensor")))
-        write = {name: write for name, _, write in sources()}.get(source)
+        write = {name: write for name, _, write in random_sources()}.get(source)
         if write is None:
             note = "Not all sources of its random numbers are there now."
             self.notes += [note] * (note not in self.notes)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from nbdebug.observe.locations import Site, cell_name, source_text
-from nbdebug.observe.variables import is_users, own
+from nbdebug.observe.variables import is_user_module, user_variables
 from nbdebug.report import Where
 from nbdebug.tools.memory.facts import KINDS, NOWHERE
 from nbdebug.tools.memory.owners.contents import ATOMS, CROWD, HOOK, attributes, parts, variables
@@ -164,22 +164,22 @@ class OwnerIndex:
     def variables(self, given: Mapping[str, Any]) -> None:
         """The user's variables, without what a shell keeps among them."""
         self._stop.add(id(given))
-        for name, value in list(own(given).items()):
+        for name, value in list(user_variables(given).items()):
             self.add(value, Ownership("variable", name, name))
 
     def files(self, given: Mapping[str, Any]) -> None:
         """The globals of the user's own files, as far as they are not among the variables that were given."""
         for name, module in list(sys.modules.items()):
-            if type(module) is types.ModuleType and name != "__mp_main__" and is_users(name):
+            if type(module) is types.ModuleType and name != "__mp_main__" and is_user_module(name):
                 main = name == "__main__"
-                for key, value in list(own(vars(module)).items()):
+                for key, value in list(user_variables(vars(module)).items()):
                     if given.get(key) is not value:
                         self.add(value, Ownership("variable", key if main else f"{name}.{key}", key if main else name))
 
     def calls(self, frame: types.FrameType | None, given: Mapping[str, Any]) -> None:
         """The variables of the user's functions that are running, from this frame outwards."""
         while frame is not None:
-            if is_users(str(frame.f_globals.get("__name__", ""))):
+            if is_user_module(str(frame.f_globals.get("__name__", ""))):
                 function = frame.f_code.co_name
                 for name, value in variables(frame).items():
                     if given.get(name) is not value:
@@ -337,7 +337,7 @@ class OwnerIndex:
 
     def _open(self, thing: Any, claim: Ownership) -> None:
         kind = type(thing)
-        if issubclass(kind, type) and not is_users(str(type.__getattribute__(thing, "__module__"))):
+        if issubclass(kind, type) and not is_user_module(str(type.__getattribute__(thing, "__module__"))):
             return
         inside = list(parts(thing, claim.name))
         if not inside:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from nbdebug.arguments import Subject, found
-from nbdebug.observe.shell import running
+from nbdebug.observe.shell import running_shell
 from nbdebug.observe.validation import models_of, optimizers_of
 from nbdebug.report import Report
 from nbdebug.text import size
@@ -56,7 +56,7 @@ def held_report(
     """
     names = {} if names is None else names
     wanted = _device(device)
-    shell = running() if shell is None else shell
+    shell = running_shell() if shell is None else shell
     models = found("model", _only(names, torch.nn.Module)) if model is None else _called(models_of(model), names)
     optimizers = (
         found("optimizer", _only(names, torch.optim.Optimizer))

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from nbdebug.observe.ops import Schema, tensors_given
+from nbdebug.observe.ops import Schema, argument_tensors
 from nbdebug.observe.recorder import Op
-from nbdebug.observe.tensors import dense, parts
+from nbdebug.observe.tensors import dense, strided_parts
 
 ROUNDED = 512
 """CUDA's allocator hands out blocks of a multiple of this many bytes."""
@@ -148,7 +148,7 @@ class AllocationLog:
     def before(self, op: Op, schema: Schema, args: tuple, kwargs: dict) -> bool:
         """Whether an operand wants a gradient; operands that were never seen enter the books."""
         needs = False
-        for tensor in tensors_given(args, kwargs):
+        for tensor in argument_tensors(args, kwargs):
             if tensor.requires_grad:
                 needs = True
                 if tensor.is_leaf and id(tensor) not in self.leaves:
@@ -158,7 +158,7 @@ class AllocationLog:
         return needs
 
     def after(self, op: Op, schema: Schema, args: tuple, kwargs: dict, out: Any, needs: bool) -> None:
-        for tensor in tensors_given(out if isinstance(out, (list, tuple)) else (out,), {}):
+        for tensor in argument_tensors(out if isinstance(out, (list, tuple)) else (out,), {}):
             for entry in self.enter(tensor, op):
                 if entry.op is op:
                     entry.needs = needs
@@ -195,7 +195,7 @@ def storages_of(tensor: torch.Tensor) -> Iterator[Any]:
             if not torch._C._functorch.is_functorch_wrapped_tensor(tensor) and tensor.device.type != "meta":
                 yield tensor.untyped_storage()
             return
-        for part in parts(tensor):
+        for part in strided_parts(tensor):
             values = dense(part)
             if values is not None and values.device.type != "meta":
                 yield values.untyped_storage()

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from nbdebug.observe.variables import SHELLS, attributes, cell_filled, key_text
+from nbdebug.observe.variables import SHELL_NAMES, attributes, cell_has_value, key_text
 
 MOST_NODES = 30_000
 """For one tensor; a longer graph than that has grown for long, or is that of a very large model."""
@@ -129,7 +129,7 @@ class HolderScan:
         self._todo: collections.deque[tuple[Any, str, str, Holder | None, Any]] = collections.deque()
         self._alive: list[Any] = []  # made on the way: an id must not be given away again
         for name, value in list(names.items()):
-            if isinstance(name, str) and (name in OUTPUTS or not SHELLS.fullmatch(name)):
+            if isinstance(name, str) and (name in OUTPUTS or not SHELL_NAMES.fullmatch(name)):
                 self._todo.append((value, name, name, None, names))
         for root in roots:
             self._todo.append((root, "step", "step", None, None))
@@ -300,7 +300,7 @@ def _members(thing: Any) -> Iterator[tuple[str, Any]]:
 def _of_function(function: Any) -> Iterator[tuple[str, Any]]:
     """The variables of its closure, the globals that it names, its defaults, and what hangs on it."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
-        if cell_filled(cell):
+        if cell_has_value(cell):
             yield name, cell.cell_contents
     if _users(function.__module__ or "__main__", function.__code__.co_filename):
         known = function.__globals__

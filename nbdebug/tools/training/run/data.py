@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from nbdebug.observe.snapshot import sources as global_sources
+from nbdebug.observe.snapshot import random_sources as global_sources
 from nbdebug.observe.tensors import tensors_in
 
 DEPTH = 4

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from nbdebug.observe.tensors import read, tensors_made
+from nbdebug.observe.tensors import output_tensors, read_scalars
 from nbdebug.tools.training.facts import Point, Through, UnitsFact
 from nbdebug.tools.training.run.data import unnoticed
 from nbdebug.tools.training.run.evaluate import loss_root, mode
@@ -158,8 +158,8 @@ def flow(
         for handle in handles:
             handle.remove()
     with_gradient = [(name, size, grads[0]) for name, size, grads in calls if grads]
-    sizes = read([size.float() for _, size, _ in with_gradient])
-    norms = read([norm.float() for _, _, norm in with_gradient])
+    sizes = read_scalars([size.float() for _, size, _ in with_gradient])
+    norms = read_scalars([norm.float() for _, _, norm in with_gradient])
     points = tuple(Point(name, size, norm) for (name, _, _), size, norm in zip(with_gradient, sizes, norms))
     ways = [Through(name, len(norms[0]), float(norms[0][0]), float(norms[0][-1])) for name, norms in times if norms]
     return points, (*ways, *_again_and_again(points))
@@ -189,7 +189,7 @@ def _through(times: list[Any], leaves: list[torch.Tensor], name: str, module: nn
 
 
 def _follow(calls: list[Any], name: str, out: Any) -> None:
-    made = [t for t in tensors_made(out) if t.is_floating_point() and t.requires_grad]
+    made = [t for t in output_tensors(out) if t.is_floating_point() and t.requires_grad]
     if not made or len(calls) >= MOST:
         return
     out = made[0]

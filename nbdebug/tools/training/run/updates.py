@@ -21,7 +21,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from nbdebug.observe.backward import Backward, EngineWatch, OptimizerWatch
 from nbdebug.observe.locations import USER, kind_of, locate
 from nbdebug.observe.snapshot import Snapshot
-from nbdebug.observe.tensors import read
+from nbdebug.observe.tensors import read_scalars
 from nbdebug.tools.training.facts import LayerFact, Mode, ScalerFact, Stale
 from nbdebug.tools.training.probe_errors import ProbeErrors
 
@@ -348,7 +348,7 @@ class UpdateWatch:
     def _measure(self, name: str, before: torch.Tensor, now: torch.Tensor | None) -> None:
         if now is None or now.grad is None:
             return
-        moved, size, grad = read(
+        moved, size, grad = read_scalars(
             [torch.linalg.vector_norm(t.detach().float()) for t in (now.detach() - before, before, now.grad)]
         )
         self.measured.setdefault(name, []).append(
@@ -356,7 +356,7 @@ class UpdateWatch:
         )
 
     def gradient_norms(self) -> tuple[float, ...]:
-        return tuple(read(self.norms))
+        return tuple(read_scalars(self.norms))
 
     def stale(self) -> Stale:
         """How often an optimizer stepped on gradients that held older ones; the worst optimizer counts."""
@@ -384,7 +384,7 @@ class UpdateWatch:
     def clipped(self) -> tuple[float | None, bool]:
         """(the largest norm that the loop lets pass, whether it changes gradients between backward and step). The norm
         is None where it changes them in another way than by bringing their norm down to one size."""
-        before, after = (read([norms[side] for norms in self.changed]) for side in (0, 1))
+        before, after = (read_scalars([norms[side] for norms in self.changed]) for side in (0, 1))
         shrunk = [(b, a) for b, a in zip(before, after) if a < SHRUNK * b]
         others = any(a > b / SHRUNK for b, a in zip(before, after))
         if not shrunk or others:
@@ -446,7 +446,7 @@ def _uncleared(keys: set[int], parameters: dict[int, torch.Tensor]) -> set[int]:
     dense = [(k, g) for k in keys if k in parameters and (g := parameters[k].grad) is not None and not g.is_sparse]
     if not dense:
         return set()
-    sizes = read([n.float() for n in torch._foreach_norm([g for _, g in dense])])
+    sizes = read_scalars([n.float() for n in torch._foreach_norm([g for _, g in dense])])
     return {k for (k, _), size in zip(dense, sizes) if size != 0}
 
 

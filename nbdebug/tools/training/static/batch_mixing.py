@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
-from nbdebug.observe.tensors import tensors_made
+from nbdebug.observe.tensors import output_tensors
 from nbdebug.report import Where
 from nbdebug.tools.training.facts import Mixing
 from nbdebug.tools.training.probe_errors import told
@@ -54,7 +54,7 @@ MEETING = frozenset(
 
 def batch_size(batch: Any) -> int | None:
     """The first dimension that the batch's tensors share; None where they do not."""
-    sizes = {t.shape[0] for t in tensors_made(batch) if t.dim()}
+    sizes = {t.shape[0] for t in output_tensors(batch) if t.dim()}
     return sizes.pop() if len(sizes) == 1 else None
 
 
@@ -132,7 +132,7 @@ def _told(culprit: OpCall | None, j: int, others: int, n: int) -> Mixing:
 
 def replaced(batch: Any, n: int, j: int) -> Any:
     """The batch with row j replaced by a row that differs; None where all rows are alike."""
-    tensors = [t for t in tensors_made(batch) if t.dim() and t.shape[0] == n]
+    tensors = [t for t in output_tensors(batch) if t.dim() and t.shape[0] == n]
     other = next((k for k in range(n) if k != j and any(not torch.equal(t[k], t[j]) for t in tensors)), None)
     if other is None:
         return None

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, SequentialSampler
 
-from nbdebug.observe.tensors import tensors_made
+from nbdebug.observe.tensors import output_tensors
 from nbdebug.tools.training.facts import Labels, LossCall, Overlap, Shift
 from nbdebug.tools.training.run.data import batches_of, unnoticed
 from nbdebug.tools.training.run.evaluate import loss_value
@@ -102,7 +102,7 @@ class BatchesRead:
         """Which tensors are targets and inputs, by what the step made of them."""
         self.loss = next((line for line in losses if line.target is not None), losses[0] if losses else None)
         self.target = None if self.loss is None else self.loss.target
-        self.inputs = inputs.input_leaves(step, [line.target for line in losses], tensors_made(self.train[0]))
+        self.inputs = inputs.input_leaves(step, [line.target for line in losses], output_tensors(self.train[0]))
 
     def targets(self) -> list[torch.Tensor]:
         return [] if self.target is None else [t for b in self.train for t in inputs.picked(b, [self.target])]

@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from nbdebug.observe.tensors import tensors_made
+from nbdebug.observe.tensors import output_tensors
 from nbdebug.tools.training.facts import WorkerDraws
 from nbdebug.tools.training.run.data import unnoticed
 from nbdebug.tools.training.run.evaluate import loss_value
@@ -108,7 +108,7 @@ class _WorkerDraws(Dataset):
 def fingerprint(item: Any) -> str:
     """A hash of an item's tensors, arrays and numbers."""
     digest = hashlib.blake2b(digest_size=12)
-    for tensor in tensors_made(item):
+    for tensor in output_tensors(item):
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     parts = item if isinstance(item, (tuple, list)) else item.values() if isinstance(item, dict) else [item]
     for part in parts:

@@ -17,7 +17,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from nbdebug.observe.locations import Site, cell_name, locate, source_text
-from nbdebug.observe.tensors import tensors_made
+from nbdebug.observe.tensors import output_tensors
 from nbdebug.report import Where
 from nbdebug.tools.training.run.evaluate import loss_root
 
@@ -189,7 +189,7 @@ class Calls(TorchFunctionMode):
         if self.stack:
             self.stack.pop()
         if not self.stack and output is not None:
-            self.outputs += tensors_made(output)
+            self.outputs += output_tensors(output)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -369,7 +369,7 @@ class StepGraph:
 
 def begin(model: nn.Module, batch: Any) -> Calls:
     """What will record a forward of this batch."""
-    return Calls(model, [*model.named_parameters(), *hidden_parameters(model)], tensors_made(batch))
+    return Calls(model, [*model.named_parameters(), *hidden_parameters(model)], output_tensors(batch))
 
 
 def record(calls: Calls, ask: Callable[[Any, Any], Any], batch: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from nbdebug.observe.tensors import tensors_made
+from nbdebug.observe.tensors import output_tensors
 from nbdebug.tools.training.facts import FirstLayer, Overlap, Shift, Weight
 from nbdebug.tools.training.static.one_step import LEARNS, StepGraph, rms
 
@@ -198,7 +198,7 @@ def hashes(inputs: Sequence[torch.Tensor]) -> Iterable[bytes]:
 
 def picked(batch: Any, leaves: Sequence[int]) -> list[torch.Tensor]:
     """The batch's tensors at these positions."""
-    tensors = tensors_made(batch)
+    tensors = output_tensors(batch)
     return [tensors[i] for i in leaves if i < len(tensors)]
 
 
@@ -206,7 +206,7 @@ def counted(batch: Any, leaves: Sequence[int], target: int | None) -> list[torch
     """The same, and of their rows only those that a mask of the batch (True or False for each row) lets count: in one
     graph, nodes of training and of validation stand side by side in both. target: position of the targets, no mask."""
     masks: dict[int, torch.Tensor] = {}
-    for i, t in enumerate(tensors_made(batch)):
+    for i, t in enumerate(output_tensors(batch)):
         if t.dtype == torch.bool and t.dim() == 1 and i != target and i not in leaves:
             masks[len(t)] = t & masks[len(t)] if len(t) in masks else t
     return [t[masks[len(t)].to(t.device)] if t.dim() and len(t) in masks else t for t in picked(batch, leaves)]
