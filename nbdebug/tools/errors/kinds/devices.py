@@ -34,7 +34,7 @@ from nbdebug.tools.errors.operands import (
 )
 from nbdebug.tools.errors.origin import came, cells, where_of
 from nbdebug.tools.errors.rules.devices import DeviceFacts
-from nbdebug.tools.errors.sandbox import TrialResult, computed, rerun
+from nbdebug.tools.errors.sandbox import TrialResult, computed_operands, rerun
 from nbdebug.tools.errors.syntax import called, nodes_of, spine
 from nbdebug.tools.errors.values import operands, value_of
 
@@ -246,7 +246,7 @@ def look(scene: ErrorContext) -> DeviceFacts | None:
     parts = asked(scene)
     if kind in ("numpy", "no data"):
         return _unreadable(facts, parts, scene)
-    parts += [OpArgument(value, text) for text, value in computed(scene, {part.name for part in parts})]
+    parts += [OpArgument(value, text) for text, value in computed_operands(scene, {part.name for part in parts})]
     devices = {str(part.value.device) for part in parts}
     if len(devices) < 2:
         parts = [*parts, *_variables(scene, parts)]

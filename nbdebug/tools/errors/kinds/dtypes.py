@@ -31,7 +31,7 @@ from nbdebug.tools.errors.operands import (
     within,
 )
 from nbdebug.tools.errors.rules.dtypes import DtypeFacts
-from nbdebug.tools.errors.sandbox import computed, rerun
+from nbdebug.tools.errors.sandbox import computed_operands, rerun
 from nbdebug.tools.errors.syntax import called, spine
 from nbdebug.tools.errors.values import expression, operands, value_of
 
@@ -195,7 +195,7 @@ def look(scene: ErrorContext) -> DtypeFacts | None:
         return arrays.look(scene, _default(scene))
     said = dtypes_in(scene.message)
     parts = asked(scene)
-    parts += [OpArgument(value, text) for text, value in computed(scene, {part.name for part in parts})]
+    parts += [OpArgument(value, text) for text, value in computed_operands(scene, {part.name for part in parts})]
     if (
         not parts
         or kind == "mixed"

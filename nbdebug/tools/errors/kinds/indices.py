@@ -32,7 +32,7 @@ from nbdebug.tools.errors.operands import (
 )
 from nbdebug.tools.errors.origin import came
 from nbdebug.tools.errors.rules.indices import IndexFacts, OutOfRange
-from nbdebug.tools.errors.sandbox import SMALL, computed, rerun
+from nbdebug.tools.errors.sandbox import SMALL, computed_operands, rerun
 from nbdebug.tools.errors.syntax import called
 from nbdebug.tools.errors.values import UNKNOWN, expression, value_of
 
@@ -189,7 +189,7 @@ def look(scene: ErrorContext) -> IndexFacts | None:
 def _parts(scene: ErrorContext) -> list[OpArgument]:
     """The tensors of the failing line, those that it makes itself among them."""
     known = asked(scene)
-    return known + [OpArgument(value, text) for text, value in computed(scene, {part.name for part in known})]
+    return known + [OpArgument(value, text) for text, value in computed_operands(scene, {part.name for part in known})]
 
 
 def _numbers(found: re.Match[str]) -> tuple[int, int | None, int]:

@@ -22,7 +22,7 @@ from nbdebug.observe.frames import Frame, parts_of
 from nbdebug.observe.variables import attributes
 from nbdebug.tools.errors.context import ErrorContext, is_tensor
 from nbdebug.tools.errors.operands import OperandNames, within
-from nbdebug.tools.errors.sandbox import OperandSandbox, quiet
+from nbdebug.tools.errors.sandbox import Sandbox, quiet
 from nbdebug.tools.errors.shapes.facts import ShapeOperand
 from nbdebug.tools.errors.shapes.messages import read
 from nbdebug.tools.errors.syntax import SCOPES, bound, entries, functions, tree_of
@@ -97,7 +97,7 @@ def look_up(node: ast.AST, frame: Frame) -> Any:
         return found
     with quiet():
         try:
-            return OperandSandbox().value(node, frame)
+            return Sandbox().evaluate(node, frame)
         except Exception:
             return UNKNOWN
 
@@ -387,7 +387,7 @@ def failure(node: ast.AST, frame: Frame) -> str | None:
     """What kind of shape error an expression raises when it runs on copies; None where it runs, or can't."""
     with quiet():
         try:
-            OperandSandbox().value(node, frame)
+            Sandbox().evaluate(node, frame)
         except Exception as failed:  # CannotRun has no message, and so no kind
             said = read(message_of(failed))
             return said.kind if said else None

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from nbdebug.observe.variables import attributes
-from nbdebug.tools.errors.sandbox import CannotRun, OperandSandbox, quiet
+from nbdebug.tools.errors.sandbox import CannotRun, Sandbox, quiet
 from nbdebug.tools.errors.shapes.call import CallPart, FailedCall, is_shaped
 from nbdebug.tools.errors.shapes.facts import ShapeFix
 from nbdebug.tools.errors.shapes.history import through
@@ -83,16 +83,18 @@ class CallTrials:
                     raise
         if call.inner is None or call.function is None:
             raise CannotRun
-        bench = OperandSandbox()
+        sandbox = Sandbox()
         names = dict(call.inner.names) | self._fewer()
-        new = {call.parts[i].role: change(bench.own(names[call.parts[i].role])) for i, change in changes.items()}
-        return bench.function(call.function, names, new, call.layer)
+        new = {call.parts[i].role: change(sandbox.copy(names[call.parts[i].role])) for i, change in changes.items()}
+        return sandbox.call_function(call.function, names, new, call.layer)
 
     def _expression(self, changes: dict[int, Callable[[Any], Any]]) -> Any:
-        call, bench = self.call, OperandSandbox()
+        call, sandbox = self.call, Sandbox()
         assert call.frame is not None
-        new = {call.parts[i].text: change(bench.own(call.parts[i].value)) for i, change in changes.items()}
-        return OperandSandbox(new).value(call.node, call.frame)
+        new: dict[int | str, Any] = {
+            call.parts[i].text: change(sandbox.copy(call.parts[i].value)) for i, change in changes.items()
+        }
+        return Sandbox(new).evaluate(call.node, call.frame)
 
     def instead(self, node: ast.AST) -> Shape | None:
         """The shape that another expression gives in the place of the one that failed; None where it fails."""
@@ -100,7 +102,7 @@ class CallTrials:
             return None
         with quiet():
             try:
-                return shape_of(OperandSandbox().value(node, self.call.frame))
+                return shape_of(Sandbox().evaluate(node, self.call.frame))
             except Exception:
                 return None
 
@@ -118,12 +120,12 @@ class CallTrials:
         return {part.role: part.value.detach()[tuple(cut)]}
 
     def _joined(self, changes: dict[int, Callable[[Any], Any]]) -> Any:
-        bench = OperandSandbox()
-        values = [bench.own(part.value) for part in self.call.parts]
+        sandbox = Sandbox()
+        values = [sandbox.copy(part.value) for part in self.call.parts]
         for i, change in changes.items():
             values[i] = change(values[i])
         home = np if type(values[0]) is np.ndarray else torch
-        bench.allow("cat")
+        sandbox.allow("cat")
         return getattr(home, self.call.op)(values, *[axis_of(self.call)])
 
     def cure(self, idea: FixIdea, accept: Accept | None = None) -> ShapeFix | None:
@@ -143,18 +145,18 @@ class CallTrials:
         with quiet():
             try:
                 names = dict(self.call.inner.names) | {role: None, self.call.parts[0].role: self.call.parts[0].value}
-                return shape_of(OperandSandbox().function(self.call.function, names, {}, self.call.layer))
+                return shape_of(Sandbox().call_function(self.call.function, names, {}, self.call.layer))
             except Exception:
                 return None
 
     def with_layer(self, module: nn.Module, code: str, path: str, slug: str = "layer") -> Iterator[ShapeFix]:
         """Another layer in the place of the one that failed: by its formula, else by running it."""
         part = self.call.parts[0]
-        shape, bench = through(module, part.shape) if part.shape is not None else None, OperandSandbox()
+        shape, sandbox = through(module, part.shape) if part.shape is not None else None, Sandbox()
         with quiet():
             try:
-                given = bench.own(next(iter(self._fewer().values()), part.value))
-                if not bench.large and part.value.device.type == "cpu":
+                given = sandbox.copy(next(iter(self._fewer().values()), part.value))
+                if not sandbox.large and part.value.device.type == "cpu":
                     shape = shape_of(module.to(part.value.dtype)(given))
             except Exception:  # it does not fit either
                 return
