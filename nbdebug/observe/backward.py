@@ -1,14 +1,16 @@
-"""When does backward begin and end, what is its loss, and when does an optimizer step?
+"""When does backward begin and end, what is its loss, which graph does it walk, and when does an optimizer step?
 
 `torch.autograd`'s one entry to its engine is wrapped for the length of a run: there the losses are known, as the
-tensors that backward starts from. Optimizers have hooks of their own for this.
+tensors that backward starts from. Optimizers have hooks of their own for this. The graph's nodes are walked from the
+losses to the leaves; torch makes their Python objects on demand, so a walk keeps those that it has visited: an id
+would be given to another node otherwise.
 """
 
 from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -111,6 +113,42 @@ class OptimizerWatch:
             self._handles.pop().remove()
 
 
+def input_nodes(node: Any) -> list[Any]:
+    """The nodes whose outputs a node took, in the order of its inputs; an input that wants no gradient has none."""
+    return [before for before, _ in node.next_functions if before is not None]
+
+
+def graph_nodes(starts: Iterable[Any], known: Container[Any] = ()) -> Iterator[Any]:
+    """Every node of the graph behind these nodes (None for a tensor without one), each once: depth first, the last
+    input of a node first. Not into nodes that are `known`, which may grow meanwhile."""
+    todo = [node for node in starts if node is not None]
+    visited: set[Any] = set()
+    while todo:
+        node = todo.pop()
+        if node not in visited and node not in known:
+            visited.add(node)
+            yield node
+            todo += input_nodes(node)
+
+
+def graph_levels(starts: Iterable[Any]) -> Iterator[list[Any]]:
+    """The same nodes by their distance from the starts, the nearest first."""
+    level = [node for node in dict.fromkeys(starts) if node is not None]
+    visited = set(level)
+    while level:
+        yield level
+        following = dict.fromkeys(before for node in level for before in input_nodes(node))
+        level = [node for node in following if node not in visited]
+        visited.update(level)
+
+
+def graph_leaves(loss: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The leaves into whose `.grad` a backward from here adds; none for a tensor without a graph."""
+    for node in graph_nodes([loss.grad_fn]):
+        if (leaf := getattr(node, "variable", None)) is not None:
+            yield leaf
+
+
 _MOST_NODES = 10_000
 """Nodes looked at before a loss is taken to lead there; only the loss of another, very large model has so many."""
 
@@ -134,23 +172,15 @@ def leads_to(roots: Iterable[torch.Tensor], key: str, parameters: Callable[[], I
     """Whether one of these roots of backward was computed from a signed output, or from one of the parameters."""
     own: set[int] | None = None
     roots = list(roots)
-    seen: set[Any] = set()
-    todo = [root.grad_fn for root in roots if root.grad_fn is not None]
-    if len(todo) < len(roots):  # a leaf: backward from a parameter itself
+    if any(root.grad_fn is None for root in roots):  # a leaf: backward from a parameter itself
         own = {id(p) for p in parameters()}
         if any(id(root) in own for root in roots):
             return True
-    while todo:
-        node = todo.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if key in node.metadata or len(seen) > _MOST_NODES:  # type: ignore[operator]
+    for number, node in enumerate(graph_nodes(root.grad_fn for root in roots), 1):
+        if key in node.metadata or number > _MOST_NODES:
             return True
-        behind = node.next_functions
-        if not behind and (leaf := getattr(node, "variable", None)) is not None:
+        if not node.next_functions and (leaf := getattr(node, "variable", None)) is not None:
             own = {id(p) for p in parameters()} if own is None else own
             if id(leaf) in own:
                 return True
-        todo += [following for following, _ in behind if following is not None]
     return False

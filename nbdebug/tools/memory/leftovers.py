@@ -18,6 +18,7 @@ import torch
 
 from nbdebug.observe import duplicate_hooks as doubled
 from nbdebug.observe import shell
+from nbdebug.observe.backward import input_nodes
 from nbdebug.observe.frames import HANDLERS, exception_chain
 from nbdebug.observe.locations import Site, cell_name, source_text
 from nbdebug.observe.variables import is_user_module, reachable_objects
@@ -89,7 +90,7 @@ def _apart(ends: list[Any]) -> tuple[int, int]:
                 _join(joined, place, owner[node])
             else:
                 owner[node] = place
-                todo += [n for n, _ in node.next_functions if n is not None]
+                todo += input_nodes(node)
     shared: set[int] = set()
     for places in leaves.values():
         roots = {_root(joined, place) for place in places}

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from nbdebug.observe.backward import input_nodes
 from nbdebug.observe.shell import ShellPlaces
 from nbdebug.observe.variables import frame_variables, is_user_module, user_variables
 
@@ -184,7 +185,7 @@ class ReachabilityWalk:
                     saved.append(one.data)
                 else:
                     self.unknown += one is not None
-        following = [n for n, _ in node.next_functions if n is not None]
+        following = input_nodes(node)
         self._alive += [*saved, *following]
         leaf = getattr(node, "variable", None) if type(node).__name__ == "AccumulateGrad" else None
         return [*saved, *following, leaf, *gc.get_referents(node)]

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from nbdebug.observe.backward import Backward
+from nbdebug.observe.backward import Backward, graph_nodes
 from nbdebug.observe.ops import Schema, argument_tensors, schema_of
 from nbdebug.observe.recorder import Op, Recorder
 from nbdebug.observe.replay import Replay
@@ -333,11 +333,4 @@ class RecordingScan:
 
 def _nodes(roots: tuple[torch.Tensor, ...]) -> list[Any]:
     """The nodes of autograd's graph behind some tensors, other than those that only store gradients."""
-    found: dict[int, Any] = {}
-    todo = [root.grad_fn for root in roots if root.grad_fn is not None]
-    while todo:
-        node = todo.pop()
-        if id(node) not in found:
-            found[id(node)] = node
-            todo += [following for following, _ in node.next_functions if following is not None]
-    return [node for node in found.values() if node.next_functions]
+    return [node for node in graph_nodes(root.grad_fn for root in roots) if node.next_functions]

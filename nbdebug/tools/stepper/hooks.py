@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from nbdebug.observe.backward import Backward
+from nbdebug.observe.backward import Backward, input_nodes
 from nbdebug.observe.locations import locate
 from nbdebug.observe.modules import plain_name
 from nbdebug.observe.tensors import output_tensors
@@ -326,8 +326,8 @@ def _reachable(roots: list[Any], without: Any = ()) -> dict[Any, int]:
     while todo:
         node = todo.pop()
         number = _number(node)
-        for behind, _ in node.next_functions:
-            if behind is None or behind in without or _number(behind) == _LEAF:
+        for behind in input_nodes(node):
+            if behind in without or _number(behind) == _LEAF:
                 continue
             if behind not in found:
                 todo.append(behind)

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from nbdebug.observe.backward import graph_levels, input_nodes
 from nbdebug.observe.variables import attributes
 from nbdebug.tools.errors.autograd.calls import entered
 from nbdebug.tools.errors.autograd.functions import FunctionSource, assignments, calls, failing, is_module, last, value
@@ -63,27 +64,23 @@ def roots(scene: ErrorContext) -> list[torch.Tensor]:
 def nodes(tensors: Iterable[Any]) -> dict[Any, int]:
     """The nodes from which the gradients of these tensors are made, each with its distance from them, nearest first;
     without those of the leaves."""
-    level = [t.grad_fn for t in tensors if t.grad_fn is not None]
-    found: dict[Any, int] = dict.fromkeys(level, 0)
-    distance = 0
-    while level and len(found) < MOST:
-        distance += 1
-        following = [before for node in level for before, _ in node.next_functions if before is not None]
-        level = [node for node in dict.fromkeys(following) if node not in found and not is_leaf(node)]
-        found |= dict.fromkeys(level, distance)
+    found: dict[Any, int] = {}
+    for distance, level in enumerate(graph_levels(t.grad_fn for t in tensors)):
+        found |= dict.fromkeys((node for node in level if not is_leaf(node)), distance)
+        if len(found) >= MOST:
+            break
     return found
 
 
 def meet(tensors: Iterable[Any], found: Mapping[Any, int]) -> bool:
     """Whether a part of the history of these tensors is a part of that graph, as far as `NEAR` nodes back."""
-    level = [t.grad_fn for t in tensors if t.grad_fn is not None]
-    seen = set(level)
-    while level and len(seen) < NEAR:
+    number = 0
+    for level in graph_levels(t.grad_fn for t in tensors):
+        number += sum(not is_leaf(node) for node in level)
+        if number >= NEAR:
+            return False
         if not found.keys().isdisjoint(level):
             return True
-        following = [before for node in level for before, _ in node.next_functions if before is not None]
-        level = [node for node in dict.fromkeys(following) if node not in seen and not is_leaf(node)]
-        seen.update(level)
     return False
 
 
@@ -94,17 +91,12 @@ def is_leaf(node: Any) -> bool:
 
 def leaves(node: Any, most: int = 200) -> Iterator[torch.Tensor]:
     """The leaves that a node was computed from, nearest first."""
-    level, seen = [node], {node}
-    while level and len(seen) < most:
-        following = []
-        for one in level:
-            if is_leaf(one):
-                yield one.variable
-            for before, _ in one.next_functions:
-                if before is not None and before not in seen:
-                    seen.add(before)
-                    following.append(before)
-        level = following
+    number = 0
+    for level in graph_levels([node]):
+        number += len(level)
+        if number >= most:
+            return
+        yield from (one.variable for one in level if is_leaf(one))
 
 
 def op_of(node: Any) -> str:
@@ -171,7 +163,7 @@ def _maker(node: Any, name: str, said: str) -> Any:
     op = op.rstrip("0123456789").removesuffix("Backward").rpartition("::")[2]
     if "result" in name or name in ("_saved_out", "_saved_output"):
         return node
-    before = [one for one, _ in node.next_functions if one is not None and op_of(one) == op]
+    before = [one for one in input_nodes(node) if op_of(one) == op]
     if not before and op == "AsStrided":  # so torch calls any view of what was changed since
         shape = spoken_shape(said)
         before = [
@@ -199,7 +191,7 @@ def _gives(node: Any, output: int) -> list[int] | None:
 def _leaf(node: Any, made_by: Any, said: str) -> torch.Tensor | None:
     """The leaf that was saved, or of which a view was (a Linear saves the transpose of its weight)."""
     shape = spoken_shape(said)
-    for one in [made_by] if made_by is not None else [before for before, _ in node.next_functions]:
+    for one in [made_by] if made_by is not None else input_nodes(node):
         while one is not None and one is not node and op_of(one) in VIEWS:
             one = one.next_functions[0][0]
         if (
@@ -296,12 +288,7 @@ def input_at_fault(asked_for: Any, code: FunctionSource, found: list[Any], what:
     """(text, tensor, expression) of autograd.grad's input that has no gradient, or that the outputs don't come from."""
     parts = asked_for.elts if isinstance(asked_for, (ast.List, ast.Tuple)) else [asked_for]
     within = set(nodes(found)) if what == "unused" else set()
-    ends = {
-        id(before.variable)
-        for node in within
-        for before, _ in node.next_functions
-        if before is not None and is_leaf(before)
-    }
+    ends = {id(before.variable) for node in within for before in input_nodes(node) if is_leaf(before)}
     for part in parts:
         tensor = value(part, code)
         if not is_tensor(tensor):

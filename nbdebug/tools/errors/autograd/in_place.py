@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from nbdebug.observe.backward import input_nodes
 from nbdebug.observe.variables import attributes
 from nbdebug.tools.errors.autograd.backward_twice import within
 from nbdebug.tools.errors.autograd.calls import class_forward, entered, outward, reached, skipped, trail
@@ -192,7 +193,7 @@ class Weighed:
         return {
             op_of(node).lower()
             for node in self.graph
-            if any(before is anchor for before, _ in node.next_functions for anchor in anchors)
+            if any(before is anchor for before in input_nodes(node) for anchor in anchors)
         }
 
 

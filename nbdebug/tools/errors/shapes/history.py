@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import nn
 
+from nbdebug.observe.backward import input_nodes
 from nbdebug.observe.frames import Frame, parts_of
 from nbdebug.observe.variables import attributes
 from nbdebug.report import Link
@@ -89,7 +90,7 @@ def _steps(value: Any, names: OperandNames) -> Iterator[GraphStep]:
     for _ in range(MOST):
         if node is None:
             return
-        given = [(inner, _weight(inner)) for inner, _ in node.next_functions if inner is not None]
+        given = [(inner, _weight(inner)) for inner in input_nodes(node)]
         layer = next((owners[id(w)] for _, w in given if w is not None and id(w) in owners), None)
         told = getattr(node, "_input_metadata", None)
         if told:
@@ -138,7 +139,7 @@ def _weight(node: Any) -> Any:
     """The parameter that this operand is, as it lies or transposed; None for data."""
     if "Accumulate" in node.name():
         return node.variable
-    inside = [inner for inner, _ in node.next_functions if inner is not None]
+    inside = input_nodes(node)
     if (
         re.match(
             r"(T|Transpose|Permute|To|ToCopy|Unsqueeze|View|Expand|UnsafeSplit|Split)(With\w+)?Backward", node.name()

@@ -12,6 +12,7 @@ import types
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from nbdebug.observe.backward import graph_nodes
 from nbdebug.tools.memory.owners.contents import ATOMS
 from nbdebug.tools.memory.owners.names import OwnerIndex, Ownership, autograd
 
@@ -50,16 +51,11 @@ class Graphs:
             naming.walk()
 
     def _from(self, end: Any, claim: Ownership) -> None:
-        todo = [end]
-        while todo:
-            node = todo.pop()
-            if node in self._keeper:
-                continue
+        for node in graph_nodes([end], known=self._keeper):
             self._keeper[node] = claim
             for kept in self._saved(node):
                 self._naming.made.append(kept)
                 self._naming.add(kept, claim)
-            todo += [before for before, _ in node.next_functions if before is not None]
 
     def _saved(self, node: Any) -> Iterator[Any]:
         for name in _raw(type(node)):

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
+from nbdebug.observe.backward import graph_leaves
 from nbdebug.tools.memory.predict.allocator import as_on_cuda
 from nbdebug.tools.memory.predict.job import (
     Ask,
@@ -213,7 +214,7 @@ def _backward(loss: torch.Tensor, model: nn.Module, given: Any) -> None:
     """The backward; real tensors that the loss leads to get no gradient from it. given: the user's model where this one
     is a copy of it: a loss that leads to its parameters is not that of the copy."""
     own = {id(p) for p in model.parameters()}
-    strangers = [leaf for leaf in _leaves(loss) if id(leaf) not in own]
+    strangers = [leaf for leaf in graph_leaves(loss) if id(leaf) not in own]
     if isinstance(given, nn.Module) and {id(p) for p in given.parameters()} & {id(s) for s in strangers}:
         raise _Refused
     before = [(leaf, leaf.grad) for leaf in strangers]
@@ -222,20 +223,6 @@ def _backward(loss: torch.Tensor, model: nn.Module, given: Any) -> None:
     finally:
         for leaf, grad in before:
             leaf.grad = grad
-
-
-def _leaves(loss: torch.Tensor) -> Iterator[torch.Tensor]:
-    todo, seen = [loss.grad_fn], {loss.grad_fn}
-    while todo:
-        node: Any = todo.pop()
-        if node is None:
-            continue
-        if (variable := getattr(node, "variable", None)) is not None:
-            yield variable
-        for following, _ in node.next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
-                todo.append(following)
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from nbdebug.observe.backward import graph_nodes
 from nbdebug.observe.locations import Site
 from nbdebug.observe.variables import attributes
 from nbdebug.report import Where
@@ -239,16 +240,10 @@ def look_back(follow: StepTrace, look: HolderScan) -> tuple[Leak, ...]:
 def _turns_of_graph(spot: Holder, follow: StepTrace) -> set[int]:
     """The turns in which the nodes of a tensor's graph were made."""
     ends = [number for _, number in follow.turns]
-    seen: set[Any] = set()
-    todo, turns = [spot.thing.grad_fn], set[int]()
-    while todo and len(seen) < LOOKED_AT:
-        node = todo.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
+    turns = set[int]()
+    for node in itertools.islice(graph_nodes([spot.thing.grad_fn]), LOOKED_AT):
         if node._sequence_nr() < 1 << 62:  # a node that stores a gradient has no number of its own
             turns.add(bisect.bisect_left(ends, node._sequence_nr() + 1))
-        todo += [following for following, _ in node.next_functions]
     return turns
 
 

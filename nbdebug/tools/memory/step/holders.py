@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from nbdebug.observe.backward import graph_nodes
 from nbdebug.observe.variables import SHELL_NAMES, attributes, cell_has_value, key_text
 
 MOST_NODES = 30_000
@@ -37,16 +38,7 @@ def grows_from(slots: list[Any]) -> None:
 
 def nodes_of(tensor: Any, most: int = MOST_NODES) -> int:
     """How many nodes a backward from here would run through; at most `most` are counted."""
-    first = tensor.grad_fn
-    seen: set[Any] = set()
-    todo = [first] if first is not None else []
-    while todo and len(seen) < most:
-        node = todo.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        todo += [n for n, _ in node.next_functions if n is not None and n not in seen]
-    return len(seen)
+    return sum(1 for _ in itertools.islice(graph_nodes([tensor.grad_fn]), most))
 
 
 MOST = 200_000

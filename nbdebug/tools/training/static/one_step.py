@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from nbdebug.observe.backward import graph_leaves
 from nbdebug.observe.locations import Site, cell_name, locate, source_text
 from nbdebug.observe.tensors import output_tensors
 from nbdebug.report import Where
@@ -407,15 +408,7 @@ def leaves_of(loss: torch.Tensor) -> Iterator[torch.Tensor]:
         if loss.requires_grad:
             yield loss
         return
-    todo, seen = [loss.grad_fn], {loss.grad_fn}
-    while todo:
-        node: Any = todo.pop()
-        if (variable := getattr(node, "variable", None)) is not None:
-            yield variable
-        for following, _ in node.next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
-                todo.append(following)
+    yield from graph_leaves(loss)
 
 
 def hidden_parameters(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
