@@ -59,7 +59,8 @@ def test_a_semicolon_silences_it_and_h_helps(notebook: Notebook) -> None:
     [
         ("%fit nowhere", "names nothing"),
         ("%fit --memory lots --device cpu", "a size is"),
-        ("%fit net 3 criterion", "holds no tensors"),
+        ("%fit net 3 criterion", "must hold tensors"),
+        ("del net\n%fit", "%fit needs a model, and none of your variables is one"),
     ],
 )
 def test_what_is_wrong_is_said(notebook: Notebook, typed: str, said: str) -> None:

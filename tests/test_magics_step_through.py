@@ -99,4 +99,4 @@ def test_help_and_two_models(notebook: Notebook) -> None:
         or "waits at its layers" in notebook.run("%step_through -h").printed
     )
     notebook.run("other = nn.Linear(1, 1)")
-    assert "net, other" in str(notebook.run("%step_through").error)
+    assert "you have several: `net` and `other`" in str(notebook.run("%step_through").error)

@@ -112,7 +112,7 @@ def test_of_several_models_the_one_with_such_a_layer_is_taken(notebook: Notebook
     assert "--model NAME" in str(notebook.run("%stop_at Dropout").error)
     assert "model `third` (Sequential)\n" in notebook.run("%stop_at Dropout --model third").shown
     notebook.run("del net, other, third")
-    assert "no model" in str(notebook.run("%stop_at Dropout").error)
+    assert "needs a model" in str(notebook.run("%stop_at Dropout").error)
 
 
 def test_status_off_and_unloading(notebook: Notebook) -> None:

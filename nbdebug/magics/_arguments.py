@@ -12,8 +12,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic_arguments import argument, parse_argstring
 from IPython.utils.process import arg_split
 
-from nbdebug.arguments import Subject
-from nbdebug.arguments import found as found_variables
+from nbdebug.arguments import Subject, discover, evaluated
 
 HELP = argument("-h", "--help", action="store_true", help="show this text")
 
@@ -121,7 +120,7 @@ class WatchSubject:
         scalers = (
             {}
             if not hasattr(args, "scaler")
-            else (_named_scaler(args.scaler, names) if args.scaler else _found_scaler(names))
+            else (evaluated("scaler", [args.scaler], names) if args.scaler else _found_scaler(names))
         )
         taken = {**subject.models, **subject.optimizers, **scalers}
         held = {
@@ -173,20 +172,9 @@ def _wraps(new: Any, old: Any) -> bool:
     return any(part is old for part in [*parts, *getattr(new, "__dict__", {}).values()])
 
 
-def _scalers(names: dict[str, Any]) -> dict[str, Any]:
-    import torch  # here, so that %load_ext nbdebug stays quick
-
-    there = {
-        id(value): (name, value)
-        for name, value in reversed(names.items())
-        if isinstance(value, torch.amp.GradScaler) and not name.startswith("_")
-    }
-    return dict(reversed(there.values()))
-
-
 def _found_scaler(names: dict[str, Any]) -> dict[str, Any]:
     """The one that is enabled. One that is not enabled does nothing, with the guard or without."""
-    enabled = {name: scaler for name, scaler in _scalers(names).items() if scaler.is_enabled()}
+    enabled = {name: scaler for name, scaler in discover("scaler", names).items() if scaler.is_enabled()}
     if len(enabled) > 1:
         raise ValueError(
             f"There are several gradient scalers among your variables: {', '.join(enabled)}. "
@@ -195,16 +183,6 @@ def _found_scaler(names: dict[str, Any]) -> dict[str, Any]:
     return enabled
 
 
-def _named_scaler(name: str, names: dict[str, Any]) -> dict[str, Any]:
-    import torch
-
-    scaler = _value(name, names)
-    if not isinstance(scaler, torch.amp.GradScaler):
-        there = ", ".join(_scalers(names)) or "none"
-        raise ValueError(f"--scaler {name!r} names no GradScaler. Among your variables there is: {there}.")
-    return {name: scaler}
-
-
 def candidates(kind: str, names: dict[str, Any]) -> list[str]:
     """The names that may follow --model, --optimizer or --scaler."""
-    return [*(_scalers(names) if kind == "scaler" else found_variables(kind, names))]
+    return list(discover(kind, names))

@@ -14,7 +14,7 @@ from IPython.core.magic import Magics, line_cell_magic, magics_class, needs_loca
 from IPython.core.magic_arguments import argument, magic_arguments
 
 import nbdebug
-from nbdebug.arguments import Subject
+from nbdebug.arguments import Subject, one_of
 from nbdebug.magics._arguments import HELP, USUAL, as_typed, found, parsed, silenced, visible
 from nbdebug.magics._user_code import cell_code, line_code, traceback_from
 from nbdebug.report import Report
@@ -88,19 +88,15 @@ def _line(shell: Any, text: str, names: dict[str, Any]) -> tuple[str, CodeType]:
 
 def _given(args: Any, names: dict[str, Any]) -> dict[str, Any]:
     """The keyword arguments of `nbdebug.diagnose`, and `subject`, which says what was taken."""
+    taken = {kind: found(kind, getattr(args, kind), names) for kind in USUAL}
     try:
         subject = Subject.chosen(args.model, args.optimizer, names)
+        name, model = subject.one_model("%diagnose", taken["loss_fn"][1])
+        if not subject.optimizers:
+            one_of("optimizer", {}, "%diagnose", "--optimizer NAME")
     except ValueError as wrong:
         raise UsageError(str(wrong)) from None
-    if not args.model and len(subject.models) > 1:  # a criterion is a module, too
-        models = {name: m for name, m in subject.models.items() if any(True for _ in m.parameters())}
-        subject = dataclasses.replace(subject, models=models)
-    if len(subject.models) != 1:
-        there = ", ".join(subject.models) or "none"
-        raise UsageError(f"%diagnose takes one model; among your variables there is: {there}. Say which: --model NAME")
-    if not subject.optimizers:
-        raise UsageError("There is no optimizer among your variables. Make it first, or name it: --optimizer NAME")
-    taken = {kind: found(kind, getattr(args, kind), names) for kind in USUAL}
+    subject = dataclasses.replace(subject, models={name: model})
     said = [f"{kind} `{name}`" for kind, (name, _) in taken.items() if name]
     return {
         "model": subject.model,

@@ -10,7 +10,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class, needs_local_scope, no_var_expand
 from IPython.core.magic_arguments import argument, magic_arguments
 
-from nbdebug.arguments import Subject
+from nbdebug.arguments import Subject, one_of
 from nbdebug.magics._arguments import HELP, USUAL, parsed_in_any_order, refused, silenced, unquoted, visible
 from nbdebug.report import Report
 
@@ -83,8 +83,9 @@ class FitMagics(Magics):
 
 def _given(args: Any, names: dict[str, Any]) -> tuple[dict[str, Any], str]:
     """(arguments of fit, what was taken). Raises UsageError for what names nothing or is missing."""
+    loss = args.loss_fn or next((n for n in LOSSES if names.get(n) is not None), "")
     taken = {
-        "model": _one("model", args.model, names),
+        "model": _one("model", args.model, names, names.get(loss)),
         "batch": _batch(args.batch, names),
         "loss_fn": _named(args.loss_fn, LOSSES, names, "a loss, loss_fn(model, batch) or a criterion", "loss_fn"),
         "optimizer": _one("optimizer", args.optimizer, names),
@@ -98,19 +99,17 @@ def _given(args: Any, names: dict[str, Any]) -> tuple[dict[str, Any], str]:
     }, said
 
 
-def _one(kind: str, name: str | None, names: Mapping[str, Any]) -> tuple[str, Any]:
+def _one(kind: str, name: str | None, names: Mapping[str, Any], loss_fn: Any = None) -> tuple[str, Any]:
     """What was named, or the only model or optimizer among the user's variables."""
     if name is not None:
         return name, _value(name, names, kind)
-    found = getattr(Subject.chosen(None, None, dict(names)), f"{kind}s")
-    if kind == "model":  # a criterion is a module too
-        found = {n: m for n, m in found.items() if any(True for _ in m.parameters())} or found
-    if len(found) > 1 or (not found and kind == "model"):
-        raise UsageError(
-            f"%fit takes one {kind}; among your variables there is: {', '.join(found) or 'none'}. Say "
-            "which: " + ("%fit MODEL BATCH LOSS_FN" if kind == "model" else "--optimizer NAME")
-        )
-    return next(iter(found.items()), ("", None))
+    subject = Subject.chosen(None, None, dict(names))
+    try:
+        if kind == "model":
+            return subject.one_model("%fit", loss_fn, "%fit MODEL BATCH LOSS_FN")
+        return one_of(kind, subject.optimizers, "%fit", "--optimizer NAME") if subject.optimizers else ("", None)
+    except ValueError as wrong:
+        raise UsageError(str(wrong)) from None
 
 
 def _batch(name: str | None, names: Mapping[str, Any]) -> tuple[str, Any]:

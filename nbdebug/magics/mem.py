@@ -144,9 +144,7 @@ class MemoryMagics(Magics):
         from nbdebug.tools.memory.owners.report import held_report  # brings torch: %load_ext does not wait for it
 
         try:
-            subject = Subject.chosen(
-                args.model, args.optimizer, names if args.model or args.optimizer else _things(names)
-            )
+            subject = Subject.chosen(args.model, args.optimizer, names)
             report = held_report(
                 subject.models,
                 subject.optimizers,
@@ -175,19 +173,6 @@ def asked(args: Any) -> str:
 def _subject(args: Any, names: Mapping[str, Any]) -> Subject:
     """The models and optimizers that are meant. Raises UsageError for a name of none."""
     try:
-        return Subject.chosen(
-            args.model, args.optimizer, dict(names) if args.model or args.optimizer else _things(names)
-        )
+        return Subject.chosen(args.model, args.optimizer, dict(names))
     except ValueError as wrong:
         raise UsageError(str(wrong)) from None
-
-
-def _things(names: Mapping[str, Any]) -> dict[str, Any]:
-    """The models and optimizers among the variables, told by their types: no object of the user's is asked."""
-    import torch
-
-    return {
-        name: value
-        for name, value in names.items()
-        if issubclass(type(value), (torch.nn.Module, torch.optim.Optimizer))
-    }

@@ -12,7 +12,7 @@ from IPython.display import display
 
 import nbdebug
 from nbdebug import registry as catalogue
-from nbdebug.arguments import found
+from nbdebug.arguments import discover
 from nbdebug.magics._arguments import HELP, parsed, silenced
 from nbdebug.report import Report
 
@@ -164,7 +164,7 @@ class PanelState:
 
     def trace(self) -> None:
         """Look at the next step, layer by layer."""
-        models = found("model", self.shell.user_ns)
+        models = discover("model", self.shell.user_ns)
         if not models:
             self.say("There is no model among your variables.")
             return

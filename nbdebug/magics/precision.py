@@ -103,14 +103,9 @@ def _given(args: Any, names: dict[str, Any]) -> tuple[Any, Any, Any, str]:
         )
     loss_fn = _named("loss-fn", loss_name, names)
     try:
-        subject = Subject.chosen(args.model, [], names)
+        name, model = Subject.chosen(args.model, [], names).one_model("%precision", loss_fn)
     except ValueError as wrong:
         raise UsageError(str(wrong)) from None
-    models = {name: m for name, m in subject.models.items() if args.model or m is not loss_fn}
-    if len(models) != 1:
-        there = ", ".join(models) or "none"
-        raise UsageError(f"%precision takes one model; among your variables there is: {there}. Say which: --model NAME")
-    ((name, model),) = models.items()
     batch, batch_name = _batch(args.batch, names)
     return model, batch, loss_fn, f"model `{name}` ({type(model).__name__}), batch `{batch_name}`, loss `{loss_name}`"
 

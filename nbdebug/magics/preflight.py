@@ -67,21 +67,13 @@ class PreflightMagics(Magics):
 
 def _given(args: Any, names: dict[str, Any]) -> tuple[Any, dict[str, Any], str]:
     """(model, keyword arguments, what was taken). Raises UsageError where a needed one is missing, or not clear."""
+    taken = {kind: found(kind, getattr(args, kind), names) for kind in ARGUMENTS}
     try:
         subject = Subject.chosen(args.model, args.optimizer, names)
+        name, model = subject.one_model("%preflight", taken["loss_fn"][1])
     except ValueError as wrong:
         raise UsageError(str(wrong)) from None
-    taken = {kind: found(kind, getattr(args, kind), names) for kind in ARGUMENTS}
-    if not args.model:  # a criterion is a module too, and so is a loss with parameters of its own
-        models = {
-            name: m
-            for name, m in subject.models.items()
-            if m is not taken["loss_fn"][1] and (any(True for _ in m.parameters()) or len(subject.models) == 1)
-        }
-        subject = dataclasses.replace(subject, models=models)
-    if len(subject.models) != 1:
-        there = ", ".join(subject.models) or "none"
-        raise UsageError(f"%preflight takes one model; among your variables there is: {there}. Say which: --model NAME")
+    subject = dataclasses.replace(subject, models={name: model})
     for kind in ("train_loader", "loss_fn"):
         if taken[kind][1] is None:
             raise UsageError(

@@ -105,18 +105,9 @@ def _given(args: Any, names: dict[str, Any]) -> tuple[Any, Any, Any, str]:
     """(model, batch, loss, what was taken). Raises UsageError where one is missing, or not clear."""
     loss_name, loss_fn = found("loss_fn", args.loss_fn, names)
     try:
-        subject = Subject.chosen(args.model, [], names)
+        name, model = Subject.chosen(args.model, [], names).one_model("%step_through", loss_fn)
     except ValueError as wrong:
         raise UsageError(str(wrong)) from None
-    models = {name: m for name, m in subject.models.items() if args.model or m is not loss_fn}
-    if not args.model:  # a criterion that is not the loss is a module, too
-        models = {name: m for name, m in models.items() if any(True for _ in m.parameters())} or models
-    if len(models) != 1:
-        there = ", ".join(models) or "none"
-        raise UsageError(
-            f"%step_through takes one model; among your variables there is: {there}. Say which: --model NAME"
-        )
-    ((name, model),) = models.items()
     batch, batch_name = _batch(args.batch, names)
     said = f"model `{name}` ({type(model).__name__}), batch `{batch_name}`, " + (
         f"loss `{loss_name}`" if loss_name else "no loss: the model is called with the batch"

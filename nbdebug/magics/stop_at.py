@@ -10,7 +10,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class, needs_local_scope, no_var_expand
 from IPython.core.magic_arguments import argument, magic_arguments
 
-from nbdebug.arguments import Subject, found
+from nbdebug.arguments import Subject, discover
 from nbdebug.magics._arguments import HELP, parsed_in_any_order, silenced, unquoted, visible
 
 SETTING = ("when", "phase", "model")
@@ -84,7 +84,7 @@ class StopMagics(Magics):
 
     def offered(self, before: str) -> Iterable[str]:
         """The words that Tab offers: the layers of the models among the user's variables, and their types."""
-        models = found("model", self.shell.user_ns).values()
+        models = discover("model", self.shell.user_ns).values()
         names = [name for model in models for name, _ in model.named_modules() if name]
         types = [type(module).__name__ for model in models for module in model.modules()]
         return list(dict.fromkeys([*names, *types]))[:_OFFERED]
@@ -177,8 +177,8 @@ def _one(subject: Subject, layer: str) -> tuple[str, Any]:
 
     if not subject.models:
         raise ValueError(
-            "There is no model among your variables. Make it first, or name it: %stop_at LAYER --model "
-            "NAME (NAME may be an expression, such as trainer.model)"
+            "%stop_at needs a model, and none of your variables is one. Make it first, or name it: %stop_at LAYER "
+            "--model NAME (NAME may be an expression, such as trainer.model)"
         )
     wrong: dict[str, ValueError] = {}
     for name, model in subject.models.items():

@@ -1,81 +1,191 @@
-"""What a watch was given: models, optimizers, a scaler; checked where they are given, and by name from then on."""
+"""What a public function was given: models, optimizers, a scaler, a step, a loss; checked once, in one wording.
+
+Each error names the call, quotes the value, and says what to write. Models and optimizers are known by the user's own
+names where the user has such, as in `nbdebug.arguments`, which holds what needs no torch.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 
-def models_of(given: Any) -> dict[str, nn.Module]:
-    """The models by name; none where the step calls no module. Raises TypeError for what is no model."""
-    if given is None or given == {}:
-        return {}
-    return _named(given, nn.Module, "model", "a torch.nn.Module")
-
-
-def optimizers_of(given: Any) -> dict[str, torch.optim.Optimizer]:
-    """The optimizers by name. Raises TypeError for what is no optimizer."""
-    return _named(given, torch.optim.Optimizer, "optimizer", "a torch.optim.Optimizer")
-
-
-def check_scaler(scaler: Any) -> None:
-    """Raises TypeError for what is no GradScaler."""
-    if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
-        raise TypeError(f"scaler takes a torch.amp.GradScaler; got {_short(scaler)}.")
-
-
-def _named(given: Any, kind: type, word: str, wanted: str) -> dict[str, Any]:
-    if isinstance(given, kind):
-        things = {word: given}
-    elif isinstance(given, Mapping):
-        things = {str(name): thing for name, thing in given.items()}
-    elif isinstance(given, (list, tuple)):
-        things = {f"{word} {i}": thing for i, thing in enumerate(given)}
-    else:
-        raise TypeError(f"{word} takes {wanted}, or a dict or list of them; got {_short(given)}.")
-    for name, thing in things.items():
-        if not isinstance(thing, kind):
-            raise TypeError(f"{word} takes {wanted}, or a dict or list of them; {name!r} is {_short(thing)}.")
-    if not things:
-        raise ValueError(f"{word} takes {wanted}; got none.")
-    return things
-
-
-def _short(value: Any) -> str:
+def quoted(value: Any) -> str:
+    """A value as an error quotes it: 'net', "a tensor of shape (2, 3)", the beginning of a long one with its type."""
     text = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
     return text if len(text) < 80 else f"{type(value).__name__} {text[:60]}…"
 
 
+def wrong_type(call: str, name: str, wanted: str, value: Any) -> TypeError:
+    """The error for an argument of another kind. call: as the user writes it, "fit(model, batch, loss_fn)"."""
+    return TypeError(f"{call}: {name} must be {wanted}; got {quoted(value)}.")
+
+
+# -- models and optimizers --------------------------------------------------------------------------------------------
+
+
+def check_model(model: Any, call: str) -> None:
+    """Raises TypeError for what is no single model."""
+    if not isinstance(model, nn.Module):
+        raise wrong_type(call, "model", "a torch.nn.Module", model)
+
+
+def models_of(models: Any, call: str, names: Mapping[str, Any] | None = None) -> dict[str, nn.Module]:
+    """The models by name; none where the step calls no module. Raises TypeError for what is no model."""
+    return _by_name(models, call, "model", nn.Module, "a torch.nn.Module", names or {})
+
+
+def optimizers_of(
+    optimizers: Any, call: str, names: Mapping[str, Any] | None = None, *, required: bool = False
+) -> dict[str, torch.optim.Optimizer]:
+    """The optimizers by name. Raises TypeError for what is no optimizer, ValueError where one is required and none is
+    given."""
+    found = _by_name(optimizers, call, "optimizer", torch.optim.Optimizer, "a torch.optim.Optimizer", names or {})
+    if required and not found:
+        raise ValueError(f"{call}: optimizer must be a torch.optim.Optimizer, or a list or dict of them; got none.")
+    return found
+
+
+def check_scaler(scaler: Any, call: str) -> None:
+    """Raises TypeError for what is no GradScaler."""
+    if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
+        raise wrong_type(call, "scaler", "a torch.amp.GradScaler", scaler)
+
+
+def _by_name(given: Any, call: str, word: str, kind: type, wanted: str, names: Mapping[str, Any]) -> dict[str, Any]:
+    if given is None:
+        return {}
+    if isinstance(given, Mapping) and not isinstance(given, kind):
+        things = {str(name): thing for name, thing in given.items()}
+    elif isinstance(given, (list, tuple)):
+        things = {_users_name(thing, names) or f"{word} {i}": thing for i, thing in enumerate(given)}
+    else:
+        things = {_users_name(given, names) or word: given}
+    for name, thing in things.items():
+        if not isinstance(thing, kind):
+            word = f"{word} {name!r}" if isinstance(given, (Mapping, list, tuple)) else word
+            raise wrong_type(call, word, f"{wanted}, or a list or dict of them", thing)
+    return things
+
+
+def _users_name(thing: Any, names: Mapping[str, Any]) -> str | None:
+    return next((name for name, value in names.items() if value is thing and not name.startswith("_")), None)
+
+
+# -- a step -----------------------------------------------------------------------------------------------------------
+
+
+def check_step(step: Any, tool: str) -> None:
+    """Raises TypeError for what can't be called without arguments. tool: the public function, "nan_trace"."""
+    if isinstance(step, nn.Module):
+        raise TypeError(
+            f"{tool} needs a step to call, not a model; got {type(step).__name__}. "
+            f"Write {tool}(lambda: loss_fn(model(x), y).backward(), model=model)."
+        )
+    if not callable(step):
+        hint = " It looks like the result of a step: pass the function itself." * isinstance(step, torch.Tensor)
+        raise TypeError(
+            f"{tool} needs a step to call, a function without arguments such as lambda: train_step(batch); "
+            f"got {quoted(step)}.{hint}"
+        )
+    with contextlib.suppress(ValueError):  # builtins without a signature are called as they are
+        missing = [
+            p.name
+            for p in inspect.signature(step).parameters.values()
+            if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+        ]
+        if missing:
+            raise TypeError(
+                f"{tool} calls the step without arguments, but {quoted(step)} needs {', '.join(missing)}. "
+                f"Write {tool}(lambda: {getattr(step, '__name__', 'step')}({', '.join(missing)}))."
+            )
+
+
+def check_count(count: Any, name: str) -> None:
+    """Raises ValueError for what is no whole number from 1 on."""
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise ValueError(f"{name} must be a whole number of at least 1; got {count!r}.")
+
+
+def names_used_by(step: Any) -> dict[str, Any]:
+    """The variables that a step uses: its closure, the globals that it names, its own object, bound arguments."""
+    if isinstance(step, functools.partial):
+        return {**names_used_by(step.func), **step.keywords, **{f"argument {i}": a for i, a in enumerate(step.args)}}
+    owner = getattr(step, "__self__", None)
+    names: dict[str, Any] = {"self": owner} | dict(vars(owner)) if hasattr(owner, "__dict__") else {}
+    function: Any = inspect.unwrap(getattr(step, "__func__", step))
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return names
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
+        with contextlib.suppress(ValueError):  # a cell that is still empty
+            names[name] = cell.cell_contents
+    used = {n for c in _codes(code) for n in c.co_names}
+    names |= {name: function.__globals__[name] for name in used if name in function.__globals__}
+    return names | _members(names)
+
+
+def _members(names: Mapping[str, Any]) -> dict[str, Any]:
+    """Models and optimizers that a plain object or dict among the names holds (a trainer, a namespace), and those of
+    functions that it calls."""
+    members: dict[str, Any] = {}
+    wanted = (nn.Module, torch.optim.Optimizer, torch.amp.GradScaler, torch.optim.lr_scheduler.LRScheduler)
+    for name, value in list(names.items()):
+        if isinstance(value, wanted) or inspect.ismodule(value) or isinstance(value, type):
+            continue
+        if inspect.isfunction(value) and value.__closure__ is not None:
+            inner = dict(zip(value.__code__.co_freevars, (_content(c) for c in value.__closure__), strict=False))
+        elif inspect.isfunction(value):
+            inner = {n: value.__globals__.get(n) for n in value.__code__.co_names}
+        else:
+            inner = value if type(value) is dict else getattr(value, "__dict__", {})
+        for key, member in list(inner.items())[:200]:
+            if isinstance(member, wanted):
+                members.setdefault(str(key) if inspect.isfunction(value) else f"{name}.{key}", member)
+    return members
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+def _codes(code: Any) -> Iterator[Any]:
+    yield code
+    for constant in code.co_consts:
+        if inspect.iscode(constant):
+            yield from _codes(constant)
+
+
+# -- a loss -----------------------------------------------------------------------------------------------------------
+
 MODEL_FORM, OUTPUT_FORM = "loss_fn(model, batch)", "loss_fn(outputs, targets)"
 OUTPUTS = frozenset(
-    {
-        "output",
-        "outputs",
-        "out",
-        "pred",
-        "preds",
-        "prediction",
-        "predictions",
-        "logits",
-        "input",
-        "y_hat",
-        "y_pred",
-        "yhat",
-        "scores",
-    }
+    ("output", "outputs", "out", "pred", "preds", "prediction", "predictions", "logits", "input", "scores")
+    + ("y_hat", "y_pred", "yhat")
 )
-"""Names of a first argument that is no model."""
+"""Names of a loss function's first parameter that mean the outputs of the model; any other is a model."""
 
 
-def asked(loss_fn: Callable[..., Any], model: nn.Module, batch: Any) -> tuple[Callable[[Any, Any], Any], str]:
-    """How loss_fn wants to be called: with (model, batch), or with (outputs, targets) of a pair. Returns a function of
-    (model, batch), and which form was taken."""
-    form = _form(loss_fn)
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+def check_loss(loss_fn: Any, call: str) -> None:
+    """Raises TypeError for what can't be called."""
+    if not callable(loss_fn):
+        raise wrong_type(call, "loss_fn", "a function of (model, batch) or (outputs, targets)", loss_fn)
+
+
+def loss_call(loss_fn: Callable[..., Any]) -> tuple[Callable[[Any, Any], Any], str]:
+    """(function of (model, batch), form): how loss_fn is called, with (model, batch) or with (outputs, targets) of a
+    batch that is a pair. The function raises TypeError for a batch of another form."""
+    if _form(loss_fn) == MODEL_FORM:
+        return loss_fn, MODEL_FORM
 
     def of_outputs(model: Any, batch: Any) -> Any:
         if not isinstance(batch, (tuple, list)) or len(batch) != 2:
@@ -83,10 +193,11 @@ def asked(loss_fn: Callable[..., Any], model: nn.Module, batch: Any) -> tuple[Ca
                 "loss_fn(outputs, targets) needs batches of the form (inputs, targets); write "
                 f"loss_fn(model, batch) for batches like this {type(batch).__name__}"
             )
+        device = next((p.device for p in model.parameters()), torch.device("cpu"))
         inputs, targets = (part.to(device) if isinstance(part, torch.Tensor) else part for part in batch)
         return loss_fn(model(inputs), targets)
 
-    return (loss_fn, form) if form == MODEL_FORM else (of_outputs, form)
+    return of_outputs, OUTPUT_FORM
 
 
 def _form(loss_fn: Callable[..., Any]) -> str:

@@ -205,9 +205,9 @@ def test_data_that_end_are_no_error() -> None:
 @pytest.mark.parametrize(
     ("step", "steps", "said"),
     [
-        (3, 3, "function of no arguments"),
+        (3, 3, "function without arguments"),
         (nn.Linear(1, 1), 3, "not a model"),
-        (lambda x: x, 3, "wants x"),
+        (lambda x: x, 3, "needs x"),
         (lambda: None, 0, "at least 1"),
         (lambda: None, True, "at least 1"),
     ],

@@ -103,7 +103,7 @@ def test_a_saved_and_copied_model_keeps_working() -> None:
     fresh.load_state_dict(model.state_dict())
 
 
-@pytest.mark.parametrize("model, names, match", [(nn.Linear(2, 2), "norm", "called 'norm'"), ("net", "x", "got str")])
+@pytest.mark.parametrize("model, names, match", [(nn.Linear(2, 2), "norm", "called 'norm'"), ("net", "x", "got .net.")])
 def test_what_is_not_there_is_named(model: object, names: str, match: str) -> None:
     with pytest.raises((TypeError, ValueError), match=match):
         nbdebug.keep_fp32(model, names)

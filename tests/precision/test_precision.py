@@ -185,11 +185,11 @@ def test_an_epsilon_that_is_zero_in_the_dtype() -> None:
 @pytest.mark.parametrize(
     "wrong, match",
     [
-        ({"model": "net"}, "takes a torch.nn.Module; got str"),
+        ({"model": "net"}, "must be a torch.nn.Module; got .net."),
         ({"dtype": "float8"}, "'float8'"),
         ({"mode": "half"}, "'half'"),
         ({"tolerance": 0}, "tolerance is a number above zero; got 0"),
-        ({"loss_fn": 3}, "got int"),
+        ({"loss_fn": 3}, "got 3"),
     ],
 )
 def test_arguments_that_make_no_sense_are_quoted(wrong: dict, match: str) -> None:

@@ -176,7 +176,7 @@ def test_wrong_names_are_refused_and_nothing_moves() -> None:
     stepper.run_to("1.0.norm")
     assert stepper.done  # none comes any more
     for wrong in ((3, batch()), (model(), batch(), 3)):
-        with pytest.raises(TypeError, match="got int"):
+        with pytest.raises(TypeError, match="got 3"):
             step_through(*wrong)
 
 

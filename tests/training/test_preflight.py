@@ -139,10 +139,10 @@ def test_a_criterion_is_taken_as_a_loss_of_outputs_and_targets():
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        ((lambda x: x, [1], F.mse_loss), "model has to be a torch.nn.Module"),
+        ((lambda x: x, [1], F.mse_loss), "model must be a torch.nn.Module"),
         ((network(), iter([1]), F.mse_loss), "read more than once"),
-        ((network(), None, F.mse_loss), "loader has to be"),
-        ((network(), [1], "mse"), "loss_fn has to be a function"),
+        ((network(), None, F.mse_loss), "loader must be"),
+        ((network(), [1], "mse"), "loss_fn must be a function"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_words(arguments, said):

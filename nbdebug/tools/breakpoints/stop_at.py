@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from nbdebug.observe.modules import plain_name
+from nbdebug.observe.validation import check_model
 from nbdebug.report import Report
 from nbdebug.tools.breakpoints.backward import OutputGradients
 from nbdebug.tools.breakpoints.condition import BreakpointHook, Condition, asking, unreal
@@ -169,8 +170,7 @@ def set_stop(
 ) -> LayerStop:
     """The same; variables: those that an expression sees, where it is not the caller's. subject: the user's words for
     the model."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"stop_at takes a torch.nn.Module; got {type(model).__name__}")
+    check_model(model, "stop_at(model, pattern)")
     if phase not in PHASES:
         raise ValueError(f'phase is "forward" or "backward"; got {phase!r}')
     layers = chosen(model, pattern)

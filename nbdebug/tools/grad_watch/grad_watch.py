@@ -49,6 +49,9 @@ class Sampling:
                 raise ValueError(f"{field.name} is a whole number of steps, {least} or more; got {value!r}.")
 
 
+CALL = "grad_watch(model, optimizer)"
+
+
 def loss_of(value: Any) -> float:
     """A loss told by hand, a number or a tensor, as a number. Raises TypeError for what is none."""
     try:
@@ -82,8 +85,8 @@ def grad_watch(
     make no sense.
     """
     pace = Sampling(every, ratios_every, activations_every, keep)
-    check_scaler(scaler)
-    return GradWatch(models_of(model), optimizers_of(optimizer), pace, scaler)
+    check_scaler(scaler, CALL)
+    return GradWatch(models_of(model, CALL), optimizers_of(optimizer, CALL, required=True), pace, scaler)
 
 
 class GradWatch:

@@ -27,6 +27,8 @@ from nbdebug.tools.guard.step import GuardedStep, StepHistory
 from nbdebug.tools.guard.step_tracker import StepTracker
 from nbdebug.tools.guard.trip import NonFiniteStep, Trip
 
+CALL = "guard(model, optimizer)"
+
 
 def guard(
     model: Any,
@@ -60,9 +62,9 @@ def guard(
     Returns a Guard, to be used as a context manager or closed by `close()`. Raises TypeError or ValueError for
     arguments that make no sense, OSError where the record can't be written.
     """
-    check_scaler(scaler)
+    check_scaler(scaler, CALL)
     policy = Policy(on_trip, max_grad_norm, skip_above, keep)
-    return Guard(models_of(model), optimizers_of(optimizer), policy, scaler, record)
+    return Guard(models_of(model, CALL), optimizers_of(optimizer, CALL, required=True), policy, scaler, record)
 
 
 TOLD = 3

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from nbdebug.observe.validation import check_count, check_loss, quoted, wrong_type
 from nbdebug.report import Report
 from nbdebug.text import bytes_of
 from nbdebug.tools.memory.predict.job import FitRequest, Prediction, rows_of, tensors_of
@@ -29,6 +30,7 @@ from nbdebug.tools.memory.predict.remedies import remedies
 from nbdebug.tools.memory.predict.report import Answer, report_of
 from nbdebug.tools.memory.predict.workspaces import CardModel
 
+CALL = "fit(model, batch, loss_fn)"
 SECONDS, SLOW = 40.0, 3.0
 """After so long no further remedy is begun, so that a large model has its answer in a minute; a prediction that takes
 longer than SLOW is not repeated to make sure of the last row."""
@@ -101,29 +103,21 @@ def _job(
     model: Any, batch: Any, loss_fn: Any, optimizer: Any, device: Any, memory: Any, autocast: Any, steps: int
 ) -> FitRequest:
     """The arguments, checked."""
-    if not isinstance(model, nn.Module) and (
-        not callable(model) or isinstance(model, type) and not issubclass(model, nn.Module)
-    ):
-        raise TypeError(
-            "model has to be a torch.nn.Module, or a function without arguments that builds one; got "
-            f"{type(model).__name__}"
-        )
-    if not callable(loss_fn):
-        raise TypeError(f"loss_fn has to be a function of (model, batch) or (outputs, targets); got {loss_fn!r}")
+    builds = callable(model) and not (isinstance(model, type) and not issubclass(model, nn.Module))
+    if not isinstance(model, nn.Module) and not builds:
+        raise wrong_type(CALL, "model", "a torch.nn.Module, or a function without arguments that builds one", model)
+    check_loss(loss_fn, CALL)
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer) and not callable(optimizer):
-        raise TypeError(
-            "optimizer has to be an optimizer, or a class or function that makes one from parameters; got "
-            f"{type(optimizer).__name__}"
-        )
+        wanted = "a torch.optim.Optimizer, or a class or function that makes one from parameters"
+        raise wrong_type(CALL, "optimizer", wanted, optimizer)
     if not tensors_of(batch):
-        raise ValueError(f"batch holds no tensors, so there is nothing to predict from; got {type(batch).__name__}")
-    if not isinstance(steps, int) or steps < 1:
-        raise ValueError(f"steps has to be a whole number from 1 on; got {steps!r}")
+        raise ValueError(f"{CALL}: batch must hold tensors, to predict from; got {quoted(batch)}.")
+    check_count(steps, "steps")
     if memory is not None:
         bytes_of(memory)
     half = HALVES.get(str(autocast).removeprefix("torch.")) if autocast is not None else None
     if autocast is not None and half is None:
-        raise ValueError(f'autocast has to be "bfloat16" or "float16"; got {autocast!r}')
+        raise ValueError(f'autocast must be "bfloat16" or "float16"; got {autocast!r}')
     return FitRequest(model, batch, loss_fn, optimizer, _device(model, device, memory), half, steps)
 
 
@@ -139,7 +133,7 @@ def _device(model: Any, device: Any, memory: Any) -> torch.device:
     except RuntimeError:
         asked = None
     if asked is None or asked.type not in ("cuda", "cpu"):
-        raise ValueError(f'device has to be "cuda" or "cpu"; got {device!r}')
+        raise ValueError(f'device must be "cuda" or "cpu"; got {device!r}')
     return asked
 
 

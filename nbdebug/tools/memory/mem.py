@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from nbdebug.arguments import Subject, found
-from nbdebug.observe.validation import models_of, optimizers_of
+from nbdebug.arguments import Subject, discover
+from nbdebug.observe.validation import check_count, check_step, models_of, names_used_by, optimizers_of
 from nbdebug.report import Report
+
+CALL = "mem(step, model=, optimizer=)"
 
 
 def mem(
@@ -44,10 +45,11 @@ def mem(
     near = _callers(sys._getframe(1)) if names is None else names
     if step is None:
         return _held(model, optimizer, near, device)
-    check(step, steps)
-    around = {**near, **_used_by(step)}
-    models = found("model", around) if model is None else models_of(model)
-    optimizers = found("optimizer", around) if optimizer is None else optimizers_of(optimizer)
+    check_step(step, "mem")
+    check_count(steps, "steps")
+    around = {**near, **names_used_by(step)}
+    models = discover("model", around) if model is None else models_of(model, CALL, around)
+    optimizers = discover("optimizer", around) if optimizer is None else optimizers_of(optimizer, CALL, around)
     loaders = loaders_of(loader, around)
     subject = str(Subject(models, optimizers, model is not None))
     return follow_step(step, models, optimizers, loaders, near, "mem(step)", subject, steps, device, progress)
@@ -85,36 +87,6 @@ def follow_step(
     return report_of(dataclasses.replace(course.facts(), workers=look_at(loaders)), question, subject)
 
 
-def check(step: Any, steps: Any) -> None:
-    """Raises TypeError or ValueError where the arguments make no sense."""
-    if isinstance(step, torch.nn.Module):
-        raise TypeError(
-            f"mem takes a step to call, not a model; got {type(step).__name__}. Write mem(model=model) for "
-            "what it holds, or mem(lambda: loss_fn(model(x), y).backward(), model=model)."
-        )
-    if not callable(step):
-        raise TypeError(
-            f"mem takes a step, a function of no arguments such as lambda: train_step(batch); got {step!r}."
-        )
-    try:
-        parameters = inspect.signature(step).parameters.values()
-    except ValueError:  # builtins without a signature are called as they are
-        parameters = ()  # type: ignore[assignment]
-    needed = [
-        p.name
-        for p in parameters
-        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-    ]
-    if needed:
-        name = getattr(step, "__name__", "step")
-        raise TypeError(
-            f"The step takes no arguments, but {name} wants {', '.join(needed)}. "
-            f"Write mem(lambda: {name}({', '.join(needed)}))."
-        )
-    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
-        raise ValueError(f"steps is a whole number of at least 1; got {steps!r}.")
-
-
 def _held(model: Any, optimizer: Any, names: Mapping[str, Any], device: Any) -> Report:
     from nbdebug.tools.memory.owners.report import held_report
 
@@ -126,39 +98,15 @@ def _callers(frame: Any) -> dict[str, Any]:
     return {**frame.f_globals, **frame.f_locals}
 
 
-def _used_by(step: Any) -> dict[str, Any]:
-    """The variables of the step's closure and the globals that it names."""
-    function: Any = inspect.unwrap(getattr(step, "func", None) or getattr(step, "__func__", step))
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return {}
-    held = {name: function.__globals__[name] for name in code.co_names if name in function.__globals__}
-    for name, cell in zip(code.co_freevars, function.__closure__ or ()):
-        try:
-            held[name] = cell.cell_contents
-        except ValueError:  # not given a value yet
-            continue
-    own = getattr(step, "__self__", None)
-    return {**held, **(getattr(own, "__dict__", None) or {})}
-
-
-def loaders_of(given: Any, names: Mapping[str, Any]) -> dict[str, Any]:
+def loaders_of(loaders: Any, names: Mapping[str, Any]) -> dict[str, Any]:
     """The loaders by name: those that are given, or else every DataLoader among the variables."""
-    if given is None:
-        kept = {
-            id(v): (n, v)
-            for n, v in names.items()
-            if isinstance(v, torch.utils.data.DataLoader) and not n.startswith("_")
-        }
-        return dict(kept.values())
-    several = (
-        given
-        if isinstance(given, Mapping)
-        else dict(enumerate(given))
-        if isinstance(given, (list, tuple))
-        else {next((n for n, v in names.items() if v is given), "loader"): given}
-    )
-    return {str(name): loader for name, loader in several.items()}
+    if loaders is None:
+        return discover("loader", names)
+    if isinstance(loaders, Mapping):
+        return {str(name): loader for name, loader in loaders.items()}
+    if isinstance(loaders, (list, tuple)):
+        return {str(number): loader for number, loader in enumerate(loaders)}
+    return {next((name for name, value in names.items() if value is loaders), "loader"): loaders}
 
 
 def _device(given: Any) -> str:

@@ -20,6 +20,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
+from nbdebug.observe.validation import check_model
+
 MODES = ("autocast", "cast")
 
 
@@ -185,8 +187,7 @@ def keep_fp32(model: nn.Module, modules: str | Iterable[str]) -> KeptInFloat32:
     Returns a Kept, to be undone by `.remove()` or used as a context manager. Raises TypeError where the model is no
     Module, ValueError for a name that fits nothing.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"keep_fp32 takes a torch.nn.Module; got {type(model).__name__}")
+    check_model(model, "keep_fp32(model, modules)")
     wanted = [modules] if isinstance(modules, str) else list(modules)
     known = [name for name, _ in model.named_modules()]
     found: list[str] = []

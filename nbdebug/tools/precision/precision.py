@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from nbdebug.observe.validation import asked
+from nbdebug.observe.validation import check_loss, check_model, loss_call
 from nbdebug.tools.precision import causes as looks
 from nbdebug.tools.precision import unscale_order as order
 from nbdebug.tools.precision.casting import MODES, CastCopies
@@ -61,7 +61,7 @@ def precision(
     if step is not None and not callable(step):
         raise TypeError(f"step is a function without arguments; got {type(step).__name__}")
     model = getattr(model, "_orig_mod", model)
-    ask = asked(loss_fn, model, batch)[0]
+    ask = loss_call(loss_fn)[0]
     copies, trials = CastCopies(model, half, mode), HalfTrials(ask, [batch, *more_batches])
     with gradients_aside(model):
         measured = ReferenceRun(copies, trials)
@@ -153,10 +153,9 @@ def _dtype(given: str | torch.dtype) -> torch.dtype:
 
 
 def _check(model: Any, loss_fn: Any, mode: str, tolerance: float, budget: float | None) -> None:
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"precision takes a torch.nn.Module; got {type(model).__name__}")
-    if not callable(loss_fn):
-        raise TypeError(f"loss_fn takes a function of the model and a batch; got {type(loss_fn).__name__}")
+    call = "precision(model, batch, loss_fn)"
+    check_model(model, call)
+    check_loss(loss_fn, call)
     if mode not in MODES:
         raise ValueError(f"mode is {' or '.join(map(repr, MODES))}; got {mode!r}")
     for name, value in (("tolerance", tolerance), ("budget", budget)):

@@ -18,7 +18,7 @@ import nbdebug
 from nbdebug.observe.locations import USER, Site, cell_name, kind_of, source_text
 from nbdebug.observe.snapshot import Snapshot
 from nbdebug.observe.tensors import output_tensors
-from nbdebug.observe.validation import asked, optimizers_of
+from nbdebug.observe.validation import check_loss, check_model, loss_call, optimizers_of
 from nbdebug.report import Finding, Report
 from nbdebug.tools.stepper import events as numbers
 from nbdebug.tools.stepper import run as goals
@@ -237,11 +237,11 @@ def step_through(
     Raises TypeError for arguments of another kind.
     """
     global _latest
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"step_through takes a torch.nn.Module; got {type(model).__name__}")
-    if loss_fn is not None and not callable(loss_fn):
-        raise TypeError(f"loss_fn takes a function of the model and a batch; got {type(loss_fn).__name__}")
-    optimizers = {} if optimizer is None else optimizers_of(optimizer)
+    call = "step_through(model, batch, loss_fn)"
+    check_model(model, call)
+    if loss_fn is not None:
+        check_loss(loss_fn, call)
+    optimizers = optimizers_of(optimizer, call)
     before, note = waiting(), ""
     if before is not None:
         note = "The stepper before this one was abandoned."
@@ -410,7 +410,7 @@ class Stepper:
 def _step(model: nn.Module, batch: Any, loss_fn: Callable[..., Any] | None) -> tuple[Callable[[], Any], str]:
     """The step, and how it is called."""
     if loss_fn is not None:
-        ask, form = asked(loss_fn, model, batch)
+        ask, form = loss_call(loss_fn)
         return lambda: ask(model, batch), form
     if isinstance(batch, Mapping):
         return lambda: model(**batch), "model(**batch)"

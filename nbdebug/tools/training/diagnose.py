@@ -12,13 +12,15 @@ from typing import Any
 
 import torch
 
-from nbdebug.observe.validation import asked
+from nbdebug.observe.validation import check_loss, check_model, loss_call, optimizers_of
 from nbdebug.report import Report
 from nbdebug.tools.training.facts import StaticFacts, TrainingFacts, TrainingRunFacts
 from nbdebug.tools.training.report import run_report as report_of
 from nbdebug.tools.training.rules import name_all
 from nbdebug.tools.training.run.probe import LoopArguments, watch
 from nbdebug.tools.training.static import look
+
+CALL = "diagnose(train, model=, optimizer=)"
 
 
 def diagnose(
@@ -66,18 +68,14 @@ def asked_of(
     """The arguments, checked. Raises TypeError, quoting what was given."""
     if not callable(train):
         raise TypeError(f"diagnose takes your training loop, a function that is called with a callback; got {train!r}")
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"model takes a torch.nn.Module; got {type(model).__name__}")
-    given = optimizer.values() if isinstance(optimizer, dict) else optimizer
-    optimizers = list(given) if isinstance(optimizer, (list, tuple, dict)) else [given]
-    if not optimizers or not all(isinstance(o, torch.optim.Optimizer) for o in optimizers):
-        raise TypeError(f"optimizer takes a torch optimizer, or several in a list; got {optimizer!r}")
-    if loss_fn is not None and not callable(loss_fn):
-        raise TypeError(f"loss_fn takes a function of the model and a batch; got {loss_fn!r}")
+    check_model(model, CALL)
+    optimizers = list(optimizers_of(optimizer, CALL, required=True).values())
+    if loss_fn is not None:
+        check_loss(loss_fn, CALL)
     for name, loader in (("train_loader", train_loader), ("val_loader", val_loader)):
         if loader is not None and not isinstance(loader, Iterable):
             raise TypeError(f"{name} takes something to iterate over, such as a DataLoader; got {loader!r}")
-    loss = loss_fn if loss_fn is None else asked(loss_fn, model, None)[0]
+    loss = loss_fn if loss_fn is None else loss_call(loss_fn)[0]
     return LoopArguments(model, optimizers, loss, train_loader, val_loader, scheduler)
 
 

@@ -400,7 +400,7 @@ def test_a_model_that_is_built_otherwise_is_named(path) -> None:
         found.replay(fresh(6))
     with pytest.raises(ValueError, match=r"the record has no bias, weight; the model has no body\.0\.bias.* 5 more"):
         found.replay(nn.Linear(2, 2))
-    with pytest.raises(TypeError, match="model takes"):
+    with pytest.raises(TypeError, match="model must be"):
         found.replay("net")
     with pytest.raises(IndexError):
         found.replay(fresh(), 1)

@@ -32,8 +32,8 @@ def replay(recorded: RecordedTrip, model: Any, optimizer: Any = None) -> Report:
     if recorded.no_replay:
         raise ValueError(f"Step {recorded.step} can't be replayed from disk: {recorded.no_replay}.")
     data = _checked(recorded, lambda: step_data(recorded.folder))
-    given = _by_name({} if model is None else models_of(model), data)
-    optimizers = {} if optimizer is None else optimizers_of(optimizer)
+    given = _by_name(models_of(model, "replay(model)"), data)
+    optimizers = optimizers_of(optimizer, "replay(model, optimizer)")
     models, optimizers = _copied(given, optimizers)
     notes = []
     if recorded.no_weights:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from nbdebug.arguments import Subject, found
+from nbdebug.arguments import Subject, discover
 from nbdebug.observe.shell import running_shell
 from nbdebug.observe.validation import models_of, optimizers_of
 from nbdebug.report import Report
@@ -21,6 +21,7 @@ from nbdebug.tools.memory.owners.inventory import UNMET, Inventory, seen, uncoll
 from nbdebug.tools.memory.rules import name_all
 from nbdebug.tools.memory.rules.retention import MATTERS
 
+CALL = "mem(model=, optimizer=)"
 PLURALS = {
     "parameter": "parameters",
     "gradient": "gradients",
@@ -57,14 +58,8 @@ def held_report(
     names = {} if names is None else names
     wanted = _device(device)
     shell = running_shell() if shell is None else shell
-    models = found("model", _only(names, torch.nn.Module)) if model is None else _called(models_of(model), names)
-    optimizers = (
-        found("optimizer", _only(names, torch.optim.Optimizer))
-        if optimizer is None
-        else {}
-        if optimizer == {}
-        else _called(optimizers_of(optimizer), names)
-    )
+    models = discover("model", names) if model is None else models_of(model, CALL, names)
+    optimizers = discover("optimizer", names) if optimizer is None else optimizers_of(optimizer, CALL, names)
     with uncollected():
         met = seen(models, optimizers, names, device=wanted, caller=sys._getframe(1), shell=shell)
         notebook = kept_by_notebook(names, shell, device=wanted) if _beyond_variables(met.held) >= MATTERS else ()
@@ -84,17 +79,6 @@ def held_report(
 def _beyond_variables(held: HeldMemory) -> int:
     """Bytes that no variable leads to. What the notebook keeps is at most that; where it is little, nobody asks."""
     return sum(h.bytes for h in held.holdings if KINDS.index(h.kind) > KINDS.index("variable"))
-
-
-def _only(names: Mapping[str, Any], kind: type) -> dict[str, Any]:
-    """The variables of a kind, told by their types alone: an object of the user's is not asked what it is."""
-    return {name: value for name, value in names.items() if issubclass(type(value), kind)}
-
-
-def _called(given: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str, Any]:
-    """What was given, by the user's own names for it where there are such."""
-    own = {id(value): name for name, value in reversed(list(names.items())) if not name.startswith("_")}
-    return {own.get(id(thing), name): thing for name, thing in given.items()}
 
 
 def _device(given: Any) -> str:

@@ -4,7 +4,6 @@ steps."""
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -157,56 +156,6 @@ def phases(trace: Trace) -> tuple[tuple[int, str, int], ...]:
             most = max(most, live)
         best[step, phase] = max(most, best.get((step, phase), 0))
     return tuple((step, PHASES[phase], most) for (step, phase), most in best.items())
-
-
-OUTPUTS = frozenset(
-    {
-        "output",
-        "outputs",
-        "out",
-        "pred",
-        "preds",
-        "prediction",
-        "predictions",
-        "logits",
-        "input",
-        "y_hat",
-        "y_pred",
-        "yhat",
-        "scores",
-    }
-)
-"""First parameters of a criterion; any other is a model."""
-Ask = Callable[[Any, Any], torch.Tensor]
-
-
-def asked(loss_fn: Callable[..., Any]) -> Ask:
-    """How the loss of a batch is computed: loss_fn(model, batch), or loss_fn(outputs, targets) of a pair."""
-    whole = not _criterion(loss_fn)
-
-    def ask(model: Any, batch: Any) -> torch.Tensor:
-        if whole:
-            return root(loss_fn(model, batch))
-        if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-            raise TypeError(
-                "loss_fn(outputs, targets) needs a batch of the form (inputs, targets); write "
-                f"loss_fn(model, batch) for a batch like this {type(batch).__name__}"
-            )
-        device = next((p.device for p in model.parameters()), torch.device("cpu"))
-        inputs, targets = (part.to(device) if isinstance(part, torch.Tensor) else part for part in batch)
-        return root(loss_fn(model(inputs), targets))
-
-    return ask
-
-
-def _criterion(loss_fn: Any) -> bool:
-    if isinstance(loss_fn, nn.Module) or getattr(loss_fn, "__module__", "") in ("torch.nn.functional", "torch._C._nn"):
-        return True
-    try:
-        names = [p.name.lower() for p in inspect.signature(loss_fn).parameters.values()]
-    except (TypeError, ValueError):
-        return False
-    return bool(names) and (names[0] in OUTPUTS or names[0].startswith(("pred", "out", "logit")))
 
 
 def root(value: Any) -> torch.Tensor:

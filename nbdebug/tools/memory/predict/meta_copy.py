@@ -17,6 +17,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
+from nbdebug.observe.validation import wrong_type
 from nbdebug.tools.memory.predict.job import mapped
 
 
@@ -93,10 +94,8 @@ class MetaCopy:
         else:
             made = given([p for p in parameters if p.requires_grad])
             if not isinstance(made, torch.optim.Optimizer):
-                raise TypeError(
-                    "optimizer has to be an optimizer, or a class or function that makes one from "
-                    f"parameters; it made {type(made).__name__}"
-                )
+                call, what = "fit(model, batch, loss_fn, optimizer=)", "what optimizer(parameters) makes"
+                raise wrong_type(call, what, "a torch.optim.Optimizer", made)
         for group in made.param_groups:
             choose(group, cuda)
         return made

@@ -20,15 +20,15 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from nbdebug.observe.backward import graph_leaves
+from nbdebug.observe.validation import loss_call, wrong_type
 from nbdebug.tools.memory.predict.allocator import as_on_cuda
 from nbdebug.tools.memory.predict.job import (
-    Ask,
     FitRequest,
     Prediction,
-    asked,
     mapped,
     prediction,
     resized,
+    root,
     rows_of,
     tensors_of,
 )
@@ -119,10 +119,7 @@ def _model(job: FitRequest, mirror: MetaCopy, copied: bool, stack: contextlib.Ex
         with mirror.mode, mirror.device:
             model = job.model()
         if not isinstance(model, nn.Module):
-            raise TypeError(
-                "model has to be a torch.nn.Module or a function that builds one; the function returned "
-                f"{type(model).__name__}"
-            )
+            raise wrong_type("fit(model, batch, loss_fn)", "what model() builds", "a torch.nn.Module", model)
         return model
     model = unwrapped(job.model)[0]
     if not copied:
@@ -175,7 +172,7 @@ def _step(
     step: int,
     backward: Callable[[torch.Tensor], None],
 ) -> None:
-    ask = asked(job.loss_fn)
+    ask = loss_call(job.loss_fn)[0]
     recorder.mark(step, "zero_grad")
     for parameter in model.parameters():
         parameter.grad = None
@@ -195,10 +192,10 @@ def _step(
         _states(recorder, optimizer)
 
 
-def _loss(job: FitRequest, ask: Ask, model: nn.Module, batch: Any) -> torch.Tensor:
+def _loss(job: FitRequest, ask: Callable[[Any, Any], Any], model: nn.Module, batch: Any) -> torch.Tensor:
     casting = contextlib.nullcontext() if job.half is None else torch.autocast(job.device.type, job.half)
     with torch.enable_grad(), casting:
-        loss = ask(model, batch)
+        loss = root(ask(model, batch))
     return (loss.float().mean() if loss.dim() else loss) / job.accumulate if job.accumulate > 1 or loss.dim() else loss
 
 

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from nbdebug.observe.snapshot import Snapshot
-from nbdebug.observe.validation import asked
+from nbdebug.observe.validation import check_loss, check_model, loss_call, optimizers_of
 from nbdebug.report import Finding
 from nbdebug.tools.training.facts import Attempt, OverfitResult, Parameter, StaticFacts, TrainingFacts
 from nbdebug.tools.training.probe_errors import ProbeErrors
@@ -42,6 +42,7 @@ from nbdebug.tools.training.static.parameters import (
 )
 from nbdebug.tools.training.static.signals import entries, weights
 
+CALL = "preflight(model, loader, loss_fn)"
 LARGE = 2 << 30
 """Bytes of parameters above which no further copies are made."""
 UNITS_FROM = 4
@@ -89,27 +90,15 @@ def look(
 
 def checked(model: Any, loader: Any, loss_fn: Any, optimizer: Any) -> list[torch.optim.Optimizer]:
     """The optimizers as a list. Raises TypeError for what is no model, no loader, no function or no optimizer."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model has to be a torch.nn.Module; got {type(model).__name__}")
-    if not callable(loss_fn):
-        raise TypeError(f"loss_fn has to be a function of (model, batch) or (outputs, targets); got {loss_fn!r}")
+    check_model(model, CALL)
+    check_loss(loss_fn, CALL)
     readable = hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")
     if not readable or iter_is_itself(loader):
         raise TypeError(
-            "loader has to be something that can be read more than once, such as a DataLoader or a list of "
+            "loader must be something that can be read more than once, such as a DataLoader or a list of "
             f"batches; got {type(loader).__name__}"
         )
-    optimizers = (
-        []
-        if optimizer is None
-        else list(optimizer.values())
-        if isinstance(optimizer, dict)
-        else (list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer])
-    )
-    for one in optimizers:
-        if not isinstance(one, torch.optim.Optimizer):
-            raise TypeError(f"optimizer has to be a torch.optim.Optimizer or a list of them; got {type(one).__name__}")
-    return optimizers
+    return list(optimizers_of(optimizer, CALL).values())
 
 
 class _Looking:
@@ -148,7 +137,7 @@ class _Looking:
         if not found.train:
             raise ValueError("loader gave no batch: there is nothing to look at")
         batch = found.train[0]
-        self.ask, form = asked(self.loss_fn, self.work, batch)
+        self.ask, form = loss_call(self.loss_fn)
         self.tick("one step")
         begun = self._step(batch)
         if isinstance(begun, StaticFacts):  # the loss refuses its targets
