@@ -100,7 +100,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.stack, self.watchers, self.on_external = stack, watchers, on_external
         self.memories: dict[int, StorageInfo] = {}
-        self.step, self.count, self.blind = 0, 0, ""
+        self.step, self.count, self.disabled_by = 0, 0, ""
         self.fault: Exception | None = None
         self.model_called = False
         self.unseen: set[str] = set()  # types of tensors that handle ops themselves, whose values can't be followed
@@ -126,7 +126,7 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         schema = schema_of(func)
-        if self.blind or self.paused or schema.ignored:
+        if self.disabled_by or self.paused or schema.ignored:
             return func(*args, **kwargs)
         if self.in_backward is not None and (node := _current_node()) is not None:
             return self.in_backward(func, schema, args, kwargs, node)
@@ -135,7 +135,7 @@ class Recorder(TorchDispatchMode):
             reach = 0 if self.light else self.operands(op, args, kwargs)
             kept = [w.before(op, schema, args, kwargs) for w in self.watchers]
         except Exception as fault:  # the border: nothing of ours may stop the training
-            self.go_blind(fault)
+            self.disable(fault)
             return func(*args, **kwargs)
         out = func(*args, **kwargs)
         try:
@@ -144,15 +144,15 @@ class Recorder(TorchDispatchMode):
             for watcher, token in zip(self.watchers, kept, strict=True):
                 watcher.after(op, schema, args, kwargs, out, token)
         except Exception as fault:
-            self.go_blind(fault)
+            self.disable(fault)
         return out
 
-    def go_blind(self, fault: Exception) -> None:
+    def disable(self, fault: Exception) -> None:
         """Stop watching, after a fault of our own; told once."""
-        self.blind = f"{type(fault).__name__}: {fault}"
+        self.disabled_by = f"{type(fault).__name__}: {fault}"
         self.fault = fault
         warnings.warn(
-            f"nbdebug stopped watching this run because of a fault of its own ({self.blind}). "
+            f"nbdebug stopped watching this run because of a fault of its own ({self.disabled_by}). "
             "The training itself goes on unharmed.",
             RuntimeWarning,
             stacklevel=3,

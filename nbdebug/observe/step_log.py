@@ -67,17 +67,17 @@ class LossRecorder(Recorder):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         try:
-            if not (self.paused or self.blind) and (
+            if not (self.paused or self.disabled_by) and (
                 self.count >= self.room or self.room == MOST_BEFORE and self._meddles(func, args, kwargs or {})
             ):
                 self.overrun = self.paused = True
         except Exception as fault:
-            self.go_blind(fault)
+            self.disable(fault)
         return super().__torch_dispatch__(func, types, args, kwargs)
 
-    def go_blind(self, fault: Exception) -> None:
+    def disable(self, fault: Exception) -> None:
         """A fault of ours is the border's business."""
-        self.blind, self.fault = f"{type(fault).__name__}: {fault}", fault
+        self.disabled_by, self.fault = f"{type(fault).__name__}: {fault}", fault
         self.on_fault(fault)
 
     def _meddles(self, func: Any, args: tuple, kwargs: dict) -> bool:

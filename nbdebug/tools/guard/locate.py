@@ -61,7 +61,7 @@ def locate(
                 relive(probe, seen, scout)
             if seen is not None:
                 return report_of(probe, seen, question, subject, trip.step + 1, notes=tuple(notes))
-        blind = probe.recorder.blind
+        blind = probe.recorder.disabled_by
         hidden = getattr(trip.tape.recorder, "hidden", "")
         return f"nbdebug failed ({blind})" if blind else f"outside the model it has {hidden}" if hidden else FINITE
 

@@ -184,7 +184,7 @@ def _traced(asked: StepArguments, max_steps: int = 1, live: bool = True) -> Repo
                     relive_buffers(probe)
                 if seen is None and probe.compiled_calls:
                     compiled = _compiled_only(probe, count - 1)
-                if seen is not None or compiled is not None or probe.recorder.blind:
+                if seen is not None or compiled is not None or probe.recorder.disabled_by:
                     break
         if seen is not None and not probe.live:
             relive(probe, seen)

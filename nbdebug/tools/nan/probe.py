@@ -51,13 +51,13 @@ def unseen(method: Callable) -> Callable:
 
     @functools.wraps(method)
     def quiet(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.recorder.blind:
+        if self.recorder.disabled_by:
             return None
         with _disable_current_modes(), torch.no_grad():
             try:
                 return method(self, *args, **kwargs)
             except Exception as fault:  # the border
-                self.recorder.go_blind(fault)
+                self.recorder.disable(fault)
                 return None
 
     return quiet

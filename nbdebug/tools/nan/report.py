@@ -181,8 +181,8 @@ def report_of(
     if probe.adopted:
         subject = f"the model of type {probe.adopted} that was called, and the optimizers that stepped"
     unchecked = tuple(f"Values inside tensors of type {name}" for name in sorted(probe.recorder.unseen))
-    if probe.recorder.blind:
-        unchecked = (f"Everything after a fault in nbdebug itself ({probe.recorder.blind})", *unchecked)
+    if probe.recorder.disabled_by:
+        unchecked = (f"Everything after a fault in nbdebug itself ({probe.recorder.disabled_by})", *unchecked)
     if seen is None:
         found = (name_it(compiled),) if compiled else ()
         return Report(

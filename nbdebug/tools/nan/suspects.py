@@ -247,13 +247,13 @@ class RecordingScan:
 
     def _passes_back(self, number: int, passed: tuple, given: tuple) -> None:
         """A hook. A fault of ours must not stop the backward."""
-        if self.recorder.blind:
+        if self.recorder.disabled_by:
             return
         try:
             with torch.no_grad():
                 self._passed_back.append((number, self._numbers(given), self._numbers(passed)))
         except Exception as fault:  # the border
-            self.recorder.go_blind(fault)
+            self.recorder.disable(fault)
 
     def _numbers(self, gradients: tuple) -> list[int]:
         found = []
@@ -276,7 +276,7 @@ class RecordingScan:
         self._ended(call, result)
         while self._handles:
             self._handles.pop().remove()
-        if self.recorder.blind:
+        if self.recorder.disabled_by:
             return
         leaves = self.probe.tape.leaves.items()
         with _disable_current_modes(), torch.no_grad():

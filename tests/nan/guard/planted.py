@@ -28,7 +28,7 @@ BORDER = {
     "_scaler_updates",
     "_detach",
     "__call__",
-    "go_blind",
+    "disable",
     "border",
     "_raise",
     "_inputs",

@@ -153,7 +153,7 @@ def test_nothing_is_measured_twice_where_nothing_has_changed(monkeypatch: pytest
     from nbdebug.tools.grad_watch import gradients
 
     calls: list[int] = []
-    real = gradients.measure
+    real = gradients.group_norms
     monkeypatch.setattr(gradients, "group_norms", lambda given, wide: calls.append(len(given)) or real(given, wide))
     model, optimizer = network()
     with nbdebug.grad_watch(model, optimizer, ratios_every=0) as watch:

@@ -126,8 +126,8 @@ def followed(asked: StepRequest, course: StepsFollowed) -> None:
                 course.growth = look_back(follow, look) if look is not None else ()
             if len(follow.turns) < ENOUGH:
                 course.unchecked.append("Growth from step to step: it takes two runs (mem(step), %mem step())")
-        if follow.recorder.blind:
-            course.unchecked.append(f"A part of the run, because of a fault of nbdebug's own: {follow.recorder.blind}")
+        if follow.recorder.disabled_by:
+            course.unchecked.append(f"A part of the run, because of a fault of nbdebug's own: {follow.recorder.disabled_by}")
 
 
 def _one(asked: StepRequest, follow: StepTrace, course: StepsFollowed, number: int) -> bool:
