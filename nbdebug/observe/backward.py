@@ -32,22 +32,24 @@ class Backward(NamedTuple):
     retain: bool
     create: bool
     accumulate: bool
-    place: StackLines
+    stack: StackLines
 
 
 class EngineWatch:
-    """Tells of backward calls while attached. Calls made inside another backward (checkpointing), and
-    those of a compiler that only traces, are not told. unseen:
-    run backward without dispatch modes, where nobody looks at its ops.
+    """Calls `before(backward)` and `after(backward, result)` for each backward call while attached; not for calls
+    inside another backward (checkpointing), nor for those of a compiler that only traces. without_modes: run
+    backward without dispatch modes, where nobody records its ops.
 
-    However many watch, the engine's entry is wrapped once, and put back when the last of them leaves.
+    However many watches there are, the engine's entry is wrapped once, and put back when the last of them is detached.
     """
 
     _attached: ClassVar[list[EngineWatch]] = []
     _wrapped: ClassVar[list[tuple[Any, Any, Any]]] = []  # module, what stood there before, our wrapper
 
-    def __init__(self, began: Callable[[Backward], None], ended: Callable[[Backward, Any], None], unseen: bool = False):
-        self.began, self.ended, self.unseen = began, ended, unseen
+    def __init__(
+        self, before: Callable[[Backward], None], after: Callable[[Backward, Any], None], without_modes: bool = False
+    ):
+        self.before, self.after, self.without_modes = before, after, without_modes
         self.keep_graph = False  # what backward needs is to stay, so that it can be run once more
 
     def attach(self) -> None:
@@ -81,13 +83,13 @@ def _told(original: Callable, attached: list[EngineWatch]) -> Callable:
         call = Backward(tuple(roots), tuple(seeds), tuple(inputs), retain, create, accumulate, locate())
         watches = list(attached)
         for watch in watches:
-            watch.began(call)
-        unseen = any(watch.unseen for watch in watches)
+            watch.before(call)
+        without_modes = any(watch.without_modes for watch in watches)
         retain = retain or any(watch.keep_graph for watch in watches)
-        with _disable_current_modes() if unseen else contextlib.nullcontext():
+        with _disable_current_modes() if without_modes else contextlib.nullcontext():
             result = original(roots, seeds, retain, create, inputs, *args, **kwargs)
         for watch in reversed(watches):
-            watch.ended(call, result)
+            watch.after(call, result)
         return result
 
     return watched

@@ -54,7 +54,7 @@ class DuplicateHook:
                 del table[key]
 
     @property
-    def gone(self) -> list[Any]:
+    def obsolete(self) -> list[Any]:
         """The hooks that would not be there any more."""
         newest = list(self.older[0][0].values())
         return [hook for _, _, hook in self.older if sum(h is hook for h in newest) == 1]

@@ -84,7 +84,7 @@ class Owners:
     paths: dict[int, str]
 
     @classmethod
-    def met(cls, names: Mapping[str, Any], trail: list[Frame]) -> Owners:
+    def among(cls, names: Mapping[str, Any], trail: list[Frame]) -> Owners:
         """Those among the user's variables and the frames', each once, no part of another."""
         models: dict[int, tuple[str, nn.Module]] = {}
         optimizers: dict[int, tuple[str, torch.optim.Optimizer]] = {}

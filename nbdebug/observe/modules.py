@@ -164,18 +164,18 @@ class ModelHook:
     """A hook on a model, which stays out of copies: a deepcopy or a pickle of the model has one that does nothing, and
     is loaded without nbdebug."""
 
-    def __init__(self, script: Any, method: str, name: str):
-        self.script, self.tell, self.name = script, getattr(script, method), name
+    def __init__(self, log: Any, method: str, name: str):
+        self.log, self.callback, self.name = log, getattr(log, method), name
         self.part, self.change = "/" in name, 1 if method == "_enter" else -1
 
-    def __call__(self, module: nn.Module, *given: Any) -> None:
+    def __call__(self, module: nn.Module, *inputs: Any) -> None:
         __tracebackhide__ = True
         if torch.compiler.is_compiling():  # a compiler that reads this finds nothing to do
             return
-        script = self.script
-        if self.part and script.nested(self.name, self.change):  # nearly all calls: nothing else may be done here
+        log = self.log
+        if self.part and log.count_nested(self.name, self.change):  # nearly all calls: nothing else may be done here
             return
-        script.border(self.tell, self.name, *given)
+        log.error_boundary(self.callback, self.name, *inputs)
 
     def __deepcopy__(self, memo: dict) -> Any:
         return contextlib.nullcontext().__exit__

@@ -5,7 +5,7 @@ number of a counter just before its op runs; so a counter that grew names the op
 that node, the number leads back to the forward op. What to make of an op is left to watchers; they get its operands'
 history too.
 
-A fault in a watcher must not break the training: it is told once, and the recorder goes blind instead.
+A fault in a watcher must not break the training: it gives one warning, and the recorder is disabled.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class Watcher(Protocol):
 
 
 class Recorder(TorchDispatchMode):
-    """See the module's docstring. `on_external(tensor, memory)` is told of each tensor that comes from outside. light:
-    only lines and modules of forward ops, for a tape; what tensors are made of is not followed."""
+    """See the module's docstring. `on_external(tensor, storage)` is called with each tensor that comes from outside.
+    light: only lines and modules of forward ops, for a tape; what tensors are made of is not followed."""
 
     light = False
     paused = False  # it may have to stay on the stack of modes while nothing is to be recorded
@@ -99,12 +99,14 @@ class Recorder(TorchDispatchMode):
     ):
         super().__init__()
         self.stack, self.watchers, self.on_external = stack, watchers, on_external
-        self.memories: dict[int, StorageInfo] = {}
+        self.storages: dict[int, StorageInfo] = {}
         self.step, self.count, self.disabled_by = 0, 0, ""
         self.fault: Exception | None = None
         self.model_called = False
-        self.unseen: set[str] = set()  # types of tensors that handle ops themselves, whose values can't be followed
-        self.hidden = ""  # light: what has a backward of its own, which a replay of the ops does not know
+        self.opaque_types: set[str] = (
+            set()
+        )  # types of tensors that handle ops themselves, whose values can't be followed
+        self.custom_backward = ""  # light: what has a backward of its own, which a replay of the ops does not know
         self.replaying: Op | None = None  # set while a recorded op is run again: its line and module are known
         self.called_from: Site | None = None  # set while a recorded call is made again: the line that made it first
         self.in_backward: Callable[..., Any] | None = None  # light: runs the ops of backward instead
@@ -117,11 +119,11 @@ class Recorder(TorchDispatchMode):
         """Forget what only one step needs. Memories of tensors that died go too."""
         self.step, self.model_called = step, False
         self._by_number.clear()
-        self.memories = {k: m for k, m in self.memories.items() if not m.ref.expired()}
-        for memory in self.memories.values():
-            memory.views = None
-            if memory.maker is not None:
-                memory.maker.inputs = ()  # or the ops of every step before would be kept
+        self.storages = {k: m for k, m in self.storages.items() if not m.ref.expired()}
+        for storage in self.storages.values():
+            storage.views = None
+            if storage.maker is not None:
+                storage.maker.inputs = ()  # or the ops of every step before would be kept
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
@@ -132,7 +134,7 @@ class Recorder(TorchDispatchMode):
             return self.in_backward(func, schema, args, kwargs, node)
         try:
             op = self._describe(func, schema, args, kwargs)
-            reach = 0 if self.light else self.operands(op, args, kwargs)
+            reach = 0 if self.light else self.record_operands(op, args, kwargs)
             kept = [w.before(op, schema, args, kwargs) for w in self.watchers]
         except Exception as fault:  # the border: nothing of ours may stop the training
             self.disable(fault)
@@ -140,7 +142,7 @@ class Recorder(TorchDispatchMode):
         out = func(*args, **kwargs)
         try:
             if not self.light:
-                self.results(op, schema, args, kwargs, out, reach)
+                self.record_results(op, schema, args, kwargs, out, reach)
             for watcher, token in zip(self.watchers, kept, strict=True):
                 watcher.after(op, schema, args, kwargs, out, token)
         except Exception as fault:
@@ -148,7 +150,7 @@ class Recorder(TorchDispatchMode):
         return out
 
     def disable(self, fault: Exception) -> None:
-        """Stop watching, after a fault of our own; told once."""
+        """Record nothing more, after a fault of our own, and warn once."""
         self.disabled_by = f"{type(fault).__name__}: {fault}"
         self.fault = fault
         warnings.warn(
@@ -172,17 +174,17 @@ class Recorder(TorchDispatchMode):
         else:
             self._place(op, node)
         if self.light and number > self._last_number.get(thread, number) and not op.grad:
-            self.hidden = "a custom autograd Function or a reentrant checkpoint"
+            self.custom_backward = "a custom autograd Function or a reentrant checkpoint"
         if self.light and not self.numbered:
             self._last_number[thread] = number
         else:
             self.number(op, number)
         return op
 
-    def go_on_from(self, other: Recorder, memories: dict[int, StorageInfo]) -> None:
-        """Know the forward ops of another recorder by their autograd nodes, and what is known of memories."""
+    def continue_from(self, other: Recorder, storages: dict[int, StorageInfo]) -> None:
+        """Take over the forward ops of another recorder, by their autograd nodes, and what is known of storages."""
         self._by_number, self._last_number = other._by_number, dict(other._last_number)
-        self.memories |= memories
+        self.storages |= storages
 
     def number(self, op: Op, number: int) -> None:
         """Autograd's counter has come to `number`: the nodes made in this thread since the op before are this op's."""
@@ -237,27 +239,27 @@ class Recorder(TorchDispatchMode):
             return None
         return made[-1] if made[-1].forward is None else made[-1].forward
 
-    def operands(self, op: Op, args: tuple, kwargs: dict) -> int:
+    def record_operands(self, op: Op, args: tuple, kwargs: dict) -> int:
         """Note what the op is given; returns which of parameters, inputs and targets flow into it."""
         reach = 0
         makers: list[Op] = []
         for tensor in argument_tensors(args, kwargs):
-            memory = self.memory(tensor)
-            if memory is not None:
-                reach |= memory.reach
-                if memory.maker is not None and len(makers) < 4:
-                    makers.append(memory.maker)
+            storage = self.storage_info(tensor)
+            if storage is not None:
+                reach |= storage.reach
+                if storage.maker is not None and len(makers) < 4:
+                    makers.append(storage.maker)
         op.inputs = tuple(makers)
         return reach
 
-    def memory(self, tensor: torch.Tensor) -> StorageInfo | None:
+    def storage_info(self, tensor: torch.Tensor) -> StorageInfo | None:
         """What is known of a tensor's memory; made known when it is seen for the first time."""
         number = optional_storage_key(tensor)
         if number is None:
             if type(tensor) is not torch.Tensor:
-                self.unseen.add(type(tensor).__name__)
+                self.opaque_types.add(type(tensor).__name__)
             return None
-        known = self.memories.get(number)
+        known = self.storages.get(number)
         if known is not None and known.role not in ("input", "target"):
             return known
         values = dense(tensor)
@@ -267,7 +269,7 @@ class Recorder(TorchDispatchMode):
             leaf = tensor.requires_grad and tensor.is_leaf
             reach, role = (PARAMETER, "parameter") if leaf else (TARGET, "target")
             known = StorageInfo(values.untyped_storage(), None, reach, role)
-            self.memories[number] = known
+            self.storages[number] = known
             if leaf:
                 self.on_external(tensor, known)
         if known.role in ("input", "target"):
@@ -279,23 +281,23 @@ class Recorder(TorchDispatchMode):
                 self.on_external(tensor, known)
         return known
 
-    def results(self, op: Op, schema: Schema, args: tuple, kwargs: dict, out: Any, reach: int) -> None:
+    def record_results(self, op: Op, schema: Schema, args: tuple, kwargs: dict, out: Any, reach: int) -> None:
         """Note who made what the op gives, and what flowed into it."""
         for tensor in argument_tensors(out if isinstance(out, (list, tuple)) else (out,), {}):
             number = optional_storage_key(tensor)
             values = dense(tensor)
             if number is None or values is None:
                 continue
-            known = self.memories.get(number)
+            known = self.storages.get(number)
             if known is None:
-                self.memories[number] = StorageInfo(values.untyped_storage(), op, reach)
+                self.storages[number] = StorageInfo(values.untyped_storage(), op, reach)
             elif known.role in ("input", "target") and known.views is not None:
                 known.views.add(_view(values))  # a part of what was looked at already
         for tensor in written_tensors(schema, args, kwargs) if schema.writes else ():
             number = optional_storage_key(tensor)
-            memory = None if number is None else self.memories.get(number)
-            if memory is not None:
-                memory.maker, memory.reach = op, memory.reach | reach
+            storage = None if number is None else self.storages.get(number)
+            if storage is not None:
+                storage.maker, storage.reach = op, storage.reach | reach
 
 
 def _view(values: torch.Tensor) -> tuple:

@@ -67,7 +67,7 @@ class Replay:
         self.tape, self.patches, self.inputs, self.on_op = tape, patches or {}, inputs or {}, on_op
         self.scale, self.keep, self.on_outside, self.on_backward = scale, keep, on_outside, on_backward
         self.models, self.on_line, self.around, self.during_engine = models, on_line, around, during_engine
-        self.kept: torch.Tensor | None = None
+        self.value: torch.Tensor | None = None
         self.losses: list[torch.Tensor] = []
         self._values: dict[int, torch.Tensor] = {}
         self._spoiled: dict[int, str] = {}
@@ -97,7 +97,7 @@ class Replay:
                 if position == stop_after:
                     break
         if self.keep is not None:
-            self.kept = self._tensor(self.keep).detach()
+            self.value = self._tensor(self.keep).detach()
         self._values.clear()
         return self
 
@@ -144,7 +144,7 @@ class Replay:
         module = self.models[name].get_submodule(part)
         args, kwargs = tree_unflatten([self._resolve(leaf) for leaf in entry.leaves], entry.spec)
         self._tell(entry.site)
-        with entry.surroundings(module):
+        with entry.environment(module):
             out = module(*args, **kwargs)
         leaves = output_tensors(out)
         if len(leaves) != len(entry.results):
@@ -210,13 +210,13 @@ class Replay:
         if value is None:
             if ref.value in self._spoiled:
                 raise CannotReplay(self._spoiled[ref.value])
-            held = self.tape.held.get(ref.value)
+            held = self.tape.externals.get(ref.value)
             if held is None:
                 raise CannotReplay("it uses a tensor that was made out of sight")
             # fetching it is no part of the step
             with _disable_current_modes() if _modes() else contextlib.nullcontext():
                 value = self._values[ref.value] = self._from_outside(ref.value, held)
-        if self.tape.wanted.get(ref.value, self._position + 1) <= self._position and not value.requires_grad:
+        if self.tape.later_leaves.get(ref.value, self._position + 1) <= self._position and not value.requires_grad:
             value.requires_grad_()
         if ref.view is not None:
             value = (value.detach() if ref.detached else value).as_strided(*ref.view)
@@ -257,7 +257,7 @@ def _last_uses(tape: Tape) -> dict[int, list[int]]:
     last = {number: position for position, entry in enumerate(tape.entries) for number in _uses(entry)}
     freed: dict[int, list[int]] = {}
     for number, position in last.items():
-        held = tape.held.get(number)
+        held = tape.externals.get(number)
         if held is None or not (held.leaf or held.changed):
             freed.setdefault(position, []).append(number)
     return freed
@@ -302,7 +302,7 @@ def storages_of(tape: Tape) -> dict[int, StorageInfo]:
     """Each memory as the forward left it: who wrote it last, which of parameters, inputs and targets flowed into it.
     Also notes for each op the ops that made its operands."""
     where = {number: memory for memory, numbers in tape.by_memory.items() for number in numbers}
-    found = {where[n]: _outside(tape, where[n], held) for n, held in tape.held.items() if n in where}
+    found = {where[n]: _outside(tape, where[n], held) for n, held in tape.externals.items() if n in where}
     for entry in tape.entries:
         if not isinstance(entry, TapeEntry) or entry.unfit:
             continue
@@ -315,7 +315,7 @@ def storages_of(tape: Tape) -> dict[int, StorageInfo]:
             reach |= memory.reach
         for number in entry.results:
             if number is not None:
-                found.setdefault(where[number], StorageInfo(tape.alive[where[number]], op, reach))
+                found.setdefault(where[number], StorageInfo(tape.storages[where[number]], op, reach))
         for ref in _written(entry):
             changed = found.get(where[ref.value])
             if changed is not None:
@@ -326,11 +326,11 @@ def storages_of(tape: Tape) -> dict[int, StorageInfo]:
 def _outside(tape: Tape, memory: int, held: ExternalTensor) -> StorageInfo:
     known = held.memory
     if known is not None and known.role:
-        made = StorageInfo(tape.alive[memory], None, known.reach, known.role, known.name, known.module)
+        made = StorageInfo(tape.storages[memory], None, known.reach, known.role, known.name, known.module)
         made.entered = known.entered
         return made
     return StorageInfo(
-        tape.alive[memory], None, PARAMETER if held.leaf else TARGET, "parameter" if held.leaf else "target"
+        tape.storages[memory], None, PARAMETER if held.leaf else TARGET, "parameter" if held.leaf else "target"
     )
 
 

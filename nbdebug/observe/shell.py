@@ -40,7 +40,7 @@ class ShellPlaces:
     names: Mapping[str, Any]
 
     @property
-    def spaces(self) -> list[MutableMapping[str, Any]]:
+    def namespaces(self) -> list[MutableMapping[str, Any]]:
         """The namespaces in which a shell keeps its underscores: the user's, and a hidden copy."""
         found = [self.names, getattr(self.shell, "user_ns", None), getattr(self.shell, "user_ns_hidden", None)]
         return list({id(s): s for s in found if isinstance(s, MutableMapping)}.values())
@@ -48,13 +48,13 @@ class ShellPlaces:
     @property
     def outputs(self) -> dict[Any, Any]:
         """`Out`, by the number of the cell; the very dict."""
-        for space in self.spaces:
+        for space in self.namespaces:
             for name in ("_oh", "Out"):
                 if isinstance(space.get(name), dict):
                     return space[name]
         return {}
 
-    def shown(self) -> list[tuple[str, Any, tuple[str, ...]]]:
+    def displayed(self) -> list[tuple[str, Any, tuple[str, ...]]]:
         """(name, value, further names) of each thing that was shown and is kept for it."""
         found: dict[int, tuple[str, Any, list[str]]] = {}
         for number, value in list(self.outputs.items()):
@@ -77,7 +77,7 @@ class ShellPlaces:
 
     def _underscores(self) -> list[ShellPlace]:
         places = []
-        for space in self.spaces:
+        for space in self.namespaces:
             for name in [n for n in space if isinstance(n, str) and UNDERSCORES.fullmatch(n)]:
                 clear = _emptied(space, name) if set(name) == {"_"} else _removed(space, name)
                 places.append(ShellPlace(name, _got(space, name), clear))
@@ -89,7 +89,7 @@ class ShellPlaces:
             places.append(ShellPlace("the last cell's result", _attribute(last, "result"), _set(last, "result", None)))
         return places
 
-    def failed(self) -> list[ShellPlace]:
+    def errors(self) -> list[ShellPlace]:
         """The places that keep the last failure, those that are filled."""
         places = [
             ShellPlace(f"sys.{name}", _attribute(sys, name), _deleted(sys, name)) for name in LAST_ERROR_NAMES[:3]

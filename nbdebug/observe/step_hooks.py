@@ -40,12 +40,12 @@ class LayerSummary:
 
 
 class StepSummary:
-    """See the module's docstring. models: by the user's names. told: called with the layers, in the order in which they
-    were first called, once; in the thread that trains. A fault of ours ends the look and not the
-    training: told then gets no layers, and the fault in words."""
+    """See the module's docstring. models: by the user's names. callback: called once, in the thread that trains, with
+    the layers in the order in which they were first called. After a fault of ours it gets no layers, and the fault as
+    text; the training goes on."""
 
-    def __init__(self, models: Mapping[str, nn.Module], told: Callable[..., Any]):
-        self.models, self.told = dict(models), told
+    def __init__(self, models: Mapping[str, nn.Module], callback: Callable[..., Any]):
+        self.models, self.callback = dict(models), callback
         self.layers: dict[str, LayerSummary] = {}
         self._own = {id(p) for model in self.models.values() for p in model.parameters()}
         self._handles: list[Any] = [register_optimizer_step_pre_hook(self._about_to_step)]
@@ -77,7 +77,7 @@ class StepSummary:
     def _gave_up(self, fault: Exception) -> None:
         if self._handles:
             self.close()
-            self.told([], f"{type(fault).__name__}: {fault}")
+            self.callback([], f"{type(fault).__name__}: {fault}")
 
     def _about_to_step(self, optimizer: Any, *given: Any) -> None:
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -92,7 +92,7 @@ class StepSummary:
             self._gave_up(fault)
             return
         self.close()
-        self.told(layers)
+        self.callback(layers)
 
     def _gradients(self) -> None:
         for title, model in self.models.items():
@@ -159,8 +159,8 @@ class StepEndCallback:
     """Calls `then` after the next step of any optimizer once it is begun, and once only. What that raises passes into
     the training; `cancel` before that takes it away."""
 
-    def __init__(self, then: Callable[[], Any]):
-        self.then = then
+    def __init__(self, callback: Callable[[], Any]):
+        self.callback = callback
         self._handle: Any = None
 
     def begin(self) -> None:
@@ -178,7 +178,7 @@ class StepEndCallback:
     def _over(self, *stepped: Any) -> None:
         __tracebackhide__ = True
         if self.cancel():
-            self.then()
+            self.callback()
 
 
 def stop_training() -> None:

@@ -76,7 +76,7 @@ class LossRecorder(Recorder):
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def disable(self, fault: Exception) -> None:
-        """A fault of ours is the border's business."""
+        """A fault of ours goes to the error boundary."""
         self.disabled_by, self.fault = f"{type(fault).__name__}: {fault}", fault
         self.on_fault(fault)
 
@@ -109,8 +109,8 @@ _CALLS_WITHOUT_BACKWARD = 16
 
 
 class StepLog:
-    """See the module's docstring. models: by the user's names. on_call: told before each call; on_loss: told of the
-    roots of each backward that fills `.grad`. border: calls what a hook has to do, and lets no fault of ours through.
+    """See the module's docstring. models: by the user's names. on_call: called before each call; on_loss: called with
+    the roots of each backward that fills `.grad`. error_boundary: runs what a hook does, and lets no fault of ours out.
     """
 
     def __init__(
@@ -118,27 +118,27 @@ class StepLog:
         models: Mapping[str, nn.Module],
         on_call: Callable[[], None],
         on_loss: Callable[[tuple[torch.Tensor, ...]], None],
-        border: Callable[..., Any],
+        error_boundary: Callable[..., Any],
     ):
-        self.models, self.on_call, self.on_loss, self.border = dict(models), on_call, on_loss, border
+        self.models, self.on_call, self.on_loss, self.error_boundary = dict(models), on_call, on_loss, error_boundary
         self.recorder = LossRecorder(ModuleStack(ModuleNames(models), lambda *_: None), [], lambda *_: None)
         self.recorder.light = self.recorder.paused = True
-        self.recorder.on_fault = lambda fault: border(_raise, fault)
+        self.recorder.on_fault = lambda fault: error_boundary(_raise, fault)
         self.engine = EngineWatch(
-            lambda call: self.border(self._backward_began, call),
-            lambda call, result: self.border(self._backward_ended, call, result),
+            lambda call: self.error_boundary(self._backward_began, call),
+            lambda call, result: self.error_boundary(self._backward_ended, call, result),
         )
         self.compiled = CompiledWatch(
             callable_modules(models),
-            lambda *given: self.border(self._enter, *given),
-            lambda *given: self.border(self._leave, *given),
+            lambda *given: self.error_boundary(self._enter, *given),
+            lambda *given: self.error_boundary(self._leave, *given),
         )
         self._thread = threading.get_ident()
         self._handles: list[Any] = []
         self._on_stack = self._others = self._go_on = False  # others: the backward that runs is of other models
         self._depth, self._outermost = 0, ""
         self._key = f"nbdebug {id(self)}"
-        self.silent = False  # while the step is run again, which is no step of the user's
+        self.rerunning = False  # while the step is run again, which is no step of the user's
         self._too_much = 0
         self._forget()
 
@@ -162,7 +162,7 @@ class StepLog:
         self.recorder.count, self.recorder.room, self.recorder.overrun = 0, MOST_OPS, False
         self._calls: list[list[weakref.ref]] = []  # since the last backward: their signs of life
 
-    def go_on(self, tape: Tape, position: int) -> None:
+    def continue_from(self, tape: Tape, position: int) -> None:
         """What came on this tape from `position` on belongs to the step that has begun."""
         tape.entries = tape.entries[position:]
         self.tape, self.recorder.watchers = tape, [tape]
@@ -211,22 +211,22 @@ class StepLog:
     # -- what the hooks tell ------------------------------------------------------------------------------------------
 
     @property
-    def aside(self) -> bool:
+    def ignored(self) -> bool:
         """Whether this is no step to remember: it is run again, or a tracer watches it already."""
-        return self.silent or any(
+        return self.rerunning or any(
             isinstance(mode, Recorder) and not isinstance(mode, LossRecorder)
             for mode in _get_current_dispatch_mode_stack()
         )
 
     def _relevant(self) -> bool:
         return (
-            not self.aside
+            not self.ignored
             and torch.is_grad_enabled()
             and threading.get_ident() == self._thread
             and torch._C._current_autograd_node() is None
         )
 
-    def nested(self, name: str, change: int) -> bool:
+    def count_nested(self, name: str, change: int) -> bool:
         """Whether the call of a part begins or ends inside another call, and then that it does."""
         inside = self._depth > (change < 0) and name != self._outermost
         if inside:
@@ -254,7 +254,7 @@ class StepLog:
             self._depth = 0
         if self._depth or not self._relevant():
             self._depth += bool(self._depth)
-            if not self._depth and not self.aside and threading.get_ident() == self._thread:
+            if not self._depth and not self.ignored and threading.get_ident() == self._thread:
                 self.pause()  # validation, say: not a part of the step
                 self.on_call()
             return
@@ -269,7 +269,7 @@ class StepLog:
         self._forget_the_dead()
         leaves, spec = tree_flatten((args, kwargs))
         module = callable_module(self.models, name)
-        self._pending = self.tape.stand_ins(leaves), spec, locate().site, CallEnvironment(module)
+        self._pending = self.tape.references(leaves), spec, locate().site, CallEnvironment(module)
 
     def _leave(self, name: str, args: tuple, kwargs: dict, out: Any = None) -> None:
         if self._depth != 1:
@@ -283,7 +283,7 @@ class StepLog:
         self._record()
 
     def _backward_began(self, call: Backward) -> None:
-        if self.aside or threading.get_ident() != self._thread:
+        if self.ignored or threading.get_ident() != self._thread:
             return
         self._go_on = not self.recorder.paused
         self.pause()
@@ -295,7 +295,7 @@ class StepLog:
         return [p for model in self.models.values() for p in model.parameters()]
 
     def _backward_ended(self, call: Backward, result: Any) -> None:
-        if self.aside or threading.get_ident() != self._thread:
+        if self.ignored or threading.get_ident() != self._thread:
             return
         if self._others:
             self._others = False
@@ -326,8 +326,8 @@ def model_inputs(tape: Tape) -> list[tuple[str, tuple, dict]]:
     def tensor(leaf: Any) -> Any:
         if not isinstance(leaf, Ref):
             return leaf
-        held = tape.held.get(leaf.value)
-        return tape.given.get(leaf) if held is None else held.tensor
+        held = tape.externals.get(leaf.value)
+        return tape.call_inputs.get(leaf) if held is None else held.tensor
 
     calls = [e for e in tape.entries if isinstance(e, CallEntry)]
     return [(e.model, *e._replace(leaves=tuple(map(tensor, e.leaves))).arguments) for e in calls]

@@ -72,7 +72,7 @@ class CallEntry(NamedTuple):
     spec: Any
     results: tuple[int | None, ...]
     site: Site | None
-    surroundings: Any
+    environment: Any
 
     @property
     def arguments(self) -> tuple[tuple, dict]:
@@ -112,13 +112,15 @@ class Tape:
 
     def reset(self) -> None:
         self.entries: list[TapeEntry | CallEntry | BackwardEntry] = []
-        self.held: dict[int, ExternalTensor] = {}
+        self.externals: dict[int, ExternalTensor] = {}
         self.leaves: dict[int, torch.Tensor] = {}  # number -> the user's own tensor
-        self.wanted: dict[int, int] = {}  # number -> the entry from which on it is a leaf of its own
-        self.given: dict[Ref, torch.Tensor] = {}  # what models were called with, where the step's own code made it
+        self.later_leaves: dict[int, int] = {}  # number -> the entry from which on it is a leaf of its own
+        self.call_inputs: dict[
+            Ref, torch.Tensor
+        ] = {}  # what models were called with, where the step's own code made it
         self._places: dict[tuple, list[list]] = {}
         self.by_memory: dict[int, list[int]] = {}
-        self.alive: dict[int, StorageWeakRef] = {}  # by memory
+        self.storages: dict[int, StorageWeakRef] = {}  # by memory
         self._count = 0
         self.last_uses: tuple[int, dict[int, list[int]]] | None = None  # for replays: of how many entries, and which
         self.unwritten_as_nan = False  # how a replay is to fill memory that `torch.empty` hands out
@@ -184,14 +186,14 @@ class Tape:
         results = tuple([self._enter(t, t.requires_grad) if isinstance(t, torch.Tensor) else None for t in out])
         self.entries.append(CallEntry(model, given, spec, results, site, surroundings))
 
-    def stand_ins(self, leaves: list) -> tuple:
+    def references(self, leaves: list) -> tuple:
         """A `Ref` for each tensor among these; what the tape can't hold stays as it is. What the step's own code made
         can be had from `given`."""
         refs = tuple([self._ref_or_itself(leaf) for leaf in leaves])
-        self.given |= {
+        self.call_inputs |= {
             ref: leaf.detach()
             for ref, leaf in zip(refs, leaves, strict=True)
-            if isinstance(ref, Ref) and ref.value not in self.held
+            if isinstance(ref, Ref) and ref.value not in self.externals
         }
         return refs
 
@@ -214,14 +216,14 @@ class Tape:
         if not call.accumulate:
             made = tuple(self._enter(t, None) if isinstance(t, torch.Tensor) else None for t in result)
         self.entries.append(
-            BackwardEntry(roots, seeds, inputs, made, call.retain, call.create, call.accumulate, call.place.site)
+            BackwardEntry(roots, seeds, inputs, made, call.retain, call.create, call.accumulate, call.stack.site)
         )
         for number, leaf in self.leaves.items():
             grad = leaf.grad
             if grad is not None and dense(grad) is grad and self.find(grad) is None:
                 entered = self._enter(grad, False)
                 if entered is not None:
-                    self.held[entered] = ExternalTensor(grad, False, grad_of=number)
+                    self.externals[entered] = ExternalTensor(grad, False, grad_of=number)
 
     def _place(self, t: torch.Tensor) -> tuple | None:
         """Which part of which memory a tensor shows; None for a tensor without memory of its own."""
@@ -240,7 +242,7 @@ class Tape:
         same = self.by_memory.get(place[0])
         if same is None:
             # held weakly, or another memory could get this one's identity
-            self.alive[place[0]] = StorageWeakRef(tensor.untyped_storage())
+            self.storages[place[0]] = StorageWeakRef(tensor.untyped_storage())
             self.by_memory[place[0]] = [number]
         else:
             same.append(number)
@@ -261,7 +263,7 @@ class Tape:
             known[-1][1] = tensor.requires_grad or known[-1][1]  # written in place since, with what wants a gradient
             return Ref(known[-1][0], None, not tensor.requires_grad)
         same = self.by_memory.get(place[0])
-        outside = self.held.get(same[0]) if same else None
+        outside = self.externals.get(same[0]) if same else None
         if same and (outside is None or outside.leaf or outside.changed):  # else another part of a data set
             view = (tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
             return Ref(same[-1], view, not tensor.requires_grad)
@@ -282,8 +284,8 @@ class Tape:
             number = self._enter(value, value.requires_grad)
             if number is None:
                 raise _Unusual("it works on tensors without memory of their own (torch.func)")
-            self.held[number] = ExternalTensor(
-                value.detach(), leaf, memory=self.recorder.memories.get(storage_key(value))
+            self.externals[number] = ExternalTensor(
+                value.detach(), leaf, memory=self.recorder.storages.get(storage_key(value))
             )
             if leaf:
                 self.leaves[number] = value
@@ -295,13 +297,13 @@ class Tape:
         known = self._places.get(self._place(leaf) or (), ())
         if known and not known[-1][1] and known[-1][0] not in self.leaves:
             known[-1][1] = True
-            self.wanted[known[-1][0]] = len(self.entries)
+            self.later_leaves[known[-1][0]] = len(self.entries)
 
     def _keep(self, tensors: list[torch.Tensor]) -> None:
         """Copy the held tensors of memories that are about to change, all at once."""
         memories = {optional_storage_key(t) for t in tensors}
         numbers = {n for memory in memories if memory is not None for n in self.by_memory.get(memory, ())}
-        held = [h for n in numbers if (h := self.held.get(n)) is not None and not h.changed and h.grad_of is None]
+        held = [h for n in numbers if (h := self.externals.get(n)) is not None and not h.changed and h.grad_of is None]
         copies = [torch.empty_like(h.tensor) for h in held]
         if copies:
             torch._foreach_copy_(copies, [h.tensor for h in held])

@@ -54,7 +54,7 @@ class ErrorContext:
         elsewhere = read(type(error).__name__, message_of(error))
         if elsewhere is not None:
             trail = whole(elsewhere, trail)
-        return cls(error, trail, names, Owners.met(names, trail), led_to, elsewhere)
+        return cls(error, trail, names, Owners.among(names, trail), led_to, elsewhere)
 
     @property
     def message(self) -> str:

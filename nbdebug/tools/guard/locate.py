@@ -62,7 +62,7 @@ def locate(
             if seen is not None:
                 return report_of(probe, seen, question, subject, trip.step + 1, notes=tuple(notes))
         blind = probe.recorder.disabled_by
-        hidden = getattr(trip.tape.recorder, "hidden", "")
+        hidden = getattr(trip.tape.recorder, "custom_backward", "")
         return f"nbdebug failed ({blind})" if blind else f"outside the model it has {hidden}" if hidden else FINITE
 
     try:

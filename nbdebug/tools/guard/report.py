@@ -167,7 +167,7 @@ class Locator:
         if guard.ranks is not None and guard.ranks.sharded:
             return lost(trip, QUESTION, subject, SHARDED)
         models = {name: alone(model) for name, model in guard.models.items()}
-        guard.script.silent = True
+        guard.script.rerunning = True
         try:
             with by_itself(guard.models.values()) if guard.ranks is not None else contextlib.nullcontext():
                 return locate(
@@ -180,7 +180,7 @@ class Locator:
                     redo=None if self.undo is None else self.undo.redo,
                 )
         finally:
-            guard.script.silent = False
+            guard.script.rerunning = False
             if self.undo is not None:
                 self.undo.restore()
 

@@ -68,7 +68,7 @@ class StepTracker:
         self._end()
         step = self._begin(following[1] if following else self.buffers.keep())
         if following:
-            self.guard.script.go_on(tape, following[0])
+            self.guard.script.continue_from(tape, following[0])
         step.losses = losses
         return step
 
@@ -120,7 +120,7 @@ class StepTracker:
     def before(self, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> None:
         """An optimizer is about to step: look, and let it, or not."""
         __tracebackhide__ = True
-        if self.guard.script.aside:
+        if self.guard.script.ignored:
             return
         self.guard.script.pause()
         step = self.current or self._begin(self.buffers.keep())
@@ -186,7 +186,7 @@ class StepTracker:
         """An optimizer has stepped, or has been kept from it."""
         __tracebackhide__ = True
         step = self.current
-        if self.guard.script.aside:
+        if self.guard.script.ignored:
             return
         if step is None:
             self.give_back()

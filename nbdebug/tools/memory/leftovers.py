@@ -153,7 +153,7 @@ def listing(
     kept = shell.ShellPlaces(the_shell, names)
     met = list(reachable_objects(names))
     twice, kept_graphs = doubled.find_duplicate_hooks(met), records(met)
-    held = standing(names, kept, caller, [hook for hook_ in twice for hook in hook_.gone])
+    held = standing(names, kept, caller, [hook for hook_ in twice for hook in hook_.obsolete])
     entries = []
     ends = {end for record in kept_graphs for end in record.ends}
     walk = ReachabilityWalk(after=held)
@@ -161,9 +161,9 @@ def listing(
     walk(*trails(without))
     for record in kept_graphs:
         entries.append(_graph(record, walk))
-    entries += _traceback(kept.failed(), walk)
+    entries += _traceback(kept.errors(), walk)
     entries += _exceptions(met, walk)
-    outputs = [_output(kept, *found, walk) for found in kept.shown()]
+    outputs = [_output(kept, *found, walk) for found in kept.displayed()]
     entries += [e for e in outputs if e.blocks] + _figures(walk) + [_hook(one, walk) for one in twice]
     entries = [e for e in entries if e.blocks or e.kept.how in ("hook", "loss")]
     same = sum(not e.blocks and e.kept.storages > 0 for e in outputs)
@@ -315,7 +315,7 @@ def _hook(one: doubled.DuplicateHook, walk: ReachabilityWalk) -> Leftover:
     more = len(one.older)
     site = Site(one.code.co_filename, one.code.co_firstlineno, one.code.co_name)
     return _entry(
-        walk(*one.gone),
+        walk(*one.obsolete),
         one.remove,
         how="hook",
         name=one.module,

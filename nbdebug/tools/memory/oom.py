@@ -106,7 +106,7 @@ def held(
     names: Mapping[str, Any], trail: list[Frame], owners: Owners, kept: ShellPlaces, device: str
 ) -> HoldersAtFailure:
     """All of it on this device, each storage at its first owner, largest first."""
-    stop = [t for t in [names, *kept.spaces, kept.outputs, kept.shell] if t is not None]
+    stop = [t for t in [names, *kept.namespaces, kept.outputs, kept.shell] if t is not None]
     walk = ReachabilityWalk(graphs=False, tracebacks=False, stop=stop)
     parts = [*_weights(owners, walk)]
     parts += [
@@ -117,7 +117,7 @@ def held(
     local = list(_locals(trail, owners, walk))
     saved = ReachabilityWalk(after=walk, stop=stop)
     graph = [("graph", "saved for backward", saved(*walk.nodes), Where())]
-    outputs = [("cell output", name, walk(value), Where()) for name, value, _ in kept.shown()]
+    outputs = [("cell output", name, walk(value), Where()) for name, value, _ in kept.displayed()]
     holdings = [
         h for part in _together([*parts, *local, *graph, *outputs]) if (h := _holding(*part, device)) is not None
     ]
@@ -359,7 +359,7 @@ def _failure(error: BaseException, names: Mapping[str, Any], course: tuple[int, 
     gc.collect()  # an earlier failure, replaced by this one, may be left as garbage: it is free in all but name
     asked = read(error)
     trail = frames(error)
-    owners = Owners.met(names, trail)
+    owners = Owners.among(names, trail)
     seen = held(names, trail, owners, shells.ShellPlaces(shell, names), asked.device)
     total = sum(holding.bytes for holding in seen.holdings)
     used = asked.allocated

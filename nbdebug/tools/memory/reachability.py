@@ -292,7 +292,7 @@ def standing(
 ) -> ReachabilityWalk:
     """A walk over what the user's own things hold, without graphs and tracebacks: these lie in its nodes and trails.
     caller: of nbdebug; without: what is to count as not held."""
-    hidden = [names, *kept.spaces, kept.outputs, kept.shell]
+    hidden = [names, *kept.namespaces, kept.outputs, kept.shell]
     walk = ReachabilityWalk(graphs=False, tracebacks=False, stop=[t for t in [*hidden, *without] if t is not None])
     walk(*user_variables(names).values())
     for space in [vars(module) for module in _users_modules()] + list(_locals(caller)):

@@ -94,10 +94,10 @@ class FixTrial:
             return not count_bad(replay.gradients.values())
         if kind == "parameter":
             return not count_bad(replay.leaves.values())
-        return replay.kept is not None and all_finite(replay.kept)
+        return replay.value is not None and all_finite(replay.value)
 
     def everything_sound(self, replay: Replay) -> bool:
-        tensors = [*replay.losses, *replay.gradients.values(), *([replay.kept] if replay.kept is not None else [])]
+        tensors = [*replay.losses, *replay.gradients.values(), *([replay.value] if replay.value is not None else [])]
         tensors += replay.leaves.values() if self.seen.target.kind == "parameter" else []
         return not count_bad(tensors)
 
@@ -137,7 +137,7 @@ def _tried(fix: Fix, code: str, facts: NanFacts, trial: FixTrial) -> Fix:
 def _numbers(trial: FixTrial, replay: Replay) -> dict[str, Any]:
     """What was seen when the fix was tried."""
     after: dict[str, Any] = {}
-    finals = replay.losses or ([replay.kept] if replay.kept is not None else [])
+    finals = replay.losses or ([replay.value] if replay.value is not None else [])
     if finals and finals[-1].numel() == 1 and not finals[-1].is_complex():
         after["loss"] = float(finals[-1])
     gradients = [g for g in replay.gradients.values() if can_be_nonfinite(g)]
@@ -225,7 +225,7 @@ def _finite_masks(facts: NanFacts, trial: FixTrial) -> Mended:
     ]
     masks = [
         n
-        for n, held in trial.tape.held.items()
+        for n, held in trial.tape.externals.items()
         if not held.leaf
         and held.grad_of is None
         and can_be_nonfinite(held.tensor)
@@ -302,7 +302,7 @@ def _sound_outside(facts: NanFacts, trial: FixTrial) -> Mended:
     fill = 1.0 if facts.birth.name.endswith("var") else 0.0
     bad = [
         n
-        for n, held in trial.tape.held.items()
+        for n, held in trial.tape.externals.items()
         if held.tensor.layout is torch.strided
         and can_be_nonfinite(held.tensor)
         and held.grad_of is None

@@ -99,7 +99,7 @@ class ReplayLocator:
     def _forward(self, op: Op, args: tuple, kwargs: dict) -> Any:
         schema, flow = schema_of(op.func), self.flow
         try:
-            reach = self.recorder.operands(op, args, kwargs)
+            reach = self.recorder.record_operands(op, args, kwargs)
             kept = flow.before(op, schema, args, kwargs)
             if op.index == self._born_at:
                 self.caught[op.index] = Reproduction.given(op.func, args, kwargs)
@@ -109,7 +109,7 @@ class ReplayLocator:
         out = op.func(*args, **kwargs)
         try:
             self.recorder.number(op, _next_relived_number())
-            self.recorder.results(op, schema, args, kwargs, out, reach)
+            self.recorder.record_results(op, schema, args, kwargs, out, reach)
             flow.after(op, schema, args, kwargs, out, kept)
             if op.index in self.caught:
                 self.caught[op.index].listen(out)
@@ -169,7 +169,7 @@ class ReplayLocator:
             if values is None:
                 return
             if known is None and not held.changed:  # a part of it may have been given to the model later
-                known = self.probe.recorder.memories.get(storage_key(held.tensor))
+                known = self.probe.recorder.storages.get(storage_key(held.tensor))
             if known is None or not known.role:
                 known = StorageInfo(
                     values.untyped_storage(),
@@ -179,11 +179,11 @@ class ReplayLocator:
                 )
             role = known.role
             # of a data set in one memory, batches are introduced in turn
-            memory = self.recorder.memories.get(storage_key(values))
+            memory = self.recorder.storages.get(storage_key(values))
             if memory is None:
                 memory = StorageInfo(values.untyped_storage(), None, known.reach, role, known.name, known.module)
                 memory.entered = known.entered
-                self.recorder.memories[storage_key(values)] = memory
+                self.recorder.storages[storage_key(values)] = memory
             earlier = self.probe.spoiled_buffers.get(memory.name) if role == "buffer" else None
             if number in self.bad_outside and earlier is not None:
                 self.flow.adopt(earlier, values)
@@ -208,8 +208,8 @@ class GraphLocator(ReplayLocator):
         call, node = self.alongside.call, self.alongside.born_in
         assert call is not None and node is not None, "there is a graph to look at"
         memories = storages_of(self.probe.tape)
-        self.recorder.go_on_from(self.probe.recorder, memories)
-        for held in self.probe.tape.held.values():
+        self.recorder.continue_from(self.probe.recorder, memories)
+        for held in self.probe.tape.externals.values():
             known = memories.get(storage_key(held.tensor))
             if known is not None and known.role == "target":
                 self.flow.births.note_shape(held.tensor)
@@ -272,7 +272,7 @@ def relive_buffers(probe: Probe) -> None:
     except NotLocated:
         return  # then it will be a buffer that came bad from outside
     for number, tensor in replay.changed.items():
-        memory = probe.tape.held[number].memory
+        memory = probe.tape.externals[number].memory
         for birth in sorted(second.flow.origins(tensor))[:1]:
             if memory is not None and memory.role == "buffer":
                 probe.spoiled_buffers.setdefault(memory.name, second.flow.births[birth])
@@ -304,7 +304,7 @@ def _located(probe: Probe, seen: Detection, sighted: Suspects | None = None) -> 
 def _on_graph(probe: Probe, seen: Detection, sighted: Suspects, scout: RecordingScan) -> ReplayLocator | None:
     """The books of the one derivative in which all was born that is bad, where the recording's graph can tell."""
     fits = seen.target.kind == "gradient" and scout.call is not None and scout.born_at is not None
-    if not fits or sighted.suspects or probe.recorder.hidden or _bad_outside(probe):
+    if not fits or sighted.suspects or probe.recorder.custom_backward or _bad_outside(probe):
         return None
     found = GraphLocator(probe, seen, sighted, scout)
     try:
@@ -320,7 +320,7 @@ def _bad_outside(probe: Probe) -> set[int]:
     """The numbers of the tensors that were bad when the step got them: one wait for the device."""
     outside = {
         n: h.tensor
-        for n, h in probe.tape.held.items()
+        for n, h in probe.tape.externals.items()
         if h.grad_of is None and can_be_nonfinite(h.tensor) and h.tensor.layout is torch.strided
     }
     sizes = read_scalars(each_largest(list(outside.values())))
@@ -351,7 +351,7 @@ def _judge(seen: Detection, second: ReplayLocator, replay: Replay | None) -> Non
     """Where the bad values of gradients, parameters, buffers and returned tensors came from (a loss was asked on the
     way)."""
     seen.origins |= second.origins
-    kind, held = seen.target.kind, second.probe.tape.held
+    kind, held = seen.target.kind, second.probe.tape.externals
     if replay is None or (second.origins and kind == "gradient"):
         _name_first(seen, held, second.sighted.gradients)
         return
@@ -366,8 +366,8 @@ def _judge(seen: Detection, second: ReplayLocator, replay: Replay | None) -> Non
         if born and not seen.origins:
             _name_first(seen, held, [number])
         seen.origins |= born
-    if kind == "returned" and replay.kept is not None and not all_finite(replay.kept):
-        seen.origins |= second.flow.origins(replay.kept)
+    if kind == "returned" and replay.value is not None and not all_finite(replay.value):
+        seen.origins |= second.flow.origins(replay.value)
 
 
 def _name_first(seen: Detection, held: dict[int, ExternalTensor], numbers: list[int]) -> None:
@@ -377,8 +377,8 @@ def _name_first(seen: Detection, held: dict[int, ExternalTensor], numbers: list[
 
 
 def _sorry(probe: Probe, seen: Detection, reason: str) -> str:
-    if probe.recorder.hidden and seen.target.kind != "loss":
-        reason = f"its backward can't be replayed: it uses {probe.recorder.hidden}"
+    if probe.recorder.custom_backward and seen.target.kind != "loss":
+        reason = f"its backward can't be replayed: it uses {probe.recorder.custom_backward}"
     return (
         f"Step {probe.step} went bad (its {seen.target.kind} is not finite), but {reason}. "
         "Run it again with strategy='trace', which looks at every op while the step runs."

@@ -115,7 +115,7 @@ class OperandRecorder:
 
     def _before(self, tensor: torch.Tensor, kept: dict) -> tuple[torch.Tensor, StorageInfo | None]:
         values = dense(tensor)
-        memory = None if values is None else self.recorder.memories.get(storage_key(values))
+        memory = None if values is None else self.recorder.storages.get(storage_key(values))
         return (kept[id(tensor)][0] if id(tensor) in kept else tensor), memory
 
     def _whole(self, value: Any, kept: dict) -> Any:

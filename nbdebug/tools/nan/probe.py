@@ -153,11 +153,11 @@ def register(names: ModuleNames, recorder: Recorder) -> None:
         if values is None or tensor.device.type == "meta":
             continue
         reach = PARAMETER if role == "parameter" else 0
-        known = recorder.memories.get(storage_key(values))
+        known = recorder.storages.get(storage_key(values))
         if known is not None:  # made under our eyes, or seen before the model was known
             known.role, known.name, known.module, known.reach = role, name, module, known.reach | reach
             continue
-        memory = recorder.memories[storage_key(values)] = StorageInfo(
+        memory = recorder.storages[storage_key(values)] = StorageInfo(
             values.untyped_storage(), None, reach, role, name, module
         )
         recorder.on_external(tensor, memory)
@@ -167,11 +167,11 @@ def mark_input(recorder: Recorder, flow: TaintTracker, tensor: torch.Tensor, sit
     """A tensor that can be read is given to the model at `site`."""
     values = dense(tensor)
     assert values is not None, "it can be read"
-    known = recorder.memories.get(storage_key(values))
+    known = recorder.storages.get(storage_key(values))
     if known is None:
-        known = recorder.memories[storage_key(values)] = StorageInfo(values.untyped_storage(), None, INPUT, "input")
+        known = recorder.storages[storage_key(values)] = StorageInfo(values.untyped_storage(), None, INPUT, "input")
         known.entered = site
-        recorder.memory(tensor)
+        recorder.storage_info(tensor)
     if known.maker is None and known.role in ("target", "input"):
         known.role, known.entered = "input", known.entered or site
     if not known.reach & PARAMETER:
@@ -283,7 +283,7 @@ class Probe:
         self.recorder.watchers = [self.flow, self.tape, self] if live else [self.tape, self]
         self.recorder.light = not live
         self.sightings = Detections(self.flow, self.tape, live)
-        self.engine = EngineWatch(self._backward_began, self._backward_ended, unseen=not live)
+        self.engine = EngineWatch(self._backward_began, self._backward_ended, without_modes=not live)
         self.optimizing = OptimizerWatch(self._optimizer_begins, self._optimizer_done)
         self.run, self.step = RunHistory(), 0
         self.about_to_step = False  # the step is run again without its optimizer, which was called
@@ -330,7 +330,7 @@ class Probe:
     def begin_step(self, step: int) -> None:
         """To be called before each step; measures the parameters as the step finds them."""
         self.step = step
-        if self.recorder.hidden and not self.live:
+        if self.recorder.custom_backward and not self.live:
             self._look_live()
         self._clear()
         self.recorder.new_step(step)
@@ -342,7 +342,7 @@ class Probe:
     def _look_live(self) -> None:
         """From the next step on, look while the step runs: a replay would not know all of its backward."""
         self.live = self.sightings.live = True
-        self.recorder.light = self.engine.unseen = False
+        self.recorder.light = self.engine.without_modes = False
         self.recorder.watchers.insert(0, self.flow)
 
     def _trained(self) -> list[torch.Tensor]:
@@ -474,7 +474,7 @@ class Probe:
     @unseen
     def _backward_began(self, call: Backward) -> None:
         again = self.recorder.called_from  # set in the replay of a remembered step
-        self._backward_place = call.place if again is None else StackLines(again, None, False, None)
+        self._backward_place = call.stack if again is None else StackLines(again, None, False, None)
         self.engine_runs += 1
         if not call.accumulate:
             return

@@ -180,7 +180,7 @@ def report_of(
     notes = (*_notes(probe, seen), *notes)
     if probe.adopted:
         subject = f"the model of type {probe.adopted} that was called, and the optimizers that stepped"
-    unchecked = tuple(f"Values inside tensors of type {name}" for name in sorted(probe.recorder.unseen))
+    unchecked = tuple(f"Values inside tensors of type {name}" for name in sorted(probe.recorder.opaque_types))
     if probe.recorder.disabled_by:
         unchecked = (f"Everything after a fault in nbdebug itself ({probe.recorder.disabled_by})", *unchecked)
     if seen is None:
@@ -261,7 +261,7 @@ def _steps(numbers: list[int]) -> str:
 def _ruled_out(probe: Probe, facts: NanFacts | None) -> tuple[RuledOut, ...]:
     """Causes that were looked for and are not there, each with its number."""
     code = facts.birth.external if facts else None
-    memories = list(probe.recorder.memories.values())
+    memories = list(probe.recorder.storages.values())
     count = {role: sum(m.role == role for m in memories) for role in ("parameter", "buffer", "input")}
     bad = {b.memory.role for b in probe.flow.births if b.memory is not None and not b.intended}
     out = []

@@ -213,10 +213,10 @@ class RecordingScan:
         self.call: Backward | None = None
         self.born_in: Any = None
         self.born_at: Op | None = None
-        self._began, self._ended = probe.engine.began, probe.engine.ended
+        self._began, self._ended = probe.engine.before, probe.engine.after
         probe.recorder.numbered = probe.engine.keep_graph = True
         probe.recorder.watchers.append(self)
-        probe.engine.began, probe.engine.ended = self._backward_begins, self._backward_ended
+        probe.engine.before, probe.engine.after = self._backward_begins, self._backward_ended
 
     # -- forward: a watcher -------------------------------------------------------------------------------------------
 

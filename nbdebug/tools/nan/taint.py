@@ -184,7 +184,7 @@ class TaintTracker:
                 for _, tensor in walk_tensors((value,)):
                     values = dense(tensor)
                     if values is not None and values.device.type != "meta":
-                        memory = self.recorder.memories[storage_key(values)]
+                        memory = self.recorder.storages[storage_key(values)]
                         kept[id(tensor)] = (tensor.clone(), self.masks(values), memory.maker, memory.reach)
         return kept
 
@@ -234,7 +234,7 @@ class TaintTracker:
 
     def _note_factors(self, args: tuple, suspects: dict) -> None:
         for _, factor in walk_tensors(args):
-            memory = self.recorder.memory(factor)
+            memory = self.recorder.storage_info(factor)
             free = (
                 memory is not None
                 and not memory.reach & (PARAMETER | INPUT)
@@ -313,7 +313,7 @@ class TaintTracker:
 
     def begin_step(self) -> None:
         """Drop the books of memories that are gone; to be called after the recorder has begun a new step."""
-        self.spoiled = {k: s for k, s in self.spoiled.items() if k in self.recorder.memories}
+        self.spoiled = {k: s for k, s in self.spoiled.items() if k in self.recorder.storages}
         self.settled, self.checked, self.last_read, self.last_bad = set(), set(), set(), set()
         self.recent.clear()
         self.births.begin_step({birth for held in self.spoiled.values() for birth in held.births})

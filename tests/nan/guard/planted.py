@@ -32,7 +32,7 @@ BORDER = {
     "border",
     "_raise",
     "_inputs",
-    "nested",
+    "count_nested",
 }
 """What catches faults, and what leaves after one."""
 WORDS = {"sentence", "_message", "_number"}

@@ -70,15 +70,15 @@ class _Packer:
         for n, (generator, state) in enumerate(self.tape.generators.values()):
             self.tensors[f"generator/{n}"] = state
             generators.append(str(generator.device))
-        held = [self._held(number, one) for number, one in self.tape.held.items()]
+        held = [self._held(number, one) for number, one in self.tape.externals.items()]
         return {
             "entries": entries,
             "held": held,
             "cuda_random": len(self.tape.cuda_random),
             "generators": generators,
-            "wanted": [list(w) for w in self.tape.wanted.items()],
+            "wanted": [list(w) for w in self.tape.later_leaves.items()],
             "device": self.home,
-            "hidden": self.tape.recorder.hidden,
+            "hidden": self.tape.recorder.custom_backward,
         }, self.tensors
 
     def _held(self, number: int, held: ExternalTensor) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class _Packer:
                 "kwargs": self._value(kwargs, f"the model `{entry.model}`"),
                 "results": list(entry.results),
                 "site": _site(entry.site),
-                "surroundings": self._surroundings(position, entry.surroundings),
+                "surroundings": self._surroundings(position, entry.environment),
             }
         if isinstance(entry, BackwardEntry):
             groups = {k: [self._value(r) for r in getattr(entry, k)] for k in ("roots", "seeds", "inputs")}

@@ -162,7 +162,7 @@ class Unpacker:
         data = mapping(given, "tape")
         self.then = device_of(data.get("device"))
         tape = Tape(Recorder(ModuleStack(ModuleNames({}), lambda *_: None), [], lambda *_: None))
-        tape.recorder.hidden = text(data.get("hidden"))[:200]
+        tape.recorder.custom_backward = text(data.get("hidden"))[:200]
         tape.random = torch_state(self._tensor("random"))
         states = [self._tensor(f"cuda_random/{n}") for n in range(min(whole(data.get("cuda_random")), 64))]
         if states and (self.now.type != "cuda" or len(states) > torch.cuda.device_count()):
@@ -175,7 +175,7 @@ class Unpacker:
         for held in list_of(data.get("held")):
             self._held(mapping(held, "a tensor"), tape)
         wanted = [list_of(pair, exactly=2) for pair in list_of(data.get("wanted"))]
-        tape.wanted = {whole(number): whole(position) for number, position in wanted}
+        tape.later_leaves = {whole(number): whole(position) for number, position in wanted}
         tape.entries = [self._entry(mapping(entry, "an entry")) for entry in list_of(data.get("entries"))]
         return tape
 
@@ -208,7 +208,7 @@ class Unpacker:
     def _held(self, given: dict[str, Any], tape: Tape) -> None:
         number = whole(given.get("number"))
         if "grad_of" in given:
-            tape.held[number] = ExternalTensor(torch.empty(0), False, grad_of=whole(given["grad_of"]))
+            tape.externals[number] = ExternalTensor(torch.empty(0), False, grad_of=whole(given["grad_of"]))
             return
         leaf = given.get("leaf") is True
         if "parameter" in given:
@@ -216,7 +216,7 @@ class Unpacker:
         else:
             tensor = laid_out(self._tensor(f"held/{number}"), given).to(self._moved(device_of(given.get("device"))))
             tensor = tensor.requires_grad_(leaf)
-        held = tape.held[number] = ExternalTensor(tensor.detach(), leaf)
+        held = tape.externals[number] = ExternalTensor(tensor.detach(), leaf)
         held.changed = given.get("changed") is True
         if leaf:
             tape.leaves[number] = tensor

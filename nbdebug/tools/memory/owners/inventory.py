@@ -232,7 +232,7 @@ def seen(
     """The same with what the report needs besides. caller: the frame that asks; shell: IPython's, if one runs."""
     tensors = live()
     kept = ShellPlaces(shell, names)
-    naming = OwnerIndex([*kept.spaces, kept.outputs, shell, tensors])
+    naming = OwnerIndex([*kept.namespaces, kept.outputs, shell, tensors])
     _named(naming, models, optimizers, names, kept, caller)
     for tensor in tensors:
         for piece in naming.pieces(tensor):
@@ -269,9 +269,9 @@ def _named(
     naming.variables(names)
     naming.walk()
     naming.calls(caller, names)
-    for name, value, _ in kept.shown():
+    for name, value, _ in kept.displayed():
         naming.add(value, Ownership("cell output", name, name))
-    for place in kept.failed():
+    for place in kept.errors():
         naming.add(place.get(), Ownership("traceback", place.name, place.name))
     naming.walk()
     naming.files(names)

@@ -127,7 +127,9 @@ def followed(asked: StepRequest, course: StepsFollowed) -> None:
             if len(follow.turns) < ENOUGH:
                 course.unchecked.append("Growth from step to step: it takes two runs (mem(step), %mem step())")
         if follow.recorder.disabled_by:
-            course.unchecked.append(f"A part of the run, because of a fault of nbdebug's own: {follow.recorder.disabled_by}")
+            course.unchecked.append(
+                f"A part of the run, because of a fault of nbdebug's own: {follow.recorder.disabled_by}"
+            )
 
 
 def _one(asked: StepRequest, follow: StepTrace, course: StepsFollowed, number: int) -> bool:
