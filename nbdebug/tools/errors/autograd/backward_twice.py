@@ -16,23 +16,29 @@ from typing import Any
 
 from nbdebug.observe.variables import MODULES_OWN, attributes, user_variables
 from nbdebug.report import Where
-from nbdebug.tools.errors.autograd.calls import entered, outward, reached, skipped, trail
-from nbdebug.tools.errors.autograd.changes import of_statement
+from nbdebug.tools.errors.autograd.calls import (
+    callee,
+    enclosing_scopes,
+    is_skipped,
+    reachable_functions,
+    traceback_functions,
+)
+from nbdebug.tools.errors.autograd.changes import changes_in_statement
 from nbdebug.tools.errors.autograd.facts import GraphHolder, TwiceFacts
 from nbdebug.tools.errors.autograd.functions import (
     FunctionSource,
-    calls,
-    failing,
-    heads,
+    calls_in,
+    failing_node,
     is_module,
-    last,
-    loops,
+    last_name,
+    loops_around,
     modules,
+    own_expressions,
     package,
+    static_value,
     targets,
-    value,
 )
-from nbdebug.tools.errors.autograd.graph import asked, freed, meet, nodes, op_of, roots
+from nbdebug.tools.errors.autograd.graph import asked, backward_roots, is_freed, node_distances, op_of, share_history
 from nbdebug.tools.errors.context import ErrorContext, is_tensor
 from nbdebug.tools.errors.facts import NOWHERE
 from nbdebug.tools.errors.values import UNKNOWN
@@ -68,7 +74,7 @@ QUIET = frozenset(
 
 def body_of(code: FunctionSource, node: Any) -> Any | None:
     """What runs again and again around a line: the innermost loop; a cell as a whole; None for a function without."""
-    around = loops(code, node) if node is not None else []
+    around = loops_around(code, node) if node is not None else []
     if around:
         return around[0]
     return code.node if isinstance(code.node, ast.Module) else None
@@ -130,7 +136,7 @@ def _reads(node: Any, text: str) -> bool:
         and node.attr in ("data", "shape", "dtype", "device", "grad")
     ):
         return False
-    if isinstance(node, ast.Call) and last(node.func) in QUIET:
+    if isinstance(node, ast.Call) and last_name(node.func) in QUIET:
         return False
     return any(_reads(child, text) for child in ast.iter_child_nodes(node))
 
@@ -139,8 +145,8 @@ def carried(code: FunctionSource, body: Any, text: str) -> tuple[str, Any, Any] 
     """(how, where it gets its value, where that is read in the next turn) of a variable; None where it is not
     carried."""
     statements = within(body)
-    written = [s for s in writes(statements, text) if not skipped(s, code)]
-    read = [s for s in reads(statements, text) if not skipped(s, code)]
+    written = [s for s in writes(statements, text) if not is_skipped(s, code)]
+    read = [s for s in reads(statements, text) if not is_skipped(s, code)]
     if not written or not read:
         return None
     steady = [s for s in written if _always(code, s, body, written)]
@@ -195,10 +201,10 @@ def filled(statements: list[Any], text: str) -> Any | None:
         ):
             return statement
         if isinstance(statement, ast.Expr) and any(
-            last(call.func) in ("append", "extend", "insert", "add", "appendleft", "update", "put")
+            last_name(call.func) in ("append", "extend", "insert", "add", "appendleft", "update", "put")
             and isinstance(call.func, ast.Attribute)
             and ast.unparse(call.func.value) == text
-            for call in calls(statement)
+            for call in calls_in(statement)
         ):
             return statement
     return None
@@ -209,12 +215,16 @@ def backwards(
 ) -> Iterator[tuple[Any, ast.Call, FunctionSource]]:
     """(statement, the call of backward, the function in which it stands) among statements and what they call."""
     for statement in statements:
-        for node in heads(statement):
+        for node in own_expressions(statement):
             if not isinstance(node, ast.Call):
                 continue
-            if last(node.func) == "backward" or last(node.func) == "grad" and "autograd" in ast.unparse(node.func):
+            if (
+                last_name(node.func) == "backward"
+                or last_name(node.func) == "grad"
+                and "autograd" in ast.unparse(node.func)
+            ):
                 yield statement, node, code
-            elif depth and (inner := entered(node, code)) is not None:
+            elif depth and (inner := callee(node, code)) is not None:
                 for _, call, where in backwards(inner, list(inner.statements()), depth - 1):
                     yield statement, call, where
 
@@ -263,7 +273,7 @@ def _one(thing: Any) -> list[Any]:
 def part_of(thing: Any, found: dict[Any, int]) -> bool:
     """Whether the history of a variable and that of the loss meet."""
     mine = tensors_of(thing)
-    return bool(mine) and (not found or meet(mine, found))
+    return bool(mine) and (not found or share_history(mine, found))
 
 
 def carrier(name: str, how: str, thing: Any, assigned: Where, read: Where = NOWHERE) -> GraphHolder:
@@ -278,20 +288,20 @@ def carrier(name: str, how: str, thing: Any, assigned: Where, read: Where = NOWH
         op_of(one.grad_fn),
         assigned,
         read,
-        freed(one.grad_fn),
+        is_freed(one.grad_fn),
         not is_tensor(thing),
         not is_tensor(thing) and type(thing) not in CONTAINERS,
     )
 
 
 def written(code: FunctionSource, name: str) -> Where:
-    for scope in outward(code):
+    for scope in enclosing_scopes(code):
         made = [
             s
             for s in writes(list(scope.statements()), name)
             if (scope is not code or s.lineno < code.line)
-            and not skipped(s, scope)
-            and last(getattr(getattr(s, "value", None), "func", None)) != "detach"
+            and not is_skipped(s, scope)
+            and last_name(getattr(getattr(s, "value", None), "func", None)) != "detach"
         ]
         if made:
             return scope.where(made[-1])
@@ -302,11 +312,11 @@ def earlier_backward(
     code: FunctionSource, found: dict[Any, int], loss: str
 ) -> tuple[Where | None, str, list[GraphHolder]]:
     """(where backward was called before in the same turn, on what, what both losses were computed from)."""
-    node = failing(code)
-    around = loops(code, node) if node is not None else []
+    node = failing_node(code)
+    around = loops_around(code, node) if node is not None else []
     statements = within(around[0]) if around else list(code.statements())
     for statement, call, where in reversed(list(backwards(code, [s for s in statements if s.lineno < code.line]))):
-        if keeps(call) or skipped(statement, code):
+        if keeps(call) or is_skipped(statement, code):
             continue
         base, text = _called_on(call), _root_of(call)
         if (
@@ -314,13 +324,15 @@ def earlier_backward(
             and text == loss
             and not writes([s for s in statements if statement.lineno < s.lineno < code.line], text)
         ):
-            lies = value(base, code)
+            lies = static_value(base, code)
             return where.where(call), text, [carrier(text, "again", None if lies is UNKNOWN else lies, NOWHERE)]
-        first = value(base, where) if where is code else UNKNOWN
+        first = static_value(base, where) if where is code else UNKNOWN
         shared = _shared(code, found, statement, first)
         if shared:
             return where.where(call), text if where is code else "", shared
-    for scope in list(outward(code))[1:] if isinstance(code.node, ast.Module) else ():  # another cell, that ran before
+    for scope in (
+        list(enclosing_scopes(code))[1:] if isinstance(code.node, ast.Module) else ()
+    ):  # another cell, that ran before
         for _, call, where in reversed(list(backwards(scope, list(scope.statements()), depth=0))):
             return where.where(call), _root_of(call), []
     return None, "", []
@@ -340,7 +352,7 @@ def _root_of(call: ast.Call) -> str:
 
 def _shared(code: FunctionSource, found: dict[Any, int], statement: Any, first: Any) -> list[GraphHolder]:
     """The variables from which both losses were computed, nearest to the second loss."""
-    mine = nodes([first]) if is_tensor(first) else None
+    mine = node_distances([first]) if is_tensor(first) else None
     names = dict(code.frame.names) or dict(user_variables(code.frame.globals))
     both: list[tuple[int, str, Any]] = []
     for name, thing in names.items():
@@ -379,7 +391,7 @@ ASKED_AT_MOST = 2000
 def look(scene: ErrorContext) -> TwiceFacts | None:
     if scene.type not in ("RuntimeError", "CheckpointError") or not SECOND.search(scene.message):
         return None
-    codes, found = trail(scene), nodes(roots(scene))
+    codes, found = traceback_functions(scene), node_distances(backward_roots(scene))
     of = asked(scene, codes[0], "loss") if codes else None
     text = ast.unparse(of) if of is not None else ""
     carriers = _carriers(scene, codes, found, text)
@@ -402,7 +414,7 @@ def look(scene: ErrorContext) -> TwiceFacts | None:
         earlier,
         first,
         len(found),
-        sum(freed(node) for node in list(found)[:ASKED_AT_MOST]),
+        sum(is_freed(node) for node in list(found)[:ASKED_AT_MOST]),
         len(scene.owners.optimizers),
     )
 
@@ -412,7 +424,7 @@ def _carriers(scene: ErrorContext, codes: list[FunctionSource], found: dict[Any,
     carriers: dict[str, GraphHolder] = {}
     for code in codes:
         for one in _in_function(code, found, loss):
-            cell = isinstance(code.node, ast.Module) and not loops(code, failing(code) or code.node)
+            cell = isinstance(code.node, ast.Module) and not loops_around(code, failing_node(code) or code.node)
             carriers.setdefault(one.name, dataclasses.replace(one, cell=cell))
     for one in _held(scene, found):
         carriers.setdefault(one.name, one)
@@ -423,7 +435,7 @@ def _carriers(scene: ErrorContext, codes: list[FunctionSource], found: dict[Any,
 
 def _in_function(code: FunctionSource, found: dict[Any, int], loss: str) -> Iterator[GraphHolder]:
     """Of the variables of one function of the traceback."""
-    node = failing(code)
+    node = failing_node(code)
     body = body_of(code, node)
     shared = outside_names(code)
     names = dict(code.frame.names) or {k: v for k, v in user_variables(code.frame.globals).items() if not callable(v)}
@@ -451,7 +463,7 @@ def _in_function(code: FunctionSource, found: dict[Any, int], loss: str) -> Iter
 def _each(codes: list[FunctionSource], loss: str, carriers: list[GraphHolder]) -> GraphHolder | None:
     """`for loss in losses: loss.backward()`: what several losses were computed from, in one carrier."""
     for code in codes[:1]:
-        for loop in loops(code, failing(code)) if failing(code) is not None else []:
+        for loop in loops_around(code, failing_node(code)) if failing_node(code) is not None else []:
             if isinstance(loop, ast.For) and loss in [ast.unparse(t) for t in targets(loop)]:
                 over = ast.unparse(loop.iter)
                 shared = next((c for c in carriers if c.how == "once" and c.name not in (over, loss)), None)
@@ -462,7 +474,7 @@ def _each(codes: list[FunctionSource], loss: str, carriers: list[GraphHolder]) -
 
 def _around(scene: ErrorContext, found: dict[Any, int]) -> Iterator[GraphHolder]:
     """Variables of a closure or a file that a function which took part reads, and that were computed outside of it."""
-    for code, _ in reached(scene):
+    for code, _ in reachable_functions(scene):
         for name in _used(code) if not isinstance(code.node, ast.Module) else ():
             thing = code.frame.names.get(name, code.frame.globals.get(name))
             if (
@@ -496,9 +508,11 @@ def _in_body(
         if put is not None and reads(statements, name):
             return carrier(name, "list", thing, code.where(put), code.where(reads(statements, name)[0]))
     drawn = name in [ast.unparse(t) for t in targets(body)] if isinstance(body, ast.For) else False
-    if drawn or any(not skipped(s, code) for s in writes(statements, name)):
+    if drawn or any(not is_skipped(s, code) for s in writes(statements, name)):
         return None
-    changed = next((one for s in statements for one in of_statement(s, code) if ast.unparse(one.node) == name), None)
+    changed = next(
+        (one for s in statements for one in changes_in_statement(s, code) if ast.unparse(one.node) == name), None
+    )
     if changed is not None:
         return carrier(name, "turn", thing, code.where(changed.statement), code.where(changed.statement))
     own_nodes = {t.grad_fn for t in tensors_of(thing)}
@@ -514,7 +528,7 @@ def _in_body(
 
 def _held(scene: ErrorContext, found: dict[Any, int]) -> Iterator[GraphHolder]:
     """Attributes that keep a graph from one step to the next."""
-    methods = reached(scene)
+    methods = reachable_functions(scene)
     for path, thing in _objects(scene):
         for name, kept in attributes(thing).items():
             if name in MODULES_OWN or not part_of(kept, found):

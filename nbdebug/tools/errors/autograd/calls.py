@@ -19,46 +19,46 @@ from nbdebug.tools.errors.autograd.functions import (
     SCOPES,
     FunctionSource,
     assignments,
-    calls,
+    calls_in,
     children,
-    failing,
-    heads,
+    class_attribute,
+    failing_node,
+    frame_source,
+    function_source,
     is_module,
-    last,
-    loops,
-    method,
+    last_name,
+    loops_around,
     modules,
-    of_frame,
-    of_function,
-    plain,
+    own_expressions,
     source,
-    value,
+    static_value,
+    unwrap,
 )
 from nbdebug.tools.errors.context import ErrorContext
 from nbdebug.tools.errors.values import UNKNOWN
 
-MOST = 300
+MAX_FUNCTIONS = 300
 """Functions looked at."""
 
 
-def entered(call: ast.Call, code: FunctionSource, called: Any = UNKNOWN) -> FunctionSource | None:
+def callee(call: ast.Call, code: FunctionSource, called: Any = UNKNOWN) -> FunctionSource | None:
     """The user's function that a call runs, with what it is given; None where it is not the user's, or not known."""
-    called = value(call.func, code) if called is UNKNOWN else called
+    called = static_value(call.func, code) if called is UNKNOWN else called
     if is_module(called):
-        called = types.MethodType(plain(method(called, "forward")), called)
+        called = types.MethodType(unwrap(class_attribute(called, "forward")), called)
     elif type(called) not in (types.FunctionType, types.MethodType):
         if called is UNKNOWN or issubclass(type(called), (type, types.ModuleType, types.BuiltinFunctionType)):
             return None
-        own = method(called, "__call__")
+        own = class_attribute(called, "__call__")
         if type(own) is not types.FunctionType:
             return None
         called = types.MethodType(own, called)
     mine = called.__self__ if type(called) is types.MethodType else UNKNOWN
-    found = of_function(called)
-    return None if found is None else bound(found, call, code, mine)
+    found = function_source(called)
+    return None if found is None else bind(found, call, code, mine)
 
 
-def switched_off(function: Any) -> str | None:
+def no_grad_decorator(function: Any) -> str | None:
     """ "no_grad" where a function, be it a library's (`model.generate`), was decorated with it."""
     function = function.__func__ if type(function) is types.MethodType else function
     for _ in range(5):
@@ -98,7 +98,7 @@ def entries(node: Any, key: Any, code: FunctionSource, depth: int = 6) -> Iterat
                 for t in s.targets
             )
         )
-    elif isinstance(node, ast.Call) and depth and (inner := entered(node, code)) is not None:
+    elif isinstance(node, ast.Call) and depth and (inner := callee(node, code)) is not None:
         for given, _ in inner.returned():
             yield from entries(given, key, inner, depth - 1)
 
@@ -107,7 +107,7 @@ def _swapped(given: tuple[Any, Any], key: Any) -> tuple[Any, Any, Any]:
     return given[0], key, given[1]
 
 
-def bound(found: FunctionSource, call: ast.Call, code: FunctionSource, mine: Any = UNKNOWN) -> FunctionSource:
+def bind(found: FunctionSource, call: ast.Call, code: FunctionSource, mine: Any = UNKNOWN) -> FunctionSource:
     """A function with its parameters bound to what a call gives them."""
     given, names = arguments(found, call, code, mine)
     return dataclasses.replace(
@@ -133,21 +133,21 @@ def arguments(
         pairs[args.vararg.arg] = ast.Tuple(simple[len(wanted) :], ast.Load())
     for name, node in pairs.items():
         names.pop(name, None)
-        known = value(node, code)
+        known = static_value(node, code)
         if known is not UNKNOWN:
             names[name] = known
     return {name: (node, code) for name, node in pairs.items()}, names
 
 
-def forward(module: Any) -> FunctionSource | None:
+def forward_of(module: Any) -> FunctionSource | None:
     """A module's own forward, if it is the user's."""
-    return of_method(module, "forward")
+    return method_source(module, "forward")
 
 
-def of_method(module: Any, name: str) -> FunctionSource | None:
+def method_source(module: Any, name: str) -> FunctionSource | None:
     """A method of an object's, if it is the user's."""
-    function = plain(method(module, name))
-    found = of_function(function)
+    function = unwrap(class_attribute(module, name))
+    found = function_source(function)
     if found is None:
         return None
     first = next((a.arg for a in (*found.node.args.posonlyargs, *found.node.args.args)), "self")
@@ -156,85 +156,85 @@ def of_method(module: Any, name: str) -> FunctionSource | None:
     )
 
 
-def trail(scene: ErrorContext) -> list[FunctionSource]:
+def traceback_functions(scene: ErrorContext) -> list[FunctionSource]:
     """The functions of the traceback's user frames, innermost first, each with what its caller wrote for it."""
     frames = scene.users
-    codes: list[FunctionSource | None] = [of_frame(frame) for frame in frames]
+    codes: list[FunctionSource | None] = [frame_source(frame) for frame in frames]
     for inner in range(len(codes) - 2, -1, -1):
         code, caller = codes[inner], codes[inner + 1]
         if code is None or caller is None or not isinstance(code.node, FUNCTIONS):
             continue
-        node = failing(caller)
-        for call in calls(node) if node is not None else ():
-            target = entered(call, caller)
+        node = failing_node(caller)
+        for call in calls_in(node) if node is not None else ():
+            target = callee(call, caller)
             if target is not None and target.node.lineno == code.node.lineno and target.source.file == code.source.file:
                 codes[inner] = dataclasses.replace(code, given=target.given)
                 break
     return [code for code in codes if code is not None]
 
 
-def reached(scene: ErrorContext) -> list[tuple[FunctionSource, Any]]:
+def reachable_functions(scene: ErrorContext) -> list[tuple[FunctionSource, Any]]:
     """(function, the module whose method it is or None) of all that the traceback's functions and the modules' forwards
     call, nearest first, each function of each module once."""
-    todo: list[tuple[FunctionSource, Any]] = [(code, code.frame.module) for code in trail(scene)]
+    todo: list[tuple[FunctionSource, Any]] = [(code, code.frame.module) for code in traceback_functions(scene)]
     todo += [
         (code, part)
         for model in scene.owners.models.values()
         for part in modules(model)
-        if (code := forward(part)) is not None
+        if (code := forward_of(part)) is not None
     ]
     seen: set[tuple[int, int]] = set()
     found: list[tuple[FunctionSource, Any]] = []
-    while todo and len(found) < MOST:
+    while todo and len(found) < MAX_FUNCTIONS:
         code, module = todo.pop(0)
         if (id(code.node), id(module)) in seen:
             continue
         seen.add((id(code.node), id(module)))
         found.append((code, module))
         for part in [code.node.body] if isinstance(code.node, ast.Lambda) else code.statements():
-            for node in heads(part) if isinstance(part, ast.stmt) else ast.walk(part):
+            for node in own_expressions(part) if isinstance(part, ast.stmt) else ast.walk(part):
                 if isinstance(node, ast.Call):
-                    todo += [(inner, _module_of(inner) or module) for inner in _meant(node, code)]
+                    todo += [(inner, _module_of(inner) or module) for inner in _callees(node, code)]
     return found
 
 
-def _meant(call: ast.Call, code: FunctionSource) -> list[FunctionSource]:
+def _callees(call: ast.Call, code: FunctionSource) -> list[FunctionSource]:
     """All the functions of the user's that a call may run: those of a loop's modules and of the modules within one, and
     the forward of a class that is called (`Net()(x)`)."""
-    called = value(call.func, code)
+    called = static_value(call.func, code)
     if issubclass(type(called), type):
-        return [found for found in [class_forward(called)] if found is not None]
-    one = entered(call, code, called)
+        return [found for found in [forward_of_class(called)] if found is not None]
+    one = callee(call, code, called)
     several = (
-        looped(call.func.id, code)
+        loop_modules(call.func.id, code)
         if called is UNKNOWN and isinstance(call.func, ast.Name)
         else ([called] if is_module(called) and one is None else [])
     )
-    inside = [forward(part) for module in several for part in modules(module)]
+    inside = [forward_of(part) for module in several for part in modules(module)]
     return [found for found in [one, *inside] if found is not None]
 
 
-def is_class(thing: Any) -> bool:
+def is_module_class(thing: Any) -> bool:
     """Whether it is a class of modules."""
     return issubclass(type(thing), type) and issubclass(thing, torch.nn.Module)
 
 
-def of_class(call: ast.Call, code: FunctionSource) -> FunctionSource | None:
+def forward_of_new_module(call: ast.Call, code: FunctionSource) -> FunctionSource | None:
     """The forward that `Net()(x)` runs: of the class, since its object is gone."""
-    kind = value(call.func.func, code) if isinstance(call.func, ast.Call) else UNKNOWN
-    found = class_forward(kind)
+    kind = static_value(call.func.func, code) if isinstance(call.func, ast.Call) else UNKNOWN
+    found = forward_of_class(kind)
     if found is None:
         return None
-    found = bound(found, call, code, None)
+    found = bind(found, call, code, None)
     names = {name: thing for name, thing in found.frame.names.items() if name != found.node.args.args[0].arg}
     return dataclasses.replace(found, frame=dataclasses.replace(found.frame, names=names))
 
 
-def class_forward(kind: Any) -> FunctionSource | None:
+def forward_of_class(kind: Any) -> FunctionSource | None:
     """The forward of a module's class, where the module itself is gone."""
-    if not is_class(kind):
+    if not is_module_class(kind):
         return None
-    return of_function(next((vars(k)["forward"] for k in kind.__mro__ if "forward" in vars(k)), None))
+    return function_source(next((vars(k)["forward"] for k in kind.__mro__ if "forward" in vars(k)), None))
 
 
 def _module_of(code: FunctionSource) -> Any:
@@ -243,7 +243,7 @@ def _module_of(code: FunctionSource) -> Any:
     return mine if is_module(mine) else None
 
 
-def outward(code: FunctionSource) -> Iterator[FunctionSource]:
+def enclosing_scopes(code: FunctionSource) -> Iterator[FunctionSource]:
     """The scopes in which a name may have got its value: the function, those around it, the file, and, of a notebook,
     its other cells, the last that ran first."""
     yield code
@@ -270,23 +270,23 @@ def _number(cell: str) -> int:
     return int(digits) if digits else 0
 
 
-def parts(thing: Any) -> list[Any]:
+def modules_in(thing: Any) -> list[Any]:
     """The modules in a container of modules, as a loop over it gives them."""
     if is_module(thing):
         return list(children(thing).values())
     return [one for one in thing if is_module(one)] if type(thing) in (list, tuple) else []
 
 
-def looped(name: str, code: FunctionSource) -> list[Any]:
+def loop_modules(name: str, code: FunctionSource) -> list[Any]:
     """The modules that a loop's variable stands for."""
     for statement in assignments(code, name, code.line):
         if isinstance(statement, ast.For):
             over: Any = statement.iter
             if isinstance(over, ast.Call):  # enumerate(x), reversed(x), x.items(), x.values()
                 over = over.args[0] if over.args else getattr(over.func, "value", over)
-            found = value(over, code)
+            found = static_value(over, code)
             if found is not UNKNOWN:
-                return parts(found)
+                return modules_in(found)
     return []
 
 
@@ -408,9 +408,9 @@ METHODS_ONLY = frozenset(
 _WHOLE = ("long", "int", "short", "bool", "uint8", "LongTensor", "IntTensor", "BoolTensor", "ByteTensor")
 
 
-def kind_of_call(call: ast.Call, is_function: bool) -> str | None:
+def cut_kind(call: ast.Call, is_function: bool) -> str | None:
     """How a call ends the path of what it is given, or None. is_function: `torch.argmax(x)`, not `x.argmax()`."""
-    name = last(call.func)
+    name = last_name(call.func)
     if name == "grad" and is_function and not keeps_graph(call):
         return "gradient"
     if name in ("to", "type") and not is_function:
@@ -435,14 +435,14 @@ def keeps_graph(call: ast.Call) -> bool:
 def _whole(given: Any) -> bool:
     if isinstance(given, ast.Constant):
         return isinstance(given.value, str) and given.value.rpartition(".")[2] in _WHOLE
-    name = last(given)
+    name = last_name(given)
     return name in _WHOLE or name.startswith(("int", "uint"))
 
 
-def closing(context: Any, code: FunctionSource) -> bool | None:
+def disables_grad(context: Any, code: FunctionSource) -> bool | None:
     """Whether a context manager, or a decorator, turns gradients off (True) or on (False); None where neither."""
     call = context.func if isinstance(context, ast.Call) else context
-    name = last(call)
+    name = last_name(call)
     given = context.args[0] if isinstance(context, ast.Call) and context.args else None
     if name in BLOCKS:
         return given is None or truth(given, code) is not False
@@ -470,12 +470,12 @@ def truth(node: Any, code: FunctionSource) -> bool | None:
 
 
 def _plain(node: Any, code: FunctionSource) -> Any:
-    found = value(node, code)
+    found = static_value(node, code)
     return found if type(found) in (bool, int, float, str, type(None)) else UNKNOWN
 
 
 def _compared(node: ast.Compare, code: FunctionSource) -> bool | None:
-    left, right = value(node.left, code), value(node.comparators[0], code)
+    left, right = static_value(node.left, code), static_value(node.comparators[0], code)
     if isinstance(node.ops[0], (ast.Is, ast.IsNot)):
         if left is UNKNOWN or right is UNKNOWN:
             return None
@@ -490,7 +490,7 @@ def _compared(node: ast.Compare, code: FunctionSource) -> bool | None:
     return tests.get(type(node.ops[0]))
 
 
-def given_to(node: ast.Call) -> list[Any]:
+def call_arguments(node: ast.Call) -> list[Any]:
     return [*node.args, *(k.value for k in node.keywords)]
 
 
@@ -499,15 +499,15 @@ def is_function(node: ast.Call, code: FunctionSource) -> bool:
     if isinstance(node.func, ast.Name):
         return True
     base = node.func.value if isinstance(node.func, ast.Attribute) else None
-    return issubclass(type(value(base, code)), (types.ModuleType, type)) if base is not None else False
+    return issubclass(type(static_value(base, code)), (types.ModuleType, type)) if base is not None else False
 
 
-def operands_of(node: ast.Call, code: FunctionSource) -> list[Any]:
+def call_operands(node: ast.Call, code: FunctionSource) -> list[Any]:
     base = [node.func.value] if isinstance(node.func, ast.Attribute) and not is_function(node, code) else []
-    return base + given_to(node)
+    return base + call_arguments(node)
 
 
-def package_of(called: Any) -> str:
+def top_package(called: Any) -> str:
     kind = called if issubclass(type(called), type) else type(called)
     plain = kind in (types.BuiltinFunctionType, types.FunctionType)
     return str(called.__module__ if plain else type.__getattribute__(kind, "__module__")).partition(".")[0]
@@ -523,7 +523,7 @@ def comprehensions(node: ast.Name, code: FunctionSource) -> list[Any]:
     ]
 
 
-def put_in(code: FunctionSource, name: str) -> list[Any]:
+def values_put_in(code: FunctionSource, name: str) -> list[Any]:
     """What is put into a container of this name: `name.append(x)`, `name[k] = x`."""
     found: list[Any] = []
     for statement in code.statements():
@@ -535,17 +535,17 @@ def put_in(code: FunctionSource, name: str) -> list[Any]:
         elif isinstance(statement, ast.Expr):
             found += [
                 a
-                for call in calls(statement)
-                if last(call.func) in ("append", "extend", "insert", "add")
+                for call in calls_in(statement)
+                if last_name(call.func) in ("append", "extend", "insert", "add")
                 and isinstance(call.func, ast.Attribute)
-                and last(call.func.value) == name
+                and last_name(call.func.value) == name
                 and isinstance(call.func.value, ast.Name)
                 for a in call.args[-1:]
             ]
     return found
 
 
-def skipped(statement: Any, code: FunctionSource) -> bool:
+def is_skipped(statement: Any, code: FunctionSource) -> bool:
     """Whether a statement stands in a branch that plain values say was not taken."""
     inner = statement
     for around in code.source.around(statement):
@@ -560,7 +560,7 @@ def skipped(statement: Any, code: FunctionSource) -> bool:
 def changes_in_loop(test: Any, code: FunctionSource) -> bool:
     """Whether a name in a condition is given its value in a loop: what it is now is not what it was."""
     return any(
-        loops(code, s)
+        loops_around(code, s)
         for n in ast.walk(test)
         if isinstance(n, ast.Name)
         for s in assignments(code, n.id, code.line)
@@ -572,7 +572,7 @@ def first_value(statement: Any, name: str, code: FunctionSource) -> bool:
     return not any(s.lineno < statement.lineno for s in assignments(code, name, statement.lineno))
 
 
-def place_of(statement: Any, name: str) -> int | None:
+def target_index(statement: Any, name: str) -> int | None:
     """Which of several targets a variable is: `_, best = …` → 1 for `best`."""
     for whole in getattr(statement, "targets", ()):
         if isinstance(whole, (ast.Tuple, ast.List)):
@@ -586,7 +586,7 @@ def statement_of(node: Any, code: FunctionSource) -> Any:
     return next((n for n in code.source.around(node) if isinstance(n, ast.stmt)), None)
 
 
-def sign_of(node: ast.Compare) -> str:
+def comparison_sign(node: ast.Compare) -> str:
     signs = {ast.Gt: ">", ast.GtE: ">=", ast.Lt: "<", ast.LtE: "<=", ast.Eq: "==", ast.NotEq: "!="}
     return signs.get(type(node.ops[0]), "in")
 
@@ -596,15 +596,15 @@ def short(node: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def block(node: Any, code: FunctionSource, name: str | None = None) -> GraphCut | None:
+def no_grad_block(node: Any, code: FunctionSource, name: str | None = None) -> GraphCut | None:
     """The no_grad around a statement, if one is."""
     for around in code.source.around(node):
         if isinstance(around, (ast.With, ast.AsyncWith)):
             for item in around.items:
-                off = closing(item.context_expr, code)
+                off = disables_grad(item.context_expr, code)
                 if off is not None:
                     call = item.context_expr
-                    name_of = last(call.func if isinstance(call, ast.Call) else call)
+                    name_of = last_name(call.func if isinstance(call, ast.Call) else call)
                     return (
                         GraphCut(
                             "block",

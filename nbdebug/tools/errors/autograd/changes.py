@@ -10,17 +10,17 @@ from typing import Any, NamedTuple
 import torch
 
 from nbdebug.observe.variables import attributes
-from nbdebug.tools.errors.autograd.calls import block
+from nbdebug.tools.errors.autograd.calls import no_grad_block
 from nbdebug.tools.errors.autograd.facts import InPlaceChange
 from nbdebug.tools.errors.autograd.functions import (
     FunctionSource,
     children,
-    heads,
-    last,
+    function_source,
+    last_name,
     modules,
-    of_function,
+    own_expressions,
     package,
-    value,
+    static_value,
 )
 from nbdebug.tools.errors.context import ErrorContext, is_tensor
 from nbdebug.tools.errors.values import UNKNOWN
@@ -60,16 +60,16 @@ class ChangeSite(NamedTuple):
     node: Any
 
 
-def changes(code: FunctionSource, module: str | None = None) -> Iterator[ChangeSite]:
+def in_place_changes(code: FunctionSource, module: str | None = None) -> Iterator[ChangeSite]:
     """All that one function changes in place, in the order of its lines."""
     for statement in code.statements():
-        yield from of_statement(statement, code, module)
+        yield from changes_in_statement(statement, code, module)
 
 
-def of_statement(statement: Any, code: FunctionSource, module: str | None = None) -> Iterator[ChangeSite]:
+def changes_in_statement(statement: Any, code: FunctionSource, module: str | None = None) -> Iterator[ChangeSite]:
     """What one statement changes."""
-    inside = "block" if block(statement, code) is not None else None
-    for node, how, op, added, instead in _parts(statement, code):
+    inside = "block" if no_grad_block(statement, code) is not None else None
+    for node, how, op, added, instead in _change_targets(statement, code):
         if not _tensor(node, code):
             continue
         small = next((n for n in code.source.around(node) if isinstance(n, ast.Lambda)), statement)
@@ -79,7 +79,7 @@ def of_statement(statement: Any, code: FunctionSource, module: str | None = None
         yield ChangeSite(change, code, statement, node)
 
 
-def _parts(statement: Any, code: FunctionSource) -> Iterator[tuple[Any, str, str, str | None, str]]:
+def _change_targets(statement: Any, code: FunctionSource) -> Iterator[tuple[Any, str, str, str | None, str]]:
     """(what is changed, how, the op of its node in the graph, what is put in, what to write instead)."""
     if isinstance(statement, ast.AugAssign):
         yield from _augmented(statement)
@@ -94,7 +94,7 @@ def _parts(statement: Any, code: FunctionSource) -> Iterator[tuple[Any, str, str
                     new,
                     f"{base} = {base}.clone()\n{ast.unparse(target)} = {new}",
                 )
-    for node in heads(statement):
+    for node in own_expressions(statement):
         if isinstance(node, ast.Call):
             yield from _called(node, code)
 
@@ -113,7 +113,7 @@ def _augmented(statement: ast.AugAssign) -> Iterator[tuple[Any, str, str, str | 
 
 
 def _called(node: ast.Call, code: FunctionSource) -> Iterator[tuple[Any, str, str, str | None, str]]:
-    name = last(node.func)
+    name = last_name(node.func)
     base = node.func.value if isinstance(node.func, ast.Attribute) else None
     rest = ", ".join(
         ast.unparse(part) for part in [*node.args, *(k for k in node.keywords if k.arg not in ("out", "inplace"))]
@@ -129,7 +129,7 @@ def _called(node: ast.Call, code: FunctionSource) -> Iterator[tuple[Any, str, st
         yield node.args[0], "method", _camel(name), None, instead
     elif name.endswith("_") and not name.endswith("__") and name not in HARMLESS:
         plain = name[:-1]
-        if base is not None and hasattr(torch.Tensor, name) and type(value(base, code)) is not types.ModuleType:
+        if base is not None and hasattr(torch.Tensor, name) and type(static_value(base, code)) is not types.ModuleType:
             text = ast.unparse(base)
             if not text.endswith((".data", ".grad")):
                 yield base, "method", _camel(plain), rest or None, _without(text, plain, rest, name)
@@ -150,7 +150,7 @@ def _tensor(node: Any, code: FunctionSource) -> bool:
     """Whether what is changed may be a tensor: not what is known to be something else."""
     if not isinstance(node, (ast.Name, ast.Attribute, ast.Subscript, ast.Call)):
         return False
-    lies = value(node, code)
+    lies = static_value(node, code)
     if lies is not UNKNOWN:
         return is_tensor(lies)
     written = [
@@ -219,9 +219,9 @@ def _made(parent: Any, kind: str, scene: ErrorContext) -> tuple[FunctionSource, 
         ),
     ]
     for one in around:
-        code = of_function(vars(type(one)).get("__init__"))
+        code = function_source(vars(type(one)).get("__init__"))
         for statement in code.statements() if code is not None else ():
-            for node in heads(statement):
-                if isinstance(node, ast.Call) and last(node.func) == kind and (node.keywords or node.args):
+            for node in own_expressions(statement):
+                if isinstance(node, ast.Call) and last_name(node.func) == kind and (node.keywords or node.args):
                     return code, node  # type: ignore[return-value]
     return None

@@ -25,7 +25,7 @@ from nbdebug.report import Where
 from nbdebug.tools.errors.values import UNKNOWN, expression, value_of
 
 
-def plain(function: Any) -> Any:
+def unwrap(function: Any) -> Any:
     """The function within its wrappers, as `functools.wraps` and bound methods keep it."""
     for _ in range(20):
         if type(function) is types.MethodType or type(function) in (staticmethod, classmethod):
@@ -37,7 +37,7 @@ def plain(function: Any) -> Any:
     return function
 
 
-def method(thing: Any, name: str) -> Any:
+def class_attribute(thing: Any, name: str) -> Any:
     """A function of an object's class, or UNKNOWN."""
     return next((vars(kind)[name] for kind in type(thing).__mro__ if name in vars(kind)), UNKNOWN)
 
@@ -168,7 +168,7 @@ class FunctionSource:
         return [(s.value, s) for s in self.statements() if isinstance(s, ast.Return) and s.value is not None]
 
 
-def of_frame(frame: Frame) -> FunctionSource | None:
+def frame_source(frame: Frame) -> FunctionSource | None:
     """The function of a frame of the traceback, with the frame's variables."""
     read = source(frame.site.file)
     if read is None:
@@ -178,16 +178,16 @@ def of_frame(frame: Frame) -> FunctionSource | None:
     around = [
         n
         for n in ast.walk(read.tree)
-        if isinstance(n, FUNCTIONS) and _first(n) <= frame.site.line <= (n.end_lineno or 0)
+        if isinstance(n, FUNCTIONS) and _first_line(n) <= frame.site.line <= (n.end_lineno or 0)
     ]
     named = [n for n in around if getattr(n, "name", "<lambda>") == frame.site.function]
     if not named and frame.site.function in ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>"):
         named = around
-    node: Any = min(named, key=lambda n: (n.end_lineno or 0) - _first(n), default=None)
+    node: Any = min(named, key=lambda n: (n.end_lineno or 0) - _first_line(n), default=None)
     return FunctionSource(read, node, frame, live=True) if node is not None else None
 
 
-def failing(code: FunctionSource) -> Any:
+def failing_node(code: FunctionSource) -> Any:
     """What ran in a function of the traceback: the smallest expression, else the statement; None where not known."""
     found = expression(code.frame)
     if found is None:
@@ -200,18 +200,18 @@ def _span(node: Any) -> tuple[Any, ...]:
     return node.lineno, node.end_lineno, node.col_offset, node.end_col_offset
 
 
-def _first(node: Any) -> int:
+def _first_line(node: Any) -> int:
     """The line at which Python says that a function begins: that of its first decorator."""
     return min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
 
 
-def of_function(
+def function_source(
     function: Any,
     names: Mapping[str, Any] = types.MappingProxyType({}),
     given: Mapping[str, tuple[Any, Any]] = types.MappingProxyType({}),
 ) -> FunctionSource | None:
     """A function of the user's, without its decorators. names: what is known of its parameters."""
-    function = plain(function)
+    function = unwrap(function)
     if type(function) is not types.FunctionType or kind_of(function.__code__) != USER:
         return None
     code = function.__code__
@@ -224,7 +224,7 @@ def of_function(
                 n
                 for n in ast.walk(read.tree)
                 if isinstance(n, FUNCTIONS)
-                and _first(n) == code.co_firstlineno
+                and _first_line(n) == code.co_firstlineno
                 and getattr(n, "name", "<lambda>") == code.co_name
             ),
             None,
@@ -244,12 +244,12 @@ def of_function(
     return FunctionSource(read, node, frame, given=given)
 
 
-def value(node: Any, code: Any) -> Any:
+def static_value(node: Any, code: Any) -> Any:
     """The value of an expression, as far as it is known: as it lies, else as the caller or an assignment has it."""
     for _ in range(10):
         found = value_of(node, code.frame)
         if found is not UNKNOWN or not isinstance(node, ast.Name):
-            return _through(node, code) if found is UNKNOWN else found
+            return _static_part(node, code) if found is UNKNOWN else found
         if node.id in code.given:
             node, code = code.given[node.id]
             if not isinstance(node, ast.AST):
@@ -266,11 +266,11 @@ def value(node: Any, code: Any) -> Any:
     return UNKNOWN
 
 
-def _through(node: Any, code: Any) -> Any:
+def _static_part(node: Any, code: Any) -> Any:
     """An attribute or an item of what only the caller or an assignment knows."""
     if not isinstance(node, (ast.Attribute, ast.Subscript)):
         return UNKNOWN
-    thing = value(node.value, code)
+    thing = static_value(node.value, code)
     if thing is UNKNOWN:
         return UNKNOWN
     frame = dataclasses.replace(code.frame, names={"it": thing})
@@ -292,7 +292,7 @@ def targets(statement: Any) -> list[Any]:
     elif isinstance(statement, (ast.With, ast.AsyncWith)):
         whole = [item.optional_vars for item in statement.items if item.optional_vars is not None]
     else:
-        whole = [n.target for n in heads(statement) if isinstance(n, ast.NamedExpr)]
+        whole = [n.target for n in own_expressions(statement) if isinstance(n, ast.NamedExpr)]
     found = []
     while whole:
         one = whole.pop(0)
@@ -303,7 +303,7 @@ def targets(statement: Any) -> list[Any]:
     return found
 
 
-def heads(statement: Any) -> Iterator[ast.AST]:
+def own_expressions(statement: Any) -> Iterator[ast.AST]:
     """The expressions of a statement itself, without the statements within it."""
     for field, inner in ast.iter_fields(statement):
         if field in ("body", "orelse", "finalbody", "handlers", "cases", "decorator_list"):
@@ -324,25 +324,25 @@ def assignments(code: FunctionSource, name: str, before: int | tuple[int, int]) 
             for target in {t.id for t in targets(statement) if isinstance(t, ast.Name)}:
                 known.setdefault(target, []).append(statement)
     found = known.get(name, [])
-    return [s for s in found if ends(s) <= at] or ([] if name in code.given else found)
+    return [s for s in found if end_position(s) <= at] or ([] if name in code.given else found)
 
 
-def ends(statement: Any) -> tuple[int, int]:
+def end_position(statement: Any) -> tuple[int, int]:
     """Where a statement has given its value: a loop or a `with` at its head."""
     if hasattr(statement, "body"):
         return statement.lineno, statement.col_offset
     return statement.end_lineno, statement.end_col_offset
 
 
-def loops(code: FunctionSource, node: ast.AST) -> list[Any]:
+def loops_around(code: FunctionSource, node: ast.AST) -> list[Any]:
     """The loops around a node, innermost first."""
     return [n for n in code.source.around(node) if isinstance(n, (ast.For, ast.AsyncFor, ast.While))]
 
 
-def calls(node: ast.AST) -> Iterator[ast.Call]:
+def calls_in(node: ast.AST) -> Iterator[ast.Call]:
     return (part for part in ast.walk(node) if isinstance(part, ast.Call))
 
 
-def last(node: Any) -> str:
+def last_name(node: Any) -> str:
     """The last name of an expression: `nn.functional.one_hot` → "one_hot"."""
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

@@ -18,28 +18,36 @@ import torch
 
 from nbdebug.observe.backward import graph_levels, input_nodes
 from nbdebug.observe.variables import attributes
-from nbdebug.tools.errors.autograd.calls import entered
-from nbdebug.tools.errors.autograd.functions import FunctionSource, assignments, calls, failing, is_module, last, value
+from nbdebug.tools.errors.autograd.calls import callee
+from nbdebug.tools.errors.autograd.functions import (
+    FunctionSource,
+    assignments,
+    calls_in,
+    failing_node,
+    is_module,
+    last_name,
+    static_value,
+)
 from nbdebug.tools.errors.context import ErrorContext, is_tensor
 
-MOST = 20_000
+MAX_NODES = 20_000
 """Nodes walked, some tens of milliseconds; a larger graph is seen from its loss as far as this."""
-ASKED = 8000
+MAX_QUERIED = 8000
 """Nodes that are asked for what they have saved, 20 microseconds each."""
-NEAR = 1000
+MAX_COMPARED = 1000
 """Nodes of a variable's own history that are compared with a loss's."""
-STARTS = ("_engine_run_backward", "backward", "grad")
+BACKWARD_FUNCTIONS = ("_engine_run_backward", "backward", "grad")
 """torch's own functions in whose frames the tensors lie that a backward starts from."""
 VIEWS = frozenset({"T", "AsStrided", "Transpose", "Permute", "View", "Unsqueeze", "Squeeze", "Expand", "Select"})
 """Nodes between a leaf and a view of it."""
-PARTS = frozenset(
+PART_VIEWS = frozenset(
     {"Slice", "Narrow", "Unbind", "Split", "SplitWithSizes", "Alias", "UnsafeView", "Diagonal", "Reshape"}
 )
 """Nodes of a view of a part, or in another form."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Saved:
+class ModifiedValue:
     """A node one of whose saved tensors has been changed. made_by: the node whose output that tensor is, None for one
     that has no history; leaf: the parameter or input behind it, where only views lie between."""
 
@@ -48,10 +56,10 @@ class Saved:
     leaf: torch.Tensor | None = None
 
 
-def roots(scene: ErrorContext) -> list[torch.Tensor]:
+def backward_roots(scene: ErrorContext) -> list[torch.Tensor]:
     """The tensors that the failing backward started from."""
     for frame in reversed(scene.trail):
-        if not frame.users and frame.site.function in STARTS:
+        if not frame.users and frame.site.function in BACKWARD_FUNCTIONS:
             for name in ("t_outputs", "tensors", "outputs", "self"):
                 given: Any = frame.names.get(name)
                 inside = given if type(given) in (list, tuple) else [given]
@@ -61,42 +69,42 @@ def roots(scene: ErrorContext) -> list[torch.Tensor]:
     return []
 
 
-def nodes(tensors: Iterable[Any]) -> dict[Any, int]:
+def node_distances(tensors: Iterable[Any]) -> dict[Any, int]:
     """The nodes from which the gradients of these tensors are made, each with its distance from them, nearest first;
     without those of the leaves."""
     found: dict[Any, int] = {}
     for distance, level in enumerate(graph_levels(t.grad_fn for t in tensors)):
-        found |= dict.fromkeys((node for node in level if not is_leaf(node)), distance)
-        if len(found) >= MOST:
+        found |= dict.fromkeys((node for node in level if not is_leaf_node(node)), distance)
+        if len(found) >= MAX_NODES:
             break
     return found
 
 
-def meet(tensors: Iterable[Any], found: Mapping[Any, int]) -> bool:
+def share_history(tensors: Iterable[Any], found: Mapping[Any, int]) -> bool:
     """Whether a part of the history of these tensors is a part of that graph, as far as `NEAR` nodes back."""
     number = 0
     for level in graph_levels(t.grad_fn for t in tensors):
-        number += sum(not is_leaf(node) for node in level)
-        if number >= NEAR:
+        number += sum(not is_leaf_node(node) for node in level)
+        if number >= MAX_COMPARED:
             return False
         if not found.keys().isdisjoint(level):
             return True
     return False
 
 
-def is_leaf(node: Any) -> bool:
+def is_leaf_node(node: Any) -> bool:
     """Whether a node stands for a leaf, into whose `.grad` the gradient is added."""
     return node.name().endswith("AccumulateGrad")
 
 
-def leaves(node: Any, most: int = 200) -> Iterator[torch.Tensor]:
+def nearest_leaves(node: Any, most: int = 200) -> Iterator[torch.Tensor]:
     """The leaves that a node was computed from, nearest first."""
     number = 0
     for level in graph_levels([node]):
         number += len(level)
         if number >= most:
             return
-        yield from (one.variable for one in level if is_leaf(one))
+        yield from (one.variable for one in level if is_leaf_node(one))
 
 
 def op_of(node: Any) -> str:
@@ -105,19 +113,19 @@ def op_of(node: Any) -> str:
     return name.removesuffix("Backward")
 
 
-def is_users_function(node: Any) -> bool:
+def is_python_function(node: Any) -> bool:
     """Whether a node is an autograd Function written in Python: what it has saved is not asked for, since that might
     run the user's hooks."""
     return issubclass(type(node), torch.autograd.function.BackwardCFunction)
 
 
-def _asked(node: Any) -> dict[str, str]:
+def _refused_values(node: Any) -> dict[str, str]:
     """{name of a saved value: what torch said when it refused it} of a node of torch's own."""
     said: dict[str, str] = {}
-    if is_users_function(node):
+    if is_python_function(node):
         return said
     for name in [n for n in dir(type(node)) if n.startswith("_saved_")]:
-        if not name.endswith(("_sizes", "_strides")) and not _hooked(node, name):
+        if not name.endswith(("_sizes", "_strides")) and not _has_unpack_hook(node, name):
             try:
                 getattr(node, name)
             except RuntimeError as refused:
@@ -127,7 +135,7 @@ def _asked(node: Any) -> dict[str, str]:
     return said
 
 
-def _hooked(node: Any, name: str) -> bool:
+def _has_unpack_hook(node: Any, name: str) -> bool:
     """Whether saved-tensor hooks hold this value: to unpack it would run them."""
     raw = getattr(type(node), "_raw" + name, None)
     if raw is None:
@@ -138,23 +146,23 @@ def _hooked(node: Any, name: str) -> bool:
         return False
 
 
-def freed(node: Any) -> bool:
+def is_freed(node: Any) -> bool:
     """Whether a backward has freed what this node had saved."""
-    return any("second time" in said for said in _asked(node).values())
+    return any("second time" in said for said in _refused_values(node).values())
 
 
-def modified(within: Iterable[Any]) -> list[Saved]:
+def modified_values(within: Iterable[Any]) -> list[ModifiedValue]:
     """The nodes whose saved tensors have been changed since, nearest to the loss first, as far as `ASKED` nodes."""
     found = []
-    for node in itertools.islice(within, ASKED):
-        for name, said in _asked(node).items():
+    for node in itertools.islice(within, MAX_QUERIED):
+        for name, said in _refused_values(node).items():
             if "modified by an inplace" in said:
-                made_by = _maker(node, name, said)
-                found.append(Saved(node, made_by, _leaf(node, made_by, said)))
+                made_by = _producer(node, name, said)
+                found.append(ModifiedValue(node, made_by, _saved_leaf(node, made_by, said)))
     return found
 
 
-def _maker(node: Any, name: str, said: str) -> Any:
+def _producer(node: Any, name: str, said: str) -> Any:
     """The node whose output was saved under this name: the node itself for a result, else one that came before it."""
     _, marked, rest = said.partition("is output ")
     op = rest.partition(" of ")[2].partition(",")[0].strip() if marked else ""
@@ -165,18 +173,18 @@ def _maker(node: Any, name: str, said: str) -> Any:
         return node
     before = [one for one in input_nodes(node) if op_of(one) == op]
     if not before and op == "AsStrided":  # so torch calls any view of what was changed since
-        shape = spoken_shape(said)
+        shape = message_shape(said)
         before = [
             one
             for one, i in node.next_functions
-            if one is not None and op_of(one) in VIEWS | PARTS and shape in (None, _gives(one, i))
+            if one is not None and op_of(one) in VIEWS | PART_VIEWS and shape in (None, _gives(one, i))
         ]
     if before:
         return before[0]
     return node if op_of(node) == op else None
 
 
-def spoken_shape(said: str) -> list[int] | None:
+def message_shape(said: str) -> list[int] | None:
     """The shape that torch's message names."""
     spoken = re.search(r"Tensor \[([\d, ]*)\]\]", said)
     return [int(n) for n in spoken[1].split(",") if n.strip()] if spoken else None
@@ -188,15 +196,15 @@ def _gives(node: Any, output: int) -> list[int] | None:
     return list(kept[output].shape) if output < len(kept) else None
 
 
-def _leaf(node: Any, made_by: Any, said: str) -> torch.Tensor | None:
+def _saved_leaf(node: Any, made_by: Any, said: str) -> torch.Tensor | None:
     """The leaf that was saved, or of which a view was (a Linear saves the transpose of its weight)."""
-    shape = spoken_shape(said)
+    shape = message_shape(said)
     for one in [made_by] if made_by is not None else input_nodes(node):
         while one is not None and one is not node and op_of(one) in VIEWS:
             one = one.next_functions[0][0]
         if (
             one is not None
-            and is_leaf(one)
+            and is_leaf_node(one)
             and one.variable._version
             and shape in (None, list(one.variable.shape), list(one.variable.shape)[::-1])
         ):
@@ -215,7 +223,7 @@ ASKING = {"hook": ("register_hook", "retain_grad", "register_post_accumulate_gra
 
 def asked(scene: ErrorContext, code: FunctionSource, what: str) -> Any:
     """The expression, None where the line does not show it. what: as in `NoGradFacts`."""
-    node = failing(code)
+    node = failing_node(code)
     if node is None:
         return None
     if what == "grad is None":
@@ -225,8 +233,8 @@ def asked(scene: ErrorContext, code: FunctionSource, what: str) -> Any:
     if what in ("no parameters", "not a leaf"):
         return _given_to_optimizer(node, code, what)
     wanted = ASKING.get(what, ("backward", "grad"))
-    for call in calls(node):
-        if last(call.func) in wanted:
+    for call in calls_in(node):
+        if last_name(call.func) in wanted:
             if what in ("input", "unused"):
                 return _second(call)
             return _base(call, code, scene.message)
@@ -241,7 +249,7 @@ def _base(call: ast.Call, code: FunctionSource, message: str) -> Any:
         if call.args
         else next((k.value for k in call.keywords if k.arg in ("tensors", "outputs", "loss")), None)
     )
-    if first is None or base is not None and is_tensor(value(base, code)):
+    if first is None or base is not None and is_tensor(static_value(base, code)):
         return base
     element = re.search(r"element (\d+) of", message)
     if isinstance(first, (ast.List, ast.Tuple)) and element and int(element[1]) < len(first.elts):
@@ -257,7 +265,7 @@ def _none_grad(node: Any, code: FunctionSource) -> Any:
     """The `x` of an `x.grad` that is None."""
     for part in ast.walk(node):
         if isinstance(part, ast.Attribute) and part.attr == "grad":
-            tensor = value(part.value, code)
+            tensor = static_value(part.value, code)
             if is_tensor(tensor) and (tensor.grad_fn is not None or tensor.grad is None):
                 return part.value
     return None
@@ -266,19 +274,21 @@ def _none_grad(node: Any, code: FunctionSource) -> Any:
 def _inference(node: Any, code: FunctionSource) -> Any:
     """The tensor that was made under inference_mode."""
     parts = [n for n in ast.walk(node) if isinstance(n, (ast.Name, ast.Attribute, ast.Subscript))]
-    return next((part for part in parts if is_tensor(tensor := value(part, code)) and tensor.is_inference()), None)
+    return next(
+        (part for part in parts if is_tensor(tensor := static_value(part, code)) and tensor.is_inference()), None
+    )
 
 
 def _given_to_optimizer(node: Any, code: FunctionSource, what: str) -> Any:
     """What an optimizer was given; of several tensors the one that is no leaf."""
-    for call in calls(node):
+    for call in calls_in(node):
         given = call.args[0] if call.args else next((k.value for k in call.keywords if k.arg == "params"), None)
         if given is None:
             continue
         if what == "no parameters":
             return given
         for part in ast.walk(given):
-            if isinstance(part, ast.expr) and is_tensor(lies := value(part, code)) and lies.grad_fn is not None:
+            if isinstance(part, ast.expr) and is_tensor(lies := static_value(part, code)) and lies.grad_fn is not None:
                 return part
         return given
     return None
@@ -287,10 +297,10 @@ def _given_to_optimizer(node: Any, code: FunctionSource, what: str) -> Any:
 def input_at_fault(asked_for: Any, code: FunctionSource, found: list[Any], what: str) -> tuple[str, Any, Any]:
     """(text, tensor, expression) of autograd.grad's input that has no gradient, or that the outputs don't come from."""
     parts = asked_for.elts if isinstance(asked_for, (ast.List, ast.Tuple)) else [asked_for]
-    within = set(nodes(found)) if what == "unused" else set()
-    ends = {id(before.variable) for node in within for before in input_nodes(node) if is_leaf(before)}
+    within = set(node_distances(found)) if what == "unused" else set()
+    ends = {id(before.variable) for node in within for before in input_nodes(node) if is_leaf_node(before)}
     for part in parts:
-        tensor = value(part, code)
+        tensor = static_value(part, code)
         if not is_tensor(tensor):
             continue
         reached = tensor.grad_fn in within if tensor.grad_fn is not None else id(tensor) in ends
@@ -307,7 +317,7 @@ def giver(asked_for: Any, code: FunctionSource, nothing: bool) -> str | None:
         node = made[-1].value if made else None
     if not isinstance(node, ast.Call):
         return None
-    called, inner = value(node.func, code), entered(node, code)
+    called, inner = static_value(node.func, code), callee(node, code)
     if nothing:
         if inner is None or inner.returned():
             return None

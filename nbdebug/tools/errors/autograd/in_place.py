@@ -18,25 +18,42 @@ import torch
 from nbdebug.observe.backward import input_nodes
 from nbdebug.observe.variables import attributes
 from nbdebug.tools.errors.autograd.backward_twice import within
-from nbdebug.tools.errors.autograd.calls import class_forward, entered, outward, reached, skipped, trail
-from nbdebug.tools.errors.autograd.changes import ChangeSite, changes, in_place_modules, of_statement
+from nbdebug.tools.errors.autograd.calls import (
+    callee,
+    enclosing_scopes,
+    forward_of_class,
+    is_skipped,
+    reachable_functions,
+    traceback_functions,
+)
+from nbdebug.tools.errors.autograd.changes import ChangeSite, changes_in_statement, in_place_changes, in_place_modules
 from nbdebug.tools.errors.autograd.facts import InPlaceChange, InPlaceFacts
 from nbdebug.tools.errors.autograd.functions import (
     FunctionSource,
     assignments,
     children,
-    ends,
-    failing,
-    heads,
+    end_position,
+    failing_node,
     is_module,
-    last,
-    loops,
+    last_name,
+    loops_around,
     modules,
+    own_expressions,
     package,
     parameters,
-    value,
+    static_value,
 )
-from nbdebug.tools.errors.autograd.graph import PARTS, VIEWS, Saved, asked, leaves, modified, nodes, op_of, roots
+from nbdebug.tools.errors.autograd.graph import (
+    PART_VIEWS,
+    VIEWS,
+    ModifiedValue,
+    asked,
+    backward_roots,
+    modified_values,
+    nearest_leaves,
+    node_distances,
+    op_of,
+)
 from nbdebug.tools.errors.context import ErrorContext, is_tensor
 from nbdebug.tools.errors.values import UNKNOWN, operands
 
@@ -60,15 +77,15 @@ def optimizer_of(scene: ErrorContext, parameter: Any) -> str | None:
 
 def stepping(scene: ErrorContext, parameter: Any, earlier: bool) -> tuple[InPlaceChange | None, tuple[str, ...]]:
     """(the `step()` that changed the parameter, all the steps there). earlier: only one above the failing line."""
-    for code in trail(scene):
-        node = failing(code)
-        around = loops(code, node) if node is not None else []
+    for code in traceback_functions(scene):
+        node = failing_node(code)
+        around = loops_around(code, node) if node is not None else []
         body = within(around[-1]) if around else list(code.statements())
         found = [
             (s, call, where)
             for s in body
             for call, where in _steps(s, code)
-            if holds(value(call.func.value, where), parameter)
+            if holds(static_value(call.func.value, where), parameter)
         ]
         before = [entry for entry in found if entry[0].lineno < code.line]
         for _, call, where in (before or [] if earlier else found)[-1:]:
@@ -83,10 +100,10 @@ def stepping(scene: ErrorContext, parameter: Any, earlier: bool) -> tuple[InPlac
 def _steps(statement: Any, code: FunctionSource, depth: int = 2) -> list[tuple[Any, FunctionSource]]:
     """The calls of `.step()` in a statement and in the functions that it calls."""
     found: list[tuple[Any, FunctionSource]] = []
-    for node in heads(statement):
-        if isinstance(node, ast.Call) and last(node.func) == "step" and isinstance(node.func, ast.Attribute):
+    for node in own_expressions(statement):
+        if isinstance(node, ast.Call) and last_name(node.func) == "step" and isinstance(node.func, ast.Attribute):
             found.append((node, code))
-        elif isinstance(node, ast.Call) and depth and (inner := entered(node, code)) is not None:
+        elif isinstance(node, ast.Call) and depth and (inner := callee(node, code)) is not None:
             found += [entry for s in inner.statements() for entry in _steps(s, inner, depth - 1)]
     return found
 
@@ -173,7 +190,7 @@ class Weighed:
     """What a statement is weighed against. missing: the node without its value; graph: all nodes; shape, version: of
     the tensor; module: nearest to the node; leaf: the parameter or input that was changed, if it is one."""
 
-    missing: Saved | None
+    missing: ModifiedValue | None
     graph: dict[Any, int]
     shape: tuple[int, ...] | None
     version: int | None
@@ -189,7 +206,7 @@ class Weighed:
         anchors, at = [], self.made_by
         while at is not None:
             anchors.append(at)
-            at = at.next_functions[0][0] if op_of(at) in VIEWS | PARTS and at.next_functions else None
+            at = at.next_functions[0][0] if op_of(at) in VIEWS | PART_VIEWS and at.next_functions else None
         return {
             op_of(node).lower()
             for node in self.graph
@@ -225,10 +242,12 @@ def _points(
         points += 3
     if found is None:
         return points
-    later = found.code.live and found.statement.lineno > found.code.line and not loops(found.code, found.statement)
-    if later or skipped(found.statement, found.code):
+    later = (
+        found.code.live and found.statement.lineno > found.code.line and not loops_around(found.code, found.statement)
+    )
+    if later or is_skipped(found.statement, found.code):
         return None
-    lies = value(found.node, found.code)
+    lies = static_value(found.node, found.code)
     if against.leaf is not None:
         aside = change.how == "block" and issubclass(type(lies), torch.nn.Parameter)  # a loop over the parameters
         return points + 6 if lies is against.leaf else 4 if aside else 0
@@ -283,7 +302,7 @@ def _ends_in(node: Any, code: FunctionSource, line: tuple[int, int], depth: int 
         made = [
             s
             for s in assignments(code, node.id, line)
-            if isinstance(s, ast.Assign) and ends(s) <= line and not skipped(s, code)
+            if isinstance(s, ast.Assign) and end_position(s) <= line and not is_skipped(s, code)
         ]
         if made:
             return _ends_in(made[-1].value, code, place(made[-1]), depth - 1)
@@ -292,14 +311,14 @@ def _ends_in(node: Any, code: FunctionSource, line: tuple[int, int], depth: int 
     if isinstance(node, ast.BinOp):
         return ARITHMETIC.get(type(node.op), "")
     if isinstance(node, ast.Call):
-        called = value(node.func, code)
+        called = static_value(node.func, code)
         if is_module(called) and _leaf_op(called):
             return _leaf_op(called)
-        inner = entered(node, code, called) if called is not UNKNOWN else None
+        inner = callee(node, code, called) if called is not UNKNOWN else None
         if inner is not None and inner.returned():
             given, statement = inner.returned()[-1]
             return _ends_in(given, inner, place(statement), depth - 1)
-        return _spelt(last(node.func))
+        return _spelt(last_name(node.func))
     return ""
 
 
@@ -349,8 +368,8 @@ def look(scene: ErrorContext) -> InPlaceFacts | None:
 
 def _saved(scene: ErrorContext, said: re.Match[str] | None) -> InPlaceFacts:
     """Seen in backward: the node that misses its value, and the statement that took it."""
-    found = nodes(roots(scene))
-    missing = _named(modified(found), said)
+    found = node_distances(backward_roots(scene))
+    missing = _named(modified_values(found), said)
     shape = tuple(int(n) for n in said[2].split(",") if n.strip()) if said else None
     version = int(said[4]) if said else None
     leaf = missing.leaf if missing is not None else None
@@ -392,12 +411,12 @@ def _saved(scene: ErrorContext, said: re.Match[str] | None) -> InPlaceFacts:
 
 
 def _loss(scene: ErrorContext) -> str:
-    codes = trail(scene)
+    codes = traceback_functions(scene)
     of = asked(scene, codes[0], "loss") if codes else None
     return ast.unparse(of) if of is not None else ""
 
 
-def _named(missing: list[Saved], said: re.Match[str] | None) -> Saved | None:
+def _named(missing: list[ModifiedValue], said: re.Match[str] | None) -> ModifiedValue | None:
     """Of the nodes that miss a value the one that torch speaks of: of the named op, nearest to the loss."""
     op = (said[3] or "").rstrip("0123456789").removesuffix("Backward") if said else ""
     of_op = [s for s in missing if op and s.made_by is not None and op_of(s.made_by) == op]
@@ -409,7 +428,7 @@ def _parameters(scene: ErrorContext) -> list[tuple[str, torch.nn.Parameter]]:
     return [(f"{called}.{name}", p) for called, model in scene.owners.models.items() for name, p in parameters(model)]
 
 
-def _owner(scene: ErrorContext, missing: Saved | None) -> str | None:
+def _owner(scene: ErrorContext, missing: ModifiedValue | None) -> str | None:
     """The module nearest to the node that misses its value, by the parameters that it was computed from."""
     if missing is None:
         return None
@@ -420,7 +439,7 @@ def _owner(scene: ErrorContext, missing: Saved | None) -> str | None:
         for p in (attributes(part).get("_parameters") or {}).values()
         if p is not None
     }
-    return next((owners[id(leaf)] for leaf in leaves(missing.node) if id(leaf) in owners), None)
+    return next((owners[id(leaf)] for leaf in nearest_leaves(missing.node) if id(leaf) in owners), None)
 
 
 def _candidates(scene: ErrorContext) -> list[tuple[ChangeSite | None, InPlaceChange, Any]]:
@@ -428,12 +447,12 @@ def _candidates(scene: ErrorContext) -> list[tuple[ChangeSite | None, InPlaceCha
     found: list[tuple[ChangeSite | None, InPlaceChange, Any]] = []
     cells = [
         (cell, None)
-        for code in trail(scene)
-        for cell in outward(code)
+        for code in traceback_functions(scene)
+        for cell in enclosing_scopes(code)
         if isinstance(cell.node, ast.Module) and cell is not code
     ]
-    for code, module in [*reached(scene), *cells]:
-        for one in changes(code, scene.path(module) if module is not None else None):
+    for code, module in [*reachable_functions(scene), *cells]:
+        for one in in_place_changes(code, scene.path(module) if module is not None else None):
             found.append((one, one.change, module))
     return found + [(None, change, part) for change, part in in_place_modules(scene)]
 
@@ -442,8 +461,8 @@ def _elsewhere(scene: ErrorContext) -> list[tuple[ChangeSite | None, InPlaceChan
     """The changes in the forwards of all module classes that the user has, where the module itself is gone."""
     spaces = [scene.names, *(frame.globals for frame in scene.users), *(frame.names for frame in scene.users)]
     kinds = {id(kind): kind for space in spaces for kind in space.values() if issubclass(type(kind), type)}
-    codes = [code for kind in kinds.values() if (code := class_forward(kind)) is not None]
-    return [(one, one.change, None) for code in codes for one in changes(code)]
+    codes = [code for kind in kinds.values() if (code := forward_of_class(kind)) is not None]
+    return [(one, one.change, None) for code in codes for one in in_place_changes(code)]
 
 
 def _variable(scene: ErrorContext, leaf: Any) -> str | None:
@@ -453,11 +472,11 @@ def _variable(scene: ErrorContext, leaf: Any) -> str | None:
 
 def _at_once(scene: ErrorContext, what: str) -> InPlaceFacts:
     """Refused on the spot: the failing statement itself changes it."""
-    codes = trail(scene)
+    codes = traceback_functions(scene)
     for code in codes:
         statement = _statement(code)
-        for one in of_statement(statement, code, scene.raised().where.module) if statement is not None else ():
-            lies = value(one.node, code)
+        for one in changes_in_statement(statement, code, scene.raised().where.module) if statement is not None else ():
+            lies = static_value(one.node, code)
             names = {id(p): name for name, p in _parameters(scene)}
             tensor = lies if is_tensor(lies) else None
             return InPlaceFacts(
@@ -487,7 +506,7 @@ def _given(scene: ErrorContext, what: str) -> tuple[str | None, Any]:
 
 
 def _statement(code: FunctionSource) -> Any:
-    node = failing(code)
+    node = failing_node(code)
     if node is None or isinstance(node, ast.stmt):
         return node
     return next((n for n in code.source.around(node) if isinstance(n, ast.stmt)), None)

@@ -11,20 +11,26 @@ from typing import Any
 import torch
 
 from nbdebug.observe.variables import MODULES_OWN, attributes
-from nbdebug.tools.errors.autograd.calls import block, closing, of_method, outward, trail
+from nbdebug.tools.errors.autograd.calls import (
+    disables_grad,
+    enclosing_scopes,
+    method_source,
+    no_grad_block,
+    traceback_functions,
+)
 from nbdebug.tools.errors.autograd.facts import GraphCut, NoGradFacts
 from nbdebug.tools.errors.autograd.functions import (
     FunctionSource,
-    calls,
-    failing,
+    calls_in,
+    failing_node,
     is_module,
-    last,
+    last_name,
     modules,
     parameters,
+    static_value,
     targets,
-    value,
 )
-from nbdebug.tools.errors.autograd.graph import asked, giver, input_at_fault, roots
+from nbdebug.tools.errors.autograd.graph import asked, backward_roots, giver, input_at_fault
 from nbdebug.tools.errors.autograd.path import GRAD, PLAIN, Path
 from nbdebug.tools.errors.context import ErrorContext, fact, is_tensor
 from nbdebug.tools.errors.facts import TensorFact
@@ -83,7 +89,7 @@ def look(scene: ErrorContext) -> NoGradFacts | None:
     what = _what(scene)
     if what is None:
         return None
-    codes = trail(scene)
+    codes = traceback_functions(scene)
     if not codes:
         return NoGradFacts(scene.raised(), what)
     code = codes[0]
@@ -118,8 +124,8 @@ def _what(scene: ErrorContext) -> str | None:
 
 def _facts(scene: ErrorContext, what: str, code: FunctionSource, of: Any) -> NoGradFacts:
     """of: the expression that a gradient was asked of."""
-    lies = value(of, code) if of is not None else UNKNOWN
-    found = roots(scene)
+    lies = static_value(of, code) if of is not None else UNKNOWN
+    found = backward_roots(scene)
     tensor = lies if is_tensor(lies) else next((t for t in found if what == "not scalar" or not t.requires_grad), None)
     text = ast.unparse(of) if of is not None else ""
     if what in ("input", "unused"):
@@ -193,7 +199,7 @@ def _in_models(scene: ErrorContext, path: Path) -> GraphCut | None:
     """Where a library calls backward: the cut in what a model gives back as its loss."""
     for model in scene.owners.models.values():
         for name in ("training_step", "forward"):
-            code = of_method(model, name)
+            code = method_source(model, name)
             verdict = path.function(code) if code is not None else PLAIN
             if isinstance(verdict, GraphCut):
                 return verdict
@@ -202,16 +208,16 @@ def _in_models(scene: ErrorContext, path: Path) -> GraphCut | None:
 
 def _around(scene: ErrorContext) -> GraphCut | None:
     """The no_grad within which the failing line itself stands, here or in a function that called it."""
-    for code in trail(scene):
-        node = failing(code)
-        inside = block(node, code) if node is not None and isinstance(node, (ast.expr, ast.stmt)) else None
+    for code in traceback_functions(scene):
+        node = failing_node(code)
+        inside = no_grad_block(node, code) if node is not None and isinstance(node, (ast.expr, ast.stmt)) else None
         if inside is not None:
             return inside
         for decorator in getattr(code.node, "decorator_list", ()):
-            if closing(decorator, code):
+            if disables_grad(decorator, code):
                 return GraphCut(
                     "block",
-                    last(decorator.func if isinstance(decorator, ast.Call) else decorator),
+                    last_name(decorator.func if isinstance(decorator, ast.Call) else decorator),
                     "@" + ast.unparse(decorator),
                     None,
                     None,
@@ -223,12 +229,12 @@ def _around(scene: ErrorContext) -> GraphCut | None:
 
 def _everywhere(scene: ErrorContext) -> GraphCut:
     """Gradients are off: the line that turned them off and no other on again, as far as the source shows it."""
-    for code in [scope for one in trail(scene) for scope in outward(one)]:
+    for code in [scope for one in traceback_functions(scene) for scope in enclosing_scopes(one)]:
         for statement in code.statements():
             off = [
                 call
-                for call in calls(statement)
-                if last(call.func) in ("set_grad_enabled", "_set_grad_enabled")
+                for call in calls_in(statement)
+                if last_name(call.func) in ("set_grad_enabled", "_set_grad_enabled")
                 and any(_is_false(given) for given in call.args)
             ]
             if off and isinstance(statement, ast.Expr):
@@ -239,7 +245,7 @@ def _everywhere(scene: ErrorContext) -> GraphCut:
 
 def _frozen(scene: ErrorContext, path: Path) -> GraphCut:
     """All that could learn was frozen: which modules, and where that was written."""
-    for code in trail(scene):
+    for code in traceback_functions(scene):
         for scope in [code, *([outer] if (outer := _outer(code)) is not None else [])]:
             for statement in scope.statements():
                 if _freezes(statement):
@@ -260,9 +266,10 @@ def _frozen(scene: ErrorContext, path: Path) -> GraphCut:
 def _freezes(statement: Any) -> bool:
     """Whether it is `p.requires_grad = False` or `model.requires_grad_(False)`."""
     if isinstance(statement, ast.Assign):
-        return _is_false(statement.value) and any(last(t) == "requires_grad" for t in targets(statement))
+        return _is_false(statement.value) and any(last_name(t) == "requires_grad" for t in targets(statement))
     return isinstance(statement, ast.Expr) and any(
-        last(call.func) == "requires_grad_" and any(_is_false(a) for a in call.args) for call in calls(statement)
+        last_name(call.func) == "requires_grad_" and any(_is_false(a) for a in call.args)
+        for call in calls_in(statement)
     )
 
 

@@ -19,15 +19,15 @@ from nbdebug.tools.errors.autograd import calls as parts
 from nbdebug.tools.errors.autograd.calls import (
     FRESH,
     INDICES,
-    closing,
-    entered,
+    callee,
+    cut_kind,
+    disables_grad,
+    enclosing_scopes,
     entries,
-    forward,
-    kind_of_call,
-    looped,
-    of_class,
-    outward,
-    switched_off,
+    forward_of,
+    forward_of_new_module,
+    loop_modules,
+    no_grad_decorator,
     truth,
 )
 from nbdebug.tools.errors.autograd.facts import GraphCut
@@ -35,12 +35,12 @@ from nbdebug.tools.errors.autograd.functions import (
     FunctionSource,
     assignments,
     children,
-    heads,
     is_module,
-    last,
+    last_name,
+    own_expressions,
     parameters,
+    static_value,
     targets,
-    value,
 )
 from nbdebug.tools.errors.context import ErrorContext, is_tensor
 from nbdebug.tools.errors.values import UNKNOWN
@@ -123,7 +123,7 @@ class Path:
             branches = [node.body, node.orelse] if holds is None else [node.body if holds else node.orelse]
             return either(self.of(part, code) for part in branches)
         if isinstance(node, ast.Compare):
-            return self.cut("comparison", parts.sign_of(node), node, [node.left, *node.comparators], code)
+            return self.cut("comparison", parts.comparison_sign(node), node, [node.left, *node.comparators], code)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             return self.cut("comparison", "not", node, [node.operand], code)
         if isinstance(node, (ast.ListComp, ast.GeneratorExp, ast.SetComp)):
@@ -136,14 +136,14 @@ class Path:
 
     def name(self, node: ast.Name, code: FunctionSource) -> Verdict:
         """A variable: as it lies, else by what gave it its value."""
-        lies = value(node, code)
+        lies = static_value(node, code)
         if has_gradient(lies):
             return GRAD
         if issubclass(type(lies), (types.ModuleType, type)) or is_module(lies):
             return PLAIN
         for around in parts.comprehensions(node, code):
             return self.of(around.iter, code)
-        for scope in outward(code):
+        for scope in enclosing_scopes(code):
             before: int | tuple[int, int] = code.line if scope is code else 10**9
             if scope is code and id(node) in code.source.parents:
                 before = node.lineno, node.col_offset
@@ -165,9 +165,9 @@ class Path:
     def assigned(self, name: str, code: FunctionSource, before: int | tuple[int, int]) -> Verdict | None:
         """By the statements that give a variable its value, from the last back to the first that always runs."""
         found: list[Verdict] = []
-        filled = [self.of(given, code) for given in parts.put_in(code, name)]
+        filled = [self.of(given, code) for given in parts.values_put_in(code, name)]
         for statement in reversed(assignments(code, name, before)):
-            if parts.skipped(statement, code):
+            if parts.is_skipped(statement, code):
                 continue
             verdict = self.statement(statement, name, code)
             found.append(verdict)
@@ -190,10 +190,14 @@ class Path:
             return self.within(statement, joined([self.of(statement.value, code), earlier or PLAIN]), code, name)
         given = getattr(statement, "value", None)
         if given is None or isinstance(statement, (ast.With, ast.AsyncWith)):
-            return next((self.of(n.value, code) for n in heads(statement) if isinstance(n, ast.NamedExpr)), PLAIN)
-        place = parts.place_of(statement, name)
-        if place == 1 and isinstance(given, ast.Call) and last(given.func) in INDICES:
-            verdict = self.cut("whole numbers", last(given.func), given, parts.operands_of(given, code), code, name)
+            return next(
+                (self.of(n.value, code) for n in own_expressions(statement) if isinstance(n, ast.NamedExpr)), PLAIN
+            )
+        place = parts.target_index(statement, name)
+        if place == 1 and isinstance(given, ast.Call) and last_name(given.func) in INDICES:
+            verdict = self.cut(
+                "whole numbers", last_name(given.func), given, parts.call_operands(given, code), code, name
+            )
         else:
             verdict = self.of(given, code) if place is None else self.entry(given, place, code)
             if place is not None and isinstance(verdict, GraphCut) and verdict.where.line == given.lineno:
@@ -204,10 +208,10 @@ class Path:
         """The same with the blocks around a statement looked at: under no_grad nothing gets a gradient."""
         if isinstance(verdict, GraphCut) or verdict == PLAIN:
             return verdict
-        return parts.block(statement, code, name) or verdict
+        return parts.no_grad_block(statement, code, name) or verdict
 
     def attribute(self, node: ast.Attribute, code: FunctionSource) -> Verdict:
-        lies = value(node, code)
+        lies = static_value(node, code)
         if has_gradient(lies) and node.attr != "data":
             return GRAD
         if node.attr == "data":
@@ -230,12 +234,14 @@ class Path:
         return self.own(lies, node) if lies is not UNKNOWN else self.of(node.value, code)
 
     def item(self, node: ast.Subscript, code: FunctionSource) -> Verdict:
-        lies = value(node, code)
+        lies = static_value(node, code)
         if has_gradient(lies):
             return GRAD
         index = node.slice.value if isinstance(node.slice, ast.Constant) else None
-        if index == 1 and isinstance(node.value, ast.Call) and last(node.value.func) in INDICES:
-            return self.cut("whole numbers", last(node.value.func), node, parts.operands_of(node.value, code), code)
+        if index == 1 and isinstance(node.value, ast.Call) and last_name(node.value.func) in INDICES:
+            return self.cut(
+                "whole numbers", last_name(node.value.func), node, parts.call_operands(node.value, code), code
+            )
         return self.of(node.value, code) if index is None else self.entry(node.value, index, code)
 
     def entry(self, node: Any, key: Any, code: FunctionSource) -> Verdict:
@@ -247,17 +253,17 @@ class Path:
 
     def call(self, node: ast.Call, code: FunctionSource) -> Verdict:
         """A call: into the user's function or module; of a cutting op; else as its arguments have it."""
-        name, called = last(node.func), value(node.func, code)
+        name, called = last_name(node.func), static_value(node.func, code)
         if isinstance(node.func, ast.Name) and called is UNKNOWN:
-            modules = looped(node.func.id, code)
+            modules = loop_modules(node.func.id, code)
             if modules:
-                return self.through(modules, joined(self.of(a, code) for a in parts.given_to(node)), code)
+                return self.through(modules, joined(self.of(a, code) for a in parts.call_arguments(node)), code)
         if is_module(called):
             return self.module(called, node, code)
-        inner = entered(node, code, called) or of_class(node, code)
+        inner = callee(node, code, called) or forward_of_new_module(node, code)
         if inner is not None:
             return self.function(inner)
-        off = switched_off(called)
+        off = no_grad_decorator(called)
         if off is not None:
             text = ast.unparse(node.func)
             return GraphCut(
@@ -274,11 +280,11 @@ class Path:
             return PLAIN
         if name in ("checkpoint", "checkpoint_sequential"):
             return self.checkpointed(node, code)
-        operands = parts.operands_of(node, code)
-        kind = kind_of_call(node, parts.is_function(node, code))
+        operands = parts.call_operands(node, code)
+        kind = cut_kind(node, parts.is_function(node, code))
         if kind is not None:
             return self.cut(kind, name, node, operands, code)
-        if called is not UNKNOWN and parts.package_of(called) == "numpy":
+        if called is not UNKNOWN and parts.top_package(called) == "numpy":
             return self.cut("number", ast.unparse(node.func), node, operands, code)
         unknown = [OPEN] if isinstance(node.func, ast.Call) else []  # `nn.Linear(4, 3)(x)`: what is called is new
         return joined([*unknown, *(self.of(part, code) for part in operands)])
@@ -290,7 +296,7 @@ class Path:
         again = next((k.value for k in node.keywords if k.arg == "use_reentrant"), None)
         if verdict != PLAIN or isinstance(again, ast.Constant) and again.value is False:
             return GRAD if verdict == PLAIN else verdict
-        inside = value(node.args[0], code) if node.args else UNKNOWN
+        inside = static_value(node.args[0], code) if node.args else UNKNOWN
         if is_module(inside) and not _wants(inside):
             return PLAIN
         statement = parts.statement_of(node, code)
@@ -309,14 +315,14 @@ class Path:
     def function(self, inner: FunctionSource) -> Verdict:
         """A function of the user's: what it gives back, under its decorators."""
         for decorator in getattr(inner.node, "decorator_list", ()):
-            if closing(decorator, inner):
+            if disables_grad(decorator, inner):
                 verdict = either(self.of(given, inner) for given, _ in inner.returned())
                 return (
                     verdict
                     if verdict == PLAIN
                     else GraphCut(
                         "block",
-                        last(decorator.func if isinstance(decorator, ast.Call) else decorator),
+                        last_name(decorator.func if isinstance(decorator, ast.Call) else decorator),
                         "@" + ast.unparse(decorator),
                         None,
                         None,
@@ -329,14 +335,14 @@ class Path:
             either(
                 self.within(statement, self.of(given, inner), inner)
                 for given, statement in inner.returned()
-                if not parts.skipped(statement, inner)
+                if not parts.is_skipped(statement, inner)
             )
             if inner.returned()
             else PLAIN
         )
 
     def module(self, module: Any, node: ast.Call, code: FunctionSource) -> Verdict:
-        inner = entered(node, code, module)
+        inner = callee(node, code, module)
         if inner is not None:
             verdict = self.function(inner)
             return (
@@ -344,12 +350,12 @@ class Path:
                 if isinstance(verdict, GraphCut) or verdict == GRAD
                 else joined([verdict, OPEN if _wants(module) else PLAIN])
             )
-        return self.through([module], joined(self.of(a, code) for a in parts.given_to(node)), code)
+        return self.through([module], joined(self.of(a, code) for a in parts.call_arguments(node)), code)
 
     def through(self, modules: Iterable[Any], verdict: Verdict, code: FunctionSource) -> Verdict:
         """What a value becomes that goes through modules of torch's or a library's, one after the other."""
         for module in modules:
-            inner = forward(module)
+            inner = forward_of(module)
             if inner is not None:
                 args = inner.node.args
                 wanted = [a.arg for a in (*args.posonlyargs, *args.args)][1:2]
