@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from nbdebug.observe.locations import USER, Site, cell_name, kind_of, source_text
+from nbdebug.observe.locations import USER, Site, at_site, kind_of
 from nbdebug.observe.variables import attributes, cell_has_value, frame_variables, user_variables
 from nbdebug.report import Where
 
@@ -35,9 +35,7 @@ class Frame:
 
     @property
     def where(self) -> Where:
-        return Where(
-            file=self.site.file, line=self.site.line, text=source_text(self.site), cell=cell_name(self.site.file)
-        )
+        return at_site(Where(), self.site)
 
 
 def frames(error: BaseException, before: FrameType | None = None) -> list[Frame]:

@@ -9,6 +9,7 @@ recomputation) is found as usual.
 
 from __future__ import annotations
 
+import dataclasses
 import dis
 import linecache
 import os
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple
 import torch
 
 import nbdebug
+from nbdebug.report import Where
 
 USER, LIBRARY, SKIP, OPTIMIZER, ENGINE = range(5)
 
@@ -122,6 +124,23 @@ def cell_name(file: str) -> str | None:
     names = getattr(getattr(shell, "compile", None), "_filename_map", {})
     number = names.get(file)
     return f"In [{number}]" if number is not None else None
+
+
+def other_cells(file: str) -> list[str]:
+    """The files of the notebook's other cells, the newest first; [] where `file` is no cell."""
+    if cell_name(file) is None:
+        return []
+    others = [other for other in list(linecache.cache) if type(other) is str and other != file]
+    numbers = {other: int(name[4:-1]) for other in others if (name := cell_name(other)) is not None}
+    return sorted(numbers, key=numbers.__getitem__, reverse=True)
+
+
+def at_site(where: Where, site: Site | StackLines | None) -> Where:
+    """The same place with its line filled in, where that is known."""
+    site = site.site if isinstance(site, StackLines) else site
+    if site is None:
+        return where
+    return dataclasses.replace(where, file=site.file, line=site.line, text=source_text(site), cell=cell_name(site.file))
 
 
 def _running_shell() -> Any:

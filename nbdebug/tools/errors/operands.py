@@ -18,10 +18,11 @@ import torch
 from torch import nn
 
 from nbdebug.observe.frames import Frame
+from nbdebug.observe.sources import nodes, tree_of
 from nbdebug.observe.variables import MODULES_OWN, attributes, key_text
 from nbdebug.tools.errors.context import ErrorContext, fact, is_tensor
 from nbdebug.tools.errors.facts import Raised, TensorFact
-from nbdebug.tools.errors.syntax import called, nodes, tree_of
+from nbdebug.tools.errors.syntax import called
 from nbdebug.tools.errors.values import UNKNOWN, expression, members, operands, value_of
 
 CALLS = ("_call_impl", "_wrapped_call_impl", "__call__", "_slow_forward")

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import linecache
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from nbdebug.observe.frames import Frame
-from nbdebug.observe.locations import cell_name
+from nbdebug.observe.locations import Site, at_site, other_cells
+from nbdebug.observe.sources import SCOPES, functions, nodes_of, tree_of
 from nbdebug.report import Where
 from nbdebug.tools.errors.context import ErrorContext
 from nbdebug.tools.errors.operands import CALLS, is_a
-from nbdebug.tools.errors.syntax import SCOPES, Key, bound, called, entries, functions, nodes_of, spine, tree_of
+from nbdebug.tools.errors.syntax import Key, bound, called, entries, spine
 from nbdebug.tools.errors.values import UNKNOWN, expression, value_of
 
 STEPS = 40
@@ -235,7 +235,7 @@ def _scopes(place: _Lookup, text: str) -> Iterator[tuple[str, ast.AST]]:
             if any(arg.arg == text for arg in ast.walk(scope.args) if isinstance(arg, ast.arg)):
                 return  # a parameter: its value is the caller's
     yield place.file, tree
-    for file in cells(place.file):
+    for file in other_cells(place.file):
         other = tree_of(file)
         if other is not None:
             yield file, other
@@ -270,15 +270,5 @@ def _innermost(place: _Lookup) -> ast.AST | None:
     return next((scope for _, scope in _scopes(place, "")), None)
 
 
-def cells(file: str) -> list[str]:
-    """The other cells of the notebook to which a file belongs, the newest first; [] of a file that is no cell."""
-    if cell_name(file) is None:
-        return []
-    found = [(number, other) for other in list(linecache.cache) if other != file and (number := cell_name(other))]
-    return [other for number, other in sorted(found, key=lambda pair: int(pair[0].strip("In []")), reverse=True)]
-
-
 def where_of(file: str, node: ast.expr) -> Where:
-    return Where(
-        file=file, line=node.lineno, text=linecache.getline(file, node.lineno).strip() or None, cell=cell_name(file)
-    )
+    return at_site(Where(), Site(file, node.lineno, ""))

@@ -3,47 +3,15 @@
 from __future__ import annotations
 
 import ast
-import functools
-import linecache
 from collections.abc import Iterator
 from typing import Any
 
-SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+from nbdebug.observe.sources import SCOPES
+
 Key = Any
 """An index of a tuple or a list, or a key of a dict."""
 FIRST = ("DataLoader", "iter", "next", "list", "tuple", "tqdm", "trange", "reversed", "sorted", "cycle", "Subset")
 """Calls that hand on the items of their first argument."""
-
-
-def tree_of(file: str) -> ast.Module | None:
-    """The syntax of a file or a cell; None where its source is not at hand or is no Python."""
-    return _parsed(tuple(linecache.getlines(file)))
-
-
-@functools.lru_cache(maxsize=64)
-def nodes(tree: ast.Module) -> tuple[ast.AST, ...]:
-    """All nodes of a file, as `ast.walk` gives them: walked once, since a file of some thousand lines takes 0.2 s."""
-    return tuple(ast.walk(tree))
-
-
-def nodes_of(file: str) -> tuple[ast.AST, ...]:
-    """The same by the name of the file; () where its source is not at hand or is no Python."""
-    tree = tree_of(file)
-    return () if tree is None else nodes(tree)
-
-
-@functools.lru_cache(maxsize=64)
-def functions(tree: ast.Module) -> tuple[ast.AST, ...]:
-    """The functions and lambdas of a file."""
-    return tuple(node for node in nodes(tree) if isinstance(node, SCOPES))
-
-
-@functools.lru_cache(maxsize=64)
-def _parsed(lines: tuple[str, ...]) -> ast.Module | None:
-    try:
-        return ast.parse("".join(lines)) if lines else None
-    except (SyntaxError, ValueError, RecursionError):
-        return None
 
 
 def entries(node: ast.expr, path: tuple[Key, ...]) -> Iterator[tuple[ast.expr, tuple[Key, ...]]]:

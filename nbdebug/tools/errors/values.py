@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from nbdebug.observe.frames import Frame
+from nbdebug.observe.sources import nodes, tree_of
 from nbdebug.observe.variables import attributes
-from nbdebug.tools.errors.syntax import nodes, tree_of
 
 
 def members(thing: Any) -> dict[str, Any]:

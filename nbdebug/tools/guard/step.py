@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from nbdebug.observe.locations import StackLines, locate
+from nbdebug.observe.locations import StackLines, at_site, locate
 from nbdebug.observe.step_log import model_inputs
 from nbdebug.observe.tape import Tape
 from nbdebug.observe.tensors import can_be_nonfinite, dense, largest, read_scalars, tensors_in
@@ -20,7 +20,6 @@ from nbdebug.report import Where
 from nbdebug.tools.guard.finite_check import CheckResult
 from nbdebug.tools.guard.record.step_lines import StepLine
 from nbdebug.tools.guard.rollback import Kept
-from nbdebug.tools.nan.operands import at_site
 from nbdebug.tools.nan.probe import RunHistory
 
 

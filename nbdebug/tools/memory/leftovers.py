@@ -20,7 +20,7 @@ from nbdebug.observe import duplicate_hooks as doubled
 from nbdebug.observe import shell
 from nbdebug.observe.backward import input_nodes
 from nbdebug.observe.frames import HANDLERS, exception_chain
-from nbdebug.observe.locations import Site, cell_name, source_text
+from nbdebug.observe.locations import Site, at_site
 from nbdebug.observe.variables import is_user_module, reachable_objects
 from nbdebug.report import Where
 from nbdebug.tools.memory.facts import NOWHERE, KeptByNotebook
@@ -322,7 +322,7 @@ def _hook(one: doubled.DuplicateHook, walk: ReachabilityWalk) -> Leftover:
         release=one.module,
         items=more,
         what=f"{one.word} `{one.hook}`, {more + 1} times",
-        where=_where(site),
+        where=at_site(NOWHERE, site),
     )
 
 
@@ -345,10 +345,4 @@ def raised_at(error: BaseException | None) -> Where:
             code = at.tb_frame.f_code
             site = Site(code.co_filename, at.tb_lineno, code.co_name)
         at = at.tb_next
-    return _where(site)
-
-
-def _where(site: Site | None) -> Where:
-    if site is None:
-        return NOWHERE
-    return Where(file=site.file, line=site.line, text=source_text(site), cell=cell_name(site.file))
+    return at_site(NOWHERE, site)

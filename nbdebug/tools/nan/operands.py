@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from nbdebug.observe.locations import Site, StackLines, cell_name, source_text
+from nbdebug.observe.locations import at_site
 from nbdebug.observe.ops import Schema, named_arguments
 from nbdebug.observe.recorder import Op, Recorder
 from nbdebug.observe.tensors import StorageInfo, can_be_nonfinite, dense, exponents, finite, reach_names, storage_key
@@ -24,14 +24,6 @@ def where_of(op: Op, **more: Any) -> Where:
     named = op.forward.name if op.forward is not None and not op.custom else op.name
     place = Where(step=op.step, phase=op.during, module=op.module, module_type=op.module_type, op=named)
     return dataclasses.replace(at_site(place, op.site), **more)
-
-
-def at_site(place: Where, site: Site | StackLines | None) -> Where:
-    """The same place with its line filled in."""
-    site = site.site if isinstance(site, StackLines) else site
-    if site is None:
-        return place
-    return dataclasses.replace(place, file=site.file, line=site.line, text=source_text(site), cell=cell_name(site.file))
 
 
 _MOVES = frozenset(

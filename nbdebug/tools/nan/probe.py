@@ -22,7 +22,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes
 
 from nbdebug.observe.backward import Backward, EngineWatch, OptimizerWatch
-from nbdebug.observe.locations import Site, StackLines
+from nbdebug.observe.locations import Site, StackLines, at_site
 from nbdebug.observe.modules import ModuleNames, ModuleStack
 from nbdebug.observe.ops import Schema
 from nbdebug.observe.recorder import Op, Recorder
@@ -42,7 +42,7 @@ from nbdebug.observe.tensors import (
 )
 from nbdebug.report import Where
 from nbdebug.tools.nan.facts import Target
-from nbdebug.tools.nan.operands import OperandRecorder, at_site
+from nbdebug.tools.nan.operands import OperandRecorder
 from nbdebug.tools.nan.taint import TaintTracker
 
 

@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 
+from nbdebug.observe.locations import at_site
 from nbdebug.observe.snapshot import Snapshot
 from nbdebug.observe.tape import TapeEntry
 from nbdebug.observe.tensors import all_finite, can_be_nonfinite, finite, tensors_in
 from nbdebug.report import Finding, Report, RuledOut, Where
 from nbdebug.tools.nan.facts import CompiledFacts, NanFacts, OriginFact, RunFacts
 from nbdebug.tools.nan.fixes import try_fixes
-from nbdebug.tools.nan.operands import at_site, where_of
+from nbdebug.tools.nan.operands import where_of
 from nbdebug.tools.nan.origins import Origin
 from nbdebug.tools.nan.probe import CompiledCall, Detection, Probe
 from nbdebug.tools.nan.reproducer import Reproduction

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from nbdebug.observe.sources import parse
 from nbdebug.report import Where
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -46,11 +47,10 @@ def unwrapped(statement: ast.stmt) -> list[ast.stmt]:
     if len(given) != len(call.args) or not given or given[0] not in TIMED:
         return [statement]
     line = statement.lineno
-    try:
-        body = ast.parse(given[-1]).body
-    except (SyntaxError, ValueError):
+    tree = parse(given[-1])
+    if tree is None:
         return [statement]
-    return [ast.increment_lineno(inner, line if len(given) == 3 else line - 1) for inner in body]
+    return [ast.increment_lineno(inner, line if len(given) == 3 else line - 1) for inner in tree.body]
 
 
 def running(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
@@ -137,11 +137,8 @@ class Cell:
     @functools.cached_property
     def body(self) -> list[ast.stmt]:
         """Its statements; none where it is no Python."""
-        try:
-            tree = ast.parse(self.source) if len(self.source) < LONGEST else ast.Module([], [])
-        except (SyntaxError, ValueError, RecursionError):
-            return []
-        return [inner for statement in tree.body for inner in unwrapped(statement)]
+        tree = parse(self.source) if len(self.source) < LONGEST else None
+        return [] if tree is None else [inner for statement in tree.body for inner in unwrapped(statement)]
 
     @functools.cached_property
     def statements(self) -> list[ast.stmt]:

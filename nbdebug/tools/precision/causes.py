@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from nbdebug.observe.locations import USER, Site, cell_name, kind_of, locate, source_text
+from nbdebug.observe.locations import USER, Site, at_site, kind_of, locate
 from nbdebug.observe.tensors import base_name
 from nbdebug.report import Where
 from nbdebug.tools.precision import compare as exact
@@ -167,17 +167,7 @@ def _forward_of(module: nn.Module) -> Site | None:
 
 
 def _where(site: Site | None, phase: str, module: str, op: str | None = None) -> Where:
-    if site is None:
-        return Where(phase=phase, module=module, op=op)
-    return Where(
-        phase=phase,
-        module=module,
-        op=op,
-        file=site.file,
-        line=site.line,
-        text=source_text(site),
-        cell=cell_name(site.file),
-    )
+    return at_site(Where(phase=phase, module=module, op=op), site)
 
 
 def _again(name: str, half: nn.Module, copies: CastCopies, seen: dict[str, Any]) -> Iterator[HalfEvent]:

@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from nbdebug.observe.locations import StackLines, cell_name, locate, source_text
+from nbdebug.observe.locations import StackLines, at_site, locate
 from nbdebug.observe.snapshot import Snapshot
 from nbdebug.observe.tensors import plain_values
 from nbdebug.report import Where
@@ -163,7 +163,4 @@ def _depends(one: ScaledRun, other: ScaledRun) -> bool:
 
 
 def _where(stop: StackLines | None) -> Where:
-    site = stop.site if stop is not None else None
-    if site is None:
-        return Where(phase="backward")
-    return Where(phase="backward", file=site.file, line=site.line, text=source_text(site), cell=cell_name(site.file))
+    return at_site(Where(phase="backward"), stop)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import linecache
 import types
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from nbdebug.observe.locations import cell_name
+from nbdebug.observe.locations import other_cells
 from nbdebug.observe.variables import cell_has_value
 from nbdebug.tools.errors.autograd.facts import GraphCut
 from nbdebug.tools.errors.autograd.functions import (
@@ -253,21 +252,10 @@ def enclosing_scopes(code: FunctionSource) -> Iterator[FunctionSource]:
         if node is None:
             return
         yield dataclasses.replace(code, node=node, live=False, given={})
-    if cell_name(code.source.file) is not None:
-        others = {
-            file: name
-            for file in list(linecache.cache)
-            if isinstance(file, str) and file != code.source.file and (name := cell_name(file)) is not None
-        }
-        for file in sorted(others, key=lambda f: _number(others[f]), reverse=True):
-            read = source(file)
-            if read is not None:
-                yield dataclasses.replace(code, source=read, node=read.tree, live=False, given={})
-
-
-def _number(cell: str) -> int:
-    digits = "".join(c for c in cell if c.isdigit())
-    return int(digits) if digits else 0
+    for file in other_cells(code.source.file):
+        read = source(file)
+        if read is not None:
+            yield dataclasses.replace(code, source=read, node=read.tree, live=False, given={})
 
 
 def modules_in(thing: Any) -> list[Any]:

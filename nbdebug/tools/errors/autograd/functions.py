@@ -11,7 +11,6 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
-import linecache
 import types
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -19,7 +18,8 @@ from typing import Any
 import torch
 
 from nbdebug.observe.frames import Frame
-from nbdebug.observe.locations import USER, Site, cell_name, kind_of, source_text
+from nbdebug.observe.locations import USER, Site, at_site, kind_of
+from nbdebug.observe.sources import parents, tree_of
 from nbdebug.observe.variables import cell_has_value
 from nbdebug.report import Where
 from nbdebug.tools.errors.values import UNKNOWN, expression, value_of
@@ -113,17 +113,13 @@ class Source:
 
 def source(file: str) -> Source | None:
     """None where the source is not at hand, or is none of Python's."""
-    return _parsed(file, tuple(linecache.getlines(file)))
+    tree = tree_of(file)
+    return None if tree is None else _source(file, tree)
 
 
 @functools.lru_cache(maxsize=64)
-def _parsed(file: str, lines: tuple[str, ...]) -> Source | None:
-    try:
-        tree = ast.parse("".join(lines))
-    except (SyntaxError, ValueError):
-        return None
-    parents = {id(child): node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
-    return Source(file, tree, parents)
+def _source(file: str, tree: ast.Module) -> Source:
+    return Source(file, tree, parents(tree))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -148,8 +144,7 @@ class FunctionSource:
         return self.frame.site.line if self.live else getattr(self.node, "end_lineno", None) or 10**9
 
     def where(self, node: ast.AST) -> Where:
-        site = Site(self.source.file, node.lineno, self.name)  # type: ignore[attr-defined]
-        return Where(file=site.file, line=site.line, text=source_text(site), cell=cell_name(site.file))
+        return at_site(Where(), Site(self.source.file, node.lineno, self.name))  # type: ignore[attr-defined]
 
     def statements(self) -> Iterator[Any]:
         """Its statements in the order of the source, without those of functions within it."""

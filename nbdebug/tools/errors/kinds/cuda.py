@@ -15,6 +15,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from nbdebug.observe.frames import Frame
+from nbdebug.observe.locations import other_cells
+from nbdebug.observe.sources import functions, nodes, tree_of
 from nbdebug.observe.variables import attributes
 from nbdebug.tools.errors.context import ErrorContext, fact, is_tensor
 from nbdebug.tools.errors.facts import ArgumentFact, TriedFix
@@ -29,11 +31,11 @@ from nbdebug.tools.errors.operands import (
     raised_by_user,
     within,
 )
-from nbdebug.tools.errors.origin import cells, where_of
+from nbdebug.tools.errors.origin import where_of
 from nbdebug.tools.errors.rules.cuda import AssertFacts, CardFacts, CudaCard, CudnnFacts, Layout, Use
 from nbdebug.tools.errors.rules.indices import IndexFacts
 from nbdebug.tools.errors.sandbox import SMALL, rerun
-from nbdebug.tools.errors.syntax import bound, called, entries, functions, nodes, spine, tree_of
+from nbdebug.tools.errors.syntax import bound, called, entries, spine
 from nbdebug.tools.errors.values import UNKNOWN, expression, value_of
 
 WORDED: tuple[tuple[str, str], ...] = (
@@ -108,7 +110,7 @@ class Sources:
         for name, shown, value in _copies(scene):
             self.copies.setdefault(name, (shown, value))  # the innermost frame's goes before the notebook's
         files = list(dict.fromkeys(frame.site.file for frame in scene.users))
-        files += [other for file in files[:1] for other in cells(file) if other not in files]
+        files += [other for file in files[:1] for other in other_cells(file) if other not in files]
         self.trees = {file: tree for file in files if (tree := tree_of(file)) is not None}
         self.classes = {
             (path or name).rpartition(".")[2]: type(part).__name__

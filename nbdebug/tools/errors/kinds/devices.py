@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from nbdebug.observe.locations import other_cells
+from nbdebug.observe.sources import nodes_of
 from nbdebug.observe.variables import MODULES_OWN, attributes
 from nbdebug.report import Link, Where
 from nbdebug.tools.errors.context import ErrorContext, is_tensor
@@ -32,10 +34,10 @@ from nbdebug.tools.errors.operands import (
     raised_by_user,
     weights,
 )
-from nbdebug.tools.errors.origin import came, cells, where_of
+from nbdebug.tools.errors.origin import came, where_of
 from nbdebug.tools.errors.rules.devices import DeviceFacts
 from nbdebug.tools.errors.sandbox import TrialResult, computed_operands, rerun
-from nbdebug.tools.errors.syntax import called, nodes_of, spine
+from nbdebug.tools.errors.syntax import called, spine
 from nbdebug.tools.errors.values import operands, value_of
 
 MAKERS = frozenset(
@@ -163,7 +165,7 @@ def _attribute(value: Any, scene: ErrorContext, names: OperandNames) -> tuple[st
 def _dropped(name: str, scene: ErrorContext) -> Where | None:
     """The line on which `x.to(device)` stands as a statement, so that its result goes nowhere."""
     files = [frame.site.file for frame in scene.users]
-    for file in dict.fromkeys([*files, *(cells(files[0]) if files else [])]):
+    for file in dict.fromkeys([*files, *(other_cells(files[0]) if files else [])]):
         for node in nodes_of(file):
             call = node.value if isinstance(node, ast.Expr) else None
             if (

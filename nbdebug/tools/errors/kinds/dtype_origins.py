@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from nbdebug.observe.sources import nodes_of
 from nbdebug.report import Link
 from nbdebug.tools.errors.context import ErrorContext, is_tensor
 from nbdebug.tools.errors.facts import ArgumentFact, TensorFact, TriedFix, ValueOrigin
@@ -25,7 +26,7 @@ from nbdebug.tools.errors.operands import (
 )
 from nbdebug.tools.errors.origin import ExpressionBinding, came, where_of
 from nbdebug.tools.errors.rules.dtypes import DtypeFacts
-from nbdebug.tools.errors.syntax import bound, called, nodes_of, spine
+from nbdebug.tools.errors.syntax import bound, called, spine
 from nbdebug.tools.errors.values import UNKNOWN, operands, value_of
 
 CASTS = {"double": "float64", "half": "float16", "bfloat16": "bfloat16", "float": "float32"}

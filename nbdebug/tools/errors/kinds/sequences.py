@@ -16,12 +16,12 @@ import torch
 from torch import nn
 
 from nbdebug.observe.frames import Frame
+from nbdebug.observe.sources import nodes_of
 from nbdebug.observe.variables import attributes
 from nbdebug.tools.errors.context import ErrorContext, is_tensor
 from nbdebug.tools.errors.kinds.workers import iterator_of, loader_of
 from nbdebug.tools.errors.operands import is_a
 from nbdebug.tools.errors.rules.indices import IndexFacts, OutOfRange
-from nbdebug.tools.errors.syntax import nodes_of
 from nbdebug.tools.errors.values import UNKNOWN, expression, value_of
 
 _WHOLE: dict[type, Callable[[int, int], int]] = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}

@@ -18,10 +18,11 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from nbdebug.observe.sources import nodes_of
 from nbdebug.observe.variables import attributes
 from nbdebug.tools.errors.context import ErrorContext
 from nbdebug.tools.errors.rules.dataloader import WorkerDied
-from nbdebug.tools.errors.syntax import called, nodes_of
+from nbdebug.tools.errors.syntax import called
 from nbdebug.tools.errors.values import shape_of, value_of
 
 

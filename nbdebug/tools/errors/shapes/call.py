@@ -19,13 +19,14 @@ import torch
 from torch import nn
 
 from nbdebug.observe.frames import Frame, parts_of
+from nbdebug.observe.sources import SCOPES, functions, tree_of
 from nbdebug.observe.variables import attributes
 from nbdebug.tools.errors.context import ErrorContext, is_tensor
 from nbdebug.tools.errors.operands import OperandNames, within
 from nbdebug.tools.errors.sandbox import Sandbox, quiet
 from nbdebug.tools.errors.shapes.facts import ShapeOperand
 from nbdebug.tools.errors.shapes.messages import read
-from nbdebug.tools.errors.syntax import SCOPES, bound, entries, functions, tree_of
+from nbdebug.tools.errors.syntax import bound, entries
 from nbdebug.tools.errors.values import UNKNOWN, expression, message_of, statement, value_of
 
 

@@ -131,9 +131,7 @@ def _at(finding: Finding, asked_from: sites.Site, line: Where) -> Finding:
         return dataclasses.replace(where, file=line.file, line=line.line, text=line.text, cell=line.cell)
 
     def said(text: str) -> str:
-        return text.replace(
-            Where(file=asked_from.file, line=asked_from.line, cell=sites.cell_name(asked_from.file)).place, line.place
-        )
+        return text.replace(sites.at_site(Where(), asked_from).place, line.place)
 
     chain = tuple(dataclasses.replace(link, what=said(link.what), where=moved(link.where)) for link in finding.chain)
     return dataclasses.replace(finding, title=said(finding.title), where=moved(finding.where), chain=chain)

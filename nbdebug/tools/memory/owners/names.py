@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from nbdebug.observe.locations import Site, cell_name, source_text
+from nbdebug.observe.locations import Site, at_site
 from nbdebug.observe.variables import is_user_module, user_variables
 from nbdebug.report import Where
 from nbdebug.tools.memory.facts import KINDS, NOWHERE
@@ -101,11 +101,7 @@ def frames_of(trace: TracebackType | None) -> Iterator[Failed]:
             if held:
                 code = frame.f_code
                 site = Site(code.co_filename, trace.tb_lineno, code.co_name)
-                yield Failed(
-                    code.co_name,
-                    held,
-                    Where(file=site.file, line=site.line, text=source_text(site), cell=cell_name(site.file)),
-                )
+                yield Failed(code.co_name, held, at_site(Where(), site))
         trace = trace.tb_next
 
 

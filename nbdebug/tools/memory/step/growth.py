@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from nbdebug.observe.backward import graph_nodes
-from nbdebug.observe.locations import Site
+from nbdebug.observe.locations import Site, at_site
 from nbdebug.observe.variables import attributes
 from nbdebug.report import Where
 from nbdebug.tools.memory.facts import Leak
@@ -21,7 +21,6 @@ from nbdebug.tools.memory.reachability import ReachabilityWalk
 from nbdebug.tools.memory.step import source
 from nbdebug.tools.memory.step.allocations import storages_of
 from nbdebug.tools.memory.step.holders import CACHE, OUTPUTS, SLOT, Holder, HolderScan, Key, measure, plain_bytes
-from nbdebug.tools.memory.step.peak import at_site
 from nbdebug.tools.memory.step.trace import StepTrace
 
 

@@ -16,7 +16,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 import nbdebug
-from nbdebug.observe.locations import Site
+from nbdebug.observe.locations import Site, at_site
 from nbdebug.report import Where
 from nbdebug.tools.memory.facts import SMALL, Leak
 from nbdebug.tools.memory.reachability import ReachabilityWalk
@@ -24,7 +24,6 @@ from nbdebug.tools.memory.step import source
 from nbdebug.tools.memory.step.allocations import Allocation
 from nbdebug.tools.memory.step.growth import Grown, alone, grown, still_grow, watch_of
 from nbdebug.tools.memory.step.holders import HolderScan, Key
-from nbdebug.tools.memory.step.peak import at_site
 from nbdebug.tools.memory.step.source import PutLine, Tracer
 from nbdebug.tools.memory.step.trace import StepTrace
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import bisect
-import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 
-from nbdebug.observe.locations import Site, cell_name, source_text
+from nbdebug.observe.locations import Site, at_site
 from nbdebug.observe.recorder import Op
 from nbdebug.observe.tensors import base_name
 from nbdebug.report import Where
@@ -113,12 +112,6 @@ def place_of(op: Op | None) -> Where:
     named = op.forward.name if op.forward is not None and not op.custom else op.name
     where = Where(phase=op.during, module=op.module, module_type=op.module_type, op=named)
     return at_site(where, op.site)
-
-
-def at_site(where: Where, site: Site | None) -> Where:
-    if site is None:
-        return where
-    return dataclasses.replace(where, file=site.file, line=site.line, text=source_text(site), cell=cell_name(site.file))
 
 
 # -- by module and by line --------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import psutil
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from nbdebug.observe.locations import at_site
 from nbdebug.report import Where
 from nbdebug.tools.memory.facts import Holding, Leak, MemoryFacts, StepMemory
 from nbdebug.tools.memory.owners.graphs import Graphs
@@ -24,7 +25,7 @@ from nbdebug.tools.memory.step.allocations import Allocation
 from nbdebug.tools.memory.step.growth import ENOUGH, look_back
 from nbdebug.tools.memory.step.holders import HolderScan, Key, count_graphs
 from nbdebug.tools.memory.step.leaks import growths
-from nbdebug.tools.memory.step.peak import at_site, step_memory
+from nbdebug.tools.memory.step.peak import step_memory
 from nbdebug.tools.memory.step.trace import StepTrace
 
 KIND = {"parameters": "parameter", "gradients": "gradient", "optimizer state": "optimizer state", "buffers": "buffer"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import functools
 import linecache
 import os
 import re
@@ -16,6 +15,7 @@ import torch
 
 from nbdebug.observe import locations as sites
 from nbdebug.observe.locations import Site
+from nbdebug.observe.sources import tree_of
 from nbdebug.observe.variables import attributes
 
 PUTS = frozenset(
@@ -70,7 +70,7 @@ def takers(files: Iterable[str], name: str) -> list[Taker]:
     wanted = last_name(name)
     found: list[Taker] = []
     for file in files:
-        tree = _tree(file)
+        tree = tree_of(file)
         if tree is not None:
             for node in tree.body:
                 outer = node.lineno if isinstance(node, _SCOPES) else 0
@@ -100,7 +100,7 @@ def same_variable(taker: Taker, files: Iterable[str], name: str, site: Site | No
     if site is None or "." in name or taker.outer == 0:
         return True
     plain = last_name(name)
-    trees = [tree for file in files if (tree := _tree(file)) is not None]
+    trees = [tree for file in files if (tree := tree_of(file)) is not None]
     if any(
         isinstance(t, ast.Name) and t.id == plain
         for tree in trees
@@ -108,8 +108,9 @@ def same_variable(taker: Taker, files: Iterable[str], name: str, site: Site | No
         for t in (node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)])
     ):
         return True
-    tree = _tree(site.file)
-    around = [n.lineno for n in tree.body if isinstance(n, _SCOPES) and n.lineno <= site.line <= (n.end_lineno or 0)]
+    tree = tree_of(site.file)
+    body = tree.body if tree is not None else []
+    around = [n.lineno for n in body if isinstance(n, _SCOPES) and n.lineno <= site.line <= (n.end_lineno or 0)]
     return taker.file == site.file and taker.outer in around
 
 
@@ -141,23 +142,14 @@ def never_runs(taker: Taker, frame: FrameType) -> bool:
 def forget() -> None:
     """Read the source anew: a file may have been written to since."""
     linecache.checkcache()
-    _tree.cache_clear()
 
 
 def statements(file: str) -> Iterator[Any]:
     """The statements of a file or a cell, as far as its source is at hand."""
-    tree = _tree(file)
+    tree = tree_of(file)
     for node in ast.walk(tree) if tree is not None else ():
         if isinstance(node, ast.stmt) and not isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             yield node
-
-
-@functools.lru_cache(maxsize=32)
-def _tree(file: str) -> Any:
-    try:
-        return ast.parse("".join(linecache.getlines(file)))
-    except (SyntaxError, ValueError):  # a cell with magics
-        return None
 
 
 def _puts(node: Any, wanted: str) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from nbdebug.observe.locations import Site, cell_name, source_text
+from nbdebug.observe.locations import at_site
 from nbdebug.observe.snapshot import Snapshot
 from nbdebug.report import Where
 from nbdebug.tools.training.facts import Frozen, Schedule, TrainingRunFacts
@@ -47,7 +47,7 @@ def course(asked: LoopArguments, run: LoopRun, order: dict[str, tuple[str, int]]
     rates = tuple(max(row, default=0.0) for row in run.rate_at)
     functions = {**flags.functions, "backward": updates.functions}
     places = {
-        name: _where(site)
+        name: at_site(Where(), site)
         for name, site in (*flags.sites.items(), ("backward", updates.place), ("optimizer", updates.stepped_at))
         if site
     }
@@ -77,10 +77,6 @@ def course(asked: LoopArguments, run: LoopRun, order: dict[str, tuple[str, int]]
         batches_in_pass=run.reading.in_pass,
         unchecked=tuple(_unchecked(asked)),
     )
-
-
-def _where(site: Site) -> Where:
-    return Where(file=site.file, line=site.line, text=source_text(site), cell=cell_name(site.file))
 
 
 def _schedule(asked: LoopArguments, run: LoopRun) -> Schedule | None:

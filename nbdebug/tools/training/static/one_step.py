@@ -17,7 +17,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from nbdebug.observe.backward import graph_leaves
-from nbdebug.observe.locations import Site, cell_name, locate, source_text
+from nbdebug.observe.locations import Site, at_site, locate
 from nbdebug.observe.tensors import output_tensors
 from nbdebug.report import Where
 from nbdebug.tools.training.run.evaluate import loss_root
@@ -122,15 +122,7 @@ class OpCall:
     @property
     def where(self) -> Where:
         """The user's own line."""
-        place = Where(phase="forward", module=self.module, op=self.op)
-        site = self.site
-        return (
-            place
-            if site is None
-            else dataclasses.replace(
-                place, file=site.file, line=site.line, text=source_text(site), cell=cell_name(site.file)
-            )
-        )
+        return at_site(Where(phase="forward", module=self.module, op=self.op), self.site)
 
 
 @dataclasses.dataclass
