@@ -6,9 +6,13 @@
     │   ├── chain: Link …       how it came about, in order: "the zero came from this relu", "log made -inf here", …
     │   ├── evidence            the numbers that prove it
     │   └── fixes: Fix …        what to write instead, and what was seen when it was tried
+    ├── headline                one sentence above the findings, or in their place
     ├── ruled_out               what it is not, each with the number that rules it out
-    ├── unchecked               what was not looked at, and why
-    └── notes                   what is worth knowing and no fault ("GradScaler skipped step 3: normal")
+    ├── unchecked               what was not checked, and why
+    ├── notes                   what is worth knowing and no fault ("GradScaler skipped step 3: normal")
+    ├── tables: Table …         numbers in rows, raw (`report.frame()` gives them as a DataFrame)
+    ├── plots: Plot …           pictures, each as the data that one file of views/plots draws
+    └── facts                   further numbers, for programs
 
 Everything here is plain data: names and numbers, no tensors, so that a report can be saved, compared and drawn
 anywhere.
@@ -20,10 +24,12 @@ import dataclasses
 import json
 import math
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 PHASES = ("input", "parameter", "forward", "backward", "optimizer")
+PLOTS = ("histogram", "tree", "run", "losses", "memory", "ranges", "gradients", "stepper")
+"""The kinds of pictures: the files of views/plots."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,13 +108,41 @@ class RuledOut:
     because: str
 
 
+BYTES = "(bytes)"
+"""The end of the name of a column that holds sizes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Rows of plain values, raw: a column whose name ends in "(bytes)" holds sizes in bytes.
+
+    note: how to read the rows, in a sentence. open: HTML shows it unfolded; it does so anyway with the first table of a
+    report without findings.
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+    note: str = ""
+    open: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Plot:
+    """A picture. kind: one of PLOTS, the file of views/plots that draws it. data: plain, as that file takes it."""
+
+    kind: str
+    data: Mapping[str, Any]
+
+
 @dataclasses.dataclass
 class Report:
     """The answer to one question. Iterating over it gives its findings.
 
     question: the call that was made, as a person would write it ("nan_trace(step)"). subject: which model and optimizer
-    were taken, and from where. facts: numbers for the figures (plain, JSON-able). saver: what `save_repro` calls, set
-    by chapters that can reproduce the fault alone; it may hold tensors, which go when the report goes.
+    were taken, and from where. facts: further numbers (plain, JSON-able). saver: what `save_repro` calls, set by tools
+    that can reproduce the fault alone; it may hold tensors, which go when the report goes. failed: something is wrong
+    that has no named cause. steps: how many training steps were examined; losses: of these steps, as far as known.
     """
 
     question: str
@@ -119,6 +153,12 @@ class Report:
     subject: str = ""
     facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     saver: Any = dataclasses.field(default=None, repr=False, compare=False)
+    headline: str = dataclasses.field(default="", kw_only=True)
+    failed: bool = dataclasses.field(default=False, kw_only=True)
+    steps: int = dataclasses.field(default=0, kw_only=True)
+    losses: Sequence[float] = dataclasses.field(default=(), kw_only=True)
+    tables: Sequence[Table] = dataclasses.field(default=(), kw_only=True)
+    plots: Sequence[Plot] = dataclasses.field(default=(), kw_only=True)
 
     @property
     def ok(self) -> bool:
@@ -134,6 +174,13 @@ class Report:
     def __bool__(self) -> bool:
         """A report is always true: `if report:` must not depend on `__len__`. Ask `report.ok`."""
         return True
+
+    def plot(self, kind: str) -> Mapping[str, Any]:
+        """The data of the picture of this kind. Raises KeyError when the report has none."""
+        for plot in self.plots:
+            if plot.kind == kind:
+                return plot.data
+        raise KeyError(f"no picture of kind {kind!r}; there are {[plot.kind for plot in self.plots]}")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts, lists, numbers and strings, fit for `json.dumps`."""

@@ -53,7 +53,7 @@ def test_a_loop_is_named_and_run(notebook):
 
 
 def test_a_call_with_the_callback_is_run(notebook):
-    done = notebook.run("rep = %diagnose train(callback, passes=2)\nrep.facts['steps']")
+    done = notebook.run("rep = %diagnose train(callback, passes=2)\nrep.steps")
 
     assert done.error is None
     assert done.result == 20

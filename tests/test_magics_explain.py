@@ -50,7 +50,7 @@ def test_an_error_of_no_known_kind_gets_the_facts_and_no_guess(notebook: Noteboo
     done = notebook.run("%explain")
     assert done.result.ok and "No cause is known for this LookupError: nobody knows this" in done.shown
     assert "Nothing was found" not in done.shown and "hunter2" not in done.shown
-    assert ["x", "[2, 3]", "float32", "cpu", "0 to 5"] in done.result.facts["tables"][0]["rows"]
+    assert ["x", "[2, 3]", "float32", "cpu", "0 to 5"] in done.result.tables[0].rows
     assert "In [2], line 7" in done.shown
     html = done.result._repr_mimebundle_()["text/html"]
     assert "#388c5e" not in html and "hunter2" not in html, "no green border: something did fail"
@@ -109,7 +109,7 @@ def test_the_page_and_its_completion(notebook: Notebook) -> None:
 
 def test_names_of_the_notebook_itself_are_told(notebook: Notebook) -> None:
     notebook.run("picture = torch.ones(3, 8)\nraise LookupError('in a cell')")
-    rows = notebook.run("%explain").result.facts["tables"][0]["rows"]
+    rows = notebook.run("%explain").result.tables[0].rows
     assert ["picture", "[3, 8]", "float32", "cpu", "1 to 1"] in rows
 
 

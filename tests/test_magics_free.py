@@ -47,8 +47,8 @@ def test_a_healthy_notebook_has_nothing_to_free(notebook: Notebook) -> None:
     notebook.run("for _ in range(3):\n    loss = model(torch.randn(4, 64)).mean()\n    loss.backward()")
     notebook.run("loss")
     report = notebook.run("%free").result
-    assert report.ok and report.facts["headline"].startswith("There is nothing to free")
-    assert "tables" not in report.facts
+    assert report.ok and report.headline.startswith("There is nothing to free")
+    assert not report.tables
     shown = notebook.run("%free outputs").result
     assert shown.facts["freed"]["bytes"] < 1000
 
@@ -124,7 +124,7 @@ def test_explain_and_the_card_of_a_failed_cell(notebook: Notebook) -> None:
     (finding,) = report.findings
     assert finding.code == "error/out-of-memory" and report.question == "%explain"
     assert finding.where.text == "return torch.zeros(len(x) << 40)"
-    assert "held" in [row[0] for row in report.facts["tables"][0]["rows"]]
+    assert "held" in [row[0] for row in report.tables[0].rows]
     assert notebook.run("%explain ;").result is None
     assert notebook.run("%explain").result.findings, "other cells may have run since"
     assert card_of_last(notebook.shell) is not None and card_of_last(notebook.shell, just_now=True) is None
@@ -145,7 +145,7 @@ KERNEL = [
     "rep = %explain\nprint(rep.findings[0].where.text)",
     "rep = %free traceback outputs\nprint(rep.facts['freed'])",
     "gc.collect()\nprint(sum(t.shape == (4000, 256) for t in gc.get_objects() if type(t) is torch.Tensor))",
-    "rep = %free\nprint(rep.facts['headline'])",
+    "rep = %free\nprint(rep.headline)",
 ]
 
 

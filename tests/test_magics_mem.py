@@ -27,7 +27,7 @@ def notebook() -> Iterator[Notebook]:
 
 
 def owners(report: Report) -> dict[tuple[str, str], int]:
-    rows: list[list[Any]] = report.facts["tables"][0]["rows"]
+    rows: list[list[Any]] = report.tables[0].rows
     return {(row[0], row[1]): row[2] for row in rows}
 
 
@@ -62,10 +62,10 @@ def test_the_frames_of_a_failed_cell(notebook: Notebook) -> None:
     notebook.run("def step(rows):\n    batch = torch.zeros(rows, 7)\n    raise ValueError\n")
     assert notebook.run("step(1051)").error is not None
     report = notebook.run("%mem").result
-    row = next(row for row in report.facts["tables"][0]["rows"] if row[1] == "traceback")
+    row = next(row for row in report.tables[0].rows if row[1] == "traceback")
     assert row[0] == "sys.last_value" and row[2] == 1051 * 28 and row[5].startswith("batch in step, In [")
     notebook.run("%free traceback;")
-    assert all(row[1] != "traceback" for row in notebook.run("%mem").result.facts["tables"][0]["rows"])
+    assert all(row[1] != "traceback" for row in notebook.run("%mem").result.tables[0].rows)
 
 
 def test_a_notebook_with_no_model_and_no_tensor() -> None:

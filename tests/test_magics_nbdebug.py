@@ -42,7 +42,7 @@ def board(notebook: Notebook):
 def tables(notebook: Notebook) -> dict[str, list]:
     report = notebook.run("%nbdebug status").result
     assert isinstance(report, Report) and report.ok
-    return {table["title"]: table["rows"] for table in report.facts["tables"]}
+    return {table.title: table.rows for table in report.tables}
 
 
 def elsewhere(deed) -> None:
@@ -62,8 +62,8 @@ def test_alone_it_says_that_nothing_is_on_and_what_can_be_typed(notebook: Notebo
 def test_what_is_on_stands_in_it_with_its_counts(notebook: Notebook) -> None:
     notebook.run("%guard on\n%grad_watch on\nfor _ in range(3): step()")
     report = notebook.run("%nbdebug status").result
-    assert "2 on" in report.facts["headline"] and sum("3 steps watched" in note for note in report.notes) == 2
-    assert report.facts["watch"]["steps seen"] == 3
+    assert "2 on" in report.headline and sum("3 steps watched" in note for note in report.notes) == 2
+    assert report.plot("gradients")["steps seen"] == 3
     assert "<img" in report._repr_mimebundle_()["text/html"]
 
 
@@ -149,7 +149,7 @@ def test_a_switch_clicked_beside_the_training_waits_for_the_end_of_a_step(notebo
         on = board.is_on("grad_watch")
         """)
     assert notebook.shell.user_ns["waited"] is False and notebook.shell.user_ns["on"] is True
-    assert notebook.run("%grad_watch").result.facts["watch"]["steps seen"] == 3
+    assert notebook.run("%grad_watch").result.plot("gradients")["steps seen"] == 3
     board(notebook).off()
     assert not board(notebook).is_on("grad_watch") and board(notebook).words == "Everything is off."
 

@@ -14,7 +14,7 @@ import nbdebug
 from nbdebug import registry as catalogue
 from nbdebug.arguments import discover
 from nbdebug.magics._arguments import HELP, parsed, silenced
-from nbdebug.report import Report
+from nbdebug.report import Plot, Report, Table
 
 MOST = 100
 """Findings remembered; the oldest go."""
@@ -55,10 +55,10 @@ class ShownReports:
         rows = [[cell, f.title, f.where.place, f.code] for f in report.findings]
         self.rows = [*self.rows, *(row for row in rows if row[1:] not in [r[1:] for r in self.rows])][-MOST:]
 
-    def table(self) -> dict[str, Any] | None:
+    def table(self) -> Table | None:
         """Newest first; None while there is none."""
         return (
-            {"title": "Found so far", "columns": ["cell", "what", "where", "cause"], "rows": list(reversed(self.rows))}
+            Table("Found so far", ("cell", "what", "where", "cause"), list(reversed(self.rows)), open=True)
             if self.rows
             else None
         )
@@ -109,17 +109,16 @@ class PanelState:
     def report(self, layers: str = "") -> Report:
         """As things stand: plain data, also what a saved notebook keeps."""
         on = [line for watch in self.watches for line in watch.active()]
-        tables = [t for t in (self._step_table(), self.told.table(), _magics(self.lines)) if t]
-        facts: dict[str, Any] = {
-            "headline": self._headline(on),
-            "tables": tables,
-            **_memory(),
-            "opened": max(1, len(tables) - 1),
-        }
         watch = self.gradients
-        if watch is not None:
-            facts["watch"] = watch.glance(layers).facts["watch"]
-        return Report("%nbdebug", subject=f"nbdebug {nbdebug.__version__}", facts=facts, notes=tuple(on) or (CALM,))
+        gradients = watch.glance(layers).plots if watch is not None else ()
+        return Report(
+            "%nbdebug",
+            subject=f"nbdebug {nbdebug.__version__}",
+            notes=tuple(on) or (CALM,),
+            headline=self._headline(on),
+            tables=[t for t in (self._step_table(), self.told.table(), _magics(self.lines)) if t],
+            plots=(Plot("memory", _memory()), *gradients),
+        )
 
     @property
     def gradients(self) -> Any:
@@ -132,8 +131,8 @@ class PanelState:
         active = sum(line.startswith("Active:") for line in on)  # the others are remarks on these
         return f"nbdebug: {active or 'nothing'} on, {said}."
 
-    def _step_table(self) -> dict[str, Any] | None:
-        return self.step.facts["tables"][0] if self.step is not None else None
+    def _step_table(self) -> Table | None:
+        return self.step.tables[0] if self.step is not None else None
 
     # -- what is done -------------------------------------------------------------------------------------------------
 
@@ -185,7 +184,7 @@ class PanelState:
         if fault:
             self.say(f"The step could not be traced ({fault}); the training goes on.")
             return
-        self.step = Report("trace of the next step", facts={"tables": [_layers(layers)]})
+        self.step = Report("trace of the next step", tables=(_layers(layers),))
         bad = next((seen.name or "the model" for seen in layers if seen.nonfinite), None)
         self.say(
             f"Traced a step: {bad} is the first layer whose output is not finite; %nan_trace names the line."
@@ -210,7 +209,7 @@ class PanelState:
         from nbdebug.tools.memory.free import free
 
         report = free("traceback", "exceptions", "cache", names=self.shell.user_ns, shell=self.shell)
-        self.say(f"Let go of the last traceback and of caches. {report.facts.get('headline') or ''}".rstrip())
+        self.say(f"Let go of the last traceback and of caches. {report.headline}".rstrip())
 
     def off(self) -> None:
         """End every watch."""
@@ -260,16 +259,16 @@ class _Tracing:
         self.step.close()
 
 
-def _magics(lines: Mapping[str, Any]) -> dict[str, Any]:
+def _magics(lines: Mapping[str, Any]) -> Table:
     """What can be typed, each with the first sentence of its help."""
     rows = [
         [f"%{name}", str(method.parser.description or "").partition("\n\n")[0].replace("\n", " ").strip()]
         for name, method in sorted(lines.items())
     ]
-    return {"title": "What you can type", "columns": ["magic", "answers"], "rows": rows}
+    return Table("What you can type", ("magic", "answers"), rows)
 
 
-def _layers(layers: Sequence[Any]) -> dict[str, Any]:
+def _layers(layers: Sequence[Any]) -> Table:
     rows = [
         [
             seen.name or "(the model)",
@@ -284,13 +283,14 @@ def _layers(layers: Sequence[Any]) -> dict[str, Any]:
         ]
         for seen in layers
     ]
-    return {
-        "title": "The step that was traced, by layer",
-        "rows": rows,
-        "note": "Of each layer's output; bad: values "
+    return Table(
+        "The step that was traced, by layer",
+        ("layer", "type", "output", "dtype", "least", "largest", "std", "bad", "gradient"),
+        rows,
+        "Of each layer's output; bad: values "
         "that are NaN or infinite; gradient: 2-norm over the layer's own weights, before the update.",
-        "columns": ["layer", "type", "output", "dtype", "least", "largest", "std", "bad", "gradient"],
-    }
+        open=True,
+    )
 
 
 def _memory() -> dict[str, Any]:
@@ -305,9 +305,9 @@ def _memory() -> dict[str, Any]:
         used, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
         limit = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
         parts = [["tensors on the GPU", used], ["kept by its allocator", reserved - used]]
-        return {"memory": {"title": "Memory of the GPU now", "parts": parts, "total": reserved, "limit": limit}}
+        return {"title": "Memory of the GPU now", "parts": parts, "total": reserved, "limit": limit}
     parts = [["this notebook", rss], ["other programs", max(0, machine.total - machine.available - rss)]]
-    return {"memory": {"title": "Memory of this machine now", "parts": parts, "limit": machine.total}}
+    return {"title": "Memory of this machine now", "parts": parts, "limit": machine.total}
 
 
 REQUESTS = ("status", "catalogue", "off")

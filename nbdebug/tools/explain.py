@@ -8,6 +8,7 @@ traceback and in the user's variables.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import signal
 import sys
 import threading
@@ -53,11 +54,11 @@ def explain(
     if error is None:
         return Report(
             "explain()",
-            facts={"headline": "Nothing has failed yet."},
+            headline="Nothing has failed yet.",
             notes=("Ask after a cell that fails. A code, such as nan/overflow, gives the page of that cause.",),
         )
     if (said := _says_itself(error)) is not None:
-        return Report("explain()", facts={"headline": said})
+        return Report("explain()", headline=said)
     return _explained(error, _names(shell, sys._getframe(1)) if names is None else names, shell)
 
 
@@ -95,7 +96,7 @@ def _explained(error: BaseException, names: Mapping[str, Any], shell: Any) -> Re
     except Exception as failed:  # an explanation must never be a second error
         return Report(
             "explain()",
-            facts={"headline": f"This {type(error).__name__} could not be explained."},
+            headline=f"This {type(error).__name__} could not be explained.",
             notes=(f"nbdebug failed while it read the frames ({type(failed).__name__}).",),
         )
 
@@ -143,7 +144,8 @@ def _left_by(error: BaseException) -> Report | None:
         if trip is not None:
             return Report(
                 "explain()",
-                facts={"headline": f"The guard stopped this step: {trip.sentence()}.", "failed": True},
+                headline=f"The guard stopped this step: {trip.sentence()}.",
+                failed=True,
                 notes=("`error.trip.locate()` runs the step again and names the op, the line and the rows.",),
             )
     return None
@@ -165,11 +167,11 @@ def _told(error: BaseException, names: Mapping[str, Any], shell: Any) -> Report:
     notebooks = _notebooks(error, names, shell, said.notes)
     said.findings = [*notebooks, *(f for f in said.findings if not notebooks or f.code != "error/module-not-found")]
     if not said.findings:
-        facts, notes = unknown(error, names)
-        return Report("explain()", notes=(*notes, *said.notes), facts=facts)
+        report = unknown(error, names)
+        return dataclasses.replace(report, notes=(*report.notes, *said.notes))
     card = cards[0] if cards else Report("")
-    return Report(
-        "explain()", tuple(said.findings), unchecked=card.unchecked, notes=(*said.notes, *card.notes), facts=card.facts
+    return dataclasses.replace(
+        card, question="explain()", findings=tuple(said.findings), notes=(*said.notes, *card.notes)
     )
 
 

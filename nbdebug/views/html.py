@@ -16,25 +16,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from nbdebug.report import Finding, Fix, Link, Report, Where
-from nbdebug.views import wording as listed
 from nbdebug.views import wording as words
-from nbdebug.views.plots import gradients as watch
-from nbdebug.views.plots import gradients as watch_chart
-from nbdebug.views.plots import histogram as chart
-from nbdebug.views.plots import histogram as exponents
-from nbdebug.views.plots import losses as curves
-from nbdebug.views.plots import losses as curves_chart
-from nbdebug.views.plots import memory, ranges, stepper
-from nbdebug.views.plots import memory as memory_chart
-from nbdebug.views.plots import ranges as ranges_chart
-from nbdebug.views.plots import run as course
-from nbdebug.views.plots import run as course_chart
-from nbdebug.views.plots import run as steps
-from nbdebug.views.plots import stepper as stepper_chart
+from nbdebug.views.plots import pictures
 
 LIMIT = 95_000
-PICTURES: Any = ((course, course_chart), (memory, memory_chart), (ranges, ranges_chart), (stepper, stepper_chart))
-"""What reads a report's facts, and what draws it."""
 FAULT, FINE = "#d4564c", "#388c5e"
 MONO = "font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace"
 CODE = f"{MONO};font-size:.92em;background:rgba(128,128,128,.13);border-radius:3px;padding:.1em .35em"
@@ -95,7 +80,7 @@ def _found(report: Report, most: int, head: str) -> str:
     parts = [
         f'<p style="margin:.3em 0 .7em">{_said(said)}</p>' if said else "",
         _headline(first, "Most likely" if others else "Cause", head, most),
-        _course(report),
+        _pictures(report),
         _chain(first, most),
     ]
     parts += [_fixes(first, most), _others(others, most)]
@@ -108,9 +93,8 @@ def _silent(report: Report, most: int, head: str) -> str:
     return (
         _title(words.headline(report) or words.NOTHING, head)
         + "".join(_p(_said(s)) for s in said if s)
-        + _course(report)
-        + f'<div style="margin:.8em 0 0">{_listed(report, most, report.facts.get("opened", 1))}'
-        f"{_last_steps(report, most)}{_rest(report, most)}</div>"
+        + _pictures(report)
+        + f'<div style="margin:.8em 0 0">{_listed(report, most, 1)}{_rest(report, most)}</div>'
     )
 
 
@@ -217,53 +201,49 @@ def _other(finding: Finding, most: int) -> str:
 
 
 def _numbers(finding: Finding, report: Report, most: int) -> str:
-    seen = exponents.read(report.facts)
-    picture = f'<div style="margin:.9em 0 .2em">{_p(_e(seen.sentence()))}{chart.image(seen)}</div>' if seen else ""
-    return (
-        _fold("The numbers", "".join(_table(t) for t in words.tables(finding.evidence, most)) + picture)
-        + _listed(report, most, 0)
-        + _last_steps(report, most)
-    )
+    drawn = "".join(_table(t) for t in words.tables(finding.evidence, most))
+    for _, module, picture in pictures(report, "histogram"):
+        drawn += f'<div style="margin:.9em 0 .2em">{_p(_e(picture.sentence()))}{module.image(picture)}</div>'
+    return _fold("The numbers", drawn) + _listed(report, most, 0)
 
 
 def _listed(report: Report, most: int, opened: int) -> str:
     """The tables that the report brings along: so many of them open, the others folded."""
     drawn = ""
-    for place, (table, note) in enumerate(listed.read(report.facts, most)):
-        said = f'<p style="{SMALL};margin:0 0 .4em">{_said(note)}</p>' if note else ""
+    for place, (table, raw) in enumerate(words.report_tables(report, most)):
+        note = _said(words.clean(raw.note, 600))
+        said = f'<p style="{SMALL};margin:0 0 .4em">{note}</p>' if note else ""
         drawn += (
             _table(table) + said
-            if place < opened
+            if place < opened or raw.open
             else _fold(_e(table.caption), _table(dataclasses.replace(table, caption="")) + said)
         )
     return drawn
 
 
-def _last_steps(report: Report, most: int) -> str:
-    table = steps.table(report.facts, most)
-    return _fold(table.caption, _table(dataclasses.replace(table, caption=""))) if table else ""
-
-
-def _course(report: Report) -> str:
-    seen, losses = watch.read(report.facts), curves.read(report.facts)
-    drawn = "".join(
-        picture.image(shown) for part, picture in PICTURES if (shown := part.read(report.facts)) is not None
-    )
-    drawn += _watched(seen) if seen else ""
-    drawn += curves_chart.image(losses) + _table(losses.table()) if losses else ""
+def _pictures(report: Report) -> str:
+    drawn = ""
+    for kind, module, picture in pictures(report, "run", "memory", "ranges", "stepper", "gradients", "losses"):
+        drawn += module.image(picture)
+        if kind == "losses":
+            drawn += _table(picture.table())
+        elif kind == "gradients":
+            drawn += _layers(picture)
     return f'<div style="margin:1em 0 0">{drawn}</div>' if drawn else ""
 
 
-def _watched(seen: watch.GradientMap) -> str:
-    """The picture of a gradient watch, and its layers in numbers: open in a panel, which draws them anew."""
-    table = seen.table(40 if seen.asked is None else 12)
+def _layers(gradients: Any) -> str:
+    """The layers of a gradient watch in numbers: open in a panel, which draws them again."""
+    table = gradients.table(40 if gradients.asked is None else 12)
     drawn = _table(table) if table.body else ""
-    return watch_chart.image(seen) + (_fold("Layers in numbers", drawn) if seen.asked is None else drawn)
+    return _fold("Layers in numbers", drawn) if gradients.asked is None else drawn
 
 
 def _rest(report: Report, most: int) -> str:
     out = tuple((words.clean(r.what, 300), words.clean(r.because, 300)) for r in report.ruled_out)
-    table = _table(words.Table("", ("What it is not", "Because"), out[:most], max(0, len(out) - most))) if out else ""
+    table = (
+        _table(words.TextTable("", ("What it is not", "Because"), out[:most], max(0, len(out) - most))) if out else ""
+    )
     return _fold(f"Ruled out ({len(out)})", table) + _fold(
         f"Not checked ({len(report.unchecked)})", _list(report.unchecked, most)
     )
@@ -282,7 +262,7 @@ def _fold(summary: str, body: str) -> str:
     )
 
 
-def _table(table: words.Table) -> str:
+def _table(table: words.TextTable) -> str:
     cell = "padding:.22em 1.5em .22em 0;border:0;text-align:left;vertical-align:top;background:none"
     rule = "border-bottom:1px solid rgba(128,128,128,.25)"
     heads = "".join(f'<th scope="col" style="{cell};{rule};font-weight:400;{PALE}">{_e(h)}</th>' for h in table.head)

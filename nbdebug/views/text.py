@@ -10,13 +10,8 @@ import textwrap
 from collections.abc import Iterable
 
 from nbdebug.report import Finding, Fix, Link, Report
-from nbdebug.views import wording as listed
 from nbdebug.views import wording as words
-from nbdebug.views.plots import histogram as exponents
-from nbdebug.views.plots import losses as curves
-from nbdebug.views.plots import memory, ranges, stepper
-from nbdebug.views.plots import run as course
-from nbdebug.views.plots import run as steps
+from nbdebug.views.plots import pictures
 
 COLUMNS = 98
 MOST = 30
@@ -31,14 +26,14 @@ def render(report: Report) -> str:
 def _found(report: Report) -> list[str]:
     first, *others = report.findings
     lines = [*_wrapped(words.headline(report)), *_headline(first, "Most likely" if others else "Cause")]
-    lines += [*_course(report), *_chain(first), *_fixes(first)]
+    lines += [*_pictures(report), *_chain(first), *_fixes(first)]
     lines += _others(others)
     return lines + _evidence(first, report) + _rest(report) + _notes(report)
 
 
 def _silent(report: Report) -> list[str]:
     lines = _wrapped(f"{words.headline(report) or words.NOTHING} {words.looked_at(report)}")
-    return lines + _course(report) + _listed(report) + _notes(report) + _last_steps(report) + _rest(report)
+    return lines + _pictures(report) + _listed(report) + _notes(report) + _rest(report)
 
 
 def _headline(finding: Finding, word: str) -> list[str]:
@@ -105,40 +100,37 @@ def _evidence(finding: Finding, report: Report) -> list[str]:
     lines: list[str] = []
     for table in words.tables(finding.evidence, MOST):
         lines += ["", table.caption, *_table(table)]
-    lines += _listed(report) + _last_steps(report)
-    seen = exponents.read(report.facts)
-    return lines + (["", "Sizes of the values", *_wrapped(seen.sentence(), "  ", "  ")] if seen else [])
-
-
-def _last_steps(report: Report) -> list[str]:
-    table = steps.table(report.facts, MOST)
-    return ["", table.caption, *_table(table)] if table else []
+    lines += _listed(report)
+    for _, _, histogram in pictures(report, "histogram"):
+        lines += ["", "Sizes of the values", *_wrapped(histogram.sentence(), "  ", "  ")]
+    return lines
 
 
 def _listed(report: Report) -> list[str]:
     lines: list[str] = []
-    for place, (table, note) in enumerate(listed.read(report.facts, MOST)):
+    for place, (table, raw) in enumerate(words.report_tables(report, MOST)):
         rows = table.body if place == 0 else table.body[:10]
         shorter = dataclasses.replace(table, body=rows, more=table.more + len(table.body) - len(rows))
-        lines += ["", table.caption, *_table(shorter), *_wrapped(note, "  ", "  ")]
+        lines += ["", table.caption, *_table(shorter), *_wrapped(words.clean(raw.note, 600), "  ", "  ")]
     return lines
 
 
-def _course(report: Report) -> list[str]:
-    run = course.read(report.facts)
-    lines = ["", "The run", *_wrapped(run.sentence(), "  ", "  ")] if run else []
-    for part in (memory.read(report.facts), ranges.read(report.facts)):
-        lines += ["", *_wrapped(part.sentence())] if part else []
-    stepping = stepper.read(report.facts)
-    lines += ["", "Layers", *(words.clip(line, COLUMNS) for line in stepping.lines())] if stepping else []
-    losses = curves.read(report.facts)
-    if losses:
-        head = " · ".join(panel.name for panel in losses.panels)
-        lines += ["", *_wrapped(head[:1].upper() + head[1:]), *_table(losses.table())]
+def _pictures(report: Report) -> list[str]:
+    lines: list[str] = []
+    for kind, _, picture in pictures(report, "run", "memory", "ranges", "stepper", "losses"):
+        if kind == "run":
+            lines += ["", "The run", *_wrapped(picture.sentence(), "  ", "  ")]
+        elif kind == "stepper":
+            lines += ["", "Layers", *(words.clip(line, COLUMNS) for line in picture.lines())]
+        elif kind == "losses":
+            head = " · ".join(panel.name for panel in picture.panels)
+            lines += ["", *_wrapped(head[:1].upper() + head[1:]), *_table(picture.table())]
+        else:
+            lines += ["", *_wrapped(picture.sentence())]
     return lines
 
 
-def _table(table: words.Table) -> list[str]:
+def _table(table: words.TextTable) -> list[str]:
     """Columns as wide as their widest cell; the last one takes what is left and wraps."""
     body = table.body if table.head == ("What", "Value") else (table.head, *table.body)
     room = max(12, (COLUMNS - 6) // max(1, len(table.head)) if len(table.head) > 2 else 44)

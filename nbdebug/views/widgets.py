@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import ipywidgets
 
 from nbdebug.live import Live
-from nbdebug.report import Report
+from nbdebug.report import Plot, Report
 from nbdebug.views import html, show
 
 WITHOUT = "(The controls of this picture are there while its kernel runs: run the cell to have them.)"
@@ -184,9 +184,9 @@ class GradientPanel(ControlPanel):
         """While the watch runs the steps so far; afterwards its whole report."""
         seen = self.watch.glance(self.layers.value)
         report = seen if self.watch.active else self._ended()
-        drawn = {**seen.facts["watch"], "log": self.log.value}
-        self._steps = drawn["steps seen"]
-        return dataclasses.replace(report, facts={**report.facts, "watch": drawn})
+        data = {**seen.plot("gradients"), "log": self.log.value}
+        self._steps = data["steps seen"]
+        return dataclasses.replace(report, plots=(Plot("gradients", data),))
 
     def _ended(self) -> Report:
         if self._whole is None:
@@ -362,9 +362,8 @@ class Dashboard(ControlPanel):
 
     def _picture(self) -> Report:
         report = self.board.report(self.layers.value)
-        if "watch" in report.facts:
-            return dataclasses.replace(report, facts={**report.facts, "watch": {**report.facts["watch"], "log": True}})
-        return report
+        logarithmic = (Plot(p.kind, {**p.data, "log": True}) if p.kind == "gradients" else p for p in report.plots)
+        return dataclasses.replace(report, plots=tuple(logarithmic))
 
     def _switched(self, name: str, change: Any) -> None:
         if not self._settling:

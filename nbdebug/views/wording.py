@@ -13,7 +13,7 @@ import numbers
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from nbdebug.report import Fix, Report, Where
+from nbdebug.report import BYTES, Fix, Report, Table, Where
 from nbdebug.text import size
 
 REASONS = ("reason", "because", "why", "why not", "note", "undecided")
@@ -159,20 +159,19 @@ OUTSIDE = "outside modules"
 
 def headline(report: Report) -> str:
     """The sentence that stands above all: of a guard, how many steps it has watched and stopped; else ""."""
-    said = report.facts.get("headline")
-    return clean(said, 300) if isinstance(said, str) else ""
+    return clean(report.headline, 300)
 
 
 def fine(report: Report) -> bool:
     """Whether nothing is wrong: no finding, and no failure that has no name."""
-    return report.ok and not report.facts.get("failed")
+    return report.ok and not report.failed
 
 
 def looked_at(report: Report) -> str:
     """How much a report without findings looked at: "3 steps were looked at. The loss went from 2.3 to 2.1."; or "".
     How many steps stands in the headline where there is one."""
-    losses = [v for v in (report.facts.get("history") or {}).get("losses") or () if isinstance(v, numbers.Real)]
-    steps = report.facts.get("steps") or len(losses)
+    losses = [v for v in report.losses if isinstance(v, numbers.Real)]
+    steps = report.steps or len(losses)
     count = steps and not headline(report)
     said = f"{number(steps)} step{'s were' if steps != 1 else ' was'} looked at." if count else ""
     if losses and all(math.isfinite(v) for v in losses):
@@ -182,7 +181,7 @@ def looked_at(report: Report) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Table:
+class TextTable:
     """Strings in rows. more: how many rows were left out."""
 
     caption: str
@@ -191,7 +190,7 @@ class Table:
     more: int = 0
 
 
-def tables(evidence: Any, most: int = 30) -> list[Table]:
+def tables(evidence: Any, most: int = 30) -> list[TextTable]:
     """The evidence as tables: one of single values, then one for each value that is a table itself."""
     if not isinstance(evidence, Mapping):
         return [t for t in [_grid("Evidence", evidence, most)] if t]
@@ -203,11 +202,13 @@ def tables(evidence: Any, most: int = 30) -> list[Table]:
         else:
             sizes = "shape" in str(key) and isinstance(value, (list, tuple))
             single.append((label(key), clean(list(value)) if sizes else say(value, 12)))
-    first = [Table("Evidence", ("What", "Value"), tuple(single[:most]), max(0, len(single) - most))] if single else []
+    first = (
+        [TextTable("Evidence", ("What", "Value"), tuple(single[:most]), max(0, len(single) - most))] if single else []
+    )
     return first + grids[: min(6, most)]
 
 
-def _grid(caption: str, value: Any, most: int) -> Table | None:
+def _grid(caption: str, value: Any, most: int) -> TextTable | None:
     """A table of a DataFrame, a list of dicts or a dict of dicts; None for anything else."""
     if all(hasattr(value, name) for name in ("columns", "index", "itertuples")):  # a DataFrame, known by what it can do
         records = [dict(zip(["", *value.columns], row)) for row in value.head(most).itertuples(index=True, name=None)]
@@ -220,34 +221,25 @@ def _grid(caption: str, value: Any, most: int) -> Table | None:
     return _records(caption, records, len(value), min(160, 20 * most))
 
 
-def _records(caption: str, records: list[Any], total: int, wide: int, columns: int = 10) -> Table:
+def _records(caption: str, records: list[Any], total: int, wide: int, columns: int = 10) -> TextTable:
     heads = list(dict.fromkeys(key for record in records for key in record))
     body = tuple(tuple(clip(say(r[h]) if h in r else "", wide) for h in heads[:columns]) for r in records)
     head = tuple(label(h) for h in heads[:columns])
     if len(heads) > columns:
         head, body = (*head, f"{len(heads) - columns} more columns"), tuple((*row, "…") for row in body)
-    return Table(caption, head, body, total - len(records))
+    return TextTable(caption, head, body, total - len(records))
 
 
-BYTES = "(bytes)"
+def report_tables(report: Report, most: int) -> list[tuple[TextTable, Table]]:
+    """So many tables of the report, each as strings with so many rows, and as it is."""
+    return [(_cells(table, most), table) for table in report.tables if table.columns and table.rows][:most]
 
 
-def read(facts: Mapping[str, Any], most: int) -> list[tuple[Table, str]]:
-    """Each table with as many rows as `most`, and its note."""
-    return [(_table(given, most), clean(given.get("note") or "", 600)) for given in _given(facts)]
-
-
-def _given(facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    tables = facts.get("tables")
-    listed = tables if isinstance(tables, (list, tuple)) else ()
-    return [t for t in listed if isinstance(t, Mapping) and t.get("columns") and t.get("rows")]
-
-
-def _table(given: Mapping[str, Any], most: int) -> Table:
-    columns, rows = [str(c) for c in given["columns"]], list(given["rows"])
+def _cells(table: Table, most: int) -> TextTable:
+    columns = [str(c) for c in table.columns]
     head = tuple(label(c.removesuffix(BYTES).strip()) for c in columns)
-    body = tuple(tuple(_cell(c, v, most) for c, v in zip(columns, row)) for row in rows[:most])
-    return Table(clean(given.get("title") or "", 160), head, body, max(0, len(rows) - most))
+    body = tuple(tuple(_cell(c, v, most) for c, v in zip(columns, row)) for row in table.rows[:most])
+    return TextTable(clean(table.title, 160), head, body, max(0, len(table.rows) - most))
 
 
 def _cell(column: str, value: Any, most: int) -> str:
@@ -264,11 +256,11 @@ def frame(report: Report, title: str | None = None) -> Any:
     Raises ValueError when the report has no table, or none of this title."""
     import pandas  # only where somebody asks: a report is made and shown without it
 
-    given = _given(report.facts)
-    if not given:
+    tables = [table for table in report.tables if table.columns and table.rows]
+    if not tables:
         raise ValueError("This report holds no table.")
-    titles = [str(t.get("title") or "") for t in given]
+    titles = [table.title for table in tables]
     if title is not None and title not in titles:
         raise ValueError(f"No table is called {title!r}; there are {', '.join(map(repr, titles))}.")
-    table = given[titles.index(title) if title is not None else 0]
-    return pandas.DataFrame([list(row) for row in table["rows"]], columns=list(table["columns"]))
+    table = tables[titles.index(title) if title is not None else 0]
+    return pandas.DataFrame([list(row) for row in table.rows], columns=list(table.columns))

@@ -30,7 +30,7 @@ def test_ranges_are_read_only_from_a_card_that_is_at_rest(busy: bool) -> None:
         failing(busy)
     report = nbdebug.explain(caught.value, names={})
     torch.cuda.synchronize()
-    (row,) = [row for row in report.facts["tables"][0]["rows"] if row[0] == "scores"]
+    (row,) = [row for row in report.tables[0].rows if row[0] == "scores"]
     assert row[1:4] == ["[2, 3]", "float32", "cuda:0"] and row[4] == ("" if busy else "0 to 5")
 
 

@@ -43,8 +43,8 @@ def test_it_adds_up_to_the_allocators_total() -> None:
     graphs = {h.name: h.bytes for h in held.holdings if h.kind == "graph"}
     assert min(graphs[f"graph of `history[{n}]['loss']`"] for n in range(3)) > 16 * MIB
     report = held_report(net, optimizer, names, device="cuda")
-    assert report.facts["memory"]["limit"] == torch.cuda.get_device_properties(0).total_memory or (
-        report.facts["memory"]["limit"] > 0
+    assert report.plot("memory")["limit"] == torch.cuda.get_device_properties(0).total_memory or (
+        report.plot("memory")["limit"] > 0
     )
     print(report)
 

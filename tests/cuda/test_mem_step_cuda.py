@@ -64,7 +64,7 @@ def test_the_peak_is_the_allocator_s(make: Callable[[], Training]) -> None:
     wanted = torch.cuda.max_memory_allocated()
 
     report = mem(training.step, model=training.model, optimizer=training.optimizer, names={}, progress=False)
-    parts = dict(report.facts["memory"]["parts"])
+    parts = dict(report.plot("memory")["parts"])
     print(
         f"\n{wanted:,} wanted, {report.facts['peak']:,} told",
         {k: f"{v / 2**20:.1f}" for k, v in parts.items()},
@@ -92,7 +92,7 @@ def test_a_leak_on_the_card_is_named() -> None:
 def test_big_activations_are_told_by_line() -> None:
     training = transformer()
     report = mem(training.step, model=training.model, optimizer=training.optimizer, names={}, progress=False)
-    lines = next(t["rows"] for t in report.facts["tables"] if t["title"] == "By line")
+    lines = next(t.rows for t in report.tables if t.title == "By line")
     assert any("self.model(self.batch)" in row[-1] and row[1] > 1 << 20 for row in lines)
-    modules = {row[0]: row[2] for row in next(t["rows"] for t in report.facts["tables"] if t["title"] == "By module")}
+    modules = {row[0]: row[2] for row in next(t.rows for t in report.tables if t.title == "By module")}
     assert modules["layers"] > modules["layers.0"] > 0

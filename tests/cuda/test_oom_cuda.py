@@ -60,7 +60,7 @@ def test_the_card_of_a_real_failure() -> None:
         step(net, optimizer, 16384)
     report = out_of_memory(caught.value, names)
     (finding,) = report.findings
-    held = {row[0]: row[2] for row in report.facts["tables"][0]["rows"]}
+    held = {row[0]: row[2] for row in report.tables[0].rows}
     weights = sum(p.numel() * 4 for p in net.parameters())
     assert finding.title.startswith("After 1 step that fit") and finding.where.module.startswith("blocks.")
     assert held["net's parameters"] == weights and held["saved for backward"] > 0.2 * GIB

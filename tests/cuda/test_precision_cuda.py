@@ -31,8 +31,8 @@ def test_planted_modules_are_found_under_autocast(dtype: str, kind: type[nn.Modu
     assert [f.code for f in report] == [code] and report.findings[0].fixes[0].verified is True
     torch._C._cuda_clearCublasWorkspaces()  # 64 MiB that cuBLAS keeps for the next product
     assert torch.cuda.memory_allocated() <= held + 2**20
-    costs = next(t for t in report.facts["tables"] if t["title"] == "What a step costs")
-    assert "peak memory (bytes)" in costs["columns"] and all(row[2] > 0 for row in costs["rows"])
+    costs = next(t for t in report.tables if t.title == "What a step costs")
+    assert "peak memory (bytes)" in costs.columns and all(row[2] > 0 for row in costs.rows)
     with nbdebug.keep_fp32(model, report.fp32_modules), torch.autocast("cuda", dtype=getattr(torch, dtype)):
         assert bool(loss_fn(model, batch).isfinite())
 

@@ -81,8 +81,8 @@ def test_the_split_adds_up_to_what_is_known():
     parts = report.facts["fit"]["at_peak"]
     assert parts["parameters"] == size and parts["inputs"] == 64 * 8 * 4 + 64 * 8
     assert parts["optimizer state"] == pytest.approx(2 * size, abs=4 * len(list(model.parameters())))
-    assert report.ok and report.facts["memory"]["total"] == report.facts["fit"]["peak"]
-    assert report.facts["memory"]["limit"] is None and "device_memory" in " ".join(report.unchecked)
+    assert report.ok and report.plot("memory")["total"] == report.facts["fit"]["peak"]
+    assert report.plot("memory")["limit"] is None and "device_memory" in " ".join(report.unchecked)
     assert "A training step takes" in str(report) and report._repr_mimebundle_()["text/html"]
 
 
@@ -126,7 +126,7 @@ def test_what_does_not_fit_is_named_with_what_would():
     model, batch = SMALL(), tokens(16)
     report = fit(model, batch, next_token, optimizer=adamw, device="cpu", device_memory="1MiB", progress=False)
     assert [f.code for f in report] == ["memory/activations-dominate"]
-    assert "It does not fit" in report.facts["headline"] and "1.00 MiB" in report.findings[0].title
+    assert "It does not fit" in report.headline and "1.00 MiB" in report.findings[0].title
     best = report.facts["fit"]["remedies"][0]
     assert best["fits"] and best["needs"] <= 1 << 20 and report.findings[0].fixes[0].code == best["code"]
     most = report.facts["fit"]["largest"]["rows"]

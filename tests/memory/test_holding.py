@@ -148,7 +148,7 @@ def test_the_last_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     except ValueError as error:
         monkeypatch.setattr(sys, "last_value", error, raising=False)
     report = held_report(names={})
-    row = next(row for row in report.facts["tables"][0]["rows"] if row[2] == ROWS * 76)
+    row = next(row for row in report.tables[0].rows if row[2] == ROWS * 76)
     assert row[:2] == ["sys.last_value", "traceback"]
 
 
@@ -168,7 +168,7 @@ def test_the_tensor_that_keeps_a_graph_is_named() -> None:
     for number, kept in enumerate(owners(held)[f"graph of `history[{n}]['loss']`"] for n in range(2)):
         rows = 5 + number
         assert kept.kind == "graph" and rows * ROWS * 4 + rows * 29 * 4 <= kept.bytes < rows * ROWS * 5
-    table = held_report(net, None, names).facts["tables"][0]["rows"]
+    table = held_report(net, None, names).tables[0].rows
     assert any(row[0] == "graphs kept by history" and row[1] == "graph" for row in table)
 
 

@@ -65,7 +65,7 @@ def test_nothing_of_the_users_runs() -> None:
     found = {h.name: h.bytes for h in held.holdings}
     assert found["thing.slot"] == 1033 * 8 and found["thing.cache['k']"] == 1033 * 12
     assert found["many[0]"] == 1033 * 20 and found["some['a']"] == 1033 * 28
-    assert held_report(names=names).facts["tables"]
+    assert held_report(names=names).tables
 
 
 LEAF = object()
@@ -116,11 +116,11 @@ def test_the_tables_add_up() -> None:
     history = [net(torch.randn(8, 64)).sum() for _ in range(3)]
     report = held_report(names={"net": net, "history": history, "x": torch.zeros(10, 10)})
     live = next(d["live"] for d in report.facts["devices"] if d["name"] == "cpu")
-    titles = {table["title"]: table for table in report.facts["tables"]}
+    titles = {table.title: table for table in report.tables}
     assert list(titles) == ["By owner", "By kind", "Largest tensors", "Devices"]
     for table in ("By owner", "By kind"):
         place = titles[table]["columns"].index("held (bytes)")
-        assert sum(row[place] for row in titles[table]["rows"]) == live == report.facts["memory"]["total"]
+        assert sum(row[place] for row in titles[table].rows) == live == report.plot("memory")["total"]
     assert report.subject.startswith("model `net`") and report.ok and json.dumps(report.facts)
     assert "held in" in str(report) and "By owner" in str(report) and report._repr_mimebundle_()["text/html"]
     assert list(report.frame("By owner")["owner"])
@@ -128,13 +128,13 @@ def test_the_tables_add_up() -> None:
 
 def test_a_view_that_keeps_a_large_storage_is_remarked() -> None:
     first = torch.zeros(1 << 18)[:4]
-    rows = {row[0]: row for row in held_report(names={"first": first}).facts["tables"][2]["rows"]}
+    rows = {row[0]: row for row in held_report(names={"first": first}).tables[2].rows}
     assert rows["first"][2] == MIB and "a view: it shows 16 bytes" in rows["first"][5]
 
 
 def test_mem_takes_the_variables_of_its_caller() -> None:
     mine = torch.zeros(1049, 3)
-    names = {row[0] for row in mem().facts["tables"][2]["rows"]}
+    names = {row[0] for row in mem().tables[2].rows}
     assert "mine" in names and mine.any().item() is False
 
 
@@ -147,7 +147,7 @@ def test_what_makes_no_sense_is_refused() -> None:
 
 def test_one_device_alone() -> None:
     report = held_report(names={"x": torch.zeros(8)}, device="cuda:0")
-    assert report.facts["headline"] == "No tensor is held." or torch.cuda.is_available()
+    assert report.headline == "No tensor is held." or torch.cuda.is_available()
 
 
 def test_idle_and_unmet_memory_in_words() -> None:

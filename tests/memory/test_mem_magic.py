@@ -46,8 +46,8 @@ def test_a_step_on_the_line_is_run_several_times(notebook: Notebook) -> None:
 
 def test_a_cell_tells_its_peak_and_what_it_has_added(notebook: Notebook) -> None:
     report = notebook.run("%%mem\nbig = torch.ones(1024, 1024)\nsmall = (big * 2).sum()").result
-    tables = {table["title"]: table["rows"] for table in report.facts["tables"]}
-    assert report.ok and report.facts["peak"] - report.facts["memory"]["course"][0][1] >= 8 << 20
+    tables = {table.title: table.rows for table in report.tables}
+    assert report.ok and report.facts["peak"] - report.plot("memory")["course"][0][1] >= 8 << 20
     assert tables["What it added and left"][0][:3] == ["big", "variable", 4 << 20]
     assert any(row[0].endswith("line 2") and row[1] == 4 << 20 for row in tables["By line"])
 

@@ -72,7 +72,7 @@ def card(work: Any, **given: Any) -> Report:
 
 
 def rows(report: Report) -> dict[str, int]:
-    return {row[0]: row[2] for table in report.facts["tables"] for row in table["rows"]}
+    return {row[0]: row[2] for table in report.tables for row in table.rows}
 
 
 def test_a_message_of_cuda_is_read_whole() -> None:

@@ -90,15 +90,16 @@ def test_the_peak_is_what_the_profiler_s_events_add_up_to(make: Callable[[], Tra
     training.step()
     told = profiled(training.step)
 
-    facts = mem(training.step, model=training.model, optimizer=training.optimizer, names={}, progress=False).facts
-    rise = facts["peak"] - facts["memory"]["course"][0][1]
+    report = mem(training.step, model=training.model, optimizer=training.optimizer, names={}, progress=False)
+    peak, drawn = report.facts["peak"], report.plot("memory")
+    rise = peak - drawn["course"][0][1]
 
     assert rise == pytest.approx(told, rel=0.01)
-    assert sum(count for _, count in facts["memory"]["parts"]) == facts["peak"]
+    assert sum(count for _, count in drawn["parts"]) == peak
 
 
 def table(report: Any, title: str) -> dict[str, list[Any]]:
-    rows = next(t["rows"] for t in report.facts["tables"] if t["title"] == title)
+    rows = next(t.rows for t in report.tables if t.title == title)
     return {row[0]: row[1:] for row in rows}
 
 
@@ -114,7 +115,7 @@ def test_the_peak_is_split_by_use_module_line_and_parameter() -> None:
 
     report = mem(step, model=model, optimizer=optimizer, names={}, progress=False)
     weights = sum(p.nbytes for p in model.parameters())
-    parts = dict(report.facts["memory"]["parts"])
+    parts = dict(report.plot("memory")["parts"])
     uses, modules = table(report, "At the peak"), table(report, "By module")
 
     assert set(uses) <= set(CATEGORIES)
@@ -123,7 +124,7 @@ def test_the_peak_is_split_by_use_module_line_and_parameter() -> None:
     assert modules["(the model)"][1] >= modules["3"][1] >= 4000 * 1024 * 4
     assert max(table(report, "Optimizer state").items(), key=lambda row: row[1][0])[0] == "2.weight"
     assert any("model(x).square()" in row[-1] and row[0] > MB for row in table(report, "By line").values())
-    assert set(report.facts["memory"]["events"]) == {"forward", "backward", "optimizer"}
+    assert set(report.plot("memory")["events"]) == {"forward", "backward", "optimizer"}
     assert "backward" in report.notes[0]
     json.dumps(report.to_dict())
 

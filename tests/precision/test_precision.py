@@ -43,7 +43,7 @@ def test_planted_modules_are_found_and_nothing_else(sick: int, pairs: int, neste
     kept = set(report.fp32_modules)
     assert models.works(kept, alone, together) and len(kept) == len(alone) + len(together), (kept, alone, together)
     assert report.facts["tries"] <= MOST[sick]
-    assert "taking any one out fails" in report.facts["headline"]
+    assert "taking any one out fails" in report.headline
     assert report.findings[0].fixes[0].verified is True
 
 
@@ -231,10 +231,10 @@ def test_where_no_op_stands_out_the_line_of_the_forward_or_of_the_call_is_named(
 def test_float64_says_how_far_off_float32_is_itself() -> None:
     report = asked(nn.Sequential(models.Calm(), models.Overflows(), nn.Linear(models.WIDTH, 1)))
     assert any("float32 is good enough as the reference" in note for note in report.notes)
-    tables = {table["title"]: table for table in report.facts["tables"]}
-    rows = {row[0]: row for row in tables["Every module, against the ends of the dtype"]["rows"]}
+    tables = {table.title: table for table in report.tables}
+    rows = {row[0]: row for row in tables["Every module, against the ends of the dtype"].rows}
     assert 0 < rows["0"][6] < 1e-4, "in percent"
-    costs = tables["What a step costs"]["rows"]
+    costs = tables["What a step costs"].rows
     assert [row[0] for row in costs] == ["all in float32", "all in float16", "as found: `1` in float32"]
     assert all(row[1] > 0 for row in costs)
 

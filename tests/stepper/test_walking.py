@@ -100,7 +100,7 @@ def test_tensors_are_those_of_the_step() -> None:
     stepper.run_to("2")
     came = stepper.inputs[0]
     stepper.next()
-    went = dict(zip((row[1] for row in stepper.report().facts["tables"][0]["rows"][1:]), stepper.outputs))
+    went = dict(zip((row[1] for row in stepper.report().tables[0].rows[1:]), stepper.outputs))
     stepper.finish()
     assert torch.equal(went["weight"], net[2].weight.grad) and torch.equal(came.sum(0), net[2].bias.grad)
     assert stepper.inputs == () and stepper.at is None
@@ -191,7 +191,7 @@ class Twice(nn.Module):
 
 def test_a_layer_called_twice_and_other_forms_of_batches() -> None:
     stepper = step_through(Twice(), {"x": torch.ones(2, 4), "scale": torch.tensor(2.0)})
-    assert [row[1] for row in stepper.report().facts["tables"][0]["rows"]] == ["x", "scale"]
+    assert [row[1] for row in stepper.report().tables[0].rows] == ["x", "scale"]
     stepper.run_to("layer")
     stepper.run_to("layer")
     assert stepper.at.call == 2 and "call 2" in str(stepper)
@@ -239,7 +239,7 @@ def test_an_error_in_backward_names_the_layer_whose_backward_it_was() -> None:
 
     stepper = step_through(Spoiling(nn.Linear(4, 4), nn.Sigmoid()), batch()[0], lambda m, b: m(b).sum())
     report = stepper.finish()
-    assert "in the backward of `1` (Sigmoid)" in report.facts["headline"] and report.facts["failed"]
+    assert "in the backward of `1` (Sigmoid)" in report.headline and report.failed
 
 
 def test_caught_exceptions_do_not_confuse_it() -> None:

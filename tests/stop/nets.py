@@ -62,7 +62,7 @@ def place(text: str) -> str:
 
 def rows(report: Report, number: int = 0) -> dict[str, list]:
     """One of a record's tables, its rows by name."""
-    return {row[0]: row[1:] for row in report.facts["tables"][number]["rows"]}
+    return {row[0]: row[1:] for row in report.tables[number].rows}
 
 
 def nothing_left(net: nn.Module) -> bool:

@@ -67,7 +67,7 @@ def test_backward_of_what_is_changed_in_place_or_made_in_place(pattern: str) -> 
     step(net, x)
     assert stop.hits == 1 and not stop.fault and nothing_left(net)
     assert list(rows(stop.records[0])) == ["grad", "inp", "out"]
-    assert stop.records[0].facts["headline"].endswith(f"{place('loss.backward()')}.")
+    assert stop.records[0].headline.endswith(f"{place('loss.backward()')}.")
 
 
 def test_a_graph_that_nobody_runs_backward_through_is_not_kept() -> None:
@@ -129,7 +129,7 @@ def test_an_exception_passes_and_leaves_nothing(error: BaseException, when: str 
         step(net, torch.randn(2, 4))
     assert stop.hits == hits and not stop.fault and not stop.condition.told and nothing_left(net)
     if hits:
-        assert "exception left" in stop.records[0].facts["headline"] and "begun" in rows(stop.records[0], 1)
+        assert "exception left" in stop.records[0].headline and "begun" in rows(stop.records[0], 1)
 
 
 def test_a_layer_of_torchs_own_that_fails_is_recorded_with_its_input() -> None:
@@ -137,7 +137,7 @@ def test_a_layer_of_torchs_own_that_fails_is_recorded_with_its_input() -> None:
     stop = stop_at(net, "0")
     with pytest.raises(RuntimeError, match="cannot be multiplied"):
         net(torch.randn(2, 5))
-    assert "exception left" in stop.records[0].facts["headline"] and rows(stop.records[0])["inp"][0] == "(2, 5)"
+    assert "exception left" in stop.records[0].headline and rows(stop.records[0])["inp"][0] == "(2, 5)"
 
 
 @pytest.mark.parametrize("way", ["wrapper", "in place"])
@@ -219,7 +219,7 @@ def test_with_another_profiler_on_it_stops_at_the_calling_line_and_says_so(capsy
         assert sys.getprofile() is mine
     finally:
         sys.setprofile(None)
-    assert stop.hits == 1 and "before its forward" in stop.records[0].facts["headline"]
+    assert stop.hits == 1 and "before its forward" in stop.records[0].headline
     assert "another profiler" in capsys.readouterr().err
 
 

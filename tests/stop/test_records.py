@@ -19,7 +19,7 @@ def test_a_layer_of_ones_own_is_recorded_at_its_return_with_its_locals() -> None
     step(net, x)
     (report,) = stop.records
     assert stop.hits == 1 and not stop.active and nothing_left(net)
-    assert report.facts["headline"] == (
+    assert report.headline == (
         f"Stopped at `layers.1` (Block) at the return of its forward, in step 0: {place('return result')}."
     )
     assert list(rows(report)) == ["inp", "out"] and list(rows(report, 1)) == ["hidden"]  # x and result are those
@@ -34,7 +34,7 @@ def test_a_layer_of_torchs_own_is_recorded_at_the_line_that_calls_it() -> None:
     stop = stop_at(net, "layers.2.fc", when="out.numel() == 32")
     step(net, x)
     facts = stop.records[0].facts
-    assert "after its forward" in facts["headline"]
+    assert "after its forward" in stop.records[0].headline
     assert facts["stop"]["place"] == place("hidden = self.fc(x)") and facts["stop"]["type"] == "Linear"
 
 

@@ -165,8 +165,8 @@ def test_a_loop_that_calls_no_callback_is_followed_by_its_steps():
     report = ask(ns, train=lambda callback: ns.train(lambda step, loss: None))
 
     assert report.ok
-    assert report.facts["steps"] == 40
-    assert all(math.isfinite(loss) for _, loss in report.facts["curves"]["as it is"])
+    assert report.steps == 40
+    assert all(math.isfinite(loss) for _, loss in report.plot("losses")["curves"]["as it is"])
 
 
 def test_without_a_loss_function_the_report_says_what_was_not_checked():
@@ -193,7 +193,7 @@ def test_a_loader_that_can_be_read_once_is_left_to_the_loop():
 
     report = ask(ns, train=train, train_loader=batches)
 
-    assert report.facts["steps"] == 10
+    assert report.steps == 10
     assert any("read again" in line for line in report.unchecked)
 
 
@@ -204,9 +204,9 @@ def test_a_fix_that_was_tried_comes_with_both_curves():
     assert finding.code == "training/lr-too-high"
     assert finding.fixes[0].verified is True
     assert finding.fixes[0].after["loss with the fix"] < 0.5 * finding.fixes[0].after.get("loss as it is", math.inf)
-    curves = report.facts["curves"]
+    curves = report.plot("losses")["curves"]
     assert set(curves) == {"as it is", "with the fix"}
-    assert json.loads(json.dumps(report.to_dict()))["facts"]["curves"]["with the fix"]
+    assert json.loads(json.dumps(report.to_dict()))["plots"][0]["data"]["curves"]["with the fix"]
 
 
 def test_consequences_are_told_within_their_cause():

@@ -37,6 +37,6 @@ def test_nothing_is_found_in_a_healthy_training(kind):
     )
 
     assert report.ok, [f"{f.code}: {f.title}" for f in report]
-    assert report.facts["steps"] > 0
+    assert report.steps > 0
     assert report.ruled_out
     assert not [u for u in report.unchecked if "fixed training" in u or "Error" in u], report.unchecked

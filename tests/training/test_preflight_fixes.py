@@ -59,7 +59,7 @@ def test_a_softmax_too_many_is_left_out(last) -> None:
     code, fix, report = tried(network(last), loaders(*clusters(200)), cross_entropy)
     assert code == "double-softmax"
     proven(fix)
-    assert set(report.facts["curves"]) == {"as it is", "with the fix"}
+    assert set(report.plot("losses")["curves"]) == {"as it is", "with the fix"}
     assert "one batch, learnt by heart" in str(report)
     assert 'alt="loss of one batch, learnt by heart, as it is:' in report._repr_mimebundle_()["text/html"]
 

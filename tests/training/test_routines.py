@@ -66,7 +66,7 @@ def proof(report):
     fix = report.findings[0].fixes[0]
     assert fix.verified is True, fix
     assert fix.after["loss with the fix"] < 0.5
-    assert set(report.facts["curves"]) == {"as it is", "with the fix"}
+    assert set(report.plot("losses")["curves"]) == {"as it is", "with the fix"}
     return fix
 
 
@@ -238,7 +238,7 @@ def test_a_gan_is_said_to_be_the_loops_own() -> None:
         progress=False,
     )
     assert report.ok
-    assert not report.facts["curves"].get("with the fix")
+    assert not report.plot("losses")["curves"].get("with the fix")
 
 
 @pytest.mark.parametrize(

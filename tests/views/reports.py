@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from nbdebug.report import Finding, Fix, Link, Report, RuledOut, Where
+from nbdebug.report import Finding, Fix, Link, Plot, Report, RuledOut, Table, Where
+from nbdebug.tools.guard.record.step_lines import StepLine, last_steps
 
 
 def counts(first: int, *numbers: int) -> dict[str, int]:
@@ -73,7 +74,8 @@ def forward_log() -> Report:
             "The step was run 6 times: 4 times to find the rows, twice to try the fixes.",
         ),
         subject="model `net` (Classifier), optimizer `opt` (AdamW)",
-        facts=_log_facts(),
+        losses=(0.52, 0.44, 0.39),
+        plots=_log_plots(),
     )
 
 
@@ -100,7 +102,7 @@ def _log_fixes() -> tuple[Fix, ...]:
     )
 
 
-def _log_facts() -> dict[str, Any]:
+def _log_plots() -> tuple[Plot, ...]:
     modules = (
         ("", "Classifier"),
         ("embed", "Embedding"),
@@ -112,23 +114,21 @@ def _log_facts() -> dict[str, Any]:
         ("out", "Linear"),
     )
     sizes = counts(-14, 1, 0, 2, 6, 11, 24, 48, 90, 171, 340, 612, 905, 880, 610, 280, 96, 15)
-    return {
-        "exponents": {
-            "dtype": "float32",
-            "operand": "input of log",
-            "counts": sizes,
-            "zeros": 5,
-            "nans": 0,
-            "infs": 0,
-            "neg_infs": 0,
-            "bad_counts": {},
-        },
-        "tree": [
-            {"name": name, "type": kind, "born": name == "head.ent", "path": name in ("", "head", "head.ent")}
-            for name, kind in modules
-        ],
-        "history": {"losses": [0.52, 0.44, 0.39]},
+    histogram = {
+        "dtype": "float32",
+        "operand": "input of log",
+        "counts": sizes,
+        "zeros": 5,
+        "nans": 0,
+        "infs": 0,
+        "neg_infs": 0,
+        "bad_counts": {},
     }
+    tree = [
+        {"name": name, "type": kind, "born": name == "head.ent", "path": name in ("", "head", "head.ent")}
+        for name, kind in modules
+    ]
+    return Plot("histogram", histogram), Plot("tree", {"modules": tree})
 
 
 def backward_sqrt() -> Report:
@@ -204,7 +204,7 @@ def backward_sqrt() -> Report:
         (finding, other),
         ruled_out=(RuledOut("The loss is not finite", "loss 1.2046"),),
         subject="model `net` (Siamese)",
-        facts={"exponents": sizes, "tree": _deep_tree()},
+        plots=(Plot("histogram", sizes), Plot("tree", {"modules": _deep_tree()})),
     )
 
 
@@ -316,17 +316,20 @@ def bad_parameter() -> Report:
         (finding,),
         subject="model `net` (Encoder)",
         unchecked=("Batch rows: all rows pass through this weight.",),
-        facts={
-            "exponents": {
-                "dtype": "float16",
-                "operand": "query.weight",
-                "counts": sizes,
-                "zeros": 210,
-                "nans": 12,
-                "infs": 3,
-            },
-            "tree": tree,
-        },
+        plots=(
+            Plot(
+                "histogram",
+                {
+                    "dtype": "float16",
+                    "operand": "query.weight",
+                    "counts": sizes,
+                    "zeros": 210,
+                    "nans": 12,
+                    "infs": 3,
+                },
+            ),
+            Plot("tree", {"modules": tree}),
+        ),
     )
 
 
@@ -354,16 +357,19 @@ def overflow() -> Report:
     return Report(
         "nan_trace(step)",
         (finding,),
-        facts={
-            "exponents": {
-                "dtype": "float32",
-                "operand": "input of exp",
-                "counts": sizes,
-                "zeros": 2,
-                "bad_zeros": 0,
-                "bad_counts": counts(6, 31, 14, 3),
-            }
-        },
+        plots=(
+            Plot(
+                "histogram",
+                {
+                    "dtype": "float32",
+                    "operand": "input of exp",
+                    "counts": sizes,
+                    "zeros": 2,
+                    "bad_zeros": 0,
+                    "bad_counts": counts(6, 31, 14, 3),
+                },
+            ),
+        ),
     )
 
 
@@ -378,7 +384,7 @@ def silent() -> Report:
         ),
         unchecked=("The compiled model: the step was traced in eager.",),
         subject="model `net` (Classifier), optimizer `opt` (AdamW)",
-        facts={"history": {"losses": [2.3026, 2.1911, 2.0518]}},
+        losses=(2.3026, 2.1911, 2.0518),
     )
 
 
@@ -402,7 +408,8 @@ def recorded() -> Report:
         found.findings,
         subject="model `net`, optimizer `opt` (AdamW)",
         notes=("1,200 steps in 2 runs, 14 minutes.",),
-        facts={**found.facts, "course": course},
+        losses=found.losses,
+        plots=(Plot("run", course), *found.plots),
     )
 
 
@@ -418,41 +425,47 @@ def recorded_well() -> Report:
         "open_record(run.nbdebug)",
         notes=("4 steps in 2 seconds.",),
         subject="model `net`",
-        facts={"steps": 4, "history": {"losses": [2.4, 1.9]}, "course": course},
+        steps=4,
+        losses=(2.4, 1.9),
+        plots=(Plot("run", course),),
     )
 
 
 def watched_well() -> Report:
     """A guard that had nothing to stop."""
-    lines = [{"step": n, "loss": 0.32, "norm": 1.5, "clipped": False, "outcome": "ok"} for n in (9998, 9999)]
+    lines = [StepLine(n, 0.32, 1.5) for n in (9998, 9999)]
     return Report(
         "guard(model, optimizer)",
         notes=("212 of 10,000 steps (2.1%) were clipped to a norm of 1.",),
         subject="model `net` and optimizer `opt`",
-        facts={
-            "headline": "10,000 steps watched, none stopped.",
-            "steps": 10000,
-            "guard": lines,
-            "history": {"losses": [4.2, 0.31]},
-        },
+        headline="10,000 steps watched, none stopped.",
+        steps=10000,
+        losses=(4.2, 0.31),
+        tables=last_steps(lines),
     )
 
 
 def stopped() -> Report:
     """A guard that has stopped a step and knows why."""
     found = forward_log()
-    told = ((408, 0.52, 1.1, "ok"), (409, 0.44, 7.5, "ok"), (410, 0.3912, 1e5, "above"), (411, "nan", None, "tripped"))
-    lines = [
-        {"step": n, "loss": loss, "norm": norm, "outcome": outcome, "clipped": n in (409, 410)}
-        for n, loss, norm, outcome in told
-    ]
+    told = (
+        (408, 0.52, 1.1, "ok"),
+        (409, 0.44, 7.5, "ok"),
+        (410, 0.3912, 1e5, "above"),
+        (411, math.nan, None, "tripped"),
+    )
+    lines = [StepLine(n, loss, norm, n in (409, 410), outcome) for n, loss, norm, outcome in told]
     return Report(
         "guard(model, optimizer)",
         found.findings,
         found.ruled_out,
         notes=("Still watching.",),
         subject=found.subject,
-        facts={**found.facts, "headline": "1 of 412 steps stopped: step 411.", "steps": 412, "guard": lines},
+        headline="1 of 412 steps stopped: step 411.",
+        steps=412,
+        losses=found.losses,
+        tables=last_steps(lines),
+        plots=found.plots,
     )
 
 
@@ -479,7 +492,8 @@ def diagnosed() -> Report:
         "diagnose(train)",
         (finding,),
         subject="a model of type Sequential, trained by SGD",
-        facts={"steps": 60, "curves": {"as it is": blown, "with the fix": cured}, "checkups": checkups},
+        steps=60,
+        plots=(Plot("losses", {"curves": {"as it is": blown, "with the fix": cured}, "checkups": checkups}),),
     )
 
 
@@ -521,23 +535,35 @@ def hostile() -> Report:
         (EVIL,),
         (EVIL,),
         subject=EVIL,
-        facts={
-            "exponents": {"dtype": EVIL, "operand": EVIL, "counts": {"0": 3}, "zeros": 1},
-            "course": {
-                "losses": [[0, 10**400], [EVIL, 1], [1, -1e308], [2**80, 5e-324], 3],
-                "runs": EVIL,
-                "steps": EVIL,
-                "norms": [[0, 5e-324], [1, 1e308]],
-                "counts": {"tripped": EVIL},
-                "marks": {"tripped": [0, EVIL], EVIL: [1]},
-            },
-            "curves": {EVIL: [[0, 10**400], [1, None], [EVIL, 2]], "b": EVIL},
-            "curves of": EVIL * 3,
-            "checkups": [{"step": 0, "training": 1.0}, EVIL, {"step": 1, "training": 2.0, "validation": EVIL}],
-            "headline": EVIL * 9,
-            "guard": [{"step": EVIL, "loss": EVIL, "norm": 10**400, "outcome": EVIL}, {}],
-            "tree": [{"name": EVIL, "type": "$x$" + EVIL, "born": True, "path": True}],
-        },
+        headline=EVIL * 9,
+        tables=(Table(EVIL, (EVIL, "a"), [(EVIL, 10**400), (None, EVIL)], EVIL),),
+        plots=(
+            Plot("histogram", {"dtype": EVIL, "operand": EVIL, "counts": {"0": 3}, "zeros": 1}),
+            Plot(
+                "run",
+                {
+                    "losses": [[0, 10**400], [EVIL, 1], [1, -1e308], [2**80, 5e-324], 3],
+                    "runs": EVIL,
+                    "steps": EVIL,
+                    "norms": [[0, 5e-324], [1, 1e308]],
+                    "counts": {"tripped": EVIL},
+                    "marks": {"tripped": [0, EVIL], EVIL: [1]},
+                },
+            ),
+            Plot(
+                "losses",
+                {
+                    "curves": {EVIL: [[0, 10**400], [1, None], [EVIL, 2]], "b": EVIL},
+                    "curves of": EVIL * 3,
+                    "checkups": [
+                        {"step": 0, "training": 1.0},
+                        EVIL,
+                        {"step": 1, "training": 2.0, "validation": EVIL},
+                    ],
+                },
+            ),
+            Plot("tree", {"modules": [{"name": EVIL, "type": "$x$" + EVIL, "born": True, "path": True}]}),
+        ),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import math
 import re
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.text import Text
 
-from nbdebug.report import Finding, Report
+from nbdebug.report import Finding, Plot, Report
 from nbdebug.views import html, text
 from nbdebug.views.plots import figure
 from nbdebug.views.plots import run as course
@@ -23,8 +24,8 @@ from tests.views import reports
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def drawing(facts):
-    return ElementTree.fromstring(course_chart.svg(course.read(facts)))
+def drawing(report):
+    return ElementTree.fromstring(course_chart.svg(course.read(report.plot("run"))))
 
 
 def words_of(element) -> list[str]:
@@ -32,11 +33,11 @@ def words_of(element) -> list[str]:
 
 
 def test_the_sentence_says_what_the_picture_shows() -> None:
-    assert course.read(reports.recorded_well().facts).sentence() == (
+    assert course.read(reports.recorded_well().plot("run")).sentence() == (
         "4 steps; loss 2.4 at first, 1.9 at last, between 1.9 and 2.4; "
         "gradient norm 1 at first, 1 at last, between 1 and 1."
     )
-    said = course.read(reports.recorded().facts).sentence()
+    said = course.read(reports.recorded().plot("run")).sentence()
     assert said.startswith("1,200 steps in 2 runs; loss 2.6 at first, 0.3609 at last")
     assert said.endswith(
         "; not finite, stopped: step 1,199; norm too large, dropped: step 900; "
@@ -62,29 +63,28 @@ def test_every_view_has_the_run_before_the_chain() -> None:
 
 
 def test_a_trip_is_a_line_across_both_panels_and_a_dropped_step_a_triangle() -> None:
-    found = drawing(reports.recorded().facts)
+    found = drawing(reports.recorded())
     paths = list(found.iter(f"{SVG}path"))
     trips = [p.get("d") for p in paths if p.get("stroke") == FAULT]
     assert len(trips) == 2 and trips[0].startswith(f"M{course_chart.WIDTH - course_chart.RIGHT} ")  # and its legend
     assert len([p for p in paths if p.get("fill") == course_chart.INK]) == 4
     assert len([p for p in paths if p.get("stroke") == VALUES]) == 2
-    assert "new run" in words_of(found) and "new run" not in words_of(drawing(reports.recorded_well().facts))
+    assert "new run" in words_of(found) and "new run" not in words_of(drawing(reports.recorded_well()))
 
 
 @pytest.mark.parametrize(
-    "facts",
+    "data",
     [
         {},
-        {"course": None},
-        {"course": {}},
-        {"course": {"losses": [], "norms": None}},
-        {"course": {"losses": [[1, "x"], [None, 2], [1, math.nan], "ab"], "marks": {"tripped": [3]}}},
+        {"losses": [], "norms": None},
+        {"losses": [[1, "x"], [None, 2], [1, math.nan], "ab"], "marks": {"tripped": [3]}},
     ],
 )
-def test_nothing_to_draw_is_no_picture(facts) -> None:
-    assert course.read(facts) is None
-    assert "<img" not in html.render(Report("q", facts=facts))
-    assert "The run" not in text.render(Report("q", facts=facts))
+def test_nothing_to_draw_is_no_picture(data) -> None:
+    report = Report("q", plots=(Plot("run", data),))
+    assert course.read(data) is None
+    assert "<img" not in html.render(report)
+    assert "The run" not in text.render(report)
 
 
 values = st.one_of(st.floats(), st.integers(), st.text(max_size=3), st.none(), st.booleans())
@@ -107,10 +107,10 @@ points = st.lists(st.one_of(st.lists(values, max_size=3), values), max_size=8)
     )
 )
 def test_whatever_the_facts_are_they_can_be_drawn(given_course) -> None:
-    report = Report("q", (Finding("a/b", "t"),), facts={"course": given_course})
+    report = Report("q", (Finding("a/b", "t"),), plots=(Plot("run", given_course),))
     html.render(report)
     text.render(report)
-    run = course.read(report.facts)
+    run = course.read(given_course)
     if run is not None:
         assert not re.search(r"nan|inf", re.sub(r"<text.*?</text>", "", course_chart.svg(run)))
 
@@ -121,8 +121,8 @@ def test_whatever_the_facts_are_they_can_be_drawn(given_course) -> None:
     st.lists(st.integers(0, 2**63), min_size=1, max_size=5),
 )
 def test_the_figure_too(losses, steps) -> None:
-    facts = {"course": {"losses": [list(p) for p in zip(steps, losses)], "marks": {"above": steps, "tripped": steps}}}
-    figure.draw(Report("q", facts=facts)).savefig(io.BytesIO(), dpi=20)
+    data = {"losses": [list(p) for p in zip(steps, losses)], "marks": {"above": steps, "tripped": steps}}
+    figure.draw(Report("q", plots=(Plot("run", data),))).savefig(io.BytesIO(), dpi=20)
 
 
 @given(st.lists(st.floats(-1e300, 1e300), min_size=1, max_size=6))
@@ -154,13 +154,13 @@ def test_ticks_are_round_numbers(given_values, said, log) -> None:
 def test_a_long_night_stays_small() -> None:
     many = [[n, 2.0 + (n * 7919 % 1000) / 1000] for n in range(0, 10**6, 1250)]
     marks = {key: [n * 37 for n in range(300)] for key in course.OUTCOMES}
-    facts = {"course": {"losses": many, "norms": many, "marks": marks, "steps": 10**6}}
-    report = Report("q", reports.forward_log().findings, facts={**reports.forward_log().facts, **facts})
+    run = Plot("run", {"losses": many, "norms": many, "marks": marks, "steps": 10**6})
+    report = dataclasses.replace(reports.forward_log(), plots=(run, *reports.forward_log().plots))
     assert len(html.render(report).encode()) < 90_000
 
 
 @pytest.mark.parametrize("step", [0, 2**53, 2**63, 10**400])
 def test_a_single_step_has_room_however_far_the_run_is(step) -> None:
-    run = course.read({"course": {"losses": [[step, 1.0]]}})
+    run = course.read({"losses": [[step, 1.0]]})
     assert run is not None and run.across.high > run.across.low
     assert course_chart.svg(run) and run.across.ticks(6)

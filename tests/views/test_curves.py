@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.text import Text
 
-from nbdebug.report import Report
+from nbdebug.report import Plot, Report
 from nbdebug.views import html, text
 from nbdebug.views.plots import figure
 from nbdebug.views.plots import losses as curves
@@ -23,8 +23,8 @@ from tests.views import reports
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def drawing(facts):
-    return ElementTree.fromstring(curves_chart.svg(curves.read(facts)))
+def drawing(data):
+    return ElementTree.fromstring(curves_chart.svg(curves.read(data)))
 
 
 def named(found) -> dict[str, float]:
@@ -33,7 +33,7 @@ def named(found) -> dict[str, float]:
 
 
 def test_both_curves_stand_over_one_logarithmic_scale_with_their_names_at_their_ends() -> None:
-    found = drawing(reports.diagnosed().facts)
+    found = drawing(reports.diagnosed().plot("losses"))
     words = named(found)
     assert {
         "as it is ×",
@@ -68,13 +68,13 @@ def test_the_figure_names_the_curves_too() -> None:
 
 
 def test_a_report_says_whose_losses_they_are() -> None:
-    facts = {"curves": {"as it is": [[0, 2.0], [1, 1.9]]}, "curves of": "one batch, learnt by heart"}
-    assert "one batch, learnt by heart" in named(drawing(facts))
-    assert "One batch, learnt by heart" in text.render(Report("q", facts=facts))
+    data = {"curves": {"as it is": [[0, 2.0], [1, 1.9]]}, "curves of": "one batch, learnt by heart"}
+    assert "one batch, learnt by heart" in named(drawing(data))
+    assert "One batch, learnt by heart" in text.render(Report("q", plots=(Plot("losses", data),)))
 
 
 @pytest.mark.parametrize(
-    "facts",
+    "data",
     [
         {},
         {"curves": None, "checkups": None},
@@ -86,9 +86,9 @@ def test_a_report_says_whose_losses_they_are() -> None:
         {"checkups": [{"step": 0, "training": 1.0}]},
     ],
 )
-def test_nothing_to_draw_is_no_picture(facts) -> None:
-    assert curves.read(facts) is None
-    assert "<img" not in html.render(Report("q", facts=facts))
+def test_nothing_to_draw_is_no_picture(data) -> None:
+    assert curves.read(data) is None
+    assert "<img" not in html.render(Report("q", plots=(Plot("losses", data),)))
 
 
 @pytest.mark.parametrize(
@@ -109,14 +109,15 @@ rows = st.lists(st.one_of(st.lists(values, max_size=3), values), max_size=6)
     values,
 )
 def test_whatever_the_facts_are_they_can_be_drawn(losses, checkups, of) -> None:
-    report = Report("q", facts={"curves": losses, "checkups": checkups, "curves of": of})
+    data = {"curves": losses, "checkups": checkups, "curves of": of}
+    report = Report("q", plots=(Plot("losses", data),))
     html.render(report)
     text.render(report)
-    seen = curves.read(report.facts)
+    seen = curves.read(data)
     if seen is not None:
         assert not re.search(r"nan|inf", re.sub(r"<text.*?</text>", "", curves_chart.svg(seen)))
 
 
 def test_the_figure_of_odd_values() -> None:
     for points in ([[0, 0.0]], [[5, -3.0], [2**60, 1e300]], [[0, 5e-324], [1, 1.0]]):
-        figure.draw(Report("q", facts={"curves": {"$a$": points}})).savefig(io.BytesIO(), dpi=20)
+        figure.draw(Report("q", plots=(Plot("losses", {"curves": {"$a$": points}}),))).savefig(io.BytesIO(), dpi=20)

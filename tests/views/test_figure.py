@@ -10,12 +10,15 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.text import Text
 
-from nbdebug.report import Finding, Report
-from nbdebug.views.plots import figure
-from nbdebug.views.plots import figure as tree
+from nbdebug.report import Finding, Plot, Report
+from nbdebug.views.plots import figure, tree
 from nbdebug.views.plots import histogram as exponents
 from nbdebug.views.plots.histogram import FAULT, VALUES
 from tests.views import reports
+
+
+def found(plot: Plot) -> Report:
+    return Report("q", (Finding("a/b", "t"),), plots=(plot,))
 
 
 def words(drawn) -> list[str]:
@@ -53,26 +56,26 @@ def test_left_the_values_and_the_ends_of_the_types_right_the_way_through_the_mod
 
 def test_bars_are_logarithmic_and_those_at_fault_are_marked() -> None:
     close = figure.draw(reports.overflow()).axes[0]
-    seen = exponents.read(reports.overflow().facts)
+    seen = exponents.read(reports.overflow().plot("histogram"))
     assert bars(close, FAULT) == [exponents.height(n, seen.tallest) for n in (31, 14, 3)]
     assert len(bars(close, VALUES)) == 17 + 1
     assert max(bars(close, VALUES)) == 1.0
 
 
 def test_float64_is_marked_when_it_is_the_type() -> None:
-    facts = {"exponents": {"dtype": "float64", "operand": "x", "counts": {"-1074": 4, "0": 9, "1023": 2}}}
-    said = words(figure.draw(Report("q", (Finding("a/b", "t"),), facts=facts)))
+    data = {"dtype": "float64", "operand": "x", "counts": {"-1074": 4, "0": 9, "1023": 2}}
+    said = words(figure.draw(found(Plot("histogram", data))))
     assert {"float64", "5e-324", "1.8e308", "float16", "bfloat16", "float32"} <= set(said)
     assert "float64" not in words(figure.draw(reports.overflow()))
 
 
 def test_values_without_any_size_are_counted_all_the_same() -> None:
-    drawn = figure.draw(Report("q", (Finding("a/b", "t"),), facts={"exponents": {"dtype": "float32", "nans": 48}}))
+    drawn = figure.draw(found(Plot("histogram", {"dtype": "float32", "nans": 48})))
     assert {"nan", "48", "at fault: 48", "What each type can hold"} <= set(words(drawn))
 
 
 def test_one_half_is_enough() -> None:
-    only_tree = Report("q", (Finding("a/b", "t"),), facts={"tree": reports.forward_log().facts["tree"]})
+    only_tree = found(Plot("tree", reports.forward_log().plot("tree")))
     assert len(figure.draw(only_tree).axes) == 1
     assert len(figure.draw(reports.overflow()).axes) == 2
 
@@ -91,7 +94,7 @@ def test_every_report_can_be_rendered(make) -> None:
     [
         (reports.silent(), "nothing was found"),
         (Report("q", (Finding("a/b", "t"),)), "were kept"),
-        (Report("q", (Finding("a/b", "t"),), facts={"tree": [{"name": "a"}], "exponents": {}}), "were kept"),
+        (Report("q", (Finding("a/b", "t"),), plots=(Plot("tree", {"modules": [{"name": "a"}]}),)), "were kept"),
     ],
 )
 def test_nothing_to_draw_is_said_plainly(report, reason) -> None:
@@ -108,7 +111,7 @@ def test_pyplot_is_never_imported() -> None:
 
 
 def test_a_small_tree_is_shown_whole() -> None:
-    lines = tree.prune(reports.forward_log().facts)
+    lines = tree.read(reports.forward_log().plot("tree"))
     assert [(line.depth, line.name) for line in lines] == [
         (0, "the model"),
         (1, "embed"),
@@ -124,8 +127,8 @@ def test_a_small_tree_is_shown_whole() -> None:
 
 
 def test_of_a_large_tree_the_branches_that_matter() -> None:
-    facts = reports.bad_parameter().facts
-    lines = tree.prune(facts)
+    data = reports.bad_parameter().plot("tree")
+    lines = tree.read(data)
     assert [line.name or line.more for line in lines] == [
         "the model",
         77,
@@ -136,9 +139,9 @@ def test_of_a_large_tree_the_branches_that_matter() -> None:
         2,
         "output",
     ]
-    assert sum(line.more or 1 for line in lines) == len(facts["tree"])
+    assert sum(line.more or 1 for line in lines) == len(data["modules"])
     for most in (4, 9, 30):
-        lines = tree.prune(reports.backward_sqrt().facts, most)
+        lines = tree.read(reports.backward_sqrt().plot("tree"), most)
         assert len(lines) <= 2 * most and any(line.born for line in lines)
         assert sum(line.more or 1 for line in lines) == 99 + 1
 
@@ -150,7 +153,7 @@ def test_several_models_have_a_root_each() -> None:
         {"name": "dis", "type": "D"},
         {"name": "dis.0", "type": "Linear"},
     ]
-    assert [(line.depth, line.name) for line in tree.prune({"tree": nodes})] == [
+    assert [(line.depth, line.name) for line in tree.read({"modules": nodes})] == [
         (0, "gen"),
         (1, "0"),
         (0, "dis"),
@@ -158,6 +161,6 @@ def test_several_models_have_a_root_each() -> None:
     ]
 
 
-@pytest.mark.parametrize("facts", [{}, {"tree": None}, {"tree": []}, {"tree": "x"}, {"tree": [{"name": "a"}]}])
-def test_no_tree_without_a_bad_value_in_it(facts) -> None:
-    assert tree.prune(facts) == []
+@pytest.mark.parametrize("data", [{}, {"modules": None}, {"modules": "x"}, {"modules": [{"name": "a"}]}])
+def test_no_tree_without_a_bad_value_in_it(data) -> None:
+    assert tree.read(data) is None

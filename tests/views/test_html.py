@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from nbdebug.report import Finding, Fix, Link, Report, RuledOut, Where
+from nbdebug.report import Finding, Fix, Link, Plot, Report, RuledOut, Table, Where
 from nbdebug.views import html
 from nbdebug.views.plots import histogram as chart
 from nbdebug.views.plots import histogram as exponents
@@ -192,7 +192,15 @@ def test_a_report_stays_under_100_kb_whatever_it_holds() -> None:
     )
     values = {"operand": long, "dtype": long, "counts": dict.fromkeys(range(-1074, 1024), 10**9)}
     report = Report(
-        long, (finding,) * 50, (RuledOut(long, long),) * 90, (long,) * 90, (long,) * 90, long, {"exponents": values}
+        long,
+        (finding,) * 50,
+        (RuledOut(long, long),) * 90,
+        (long,) * 90,
+        (long,) * 90,
+        long,
+        headline=long,
+        tables=(Table(long, [long] * 9, [[long] * 9] * 400, long),) * 9,
+        plots=(Plot("histogram", values),),
     )
     for draw in (html.render, html.page):
         source = draw(report)
@@ -215,7 +223,7 @@ def test_a_dataframe_becomes_a_table_of_its_own_values() -> None:
 
 
 def test_the_chart_is_well_formed_and_marks_what_is_at_fault() -> None:
-    seen = exponents.read(reports.overflow().facts)
+    seen = exponents.read(reports.overflow().plot("histogram"))
     drawing = ElementTree.fromstring(chart.svg(seen))
     fills = [e.get("fill") for e in drawing.iter("{http://www.w3.org/2000/svg}rect")]
     assert fills.count(chart.FAULT) == 3 and fills.count(chart.VALUES) == 17 + 1 + 1  # finite, zeros, the band
@@ -226,14 +234,14 @@ def test_the_chart_is_well_formed_and_marks_what_is_at_fault() -> None:
 
 
 def test_the_chart_says_in_words_what_it_shows() -> None:
-    assert exponents.read(reports.overflow().facts).sentence() == (
+    assert exponents.read(reports.overflow().plot("histogram")).sentence() == (
         "input of exp (float32): 1,091 finite non-zero values between 0.004 and 512, 2 zeros; "
         "48 of the finite values are at fault."
     )
 
 
 @pytest.mark.parametrize(
-    ("facts", "bad"),
+    ("zeros", "bad"),
     [
         ({"zeros": 5}, 5),
         ({"zeros": 5, "nans": 1}, 1),
@@ -242,11 +250,11 @@ def test_the_chart_says_in_words_what_it_shows() -> None:
         ({"zeros": 5, "bad_zeros": 0}, 0),
     ],
 )
-def test_zeros_are_marked_when_they_are_at_fault(facts, bad) -> None:
-    assert exponents.read({"exponents": {"dtype": "torch.float32", "counts": {"0": 9}, **facts}}).bad == bad
+def test_zeros_are_marked_when_they_are_at_fault(zeros, bad) -> None:
+    assert exponents.read({"dtype": "torch.float32", "counts": {"0": 9}, **zeros}).bad == bad
 
 
-@pytest.mark.parametrize("facts", [{}, {"exponents": None}, {"exponents": {}}, {"exponents": {"counts": {"3": 0}}}])
-def test_no_chart_without_values(facts) -> None:
-    assert exponents.read(facts) is None
-    assert "<img" not in html.render(Report("q", (Finding("a/b", "t"),), facts=facts))
+@pytest.mark.parametrize("data", [{}, {"counts": {"3": 0}}])
+def test_no_chart_without_values(data) -> None:
+    assert exponents.read(data) is None
+    assert "<img" not in html.render(Report("q", (Finding("a/b", "t"),), plots=(Plot("histogram", data),)))

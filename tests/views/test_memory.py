@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from nbdebug.report import Finding, Report
+from nbdebug.report import Finding, Plot, Report, Table
 from nbdebug.text import bytes_of, size
 from nbdebug.views.plots import memory
 from nbdebug.views.plots import memory as memory_chart
@@ -28,11 +28,11 @@ def report(found: bool = False, **changed: Any) -> Report:
     }
     rows = [[f"history[{i}]<b>", (40 - i) * MIB, None] for i in range(40)]
     tables = [
-        {"title": "By owner", "columns": ["owner", "size (bytes)", "shape"], "rows": rows, "note": "views count once"},
-        {"title": "By kind", "columns": ["kind", "count"], "rows": [["variable", 40]], "note": ""},
+        Table("By owner", ["owner", "size (bytes)", "shape"], rows, "views count once"),
+        Table("By kind", ["kind", "count"], [["variable", 40]]),
     ]
     findings = (Finding("memory/graph-retained", "`history` keeps every graph"),) if found else ()
-    return Report("mem()", findings, facts={"memory": held | changed, "tables": tables})
+    return Report("mem()", findings, tables=tables, plots=(Plot("memory", held | changed),))
 
 
 @pytest.mark.parametrize("found", [False, True])
@@ -47,7 +47,7 @@ def test_text_and_html_show_the_sizes_and_say_what_they_left_out(found: bool) ->
 
 
 def test_the_picture_stands_in_words_and_is_well_formed() -> None:
-    seen = memory.read(report().facts)
+    seen = memory.read(report().plot("memory"))
     assert seen is not None and seen.peak == (5.0, 60.0 * MIB)
     image = memory_chart.image(seen)
     assert "activations 50.0 MiB" in image and "60.0 MiB at most" in image
@@ -57,21 +57,16 @@ def test_the_picture_stands_in_words_and_is_well_formed() -> None:
 
 
 @pytest.mark.parametrize(
-    "facts",
-    [
-        {},
-        {"memory": None},
-        {"memory": {"parts": "x", "course": [1, [2]]}},
-        {"memory": {"parts": [["a", float("nan")]], "course": [[0, 1]]}},
-    ],
+    "data",
+    [{}, {"parts": "x", "course": [1, [2]]}, {"parts": [["a", float("nan")]], "course": [[0, 1]]}],
 )
-def test_nothing_to_draw(facts: dict[str, Any]) -> None:
-    assert memory.read(facts) is None
-    assert "Nothing was found" in str(Report("mem()", facts=facts))
+def test_nothing_to_draw(data: dict[str, Any]) -> None:
+    assert memory.read(data) is None
+    assert "Nothing was found" in str(Report("mem()", plots=(Plot("memory", data),)))
 
 
 def test_many_parts_and_small_courses() -> None:
-    seen = memory.read({"memory": {"parts": [[f"p{i}", 100 - i] for i in range(30)], "course": [[0, 0], [1, 0]]}})
+    seen = memory.read({"parts": [[f"p{i}", 100 - i] for i in range(30)], "course": [[0, 0], [1, 0]]})
     assert seen is not None and len(seen.parts) == 10 and seen.parts[-1][0] == "21 others"
     assert sum(count for _, count in seen.parts) == seen.total
     ElementTree.fromstring(memory_chart.svg(seen))

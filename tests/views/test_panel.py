@@ -165,7 +165,7 @@ def test_it_ends_as_the_report_that_a_saved_notebook_keeps(shell, training) -> N
     training.watch.close()
     assert "15 steps watched: gradients finite in every layer." in shell.html and "Ruled out" in shell.html
     assert panel.stands.value == "Ended after 15 steps." and panel.pause.disabled
-    assert read(panel.picture().facts).seen == 15 and len(shell.html) < 100_000
+    assert read(panel.picture().plot("gradients")).seen == 15 and len(shell.html) < 100_000
 
 
 def test_it_opens_over_a_run_that_is_over(shell, training) -> None:

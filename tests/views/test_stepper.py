@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 from torch import nn
 
-from nbdebug.report import Report
+from nbdebug.report import Plot, Report
 from nbdebug.tools.stepper.step_through import step_through
 from nbdebug.views import show
 from nbdebug.views.plots import stepper
@@ -46,15 +46,13 @@ def layers(count: int, **changed: Any) -> list[dict[str, Any]]:
     ]
 
 
-def facts(count: int = 3, at: str | None = "b1.y", **histogram: Any) -> dict[str, Any]:
+def data(count: int = 3, at: str | None = "b1.y", **histogram: Any) -> dict[str, Any]:
     shape = {"name": "output", "low": -1.0, "high": 1.0, "counts": [1, 4, 9], "NaN": 0, "inf": 0, **histogram}
     return {
-        "stepper": {
-            "state": "waits",
-            "at": None if at is None else {"name": at},
-            "layers": layers(count),
-            "histograms": [shape],
-        }
+        "state": "waits",
+        "at": None if at is None else {"name": at},
+        "layers": layers(count),
+        "histograms": [shape],
     }
 
 
@@ -66,7 +64,7 @@ def test_the_layers_around_it_are_shown_and_it_is_said_how_many_are_not() -> Non
         (None, {"the model"}),
         ("loss", {"the model"}),
     ]:
-        drawn = stepper.read(facts(20, at))
+        drawn = stepper.read(data(20, at))
         shown = [row for row in drawn.rows if not row.more]
         assert wanted <= {row.name for row in shown} and len(shown) == stepper.MOST
         assert sum(row.more for row in drawn.rows) + len(shown) == 81
@@ -76,9 +74,9 @@ def test_the_layers_around_it_are_shown_and_it_is_said_how_many_are_not() -> Non
 
 
 def test_what_is_drawn_is_well_formed_small_and_safe() -> None:
-    given = facts(40, "b3.x", NaN=3, name="<b>out</b>")
-    given["stepper"]["layers"][1]["type"] = "<script>"
-    report = Report("step_through(model, batch)", facts=given)
+    given = data(40, "b3.x", NaN=3, name="<b>out</b>")
+    given["layers"][1]["type"] = "<script>"
+    report = Report("step_through(model, batch)", plots=(Plot("stepper", given),))
     html = report._repr_mimebundle_()["text/html"]
     assert "<script>" not in html and "<b>out" not in html and len(html) < 30_000
     svg = base64.b64decode(re.search(r"svg\+xml;base64,([^\"]+)", html)[1])
@@ -87,9 +85,9 @@ def test_what_is_drawn_is_well_formed_small_and_safe() -> None:
     assert "▶" in html and "▶ x" in str(report)
 
 
-@pytest.mark.parametrize("given", [{}, {"stepper": None}, {"stepper": {"layers": "x"}}, {"stepper": {"layers": []}}])
+@pytest.mark.parametrize("given", [{}, {"layers": "x"}, {"layers": []}])
 def test_nothing_to_draw(given: dict[str, Any]) -> None:
-    assert stepper.read(given) is None and "Nothing was found" in str(Report("q", facts=given))
+    assert stepper.read(given) is None and "Nothing was found" in str(Report("q", plots=(Plot("stepper", given),)))
 
 
 @pytest.mark.parametrize(
@@ -101,7 +99,7 @@ def test_nothing_to_draw(given: dict[str, Any]) -> None:
     ],
 )
 def test_histograms_of_odd_tensors(histogram: dict[str, Any], said: str) -> None:
-    svg = stepper_chart.svg(stepper.read(facts(1, None, **histogram)))
+    svg = stepper_chart.svg(stepper.read(data(1, None, **histogram)))
     ElementTree.fromstring(svg)
     assert said in svg
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from nbdebug.observe.locations import LIBRARY, USER, cell_name, kind_of
 from nbdebug.observe.tensors import can_be_nonfinite, finite, plain_values
-from nbdebug.report import Report
+from nbdebug.report import Report, Table
 from nbdebug.tools.breakpoints import debuggers
 from nbdebug.tools.breakpoints.condition import aside
 
@@ -94,7 +94,7 @@ def locals_of(frame: FrameType, but: Any = ()) -> dict[str, Any]:
     return {name: seen[name] for name in names if name in seen and id(seen[name]) not in shown}
 
 
-def table(title: str, values: Mapping[str, Any]) -> dict[str, Any] | None:
+def table(title: str, values: Mapping[str, Any]) -> Table | None:
     """One row a tensor; None where there is none."""
     found = [pair for name, value in values.items() for pair in tensors_of(name, value)]
     rows = [
@@ -103,7 +103,7 @@ def table(title: str, values: Mapping[str, Any]) -> dict[str, Any] | None:
         for facts in [numbers_of(tensor)]
     ]
     left = f"{len(found) - _MOST} more are left out." if len(found) > _MOST else ""
-    return {"title": title, "columns": COLUMNS, "rows": rows, "note": left} if rows else None
+    return Table(title, COLUMNS, rows, left) if rows else None
 
 
 def report(
@@ -122,7 +122,9 @@ def report(
         question,
         subject=subject,
         notes=notes,
-        facts={"headline": headline, "stop": dict(facts), "tables": [t for t in tables if t is not None]},
+        facts={"stop": dict(facts)},
+        headline=headline,
+        tables=[t for t in tables if t is not None],
     )
 
 

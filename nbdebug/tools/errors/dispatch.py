@@ -9,10 +9,10 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from nbdebug.report import Finding, Link
+from nbdebug.report import Finding, Link, Report
 from nbdebug.tools.errors.context import ErrorContext
 from nbdebug.tools.errors.exceptions import Candidate, lines
-from nbdebug.tools.errors.unknown import facts_of, notes_of
+from nbdebug.tools.errors.unknown import report_of
 from nbdebug.tools.errors.values import message_of
 
 ON_A_CARD = r"assert|memory access|misaligned|launch|cublas|cudnn"
@@ -137,11 +137,11 @@ def _known(candidate: Candidate, names: Mapping[str, Any], notes: list[str]) -> 
     return None
 
 
-def unknown(error: BaseException, names: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """(facts, notes) of an error that no kind knows: of the first that was asked."""
+def unknown(error: BaseException, names: Mapping[str, Any]) -> Report:
+    """The report on an error that no kind knows: on the first that was asked."""
     candidates = [candidate for line in lines(error) for candidate in line] or [Candidate(error)]
     scene = ErrorContext.of(candidates[0].error, names, candidates[0].led_to)
-    return facts_of(scene), notes_of(scene)
+    return report_of(scene)
 
 
 def _after(scene: ErrorContext) -> list[Link]:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from nbdebug.observe.variables import key_text
+from nbdebug.report import Report, Table
 from nbdebug.tools.errors.context import MOST, ErrorContext, fact, is_tensor
 from nbdebug.tools.errors.facts import TensorFact
 from nbdebug.tools.errors.values import expression, members, operands, value_of
@@ -33,18 +34,17 @@ SURE = 0.75
 Our choice: below it, "did you mean" is wrong more often than right."""
 
 
-def facts_of(scene: ErrorContext) -> dict[str, Any]:
-    """The facts for a report without a finding: its headline, and the table of the tensors."""
+def report_of(scene: ErrorContext) -> Report:
+    """A report without a finding: where the error was raised, and the table of the tensors."""
     said = scene.message.strip().partition("\n")[0]
     said = said if len(said) <= 200 else said[:197] + "..."
     headline = f"No cause is known for this {scene.type}" + (f": {said}" if said else "")
     rows = [[t.name, str(list(t.shape)), t.dtype, t.device, _range(t)] for t in tensors(scene)]
-    table = {
-        "title": "Tensors among your variables when it failed, innermost first",
-        "columns": ["name", "shape", "dtype", "device", "values"],
-        "rows": rows,
-    }
-    return {"headline": headline, "failed": True, "tables": [table] if rows else []}
+    columns = ("name", "shape", "dtype", "device", "values")
+    table = Table("Tensors among your variables when it failed, innermost first", columns, rows)
+    return Report(
+        "explain()", notes=tuple(notes_of(scene)), headline=headline, failed=True, tables=(table,) if rows else ()
+    )
 
 
 def notes_of(scene: ErrorContext) -> list[str]:

@@ -21,7 +21,7 @@ from nbdebug.arguments import Subject
 from nbdebug.live import Live
 from nbdebug.observe.backward import EngineWatch
 from nbdebug.observe.validation import check_scaler, models_of, optimizers_of
-from nbdebug.report import Report
+from nbdebug.report import Plot, Report
 from nbdebug.tools.grad_watch import history as tables
 from nbdebug.tools.grad_watch import report as account
 from nbdebug.tools.grad_watch.gradients import WatchedParameters
@@ -317,8 +317,8 @@ class GradWatch:
 
     def html(self) -> str:
         """The picture as HTML (an <img>), as of the numbers that have come."""
-        facts = {"watch": account.picture(self, quick=True)}
-        return str(Report(account.QUESTION, facts=facts)._view("plots.gradients", "html"))
+        plot = Plot("gradients", account.picture(self, quick=True))
+        return str(Report(account.QUESTION, plots=(plot,))._view("plots.gradients", "html"))
 
     def panel(self) -> Any:
         """The report under controls (a filter of layers, scales, pause, refresh), drawn anew while training runs and of

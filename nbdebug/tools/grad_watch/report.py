@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nbdebug.report import Finding, Fix, Report, RuledOut, Where
+from nbdebug.report import Finding, Fix, Plot, Report, RuledOut, Where
 from nbdebug.tools.grad_watch.history import ScaleHistory
 from nbdebug.tools.grad_watch.layers import Depth, against_itself, along, courses, heat, jumps, levels
 from nbdebug.tools.grad_watch.loss_analysis import Verdict
@@ -371,7 +371,6 @@ def report(watch: Any, subject: str) -> Report:
     """The report of a watch, at any time."""
     verdicts = watch.verdicts()
     found = [*_gradients(watch), *findings(*_scales(watch)), *units(watch.units), *losses(verdicts)]
-    facts = {"steps": watch.steps, "headline": _headline(watch, found, verdicts), "watch": picture(watch)}
     ruled_out = [r for r in (_no_bad(watch), _depth_is_even(watch), *_units_alive(watch)) if r]
     told = {f.title for f in found}
     notes = [
@@ -383,7 +382,17 @@ def report(watch: Any, subject: str) -> Report:
         *_odd(watch),
         *(v.said for v in verdicts if v.said not in told),
     ]
-    return Report(QUESTION, tuple(found), tuple(ruled_out), tuple(_unchecked(watch)), tuple(notes), subject, facts)
+    return Report(
+        QUESTION,
+        tuple(found),
+        tuple(ruled_out),
+        tuple(_unchecked(watch)),
+        tuple(notes),
+        subject,
+        headline=_headline(watch, found, verdicts),
+        steps=watch.steps,
+        plots=(Plot("gradients", picture(watch)),),
+    )
 
 
 def _headline(watch: Any, found: list[Finding], verdicts: Any) -> str:
@@ -565,7 +574,7 @@ def glance(watch: Any, subject: str, layers: str) -> Report:
     steps = drawn["steps seen"]
     said = f"{steps:,} step{'s' * (steps != 1)} watched"
     said += f": gradients not finite in {listed(bad)}." if bad else " so far." if watch.active else "."
-    return Report(QUESTION, subject=subject, facts={"headline": said, "watch": drawn})
+    return Report(QUESTION, subject=subject, headline=said, plots=(Plot("gradients", drawn),))
 
 
 def picture(watch: Any, quick: bool = False, layers: str = "") -> dict[str, Any]:

@@ -151,7 +151,7 @@ def lost(trip: Trip, question: str, subject: str, reason: str, look: str = "") -
     lost = LostStep(
         trip.step, trip.sentence(), reason, tuple(x.loss for x in before), tuple(x.norm for x in before), look
     )
-    return Report(question, (name_it(lost),), subject=subject, facts={"steps": trip.step + 1})
+    return Report(question, (name_it(lost),), subject=subject, steps=trip.step + 1)
 
 
 SHARDED = "its parameters are spread over processes, so that none can run it again by itself"

@@ -10,7 +10,7 @@ from nbdebug.arguments import Subject
 from nbdebug.report import Report
 from nbdebug.tools.guard.distributed import alone, by_itself
 from nbdebug.tools.guard.locate import SHARDED, locate, lost, of_all, of_one
-from nbdebug.tools.guard.record.step_lines import ENOUGH, TOO_OFTEN
+from nbdebug.tools.guard.record.step_lines import ENOUGH, TOO_OFTEN, last_steps
 from nbdebug.tools.guard.rollback import Undo
 from nbdebug.tools.guard.trip import Trip
 
@@ -21,31 +21,17 @@ def status(guard: Any) -> Report:
     """The report of a guard, at any time: how many steps it has watched and stopped, and what the last one had."""
     subject = str(Subject(guard.models, guard.optimizers, True))
     found = _found(guard, subject) or Report(QUESTION)
-    facts = {
-        **found.facts,
-        "steps": guard.steps,
-        "headline": _headline(guard),
-        "history": {"losses": guard.history.ends[: guard.steps]},
-        "guard": [line.to_json() for line in guard.lines],
-    }
-    return Report(
-        QUESTION,
-        found.findings,
-        found.ruled_out,
-        (*_unchecked(guard), *found.unchecked),
-        (*_notes(guard), *found.notes),
-        subject,
-        facts,
-        found.saver,
+    return dataclasses.replace(
+        found,
+        question=QUESTION,
+        subject=subject,
+        headline=_headline(guard),
+        unchecked=(*_unchecked(guard), *found.unchecked),
+        notes=(*_notes(guard), *found.notes),
+        steps=guard.steps,
+        losses=guard.history.ends[: guard.steps],
+        tables=last_steps(guard.lines),
     )
-
-
-def of_trip(trip: Trip) -> dict[str, Any]:
-    """What the report on a stopped step has beside its finding: a sentence to stand above it, and the steps before."""
-    return {
-        "headline": f"Step {trip.step:,} was stopped: weights, buffers and optimizer state are as before it.",
-        "guard": [line.to_json() for line in trip.lines],
-    }
 
 
 def _found(guard: Any, subject: str) -> Report | None:
@@ -159,7 +145,8 @@ class Locator:
         return lost(trip, QUESTION, "", f"nbdebug failed ({type(fault).__name__}: {fault})")
 
     def _told(self, trip: Trip, report: Report) -> Report:
-        report.notes, report.facts = (*self._notes(trip), *report.notes), {**report.facts, **of_trip(trip)}
+        report.headline = f"Step {trip.step:,} was stopped: weights, buffers and optimizer state are as before it."
+        report.notes, report.tables = (*self._notes(trip), *report.notes), last_steps(trip.lines)
         return report
 
     def _own(self, trip: Trip) -> Report:

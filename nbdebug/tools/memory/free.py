@@ -19,7 +19,7 @@ import torch
 
 from nbdebug.observe import shell as shells
 from nbdebug.observe.variables import frame_variables
-from nbdebug.report import Report
+from nbdebug.report import Report, Table
 from nbdebug.text import size
 from nbdebug.tools.memory.facts import KeptByNotebook
 from nbdebug.tools.memory.leftovers import WORDS, Leftover, Listing, listing
@@ -199,16 +199,16 @@ def _list(found: Listing) -> Report:
     )
     if total < WORTH and not telling:
         small = f" Its small outputs come to {size(total)}." if total else ""
-        facts["headline"] = f"There is nothing to free: the notebook keeps nothing of weight by itself.{small}"
+        headline, tables = f"There is nothing to free: the notebook keeps nothing of weight by itself.{small}", []
     else:
-        facts["headline"] = (
+        headline = (
             f"The notebook keeps {size(total)} that none of your variables needs."
             if total >= WORTH
             else "The notebook keeps little memory, but things that pile up."
         )
-        facts["tables"] = [_table(kept)]
+        tables = [_table(kept)]
         notes = [*_advice(kept), *notes]
-    return Report("free()", notes=tuple(notes), unchecked=found.doubts, facts=facts)
+    return Report("free()", notes=tuple(notes), unchecked=found.doubts, facts=facts, headline=headline, tables=tables)
 
 
 def _advice(kept: list[KeptByNotebook]) -> list[str]:
@@ -224,17 +224,17 @@ def _advice(kept: list[KeptByNotebook]) -> list[str]:
     return notes
 
 
-def _table(kept: list[KeptByNotebook]) -> dict[str, Any]:
+def _table(kept: list[KeptByNotebook]) -> Table:
     rows = [
         [k.name, k.bytes, _word(k), ", ".join(part for part in (HOW[k.how], k.what, k.where.place) if part)]
         for k in kept
     ]
-    return {
-        "title": "Kept by the notebook",
-        "columns": ["name", "held (bytes)", "%free", "what"],
-        "rows": rows,
-        "note": "Held: bytes of tensors and arrays that nothing else of yours holds, each counted once.",
-    }
+    return Table(
+        "Kept by the notebook",
+        ("name", "held (bytes)", "%free", "what"),
+        rows,
+        "Held: bytes of tensors and arrays that nothing else of yours holds, each counted once.",
+    )
 
 
 def _word(kept: KeptByNotebook) -> str:
@@ -247,28 +247,33 @@ def _freed(
     back, held = sum(r.back for r in released), sum(r.kept.bytes for r in released)
     trimmed = bool(words & {"cache", "all"})
     facts: dict[str, Any] = {"freed": {"bytes": back, "held": held, "names": [r.kept.name for r in released]}}
-    facts["headline"] = _said(released, back, held, before, after, trimmed)
+    headline, tables = _said(released, back, held, before, after, trimmed), []
     if released or trimmed:
-        facts["tables"] = [
-            {
-                "title": "Before and after",
-                "columns": ["bytes", "before (bytes)", "after (bytes)", "came back (bytes)"],
-                "rows": before.rows(after),
-                "note": "",
-            }
+        tables = [
+            Table(
+                "Before and after",
+                ("bytes", "before (bytes)", "after (bytes)", "came back (bytes)"),
+                before.rows(after),
+            )
         ]
     if released:
-        facts["tables"].insert(
+        tables.insert(
             0,
-            {
-                "title": "Let go",
-                "columns": ["name", "held (bytes)", "came back (bytes)", "what"],
-                "note": "",
-                "rows": [[r.kept.name, r.kept.bytes, r.back, HOW[r.kept.how]] for r in released],
-            },
+            Table(
+                "Let go",
+                ("name", "held (bytes)", "came back (bytes)", "what"),
+                [[r.kept.name, r.kept.bytes, r.back, HOW[r.kept.how]] for r in released],
+            ),
         )
     notes = _left(back, held, before, after, trimmed)
-    return Report(f"free({', '.join(map(repr, sorted(words)))})", notes=tuple(notes), unchecked=doubts, facts=facts)
+    return Report(
+        f"free({', '.join(map(repr, sorted(words)))})",
+        notes=tuple(notes),
+        unchecked=doubts,
+        facts=facts,
+        headline=headline,
+        tables=tables,
+    )
 
 
 def _left(back: int, held: int, before: ProcessMemory, after: ProcessMemory, trimmed: bool) -> list[str]:

@@ -22,7 +22,7 @@ from nbdebug.observe import shell as shells
 from nbdebug.observe.frames import Frame, Owners, exception_chain, frames, phase, running_module
 from nbdebug.observe.shell import ShellPlaces
 from nbdebug.observe.variables import MODULES_OWN, attributes, frame_variables, user_variables
-from nbdebug.report import Report, Where
+from nbdebug.report import Plot, Report, Table, Where
 from nbdebug.text import size
 from nbdebug.tools.memory.facts import FailedWork, Failure, Holding, RefusedRequest
 from nbdebug.tools.memory.leftovers import kept_by_notebook
@@ -339,12 +339,15 @@ def out_of_memory(
     from nbdebug.tools.memory.rules.out_of_memory import out_of_memory as rule
 
     found = rule(facts)
+    tables, plots = _drawings(facts)
     return Report(
         "out of memory",
         findings=(found,) if found else (),
         unchecked=facts.unchecked,
         notes=_notes(facts),
-        facts=_drawn(facts),
+        facts={"failure": dataclasses.asdict(facts)},
+        tables=tables,
+        plots=plots,
     )
 
 
@@ -438,7 +441,7 @@ def _notes(facts: Failure) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _drawn(facts: Failure) -> dict[str, Any]:
+def _drawings(facts: Failure) -> tuple[tuple[Table, ...], tuple[Plot, ...]]:
     """The numbers for the views."""
     held = [*facts.held]
     parts: dict[str, int] = {}
@@ -463,23 +466,23 @@ def _drawn(facts: Failure) -> dict[str, Any]:
         if count > 0
     ]
     total = sum(parts.values())
-    table = {
-        "title": f"Held when it failed: {size(total)} on {facts.asked.device}",
-        "columns": ["name", "kind", "held (bytes)", "where", "largest"],
-        "rows": rows,
-        "note": "Each storage counted once, at its first owner.",
+    table = Table(
+        f"Held when it failed: {size(total)} on {facts.asked.device}",
+        ("name", "kind", "held (bytes)", "where", "largest"),
+        rows,
+        "Each storage counted once, at its first owner.",
+    )
+    if not parts:
+        return (table,) if rows else (), ()
+    picture: dict[str, Any] = {
+        "title": "Held when it failed",
+        "parts": sorted(([k, v] for k, v in parts.items()), key=lambda pair: -int(pair[1])),
+        "total": total,
+        "limit": facts.limit,
+        "course": [[i, b] for i, b in enumerate(facts.course)],
+        "axis": "steps",
     }
-    drawn: dict[str, Any] = {"failure": dataclasses.asdict(facts), "tables": [table] if rows else []}
-    if parts:
-        drawn["memory"] = {
-            "title": "Held when it failed",
-            "parts": sorted(([k, v] for k, v in parts.items()), key=lambda pair: -int(pair[1])),
-            "total": total,
-            "limit": facts.limit,
-            "course": [[i, b] for i, b in enumerate(facts.course)],
-            "axis": "steps",
-        }
-    return drawn
+    return (table,) if rows else (), (Plot("memory", picture),)
 
 
 def _more(storages: int) -> str:

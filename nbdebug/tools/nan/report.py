@@ -11,7 +11,7 @@ from nbdebug.observe.locations import at_site
 from nbdebug.observe.snapshot import Snapshot
 from nbdebug.observe.tape import TapeEntry
 from nbdebug.observe.tensors import all_finite, can_be_nonfinite, finite, tensors_in
-from nbdebug.report import Finding, Report, RuledOut, Where
+from nbdebug.report import Finding, Plot, Report, RuledOut, Where
 from nbdebug.tools.nan.facts import CompiledFacts, NanFacts, OriginFact, RunFacts
 from nbdebug.tools.nan.fixes import try_fixes
 from nbdebug.tools.nan.operands import where_of
@@ -193,21 +193,28 @@ def report_of(
             unchecked,
             notes,
             subject,
-            {"steps": steps, "history": _history(probe), "met": probe.adopted},
+            {"history": _history(probe), "met": probe.adopted},
+            steps=steps,
+            losses=probe.run.losses[-200:],
         )
     facts = facts_of(probe, seen)
     record = culprit_of(probe, seen)
     guilty = _op_on_tape(probe, record.op)
     finding, trial = try_fixes(name_it(facts), facts, probe, seen, guilty)
-    drawn = {
-        "steps": steps,
-        "history": _history(probe),
-        "met": probe.adopted,
-        "exponents": record.numbers.exponents,
-        "tree": _tree(probe, finding, facts),
-    }
     saver = Reproduction.of(record, guilty or next(iter(record.readers), None), trial, facts)
-    return Report(question, (finding,), _ruled_out(probe, facts), unchecked, notes, subject, drawn, saver)
+    return Report(
+        question,
+        (finding,),
+        _ruled_out(probe, facts),
+        unchecked,
+        notes,
+        subject,
+        {"history": _history(probe), "met": probe.adopted},
+        saver,
+        steps=steps,
+        losses=probe.run.losses[-200:],
+        plots=(Plot("histogram", record.numbers.exponents), Plot("tree", {"modules": _tree(probe, finding, facts)})),
+    )
 
 
 def _op_on_tape(probe: Probe, op: Any) -> Any:
@@ -293,7 +300,6 @@ def _all(count: int, one: str, many: str) -> str:
 def _history(probe: Probe) -> dict[str, Any]:
     run = probe.run
     return {
-        "losses": run.losses[-200:],
         "parameter_growth": run.parameter_growth[-200:],
         "input_growth": run.input_growth[-200:],
     }

@@ -130,7 +130,6 @@ def notebook_report(names: Mapping[str, Any], shell: Any = None, memory: Iterabl
         if facts.cells
         else (f"{facts.objects:,} objects that your variables lead to; no record of cells, as outside a notebook")
     )
-    said = {} if found else {"headline": "Nothing in this notebook is left over from a cell that ran before."}
     return Report(
         "check_notebook()",
         found,
@@ -138,7 +137,7 @@ def notebook_report(names: Mapping[str, Any], shell: Any = None, memory: Iterabl
         facts.unchecked,
         tuple(notes_of(facts)),
         subject,
-        said,
+        headline="" if found else "Nothing in this notebook is left over from a cell that ran before.",
     )
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import Any
 
-from nbdebug.report import Report, RuledOut
+from nbdebug.report import Plot, Report, RuledOut, Table
 from nbdebug.text import size
 from nbdebug.tools.precision.facts import HalfStep, PrecisionFacts
 from nbdebug.tools.precision.rules import distance, listed, name_all, named, short
@@ -35,13 +35,10 @@ def report_of(facts: PrecisionFacts, mode: str, model: Any) -> PrecisionReport:
         _unchecked(facts),
         _notes(facts),
         f"a model of type {type(model).__name__}",
-        {
-            "fp32_modules": list(facts.kept),
-            "tables": _tables(facts),
-            "ranges": _ranges(facts),
-            "headline": _headline(facts),
-            "tries": len(facts.tries),
-        },
+        {"fp32_modules": list(facts.kept), "tries": len(facts.tries)},
+        headline=_headline(facts),
+        tables=_tables(facts),
+        plots=(Plot("ranges", _ranges(facts)),),
     )
 
 
@@ -143,7 +140,7 @@ def _tiny(off: float) -> str:
     return f"{off:.1%}" if off >= 1e-3 else f"{off:.0e}" if off > 0 else "nothing"
 
 
-def _tables(facts: PrecisionFacts) -> list[dict[str, Any]]:
+def _tables(facts: PrecisionFacts) -> list[Table]:
     tried = [
         [
             i,
@@ -154,18 +151,18 @@ def _tables(facts: PrecisionFacts) -> list[dict[str, Any]]:
         for i, t in enumerate(facts.tries, 1)
     ]
     return [
-        {
-            "title": "What was tried",
-            "columns": ["try", "kept in float32", "the step", "loss off by"],
-            "rows": tried,
-            "note": f"A step works when all is finite and the loss is within {facts.tolerance:.0%} of float32's.",
-        },
+        Table(
+            "What was tried",
+            ("try", "kept in float32", "the step", "loss off by"),
+            tried,
+            f"A step works when all is finite and the loss is within {facts.tolerance:.0%} of float32's.",
+        ),
         _costs(facts),
         _modules(facts),
     ]
 
 
-def _costs(facts: PrecisionFacts) -> dict[str, Any]:
+def _costs(facts: PrecisionFacts) -> Table:
     """Time and memory of the mixed step, between all in half and all in float32."""
     steps = [("all in float32", facts.float32), (f"all in {facts.dtype}", facts.half)]
     if facts.mixed is not None:
@@ -177,10 +174,10 @@ def _costs(facts: PrecisionFacts) -> dict[str, Any]:
     note = "Forward and backward of all batches, the better of two runs" + (
         "; peak memory above what was held before." if memory else ". Memory is measured on an accelerator only."
     )
-    return {"title": "What a step costs", "columns": columns, "rows": rows, "note": note}
+    return Table("What a step costs", columns, rows, note)
 
 
-def _modules(facts: PrecisionFacts) -> dict[str, Any]:
+def _modules(facts: PrecisionFacts) -> Table:
     """Headroom and errors, module by module."""
     double = facts.exact is not None
     rows = [
@@ -210,14 +207,14 @@ def _modules(facts: PrecisionFacts) -> dict[str, Any]:
         "largest gradient",
         "gradient too small, %",
     ]
-    return {
-        "title": "Every module, against the ends of the dtype",
-        "columns": columns,
-        "rows": rows,
-        "note": f"Values in float32; {facts.dtype} ends at {short(facts.largest)}; too small: below its smallest "
+    return Table(
+        "Every module, against the ends of the dtype",
+        columns,
+        rows,
+        f"Values in float32; {facts.dtype} ends at {short(facts.largest)}; too small: below its smallest "
         f"normal number, {short(facts.tiny)}. Own error: of the module's output in half on the same "
         "inputs, relative" + (", and in float32 against float64." if double else "."),
-    }
+    )
 
 
 def _ranges(facts: PrecisionFacts) -> dict[str, Any]:

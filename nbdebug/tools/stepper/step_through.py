@@ -19,7 +19,7 @@ from nbdebug.observe.locations import USER, Site, cell_name, kind_of, source_tex
 from nbdebug.observe.snapshot import Snapshot
 from nbdebug.observe.tensors import output_tensors
 from nbdebug.observe.validation import check_loss, check_model, loss_call, optimizers_of
-from nbdebug.report import Finding, Report
+from nbdebug.report import Finding, Plot, Report, Table
 from nbdebug.tools.stepper import events as numbers
 from nbdebug.tools.stepper import run as goals
 from nbdebug.tools.stepper.events import AFTER, BACKWARD, BACKWARD_DONE, BEFORE, LOSS, LayerPlace, StepStop
@@ -38,7 +38,7 @@ def report_of(run: StepRun, asked: tuple[str, str], note: str) -> Report:
     """The report of a run as it stands. asked: the question, and its subject."""
     stop = None if run.turns.running else run.stop
     notes = [note] * bool(note)
-    tables: list[dict[str, Any]] = []
+    tables: list[Table] = []
     if stop is not None:
         notes += _stop_notes(stop)
         tables = [_table(stop)] if stop.rows else []
@@ -51,12 +51,10 @@ def report_of(run: StepRun, asked: tuple[str, str], note: str) -> Report:
         findings=run.explained or (),
         subject=asked[1],
         notes=tuple(notes),
-        facts={
-            "headline": _headline(run, stop),
-            "stepper": _picture(run, stop),
-            "tables": tables,
-            "failed": run.error is not None or stop is not None and stop.culprit,
-        },
+        headline=_headline(run, stop),
+        failed=run.error is not None or stop is not None and stop.culprit,
+        tables=tables,
+        plots=(Plot("stepper", _picture(run, stop)),),
     )
 
 
@@ -156,16 +154,16 @@ def _first_line(error: BaseException) -> str:
     return line if line.endswith((".", "!", "?")) else f"{line}."
 
 
-def _table(stop: StepStop) -> dict[str, Any]:
+def _table(stop: StepStop) -> Table:
     rows = [[_cell(name, row.get(name)) for name in COLUMNS] for row in stop.rows]
     gradients = stop.place.phase in (BACKWARD, BACKWARD_DONE)
     bad = any(row.get("NaN") or row.get("inf") for row in stop.rows)
-    return {
-        "title": "Gradients at this layer" if gradients else "Tensors of this layer",
-        "columns": list(COLUMNS),
-        "rows": rows,
-        "note": "min, max, mean and std are those of the finite elements." if bad else "",
-    }
+    return Table(
+        "Gradients at this layer" if gradients else "Tensors of this layer",
+        list(COLUMNS),
+        rows,
+        "min, max, mean and std are those of the finite elements." if bad else "",
+    )
 
 
 def _cell(column: str, value: Any) -> Any:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from nbdebug.report import Finding, Fix, Report, RuledOut
+from nbdebug.report import Finding, Fix, Plot, Report, RuledOut
 from nbdebug.tools.training.facts import Attempt, Experiment, Parameter, StaticFacts, TrainingFacts, TrainingRunFacts
 from nbdebug.tools.training.rules import signs, slug
 from nbdebug.tools.training.rules.signs import ROSE
@@ -54,13 +54,14 @@ def _end(losses: Sequence[float]) -> float | str:
     return losses[-1] if math.isfinite(losses[-1]) else "not finite"
 
 
-def drawn(findings: Sequence[Finding], before: StaticFacts) -> dict[str, Any]:
+def plots(findings: Sequence[Finding], before: StaticFacts) -> tuple[Plot, ...]:
     """Curves of the first finding whose fix was tried; nothing where none was."""
     found = next((a for f in findings if (a := before.attempts.get(slug(f))) is not None and a.fixed), None)
     if found is None:
-        return {}
+        return ()
     pairs = {"as it is": points(found.as_is), "with the fix": points(found.fixed)}
-    return {"curves": {name: curve for name, curve in pairs.items() if curve}, "curves of": CURVES_OF}
+    curves = {name: curve for name, curve in pairs.items() if curve}
+    return (Plot("losses", {"curves": curves, "curves of": CURVES_OF}),)
 
 
 def points(losses: Sequence[float], end: float = 0.0) -> list[list[Any]]:
@@ -85,7 +86,7 @@ def report_of(before: StaticFacts, findings: list[Finding], subject: str) -> Rep
     """The report of `preflight`."""
     named = {slug(f) for f in findings}
     ledger = [dataclasses.asdict(p) for p in before.parameters]
-    facts = {"parameters": ledger, "loss": before.loss, "seconds": before.seconds, **drawn(findings, before)}
+    facts = {"parameters": ledger, "loss": before.loss, "seconds": before.seconds}
     return Report(
         "preflight(model, loader, loss_fn)",
         tuple(attempted(findings, before)),
@@ -94,6 +95,7 @@ def report_of(before: StaticFacts, findings: list[Finding], subject: str) -> Rep
         tuple(_notes(before, named)),
         subject,
         facts,
+        plots=plots(findings, before),
     )
 
 
@@ -328,7 +330,8 @@ def run_report(facts: TrainingFacts, findings: list[Finding], question: str, sub
         tuple(dict.fromkeys(unchecked)),
         tuple(notes),
         subject,
-        _drawn(run, findings),
+        steps=len(run.losses),
+        plots=(Plot("losses", _curves(run, findings)),),
     )
 
 
@@ -357,7 +360,7 @@ def _with_reasons(finding: Finding, run: TrainingRunFacts) -> Finding:
     return dataclasses.replace(finding, fixes=tuple(fixes))
 
 
-def _drawn(run: TrainingRunFacts, findings: list[Finding]) -> dict[str, Any]:
+def _curves(run: TrainingRunFacts, findings: list[Finding]) -> dict[str, Any]:
     """Curves: the run as it is and, where a fix was tried, with it."""
     curves: dict[str, Any] = {"as it is": points(run.losses)}
     trial = next((t for f in findings[:1] if (t := _trial_of(run, slug(f))) is not None), None)
@@ -367,7 +370,6 @@ def _drawn(run: TrainingRunFacts, findings: list[Finding]) -> dict[str, Any]:
             "with the fix": points(trial.changed, trial.end_changed),
         }
     return {
-        "steps": len(run.losses),
         "curves": curves,
         "checkups": [{"step": c.step, "training": c.train, "validation": c.val} for c in run.checkups],
     }

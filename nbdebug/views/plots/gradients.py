@@ -20,7 +20,7 @@ from typing import Any
 from nbdebug.report import Report
 from nbdebug.views.plots.histogram import FAINT, FAULT, INK, VALUES, WIDTH
 from nbdebug.views.plots.run import RunScale
-from nbdebug.views.wording import Table, clean, clip, number
+from nbdebug.views.wording import TextTable, clean, clip, number
 
 Points = tuple[tuple[float, float], ...]
 _KEYS = ("3b3f8f", "3d62a8", "3f86b4", "4aa6ad", "6cbf9a", "a3cf86", "dcd878", "f2b45f", "e8823f")
@@ -129,13 +129,13 @@ class GradientMap:
             )
         return said + "; linear colours" * (self.log is False and bool(self.layers))
 
-    def table(self, most: int) -> Table:
+    def table(self, most: int) -> TextTable:
         """The layers of the map in numbers."""
         body = tuple(
             (name, *(number(v) if v is not None else "" for v in (latest, least, largest, step, ratio)))
             for name, latest, least, largest, step, ratio in self.rows[:most]
         )
-        return Table("", TABLE, body, len(self.rows) - len(body))
+        return TextTable("", TABLE, body, len(self.rows) - len(body))
 
     def sentence(self) -> str:
         """The picture in words, for those who do not see it."""
@@ -156,11 +156,8 @@ class GradientMap:
         return said + (f"; clipped in {number(len(self.clipped))} of the steps drawn" if self.clipped else "") + "."
 
 
-def read(facts: Mapping[str, Any]) -> GradientMap | None:
-    """The Watched of `facts["watch"]`, or None when there is nothing in it to draw."""
-    given = facts.get("watch")
-    if not isinstance(given, Mapping):
-        return None
+def read(given: Mapping[str, Any]) -> GradientMap | None:
+    """The map of a gradient watch's numbers, or None when there is nothing in them to draw."""
     steps = tuple(s for s in _list(given, "steps") if isinstance(s, int))
     names, norms = _list(given, "layers"), _list(given, "norms")
     layers = tuple(
@@ -273,7 +270,7 @@ MARKS = {"gradient norm": "clipped", "loss scale": "skipped"}
 
 def html(report: Report) -> str:
     """The picture alone, for the live view; a word while there is nothing to draw."""
-    seen = read(report.facts)
+    seen = read(report.plot("gradients"))
     return image(seen) if seen else "<p>No step has been watched yet.</p>"
 
 

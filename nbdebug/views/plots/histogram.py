@@ -143,11 +143,8 @@ def ticks(window: tuple[int, int], most: int) -> list[int]:
     return [e for e in range(low + 1, high + 1) if e % apart == 0]
 
 
-def read(facts: Mapping[str, Any]) -> Histogram | None:
-    """The Histogram of `facts["exponents"]`, or None when there is nothing in it to draw."""
-    given = facts.get("exponents")
-    if not isinstance(given, Mapping):
-        return None
+def read(given: Mapping[str, Any]) -> Histogram | None:
+    """The picture of these numbers, or None when there is nothing in them to draw."""
     counts, bad = _counts(given.get("counts")), _counts(given.get("bad_counts"))
     specials = _specials(given)
     if not counts and not specials:

@@ -28,7 +28,7 @@ from nbdebug.views.plots.run import (
     sheet,
     text,
 )
-from nbdebug.views.wording import Table, clean, number
+from nbdebug.views.wording import TextTable, clean, number
 
 MOST = 4
 """Curves of a panel."""
@@ -93,26 +93,26 @@ class Curves:
         said = [f"{panel.name}, {'; '.join(curve.sentence() for curve in panel.curves)}" for panel in self.panels]
         return "; ".join(said) + "."
 
-    def table(self) -> Table:
+    def table(self) -> TextTable:
         """Start, end and lowest of each curve."""
         rows = []
         for panel in self.panels:
             for curve in panel.curves:
                 step, value = curve.lowest
                 rows.append((curve.name, curve.start, curve.end, f"{number(value)} (step {number(int(step))})"))
-        return Table("", ("Loss", "Start", "End", "Lowest"), tuple(rows))
+        return TextTable("", ("Loss", "Start", "End", "Lowest"), tuple(rows))
 
 
-def read(facts: Mapping[str, Any]) -> Curves | None:
-    """The Curves of `facts["curves"]` and `facts["checkups"]`, or None when there is nothing in them to draw.
+def read(data: Mapping[str, Any]) -> Curves | None:
+    """The curves, or None when there is nothing in them to draw.
 
     curves: name → list of [step, loss], None for a loss that was not finite; "curves of" says whose losses they are.
     checkups: a list of {"step", "training", "validation"}.
     """
-    said = facts.get("curves of")
+    said = data.get("curves of")
     panels = [
-        CurvePanel(clean(said, 60) if isinstance(said, str) else "loss of each step", _named(facts.get("curves"))),
-        CurvePanel("loss of the run as it is, on fixed batches in eval mode", _checkups(facts.get("checkups"))),
+        CurvePanel(clean(said, 60) if isinstance(said, str) else "loss of each step", _named(data.get("curves"))),
+        CurvePanel("loss of the run as it is, on fixed batches in eval mode", _checkups(data.get("checkups"))),
     ]
     drawn = tuple(panel for panel in panels if panel.curves)
     return Curves(drawn) if drawn else None

@@ -63,11 +63,8 @@ class MemoryPlot:
         return [n * apart for n in range(int(top / apart) + 1)]
 
 
-def read(facts: Mapping[str, Any]) -> MemoryPlot | None:
-    """The Memory of `facts["memory"]`, or None when there is nothing in it to draw."""
-    given = facts.get("memory")
-    if not isinstance(given, Mapping):
-        return None
+def read(given: Mapping[str, Any]) -> MemoryPlot | None:
+    """The picture of these numbers, or None when there is nothing in them to draw."""
     parts = [
         (clean(label, 40), int(count)) for label, count in _pairs(given.get("parts")) if _number(count) and count > 0
     ]

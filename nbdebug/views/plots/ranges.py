@@ -60,10 +60,9 @@ class Ranges:
         return said + (f"; kept in float32: {', '.join(kept[:8])}" if kept else "") + "."
 
 
-def read(facts: Mapping[str, Any]) -> Ranges | None:
-    """The Ranges of `facts["ranges"]`, or None when there is nothing in it to draw."""
-    given = facts.get("ranges")
-    if not isinstance(given, Mapping) or given.get("dtype") not in SPANS:
+def read(given: Mapping[str, Any]) -> Ranges | None:
+    """The picture of these numbers, or None when there is nothing in them to draw."""
+    if given.get("dtype") not in SPANS:
         return None
     span = SPANS[given["dtype"]]
     modules = given.get("modules")

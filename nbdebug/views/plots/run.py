@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nbdebug.views.plots.histogram import FAINT, FAULT, INK, VALUES, WIDTH
-from nbdebug.views.wording import Table, number, say
+from nbdebug.views.wording import number
 
 OUTCOMES = {
     "tripped": ("not finite, stopped", True),
@@ -143,11 +143,8 @@ def _at(steps: Sequence[float], count: int, most: int = 4) -> str:
     return f"{number(count)} steps ({shown}{' …' if count > most else ''})"
 
 
-def read(facts: Mapping[str, Any]) -> RunPlot | None:
-    """The Course of `facts["course"]`, or None when there is nothing in it to draw."""
-    given = facts.get("course")
-    if not isinstance(given, Mapping):
-        return None
+def read(given: Mapping[str, Any]) -> RunPlot | None:
+    """The picture of these numbers, or None when there is nothing in them to draw."""
     losses, norms = points_of(given.get("losses")), points_of(given.get("norms"))
     places = [x for x, _ in (*losses, *norms)]
     if not places:
@@ -391,23 +388,3 @@ def quiet(axes: Any) -> None:
     for spine in axes.spines.values():
         spine.set_visible(False)
     axes.tick_params(colors=FIGURE_INK, labelsize=8.5, length=3, color=FAINT_INK)
-
-
-HEAD = ("Step", "Loss", "Gradient norm", "What was done")
-
-
-def table(facts: Mapping[str, Any], most: int) -> Table | None:
-    """The table of `facts["guard"]`, the last `most` of its steps; None when there are none."""
-    given = facts.get("guard")
-    lines = [line for line in given if isinstance(line, Mapping)] if isinstance(given, (list, tuple)) else []
-    if not lines:
-        return None
-    body = tuple(tuple(_row(line)) for line in lines[-most:])
-    caption = "The last step" if len(lines) == 1 else f"The last {number(len(lines))} steps"
-    return Table(caption, HEAD, body, max(0, len(lines) - most))
-
-
-def _row(line: Mapping[str, Any]) -> list[str]:
-    done = ["clipped"] if line.get("clipped") is True else []
-    done += [OUTCOMES[outcome][0]] if (outcome := str(line.get("outcome"))) in OUTCOMES else []
-    return [say(line.get(key)) for key in ("step", "loss", "norm")] + ["; ".join(done) or "updated"]

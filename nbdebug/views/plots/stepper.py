@@ -90,11 +90,8 @@ class Stepping:
         return "; ".join(v.sentence() for v in self.values) + "." if self.values else ""
 
 
-def read(facts: Mapping[str, Any]) -> Stepping | None:
-    """The Stepping of `facts["stepper"]`, or None when there is nothing in it to draw."""
-    given = facts.get("stepper")
-    if not isinstance(given, Mapping):
-        return None
+def read(given: Mapping[str, Any]) -> Stepping | None:
+    """The picture of these numbers, or None when there is nothing in them to draw."""
     layers = [layer for layer in _list(given.get("layers")) if isinstance(layer, Mapping)]
     values = [v for v in map(_values, _list(given.get("histograms"))[:HISTOGRAMS]) if v is not None]
     at = given.get("at")

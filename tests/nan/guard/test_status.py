@@ -109,6 +109,6 @@ def test_a_fault_of_the_guards_own_is_said_first() -> None:
 
 def test_the_numbers_of_the_last_steps_are_in_the_report() -> None:
     guard = trained(5, keep=3)
-    lines = guard.report().facts["guard"]
-    assert [line["step"] for line in lines] == [2, 3, 4] and "The last 3 steps" in str(guard)
-    assert lines[-1]["loss"] == guard.lines[-1].loss and torch.isfinite(torch.tensor(lines[-1]["norm"]))
+    (table,) = guard.report().tables
+    assert [row[0] for row in table.rows] == [2, 3, 4] and table.title == "The last 3 steps" in str(guard)
+    assert table.rows[-1][1] == guard.lines[-1].loss and torch.isfinite(torch.tensor(table.rows[-1][2]))

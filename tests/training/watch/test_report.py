@@ -241,7 +241,7 @@ def test_names_are_escaped_and_large_models_stay_small() -> None:
             optimizer.step()
     page = seen._repr_mimebundle_()["text/html"]
     assert "<b>" not in page and len(page.encode()) < 100_000
-    facts = seen.report().facts["watch"]
+    facts = seen.report().plot("gradients")
     assert len(facts["layers"]) <= 40 and len(facts["norms"]) == len(facts["layers"])
 
 
@@ -249,10 +249,8 @@ def test_names_are_escaped_and_large_models_stay_small() -> None:
     "facts",
     [
         {},
-        {"watch": 3},
-        {"watch": {}},
-        {"watch": {"steps": [1], "layers": ["a"], "norms": [[1, 2]]}},
-        {"watch": {"steps": ["x"], "layers": None, "norms": 4, "totals": [[1], "ab", [0, math.nan]]}},
+        {"steps": [1], "layers": ["a"], "norms": [[1, 2]]},
+        {"steps": ["x"], "layers": None, "norms": 4, "totals": [[1], "ab", [0, math.nan]]},
     ],
 )
 def test_facts_from_a_file_that_make_no_sense_draw_nothing(facts: dict) -> None:
@@ -260,7 +258,7 @@ def test_facts_from_a_file_that_make_no_sense_draw_nothing(facts: dict) -> None:
 
 
 def test_what_is_not_finite_is_said_in_words() -> None:
-    seen = watch.read({"watch": {"steps": [0, 1], "layers": ["a", "b"], "norms": [[0.5, "nan"], ["zero", None]]}})
+    seen = watch.read({"steps": [0, 1], "layers": ["a", "b"], "norms": [[0.5, "nan"], ["zero", None]]})
     assert seen is not None and seen.bad == ["a"] and "not finite in a" in seen.sentence()
     assert seen.colour("nan") == watch.BAD and seen.colour(None) is None and seen.colour("zero") == watch.ZERO
     assert "not finite in a" in watch_chart.svg(seen)

@@ -76,7 +76,7 @@ def test_scale_and_skipped_steps_are_told_with_the_layer_that_overflowed(fused: 
     assert "normal while it seeks its scale" in said and watch.report().ok
     assert watch.totals.loss.max() < 20 and watch.totals.scale.iloc[-1] == scales.last
     assert watch.history.bad == {}
-    drawn = watch.report().facts["watch"]
+    drawn = watch.report().plot("gradients")
     assert drawn["scale"][0] == [0, 2.0**16] and drawn["skipped"]
     assert "GradScaler left out" in watch.html() and watch.figure().axes
     assert "loss scale" in str([axes.get_title("left") for axes in watch.figure().axes])
@@ -85,7 +85,7 @@ def test_scale_and_skipped_steps_are_told_with_the_layer_that_overflowed(fused: 
 def test_a_scale_that_never_moves_is_one_line_and_no_curve() -> None:
     report = train(5, init=2.0**5).report()
     assert "GradScaler: scale 32 throughout; 0 of 5 steps skipped." in report.notes
-    assert "scale" not in report.facts["watch"]
+    assert "scale" not in report.plot("gradients")
 
 
 def test_between_measured_steps_what_is_left_out_is_measured_all_the_same() -> None:

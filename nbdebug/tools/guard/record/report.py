@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from nbdebug.report import Report
+from nbdebug.report import Plot, Report
 from nbdebug.tools.guard.record.step_lines import ENOUGH, TOO_OFTEN, RecordedRun
 from nbdebug.tools.guard.record.trips import RecordedTrip
 from nbdebug.tools.nan.facts import LostStep
@@ -83,17 +83,15 @@ def account(record: Any) -> Report:
     trip = last_of(record.trips)
     frame = record.frame
     own = frame[frame["rank"] == frame["rank"].min()] if len(frame) else frame
-    facts: dict[str, Any] = {
-        "steps": len(own),
-        "course": course_of(own),
-        "history": {"losses": _ends(own)},
-        "headline": _headline(own, trip),
-    }
+    course = course_of(own)
+    run = (Plot("run", course),) if course else ()
     notes = (*_notes(record, own), *_trip_notes(record, trip))
     if trip is None and record.ok:
-        return Report(question, notes=notes, subject=_subject(record), facts=facts)
-    found = _found(trip, record.runs) if trip is None or trip.report is None or trip.report.ok else trip.report
-    kept = {key: found.facts[key] for key in ("exponents", "tree", "guard") if key in found.facts}
+        found = Report(question)
+    elif trip is None or trip.report is None or trip.report.ok:
+        found = _found(trip, record.runs)
+    else:
+        found = trip.report
     return Report(
         question,
         found.findings,
@@ -101,7 +99,11 @@ def account(record: Any) -> Report:
         found.unchecked,
         (*notes, *found.notes),
         _subject(record),
-        {**kept, **facts},
+        headline=_headline(own, trip),
+        steps=len(own),
+        losses=_ends(own),
+        tables=found.tables,
+        plots=(*run, *found.plots),
     )
 
 

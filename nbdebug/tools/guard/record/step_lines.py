@@ -12,11 +12,12 @@ import dataclasses
 import json
 import math
 import pathlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
 from tqdm.auto import tqdm
 
+from nbdebug.report import Table
 from nbdebug.tools.guard.record.files import MOST, StepsFile, opened
 
 OUTCOMES = ("ok", "tripped", "skipped", "above", "scaler")
@@ -77,6 +78,28 @@ class StepLine:
             raise ValueError("`time` is in seconds since the epoch")
         loss, norm, lr = (_number(given, key) for key in ("loss", "norm", "lr"))
         return cls(step, loss, norm, clipped, outcome, lr, float(time))
+
+
+UPDATES = {
+    "ok": "updated",
+    "tripped": "not finite, stopped",
+    "skipped": "not finite, dropped",
+    "above": "norm too large, dropped",
+    "scaler": "skipped by GradScaler",
+}
+"""What was done with a step, by its outcome."""
+SHOWN = 30
+"""Steps of the table of the last ones."""
+
+
+def last_steps(lines: Sequence[StepLine]) -> tuple[Table, ...]:
+    """The table of the last steps; none where there is no step."""
+    rows = [
+        (line.step, line.loss, line.norm, "clipped; " * line.clipped + UPDATES[line.outcome])
+        for line in list(lines)[-SHOWN:]
+    ]
+    title = "The last step" if len(rows) == 1 else f"The last {len(rows)} steps"
+    return (Table(title, ("step", "loss", "gradient norm", "what was done"), rows),) if rows else ()
 
 
 def encoded(values: Mapping[str, Any]) -> bytes:

@@ -8,9 +8,9 @@ import pathlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from nbdebug.report import Finding, Fix, Link, Report, RuledOut, Where
+from nbdebug.report import Finding, Fix, Link, Plot, Report, RuledOut, Table, Where
 from nbdebug.tools.guard.record.files import TripFolder, whole
-from nbdebug.tools.guard.record.step_lines import WORDS, StepLine, decoded
+from nbdebug.tools.guard.record.step_lines import WORDS, StepLine, decoded, last_steps
 
 T = TypeVar("T")
 
@@ -28,7 +28,7 @@ def report_from(given: Any) -> Report:
         _each(data, "unchecked", _said),
         _each(data, "notes", _said),
         _text_field(data, "subject"),
-        _facts(_object(data.get("facts", {}), "facts")),
+        **(_drawings(data) if "plots" in data else _drawings_of_facts(_object(data.get("facts", {}), "facts"))),
     )
 
 
@@ -85,28 +85,65 @@ def where_from(given: Any, name: str) -> Where:
 # -- what the views draw ----------------------------------------------------------------------------------------------
 
 
-def _facts(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the facts that the views know; one that is not as it should be is left out."""
-    taken: dict[str, Any] = {}
-    for key, take in (
-        ("steps", _count),
-        ("history", _history),
-        ("exponents", _exponents),
-        ("tree", _tree),
-        ("headline", _headline),
-        ("guard", _lines),
-    ):
-        if data.get(key) is not None:
-            try:
-                taken[key] = take(data[key])
-            except (ValueError, TypeError, OverflowError):
-                continue
-    return taken
+def _drawings(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Those fields of a report that the views draw; one that is not as it should be is left out."""
+    readers = {"headline": _headline, "steps": _count, "losses": _losses, "tables": _tables, "plots": _plots}
+    return {key: value for key, read in readers.items() if (value := _readable(read, data.get(key))) is not None}
 
 
-def _history(given: Any) -> dict[str, Any]:
-    losses = [plain(v) for v in _object(given, "history").get("losses", [])[:MOST]]
-    return {"losses": [v for v in losses if isinstance(v, (int, float))]}
+def _drawings_of_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The same from a record of before reports had fields for them: there they are keys of the facts."""
+    plots = (("histogram", facts.get("exponents")), ("tree", {"modules": facts.get("tree")}))
+    lines = _readable(
+        lambda given: [StepLine.from_json(line) for line in _list_table(given, "guard")], facts.get("guard")
+    )
+    data = {
+        "headline": facts.get("headline"),
+        "steps": facts.get("steps"),
+        "losses": _readable(lambda given: _object(given, "history").get("losses"), facts.get("history")),
+        "plots": [{"kind": kind, "data": value} for kind, value in plots if value],
+    }
+    return {**_drawings(data), "tables": last_steps(lines or [])}
+
+
+def _readable(read: Callable[[Any], Any], value: Any) -> Any:
+    try:
+        return None if value is None else read(value)
+    except (ValueError, TypeError, OverflowError):
+        return None
+
+
+def _headline(value: Any) -> str:
+    return _said(value, "headline")
+
+
+def _losses(value: Any) -> tuple[float, ...]:
+    losses = [plain(v) for v in _list_table(value, "losses")]
+    return tuple(v for v in losses if isinstance(v, (int, float)))
+
+
+def _tables(value: Any) -> tuple[Table, ...]:
+    tables = (_object(table, "a table") for table in _list_table(value, "tables"))
+    return tuple(
+        Table(
+            _text_field(table, "title"),
+            _each(table, "columns", _said),
+            tuple(tuple(plain(row)) for row in _list_table(table.get("rows"), "rows") if isinstance(row, list)),
+            _text_field(table, "note"),
+        )
+        for table in tables
+    )
+
+
+def _plots(value: Any) -> tuple[Plot, ...]:
+    """The pictures that a trip can have; a record's own course is drawn from its steps."""
+    plots = []
+    for given in _list_table(value, "plots"):
+        plot = _object(given, "a plot")
+        read = {"histogram": _exponents, "tree": _tree}.get(str(plot.get("kind")))
+        data = _readable(read, plot.get("data")) if read is not None else None
+        plots += [Plot(plot["kind"], data)] if data is not None else []
+    return tuple(plots)
 
 
 def _exponents(given: Any) -> dict[str, Any]:
@@ -123,20 +160,9 @@ def _exponents(given: Any) -> dict[str, Any]:
     return {"dtype": _text_field(data, "dtype"), "operand": _text_field(data, "operand"), **counts, **single}
 
 
-def _headline(given: Any) -> str:
-    return _said(given, "headline")
-
-
-def _lines(given: Any) -> list[dict[str, Any]]:
-    """The last steps that the guard had seen."""
-    keys = ("step", "loss", "norm", "clipped", "outcome")
-    lines = [_object(line, "guard") for line in _list_table(given, "guard")]
-    return [{k: plain(line[k]) for k in keys if k in line and not isinstance(line[k], (list, dict))} for line in lines]
-
-
-def _tree(given: Any) -> list[dict[str, Any]]:
-    nodes = [_object(node, "tree") for node in _list_table(given, "tree")]
-    return [
+def _tree(given: Any) -> dict[str, Any]:
+    nodes = [_object(node, "tree") for node in _list_table(_object(given, "tree").get("modules"), "modules")]
+    modules = [
         {
             "name": _text_field(n, "name"),
             "type": _text_field(n, "type"),
@@ -145,6 +171,7 @@ def _tree(given: Any) -> list[dict[str, Any]]:
         }
         for n in nodes
     ]
+    return {"modules": modules}
 
 
 # -- single values ----------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import torch
 from nbdebug.arguments import Subject, discover
 from nbdebug.observe.shell import running_shell
 from nbdebug.observe.validation import models_of, optimizers_of
-from nbdebug.report import Report
+from nbdebug.report import Plot, Report, Table
 from nbdebug.text import size
 from nbdebug.tools.memory.facts import KINDS, Device, HeldMemory, Holding, KeptByNotebook, MemoryFacts
 from nbdebug.tools.memory.leftovers import kept_by_notebook
@@ -73,6 +73,9 @@ def held_report(
         tuple(_notes(met.held)),
         str(Subject(models, optimizers, model is not None)) if subject is None else subject,
         _numbers(met, facts.notebook),
+        headline=_headline(met.held),
+        tables=[t for t in (_by_owner(met), _by_kind(met.held), _largest(met), _devices(met.held)) if t.rows],
+        plots=_plots(met.held),
     )
 
 
@@ -149,31 +152,33 @@ def _unmet(device: Device) -> list[str]:
 
 def _numbers(met: Inventory, notebook: tuple[KeptByNotebook, ...]) -> dict[str, Any]:
     held = met.held
-    main = max(
-        held.devices,
-        key=lambda d: (d.name != "cpu" and bool(d.live or d.allocated), d.allocated or d.live),
-        default=None,
-    )
-    tables = [_by_owner(met), _by_kind(held), _largest(met), _devices(held)]
-    numbers = {
-        "headline": _headline(held),
-        "tables": [table for table in tables if table["rows"]],
+    return {
         "devices": [dataclasses.asdict(device) for device in held.devices],
         "tensors": held.tensors,
         "storages": held.storages,
         "notebook": [dataclasses.asdict(kept) for kept in notebook],
     }
-    if main is not None and held.holdings:
-        parts = _parts(held, main.name)
-        numbers["memory"] = {
-            "title": f"Held on {'the CPU' if main.name == 'cpu' else main.name}",
-            "parts": parts,
-            "total": sum(int(count) for _, count in parts),
-            "limit": None if main.name == "cpu" else main.total,
-            "course": [],
-            "events": {},
-        }
-    return numbers
+
+
+def _plots(held: HeldMemory) -> tuple[Plot, ...]:
+    """What is held on the device that has most of it, a GPU first."""
+    main = max(
+        held.devices,
+        key=lambda d: (d.name != "cpu" and bool(d.live or d.allocated), d.allocated or d.live),
+        default=None,
+    )
+    if main is None or not held.holdings:
+        return ()
+    parts = _parts(held, main.name)
+    data = {
+        "title": f"Held on {'the CPU' if main.name == 'cpu' else main.name}",
+        "parts": parts,
+        "total": sum(int(count) for _, count in parts),
+        "limit": None if main.name == "cpu" else main.total,
+        "course": [],
+        "events": {},
+    }
+    return (Plot("memory", data),)
 
 
 def _headline(held: HeldMemory) -> str:
@@ -198,7 +203,7 @@ def _parts(held: HeldMemory, device: str) -> list[list[Any]]:
     return [list(pair) for pair in sorted(sums.items(), key=lambda pair: -pair[1])]
 
 
-def _by_owner(met: Inventory) -> dict[str, Any]:
+def _by_owner(met: Inventory) -> Table:
     """A row for each kind and variable, with the largest that lies in it."""
     groups: dict[tuple[str, str, str], list[Holding]] = {}
     for holding, root in zip(met.held.holdings, met.roots):
@@ -218,12 +223,12 @@ def _by_owner(met: Inventory) -> dict[str, Any]:
             ]
         )
     rows.sort(key=lambda row: -row[2])
-    return {
-        "title": "By owner",
-        "columns": ["owner", "kind", "held (bytes)", "storages", "device", "largest"],
-        "rows": rows,
-        "note": f"Each storage counted once, at its first owner in this order: {', '.join(KINDS)}.",
-    }
+    return Table(
+        "By owner",
+        ("owner", "kind", "held (bytes)", "storages", "device", "largest"),
+        rows,
+        f"Each storage counted once, at its first owner in this order: {', '.join(KINDS)}.",
+    )
 
 
 def _owner(kind: str, root: str, together: list[Holding]) -> str:
@@ -241,7 +246,7 @@ def what(holding: Holding) -> str:
     return f"{holding.dtype} {holding.shape}" if holding.dtype else "(no tensor)"
 
 
-def _by_kind(held: HeldMemory) -> dict[str, Any]:
+def _by_kind(held: HeldMemory) -> Table:
     sums: dict[tuple[str, str], list[int]] = {}
     for holding in held.holdings:
         entry = sums.setdefault((holding.device, holding.kind), [0, 0])
@@ -251,25 +256,19 @@ def _by_kind(held: HeldMemory) -> dict[str, Any]:
         [kind, device, count, f"{count / (wholes[device] or 1):.0%}", several]
         for (device, kind), (count, several) in sums.items()
     ]
-    return {
-        "title": "By kind",
-        "columns": ["kind", "device", "held (bytes)", "share", "storages"],
-        "rows": sorted(rows, key=lambda row: (row[1] == "cpu", row[1], -row[2])),
-        "note": "",
-    }
+    return Table(
+        "By kind",
+        ("kind", "device", "held (bytes)", "share", "storages"),
+        sorted(rows, key=lambda row: (row[1] == "cpu", row[1], -row[2])),
+    )
 
 
-def _largest(met: Inventory) -> dict[str, Any]:
+def _largest(met: Inventory) -> Table:
     rows = [
         [holding.name, holding.kind, holding.bytes, what(holding), holding.device, _remark(holding, shown)]
         for holding, shown in met.largest
     ]
-    return {
-        "title": "Largest tensors",
-        "columns": ["name", "kind", "held (bytes)", "what", "device", "remark"],
-        "rows": rows,
-        "note": "",
-    }
+    return Table("Largest tensors", ("name", "kind", "held (bytes)", "what", "device", "remark"), rows)
 
 
 def _remark(holding: Holding, shown: int) -> str | None:
@@ -278,7 +277,7 @@ def _remark(holding: Holding, shown: int) -> str | None:
     return "; ".join(said) or None
 
 
-def _devices(held: HeldMemory) -> dict[str, Any]:
+def _devices(held: HeldMemory) -> Table:
     fields = ("live", "allocated", "reserved", "peak_allocated", "peak_reserved", "largest", "process", "free", "total")
     words = (
         "in tensors",
@@ -301,9 +300,4 @@ def _devices(held: HeldMemory) -> dict[str, Any]:
     ]
     used = [n for n, values in enumerate(zip(*rows)) if any(value is not None for value in values)]
     columns = ["device", *(f"{word} (bytes)" for word in words), "reserved, not allocated"]
-    return {
-        "title": "Devices",
-        "columns": [columns[n] for n in used],
-        "rows": [[row[n] for n in used] for row in rows],
-        "note": "",
-    }
+    return Table("Devices", [columns[n] for n in used], [[row[n] for n in used] for row in rows])

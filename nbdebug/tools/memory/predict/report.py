@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from nbdebug.report import Finding, Fix, Report, Where
+from nbdebug.report import Finding, Fix, Plot, Report, Table, Where
 from nbdebug.text import size
 from nbdebug.tools.memory.predict.job import FitRequest, Prediction
 from nbdebug.tools.memory.predict.largest import Largest
@@ -40,7 +40,16 @@ def report_of(answer: Answer, subject: str) -> Report:
     """The report of `fit`."""
     finding = () if answer.fits is not False else (_finding(answer),)
     return Report(
-        "fit(model, batch, loss_fn)", finding, (), _unchecked(answer), tuple(_notes(answer)), subject, _facts(answer)
+        "fit(model, batch, loss_fn)",
+        finding,
+        (),
+        _unchecked(answer),
+        tuple(_notes(answer)),
+        subject,
+        {"fit": _numbers(answer)},
+        headline=_headline(answer),
+        tables=_tables(answer),
+        plots=(Plot("memory", _memory(answer)),),
     )
 
 
@@ -95,13 +104,14 @@ def _at_peak(found: Prediction) -> dict[str, str]:
     return {name: size(count) for name, count in found.at_peak.items() if count > 0}
 
 
-def _facts(answer: Answer) -> dict[str, Any]:
+def _memory(answer: Answer) -> dict[str, Any]:
+    """The data of the picture."""
     found = answer.found
     parts = sorted(((n, c) for n, c in found.at_peak.items() if c > 0), key=lambda p: -p[1])
     if found.reserved is not None:
         parts.append(("reserved, not used", max(0, answer.needs - found.peak)))
     starts = {f"{phase} {step + 1}": first for (step, phase), first in _starts(found).items()}
-    memory = {
+    return {
         "parts": [list(p) for p in parts],
         "total": answer.needs,
         "limit": answer.limit,
@@ -109,7 +119,11 @@ def _facts(answer: Answer) -> dict[str, Any]:
         "events": starts,
         "title": "A training step, predicted",
     }
-    fit = {
+
+
+def _numbers(answer: Answer) -> dict[str, Any]:
+    found = answer.found
+    return {
         "peak": found.peak,
         "reserved": found.reserved,
         "limit": answer.limit,
@@ -122,7 +136,6 @@ def _facts(answer: Answer) -> dict[str, Any]:
         "how": answer.how,
         "remedies": [dataclasses.asdict(r) for r in answer.remedies],
     }
-    return {"headline": _headline(answer), "memory": memory, "tables": _tables(answer), "fit": fit}
 
 
 def _starts(found: Prediction) -> dict[tuple[int, str], int]:
@@ -135,54 +148,48 @@ def _starts(found: Prediction) -> dict[tuple[int, str], int]:
     }
 
 
-def _tables(answer: Answer) -> list[dict[str, Any]]:
+def _tables(answer: Answer) -> list[Table]:
     found = answer.found
     at_peak = [
         [name, count, f"{100 * count / max(1, found.peak):.0f}%"]
         for name, count in sorted(found.at_peak.items(), key=lambda p: -p[1])
         if count > 0
     ]
-    tables: list[dict[str, Any]] = [
-        {
-            "title": "What would help",
-            "columns": ["remedy", "needs (bytes)", "saves (bytes)", "fits", "time", "how"],
-            "rows": [
-                [r.name, r.needs, r.saves, _yes(r.fits), f"{100 * (r.slower - 1):+.0f}%", r.how]
-                for r in answer.remedies
-            ],
-            "note": "Needs: what has to be there with it, each alone; time: roughly, of a step. Their code stands in "
+    tables: list[Table] = [
+        Table(
+            "What would help",
+            ("remedy", "needs (bytes)", "saves (bytes)", "fits", "time", "how"),
+            [[r.name, r.needs, r.saves, _yes(r.fits), f"{100 * (r.slower - 1):+.0f}%", r.how] for r in answer.remedies],
+            "Needs: what has to be there with it, each alone; time: roughly, of a step. Their code stands in "
             "facts['fit']['remedies'].",
-        },
-        {
-            "title": "At the peak",
-            "columns": ["what for", "size (bytes)", "share"],
-            "rows": at_peak,
-            "note": f"In the {found.place[1]} of step {found.place[0] + 1}.",
-        },
-        {
-            "title": "The largest that fits",
-            "note": "",
-            "columns": ["what", "now", "largest", "needs (bytes)"],
-            "rows": [[NOUNS[p.what], p.now, p.most or "none", p.needs] for p in answer.largest],
-        },
-        {
-            "title": "At the peak, by module",
-            "columns": ["module", "size (bytes)"],
-            "note": "",
-            "rows": [
+        ),
+        Table(
+            "At the peak",
+            ("what for", "size (bytes)", "share"),
+            at_peak,
+            f"In the {found.place[1]} of step {found.place[0] + 1}.",
+        ),
+        Table(
+            "The largest that fits",
+            ("what", "now", "largest", "needs (bytes)"),
+            [[NOUNS[p.what], p.now, p.most or "none", p.needs] for p in answer.largest],
+        ),
+        Table(
+            "At the peak, by module",
+            ("module", "size (bytes)"),
+            [
                 [name or "outside modules", count]
                 for name, count in sorted(found.modules.items(), key=lambda p: -p[1])[:MODULES]
             ],
-        },
-        {
-            "title": "By phase",
-            "columns": ["step", "phase", "at most (bytes)"],
-            "note": "",
-            "rows": [[step + 1, phase, most] for step, phase, most in found.phases if phase != "start"],
-        },
+        ),
+        Table(
+            "By phase",
+            ("step", "phase", "at most (bytes)"),
+            [[step + 1, phase, most] for step, phase, most in found.phases if phase != "start"],
+        ),
     ]
-    first = [t for t in tables if t["rows"]]
-    return first if answer.fits is False else sorted(first, key=lambda t: t["title"] != "At the peak")
+    first = [t for t in tables if t.rows]
+    return first if answer.fits is False else sorted(first, key=lambda t: t.title != "At the peak")
 
 
 def _yes(value: bool | None) -> str:

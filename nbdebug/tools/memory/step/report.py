@@ -6,7 +6,7 @@ import itertools
 import statistics
 from typing import Any
 
-from nbdebug.report import Report, RuledOut, Where
+from nbdebug.report import Plot, Report, RuledOut, Table, Where
 from nbdebug.text import size
 from nbdebug.tools.memory.facts import Leak, MemoryFacts, PeakPart, StepMemory
 from nbdebug.tools.memory.rules import name_all
@@ -25,6 +25,8 @@ def report_of(facts: MemoryFacts, question: str, subject: str) -> Report:
         tuple(_notes(facts)),
         subject,
         _numbers(facts),
+        tables=[table for table in _tables(facts) if table.rows],
+        plots=_plots(facts.step),
     )
 
 
@@ -102,18 +104,7 @@ def _numbers(facts: MemoryFacts) -> dict[str, Any]:
     step = facts.step
     if step is None:
         return {}
-    parts = [[name, count] for name, count in sorted(step.at_peak.items(), key=lambda p: -p[1]) if count]
     return {
-        "tables": [t for t in _tables(facts, step) if t["rows"]],
-        "memory": {
-            "parts": parts,
-            "total": step.peak,
-            "limit": None,
-            "course": [list(p) for p in step.course],
-            "events": step.phases,
-            "title": "At the peak of the step",
-            "axis": "allocations",
-        },
         "growth": [_plain(g) for g in facts.growth],
         "peak": step.peak,
         "measured_peak": step.measured_peak,
@@ -131,11 +122,33 @@ def _plain(growth: Leak) -> dict[str, Any]:
     }
 
 
-def _tables(facts: MemoryFacts, step: StepMemory) -> list[dict[str, Any]]:
+def _plots(step: StepMemory | None) -> tuple[Plot, ...]:
+    if step is None:
+        return ()
+    return (
+        Plot(
+            "memory",
+            {
+                "parts": [[name, count] for name, count in sorted(step.at_peak.items(), key=lambda p: -p[1]) if count],
+                "total": step.peak,
+                "limit": None,
+                "course": [list(p) for p in step.course],
+                "events": step.phases,
+                "title": "At the peak of the step",
+                "axis": "allocations",
+            },
+        ),
+    )
+
+
+def _tables(facts: MemoryFacts) -> list[Table]:
+    step = facts.step
+    if step is None:
+        return []
     used = step.peak or 1
     measured = "" if step.measured_peak is None else f" The allocator says {size(step.measured_peak)}."
     return [
-        _table(
+        Table(
             "At the peak",
             ["use", "at the peak (bytes)", "share"],
             [[name, count, f"{count / used:.0%}"] for name, count in step.at_peak.items() if count],
@@ -143,30 +156,30 @@ def _tables(facts: MemoryFacts, step: StepMemory) -> list[dict[str, Any]]:
             'backward; "other" was there before: left by earlier steps, not used by this one, '
             "or, on a card, what a library keeps for itself.",
         ),
-        _table(
+        Table(
             "By module",
             ["module", "at the peak (bytes)", "of it activations (bytes)", "made in the step (bytes)"],
             [[p.name or "(the model)", p.saved, p.activations, p.made] for p in step.modules[:ROWS]],
             "Each with all that is inside of it.",
         ),
-        _table(
+        Table(
             "By line",
             ["line", "at the peak (bytes)", "made in the step (bytes)", "largest (bytes)", "source"],
             [_line(p) for p in step.lines[:ROWS]],
             "What a backward makes counts for the line of the forward.",
         ),
-        _table("Optimizer state", ["parameter", "state (bytes)"], [list(pair) for pair in step.state[:ROWS]]),
-        _table(
+        Table("Optimizer state", ["parameter", "state (bytes)"], [list(pair) for pair in step.state[:ROWS]]),
+        Table(
             "What each step leaves behind",
             ["holder", "kind", "a step adds (bytes)", "items", "line"],
             [[g.holder, g.kind, max(g.bytes, g.plain), g.items, _at(g.where)] for g in facts.growth],
         ),
-        _table(
+        Table(
             "What it added and left",
             ["name", "kind", "left (bytes)", "shape of the largest", "line"],
             [[h.name, h.kind, h.bytes, str(h.shape), _at(h.where)] for h in facts.stays],
         ),
-        _table(
+        Table(
             "After each step",
             ["step", "live (bytes)", "came in it and stayed (bytes)", "process (bytes)"],
             [[number, *row] for number, row in enumerate(facts.after_steps) if len(facts.after_steps) > 1],
@@ -184,7 +197,3 @@ def _at(where: Where) -> str:
     if where.cell or where.line is None:
         return where.place
     return f"line {where.line}, {where.place.partition(',')[0]}"
-
-
-def _table(title: str, columns: list[str], rows: list[list[Any]], note: str = "") -> dict[str, Any]:
-    return {"title": title, "columns": columns, "rows": rows, "note": note}
