@@ -116,15 +116,15 @@ BYTES = "(bytes)"
 class Table:
     """Rows of plain values, raw: a column whose name ends in "(bytes)" holds sizes in bytes.
 
-    note: how to read the rows, in a sentence. open: HTML shows it unfolded; it does so anyway with the first table of a
-    report without findings.
+    note: how to read the rows, in a sentence. open: whether HTML shows it unfolded; None: the first table of a report
+    without findings is, the others are not.
     """
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[Any]]
     note: str = ""
-    open: bool = False
+    open: bool | None = None
 
 
 @dataclasses.dataclass(frozen=True)

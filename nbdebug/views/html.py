@@ -215,7 +215,7 @@ def _listed(report: Report, most: int, opened: int) -> str:
         said = f'<p style="{SMALL};margin:0 0 .4em">{note}</p>' if note else ""
         drawn += (
             _table(table) + said
-            if place < opened or raw.open
+            if (place < opened if raw.open is None else raw.open)
             else _fold(_e(table.caption), _table(dataclasses.replace(table, caption="")) + said)
         )
     return drawn

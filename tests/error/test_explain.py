@@ -264,7 +264,7 @@ def test_an_unknown_error_gets_its_tensors_and_no_guess() -> None:
         "batch['ids']": "1 to 9",
         "bad": "1 to 1, 1 NaN or infinite",
     }
-    assert not report._view("wording", "fine") and "raise LookupError" in said
+    assert report.failed and "raise LookupError" in said
 
 
 def wrong_name():

@@ -119,7 +119,7 @@ def test_the_tables_add_up() -> None:
     titles = {table.title: table for table in report.tables}
     assert list(titles) == ["By owner", "By kind", "Largest tensors", "Devices"]
     for table in ("By owner", "By kind"):
-        place = titles[table]["columns"].index("held (bytes)")
+        place = titles[table].columns.index("held (bytes)")
         assert sum(row[place] for row in titles[table].rows) == live == report.plot("memory")["total"]
     assert report.subject.startswith("model `net`") and report.ok and json.dumps(report.facts)
     assert "held in" in str(report) and "By owner" in str(report) and report._repr_mimebundle_()["text/html"]

@@ -80,26 +80,25 @@ class StepLine:
         return cls(step, loss, norm, clipped, outcome, lr, float(time))
 
 
-UPDATES = {
-    "ok": "updated",
+DROPPED = {
     "tripped": "not finite, stopped",
     "skipped": "not finite, dropped",
     "above": "norm too large, dropped",
     "scaler": "skipped by GradScaler",
 }
-"""What was done with a step, by its outcome."""
+"""Why a step made no update, by its outcome."""
 SHOWN = 30
 """Steps of the table of the last ones."""
 
 
 def last_steps(lines: Sequence[StepLine]) -> tuple[Table, ...]:
     """The table of the last steps; none where there is no step."""
-    rows = [
-        (line.step, line.loss, line.norm, "clipped; " * line.clipped + UPDATES[line.outcome])
-        for line in list(lines)[-SHOWN:]
-    ]
+    rows = []
+    for line in list(lines)[-SHOWN:]:
+        words = ("clipped" * line.clipped, DROPPED.get(line.outcome, ""))
+        rows.append((line.step, line.loss, line.norm, "; ".join(filter(None, words)) or "updated"))
     title = "The last step" if len(rows) == 1 else f"The last {len(rows)} steps"
-    return (Table(title, ("step", "loss", "gradient norm", "what was done"), rows),) if rows else ()
+    return (Table(title, ("step", "loss", "gradient norm", "what was done"), rows, open=False),) if rows else ()
 
 
 def encoded(values: Mapping[str, Any]) -> bytes:

@@ -21,6 +21,7 @@ MOST, DEEPEST, LONGEST = 2000, 8, 20_000
 def report_from(given: Any) -> Report:
     """The Report that `strict(report.to_dict())` was. Raises ValueError for anything else."""
     data = _object(given, "the report")
+    facts = _object(data.get("facts", {}), "facts")
     return Report(
         _text_field(data, "question"),
         _each(data, "findings", _finding),
@@ -28,7 +29,7 @@ def report_from(given: Any) -> Report:
         _each(data, "unchecked", _said),
         _each(data, "notes", _said),
         _text_field(data, "subject"),
-        **(_drawings(data) if "plots" in data else _drawings_of_facts(_object(data.get("facts", {}), "facts"))),
+        **(_drawings(data) if "plots" in data else _drawings_of_facts(facts)),
     )
 
 
