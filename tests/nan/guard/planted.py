@@ -37,7 +37,7 @@ BORDER = {
 """What catches faults, and what leaves after one."""
 WORDS = {"sentence", "_message", "_number"}
 """What the exception itself is made of."""
-LEAVING = {"detach", "leave", "pause", "_step_down", "give_back"}
+LEAVING = {"detach", "leave", "pause", "leave_mode_stack", "give_back"}
 TORCHS = {"is_infra_mode", "_should_skip_dynamo", "__deepcopy__", "__reduce__", "__init__"}
 """What torch asks classes for; and makers, which raise before there is anything to guard or are planted by `Guard`."""
 LEFT_OUT = ASKED | BORDER | LEAVING | TORCHS | WORDS
@@ -65,6 +65,8 @@ def places() -> list[str]:
     found = []
     for module in MODULES:
         for name, thing in vars(module).items():
+            if module.__name__.endswith(".snapshot") and name != "CallEnvironment":
+                continue  # what puts the state back can't be put back itself
             if inspect.isfunction(thing) and thing.__module__ == module.__name__ and name not in LEFT_OUT:
                 found.append(f"{module.__name__}:{name}")
             if inspect.isclass(thing) and thing.__module__ == module.__name__:
