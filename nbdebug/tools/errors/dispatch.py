@@ -59,14 +59,14 @@ KINDS: tuple[ErrorKind, ...] = (
     ErrorKind("kinds.dtypes.look", "rules.dtypes.dtype_mismatch"),
     ErrorKind("kinds.cuda.detect_cudnn", "rules.cuda.cudnn_not_supported", r"cudnn|contiguous|engine|miopen"),
     ErrorKind("kinds.indices.look", "rules.indices.index_out_of_range"),
-    ErrorKind("autograd.backward_twice.look", "autograd.rules.backward_twice", r"second time|unpacked|backward"),
+    ErrorKind("autograd.backward_twice.detect", "autograd.rules.backward_twice", r"second time|unpacked|backward"),
     ErrorKind(
-        "autograd.in_place.look",
+        "autograd.in_place.detect",
         "autograd.rules.inplace_modified",
         r"in-?place|memory location|written-to|out=|leaf|view",
     ),
     ErrorKind(
-        "autograd.no_grad.look",
+        "autograd.no_grad.detect",
         "autograd.rules.no_grad_path",
         r"grad|graph|parameter list|non-leaf|inference|attribute|operand|nonetype",
     ),

@@ -1,4 +1,4 @@
-"""In-place changes as they stand in the user's source: `+=`, `x[i] = v`, `x.mul_(…)`, `inplace=True`, `out=`."""
+"""In-place changes in the user's source: `+=`, `x[i] = v`, `x.mul_(…)`, `inplace=True`, `out=`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import torch
 
 from nbdebug.observe.variables import attributes
-from nbdebug.tools.errors.autograd.calls import no_grad_block
+from nbdebug.report import Where
+from nbdebug.text import clip
 from nbdebug.tools.errors.autograd.facts import InPlaceChange
 from nbdebug.tools.errors.autograd.functions import (
     FunctionSource,
@@ -22,10 +23,12 @@ from nbdebug.tools.errors.autograd.functions import (
     package,
     static_value,
 )
+from nbdebug.tools.errors.autograd.path import no_grad_block
 from nbdebug.tools.errors.context import ErrorContext, is_tensor
+from nbdebug.tools.errors.facts import NOWHERE
 from nbdebug.tools.errors.values import UNKNOWN
 
-NODES = {
+NODE_NAMES = {
     "ReLU6": "Hardtanh",
     "LeakyReLU": "LeakyRelu",
     "SELU": "Elu",
@@ -34,7 +37,7 @@ NODES = {
     "Dropout": "Mul",
 }
 """Activations whose node in the graph has a name of its own."""
-SIGNS = {
+OPERATORS = {
     ast.Add: ("+", "Add"),
     ast.Sub: ("-", "Sub"),
     ast.Mult: ("*", "Mul"),
@@ -47,17 +50,26 @@ SIGNS = {
     ast.BitOr: ("|", "BitwiseOr"),
 }
 HARMLESS = frozenset({"requires_grad_", "retain_grad_", "share_memory_", "rename_", "detach_"})
-"""Methods with the sign of a change that leave a tensor's values as they are."""
-FILLS = frozenset({"fill_", "zero_", "copy_", "masked_fill_", "index_fill_", "scatter_", "index_copy_"})
+"""Methods with the underscore of a change that leave a tensor's values as they are."""
 
 
 class ChangeSite(NamedTuple):
-    """A change with the syntax that it stands in. node: what is changed."""
+    """A change with its syntax. node: what is changed."""
 
     change: InPlaceChange
     code: FunctionSource
     statement: Any
     node: Any
+
+
+class _Target(NamedTuple):
+    """node: what is changed; the rest as in `InPlaceChange`."""
+
+    node: Any
+    how: str
+    op: str
+    operand: str | None
+    replacement: str
 
 
 def in_place_changes(code: FunctionSource, module: str | None = None) -> Iterator[ChangeSite]:
@@ -69,153 +81,127 @@ def in_place_changes(code: FunctionSource, module: str | None = None) -> Iterato
 def changes_in_statement(statement: Any, code: FunctionSource, module: str | None = None) -> Iterator[ChangeSite]:
     """What one statement changes."""
     inside = "block" if no_grad_block(statement, code) is not None else None
-    for node, how, op, added, instead in _change_targets(statement, code):
-        if not _tensor(node, code):
+    for node, how, op, operand, replacement in _change_targets(statement, code):
+        if not _may_be_tensor(node, code):
             continue
-        small = next((n for n in code.source.around(node) if isinstance(n, ast.Lambda)), statement)
-        change = InPlaceChange(
-            _text(small), ast.unparse(node), inside or how, op, added, instead, module, code.name, code.where(statement)
-        )
+        smallest = next((n for n in code.source.around(node) if isinstance(n, ast.Lambda)), statement)
+        text, target = clip(ast.unparse(smallest).partition("\n")[0], 90), ast.unparse(node)
+        where = code.where(statement)
+        change = InPlaceChange(text, target, inside or how, op, operand, replacement, module, code.name, where)
         yield ChangeSite(change, code, statement, node)
 
 
-def _change_targets(statement: Any, code: FunctionSource) -> Iterator[tuple[Any, str, str, str | None, str]]:
-    """(what is changed, how, the op of its node in the graph, what is put in, what to write instead)."""
+def _change_targets(statement: Any, code: FunctionSource) -> Iterator[_Target]:
     if isinstance(statement, ast.AugAssign):
-        yield from _augmented(statement)
+        yield from _augmented_target(statement)
     elif isinstance(statement, ast.Assign):
         for target in statement.targets:
-            if isinstance(target, ast.Subscript) and not _keyed(target):
-                base, new = ast.unparse(target.value), ast.unparse(statement.value)
-                yield (
-                    target.value,
-                    "item",
-                    "CopySlices",
-                    new,
-                    f"{base} = {base}.clone()\n{ast.unparse(target)} = {new}",
-                )
+            if isinstance(target, ast.Subscript) and not _is_dict_item(target):
+                yield _item(target, "", ast.unparse(statement.value))
     for node in own_expressions(statement):
         if isinstance(node, ast.Call):
-            yield from _called(node, code)
+            yield from _call_targets(node, code)
 
 
-def _augmented(statement: ast.AugAssign) -> Iterator[tuple[Any, str, str, str | None, str]]:
-    sign, op = SIGNS.get(type(statement.op), ("?", ""))
-    target, added = statement.target, ast.unparse(statement.value)
+def _augmented_target(statement: ast.AugAssign) -> Iterator[_Target]:
+    sign, op = OPERATORS.get(type(statement.op), ("?", ""))
+    target, operand = statement.target, ast.unparse(statement.value)
     text = ast.unparse(target)
-    right = f"({added})" if isinstance(statement.value, (ast.BinOp, ast.IfExp)) else added
     if isinstance(target, ast.Subscript):
-        if not _keyed(target):
-            base = ast.unparse(target.value)
-            yield target.value, "item", "CopySlices", added, f"{base} = {base}.clone()\n{text} {sign}= {added}"
+        if not _is_dict_item(target):
+            yield _item(target, sign, operand)
     elif not text.endswith((".data", ".grad")):
-        yield target, "statement", op, added, f"{text} = {text} {sign} {right}"
+        right = f"({operand})" if isinstance(statement.value, (ast.BinOp, ast.IfExp)) else operand
+        yield _Target(target, "statement", op, operand, f"{text} = {text} {sign} {right}")
 
 
-def _called(node: ast.Call, code: FunctionSource) -> Iterator[tuple[Any, str, str, str | None, str]]:
-    name = last_name(node.func)
+def _item(target: ast.Subscript, sign: str, operand: str) -> _Target:
+    base = ast.unparse(target.value)
+    replacement = f"{base} = {base}.clone()\n{ast.unparse(target)} {sign}= {operand}"
+    return _Target(target.value, "item", "CopySlices", operand, replacement)
+
+
+def _is_dict_item(target: ast.Subscript) -> bool:
+    return isinstance(target.slice, ast.Constant) and isinstance(target.slice.value, str)
+
+
+def _call_targets(node: ast.Call, code: FunctionSource) -> Iterator[_Target]:
+    name, function = last_name(node.func), ast.unparse(node.func)
     base = node.func.value if isinstance(node.func, ast.Attribute) else None
-    rest = ", ".join(
-        ast.unparse(part) for part in [*node.args, *(k for k in node.keywords if k.arg not in ("out", "inplace"))]
-    )
+    rest = ", ".join(map(ast.unparse, [*node.args, *(k for k in node.keywords if k.arg not in ("out", "inplace"))]))
     out = next((k.value for k in node.keywords if k.arg == "out"), None)
-    flag = next((k.value for k in node.keywords if k.arg == "inplace"), None)
+    inplace = next((k.value for k in node.keywords if k.arg == "inplace"), None)
     if out is not None:
-        left = ", ".join(ast.unparse(part) for part in [*node.args, *(k for k in node.keywords if k.arg != "out")])
-        yield out, "out", _camel(name), rest or None, f"{ast.unparse(out)} = {ast.unparse(node.func)}({left})"
-    elif isinstance(flag, ast.Constant) and flag.value is True and node.args:
-        first = ast.unparse(node.args[0])
-        instead = f"{ast.unparse(node.func)}({rest})   # without inplace=True: {first} stays"
-        yield node.args[0], "method", _camel(name), None, instead
+        arguments = ", ".join(map(ast.unparse, [*node.args, *(k for k in node.keywords if k.arg != "out")]))
+        yield _Target(out, "out", _camel(name), rest or None, f"{ast.unparse(out)} = {function}({arguments})")
+    elif isinstance(inplace, ast.Constant) and inplace.value is True and node.args:
+        replacement = f"{function}({rest})   # without inplace=True: {ast.unparse(node.args[0])} stays"
+        yield _Target(node.args[0], "method", _camel(name), None, replacement)
     elif name.endswith("_") and not name.endswith("__") and name not in HARMLESS:
         plain = name[:-1]
         if base is not None and hasattr(torch.Tensor, name) and type(static_value(base, code)) is not types.ModuleType:
             text = ast.unparse(base)
             if not text.endswith((".data", ".grad")):
-                yield base, "method", _camel(plain), rest or None, _without(text, plain, rest, name)
+                yield _Target(base, "method", _camel(plain), rest or None, _without_change(text, plain, rest))
         elif node.args and (hasattr(torch, name) or hasattr(torch.nn.functional, name) or hasattr(torch.nn.init, name)):
-            first = ast.unparse(node.args[0])
-            yield node.args[0], "method", _camel(plain), None, f"{first} = {ast.unparse(node.func)[:-1]}({rest})"
+            replacement = f"{ast.unparse(node.args[0])} = {function[:-1]}({rest})"
+            yield _Target(node.args[0], "method", _camel(plain), None, replacement)
 
 
-def _without(text: str, plain: str, rest: str, name: str) -> str:
-    if plain in ("zero", "fill"):
-        return f"{text} = torch.zeros_like({text})" if plain == "zero" else f"{text} = torch.full_like({text}, {rest})"
-    if hasattr(torch.Tensor, plain):
-        return f"{text} = {text}.{plain}({rest})"
-    return f"{text} = {text}.clone()\n{text}.{name}({rest})"
-
-
-def _tensor(node: Any, code: FunctionSource) -> bool:
-    """Whether what is changed may be a tensor: not what is known to be something else."""
-    if not isinstance(node, (ast.Name, ast.Attribute, ast.Subscript, ast.Call)):
-        return False
-    lies = static_value(node, code)
-    if lies is not UNKNOWN:
-        return is_tensor(lies)
-    written = [
-        s
-        for s in code.statements()
-        if isinstance(s, ast.Assign)
-        and any(isinstance(t, ast.Name) and isinstance(node, ast.Name) and t.id == node.id for t in s.targets)
-    ]
-    return not any(
-        isinstance(s.value, (ast.Constant, ast.List, ast.Dict, ast.ListComp, ast.DictComp, ast.JoinedStr))
-        for s in written
-    )
-
-
-def _keyed(target: ast.Subscript) -> bool:
-    """Whether an item is a dict's by its key."""
-    return isinstance(target.slice, ast.Constant) and isinstance(target.slice.value, str)
+def _without_change(text: str, method: str, arguments: str) -> str:
+    """What to write instead of `text.method_(arguments)`."""
+    if method in ("zero", "fill"):
+        return (
+            f"{text} = torch.zeros_like({text})"
+            if method == "zero"
+            else f"{text} = torch.full_like({text}, {arguments})"
+        )
+    if hasattr(torch.Tensor, method):
+        return f"{text} = {text}.{method}({arguments})"
+    return f"{text} = {text}.clone()\n{text}.{method}_({arguments})"
 
 
 def _camel(name: str) -> str:
     return "".join(part.capitalize() for part in name.split("_"))
 
 
-def _text(statement: Any) -> str:
-    text = ast.unparse(statement).partition("\n")[0]
-    return text if len(text) <= 90 else text[:87] + "..."
+def _may_be_tensor(node: Any, code: FunctionSource) -> bool:
+    """Whether what is changed may be a tensor: not what is known to be something else."""
+    if not isinstance(node, (ast.Name, ast.Attribute, ast.Subscript, ast.Call)):
+        return False
+    value = static_value(node, code)
+    if value is not UNKNOWN:
+        return is_tensor(value)
+    return not any(
+        isinstance(s, ast.Assign)
+        and any(isinstance(t, ast.Name) and isinstance(node, ast.Name) and t.id == node.id for t in s.targets)
+        and isinstance(s.value, (ast.Constant, ast.List, ast.Dict, ast.ListComp, ast.DictComp, ast.JoinedStr))
+        for s in code.statements()
+    )
 
 
-def in_place_modules(scene: ErrorContext) -> Iterator[tuple[InPlaceChange, Any]]:
+def in_place_modules(context: ErrorContext) -> Iterator[tuple[InPlaceChange, Any]]:
     """(change, module) of torch's activations that were made with `inplace=True`."""
-    for model in scene.owners.models.values():
+    for model in context.owners.models.values():
         for parent in modules(model):
             for name, part in children(parent).items():
                 if attributes(part).get("inplace") is True and package(part).startswith("torch.nn"):
-                    path = scene.path(part) or name
-                    made = _made(parent, type(part).__name__, scene)
-                    kind = type(part).__name__
-                    op = NODES.get(kind, kind.capitalize())
-                    yield (
-                        InPlaceChange(
-                            f"{kind}(inplace=True)",
-                            path,
-                            "module",
-                            op,
-                            None,
-                            f"nn.{kind}()",
-                            path,
-                            "",
-                            made[0].where(made[1]),
-                        )
-                        if made
-                        else InPlaceChange(f"{kind}(inplace=True)", path, "module", op, None, f"nn.{kind}()", path),
-                        part,
-                    )
+                    path, kind = context.path(part) or name, type(part).__name__
+                    op = NODE_NAMES.get(kind, kind.capitalize())
+                    where = _constructor(parent, kind, context)
+                    text = f"{kind}(inplace=True)"
+                    yield InPlaceChange(text, path, "module", op, None, f"nn.{kind}()", path, where=where), part
 
 
-def _made(parent: Any, kind: str, scene: ErrorContext) -> tuple[FunctionSource, Any] | None:
-    """The call in the user's `__init__` (of the parent, or of one around it) that made it."""
+def _constructor(parent: Any, kind: str, context: ErrorContext) -> Where:
+    """The call in the user's `__init__` (of the parent, or of one around it) that made an activation."""
     around = [
         parent,
         *(
-            m
-            for model in scene.owners.models.values()
-            for m in modules(model)
-            if any(child is parent for child in children(m).values())
+            module
+            for model in context.owners.models.values()
+            for module in modules(model)
+            if any(child is parent for child in children(module).values())
         ),
     ]
     for one in around:
@@ -223,5 +209,5 @@ def _made(parent: Any, kind: str, scene: ErrorContext) -> tuple[FunctionSource, 
         for statement in code.statements() if code is not None else ():
             for node in own_expressions(statement):
                 if isinstance(node, ast.Call) and last_name(node.func) == kind and (node.keywords or node.args):
-                    return code, node  # type: ignore[return-value]
-    return None
+                    return code.where(node) if code is not None else NOWHERE
+    return NOWHERE

@@ -25,6 +25,11 @@ from nbdebug.report import Where
 from nbdebug.tools.errors.values import UNKNOWN, expression, value_of
 
 
+def word_set(text: str) -> frozenset[str]:
+    """A list of names as a set: "argmax argmin"."""
+    return frozenset(text.split())
+
+
 def unwrap(function: Any) -> Any:
     """The function within its wrappers, as `functools.wraps` and bound methods keep it."""
     for _ in range(20):
@@ -124,14 +129,14 @@ def _source(file: str, tree: ast.Module) -> Source:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FunctionSource:
-    """A function, or a cell. frame: what is known of its variables; live: it is a frame of the traceback, which stands
-    at `line`; given: for a parameter, what the caller wrote and the caller, where its value is not known."""
+    """A function, or a cell. frame: what is known of its variables; live: it is a frame of the traceback, at `line`;
+    arguments: for a parameter, what the caller wrote and the caller."""
 
     source: Source
     node: Any
     frame: Frame
     live: bool = False
-    given: Mapping[str, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
+    arguments: Mapping[str, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -140,27 +145,53 @@ class FunctionSource:
 
     @property
     def line(self) -> int:
-        """The line at which a running function stands; for others the end."""
+        """The line that a running function has reached; for others the end."""
         return self.frame.site.line if self.live else getattr(self.node, "end_lineno", None) or 10**9
 
     def where(self, node: ast.AST) -> Where:
         return at_site(Where(), Site(self.source.file, node.lineno, self.name))  # type: ignore[attr-defined]
 
+    @property
+    def positional(self) -> list[str]:
+        """The names of its positional parameters."""
+        args = getattr(self.node, "args", None)
+        return [a.arg for a in (*args.posonlyargs, *args.args)] if args is not None else []
+
+    def in_scope(self, node: ast.AST) -> FunctionSource:
+        """A scope around it, with the same variables."""
+        return dataclasses.replace(self, node=node, live=False, arguments={})
+
+    def in_frame(self, **changes: Any) -> FunctionSource:
+        """The same with another module or other names in its frame."""
+        return dataclasses.replace(self, frame=dataclasses.replace(self.frame, **changes))
+
     def statements(self) -> Iterator[Any]:
         """Its statements in the order of the source, without those of functions within it."""
-        todo = list(reversed(self.node.body)) if isinstance(getattr(self.node, "body", None), list) else []
-        while todo:
-            node = todo.pop()
-            yield node
-            if not isinstance(node, SCOPES):
-                for part in ("finalbody", "orelse", "handlers", "cases", "body"):
-                    todo += [n for n in reversed(getattr(node, part, None) or []) if isinstance(n, ast.AST)]
+        return statements_of(self.node)
 
     def returned(self) -> list[tuple[Any, Any]]:
-        """(expression, statement) of what it gives back."""
+        """(expression, statement) of what it returns."""
         if isinstance(self.node, ast.Lambda):
             return [(self.node.body, self.node.body)]
         return [(s.value, s) for s in self.statements() if isinstance(s, ast.Return) and s.value is not None]
+
+
+def statements_of(body: Any) -> Iterator[Any]:
+    """The statements of a function, a cell or a loop in the order of the source, without those of functions in it."""
+    todo = list(reversed(body.body)) if isinstance(getattr(body, "body", None), list) else []
+    while todo:
+        node = todo.pop()
+        yield node
+        if not isinstance(node, SCOPES):
+            for part in ("finalbody", "orelse", "handlers", "cases", "body"):
+                todo += [n for n in reversed(getattr(node, part, None) or []) if isinstance(n, ast.AST)]
+
+
+def statement_of(node: Any, code: FunctionSource) -> Any:
+    """The statement in which an expression stands; None where that is not known."""
+    if node is None or isinstance(node, ast.stmt):
+        return node
+    return next((n for n in code.source.around(node) if isinstance(n, ast.stmt)), None)
 
 
 def frame_source(frame: Frame) -> FunctionSource | None:
@@ -200,12 +231,8 @@ def _first_line(node: Any) -> int:
     return min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
 
 
-def function_source(
-    function: Any,
-    names: Mapping[str, Any] = types.MappingProxyType({}),
-    given: Mapping[str, tuple[Any, Any]] = types.MappingProxyType({}),
-) -> FunctionSource | None:
-    """A function of the user's, without its decorators. names: what is known of its parameters."""
+def function_source(function: Any) -> FunctionSource | None:
+    """A function of the user's, without its decorators."""
     function = unwrap(function)
     if type(function) is not types.FunctionType or kind_of(function.__code__) != USER:
         return None
@@ -235,8 +262,8 @@ def function_source(
     around = function.__globals__
     if any(name in around for name in code.co_varnames):  # a variable of its own hides the file's
         around = {name: thing for name, thing in around.items() if name not in code.co_varnames}
-    frame = Frame(closure | dict(names), Site(code.co_filename, code.co_firstlineno, code.co_name), True, None, around)
-    return FunctionSource(read, node, frame, given=given)
+    frame = Frame(closure, Site(code.co_filename, code.co_firstlineno, code.co_name), True, None, around)
+    return FunctionSource(read, node, frame)
 
 
 def static_value(node: Any, code: Any) -> Any:
@@ -245,8 +272,8 @@ def static_value(node: Any, code: Any) -> Any:
         found = value_of(node, code.frame)
         if found is not UNKNOWN or not isinstance(node, ast.Name):
             return _static_part(node, code) if found is UNKNOWN else found
-        if node.id in code.given:
-            node, code = code.given[node.id]
+        if node.id in code.arguments:
+            node, code = code.arguments[node.id]
             if not isinstance(node, ast.AST):
                 return UNKNOWN
             continue
@@ -319,7 +346,7 @@ def assignments(code: FunctionSource, name: str, before: int | tuple[int, int]) 
             for target in {t.id for t in targets(statement) if isinstance(t, ast.Name)}:
                 known.setdefault(target, []).append(statement)
     found = known.get(name, [])
-    return [s for s in found if end_position(s) <= at] or ([] if name in code.given else found)
+    return [s for s in found if end_position(s) <= at] or ([] if name in code.arguments else found)
 
 
 def end_position(statement: Any) -> tuple[int, int]:

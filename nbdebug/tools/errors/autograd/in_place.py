@@ -1,23 +1,24 @@
 """A value that the backward needs was changed in place: by which statement of the user's.
 
 The node that misses its value is still in the graph, and so is what was computed with the changed one. Every in-place
-statement of the functions that took part is weighed: whether it changes a variable that was made by the very op,
+statement of the functions that took part gets a score: whether it changes a variable that was made by the very op,
 whether the graph has a node of its kind next to it, and whether it stands in the forward of the module to which the
-nearest parameters belong."""
+nearest parameters belong. The steps of optimizers change parameters, and are looked for by these. At last the change,
+and the same without it, are tried on random numbers."""
 
 from __future__ import annotations
 
 import ast
 import dataclasses
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from nbdebug.observe.backward import input_nodes
 from nbdebug.observe.variables import attributes
-from nbdebug.tools.errors.autograd.backward_twice import within
 from nbdebug.tools.errors.autograd.calls import (
     callee,
     enclosing_scopes,
@@ -41,75 +42,56 @@ from nbdebug.tools.errors.autograd.functions import (
     own_expressions,
     package,
     parameters,
+    statement_of,
+    statements_of,
     static_value,
 )
 from nbdebug.tools.errors.autograd.graph import (
     PART_VIEWS,
     VIEWS,
     ModifiedValue,
-    asked,
     backward_roots,
+    loss_text,
     modified_values,
     nearest_leaves,
     node_distances,
     op_of,
+    op_of_name,
 )
 from nbdebug.tools.errors.context import ErrorContext, is_tensor
 from nbdebug.tools.errors.values import UNKNOWN, operands
 
-
-def holds(optimizer: Any, parameter: Any) -> bool:
-    """Whether an optimizer changes a parameter."""
-    if not issubclass(type(optimizer), torch.optim.Optimizer):
-        return False
-    lies = attributes(optimizer)
-    plain = type(optimizer) is torch.optim.SGD  # which keeps no state without momentum
-    if not lies.get("state") and not plain:  # it has not made a step yet
-        return False
-    groups = lies.get("param_groups") or []
-    return any(p is parameter for group in groups for p in group.get("params", ()))
-
-
-def optimizer_of(scene: ErrorContext, parameter: Any) -> str | None:
-    """The name of the optimizer that holds a parameter."""
-    return next((name for name, one in scene.owners.optimizers.items() if holds(one, parameter)), None)
-
-
-def stepping(scene: ErrorContext, parameter: Any, earlier: bool) -> tuple[InPlaceChange | None, tuple[str, ...]]:
-    """(the `step()` that changed the parameter, all the steps there). earlier: only one above the failing line."""
-    for code in traceback_functions(scene):
-        node = failing_node(code)
-        around = loops_around(code, node) if node is not None else []
-        body = within(around[-1]) if around else list(code.statements())
-        found = [
-            (s, call, where)
-            for s in body
-            for call, where in _steps(s, code)
-            if holds(static_value(call.func.value, where), parameter)
-        ]
-        before = [entry for entry in found if entry[0].lineno < code.line]
-        for _, call, where in (before or [] if earlier else found)[-1:]:
-            target = ast.unparse(call.func.value)
-            change = InPlaceChange(
-                ast.unparse(call), target, "step", "step", None, "", None, where.name, where.where(call)
-            )
-            return change, tuple(ast.unparse(c) for _, c, _ in found)
-    return None, ()
-
-
-def _steps(statement: Any, code: FunctionSource, depth: int = 2) -> list[tuple[Any, FunctionSource]]:
-    """The calls of `.step()` in a statement and in the functions that it calls."""
-    found: list[tuple[Any, FunctionSource]] = []
-    for node in own_expressions(statement):
-        if isinstance(node, ast.Call) and last_name(node.func) == "step" and isinstance(node.func, ast.Attribute):
-            found.append((node, code))
-        elif isinstance(node, ast.Call) and depth and (inner := callee(node, code)) is not None:
-            found += [entry for s in inner.statements() for entry in _steps(s, inner, depth - 1)]
-    return found
-
-
+SAVED = re.compile(
+    r"modified by an inplace operation: \[\S*?(\w+)Tensor \[([\d, ]*)\]\](?:, which is output \d+ of "
+    r"(\w+),)? is at version (\d+); expected version (\d+)"
+)
+DTYPES = {"Float": "float32", "Double": "float64", "Half": "float16", "ComplexFloat": "complex64"}
+AT_ONCE = (
+    (r"a leaf Variable that requires grad is being used in an in-place", "leaf"),
+    (r"a view of a leaf Variable that requires grad is being used in an in-place", "leaf view"),
+    (r"is a view (and|of a view).*modified inplace|A view was created in .* modified inplace", "view"),
+    (r"refers? to a single memory location|some elements of the input tensor and the written-to tensor", "expanded"),
+    (r"functions with out=\.\.\. arguments don't support automatic differentiation", "out"),
+    (r"Inplace update to inference tensor", "inference"),
+)
+"""Changes that torch refuses on the spot, by its message."""
+ENOUGH = 3
+"""The score from which a statement is named: one sign that it is this value, not only that it is in place."""
+NODE_NAMES = {
+    "linear": "addmm",
+    "conv1d": "convolution",
+    "conv2d": "convolution",
+    "conv3d": "convolution",
+    "batchnorm1d": "nativebatchnorm",
+    "batchnorm2d": "nativebatchnorm",
+    "layernorm": "nativelayernorm",
+    "matmul": "mm",
+    "maxpool2d": "maxpool2dwithindices",
+}
+"""Modules and functions whose node has another name, in small letters without underscores."""
+ARITHMETIC = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow", ast.MatMult: "mm"}
 LARGEST = 100_000
-"""Elements of what is tried on; a larger tensor is stood for by one of this many."""
+"""Elements of a trial; a larger tensor is represented by one of this many."""
 OWN_RESULT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "Relu": torch.relu,
     "Sigmoid": torch.sigmoid,
@@ -132,63 +114,178 @@ CHANGES: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor
 }
 """The change in place, and the same into a new tensor, by the names of their nodes."""
 
+Candidate = tuple[ChangeSite | None, InPlaceChange]
+"""A change, with its syntax where the source shows it."""
 
-def tried(change: InPlaceChange | None, saved_by: str, shape: tuple[int, ...] | None) -> bool | None:
-    """Whether backward fails with the change and passes without; None where that can't be tried with torch alone."""
-    if change is None or saved_by not in OWN_RESULT or change.op not in CHANGES or not shape or change.how == "step":
+
+def detect(context: ErrorContext) -> InPlaceFacts | None:
+    """The facts of an in-place change, or None where the exception is about something else."""
+    if context.type not in ("RuntimeError", "NotImplementedError"):
         return None
-    size = 1
-    for n in shape:
-        size *= n
-    source = torch.Generator().manual_seed(0)  # the user's own generator stays as it is
-    start = torch.rand(shape if size <= LARGEST else (LARGEST,), generator=source) + 0.5
-    added = torch.rand(start.shape, generator=source) + 0.5
-    op, (in_place, anew) = OWN_RESULT[saved_by], CHANGES[change.op]
-    return not _passes(start, added, op, in_place) and _passes(start, added, op, anew)
+    message = SAVED.search(context.message)
+    if message or "modified by an inplace operation" in context.message:
+        return _changed_before_backward(context, message)
+    what = next((what for pattern, what in AT_ONCE if re.search(pattern, context.message)), None)
+    return _refused_at_once(context, what) if what else None
 
 
-def _passes(
-    start: torch.Tensor,
-    added: torch.Tensor,
-    op: Callable[[torch.Tensor], torch.Tensor],
-    then: Callable[[torch.Tensor, torch.Tensor], object],
-) -> bool:
-    with torch.enable_grad(), torch.autograd.set_detect_anomaly(False):
-        x = start.clone().requires_grad_()
-        y = op(x)
-        after = then(y, added)
-        try:
-            (after if isinstance(after, torch.Tensor) else y).sum().backward()
-        except RuntimeError:
-            return False
-    return x.grad is not None
+def _changed_before_backward(context: ErrorContext, message: re.Match[str] | None) -> InPlaceFacts:
+    """Detected in backward: the node that misses its value, and the statement that changed it."""
+    graph = node_distances(backward_roots(context))
+    missing = _missing_value(modified_values(graph), message)
+    shape = tuple(int(n) for n in message[2].split(",") if n.strip()) if message else None
+    version = int(message[4]) if message else None
+    leaf = missing.leaf if missing is not None else None
+    names = _parameter_names(context)
+    module = _nearest_module(context, missing)
+    step = optimizer_step(context, leaf, earlier=True) if id(leaf) in names else None
+    signs = Signs(missing, graph, shape, version, module, leaf)
+    ranked = [] if step is not None else rank_changes(_candidates(context), signs)
+    if step is None and not ranked and leaf is not None:
+        step = optimizer_step(context, leaf, earlier=False)
+    if step is None and not ranked:
+        alone = rank_changes(_candidates_in_classes(context), signs)
+        ranked = alone if len(alone) == 1 else []
+    saved_by = op_of(missing.node) if missing is not None else ""
+    best = step or (ranked[0] if ranked else None)
+    variables = (name for name, value, _ in context.variables() if value is leaf)
+    return InPlaceFacts(
+        context.raised(),
+        "saved",
+        saved_by,
+        missing is not None and missing.producer is missing.node,
+        shape,
+        DTYPES.get(message[1], message[1].lower()) if message else None,
+        version,
+        int(message[5]) if message else None,
+        names.get(id(leaf)) if leaf is not None else None,
+        next(variables, None) if leaf is not None else None,
+        module,
+        best,
+        tuple(ranked[1:4]),
+        fix_passes(best, saved_by, shape),
+        loss_text(context, traceback_functions(context)),
+    )
 
 
-ENOUGH = 3
-"""Points from which a statement is named: one sign that it is this value, not only that it is in place."""
-SPELT = {
-    "linear": "addmm",
-    "conv1d": "convolution",
-    "conv2d": "convolution",
-    "conv3d": "convolution",
-    "batchnorm1d": "nativebatchnorm",
-    "batchnorm2d": "nativebatchnorm",
-    "layernorm": "nativelayernorm",
-    "matmul": "mm",
-    "softmax": "softmax",
-    "logsoftmax": "logsoftmax",
-    "embedding": "embedding",
-    "silu": "silu",
-    "maxpool2d": "maxpool2dwithindices",
-}
-"""Modules and functions whose node is called otherwise, in small letters without underscores."""
-ARITHMETIC = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow", ast.MatMult: "mm"}
+def _missing_value(values: list[ModifiedValue], message: re.Match[str] | None) -> ModifiedValue | None:
+    """Of the nodes that miss a value the one that torch's message is about: of the named op, nearest to the loss."""
+    op = op_of_name(message[3] or "") if message else ""
+    of_op = [v for v in values if op and v.producer is not None and op_of(v.producer) == op]
+    return next(iter(of_op or values), None)
+
+
+def _parameter_names(context: ErrorContext) -> dict[int, str]:
+    """The dotted name, with the model's, of each parameter by its id; of one that several models share the last."""
+    return {
+        id(parameter): f"{model_name}.{name}"
+        for model_name, model in context.owners.models.items()
+        for name, parameter in parameters(model)
+    }
+
+
+def _nearest_module(context: ErrorContext, missing: ModifiedValue | None) -> str | None:
+    """The module nearest to the node that misses its value, by the parameters that it was computed from."""
+    if missing is None:
+        return None
+    owners = {
+        id(p): context.path(part)
+        for model in context.owners.models.values()
+        for part in modules(model)
+        for p in (attributes(part).get("_parameters") or {}).values()
+        if p is not None
+    }
+    return next((owners[id(leaf)] for leaf in nearest_leaves(missing.node) if id(leaf) in owners), None)
+
+
+def _candidates(context: ErrorContext) -> Iterator[Candidate]:
+    """All in-place changes of the functions that took part, of the notebook's cells, and of modules."""
+    functions = reachable_functions(context)
+    functions += [
+        (cell, None)
+        for code in traceback_functions(context)
+        for cell in enclosing_scopes(code)
+        if isinstance(cell.node, ast.Module) and cell is not code
+    ]
+    for code, module in functions:
+        for site in in_place_changes(code, context.path(module) if module is not None else None):
+            yield site, site.change
+    yield from ((None, change) for change, _ in in_place_modules(context))
+
+
+def _candidates_in_classes(context: ErrorContext) -> Iterator[Candidate]:
+    """The changes in the forwards of all module classes that the user has, where the module itself is gone."""
+    spaces = [context.names, *(frame.globals for frame in context.users), *(frame.names for frame in context.users)]
+    kinds = {id(kind): kind for space in spaces for kind in space.values() if issubclass(type(kind), type)}
+    for kind in kinds.values():
+        forward = forward_of_class(kind)
+        yield from ((site, site.change) for site in in_place_changes(forward)) if forward is not None else ()
+
+
+def _refused_at_once(context: ErrorContext, what: str) -> InPlaceFacts:
+    """The failing statement itself changes it."""
+    raised, names = context.raised(), _parameter_names(context)
+    for code in traceback_functions(context):
+        statement = statement_of(failing_node(code), code)
+        for site in changes_in_statement(statement, code, raised.where.module) if statement is not None else ():
+            value = static_value(site.node, code)
+            shape = tuple(value.shape) if is_tensor(value) else None
+            name, target = names.get(id(value)), site.change.target
+            return InPlaceFacts(raised, what, shape=shape, parameter=name, tensor=target, change=site.change)
+    tensors = ((text, value) for frame in context.users for text, value in operands(frame) if is_tensor(value))
+    leaf = what.startswith("leaf")  # the user's tensor that went in where torch's own code was refused
+    text, tensor = next(((t, v) for t, v in tensors if not leaf or v.is_leaf and v.requires_grad), (None, None))
+    running = [frame.module for frame in context.trail]
+    inside = (change for change, part in in_place_modules(context) if any(module is part for module in running))
+    shape = tuple(tensor.shape) if tensor is not None else None
+    return InPlaceFacts(raised, what, shape=shape, tensor=text, change=next(inside, None))
+
+
+def optimizer_step(context: ErrorContext, parameter: Any, earlier: bool) -> InPlaceChange | None:
+    """The `step()` that changed the parameter. earlier: only one above the failing line."""
+    for code in traceback_functions(context):
+        line = failing_node(code)
+        loops = loops_around(code, line) if line is not None else []
+        steps = [
+            (statement, call, inner)
+            for statement in (statements_of(loops[-1]) if loops else code.statements())
+            for call, inner in _step_calls(statement, code)
+            if _optimizes(static_value(call.func.value, inner), parameter)
+        ]
+        if earlier:
+            steps = [step for step in steps if step[0].lineno < code.line]
+        for _, call, inner in steps[-1:]:
+            text, target = ast.unparse(call), ast.unparse(call.func.value)
+            return InPlaceChange(text, target, "step", "step", function=inner.name, where=inner.where(call))
+    return None
+
+
+def _step_calls(statement: Any, code: FunctionSource, depth: int = 2) -> list[tuple[Any, FunctionSource]]:
+    """The calls of `.step()` in a statement and in the functions that it calls."""
+    steps: list[tuple[Any, FunctionSource]] = []
+    for node in own_expressions(statement):
+        if isinstance(node, ast.Call) and last_name(node.func) == "step" and isinstance(node.func, ast.Attribute):
+            steps.append((node, code))
+        elif isinstance(node, ast.Call) and depth and (inner := callee(node, code)) is not None:
+            steps += [step for s in inner.statements() for step in _step_calls(s, inner, depth - 1)]
+    return steps
+
+
+def _optimizes(optimizer: Any, parameter: Any) -> bool:
+    """Whether an optimizer has changed a parameter."""
+    if not issubclass(type(optimizer), torch.optim.Optimizer):
+        return False
+    known = attributes(optimizer)
+    stateless = type(optimizer) is torch.optim.SGD  # it keeps no state without momentum
+    if not known.get("state") and not stateless:  # it has not made a step yet
+        return False
+    return any(p is parameter for group in known.get("param_groups") or [] for p in group.get("params", ()))
 
 
 @dataclasses.dataclass(frozen=True)
-class Weighed:
-    """What a statement is weighed against. missing: the node without its value; graph: all nodes; shape, version: of
-    the tensor; module: nearest to the node; leaf: the parameter or input that was changed, if it is one."""
+class Signs:
+    """By what a statement is recognised. missing: the node without its value; graph: all nodes; shape, version: of the
+    tensor; module: nearest to the node; leaf: the parameter or input that was changed, if it is one."""
 
     missing: ModifiedValue | None
     graph: dict[Any, int]
@@ -198,15 +295,16 @@ class Weighed:
     leaf: Any
 
     @property
-    def made_by(self) -> Any:
-        return self.missing.made_by if self.missing is not None else None
+    def producer(self) -> Any:
+        return self.missing.producer if self.missing is not None else None
 
     def users(self) -> set[str]:
-        """The ops of the nodes that took the value, or that of which it is a view."""
-        anchors, at = [], self.made_by
-        while at is not None:
-            anchors.append(at)
-            at = at.next_functions[0][0] if op_of(at) in VIEWS | PART_VIEWS and at.next_functions else None
+        """The ops of the nodes that took the value, or that of which it is a view, in small letters."""
+        anchors, node = [], self.producer
+        while node is not None:
+            anchors.append(node)
+            is_view = op_of(node) in VIEWS | PART_VIEWS and node.next_functions
+            node = node.next_functions[0][0] if is_view else None
         return {
             op_of(node).lower()
             for node in self.graph
@@ -214,299 +312,140 @@ class Weighed:
         }
 
 
-def weigh(
-    candidates: list[tuple[ChangeSite | None, InPlaceChange, Any]], against: Weighed, scene: ErrorContext
-) -> list[InPlaceChange]:
+def rank_changes(candidates: Iterator[Candidate], signs: Signs) -> list[InPlaceChange]:
     """The changes that would explain it, the likeliest first; one of a class that several modules share is named by the
     module nearest to the node."""
-    users = against.users()
-    scored: dict[tuple[Any, ...], tuple[float, InPlaceChange]] = {}
-    for found, change, module in candidates:
-        points = _points(found, change, module, against, users)
-        if points is None or points < ENOUGH:
+    users = signs.users()
+    scores: dict[tuple[Any, ...], tuple[float, InPlaceChange]] = {}
+    for site, change in candidates:
+        score = _score(site, change, signs, users)
+        if score is None or score < ENOUGH:
             continue
-        late = found.statement.lineno / 1e6 if found is not None and found.code.live else 0
-        near = points + _nearness(change.module, against.module) + late
-        key = (change.where.file, change.where.line, change.target if found else change.module)
-        if key not in scored or near > scored[key][0]:
-            scored[key] = (near, change)
-    return [change for _, change in sorted(scored.values(), key=lambda entry: -entry[0])]
+        late = site.statement.lineno / 1e6 if site is not None and site.code.live else 0
+        near = score + _nearness(change.module, signs.module) + late
+        key = (change.where.file, change.where.line, change.target if site else change.module)
+        if key not in scores or near > scores[key][0]:
+            scores[key] = (near, change)
+    return [change for _, change in sorted(scores.values(), key=lambda entry: -entry[0])]
 
 
-def _points(
-    found: ChangeSite | None, change: InPlaceChange, module: Any, against: Weighed, users: set[str]
-) -> float | None:
-    made = op_of(against.made_by).lower() if against.made_by is not None else ""
-    points = 0.0
-    if users & {change.op.lower(), change.op.lower() + "_"} or change.how == "item" and "copyslices" in users:
-        points += 3
-    if found is None:
-        return points
-    later = (
-        found.code.live and found.statement.lineno > found.code.line and not loops_around(found.code, found.statement)
-    )
-    if later or is_skipped(found.statement, found.code):
+def _score(site: ChangeSite | None, change: InPlaceChange, signs: Signs, users: set[str]) -> float | None:
+    op = change.op.lower()
+    score = 3.0 if users & {op, op + "_"} or change.how == "item" and "copyslices" in users else 0.0
+    if site is None:
+        return score
+    code, statement = site.code, site.statement
+    after = code.live and statement.lineno > code.line and not loops_around(code, statement)
+    if after or is_skipped(statement, code):
         return None
-    lies = static_value(found.node, found.code)
-    if against.leaf is not None:
-        aside = change.how == "block" and issubclass(type(lies), torch.nn.Parameter)  # a loop over the parameters
-        return points + 6 if lies is against.leaf else 4 if aside else 0
-    if is_tensor(lies):
-        if found.code.live and not _bound_again(found) and not _fits(lies, against):
+    value = static_value(site.node, code)
+    if signs.leaf is not None:
+        in_block = change.how == "block" and issubclass(type(value), torch.nn.Parameter)  # a loop over the parameters
+        return score + 6 if value is signs.leaf else 4 if in_block else 0
+    if is_tensor(value):
+        if code.live and not _is_rebound(site) and not _may_be(value, signs):
             return None
-        if against.made_by is None or against.version == lies._version:
-            points += 3 if against.made_by is None else 2
-    elif against.made_by is None and not users:
-        points += 1
-    if made and _ends_in(found.node, found.code, place(found.statement)) == made:
-        points += 4
-    return points
+        if signs.producer is None or signs.version == value._version:
+            score += 3 if signs.producer is None else 2
+    elif signs.producer is None and not users:
+        score += 1
+    if signs.producer is not None and _last_op(site.node, code, _start(statement)) == op_of(signs.producer).lower():
+        score += 4
+    return score
 
 
-def _bound_again(found: ChangeSite) -> bool:
-    """Whether the variable got another value after the change: what lies in it now is not what was changed."""
-    return isinstance(found.node, ast.Name) and any(
-        s.lineno > found.statement.lineno and not isinstance(s, ast.AugAssign)
-        for s in assignments(found.code, found.node.id, found.code.line)
+def _is_rebound(site: ChangeSite) -> bool:
+    """Whether the variable got another value after the change: its value now is not what was changed."""
+    return isinstance(site.node, ast.Name) and any(
+        s.lineno > site.statement.lineno and not isinstance(s, ast.AugAssign)
+        for s in assignments(site.code, site.node.id, site.code.line)
     )
 
 
-def _fits(lies: Any, against: Weighed) -> bool:
-    """Whether a live tensor may be the one that torch speaks of."""
-    return lies._version > 0 and (against.shape is None or lies.numel() == _size(against.shape) or lies._is_view())
+def _may_be(tensor: Any, signs: Signs) -> bool:
+    """Whether a live tensor may be the one that torch's message is about."""
+    same_size = signs.shape is None or tensor.numel() == math.prod(signs.shape)
+    return tensor._version > 0 and (same_size or tensor._is_view())
 
 
-def _size(shape: tuple[int, ...]) -> int:
-    size = 1
-    for n in shape:
-        size *= n
-    return size
-
-
-def _nearness(module: str | None, wanted: str | None) -> float:
+def _nearness(module: str | None, other: str | None) -> float:
     """How near a module is to another: the share of the dotted name that both have, a whole ancestor most."""
-    if module is None or wanted is None:
+    if module is None or other is None:
         return 0
-    mine, theirs = [p for p in module.split(".") if p], wanted.split(".")
+    mine, theirs = [p for p in module.split(".") if p], other.split(".")
     common = 0
     while common < min(len(mine), len(theirs)) and mine[common] == theirs[common]:
         common += 1
     return (1 if common == len(mine) else 0) + common / 10 - (len(mine) - common) / 100
 
 
-def _ends_in(node: Any, code: FunctionSource, line: tuple[int, int], depth: int = 6) -> str:
-    """The op that an expression's value comes from last, in small letters."""
+def _last_op(node: Any, code: FunctionSource, before: tuple[int, int], depth: int = 6) -> str:
+    """The op that an expression's value comes from last, in small letters, as its node is named."""
     if depth == 0:
         return ""
     if isinstance(node, ast.Name):
-        made = [
+        bindings = [
             s
-            for s in assignments(code, node.id, line)
-            if isinstance(s, ast.Assign) and end_position(s) <= line and not is_skipped(s, code)
+            for s in assignments(code, node.id, before)
+            if isinstance(s, ast.Assign) and end_position(s) <= before and not is_skipped(s, code)
         ]
-        if made:
-            return _ends_in(made[-1].value, code, place(made[-1]), depth - 1)
-        given, caller = code.given.get(node.id, (None, None))
-        return _ends_in(given, caller, (caller.line, 0), depth - 1) if isinstance(given, ast.AST) else ""
+        if bindings:
+            return _last_op(bindings[-1].value, code, _start(bindings[-1]), depth - 1)
+        argument, caller = code.arguments.get(node.id, (None, None))
+        return _last_op(argument, caller, (caller.line, 0), depth - 1) if isinstance(argument, ast.AST) else ""
     if isinstance(node, ast.BinOp):
         return ARITHMETIC.get(type(node.op), "")
     if isinstance(node, ast.Call):
-        called = static_value(node.func, code)
-        if is_module(called) and _leaf_op(called):
-            return _leaf_op(called)
-        inner = callee(node, code, called) if called is not UNKNOWN else None
+        function = static_value(node.func, code)
+        if is_module(function) and (op := _module_op(function)):
+            return op
+        inner = callee(node, code, function) if function is not UNKNOWN else None
         if inner is not None and inner.returned():
-            given, statement = inner.returned()[-1]
-            return _ends_in(given, inner, place(statement), depth - 1)
-        return _spelt(last_name(node.func))
+            value, statement = inner.returned()[-1]
+            return _last_op(value, inner, _start(statement), depth - 1)
+        return _node_name(last_name(node.func))
     return ""
 
 
-def place(statement: Any) -> tuple[int, int]:
+def _start(statement: Any) -> tuple[int, int]:
     return statement.lineno, statement.col_offset
 
 
-def _leaf_op(module: Any) -> str:
+def _module_op(module: Any) -> str:
     """The last op of a module of torch's own; of a Sequential that of its last part."""
     parts = list(children(module).values())
     if type(module).__name__ == "Sequential" and parts:
-        return _leaf_op(parts[-1])
-    return _spelt(type(module).__name__) if package(module).startswith("torch.nn") else ""
+        return _module_op(parts[-1])
+    return _node_name(type(module).__name__) if package(module).startswith("torch.nn") else ""
 
 
-def _spelt(name: str) -> str:
+def _node_name(name: str) -> str:
     plain = name.lower().replace("_", "")
-    return SPELT.get(plain, plain)
+    return NODE_NAMES.get(plain, plain)
 
 
-SAVED = re.compile(
-    r"modified by an inplace operation: \[\S*?(\w+)Tensor \[([\d, ]*)\]\](?:, which is output \d+ of "
-    r"(\w+),)? is at version (\d+); expected version (\d+)"
-)
-DTYPES = {"Float": "float32", "Double": "float64", "Half": "float16", "ComplexFloat": "complex64"}
-AT_ONCE = (
-    (r"a leaf Variable that requires grad is being used in an in-place", "leaf"),
-    (r"a view of a leaf Variable that requires grad is being used in an in-place", "leaf view"),
-    (r"is a view (and|of a view).*modified inplace|A view was created in .* modified inplace", "view"),
-    (r"refers? to a single memory location|some elements of the input tensor and the written-to tensor", "expanded"),
-    (r"functions with out=\.\.\. arguments don't support automatic differentiation", "out"),
-    (r"Inplace update to inference tensor", "inference"),
-)
-
-
-def look(scene: ErrorContext) -> InPlaceFacts | None:
-    if scene.type not in ("RuntimeError", "NotImplementedError"):
+def fix_passes(change: InPlaceChange | None, saved_by: str, shape: tuple[int, ...] | None) -> bool | None:
+    """Whether backward fails with the change and passes without; None where that can't be tried with torch alone."""
+    if change is None or saved_by not in OWN_RESULT or change.op not in CHANGES or not shape or change.how == "step":
         return None
-    said = SAVED.search(scene.message)
-    if said:
-        return _saved(scene, said)
-    if "modified by an inplace operation" in scene.message:
-        return _saved(scene, None)
-    what = next((what for pattern, what in AT_ONCE if re.search(pattern, scene.message)), None)
-    return _at_once(scene, what) if what else None
+    source = torch.Generator().manual_seed(0)  # the user's own generator stays as it is
+    start = torch.rand(shape if math.prod(shape) <= LARGEST else (LARGEST,), generator=source) + 0.5
+    operand = torch.rand(start.shape, generator=source) + 0.5
+    op, (in_place, out_of_place) = OWN_RESULT[saved_by], CHANGES[change.op]
+    return not _passes(start, operand, op, in_place) and _passes(start, operand, op, out_of_place)
 
 
-def _saved(scene: ErrorContext, said: re.Match[str] | None) -> InPlaceFacts:
-    """Seen in backward: the node that misses its value, and the statement that took it."""
-    found = node_distances(backward_roots(scene))
-    missing = _named(modified_values(found), said)
-    shape = tuple(int(n) for n in said[2].split(",") if n.strip()) if said else None
-    version = int(said[4]) if said else None
-    leaf = missing.leaf if missing is not None else None
-    names = {id(p): name for name, p in _parameters(scene)}
-    holder = _owner(scene, missing)
-    optimizer, step_change = None, None
-    steps: tuple[str, ...] = ()
-    if leaf is not None and id(leaf) in names:
-        optimizer = optimizer_of(scene, leaf)
-        step_change, steps = stepping(scene, leaf, earlier=True)
-    against = Weighed(missing, found, shape, version, holder, leaf)
-    weighed = [] if step_change is not None else weigh(_candidates(scene), against, scene)
-    if step_change is None and not weighed and leaf is not None:
-        step_change, steps = stepping(scene, leaf, earlier=False)
-    if step_change is None and not weighed:
-        alone = weigh(_elsewhere(scene), against, scene)
-        weighed = alone if len(alone) == 1 else []
-    saved_by = op_of(missing.node) if missing is not None else ""
-    best = step_change or (weighed[0] if weighed else None)
-    return InPlaceFacts(
-        scene.raised(),
-        "saved",
-        saved_by,
-        missing is not None and missing.made_by is missing.node,
-        shape,
-        DTYPES.get(said[1], said[1].lower()) if said else None,
-        version,
-        int(said[5]) if said else None,
-        names.get(id(leaf)) if leaf is not None else None,
-        _variable(scene, leaf),
-        holder,
-        best,
-        tuple(weighed[1:4]),
-        optimizer,
-        steps,
-        tried(best, saved_by, shape),
-        _loss(scene),
-    )
-
-
-def _loss(scene: ErrorContext) -> str:
-    codes = traceback_functions(scene)
-    of = asked(scene, codes[0], "loss") if codes else None
-    return ast.unparse(of) if of is not None else ""
-
-
-def _named(missing: list[ModifiedValue], said: re.Match[str] | None) -> ModifiedValue | None:
-    """Of the nodes that miss a value the one that torch speaks of: of the named op, nearest to the loss."""
-    op = (said[3] or "").rstrip("0123456789").removesuffix("Backward") if said else ""
-    of_op = [s for s in missing if op and s.made_by is not None and op_of(s.made_by) == op]
-    return next(iter(of_op or missing), None)
-
-
-def _parameters(scene: ErrorContext) -> list[tuple[str, torch.nn.Parameter]]:
-    """(dotted name with the model's, parameter) of all models."""
-    return [(f"{called}.{name}", p) for called, model in scene.owners.models.items() for name, p in parameters(model)]
-
-
-def _owner(scene: ErrorContext, missing: ModifiedValue | None) -> str | None:
-    """The module nearest to the node that misses its value, by the parameters that it was computed from."""
-    if missing is None:
-        return None
-    owners = {
-        id(p): scene.path(part)
-        for model in scene.owners.models.values()
-        for part in modules(model)
-        for p in (attributes(part).get("_parameters") or {}).values()
-        if p is not None
-    }
-    return next((owners[id(leaf)] for leaf in nearest_leaves(missing.node) if id(leaf) in owners), None)
-
-
-def _candidates(scene: ErrorContext) -> list[tuple[ChangeSite | None, InPlaceChange, Any]]:
-    """(with its syntax, change, the module whose method it is) of all in-place changes at hand."""
-    found: list[tuple[ChangeSite | None, InPlaceChange, Any]] = []
-    cells = [
-        (cell, None)
-        for code in traceback_functions(scene)
-        for cell in enclosing_scopes(code)
-        if isinstance(cell.node, ast.Module) and cell is not code
-    ]
-    for code, module in [*reachable_functions(scene), *cells]:
-        for one in in_place_changes(code, scene.path(module) if module is not None else None):
-            found.append((one, one.change, module))
-    return found + [(None, change, part) for change, part in in_place_modules(scene)]
-
-
-def _elsewhere(scene: ErrorContext) -> list[tuple[ChangeSite | None, InPlaceChange, Any]]:
-    """The changes in the forwards of all module classes that the user has, where the module itself is gone."""
-    spaces = [scene.names, *(frame.globals for frame in scene.users), *(frame.names for frame in scene.users)]
-    kinds = {id(kind): kind for space in spaces for kind in space.values() if issubclass(type(kind), type)}
-    codes = [code for kind in kinds.values() if (code := forward_of_class(kind)) is not None]
-    return [(one, one.change, None) for code in codes for one in in_place_changes(code)]
-
-
-def _variable(scene: ErrorContext, leaf: Any) -> str | None:
-    """The name of a tensor among the user's variables."""
-    return next((name for name, thing, _ in scene.variables() if thing is leaf), None) if leaf is not None else None
-
-
-def _at_once(scene: ErrorContext, what: str) -> InPlaceFacts:
-    """Refused on the spot: the failing statement itself changes it."""
-    codes = traceback_functions(scene)
-    for code in codes:
-        statement = _statement(code)
-        for one in changes_in_statement(statement, code, scene.raised().where.module) if statement is not None else ():
-            lies = static_value(one.node, code)
-            names = {id(p): name for name, p in _parameters(scene)}
-            tensor = lies if is_tensor(lies) else None
-            return InPlaceFacts(
-                scene.raised(),
-                what,
-                shape=tuple(tensor.shape) if tensor is not None else None,
-                parameter=names.get(id(tensor)),
-                tensor=one.change.target,
-                change=one.change,
-            )
-    name, tensor = _given(scene, what)
-    inside = next(
-        (change for change, part in in_place_modules(scene) if any(frame.module is part for frame in scene.trail)), None
-    )
-    return InPlaceFacts(
-        scene.raised(), what, shape=tuple(tensor.shape) if tensor is not None else None, tensor=name, change=inside
-    )
-
-
-def _given(scene: ErrorContext, what: str) -> tuple[str | None, Any]:
-    """The user's tensor that went in where torch's own code was refused."""
-    for frame in scene.users:
-        for text, thing in operands(frame):
-            if is_tensor(thing) and (thing.is_leaf and thing.requires_grad if what.startswith("leaf") else True):
-                return text, thing
-    return None, None
-
-
-def _statement(code: FunctionSource) -> Any:
-    node = failing_node(code)
-    if node is None or isinstance(node, ast.stmt):
-        return node
-    return next((n for n in code.source.around(node) if isinstance(n, ast.stmt)), None)
+def _passes(
+    start: torch.Tensor,
+    operand: torch.Tensor,
+    op: Callable[[torch.Tensor], torch.Tensor],
+    change: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+) -> bool:
+    with torch.enable_grad(), torch.autograd.set_detect_anomaly(False):
+        x = start.clone().requires_grad_()
+        result = change(op(x), operand)
+        try:
+            result.sum().backward()
+        except RuntimeError:
+            return False
+    return x.grad is not None

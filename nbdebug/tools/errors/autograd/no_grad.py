@@ -1,26 +1,26 @@
-"""Nothing with a gradient was at hand where one was asked for: at which variable, and by which op, the path ended."""
+"""A gradient was requested of something that has none: which variable it is, and at which op the path ended.
+
+torch's message says what kind of request it was (`detect`), the failing line of which expression (`_requested`). The
+path back from there is followed by `path.py`; where no op ends it, gradients are off everywhere, or all parameters are
+frozen."""
 
 from __future__ import annotations
 
 import ast
-import dataclasses
 import re
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+from nbdebug.observe.backward import input_nodes
 from nbdebug.observe.variables import MODULES_OWN, attributes
-from nbdebug.tools.errors.autograd.calls import (
-    disables_grad,
-    enclosing_scopes,
-    method_source,
-    no_grad_block,
-    traceback_functions,
-)
+from nbdebug.text import clip
+from nbdebug.tools.errors.autograd.calls import callee, enclosing_scopes, method_source, traceback_functions
 from nbdebug.tools.errors.autograd.facts import GraphCut, NoGradFacts
 from nbdebug.tools.errors.autograd.functions import (
     FunctionSource,
+    assignments,
     calls_in,
     failing_node,
     is_module,
@@ -30,36 +30,10 @@ from nbdebug.tools.errors.autograd.functions import (
     static_value,
     targets,
 )
-from nbdebug.tools.errors.autograd.graph import asked, backward_roots, giver, input_at_fault
-from nbdebug.tools.errors.autograd.path import GRAD, PLAIN, Path
+from nbdebug.tools.errors.autograd.graph import backward_roots, is_leaf_node, loss_expression, node_distances
+from nbdebug.tools.errors.autograd.path import DATA, GRAD, GradientPath, no_grad_block, no_grad_function
 from nbdebug.tools.errors.context import ErrorContext, fact, is_tensor
-from nbdebug.tools.errors.facts import TensorFact
 from nbdebug.tools.errors.values import UNKNOWN
-
-MOST = 8
-
-
-def untracked(scene: ErrorContext) -> Iterator[tuple[str, str]]:
-    """(name, what it is) of a module's attributes that `parameters()` does not give."""
-    told = 0
-    for model_name, model in scene.owners.models.items():
-        for part in modules(model):
-            path = scene.owners.paths.get(id(part)) or model_name
-            for name, thing in attributes(part).items():
-                what = None if name in MODULES_OWN else _kind(thing)
-                if what is not None and told < MOST:
-                    told += 1
-                    yield f"{path}.{name}", what
-
-
-def _kind(thing: Any) -> str | None:
-    inside = list(thing.values()) if type(thing) is dict else thing
-    if type(thing) in (list, tuple, dict) and inside and all(is_module(one) for one in inside):
-        return f"a plain {type(thing).__name__} of {len(inside)} modules"
-    if is_tensor(thing) and thing.requires_grad and thing.is_leaf:
-        return "a tensor, no nn.Parameter"
-    return None
-
 
 MESSAGES = (
     (r"element \d+ of (tensors|variables) does not require grad", "loss"),
@@ -77,190 +51,268 @@ NO_LOSS = re.compile(
     r"float|int|bool|complex|str|NoneType|tuple|list|dict|OrderedDict|ndarray|numpy\.\w+|\w*Loss|"
     r"\w*Output|\w*Outputs"
 )
-"""What is met in place of a loss; another class without a `backward` is a slip of another kind."""
-NO_GRAD = re.compile(
+"""Types that users take for a loss; another class without a `backward` is a slip of another kind."""
+GRAD_IS_NONE = re.compile(
     r"'NoneType' object has no attribute '\w+'|unsupported operand type.*NoneType|"
     r"must be Tensor, not NoneType"
 )
-REDUCED_AT_MOST = 10_000_000
+HOOKS = ("register_hook", "retain_grad", "register_post_accumulate_grad_hook")
+MAX_REDUCED = 10_000_000
+"""Elements of a loss whose mean is computed."""
+MAX_UNTRACKED = 8
+"""Attributes named that `parameters()` does not give."""
 
 
-def look(scene: ErrorContext) -> NoGradFacts | None:
-    what = _what(scene)
+def detect(context: ErrorContext) -> NoGradFacts | None:
+    """The facts of a missing gradient, or None where the exception is about something else."""
+    what = _what(context)
     if what is None:
         return None
-    codes = traceback_functions(scene)
+    codes = traceback_functions(context)
     if not codes:
-        return NoGradFacts(scene.raised(), what)
+        return NoGradFacts(context.raised(), what)
     code = codes[0]
-    if what == "loss" and _asks_inputs(scene, code):
-        what = "input"
-    of = asked(scene, code, what)
-    if what == "grad is None" and of is None:
+    if what == "loss":  # autograd.grad for an input that requires none: then the loss need not have one
+        inputs = _requested(context, code, "input")
+        what = "input" if inputs is not None and input_at_fault(inputs, code, [], "input")[1] is not None else what
+    expression = _requested(context, code, what)
+    if what == "grad is None" and expression is None:
         return None
-    return _facts(scene, what, code, of)
+    return _facts(context, what, code, expression)
 
 
-def _asks_inputs(scene: ErrorContext, code: FunctionSource) -> bool:
-    """Whether autograd.grad was asked for the gradient of what wants none: then the loss need not have one."""
-    of = asked(scene, code, "input")
-    return of is not None and input_at_fault(of, code, [], "input")[1] is not None
-
-
-def _what(scene: ErrorContext) -> str | None:
-    """Which of these errors it is, by what torch says."""
-    message = scene.message
-    if scene.type in ("RuntimeError", "ValueError", "TypeError"):
+def _what(context: ErrorContext) -> str | None:
+    """Which of these errors it is, by torch's message."""
+    message = context.message
+    if context.type in ("RuntimeError", "ValueError", "TypeError"):
         for pattern, what in MESSAGES:
             if re.search(pattern, message):
                 return what
-    missing = NOT_A_TENSOR.search(message) if scene.type == "AttributeError" else None
+    missing = NOT_A_TENSOR.search(message) if context.type == "AttributeError" else None
     if missing and NO_LOSS.fullmatch(missing[1]):
         return "not a tensor"
-    if scene.type in ("AttributeError", "TypeError") and NO_GRAD.search(message):
+    if context.type in ("AttributeError", "TypeError") and GRAD_IS_NONE.search(message):
         return "grad is None"
     return None
 
 
-def _facts(scene: ErrorContext, what: str, code: FunctionSource, of: Any) -> NoGradFacts:
-    """of: the expression that a gradient was asked of."""
-    lies = static_value(of, code) if of is not None else UNKNOWN
-    found = backward_roots(scene)
-    tensor = lies if is_tensor(lies) else next((t for t in found if what == "not scalar" or not t.requires_grad), None)
-    text = ast.unparse(of) if of is not None else ""
+def _facts(context: ErrorContext, what: str, code: FunctionSource, expression: Any) -> NoGradFacts:
+    """expression: that of which a gradient was requested."""
+    roots = backward_roots(context)
+    value = static_value(expression, code) if expression is not None else UNKNOWN
+    without = (root for root in roots if what == "not scalar" or not root.requires_grad)
+    tensor: Any = value if is_tensor(value) else next(without, None)
+    text = ast.unparse(expression) if expression is not None else ""
     if what in ("input", "unused"):
-        text, tensor, of = input_at_fault(of, code, found, what)
-    cut, plain = _cut(scene, what, of, code)
-    kind = NOT_A_TENSOR.search(scene.message)
-    given = giver(of, code, nothing=kind[1] == "NoneType") if kind and of is not None else None
+        text, tensor, expression = input_at_fault(expression, code, roots, what)
+    cut, no_path = _cut(context, what, expression, code)
+    kind = NOT_A_TENSOR.search(context.message)
     return NoGradFacts(
-        scene.raised(),
+        context.raised(),
         what,
-        text if len(text) < 80 else text[:77] + "...",
-        _fact(text, tensor),
+        clip(text, 80),
+        fact(text or "the tensor", tensor) if tensor is not None else None,
         kind[1] if kind else None,
         cut,
-        plain,
-        _evaluating(scene),
-        _counts(scene),
-        tuple(untracked(scene)) if what == "no parameters" else (),
-        _mean(tensor) if what == "not scalar" else None,
-        given,
-        _parameter(scene, tensor),
+        no_path,
+        tuple(name for name, model in context.owners.models.items() if attributes(model).get("training") is False),
+        _counts(context),
+        tuple(untracked(context)) if what == "no parameters" else (),
+        _mean(tensor) if what == "not scalar" and tensor is not None else None,
+        _result_of(expression, code, kind[1] == "NoneType") if kind and expression is not None else None,
+        next((name for name, p in _named_parameters(context) if p is tensor), None),
     )
 
 
 def _mean(tensor: Any) -> float | None:
     """The loss reduced to one number, by torch."""
-    if tensor is None or not 0 < tensor.numel() <= REDUCED_AT_MOST or tensor.device.type == "meta":
+    if not 0 < tensor.numel() <= MAX_REDUCED or tensor.device.type == "meta":
         return None
     with torch.no_grad():
         return float(tensor.detach().double().mean())
 
 
-def _parameter(scene: ErrorContext, tensor: Any) -> str | None:
-    """The dotted name of a parameter."""
-    return next(
-        (
-            f"{called}.{name}"
-            for called, model in scene.owners.models.items()
-            for name, p in parameters(model)
-            if p is tensor
-        ),
-        None,
-    )
+def _named_parameters(context: ErrorContext) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    for model_name, model in context.owners.models.items():
+        yield from ((f"{model_name}.{name}", parameter) for name, parameter in parameters(model))
 
 
-def _fact(text: str, tensor: Any) -> TensorFact | None:
-    return fact(text or "the tensor", tensor) if tensor is not None else None
+def _counts(context: ErrorContext) -> tuple[tuple[str, int, int], ...]:
+    """(model, numbers in parameters that require a gradient, all of them)."""
+    counts = []
+    for name, model in context.owners.models.items():
+        lazy = torch.nn.parameter.UninitializedParameter
+        sizes = [(p.requires_grad, p.numel()) for _, p in parameters(model) if not issubclass(type(p), lazy)]
+        if sizes:
+            counts.append((name, sum(n for requires, n in sizes if requires), sum(n for _, n in sizes)))
+    return tuple(counts)
 
 
-def _cut(scene: ErrorContext, what: str, of: Any, code: FunctionSource) -> tuple[GraphCut | None, bool]:
+def untracked(context: ErrorContext) -> Iterator[tuple[str, str]]:
+    """(name, what it is) of a module's attributes that `parameters()` does not give."""
+    number = 0
+    for model_name, model in context.owners.models.items():
+        for part in modules(model):
+            path = context.owners.paths.get(id(part)) or model_name
+            for name, value in attributes(part).items():
+                what = None if name in MODULES_OWN else _untracked_kind(value)
+                if what is not None and number < MAX_UNTRACKED:
+                    number += 1
+                    yield f"{path}.{name}", what
+
+
+def _untracked_kind(value: Any) -> str | None:
+    items = list(value.values()) if type(value) is dict else value
+    if type(value) in (list, tuple, dict) and items and all(is_module(item) for item in items):
+        return f"a plain {type(value).__name__} of {len(items)} modules"
+    if is_tensor(value) and value.requires_grad and value.is_leaf:
+        return "a tensor, no nn.Parameter"
+    return None
+
+
+def _requested(context: ErrorContext, code: FunctionSource, what: str) -> Any:
+    """The expression of which a gradient was requested, None where the line does not show it. what: as in
+    `NoGradFacts`."""
+    line = failing_node(code)
+    if line is None:
+        return None
+    if what == "grad is None":
+        return _none_grad(line, code)
+    if what == "inference":
+        parts = [n for n in ast.walk(line) if isinstance(n, (ast.Name, ast.Attribute, ast.Subscript))]
+        return next((part for part in parts if is_tensor(v := static_value(part, code)) and v.is_inference()), None)
+    if what in ("no parameters", "not a leaf"):
+        return _optimizer_argument(line, code, what)
+    if what in ("input", "unused"):
+        call = next((call for call in calls_in(line) if last_name(call.func) in ("backward", "grad")), None)
+        if call is not None:
+            inputs = (k.value for k in call.keywords if k.arg == "inputs")
+            return call.args[1] if len(call.args) > 1 else next(inputs, None)
+    return loss_expression(context, code, HOOKS if what == "hook" else ("backward", "grad"))
+
+
+def _none_grad(line: Any, code: FunctionSource) -> Any:
+    """The `x` of an `x.grad` that is None."""
+    for part in ast.walk(line):
+        if isinstance(part, ast.Attribute) and part.attr == "grad":
+            tensor = static_value(part.value, code)
+            if is_tensor(tensor) and (tensor.grad_fn is not None or tensor.grad is None):
+                return part.value
+    return None
+
+
+def _optimizer_argument(line: Any, code: FunctionSource, what: str) -> Any:
+    """What an optimizer was given; of several tensors the one that is no leaf."""
+    for call in calls_in(line):
+        argument = call.args[0] if call.args else next((k.value for k in call.keywords if k.arg == "params"), None)
+        if argument is None:
+            continue
+        if what == "no parameters":
+            return argument
+        for part in ast.walk(argument):
+            if isinstance(part, ast.expr) and is_tensor(v := static_value(part, code)) and v.grad_fn is not None:
+                return part
+        return argument
+    return None
+
+
+def input_at_fault(inputs: Any, code: FunctionSource, outputs: list[Any], what: str) -> tuple[str, Any, Any]:
+    """(text, tensor, expression) of autograd.grad's input that has no gradient, or that the outputs don't come from."""
+    parts = inputs.elts if isinstance(inputs, (ast.List, ast.Tuple)) else [inputs]
+    graph = set(node_distances(outputs)) if what == "unused" else set()
+    leaves = {id(before.variable) for node in graph for before in input_nodes(node) if is_leaf_node(before)}
+    for part in parts:
+        tensor = static_value(part, code)
+        if not is_tensor(tensor):
+            continue
+        in_graph = tensor.grad_fn in graph if tensor.grad_fn is not None else id(tensor) in leaves
+        if not (tensor.requires_grad if what == "input" else in_graph):
+            return ast.unparse(part), tensor, part
+    return ast.unparse(inputs) if inputs is not None else "", None, inputs
+
+
+def _result_of(expression: Any, code: FunctionSource, nothing: bool) -> str | None:
+    """The call whose result it is. nothing: only a function that returns nothing, by its name."""
+    node = expression
+    if isinstance(node, ast.Name):
+        values = [s.value for s in assignments(code, node.id, code.line) if isinstance(s, ast.Assign)]
+        node = values[-1] if values else None
+    if not isinstance(node, ast.Call):
+        return None
+    if not nothing:
+        return clip(ast.unparse(node), 60)
+    function, inner = static_value(node.func, code), callee(node, code)
+    if inner is None or inner.returned():
+        return None
+    return f"{type(function).__name__}.forward" if is_module(function) else inner.name
+
+
+def _cut(context: ErrorContext, what: str, expression: Any, code: FunctionSource) -> tuple[GraphCut | None, bool]:
     """(where the path ends, whether there never was one)."""
     if what not in ("loss", "not a tensor", "hook", "input"):
         return None, False
-    path = Path(scene)
-    if of is None:
-        return _in_models(scene, path), False
-    around = _around(scene)
-    if around is not None and what != "not a tensor":
-        return around, False
-    verdict = path.of(of, code)
+    path = GradientPath(context)
+    if expression is None:
+        return _cut_in_models(context, path), False
+    block = _surrounding_block(context)
+    if block is not None and what != "not a tensor":
+        return block, False
+    verdict = path.of(expression, code)
     if isinstance(verdict, GraphCut):
         return verdict, False
     if not torch.is_grad_enabled():
-        return _everywhere(scene), False
+        return _global_switch(context), False
     if verdict != GRAD and path.frozen:
-        return _frozen(scene, path), False
-    return None, verdict == PLAIN
+        return _frozen(context, path), False
+    return None, verdict == DATA
 
 
-def _in_models(scene: ErrorContext, path: Path) -> GraphCut | None:
-    """Where a library calls backward: the cut in what a model gives back as its loss."""
-    for model in scene.owners.models.values():
+def _cut_in_models(context: ErrorContext, path: GradientPath) -> GraphCut | None:
+    """Where a library calls backward: the cut in what a model returns as its loss."""
+    for model in context.owners.models.values():
         for name in ("training_step", "forward"):
             code = method_source(model, name)
-            verdict = path.function(code) if code is not None else PLAIN
+            verdict = path.function(code) if code is not None else DATA
             if isinstance(verdict, GraphCut):
                 return verdict
     return None
 
 
-def _around(scene: ErrorContext) -> GraphCut | None:
+def _surrounding_block(context: ErrorContext) -> GraphCut | None:
     """The no_grad within which the failing line itself stands, here or in a function that called it."""
-    for code in traceback_functions(scene):
-        node = failing_node(code)
-        inside = no_grad_block(node, code) if node is not None and isinstance(node, (ast.expr, ast.stmt)) else None
-        if inside is not None:
-            return inside
-        for decorator in getattr(code.node, "decorator_list", ()):
-            if disables_grad(decorator, code):
-                return GraphCut(
-                    "block",
-                    last_name(decorator.func if isinstance(decorator, ast.Call) else decorator),
-                    "@" + ast.unparse(decorator),
-                    None,
-                    None,
-                    code.name,
-                    code.where(decorator),
-                )
+    for code in traceback_functions(context):
+        line = failing_node(code)
+        block = no_grad_block(line, code) if isinstance(line, (ast.expr, ast.stmt)) else None
+        block = block or no_grad_function(code)
+        if block is not None:
+            return block
     return None
 
 
-def _everywhere(scene: ErrorContext) -> GraphCut:
+def _global_switch(context: ErrorContext) -> GraphCut:
     """Gradients are off: the line that turned them off and no other on again, as far as the source shows it."""
-    for code in [scope for one in traceback_functions(scene) for scope in enclosing_scopes(one)]:
+    for code in [scope for one in traceback_functions(context) for scope in enclosing_scopes(one)]:
         for statement in code.statements():
-            off = [
-                call
+            if isinstance(statement, ast.Expr) and any(
+                last_name(call.func) in ("set_grad_enabled", "_set_grad_enabled") and any(map(_is_false, call.args))
                 for call in calls_in(statement)
-                if last_name(call.func) in ("set_grad_enabled", "_set_grad_enabled")
-                and any(_is_false(given) for given in call.args)
-            ]
-            if off and isinstance(statement, ast.Expr):
+            ):
                 text = ast.unparse(statement)
-                return GraphCut("global", text, text, None, None, code.name, code.where(statement))
+                return GraphCut("global", text, text, function=code.name, where=code.where(statement))
     return GraphCut("global", "torch.set_grad_enabled(False)")
 
 
-def _frozen(scene: ErrorContext, path: Path) -> GraphCut:
-    """All that could learn was frozen: which modules, and where that was written."""
-    for code in traceback_functions(scene):
-        for scope in [code, *([outer] if (outer := _outer(code)) is not None else [])]:
+def _frozen(context: ErrorContext, path: GradientPath) -> GraphCut:
+    """All that could learn was frozen: which modules, and the line that froze them."""
+    names = tuple(path.frozen)
+    for code in traceback_functions(context):
+        outer = None if isinstance(code.node, ast.Module) else code.source.outer(code.node)
+        for scope in [code, *([code.in_scope(outer)] if outer is not None else [])]:
             for statement in scope.statements():
                 if _freezes(statement):
-                    return GraphCut(
-                        "frozen",
-                        "requires_grad",
-                        ast.unparse(statement),
-                        None,
-                        None,
-                        scope.name,
-                        scope.where(statement),
-                        True,
-                        tuple(path.frozen),
-                    )
-    return GraphCut("frozen", "requires_grad", names=tuple(path.frozen))
+                    text, where = ast.unparse(statement), scope.where(statement)
+                    return GraphCut("frozen", "requires_grad", text, function=scope.name, where=where, names=names)
+    return GraphCut("frozen", "requires_grad", names=names)
 
 
 def _freezes(statement: Any) -> bool:
@@ -268,33 +320,9 @@ def _freezes(statement: Any) -> bool:
     if isinstance(statement, ast.Assign):
         return _is_false(statement.value) and any(last_name(t) == "requires_grad" for t in targets(statement))
     return isinstance(statement, ast.Expr) and any(
-        last_name(call.func) == "requires_grad_" and any(_is_false(a) for a in call.args)
-        for call in calls_in(statement)
+        last_name(call.func) == "requires_grad_" and any(map(_is_false, call.args)) for call in calls_in(statement)
     )
 
 
 def _is_false(node: Any) -> bool:
     return isinstance(node, ast.Constant) and node.value is False
-
-
-def _outer(code: FunctionSource) -> FunctionSource | None:
-    node = None if isinstance(code.node, ast.Module) else code.source.outer(code.node)
-    return dataclasses.replace(code, node=node, live=False, given={}) if node is not None else None
-
-
-def _evaluating(scene: ErrorContext) -> tuple[str, ...]:
-    return tuple(name for name, model in scene.owners.models.items() if attributes(model).get("training") is False)
-
-
-def _counts(scene: ErrorContext) -> tuple[tuple[str, int, int], ...]:
-    """(model, parameters that want a gradient, all of them)."""
-    found = []
-    for name, model in scene.owners.models.items():
-        sizes = [(p.requires_grad, p.numel()) for _, p in parameters(model) if not _lazy(p)]
-        if sizes:
-            found.append((name, sum(n for wants, n in sizes if wants), sum(n for _, n in sizes)))
-    return tuple(found)
-
-
-def _lazy(parameter: Any) -> bool:
-    return issubclass(type(parameter), torch.nn.parameter.UninitializedParameter)

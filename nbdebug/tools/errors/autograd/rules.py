@@ -7,7 +7,13 @@ import re
 
 from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix, Link, Where
-from nbdebug.tools.errors.autograd.facts import GraphHolder, InPlaceChange, InPlaceFacts, NoGradFacts, TwiceFacts
+from nbdebug.tools.errors.autograd.facts import (
+    BackwardTwiceFacts,
+    GraphHolder,
+    InPlaceChange,
+    InPlaceFacts,
+    NoGradFacts,
+)
 from nbdebug.tools.errors.autograd.rules_wording import NOTES, at, cures, line, op, shaped, ticked, told, wants
 from nbdebug.tools.errors.facts import NOWHERE
 
@@ -36,7 +42,7 @@ def inplace_modified(facts: InPlaceFacts) -> Finding | None:
     if facts.shape is not None:
         evidence["the tensor"] = f"{facts.dtype or 'tensor'} {list(facts.shape)}"
     if facts.version is not None:
-        evidence |= {"its version now": facts.version, "when it was saved": facts.expected}
+        evidence |= {"its version now": facts.version, "when it was saved": facts.saved_version}
     if facts.saved_by:
         evidence["missed by the backward of"] = op(facts.saved_by).strip("`")
     if facts.module:
@@ -63,7 +69,7 @@ def _title(facts: InPlaceFacts) -> str:
 
 
 def _saved(facts: InPlaceFacts, change: InPlaceChange | None) -> str:
-    whose = "its own result" if facts.own else "the old value"
+    whose = "its own result" if facts.own_result else "the old value"
     needs = f"the backward{' of ' + op(facts.saved_by) if facts.saved_by else ''} needs {whose}"
     if change is not None and change.how == "step":
         what = f"`{facts.parameter or facts.tensor}`" if facts.parameter or facts.tensor else "the weights"
@@ -113,23 +119,23 @@ def _fixes(facts: InPlaceFacts) -> tuple[Fix, ...]:
             ),
         )
     if facts.what == "view" and "[" in change.target:
-        return (Fix("Write to a new tensor.", "new = " + change.instead.partition(" = ")[2]),)
+        return (Fix("Write to a new tensor.", "new = " + change.replacement.partition(" = ")[2]),)
     rows = (
         Fix(
             "Or collect the parts in a list, and join them once.",
-            f"parts.append({change.added})\n...\n{change.target} = torch.stack(parts)   # after the loop",
+            f"parts.append({change.operand})\n...\n{change.target} = torch.stack(parts)   # after the loop",
         ),
     ) * (change.how == "item" and change.text.count("=") == 1)
     return (
         Fix(
             "Write to a new tensor.",
-            change.instead or change.text,
-            facts.tried,
+            change.replacement or change.text,
+            facts.fix_passes,
             {
-                "backward": "passes" if facts.tried else "fails",
+                "backward": "passes" if facts.fix_passes else "fails",
                 "tried on": f"{op(facts.saved_by).strip('`')} of random numbers of shape {list(facts.shape or ())}",
             }
-            if facts.tried is not None
+            if facts.fix_passes is not None
             else {},
         ),
         *rows,
@@ -141,7 +147,7 @@ def _leaf(facts: InPlaceFacts, change: InPlaceChange | None, name: str) -> tuple
     aside = Fix("If it is an update of the weights: let autograd look away.", f"with torch.no_grad():\n    {inside}")
     if change is None or change.how == "module":
         return (Fix("Give it a copy.", f"{name}.clone()"),)
-    instead = change.instead.replace("\n", "\n") if change.instead else f"{name} = {name}.clone()"
+    instead = change.replacement.replace("\n", "\n") if change.replacement else f"{name} = {name}.clone()"
     return (aside, Fix("If it is a part of the computation: write to a new tensor.", instead))
 
 
@@ -151,7 +157,7 @@ def _chain(facts: InPlaceFacts) -> tuple[Link, ...]:
         return ()
     if facts.saved_by:
         named = facts.parameter or facts.tensor
-        kept = "its own result" if facts.own else f"`{named}`" if named else "what it was given"
+        kept = "its own result" if facts.own_result else f"`{named}`" if named else "what it was given"
         links.append(Link(f"the forward of {op(facts.saved_by)} saves {kept} for its derivative"))
     if change is not None and change.where.line is not None:
         links.append(Link(f"`{change.text}` overwrites it", change.where))
@@ -179,19 +185,19 @@ def no_grad_path(facts: NoGradFacts) -> Finding | None:
     evidence: dict[str, object] = shaped(facts.tensor)
     for name, some, whole in facts.counts:
         evidence[f"parameters of {name} that want a gradient"] = f"{some:,} of {whole:,}"
-    if facts.evaluating:
-        evidence["in eval mode"] = f"{ticked(facts.evaluating)}: innocent, eval() turns no gradient off"
+    if facts.eval_models:
+        evidence["in eval mode"] = f"{ticked(facts.eval_models)}: innocent, eval() turns no gradient off"
     if facts.what in ("loss", "hook", "input"):
         evidence |= {f"{t.name}.requires_grad": t.requires_grad for t in facts.raised.tensors[:8]}
     return Finding("error/no-grad-path", title, where, evidence, cures(facts), _path_chain(facts))
 
 
 def _loss(facts: NoGradFacts) -> str:
-    name = f"`{facts.asked}`" if facts.asked else "the loss"
+    name = f"`{facts.expression}`" if facts.expression else "the loss"
     if facts.cut is not None:
         return told(facts.cut, name)
     wanting = wants(facts)
-    if facts.plain:
+    if facts.no_path:
         verb = "is" if len(wanting) == 1 else "are"
         aside = f", and {ticked(wanting)}, which could, {verb} not used" if wanting else ""
         return f"Nothing that {name} is computed from wants a gradient: no parameter takes part in it{aside}"
@@ -202,29 +208,29 @@ def _loss(facts: NoGradFacts) -> str:
 
 def _not_scalar(facts: NoGradFacts) -> str:
     shape = list(facts.tensor.shape) if facts.tensor is not None else None
-    return f"`{facts.asked or 'the loss'}` has shape {shape}: `backward()` starts from one number"
+    return f"`{facts.expression or 'the loss'}` has shape {shape}: `backward()` starts from one number"
 
 
 def _not_a_tensor(facts: NoGradFacts) -> str:
-    name = f"`{facts.asked}`" if facts.asked else "what `backward()` was called on"
+    name = f"`{facts.expression}`" if facts.expression else "what `backward()` was called on"
     if facts.cut is not None:
         return told(facts.cut, name)
-    if facts.kind == "NoneType":
-        giver = f": `{facts.giver}` returns nothing" if facts.giver else ""
+    if facts.type_name == "NoneType":
+        giver = f": `{facts.producer}` returns nothing" if facts.producer else ""
         return f"{name} is None{giver}, so there is no loss to call `backward()` on"
-    return f"{name} is a {facts.kind}, not a tensor, so it has no `backward()`" + (
-        f": it is what `{facts.giver}` gives" if facts.giver else ""
+    return f"{name} is a {facts.type_name}, not a tensor, so it has no `backward()`" + (
+        f": it is what `{facts.producer}` gives" if facts.producer else ""
     )
 
 
 def _input(facts: NoGradFacts) -> str:
     if facts.cut is not None:
-        return told(facts.cut, f"`{facts.asked}`")
-    return f"`{facts.asked}` does not require grad, so there is no gradient with respect to it"
+        return told(facts.cut, f"`{facts.expression}`")
+    return f"`{facts.expression}` does not require grad, so there is no gradient with respect to it"
 
 
 def _unused(facts: NoGradFacts) -> str:
-    return f"`{facts.asked}` is no part of what was differentiated: the result was not computed from it"
+    return f"`{facts.expression}` is no part of what was differentiated: the result was not computed from it"
 
 
 def _no_parameters(facts: NoGradFacts) -> str:
@@ -233,22 +239,22 @@ def _no_parameters(facts: NoGradFacts) -> str:
         return f"The optimizer got no parameters: `{name}` is {what}, which `parameters()` does not see"
     if any(some == 0 for _, some, whole in facts.counts if whole):
         return "The optimizer got no parameters: those it could have are frozen (`requires_grad` is False)"
-    return f"The optimizer got no parameters: `{facts.asked}` gives none"
+    return f"The optimizer got no parameters: `{facts.expression}` gives none"
 
 
 def _not_a_leaf(facts: NoGradFacts) -> str:
     made = f", the result of `{facts.tensor.made_by}`" if facts.tensor is not None and facts.tensor.made_by else ""
-    return f"`{facts.asked}` is no leaf{made}: an optimizer can only change tensors that nothing was computed for"
+    return f"`{facts.expression}` is no leaf{made}: an optimizer can only change tensors that nothing was computed for"
 
 
 def _grad_is_none(facts: NoGradFacts) -> str:
-    tensor, name = facts.tensor, f"`{facts.asked}`" + (f" (`{facts.parameter}`)" if facts.parameter else "")
+    tensor, name = facts.tensor, f"`{facts.expression}`" + (f" (`{facts.parameter}`)" if facts.parameter else "")
     if tensor is not None and tensor.made_by:
-        made = f"`{facts.asked}` is a result of `{tensor.made_by}`"
-        return f"`{facts.asked}.grad` is None: {made}, and only leaves keep theirs"
+        made = f"`{facts.expression}` is a result of `{tensor.made_by}`"
+        return f"`{facts.expression}.grad` is None: {made}, and only leaves keep theirs"
     if tensor is not None and not tensor.requires_grad:
-        return f"`{facts.asked}.grad` is None: {name} does not require grad"
-    return f"`{facts.asked}.grad` is None: no `backward()` has reached {name} since its gradient was last cleared"
+        return f"`{facts.expression}.grad` is None: {name} does not require grad"
+    return f"`{facts.expression}.grad` is None: no `backward()` has reached {name} since its gradient was last cleared"
 
 
 def _hook(facts: NoGradFacts) -> str:
@@ -257,7 +263,7 @@ def _hook(facts: NoGradFacts) -> str:
 
 def _inference(facts: NoGradFacts) -> str:
     return (
-        f"`{facts.asked or 'a tensor'}` was made under `torch.inference_mode()`, and autograd can't use such a "
+        f"`{facts.expression or 'a tensor'}` was made under `torch.inference_mode()`, and autograd can't use such a "
         "tensor later"
     )
 
@@ -293,7 +299,7 @@ def _path_chain(facts: NoGradFacts) -> tuple[Link, ...]:
                 cut.where,
             )
         )
-    links.append(Link(f"`{facts.asked or 'the loss'}` is asked for a gradient", facts.raised.where))
+    links.append(Link(f"`{facts.expression or 'the loss'}` is asked for a gradient", facts.raised.where))
     return tuple(links)
 
 
@@ -310,23 +316,23 @@ def _path_chain(facts: NoGradFacts) -> tuple[Link, ...]:
     "grows with each turn, and the next step() fails on changed weights.",
     reference=NOTES,
 )
-def backward_twice(facts: TwiceFacts) -> Finding | None:
-    carriers = facts.carriers
+def backward_twice(facts: BackwardTwiceFacts) -> Finding | None:
+    carriers = facts.holders
     first = carriers[0] if carriers else None
     alike = tuple(c.name for c in carriers if first is not None and c.how == first.how)
-    where = at(first.assigned if first is not None else facts.earlier, facts.raised)
+    where = at(first.write if first is not None else facts.first_backward, facts.raised)
     evidence: dict[str, object] = {"nodes in the graph of the loss": facts.nodes, "of them freed": facts.nodes_freed}
     for carrier in carriers[:4]:
-        evidence[carrier.name] = f"shape {list(carrier.shape)}, made by {op(carrier.made_by or '?')}"
-    if facts.earlier.place:
-        evidence["backward was called before"] = f"`{facts.first}`{line(facts.earlier)}"
+        evidence[carrier.name] = f"shape {list(carrier.shape)}, made by {op(carrier.op or '?')}"
+    if facts.first_backward.place:
+        evidence["backward was called before"] = f"`{facts.first_loss}`{line(facts.first_backward)}"
     title = _twice_title(first, alike, facts)
     return Finding(
         "error/backward-twice", title, where, evidence, _twice_fixes(first, alike, facts), _twice_chain(first, facts)
     )
 
 
-def _twice_title(first: GraphHolder | None, alike: tuple[str, ...], facts: TwiceFacts) -> str:
+def _twice_title(first: GraphHolder | None, alike: tuple[str, ...], facts: BackwardTwiceFacts) -> str:
     loss = f"`{facts.loss}`" if facts.loss else "the loss"
     if first is None:
         return f"A part of the graph of {loss} was freed by an earlier `backward()`"
@@ -334,24 +340,25 @@ def _twice_title(first: GraphHolder | None, alike: tuple[str, ...], facts: Twice
     are, them = ("is", "it") if one else ("are", "them")
     turn = "run" if first.cell else "turn"
     of_others = {
-        "turn": f"{names} {'brings' if one else 'bring'} the graph of the {turn} before into this one, and its "
+        "iteration": f"{names} {'brings' if one else 'bring'} the graph of the {turn} before into this one, and its "
         "`backward()` has freed it",
         "sum": f"`{first.name}` adds up results with their graphs, and the `backward()` of the {turn} before has freed "
         "the old ones",
         "sometimes": f"{names} {are} computed in some turns only: in the others the graph is an old one, freed already",
         "again": f"`backward()` is called a second time on {loss}, which was computed once",
-        "held": f"{names} {'keeps' if one else 'keep'} the graph of an earlier step, which its `backward()` has freed",
+        "attribute": f"{names} {'keeps' if one else 'keep'} the graph of an earlier step, which its `backward()` has "
+        "freed",
         "list": f"`{first.name}` keeps results of earlier {turn}s with their graphs, which `backward()` has freed",
         "each": f"All the losses go through `{first.name}`, whose graph the `backward()` of the first has freed",
         "once": f"{names} {are} computed once, and the first `backward()` has freed the graph behind {them}",
     }
     if first.how in of_others:
         return of_others[first.how]
-    before = f"the `backward()` of `{facts.first}`" if facts.first else "an earlier `backward()`"
+    before = f"the `backward()` of `{facts.first_loss}`" if facts.first_loss else "an earlier `backward()`"
     return f"{loss} and an earlier loss both go through `{first.name}`, whose graph {before} has freed"
 
 
-def _twice_fixes(first: GraphHolder | None, alike: tuple[str, ...], facts: TwiceFacts) -> tuple[Fix, ...]:
+def _twice_fixes(first: GraphHolder | None, alike: tuple[str, ...], facts: BackwardTwiceFacts) -> tuple[Fix, ...]:
     loss = facts.loss or "loss"
     if first is None:
         return (Fix("Detach what is carried over from an earlier step.", "state = state.detach()"),)
@@ -396,29 +403,29 @@ def _twice_fixes(first: GraphHolder | None, alike: tuple[str, ...], facts: Twice
         )
         both = Fix(
             "Add both up and call backward once, if both train it.",
-            f"({facts.first or 'first_loss'} + {loss}).backward()",
+            f"({facts.first_loss or 'first_loss'} + {loss}).backward()",
         )
         return (
-            *((apart, both) if facts.optimizers > 1 or not facts.first else (both, apart)),
-            Fix("Or keep the graph for the second loss.", f"{facts.first or 'loss'}.backward(retain_graph=True)"),
+            *((apart, both) if facts.optimizers > 1 or not facts.first_loss else (both, apart)),
+            Fix("Or keep the graph for the second loss.", f"{facts.first_loss or 'loss'}.backward(retain_graph=True)"),
         )
-    if first.how == "held" and re.search(r"\.(append|extend|insert|add)\(", _text(first)):
+    if first.how == "attribute" and re.search(r"\.(append|extend|insert|add)\(", _text(first)):
         return (Fix("Empty it after each backward().", f"self.{first.name.rpartition('.')[2]}.clear()"),)
     return (
         Fix(
             "Cut it off between the turns: the value goes on, the graph does not.",
-            "\n".join(_cut(c) for c in facts.carriers if c.name in alike),
+            "\n".join(_cut(c) for c in facts.holders if c.name in alike),
         ),
     )
 
 
 def _cut(carrier: GraphHolder) -> str:
-    name = carrier.name if carrier.how != "held" else "self." + carrier.name.rpartition(".")[2]
-    return f"{name} = tuple(part.detach() for part in {name})" if carrier.several else f"{name} = {name}.detach()"
+    name = carrier.name if carrier.how != "attribute" else "self." + carrier.name.rpartition(".")[2]
+    return f"{name} = tuple(part.detach() for part in {name})" if carrier.container else f"{name} = {name}.detach()"
 
 
 def _text(carrier: GraphHolder) -> str:
-    return carrier.assigned.text or ""
+    return carrier.write.text or ""
 
 
 def _detached(carrier: GraphHolder) -> str:
@@ -431,20 +438,22 @@ def _detached(carrier: GraphHolder) -> str:
     return f"{carrier.name}.append(x.detach())"
 
 
-def _twice_chain(first: GraphHolder | None, facts: TwiceFacts) -> tuple[Link, ...]:
+def _twice_chain(first: GraphHolder | None, facts: BackwardTwiceFacts) -> tuple[Link, ...]:
     links = []
-    if first is not None and first.assigned.line is not None:
-        links.append(Link(f"`{first.name}` gets its value, and with it a graph", first.assigned))
+    if first is not None and first.write.line is not None:
+        links.append(Link(f"`{first.name}` gets its value, and with it a graph", first.write))
     if first is not None and first.how in ("shared", "each"):
         links.append(Link("the losses are computed from it", first.read if first.how == "shared" else NOWHERE))
-    if facts.earlier.line is not None:
-        links.append(Link(f"`backward()` on `{facts.first}` frees what that graph has saved", facts.earlier))
+    if facts.first_backward.line is not None:
+        links.append(
+            Link(f"`backward()` on `{facts.first_loss}` frees what that graph has saved", facts.first_backward)
+        )
     elif first is not None:
         links.append(Link("an earlier `backward()` frees what that graph has saved"))
     if (
         first is not None
         and first.read.line is not None
-        and first.read != first.assigned
+        and first.read != first.write
         and (first.read.line != facts.raised.where.line)
         and first.how not in ("shared", "each")
     ):

@@ -80,10 +80,10 @@ def told(cut: GraphCut, name: str) -> str:
         return _block(cut, got) + behind
     if (
         cut.kind == "number"
-        and not (cut.target or cut.written.startswith("return"))
-        or not cut.written.endswith(cut.text)
+        and not (cut.target or cut.statement.startswith("return"))
+        or not cut.statement.endswith(cut.text)
         and cut.kind == "number"
-        and (cut.written.endswith(("}", "]")) or "tensor(" in cut.written)
+        and (cut.statement.endswith(("}", "]")) or "tensor(" in cut.statement)
     ):
         return f"{name} has no gradient: `{cut.op}` in `{cut.text}` takes the value out of {source}"
     call = cut.op if cut.op.startswith(".") else f".{cut.op}()"
@@ -149,7 +149,7 @@ def _detached(cut: GraphCut, to: str, source: str, gets: str) -> tuple[Fix, ...]
         else ("Leave the cut out; detach a copy for what is only shown.")
     )
     first = Fix(what, _without(cut, to))
-    if ".append(" not in cut.written + (cut.where.text or ""):
+    if ".append(" not in cut.statement + (cut.where.text or ""):
         return (first,)
     return first, Fix("And join the tensors with stack, which keeps their graphs.", "torch.stack(...)")
 
@@ -179,7 +179,7 @@ def _sampled(cut: GraphCut, to: str, source: str, gets: str) -> tuple[Fix, ...]:
 def _checkpoint(cut: GraphCut, to: str, source: str, gets: str) -> tuple[Fix, ...]:
     newer = re.sub(r",? *use_reentrant=\w+", "", cut.text)[:-1] + ", use_reentrant=False)"
     return (
-        Fix("Use its newer form, which needs no such input.", cut.written.replace(cut.text, newer)),
+        Fix("Use its newer form, which needs no such input.", cut.statement.replace(cut.text, newer)),
         Fix("Or let an input want a gradient.", f"{source}.requires_grad_()"),
     )
 
@@ -197,7 +197,7 @@ def _outside(cut: GraphCut, to: str, source: str, gets: str) -> tuple[Fix, ...]:
     return (
         Fix(
             "Compute it outside of the block; keep the block for what is only evaluated.",
-            f"{cut.written}   # {without}",
+            f"{cut.statement}   # {without}",
         ),
     )
 
@@ -231,35 +231,35 @@ _CURES: dict[str, Callable[[GraphCut, str, str, str], tuple[Fix, ...]]] = {
 
 def _without(cut: GraphCut, to: str) -> str:
     """The statement without the op that cuts."""
-    if "numpy" in cut.written:  # what comes after is to be written with torch's ops
+    if "numpy" in cut.statement:  # what comes after is to be written with torch's ops
         return f"{to} = {cut.source or cut.text}   # and torch's ops instead of NumPy's after it"
     call = cut.op if cut.op.startswith(".") else f".{cut.op}()"
-    if call in cut.written:
-        kept = cut.written.replace(".cpu()" + call, "").replace(call, "")
+    if call in cut.statement:
+        kept = cut.statement.replace(".cpu()" + call, "").replace(call, "")
         return re.sub(r"torch\.(?:as_)?tensor\((.*)\)$", r"\1", kept)  # which would copy the value, without its graph
-    if cut.source and cut.text in cut.written:
-        inner = f"({cut.source})" if " " in cut.source and cut.text + "." in cut.written else cut.source
-        return cut.written.replace(cut.text, inner)
+    if cut.source and cut.text in cut.statement:
+        inner = f"({cut.source})" if " " in cut.source and cut.text + "." in cut.statement else cut.source
+        return cut.statement.replace(cut.text, inner)
     return f"{to} = {cut.source or cut.text}"
 
 
 def cures(facts: NoGradFacts) -> tuple[Fix, ...]:
     """Fixes for error/no-grad-path, with the user's own names."""
     if facts.cut is not None:
-        return cured(facts.cut, facts.asked)
-    name = facts.asked or "loss"
+        return cured(facts.cut, facts.expression)
+    name = facts.expression or "loss"
     if facts.what == "not scalar":
-        tried = facts.reduced is not None
+        tried = facts.mean is not None
         return (
             Fix(
                 "Reduce it to one number.",
                 f"{name}.mean().backward()",
                 True if tried else None,
-                {"the mean": facts.reduced, "shape": []} if tried else {},
+                {"the mean": facts.mean, "shape": []} if tried else {},
             ),
             Fix("Or say with which weights its entries are added up.", f"{name}.backward(torch.ones_like({name}))"),
         )
-    if facts.plain and facts.what == "loss":
+    if facts.no_path and facts.what == "loss":
         used = [*wants(facts), "model(x)"][0]
         loss = name if name.isidentifier() else "loss"
         return (Fix("Compute it from what the model gives.", f"{loss} = loss_fn({used}, target)"),)
@@ -280,15 +280,15 @@ def cures(facts: NoGradFacts) -> tuple[Fix, ...]:
 
 
 def _not_a_tensor(facts: NoGradFacts, name: str) -> tuple[Fix, ...]:
-    if facts.kind == "NoneType":
-        giver = f"`{facts.giver}`" if facts.giver else "the function that makes it"
+    if facts.type_name == "NoneType":
+        giver = f"`{facts.producer}`" if facts.producer else "the function that makes it"
         return (Fix("Return the loss.", f"return loss   # at the end of {giver}"),)
-    if facts.kind in ("tuple", "list"):
+    if facts.type_name in ("tuple", "list"):
         return (
             Fix("Take the loss out of it.", f"{name}[0].backward()"),
             Fix("Or add up what it holds.", f"sum({name}).backward()"),
         )
-    if facts.kind in ("dict", "OrderedDict"):
+    if facts.type_name in ("dict", "OrderedDict"):
         return (Fix("Add up the losses that it holds.", f"sum({name}.values()).backward()"),)
     return (Fix("Keep the loss a tensor: no float(), .item() or NumPy on its way.", f"print(type({name}))"),)
 
