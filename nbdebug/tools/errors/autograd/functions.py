@@ -1,9 +1,9 @@
-"""What the user's functions say that are not running any more: their syntax, with names resolved as far as they lie.
+"""The user's functions as syntax, also those that no longer run, with the values of their variables as far as known.
 
 A fault of the autograd graph shows in `backward()`, when the frames of the forward are gone. Their source is not. A
-`Code` is a function (or a cell, or a file) with what is known of its variables: those of its frame where one is left,
-its closure, its globals, and what the caller wrote for its parameters. From there a call is followed into the function
-or the module's `forward` that it means. Nothing is run: names are looked up as they lie.
+`FunctionSource` is a function (or a cell, or a file) with what is known of its variables: those of its frame where one
+is left, its closure, its globals, and what the caller wrote for its parameters. From there `calls.py` follows a call
+into the function or the module's `forward` that it runs. Nothing is run: a value is read where it lies.
 """
 
 from __future__ import annotations
@@ -91,13 +91,13 @@ SCOPES = (*FUNCTIONS, ast.ClassDef)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Source:
-    """A file's or a cell's syntax tree. parents: of each node, by its id; bound: the statements that give a function's
-    variables their values, by the function's id, as they are asked for."""
+    """A file's or a cell's syntax tree. parents: of each node, by its id; bindings: the statements that give the
+    variables of a function their values, by the function's id, filled on demand."""
 
     file: str
     tree: ast.Module
     parents: Mapping[int, ast.AST]
-    bound: dict[int, dict[str, list[Any]]] = dataclasses.field(default_factory=dict)
+    bindings: dict[int, dict[str, list[Any]]] = dataclasses.field(default_factory=dict)
 
     def around(self, node: ast.AST) -> Iterator[ast.AST]:
         """What stands around a node, from within, within its own function."""
@@ -117,7 +117,7 @@ class Source:
 
 
 def source(file: str) -> Source | None:
-    """None where the source is not at hand, or is none of Python's."""
+    """None where the source can't be read, or is not Python."""
     tree = tree_of(file)
     return None if tree is None else _source(file, tree)
 
@@ -196,39 +196,21 @@ def statement_of(node: Any, code: FunctionSource) -> Any:
 
 def frame_source(frame: Frame) -> FunctionSource | None:
     """The function of a frame of the traceback, with the frame's variables."""
-    read = source(frame.site.file)
-    if read is None:
+    file = source(frame.site.file)
+    if file is None:
         return None
     if frame.site.function == "<module>":
-        return FunctionSource(read, read.tree, frame, live=True)
+        return FunctionSource(file, file.tree, frame, live=True)
     around = [
         n
-        for n in ast.walk(read.tree)
+        for n in ast.walk(file.tree)
         if isinstance(n, FUNCTIONS) and _first_line(n) <= frame.site.line <= (n.end_lineno or 0)
     ]
     named = [n for n in around if getattr(n, "name", "<lambda>") == frame.site.function]
     if not named and frame.site.function in ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>"):
         named = around
     node: Any = min(named, key=lambda n: (n.end_lineno or 0) - _first_line(n), default=None)
-    return FunctionSource(read, node, frame, live=True) if node is not None else None
-
-
-def failing_node(code: FunctionSource) -> Any:
-    """What ran in a function of the traceback: the smallest expression, else the statement; None where not known."""
-    found = expression(code.frame)
-    if found is None:
-        return None
-    alike = [n for n in ast.walk(code.source.tree) if type(n) is type(found)]
-    return next((n for n in alike if _span(n) == _span(found)), None)
-
-
-def _span(node: Any) -> tuple[Any, ...]:
-    return node.lineno, node.end_lineno, node.col_offset, node.end_col_offset
-
-
-def _first_line(node: Any) -> int:
-    """The line at which Python says that a function begins: that of its first decorator."""
-    return min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
+    return FunctionSource(file, node, frame, live=True) if node is not None else None
 
 
 def function_source(function: Any) -> FunctionSource | None:
@@ -237,54 +219,64 @@ def function_source(function: Any) -> FunctionSource | None:
     if type(function) is not types.FunctionType or kind_of(function.__code__) != USER:
         return None
     code = function.__code__
-    read = source(code.co_filename)
-    node = (
-        None
-        if read is None
-        else next(
-            (
-                n
-                for n in ast.walk(read.tree)
-                if isinstance(n, FUNCTIONS)
-                and _first_line(n) == code.co_firstlineno
-                and getattr(n, "name", "<lambda>") == code.co_name
-            ),
-            None,
-        )
-    )
-    if read is None or node is None:
+    file = source(code.co_filename)
+    for node in ast.walk(file.tree) if file is not None else ():
+        if (
+            file is not None
+            and isinstance(node, FUNCTIONS)
+            and _first_line(node) == code.co_firstlineno
+            and getattr(node, "name", "<lambda>") == code.co_name
+        ):
+            names = {
+                name: cell.cell_contents
+                for name, cell in zip(code.co_freevars, function.__closure__ or ())
+                if cell_has_value(cell)
+            }
+            around = function.__globals__
+            if any(name in around for name in code.co_varnames):  # a variable of its own hides the file's
+                around = {name: value for name, value in around.items() if name not in code.co_varnames}
+            frame = Frame(names, Site(code.co_filename, code.co_firstlineno, code.co_name), True, None, around)
+            return FunctionSource(file, node, frame)
+    return None
+
+
+def _first_line(node: Any) -> int:
+    """The line at which Python says that a function begins: that of its first decorator."""
+    return min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
+
+
+def failing_node(code: FunctionSource) -> Any:
+    """What ran in a function of the traceback: the smallest expression, else the statement; None where not known."""
+    node = expression(code.frame)
+    if node is None:
         return None
-    closure = {
-        name: cell.cell_contents
-        for name, cell in zip(code.co_freevars, function.__closure__ or ())
-        if cell_has_value(cell)
-    }
-    around = function.__globals__
-    if any(name in around for name in code.co_varnames):  # a variable of its own hides the file's
-        around = {name: thing for name, thing in around.items() if name not in code.co_varnames}
-    frame = Frame(closure, Site(code.co_filename, code.co_firstlineno, code.co_name), True, None, around)
-    return FunctionSource(read, node, frame)
+    alike = [n for n in ast.walk(code.source.tree) if type(n) is type(node)]
+    return next((n for n in alike if _span(n) == _span(node)), None)
+
+
+def _span(node: Any) -> tuple[Any, ...]:
+    return node.lineno, node.end_lineno, node.col_offset, node.end_col_offset
 
 
 def static_value(node: Any, code: Any) -> Any:
-    """The value of an expression, as far as it is known: as it lies, else as the caller or an assignment has it."""
+    """The value of an expression: from the frame, else by what the caller or an assignment gives; else UNKNOWN."""
     for _ in range(10):
-        found = value_of(node, code.frame)
-        if found is not UNKNOWN or not isinstance(node, ast.Name):
-            return _static_part(node, code) if found is UNKNOWN else found
+        value = value_of(node, code.frame)
+        if value is not UNKNOWN or not isinstance(node, ast.Name):
+            return _static_part(node, code) if value is UNKNOWN else value
         if node.id in code.arguments:
             node, code = code.arguments[node.id]
             if not isinstance(node, ast.AST):
                 return UNKNOWN
             continue
-        assigned = [
+        bindings = [
             s
             for s in assignments(code, node.id, code.line)
             if isinstance(s, ast.Assign) and isinstance(s.targets[0], ast.Name)
         ]
-        if not assigned or any(n.id == node.id for n in ast.walk(assigned[-1].value) if isinstance(n, ast.Name)):
+        if not bindings or any(n.id == node.id for n in ast.walk(bindings[-1].value) if isinstance(n, ast.Name)):
             return UNKNOWN
-        node = assigned[-1].value
+        node = bindings[-1].value
     return UNKNOWN
 
 
@@ -292,61 +284,30 @@ def _static_part(node: Any, code: Any) -> Any:
     """An attribute or an item of what only the caller or an assignment knows."""
     if not isinstance(node, (ast.Attribute, ast.Subscript)):
         return UNKNOWN
-    thing = static_value(node.value, code)
-    if thing is UNKNOWN:
+    whole = static_value(node.value, code)
+    if whole is UNKNOWN:
         return UNKNOWN
-    frame = dataclasses.replace(code.frame, names={"it": thing})
     name = ast.Name("it", ast.Load())
-    again = (
+    part = (
         ast.Attribute(name, node.attr, ast.Load())
         if isinstance(node, ast.Attribute)
         else ast.Subscript(name, node.slice, ast.Load())
     )
-    return value_of(again, frame)
-
-
-def targets(statement: Any) -> list[Any]:
-    """What a statement assigns to: names, attributes, items, each for itself."""
-    if isinstance(statement, ast.Assign):
-        whole = list(statement.targets)
-    elif isinstance(statement, (ast.AugAssign, ast.AnnAssign, ast.For, ast.AsyncFor)):
-        whole = [statement.target]
-    elif isinstance(statement, (ast.With, ast.AsyncWith)):
-        whole = [item.optional_vars for item in statement.items if item.optional_vars is not None]
-    else:
-        whole = [n.target for n in own_expressions(statement) if isinstance(n, ast.NamedExpr)]
-    found = []
-    while whole:
-        one = whole.pop(0)
-        if isinstance(one, (ast.Tuple, ast.List)):
-            whole += one.elts
-        else:
-            found.append(one.value if isinstance(one, ast.Starred) else one)
-    return found
-
-
-def own_expressions(statement: Any) -> Iterator[ast.AST]:
-    """The expressions of a statement itself, without the statements within it."""
-    for field, inner in ast.iter_fields(statement):
-        if field in ("body", "orelse", "finalbody", "handlers", "cases", "decorator_list"):
-            continue
-        for one in inner if isinstance(inner, list) else [inner]:
-            if isinstance(one, ast.AST):
-                yield from ast.walk(one)
+    return value_of(part, dataclasses.replace(code.frame, names={"it": whole}))
 
 
 def assignments(code: FunctionSource, name: str, before: int | tuple[int, int]) -> list[Any]:
     """The statements that give a variable its value, those that end before a line, or before a (line, column); those
     after it (of a loop) if there are none and it is no parameter."""
-    at = before if isinstance(before, tuple) else (before, 0)
-    known = code.source.bound.get(id(code.node))
-    if known is None:
-        known = code.source.bound.setdefault(id(code.node), {})
+    position = before if isinstance(before, tuple) else (before, 0)
+    bindings = code.source.bindings.get(id(code.node))
+    if bindings is None:
+        bindings = code.source.bindings.setdefault(id(code.node), {})
         for statement in code.statements():
             for target in {t.id for t in targets(statement) if isinstance(t, ast.Name)}:
-                known.setdefault(target, []).append(statement)
-    found = known.get(name, [])
-    return [s for s in found if end_position(s) <= at] or ([] if name in code.arguments else found)
+                bindings.setdefault(target, []).append(statement)
+    statements = bindings.get(name, [])
+    return [s for s in statements if end_position(s) <= position] or ([] if name in code.arguments else statements)
 
 
 def end_position(statement: Any) -> tuple[int, int]:
@@ -354,6 +315,36 @@ def end_position(statement: Any) -> tuple[int, int]:
     if hasattr(statement, "body"):
         return statement.lineno, statement.col_offset
     return statement.end_lineno, statement.end_col_offset
+
+
+def targets(statement: Any) -> list[Any]:
+    """What a statement assigns to: names, attributes, items, each for itself."""
+    if isinstance(statement, ast.Assign):
+        todo = list(statement.targets)
+    elif isinstance(statement, (ast.AugAssign, ast.AnnAssign, ast.For, ast.AsyncFor)):
+        todo = [statement.target]
+    elif isinstance(statement, (ast.With, ast.AsyncWith)):
+        todo = [item.optional_vars for item in statement.items if item.optional_vars is not None]
+    else:
+        todo = [n.target for n in own_expressions(statement) if isinstance(n, ast.NamedExpr)]
+    single = []
+    while todo:
+        target = todo.pop(0)
+        if isinstance(target, (ast.Tuple, ast.List)):
+            todo += target.elts
+        else:
+            single.append(target.value if isinstance(target, ast.Starred) else target)
+    return single
+
+
+def own_expressions(statement: Any) -> Iterator[ast.AST]:
+    """The expressions of a statement itself, without the statements within it."""
+    for field, value in ast.iter_fields(statement):
+        if field in ("body", "orelse", "finalbody", "handlers", "cases", "decorator_list"):
+            continue
+        for node in value if isinstance(value, list) else [value]:
+            if isinstance(node, ast.AST):
+                yield from ast.walk(node)
 
 
 def loops_around(code: FunctionSource, node: ast.AST) -> list[Any]:
