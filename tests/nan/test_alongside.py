@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import nbdebug
-from nbdebug.tools.nan import locate as reliving
+from nbdebug.tools.nan import locate
 from nbdebug.tools.nan.probe import Probe, StopCell
 from nbdebug.tools.nan.report import report_of
 from nbdebug.tools.nan.suspects import RecordingScan
@@ -28,7 +28,7 @@ def alongside(step, model, optimizer) -> nbdebug.Report:
         with contextlib.suppress(StopCell):
             step()
         seen = probe.end_step()
-    reliving.relive(probe, seen, scout)
+    locate.locate_origins(probe, seen, scout)
     return report_of(probe, seen, "", "", 1)
 
 
@@ -69,13 +69,13 @@ def roots(request, monkeypatch):
     model, x, keep = Roots(request.param), torch.randn(4, 3, 6), torch.ones(4, 1, 1)
     keep[2] = 0
     passes = []
-    for name in ("scouted", "_replayed"):
-        whole = getattr(reliving, name)
-        monkeypatch.setattr(reliving, name, lambda *a, name=name, whole=whole: passes.append(name) or whole(*a))
+    for name in ("scan_replay", "_replay"):
+        whole = getattr(locate, name)
+        monkeypatch.setattr(locate, name, lambda *a, name=name, whole=whole: passes.append(name) or whole(*a))
     return model, x, keep, passes
 
 
-@pytest.mark.parametrize(("roots", "expected"), [(False, []), (True, ["_replayed"])], indirect=["roots"])
+@pytest.mark.parametrize(("roots", "expected"), [(False, []), (True, ["_replay"])], indirect=["roots"])
 def test_a_fault_born_in_backward_takes_no_more_passes_than_it_must(roots, expected):
     model, x, keep, passes = roots
     report = alongside(lambda: model(x, keep).backward(), model, None)
@@ -91,7 +91,7 @@ def test_a_fault_of_the_forward_takes_one_replay(roots):
     keep[2] = -1
     report = alongside(lambda: model(x, keep).backward(), model, None)
     assert (report.findings[0].code, report.findings[0].where.samples) == ("nan/sqrt-of-negative", (2,))
-    assert passes == ["_replayed"]
+    assert passes == ["_replay"]
 
 
 def test_births_that_a_shortcut_would_miss_are_found():

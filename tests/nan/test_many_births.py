@@ -62,5 +62,5 @@ def test_the_births_of_steps_gone_by_are_forgotten():
         for n in range(20):
             probe.begin_step(n)
             assert probe.end_step(step()) is None
-            kept.append(len(probe.flow.births))
+            kept.append(len(probe.taint.origins))
     assert max(kept) <= 2 * kept[0], f"births pile up: {kept}"

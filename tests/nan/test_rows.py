@@ -45,7 +45,7 @@ def test_rows_in_nested_arguments_alone_and_together(act, bad, smallest):
     case = Case(Unpacks(act), lambda m: m(batch, ids=torch.arange(BATCH))["out"][0].mean(), module="")
     report = case.search()
     assert report.findings[0].where.samples == bad and report.facts["rows"]["smallest"] == smallest
-    said = "Row 1 alone is enough" if smallest == (1,) else "Rows 1, 4 make the step fail together"
+    said = "Row 1 alone is enough" if smallest == (1,) else "Rows 1 and 4 make the step fail together"
     assert any(said in note for note in report.notes)
 
 
@@ -55,7 +55,7 @@ def test_a_right_hint_saves_replays_and_a_wrong_one_is_corrected():
         x, side = torch.randn(BATCH, 4), side_with({3})
         report = Case(Tower([Plain(), Log()]), lambda m: m(x, side).mean(), samples=hint).search()  # noqa: B023
         assert report.findings[0].where.samples == (3,)
-        corrected = "The op tracer saw the fault in rows 2; by replay it takes 3."
+        corrected = "The op tracer found the fault in row 2; replays find it in row 3."
         assert (corrected in report.notes) == (hint == (2,))
         counts[hint] = report.facts["replays"]["rows"]
     assert counts[(3,)] == 3 < counts[None] <= counts[(2,)]

@@ -13,7 +13,7 @@ from torch import nn
 from nbdebug.observe.snapshot import Snapshot
 from nbdebug.observe.tensors import fingerprint
 from nbdebug.report import Finding, Report, Where
-from nbdebug.tools.nan.bisect import search
+from nbdebug.tools.nan.bisect import bisect
 from tests.nan.towers import BATCH, Case, Distance, Log, Plain, Tower, no_hooks, side_with, tower
 
 
@@ -77,7 +77,7 @@ def test_a_sound_step_gives_an_ok_report_after_two_runs():
     case = Case(tower(Plain, 0)[0], lambda m: m(x, side_with({1})).square().mean())
     report = case.search()
     assert report.ok and case.calls == 2 and report.facts["replays"] == {"repeat": 2, "modules": 0, "ops": 0, "rows": 0}
-    assert report.notes == ("The step was run 2 times: 2 to see that it repeats.",)
+    assert report.notes == ("The step was run 2 times: 2 to check that it repeats.",)
 
 
 class Around(nn.Module):
@@ -149,7 +149,7 @@ def test_a_bad_batch_and_a_bad_weight(where):
     report = Case(model, lambda m: m(x, torch.ones(BATCH)).mean(), **where).search()
     assert report.facts["replays_point_at"] == where["module"]
     assert report.findings[0].where.samples == ((2,) if where["phase"] == "input" else None)
-    assert where["phase"] == "input" or "the step fails too with row 0 or 1 or 3 or 4 in place" in report.notes[1]
+    assert where["phase"] == "input" or "the step also fails with row 0 or 1 or 3 or 4 in place" in report.notes[1]
 
 
 def test_parameters_that_only_the_update_breaks_go_straight_to_the_tracer():
@@ -169,7 +169,7 @@ def test_several_models_and_several_losses():
         (a(x, good).detach() + b(x, bad)).mean().backward()
 
     found = Report("q", (Finding("nan/x", "t", Where(module="b.1")),))
-    report = search(step, {"a": a, "b": b}, trace=lambda: step() or found)
+    report = bisect(step, {"a": a, "b": b}, trace=lambda: step() or found)
     assert report.facts["replays_point_at"] == "b.1" and report.findings[0].where.samples == (1,)
 
 
@@ -197,7 +197,7 @@ def test_the_bar_comes_after_two_seconds_and_goes(monkeypatch):
 def test_when_the_tracer_sees_no_fault_its_report_is_given_with_a_note():
     model, x, side = Tower([Log()]), torch.randn(BATCH, 4).requires_grad_(), side_with({3})
     report = Case(model, lambda m: m(x, side).mean(), says=()).search()
-    assert report.ok and "Replays point at `0`, but the op tracer judged that there is no fault." in report.notes
+    assert report.ok and "Replays point at `0`, but the op tracer found no fault." in report.notes
 
 
 @pytest.mark.parametrize("call", [1, 2, 3, 5, 11])

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from nbdebug.report import Finding, Report, Where
-from nbdebug.tools.nan.bisect import search
+from nbdebug.tools.nan.bisect import bisect
 
 BATCH = 6
 
@@ -97,7 +97,7 @@ class Case:
 
     def search(self, **more):
         optimizers = [self.optimizer] if self.optimizer else []
-        return search(self.step, {"model": self.model}, optimizers, trace=self.trace, **more)
+        return bisect(self.step, {"model": self.model}, optimizers, trace=self.trace, **more)
 
 
 def no_hooks(model):

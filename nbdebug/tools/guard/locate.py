@@ -23,8 +23,8 @@ from nbdebug.observe.tensors import can_be_nonfinite, tensors_in
 from nbdebug.report import PHASES, Finding, Report, Where
 from nbdebug.tools.guard.rollback import BufferBackup
 from nbdebug.tools.guard.trip import Trip
-from nbdebug.tools.nan.facts import LostStep, Target
-from nbdebug.tools.nan.locate import NotLocated, relive, uncollected
+from nbdebug.tools.nan.facts import Target, UnlocatedStep
+from nbdebug.tools.nan.locate import NotLocated, locate_origins, uncollected
 from nbdebug.tools.nan.nan_trace import eager
 from nbdebug.tools.nan.probe import Detection, Probe, RunHistory, StopCell
 from nbdebug.tools.nan.report import report_of
@@ -53,12 +53,12 @@ def locate(
 
     def look(live: bool) -> Report | str:
         probe = Probe(models, optimizers, live=live, named=True)
-        probe.run = probe.run if run is None else copy.deepcopy(run)
+        probe.history = probe.history if run is None else copy.deepcopy(run)
         with uncollected(), as_before(models, optimizers), eager() as notes:
             scout = RecordingScan(probe) if not live and redo is None else None
             seen = _again(probe, trip, models, redo)
             if seen is not None and not probe.live:
-                relive(probe, seen, scout)
+                locate_origins(probe, seen, scout)
             if seen is not None:
                 return report_of(probe, seen, question, subject, trip.step + 1, notes=tuple(notes))
         blind = probe.recorder.disabled_by
@@ -89,9 +89,9 @@ def _again(probe: Probe, trip: Trip, models: Mapping[str, nn.Module], redo: Call
     replay = Replay(trip.tape, models=models, on_op=on_op, on_line=on_line)
     with probe:
         probe.begin_step(trip.step)
-        probe.about_to_step = True
+        probe.without_optimizer = True
         given = [t for call in trip.inputs for t in tensors_in(call[1:]) if t.dim()]
-        probe.flow.births.batch = given[0].shape[0] if given else None  # known before the first call comes again
+        probe.taint.origins.batch = given[0].shape[0] if given else None  # known before the first call comes again
         probe.tape.random, probe.tape.cuda_random = trip.tape.random, trip.tape.cuda_random  # a fix is tried on these
         if trip.tape.entries and (redo is None or trip.reason == "parameter"):
             with contextlib.suppress(StopCell):  # the loss is bad: the rest would tell no more
@@ -111,7 +111,7 @@ def _spoiled_buffer(probe: Probe) -> Detection | None:
     if not probe.live:
         return Detection(Target("buffer", Where(step=probe.step)), set(), len(probe.tape.entries) - 1)
     for name, buffer in buffers:
-        origins = {i for i in probe.flow.origins(buffer) if probe.flow.births[i].memory is None}
+        origins = {i for i in probe.taint.origins_of(buffer) if probe.taint.origins[i].storage is None}
         if origins:
             return Detection(Target("buffer", Where(step=probe.step), name), origins, len(probe.tape.entries) - 1)
     return None
@@ -148,7 +148,7 @@ def _on_cpu(models: Mapping[str, nn.Module]) -> bool:
 def lost(trip: Trip, question: str, subject: str, reason: str, look: str = "") -> Report:
     """The report on a step that can't be located, or, with the call that does it, has not been yet."""
     before = [line for line in trip.lines[:-1] if line.outcome == "ok"]
-    lost = LostStep(
+    lost = UnlocatedStep(
         trip.step, trip.sentence(), reason, tuple(x.loss for x in before), tuple(x.norm for x in before), look
     )
     return Report(question, (name_it(lost),), subject=subject, steps=trip.step + 1)

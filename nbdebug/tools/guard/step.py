@@ -126,8 +126,8 @@ class StepHistory:
         run = RunHistory(
             losses=[x for x in (self._first, *self._losses) if x is not None], first_step=number, optimizer_steps=number
         )
-        run._first_sizes = list(self._begun._first_sizes)
-        run._first_input = max((s for s in read_scalars(self._inputs or []) if math.isfinite(s)), default=0.0)
+        run.first_sizes = list(self._begun.first_sizes)
+        run.first_input = max((s for s in read_scalars(self._inputs or []) if math.isfinite(s)), default=0.0)
         if self._last is not None:
             run.optimizer = type(self._last).__name__
             lr = self._last.param_groups[0].get("lr")

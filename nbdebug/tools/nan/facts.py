@@ -1,8 +1,8 @@
 """What the probe saw, as plain numbers and names. The rules read nothing else.
 
 NanFacts                     one traced run that went bad
-├── target                   what was seen bad first that mattered: a loss, a gradient, a parameter
-├── births: Birth …          every place where a non-finite value came into being on the way there, oldest first
+├── target                   what went bad first that mattered: a loss, a gradient, a parameter
+├── origins: OriginFact …    each place where a non-finite value came into being on the way there, oldest first
 │   └── operands: Operand …  what the op was given, and where that came from
 └── history                  losses, growth of parameters and inputs, step by step
 """
@@ -56,16 +56,16 @@ class Operand:
 
 @dataclasses.dataclass(frozen=True)
 class OriginFact:
-    """A non-finite value coming into being: finite operands (or an inf) in, an inf or a NaN out.
+    """An op with finite operands (or an infinite one) and a result that is inf or NaN.
 
     made: "nan", "inf", "-inf" or "mixed". external: "parameter", "buffer", "input" or "target" for a tensor
     that was bad when the step got it; then `op` is "". during: "forward", "backward" or "optimizer". scalars: the op's
-    number arguments by name (exponent, value, ignore_index …). parents: indices into `NanFacts.births`. intended: a
+    number arguments by name (exponent, value, ignore_index …). parents: indices into `NanFacts.origins`. intended: a
     -inf that a mask put there on purpose. absorbed_by: ops that dropped it in the forward (where, masked_fill, index).
-    step: when it was born. custom: born in the user's own backward. whole: all of the tensor is bad. earlier_step: born
-    in an earlier step and kept in a buffer since. name: the parameter's or buffer's name, for an external one. factors:
-    (low, high) of what it was multiplied by where no parameter flowed in (a target, a weight). after_model: born after
-    the model had returned.
+    custom: the op ran in the user's own backward. whole: all of the tensor is bad. earlier_step: it happened in an
+    earlier step, and a buffer has held it since. name: the parameter's or buffer's name, for an external one. factors:
+    (low, high) of what it was multiplied by where no parameter flowed in (a target, a weight). after_model: the model
+    had returned by then.
     """
 
     index: int
@@ -98,7 +98,7 @@ class OriginFact:
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What was seen bad, and mattered. kind: "loss", "gradient", "parameter", "buffer", "returned" or "exception"."""
+    """What went bad, and mattered. kind: "loss", "gradient", "parameter", "buffer", "returned" or "exception"."""
 
     kind: str
     where: Where
@@ -123,29 +123,30 @@ class RunFacts:
 
 @dataclasses.dataclass(frozen=True)
 class NanFacts:
-    """One fault: its target, the births among its ancestors (oldest first), and the run before it.
+    """One fault: its target, the origins that lead there (oldest first), and the run before it.
 
-    culprit: index of the birth that is to blame. step: the first bad step, 0-based.
+    culprit: index of the origin that is to blame. step: the first bad step, 0-based.
     """
 
     step: int
     target: Target
-    births: tuple[OriginFact, ...]
+    origins: tuple[OriginFact, ...]
     culprit: int
     history: RunFacts = RunFacts()
 
     @property
-    def birth(self) -> OriginFact:
-        return self.births[self.culprit]
+    def origin(self) -> OriginFact:
+        """The one that is to blame."""
+        return self.origins[self.culprit]
 
     @property
     def descendants(self) -> tuple[OriginFact, ...]:
-        """Births made of the culprit, oldest first."""
-        made = {self.culprit}
-        for b in self.births:
-            if made & set(b.parents):
-                made.add(b.index)
-        return tuple(b for b in self.births if b.index in made and b.index != self.culprit)
+        """Origins whose values were made of the culprit's, oldest first."""
+        family = {self.culprit}
+        for origin in self.origins:
+            if family & set(origin.parents):
+                family.add(origin.index)
+        return tuple(o for o in self.origins if o.index in family and o.index != self.culprit)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,13 +162,14 @@ class CompiledFacts:
 
 
 @dataclasses.dataclass(frozen=True)
-class LostStep:
-    """A step that a guard stopped and that could not be located. sentence: what was seen; reason: why there is no
-    place; losses, norms: of the steps before it. look: the call that looks for the place, where nobody has yet."""
+class UnlocatedStep:
+    """A step that a guard stopped and that has no known place. sentence: what was not finite; reason: why there is no
+    place; losses, norms: of the steps before it. locate_call: the call that searches for the place, where nobody has
+    yet."""
 
     step: int
     sentence: str
     reason: str
     losses: tuple[float | None, ...] = ()
     norms: tuple[float | None, ...] = ()
-    look: str = ""
+    locate_call: str = ""

@@ -1,9 +1,14 @@
-"""Find out afterwards where a bad value came from: replay the recorded step, and look.
+"""Find the origin of a bad value after the step, by replaying the recorded ops.
 
 On an accelerator a look at every op while the step runs makes the host wait at each. So the step is only recorded; when
-its end shows something bad, it is replayed. A scout, which went along with the recording or with a replay of its own,
-tells which ops made something bad; one more replay keeps the books, for those ops alone. A fault in the forward needs
-the forward only; one that was born in backward, at a single op, needs backward down to that op.
+its end shows something bad (`locate_origins`), it is replayed:
+
+1. A scan tells which ops made something bad (`suspects.py`): it went along with the recording, or is a replay of its
+   own.
+2. One more replay propagates taint for those ops alone (`ReplayLocator`, with the tracker of `replay_taint.py`). A
+   fault of the forward needs the forward only; one that was born in backward, at a single op, needs backward down to
+   that op. Where autograd's graph of the recording is still there, that op's derivative is run instead
+   (`GraphLocator`).
 
 Ops of the forward are replayed one by one, so they can be looked at as they come; those of backward are run by torch's
 engine, and are seen by a dispatch mode.
@@ -35,207 +40,12 @@ from nbdebug.observe.tensors import (
     storage_key,
 )
 from nbdebug.report import Where
+from nbdebug.text import clip
 from nbdebug.tools.nan.facts import Target
-from nbdebug.tools.nan.operands import OperandRecorder
 from nbdebug.tools.nan.probe import Detection, Probe
 from nbdebug.tools.nan.replay_taint import ReplayTaintTracker
 from nbdebug.tools.nan.reproducer import Reproduction
-from nbdebug.tools.nan.suspects import RecordingScan, Suspects, scouted
-
-_next_relived_number = torch._C._autograd._get_sequence_nr
-
-
-class StopReplay(BaseException):
-    """Ends a replay once there is nothing more to be learned from it. (Recorders let it pass.)"""
-
-
-class ReplayLocator:
-    """One replay with the books kept, under a recorder that knows each recorded op's line and module."""
-
-    def __init__(self, probe: Probe, seen: Detection, sighted: Suspects, bad_outside: set[int], exact: bool = False):
-        self.probe, self.seen, self.sighted, self.bad_outside = probe, seen, sighted, bad_outside
-        self.recorder = Recorder(probe.stack, [], self._external)
-        self.recorder.step = probe.step
-        self.flow = ReplayTaintTracker(
-            self.recorder, OperandRecorder(self.recorder), sighted, exact or bool(bad_outside)
-        )
-        births = probe.flow.births
-        self.flow.births.batch, self.flow.births.folds = births.batch, set(births.folds)
-        self.flow.births.leading = births.leading.copy()
-        self.recorder.watchers = [self, self.flow]
-        self.origins: set[int] = set()  # of what was seen, where that was a loss, or where one birth is all there is
-        self.caught: dict[int, Reproduction] = {}  # what the forward op was given whose derivative goes bad
-        born_in_backward = seen.target.kind == "gradient" and not self.flow.exact
-        self._born_at = sighted.born_at if born_in_backward else None
-        self._there = False  # the derivative of that op has begun
-
-    def run(self) -> Replay:
-        """Replay the step, up to what went bad."""
-        replay = Replay(
-            self.probe.tape,
-            on_outside=self._introduce,
-            on_backward=self._backward,
-            around=self._forward,
-            during_engine=self._engine,
-            keep=self.seen.ref,
-        )
-        with contextlib.suppress(StopReplay):
-            replay.run(self.seen.position, forward_only=self.seen.target.kind == "loss")
-            self._conclude()
-        if self.recorder.fault is not None:
-            raise self.recorder.fault
-        return replay
-
-    @property
-    def complete(self) -> bool:
-        """Whether all came again that the scout had seen."""
-        suspects = self.sighted.suspects.keys()
-        return bool(self._born_at is not None and self.origins) or (
-            suspects == set(self.flow.met) and (self.sighted.whole or self.seen.target.kind in ("loss", "buffer"))
-        )
-
-    # -- forward ------------------------------------------------------------------------------------------------------
-
-    def _forward(self, op: Op, args: tuple, kwargs: dict) -> Any:
-        schema, flow = schema_of(op.func), self.flow
-        try:
-            reach = self.recorder.record_operands(op, args, kwargs)
-            kept = flow.before(op, schema, args, kwargs)
-            if op.index == self._born_at:
-                self.caught[op.index] = Reproduction.given(op.func, args, kwargs)
-        except Exception as fault:  # of ours, and none of the replay's
-            self.recorder.fault = fault
-            raise
-        out = op.func(*args, **kwargs)
-        try:
-            self.recorder.number(op, _next_relived_number())
-            self.recorder.record_results(op, schema, args, kwargs, out, reach)
-            flow.after(op, schema, args, kwargs, out, kept)
-            if op.index in self.caught:
-                self.caught[op.index].listen(out)
-        except Exception as fault:
-            self.recorder.fault = fault
-            raise
-        return out
-
-    def _backward(self, roots: list[torch.Tensor], done: bool) -> None:
-        if done:
-            self.flow.births.segment += 1
-        elif self.seen.target.kind == "loss":
-            self.origins |= {birth for root in roots for birth in self.flow.origins(root)}
-
-    # -- backward -----------------------------------------------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def _engine(self) -> Iterator[None]:
-        self.flow.in_backward = True
-        with self.recorder:
-            yield
-        self.flow.in_backward = False
-
-    def before(self, op: Op, schema: Schema, args: tuple, kwargs: dict) -> None:
-        """As a watcher in backward, before the books: has the derivative gone by in which all was born?"""
-        if self._born_at is not None:
-            there = op.forward is not None and op.forward.index == self._born_at
-            if self._there and not there:
-                self._conclude()
-            self._there = there
-
-    def after(self, op: Op, schema: Schema, args: tuple, kwargs: dict, out: Any, kept: Any) -> None:
-        """See `before`."""
-
-    def _conclude(self) -> None:
-        """Ends the replay where enough is known: what was born in backward is born, and so are its rows; all that went
-        bad before is a mask's."""
-        births = self.flow.births
-        born = {
-            b
-            for b in births
-            if b.op is not None and b.op.forward is not None and not b.intended and b.op.forward.index == self._born_at
-        }
-        known = all(b.rows is not None or not births.batch_size for b in born)
-        if born and known and all(b in born or b.intended for b in births):
-            self.origins = {b.index for b in born}
-            self.flow.touched |= self.sighted.modules
-        if self.origins or not self.sighted.whole:
-            raise StopReplay
-
-    # -- what comes from outside --------------------------------------------------------------------------------------
-
-    def _introduce(self, number: int, tensor: torch.Tensor, held: ExternalTensor) -> None:
-        """A tensor from outside, under the name that it had in the step."""
-        with torch.no_grad():
-            values, known = dense(tensor), held.memory
-            if values is None:
-                return
-            if known is None and not held.changed:  # a part of it may have been given to the model later
-                known = self.probe.recorder.storages.get(storage_key(held.tensor))
-            if known is None or not known.role:
-                known = StorageInfo(
-                    values.untyped_storage(),
-                    None,
-                    PARAMETER if held.leaf else TARGET,
-                    "parameter" if held.leaf else "target",
-                )
-            role = known.role
-            # of a data set in one memory, batches are introduced in turn
-            memory = self.recorder.storages.get(storage_key(values))
-            if memory is None:
-                memory = StorageInfo(values.untyped_storage(), None, known.reach, role, known.name, known.module)
-                memory.entered = known.entered
-                self.recorder.storages[storage_key(values)] = memory
-            earlier = self.probe.spoiled_buffers.get(memory.name) if role == "buffer" else None
-            if number in self.bad_outside and earlier is not None:
-                self.flow.adopt(earlier, values)
-            elif number in self.bad_outside:
-                self.flow.external(tensor, memory)
-            elif role == "target":
-                self.flow.births.note_shape(tensor)
-
-    def _external(self, tensor: torch.Tensor, memory: StorageInfo) -> None:
-        """Everything from outside has been introduced; views of it need no second look."""
-
-
-class GraphLocator(ReplayLocator):
-    """The books of one node of the graph. They are of use only if `origins` is filled in."""
-
-    def __init__(self, probe: Probe, seen: Detection, sighted: Suspects, alongside: RecordingScan):
-        super().__init__(probe, seen, sighted, set())
-        self.alongside = alongside
-
-    def look(self) -> None:
-        """Run backward as far as that node."""
-        call, node = self.alongside.call, self.alongside.born_in
-        assert call is not None and node is not None, "there is a graph to look at"
-        memories = storages_of(self.probe.tape)
-        self.recorder.continue_from(self.probe.recorder, memories)
-        for held in self.probe.tape.externals.values():
-            known = memories.get(storage_key(held.tensor))
-            if known is not None and known.role == "target":
-                self.flow.births.note_shape(held.tensor)
-        self.flow.in_backward = True
-        self.flow.births.segment = self.probe.flow.births.segment - 1
-        handles = [node.register_prehook(self._enter), node.register_hook(self._leave)]
-        try:
-            with contextlib.suppress(StopReplay), torch.enable_grad():
-                torch.autograd.backward(call.roots, call.seeds, inputs=call.inputs or None)
-        finally:
-            for handle in handles:
-                handle.remove()
-        if self.recorder.fault is not None:
-            raise self.recorder.fault
-
-    def _enter(self, given: tuple) -> None:
-        op = self.alongside.born_at
-        assert op is not None and self._born_at is not None, "the node is an op's"
-        self.caught[self._born_at] = Reproduction(op.func, None, None)
-        self.caught[self._born_at].came_back(given)
-        self.recorder.__enter__()
-
-    def _leave(self, passed: Any, given: Any) -> None:
-        self.recorder.__exit__(None, None, None)
-        self._conclude()
-
+from nbdebug.tools.nan.suspects import RecordingScan, Suspects, scan_replay
 
 _next_number = torch._C._autograd._get_sequence_nr
 
@@ -244,38 +54,39 @@ class NotLocated(RuntimeError):
     """A step went bad, and replaying it does not show where. The message says why, and what to do instead."""
 
 
-def relive(probe: Probe, seen: Detection, scout: RecordingScan | None = None) -> None:
-    """Fill in the origins of `seen`, and let `probe` have the books. scout: one that went along with the recording.
-    Raises NotLocated."""
+def locate_origins(probe: Probe, detection: Detection, scan: RecordingScan | None = None) -> None:
+    """Fill in the origins of `detection`, and give `probe` the taint of the replay. scan: one that went along with the
+    recording. Raises NotLocated."""
     with uncollected():
-        second = None
-        if scout is not None and probe.recorder.fault is None:
-            sighted = scout.report()
-            second = _on_graph(probe, seen, sighted, scout)
-            scout.let_go()
-            second = second or _located(probe, seen, sighted)
-        second = second or _located(probe, seen)
-        if not seen.origins:  # perhaps it read memory that nobody had written, where something else lies now
+        locator = None
+        if scan is not None and probe.recorder.fault is None:
+            suspects = scan.suspects()
+            locator = _on_graph(probe, detection, suspects, scan)
+            scan.release_graph()
+            locator = locator or _in_replay(probe, detection, suspects)
+        locator = locator or _in_replay(probe, detection)
+        if not detection.origins:  # perhaps it read memory that nobody had written, where something else lies now
             probe.tape.unwritten_as_nan = True
-            second = _located(probe, seen)
-    if second is None or not seen.origins:
-        raise NotLocated(_sorry(probe, seen, "it came out finite when it was replayed"))
-    second.flow.spoiled.clear()  # masks as large as the tensors that they belong to
-    probe.flow, probe.recorder, probe.proven, probe.caught = second.flow, second.recorder, True, second.caught
+            locator = _in_replay(probe, detection)
+    if locator is None or not detection.origins:
+        raise NotLocated(_message(probe, detection, "it is finite when it is replayed"))
+    locator.taint.storages.clear()  # masks as large as the tensors that they belong to
+    probe.taint, probe.recorder, probe.reproduced = locator.taint, locator.recorder, True
+    probe.reproductions = locator.reproductions
 
 
-def relive_buffers(probe: Probe) -> None:
-    """A buffer went bad in a step that is otherwise sound: find its birth now, for the step in which it will show."""
-    seen = Detection(Target("buffer", Where(step=probe.step)), set(), len(probe.tape.entries) - 1)
+def locate_buffer_origins(probe: Probe) -> None:
+    """A buffer went bad in a step that is otherwise sound: find the origin now, for the step in which it will show."""
+    detection = Detection(Target("buffer", Where(step=probe.step)), set(), len(probe.tape.entries) - 1)
     try:
-        second, replay = _replayed(probe, seen, None)
+        locator, replay = _replay(probe, detection, None)
     except NotLocated:
-        return  # then it will be a buffer that came bad from outside
+        return  # then it will be a buffer that was bad from outside
     for number, tensor in replay.changed.items():
-        memory = probe.tape.externals[number].memory
-        for birth in sorted(second.flow.origins(tensor))[:1]:
-            if memory is not None and memory.role == "buffer":
-                probe.spoiled_buffers.setdefault(memory.name, second.flow.births[birth])
+        storage = probe.tape.externals[number].memory
+        for origin in sorted(locator.taint.origins_of(tensor))[:1]:
+            if storage is not None and storage.role == "buffer":
+                probe.bad_buffers.setdefault(storage.name, locator.taint.origins[origin])
 
 
 @contextlib.contextmanager
@@ -291,95 +102,285 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _located(probe: Probe, seen: Detection, sighted: Suspects | None = None) -> ReplayLocator | None:
-    """The books, with the origins of `seen` filled in; None where a replay does not show again what `sighted` tells."""
-    second, replay = _replayed(probe, seen, sighted)
-    _judge(seen, second, replay)
-    if sighted is not None and not (second.complete and seen.origins):
-        seen.origins = set()
+def _in_replay(probe: Probe, detection: Detection, suspects: Suspects | None = None) -> ReplayLocator | None:
+    """The locator that filled in the origins; None where a replay does not show again what `suspects` tells."""
+    locator, replay = _replay(probe, detection, suspects)
+    _fill_in(detection, locator, replay)
+    if suspects is not None and not (locator.complete and detection.origins):
+        detection.origins = set()
         return None
-    return second
+    return locator
 
 
-def _on_graph(probe: Probe, seen: Detection, sighted: Suspects, scout: RecordingScan) -> ReplayLocator | None:
-    """The books of the one derivative in which all was born that is bad, where the recording's graph can tell."""
-    fits = seen.target.kind == "gradient" and scout.call is not None and scout.born_at is not None
-    if not fits or sighted.suspects or probe.recorder.custom_backward or _bad_outside(probe):
+def _on_graph(probe: Probe, detection: Detection, suspects: Suspects, scan: RecordingScan) -> ReplayLocator | None:
+    """The locator that ran the one derivative in which all was born that is bad, where the recording's graph can
+    tell."""
+    fits = detection.target.kind == "gradient" and scan.call is not None and scan.born_at is not None
+    if not fits or suspects.results or probe.recorder.custom_backward or _bad_external(probe):
         return None
-    found = GraphLocator(probe, seen, sighted, scout)
+    locator = GraphLocator(probe, detection, suspects, scan)
     try:
-        found.look()
+        locator.run_node()
     except RuntimeError:  # such as too little memory; a replay may need less
         return None
-    if found.origins:
-        _judge(seen, found, None)
-    return found if found.origins else None
+    if locator.origins:
+        _fill_in(detection, locator, None)
+    return locator if locator.origins else None
 
 
-def _bad_outside(probe: Probe) -> set[int]:
+def _bad_external(probe: Probe) -> set[int]:
     """The numbers of the tensors that were bad when the step got them: one wait for the device."""
-    outside = {
+    external = {
         n: h.tensor
         for n, h in probe.tape.externals.items()
         if h.grad_of is None and can_be_nonfinite(h.tensor) and h.tensor.layout is torch.strided
     }
-    sizes = read_scalars(each_largest(list(outside.values())))
-    return {n for n, size in zip(outside, sizes, strict=True) if not math.isfinite(size)}
+    sizes = read_scalars(each_largest(list(external.values())))
+    return {n for n, size in zip(external, sizes, strict=True) if not math.isfinite(size)}
 
 
-def _replayed(probe: Probe, seen: Detection, sighted: Suspects | None) -> tuple[ReplayLocator, Replay]:
-    """A replay with the books kept; before it, if need be, one that tells which ops made something bad."""
-    second = None
+def _replay(probe: Probe, detection: Detection, suspects: Suspects | None) -> tuple[ReplayLocator, Replay]:
+    """A replay with taint; before it, if need be, one that tells which ops made something bad. Raises NotLocated."""
+    locator = None
     try:
-        bad_outside = _bad_outside(probe)
-        sighted = sighted or scouted(probe, seen)
-        second = ReplayLocator(probe, seen, sighted, bad_outside)
-        replay = second.run()
-        if not second.flow.holds():
-            second = ReplayLocator(probe, seen, sighted, bad_outside, exact=True)
-            replay = second.run()
+        bad_external = _bad_external(probe)
+        suspects = suspects or scan_replay(probe, detection)
+        locator = ReplayLocator(probe, detection, suspects, bad_external)
+        replay = locator.run()
+        if not locator.taint.holds():
+            locator = ReplayLocator(probe, detection, suspects, bad_external, exact=True)
+            replay = locator.run()
     except Exception as reason:
-        if second is not None and second.recorder.fault is reason and not isinstance(reason, torch.OutOfMemoryError):
+        if locator is not None and locator.recorder.fault is reason and not isinstance(reason, torch.OutOfMemoryError):
             raise
-        said = str(reason).partition("\n")[0][:200]
-        why = f"the step can't be replayed ({type(reason).__name__}: {said})"
-        raise NotLocated(_sorry(probe, seen, why)) from reason
-    return second, replay
+        text = clip(str(reason).partition("\n")[0], 200)
+        why = f"the step can't be replayed ({type(reason).__name__}: {text})"
+        raise NotLocated(_message(probe, detection, why)) from reason
+    return locator, replay
 
 
-def _judge(seen: Detection, second: ReplayLocator, replay: Replay | None) -> None:
-    """Where the bad values of gradients, parameters, buffers and returned tensors came from (a loss was asked on the
-    way)."""
-    seen.origins |= second.origins
-    kind, held = seen.target.kind, second.probe.tape.externals
-    if replay is None or (second.origins and kind == "gradient"):
-        _name_first(seen, held, second.sighted.gradients)
+def _fill_in(detection: Detection, locator: ReplayLocator, replay: Replay | None) -> None:
+    """The origins of bad gradients, parameters, buffers and returned tensors (those of a loss are known on the way)."""
+    detection.origins |= locator.origins
+    kind, held = detection.target.kind, locator.probe.tape.externals
+    if replay is None or (locator.origins and kind == "gradient"):
+        _name_first(detection, held, locator.suspects.gradients)
         return
     buffers = {n: t for n, t in replay.changed.items() if (m := held[n].memory) is not None and m.role == "buffer"}
     tensors = {"gradient": replay.gradients, "parameter": replay.leaves, "buffer": buffers}.get(kind, {})
     for number, tensor in tensors.items():
-        born = {
-            b
-            for b in second.flow.origins(tensor)
-            if kind not in ("parameter", "buffer") or second.flow.births[b].memory is None
-        }
-        if born and not seen.origins:
-            _name_first(seen, held, [number])
-        seen.origins |= born
+        origins = locator.taint.origins_of(tensor)
+        if kind in ("parameter", "buffer"):
+            origins = {origin for origin in origins if locator.taint.origins[origin].storage is None}
+        if origins and not detection.origins:
+            _name_first(detection, held, [number])
+        detection.origins |= origins
     if kind == "returned" and replay.value is not None and not all_finite(replay.value):
-        seen.origins |= second.flow.origins(replay.value)
+        detection.origins |= locator.taint.origins_of(replay.value)
 
 
-def _name_first(seen: Detection, held: dict[int, ExternalTensor], numbers: list[int]) -> None:
+def _name_first(detection: Detection, held: dict[int, ExternalTensor], numbers: list[int]) -> None:
     """Name the first bad one of the leaves that were looked at together."""
-    memory = held[numbers[0]].memory if numbers and numbers[0] in held else None
-    seen.rename(memory.name if memory is not None else "")
+    storage = held[numbers[0]].memory if numbers and numbers[0] in held else None
+    detection.rename(storage.name if storage is not None else "")
 
 
-def _sorry(probe: Probe, seen: Detection, reason: str) -> str:
-    if probe.recorder.custom_backward and seen.target.kind != "loss":
+def _message(probe: Probe, detection: Detection, reason: str) -> str:
+    if probe.recorder.custom_backward and detection.target.kind != "loss":
         reason = f"its backward can't be replayed: it uses {probe.recorder.custom_backward}"
     return (
-        f"Step {probe.step} went bad (its {seen.target.kind} is not finite), but {reason}. "
+        f"Step {probe.step} went bad (its {detection.target.kind} is not finite), but {reason}. "
         "Run it again with strategy='trace', which looks at every op while the step runs."
     )
+
+
+class StopReplay(BaseException):
+    """Ends a replay once there is nothing more to be learned from it. (Recorders let it pass.)"""
+
+
+class ReplayLocator:
+    """One replay with taint, under a recorder that knows each recorded op's line and module. origins: of what was
+    detected, where that was a loss, or where one origin is all there is. reproductions: what the forward op was given
+    whose derivative goes bad."""
+
+    def __init__(
+        self, probe: Probe, detection: Detection, suspects: Suspects, bad_external: set[int], exact: bool = False
+    ):
+        self.probe, self.detection, self.suspects, self.bad_external = probe, detection, suspects, bad_external
+        self.recorder = Recorder(probe.stack, [], self._ignore_external)
+        self.recorder.step = probe.step
+        self.taint = ReplayTaintTracker(self.recorder, suspects, exact or bool(bad_external))
+        recorded = probe.taint.origins
+        self.taint.origins.batch, self.taint.origins.folds = recorded.batch, set(recorded.folds)
+        self.taint.origins.leading = recorded.leading.copy()
+        self.recorder.watchers = [self, self.taint]
+        self.origins: set[int] = set()
+        self.reproductions: dict[int, Reproduction] = {}
+        born_in_backward = detection.target.kind == "gradient" and not self.taint.exact
+        self._born_at = suspects.born_at if born_in_backward else None
+        self._there = False  # the derivative of that op has begun
+
+    def run(self) -> Replay:
+        """Replay the step, up to what went bad."""
+        replay = Replay(
+            self.probe.tape,
+            on_outside=self._introduce,
+            on_backward=self._backward,
+            around=self._forward,
+            during_engine=self._engine,
+            keep=self.detection.ref,
+        )
+        with contextlib.suppress(StopReplay):
+            replay.run(self.detection.position, forward_only=self.detection.target.kind == "loss")
+            self._conclude()
+        if self.recorder.fault is not None:
+            raise self.recorder.fault
+        return replay
+
+    @property
+    def complete(self) -> bool:
+        """Whether all that the scan had found has come again."""
+        found = self.suspects.results.keys() == set(self.taint.replayed)
+        return bool(self._born_at is not None and self.origins) or (
+            found and (self.suspects.complete or self.detection.target.kind in ("loss", "buffer"))
+        )
+
+    # -- forward ------------------------------------------------------------------------------------------------------
+
+    def _forward(self, op: Op, args: tuple, kwargs: dict) -> Any:
+        schema, taint = schema_of(op.func), self.taint
+        try:
+            reach = self.recorder.record_operands(op, args, kwargs)
+            overwritten = taint.before(op, schema, args, kwargs)
+            if op.index == self._born_at:
+                self.reproductions[op.index] = Reproduction.of_call(op.func, args, kwargs)
+        except Exception as fault:  # of ours, and none of the replay's
+            self.recorder.fault = fault
+            raise
+        out = op.func(*args, **kwargs)
+        try:
+            self.recorder.number(op, _next_number())
+            self.recorder.record_results(op, schema, args, kwargs, out, reach)
+            taint.after(op, schema, args, kwargs, out, overwritten)
+            if op.index in self.reproductions:
+                self.reproductions[op.index].copy_gradients_of(out)
+        except Exception as fault:
+            self.recorder.fault = fault
+            raise
+        return out
+
+    def _backward(self, roots: list[torch.Tensor], done: bool) -> None:
+        if done:
+            self.taint.origins.segment += 1
+        elif self.detection.target.kind == "loss":
+            self.origins |= {origin for root in roots for origin in self.taint.origins_of(root)}
+
+    # -- backward -----------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _engine(self) -> Iterator[None]:
+        self.taint.in_backward = True
+        with self.recorder:
+            yield
+        self.taint.in_backward = False
+
+    def before(self, op: Op, schema: Schema, args: tuple, kwargs: dict) -> None:
+        """As a watcher in backward, before the taint: is the derivative over in which all was born?"""
+        if self._born_at is not None:
+            there = op.forward is not None and op.forward.index == self._born_at
+            if self._there and not there:
+                self._conclude()
+            self._there = there
+
+    def after(self, op: Op, schema: Schema, args: tuple, kwargs: dict, out: Any, saved: Any) -> None:
+        """See `before`."""
+
+    def _conclude(self) -> None:
+        """Ends the replay where enough is known: what was born in backward is born, and so are its rows; all that went
+        bad before is a mask's."""
+        origins = self.taint.origins
+        born = {
+            origin
+            for origin in origins
+            if (op := origin.op) is not None
+            and op.forward is not None
+            and not origin.intended
+            and op.forward.index == self._born_at
+        }
+        rows_known = all(origin.rows is not None or not origins.batch_size for origin in born)
+        if born and rows_known and all(origin in born or origin.intended for origin in origins):
+            self.origins = {origin.index for origin in born}
+            self.taint.modules |= self.suspects.modules
+        if self.origins or not self.suspects.complete:
+            raise StopReplay
+
+    # -- what comes from outside --------------------------------------------------------------------------------------
+
+    def _introduce(self, number: int, tensor: torch.Tensor, held: ExternalTensor) -> None:
+        """A tensor from outside, under the name that it had in the step."""
+        with torch.no_grad():
+            values, known = dense(tensor), held.memory
+            if values is None:
+                return
+            if known is None and not held.changed:  # a part of it may have been given to the model later
+                known = self.probe.recorder.storages.get(storage_key(held.tensor))
+            if known is None or not known.role:
+                reach, role = (PARAMETER, "parameter") if held.leaf else (TARGET, "target")
+                known = StorageInfo(values.untyped_storage(), None, reach, role)
+            # of a data set in one storage, batches are introduced in turn
+            storage = self.recorder.storages.get(storage_key(values))
+            if storage is None:
+                storage = StorageInfo(values.untyped_storage(), None, known.reach, known.role, known.name, known.module)
+                storage.entered = known.entered
+                self.recorder.storages[storage_key(values)] = storage
+            earlier = self.probe.bad_buffers.get(storage.name) if known.role == "buffer" else None
+            if number in self.bad_external and earlier is not None:
+                self.taint.adopt(earlier, values)
+            elif number in self.bad_external:
+                self.taint.external(tensor, storage)
+            elif known.role == "target":
+                self.taint.origins.note_shape(tensor)
+
+    def _ignore_external(self, tensor: torch.Tensor, storage: StorageInfo) -> None:
+        """Everything from outside has been introduced; views of it need no second look."""
+
+
+class GraphLocator(ReplayLocator):
+    """Taint of one node of the recording's graph. It is of use only if `origins` is filled in."""
+
+    def __init__(self, probe: Probe, detection: Detection, suspects: Suspects, scan: RecordingScan):
+        super().__init__(probe, detection, suspects, set())
+        self.scan = scan
+
+    def run_node(self) -> None:
+        """Run backward as far as that node."""
+        call, node = self.scan.call, self.scan.born_in
+        assert call is not None and node is not None, "there is a graph to look at"
+        storages = storages_of(self.probe.tape)
+        self.recorder.continue_from(self.probe.recorder, storages)
+        for held in self.probe.tape.externals.values():
+            known = storages.get(storage_key(held.tensor))
+            if known is not None and known.role == "target":
+                self.taint.origins.note_shape(held.tensor)
+        self.taint.in_backward = True
+        self.taint.origins.segment = self.probe.taint.origins.segment - 1
+        handles = [node.register_prehook(self._enter), node.register_hook(self._leave)]
+        try:
+            with contextlib.suppress(StopReplay), torch.enable_grad():
+                torch.autograd.backward(call.roots, call.seeds, inputs=call.inputs or None)
+        finally:
+            for handle in handles:
+                handle.remove()
+        if self.recorder.fault is not None:
+            raise self.recorder.fault
+
+    def _enter(self, gradients: tuple) -> None:
+        op = self.scan.born_at
+        assert op is not None and self._born_at is not None, "the node is an op's"
+        self.reproductions[self._born_at] = Reproduction(op.func, None, None)
+        self.reproductions[self._born_at].copy_gradients(gradients)
+        self.recorder.__enter__()
+
+    def _leave(self, passed: Any, given: Any) -> None:
+        self.recorder.__exit__(None, None, None)
+        self._conclude()

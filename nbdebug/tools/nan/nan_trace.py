@@ -1,4 +1,8 @@
-"""`nan_trace`: run a training step, and name what first made a NaN or an inf that mattered."""
+"""`nan_trace`: run a training step, and name what first made a NaN or an inf that mattered.
+
+On a CPU each op is looked at while the step runs ("trace"). On an accelerator, where each look makes the host wait, the
+step is only recorded, and looked at in a replay if it went bad ("replay").
+"""
 
 from __future__ import annotations
 
@@ -16,12 +20,187 @@ from nbdebug.arguments import Subject, discover
 from nbdebug.observe.snapshot import Snapshot
 from nbdebug.observe.validation import check_count, check_step, models_of, names_used_by, optimizers_of
 from nbdebug.report import Report
-from nbdebug.tools.nan.locate import relive, relive_buffers
+from nbdebug.text import count
+from nbdebug.tools.nan.facts import CompiledFacts
 from nbdebug.tools.nan.probe import Probe, StopCell
 from nbdebug.tools.nan.report import compare_compiled, report_of
 
 CALL = "nan_trace(step, model=, optimizer=)"
 STRATEGIES = ("auto", "trace", "replay", "bisect")
+Step = Callable[[], Any]
+
+
+def nan_trace(
+    step: Step,
+    *,
+    model: Any = None,
+    optimizer: Any = None,
+    max_steps: int = 1,
+    strategy: str = "auto",
+    restore: bool = False,
+) -> Report:
+    """Run a training step under observation and name what first made a NaN or an inf that mattered.
+
+    step: a function of no arguments that performs one whole training step and returns its loss (a tensor, a float, a
+    dict or an object with `loss`, or nothing if it calls `backward`). model: a Module, or a dict or list of them;
+    optimizer: an Optimizer or a list. Left out, both are looked for among the variables that `step` uses. max_steps:
+    call `step` until it fails, at most this often. strategy: "trace" looks at every op while the step runs; "replay"
+    only records the step, and looks for the place in a replay of the recorded ops once something went bad (quicker on
+    an accelerator, where each look makes the host wait); "bisect" runs the step itself again, with few looks, and
+    refuses where it does not repeat; "auto" takes "replay" for models on an accelerator and "trace" elsewhere. restore:
+    leave model, optimizer and random numbers as they were before, instead of where the steps have taken them.
+
+    Returns a Report with one finding, or with none. An exception of the step passes through; when something was already
+    not finite by then, the report on that is attached as `error.report`. Raises TypeError or ValueError for arguments
+    that make no sense, StepDoesNotRepeat with strategy="bisect", NotLocated where a replay can't tell.
+    """
+    check(step, max_steps, strategy)
+    arguments = StepArguments.of(step, model, optimizer)
+    before = Snapshot.take(arguments.models, arguments.optimizers, others=arguments.others) if restore else None
+    try:
+        if strategy == "bisect":
+            from nbdebug.tools.nan.bisect import bisect
+
+            optimizers = list(arguments.optimizers.values())
+            return bisect(
+                step, arguments.models, optimizers, others=arguments.others, trace=lambda: _trace(arguments, 1, True)
+            )
+        return _trace(arguments, max_steps, _is_live(strategy, arguments))
+    finally:
+        if before is not None:
+            before.restore()
+
+
+def trace_cell(
+    run: Step,
+    *,
+    models: Mapping[str, nn.Module],
+    optimizers: Mapping[str, torch.optim.Optimizer],
+    strategy: str = "auto",
+) -> Report:
+    """Watch a whole cell, a training loop included; it is stopped after the step that went bad.
+
+    A step ends where the optimizers have stepped and the model is called again. Raises ValueError for
+    strategy="bisect": a cell is run once. Exceptions of the cell pass through as with `nan_trace`.
+    """
+    if strategy == "bisect":
+        raise ValueError(
+            "A cell runs only once, so it can't be bisected; use strategy='trace', or %nan_trace with one step."
+        )
+    check_models(models)
+    question, arguments = "%%nan_trace", StepArguments(run, dict(models), dict(optimizers), False, [])
+    live = _is_live(strategy, arguments)
+    probe = Probe(arguments.models, arguments.optimizers, scaler=True, cell=True, live=live, named=False)
+    with eager() as notes, probe:
+        probe.begin_step(0)
+        try:
+            run()
+        except StopCell:
+            pass
+        except Exception as error:
+            _attach(error, probe, question, arguments.subject, probe.step + 1)
+            raise
+        else:
+            probe.end_step()
+        detection = probe.detections.first
+        if detection is not None and not probe.live:
+            probe.__exit__()
+            _locate(probe, detection)
+    return report_of(probe, detection, question, arguments.subject, probe.step + 1, notes=tuple(notes))
+
+
+def _trace(arguments: StepArguments, max_steps: int, live: bool) -> Report:
+    question, subject = "nan_trace(step)", arguments.subject
+    probe = Probe(arguments.models, arguments.optimizers, arguments.scaler, live=live, named=arguments.named)
+    detection, compiled, steps = None, None, 0
+    with eager() as notes:
+        with probe:
+            for steps in _counted(max_steps):
+                probe.begin_step(steps - 1)
+                try:
+                    returned = arguments.step()
+                except StopIteration:
+                    if steps == 1:
+                        raise
+                    steps -= 1
+                    notes.append(f"The data ended after {count(steps, 'step')}.")
+                    break
+                except Exception as error:
+                    _attach(error, probe, question, subject, steps)
+                    raise
+                detection = probe.end_step(returned)
+                del returned  # its graph must not outlive the step
+                if detection is None and probe.buffer_went_bad:
+                    from nbdebug.tools.nan.locate import locate_buffer_origins
+
+                    locate_buffer_origins(probe)
+                if detection is None and probe.compiled_calls:
+                    compiled = _compare_compiled(probe, steps - 1)
+                if detection is not None or compiled is not None or probe.recorder.disabled_by:
+                    break
+        if detection is not None and not probe.live:
+            _locate(probe, detection)
+    return report_of(probe, detection, question, subject, steps, compiled, tuple(notes))
+
+
+def _locate(probe: Probe, detection: Any) -> None:
+    from nbdebug.tools.nan.locate import locate_origins  # only a recorded step needs a replay
+
+    locate_origins(probe, detection)
+
+
+def _is_live(strategy: str, arguments: StepArguments) -> bool:
+    """Whether to look while the step runs: as asked, else on a CPU only."""
+    return arguments.on_cpu if strategy == "auto" else strategy != "replay"
+
+
+def _attach(error: Exception, probe: Probe, question: str, subject: str, steps: int) -> None:
+    """Give the user's own exception the report on what was not finite before it."""
+    detection = probe.end_step(None, error)
+    probe.__exit__()
+    if detection is None:
+        return
+    report = report_of(probe, detection, question, subject, steps)
+    error.report = report  # type: ignore[attr-defined]
+    if hasattr(error, "add_note"):
+        error.add_note(
+            f"nbdebug: before this error, {report.findings[0].title} [{report.findings[0].code}]. "
+            "The whole report is the exception's attribute `report`."
+        )
+
+
+def _compare_compiled(probe: Probe, step: int) -> CompiledFacts | None:
+    """A compiled model that was finite in eager: is it finite compiled, on the same batch?"""
+    probe.__exit__()
+    try:
+        return compare_compiled(probe, probe.compiled_calls.pop(), step)
+    finally:
+        probe.__enter__()
+
+
+@contextlib.contextmanager
+def eager() -> Iterator[list[str]]:
+    """Run compiled code in eager, so that every op is seen; yields notes for the report."""
+    notes: list[str] = []
+    with warnings.catch_warnings():
+        # Torch warns that our hooks see a compiled module twice; they know.
+        warnings.filterwarnings("ignore", message="Using `torch.compile.module.` when there are global hooks")
+        if "torch._dynamo" not in sys.modules:
+            yield notes
+            return
+        with torch.compiler.set_stance("force_eager"):
+            yield notes
+
+
+def _counted(most: int) -> Iterator[int]:
+    if most == 1:
+        return iter((1,))
+    from tqdm.auto import tqdm
+
+    return iter(tqdm(range(1, most + 1), desc="nan_trace", unit="step", delay=2, leave=False))
+
+
+# -- arguments ---------------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass
@@ -29,20 +208,20 @@ class StepArguments:
     """A step, and what it uses. named: the user named the models.
     others: gradient scalers and schedulers near the step."""
 
-    step: Callable[[], Any]
+    step: Step
     models: dict[str, nn.Module]
     optimizers: dict[str, torch.optim.Optimizer]
     named: bool
     others: list[Any]
 
     @classmethod
-    def about(cls, step: Any, model: Any, optimizer: Any) -> StepArguments:
+    def of(cls, step: Any, model: Any, optimizer: Any) -> StepArguments:
         """Raises TypeError or ValueError for what is no model or no optimizer."""
-        near = names_used_by(step)
-        models = discover("model", near) if model is None else models_of(model, CALL, near)
+        names = names_used_by(step)
+        models = discover("model", names) if model is None else models_of(model, CALL, names)
         check_models(models)
-        optimizers = discover("optimizer", near) if optimizer is None else optimizers_of(optimizer, CALL, near)
-        return cls(step, models, optimizers, model is not None, _others(near))
+        optimizers = discover("optimizer", names) if optimizer is None else optimizers_of(optimizer, CALL, names)
+        return cls(step, models, optimizers, model is not None, _others(names))
 
     @property
     def subject(self) -> str:
@@ -81,170 +260,7 @@ def check_models(models: Mapping[str, nn.Module]) -> None:
             )
 
 
-def _others(near: dict[str, Any]) -> list[Any]:
+def _others(names: dict[str, Any]) -> list[Any]:
     """What else a step may change: gradient scalers and schedulers among the variables that it uses."""
     kinds = (torch.amp.GradScaler, torch.optim.lr_scheduler.LRScheduler)
-    return list({id(v): v for v in near.values() if isinstance(v, kinds)}.values())
-
-
-Step = Callable[[], Any]
-
-
-def nan_trace(
-    step: Step,
-    *,
-    model: Any = None,
-    optimizer: Any = None,
-    max_steps: int = 1,
-    strategy: str = "auto",
-    restore: bool = False,
-) -> Report:
-    """Run a training step under observation and name what first made a NaN or an inf that mattered.
-
-    step: a function of no arguments that performs one whole training step and returns its loss (a tensor, a float, a
-    dict or an object with `loss`, or nothing if it calls `backward`). model: a Module, or a dict or list of them;
-    optimizer: an Optimizer or a list. Left out, both are looked for among the variables that `step` uses. max_steps:
-    call `step` until it fails, at most this often. strategy: "trace" looks at every op while the step runs; "replay"
-    only records the step, and looks for the place in a replay of the recorded ops once something went bad (quicker on
-    an accelerator, where each look makes the host wait); "bisect" runs the step itself again, with few looks, and
-    refuses where it does not repeat; "auto" takes "replay" for models on an accelerator and "trace" elsewhere. restore:
-    leave model, optimizer and random numbers as they were before, instead of where the steps have taken them.
-
-    Returns a Report with one finding, or with none. An exception of the step passes through; when something was already
-    not finite by then, the report on that is attached as `error.report`. Raises TypeError or ValueError for arguments
-    that make no sense, StepDoesNotRepeat with strategy="bisect", NotLocated where a replay can't tell.
-    """
-    check(step, max_steps, strategy)
-    asked = StepArguments.about(step, model, optimizer)
-    before = Snapshot.take(asked.models, asked.optimizers, others=asked.others) if restore else None
-    try:
-        return _bisected(asked) if strategy == "bisect" else _traced(asked, max_steps, _live(strategy, asked))
-    finally:
-        if before is not None:
-            before.restore()
-
-
-def trace_cell(
-    run: Step,
-    *,
-    models: Mapping[str, nn.Module],
-    optimizers: Mapping[str, torch.optim.Optimizer],
-    strategy: str = "auto",
-) -> Report:
-    """Watch a whole cell, a training loop included; it is stopped after the step that went bad.
-
-    A step ends where the optimizers have stepped and the model is called again. Raises ValueError for
-    strategy="bisect": a cell is run once. Exceptions of the cell pass through as with `nan_trace`.
-    """
-    if strategy == "bisect":
-        raise ValueError(
-            "A cell runs only once, so it can't be bisected; use strategy='trace', or %nan_trace with one step."
-        )
-    check_models(models)
-    asked = StepArguments(run, dict(models), dict(optimizers), False, [])
-    probe = Probe(asked.models, asked.optimizers, scaler=True, cell=True, live=_live(strategy, asked), named=False)
-    with eager() as notes, probe:
-        probe.begin_step(0)
-        try:
-            run()
-        except StopCell:
-            pass
-        except Exception as error:
-            _attach(error, probe, "%%nan_trace", asked.subject, probe.step + 1)
-            raise
-        else:
-            probe.end_step()
-        if probe.verdict is not None and not probe.live:
-            probe.__exit__()
-            relive(probe, probe.verdict)
-    return report_of(probe, probe.verdict, "%%nan_trace", asked.subject, probe.step + 1, notes=tuple(notes))
-
-
-def _traced(asked: StepArguments, max_steps: int = 1, live: bool = True) -> Report:
-    probe = Probe(asked.models, asked.optimizers, asked.scaler, live=live, named=asked.named)
-    seen, compiled, count = None, None, 0
-    with eager() as notes:
-        with probe:
-            for count in _counted(max_steps):
-                probe.begin_step(count - 1)
-                try:
-                    returned = asked.step()
-                except StopIteration:
-                    if count == 1:
-                        raise
-                    notes.append(f"The data ended after {count - 1} steps.")
-                    count -= 1
-                    break
-                except Exception as error:
-                    _attach(error, probe, "nan_trace(step)", asked.subject, count)
-                    raise
-                seen = probe.end_step(returned)
-                del returned  # its graph must not outlive the step
-                if seen is None and probe.buffers_spoiled:
-                    relive_buffers(probe)
-                if seen is None and probe.compiled_calls:
-                    compiled = _compiled_only(probe, count - 1)
-                if seen is not None or compiled is not None or probe.recorder.disabled_by:
-                    break
-        if seen is not None and not probe.live:
-            relive(probe, seen)
-    return report_of(probe, seen, "nan_trace(step)", asked.subject, count, compiled, tuple(notes))
-
-
-def _live(strategy: str, asked: StepArguments) -> bool:
-    """Whether to look while the step runs: as asked, else on a CPU only."""
-    return asked.on_cpu if strategy == "auto" else strategy != "replay"
-
-
-def _bisected(asked: StepArguments) -> Report:
-    from nbdebug.tools.nan.bisect import search
-
-    return search(
-        asked.step, asked.models, list(asked.optimizers.values()), others=asked.others, trace=lambda: _traced(asked)
-    )
-
-
-def _attach(error: Exception, probe: Probe, question: str, subject: str, steps: int) -> None:
-    """Give the user's own exception the report on what was not finite before it."""
-    seen = probe.end_step(None, error)
-    probe.__exit__()
-    if seen is None:
-        return
-    report = report_of(probe, seen, question, subject, steps)
-    error.report = report  # type: ignore[attr-defined]
-    if hasattr(error, "add_note"):
-        error.add_note(
-            f"nbdebug: before this error, {report.findings[0].title} [{report.findings[0].code}]. "
-            "The whole report is the exception's attribute `report`."
-        )
-
-
-def _compiled_only(probe: Probe, step: int) -> Any:
-    """A compiled model that was finite in eager: is it finite compiled, on the same batch?"""
-    probe.__exit__()
-    try:
-        return compare_compiled(probe, probe.compiled_calls.pop(), step)
-    finally:
-        probe.__enter__()
-
-
-@contextlib.contextmanager
-def eager() -> Iterator[list[str]]:
-    """Run compiled code in eager, so that every op is seen; yields notes for the report."""
-    notes: list[str] = []
-    with warnings.catch_warnings():
-        # Torch warns that our hooks see a compiled module twice; they know.
-        warnings.filterwarnings("ignore", message="Using `torch.compile.module.` when there are global hooks")
-        if "torch._dynamo" not in sys.modules:
-            yield notes
-            return
-        with torch.compiler.set_stance("force_eager"):
-            yield notes
-
-
-def _counted(most: int) -> Iterator[int]:
-    if most == 1:
-        return iter((1,))
-    from tqdm.auto import tqdm
-
-    return iter(tqdm(range(1, most + 1), desc="nan_trace", unit="step", delay=2, leave=False))
+    return list({id(v): v for v in names.values() if isinstance(v, kinds)}.values())

@@ -1,11 +1,15 @@
-"""The register of births: every place where an inf or a NaN came into being,
-with what can be told of it there and then."""
+"""The register of origins: each place where an inf or a NaN came into being, and what is known of it there and then.
+
+An origin is an op whose operands were finite where its result is not, an op that made a NaN of an infinity (its parents
+are the origins of that infinity), or a tensor that was bad when the step got it. Some are intended: the -inf that an
+attention mask writes is no fault unless it becomes a NaN. `taint.py` tells which elements come from which origin.
+"""
 
 from __future__ import annotations
 
 import collections
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -13,23 +17,22 @@ import torch
 from nbdebug.observe.ops import Schema
 from nbdebug.observe.recorder import Op, Recorder
 from nbdebug.observe.tensors import StorageInfo, dense, finite, folds_of, rows_of
+from nbdebug.tools.nan.operands import BadResult, OperandRecorder, OperandSnapshot
 
 EMPTIES = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"})
-"""Ops that hand out memory as it is: what is bad in it was born there."""
-_FILLS = frozenset(
-    {"fill", "masked_fill", "full", "full_like", "new_full", "scalar_tensor", "constant_pad_nd", "lift_fresh"}
-)
+"""Ops that hand out memory as it is: they are the origin of what is bad in it."""
+_FILLS = frozenset("fill masked_fill full full_like new_full scalar_tensor constant_pad_nd lift_fresh".split())
 _LOGS = frozenset({"log", "log2", "log10"})
 _MOST = 512
-"""A step with more births than this that nobody intended has gone bad everywhere; the first ones tell why."""
+"""A step with more origins than this that nobody intended has gone bad everywhere; the first ones tell why."""
 
 
 class Origin:
-    """A birth, as the books keep it. op is None for a tensor that came bad from outside: then memory tells of it, and
-    readers are the ops that used it. folded: its rows, if its one dimension is batch and time folded, and
-    nothing later shows the rows better. trail: (op, rows) wherever it then showed. segment: how many backwards had run
-    before, in this step. factors: ranges (low, high) of the parameter-free factors that it was multiplied by.
-    after_model: born after the model had returned."""
+    """One origin. op: None for a tensor that was bad when the step got it: then `storage` describes it, and readers are
+    the ops that used it. made: "nan", "inf", "-inf" or "mixed". rows: the batch rows; folded_rows: the same if the only
+    dimension is batch and time folded, and nothing later shows the rows better. trail: (number of an op, rows) wherever
+    it then showed. segment: how many backwards had run before, in this step. factors: ranges (low, high) of the
+    parameter-free factors that it was multiplied by. after_model: the model had returned by then."""
 
     __slots__ = (
         "absorbed_by",
@@ -38,56 +41,55 @@ class Origin:
         "custom",
         "dtype",
         "factors",
-        "folded",
+        "folded_rows",
         "index",
         "intended",
         "made",
-        "memory",
-        "numbers",
         "op",
         "parents",
         "readers",
         "rows",
         "segment",
         "shape",
+        "snapshot",
         "step",
+        "storage",
         "trail",
         "whole",
     )
 
-    def __init__(self, op: Op | None, made: str, step: int):
-        self.index, self.op, self.made, self.step = -1, op, made, step
-        self.bad = 0
-        self.shape: tuple[int, ...] = ()
-        self.dtype = ""
+    def __init__(self, op: Op | None, step: int, segment: int, tensor: torch.Tensor, bad: torch.Tensor, made: str):
+        self.index, self.op, self.step, self.segment, self.made = -1, op, step, segment, made
+        self.whole, self.bad = bool(bad.all()), int(bad.sum())
+        self.shape, self.dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
         self.parents: set[int] = set()
         self.rows: tuple[int, ...] | None = None
-        self.folded: tuple[int, ...] | None = None
-        self.memory: StorageInfo | None = None
+        self.folded_rows: tuple[int, ...] | None = None
+        self.storage: StorageInfo | None = None
         self.readers: list[Op] = []
         self.trail: list[tuple[int, tuple[int, ...]]] = []
-        self.segment = 0
-        self.intended = self.whole = self.custom = self.after_model = False
+        self.intended = False
+        self.custom, self.after_model = (False, False) if op is None else (op.custom, op.after_model)
         self.absorbed_by: set[str] = set()
         self.factors: list[tuple[float, float]] = []
-        self.numbers: Any = None
+        self.snapshot: OperandSnapshot
 
 
 class Origins:
-    """All births that still count, oldest first, by number. batch, folds: what the model was given, to tell batch
+    """All origins that still count, oldest first, by number. batch, folds: of what the model was given, to know batch
     rows by (set by the probe). segment: how many backwards have run in this step."""
 
-    def __init__(self, recorder: Recorder, take_scene: Any):
-        self.recorder, self.take_scene = recorder, take_scene
-        self.records: dict[int, Origin] = {}
+    def __init__(self, recorder: Recorder):
+        self.recorder, self.operand_recorder = recorder, OperandRecorder(recorder)
+        self._origins: dict[int, Origin] = {}
         self._next = 0
-        self.begin_step(set())
+        self.begin_step(())
 
-    def begin_step(self, alive: set[int]) -> None:
-        """Forget what only one step needs, and the births that no memory holds any more (`alive`: held ones)."""
-        alive = self.ancestors(alive)
-        self.records = {n: record for n, record in self.records.items() if n in alive}
-        self.take_scene.taken = 0
+    def begin_step(self, alive: Iterable[int]) -> None:
+        """Forget what only one step needs, and the origins of values that no storage holds any more (`alive`: held)."""
+        needed = self.ancestors(alive)
+        self._origins = {number: origin for number, origin in self._origins.items() if number in needed}
+        self.operand_recorder.count = 0
         self._unintended: list[int] = []
         self.batch: int | None = None
         self.folds: set[int] = set()
@@ -95,21 +97,13 @@ class Origins:
         self.segment = 0
 
     def __getitem__(self, index: int) -> Origin:
-        return self.records[index]
+        return self._origins[index]
 
     def __len__(self) -> int:
-        return len(self.records)
+        return len(self._origins)
 
     def __iter__(self) -> Iterator[Origin]:
-        return iter(self.records.values())
-
-    def add(self, record: Origin) -> int:
-        """Enter a record under the next number."""
-        record.index, self._next = self._next, self._next + 1
-        self.records[record.index] = record
-        if not record.intended:
-            self._unintended.append(record.index)
-        return record.index
+        return iter(self._origins.values())
 
     @property
     def batch_size(self) -> int | None:
@@ -118,74 +112,82 @@ class Origins:
             return self.leading.most_common(1)[0][0]
         return self.batch
 
-    def ancestors(self, births: set[int]) -> set[int]:
-        """These births and all that they were made of."""
-        found, todo = set(), list(births)
+    def ancestors(self, origins: Iterable[int]) -> set[int]:
+        """These origins and all that they were made of."""
+        ancestors, todo = set(), list(origins)
         while todo:
-            birth = todo.pop()
-            if birth in self.records and birth not in found:
-                found.add(birth)
-                todo.extend(self.records[birth].parents)
-        return found
+            index = todo.pop()
+            if index in self._origins and index not in ancestors:
+                ancestors.add(index)
+                todo.extend(self._origins[index].parents)
+        return ancestors
 
-    def born(self, scene: tuple, mask: torch.Tensor, nan: torch.Tensor) -> dict[int, torch.Tensor]:
-        """A birth from sound operands. An infinity written as a number (`x * -inf`) is a mask's where it stays one, and
-        a fault where it makes a NaN: two births."""
-        op, _, args, kwargs = scene[:4]
-        infinite = any(isinstance(a, float) and math.isinf(a) for a in (*args, *kwargs.values()))
+    # -- new origins --------------------------------------------------------------------------------------------------
+
+    def add(self, origin: Origin) -> int:
+        """Give an origin the next number."""
+        origin.index, self._next = self._next, self._next + 1
+        self._origins[origin.index] = origin
+        if not origin.intended:
+            self._unintended.append(origin.index)
+        return origin.index
+
+    def add_external(self, tensor: torch.Tensor, storage: StorageInfo) -> dict[int, torch.Tensor]:
+        """A tensor that was bad when the step got it: {origin: mask of its bad elements}."""
+        values = dense(tensor)
+        assert values is not None, "its bad elements have been seen"
+        bad, nan = ~finite(values), torch.isnan(values)
+        origin = Origin(None, self.recorder.step, self.segment, tensor, bad, _made(values, bad, nan))
+        origin.storage = storage
+        origin.rows = self._rows(bad) if storage.role in ("input", "target") else None
+        origin.snapshot = self.operand_recorder.of_tensor(tensor, bad)
+        origin.intended = _is_mask(values, bad, nan, storage.role)
+        return {self.add(origin): bad}
+
+    def add_from_finite(self, bad: BadResult, mask: torch.Tensor, nan: torch.Tensor) -> dict[int, torch.Tensor]:
+        """Bad elements of a result whose operands were sound there. An infinity written as a number (`x * -inf`) is a
+        mask's where it stays one, and a fault where it makes a NaN: two origins."""
+        infinite = any(isinstance(a, float) and math.isinf(a) for a in (*bad.args, *bad.kwargs.values()))
         parts = [mask & ~nan, mask & nan] if infinite else [mask]
-        return {self.enter(scene, part, nan, self.of_forward(op), {}): part for part in parts if bool(part.any())}
+        parents = self._of_forward(bad.op)
+        return {self.add_at_op(bad, part, nan, parents, False): part for part in parts if bool(part.any())}
 
-    def of_forward(self, op: Op) -> set[int]:
-        """Births at the forward op whose derivative this one computes (its operand was already out of bounds there), or
-        that it computes again."""
-        if op.recomputed:
-            first = [
-                b.index
-                for b in self
-                if b.op is not None
-                and b.step == op.step
-                and not b.op.recomputed
-                and (b.op.site, b.op.name, b.op.module) == (op.site, op.name, op.module)
-            ]
-            return set(first[:1])
-        return {b.index for b in self if op.forward is not None and b.op is op.forward and not b.intended}
-
-    def enter(self, scene: tuple, mask: torch.Tensor, nan: torch.Tensor, parents: set[int], infs: dict) -> int:
-        """Enter a birth in the books."""
-        op, schema, args, *_, tensor = scene
+    def add_at_op(
+        self, bad: BadResult, mask: torch.Tensor, nan: torch.Tensor, parents: set[int], from_infinity: bool
+    ) -> int:
+        """The bad elements `mask` of a result came into being at this op; returns the origin's number. from_infinity:
+        an operand was infinite."""
+        op, schema, args, *_, tensor = bad
         if len(self._unintended) >= _MOST:
             return self._unintended[-1]
         values = dense(tensor)
         assert values is not None, "its bad elements have been seen"
-        birth = Origin(op, _made(values, mask, nan), op.step)
-        birth.parents = set(parents)
-        birth.whole, birth.bad = bool(mask.all()), int(mask.sum())
-        birth.shape, birth.dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
-        birth.custom, birth.segment = op.custom, self.segment
-        birth.after_model = op.after_model
-        birth.rows = rows_of(mask, len(mask)) if schema.base == "ctc_loss" and mask.dim() == 1 else self._rows(mask)
-        birth.folded = rows_of(mask, self.batch_size, self.folds) if birth.rows is None else None
-        if schema.base == "nll_loss" and birth.rows is None:
-            birth.rows = self._rows_picked(*args[:2])
-        birth.numbers = self.take_scene(scene, mask)
-        birth.intended = self._intended(birth, schema, infs)
-        return self.add(birth)
+        origin = Origin(op, op.step, self.segment, tensor, mask, _made(values, mask, nan))
+        origin.parents = set(parents)
+        origin.rows = rows_of(mask, len(mask)) if schema.base == "ctc_loss" and mask.dim() == 1 else self._rows(mask)
+        origin.folded_rows = rows_of(mask, self.batch_size, self.folds) if origin.rows is None else None
+        if schema.base == "nll_loss" and origin.rows is None:
+            origin.rows = self._label_rows(*args[:2])
+        origin.snapshot = self.operand_recorder.of_op(bad, mask)
+        origin.intended = not from_infinity and _is_intended(origin, schema)
+        return self.add(origin)
 
-    def _intended(self, birth: Origin, schema: Schema, infs: dict) -> bool:
-        """A mask's infinity: written there as a number, or the log of a 0/1 tensor that no parameter reached."""
-        if infs or "nan" in birth.made or birth.made == "mixed":
-            return False
-        if schema.base in _FILLS or any(isinstance(v, float) and math.isinf(v) for v in birth.numbers.scalars.values()):
-            return True
-        operand = next(iter(birth.numbers.operands), None)
-        return (
-            schema.base in _LOGS
-            and birth.made == "-inf"
-            and operand is not None
-            and operand.two_valued
-            and "parameter" not in operand.reached_by
-        )
+    def _of_forward(self, op: Op) -> set[int]:
+        """Origins at the forward op whose derivative this one computes (its operand was already out of bounds there),
+        or that it computes again."""
+        if op.recomputed:
+            first = [
+                o.index
+                for o in self
+                if o.op is not None
+                and o.step == op.step
+                and not o.op.recomputed
+                and (o.op.site, o.op.name, o.op.module) == (op.site, op.name, op.module)
+            ]
+            return set(first[:1])
+        return {o.index for o in self if op.forward is not None and o.op is op.forward and not o.intended}
+
+    # -- batch rows ---------------------------------------------------------------------------------------------------
 
     def note_shape(self, tensor: torch.Tensor) -> None:
         """A tensor from outside: with no model to ask, the commonest first dimension of these is the batch size."""
@@ -193,21 +195,25 @@ class Origins:
             self.leading[len(tensor)] += 1
             self.folds |= folds_of(tensor.shape)
 
-    def external(self, tensor: torch.Tensor, memory: StorageInfo) -> dict[int, torch.Tensor]:
-        """Enter a tensor that was bad when the step got it: {birth: mask of its bad elements}."""
-        values = dense(tensor)
-        assert values is not None, "its bad elements have been seen"
-        bad, nan = ~finite(values), torch.isnan(values)
-        birth = Origin(None, _made(values, bad, nan), self.recorder.step)
-        birth.memory, birth.segment = memory, self.segment
-        birth.whole, birth.bad = bool(bad.all()), int(bad.sum())
-        birth.shape, birth.dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
-        birth.rows = self._rows(bad) if memory.role in ("input", "target") else None
-        birth.numbers = self.take_scene((None, None, (), {}, {}, tensor), bad)
-        birth.intended = _mask_like(values, bad, nan, memory.role)
-        return {self.add(birth): bad}
+    def note_model_input(self, index: int, mask: torch.Tensor) -> None:
+        """A bad tensor from outside is given to the model: these are its rows."""
+        self._origins[index].rows = self._rows(mask)
 
-    def _rows_picked(self, scores: torch.Tensor, labels: torch.Tensor) -> tuple[int, ...] | None:
+    def note_rows(self, index: int, mask: torch.Tensor, op: Op) -> None:
+        """Where an origin's own tensor shows no batch dimension, the first that it reaches and that has one tells the
+        rows; of a tensor from outside, of which parts may be dropped on the way, every later one is noted."""
+        origin = self._origins[index]
+        if origin.storage is None and not (origin.op is not None and origin.op.name in EMPTIES):
+            origin.rows = self._rows(mask) if origin.rows is None else origin.rows
+        elif origin.storage is None or origin.storage.role in ("input", "target"):
+            rows = self._rows(mask)
+            if rows is not None:
+                origin.trail.append((op.index, rows))
+
+    def _rows(self, mask: torch.Tensor) -> tuple[int, ...] | None:
+        return rows_of(mask, self.batch_size)
+
+    def _label_rows(self, scores: torch.Tensor, labels: torch.Tensor) -> tuple[int, ...] | None:
         """Rows whose label picks a bad score, for a loss that shows none of its rows any more."""
         if scores.dim() != 2 or labels.dim() != 1:
             return None
@@ -215,24 +221,6 @@ class Origins:
         picked = scores.gather(1, labels.clamp(0, scores.size(1) - 1)[:, None])[:, 0]
         bad = ~finite(picked) & counts
         return self._rows(bad) if bool(bad.any()) else None
-
-    def enters(self, birth: int, mask: torch.Tensor) -> None:
-        """A bad tensor from outside is given to the model: in these rows."""
-        self.records[birth].rows = self._rows(mask)
-
-    def _rows(self, mask: torch.Tensor) -> tuple[int, ...] | None:
-        return rows_of(mask, self.batch_size)
-
-    def learn_rows(self, birth: int, mask: torch.Tensor, op: Op) -> None:
-        """Where a birth's own tensor shows no batch dimension, the first that it reaches and that has one tells the
-        rows; of a tensor from outside, of which parts may be dropped on the way, every later one is noted."""
-        record = self.records[birth]
-        if record.memory is None and not (record.op is not None and record.op.name in EMPTIES):
-            record.rows = self._rows(mask) if record.rows is None else record.rows
-        elif record.memory is None or record.memory.role in ("input", "target"):
-            rows = self._rows(mask)
-            if rows is not None:
-                record.trail.append((op.index, rows))
 
 
 def _made(values: torch.Tensor, mask: torch.Tensor, nan: torch.Tensor) -> str:
@@ -247,7 +235,24 @@ def _made(values: torch.Tensor, mask: torch.Tensor, nan: torch.Tensor) -> str:
     return kinds[0] if len(kinds) == 1 else "mixed"
 
 
-def _mask_like(values: torch.Tensor, bad: torch.Tensor, nan: torch.Tensor, role: str) -> bool:
+def _is_intended(origin: Origin, schema: Schema) -> bool:
+    """A mask's infinity: written there as a number, or the log of a 0/1 tensor that no parameter reached."""
+    if "nan" in origin.made or origin.made == "mixed":
+        return False
+    numbers: Iterable[Any] = origin.snapshot.scalars.values()
+    if schema.base in _FILLS or any(isinstance(v, float) and math.isinf(v) for v in numbers):
+        return True
+    operand = next(iter(origin.snapshot.operands), None)
+    return (
+        schema.base in _LOGS
+        and origin.made == "-inf"
+        and operand is not None
+        and operand.two_valued
+        and "parameter" not in operand.reached_by
+    )
+
+
+def _is_mask(values: torch.Tensor, bad: torch.Tensor, nan: torch.Tensor, role: str) -> bool:
     """An infinity that a mask from outside holds on purpose: no NaN, and all other values equal;
     in a buffer, any others."""
     if role == "parameter" or bool(nan.any()) or values.is_complex():

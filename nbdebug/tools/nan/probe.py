@@ -1,8 +1,10 @@
-"""Watch training steps until one goes bad, and say what was seen.
+"""Watch training steps until one goes bad: the loss, a gradient or a parameter is not finite, and it mattered.
 
-A `Probe` attaches everything (op recorder, module stack, engine and optimizer watches), is told where steps begin and
-end, and after each step gives a verdict: nothing, or a target (the loss, a gradient, a parameter that went bad and
-mattered) with the births that lead to it. Detaching leaves nothing behind.
+A `Probe` attaches the op recorder, the module stack, and watches of autograd's engine and of optimizers. It is told
+where steps begin and end. While a step runs it checks each loss when backward begins, the gradients before the
+optimizer steps, and the parameters after that; what is bad becomes a `Detection`, with the origins that lead to it.
+`end_step` gives the first one that mattered: a step that a GradScaler skips, or that the user's own code leaves out,
+is healthy. The run's `RunHistory` goes along, for the rules. Detaching leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -42,44 +44,8 @@ from nbdebug.observe.tensors import (
 )
 from nbdebug.report import Where
 from nbdebug.tools.nan.facts import Target
-from nbdebug.tools.nan.operands import OperandRecorder
+from nbdebug.tools.nan.origins import Origin
 from nbdebug.tools.nan.taint import TaintTracker
-
-
-def unseen(method: Callable) -> Callable:
-    """Our own look at tensors is no part of the step; and a fault in it must not stop the training."""
-
-    @functools.wraps(method)
-    def quiet(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.recorder.disabled_by:
-            return None
-        with _disable_current_modes(), torch.no_grad():
-            try:
-                return method(self, *args, **kwargs)
-            except Exception as fault:  # the border
-                self.recorder.disable(fault)
-                return None
-
-    return quiet
-
-
-class CompiledCall(NamedTuple):
-    """A compiled module as it was last called."""
-
-    module: Any
-    args: tuple
-    kwargs: dict
-    site: Site | None
-
-
-def is_compiled(module: Any) -> bool:
-    """Whether a module, or a part of it, runs compiled code (`torch.compile(model)` or `model.compile()`)."""
-    if "torch._dynamo" not in sys.modules:
-        return False
-    return any(
-        type(m).__name__ == "OptimizedModule" or getattr(m, "_compiled_call_impl", None) is not None
-        for m in module.modules()
-    )
 
 
 class StopCell(BaseException):
@@ -87,10 +53,86 @@ class StopCell(BaseException):
 
 
 @dataclasses.dataclass
+class Detection:
+    """Something bad that mattered: what, and the origins that it comes from. position: how far the tape had come then;
+    ref: the tape's name for the tensor, where it is neither a loss nor a gradient."""
+
+    target: Target
+    origins: set[int]
+    position: int = 0
+    ref: Ref | None = None
+
+    def rename(self, name: str) -> None:
+        """Say which of the tensors that were checked together is the first bad one."""
+        self.target = dataclasses.replace(self.target, name=name)
+
+
+class Detections:
+    """What was detected in one step, in order. live: whether taint is tracked while the step runs."""
+
+    def __init__(self, taint: TaintTracker, tape: Tape, live: bool):
+        self.taint, self.tape, self.live = taint, tape, live
+        self.step = 0
+        self.clear()
+
+    def clear(self) -> None:
+        self._all: list[Detection] = []
+        self._pending: list[tuple[torch.Tensor, Detection]] = []
+
+    @property
+    def first(self) -> Detection | None:
+        return self._all[0] if self._all else None
+
+    def check(
+        self,
+        kind: str,
+        tensors: Iterable[tuple[str, torch.Tensor]],
+        place: StackLines | Where | None = None,
+        from_ops: bool = False,
+    ) -> None:
+        """Note whether any of these is bad. from_ops: bad values that came in from outside do not count."""
+        named = [(n, t) for n, t in tensors if (v := dense(t)) is not None and can_be_nonfinite(v)]
+        if not named:
+            return
+        where = place if isinstance(place, Where) else at_site(Where(step=self.step), place)
+        ref = self.tape.find(named[0][1]) if kind == "returned" else None
+        position = len(self.tape.entries) - (kind != "loss")
+        detection = Detection(Target(kind, where, named[0][0]), set(), position, ref)
+        if not self.live:
+            self._pending += [(size, detection) for size in largest([t for _, t in named])]
+            return
+        for name, tensor in named:
+            origins = self.taint.origins_of(tensor)
+            if from_ops:
+                origins = {origin for origin in origins if self.taint.origins[origin].storage is None}
+            if origins and not detection.origins:
+                detection.rename(name)
+                self._all.append(detection)
+            detection.origins |= origins
+        if detection.origins and not self.taint.target_origins:
+            self.taint.target_origins = set(detection.origins)
+
+    def add(self, kind: str, origins: set[int], name: str = "") -> None:
+        """Note something whose origins are known already."""
+        if origins:
+            target = Target(kind, Where(step=self.step), name)
+            self._all.append(Detection(target, set(origins), len(self.tape.entries) - 1))
+
+    def read_pending(self) -> None:
+        """Read what is still on the device: one wait for the whole step."""
+        values = read_scalars([size for size, _ in self._pending])
+        for value, (_, detection) in zip(values, self._pending, strict=True):
+            if not math.isfinite(value) and detection not in self._all:
+                self._all.append(detection)
+        self._pending.clear()
+
+
+@dataclasses.dataclass
 class RunHistory:
     """The run so far, step by step, for the facts. losses: the roots of backward. parameter_growth: largest parameter
     now over its first size, small ones measured against a tenth of the largest. input_growth: the same for the model's
-    inputs. first_step: the number of the step with which these two begin."""
+    inputs. first_step: the number of the step with which these two begin. guarded: steps in which the user's own code
+    kept the optimizer from stepping."""
 
     losses: list[float] = dataclasses.field(default_factory=list)
     parameter_growth: list[float] = dataclasses.field(default_factory=list)
@@ -102,23 +144,19 @@ class RunHistory:
     first_step: int = 0
     scaler_skips: list[int] = dataclasses.field(default_factory=list)
     guarded: list[int] = dataclasses.field(default_factory=list)
-    _first_sizes: list[float] = dataclasses.field(default_factory=list)
-    _first_input: float = 0.0
+    first_sizes: list[float] = dataclasses.field(default_factory=list)
+    first_input: float = 0.0
     _losses: list[torch.Tensor] = dataclasses.field(default_factory=list)
     _inputs: list[torch.Tensor] = dataclasses.field(default_factory=list)
 
-    def begin_step(self, trained: list[torch.Tensor], one_by_one: bool) -> None:
+    def begin_step(self, parameters: list[torch.Tensor], one_by_one: bool) -> None:
         """Measure the parameters as a step finds them: each, or, where that costs, only the largest of all."""
-        trained = [p for p in trained if p.layout is torch.strided and can_be_nonfinite(p)]
-        sizes = (
-            read_scalars([size for p in trained for size in largest([p])])
-            if one_by_one
-            else read_scalars(largest(trained))
-        )
-        self._first_sizes = self._first_sizes if len(self._first_sizes) == len(sizes) else sizes
-        floor = 0.1 * max((s for s in self._first_sizes if math.isfinite(s)), default=0.0)
+        parameters = [p for p in parameters if p.layout is torch.strided and can_be_nonfinite(p)]
+        sizes = read_scalars([size for p in parameters for size in largest([p])] if one_by_one else largest(parameters))
+        self.first_sizes = self.first_sizes if len(self.first_sizes) == len(sizes) else sizes
+        floor = 0.1 * max((s for s in self.first_sizes if math.isfinite(s)), default=0.0)
         growth = [
-            now / max(first, floor) for now, first in zip(sizes, self._first_sizes, strict=True) if max(first, floor)
+            now / max(first, floor) for now, first in zip(sizes, self.first_sizes, strict=True) if max(first, floor)
         ]
         self.parameter_growth.append(max(growth, default=1.0))
         self._losses, self._inputs = [], []
@@ -141,128 +179,41 @@ class RunHistory:
             if self._inputs
             else 0.0
         )
-        self._first_input = self._first_input or size
-        self.input_growth.append(size / self._first_input if self._first_input else 1.0)
+        self.first_input = self.first_input or size
+        self.input_growth.append(size / self.first_input if self.first_input else 1.0)
         self._losses, self._inputs = [], []
 
 
-def register(names: ModuleNames, recorder: Recorder) -> None:
-    """Parameters and buffers, under their names; new ones are looked at."""
-    for tensor, (role, name, module) in names.all_tensors():
-        values = dense(tensor)
-        if values is None or tensor.device.type == "meta":
-            continue
-        reach = PARAMETER if role == "parameter" else 0
-        known = recorder.storages.get(storage_key(values))
-        if known is not None:  # made under our eyes, or seen before the model was known
-            known.role, known.name, known.module, known.reach = role, name, module, known.reach | reach
-            continue
-        memory = recorder.storages[storage_key(values)] = StorageInfo(
-            values.untyped_storage(), None, reach, role, name, module
-        )
-        recorder.on_external(tensor, memory)
+class CompiledCall(NamedTuple):
+    """A compiled module as it was last called."""
+
+    module: Any
+    args: tuple
+    kwargs: dict
+    site: Site | None
 
 
-def mark_input(recorder: Recorder, flow: TaintTracker, tensor: torch.Tensor, site: Site | None) -> None:
-    """A tensor that can be read is given to the model at `site`."""
-    values = dense(tensor)
-    assert values is not None, "it can be read"
-    known = recorder.storages.get(storage_key(values))
-    if known is None:
-        known = recorder.storages[storage_key(values)] = StorageInfo(values.untyped_storage(), None, INPUT, "input")
-        known.entered = site
-        recorder.storage_info(tensor)
-    if known.maker is None and known.role in ("target", "input"):
-        known.role, known.entered = "input", known.entered or site
-    if not known.reach & PARAMETER:
-        known.reach |= INPUT
-    for birth, mask in flow.masks(values).items():
-        memory = flow.births[birth].memory
-        if memory is not None and memory.role in ("target", "input"):  # rows of the batch, not of the data set
-            memory.role, memory.entered = "input", memory.entered or site
-            flow.births.enters(birth, mask)
+def unseen(method: Callable) -> Callable:
+    """Our own look at tensors is no part of the step; and a fault in it must not stop the training."""
 
+    @functools.wraps(method)
+    def quiet(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.recorder.disabled_by:
+            return None
+        with _disable_current_modes(), torch.no_grad():
+            try:
+                return method(self, *args, **kwargs)
+            except Exception as fault:  # the border
+                self.recorder.disable(fault)
+                return None
 
-@dataclasses.dataclass
-class Detection:
-    """Something bad that mattered: what, and the births that it comes from. position: how far the tape had come then;
-    ref: the tape's name for the tensor, where it is neither a loss nor a gradient."""
-
-    target: Target
-    origins: set[int]
-    position: int = 0
-    ref: Ref | None = None
-
-    def rename(self, name: str) -> None:
-        """Say which of the tensors that were looked at together is the first bad one."""
-        self.target = dataclasses.replace(self.target, name=name)
-
-
-class Detections:
-    """What was seen in one step, in order. live: whether the books are kept while the step runs."""
-
-    def __init__(self, flow: TaintTracker, tape: Tape, live: bool):
-        self.flow, self.tape, self.live = flow, tape, live
-        self.step = 0
-        self.clear()
-
-    def clear(self) -> None:
-        self.found: list[Detection] = []
-        self._waiting: list[tuple[torch.Tensor, Detection]] = []
-
-    def look(
-        self,
-        kind: str,
-        tensors: Iterable[tuple[str, torch.Tensor]],
-        place: StackLines | Where | None = None,
-        born_only: bool = False,
-    ) -> None:
-        """Note whether any of these is bad. born_only: bad values that came in from outside do not count."""
-        named = [(n, t) for n, t in tensors if (v := dense(t)) is not None and can_be_nonfinite(v)]
-        if not named:
-            return
-        where = place if isinstance(place, Where) else at_site(Where(step=self.step), place)
-        ref = self.tape.find(named[0][1]) if kind == "returned" else None
-        made = Detection(Target(kind, where, named[0][0]), set(), len(self.tape.entries) - (kind != "loss"), ref)
-        if not self.live:
-            self._waiting += [(size, made) for size in largest([t for _, t in named])]
-            return
-        for name, tensor in named:
-            born = {b for b in self.flow.origins(tensor) if not born_only or self.flow.births[b].memory is None}
-            if born and not made.origins:
-                made.rename(name)
-                self.found.append(made)
-            made.origins |= born
-        if made.origins and not self.flow.settled:
-            self.flow.settled = set(made.origins)
-
-    def add(self, kind: str, origins: set[int], name: str = "") -> None:
-        """Note something whose origins are known already."""
-        if origins:
-            self.found.append(
-                Detection(Target(kind, Where(step=self.step), name), set(origins), len(self.tape.entries) - 1)
-            )
-
-    def settle(self) -> None:
-        """Read what is still on the device: one wait for the whole step."""
-        values = read_scalars([size for size, _ in self._waiting])
-        for value, (_, seen) in zip(values, self._waiting, strict=True):
-            if not math.isfinite(value) and seen not in self.found:
-                self.found.append(seen)
-        self._waiting.clear()
-
-
-def finite_scalars(returned: Any) -> bool:
-    """Whether the single numbers among what a step returned are finite."""
-    if isinstance(returned, float):
-        return math.isfinite(returned)
-    return all(all_finite(t) for t in tensors_in(returned) if t.numel() == 1 and can_be_nonfinite(t))
+    return quiet
 
 
 class Probe:
-    """See the module's docstring. models and optimizers: by the names that the user knows them by. live: keep the books
-    while the step runs (else only record it: `relive.py` finds out afterwards). cell: find the steps' ends by the
-    optimizers. named: the user named the models; else they were found, and one that is met in the run is taken too."""
+    """See the module's docstring. models and optimizers: by the names that the user knows them by. live: track taint
+    while the step runs (else only record it: `locate.py` finds the origin afterwards). cell: find the steps' ends by
+    the optimizers. named: the user named the models; else they were found, and one that the run calls is taken too."""
 
     def __init__(
         self,
@@ -279,19 +230,19 @@ class Probe:
         self.stack = ModuleStack(self.names, self._model_called)
         self.recorder = Recorder(self.stack, [], self._external)
         self.tape = Tape(self.recorder)
-        self.flow = TaintTracker(self.recorder, OperandRecorder(self.recorder))
-        self.recorder.watchers = [self.flow, self.tape, self] if live else [self.tape, self]
+        self.taint = TaintTracker(self.recorder)
+        self.recorder.watchers = [self.taint, self.tape, self] if live else [self.tape, self]
         self.recorder.light = not live
-        self.sightings = Detections(self.flow, self.tape, live)
+        self.detections = Detections(self.taint, self.tape, live)
         self.engine = EngineWatch(self._backward_began, self._backward_ended, without_modes=not live)
-        self.optimizing = OptimizerWatch(self._optimizer_begins, self._optimizer_done)
-        self.run, self.step = RunHistory(), 0
-        self.about_to_step = False  # the step is run again without its optimizer, which was called
-        self.spoiled_buffers: dict[str, Any] = {}  # the birth, for buffers that went bad in a step that was sound
-        self.buffers_spoiled = False
-        self.adopted = ""  # the type of a model that was met in the run
-        self.proven = False  # a replay has failed as the step did
-        self.caught: dict[int, Any] = {}  # what a replay saw ops be given, by their numbers
+        self.optimizer_watch = OptimizerWatch(self._optimizer_begins, self._optimizer_done)
+        self.history, self.step = RunHistory(), 0
+        self.without_optimizer = False  # the step is run again without its optimizer, which was called
+        self.bad_buffers: dict[str, Origin] = {}  # buffers that went bad in a step that was otherwise sound
+        self.buffer_went_bad = False
+        self.adopted = ""  # the type of a model that nobody named and that the run called
+        self.reproduced = False  # a replay has failed as the step did
+        self.reproductions: dict[int, Any] = {}  # what a replay saw ops be given, by their numbers
         self._steps_of: collections.Counter[int] = collections.Counter()
         self._skips = 0
         self._attached = False
@@ -301,7 +252,7 @@ class Probe:
 
     def __enter__(self) -> Probe:
         with contextlib.ExitStack() as undo:  # where one can't be attached, those before it leave
-            for watch in (self.stack, self.engine, self.optimizing):
+            for watch in (self.stack, self.engine, self.optimizer_watch):
                 undo.callback(watch.detach)
                 watch.attach()
             self.recorder.__enter__()
@@ -313,15 +264,15 @@ class Probe:
         if self._attached:
             self._attached = False
             self.recorder.__exit__(None, None, None)
-            self.optimizing.detach()
+            self.optimizer_watch.detach()
             self.engine.detach()
             self.stack.detach()
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def _clear(self) -> None:
-        self.sightings.clear()
-        self.sightings.step = self.step
+        self.detections.clear()
+        self.detections.step = self.step
         self.backward_runs = self.engine_runs = 0
         self.unscaled = self.stepped = False
         self._backward_place: StackLines | None = None
@@ -331,102 +282,95 @@ class Probe:
         """To be called before each step; measures the parameters as the step finds them."""
         self.step = step
         if self.recorder.custom_backward and not self.live:
-            self._look_live()
+            self._go_live()
         self._clear()
         self.recorder.new_step(step)
-        self.flow.begin_step()
+        self.taint.begin_step()
         self.tape.reset()
         register(self.names, self.recorder)
-        self.run.begin_step(self._trained(), one_by_one=self.live)
+        self.history.begin_step(self._parameters(), one_by_one=self.live)
 
-    def _look_live(self) -> None:
-        """From the next step on, look while the step runs: a replay would not know all of its backward."""
-        self.live = self.sightings.live = True
+    def _go_live(self) -> None:
+        """From the next step on, track taint while the step runs: a replay would not know all of its backward."""
+        self.live = self.detections.live = True
         self.recorder.light = self.engine.without_modes = False
-        self.recorder.watchers.insert(0, self.flow)
+        self.recorder.watchers.insert(0, self.taint)
 
-    def _trained(self) -> list[torch.Tensor]:
+    def _parameters(self) -> list[torch.Tensor]:
         """All parameters that are known: those of models and optimizers, each once."""
-        found = {id(p): p for m in self.names.models.values() for p in m.parameters()}
-        found |= {id(p): p for o in self.optimizers.values() for g in o.param_groups for p in g["params"]}
-        return [p for p in found.values() if p.device.type != "meta" and not is_lazy(p)]
+        parameters = {id(p): p for m in self.names.models.values() for p in m.parameters()}
+        parameters |= {id(p): p for o in self.optimizers.values() for g in o.param_groups for p in g["params"]}
+        return [p for p in parameters.values() if p.device.type != "meta" and not is_lazy(p)]
 
     @unseen
     def end_step(self, returned: Any = None, error: BaseException | None = None) -> Detection | None:
-        """The verdict on the step: what went bad first that mattered, or None."""
-        self.run.end_step()
+        """What went bad first in the step that mattered, or None."""
+        self.history.end_step()
         if self._scaler_skipped(returned):
-            self.run.scaler_skips.append(self.step)
-            self.sightings.clear()
+            self.history.scaler_skips.append(self.step)
+            self.detections.clear()
             return None
         if not self.stepped and self.engine_runs and not (self.scaler and not self.unscaled):
-            leaves = list({id(p): p for p in (*self._trained(), *self.tape.leaves.values())}.values())
-            self._look_at_gradients(leaves)
-            self.sightings.look("parameter", [(self._name(p), p) for p in leaves], born_only=True)  # updated by hand
+            leaves = list({id(p): p for p in (*self._parameters(), *self.tape.leaves.values())}.values())
+            self._check_gradients(leaves)
+            self.detections.check("parameter", [(self._name(p), p) for p in leaves], from_ops=True)  # updated by hand
         if not self.backward_runs and error is None:
-            self._look_at_returned(returned)
-        self._look_at_buffers()
-        self.sightings.settle()
-        if error is None and self._guarded(returned):
-            self.run.guarded.append(self.step)
-            self.sightings.clear()
-        if not self.sightings.found and error is not None:
-            self.sightings.add("exception", self.flow.last_read or self.flow.last_bad, type(error).__name__)
-        return self.verdict
-
-    @property
-    def verdict(self) -> Detection | None:
-        """What was seen first in the step that ended last."""
-        return self.sightings.found[0] if self.sightings.found else None
-
-    def _look_at_buffers(self) -> None:
-        """Not live, a buffer that goes bad is noticed at the end of its step, while the step can still be replayed."""
-        if self.live:
-            return
-        fresh = [
-            (n, t)
-            for t, (role, n, _) in self.names.all_tensors()
-            if role == "buffer" and can_be_nonfinite(t) and n not in self.spoiled_buffers
-        ]
-        sizes = read_scalars([size for _, t in fresh for size in largest([t])])
-        self.buffers_spoiled = any(math.isnan(size) for size in sizes)
+            self._check_returned(returned)
+        self._check_buffers()
+        self.detections.read_pending()
+        if error is None and self._left_out(returned):
+            self.history.guarded.append(self.step)
+            self.detections.clear()
+        if self.detections.first is None and error is not None:
+            self.detections.add("exception", self.taint.last_read or self.taint.last_bad, type(error).__name__)
+        return self.detections.first
 
     def _scaler_skipped(self, returned: Any) -> bool:
         """A GradScaler met inf gradients and did not step: normal, while the loss that the step returns is finite."""
         return self.unscaled and not self.stepped and finite_scalars(returned)
 
-    def _guarded(self, returned: Any) -> bool:
+    def _left_out(self, returned: Any) -> bool:
         """The user's code looked at what was bad, and did not let the optimizer step: that is normal too."""
+        detection = self.detections.first
         if (
             self.stepped
-            or self.about_to_step
-            or not (self.optimizers or self.run.optimizer_steps)
-            or not self.sightings.found
+            or self.without_optimizer
+            or not (self.optimizers or self.history.optimizer_steps)
+            or detection is None
         ):
             return False
-        return bool(self.sightings.found[0].origins & self.flow.checked) and finite_scalars(returned)
+        return bool(detection.origins & self.taint.checked) and finite_scalars(returned)
 
-    def _look_at_gradients(self, parameters: Any) -> None:
-        self.sightings.look(
-            "gradient", [(self._name(p), p.grad) for p in parameters if p.grad is not None], self._backward_place
+    def _check_gradients(self, parameters: Iterable[torch.Tensor]) -> None:
+        gradients = [(self._name(p), p.grad) for p in parameters if p.grad is not None]
+        self.detections.check("gradient", gradients, self._backward_place)
+
+    def _check_returned(self, returned: Any) -> None:
+        loss = returned.get("loss") if isinstance(returned, Mapping) else None
+        loss = loss if isinstance(loss, torch.Tensor) else getattr(returned, "loss", None)
+        for tensor in [loss] if isinstance(loss, torch.Tensor) else tensors_in(returned):
+            self.detections.check("returned", [("", tensor)])
+        if isinstance(returned, float) and not math.isfinite(returned):
+            self.detections.add("returned", self.taint.last_read)
+
+    def _check_buffers(self) -> None:
+        """Not live, a buffer that goes bad is noticed at the end of its step, while the step can still be replayed."""
+        if self.live:
+            return
+        buffers = [
+            t
+            for t, (role, name, _) in self.names.all_tensors()
+            if role == "buffer" and can_be_nonfinite(t) and name not in self.bad_buffers
+        ]
+        self.buffer_went_bad = any(
+            math.isnan(size) for size in read_scalars([s for t in buffers for s in largest([t])])
         )
 
-    def _look_at_returned(self, returned: Any) -> None:
-        candidates = tensors_in(returned)
-        if isinstance(returned, Mapping) and isinstance(returned.get("loss"), torch.Tensor):
-            candidates = [returned["loss"]]
-        elif isinstance(getattr(returned, "loss", None), torch.Tensor):
-            candidates = [returned.loss]
-        for tensor in candidates:
-            self.sightings.look("returned", [("", tensor)])
-        if isinstance(returned, float) and not math.isfinite(returned):
-            self.sightings.add("returned", self.flow.last_read)
+    # -- what the watches report --------------------------------------------------------------------------------------
 
-    # -- what the watches tell ----------------------------------------------------------------------------------------
-
-    def _external(self, tensor: torch.Tensor, memory: StorageInfo) -> None:
+    def _external(self, tensor: torch.Tensor, storage: StorageInfo) -> None:
         if self.live:
-            self.flow.external(tensor, memory)
+            self.taint.external(tensor, storage)
 
     @unseen
     def _model_called(self, module: nn.Module, args: tuple, kwargs: dict, site: Site | None) -> None:
@@ -442,12 +386,12 @@ class Probe:
             values = dense(tensor)
             if values is None or values.device.type == "meta":
                 continue
-            if self.flow.births.batch is None and tensor.dim():
-                self.flow.births.batch = tensor.shape[0]
-            self.flow.births.folds |= folds_of(tensor.shape)
+            if self.taint.origins.batch is None and tensor.dim():
+                self.taint.origins.batch = tensor.shape[0]
+            self.taint.origins.folds |= folds_of(tensor.shape)
             if can_be_nonfinite(values):
-                self.run.note_input(values)
-            mark_input(self.recorder, self.flow, tensor, site)
+                self.history.note_input(values)
+            mark_input(self.recorder, self.taint, tensor, site)
         self.recorder.model_called = True
 
     def _adopt(self, module: nn.Module) -> bool:
@@ -480,31 +424,31 @@ class Probe:
             return
         self.backward_runs += 1
         for root in call.roots:
-            self.run.note_loss(root)
-        self.sightings.look("loss", [("", root) for root in call.roots], self._backward_place)
+            self.history.note_loss(root)
+        self.detections.check("loss", [("", root) for root in call.roots], self._backward_place)
 
     @unseen
     def _backward_ended(self, call: Backward, result: Any) -> None:
         self.tape.backward(call, result)
-        self.flow.births.segment += call.accumulate
+        self.taint.origins.segment += call.accumulate
 
     @unseen
     def _optimizer_begins(self, optimizer: Any, place: StackLines) -> None:
-        self.run.optimizer = type(optimizer).__name__
-        self.run.learning_rate = float(optimizer.param_groups[0]["lr"])
-        self.run.optimizer_line = at_site(Where(step=self.step, phase="optimizer"), place)
-        self._look_at_gradients(p for group in optimizer.param_groups for p in group["params"])
+        self.history.optimizer = type(optimizer).__name__
+        self.history.learning_rate = float(optimizer.param_groups[0]["lr"])
+        self.history.optimizer_line = at_site(Where(step=self.step, phase="optimizer"), place)
+        self._check_gradients(p for group in optimizer.param_groups for p in group["params"])
 
     @unseen
     def _optimizer_done(self, optimizer: Any) -> None:
         self.stepped = True
-        self.run.optimizer_steps += 1
+        self.history.optimizer_steps += 1
         self._steps_of[id(optimizer)] += 1
         parameters = [(self._name(p), p) for group in optimizer.param_groups for p in group["params"]]
-        self.sightings.look("parameter", parameters, self.run.optimizer_line, born_only=True)
+        self.detections.check("parameter", parameters, self.history.optimizer_line, from_ops=True)
         if self.cell:
-            self.sightings.settle()
-            if self.sightings.found:
+            self.detections.read_pending()
+            if self.detections.first is not None:
                 self.end_step()
                 raise StopCell
             if not self.recorder.model_called:
@@ -519,8 +463,61 @@ class Probe:
     def before(self, op: Op, schema: Schema, args: tuple, kwargs: dict) -> None:
         return None
 
-    def after(self, op: Op, schema: Schema, args: tuple, kwargs: dict, out: Any, kept: Any) -> None:
+    def after(self, op: Op, schema: Schema, args: tuple, kwargs: dict, out: Any, saved: Any) -> None:
         if schema.base == "amp_foreach_non_finite_check_and_unscale":
             self.unscaled = True
         elif schema.base == "amp_update_scale" and self.unscaled and not self.stepped:
             self._skips += 1
+
+
+def register(names: ModuleNames, recorder: Recorder) -> None:
+    """Make parameters and buffers known to the recorder, under their names; new ones are looked at."""
+    for tensor, (role, name, module) in names.all_tensors():
+        values = dense(tensor)
+        if values is None or tensor.device.type == "meta":
+            continue
+        reach = PARAMETER if role == "parameter" else 0
+        known = recorder.storages.get(storage_key(values))
+        if known is not None:  # made under our eyes, or seen before the model was known
+            known.role, known.name, known.module, known.reach = role, name, module, known.reach | reach
+            continue
+        storage = StorageInfo(values.untyped_storage(), None, reach, role, name, module)
+        recorder.storages[storage_key(values)] = storage
+        recorder.on_external(tensor, storage)
+
+
+def mark_input(recorder: Recorder, taint: TaintTracker, tensor: torch.Tensor, site: Site | None) -> None:
+    """A tensor that can be read is given to the model at `site`."""
+    values = dense(tensor)
+    assert values is not None, "it can be read"
+    known = recorder.storages.get(storage_key(values))
+    if known is None:
+        known = recorder.storages[storage_key(values)] = StorageInfo(values.untyped_storage(), None, INPUT, "input")
+        known.entered = site
+        recorder.storage_info(tensor)
+    if known.maker is None and known.role in ("target", "input"):
+        known.role, known.entered = "input", known.entered or site
+    if not known.reach & PARAMETER:
+        known.reach |= INPUT
+    for origin, mask in taint.masks(values).items():
+        storage = taint.origins[origin].storage
+        if storage is not None and storage.role in ("target", "input"):  # rows of the batch, not of the data set
+            storage.role, storage.entered = "input", storage.entered or site
+            taint.origins.note_model_input(origin, mask)
+
+
+def is_compiled(module: Any) -> bool:
+    """Whether a module, or a part of it, runs compiled code (`torch.compile(model)` or `model.compile()`)."""
+    if "torch._dynamo" not in sys.modules:
+        return False
+    return any(
+        type(m).__name__ == "OptimizedModule" or getattr(m, "_compiled_call_impl", None) is not None
+        for m in module.modules()
+    )
+
+
+def finite_scalars(returned: Any) -> bool:
+    """Whether the single numbers among what a step returned are finite."""
+    if isinstance(returned, float):
+        return math.isfinite(returned)
+    return all(all_finite(t) for t in tensors_in(returned) if t.numel() == 1 and can_be_nonfinite(t))

@@ -1,8 +1,10 @@
-"""From a watched run to its report: the finding, what was ruled out by which number, what was not looked at."""
+"""From a watched run to its report: facts, finding, tried fix, what was ruled out by which number."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -12,11 +14,12 @@ from nbdebug.observe.snapshot import Snapshot
 from nbdebug.observe.tape import TapeEntry
 from nbdebug.observe.tensors import all_finite, can_be_nonfinite, finite, tensors_in
 from nbdebug.report import Finding, Plot, Report, RuledOut, Where
+from nbdebug.text import count, figures, listed
 from nbdebug.tools.nan.facts import CompiledFacts, NanFacts, OriginFact, RunFacts
 from nbdebug.tools.nan.fixes import try_fixes
 from nbdebug.tools.nan.operands import where_of
 from nbdebug.tools.nan.origins import Origin
-from nbdebug.tools.nan.probe import CompiledCall, Detection, Probe
+from nbdebug.tools.nan.probe import CompiledCall, Detection, Probe, RunHistory
 from nbdebug.tools.nan.reproducer import Reproduction
 from nbdebug.tools.nan.rules import name_it
 
@@ -30,191 +33,191 @@ _PHASES = {
 }
 
 
-def facts_of(probe: Probe, seen: Detection) -> NanFacts:
-    """The facts of one fault."""
-    flow = probe.flow
-    chosen = [flow.births[i] for i in sorted(flow.births.ancestors(seen.origins))]
-    culprit = _culprit(chosen)
-    seen = _in_backward(seen, culprit)
-    place = {b.index: n for n, b in enumerate(chosen)}
-    used = probe.tape.ancestors(seen.position)
-    births = tuple(_birth(probe, b, n, place, used) for n, b in enumerate(chosen))
-    births = _with_phase(
-        births,
-        place[culprit.index],
-        seen,
-        flow.births.batch_size,
-        {n for n, b in enumerate(chosen) if b.segment == culprit.segment},
-    )
-    run = probe.run
-    history = RunFacts(
-        tuple(run.losses),
-        tuple(run.parameter_growth),
-        tuple(run.input_growth),
-        run.optimizer,
-        run.learning_rate,
-        run.optimizer_line,
-        run.first_step,
-    )
-    return NanFacts(probe.step, seen.target, births, place[culprit.index], history)
-
-
-def _in_backward(seen: Detection, culprit: Origin) -> Detection:
-    """A parameter updated by hand from a bad gradient: the fault showed in that gradient."""
-    made = culprit.op
-    if (
-        seen.target.kind == "parameter"
-        and made is not None
-        and (made.during == "backward" or (made.during == "forward" and made.grad))
-    ):
-        return dataclasses.replace(seen, target=dataclasses.replace(seen.target, kind="gradient"))
-    return seen
-
-
-def culprit_of(probe: Probe, seen: Detection) -> Origin:
-    """The birth that is to blame, as the books keep it."""
-    return _culprit([probe.flow.births[i] for i in sorted(probe.flow.births.ancestors(seen.origins))])
-
-
-def _culprit(chosen: list[Origin]) -> Origin:
-    """A parameter that was bad already, an input that was bad already, else the earliest birth that nobody intended."""
-    unintended = [b for b in chosen if not b.intended] or chosen
-    for role in ("parameter", "buffer", "input", "target"):
-        outside = [b for b in unintended if b.memory is not None and b.memory.role == role]
-        if outside:
-            return outside[0]
-    return unintended[0]
-
-
-def _birth(probe: Probe, record: Origin, index: int, place: dict[int, int], used: set[int]) -> OriginFact:
-    scene = record.numbers
-    external = record.memory.role if record.memory is not None else None
-    return OriginFact(
-        index=index,
-        op=record.op.name if record.op else "",
-        made=record.made,
-        during=record.op.during if record.op else "forward",
-        where=_where(record, used),
-        operands=scene.operands,
-        scalars=scene.scalars,
-        parents=tuple(sorted(place[p] for p in record.parents if p in place)),
-        intended=record.intended,
-        external=external,
-        name=record.memory.name if record.memory else "",
-        whole=record.whole,
-        custom=record.custom,
-        after_model=record.after_model,
-        earlier_step=record.step < probe.step,
-        step=record.step,
-        absorbed_by=tuple(sorted(record.absorbed_by)),
-        bad_elements=record.bad,
-        elements=_product(record.shape),
-        dtype=record.dtype,
-        shape=record.shape,
-        factors=tuple(record.factors),
-    )
-
-
-def _where(record: Origin, used: set[int]) -> Where:
-    """The place of a birth. A tensor that came bad from outside: where it was given to the model, else the first line
-    that read it for what went bad (`used`: the ops behind that)."""
-    arrived = [set(rows) for index, rows in record.trail if index in used][-1:]
-    rows = tuple(sorted(arrived[0] & set(record.rows or arrived[0]))) if arrived else ()
-    if record.op is not None:
-        return where_of(record.op, samples=rows or record.rows or record.folded)
-    memory = record.memory
-    assert memory is not None, "what no op made came from outside"
-    place = Where(step=record.step, module=memory.module, op="", samples=rows or record.rows)
-    if memory.role in ("parameter", "buffer"):
-        return place
-    readers = [op for op in record.readers if op.index in used] or record.readers
-    return at_site(place, memory.entered or (readers[0].site if readers else None))
-
-
-def _with_phase(
-    births: tuple[OriginFact, ...], culprit: int, seen: Detection, batch: int | None, together: set[int]
-) -> tuple[OriginFact, ...]:
-    """The culprit's place says the phase in which the fault shows, and all rows of its batch that fail on its line."""
-    birth = births[culprit]
-    phase = _PHASES[seen.target.kind]
-    if birth.external is not None:
-        phase = "parameter" if birth.external in ("parameter", "buffer") else "input"
-    same = [
-        b
-        for b in births
-        if (b.where.file, b.where.line, b.op) == (birth.where.file, birth.where.line, birth.op)
-        and not b.intended
-        and b.external == birth.external
-        and b.index in together
-    ]
-    rows = {r for b in same for r in b.where.samples or ()}
-    samples = tuple(sorted(rows)) if rows and (batch is None or len(rows) < batch) else None
-    where = dataclasses.replace(birth.where, phase=phase, samples=samples, step=_step(birth, seen))
-    changed = dataclasses.replace(birth, where=where)
-    return (*births[:culprit], changed, *births[culprit + 1 :])
-
-
-def _step(birth: OriginFact, seen: Detection) -> int | None:
-    """A gradient that went bad waits for its optimizer in later steps; everything else is dated by when it showed."""
-    if seen.target.kind == "gradient" and birth.external is None and birth.during == "backward":
-        return birth.where.step
-    return seen.target.where.step
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    total = 1
-    for size in shape:
-        total *= size
-    return total
-
-
 def report_of(
     probe: Probe,
-    seen: Detection | None,
+    detection: Detection | None,
     question: str,
     subject: str,
     steps: int,
     compiled: CompiledFacts | None = None,
     notes: tuple[str, ...] = (),
 ) -> Report:
-    """The report on a run of `steps` steps, of which the last one went bad if there is something `seen`."""
-    notes = (*_notes(probe, seen), *notes)
+    """The report on a run of `steps` steps, of which the last one went bad if there is a detection."""
+    notes = (*_notes(probe, detection), *notes)
     if probe.adopted:
         subject = f"the model of type {probe.adopted} that was called, and the optimizers that stepped"
     unchecked = tuple(f"Values inside tensors of type {name}" for name in sorted(probe.recorder.opaque_types))
     if probe.recorder.disabled_by:
         unchecked = (f"Everything after a fault in nbdebug itself ({probe.recorder.disabled_by})", *unchecked)
-    if seen is None:
-        found = (name_it(compiled),) if compiled else ()
-        return Report(
-            question,
-            found,
-            _ruled_out(probe, None),
-            unchecked,
-            notes,
-            subject,
-            {"history": _history(probe), "met": probe.adopted},
-            steps=steps,
-            losses=probe.run.losses[-200:],
-        )
-    facts = facts_of(probe, seen)
-    record = culprit_of(probe, seen)
-    guilty = _op_on_tape(probe, record.op)
-    finding, trial = try_fixes(name_it(facts), facts, probe, seen, guilty)
-    saver = Reproduction.of(record, guilty or next(iter(record.readers), None), trial, facts)
-    return Report(
+    report = Report(
         question,
-        (finding,),
-        _ruled_out(probe, facts),
-        unchecked,
-        notes,
-        subject,
-        {"history": _history(probe), "met": probe.adopted},
-        saver,
+        unchecked=unchecked,
+        notes=notes,
+        subject=subject,
+        facts={"history": _history(probe.history), "met": probe.adopted},
         steps=steps,
-        losses=probe.run.losses[-200:],
-        plots=(Plot("histogram", record.numbers.exponents), Plot("tree", {"modules": _tree(probe, finding, facts)})),
+        losses=probe.history.losses[-200:],
     )
+    if detection is None:
+        report.findings = (name_it(compiled),) if compiled else ()
+        report.ruled_out = _ruled_out(probe, None)
+        return report
+    chosen = _origins_of(probe, detection)
+    culprit = _culprit(chosen)
+    facts = _facts(probe, detection, chosen, culprit)
+    op = _op_on_tape(probe, culprit.op)
+    finding, trial = try_fixes(name_it(facts), facts, probe, detection, op)
+    report.findings, report.ruled_out = (finding,), _ruled_out(probe, facts)
+    report.plots = (
+        Plot("histogram", culprit.snapshot.exponents),
+        Plot("tree", {"modules": _tree(probe, finding, facts)}),
+    )
+    report.saver = Reproduction.of(culprit, op or next(iter(culprit.readers), None), trial, facts)
+    return report
+
+
+def compare_compiled(probe: Probe, call: CompiledCall, step: int) -> CompiledFacts | None:
+    """Run a compiled module, and its eager self, on the batch that it was given; only the compiled one bad is a
+    finding. Buffers and random numbers are put back afterwards."""
+    before = Snapshot.take({"model": call.module})
+    try:
+        with torch.no_grad():
+            with torch.compiler.set_stance("force_eager"):
+                eager = tensors_in(call.module(*call.args, **call.kwargs))
+            before.restore()
+            with torch.compiler.set_stance("default"):
+                compiled = tensors_in(call.module(*call.args, **call.kwargs))
+    finally:
+        before.restore()
+    if not all(all_finite(t) for t in eager if can_be_nonfinite(t)):
+        return None
+    bad = sum(int((~finite(t)).sum()) for t in compiled if can_be_nonfinite(t))
+    if not bad:
+        return None
+    eager_module = getattr(call.module, "_orig_mod", call.module)
+    return CompiledFacts(
+        step,
+        probe.names.of(call.module) or "",
+        type(eager_module).__name__,
+        bad,
+        sum(t.numel() for t in compiled),
+        at_site(Where(), call.site),
+    )
+
+
+# -- facts -------------------------------------------------------------------------------------------------------------
+
+
+def _origins_of(probe: Probe, detection: Detection) -> list[Origin]:
+    """All that led to what was detected, oldest first."""
+    origins = probe.taint.origins
+    return [origins[i] for i in sorted(origins.ancestors(detection.origins))]
+
+
+def _culprit(chosen: list[Origin]) -> Origin:
+    """A parameter that was bad already, an input that was bad already, else the earliest origin that nobody
+    intended."""
+    unintended = [o for o in chosen if not o.intended] or chosen
+    for role in ("parameter", "buffer", "input", "target"):
+        external = [o for o in unintended if o.storage is not None and o.storage.role == role]
+        if external:
+            return external[0]
+    return unintended[0]
+
+
+def _facts(probe: Probe, detection: Detection, chosen: list[Origin], culprit: Origin) -> NanFacts:
+    detection = _in_backward(detection, culprit)
+    place = {o.index: n for n, o in enumerate(chosen)}
+    used = probe.tape.ancestors(detection.position)
+    origins = [_origin_fact(probe, o, n, place, used) for n, o in enumerate(chosen)]
+    index = place[culprit.index]
+    together = [fact for fact, o in zip(origins, chosen, strict=True) if o.segment == culprit.segment]
+    where = _where_it_shows(origins[index], together, detection, probe.taint.origins.batch_size)
+    origins[index] = dataclasses.replace(origins[index], where=where)
+    history = probe.history
+    run = RunFacts(
+        tuple(history.losses),
+        tuple(history.parameter_growth),
+        tuple(history.input_growth),
+        history.optimizer,
+        history.learning_rate,
+        history.optimizer_line,
+        history.first_step,
+    )
+    return NanFacts(probe.step, detection.target, tuple(origins), index, run)
+
+
+def _in_backward(detection: Detection, culprit: Origin) -> Detection:
+    """A parameter updated by hand from a bad gradient: the fault showed in that gradient."""
+    op = culprit.op
+    if (
+        detection.target.kind == "parameter"
+        and op is not None
+        and (op.during == "backward" or (op.during == "forward" and op.grad))
+    ):
+        return dataclasses.replace(detection, target=dataclasses.replace(detection.target, kind="gradient"))
+    return detection
+
+
+def _origin_fact(probe: Probe, origin: Origin, index: int, place: dict[int, int], used: set[int]) -> OriginFact:
+    op, storage = origin.op, origin.storage
+    return OriginFact(
+        index=index,
+        op=op.name if op else "",
+        made=origin.made,
+        during=op.during if op else "forward",
+        where=_where(origin, used),
+        operands=origin.snapshot.operands,
+        scalars=origin.snapshot.scalars,
+        parents=tuple(sorted(place[p] for p in origin.parents if p in place)),
+        intended=origin.intended,
+        external=storage.role if storage else None,
+        name=storage.name if storage else "",
+        whole=origin.whole,
+        custom=origin.custom,
+        after_model=origin.after_model,
+        earlier_step=origin.step < probe.step,
+        step=origin.step,
+        absorbed_by=tuple(sorted(origin.absorbed_by)),
+        bad_elements=origin.bad,
+        elements=math.prod(origin.shape),
+        dtype=origin.dtype,
+        shape=origin.shape,
+        factors=tuple(origin.factors),
+    )
+
+
+def _where(origin: Origin, used: set[int]) -> Where:
+    """The place of an origin. A tensor that was bad from outside: where it was given to the model, else the first line
+    that read it for what went bad (`used`: the ops behind that)."""
+    arrived = [set(rows) for index, rows in origin.trail if index in used][-1:]
+    rows = tuple(sorted(arrived[0] & set(origin.rows or arrived[0]))) if arrived else ()
+    if origin.op is not None:
+        return where_of(origin.op, samples=rows or origin.rows or origin.folded_rows)
+    storage = origin.storage
+    assert storage is not None, "what no op made came from outside"
+    place = Where(step=origin.step, module=storage.module, op="", samples=rows or origin.rows)
+    if storage.role in ("parameter", "buffer"):
+        return place
+    readers = [op for op in origin.readers if op.index in used] or origin.readers
+    return at_site(place, storage.entered or (readers[0].site if readers else None))
+
+
+def _where_it_shows(
+    origin: OriginFact, together: Iterable[OriginFact], detection: Detection, batch: int | None
+) -> Where:
+    """The culprit's place, with the phase and the step in which the fault shows, and all rows of its batch that fail
+    on its line. together: the origins of the same batch."""
+    target, phase, step = detection.target, _PHASES[detection.target.kind], detection.target.where.step
+    if origin.external is not None:
+        phase = "parameter" if origin.external in ("parameter", "buffer") else "input"
+    elif target.kind == "gradient" and origin.during == "backward":
+        step = origin.where.step  # a bad gradient may wait for its optimizer in later steps
+    line = origin.where.file, origin.where.line, origin.op, origin.external
+    same = [o for o in together if (o.where.file, o.where.line, o.op, o.external) == line and not o.intended]
+    rows = {r for o in same for r in o.where.samples or ()}
+    samples = tuple(sorted(rows)) if rows and (batch is None or len(rows) < batch) else None
+    return dataclasses.replace(origin.where, phase=phase, samples=samples, step=step)
 
 
 def _op_on_tape(probe: Probe, op: Any) -> Any:
@@ -224,124 +227,94 @@ def _op_on_tape(probe: Probe, op: Any) -> Any:
         return None
     op = op.forward if op.during == "backward" and op.forward is not None and not op.custom else op
     recorded = [e.op for e in probe.tape.entries if isinstance(e, TapeEntry)]
-    same = [o for o in recorded if o.index == op.index and o.name == op.name and not op.recomputed]
+    same = [o for o in recorded if o.index == op.index and o.name == op.name and not o.recomputed]
     alike = [o for o in recorded if (o.site, o.name, o.module) == (op.site, op.name, op.module)]
     return next(iter(same + alike), None)
 
 
-def _notes(probe: Probe, seen: Detection | None) -> list[str]:
-    run, notes = probe.run, []
-    if run.scaler_skips:
+# -- what stands beside the finding ------------------------------------------------------------------------------------
+
+
+def _notes(probe: Probe, detection: Detection | None) -> list[str]:
+    history, notes = probe.history, []
+    if history.scaler_skips:
         notes.append(
-            f"GradScaler met inf gradients and skipped {_steps(run.scaler_skips)}: normal while it looks for its scale."
+            f"GradScaler found inf gradients and skipped {_steps(history.scaler_skips)}: normal while it looks for its "
+            "scale."
         )
-    if run.guarded:
+    if history.guarded:
         notes.append(
-            f"In {_steps(run.guarded)} something was not finite; your code looked, and the optimizer did not step."
+            f"In {_steps(history.guarded)} something was not finite; your code checked it, and the optimizer did not "
+            "step."
         )
-    buffers = [
-        name
-        for model in probe.names.models.values()
-        for name, b in model.named_buffers()
-        if any(
-            not birth.intended and birth.memory is None
-            for birth in map(probe.flow.births.__getitem__, probe.flow.origins(b))
+    if detection is None and (buffers := _bad_buffers(probe)):
+        one = len(buffers) == 1
+        notes.append(
+            f"The loss is still finite, but the buffer{'' if one else 's'} {listed(buffers)} {'is' if one else 'are'} "
+            f"not: you will see it when {'that buffer is' if one else 'they are'} used."
         )
-    ]
-    if buffers and seen is None:
-        named = ", ".join(f"`{b}`" for b in buffers[:3])
-        notes.append(f"The loss is still finite, but the buffer {named} is not: it will show when that buffer is used.")
-    if seen is None and not run.losses and not probe.backward_runs:
-        notes.append("No backward was seen: only what the step returned was judged.")
+    if detection is None and not history.losses and not probe.backward_runs:
+        notes.append("There was no backward: only what the step returned was checked.")
     if probe.compiled:
         notes.append(
-            "Compiled modules ran in eager, so that every op could be seen"
-            + ("." if seen or probe.cell else "; their compiled form was compared on the same batches.")
+            "Compiled modules ran in eager mode, so that every op could be seen"
+            + ("." if detection or probe.cell else "; their compiled form was compared on the same batches.")
         )
     return notes
 
 
+def _bad_buffers(probe: Probe) -> list[str]:
+    """Buffers that an op of the run has made bad."""
+    origins = probe.taint.origins
+    return [
+        name
+        for model in probe.names.models.values()
+        for name, buffer in model.named_buffers()
+        if any(not o.intended and o.storage is None for o in map(origins.__getitem__, probe.taint.origins_of(buffer)))
+    ]
+
+
 def _steps(numbers: list[int]) -> str:
-    shown = ", ".join(str(n) for n in numbers[:5]) + (f" and {len(numbers) - 5} more" if len(numbers) > 5 else "")
-    return f"step{'s' if len(numbers) > 1 else ''} {shown}"
+    return f"step{'s' * (len(numbers) > 1)} {listed(numbers, 5, quote='')}"
 
 
 def _ruled_out(probe: Probe, facts: NanFacts | None) -> tuple[RuledOut, ...]:
     """Causes that were looked for and are not there, each with its number."""
-    code = facts.birth.external if facts else None
-    memories = list(probe.recorder.storages.values())
-    count = {role: sum(m.role == role for m in memories) for role in ("parameter", "buffer", "input")}
-    bad = {b.memory.role for b in probe.flow.births if b.memory is not None and not b.intended}
-    out = []
-    weights = count["parameter"] + count["buffer"]
+    storages = list(probe.recorder.storages.values())
+    weights, inputs = (sum(s.role in roles for s in storages) for roles in (("parameter", "buffer"), ("input",)))
+    bad = {o.storage.role for o in probe.taint.origins if o.storage is not None and not o.intended}
+    ruled_out = []
     if weights and not bad & {"parameter", "buffer"}:
-        looked = _all(weights, "parameter or buffer", "parameters and buffers")
-        out.append(RuledOut("bad weights", f"{looked} finite before the step"))
-    if count["input"] and "input" not in bad and code != "input":
-        looked = _all(count["input"], "tensor given to the model", "tensors given to the model")
-        out.append(RuledOut("bad input", f"{looked} finite"))
-    losses = probe.run.losses
+        tensors = _all(weights, "parameter or buffer", "parameters and buffers")
+        ruled_out.append(RuledOut("bad weights", f"{tensors} finite before the step"))
+    if inputs and "input" not in bad and not (facts is not None and facts.origin.external == "input"):
+        ruled_out.append(RuledOut("bad input", f"{_all(inputs, 'model input', 'model inputs')} finite"))
+    losses = probe.history.losses
     largest = max((abs(x) for x in losses[:-1]), default=0.0)
     if facts is not None and len(losses) > 1 and largest <= 2 * abs(losses[0]):
-        out.append(
-            RuledOut("a diverging run", f"the losses before stayed within {largest:.4g} (first: {losses[0]:.4g})")
+        earlier = f"earlier losses were no larger than {figures(largest)} (the first: {figures(losses[0])})"
+        ruled_out.append(RuledOut("a diverging run", earlier))
+    masks = sum(o.intended for o in probe.taint.origins)
+    if masks:
+        ruled_out.append(
+            RuledOut("intended infinities", f"{count(masks, 'op')} wrote infinities as a mask, on purpose")
         )
-    if probe.flow.births:
-        harmless = sum(b.intended for b in probe.flow.births)
-        if harmless:
-            out.append(RuledOut("intended infinities", f"{harmless} came from masks and were left alone"))
-    return tuple(out)
+    return tuple(ruled_out)
 
 
-def _all(count: int, one: str, many: str) -> str:
-    return f"the one {one} was" if count == 1 else f"all {count} {many} were"
+def _all(number: int, one: str, many: str) -> str:
+    return f"the only {one} was" if number == 1 else f"{'both' if number == 2 else f'all {number:,}'} {many} were"
 
 
-def _history(probe: Probe) -> dict[str, Any]:
-    run = probe.run
-    return {
-        "parameter_growth": run.parameter_growth[-200:],
-        "input_growth": run.input_growth[-200:],
-    }
+def _history(history: RunHistory) -> dict[str, Any]:
+    return {key: getattr(history, key)[-200:] for key in ("parameter_growth", "input_growth")}
 
 
 def _tree(probe: Probe, finding: Finding, facts: NanFacts) -> list[dict[str, Any]]:
-    """Every module: was the bad value born there, did it go through there on its way to what went bad?"""
+    """Every module: is the origin there, did the bad value go through there on its way to what went bad?"""
     born = finding.where.module
-    through = {b.where.module for b in facts.descendants} | {born} | probe.flow.touched
+    through = {o.where.module for o in facts.descendants} | {born} | probe.taint.modules
     return [
         {"name": name, "type": kind, "born": name == born, "path": name in through}
         for name, kind in probe.names.types()
     ]
-
-
-def compare_compiled(probe: Probe, call: CompiledCall, step: int) -> CompiledFacts | None:
-    """Run a compiled module, and its eager self, on the batch that it was given; only the compiled one bad is a
-    finding.
-
-    Buffers and random numbers are put back afterwards.
-    """
-    before = Snapshot.take({"model": call.module})
-    try:
-        with torch.no_grad():
-            with torch.compiler.set_stance("force_eager"):
-                eager = tensors_in(call.module(*call.args, **call.kwargs))
-            before.restore()
-            with torch.compiler.set_stance("default"):
-                made = tensors_in(call.module(*call.args, **call.kwargs))
-    finally:
-        before.restore()
-    if not all(all_finite(t) for t in eager if can_be_nonfinite(t)):
-        return None
-    bad = sum(int((~finite(t)).sum()) for t in made if can_be_nonfinite(t))
-    if not bad:
-        return None
-    eager_module = getattr(call.module, "_orig_mod", call.module)
-    return CompiledFacts(
-        step,
-        probe.names.of(call.module) or "",
-        type(eager_module).__name__,
-        bad,
-        sum(t.numel() for t in made),
-        at_site(Where(), call.site),
-    )

@@ -27,8 +27,10 @@ import torch
 from safetensors.torch import load_file
 
 tensors = load_file(pathlib.Path(__file__).with_name("{file}"))
-{arguments}
+{gradients}args = {args}
+kwargs = {kwargs}
 result = torch.ops.{op}(*args, **kwargs)
+results = result if isinstance(result, (list, tuple)) else [result]
 {rest}
 for name, tensor in checked.items():
     bad = ~torch.isfinite(tensor)
@@ -36,15 +38,23 @@ for name, tensor in checked.items():
 if all(bool(torch.isfinite(t).all()) for t in checked.values()):
     raise SystemExit("It did not fail here.")
 '''
+_WANT_GRADIENTS = """\
+for tensor in tensors.values():
+    tensor.requires_grad_(tensor.is_floating_point() or tensor.is_complex())
+"""
+_FORWARD = """\
+checked = {f"result {i}": t for i, t in enumerate(results) if isinstance(t, torch.Tensor)}
+checked = checked or {n: t for n, t in tensors.items() if t.is_floating_point()}"""
 
 
-class _Caught(Exception):
+class _Reached(Exception):
     """Ends a replay once the op at fault has been reached."""
 
 
 @dataclasses.dataclass
 class Reproduction:
-    """What the op at fault was given, and, for a fault in backward, the gradients that came to its results."""
+    """What the op at fault was given, and, for a fault in backward, the gradients that came to its results. args and
+    kwargs are None until they have been copied."""
 
     func: Any
     args: Any
@@ -52,62 +62,64 @@ class Reproduction:
     gradients: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
 
     @classmethod
-    def of(cls, record: Origin, op: Op | None, trial: FixTrial, facts: NanFacts) -> Reproduction | None:
-        """From the tape where the step can be replayed, else from what was kept at the birth;
+    def of(cls, origin: Origin, op: Op | None, trial: FixTrial, facts: NanFacts) -> Reproduction | None:
+        """From the tape where the step can be replayed, else from the snapshot taken at the origin;
         None if neither will do."""
-        backward = facts.target.kind == "gradient" and record.memory is None and not record.custom
-        if record.op is not None and record.op.name in EMPTIES:
-            return None  # what lies in unwritten memory can't be had again
-        if not backward and op is not None and record.op is op and record.numbers.func is not None:
-            return cls(op.func, (), dict(record.numbers.tensors))
-        if backward and op is not None and (caught := trial.caught.get(op.index)) is not None and caught.whole:
-            return caught
-        if op is not None and not trial.why_not and not facts.birth.earlier_step:
-            with contextlib.suppress(Exception):  # then what was kept at the birth has to do
+        backward = facts.target.kind == "gradient" and origin.storage is None and not origin.custom
+        if origin.op is not None and origin.op.name in EMPTIES:
+            return None  # what was in unwritten memory can't be had again
+        snapshot = origin.snapshot
+        from_snapshot = None if snapshot.func is None else cls(snapshot.func, (), dict(snapshot.tensors))
+        if op is None:
+            return from_snapshot
+        if not backward and origin.op is op and from_snapshot is not None:
+            return from_snapshot
+        if backward and (known := trial.reproductions.get(op.index)) is not None and known.complete:
+            return known
+        if not trial.why_not and not facts.origin.earlier_step:
+            with contextlib.suppress(Exception):  # then the snapshot has to do
                 return cls._from_tape(op, trial, backward)
-        if record.numbers is None or record.numbers.func is None:
-            return None
-        return cls(record.numbers.func, (), dict(record.numbers.tensors))
+        return from_snapshot
 
     @classmethod
     def _from_tape(cls, op: Op, trial: FixTrial, backward: bool) -> Reproduction:
-        caught: list[Reproduction] = []
+        reproductions: list[Reproduction] = []
 
-        def catch(func: Any, args: Any, kwargs: Any) -> Any:
-            caught.append(cls.given(func, args, kwargs))
+        def record(func: Any, args: Any, kwargs: Any) -> Any:
+            reproductions.append(cls.of_call(func, args, kwargs))
             if not backward:
-                raise _Caught  # the rest of the step is not needed
+                raise _Reached  # the rest of the step is not needed
             out = func(*args, **kwargs)
-            caught[-1].listen(out)
+            reproductions[-1].copy_gradients_of(out)
             return out
 
-        with contextlib.suppress(_Caught):
-            trial.replay({op.index: catch})
-        return caught[-1]
+        with contextlib.suppress(_Reached):
+            trial.replay({op.index: record})
+        return reproductions[-1]
 
     @classmethod
-    def given(cls, func: Any, args: Any, kwargs: Any) -> Reproduction:
+    def of_call(cls, func: Any, args: Any, kwargs: Any) -> Reproduction:
         """Of an op that is about to run: with copies of what it is given."""
-        made = cls(func, None, None)
-        made.take(args, kwargs)
-        return made
+        reproduction = cls(func, None, None)
+        reproduction.copy_arguments(args, kwargs)
+        return reproduction
 
-    def take(self, args: Any, kwargs: Any) -> None:
+    def copy_arguments(self, args: Any, kwargs: Any) -> None:
         """Copy what the op is given, at its first run."""
         if self.args is None:
-            self.args, self.kwargs = _copied(args), _copied(kwargs)
+            self.args, self.kwargs = _copy(args), _copy(kwargs)
 
     @property
-    def whole(self) -> bool:
+    def complete(self) -> bool:
         """Whether all is there for a fault in backward."""
         return self.args is not None and bool(self.gradients)
 
-    def came_back(self, gradients: tuple) -> None:
+    def copy_gradients(self, gradients: tuple) -> None:
         """Copy the gradients of the op's results, in order."""
         self.gradients = {n: g.detach().clone() for n, g in enumerate(gradients) if g is not None}
 
-    def listen(self, out: Any) -> None:
-        """Copy the gradients that come to what the op gave."""
+    def copy_gradients_of(self, out: Any) -> None:
+        """Copy the gradients when they come to what the op gave."""
 
         def note(n: int, gradient: torch.Tensor | None) -> None:
             if gradient is None:
@@ -132,46 +144,34 @@ class Reproduction:
         tensors |= {f"gradient_{n}": g.contiguous().cpu() for n, g in self.gradients.items()}
         save_file(tensors, folder / f"{name}.safetensors")
         script = _SCRIPT.format(
-            title=_one_line(finding.title),
+            title=" ".join(finding.title.replace("\\", "/").replace('"""', "'''").split()),
             code=finding.code,
             file=f"{name}.safetensors",
-            arguments=self._arguments(args, kwargs),
+            gradients=_WANT_GRADIENTS if self.gradients else "",
+            args=args or "()",
+            kwargs=kwargs or "{}",
             op=self.func,
-            rest=self._rest(),
+            rest=self._backward() if self.gradients else _FORWARD,
         )
         path = folder / f"{name}.py"
         path.write_text(script, encoding="utf-8")
         return path
 
-    def _arguments(self, args: str, kwargs: str) -> str:
-        grads = (
-            "for tensor in tensors.values():\n"
-            "    tensor.requires_grad_(tensor.is_floating_point() or tensor.is_complex())\n"
-        )
-        return (grads if self.gradients else "") + f"args = {args or '()'}\nkwargs = {kwargs or '{}'}"
-
-    def _rest(self) -> str:
-        if not self.gradients:
-            return (
-                "made = result if isinstance(result, (list, tuple)) else [result]\n"
-                'checked = {f"result {i}": t for i, t in enumerate(made) if isinstance(t, torch.Tensor)}\n'
-                "checked = checked or {n: t for n, t in tensors.items() if t.is_floating_point()}"
-            )
-        given = ", ".join(f'{n}: tensors["gradient_{n}"].detach()' for n in self.gradients)
+    def _backward(self) -> str:
+        gradients = ", ".join(f'{n}: tensors["gradient_{n}"].detach()' for n in self.gradients)
         return (
-            "results = result if isinstance(result, (list, tuple)) else [result]\n"
-            f"gradients = {{{given}}}\n"
+            f"gradients = {{{gradients}}}\n"
             "torch.autograd.backward([results[n] for n in gradients], list(gradients.values()))\n"
             'checked = {f"gradient of {n}": t.grad for n, t in tensors.items() if t.grad is not None}'
         )
 
 
-def _copied(tree: Any) -> Any:
+def _copy(tree: Any) -> Any:
     if isinstance(tree, torch.Tensor):
         return tree.detach().clone()
     if isinstance(tree, dict):
-        return {k: _copied(v) for k, v in tree.items()}
-    return type(tree)([_copied(v) for v in tree]) if isinstance(tree, (list, tuple)) else tree
+        return {k: _copy(v) for k, v in tree.items()}
+    return type(tree)([_copy(v) for v in tree]) if isinstance(tree, (list, tuple)) else tree
 
 
 def _source(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> str:
@@ -193,7 +193,3 @@ def _source(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> str:
     if value is None or isinstance(value, (bool, int, float, str, torch.dtype, torch.layout, torch.memory_format)):
         return repr(value)
     raise ValueError(f"the op's argument {name} ({type(value).__name__}) can't be written into a script")
-
-
-def _one_line(title: str) -> str:
-    return " ".join(title.replace("\\", "/").replace('"""', "'''").split())

@@ -1,10 +1,11 @@
-"""Which ops of a step make something bad? Found in a replay, without a wait for the device at each.
+"""Which ops of a step make something bad? Found without a wait for the device at each op.
 
 The largest magnitude of each result is measured on the device, for many results at a time, and all are read at once
-when the replay is over.
+when the scan is over. `SuspectScan` looks at a replay; `RecordingScan` goes along with the recording itself, where that
+is made of a step that is known to go bad.
 
 An op is known by a key that is the same in every run of the step: in the forward its number on the tape, in backward
-the forward op whose derivative it computes, its name, and how often that has been met before.
+the forward op whose derivative it computes, its name, and how often that has occurred before.
 """
 
 from __future__ import annotations
@@ -39,19 +40,19 @@ _GROUP, _GROUP_BYTES = 64, 2**28
 
 
 class Suspects(NamedTuple):
-    """What a scout brings back. suspects: the bad results of each op that has any, by their places among its results;
-    in order. born_at: the number of the forward op at whose derivative all was born that is bad in backward, if that is
-    a single one. whole: whether the suspects of backward are known, too, and not only that op. modules: where bad
+    """What a scan has found. results: the bad results of each op that has any, by their places among its results; in
+    order. born_at: the number of the forward op at whose derivative all was born that is bad in backward, if that is a
+    single one. complete: whether the suspects of backward are known, too, and not only that op. modules: where bad
     values went through. gradients: the leaves, by number, whose gradients are bad."""
 
-    suspects: dict[Hashable, frozenset[int]]
+    results: dict[Hashable, frozenset[int]]
     born_at: int | None
-    whole: bool
+    complete: bool
     modules: set[str]
     gradients: list[int]
 
 
-class Sizes:
+class PendingSizes:
     """Largest magnitudes, measured many at a time, and read in one go."""
 
     def __init__(self) -> None:
@@ -85,35 +86,35 @@ class Sizes:
         return [math.isfinite(size) for size in read_scalars(self._sizes)]
 
 
-class Keys:
+class OpKeys:
     """Numbers the ops of backward."""
 
     def __init__(self) -> None:
-        self._met: collections.Counter[tuple] = collections.Counter()
+        self._counts: collections.Counter[tuple] = collections.Counter()
 
     def next(self, forward: Op | None, name: str) -> Hashable:
         """The key of an op that runs now, as a part of the derivative of `forward`."""
         known = -1 if forward is None else forward.index, name
-        self._met[known] += 1
-        return *known, self._met[known]
+        self._counts[known] += 1
+        return *known, self._counts[known]
 
 
-class _SeenOp(NamedTuple):
-    """An op that has run: what memories it was given, and for each of its results: memory, whether it is all of that
-    memory, and the number of its size."""
+class _ScannedOp(NamedTuple):
+    """An op that has run. operands: their storages. results: for each its storage, whether it is all of that storage,
+    and the number of its size."""
 
     key: Hashable
     module: str
-    given: tuple[int | None, ...]
-    made: list[tuple[int | None, bool, int | None]]
+    operands: tuple[int | None, ...]
+    results: list[tuple[int | None, bool, int | None]]
 
 
 class SuspectScan:
-    """Looks at each op of a replay."""
+    """Measures the results of each op of a replay."""
 
     def __init__(self, recorder: Recorder):
-        self.recorder, self._keys, self._sizes = recorder, Keys(), Sizes()
-        self._passed: list[_SeenOp] = []
+        self.recorder, self._keys, self._sizes = recorder, OpKeys(), PendingSizes()
+        self._ops: list[_ScannedOp] = []
         recorder.numbered, recorder.in_backward = True, self._in_backward
 
     def forward(self, op: Op, args: tuple, kwargs: dict) -> Any:
@@ -143,12 +144,12 @@ class SuspectScan:
     def _note(self, key: Hashable, module: str, schema: Schema, args: tuple, kwargs: dict, out: Any) -> None:
         if schema.view and not schema.writes:
             return
-        made = [self._result(tensor) for _, tensor in results_of(schema, args, kwargs, out)]
-        if made:
-            given = tuple([optional_storage_key(t) for t in argument_tensors(args, kwargs)])
-            self._passed.append(_SeenOp(key, module, given, made))
+        results = [self._measure(tensor) for _, tensor in results_of(schema, args, kwargs, out)]
+        if results:
+            operands = tuple([optional_storage_key(t) for t in argument_tensors(args, kwargs)])
+            self._ops.append(_ScannedOp(key, module, operands, results))
 
-    def _result(self, tensor: torch.Tensor) -> tuple[int | None, bool, int | None]:
+    def _measure(self, tensor: torch.Tensor) -> tuple[int | None, bool, int | None]:
         values = dense(tensor)
         if values is None:
             return None, False, None
@@ -156,41 +157,41 @@ class SuspectScan:
         whole = values.numel() * values.element_size() == storage.nbytes()
         return storage._cdata, whole, self._sizes.add(values) if can_be_nonfinite(values) else None
 
-    def report(self, gradients: dict[int, torch.Tensor]) -> Suspects:
-        """What was found: reads all sizes, and follows bad memories from op to op. gradients: by the leaves' numbers,
-        as the replay left them."""
+    def suspects(self, gradients: dict[int, torch.Tensor]) -> Suspects:
+        """Reads all sizes, and follows bad storages from op to op. gradients: by the leaves' numbers, as the replay
+        left them."""
         sizes = {n: self._sizes.add(g) for n, g in gradients.items() if dense(g) is g and can_be_nonfinite(g)}
         finite = self._sizes.finite()
-        suspects, roots, modules, spoiled = {}, [], set(), set[int | None]()
-        for passed in self._passed:
-            bad = frozenset([n for n, (*_, size) in enumerate(passed.made) if size is not None and not finite[size]])
+        results, origins, modules, tainted = {}, [], set(), set[int | None]()
+        for op in self._ops:
+            bad = frozenset([n for n, (*_, size) in enumerate(op.results) if size is not None and not finite[size]])
             if bad:
-                suspects[passed.key] = bad
-                modules.add(passed.module)
-                if not spoiled.intersection(passed.given):
-                    roots.append(passed.key)
-            if bad or spoiled:
-                spoiled -= {memory for n, (memory, whole, _) in enumerate(passed.made) if whole and n not in bad}
-                spoiled |= {passed.made[n][0] for n in bad}
-        born = {key[0] if isinstance(key, tuple) else None for key in roots}
+                results[op.key] = bad
+                modules.add(op.module)
+                if not tainted.intersection(op.operands):
+                    origins.append(op.key)
+            if bad or tainted:
+                tainted -= {storage for n, (storage, whole, _) in enumerate(op.results) if whole and n not in bad}
+                tainted |= {op.results[n][0] for n in bad}
+        born_at = {key[0] if isinstance(key, tuple) else None for key in origins}
         return Suspects(
-            suspects,
-            born.pop() if len(born) == 1 else None,
+            results,
+            born_at.pop() if len(born_at) == 1 else None,
             True,
             modules,
             [n for n, size in sizes.items() if not finite[size]],
         )
 
 
-def scouted(probe: Probe, seen: Detection) -> Suspects:
-    """Let a scout look at a replay, up to what went bad."""
+def scan_replay(probe: Probe, detection: Detection) -> Suspects:
+    """The suspects of the recorded step, up to what went bad."""
     recorder = Recorder(probe.stack, [], lambda *_: None)
     recorder.light = True
-    scout = SuspectScan(recorder)
-    loss_only = seen.target.kind == "loss"
-    replay = Replay(probe.tape, around=scout.forward, during_engine=lambda: recorder).run(seen.position, loss_only)
+    scan = SuspectScan(recorder)
+    loss_only = detection.target.kind == "loss"
+    replay = Replay(probe.tape, around=scan.forward, during_engine=lambda: recorder).run(detection.position, loss_only)
     with _disable_current_modes(), torch.no_grad():
-        return scout.report(replay.gradients)
+        return scan.suspects(replay.gradients)
 
 
 class RecordingScan:
@@ -201,8 +202,8 @@ class RecordingScan:
     born_at: its op, if all that is bad was born there."""
 
     def __init__(self, probe: Probe):
-        self.probe, self.recorder, self._sizes = probe, probe.recorder, Sizes()
-        self._made: list[tuple[Op, list[int | None]]] = []
+        self.probe, self.recorder, self._sizes = probe, probe.recorder, PendingSizes()
+        self._results: list[tuple[Op, list[int | None]]] = []
         self._nodes: list[Any] = []
         self._passed_back: list[tuple[int, list[int], list[int]]] = []  # the node's number, sizes given and passed on
         self._known: dict[tuple, int] = {}  # sizes of gradients that still wait: the next node gets what one passes on
@@ -224,12 +225,11 @@ class RecordingScan:
         if schema.writes:
             self._sizes.measure()  # before what waits is changed
 
-    def after(self, op: Op, schema: Schema, args: tuple, kwargs: dict, out: Any, kept: Any) -> None:
+    def after(self, op: Op, schema: Schema, args: tuple, kwargs: dict, out: Any, saved: Any) -> None:
         if not schema.view or schema.writes:
-            made = [dense(t) for _, t in results_of(schema, args, kwargs, out)]
-            self._made.append(
-                (op, [None if v is None or not can_be_nonfinite(v) else self._sizes.add(v) for v in made])
-            )
+            results = [dense(t) for _, t in results_of(schema, args, kwargs, out)]
+            sizes = [None if v is None or not can_be_nonfinite(v) else self._sizes.add(v) for v in results]
+            self._results.append((op, sizes))
 
     # -- backward -----------------------------------------------------------------------------------------------------
 
@@ -251,12 +251,12 @@ class RecordingScan:
             return
         try:
             with torch.no_grad():
-                self._passed_back.append((number, self._numbers(given), self._numbers(passed)))
+                self._passed_back.append((number, self._measure(given), self._measure(passed)))
         except Exception as fault:  # the border
             self.recorder.disable(fault)
 
-    def _numbers(self, gradients: tuple) -> list[int]:
-        found = []
+    def _measure(self, gradients: tuple) -> list[int]:
+        numbers = []
         for gradient in gradients:
             values = None if gradient is None else dense(gradient)
             if values is None or not can_be_nonfinite(values):
@@ -269,8 +269,8 @@ class RecordingScan:
                     self._known[place] = number
                 else:
                     self._known.clear()
-            found.append(number)
-        return found
+            numbers.append(number)
+        return numbers
 
     def _backward_ended(self, call: Backward, result: Any) -> None:
         self._ended(call, result)
@@ -285,15 +285,16 @@ class RecordingScan:
                 for n, leaf in leaves
                 if leaf.grad is not None and dense(leaf.grad) is leaf.grad and can_be_nonfinite(leaf.grad)
             }
-            self._judge(self._sizes.finite(), gradients)
+            self._find_node(self._sizes.finite(), gradients)
         self._passed_back, self._nodes = [], []
         self._known.clear()
         if self._bad_leaves and call.accumulate:
             self.call = call
             raise StopCell
 
-    def _judge(self, finite: list[bool], gradients: dict[int, int]) -> None:
-        """What a backward has shown, once its sizes are at hand."""
+    def _find_node(self, finite: list[bool], gradients: dict[int, int]) -> None:
+        """The node of a finished backward that was given finite gradients and passed bad ones on, if it is the only
+        one."""
         self._bad_leaves = [n for n, size in gradients.items() if not finite[size]]
         born: list[Any] = []
         for number, given, passed in self._passed_back:
@@ -311,23 +312,21 @@ class RecordingScan:
 
     # -- the answer ---------------------------------------------------------------------------------------------------
 
-    def report(self) -> Suspects:
-        """What was found."""
+    def suspects(self) -> Suspects:
+        """What was found: waits for the device."""
         with torch.no_grad():
             finite = self._sizes.finite()
-        suspects: dict[Hashable, frozenset[int]] = {}
+        results: dict[Hashable, frozenset[int]] = {}
         modules = set(self._modules)
-        for op, sizes in self._made:
+        for op, sizes in self._results:
             bad = frozenset([n for n, size in enumerate(sizes) if size is not None and not finite[size]])
             if bad:
-                suspects[op.index] = bad
+                results[op.index] = bad
                 modules.add(op.module)
-        return Suspects(
-            suspects, None if self.born_at is None else self.born_at.index, False, modules, self._bad_leaves
-        )
+        born_at = None if self.born_at is None else self.born_at.index
+        return Suspects(results, born_at, False, modules, self._bad_leaves)
 
-    def let_go(self) -> None:
-        """Of the graph."""
+    def release_graph(self) -> None:
         self.call = self.born_in = None
 
 

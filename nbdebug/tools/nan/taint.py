@@ -1,9 +1,20 @@
-"""Where did each bad value come from?
+"""Taint propagation: which elements of a tensor come from which origin of an inf or a NaN.
 
-Every inf or NaN has a birth: an op whose operands were finite there, or an op that made a NaN of an inf. From then on
-the value travels. For each memory that holds bad values this keeps, per birth, a mask of the elements that come from
-it; so a value that something absorbs on the way (a softmax, a `where`, a clamp) is gone from the books, and what
-reaches the loss leads back to its births and to nothing else.
+The loss is NaN. Which op is to blame? Not the first one that made a bad value: an attention mask writes -inf on
+purpose, a softmax absorbs it, and a `where` may drop a NaN. To blame is what reached the loss. So each bad value is
+followed from its **origin** (`origins.py`) to where it ends.
+
+For each storage that holds bad values, the tracker keeps one bool mask per origin: the elements that come from it. When
+an op gives a bad result, three things can have happened to an element of it:
+
+    carried on     an operand's NaN reached it: it has the operand's origins
+    derived        only an infinity reached it, and it is a NaN (inf - inf, 0 * inf): a new origin, with parents
+    new            nothing bad reached it (log(0), 1/0, an overflow): a new origin, from finite operands
+
+"Reached" is an experiment (`OpTaint`): the op runs once more with NaN at the elements in question, 1 in place of all
+other bad elements, and everything else as it was. What comes out NaN was reached. (An elementwise op needs no run: its
+result is reached where an operand's element is.) What the result does not show is dropped from the masks, so that what
+reaches the loss leads back to its origins and to nothing else.
 """
 
 from __future__ import annotations
@@ -29,84 +40,26 @@ from nbdebug.observe.tensors import (
     storage_key,
     walk_tensors,
 )
+from nbdebug.tools.nan.operands import BadResult, Overwritten
 from nbdebug.tools.nan.origins import EMPTIES, Origin, Origins
 
 _CHOOSES = frozenset({"where", "masked_fill", "masked_scatter", "fmax", "fmin", "copysign", "nan_to_num"})
 """Elementwise ops that drop an operand at some elements: a broadcast mask would accuse what was dropped."""
+COMPARES = frozenset("eq ne isnan isinf isposinf isneginf lt gt le ge local_scalar_dense".split())
+"""Ops with which a program asks for values."""
+ABSORBERS = frozenset(
+    "where masked_fill index index_select gather masked_select select slice nan_to_num masked_scatter index_put".split()
+)
+"""Ops with which a program drops values."""
+_READERS = 64
 
-
-class OpTaint:
-    """One op, its operands as they were before it ran, and the result to be explained.
-
-    written: {id of an argument: its value before the op}, for arguments that the op changed.
-    pick: takes the result of another run to the tensor that matters.
-    """
-
-    def __init__(
-        self,
-        func: Any,
-        schema: Schema,
-        args: tuple,
-        kwargs: dict,
-        written: dict[int, torch.Tensor],
-        pick: Callable[[Any, tuple, dict], torch.Tensor],
-        shape: torch.Size,
-    ):
-        self.func, self.schema, self.args, self.kwargs = func, schema, args, kwargs
-        self.written, self.pick, self.shape = written, pick, shape
-
-    def reach(self, suspects: dict[int, torch.Tensor]) -> torch.Tensor | None:
-        """Mask of the results that the suspects reach; None for all. suspects: {id of an operand: bool mask}."""
-        if self.func.namespace != "aten":  # it may talk to other processes, or have other effects
-            return None
-        if self.schema.pointwise and self.schema.base not in _CHOOSES:
-            return self._broadcast(suspects)
-        if self.schema.random:
-            same = all(mask.shape == self.shape for mask in suspects.values())
-            return self._broadcast(suspects) if same else None
-        try:
-            return self._run(suspects)
-        except Exception:  # the op refuses NaN, or its arguments in this form: no telling
-            return None
-
-    def _broadcast(self, suspects: dict[int, torch.Tensor]) -> torch.Tensor | None:
-        try:
-            masks = [mask.broadcast_to(self.shape) for mask in suspects.values()]
-        except RuntimeError:
-            return None
-        total = masks[0].clone()
-        for mask in masks[1:]:
-            total |= mask
-        return total
-
-    def _run(self, suspects: dict[int, torch.Tensor]) -> torch.Tensor:
-        made: dict[int, torch.Tensor] = {}
-
-        def dyed(value: Any) -> Any:
-            if not isinstance(value, torch.Tensor):
-                return value
-            if id(value) not in made:
-                made[id(value)] = self._dyed(value, suspects.get(id(value)))
-            return made[id(value)]
-
-        args, kwargs = tree_map(dyed, self.args), tree_map(dyed, self.kwargs)
-        with torch.no_grad():
-            return torch.isnan(self.pick(self.func(*args, **kwargs), args, kwargs))
-
-    def _dyed(self, value: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        before = self.written.get(id(value), value)
-        inner = dense(before)
-        if inner is None or not can_be_nonfinite(inner):
-            return before.clone() if id(value) in self.written else before
-        if before.layout is not torch.strided:
-            raise TypeError("sparse")
-        clean = torch.where(finite(before), before, torch.ones((), dtype=before.dtype, device=before.device))
-        return clean if mask is None else clean.masked_fill_(mask, float("nan"))
+OperandMasks = dict[int, dict[int, torch.Tensor]]
+"""{id of an operand: {origin: mask}}, of the operands that hold bad values."""
 
 
 class TaintedStorage:
-    """A memory that holds bad values: one mask over all its elements for each birth that they come from. lone: the one
-    birth of whatever is bad in it, where no mask has been made yet."""
+    """A storage that holds bad values: one mask over all its elements for each origin that they come from. lone: the
+    one origin of whatever is bad in it, where no mask has been made yet."""
 
     __slots__ = ("dtype", "elements", "lone", "masks", "size")
 
@@ -117,11 +70,12 @@ class TaintedStorage:
         self.lone = lone
 
     @property
-    def births(self) -> set[int]:
+    def origins(self) -> set[int]:
         return set(self.masks) if self.lone is None else {self.lone}
 
-    def settle(self, values: torch.Tensor) -> None:
-        """Make the mask of a lone birth, of the memory that `values` lies in; to be called when its values change."""
+    def make_mask(self, values: torch.Tensor) -> None:
+        """Make the mask of a lone origin, of the storage that `values` lies in; to be called before its values
+        change."""
         if self.lone is not None:
             whole = torch.empty(0, dtype=self.dtype, device=values.device)
             whole.set_(values.untyped_storage(), 0, (self.elements,), (1,))
@@ -135,264 +89,298 @@ class TaintedStorage:
         return flat.as_strided(values.shape, values.stride(), values.storage_offset())
 
 
-COMPARES = frozenset(
-    {"eq", "ne", "isnan", "isinf", "isposinf", "isneginf", "lt", "gt", "le", "ge", "local_scalar_dense"}
-)
-"""Ops with which a program asks for values."""
-ABSORBERS = frozenset(
-    {
-        "where",
-        "masked_fill",
-        "index",
-        "index_select",
-        "gather",
-        "masked_select",
-        "select",
-        "slice",
-        "nan_to_num",
-        "masked_scatter",
-        "index_put",
-    }
-)
-"""Ops with which a program drops values."""
-_READERS = 64
-
-
 class TaintTracker:
-    """A watcher: keeps the books of bad values, op by op."""
+    """A watcher of the recorder: keeps the masks of all bad values, op by op. origins: the register."""
 
-    def __init__(self, recorder: Recorder, take_scene: Any):
+    def __init__(self, recorder: Recorder):
         self.recorder = recorder
-        self.births = Origins(recorder, take_scene)
-        self.spoiled: dict[int, TaintedStorage] = {}
-        self.settled: set[int] = set()  # once the loss is bad, or a gradient: the births behind it, and all later ones
-        self.checked: set[int] = set()  # births that the user's code looked at, after a backward
+        self.origins = Origins(recorder)
+        self.storages: dict[int, TaintedStorage] = {}
+        self.target_origins: set[int] = set()  # of the first bad loss or gradient; all that is bad later has these
+        self.checked: set[int] = set()  # origins of what the user's code asked about after a backward
         self.last_read: set[int] = set()
         self.last_bad: set[int] = set()
-        self.recent: collections.deque = collections.deque(maxlen=16)  # bad results of this step: masks, origins
-        self.touched: set[str] = set()  # modules that bad values went through
+        self.recent: collections.deque = collections.deque(maxlen=16)  # bad results of this step: mask, masks by origin
+        self.modules: set[str] = set()  # that bad values went through
 
     # -- what the recorder calls ------------------------------------------------------------------------------------
 
-    def before(self, op: Op, schema: Schema, args: tuple, kwargs: dict) -> dict[int, tuple]:
-        """Keep what the op is about to overwrite: value, masks, maker."""
-        if not schema.writes or self.settled:
+    def before(self, op: Op, schema: Schema, args: tuple, kwargs: dict) -> dict[int, Overwritten]:
+        """Save what the op is about to overwrite."""
+        if not schema.writes or self.target_origins:
             return {}
-        kept = {}
+        overwritten = {}
         for name, value in named_arguments(schema, args, kwargs):
             if name in schema.writes:
                 for _, tensor in walk_tensors((value,)):
                     values = dense(tensor)
                     if values is not None and values.device.type != "meta":
-                        memory = self.recorder.storages[storage_key(values)]
-                        kept[id(tensor)] = (tensor.clone(), self.masks(values), memory.maker, memory.reach)
-        return kept
+                        storage = self.recorder.storages[storage_key(values)]
+                        overwritten[id(tensor)] = Overwritten(
+                            tensor.clone(), self.masks(values), storage.maker, storage.reach
+                        )
+        return overwritten
 
-    def after(self, op: Op, schema: Schema, args: tuple, kwargs: dict, out: Any, kept: dict[int, tuple]) -> None:
+    def after(
+        self, op: Op, schema: Schema, args: tuple, kwargs: dict, out: Any, overwritten: dict[int, Overwritten]
+    ) -> None:
         if schema.view and not schema.writes:
             return
-        suspects = self._suspects(args, kwargs, kept) if self.spoiled else {}
-        if suspects:
-            self._note_use(op, schema, args, suspects)
+        operands = self._operand_masks(args, kwargs, overwritten) if self.storages else {}
+        if operands:
+            self._note_use(op, schema, args, operands)
         made: set[int] = set()
-        for index, tensor in results_of(schema, args, kwargs, out):
+        for place, tensor in results_of(schema, args, kwargs, out):
             values = dense(tensor)
             if values is None or not can_be_nonfinite(values):
                 continue
             if all_finite(values):
                 self._clear(values)
                 continue
-            if self.settled:
-                origins = dict.fromkeys(self.settled, ~finite(values))
+            if self.target_origins:
+                masks = dict.fromkeys(self.target_origins, ~finite(values))
             else:
-                origins = self._explain(op, schema, args, kwargs, kept, suspects, index, tensor)
-            self._write(values, origins)
-            self.recent.append((~finite(values), origins))
-            made |= origins.keys()
+                masks = self._explain(BadResult(op, schema, args, kwargs, overwritten, tensor), operands, place)
+            self._write(values, masks)
+            self.recent.append((~finite(values), masks))
+            made |= masks.keys()
         if made:
             self.last_bad = made
-            self.touched.add(op.module)
-        self._note_absorbed(op, schema, suspects, made)
+            self.modules.add(op.module)
+        self._note_absorbed(op, schema, operands, made)
 
-    def _note_absorbed(self, op: Op, schema: Schema, suspects: dict, made: set[int]) -> None:
-        if suspects and op.during == "forward" and schema.base in ABSORBERS:
-            for birth in {b for masks in suspects.values() for b in masks} - made:
-                self.births[birth].absorbed_by.add(schema.base)
-
-    def _note_use(self, op: Op, schema: Schema, args: tuple, suspects: dict) -> None:
-        """An op is given bad values: who reads them, whether the user's code asks about them, what multiplies them."""
-        births = {b for masks in suspects.values() for b in masks}
-        for birth in births:
-            if self.births[birth].memory is not None and len(self.births[birth].readers) < _READERS:
-                self.births[birth].readers.append(op)
-        if schema.base in COMPARES:
-            self.last_read = births
-            if op.during == "forward" and self.births.segment:
-                self.checked |= births
-        if schema.base == "mul" and op.during == "forward":
-            self._note_factors(args, suspects)
-
-    def _note_factors(self, args: tuple, suspects: dict) -> None:
-        for _, factor in walk_tensors(args):
-            memory = self.recorder.storage_info(factor)
-            free = (
-                memory is not None
-                and not memory.reach & (PARAMETER | INPUT)
-                and memory.maker is not None
-                or (memory is not None and memory.role == "target")
-            )
-            if not factor.dim():  # one number for all, such as the scale of a GradScaler: no label
-                continue
-            if id(factor) not in suspects and free and factor.numel() and not factor.is_complex():
-                low, high = factor.aminmax()
-                for birth in {b for masks in suspects.values() for b in masks}:
-                    self.births[birth].factors.append((low.item(), high.item()))
-
-    def external(self, tensor: torch.Tensor, memory: StorageInfo) -> None:
+    def external(self, tensor: torch.Tensor, storage: StorageInfo) -> None:
         """A tensor from outside is seen for the first time: is it bad already?"""
-        if memory.role == "target":
-            self.births.note_shape(tensor)
+        if storage.role == "target":
+            self.origins.note_shape(tensor)
         values = dense(tensor)
         if values is None or not can_be_nonfinite(values) or all_finite(values) or self.masks(values):
             return
-        twin = self._left_and_came_back(values) if memory.role == "target" else None
-        self._write(values, twin or self.births.external(tensor, memory))
+        twin = self._through_numpy(values) if storage.role == "target" else None
+        self._write(values, twin or self.origins.add_external(tensor, storage))
 
-    def _left_and_came_back(self, values: torch.Tensor) -> dict[int, torch.Tensor] | None:
+    def _through_numpy(self, values: torch.Tensor) -> dict[int, torch.Tensor] | None:
         """Values that went through NumPy come back as a new tensor:
         known by as many elements, bad at the same places."""
         bad = ~finite(values)
-        for mask, origins in reversed(self.recent):
+        for mask, masks in reversed(self.recent):
             alike = mask.numel() == bad.numel() and mask.device == bad.device
             if alike and bool((mask.flatten() == bad.flatten()).all()):
-                return {b: part.reshape(bad.shape) for b, part in origins.items()}
+                return {origin: part.reshape(bad.shape) for origin, part in masks.items()}
         return None
 
-    def adopt(self, record: Origin, values: torch.Tensor) -> None:
-        """A memory that an earlier step spoiled, whose birth is known from then."""
-        record = copy.copy(record)
-        record.parents = set()
-        self._write(values, {self.births.add(record): ~finite(values)})
+    def adopt(self, origin: Origin, values: torch.Tensor) -> None:
+        """A storage that went bad in an earlier step, whose origin is known from then."""
+        origin = copy.copy(origin)
+        origin.parents = set()
+        self._write(values, {self.origins.add(origin): ~finite(values)})
 
-    # -- the books ----------------------------------------------------------------------------------------------------
+    def begin_step(self) -> None:
+        """Drop the masks of storages that are gone; to be called after the recorder has begun a new step."""
+        self.storages = {k: s for k, s in self.storages.items() if k in self.recorder.storages}
+        self.target_origins, self.checked, self.last_read, self.last_bad = set(), set(), set(), set()
+        self.recent.clear()
+        self.origins.begin_step({origin for storage in self.storages.values() for origin in storage.origins})
+
+    # -- masks --------------------------------------------------------------------------------------------------------
 
     def masks(self, values: torch.Tensor) -> dict[int, torch.Tensor]:
-        """{birth: mask of the elements of `values` that come from it}, without empty ones."""
-        held = self.spoiled.get(storage_key(values))
-        if held is None:
+        """{origin: mask of the elements of `values` that come from it}, without empty ones."""
+        storage = self.storages.get(storage_key(values))
+        if storage is None:
             return {}
-        if held.lone is not None:
-            seen = {held.lone: ~finite(values)}
+        if storage.lone is not None:
+            masks = {storage.lone: ~finite(values)}
         else:
-            seen = {b: held.view(flat, values) for b, flat in held.masks.items()}
-        return {b: mask for b, mask in seen.items() if bool(mask.any())}
+            masks = {origin: storage.view(flat, values) for origin, flat in storage.masks.items()}
+        return {origin: mask for origin, mask in masks.items() if bool(mask.any())}
 
-    def origins(self, tensor: torch.Tensor) -> set[int]:
-        """The births that the bad values of a tensor come from."""
+    def origins_of(self, tensor: torch.Tensor) -> set[int]:
+        """The origins that the bad values of a tensor come from."""
         values = dense(tensor)
         return set() if values is None else set(self.masks(values))
 
     def _clear(self, values: torch.Tensor) -> None:
-        held = self.spoiled.get(storage_key(values))
-        if held is not None:
+        if storage_key(values) in self.storages:
             self._write(values, {})
 
-    def _write(self, values: torch.Tensor, origins: dict[int, torch.Tensor]) -> None:
-        held = self.spoiled.get(storage_key(values))
-        if held is None or held.size != values.element_size():
-            held = self.spoiled[storage_key(values)] = TaintedStorage(values)
-        held.settle(values)
-        for flat in held.masks.values():
-            held.view(flat, values).fill_(False)
-        for birth, mask in origins.items():
-            flat = held.masks.setdefault(birth, torch.zeros(held.elements, dtype=torch.bool, device=values.device))
-            held.view(flat, values).logical_or_(mask)
-        held.masks = {b: flat for b, flat in held.masks.items() if bool(flat.any())}
-        if not held.masks:
-            del self.spoiled[storage_key(values)]
+    def _write(self, values: torch.Tensor, masks: dict[int, torch.Tensor]) -> None:
+        storage = self.storages.get(storage_key(values))
+        if storage is None or storage.size != values.element_size():
+            storage = self.storages[storage_key(values)] = TaintedStorage(values)
+        storage.make_mask(values)
+        for flat in storage.masks.values():
+            storage.view(flat, values).fill_(False)
+        for origin, mask in masks.items():
+            blank = torch.zeros(storage.elements, dtype=torch.bool, device=values.device)
+            storage.view(storage.masks.setdefault(origin, blank), values).logical_or_(mask)
+        storage.masks = {origin: flat for origin, flat in storage.masks.items() if bool(flat.any())}
+        if not storage.masks:
+            del self.storages[storage_key(values)]
 
-    def begin_step(self) -> None:
-        """Drop the books of memories that are gone; to be called after the recorder has begun a new step."""
-        self.spoiled = {k: s for k, s in self.spoiled.items() if k in self.recorder.storages}
-        self.settled, self.checked, self.last_read, self.last_bad = set(), set(), set(), set()
-        self.recent.clear()
-        self.births.begin_step({birth for held in self.spoiled.values() for birth in held.births})
-
-    def _suspects(self, args: tuple, kwargs: dict, kept: dict[int, tuple]) -> dict[int, dict[int, torch.Tensor]]:
-        """{id of an operand: {birth: mask}} for operands that hold bad values."""
-        found = {}
+    def _operand_masks(self, args: tuple, kwargs: dict, overwritten: dict[int, Overwritten]) -> OperandMasks:
+        operands = {}
         for _, tensor in walk_tensors((*args, *kwargs.values())):
             values = dense(tensor)
             if values is not None:
-                masks = kept[id(tensor)][1] if id(tensor) in kept else self.masks(values)
+                masks = overwritten[id(tensor)].masks if id(tensor) in overwritten else self.masks(values)
                 if masks:
-                    found[id(tensor)] = masks
-        return found
+                    operands[id(tensor)] = masks
+        return operands
 
-    # -- births -------------------------------------------------------------------------------------------------------
+    # -- how a bad value is used --------------------------------------------------------------------------------------
 
-    def _explain(
-        self,
-        op: Op,
-        schema: Schema,
-        args: tuple,
-        kwargs: dict,
-        kept: dict,
-        suspects: dict,
-        index: Any,
-        tensor: torch.Tensor,
-    ) -> dict[int, torch.Tensor]:
-        """{birth: mask} of a bad result; new births are entered."""
+    def _note_use(self, op: Op, schema: Schema, args: tuple, operands: OperandMasks) -> None:
+        """An op is given bad values: who reads them, whether the user's code asks about them, what multiplies them."""
+        origins = {origin for masks in operands.values() for origin in masks}
+        for origin in map(self.origins.__getitem__, origins):
+            if origin.storage is not None and len(origin.readers) < _READERS:
+                origin.readers.append(op)
+        if schema.base in COMPARES:
+            self.last_read = origins
+            if op.during == "forward" and self.origins.segment:
+                self.checked |= origins
+        if schema.base == "mul" and op.during == "forward":
+            self._note_factors(args, operands, origins)
+
+    def _note_factors(self, args: tuple, operands: OperandMasks, origins: set[int]) -> None:
+        for _, factor in walk_tensors(args):
+            storage = self.recorder.storage_info(factor)
+            if not factor.dim():  # one number for all, such as the scale of a GradScaler: no label
+                continue
+            if storage is None or id(factor) in operands or not factor.numel() or factor.is_complex():
+                continue
+            if storage.role == "target" or (storage.maker is not None and not storage.reach & (PARAMETER | INPUT)):
+                low, high = factor.aminmax()
+                for origin in origins:
+                    self.origins[origin].factors.append((low.item(), high.item()))
+
+    def _note_absorbed(self, op: Op, schema: Schema, operands: OperandMasks, made: set[int]) -> None:
+        if operands and op.during == "forward" and schema.base in ABSORBERS:
+            for origin in {origin for masks in operands.values() for origin in masks} - made:
+                self.origins[origin].absorbed_by.add(schema.base)
+
+    # -- origins of a bad result --------------------------------------------------------------------------------------
+
+    def _explain(self, result: BadResult, operands: OperandMasks, place: Any) -> dict[int, torch.Tensor]:
+        """{origin: mask} of a bad result; new origins are added. place: how to find the result in another run."""
+        op, schema, args, kwargs, overwritten, tensor = result
         values = dense(tensor)
         assert values is not None, "its bad elements have been seen"
         bad, nan = ~finite(values), torch.isnan(values)
-        if schema.base in EMPTIES or not suspects or tensor.layout is not torch.strided:
-            return self._inherit_all(op, schema, args, kwargs, kept, suspects, tensor, bad, nan)
-        dye = OpTaint(op.func, schema, args, kwargs, {i: k[0] for i, k in kept.items()}, _picker(index), tensor.shape)
-        operands = {id(t): kept[id(t)][0] if id(t) in kept else t for _, t in walk_tensors((*args, *kwargs.values()))}
-        nans = {i: torch.isnan(operands[i]) for i in suspects}
-        infs = {i: torch.isinf(operands[i]) for i in suspects}
-        from_nan, from_inf = _reached(dye, nans, bad), _reached(dye, infs, bad)
+        origins = sorted({origin for masks in operands.values() for origin in masks})
+        if schema.base in EMPTIES or not origins:
+            return self.origins.add_from_finite(result, bad, nan)
+        if tensor.layout is not torch.strided:
+            return dict.fromkeys(origins, bad)
+        taint = OpTaint(
+            op.func, schema, args, kwargs, {i: o.values for i, o in overwritten.items()}, _picker(place), tensor.shape
+        )
+        before = {
+            id(t): overwritten[id(t)].values if id(t) in overwritten else t
+            for _, t in walk_tensors((*args, *kwargs.values()))
+        }
+        from_nan = taint.reached({i: torch.isnan(before[i]) for i in operands}, bad)
+        from_inf = taint.reached({i: torch.isinf(before[i]) for i in operands}, bad)
         derived = nan & ~from_nan & from_inf
-        if schema.base == "nll_loss" and all(self.births[b].intended for masks in suspects.values() for b in masks):
+        if schema.base == "nll_loss" and all(self.origins[origin].intended for origin in origins):
             derived = bad  # the label of a class that a mask had ruled out
-        fresh = bad & ~from_nan & ~from_inf
-        origins: dict[int, torch.Tensor] = {}
+        new = bad & ~from_nan & ~from_inf
+        masks: dict[int, torch.Tensor] = {}
         parents: set[int] = set()
-        births = sorted({b for masks in suspects.values() for b in masks})
-        for birth in births:
-            own = {i: m[birth] for i, m in suspects.items() if birth in m}
-            mine = bad if len(births) == 1 else _reached(dye, own, bad)
-            if bool((mine & derived).any()):
-                parents.add(birth)
-            passed = mine & bad & ~derived & ~fresh
-            if bool(passed.any()):
-                origins[birth] = passed
-                self.births.learn_rows(birth, passed, op)
-        scene = (op, schema, args, kwargs, kept, tensor)
+        for origin in origins:
+            own = {i: by_origin[origin] for i, by_origin in operands.items() if origin in by_origin}
+            reached = bad if len(origins) == 1 else taint.reached(own, bad)
+            if bool((reached & derived).any()):
+                parents.add(origin)
+            carried = reached & bad & ~derived & ~new
+            if bool(carried.any()):
+                masks[origin] = carried
+                self.origins.note_rows(origin, carried, op)
         if parents:
-            origins[self.births.enter(scene, derived, nan, parents, infs)] = derived
-        if bool(fresh.any()):
-            origins |= self.births.born(scene, fresh, nan)
-        return origins or {births[0]: bad}
+            masks[self.origins.add_at_op(result, derived, nan, parents, from_infinity=True)] = derived
+        if bool(new.any()):
+            masks |= self.origins.add_from_finite(result, new, nan)
+        return masks or {origins[0]: bad}
 
-    def _inherit_all(
+
+class OpTaint:
+    """One op, its operands as they were before it ran, and the result to be explained.
+
+    overwritten: {id of an argument: its value before the op}, for arguments that the op changed.
+    pick: takes the result of another run to the tensor that matters.
+    """
+
+    def __init__(
         self,
-        op: Op,
+        func: Any,
         schema: Schema,
         args: tuple,
         kwargs: dict,
-        kept: dict,
-        suspects: dict,
-        tensor: torch.Tensor,
-        bad: torch.Tensor,
-        nan: torch.Tensor,
-    ) -> dict[int, torch.Tensor]:
-        """A result with no suspects is born here; one that can't be told apart comes from all of them."""
-        births = {b for masks in suspects.values() for b in masks}
-        if births and schema.base not in EMPTIES:
-            return dict.fromkeys(births, bad)
-        return self.births.born((op, schema, args, kwargs, kept, tensor), bad, nan)
+        overwritten: dict[int, torch.Tensor],
+        pick: Callable[[Any, tuple, dict], torch.Tensor],
+        shape: torch.Size,
+    ):
+        self.func, self.schema, self.args, self.kwargs = func, schema, args, kwargs
+        self.overwritten, self.pick, self.shape = overwritten, pick, shape
+
+    def reached(self, operands: dict[int, torch.Tensor], bad: torch.Tensor) -> torch.Tensor:
+        """The bad elements that some elements of the operands reach; all where that can't be told. operands: {id: bool
+        mask}."""
+        operands = {i: mask for i, mask in operands.items() if bool(mask.any())}
+        if not operands:
+            return torch.zeros_like(bad)
+        reached = self.propagate(operands)
+        return bad if reached is None or reached.shape != bad.shape else reached & bad
+
+    def propagate(self, operands: dict[int, torch.Tensor]) -> torch.Tensor | None:
+        """Mask of the results that these elements reach; None where that can't be told."""
+        if self.func.namespace != "aten":  # it may talk to other processes, or have other effects
+            return None
+        if self.schema.pointwise and self.schema.base not in _CHOOSES:
+            return self._broadcast(operands)
+        if self.schema.random:
+            same = all(mask.shape == self.shape for mask in operands.values())
+            return self._broadcast(operands) if same else None
+        try:
+            return self._run(operands)
+        except Exception:  # the op refuses NaN, or its arguments in this form: no telling
+            return None
+
+    def _broadcast(self, operands: dict[int, torch.Tensor]) -> torch.Tensor | None:
+        try:
+            masks = [mask.broadcast_to(self.shape) for mask in operands.values()]
+        except RuntimeError:
+            return None
+        total = masks[0].clone()
+        for mask in masks[1:]:
+            total |= mask
+        return total
+
+    def _run(self, operands: dict[int, torch.Tensor]) -> torch.Tensor:
+        tainted: dict[int, torch.Tensor] = {}
+
+        def taint(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value
+            if id(value) not in tainted:
+                tainted[id(value)] = self._tainted(value, operands.get(id(value)))
+            return tainted[id(value)]
+
+        args, kwargs = tree_map(taint, self.args), tree_map(taint, self.kwargs)
+        with torch.no_grad():
+            return torch.isnan(self.pick(self.func(*args, **kwargs), args, kwargs))
+
+    def _tainted(self, value: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        """A copy of an operand that is NaN at the mask, and finite elsewhere."""
+        before = self.overwritten.get(id(value), value)
+        inner = dense(before)
+        if inner is None or not can_be_nonfinite(inner):
+            return before.clone() if id(value) in self.overwritten else before
+        if before.layout is not torch.strided:
+            raise TypeError("sparse")
+        clean = torch.where(finite(before), before, torch.ones((), dtype=before.dtype, device=before.device))
+        return clean if mask is None else clean.masked_fill_(mask, float("nan"))
 
 
 def results_of(schema: Schema, args: tuple, kwargs: dict, out: Any) -> list[tuple[Any, torch.Tensor]]:
@@ -411,9 +399,9 @@ def results_of(schema: Schema, args: tuple, kwargs: dict, out: Any) -> list[tupl
     return results
 
 
-def _picker(index: Any) -> Any:
-    """How to find a result again after another run of the op."""
-    name, position, nth = index
+def _picker(place: Any) -> Callable[[Any, tuple, dict], torch.Tensor]:
+    """What finds a result again after another run of the op."""
+    name, position, nth = place
 
     def pick(out: Any, args: tuple, kwargs: dict) -> torch.Tensor:
         if name is None:
@@ -423,11 +411,3 @@ def _picker(index: Any) -> Any:
         return [t for _, t in tensors][nth]
 
     return pick
-
-
-def _reached(dye: OpTaint, suspects: dict[int, torch.Tensor], bad: torch.Tensor) -> torch.Tensor:
-    suspects = {i: mask for i, mask in suspects.items() if bool(mask.any())}
-    if not suspects:
-        return torch.zeros_like(bad)
-    reached = dye.reach(suspects)
-    return bad if reached is None or reached.shape != bad.shape else reached & bad

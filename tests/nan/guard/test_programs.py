@@ -63,7 +63,7 @@ def watch(trap: Trap) -> tuple[nbdebug.Report | None, list[str], str]:
     """(the report of a trip, what the bad step changed, a fault of the guard's own)."""
     made = trap.build()
     models = {"model": made.model} if isinstance(made.model, torch.nn.Module) else made.model or {}
-    optimizers = made.optimizer or StepArguments.about(made.step, models, None).optimizers
+    optimizers = made.optimizer or StepArguments.of(made.step, models, None).optimizers
     if not optimizers:
         pytest.skip("it has no optimizer, or makes it in the step")
     stepping = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers.values())

@@ -13,93 +13,22 @@ from typing import Any
 import torch
 
 _INNER = frozenset(
-    {
-        "_softmax",
-        "_log_softmax",
-        "_safe_softmax",
-        "_masked_softmax",
-        "_to_copy",
-        "_unsafe_view",
-        "_local_scalar_dense",
-        "_cdist_forward",
-        "_euclidean_dist",
-        "_pdist_forward",
-        "_weight_norm_interface",
-        "_fft_r2c",
-        "_fft_c2r",
-        "_fft_c2c",
-        "_linalg_det",
-        "_linalg_eigh",
-        "_linalg_slogdet",
-        "_linalg_solve_ex",
-        "_linalg_svd",
-        "_trilinear",
-        "_conj",
-        "_neg_view",
-        "_ctc_loss",
-        "_prelu_kernel",
-        "_adaptive_avg_pool2d",
-        "_adaptive_avg_pool3d",
-        "_unique2",
-        "_native_batch_norm_legit",
-        "_native_batch_norm_legit_no_training",
-        "_batch_norm_with_update",
-        "_stack",
-        "_scaled_dot_product_flash_attention",
-        "_scaled_dot_product_flash_attention_for_cpu",
-        "_scaled_dot_product_efficient_attention",
-        "_scaled_dot_product_cudnn_attention",
-        "_upsample_bilinear2d_aa",
-        "_upsample_bicubic2d_aa",
-        "_assert_async",
-    }
+    "_softmax _log_softmax _safe_softmax _masked_softmax _to_copy _unsafe_view _local_scalar_dense _cdist_forward "
+    "_euclidean_dist _pdist_forward _weight_norm_interface _fft_r2c _fft_c2r _fft_c2c _linalg_det _linalg_eigh "
+    "_linalg_slogdet _linalg_solve_ex _linalg_svd _trilinear _conj _neg_view _ctc_loss _prelu_kernel "
+    "_adaptive_avg_pool2d _adaptive_avg_pool3d _unique2 _native_batch_norm_legit "
+    "_native_batch_norm_legit_no_training _batch_norm_with_update _stack _scaled_dot_product_flash_attention "
+    "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_efficient_attention "
+    "_scaled_dot_product_cudnn_attention _upsample_bilinear2d_aa _upsample_bicubic2d_aa _assert_async".split()
 )
 """Ops that torch's public functions are made of, and that check what they are given."""
 _REFUSED = frozenset(
-    {
-        "from_file",
-        "set_",
-        "set_data",
-        "set",
-        "record_stream",
-        "data",
-        "resize",
-        "resize_",
-        "resize_as_",
-        "resize_as_sparse_",
-        "copy_sparse_to_sparse_",
-        "pin_memory",
-        "is_pinned",
-    }
+    "from_file set_ set_data set record_stream data resize resize_ resize_as_ resize_as_sparse_ "
+    "copy_sparse_to_sparse_ pin_memory is_pinned".split()
 )
 TEXTS = frozenset(
-    {
-        "none",
-        "mean",
-        "sum",
-        "prod",
-        "amax",
-        "amin",
-        "add",
-        "multiply",
-        "floor",
-        "trunc",
-        "tanh",
-        "left",
-        "right",
-        "linear",
-        "lower",
-        "higher",
-        "midpoint",
-        "nearest",
-        "L",
-        "U",
-        "ij",
-        "xy",
-        "reduced",
-        "complete",
-        "r",
-    }
+    "none mean sum prod amax amin add multiply floor trunc tanh left right linear lower higher midpoint nearest L U "
+    "ij xy reduced complete r".split()
 )
 """The texts that an op may be given: reductions, roundings, sides."""
 _NAME = re.compile(r"aten\.([A-Za-z0-9_]{1,80})\.([A-Za-z0-9_]{1,80})", re.ASCII)

@@ -362,8 +362,8 @@ def _course(run: Any) -> dict[str, Any]:
         return {}
     return {
         "losses": run.losses[-200:],
-        "first_sizes": run._first_sizes,
-        "first_input": run._first_input,
+        "first_sizes": run.first_sizes,
+        "first_input": run.first_input,
         "first_step": run.first_step,
         "optimizer": run.optimizer,
         "learning_rate": run.learning_rate,

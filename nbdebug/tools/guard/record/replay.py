@@ -144,8 +144,8 @@ def _run(recorded: RecordedTrip, data: Mapping[str, Any]) -> RunHistory:
     losses = _numbers(course.get("losses")) or [x.loss for x in recorded.lines[:-1] if x.loss is not None]
     rate = recorded.lines[-1].lr if recorded.lines else None
     run = RunHistory(losses=losses, first_step=recorded.step, optimizer_steps=recorded.step, learning_rate=rate)
-    run._first_sizes = _numbers(course.get("first_sizes"))
-    run._first_input = next(iter(_numbers([course.get("first_input")])), 0.0)
+    run.first_sizes = _numbers(course.get("first_sizes"))
+    run.first_input = next(iter(_numbers([course.get("first_input")])), 0.0)
     run.optimizer = course["optimizer"] if isinstance(course.get("optimizer"), str) else ""
     with contextlib.suppress(ValueError):
         run.optimizer_line = where_from(course["optimizer_line"], "where") if course.get("optimizer_line") else None

@@ -11,7 +11,7 @@ import numpy as np
 from nbdebug.report import Plot, Report
 from nbdebug.tools.guard.record.step_lines import ENOUGH, TOO_OFTEN, RecordedRun
 from nbdebug.tools.guard.record.trips import RecordedTrip
-from nbdebug.tools.nan.facts import LostStep
+from nbdebug.tools.nan.facts import UnlocatedStep
 from nbdebug.tools.nan.rules import name_it
 
 STRETCHES = 400
@@ -145,7 +145,7 @@ def _found(trip: RecordedTrip | None, runs: Sequence[RecordedRun]) -> Report:
     if trip is not None:
         before = [line for line in trip.lines[:-1] if line.outcome == "ok"]
         look = "" if trip.no_replay else "record.replay(model)  # record = nbdebug.open_record(...)"
-        lost = LostStep(
+        lost = UnlocatedStep(
             trip.step,
             trip.sentence(),
             "its cause was not looked for then",
@@ -157,7 +157,7 @@ def _found(trip: RecordedTrip | None, runs: Sequence[RecordedRun]) -> Report:
         run = [run for run in runs if run.alarms][-1]
         columns, place = run.columns, run.alarms[-1]
         step, start = columns.step[place], max(0, place - 8)
-        lost = LostStep(
+        lost = UnlocatedStep(
             step,
             f"Step {step} was not finite",
             "only its numbers were written down",

@@ -1,6 +1,6 @@
 """The rules: from the facts of one fault to its one name.
 
-They are asked in order, and the first that recognises the fault names it: first what came bad from outside, then what
+They are asked in order, and the first that recognises the fault names it: first what was bad from outside, then what
 the run around the fault tells (an earlier step, a learning rate, labels), then what the backward or the op tells.
 """
 
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from nbdebug.registry import Rule, rules
 from nbdebug.report import Finding
-from nbdebug.tools.nan.facts import CompiledFacts, LostStep, NanFacts
+from nbdebug.tools.nan.facts import CompiledFacts, NanFacts, UnlocatedStep
 from nbdebug.tools.nan.rules import backward, forward, inputs, run
 
 DECLARED = (inputs, run, backward, forward)
-"""Where the rules stand: to import these modules is to declare them."""
+"""The modules that declare the rules, by being imported."""
 FIRST = (
     "uninitialized-memory",
     "parameter-nonfinite",
@@ -28,12 +28,12 @@ FIRST = (
 """Asked before the rules of the op, in this order; those of the backward come before those of the forward."""
 
 
-def name_it(facts: NanFacts | CompiledFacts | LostStep) -> Finding:
+def name_it(facts: NanFacts | CompiledFacts | UnlocatedStep) -> Finding:
     """The finding for these facts. Some rule always recognises them: the last one takes what is left."""
-    if isinstance(facts, (CompiledFacts, LostStep)):
-        found = run.compiled_differs(facts) if isinstance(facts, CompiledFacts) else run.not_located(facts)
-        assert found is not None, "each recognises all of its facts"
-        return found
+    if isinstance(facts, (CompiledFacts, UnlocatedStep)):
+        finding = run.compiled_differs(facts) if isinstance(facts, CompiledFacts) else run.not_located(facts)
+        assert finding is not None, "each recognises all of its facts"
+        return finding
     return next(f for r in sorted(rules("nan"), key=_rank) if (f := r.check(facts)) is not None)
 
 
