@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import nbdebug
-from nbdebug import registry as catalogue
+from nbdebug import registry
 
 DEMO = "01_nan.ipynb"
 CAUSE = re.compile(r"^(?:Cause|Most likely): \S+/\S+$", re.MULTILINE)
@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     if args.command == "open":
         return print_record(args.path, args.save)
     if args.command == "catalogue":
-        print("\n".join(f"{rule.code:34}{rule.title}" for rule in catalogue.rules()))
+        print(registry.listing())
         return 0
     parser.print_help()
     return 2
@@ -47,10 +47,12 @@ def main(arguments: list[str] | None = None) -> int:
 def print_page(code: str) -> int:
     """The page of a cause; 2 and the nearest codes where there is none."""
     try:
-        print(catalogue.look_up(code).page())
+        page = registry.look_up(code).text()
     except KeyError as unknown:
         print(unknown.args[0], file=sys.stderr)
         return 2
+    bold = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    print(re.sub(r"(?m)^(\S.*?:)", "\033[1m\\1\033[0m", page) if bold else page)
     return 0
 
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import importlib
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
 from nbdebug.report import Finding
+from nbdebug.text import terminal_width
 
 CHAPTERS = ("nan", "training", "precision", "memory", "error", "notebook")
 """The first part of a code, in the order of the catalogue."""
@@ -48,16 +50,26 @@ class Rule:
     def chapter(self) -> str:
         return self.code.split("/")[0]
 
-    def page(self) -> str:
-        """The catalogue page, in Markdown."""
-        parts = {
+    @property
+    def _parts(self) -> dict[str, str]:
+        return {
             "What you see": self.symptom,
             "Why": self.cause,
-            "Make sure": self.confirm,
+            "How to confirm": self.confirm,
             "What to do": self.fix,
             "Read more": self.reference,
         }
-        return f"**{self.code}**: {self.title}\n" + "".join(f"\n**{head}.** {text}\n" for head, text in parts.items())
+
+    def page(self) -> str:
+        """The catalogue page, in Markdown."""
+        parts = "".join(f"\n**{head}.** {text}\n" for head, text in self._parts.items())
+        return f"**{self.code}**: {self.title}\n{parts}"
+
+    def text(self, columns: int | None = None) -> str:
+        """The same page for a terminal: without markup, in lines of so many characters (as wide as the terminal)."""
+        columns = columns or terminal_width()
+        parts = [f"{head}:\n{_filled(text, columns, '  ')}" for head, text in self._parts.items()]
+        return "\n\n".join([_filled(f"{self.code}: {self.title}", columns), *parts]) + "\n"
 
 
 def rule(**page: str) -> Callable[[Callable[[Any], Finding | None]], Callable[[Any], Finding | None]]:
@@ -96,3 +108,23 @@ def look_up(code: str) -> Rule:
         return found[0]
     near = difflib.get_close_matches(code, [r.code for r in rules()], n=3, cutoff=0.4)
     raise KeyError(f"No cause is called {code!r}." + (f" Did you mean {', '.join(near)}?" if near else ""))
+
+
+def listing(columns: int | None = None) -> str:
+    """Each cause with its title, in two columns; one below the other where there is little room (columns: as wide as
+    the terminal)."""
+    columns, first = columns or terminal_width(), max(len(rule.code) for rule in rules()) + 2
+    lines = []
+    for rule in rules():
+        if columns - first < 30:
+            lines += [rule.code, _filled(rule.title, columns, "    ")]
+        else:
+            head, *more = textwrap.wrap(rule.title, columns - first)
+            lines += [f"{rule.code:{first}}{head}", *(" " * first + line for line in more)]
+    return "\n".join(lines)
+
+
+def _filled(text: str, columns: int, indent: str = "") -> str:
+    return textwrap.fill(
+        text, columns, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
 from collections.abc import Iterable
 
 UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
+
+WIDEST = 100
+"""Columns: longer lines are hard to read."""
+
+
+def terminal_width() -> int:
+    """The columns to write in: those of the terminal (80 where it does not say), and at most WIDEST."""
+    return min(shutil.get_terminal_size().columns, WIDEST)
 
 
 def clip(text: str, limit: int) -> str:

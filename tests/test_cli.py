@@ -12,7 +12,7 @@ import torch
 
 import nbdebug
 from nbdebug import __main__ as shell
-from nbdebug import registry as catalogue
+from nbdebug import registry
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -26,7 +26,18 @@ def test_version_comes_from_a_process_of_its_own() -> None:
 
 def test_explain_prints_the_page(capsys) -> None:
     assert shell.main(["explain", "nan/overflow"]) == 0
-    assert capsys.readouterr().out.strip() == catalogue.look_up("nan/overflow").page().strip()
+    page = capsys.readouterr().out
+    assert page.strip() == registry.look_up("nan/overflow").text().strip()
+    assert "**" not in page and page.startswith("nan/overflow: A value became too large")
+    assert "\033" not in page, "colour for a terminal alone"
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_a_page_is_as_wide_as_the_terminal(capsys, monkeypatch, columns) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    shell.main(["explain", "overflow"])
+    lines = [line for line in capsys.readouterr().out.splitlines() if "https://" not in line]
+    assert min(columns, 100) - 15 < max(map(len, lines)) <= min(columns, 100)
 
 
 def test_an_unknown_code_gets_the_nearest_ones(capsys) -> None:
@@ -37,12 +48,20 @@ def test_an_unknown_code_gets_the_nearest_ones(capsys) -> None:
 
 def test_catalogue_lists_every_code_with_its_title(capsys) -> None:
     assert shell.main(["catalogue"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == len(catalogue.rules()) > 10
-    assert all(
-        line.startswith(rule.code) and line.endswith(rule.title)
-        for line, rule in zip(lines, catalogue.rules(), strict=True)
-    )
+    printed = capsys.readouterr().out
+    codes = [line.split("  ")[0] for line in printed.splitlines() if not line.startswith(" ")]
+    assert codes == [rule.code for rule in registry.rules()] and len(codes) > 10
+    words = " ".join(printed.split())
+    assert all(rule.title.split()[0] in words for rule in registry.rules())
+
+
+@pytest.mark.parametrize("columns", [50, 80, 200])
+def test_the_columns_of_the_catalogue_do_not_collide(columns) -> None:
+    lines = registry.listing(columns).splitlines()
+    assert max(map(len, lines)) <= columns
+    code = max((rule.code for rule in registry.rules()), key=len)
+    (line,) = [line for line in lines if line.startswith(code)]
+    assert line == code or line[len(code) :].startswith("  ")
 
 
 @pytest.fixture

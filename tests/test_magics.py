@@ -13,6 +13,8 @@ import torch
 
 import nbdebug
 from nbdebug import Report
+from nbdebug.magics import OURS
+from nbdebug.magics._arguments import help_text
 from tests.shell import Notebook, completions, in_this_checkout, started
 
 SETUP = """
@@ -272,7 +274,7 @@ def test_strategy_reaches_function_and_cell(notebook: Notebook, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("cell", "words"),
     [
-        ("%nan_trace -h", ["%nan_trace", "--model", "--strategy", "EXPR"]),
+        ("%nan_trace -h", ["%nan_trace", "--model", "--strategy", "STEP"]),
         ("%nan_trace --help", ["Name the cause"]),
         ("%explain -h", ["%explain", "CODE"]),
         ("%nbdebug -h", ["%nbdebug", "catalogue", "off"]),
@@ -284,11 +286,22 @@ def test_help_is_printed(notebook: Notebook, cell: str, words: list[str]) -> Non
     assert all(word in done.printed for word in words)
 
 
+def test_help_fits_80_columns_and_is_the_docstring_as_well(notebook: Notebook) -> None:
+    lines = notebook.shell.magics_manager.magics["line"]
+    ours = {name: magic for name, magic in lines.items() if isinstance(getattr(magic, "__self__", None), OURS)}
+    assert len(ours) == 14
+    for name, magic in ours.items():
+        text = help_text(magic)
+        assert text.startswith(f"%{name} [OPTIONS]") and "  -h, --help  " in text
+        assert max(map(len, text.splitlines())) <= 80 and magic.__doc__ == text
+        assert sum(line.startswith("    ") and name in line for line in text.splitlines()) >= 2, "two examples"
+
+
 @pytest.mark.parametrize(
     ("cell", "words"),
     [
         ("%nan_trace", ["step()"]),
-        ("%nan_trace step", ["step is only named", "step()"]),
+        ("%nan_trace step", ["step is a function", "step()"]),
         ("%nan_trace --model nett step()", ["'nett'", "net"]),
         ("%nan_trace --optimizer net step()", ["'net'", "opt"]),
         ("%nan_trace --strategy fast step()", ["'fast'", "bisect"]),
@@ -296,7 +309,7 @@ def test_help_is_printed(notebook: Notebook, cell: str, words: list[str]) -> Non
         ("%nan_trace --model 'net step()", ["quotation"]),
         ("%nan_trace await step()", ["await", "function"]),
         ("%%nan_trace --steps 3\nstep()", ["--steps"]),
-        ("%%nan_trace step()\nstep()", ["EXPR"]),
+        ("%%nan_trace step()\nstep()", ["STEP"]),
         ("%%nan_trace --strategy bisect\nstep()", ["bisect", "trace"]),
         ("%nan_trace --steps 0 step()", ["max_steps", "0"]),
         ("%%nan_trace\nimport asyncio\nawait asyncio.sleep(0)", ["await"]),
@@ -333,7 +346,9 @@ def test_explain_shows_the_page(notebook: Notebook) -> None:
 
 def test_catalogue_lists_every_code(notebook: Notebook) -> None:
     printed = notebook.run("%nbdebug catalogue").printed
-    assert all(rule.code in printed and rule.title in printed for rule in nbdebug.registry.rules())
+    assert all(f"{rule.code}  " in printed for rule in nbdebug.registry.rules())
+    words = " ".join(printed.split())
+    assert all(rule.title.split()[-1] in words for rule in nbdebug.registry.rules())
 
 
 def test_status_and_off(notebook: Notebook) -> None:

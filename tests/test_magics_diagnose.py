@@ -89,7 +89,7 @@ def test_a_semicolon_silences_it_and_help_is_shown(notebook):
     [
         ("%diagnose", "training loop"),
         ("%diagnose --model nobody train", "names no model"),
-        ("%diagnose --loss-fn nobody train", "names nothing"),
+        ("%diagnose --loss-fn nobody train", "cannot be evaluated"),
         ("%diagnose --train-loader len train", "train_loader takes"),
     ],
 )

@@ -87,10 +87,11 @@ def test_every_failing_cell_is_explained_where_it_is_asked_for(notebook: Noteboo
 @pytest.mark.parametrize("end", ["%nbdebug off", "%unload_ext nbdebug"])
 def test_it_ends_with_the_magics(notebook: Notebook, end: str) -> None:
     notebook.run("%explain --auto on\n%explain --auto on")
-    assert sum(getattr(c, "__name__", "") == "_ran" for c in notebook.shell.events.callbacks["post_run_cell"]) == 1
+    callbacks = notebook.shell.events.callbacks["post_run_cell"]
+    assert [getattr(c, "__name__", "") for c in callbacks].count("_after_cell") == 1
     notebook.run(end)
     assert "No cause" not in notebook.run("unknown(0)").shown
-    assert not [c for c in notebook.shell.events.callbacks["post_run_cell"] if getattr(c, "__name__", "") == "_ran"]
+    assert "_after_cell" not in [getattr(c, "__name__", "") for c in callbacks]
 
 
 def test_a_report_that_a_magic_has_shown_is_not_shown_twice(notebook: Notebook) -> None:
@@ -101,7 +102,8 @@ def test_a_report_that_a_magic_has_shown_is_not_shown_twice(notebook: Notebook) 
 
 def test_the_page_and_its_completion(notebook: Notebook) -> None:
     page = catalogue.look_up("error/out-of-memory").page()
-    assert notebook.run("%explain error/out-of-memory").data[0]["text/markdown"] == page
+    (shown,) = notebook.run("%explain error/out-of-memory").data
+    assert shown["text/markdown"] == page and "**" not in shown["text/plain"]
     assert completions(notebook, "%explain error/out-of-m") == ["error/out-of-memory"]
     assert completions(notebook, "%explain --auto o") == ["off", "on"]
     assert "error/nonsense" in str(notebook.run("%explain error/nonsense").error)

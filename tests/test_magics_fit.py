@@ -57,7 +57,7 @@ def test_a_semicolon_silences_it_and_h_helps(notebook: Notebook) -> None:
 @pytest.mark.parametrize(
     "typed, said",
     [
-        ("%fit nowhere", "names nothing"),
+        ("%fit nowhere", "cannot be evaluated"),
         ("%fit --memory lots --device cpu", "a size is"),
         ("%fit net 3 criterion", "must hold tensors"),
         ("del net\n%fit", "%fit needs a model, and none of your variables is one"),

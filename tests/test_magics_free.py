@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from nbdebug import Report
-from nbdebug.magics.free import card_of_last
+from nbdebug.magics.mem import out_of_memory_report
 from tests.shell import Notebook, completions, started
 
 MIB = 1 << 20
@@ -95,7 +95,7 @@ def test_what_a_variable_holds_is_not_promised(notebook: Notebook) -> None:
 
 def test_semicolon_help_and_wrong_words(notebook: Notebook) -> None:
     assert notebook.run("%free ;").result is None
-    assert "%free lists" in notebook.run("%free -h").shown
+    assert "%free alone frees nothing" in notebook.run("%free -h").shown
     done: Any = notebook.run("%free everything")
     assert done.result is None and "traceback, outputs" in str(done.error) + done.printed
 
@@ -127,9 +127,9 @@ def test_explain_and_the_card_of_a_failed_cell(notebook: Notebook) -> None:
     assert "held" in [row[0] for row in report.tables[0].rows]
     assert notebook.run("%explain ;").result is None
     assert notebook.run("%explain").result.findings, "other cells may have run since"
-    assert card_of_last(notebook.shell) is not None and card_of_last(notebook.shell, just_now=True) is None
+    assert out_of_memory_report(notebook.shell) is None, "other cells have run since"
     notebook.run("try:\n    pairs(held)\nexcept RuntimeError as e:\n    raise ValueError('training failed') from e")
-    assert card_of_last(notebook.shell, just_now=True) is not None, "what led to the error counts as well"
+    assert out_of_memory_report(notebook.shell) is not None, "what led to the error counts as well"
     notebook.run("1 / 0")
     assert notebook.run("%explain").result.ok, "the last one did not"
 

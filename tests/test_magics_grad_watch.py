@@ -68,11 +68,12 @@ def test_on_show_off(notebook: Notebook, asked: list[dict[str, Any]]) -> None:
     shown = notebook.run("%grad_watch")
     assert isinstance(shown.result, Report) and shown.result.ok and shown.result.question == "%grad_watch"
     assert "3 steps watched" in shown.shown and shown.result.figure() is not None
-    assert "Active: grad_watch of model `net` and optimizer `opt` (3 steps watched)" in notebook.run("%nbdebug").printed
-    ended = notebook.run("%grad_watch --off")
-    assert ended.result.question == "%grad_watch --off" and "3 steps" in str(ended.result) and hooks(notebook) == 0
+    status = notebook.run("%nbdebug").printed
+    assert "Active: the gradient watch of model `net` and optimizer `opt` (3 steps watched)" in status
+    ended = notebook.run("%grad_watch off")
+    assert ended.result.question == "%grad_watch off" and "3 steps" in str(ended.result) and hooks(notebook) == 0
     assert "3 steps" in str(notebook.run("%grad_watch").result)  # also after the run
-    assert "not on" in notebook.run("%grad_watch --off").printed
+    assert "No gradient watch is on" in notebook.run("%grad_watch --off").printed
 
 
 @pytest.mark.parametrize("typed", ["%grad_watch --every 5", "%grad_watch on --every 5", "%grad_watch --every 5 on"])
@@ -94,7 +95,7 @@ def test_silenced_and_assigned(notebook: Notebook, cell: str) -> None:
 def test_another_one_replaces_it(notebook: Notebook) -> None:
     notebook.run("%grad_watch on\nstep()")
     done = notebook.run("%grad_watch on --every 2")
-    assert "The watch of model `net` and optimizer `opt` (1 step watched) has been closed" in done.printed
+    assert "The gradient watch of model `net` and optimizer `opt` (1 step watched) is closed" in done.printed
     notebook.run("%grad_watch off")
     assert hooks(notebook) == 0
 
@@ -116,20 +117,20 @@ def test_without_a_model_it_says_what_to_do() -> None:
     with started("x = 1") as book:
         said = str(book.run("%grad_watch on").error)
         assert "no model and no optimizer among your variables" in said and "%grad_watch on --model NAME" in said
-        assert "%grad_watch on starts it" in book.run("%grad_watch").printed
+        assert "%grad_watch on starts one" in book.run("%grad_watch").printed
 
 
-def test_a_model_made_anew_is_told(notebook: Notebook) -> None:
+def test_a_model_that_was_replaced_is_noted(notebook: Notebook) -> None:
     notebook.run("%grad_watch on")
     notebook.run("net = nn.Linear(4, 1)")
-    (note,) = [n for n in notebook.run("%grad_watch").result.notes if "made anew" in n]
-    assert note.startswith("`net`: made anew or deleted since %grad_watch on. It still watches")
+    (note,) = [n for n in notebook.run("%grad_watch").result.notes if "was replaced" in n]
+    assert note.startswith("`net` was replaced or deleted after %grad_watch on. The gradient watch still watches")
 
 
 def test_a_watch_of_ones_own_is_known(notebook: Notebook) -> None:
     notebook.run("mine = __import__('nbdebug').grad_watch(net, opt)\nstep()")
     assert "`mine` is one of your own" in notebook.run("%grad_watch").printed
-    assert "Active: the watch `mine` (1 step watched)" in notebook.run("%nbdebug").printed
+    assert "Active: the gradient watch `mine` (1 step watched)" in notebook.run("%nbdebug").printed
     notebook.run("%nbdebug off")
     assert not notebook.shell.user_ns["mine"].active
 
@@ -149,7 +150,7 @@ def test_unloading_ends_it(notebook: Notebook) -> None:
         ("%grad_watch o", {"on", "off"}),
         ("%grad_watch on --model n", {"net"}),
         ("%grad_watch --optimizer ", {"opt"}),
-        ("w = %grad_watch --o", {"--optimizer", "--off"}),
+        ("w = %grad_watch --o", {"--optimizer"}),
     ],
 )
 def test_completion(notebook: Notebook, typed: str, offered: set[str]) -> None:
@@ -186,10 +187,10 @@ def test_live_can_be_asked_for_later(notebook: Notebook) -> None:
 
 def test_a_panel_starts_a_watch_or_opens_over_the_one_there_is(notebook: Notebook) -> None:
     started = notebook.run("%grad_watch --panel")
-    assert started.error is None and "grad_watch is on" in started.printed
+    assert started.error is None and "The gradient watch is on" in started.printed
     notebook.run("for _ in range(3): step()")
     again = notebook.run("%grad_watch --panel")
-    assert "grad_watch is on" not in again.printed and "3 steps watched so far." in again.data[-1]["text/html"]
+    assert "watch is on" not in again.printed and "3 steps watched so far." in again.data[-1]["text/html"]
     notebook.run("%grad_watch --off")
     after = notebook.run("%grad_watch --panel")
     assert "3 steps watched: gradients finite" in after.data[-1]["text/html"] and hooks(notebook) == 0

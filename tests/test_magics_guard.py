@@ -112,7 +112,7 @@ def test_the_variables_of_a_function_are_seen(notebook: Notebook) -> None:
         train()
         """)
     assert done.error is None and "model `local` and optimizer `sgd`" in done.printed
-    assert not [note for note in notebook.run("%guard").result.notes if "made anew" in note]
+    assert not [note for note in notebook.run("%guard").result.notes if "was replaced" in note]
 
 
 # What comes back
@@ -194,7 +194,7 @@ def test_on_again_replaces_the_first(notebook: Notebook) -> None:
     notebook.run("%guard on\nstep(good)")
     once = hooks(notebook)
     done = notebook.run("%guard on --max-grad-norm 1")
-    assert "model `net` and optimizer `opt` (1 step watched) has been closed: this one replaces it" in done.printed
+    assert "model `net` and optimizer `opt` (1 step watched) is closed: this one replaces it" in done.printed
     assert hooks(notebook) == once
     assert not notebook.run("%guard off").result.findings and hooks(notebook) == 0
 
@@ -204,7 +204,7 @@ def test_a_wrong_name_leaves_the_first_on(notebook: Notebook) -> None:
     assert notebook.run("%guard on --model nett").error
     assert "1 step watched" in notebook.run("%nbdebug").printed
     refused = str(notebook.run("%guard on --max-grad-norm -1").error)
-    assert "(1 step watched) has been closed" in refused
+    assert "(1 step watched) is closed" in refused
     assert "No guard is on" in notebook.run("%guard").printed
 
 
@@ -213,7 +213,7 @@ def test_a_wrong_name_leaves_the_first_on(notebook: Notebook) -> None:
     [
         ("net = nn.Linear(4, 4)", "`net`"),
         ("del opt", "`opt`"),
-        ("net = nn.Linear(4, 4); opt = torch.optim.SGD(net.parameters())", "`net`, `opt`"),
+        ("net = nn.Linear(4, 4); opt = torch.optim.SGD(net.parameters())", "`net` and `opt`"),
         ("scaler = torch.amp.GradScaler('cpu')", "`scaler`"),
     ],
 )
@@ -221,7 +221,7 @@ def test_status_says_when_the_guard_watches_what_was_there_before(notebook: Note
     notebook.run("scaler = torch.amp.GradScaler('cpu')\n%guard on")
     notebook.run(cell)
     note = notebook.run("%guard status").result.notes[0]
-    assert note.startswith(f"{named}: made anew or deleted") and "%guard on again" in note
+    assert note.startswith(f"{named} w") and "replaced or deleted after %guard on" in note and "on again" in note
     assert note in notebook.run("%nbdebug").result.notes
     assert note not in notebook.run("%guard off").result.notes
 
@@ -239,7 +239,7 @@ def test_status_says_when_the_guard_watches_what_was_there_before(notebook: Note
 def test_and_says_nothing_of_it_while_all_is_well(notebook: Notebook, cell: str) -> None:
     notebook.run("%guard on")
     assert notebook.run(cell).error is None
-    assert not [note for note in notebook.run("%guard status").result.notes if "made anew" in note]
+    assert not [note for note in notebook.run("%guard status").result.notes if "was replaced" in note]
 
 
 # What nbdebug knows of it, and what ends it

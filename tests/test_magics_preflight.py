@@ -65,7 +65,7 @@ def test_a_semicolon_silences_it(notebook: Notebook) -> None:
         ("del criterion", "%preflight", "--loss-fn NAME"),
         ("del train_loader", "%preflight", "--train-loader NAME"),
         ("other = nn.Linear(2, 2)", "%preflight", "Say which: --model NAME"),
-        ("", "%preflight --loss-fn nowhere", "names nothing"),
+        ("", "%preflight --loss-fn nowhere", "cannot be evaluated"),
         ("train_loader = iter(train_loader)", "%preflight", "read more than once"),
     ],
 )

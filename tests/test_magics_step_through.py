@@ -65,7 +65,7 @@ def test_the_users_error_points_at_the_users_cell(notebook: Notebook) -> None:
 def test_it_ends_on_request_and_with_the_extension(notebook: Notebook) -> None:
     notebook.run("step = %step_through")
     assert threads() and "before the model" in notebook.shell.magics_manager.registry["StepMagics"].active()[0]
-    assert "is abandoned" in notebook.run("%step_through --abandon").shown and threads() == []
+    assert "is ended" in notebook.run("%step_through --abandon").shown and threads() == []
     assert "No step waits" in notebook.run("%step_through --abandon").shown
     assert notebook.shell.magics_manager.registry["StepMagics"].active() == []
 
@@ -94,9 +94,6 @@ def test_what_makes_no_sense_is_refused_in_words(notebook: Notebook, line: str, 
 
 
 def test_help_and_two_models(notebook: Notebook) -> None:
-    assert (
-        "layer by layer" in notebook.run("%step_through -h").printed
-        or "waits at its layers" in notebook.run("%step_through -h").printed
-    )
+    assert "waits at each layer" in notebook.run("%step_through -h").printed
     notebook.run("other = nn.Linear(1, 1)")
-    assert "you have several: `net` and `other`" in str(notebook.run("%step_through").error)
+    assert "`net` and `other`" in str(notebook.run("%step_through").error)

@@ -77,10 +77,10 @@ def test_stops_are_cleared_by_number_by_pattern_and_all_together(notebook: Noteb
     for layer in ("layers.0", "layers.1", "layers.2", '""'):
         notebook.run(f"%stop_at {layer}")
     number = waiting(notebook)[0].split()[1]
-    assert notebook.run(f"%stop_at --clear {number}").printed == "1 stop taken away: layers.0.\n"
-    assert notebook.run("%stop_at --clear layers.2").printed == "1 stop taken away: layers.2.\n"
-    assert notebook.run("%stop_at --clear").printed == "2 stops taken away: layers.1, the model.\n"
-    assert notebook.run("%stop_at --clear").printed == "No stop waits.\n"
+    assert notebook.run(f"%stop_at --clear {number}").printed == "1 stop removed: layers.0.\n"
+    assert notebook.run("%stop_at --clear layers.2").printed == "1 stop removed: layers.2.\n"
+    assert notebook.run("%stop_at --clear").printed == "2 stops removed: layers.1, the model.\n"
+    assert notebook.run("%stop_at --clear").printed == "No stop waits. %stop_at LAYER sets one.\n"
     names = notebook.shell.user_ns
     assert not any(vars(module)["_forward_pre_hooks"] for module in names["net"].modules())
 
@@ -96,7 +96,7 @@ def test_stops_are_cleared_by_number_by_pattern_and_all_together(notebook: Noteb
         ("%stop_at --list layers.0", "takes no 'layers.0'"),
         ("%stop_at --clear --every", "takes no --every"),
         ("%stop_at --list --clear", "takes no --clear"),
-        ("%stop_at --clear 99999", "called '99999'. There is: none"),
+        ("%stop_at --clear 99999", "'99999'. Stops that wait: none"),
         ("%stop_at layers.0 --phase sideways", "sideways"),
     ],
 )
@@ -130,7 +130,7 @@ def test_status_off_and_unloading(notebook: Notebook) -> None:
 def test_a_stop_that_waits_in_a_model_that_was_made_anew_says_so(notebook: Notebook, cell: str) -> None:
     notebook.run("%stop_at layers.0;")
     notebook.run(f"{cell}\nimport gc; gc.collect();")
-    told = "`net` was made anew or deleted since stop"
+    told = "`net` was replaced or deleted after stop"
     assert told in waiting(notebook)[-1] and told in notebook.run("%nbdebug").printed
     notebook.run("%stop_at --clear")
     assert waiting(notebook) == ["No stop waits. %stop_at LAYER sets one."]

@@ -47,7 +47,7 @@ def step(mask):
 QUESTIONS = {
     "nan_trace": ["%nan_trace step(bad)"],
     "explain": ["nn.Linear(1024, 10)(torch.randn(16, 1568))", "%explain"],
-    "grad_watch": ["%grad_watch on", "for _ in range(5): step(mask)", "%grad_watch --off"],
+    "grad_watch": ["%grad_watch on", "for _ in range(5): step(mask)", "%grad_watch off"],
     "mem": ["%mem"],
     "guard": ["%guard on", "for m in (mask, mask, bad): step(m)", "%guard"],
 }

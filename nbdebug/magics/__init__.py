@@ -3,27 +3,31 @@
     %nan_trace step()          one training step, written as an expression or a statement
     %%nan_trace                the whole cell, a training loop included
     %guard on|off|status       watch every step from now on; %guard open PATH shows a record from disk
-    %grad_watch on|--off       follow gradients, updates and the loss; %grad_watch shows what was seen
-    %preflight                 what can be known before training: what would keep the model from learning
-    %diagnose train            why a training does not learn: your loop, run once, and what is tried on its start
+    %grad_watch on|off|status  measure gradients, updates and the loss of every step
+    %preflight                 what would keep the model from learning, before training
+    %diagnose train            why a training does not learn: your loop, run once, and fixes tried on its start
     %%diagnose                 the same for the loop in the cell below
     %mem                       where memory is now, by owner; %%mem follows the cell below it
-    %fit                       what a training step takes before anything is allocated, and what would fit
-    %free [WHAT]               what the notebook keeps by itself; let go of what you choose
+    %fit                       whether a training step fits into memory, and what would make it fit
+    %free [WHAT]               what the notebook itself keeps alive; frees what you choose
     %precision                 which modules must stay in float32
-    %stop_at LAYER             stop training inside a layer, in ipdb or in the debugger that is attached
-    %step_through              a training step, layer by layer, while the notebook stays alive
-    %check_notebook            what cells that ran again, or in another order, have left behind
-    %explain                   why the last cell failed; %explain CODE gives the catalogue page of a cause
-    %nbdebug                   the panel: what is on, what was found, and buttons; %nbdebug off takes everything away
+    %stop_at LAYER             stop training inside a layer, in ipdb or in the attached debugger
+    %step_through              a training step, layer by layer, while the notebook stays usable
+    %check_notebook            what cells that ran again, or out of order, have left behind
+    %explain                   why the last cell failed; %explain CODE shows the catalogue page of a cause
+    %nbdebug                   the panel: what is on, what was found, and buttons; %nbdebug off removes everything
 
-Only this package knows IPython; `cells.py` gives what was typed its place, `subject.py` finds the models.
+A magic's file has its options, the call of the function of the same name, and the report. What they share: `_arguments`
+parses the line, prints `-h` and finds models, batches and losses among the user's variables; `_user_code` compiles and
+runs a step or a cell so that it keeps its place; `_watch` is what %guard and %grad_watch have in common; `_completion`
+is what Tab offers. Only this package knows IPython.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from nbdebug.magics._arguments import help_text
 from nbdebug.magics._completion import Completion
 from nbdebug.magics.check_notebook import CheckNotebookMagics
 from nbdebug.magics.diagnose import DiagnoseMagics
@@ -41,8 +45,8 @@ from nbdebug.magics.step_through import StepMagics
 from nbdebug.magics.stop_at import StopMagics
 
 WATCHES = (GuardMagics, GradWatchMagics, StopMagics, StepMagics, ExplainMagics)
-"""What may be on, and is shown and ended by %nbdebug."""
-ASKED = (
+"""Magics that stay on; %nbdebug shows and ends them."""
+QUESTIONS = (
     NanTraceMagics,
     PreflightMagics,
     DiagnoseMagics,
@@ -52,31 +56,34 @@ ASKED = (
     PrecisionMagics,
     CheckNotebookMagics,
 )
-OURS = (*WATCHES, *ASKED, NbdebugMagics, Completion)
+OURS = (*WATCHES, *QUESTIONS, NbdebugMagics, Completion)
 
 
 def register(shell: Any) -> None:
     """Add the magics and the completion of their options to a shell."""
     unregister(shell)
     watches = tuple(kind(shell) for kind in WATCHES)
-    made = [*watches, *(kind(shell) for kind in ASKED), NbdebugMagics(shell, watches, unregister)]
-    for magics in made:
+    panel = NbdebugMagics(shell, watches, unregister)
+    groups = (*watches, *(kind(shell) for kind in QUESTIONS), panel)
+    for magics in groups:
         shell.register_magics(magics)
-    lines = {name: method for magics in made for name, method in magics.magics["line"].items()}
-    made[-1].board.lines = lines
+    lines = {name: method for magics in groups for name, method in magics.magics["line"].items()}
+    for method in lines.values():
+        method.__func__.__doc__ = help_text(method)  # what `%guard?` shows
+    panel.board.lines = lines
     shell.Completer.custom_matchers.append(Completion(shell, lines).complete)
 
 
 def unregister(shell: Any) -> None:
-    """Take them away again, and the watches that are on; a user's magic of the same name stays."""
+    """Remove them again, and end the watches that are on; a user's magic of the same name stays."""
     registry = shell.magics_manager.registry
     registered = [registry.pop(kind.__name__, None) for kind in OURS]
     for kind, table in shell.magics_manager.magics.items():
-        for name in [name for name, magic in table.items() if _ours(magic)]:
+        for name in [name for name, magic in table.items() if _is_ours(magic)]:
             del table[name]
             table.update(_before(registry, kind, name))
     matchers = shell.Completer.custom_matchers
-    matchers[:] = [matcher for matcher in matchers if not _ours(matcher)]
+    matchers[:] = [matcher for matcher in matchers if not _is_ours(matcher)]
     for magics in registered:
         if isinstance(magics, (*WATCHES, NbdebugMagics)):
             magics.close()
@@ -88,5 +95,5 @@ def _before(registry: dict[str, Any], kind: str, name: str) -> dict[str, Any]:
     return next(({name: table[name]} for table in others if name in table), {})
 
 
-def _ours(method: Any) -> bool:
+def _is_ours(method: Any) -> bool:
     return isinstance(getattr(method, "__self__", None), OURS)

@@ -1,188 +1,249 @@
-"""What was typed after a magic: its arguments, its help, its step, its semicolon."""
+"""What was typed after a magic: its options, its help, and the user's variables that it names.
+
+Each magic declares its options with IPython's `@argument`; an option that several magics take is declared here, once.
+"""
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import inspect
+import textwrap
 import tokenize
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from IPython.core.displayhook import DisplayHook
 from IPython.core.error import UsageError
-from IPython.core.magic_arguments import argument, parse_argstring
+from IPython.core.magic_arguments import argument
 from IPython.utils.process import arg_split
 
-from nbdebug.arguments import Subject, discover, evaluated
+from nbdebug.arguments import Subject
+from nbdebug.text import listed, terminal_width
 
-HELP = argument("-h", "--help", action="store_true", help="show this text")
+# -- options that several magics take ---------------------------------------------------------------------------------
+
+HELP = argument("-h", "--help", action="store_true", help="show this help")
+MODEL = argument("--model", action="append", metavar="NAME", help="the model (default: the one among your variables)")
+MODELS = argument(
+    "--model", action="append", metavar="NAME", help="a model; can be repeated (default: all your models)"
+)
+OPTIMIZERS = argument(
+    "--optimizer", action="append", metavar="NAME", help="an optimizer; can be repeated (default: all of yours)"
+)
+LOSS_FN = argument(
+    "--loss-fn",
+    metavar="NAME",
+    help="loss_fn(model, batch), or a criterion of (outputs, targets) (default: loss_fn, compute_loss or criterion)",
+)
+TRAIN_LOADER = argument("--train-loader", metavar="NAME", help="the training batches (default: train_loader)")
+VAL_LOADER = argument("--val-loader", metavar="NAME", help="the validation batches (default: val_loader)")
+SCHEDULER = argument("--scheduler", metavar="NAME", help="the learning rate scheduler (default: scheduler)")
+BATCH = argument(
+    "--batch", metavar="EXPR", help="a batch (default: the variable batch, or the first batch of train_loader)"
+)
+
+USUAL_NAMES = {
+    "loss_fn": ("loss_fn", "compute_loss", "criterion"),
+    "train_loader": ("train_loader", "train_dl", "train_dataloader", "trainloader", "loader"),
+    "val_loader": ("val_loader", "val_dl", "val_dataloader", "valid_loader", "valloader", "test_loader"),
+    "scheduler": ("scheduler", "lr_scheduler", "sched"),
+    "batch": ("batch", "data", "inputs"),
+}
+"""Names by which these are recognized among the user's variables where no option names them, in this order."""
+MEANING = {
+    "train_loader": "the training batches",
+    "loss_fn": "a loss: loss_fn(model, batch), or a criterion of (outputs, targets)",
+}
 
 
-def parsed(magic: Any, line: str) -> Any:
-    """The arguments, or None when help was asked for and shown. Raises UsageError for a wrong one."""
-    return _told(magic, line, lambda: parse_argstring(magic, line))
+# -- the line ---------------------------------------------------------------------------------------------------------
 
 
-def parsed_in_any_order(magic: Any, line: str) -> Any:
-    """The same for a magic whose words may stand before, between or behind its options; not for one with a step."""
-    return _told(magic, line, lambda: magic.parser.parse_intermixed_args(arg_split(line)))
-
-
-def _told(magic: Any, line: str, parse: Any) -> Any:
+def parse(magic: Any, line: str) -> Any:
+    """The arguments, or None when help was asked for and shown. Options may stand anywhere, but not behind a step (an
+    argument that takes the rest of the line). Raises UsageError for a wrong argument."""
     try:
-        args = parse()
-    except ValueError as wrong:  # "No closing quotation"
-        raise UsageError(f"{wrong}: {line}") from None
+        words = arg_split(line.rstrip().rstrip(";"))
+    except ValueError as error:  # "No closing quotation"
+        raise UsageError(f"{error}: {line}") from None
+    takes_step = any(action.nargs == argparse.REMAINDER for action in magic.parser._actions)
+    args = magic.parser.parse_args(words) if takes_step else magic.parser.parse_intermixed_args(words)
     if not args.help:
         return args
-    print(magic.__doc__)
+    print(help_text(magic, terminal_width()))
     return None
 
 
-def as_typed(line: str, words: list[str]) -> str:
-    """The step as it was typed, spaces and all: the end of the line that argparse saw as these words."""
+def step_text(line: str, words: list[str]) -> str:
+    """The step as it was typed, spaces and all: the end of the line that argparse split into these words."""
     start = len(line)
     for word in reversed(words[1:] if words[:1] == ["--"] else words):
         start = line.rindex(word, 0, start)
     return line[start:].strip().rstrip(";").strip()
 
 
-def unquoted(word: str) -> str:
-    """A path without the quotes that held its spaces together."""
+def unquote(word: str) -> str:
+    """A path or an expression without the quotes that hold its spaces together."""
     return word[1:-1] if len(word) > 1 and word[0] == word[-1] and word[0] in "'\"" else word
 
 
-def silenced(text: str) -> bool:
-    """Does it end in a semicolon? Text that is no plain Python (`!ls`) does not."""
+def ends_in_semicolon(text: str) -> bool:
+    """Whether IPython would not show the result. Text that is no plain Python (`!ls`) does not end so."""
     try:
         return bool(DisplayHook.semicolon_at_end_of_expression(text))
     except (tokenize.TokenError, SyntaxError):
         return False
 
 
-def visible(shell: Any, local_ns: dict[str, Any] | None) -> dict[str, Any]:
-    """The user's variables, and those of the function that the magic was called in."""
+# -- help -------------------------------------------------------------------------------------------------------------
+
+LABEL = 22
+"""Columns for an option and its value; a longer one stands on a line of its own."""
+
+
+def summary(magic: Any) -> str:
+    """The first sentence of a magic's help."""
+    return str(magic.parser.description or "").partition("\n\n")[0].replace("\n", " ").strip()
+
+
+def help_text(magic: Any, width: int = 80) -> str:
+    """Usage, what the magic does, examples, arguments and options, in lines of at most `width` characters."""
+    name, actions = magic.parser.prog, [a for a in magic.parser._actions if a.help != argparse.SUPPRESS]
+    positional = [action for action in actions if not action.option_strings]
+    options = [action for action in actions if action.option_strings]
+    needed = [a.nargs == argparse.REMAINDER and "(default" not in str(a.help) for a in positional]
+    values = "".join(f" {_label(a)}" if need else f" [{_label(a)}]" for a, need in zip(positional, needed))
+    usage = [f"%{name} [OPTIONS]{values}"]
+    if name in magic.__self__.magics["cell"]:
+        usage.append(f"%%{name} [OPTIONS]   (first line of a cell: runs the cell below it)")
+    parts = ["\n".join(usage), *_paragraphs(magic.parser.description, width)]
+    for title, rows in (("Arguments", positional), ("Options", options)):
+        parts += ["\n".join([f"{title}:", *(line for row in rows for line in _row(row, width))])] * bool(rows)
+    return "\n\n".join(parts) + "\n"
+
+
+def _paragraphs(description: str, width: int) -> Iterator[str]:
+    """The paragraphs of a docstring, filled; an indented one is an example, and stays as it is."""
+    for paragraph in inspect.cleandoc(description).split("\n\n"):
+        yield paragraph if paragraph.startswith(" ") else textwrap.fill(paragraph, width, break_on_hyphens=False)
+
+
+def _row(action: argparse.Action, width: int) -> list[str]:
+    """An option and what it does; each line of its help begins a new one."""
+    label = f"  {_label(action)}"
+    lines = str(action.help).replace("%%", "%").splitlines()
+    indent = "  " * (len(lines) > 1)
+    text = [part for line in lines for part in textwrap.wrap(line, width - LABEL - 4, subsequent_indent=indent)]
+    head = [label] if len(label) > LABEL + 2 else []
+    rows = [" " * (LABEL + 4) + line for line in text]
+    return head + rows if head else [f"{label:{LABEL + 4}}{text[0]}", *rows[1:]]
+
+
+def _label(action: argparse.Action) -> str:
+    value = action.metavar or ("|".join(map(str, action.choices)) if action.choices else action.dest.upper())
+    if not action.option_strings:
+        return f"{value} ..." if action.nargs == "*" else str(value)
+    names = ", ".join(action.option_strings)
+    return names if action.nargs == 0 else f"{names} [{value}]" if action.nargs == "?" else f"{names} {value}"
+
+
+# -- the user's variables ---------------------------------------------------------------------------------------------
+
+
+def variables(shell: Any, local_ns: dict[str, Any] | None) -> dict[str, Any]:
+    """The user's variables, with those of the function that the magic was called in."""
     if local_ns and local_ns is not shell.user_ns:
         return {**shell.user_ns, **local_ns}
     return shell.user_ns
 
 
-USUAL = {
-    "loss_fn": ("loss_fn", "compute_loss", "criterion"),
-    "train_loader": ("train_loader", "train_dl", "train_dataloader", "trainloader", "loader"),
-    "val_loader": ("val_loader", "val_dl", "val_dataloader", "valid_loader", "valloader", "test_loader"),
-    "scheduler": ("scheduler", "lr_scheduler", "sched"),
-}
-"""Names by which these are found among the user's variables where no option names them, in this order."""
-
-
-def found(kind: str, name: str | None, names: Mapping[str, Any]) -> tuple[str, Any]:
-    """(name, value) of what the option names, or of the first usual name that the user has; ("", None) for none."""
-    if name is None:
-        usual = next((n for n in USUAL[kind] if names.get(n) is not None), "")
-        return usual, names.get(usual)
+def evaluate(expression: str, names: Mapping[str, Any]) -> Any:
+    """The value of the user's expression. Raises UsageError where it has none."""
     try:
-        return name, eval(name, dict(names))
-    except Exception as wrong:  # whatever it raises, it names nothing
-        raise UsageError(f"--{kind.replace('_', '-')} {name!r} names nothing: {wrong}") from None
+        return eval(unquote(expression), dict(names))
+    except Exception as error:  # whatever it raises, there is no such thing
+        raise UsageError(f"{expression!r} cannot be evaluated: {error}.") from None
 
 
-def refused(wrong: BaseException) -> bool:
-    """Whether nbdebug itself refused its arguments, with none of the user's code to blame."""
-    trace = wrong.__traceback__
+def option_or_usual(kind: str, expression: str | None, names: Mapping[str, Any]) -> tuple[str, Any]:
+    """(name, value) of what the option names, or of the first usual name that the user has; ("", None) for none."""
+    if expression is not None:
+        return expression, evaluate(expression, names)
+    name = next((name for name in USUAL_NAMES[kind] if names.get(name) is not None), "")
+    return name, names.get(name)
+
+
+def required(kind: str, expression: str | None, names: Mapping[str, Any], magic: str, how: str = "") -> tuple[str, Any]:
+    """The same; raises UsageError where there is none. how: what to type, where that is no option of this name."""
+    name, value = option_or_usual(kind, expression, names)
+    if value is None:
+        usual = listed(USUAL_NAMES[kind], most=9, quote="").replace(" and ", " or ")
+        how = how or f"{magic} --{kind.replace('_', '-')} NAME"
+        raise UsageError(f"{magic} needs {MEANING[kind]}. No variable of yours is called {usual}. Name yours: {how}")
+    return name, value
+
+
+def batch_of(
+    expression: str | None, names: Mapping[str, Any], magic: str, how: str = "", usual: int = 3
+) -> tuple[str, Any]:
+    """(expression, value) of the batch: what the user named, the first `usual` usual names of one, or the first batch
+    of the training loader. Raises UsageError where there is none; an iterator of the user's is not read. how: what to
+    type, where that is not --batch EXPR."""
+    if expression is not None:
+        return expression, evaluate(expression, names)
+    batches = USUAL_NAMES["batch"][:usual]
+    for name in batches:
+        if names.get(name) is not None:
+            return name, names[name]
+    for name in USUAL_NAMES["train_loader"]:
+        if names.get(name) is not None and not isinstance(names[name], Iterator):
+            return f"next(iter({name}))", next(iter(names[name]))
+    candidates = listed([*batches, "train_loader"], most=9, quote="").replace(" and ", " or ")
+    how = how or f"{magic} --batch EXPR"
+    raise UsageError(f"{magic} needs a batch. No variable of yours is called {candidates}. Name yours: {how}")
+
+
+def subject_of(models: list[str] | None, optimizers: list[str] | None, names: Mapping[str, Any]) -> Subject:
+    """The models and optimizers that were named, or else all among `names`. Raises UsageError for a wrong name."""
+    try:
+        return Subject.chosen(models, optimizers, dict(names))
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def one_model(
+    models: list[str] | None,
+    optimizers: list[str] | None,
+    names: Mapping[str, Any],
+    magic: str,
+    loss_fn: Any = None,
+    how: str = "--model NAME",
+) -> Subject:
+    """A subject of exactly one model; raises UsageError where there is none, or several. how: what to type."""
+    try:
+        subject = Subject.chosen(models, optimizers, dict(names))
+        name, model = subject.one_model(magic, loss_fn, how)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    return dataclasses.replace(subject, models={name: model})
+
+
+class usage_errors:
+    """Where nbdebug itself refuses an argument inside, a UsageError says so in one line. What the user's own code
+    raises passes with its traceback."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        __tracebackhide__ = True
+        if isinstance(error, (TypeError, ValueError)) and _raised_by_nbdebug(error):
+            raise UsageError(str(error)) from None
+
+
+def _raised_by_nbdebug(error: BaseException) -> bool:
+    trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     return trace is not None and str(trace.tb_frame.f_globals.get("__name__", "")).startswith("nbdebug.")
-
-
-@dataclasses.dataclass(frozen=True)
-class WatchSubject:
-    """Models, optimizers and at most one gradient scaler. names: those of them that the notebook's variables hold.
-    magic: what turns it on."""
-
-    subject: Subject
-    scalers: dict[str, Any]
-    names: dict[str, Any]
-    magic: str = "%guard on"
-
-    @classmethod
-    def chosen(
-        cls, args: Any, names: dict[str, Any], variables: dict[str, Any], magic: str = "%guard on"
-    ) -> WatchSubject:
-        """Those that `args` names, or else all among `names`. Raises ValueError where that is none, or not clear."""
-        subject = Subject.chosen(args.model, args.optimizer, names)
-        missing = [kind for kind, taken in (("model", subject.models), ("optimizer", subject.optimizers)) if not taken]
-        if missing:
-            wanted = " ".join(f"--{kind} NAME" for kind in missing)
-            raise ValueError(
-                f"There is no {' and no '.join(missing)} among your variables. Make it first, or name it: "
-                f"{magic} {wanted} (NAME may be an expression, such as trainer.{missing[0]})."
-            )
-        scalers = (
-            {}
-            if not hasattr(args, "scaler")
-            else (evaluated("scaler", [args.scaler], names) if args.scaler else _found_scaler(names))
-        )
-        taken = {**subject.models, **subject.optimizers, **scalers}
-        held = {
-            name: thing for name, thing in taken.items() if "(" not in name and _value(name, variables) is thing
-        }  # a call makes it anew
-        return cls(subject, scalers, held, magic)
-
-    @property
-    def scaler(self) -> Any:
-        return next(iter(self.scalers.values()), None)
-
-    @property
-    def things(self) -> str:
-        """ "model `net` and optimizer `opt`, with the GradScaler `scaler`"."""
-        scalers = "".join(f", with the GradScaler `{name}`" for name in self.scalers)
-        return f"{dataclasses.replace(self.subject, named=True)}{scalers}"
-
-    def __str__(self) -> str:
-        return self.things + ("" if self.subject.named else " (found among your variables)")
-
-    def outdated(self, variables: dict[str, Any]) -> str:
-        """What to say where names stand for other objects than those that are watched; "" where all is well."""
-        lost = ", ".join(f"`{name}`" for name in self._lost(variables))
-        who = "The guard" if self.magic == "%guard on" else "It"
-        return lost and (
-            f"{lost}: made anew or deleted since {self.magic}. {who} still watches what was there before "
-            f"and sees nothing of a training with what is there now. Type {self.magic} again."
-        )
-
-    def _lost(self, variables: dict[str, Any]) -> Iterator[str]:
-        for name, thing in self.names.items():
-            now = _value(name, variables)
-            renamed = now is None and any(value is thing for value in variables.values())
-            if now is not thing and not renamed and not _wraps(now, thing):
-                yield name
-
-
-def _value(name: str, variables: dict[str, Any]) -> Any:
-    """What the user's expression stands for; None where it stands for nothing."""
-    try:
-        return eval(name, variables)
-    except Exception:  # whatever it raises, it is not the thing that is looked for
-        return None
-
-
-def _wraps(new: Any, old: Any) -> bool:
-    """`net = torch.compile(net)` and `opt = accelerator.prepare(opt)` still train what is watched."""
-    parts = [*new.modules()] if callable(getattr(new, "modules", None)) else []
-    return any(part is old for part in [*parts, *getattr(new, "__dict__", {}).values()])
-
-
-def _found_scaler(names: dict[str, Any]) -> dict[str, Any]:
-    """The one that is enabled. One that is not enabled does nothing, with the guard or without."""
-    enabled = {name: scaler for name, scaler in discover("scaler", names).items() if scaler.is_enabled()}
-    if len(enabled) > 1:
-        raise ValueError(
-            f"There are several gradient scalers among your variables: {', '.join(enabled)}. "
-            f"Say which one this training uses: %guard on --scaler {next(iter(enabled))}"
-        )
-    return enabled
-
-
-def candidates(kind: str, names: dict[str, Any]) -> list[str]:
-    """The names that may follow --model, --optimizer or --scaler."""
-    return list(discover(kind, names))

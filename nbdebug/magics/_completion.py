@@ -1,15 +1,17 @@
-"""What Tab offers after a magic; all of it is read from the magics' own parsers."""
+"""What Tab offers after a magic, read from the magics' own parsers."""
 
 from __future__ import annotations
 
+import argparse
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from IPython.core.completer import SimpleCompletion, context_matcher
 
-from nbdebug import registry as catalogue
-from nbdebug.magics._arguments import candidates
+from nbdebug import registry
+from nbdebug.arguments import NOUNS, discover
+from nbdebug.magics._arguments import USUAL_NAMES
 
 
 class Completion:
@@ -17,37 +19,43 @@ class Completion:
 
     def __init__(self, shell: Any, magics: Mapping[str, Any]) -> None:
         self.shell, self.magics = shell, magics
-        self.called = re.compile(rf"(?:^|=)\s*%%?({'|'.join(magics)})\s(?:.*\s)?(\S*)$")
+        self.call = re.compile(rf"(?:^|=)\s*%%?({'|'.join(magics)})\s(?:.*\s)?(\S*)$")
 
     @context_matcher()
     def complete(self, context: Any) -> Any:
         """Options after a dash, the values of an option, requests and codes; nothing where Python itself follows."""
-        typed = self.called.search(context.text_until_cursor)
-        if typed is None:
+        call = self.call.search(context.text_until_cursor)
+        if call is None:
             return {"completions": []}
-        magic, fragment = typed.groups()
-        before = context.text_until_cursor[: typed.start(2)].split()[-1]
-        offered = [choice for choice in self._choices(magic, before, fragment) if choice.startswith(fragment)]
+        magic, fragment = call.groups()
+        before = context.text_until_cursor[: call.start(2)].split()[-1]
+        choices = [choice for choice in self._choices(magic, before, fragment) if choice.startswith(fragment)]
         return {
-            "completions": [SimpleCompletion(text=choice) for choice in offered],
+            "completions": [SimpleCompletion(text=choice) for choice in choices],
             "matched_fragment": fragment,
-            "suppress": bool(offered),
+            "suppress": bool(choices),
         }
 
     def _choices(self, magic: str, before: str, fragment: str) -> Iterable[str]:
         """What may follow the word `before` in a call of this magic."""
-        actions = self.magics[magic].parser._actions
+        actions = [a for a in self.magics[magic].parser._actions if a.help != argparse.SUPPRESS]
         option = next((action for action in actions if before in action.option_strings and action.nargs != 0), None)
         if option is not None:
-            names = candidates(option.dest, self.shell.user_ns) if option.metavar == "NAME" else ()
-            return option.choices or names
+            return option.choices or (self._names(option.dest) if option.metavar == "NAME" else ())
         if fragment.startswith("-"):
             return [option for action in actions for option in action.option_strings]
-        words = getattr(self.magics[magic].__self__, "offered", None)  # a magic that takes several words
+        words = getattr(self.magics[magic].__self__, "words", None)  # a magic that takes several words
         if words is not None:
-            return list(words(before))
+            return list(words())
         if not before.endswith(f"%{magic}"):
             return ()
         if magic == "explain":
-            return [rule.code for rule in catalogue.rules()]
+            return [rule.code for rule in registry.rules()]
         return next((action.choices for action in actions if not action.option_strings and action.choices), ())
+
+    def _names(self, kind: str) -> Iterable[str]:
+        """The user's variables that may follow an option."""
+        names = self.shell.user_ns
+        if kind in USUAL_NAMES:
+            return [name for name in USUAL_NAMES[kind] if name in names]
+        return discover(kind, names) if kind in NOUNS else ()

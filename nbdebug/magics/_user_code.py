@@ -1,16 +1,22 @@
-"""Code as the shell names it: In [7], line 4.
+"""The user's code that a magic runs: compiled so that it is In [7], line 4, and run under observation.
 
-A magic is given text, without its place. Here the text gets back the place that the user sees: it is compiled under the
-shell's own name for the cell, with the line numbers of the cell, so that tracebacks, the debugger, `linecache` and a
-report all speak of the same lines. Nothing here imports IPython; the shell is handed in.
+IPython hands a magic the text without its place. The text is compiled under the shell's own name for the cell, with the
+line numbers of the cell, so that tracebacks, the debugger, `linecache` and a report all speak of the same lines.
 """
 
 from __future__ import annotations
 
 import ast
+import inspect
 import sys
+from collections.abc import Callable
 from types import CodeType, FrameType, TracebackType
 from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.display import display
+
+from nbdebug.report import Report
 
 
 def line_code(shell: Any, text: str) -> CodeType:
@@ -53,9 +59,31 @@ def _compile(shell: Any, source: str, name: str, expression: bool) -> CodeType:
     return code
 
 
-def traceback_from(code: CodeType, traceback: TracebackType | None) -> TracebackType | None:
+def run(code: CodeType, ask: Callable[[], Report], label: Callable[[Report], Report] = lambda report: report) -> Report:
+    """The report that `ask` gives while it runs this code of the user's; `label` writes into it what was asked.
+
+    Where the user's code raises, the report that came with the error is shown, then the error passes. Its traceback
+    begins at the user's code: the frames of nbdebug above it say nothing about it. Raises UsageError for `await`, and
+    where nbdebug refuses an argument.
+    """
+    __tracebackhide__ = True
+    if code.co_flags & inspect.CO_COROUTINE:
+        raise UsageError("nbdebug cannot run `await` outside a function: put it into a function, and call that")
+    try:
+        return label(ask())
+    except BaseException as error:
+        own = _traceback_from(code, error.__traceback__)
+        if isinstance(getattr(error, "report", None), Report):
+            display(label(error.report))  # type: ignore[attr-defined]
+        elif own is None and (
+            isinstance(error, (TypeError, ValueError)) or type(error).__module__.startswith("nbdebug.")
+        ):
+            raise UsageError(str(error)) from None
+        raise error.with_traceback(own or error.__traceback__)  # noqa: B904 (it is the same one)
+
+
+def _traceback_from(code: CodeType, traceback: TracebackType | None) -> TracebackType | None:
     """The part of a traceback that begins at this code; None where the code is not in it."""
-    at = traceback
-    while at is not None and at.tb_frame.f_code is not code:
-        at = at.tb_next
-    return at
+    while traceback is not None and traceback.tb_frame.f_code is not code:
+        traceback = traceback.tb_next
+    return traceback

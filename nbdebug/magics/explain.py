@@ -1,4 +1,4 @@
-"""%explain: why the last cell failed, or the catalogue page of a cause. It comes from `nbdebug.explain`."""
+"""%explain: why the last cell failed, or the catalogue page of a cause. Its answer: `nbdebug.explain`."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from IPython.core.magic_arguments import argument, magic_arguments
 from IPython.display import display
 
 import nbdebug
-from nbdebug import registry as catalogue
-from nbdebug.magics._arguments import HELP, parsed, silenced, visible
+from nbdebug import registry
+from nbdebug.magics._arguments import HELP, ends_in_semicolon, parse, variables
 from nbdebug.report import Report
 
-PASSING = (UsageError, SyntaxError, KeyboardInterrupt, SystemExit)
-"""What --auto does not explain: each says itself what it is, or was wanted."""
+NOT_EXPLAINED = (UsageError, SyntaxError, KeyboardInterrupt, SystemExit)
+"""What --auto leaves alone: these errors explain themselves, or were wanted."""
 
 
 @magics_class
 class ExplainMagics(Magics):
-    """What explains. auto: each failing cell is explained below its traceback."""
+    """%explain. auto: each failing cell is explained below its traceback."""
 
     def __init__(self, shell: Any) -> None:
         super().__init__(shell)
@@ -42,35 +42,38 @@ class ExplainMagics(Magics):
         "code",
         nargs="?",
         metavar="CODE",
-        help="a cause, such as nan/overflow (overflow will do): its catalogue page. Left out: the last failure",
+        help="show the page of this cause, such as nan/overflow or overflow (default: explain the last error)",
     )
     @line_magic
     def explain(self, line: str, local_ns: dict[str, Any] | None = None) -> Report | None:
-        """Say why the last failing cell failed, or show the catalogue page of a cause.
+        """Explain why the last failing cell failed, or show the catalogue page of a cause.
+
+            %explain
+            %explain nan/overflow
 
         %explain reads the last error, the frames of its traceback and your variables: which tensor, of which shape,
-        dtype and device, at which line, and what to write instead. Nothing runs again. An error that is not known gets
-        the facts of its tensors. The result is a report: shown when it comes last, assignable (rep = %explain),
-        silenced by a semicolon. In a script: nbdebug.explain(error).
+        dtype and device, at which line, and what to write instead. It runs nothing again. For an error that it does not
+        know it shows the tensors and makes no guess. In a script: nbdebug.explain(error).
         """
-        args = parsed(self.explain, line.rstrip().rstrip(";"))
+        args = parse(self.explain, line)
         if args is None:
             return None
         if args.auto is not None:
-            self._switch(args.auto == "on")
+            self._set_auto(args.auto == "on")
+            print(AUTO_ON if self.auto else "Failing cells are explained only when you type %explain.")
         elif args.code is not None:
             _show_page(args.code)
         else:
-            report = self._last(visible(self.shell, local_ns))
-            return None if silenced(line) else report
+            report = self._last(variables(self.shell, local_ns))
+            return None if ends_in_semicolon(line) else report
         return None
 
     def _last(self, names: dict[str, Any]) -> Report:
-        from nbdebug.observe.shell import last_error  # brings torch: %load_ext and %explain CODE do not wait for it
+        from nbdebug.observe.shell import last_error  # imports torch: %load_ext and %explain CODE must stay quick
 
         error = last_error(self.shell)
         report = nbdebug.explain(error, names=names, shell=self.shell)
-        return dataclasses.replace(report, question="%explain", subject=_failed_in(error))
+        return dataclasses.replace(report, question="%explain", subject=_failed_cell(error))
 
     # -- after each failing cell ----------------------------------------------------------------------------------
 
@@ -80,47 +83,42 @@ class ExplainMagics(Magics):
 
     def close(self) -> None:
         """Explain no further cells."""
-        self._set(False)
+        self._set_auto(False)
 
     close_all = close
 
-    def _switch(self, on: bool) -> None:
-        self._set(on)
-        print(
-            "Each failing cell is explained from now on; %explain --auto off ends it."
-            if on
-            else "Failing cells are explained when you ask: %explain."
-        )
-
-    def _set(self, on: bool) -> None:
+    def _set_auto(self, on: bool) -> None:
         if on and not self.auto:
-            self.shell.events.register("post_run_cell", self._ran)
+            self.shell.events.register("post_run_cell", self._after_cell)
         elif self.auto and not on:
-            self.shell.events.unregister("post_run_cell", self._ran)
+            self.shell.events.unregister("post_run_cell", self._after_cell)
         self.auto = on
 
-    def _ran(self, result: Any) -> None:
+    def _after_cell(self, result: Any) -> None:
         error = getattr(result, "error_in_exec", None)
-        if error is None or isinstance(error, PASSING) or _shown_already(error):
+        if error is None or isinstance(error, NOT_EXPLAINED) or _has_report(error):
             return
         report = nbdebug.explain(error, names=self.shell.user_ns, shell=self.shell)
-        display(dataclasses.replace(report, question="%explain --auto", subject=_failed_in(error)))
+        display(dataclasses.replace(report, question="%explain --auto", subject=_failed_cell(error)))
+
+
+AUTO_ON = "Each failing cell is explained from now on. %explain --auto off ends it."
 
 
 def _show_page(code: str) -> None:
     try:
-        page = catalogue.look_up(code).page()
+        rule = registry.look_up(code)
     except KeyError as unknown:
         raise UsageError(unknown.args[0]) from None
-    display({"text/plain": page, "text/markdown": page}, raw=True)
+    display({"text/plain": rule.text(), "text/markdown": rule.page()}, raw=True)
 
 
-def _shown_already(error: BaseException) -> bool:
+def _has_report(error: BaseException) -> bool:
     """Whether one of the other magics has shown its report with this error."""
     return isinstance(BaseException.__getattribute__(error, "__dict__").get("report"), Report)
 
 
-def _failed_in(error: BaseException | None) -> str:
+def _failed_cell(error: BaseException | None) -> str:
     """ "the error of In [7]": the cell that was run, whatever it called."""
     from nbdebug.observe.locations import cell_name
 

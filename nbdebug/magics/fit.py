@@ -1,4 +1,4 @@
-"""%fit: does a training step fit, and what would make it fit; the answer comes from `nbdebug.fit`."""
+"""%fit: whether a training step fits into memory, and what would make it fit. Its answer: `nbdebug.fit`."""
 
 from __future__ import annotations
 
@@ -6,21 +6,29 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class, needs_local_scope, no_var_expand
 from IPython.core.magic_arguments import argument, magic_arguments
 
-from nbdebug.arguments import Subject, one_of
-from nbdebug.magics._arguments import HELP, USUAL, parsed_in_any_order, refused, silenced, unquoted, visible
+from nbdebug.arguments import Subject, discover, one_of
+from nbdebug.magics._arguments import (
+    HELP,
+    batch_of,
+    ends_in_semicolon,
+    evaluate,
+    option_or_usual,
+    parse,
+    required,
+    usage_errors,
+    variables,
+)
 from nbdebug.report import Report
 
-LOSSES, LOADERS = USUAL["loss_fn"], USUAL["train_loader"]
-BATCHES = ("batch", "data")
+USAGE = "%fit MODEL BATCH LOSS_FN"
 
 
 @magics_class
 class FitMagics(Magics):
-    """What says beforehand whether memory will do."""
+    """%fit."""
 
     @no_var_expand
     @needs_local_scope
@@ -29,118 +37,80 @@ class FitMagics(Magics):
     @argument(
         "--optimizer",
         metavar="NAME",
-        help="an optimizer, or a class or partial that makes one; left out: the "
-        "one among your variables, if there is one",
+        help="an optimizer, or a class or partial that makes one (default: the one among your variables, if any)",
     )
-    @argument("--memory", metavar="SIZE", help="what there is, such as 24GiB; left out: what is free on the card")
-    @argument("--device", choices=("cuda", "cpu"), help="what it shall run on; left out: where the model is, or a card")
+    @argument("--memory", metavar="SIZE", help="the memory there is, such as 24GiB (default: what is free on the GPU)")
+    @argument(
+        "--device",
+        choices=("cuda", "cpu"),
+        help="where the step will run (default: where the model is, or a GPU)",
+    )
     @argument(
         "--autocast",
         choices=("bfloat16", "float16"),
-        help="where your loss is computed under autocast, and loss_fn does not do it itself",
+        help="for a loss that is computed under autocast, where loss_fn does not enter autocast itself",
     )
     @argument(
         "model",
         nargs="?",
         metavar="MODEL",
-        help="the model, or a function that builds one; left out: the one among your variables",
+        help="the model, or a function that builds it (default: the one among your variables)",
     )
-    @argument("batch", nargs="?", metavar="BATCH", help="a batch; left out: batch, or the first of train_loader")
+    @argument("batch", nargs="?", metavar="BATCH", help="a batch (default: batch, or the first one of train_loader)")
     @argument(
         "loss_fn",
         nargs="?",
         metavar="LOSS_FN",
-        help="loss_fn(model, batch), or a criterion of (outputs, "
-        "targets); left out: the variable of that name, or criterion",
+        help="loss_fn(model, batch), or a criterion of (outputs, targets) (default: loss_fn or criterion)",
     )
     @line_magic
     def fit(self, line: str, local_ns: dict[str, Any] | None = None) -> Report | None:
-        """Predict what a training step takes, before anything is allocated: does it fit, and what would make it fit?
+        """Predict whether a training step fits into memory, before anything is allocated, and what would make it fit.
 
-        %fit model batch loss_fn --optimizer opt --memory 24GiB. It says the peak with what it is made of, the largest
-        batch that fits, and what each remedy would save and cost. Nothing is computed and nothing of yours is changed.
-        The result is a report: shown when it comes last, assignable (rep = %fit), silenced by a semicolon. In a script:
-        nbdebug.fit(model, batch, loss_fn).
+            %fit
+            report = %fit model batch loss_fn --optimizer opt --memory 24GiB
+
+        It shows the peak and what it is made of, the largest batch that fits, and what each remedy saves and costs.
+        Nothing is computed, and nothing of yours changes. In a script: nbdebug.fit(model, batch, loss_fn).
         """
         __tracebackhide__ = True
-        args = parsed_in_any_order(self.fit, line.rstrip().rstrip(";"))
+        args = parse(self.fit, line)
         if args is None:
             return None
-        from nbdebug.tools.memory.fit import fit  # brings torch, which %load_ext does not wait for
+        from nbdebug.tools.memory.fit import fit  # imports torch: %load_ext must stay quick
 
-        given, subject = _given(args, visible(self.shell, local_ns))
-        try:
-            report = fit(**given)
-        except (TypeError, ValueError) as wrong:
-            if refused(wrong):
-                raise UsageError(str(wrong)) from None
-            raise
-        report = dataclasses.replace(
-            report, question=f"%fit {line.strip().rstrip(';')}".strip(), subject=f"{subject}; {report.subject}"
-        )
-        return None if silenced(line) else report
-
-
-def _given(args: Any, names: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """(arguments of fit, what was taken). Raises UsageError for what names nothing or is missing."""
-    loss = args.loss_fn or next((n for n in LOSSES if names.get(n) is not None), "")
-    taken = {
-        "model": _one("model", args.model, names, names.get(loss)),
-        "batch": _batch(args.batch, names),
-        "loss_fn": _named(args.loss_fn, LOSSES, names, "a loss, loss_fn(model, batch) or a criterion", "loss_fn"),
-        "optimizer": _one("optimizer", args.optimizer, names),
-    }
-    said = ", ".join(f"{kind} `{name}`" for kind, (name, _) in taken.items() if name)
-    return {
-        **{kind: value for kind, (_, value) in taken.items()},
-        "device_memory": args.memory,
-        "device": args.device,
-        "autocast": args.autocast,
-    }, said
+        names = variables(self.shell, local_ns)
+        _, criterion = option_or_usual("loss_fn", args.loss_fn, names)
+        with usage_errors():
+            values = {
+                "model": _model(args.model, names, criterion),
+                "batch": batch_of(args.batch, names, "%fit", USAGE, usual=2),
+                "loss_fn": required("loss_fn", args.loss_fn, names, "%fit", USAGE),
+                "optimizer": _optimizer(args.optimizer, names),
+            }
+        with usage_errors():
+            report = fit(
+                **{kind: value for kind, (_, value) in values.items()},
+                device_memory=args.memory,
+                device=args.device,
+                autocast=args.autocast,
+            )
+        taken = ", ".join(f"{kind} `{name}`" for kind, (name, _) in values.items() if name)
+        question = f"%fit {line.strip().rstrip(';')}".strip()
+        report = dataclasses.replace(report, question=question, subject=f"{taken}; {report.subject}")
+        return None if ends_in_semicolon(line) else report
 
 
-def _one(kind: str, name: str | None, names: Mapping[str, Any], loss_fn: Any = None) -> tuple[str, Any]:
-    """What was named, or the only model or optimizer among the user's variables."""
-    if name is not None:
-        return name, _value(name, names, kind)
-    subject = Subject.chosen(None, None, dict(names))
-    try:
-        if kind == "model":
-            return subject.one_model("%fit", loss_fn, "%fit MODEL BATCH LOSS_FN")
-        return one_of(kind, subject.optimizers, "%fit", "--optimizer NAME") if subject.optimizers else ("", None)
-    except ValueError as wrong:
-        raise UsageError(str(wrong)) from None
+def _model(expression: str | None, names: Mapping[str, Any], loss_fn: Any) -> tuple[str, Any]:
+    """(name, value): a model, or a function that builds one."""
+    if expression is not None:
+        return expression, evaluate(expression, names)
+    return Subject.chosen(None, None, dict(names)).one_model("%fit", loss_fn, USAGE)
 
 
-def _batch(name: str | None, names: Mapping[str, Any]) -> tuple[str, Any]:
-    if name is not None:
-        return name, _value(name, names, "batch")
-    usual = next((n for n in BATCHES if names.get(n) is not None), None)
-    if usual is not None:
-        return usual, names[usual]
-    loader = next((n for n in LOADERS if names.get(n) is not None), None)
-    if loader is None or iter(names[loader]) is names[loader]:
-        raise UsageError(
-            "%fit needs a batch, and there is none among your variables under a usual name "
-            f"({', '.join((*BATCHES, *LOADERS[:2]))}). Name it: %fit MODEL BATCH LOSS_FN"
-        )
-    return f"the first of {loader}", next(iter(names[loader]))
-
-
-def _named(name: str | None, usual: tuple[str, ...], names: Mapping[str, Any], what: str, kind: str) -> tuple[str, Any]:
-    if name is not None:
-        return name, _value(name, names, kind)
-    found = next((n for n in usual if names.get(n) is not None), None)
-    if found is None:
-        raise UsageError(
-            f"%fit needs {what}, and there is none among your variables under a usual name "
-            f"({', '.join(usual)}). Name it: %fit MODEL BATCH LOSS_FN"
-        )
-    return found, names[found]
-
-
-def _value(name: str, names: Mapping[str, Any], kind: str) -> Any:
-    try:
-        return eval(unquoted(name), dict(names))
-    except Exception as wrong:  # whatever it raises, it names nothing
-        raise UsageError(f"{name!r}, given as {kind}, names nothing: {wrong}") from None
+def _optimizer(expression: str | None, names: Mapping[str, Any]) -> tuple[str, Any]:
+    """(name, value): an optimizer, or what makes one; ("", None) where the user has none."""
+    if expression is not None:
+        return expression, evaluate(expression, names)
+    optimizers = discover("optimizer", names)
+    return one_of("optimizer", optimizers, "%fit", "%fit --optimizer NAME") if optimizers else ("", None)

@@ -11,9 +11,9 @@ from IPython.core.magic_arguments import argument, magic_arguments
 from IPython.display import display
 
 import nbdebug
-from nbdebug import registry as catalogue
+from nbdebug import registry
 from nbdebug.arguments import discover
-from nbdebug.magics._arguments import HELP, parsed, silenced
+from nbdebug.magics._arguments import HELP, ends_in_semicolon, parse, summary
 from nbdebug.report import Plot, Report, Table
 
 MOST = 100
@@ -261,10 +261,7 @@ class _Tracing:
 
 def _magics(lines: Mapping[str, Any]) -> Table:
     """What can be typed, each with the first sentence of its help."""
-    rows = [
-        [f"%{name}", str(method.parser.description or "").partition("\n\n")[0].replace("\n", " ").strip()]
-        for name, method in sorted(lines.items())
-    ]
+    rows = [[f"%{name}", summary(method)] for name, method in sorted(lines.items())]
     return Table("What you can type", ("magic", "answers"), rows)
 
 
@@ -333,29 +330,32 @@ class NbdebugMagics(Magics):
         "request",
         nargs="?",
         choices=REQUESTS,
-        help="left out: the panel, in a notebook; status: the same "
-        "without controls; catalogue: every cause; off: take magics and hooks away",
+        help="status: the same as a report, without controls\n"
+        "catalogue: list every cause that nbdebug can name\n"
+        "off: end everything, and remove the magics and hooks",
     )
     @line_magic("nbdebug")
     def control(self, line: str) -> Report | None:
-        """Open the panel: what is on, what was found, memory, gradients and the loss, and buttons for the rest.
+        """Open the panel: what is on, what was found, memory, gradients, the loss, and buttons for the rest.
 
-        Guard and Gradients switch the two watches; Trace next step looks at one step layer by layer; Stop ends the cell
-        after a whole step; Free lets go of the last traceback; All off ends everything that watches. %nbdebug status
-        gives the same as a report, %nbdebug off takes nbdebug away.
+            %nbdebug
+            %nbdebug catalogue
+
+        Guard and Gradients switch the two watches. Trace next step records one step, layer by layer. Stop ends the
+        running cell after a whole step. Free drops the last traceback. All off ends everything that watches.
         """
-        args = parsed(self.control, line.rstrip().rstrip(";"))
+        args = parse(self.control, line)
         if args is None:
             return None
         if args.request == "catalogue":
-            print("\n".join(f"{rule.code:34}{rule.title}" for rule in catalogue.rules()))
+            print(registry.listing())
         elif args.request == "off":
             self._off()
         elif args.request is None and hasattr(self.shell, "kernel"):
             from nbdebug.views import widgets as dashboard  # brings ipywidgets, which a terminal does not need
 
             display(dashboard.board(self.board))
-        elif not silenced(line):
+        elif not ends_in_semicolon(line):
             return self.board.report()
         return None
 

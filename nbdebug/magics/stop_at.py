@@ -1,4 +1,4 @@
-"""%stop_at: breakpoints on layers, set, listed and cleared by name; they come from `nbdebug.stop_at`."""
+"""%stop_at: breakpoints on layers, set, listed and cleared by name. They are `nbdebug.stop_at`."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class, needs_local_scope, no_var_expand
 from IPython.core.magic_arguments import argument, magic_arguments
 
-from nbdebug.arguments import Subject, discover
-from nbdebug.magics._arguments import HELP, parsed_in_any_order, silenced, unquoted, visible
+from nbdebug.arguments import Subject, discover, one_of
+from nbdebug.magics._arguments import HELP, ends_in_semicolon, parse, subject_of, unquote, variables
+from nbdebug.text import count, listed
 
-SETTING = ("when", "phase", "model")
-_OFFERED = 500
+NO_STOP = "No stop waits. %stop_at LAYER sets one."
+MOST_COMPLETIONS = 500
 """Layer names that Tab offers at most."""
 
 
 @magics_class
 class StopMagics(Magics):
-    """What stops at layers. mine: the stops that %stop_at has set, each with the user's name for its model."""
+    """%stop_at. stops: those that %stop_at has set, each with the user's name for its model."""
 
     def __init__(self, shell: Any) -> None:
         super().__init__(shell)
-        self.mine: list[tuple[Any, str]] = []
+        self.stops: list[tuple[Any, str]] = []
 
     @no_var_expand
     @needs_local_scope
@@ -34,161 +35,152 @@ class StopMagics(Magics):
         "layer",
         nargs="?",
         metavar="LAYER",
-        help='a glob over layer names, such as layers.3*, or a layer\'s type, such as Dropout; "" is the model itself',
+        help='a pattern for names of layers, such as layers.3*, or a type, such as Dropout; "" is the model itself',
     )
     @argument(
         "--when",
         metavar="EXPR",
-        help='stop only where this holds, such as "not out.isfinite().all()". It '
-        "sees inp, out, grad, module, name, step, the locals of the layer's forward, and your variables",
+        help='stop only where this is true, such as "not out.isfinite().all()"; it may use inp, out, grad, module, '
+        "name, step, the locals of the layer's forward, and your variables",
     )
     @argument(
         "--phase",
         choices=("forward", "backward"),
-        help="forward (the default), or backward: when the gradient of the layer's output arrives",
+        help="forward (the default)\nbackward: when the gradient of the layer's output arrives",
     )
-    @argument("--every", action="store_true", help="stop at each hit; left out: the first hit ends the stop")
-    @argument("--model", metavar="NAME", help="the model; left out: the one among your variables that has such a layer")
-    @argument("--list", action="store_true", help="say which stops wait, and how often they were hit")
-    @argument(
-        "--clear",
-        nargs="?",
-        const="",
-        metavar="WHICH",
-        help="take a stop away, by its number or its LAYER; left out: all of them",
-    )
+    @argument("--every", action="store_true", help="stop every time (default: the first stop is the only one)")
+    @argument("--model", metavar="NAME", help="the model (default: the one of yours that has such a layer)")
+    @argument("--list", action="store_true", help="show the stops that wait, and how often each was hit")
+    @argument("--clear", nargs="?", const="", metavar="STOP", help="remove a stop, by number or LAYER (default: all)")
     @line_magic
     def stop_at(self, line: str, local_ns: dict[str, Any] | None = None) -> Any:
-        """Stop training inside a layer: a breakpoint by the layer's name, in ipdb or in the debugger that is attached.
+        """Stop training inside a layer: a breakpoint by the layer's name, in ipdb or in the attached debugger.
 
-        It stops at the first line of the layer's forward, or at its return where --when asks for more than the input;
-        for a layer of torch's own in your line that calls it. At the prompt: c goes on, n runs a line, q leaves the
-        training. Where nobody can type it records the tensors at hand and goes on. The result is the stop: s =
-        %stop_at LAYER; s.records, s.clear(). In a script: nbdebug.stop_at(model, LAYER).
+            %stop_at "layers.3*" --when "not out.isfinite().all()"
+            %stop_at --clear
+
+        It stops at the first line of the layer's forward, or at its return if --when needs more than the input; for a
+        layer of torch at your line that calls it. At the prompt, c continues, n runs one line, q ends the training.
+        Where nobody can type, it records the tensors and continues. The result is the stop: stop.records,
+        stop.clear(). In a script: nbdebug.stop_at(model, LAYER).
         """
         __tracebackhide__ = True
-        args = parsed_in_any_order(self.stop_at, line.rstrip().rstrip(";"))
+        args = parse(self.stop_at, line)
         if args is None:
             return None
         _check(args)
         if args.list:
-            print("\n".join([*map(repr, _waiting()), *self._outdated()]) or "No stop waits. %stop_at LAYER sets one.")
+            print("\n".join([*map(repr, _waiting()), *self._outdated()]) or NO_STOP)
             return None
         if args.clear is not None:
-            _clear(unquoted(args.clear))
-            self.mine = [(stop, name) for stop, name in self.mine if args.clear and stop.model is not None]
+            _clear(unquote(args.clear))
+            self.stops = [(stop, name) for stop, name in self.stops if args.clear and stop.model is not None]
             return None
-        stop, name = _set(args, visible(self.shell, local_ns))
-        self.mine.append((stop, name))
-        return None if silenced(line) else stop
+        stop, name = _set(args, variables(self.shell, local_ns))
+        self.stops.append((stop, name))
+        return None if ends_in_semicolon(line) else stop
 
-    def offered(self, before: str) -> Iterable[str]:
+    def words(self) -> Iterable[str]:
         """The words that Tab offers: the layers of the models among the user's variables, and their types."""
         models = discover("model", self.shell.user_ns).values()
         names = [name for model in models for name, _ in model.named_modules() if name]
         types = [type(module).__name__ for model in models for module in model.modules()]
-        return list(dict.fromkeys([*names, *types]))[:_OFFERED]
+        return list(dict.fromkeys([*names, *types]))[:MOST_COMPLETIONS]
 
     def _outdated(self) -> list[str]:
-        """What to say of stops that wait in vain: their model was made anew."""
-        said = []
-        for stop, name in self.mine:
+        """A warning for each stop that waits in a model which the user's name no longer stands for."""
+        warnings = []
+        for stop, name in self.stops:
             now = self.shell.user_ns.get(name)
-            still = stop.model is not None and (
+            valid = stop.model is not None and (
                 name not in self.shell.user_ns or any(part is stop.model for part in getattr(now, "modules", list)())
             )
-            if not still and not stop.cleared:
-                said.append(
-                    f"`{name}` was made anew or deleted since stop {stop.number} ({stop.pattern}) was set: it "
-                    "sees nothing of what is there now. Type %stop_at again."
+            if not valid and not stop.cleared:
+                warnings.append(
+                    f"`{name}` was replaced or deleted after stop {stop.number} ({stop.pattern}) was set: the stop "
+                    "waits in the old model. Type %stop_at again."
                 )
-        return said
+        return warnings
 
     def active(self) -> list[str]:
         """A line for each stop that waits, for %nbdebug status."""
-        return [f"Active: {stop!r}. %stop_at --clear {stop.number} takes it away." for stop in _waiting()] + (
-            self._outdated()
-        )
+        stops = [f"Active: {stop!r}. %stop_at --clear {stop.number} removes it." for stop in _waiting()]
+        return stops + self._outdated()
 
     def close(self) -> None:
-        """Take all stops away."""
-        for stop in [*_waiting(), *(stop for stop, _ in self.mine)]:
+        """Remove all stops."""
+        for stop in [*_waiting(), *(stop for stop, _ in self.stops)]:
             stop.clear()
-        self.mine.clear()
+        self.stops.clear()
 
     close_all = close
 
 
 def _waiting() -> list[Any]:
-    handle = sys.modules.get("nbdebug.tools.breakpoints.stop_at")  # where it was never imported there is no stop
-    return [] if handle is None else handle.active()
+    module = sys.modules.get("nbdebug.tools.breakpoints.stop_at")  # not imported: there is no stop
+    return [] if module is None else module.active()
 
 
 def _check(args: Any) -> None:
-    """Raises UsageError for requests that go against each other, and where nothing was asked."""
-    asked = [word for word, given in (("--list", args.list), ("--clear", args.clear is not None)) if given]
-    setting = [f"--{name}" for name in SETTING if getattr(args, name) is not None] + ["--every"] * args.every
-    if len(asked) > 1 or asked and (args.layer is not None or setting):
-        other = asked[1] if len(asked) > 1 else setting[0] if setting else repr(args.layer)
-        raise UsageError(f"%stop_at {asked[0]} takes no {other}")
-    if not asked and args.layer is None:
+    """Raises UsageError for requests that go against each other, and where there is none."""
+    requests = [word for word, typed in (("--list", args.list), ("--clear", args.clear is not None)) if typed]
+    settings = [f"--{name}" for name in ("when", "phase", "model") if getattr(args, name) is not None]
+    settings += ["--every"] * args.every
+    if len(requests) > 1 or requests and (args.layer is not None or settings):
+        other = requests[1] if len(requests) > 1 else settings[0] if settings else repr(args.layer)
+        raise UsageError(f"%stop_at {requests[0]} takes no {other}.")
+    if not requests and args.layer is None:
         raise UsageError(
-            "%stop_at takes a layer, such as %stop_at layers.3*, or a layer's type, such as %stop_at "
-            "Dropout; %stop_at --list says which stops wait"
+            "%stop_at takes a layer, such as %stop_at layers.3*, or a type of layer, such as %stop_at Dropout. "
+            "%stop_at --list shows the stops that wait."
         )
 
 
 def _clear(which: str) -> None:
     waiting = _waiting()
-    chosen = [stop for stop in waiting if not which or which in (str(stop.number), stop.pattern)]
-    if which and not chosen:
-        there = ", ".join(f"{stop.number} ({stop.pattern})" for stop in waiting) or "none"
-        raise UsageError(f"No stop that waits is called {which!r}. There is: {there}")
-    for stop in chosen:
+    stops = [stop for stop in waiting if not which or which in (str(stop.number), stop.pattern)]
+    if which and not stops:
+        known = ", ".join(f"{stop.number} ({stop.pattern})" for stop in waiting) or "none"
+        raise UsageError(f"No stop that waits has the number or layer {which!r}. Stops that wait: {known}.")
+    for stop in stops:
         stop.clear()
-    count = f"{len(chosen)} stop{'s' * (len(chosen) != 1)}"
-    print(
-        f"{count} taken away: {', '.join(stop.pattern or 'the model' for stop in chosen)}."
-        if chosen
-        else "No stop waits."
-    )
+    patterns = ", ".join(stop.pattern or "the model" for stop in stops)
+    print(f"{count(len(stops), 'stop')} removed: {patterns}." if stops else NO_STOP)
 
 
 def _set(args: Any, names: dict[str, Any]) -> tuple[Any, str]:
     """The stop, and the user's name for its model."""
-    from nbdebug.tools.breakpoints.stop_at import set_stop  # brings torch, which %load_ext does not wait for
+    from nbdebug.tools.breakpoints.stop_at import set_stop  # imports torch: %load_ext must stay quick
 
-    layer, when = unquoted(args.layer), None if args.when is None else unquoted(args.when)
+    layer, when = unquote(args.layer), None if args.when is None else unquote(args.when)
+    subject = subject_of([args.model] if args.model else None, [], names)
     try:
-        subject = Subject.chosen([args.model] if args.model else None, [], names)
-        name, model = _one(subject, layer)
-        said = f"model `{name}` ({type(model).__name__})" + ("" if subject.named else ", found among your variables")
-        return set_stop(
-            model, layer, when, args.phase or "forward", not args.every, variables=names, subject=said
-        ), name
-    except (ValueError, SyntaxError) as wrong:
-        said = str(wrong.msg if isinstance(wrong, SyntaxError) else wrong)
-        raise UsageError(said.replace('phase="backward"', "--phase backward")) from None
+        name, model = _model_with(layer, subject)
+        taken = f"model `{name}` ({type(model).__name__})" + ("" if subject.named else ", found among your variables")
+        phase = args.phase or "forward"
+        return set_stop(model, layer, when, phase, not args.every, variables=names, subject=taken), name
+    except (ValueError, SyntaxError) as error:
+        message = str(error.msg if isinstance(error, SyntaxError) else error)
+        raise UsageError(message.replace('phase="backward"', "--phase backward")) from None
 
 
-def _one(subject: Subject, layer: str) -> tuple[str, Any]:
+def _model_with(layer: str, subject: Subject) -> tuple[str, Any]:
     """The one model that has such a layer. Raises ValueError where there is none, or several."""
     from nbdebug.tools.breakpoints.stop_at import chosen
 
     if not subject.models:
-        raise ValueError(
-            "%stop_at needs a model, and none of your variables is one. Make it first, or name it: %stop_at LAYER "
-            "--model NAME (NAME may be an expression, such as trainer.model)"
-        )
-    wrong: dict[str, ValueError] = {}
+        one_of("model", {}, "%stop_at", "%stop_at LAYER --model NAME")
+    errors: dict[str, ValueError] = {}
     for name, model in subject.models.items():
         try:
             chosen(model, layer)
-        except ValueError as missing:
-            wrong[name] = missing
-    having = {name: model for name, model in subject.models.items() if name not in wrong}
-    if not having:
-        raise ValueError("\n".join(str(missing) for missing in wrong.values()))
-    if len(having) > 1:
-        raise ValueError(f"Several of your models have a layer {layer!r}: {', '.join(having)}. Say which: --model NAME")
-    return next(iter(having.items()))
+        except ValueError as error:
+            errors[name] = error
+    models = {name: model for name, model in subject.models.items() if name not in errors}
+    if not models:
+        raise ValueError("\n".join(str(error) for error in errors.values()))
+    if len(models) > 1:
+        raise ValueError(
+            f"{listed(models, most=9)} each have a layer {layer!r}. Say which: %stop_at {layer} --model NAME"
+        )
+    return next(iter(models.items()))

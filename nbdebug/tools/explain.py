@@ -20,10 +20,12 @@ from nbdebug.report import Finding, Report
 
 
 class Page(str):
-    """A page of the catalogue: text in a terminal, Markdown in a notebook."""
+    """A page of the catalogue: plain text, as wide as the terminal; Markdown in a notebook."""
+
+    markdown: str
 
     def _repr_markdown_(self) -> str:
-        return str(self)
+        return self.markdown
 
     def __repr__(self) -> str:
         return str(self)
@@ -77,9 +79,12 @@ def _says_itself(error: BaseException) -> str | None:
 def page(code: str) -> Page:
     """The page of a cause. Raises ValueError, with the nearest codes, where there is none."""
     try:
-        return Page(catalogue.look_up(code).page())
+        rule = catalogue.look_up(code)
     except KeyError as unknown:
         raise ValueError(unknown.args[0]) from None
+    page = Page(rule.text())
+    page.markdown = rule.page()
+    return page
 
 
 def _names(shell: Any, caller: Any) -> dict[str, Any]:

@@ -222,7 +222,8 @@ def test_the_one_that_is_handled_the_last_one_and_none(monkeypatch) -> None:
 
 def test_a_code_gives_its_page() -> None:
     page = nbdebug.explain("nan/overflow")
-    assert page == catalogue.look_up("nan/overflow").page() == page._repr_markdown_() == repr(page)
+    rule = catalogue.look_up("nan/overflow")
+    assert page == rule.text() == repr(page) and page._repr_markdown_() == rule.page()
     with pytest.raises(ValueError, match=r"nan/overflow"):
         nbdebug.explain("nan/overflw")
     with pytest.raises(TypeError, match="int"):

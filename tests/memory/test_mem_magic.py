@@ -97,7 +97,7 @@ def test_the_user_s_error_passes_and_what_was_seen_is_shown(notebook: Notebook) 
     ("typed", "said"),
     [
         ("%mem --steps 0 step()", "at least 1"),
-        ("%%mem step()\nx = 1", "takes no EXPR"),
+        ("%%mem step()\nx = 1", "takes no STEP"),
         ("%mem --model nothing step()", "names no model"),
     ],
 )

@@ -1,0 +1,250 @@
+"""One watch for a shell: what %guard and %grad_watch share.
+
+`%guard on` takes models and optimizers among the user's variables and watches them until `%guard off`; a second `on`
+replaces the first. The subject remembers the variables by name: when a name stands for another object later, the watch
+sees nothing of its training, and every report says so. A watch that the user's own code has started is listed, too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics
+from IPython.core.magic_arguments import argument
+
+from nbdebug.arguments import Subject, discover, evaluated, one_of
+from nbdebug.magics._arguments import parse
+from nbdebug.report import Report
+from nbdebug.text import listed
+
+REQUESTS = ("on", "off", "status")
+
+
+def request_argument(*more: str, also: str = "") -> Any:
+    """The argument on, off or status, and what else the magic takes."""
+    return argument(
+        "request",
+        nargs="?",
+        choices=(*REQUESTS, *more),
+        help="on: start to watch\noff: stop, and give the last report\nstatus (the default): give the report so far"
+        + also,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class WatchSubject:
+    """Models, optimizers and at most one gradient scaler. variables: those of them that the user's variables hold."""
+
+    subject: Subject
+    scalers: dict[str, Any]
+    variables: dict[str, Any]
+
+    @classmethod
+    def chosen(cls, args: Any, names: dict[str, Any], variables: dict[str, Any], magic: str) -> WatchSubject:
+        """Those that `args` names, or else all among `names`. Raises ValueError where there is none, or several
+        scalers."""
+        subject = Subject.chosen(args.model, args.optimizer, names)
+        missing = [
+            kind for kind, things in (("model", subject.models), ("optimizer", subject.optimizers)) if not things
+        ]
+        if missing:
+            options = " ".join(f"--{kind} NAME" for kind in missing)
+            raise ValueError(
+                f"There is no {' and no '.join(missing)} among your variables. Create it first, or name it: "
+                f"{magic} {options} (an expression will do, such as trainer.{missing[0]})."
+            )
+        scalers = _scalers(getattr(args, "scaler", None), names) if hasattr(args, "scaler") else {}
+        things = {**subject.models, **subject.optimizers, **scalers}
+        lasting = {n: thing for n, thing in things.items() if "(" not in n}  # a call would create another one
+        return cls(subject, scalers, {n: thing for n, thing in lasting.items() if _value(n, variables) is thing})
+
+    @property
+    def scaler(self) -> Any:
+        return next(iter(self.scalers.values()), None)
+
+    @property
+    def things(self) -> str:
+        """ "model `net` and optimizer `opt`, with the GradScaler `scaler`"."""
+        scalers = "".join(f", with the GradScaler `{name}`" for name in self.scalers)
+        return f"{dataclasses.replace(self.subject, named=True)}{scalers}"
+
+    def __str__(self) -> str:
+        return self.things + ("" if self.subject.named else " (found among your variables)")
+
+    def replaced(self, variables: dict[str, Any]) -> list[str]:
+        """The names that stand for other objects now than those that are watched."""
+        names = []
+        for name, thing in self.variables.items():
+            now = _value(name, variables)
+            renamed = now is None and any(value is thing for value in variables.values())
+            if now is not thing and not renamed and not _wraps(now, thing):
+                names.append(name)
+        return names
+
+
+def _value(name: str, variables: dict[str, Any]) -> Any:
+    """What the user's expression stands for; None where it stands for nothing."""
+    try:
+        return eval(name, variables)
+    except Exception:  # whatever it raises, it is not the object that is looked for
+        return None
+
+
+def _wraps(new: Any, old: Any) -> bool:
+    """`net = torch.compile(net)` and `opt = accelerator.prepare(opt)` still train what is watched."""
+    parts = [*new.modules()] if callable(getattr(new, "modules", None)) else []
+    return any(part is old for part in [*parts, *getattr(new, "__dict__", {}).values()])
+
+
+def _scalers(expression: str | None, names: dict[str, Any]) -> dict[str, Any]:
+    """The scaler that is named, or the enabled one among the variables: one that is not enabled does nothing."""
+    if expression:
+        return evaluated("scaler", [expression], names)
+    enabled = {name: scaler for name, scaler in discover("scaler", names).items() if scaler.is_enabled()}
+    return dict([one_of("scaler", enabled, "%guard", "%guard on --scaler NAME")]) if enabled else {}
+
+
+class WatchMagics(Magics):
+    """A magic that turns one watch on and off. running: the watch that is on, None while there is none; subject: what
+    it watches."""
+
+    magic = ""  # its name, such as "guard"
+    noun = ""  # "guard"
+    home = ""  # where the class of the watch is, such as "nbdebug.tools.guard.guard"
+    kind = ""  # the class, such as "Guard"
+    options: tuple[str, ...] = ()
+    running: Any = None
+    subject: WatchSubject
+
+    # -- what a magic adds ---------------------------------------------------------------------------------------------
+
+    def _new(self, subject: WatchSubject, args: Any) -> Any:
+        """A watch of this subject, with the options that were typed."""
+        raise NotImplementedError
+
+    def _counts(self, watch: Any) -> list[str]:
+        """What the watch has counted, such as "3 steps watched"."""
+        raise NotImplementedError
+
+    def _started(self, args: Any) -> str:
+        """What is printed when a watch was turned on."""
+        raise NotImplementedError
+
+    # -- on and off ----------------------------------------------------------------------------------------------------
+
+    def turn_on(self, args: Any, names: dict[str, Any]) -> str:
+        """Turn a watch on, in place of the one that is; the message. Raises UsageError for wrong arguments, and where
+        there is no model: the watch that was on stays on, unless it had to end first."""
+        name = f"The {self.noun} of {self.subject.things} ({self._summary(self.running)})" if self.running else ""
+        try:
+            subject = WatchSubject.chosen(args, names, self.shell.user_ns, f"%{self.magic} on")
+            self._make_room()
+            watch = self._new(subject, args)
+        except (TypeError, ValueError, OSError) as error:
+            ended = f" {name} is closed." if name and self.running is None else ""
+            raise UsageError(f"{sentence(error)}{ended}") from None
+        self.close()
+        self.running, self.subject = watch, subject
+        return self._started(args) + (f"\n{name} is closed: this one replaces it." if name else "")
+
+    def _make_room(self) -> None:
+        """Called before another watch is made."""
+
+    def switch(self, on: bool) -> str:
+        """On with the default settings, or off; the message. Raises UsageError where there is no model."""
+        if on:
+            return self.turn_on(parse(getattr(self, self.magic), "on"), self.shell.user_ns)
+        self.close()
+        return f"The {self.noun} is off."
+
+    def close(self) -> None:
+        """End the watch that the magic has turned on, if any."""
+        running, self.running = self.running, None
+        if running is not None:
+            running.close()
+
+    def close_all(self) -> None:
+        """The same, and the watches among the user's variables."""
+        self.close()
+        for watch in self.own().values():
+            watch.close()
+
+    def own(self) -> dict[str, Any]:
+        """The active watches that the user's own code has made, by the user's names."""
+        module = sys.modules.get(self.home)  # not imported: there is none
+        return {
+            name: value
+            for name, value in self.shell.user_ns.items()
+            if module is not None and isinstance(value, getattr(module, self.kind))
+            if value.active and not name.startswith("_")
+        }
+
+    # -- what it says --------------------------------------------------------------------------------------------------
+
+    def report(self, request: str) -> Report | None:
+        """The report of the watch that is on; it ends first where the request is "off". None, and a message, while
+        there is none."""
+        __tracebackhide__ = True
+        if self.running is None:
+            own = [f" (`{name}` is one of your own: {name}.report() shows its report.)" for name in self.own()]
+            print(f"No {self.noun} is on. %{self.magic} on starts one.{''.join(own)}")
+            return None
+        running, outdated = self.running, self._outdated()
+        if request == "off":
+            self.close()
+        report: Report = running.report()
+        notes = (*outdated, *report.notes) if request == "status" else report.notes
+        question = f"%{self.magic} {request}"
+        return dataclasses.replace(report, question=question, subject=str(self.subject), notes=notes)
+
+    def active(self) -> list[str]:
+        """A line for each watch that is on, for %nbdebug status."""
+        lines = []
+        if self.running is not None:
+            lines.append(
+                f"Active: the {self.noun} of {self.subject.things} ({self._summary(self.running)}). %{self.magic} "
+                f"shows its report, %{self.magic} off ends it."
+            )
+            lines += self._outdated()
+        return lines + [
+            f"Active: the {self.noun} `{name}` ({self._summary(watch)}). {name}.close() ends it."
+            for name, watch in self.own().items()
+        ]
+
+    def _summary(self, watch: Any) -> str:
+        return f"it stopped watching: {watch.fault}" if watch.fault else ", ".join(self._counts(watch))
+
+    def _outdated(self) -> list[str]:
+        """A warning where the user's names stand for other objects than those that are watched."""
+        names = self.subject.replaced(self.shell.user_ns)
+        if not names:
+            return []
+        verb, old, new = ("was", "object", "one is") if len(names) == 1 else ("were", "objects", "ones are")
+        return [
+            f"{listed(names, most=9)} {verb} replaced or deleted after %{self.magic} on. The {self.noun} still watches "
+            f"the old {old}: the new {new} not watched. Type %{self.magic} on again."
+        ]
+
+    # -- what was typed ------------------------------------------------------------------------------------------------
+
+    def typed_options(self, args: Any) -> dict[str, Any]:
+        """The options that were typed, by name; the others keep the function's own defaults."""
+        values = {name: getattr(args, name) for name in self.options}
+        return {name: value for name, value in values.items() if value is not None and value is not False}
+
+    def check_options(self, args: Any, request: str) -> None:
+        """Raises UsageError where options come with a request that takes none."""
+        names = [f"--{name.replace('_', '-')}" for name in self.typed_options(args)]
+        if names and request != "on":
+            raise UsageError(
+                f"%{self.magic} {request} takes no options: type {' and '.join(names)} after %{self.magic} on."
+            )
+
+
+def sentence(error: Exception) -> str:
+    """The error in a sentence; an OSError without its number."""
+    text = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.strerror else str(error)
+    return text.rstrip(".") + "."
