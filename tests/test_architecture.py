@@ -129,7 +129,6 @@ def test_a_public_function_and_a_magic_stand_in_the_file_of_their_name() -> None
 
 
 SMALL = {
-    "nbdebug.magics.free": "a magic: its file bears its name",
     "nbdebug.tools.breakpoints.backward": "the other half of forward.py: two ways of waiting, one for each phase",
     "nbdebug.views.show": "asks IPython to display, and is imported by what must not know the widgets",
 }

@@ -104,7 +104,7 @@ def _scalers(expression: str | None, names: dict[str, Any]) -> dict[str, Any]:
     if expression:
         return evaluated("scaler", [expression], names)
     enabled = {name: scaler for name, scaler in discover("scaler", names).items() if scaler.is_enabled()}
-    return dict([one_of("scaler", enabled, "%guard", "%guard on --scaler NAME")]) if enabled else {}
+    return dict([one_of("scaler", enabled, "%guard", f"--scaler {next(iter(enabled))}")]) if enabled else {}
 
 
 class WatchMagics(Magics):
