@@ -127,7 +127,7 @@ def test_stop_ends_a_running_cell_after_a_whole_step(notebook: Notebook) -> None
             step()
             whole = count
         """)
-    assert type(done.error).__name__ == "Stopped" and isinstance(done.error, KeyboardInterrupt)
+    assert type(done.error).__name__ == "TrainingStopped" and isinstance(done.error, KeyboardInterrupt)
     assert "after a whole step" in str(done.error) and notebook.shell.user_ns["count"] == 3
     assert notebook.run("step()").error is None  # once
 
@@ -178,7 +178,7 @@ def test_free_lets_go_of_the_last_traceback(notebook: Notebook) -> None:
 def test_off_leaves_no_event_behind(notebook: Notebook) -> None:
     events = notebook.shell.events.callbacks
     notebook.run("%nbdebug off")
-    assert not [c for calls in events.values() for c in calls if type(getattr(c, "__self__", None)).__name__ == "Board"]
+    assert not [c for calls in events.values() for c in calls if type(getattr(c, "__self__", None)).__name__ == "PanelState"]
 
 
 def test_a_stop_that_came_too_late_does_not_stop_the_next_cell(notebook: Notebook) -> None:
