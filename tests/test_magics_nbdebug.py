@@ -178,7 +178,9 @@ def test_free_lets_go_of_the_last_traceback(notebook: Notebook) -> None:
 def test_off_leaves_no_event_behind(notebook: Notebook) -> None:
     events = notebook.shell.events.callbacks
     notebook.run("%nbdebug off")
-    assert not [c for calls in events.values() for c in calls if type(getattr(c, "__self__", None)).__name__ == "PanelState"]
+    assert not [
+        c for calls in events.values() for c in calls if type(getattr(c, "__self__", None)).__name__ == "PanelState"
+    ]
 
 
 def test_a_stop_that_came_too_late_does_not_stop_the_next_cell(notebook: Notebook) -> None:

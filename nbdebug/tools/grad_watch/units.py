@@ -48,8 +48,8 @@ class UnitsSeen:
 
 
 class UnitWatch:
-    """The activation modules between a model's first and last layer. error_boundary: calls something of ours, and keeps its
-    faults from the training; due: whether this step is looked at. why_not: why none is, or ""."""
+    """The activation modules between a model's first and last layer. error_boundary: calls something of ours, and
+    keeps its faults from the training; due: whether this step is looked at. why_not: why none is, or ""."""
 
     def __init__(self, models: Mapping[str, nn.Module], error_boundary: Callable, due: Callable[[], int | None]):
         self.error_boundary, self.due = error_boundary, due
