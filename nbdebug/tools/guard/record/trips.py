@@ -131,6 +131,7 @@ def _tables(value: Any) -> tuple[Table, ...]:
             _each(table, "columns", _said),
             tuple(tuple(plain(row)) for row in _list_table(table.get("rows"), "rows") if isinstance(row, list)),
             _text_field(table, "note"),
+            table["open"] if isinstance(table.get("open"), bool) else None,
         )
         for table in tables
     )
