@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from nbdebug.observe.locations import code_fingerprint
-from nbdebug.observe.variables import attributes, cell_has_value, is_user_module
+from nbdebug.observe.variables import attributes, closure_variables, is_user_module
 
 OF_MODULES = {
     "_forward_hooks": "forward hook",
@@ -156,5 +156,8 @@ def _simple(hook: functools.partial[Any]) -> bool:
 
 def _cells(function: types.FunctionType) -> list[Any]:
     """What a function carries along: its closure and its defaults (`lambda …, name=name: …`)."""
-    closed = [cell.cell_contents for cell in function.__closure__ or () if cell_has_value(cell)]
-    return [*closed, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    return [
+        *closure_variables(function).values(),
+        *(function.__defaults__ or ()),
+        *(function.__kwdefaults__ or {}).values(),
+    ]

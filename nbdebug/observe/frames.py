@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from nbdebug.observe.locations import USER, Site, at_site, kind_of
-from nbdebug.observe.variables import attributes, cell_has_value, frame_variables, user_variables
+from nbdebug.observe.variables import attributes, closure_variables, frame_variables, named_modules, user_variables
 from nbdebug.report import Where
 
 HANDLERS = ("__torch_dispatch__", "__torch_function__")
@@ -102,12 +102,12 @@ class Owners:
                     models.setdefault(id(value), (called, value))
                 elif issubclass(type(value), torch.optim.Optimizer):
                     optimizers.setdefault(id(value), (name, value))
-        parts = {id(part) for _, model in models.values() for _, part in parts_of(model) if part is not model}
+        parts = {id(part) for _, model in models.values() for _, part in named_modules(model) if part is not model}
         roots = {name: model for key, (name, model) in models.items() if key not in parts}
         known: dict[int, str] = {}
         paths: dict[int, str] = {}
         for called, model in roots.items():
-            for name, part in parts_of(model):
+            for name, part in named_modules(model):
                 known.setdefault(id(part), name)
                 paths.setdefault(id(part), f"{called}.{name}".rstrip("."))
         return cls(roots, dict(optimizers.values()), known, paths)
@@ -117,33 +117,10 @@ def _closures(names: Mapping[str, Any], depth: int = 2) -> Iterator[dict[str, An
     """The variables that the functions among these variables share with what is around them."""
     for function in names.values():
         if type(function) is FunctionType and function.__closure__:
-            closed = {
-                name: cell.cell_contents
-                for name, cell in zip(function.__code__.co_freevars, function.__closure__)
-                if cell_has_value(cell)
-            }
+            closed = closure_variables(function)
             yield closed
             if depth > 1:
                 yield from _closures(closed, depth - 1)
-
-
-def parts_of(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """(dotted name, module) as `named_modules` gives them, without asking it: a user's class may have its own."""
-    todo: list[tuple[str, Any]] = [("", model)]
-    seen: set[int] = set()
-    while todo:
-        name, part = todo.pop()
-        if id(part) in seen:
-            continue
-        seen.add(id(part))
-        yield name, part
-        children: Any = attributes(part).get("_modules")
-        inside = list(dict.items(children)) if issubclass(type(children), dict) else []
-        todo += [
-            (f"{name}.{key}" if name else str(key), child)
-            for key, child in reversed(inside)
-            if issubclass(type(child), nn.Module) and type(key) is str
-        ]
 
 
 def phase(trail: list[Frame]) -> str:

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from nbdebug.observe.variables import closure_variables
+
 
 def quoted(value: Any) -> str:
     """A value as an error quotes it: 'net', "a tensor of shape (2, 3)", the beginning of a long one with its type."""
@@ -123,9 +125,7 @@ def names_used_by(step: Any) -> dict[str, Any]:
     code = getattr(function, "__code__", None)
     if code is None:
         return names
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
-        with contextlib.suppress(ValueError):  # a cell that is still empty
-            names[name] = cell.cell_contents
+    names |= closure_variables(function)
     used = {n for c in _codes(code) for n in c.co_names}
     names |= {name: function.__globals__[name] for name in used if name in function.__globals__}
     return names | _members(names)
@@ -140,7 +140,7 @@ def _members(names: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, wanted) or inspect.ismodule(value) or isinstance(value, type):
             continue
         if inspect.isfunction(value) and value.__closure__ is not None:
-            inner = dict(zip(value.__code__.co_freevars, (_content(c) for c in value.__closure__), strict=False))
+            inner = closure_variables(value)
         elif inspect.isfunction(value):
             inner = {n: value.__globals__.get(n) for n in value.__code__.co_names}
         else:
@@ -149,13 +149,6 @@ def _members(names: Mapping[str, Any]) -> dict[str, Any]:
             if isinstance(member, wanted):
                 members.setdefault(str(key) if inspect.isfunction(value) else f"{name}.{key}", member)
     return members
-
-
-def _content(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return None
 
 
 def _codes(code: Any) -> Iterator[Any]:

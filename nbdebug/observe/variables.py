@@ -7,13 +7,15 @@ of the user's runs. What lies nearest to a variable comes first, so a thing has 
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import inspect
 import re
 import sys
 import types
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from types import FrameType
+from types import FrameType, FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any
 
 import torch
@@ -97,20 +99,15 @@ def children(name: str, thing: Any) -> Iterable[tuple[str, Any]]:
         return [(f"an item of {name}", value) for value in thing if type(value) not in _LEAVES]
     if issubclass(kind, _PLAIN):
         return ()
-    if issubclass(kind, types.FunctionType):
-        return [
-            (f"{name}.{var}", cell.cell_contents)
-            for var, cell in zip(thing.__code__.co_freevars, thing.__closure__ or ())
-            if cell_has_value(cell)
-        ]
+    if issubclass(kind, FunctionType):
+        return [(f"{name}.{variable}", value) for variable, value in closure_variables(thing).items()]
     if issubclass(kind, types.MethodType):
         return [(f"{name}.__self__", thing.__self__)]
     found = attributes(thing)
     if issubclass(kind, torch.nn.Module):
-        children = found.get("_modules") or {}
         return [
             (f"{name}.{key}", value)
-            for key, value in [*children.items(), *found.items()]
+            for key, value in [*registered(thing, "_modules").items(), *found.items()]
             if key not in MODULES_OWN and type(value) not in _LEAVES
         ]
     package = str(type.__getattribute__(kind, "__module__")).partition(".")[0]
@@ -119,29 +116,113 @@ def children(name: str, thing: Any) -> Iterable[tuple[str, Any]]:
     return [(f"{name}.{key}", value) for key, value in found.items() if type(value) not in _LEAVES]
 
 
-def cell_has_value(cell: Any) -> bool:
-    """Whether the variable of a closure has been given a value yet."""
-    try:
-        cell.cell_contents  # noqa: B018 (asked for its ValueError)
-    except ValueError:
-        return False
-    return True
+def closure_variables(function: FunctionType) -> dict[str, Any]:
+    """The variables that a function shares with the one around it, without those that have no value yet."""
+    found: dict[str, Any] = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
+        with contextlib.suppress(ValueError):
+            found[name] = cell.cell_contents
+    return found
+
+
+def class_attribute(thing: Any, name: str, default: Any = None) -> Any:
+    """What the class of an object, or a base of it, has under a name: a function, not a bound method."""
+    for parent in type.__getattribute__(type(thing), "__mro__"):
+        namespace = type.__getattribute__(parent, "__dict__")
+        if name in namespace:
+            return namespace[name]
+    return default
 
 
 def attributes(thing: Any) -> dict[str, Any]:
-    """The attributes that lie in the object itself, read past any property or `__getattr__` of its class."""
+    """The attributes that lie in the object itself: no property, `__getattr__`, metaclass or subclass of dict is asked.
+    Of a class, its own namespace."""
+    kind = type(thing)
+    mro = type.__getattribute__(kind, "__mro__")
+    at, slots = _layout(kind, mro)
     found: dict[str, Any] = {}
-    for parent in type(thing).__mro__:
-        given: Any = parent.__dict__.get("__dict__")
-        if type(given) in (types.GetSetDescriptorType, types.MemberDescriptorType):  # the latter: SimpleNamespace
-            found |= {key: value for key, value in given.__get__(thing).items() if isinstance(key, str)}
-        for name, slot in parent.__dict__.items():
-            if type(slot) is types.MemberDescriptorType and not name.startswith("__"):
-                try:
-                    found[name] = slot.__get__(thing)
-                except AttributeError:  # never set
-                    continue
+    if at is not None:
+        own: Any = type.__getattribute__(mro[at], "__dict__")["__dict__"].__get__(thing)
+        items = dict.items(own) if issubclass(type(own), dict) else own.items()  # the latter: of a class
+        found = {name: value for name, value in list(items) if type(name) is str}
+    for i, name in slots:
+        with contextlib.suppress(AttributeError):  # never set
+            found[name] = type.__getattribute__(mro[i], "__dict__")[name].__get__(thing)
     return found
+
+
+HEAP_TYPE = 1 << 9
+"""Py_TPFLAGS_HEAPTYPE: the class was made by a class statement, or might have been."""
+_layouts: dict[int, tuple[weakref.ref[type], tuple[int | None, tuple[tuple[int, str], ...]]]] = {}
+"""By the id of a class; no entry keeps a class alive, or asks its metaclass for a hash."""
+
+
+def _layout(kind: type, mro: tuple[type, ...]) -> tuple[int | None, tuple[tuple[int, str], ...]]:
+    """Where instances of a class keep their attributes: the number, in the order of its bases, of the class that gives
+    their dict, and (number, name) of each slot."""
+    known = _layouts.get(id(kind))
+    if known is not None and known[0]() is kind:
+        return known[1]
+    at, slots = None, dict[str, int]()
+    for i, parent in enumerate(mro):
+        namespace = type.__getattribute__(parent, "__dict__")
+        if at is None and type(namespace.get("__dict__")) in (GetSetDescriptorType, MemberDescriptorType):
+            at = i  # the latter: of SimpleNamespace and modules
+        if type.__getattribute__(parent, "__flags__") & HEAP_TYPE:
+            for name, slot in namespace.items():
+                if type(slot) is MemberDescriptorType and not name.startswith("__"):
+                    slots.setdefault(name, i)
+    layout = at, tuple((i, name) for name, i in slots.items())
+    if len(_layouts) > 4096:
+        _layouts.clear()
+    _layouts[id(kind)] = weakref.ref(kind), layout
+    return layout
+
+
+def registered(module: torch.nn.Module, table: str) -> dict[str, Any]:
+    """What a module has in `_parameters`, `_buffers` or `_modules`, without what is None there."""
+    inside: Any = attributes(module).get(table)
+    if not issubclass(type(inside), dict):
+        return {}
+    return {name: value for name, value in list(dict.items(inside)) if type(name) is str and value is not None}
+
+
+def members(thing: Any) -> dict[str, Any]:
+    """The attributes of an object; of a module its parameters, buffers and children, too."""
+    found = attributes(thing)
+    if issubclass(type(thing), torch.nn.Module):
+        for table in ("_parameters", "_buffers", "_modules"):
+            found |= registered(thing, table)
+    return found
+
+
+def named_children(module: torch.nn.Module) -> dict[str, torch.nn.Module]:
+    """As the module's own method gives them, which may be the user's and is not asked; so the next two."""
+    return {n: child for n, child in registered(module, "_modules").items() if issubclass(type(child), torch.nn.Module)}
+
+
+def named_modules(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """(dotted name, module) of a model and all within it, each once, outer ones first."""
+    todo = [("", model)]
+    visited: set[int] = set()
+    while todo:
+        path, module = todo.pop()
+        if id(module) not in visited:
+            visited.add(id(module))
+            yield path, module
+            inside = named_children(module)
+            todo += [(f"{path}.{name}" if path else name, child) for name, child in reversed(inside.items())]
+
+
+def named_parameters(model: torch.nn.Module, *, buffers: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
+    """(dotted name, parameter) of a model, each once; with its buffers where these are asked for."""
+    visited: set[int] = set()
+    for path, module in named_modules(model):
+        for table in ("_parameters", "_buffers")[: 1 + buffers]:
+            for name, value in registered(module, table).items():
+                if issubclass(type(value), torch.Tensor) and id(value) not in visited:
+                    visited.add(id(value))
+                    yield f"{path}.{name}" if path else name, value
 
 
 def key_text(key: Any) -> str:

@@ -16,12 +16,12 @@ import torch
 
 from nbdebug.observe.frames import Frame, Owners, frames, phase, running_module
 from nbdebug.observe.tensors import base_name
-from nbdebug.observe.variables import user_variables
+from nbdebug.observe.variables import members, user_variables
 from nbdebug.report import Link, Where
 from nbdebug.tools.errors.exceptions import RemoteException, read
 from nbdebug.tools.errors.exceptions import trail as whole
 from nbdebug.tools.errors.facts import Raised, TensorFact
-from nbdebug.tools.errors.values import members, message_of, of_tensor, shape_of
+from nbdebug.tools.errors.values import message_of, of_tensor, shape_of
 
 READ_AT_MOST = 10_000_000
 """Elements of a tensor whose least and largest value are read: some milliseconds. Larger ones keep to their shape."""

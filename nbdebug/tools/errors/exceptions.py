@@ -19,7 +19,7 @@ from typing import Any, cast
 
 from nbdebug.observe.frames import Frame
 from nbdebug.observe.locations import USER, Site, kind_of
-from nbdebug.tools.errors.values import members as group_members
+from nbdebug.observe.variables import members
 
 DEEPEST = 100
 """Links of one chain, and members of all groups, that are followed."""
@@ -61,7 +61,7 @@ def _line(start: Candidate) -> tuple[list[Candidate], list[Candidate]]:
     one: Candidate | None = start
     while one is not None and sum(map(len, parts)) < DEEPEST:
         after = (one.error, *one.led_to)
-        inside = members(one.error)
+        inside = group_members(one.error)
         if inside:
             return [candidate for part in parts[:-1] for candidate in part], [Candidate(m, after) for m in inside]
         parts[-1].insert(0, one)
@@ -76,7 +76,7 @@ def _line(start: Candidate) -> tuple[list[Candidate], list[Candidate]]:
     return [candidate for part in parts for candidate in part], []
 
 
-def members(error: BaseException) -> tuple[BaseException, ...]:
+def group_members(error: BaseException) -> tuple[BaseException, ...]:
     """The exceptions of a group; () for another exception. Python 3.10 has no groups, but there is a backport."""
     kinds = [kind for kind in type(error).__mro__ if kind.__name__ == "BaseExceptionGroup"]
     slot: Any = kinds[0].__dict__.get("exceptions") if kinds else None
@@ -210,7 +210,7 @@ def _self(site: Site, live: list[Frame]) -> dict[str, Any]:
     for frame in reversed(live):
         loader = frame.names.get("self")
         for name in ("dataset", "_dataset", "collate_fn", "_collate_fn", "sampler", "batch_sampler"):
-            thing = group_members(loader).get(name) if loader is not None else None
+            thing = members(loader).get(name) if loader is not None else None
             for kind in type(thing).__mro__ if thing is not None else ():
                 method = vars(kind).get(site.function)
                 if getattr(getattr(method, "__code__", None), "co_filename", None) == site.file:

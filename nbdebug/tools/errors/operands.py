@@ -19,11 +19,19 @@ from torch import nn
 
 from nbdebug.observe.frames import Frame
 from nbdebug.observe.sources import nodes, tree_of
-from nbdebug.observe.variables import MODULES_OWN, attributes, key_text
+from nbdebug.observe.variables import (
+    MODULES_OWN,
+    attributes,
+    key_text,
+    members,
+    named_modules,
+    named_parameters,
+    registered,
+)
 from nbdebug.tools.errors.context import ErrorContext, fact, is_tensor
 from nbdebug.tools.errors.facts import Raised, TensorFact
 from nbdebug.tools.errors.syntax import called
-from nbdebug.tools.errors.values import UNKNOWN, expression, members, operands, value_of
+from nbdebug.tools.errors.values import UNKNOWN, expression, operands, value_of
 
 CALLS = ("_call_impl", "_wrapped_call_impl", "__call__", "_slow_forward")
 """Frames around a module's forward, which hold the same tensors under no name of their own."""
@@ -185,31 +193,9 @@ def root_of(path: str, scene: ErrorContext) -> str:
     )
 
 
-def parts(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """(dotted name, module) of a model and all that it has registered, each once, outer first; no method runs."""
-    found: list[tuple[str, nn.Module]] = []
-    todo, seen = [("", model)], set()
-    while todo:
-        name, part = todo.pop()
-        if id(part) in seen:
-            continue
-        seen.add(id(part))
-        found.append((name, part))
-        children = attributes(part).get("_modules") or {}
-        todo += [(f"{name}.{key}".lstrip("."), child) for key, child in reversed(children.items()) if child is not None]
-    return found
-
-
 def weights(model: nn.Module, buffers: bool = False) -> list[torch.Tensor]:
     """The parameters of a model, each once; with its buffers where these are asked for."""
-    found = {
-        id(value): value
-        for _, part in parts(model)
-        for table in ("_parameters", "_buffers")[: 1 + buffers]
-        for value in (attributes(part).get(table) or {}).values()
-        if is_tensor(value)
-    }
-    return list(found.values())
+    return [tensor for _, tensor in named_parameters(model, buffers=buffers)]
 
 
 class OperandNames:
@@ -226,14 +212,14 @@ class OperandNames:
         self._modules: dict[int, str] | None = None
         self.failing = failing_module(scene)
         for model in scene.owners.models.values():
-            for name, part in parts(model):
+            for name, part in named_modules(model):
                 self._own(part, _plain(f"{self.module(model)}.{name}".rstrip(".")))
         if self.failing is not None:
             self._own(self.failing, self.module(self.failing))
 
     def _own(self, part: nn.Module, path: str) -> None:
         for table in ("_parameters", "_buffers"):
-            for name, value in (attributes(part).get(table) or {}).items():
+            for name, value in registered(part, table).items():
                 if is_tensor(value):
                     self.weights.setdefault(id(value), (path, name))
 
@@ -274,7 +260,7 @@ class OperandNames:
         if self._modules is None:
             self._modules = {}
             for model in self.scene.owners.models.values():
-                for _, part in parts(model):
+                for _, part in named_modules(model):
                     for name, value in attributes(part).items():
                         for text, item in _items(f"{self.scene.owners.paths.get(id(part))}.{name}", value):
                             if name not in MODULES_OWN and issubclass(type(item), nn.Module):

@@ -19,11 +19,11 @@ from typing import Any
 
 import torch
 
-from nbdebug.observe.variables import key_text
+from nbdebug.observe.variables import key_text, members, registered
 from nbdebug.report import Report, Table
 from nbdebug.tools.errors.context import MOST, ErrorContext, fact, is_tensor
 from nbdebug.tools.errors.facts import TensorFact
-from nbdebug.tools.errors.values import expression, members, operands, value_of
+from nbdebug.tools.errors.values import expression, operands, value_of
 
 READ = 20_000_000
 """Elements of all tensors together whose range is read: a fifth of a second."""
@@ -134,7 +134,7 @@ def _attribute(scene: ErrorContext, asked: str) -> Iterator[str]:
     if near:
         yield f"{name} has no `{asked}`; it has `{near[0]}`."
     elif issubclass(type(thing), torch.nn.Module):
-        parts = [name for name in members(thing).get("_modules") or {} if type(name) is str][:12]
+        parts = list(registered(thing, "_modules"))[:12]
         if parts:
             yield f"{name} has no `{asked}`; its modules are {', '.join(f'`{part}`' for part in parts)}."
 

@@ -18,18 +18,7 @@ import torch
 
 from nbdebug.observe.frames import Frame
 from nbdebug.observe.sources import nodes, tree_of
-from nbdebug.observe.variables import attributes
-
-
-def members(thing: Any) -> dict[str, Any]:
-    """The attributes that an object has of its own; of a module its parameters, buffers and children, too."""
-    found = attributes(thing)
-    if issubclass(type(thing), torch.nn.Module):
-        for table in ("_parameters", "_buffers", "_modules"):
-            inside: Any = found.get(table)
-            if issubclass(type(inside), dict):
-                found |= {name: value for name, value in dict.items(inside) if value is not None}
-    return found
+from nbdebug.observe.variables import class_attribute, members, named_children
 
 
 def of_tensor(value: Any, name: str) -> Any:
@@ -158,7 +147,7 @@ def _attribute(thing: Any, name: str) -> Any:
     found = members(thing).get(name, UNKNOWN)
     if found is not UNKNOWN:
         return found
-    shared = next((vars(kind)[name] for kind in type(thing).__mro__ if name in vars(kind)), UNKNOWN)
+    shared = class_attribute(thing, name, UNKNOWN)
     if type(shared) in _PLAIN:  # `eps = 0.1` of the class
         return shared
     return shared.__get__(thing) if type(shared) is _FUNCTION else UNKNOWN
@@ -175,7 +164,7 @@ def _item(thing: Any, key: Any) -> Any:
     from torch import nn
 
     if type(thing) in (nn.Sequential, nn.ModuleList, nn.ModuleDict):
-        children = attributes(thing).get("_modules") or {}
+        children = named_children(thing)
         if type(key) is int and type(thing) is not nn.ModuleDict:
             inside = list(children.values())
             return inside[key] if -len(inside) <= key < len(inside) else UNKNOWN

@@ -14,7 +14,7 @@ from importlib.machinery import SourceFileLoader
 from typing import Any, NamedTuple
 
 from nbdebug.observe.locations import code_fingerprint
-from nbdebug.observe.variables import cell_has_value, is_user_module, user_variables
+from nbdebug.observe.variables import closure_variables, is_user_module, user_variables
 from nbdebug.report import Where
 from nbdebug.tools.notebook.cells import Cell, CellHistory, dotted, nodes
 from nbdebug.tools.notebook.facts import NOWHERE, StaleModule
@@ -164,11 +164,8 @@ def functions_of(thing: Any, name: str, file: str) -> Iterator[tuple[str, types.
         if type(now) is types.FunctionType:
             if now.__code__.co_filename == file:
                 yield shown, now.__code__
-            todo += [
-                (shown, cell.cell_contents)
-                for cell in now.__closure__ or ()
-                if cell_has_value(cell) and type(cell.cell_contents) is types.FunctionType
-            ]
+            inside = closure_variables(now).values()
+            todo += [(shown, value) for value in inside if type(value) is types.FunctionType]
         elif type(now) in (staticmethod, classmethod):
             todo.append((shown, now.__func__))
         elif type(now) is property:

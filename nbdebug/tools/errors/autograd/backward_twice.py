@@ -16,7 +16,7 @@ import types
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from nbdebug.observe.variables import MODULES_OWN, attributes, user_variables
+from nbdebug.observe.variables import MODULES_OWN, attributes, named_modules, user_variables
 from nbdebug.report import Where
 from nbdebug.tools.errors.autograd.calls import (
     callee,
@@ -34,7 +34,6 @@ from nbdebug.tools.errors.autograd.functions import (
     is_module,
     last_name,
     loops_around,
-    modules,
     own_expressions,
     package,
     statements_of,
@@ -214,7 +213,7 @@ def _objects(context: ErrorContext) -> Iterator[tuple[str, Any]]:
     """(path, object) of the modules of all models, then of the variables that are other objects."""
     visited: set[int] = set()
     for model in context.owners.models.values():
-        for part in modules(model):
+        for _, part in named_modules(model):
             if id(part) not in visited:
                 visited.add(id(part))
                 yield context.owners.paths.get(id(part)) or type(part).__name__, part

@@ -12,21 +12,18 @@ from typing import Any
 import torch
 
 from nbdebug.observe.locations import other_cells
-from nbdebug.observe.variables import cell_has_value
+from nbdebug.observe.variables import class_attribute, closure_variables, named_children, named_modules
 from nbdebug.tools.errors.autograd.functions import (
     FUNCTIONS,
     SCOPES,
     FunctionSource,
     assignments,
     calls_in,
-    children,
-    class_attribute,
     failing_node,
     frame_source,
     function_source,
     is_module,
     loops_around,
-    modules,
     own_expressions,
     source,
     static_value,
@@ -118,7 +115,7 @@ def forward_of_new_module(call: ast.Call, code: FunctionSource) -> FunctionSourc
 def modules_in(container: Any) -> list[Any]:
     """The modules in a container of modules, as a loop over it gives them."""
     if is_module(container):
-        return list(children(container).values())
+        return list(named_children(container).values())
     return [item for item in container if is_module(item)] if type(container) in (list, tuple) else []
 
 
@@ -141,11 +138,10 @@ def no_grad_decorator(function: Any) -> str | None:
     for _ in range(5):
         if type(function) is not types.FunctionType:
             return None
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
-            if name == "ctx_factory" and function.__code__.co_name == "decorate_context" and cell_has_value(cell):
-                manager = getattr(cell.cell_contents, "__self__", None)
-                if type(manager) in (torch.no_grad, torch.inference_mode):
-                    return type(manager).__name__
+        if function.__code__.co_name == "decorate_context":
+            manager = getattr(closure_variables(function).get("ctx_factory"), "__self__", None)
+            if type(manager) in (torch.no_grad, torch.inference_mode):
+                return type(manager).__name__
         function = function.__dict__.get("__wrapped__")
     return None
 
@@ -204,7 +200,7 @@ def reachable_functions(context: ErrorContext) -> list[tuple[FunctionSource, Any
     todo += [
         (code, part)
         for model in context.owners.models.values()
-        for part in modules(model)
+        for _, part in named_modules(model)
         if (code := forward_of(part)) is not None
     ]
     visited: set[tuple[int, int]] = set()
@@ -236,7 +232,7 @@ def _callees(call: ast.Call, code: FunctionSource) -> list[FunctionSource]:
         if function is UNKNOWN and isinstance(call.func, ast.Name)
         else ([function] if is_module(function) and one is None else [])
     )
-    inside = [forward_of(part) for module in several for part in modules(module)]
+    inside = [forward_of(part) for module in several for _, part in named_modules(module)]
     return [inner for inner in [one, *inside] if inner is not None]
 
 

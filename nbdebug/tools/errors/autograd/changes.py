@@ -9,16 +9,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from nbdebug.observe.variables import attributes
+from nbdebug.observe.variables import attributes, named_children, named_modules
 from nbdebug.report import Where
 from nbdebug.text import clip
 from nbdebug.tools.errors.autograd.facts import InPlaceChange
 from nbdebug.tools.errors.autograd.functions import (
     FunctionSource,
-    children,
     function_source,
     last_name,
-    modules,
     own_expressions,
     package,
     static_value,
@@ -183,8 +181,8 @@ def _may_be_tensor(node: Any, code: FunctionSource) -> bool:
 def in_place_modules(context: ErrorContext) -> Iterator[tuple[InPlaceChange, Any]]:
     """(change, module) of torch's activations that were made with `inplace=True`."""
     for model in context.owners.models.values():
-        for parent in modules(model):
-            for name, part in children(parent).items():
+        for _, parent in named_modules(model):
+            for name, part in named_children(parent).items():
                 if attributes(part).get("inplace") is True and package(part).startswith("torch.nn"):
                     path, kind = context.path(part) or name, type(part).__name__
                     op = NODE_NAMES.get(kind, kind.capitalize())
@@ -200,8 +198,8 @@ def _constructor(parent: Any, kind: str, context: ErrorContext) -> Where:
         *(
             module
             for model in context.owners.models.values()
-            for module in modules(model)
-            if any(child is parent for child in children(module).values())
+            for _, module in named_modules(model)
+            if any(child is parent for child in named_children(module).values())
         ),
     ]
     for one in around:

@@ -20,7 +20,7 @@ import torch
 from nbdebug.observe.frames import Frame
 from nbdebug.observe.locations import USER, Site, at_site, kind_of
 from nbdebug.observe.sources import parents, tree_of
-from nbdebug.observe.variables import cell_has_value
+from nbdebug.observe.variables import closure_variables
 from nbdebug.report import Where
 from nbdebug.tools.errors.values import UNKNOWN, expression, value_of
 
@@ -42,47 +42,13 @@ def unwrap(function: Any) -> Any:
     return function
 
 
-def class_attribute(thing: Any, name: str) -> Any:
-    """A function of an object's class, or UNKNOWN."""
-    return next((vars(kind)[name] for kind in type(thing).__mro__ if name in vars(kind)), UNKNOWN)
-
-
 def is_module(thing: Any) -> bool:
     return issubclass(type(thing), torch.nn.Module)
-
-
-_LIES = torch.nn.Module.__dict__["__dict__"]
-"""Gives a module's own attributes, past whatever its class makes of `__dict__` or `__getattr__`."""
-
-
-def children(module: Any) -> dict[str, Any]:
-    """The modules directly within one, by their names there."""
-    return {name: child for name, child in (_LIES.__get__(module).get("_modules") or {}).items() if child is not None}
-
-
-def modules(model: Any) -> Iterator[Any]:
-    """A module and all within it, each once, read from where they lie."""
-    todo, seen = [model], set()
-    while todo:
-        one = todo.pop(0)
-        if id(one) not in seen:
-            seen.add(id(one))
-            yield one
-            todo += children(one).values()
 
 
 def package(thing: Any) -> str:
     """The module in which an object's class was made."""
     return str(type.__getattribute__(type(thing), "__module__"))
-
-
-def parameters(module: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """(dotted name, parameter) of a module, read from where they lie: a `parameters` of the user's is not asked."""
-    for name, found in (_LIES.__get__(module).get("_parameters") or {}).items():
-        if found is not None:
-            yield path + name, found
-    for name, child in children(module).items() if depth < 50 else ():
-        yield from parameters(child, f"{path}{name}.", depth + 1)
 
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
@@ -227,11 +193,7 @@ def function_source(function: Any) -> FunctionSource | None:
             and _first_line(node) == code.co_firstlineno
             and getattr(node, "name", "<lambda>") == code.co_name
         ):
-            names = {
-                name: cell.cell_contents
-                for name, cell in zip(code.co_freevars, function.__closure__ or ())
-                if cell_has_value(cell)
-            }
+            names = closure_variables(function)
             around = function.__globals__
             if any(name in around for name in code.co_varnames):  # a variable of its own hides the file's
                 around = {name: value for name, value in around.items() if name not in code.co_varnames}

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from nbdebug.observe.backward import input_nodes
-from nbdebug.observe.variables import attributes
+from nbdebug.observe.variables import attributes, named_children, named_modules, named_parameters
 from nbdebug.tools.errors.autograd.calls import (
     callee,
     enclosing_scopes,
@@ -32,16 +32,13 @@ from nbdebug.tools.errors.autograd.facts import InPlaceChange, InPlaceFacts
 from nbdebug.tools.errors.autograd.functions import (
     FunctionSource,
     assignments,
-    children,
     end_position,
     failing_node,
     is_module,
     last_name,
     loops_around,
-    modules,
     own_expressions,
     package,
-    parameters,
     statement_of,
     statements_of,
     static_value,
@@ -180,7 +177,7 @@ def _parameter_names(context: ErrorContext) -> dict[int, str]:
     return {
         id(parameter): f"{model_name}.{name}"
         for model_name, model in context.owners.models.items()
-        for name, parameter in parameters(model)
+        for name, parameter in named_parameters(model)
     }
 
 
@@ -191,7 +188,7 @@ def _nearest_module(context: ErrorContext, missing: ModifiedValue | None) -> str
     owners = {
         id(p): context.path(part)
         for model in context.owners.models.values()
-        for part in modules(model)
+        for _, part in named_modules(model)
         for p in (attributes(part).get("_parameters") or {}).values()
         if p is not None
     }
@@ -413,7 +410,7 @@ def _start(statement: Any) -> tuple[int, int]:
 
 def _module_op(module: Any) -> str:
     """The last op of a module of torch's own; of a Sequential that of its last part."""
-    parts = list(children(module).values())
+    parts = list(named_children(module).values())
     if type(module).__name__ == "Sequential" and parts:
         return _module_op(parts[-1])
     return _node_name(type(module).__name__) if package(module).startswith("torch.nn") else ""

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from nbdebug.observe.backward import input_nodes
-from nbdebug.observe.variables import MODULES_OWN, attributes
+from nbdebug.observe.variables import MODULES_OWN, attributes, named_modules, named_parameters
 from nbdebug.text import clip
 from nbdebug.tools.errors.autograd.calls import callee, enclosing_scopes, method_source, traceback_functions
 from nbdebug.tools.errors.autograd.facts import GraphCut, NoGradFacts
@@ -25,8 +25,6 @@ from nbdebug.tools.errors.autograd.functions import (
     failing_node,
     is_module,
     last_name,
-    modules,
-    parameters,
     static_value,
     targets,
 )
@@ -132,9 +130,9 @@ def _mean(tensor: Any) -> float | None:
         return float(tensor.detach().double().mean())
 
 
-def _named_parameters(context: ErrorContext) -> Iterator[tuple[str, torch.nn.Parameter]]:
+def _named_parameters(context: ErrorContext) -> Iterator[tuple[str, torch.Tensor]]:
     for model_name, model in context.owners.models.items():
-        yield from ((f"{model_name}.{name}", parameter) for name, parameter in parameters(model))
+        yield from ((f"{model_name}.{name}", parameter) for name, parameter in named_parameters(model))
 
 
 def _counts(context: ErrorContext) -> tuple[tuple[str, int, int], ...]:
@@ -142,7 +140,7 @@ def _counts(context: ErrorContext) -> tuple[tuple[str, int, int], ...]:
     counts = []
     for name, model in context.owners.models.items():
         lazy = torch.nn.parameter.UninitializedParameter
-        sizes = [(p.requires_grad, p.numel()) for _, p in parameters(model) if not issubclass(type(p), lazy)]
+        sizes = [(p.requires_grad, p.numel()) for _, p in named_parameters(model) if not issubclass(type(p), lazy)]
         if sizes:
             counts.append((name, sum(n for requires, n in sizes if requires), sum(n for _, n in sizes)))
     return tuple(counts)
@@ -152,7 +150,7 @@ def untracked(context: ErrorContext) -> Iterator[tuple[str, str]]:
     """(name, what it is) of a module's attributes that `parameters()` does not give."""
     number = 0
     for model_name, model in context.owners.models.items():
-        for part in modules(model):
+        for _, part in named_modules(model):
             path = context.owners.paths.get(id(part)) or model_name
             for name, value in attributes(part).items():
                 what = None if name in MODULES_OWN else _untracked_kind(value)

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from nbdebug.observe.variables import named_children, named_parameters
 from nbdebug.text import clip
 from nbdebug.tools.errors.autograd.calls import (
     callee,
@@ -34,11 +35,9 @@ from nbdebug.tools.errors.autograd.functions import (
     FunctionSource,
     assignments,
     calls_in,
-    children,
     is_module,
     last_name,
     own_expressions,
-    parameters,
     statement_of,
     static_value,
     targets,
@@ -498,11 +497,11 @@ class GradientPath:
                 args = inner.node.args
                 inputs = [a.arg for a in (*args.posonlyargs, *args.args)][1:2]
                 verdict = self.function(dataclasses.replace(inner, arguments=dict.fromkeys(inputs, (verdict, None))))
-            elif type(module) is torch.nn.Sequential or "_orig_mod" in children(module):
-                verdict = self._through(children(module).values(), verdict, code)
+            elif type(module) is torch.nn.Sequential or "_orig_mod" in named_children(module):
+                verdict = self._through(named_children(module).values(), verdict, code)
             elif _is_trainable(module):
                 verdict = GRAD
-            elif next(parameters(module), None) is not None:
+            elif next(named_parameters(module), None) is not None:
                 self.frozen.setdefault(self.context.owners.paths.get(id(module)) or type(module).__name__, module)
         return verdict
 
@@ -528,4 +527,4 @@ def _target_text(statement: Any, kinds: Any) -> str | None:
 
 
 def _is_trainable(module: Any) -> bool:
-    return any(parameter.requires_grad for _, parameter in parameters(module))
+    return any(parameter.requires_grad for _, parameter in named_parameters(module))

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 from nbdebug.observe.frames import Frame
 from nbdebug.observe.locations import other_cells
 from nbdebug.observe.sources import functions, nodes, tree_of
-from nbdebug.observe.variables import attributes
+from nbdebug.observe.variables import attributes, named_modules
 from nbdebug.tools.errors.context import ErrorContext, fact, is_tensor
 from nbdebug.tools.errors.facts import ArgumentFact, TriedFix
 from nbdebug.tools.errors.kinds.indices import IGNORED, beyond
@@ -26,7 +26,6 @@ from nbdebug.tools.errors.operands import (
     asked,
     failing_module,
     is_a,
-    parts,
     raised,
     raised_by_user,
     within,
@@ -115,7 +114,7 @@ class Sources:
         self.classes = {
             (path or name).rpartition(".")[2]: type(part).__name__
             for name, model in scene.owners.models.items()
-            for path, part in parts(model)
+            for path, part in named_modules(model)
         }
         models, asked = scene.owners.models, {ast.unparse(node.func) for _, node in self._calls()}
         self.models = [model for name, model in models.items() if name in asked] or list(models.values())
@@ -133,7 +132,7 @@ class Sources:
     def _embeddings(self) -> Iterator[Use]:
         names = OperandNames(self.scene)
         for model in self.models:
-            for _, module in parts(model):
+            for _, module in named_modules(model):
                 if not is_a(module, (nn.Embedding, nn.EmbeddingBag)):
                     continue
                 path, called_at = names.module(module), False
@@ -189,7 +188,7 @@ class Sources:
         size = known.shape[1] if is_tensor(known) and known.ndim > 1 else None
         head, last = "", None
         for model in self.models:
-            for _, module in parts(model):
+            for _, module in named_modules(model):
                 width = module.__dict__.get("out_features", module.__dict__.get("out_channels"))
                 if type(module).__module__.startswith("torch.nn.") and type(width) is int and size in (None, width):
                     head, last = OperandNames(self.scene).module(module), width

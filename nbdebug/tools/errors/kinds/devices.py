@@ -18,7 +18,7 @@ from torch import nn
 
 from nbdebug.observe.locations import other_cells
 from nbdebug.observe.sources import nodes_of
-from nbdebug.observe.variables import MODULES_OWN, attributes
+from nbdebug.observe.variables import MODULES_OWN, attributes, named_modules
 from nbdebug.report import Link, Where
 from nbdebug.tools.errors.context import ErrorContext, is_tensor
 from nbdebug.tools.errors.facts import ArgumentFact, TriedFix, ValueOrigin, bracketed, is_plain
@@ -29,7 +29,6 @@ from nbdebug.tools.errors.operands import (
     asked,
     failing_module,
     is_a,
-    parts,
     raised,
     raised_by_user,
     weights,
@@ -140,7 +139,7 @@ def _registered(facts: DeviceFacts, odd: OpArgument, scene: ErrorContext, names:
 
 def _highest(root: nn.Module, odd: OpArgument, path: str) -> str | None:
     """The largest part of the model that is wholly on the odd device and holds the tensor."""
-    for name, part in parts(root):
+    for name, part in named_modules(root):
         inside = weights(part, buffers=True)
         if any(t is odd.value for t in inside) and all(t.device == odd.value.device for t in inside):
             return f"{path}.{name}".rstrip(".")
@@ -150,7 +149,7 @@ def _highest(root: nn.Module, odd: OpArgument, path: str) -> str | None:
 def _attribute(value: Any, scene: ErrorContext, names: OperandNames) -> tuple[str, str, str, bool] | None:
     """(path, class, attribute, whether it is a module's) of an object that holds the tensor as a plain attribute."""
     for model in scene.owners.models.values():
-        for _, part in parts(model):
+        for _, part in named_modules(model):
             for name, held in attributes(part).items():
                 if held is value and name not in MODULES_OWN:
                     return names.module(part), type(part).__name__, name, True

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from nbdebug.observe.variables import attributes
+from nbdebug.observe.variables import registered
 from nbdebug.tools.errors.context import ErrorContext, is_tensor
 from nbdebug.tools.errors.rules.distributed import Collective
 from nbdebug.tools.errors.values import operands
@@ -134,7 +134,7 @@ def _unused(scene: ErrorContext) -> tuple[str, tuple[str, ...]]:
     for frame in reversed(scene.trail):
         wrapped = frame.module
         if wrapped is not None and type(wrapped).__name__ == "DistributedDataParallel":
-            inner = (attributes(wrapped).get("_modules") or {}).get("module")
+            inner = registered(wrapped, "_modules").get("module")
             lacking = (
                 [
                     name

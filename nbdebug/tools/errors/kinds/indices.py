@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from nbdebug.observe.variables import named_modules
 from nbdebug.report import Link
 from nbdebug.tools.errors.context import READ_AT_MOST, ErrorContext, is_tensor
 from nbdebug.tools.errors.facts import ArgumentFact, TriedFix, ValueOrigin
@@ -25,7 +26,6 @@ from nbdebug.tools.errors.operands import (
     asked,
     failing_module,
     is_a,
-    parts,
     raised,
     raised_by_user,
     within,
@@ -86,7 +86,7 @@ def head(scores: str, size: int, scene: ErrorContext) -> str:
 def _last(model: nn.Module, size: int) -> tuple[str, nn.Module | None]:
     """(dotted name within the model, layer) of the last of torch's own layers with so many outputs."""
     found: tuple[str, nn.Module | None] = "", None
-    for path, module in parts(model):
+    for path, module in named_modules(model):
         if type(module).__module__.startswith("torch.nn.") and size in (
             module.__dict__.get("out_features"),
             module.__dict__.get("out_channels"),

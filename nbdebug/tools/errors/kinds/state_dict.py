@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from nbdebug.observe.frames import Frame
-from nbdebug.observe.variables import attributes
+from nbdebug.observe.variables import attributes, registered
 from nbdebug.tools.errors.context import ErrorContext
 from nbdebug.tools.errors.rules.state_dict import OptimizerMismatch, Renamed, Resized, StateMismatch
 from nbdebug.tools.errors.values import expression, shape_of
@@ -286,7 +286,7 @@ def _with_argument(resized: Resized, model: Any) -> Resized:
     path, _, name = resized.key.rpartition(".")
     layer = model
     for part in path.split(".") if path else ():
-        layer = (attributes(layer).get("_modules") or {}).get(part) if layer is not None else None
+        layer = registered(layer, "_modules").get(part) if layer is not None else None
     if layer is None or len(resized.saved) != len(resized.model):
         return resized
     told = size_of(type(layer), name, resized.saved, resized.model)

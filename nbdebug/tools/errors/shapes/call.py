@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from nbdebug.observe.frames import Frame, parts_of
+from nbdebug.observe.frames import Frame
 from nbdebug.observe.sources import SCOPES, functions, tree_of
-from nbdebug.observe.variables import attributes
+from nbdebug.observe.variables import attributes, named_modules
 from nbdebug.tools.errors.context import ErrorContext, is_tensor
 from nbdebug.tools.errors.operands import OperandNames, within
 from nbdebug.tools.errors.sandbox import Sandbox, quiet
@@ -37,7 +37,7 @@ def layer_of(scene: ErrorContext, weight: tuple[int, ...] | None) -> Any:
     found = {
         id(part): part
         for model in scene.owners.models.values()
-        for _, part in parts_of(model)
+        for _, part in named_modules(model)
         if type(part) is nn.Linear and (part.in_features, part.out_features) == weight
     }
     return next(iter(found.values())) if len(found) == 1 else None
@@ -51,7 +51,7 @@ def revived(scene: ErrorContext, frame: Frame) -> Frame:
     found = {
         id(part): part
         for model in scene.owners.models.values()
-        for _, part in parts_of(model)
+        for _, part in named_modules(model)
         for kind in type(part).__mro__
         if _written_at(vars(kind).get(frame.site.function), frame)
     }

@@ -17,8 +17,8 @@ from typing import Any
 from torch import nn
 
 from nbdebug.observe.backward import input_nodes
-from nbdebug.observe.frames import Frame, parts_of
-from nbdebug.observe.variables import attributes
+from nbdebug.observe.frames import Frame
+from nbdebug.observe.variables import attributes, named_modules
 from nbdebug.report import Link
 from nbdebug.tools.errors.context import ErrorContext, is_tensor
 from nbdebug.tools.errors.operands import OperandNames, is_a
@@ -111,8 +111,8 @@ def _owners(names: OperandNames) -> dict[int, Any]:
     outer: dict[int, Any] = {}
     found: dict[int, Any] = {}
     for model in names.scene.owners.models.values():
-        for _, part in parts_of(model):  # outer ones come first
-            for _, inner in parts_of(part) if is_a(part, WHOLE) else ():
+        for _, part in named_modules(model):  # outer ones come first
+            for _, inner in named_modules(part) if is_a(part, WHOLE) else ():
                 outer.setdefault(id(inner), part)
             for weight in (attributes(part).get("_parameters") or {}).values():
                 found.setdefault(id(weight), outer.get(id(part), part))

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from nbdebug.observe.variables import key_text
+from nbdebug.observe.variables import HEAP_TYPE, attributes, closure_variables, frame_variables, key_text
 
 ATOMS = frozenset(
     {
@@ -90,54 +90,14 @@ def parts(thing: Any, name: str) -> Iterable[Content]:
         return _of_class(thing)
     found = attributes(thing)
     own = [Content(f".{key}", value) for key, value in found.items() if type(value) not in ATOMS]
-    return own if found or kind.__flags__ & _HEAP else _inside(thing, name)
-
-
-_HEAP = 1 << 9
-"""Py_TPFLAGS_HEAPTYPE: the class was made by a class statement, or might have been."""
-
-
-def attributes(thing: Any) -> dict[str, Any]:
-    """The attributes that lie in the object itself, read past any property or `__getattr__` of its class."""
-    whole, slots = _layout(type(thing))  # type: ignore[arg-type]
-    found = dict(whole.__get__(thing)) if whole is not None else {}
-    for name, slot in slots:
-        try:
-            found[name] = slot.__get__(thing)
-        except AttributeError:  # never set
-            continue
-    return found
-
-
-@functools.lru_cache(maxsize=4096)
-def _layout(kind: type) -> tuple[Any, tuple[tuple[str, Any], ...]]:
-    """Where instances of a class keep their attributes: in a dict, in slots, or both."""
-    whole: Any = None
-    slots: dict[str, Any] = {}
-    for parent in type.__getattribute__(kind, "__mro__"):
-        own = type.__getattribute__(parent, "__dict__")
-        given = own.get("__dict__")
-        if (
-            whole is None
-            and not issubclass(kind, type)
-            and type(given) in (types.GetSetDescriptorType, types.MemberDescriptorType)
-        ):
-            whole = given
-        for name in () if parent.__flags__ & _HEAP == 0 else own:
-            if type(own[name]) is types.MemberDescriptorType and not name.startswith("__"):
-                slots.setdefault(name, own[name])
-    return whole, tuple(slots.items())
+    return own if found or type.__getattribute__(kind, "__flags__") & HEAP_TYPE else _inside(thing, name)
 
 
 def of_function(function: Any, name: str) -> Iterator[Content]:
     """The variables of its closure, its defaults, and what hangs on it."""
     code = function.__code__
     behind = f" in {name}" if name.startswith(HOOK) else f" in the closure of `{name}`"
-    for variable, cell in zip(code.co_freevars, function.__closure__ or ()):
-        try:
-            value = cell.cell_contents
-        except ValueError:  # not given a value yet
-            continue
+    for variable, value in closure_variables(function).items():
         if type(value) not in ATOMS:
             yield Content("", value, CLOSURE, variable, behind)
     given = function.__defaults__ or ()
@@ -156,13 +116,7 @@ def of_function(function: Any, name: str) -> Iterator[Content]:
 
 def variables(frame: types.FrameType) -> dict[str, Any]:
     """The variables of a function's frame; {} of a frame that is no function's."""
-    if not frame.f_code.co_flags & 1:  # CO_OPTIMIZED: the locals are those of a function
-        return {}
-    given = frame.f_locals
-    found = {name: value for name, value in given.items() if type(value) not in ATOMS}
-    if type(given) is dict:  # up to Python 3.12 the frame keeps this copy, which would outlive the variables
-        given.clear()
-    return found
+    return {name: value for name, value in frame_variables(frame).items() if type(value) not in ATOMS}
 
 
 def _of_dict(thing: Any, name: str) -> Iterator[Content]:

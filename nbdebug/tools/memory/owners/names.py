@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import torch
 
 from nbdebug.observe.locations import Site, at_site
-from nbdebug.observe.variables import is_user_module, user_variables
+from nbdebug.observe.variables import attributes, is_user_module, user_variables
 from nbdebug.report import Where
 from nbdebug.tools.memory.facts import KINDS, NOWHERE
-from nbdebug.tools.memory.owners.contents import ATOMS, CROWD, HOOK, attributes, parts, variables
+from nbdebug.tools.memory.owners.contents import ATOMS, CROWD, HOOK, parts, variables
 from nbdebug.tools.memory.owners.storages import Key, StorageView, array_pieces, pieces
 from nbdebug.tools.memory.reachability import STOPS
 

@@ -21,7 +21,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from nbdebug.observe.backward import graph_nodes
-from nbdebug.observe.variables import SHELL_NAMES, attributes, cell_has_value, key_text
+from nbdebug.observe.variables import SHELL_NAMES, attributes, closure_variables, key_text
 
 MOST_NODES = 30_000
 """For one tensor; a longer graph than that has grown for long, or is that of a very large model."""
@@ -291,9 +291,7 @@ def _members(thing: Any) -> Iterator[tuple[str, Any]]:
 
 def _of_function(function: Any) -> Iterator[tuple[str, Any]]:
     """The variables of its closure, the globals that it names, its defaults, and what hangs on it."""
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
-        if cell_has_value(cell):
-            yield name, cell.cell_contents
+    yield from closure_variables(function).items()
     if _users(function.__module__ or "__main__", function.__code__.co_filename):
         known = function.__globals__
         for name in _named_in(function.__code__):

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from nbdebug.observe.variables import closure_variables
 from nbdebug.tools.training.facts import DetachedAt, Parameter, Strangers
 from nbdebug.tools.training.run.data import unnoticed
 from nbdebug.tools.training.run.evaluate import loss_value
@@ -45,11 +46,7 @@ def _members(loss_fn: Any) -> Iterator[tuple[str, Any]]:
     if not isinstance(function, types.FunctionType):
         yield from list(getattr(function, "__dict__", {}).items())
         return
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
-        try:
-            yield name, cell.cell_contents
-        except ValueError:  # an empty cell
-            continue
+    yield from closure_variables(function).items()
     for name in function.__code__.co_names:
         if name in function.__globals__:
             yield name, function.__globals__[name]
