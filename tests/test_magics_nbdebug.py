@@ -35,8 +35,8 @@ def notebook() -> Iterator[Notebook]:
         yield book
 
 
-def board(notebook: Notebook):
-    return notebook.shell.magics_manager.magics["line"]["nbdebug"].__self__.board
+def panel(notebook: Notebook):
+    return notebook.shell.magics_manager.magics["line"]["nbdebug"].__self__.state
 
 
 def tables(notebook: Notebook) -> dict[str, list]:
@@ -54,7 +54,7 @@ def elsewhere(deed) -> None:
 
 def test_alone_it_says_that_nothing_is_on_and_what_can_be_typed(notebook: Notebook) -> None:
     said = notebook.run("%nbdebug").shown
-    assert "nothing on, no finding so far" in said and "watches only while you ask for it" in said
+    assert "nothing on, no finding so far" in said and "watches only when you ask for it" in said
     magics = dict(tables(notebook)["What you can type"])
     assert magics["%nan_trace"].startswith("Name the cause of a NaN") and all(magics.values())
 
@@ -95,8 +95,8 @@ def test_a_traced_step_is_told_by_layer_and_leaves_no_hook(notebook: Notebook) -
         "plain = step().item(); after = copy.deepcopy(net.state_dict()); net.load_state_dict(before)\n"
         "opt = torch.optim.Adam(net.parameters())"
     )
-    board(notebook).trace()
-    assert board(notebook).words == "Waiting for the next step …"
+    panel(notebook).trace()
+    assert panel(notebook).message == "Waiting for the next step …"
     notebook.run("traced = step().item()")
     space = notebook.shell.user_ns
     assert space["traced"] == space["plain"]
@@ -107,23 +107,23 @@ def test_a_traced_step_is_told_by_layer_and_leaves_no_hook(notebook: Notebook) -
     assert rows["0"][4:7] == pytest.approx([out.min().item(), out.max().item(), out.std(correction=0).item()], rel=1e-4)
     assert rows["1"][7] == 0 and rows["2"][8] > 0
     assert not any(m._forward_hooks for m in space["net"].modules())
-    assert "4 layers are finite" in board(notebook).words
+    assert "4 layers are finite" in panel(notebook).message
 
 
 def test_a_traced_step_names_the_first_layer_that_is_not_finite(notebook: Notebook) -> None:
-    board(notebook).trace()
+    panel(notebook).trace()
     notebook.run("with torch.no_grad(): net[2].weight.fill_(float('nan'))\nstep()")
-    assert "2 is the first layer whose output is not finite" in board(notebook).words
+    assert "2 is the first layer whose output is not finite" in panel(notebook).message
 
 
 def test_stop_ends_a_running_cell_after_a_whole_step(notebook: Notebook) -> None:
-    notebook.shell.user_ns.update(board=board(notebook), elsewhere=elsewhere)
+    notebook.shell.user_ns.update(panel=panel(notebook), elsewhere=elsewhere)
     done = notebook.run("""\
         count = 0
         while True:
             count += 1
             if count == 3:
-                elsewhere(board.stop)
+                elsewhere(panel.stop)
             step()
             whole = count
         """)
@@ -133,31 +133,31 @@ def test_stop_ends_a_running_cell_after_a_whole_step(notebook: Notebook) -> None
 
 
 def test_stop_while_nothing_runs_says_so(notebook: Notebook) -> None:
-    board(notebook).stop()
-    assert board(notebook).words == "No cell is running."
+    panel(notebook).stop()
+    assert panel(notebook).message == "No cell is running."
     assert notebook.run("step()").error is None
 
 
 def test_a_switch_clicked_beside_the_training_waits_for_the_end_of_a_step(notebook: Notebook) -> None:
-    notebook.shell.user_ns.update(board=board(notebook), elsewhere=elsewhere)
+    notebook.shell.user_ns.update(panel=panel(notebook), elsewhere=elsewhere)
     notebook.run("""\
         for i in range(6):
             if i == 2:
-                elsewhere(lambda: board.switch("grad_watch", True))
-                waited = board.is_on("grad_watch")
+                elsewhere(lambda: panel.switch("grad_watch", True))
+                waited = panel.is_on("grad_watch")
             step()
-        on = board.is_on("grad_watch")
+        on = panel.is_on("grad_watch")
         """)
     assert notebook.shell.user_ns["waited"] is False and notebook.shell.user_ns["on"] is True
     assert notebook.run("%grad_watch").result.plot("gradients")["steps seen"] == 3
-    board(notebook).off()
-    assert not board(notebook).is_on("grad_watch") and board(notebook).words == "Everything is off."
+    panel(notebook).off()
+    assert not panel(notebook).is_on("grad_watch") and panel(notebook).message == "Everything is off."
 
 
 def test_a_switch_without_a_model_says_why(notebook: Notebook) -> None:
     notebook.run("del net, opt")
-    board(notebook).switch("guard", True)
-    assert board(notebook).words.startswith("guard:") and not board(notebook).is_on("guard")
+    panel(notebook).switch("guard", True)
+    assert panel(notebook).message.startswith("guard:") and not panel(notebook).is_on("guard")
 
 
 def test_free_lets_go_of_the_last_traceback(notebook: Notebook) -> None:
@@ -170,7 +170,7 @@ def test_free_lets_go_of_the_last_traceback(notebook: Notebook) -> None:
     )
     held: weakref.ref = notebook.shell.user_ns["keep"][0]
     assert held() is not None
-    board(notebook).free()
+    panel(notebook).free()
     gc.collect()
     assert held() is None
 
@@ -184,8 +184,8 @@ def test_off_leaves_no_event_behind(notebook: Notebook) -> None:
 
 
 def test_a_stop_that_came_too_late_does_not_stop_the_next_cell(notebook: Notebook) -> None:
-    notebook.shell.user_ns.update(board=board(notebook), elsewhere=elsewhere)
-    assert notebook.run("step()\nelsewhere(board.stop)").error is None
+    notebook.shell.user_ns.update(panel=panel(notebook), elsewhere=elsewhere)
+    assert notebook.run("step()\nelsewhere(panel.stop)").error is None
     assert notebook.run("step()").error is None
 
 
@@ -205,7 +205,7 @@ def test_an_output_that_can_not_be_summed_up_ends_the_look_and_not_the_training(
 
         net = Whole(); opt = torch.optim.SGD(net.parameters(), lr=0.1)
         """)
-    board(notebook).trace()
+    panel(notebook).trace()
     assert notebook.run("step()").error is None
-    assert "the training goes on" in board(notebook).words or "Traced a step" in board(notebook).words
+    assert "the training continues" in panel(notebook).message or "Traced a step" in panel(notebook).message
     assert not any(m._forward_hooks for m in notebook.shell.user_ns["net"].modules())

@@ -70,7 +70,7 @@ def register(shell: Any) -> None:
     lines = {name: method for magics in groups for name, method in magics.magics["line"].items()}
     for method in lines.values():
         method.__func__.__doc__ = help_text(method)  # what `%guard?` shows
-    panel.board.lines = lines
+    panel.state.lines = lines
     shell.Completer.custom_matchers.append(Completion(shell, lines).complete)
 
 

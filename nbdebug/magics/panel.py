@@ -1,7 +1,12 @@
-"""%nbdebug: what is active, the catalogue, and off."""
+"""%nbdebug: the panel, the catalogue, and off.
+
+The panel shows what is on, what was found, memory, gradients and the loss; its buttons act on the training that runs. A
+click may arrive in another thread than the one that trains (ipykernel 7), so an action waits for the end of a step.
+"""
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,57 +20,49 @@ from nbdebug import registry
 from nbdebug.arguments import discover
 from nbdebug.magics._arguments import HELP, ends_in_semicolon, parse, summary
 from nbdebug.report import Plot, Report, Table
+from nbdebug.text import count
 
-MOST = 100
+MOST_FINDINGS = 100
 """Findings remembered; the oldest go."""
+NOTHING_ON = "Nothing is on: nbdebug watches only when you ask for it."
 
 
 class ShownReports:
-    """Reports that cells returned, assigned, or raised with an error."""
+    """The findings of reports that cells returned, assigned, or raised with an error."""
 
     def __init__(self, shell: Any):
         self.shell = shell
         self.rows: list[list[Any]] = []
         self._known: set[int] = set()
 
-    @property
-    def count(self) -> int:
-        return len(self.rows)
-
     def close(self) -> None:
         self.rows, self._known = [], set()
 
-    def after(self, result: Any) -> None:
-        """A cell is over: note what it has found. result: IPython's, or None."""
-        given = [
+    def after_cell(self, result: Any) -> None:
+        """Note what the cell has found. result: IPython's, or None."""
+        candidates = [
             getattr(result, "result", None),
-            _raised_with(getattr(result, "error_in_exec", None)),
+            _report_of(getattr(result, "error_in_exec", None)),
             *(v for n, v in list(self.shell.user_ns.items()) if type(v) is Report and not n.startswith("_")),
         ]
         cell = f"In [{getattr(result, 'execution_count', None) or self.shell.execution_count - 1}]"
-        now: set[int] = set()
-        for report in given:
-            if isinstance(report, Report) and id(report) not in now:
-                now.add(id(report))
-                if id(report) not in self._known:
-                    self._note(report, cell)
-        self._known = now  # a report that is gone may leave its number to another
-
-    def _note(self, report: Report, cell: str) -> None:
-        rows = [[cell, f.title, f.where.place, f.code] for f in report.findings]
-        self.rows = [*self.rows, *(row for row in rows if row[1:] not in [r[1:] for r in self.rows])][-MOST:]
+        reports = {id(report): report for report in candidates if isinstance(report, Report)}
+        for key, report in reports.items():
+            for finding in report.findings if key not in self._known else ():
+                row = [cell, finding.title, finding.where.place, finding.code]
+                if row[1:] not in [known[1:] for known in self.rows]:
+                    self.rows = [*self.rows, row][-MOST_FINDINGS:]
+        self._known = set(reports)  # a report that is gone may leave its id to another
 
     def table(self) -> Table | None:
         """Newest first; None while there is none."""
-        return (
-            Table("Found so far", ("cell", "what", "where", "cause"), list(reversed(self.rows)), open=True)
-            if self.rows
-            else None
-        )
+        if not self.rows:
+            return None
+        return Table("Found so far", ("cell", "what", "where", "cause"), list(reversed(self.rows)), open=True)
 
 
-def _raised_with(error: BaseException | None) -> Any:
-    """The report that nbdebug has left with an error, read as it lies there: the error may be the user's own."""
+def _report_of(error: BaseException | None) -> Any:
+    """The report that nbdebug has attached to an error. The error may be the user's own: none of its code runs."""
     if error is None:
         return None
     if type(error).__module__.startswith("nbdebug."):
@@ -73,51 +70,52 @@ def _raised_with(error: BaseException | None) -> Any:
     return BaseException.__getattribute__(error, "__dict__").get("report")
 
 
-CALM = "Nothing is on: nbdebug watches only while you ask for it."
-
-
 class PanelState:
-    """The state behind the panel. watches: the magics that may be on, by what a person calls them."""
+    """The state behind the panel. watches: the magics that may be on; message: what the last button says; layers: of
+    the last traced step; changed: redraws the panel; lines: the magics by name."""
 
     def __init__(self, shell: Any, watches: Sequence[Any]):
         self.shell, self.watches = shell, watches
-        self.told, self.words = ShownReports(shell), ""
-        self.step: Report | None = None  # of the last traced step
-        self.changed: Callable[[], None] = lambda: None  # who shows this
+        self.reports, self.message = ShownReports(shell), ""
+        self.layers: Table | None = None
+        self.changed: Callable[[], None] = lambda: None
         self.lines: Mapping[str, Any] = {}
-        self._waiting: list[Any] = []
-        self._stopping: Any = None  # a stop that was asked for
-        self._events = (("pre_run_cell", self._begins), ("post_run_cell", self._ended))
+        self._pending: list[Any] = []  # actions that wait for the end of a step
+        self._tracing: Any = None  # the step that is traced next
+        self._stopping: Any = None  # the stop that a button has asked for
         self._running = False
-        for event, call in self._events:
-            shell.events.register(event, call)
+        self._events = (("pre_run_cell", self._before_cell), ("post_run_cell", self._after_cell))
+        for event, callback in self._events:
+            shell.events.register(event, callback)
 
     def close(self) -> None:
-        """Forget what waits, and hear no more of cells."""
-        for waiting in self._waiting:
-            waiting.cancel()
-        self._waiting = []
-        self.told.close()
-        for event, call in self._events:
+        """Forget what waits, and leave the shell's events."""
+        for action in self._pending:
+            action.cancel()
+        self._pending = []
+        self._end_tracing()
+        self.reports.close()
+        for event, callback in self._events:
             try:
-                self.shell.events.unregister(event, call)
+                self.shell.events.unregister(event, callback)
             except ValueError:  # gone already
                 continue
 
     # -- what is shown ------------------------------------------------------------------------------------------------
 
     def report(self, layers: str = "") -> Report:
-        """As things stand: plain data, also what a saved notebook keeps."""
+        """The present state as plain data; a saved notebook keeps it. layers: a pattern for the gradients' rows."""
         on = [line for watch in self.watches for line in watch.active()]
+        active = sum(line.startswith("Active:") for line in on)  # the other lines are warnings
+        findings = count(len(self.reports.rows), "finding") if self.reports.rows else "no finding"
         watch = self.gradients
-        gradients = watch.glance(layers).plots if watch is not None else ()
         return Report(
             "%nbdebug",
             subject=f"nbdebug {nbdebug.__version__}",
-            notes=tuple(on) or (CALM,),
-            headline=self._headline(on),
-            tables=[t for t in (self._step_table(), self.told.table(), _magics(self.lines)) if t],
-            plots=(Plot("memory", _memory()), *gradients),
+            notes=tuple(on) or (NOTHING_ON,),
+            headline=f"nbdebug: {active or 'nothing'} on, {findings} so far.",
+            tables=[table for table in (self.layers, self.reports.table(), _magics(self.lines)) if table],
+            plots=(Plot("memory", _memory()), *(watch.glance(layers).plots if watch is not None else ())),
         )
 
     @property
@@ -125,71 +123,70 @@ class PanelState:
         """The gradient watch that runs, if one does."""
         return next((w.shown() for w in self.watches if hasattr(w, "shown") and w.shown() is not None), None)
 
-    def _headline(self, on: Sequence[str]) -> str:
-        count = self.told.count
-        said = f"{count} finding{'s' * (count != 1)} so far" if count else "no finding so far"
-        active = sum(line.startswith("Active:") for line in on)  # the others are remarks on these
-        return f"nbdebug: {active or 'nothing'} on, {said}."
+    def is_on(self, name: str) -> bool:
+        return self._watch(name).running is not None
 
-    def _step_table(self) -> Table | None:
-        return self.step.tables[0] if self.step is not None else None
+    def _watch(self, name: str) -> Any:
+        return next(watch for watch in self.watches if getattr(watch, "magic", "") == name)
 
-    # -- what is done -------------------------------------------------------------------------------------------------
+    def say(self, message: str) -> None:
+        self.message = message
+        self.changed()
 
-    def soon(self, action: Callable[[], str], word: str) -> None:
-        """Do it in the thread that trains. word: what is said while it waits."""
+    # -- what the buttons do ------------------------------------------------------------------------------------------
+
+    def after_step(self, action: Callable[[], str], message: str) -> None:
+        """Act in the thread that trains, at the end of a step. message: what the panel says until then."""
         if threading.current_thread() is threading.main_thread():
             self.say(action())
             return
-        from nbdebug.observe.step_hooks import StepEndCallback  # brings torch, which %load_ext does not wait for
+        from nbdebug.observe.step_hooks import StepEndCallback  # imports torch: %load_ext must stay quick
 
-        waiting = StepEndCallback(lambda: self._do(waiting, action))
-        self._waiting.append(waiting)
-        self.say(word if self._running else f"{word} (with the next cell)")
-        waiting.begin()  # last: the step may be over before the next line
+        pending = StepEndCallback(lambda: self._act(pending, action))
+        self._pending.append(pending)
+        self.say(message if self._running else f"{message} (with the next cell)")
+        pending.begin()  # last: the step may be over before the next line
 
-    def _do(self, waiting: Any, action: Callable[[], str]) -> None:
+    def _act(self, pending: Any, action: Callable[[], str]) -> None:
         __tracebackhide__ = True
-        if waiting in self._waiting:
-            self._waiting.remove(waiting)
+        if pending in self._pending:
+            self._pending.remove(pending)
             try:
                 self.say(action())
-            except Exception as fault:  # ours must not end the training in which it is done
+            except Exception as fault:  # nbdebug's own: it must not end the training
                 self.say(f"{type(fault).__name__}: {fault}")
 
-    def say(self, words: str) -> None:
-        self.words = words
-        self.changed()
-
     def trace(self) -> None:
-        """Look at the next step, layer by layer."""
+        """Record the next step, layer by layer."""
         models = discover("model", self.shell.user_ns)
         if not models:
             self.say("There is no model among your variables.")
             return
-        self.soon(lambda: self._trace(models), "Waiting for the next step …")
+        self.after_step(lambda: self._trace(models), WAITING)
 
     def _trace(self, models: dict[str, Any]) -> str:
         from nbdebug.observe.step_hooks import StepSummary
 
-        for waiting in [w for w in self._waiting if isinstance(w, _Tracing)]:
-            waiting.cancel()
-            self._waiting.remove(waiting)
-        tracing = _Tracing(StepSummary(models, self._traced))
-        self._waiting.append(tracing)
-        return "Waiting for the next step …"
+        self._end_tracing()
+        self._tracing = StepSummary(models, self._traced)
+        return WAITING
+
+    def _end_tracing(self) -> None:
+        if self._tracing is not None:
+            self._tracing.close()
+            self._tracing = None
 
     def _traced(self, layers: list[Any], fault: str = "") -> None:
-        self._waiting = [w for w in self._waiting if not isinstance(w, _Tracing)]
+        self._tracing = None
         if fault:
-            self.say(f"The step could not be traced ({fault}); the training goes on.")
+            self.say(f"The step could not be traced ({fault}); the training continues.")
             return
-        self.step = Report("trace of the next step", tables=(_layers(layers),))
-        bad = next((seen.name or "the model" for seen in layers if seen.nonfinite), None)
+        self.layers = _layers(layers)
+        bad = next((layer.name or "the model" for layer in layers if layer.nonfinite), None)
         self.say(
             f"Traced a step: {bad} is the first layer whose output is not finite; %nan_trace names the line."
             if bad
-            else f"Traced a step: the outputs of {len(layers)} layers are finite."
+            else f"Traced a step: the outputs of {count(len(layers), 'layer')} are finite."
         )
 
     def stop(self) -> None:
@@ -199,21 +196,21 @@ class PanelState:
         if not self._running:
             self.say("No cell is running.")
             return
-        self._waiting.append(stopping := StepEndCallback(stop_training))
-        self._stopping = stopping
+        self._stopping = StepEndCallback(stop_training)
+        self._pending.append(self._stopping)
         self.say("Stopping after this step …")
-        stopping.begin()
+        self._stopping.begin()
 
     def free(self) -> None:
-        """Let go of what nobody asks for any more: the last traceback, its exceptions, the allocators' cache."""
+        """Free the last traceback, its exceptions and the cache of the allocators."""
         from nbdebug.tools.memory.free import free
 
         report = free("traceback", "exceptions", "cache", names=self.shell.user_ns, shell=self.shell)
-        self.say(f"Let go of the last traceback and of caches. {report.headline}".rstrip())
+        self.say(f"Freed the last traceback and the caches. {report.headline}".rstrip())
 
     def off(self) -> None:
         """End every watch."""
-        self.soon(self._off, "Switching off after this step …")
+        self.after_step(self._off, "Ending everything after this step …")
 
     def _off(self) -> str:
         for watch in self.watches:
@@ -221,79 +218,66 @@ class PanelState:
         return "Everything is off."
 
     def switch(self, name: str, on: bool) -> None:
-        """Turn a watch on with its defaults, or off."""
-        self.soon(lambda: self._switch(name, on), f"{name} is switched {'on' if on else 'off'} after this step …")
+        """Turn a watch on with its default settings, or off."""
+        self.after_step(lambda: self._switch(name, on), f"Turning {name} {'on' if on else 'off'} after this step …")
 
     def _switch(self, name: str, on: bool) -> str:
-        watch = next(w for w in self.watches if getattr(w, "magic", "") == name)
         try:
-            return str(watch.switch(on))
-        except Exception as wrong:  # what %guard would have said
-            return f"{name}: {wrong}"
-
-    def is_on(self, name: str) -> bool:
-        return any(w.running is not None for w in self.watches if getattr(w, "magic", "") == name)
+            return str(self._watch(name).switch(on))
+        except Exception as error:  # what the magic would have said
+            return f"{name}: {error}"
 
     # -- cells --------------------------------------------------------------------------------------------------------
 
-    def _begins(self, info: Any = None) -> None:
+    def _before_cell(self, info: Any = None) -> None:
         self._running = True
 
-    def _ended(self, result: Any = None) -> None:
+    def _after_cell(self, result: Any = None) -> None:
         self._running = False
         if self._stopping is not None:  # it was meant for the cell that is over, not for the next
             self._stopping.cancel()
-            self._waiting = [waiting for waiting in self._waiting if waiting is not self._stopping]
+            self._pending = [action for action in self._pending if action is not self._stopping]
             self._stopping = None
-        self.told.after(result)
+        self.reports.after_cell(result)
         self.changed()
 
 
-class _Tracing:
-    """A step that is waited for."""
-
-    def __init__(self, step: Any):
-        self.step = step
-
-    def cancel(self) -> None:
-        self.step.close()
+WAITING = "Waiting for the next step …"
 
 
 def _magics(lines: Mapping[str, Any]) -> Table:
     """What can be typed, each with the first sentence of its help."""
     rows = [[f"%{name}", summary(method)] for name, method in sorted(lines.items())]
-    return Table("What you can type", ("magic", "answers"), rows)
+    return Table("What you can type", ("magic", "what it does"), rows)
 
 
 def _layers(layers: Sequence[Any]) -> Table:
     rows = [
         [
-            seen.name or "(the model)",
-            seen.kind,
-            str(list(seen.shape)),
-            seen.dtype,
-            seen.low,
-            seen.high,
-            seen.std,
-            seen.nonfinite,
-            seen.gradient,
+            layer.name or "(the model)",
+            layer.kind,
+            str(list(layer.shape)),
+            layer.dtype,
+            layer.low,
+            layer.high,
+            layer.std,
+            layer.nonfinite,
+            layer.gradient,
         ]
-        for seen in layers
+        for layer in layers
     ]
     return Table(
         "The step that was traced, by layer",
-        ("layer", "type", "output", "dtype", "least", "largest", "std", "bad", "gradient"),
+        ("layer", "type", "output", "dtype", "min", "max", "std", "bad", "gradient"),
         rows,
-        "Of each layer's output; bad: values "
-        "that are NaN or infinite; gradient: 2-norm over the layer's own weights, before the update.",
+        "The values are those of each layer's output. bad: how many are NaN or infinite. gradient: 2-norm over the "
+        "layer's own weights, before the update.",
         open=True,
     )
 
 
 def _memory() -> dict[str, Any]:
-    """What this process holds, on the machine and on the accelerator in use."""
-    import sys
-
+    """What this process holds, on the accelerator in use or else on the machine."""
     import psutil
 
     rss, machine = psutil.Process().memory_info().rss, psutil.virtual_memory()
@@ -301,27 +285,24 @@ def _memory() -> dict[str, Any]:
     if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
         used, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
         limit = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-        parts = [["tensors on the GPU", used], ["kept by its allocator", reserved - used]]
+        parts = [["tensors on the GPU", used], ["cached by its allocator", reserved - used]]
         return {"title": "Memory of the GPU now", "parts": parts, "total": reserved, "limit": limit}
     parts = [["this notebook", rss], ["other programs", max(0, machine.total - machine.available - rss)]]
     return {"title": "Memory of this machine now", "parts": parts, "limit": machine.total}
 
 
-REQUESTS = ("status", "catalogue", "off")
-
-
 @magics_class
 class NbdebugMagics(Magics):
-    """What tells and ends the rest. watches: the magics that may be on; unregister: takes all magics from a shell."""
+    """%nbdebug. watches: the magics that may be on; unregister: takes all magics from a shell."""
 
     def __init__(self, shell: Any, watches: Sequence[Any], unregister: Callable[[Any], None]) -> None:
         super().__init__(shell)
         self.watches, self.unregister = watches, unregister
-        self.board = PanelState(shell, watches)
+        self.state = PanelState(shell, watches)
 
     def close(self) -> None:
-        """The shell is left: hear no more of its cells."""
-        self.board.close()
+        """Leave the shell's events."""
+        self.state.close()
 
     @no_var_expand
     @magic_arguments("nbdebug")
@@ -329,7 +310,7 @@ class NbdebugMagics(Magics):
     @argument(
         "request",
         nargs="?",
-        choices=REQUESTS,
+        choices=("status", "catalogue", "off"),
         help="status: the same as a report, without controls\n"
         "catalogue: list every cause that nbdebug can name\n"
         "off: end everything, and remove the magics and hooks",
@@ -352,11 +333,11 @@ class NbdebugMagics(Magics):
         elif args.request == "off":
             self._off()
         elif args.request is None and hasattr(self.shell, "kernel"):
-            from nbdebug.views import widgets as dashboard  # brings ipywidgets, which a terminal does not need
+            from nbdebug.views import widgets  # imports ipywidgets, which a terminal does not need
 
-            display(dashboard.board(self.board))
+            display(widgets.panel(self.state))
         elif not ends_in_semicolon(line):
-            return self.board.report()
+            return self.state.report()
         return None
 
     def _off(self) -> None:

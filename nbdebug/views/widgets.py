@@ -295,14 +295,14 @@ def steps(report: Report, stepper: Callable[[], StepperActions | None]) -> StepP
 
 SWITCHES = (
     ("guard", "Guard", "shield", "Stop the first step that is not finite before it reaches the weights"),
-    ("grad_watch", "Gradients", "area-chart", "Follow gradient norms, update sizes and the loss"),
+    ("grad_watch", "Gradients", "area-chart", "Watch gradient norms, update sizes and the loss"),
 )
 
 
 class PanelActions(Protocol):
-    """What the panel asks of the board. words: what the last button has to say."""
+    """What the panel asks of its state. message: what the last button says."""
 
-    words: str
+    message: str
     changed: Any
 
     @property
@@ -326,69 +326,69 @@ class PanelActions(Protocol):
 class Dashboard(ControlPanel):
     """The panel; see the module's docstring."""
 
-    def __init__(self, board: PanelActions):
-        self.board, self._settling = board, False
+    def __init__(self, state: PanelActions):
+        self.state, self._settling = state, False
         self._followed: Any = None
         self.switches = {name: switch(word, icon, tip) for name, word, icon, tip in SWITCHES}
         self.layers = field("Layers", "name, or block.*")
         deeds = (
-            ("Trace next step", "search", "Look at the next training step, layer by layer", board.trace),
-            ("Stop", "stop", "Stop the running cell after a whole step", board.stop),
-            ("Free", "trash", "Let go of the last traceback and the allocators' cache", board.free),
-            ("All off", "power-off", "End the guard, the watches and the breakpoints", board.off),
-            ("Refresh", "refresh", "Draw things as they stand", self._refreshed),
+            ("Trace next step", "search", "Record the next training step, layer by layer", state.trace),
+            ("Stop", "stop", "Stop the running cell after a whole step", state.stop),
+            ("Free", "trash", "Free the last traceback and the cache of the allocators", state.free),
+            ("All off", "power-off", "End the guard, the watches and the breakpoints", state.off),
+            ("Refresh", "refresh", "Draw the present state", self._refreshed),
         )
         self.buttons = [button(word, icon, tip, functools.partial(self._did, deed)) for word, icon, tip, deed in deeds]
         super().__init__((*self.switches.values(), *self.buttons, self.layers), self._picture)
         for name, control in self.switches.items():
             control.observe(functools.partial(self._switched, name), names="value")
         self.layers.observe(self.redraw, names="value")
-        board.changed = self._changed
+        state.changed = self._changed
         self._say()
 
     def viewed(self) -> View:
-        self._followed = watch = self.board.gradients
+        self._followed = watch = self.state.gradients
         return Live(self.draw, self.put) if watch is None else watch.drawn(self.draw, self.put)
 
     def standing(self) -> str:
         self._settling = True  # the switches follow what is so: nobody has clicked
         try:
             for name, control in self.switches.items():
-                control.value = self.board.is_on(name)
+                control.value = self.state.is_on(name)
         finally:
             self._settling = False
-        self.layers.disabled = self.board.gradients is None
-        return self.board.words
+        self.layers.disabled = self.state.gradients is None
+        return self.state.message
 
     def _picture(self) -> Report:
-        report = self.board.report(self.layers.value)
+        report = self.state.report(self.layers.value)
         logarithmic = (Plot(p.kind, {**p.data, "log": True}) if p.kind == "gradients" else p for p in report.plots)
         return dataclasses.replace(report, plots=tuple(logarithmic))
 
     def _switched(self, name: str, change: Any) -> None:
         if not self._settling:
-            self.board.switch(name, bool(change["new"]))
+            self.state.switch(name, bool(change["new"]))
 
     def _did(self, deed: Any, clicked: Any = None) -> None:
         try:
             deed()
         except Exception as fault:  # a button's fault must not end the cell that runs
-            self.board.words = f"{type(fault).__name__}: {fault}"
+            self.state.message = f"{type(fault).__name__}: {fault}"
         self._changed()
 
     def _refreshed(self) -> None:
-        self.board.words = ""
+        self.state.message = ""
 
     def _changed(self) -> None:
-        """Things stand otherwise: draw, under a view that follows the watch that runs by now."""
+        """The state has changed: draw, under a view that follows the watch that runs now."""
         if self.view is None:
             self._say()
             return
-        if self.board.gradients is not self._followed or self.view.ended:
+        if self.state.gradients is not self._followed or self.view.ended:
             self.view = self.viewed()
         self.redraw()
 
 
-def board(board: PanelActions) -> Dashboard:
-    """The panel over a board."""
-    return Dashboard(board)
+def panel(state: PanelActions) -> Dashboard:
+    """The panel over a state."""
+    return Dashboard(state)
