@@ -71,7 +71,7 @@ class ExplainMagics(Magics):
     def _last(self, names: dict[str, Any]) -> Report:
         from nbdebug.observe.shell import last_error  # imports torch: %load_ext and %explain CODE must stay quick
 
-        error = last_error(self.shell)
+        error = last_error()
         report = nbdebug.explain(error, names=names, shell=self.shell)
         return dataclasses.replace(report, question="%explain", subject=_failed_cell(error))
 

@@ -142,7 +142,7 @@ def out_of_memory_report(shell: Any) -> Report | None:
     from nbdebug.observe.shell import last_error
     from nbdebug.tools.memory import oom
 
-    error, before = last_error(shell), getattr(shell, "last_execution_result", None)
+    error, before = last_error(), getattr(shell, "last_execution_result", None)
     if error is None or before is not None and before.success:
         return None
     cause = oom.cause_of(error)

@@ -1,4 +1,4 @@
-"""When does backward begin and end, what is its loss, which graph does it walk, and when does an optimizer step?
+"""Backward: hooks around autograd's engine and optimizer steps, and walks over the autograd graph.
 
 `torch.autograd`'s one entry to its engine is wrapped for the length of a run: there the losses are known, as the
 tensors that backward starts from. Optimizers have hooks of their own for this. The graph's nodes are walked from the
@@ -23,8 +23,8 @@ from nbdebug.observe.locations import StackLines, locate
 
 
 class Backward(NamedTuple):
-    """One call of the engine. accumulate: it fills `.grad` (`backward()`);
-    else it returns gradients (`autograd.grad`)."""
+    """One call of the engine. accumulate: it fills `.grad` (`backward()`), else it returns gradients
+    (`autograd.grad`); stack: the lines that called it."""
 
     roots: tuple[torch.Tensor, ...]
     seeds: tuple[torch.Tensor | None, ...]
@@ -44,20 +44,20 @@ class EngineWatch:
     """
 
     _attached: ClassVar[list[EngineWatch]] = []
-    _wrapped: ClassVar[list[tuple[Any, Any, Any]]] = []  # module, what stood there before, our wrapper
+    _wrapped: ClassVar[list[tuple[Any, Any, Any]]] = []  # module, its own entry, our wrapper
 
     def __init__(
         self, before: Callable[[Backward], None], after: Callable[[Backward, Any], None], without_modes: bool = False
     ):
         self.before, self.after, self.without_modes = before, after, without_modes
-        self.keep_graph = False  # what backward needs is to stay, so that it can be run once more
+        self.keep_graph = False  # so that backward can be run once more
 
     def attach(self) -> None:
         self._attached.append(self)
         if self._wrapped:
             return
         original = torch.autograd.graph._engine_run_backward
-        wrapper = _told(original, self._attached)
+        wrapper = _watched(original, self._attached)
         modules: list[Any] = [torch.autograd.graph, torch.autograd]
         for module in modules:
             if module._engine_run_backward is original:
@@ -73,10 +73,10 @@ class EngineWatch:
                 module._engine_run_backward = original
 
 
-def _told(original: Callable, attached: list[EngineWatch]) -> Callable:
-    """The engine's entry, with those told that are attached when it is called."""
+def _watched(original: Callable, attached: list[EngineWatch]) -> Callable:
+    """The engine's entry, which calls the watches that are attached at the time of the call."""
 
-    def watched(roots: Any, seeds: Any, retain: bool, create: bool, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    def run_backward(roots: Any, seeds: Any, retain: bool, create: bool, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         if not attached or torch._C._current_autograd_node() is not None or isinstance(roots[0], FakeTensor):
             return original(roots, seeds, retain, create, inputs, *args, **kwargs)
         accumulate = kwargs.get("accumulate_grad", args[1] if len(args) > 1 else False)
@@ -92,11 +92,11 @@ def _told(original: Callable, attached: list[EngineWatch]) -> Callable:
             watch.after(call, result)
         return result
 
-    return watched
+    return run_backward
 
 
 class OptimizerWatch:
-    """Tells of optimizer steps while attached: `before(optimizer, place)` and `after(optimizer)`."""
+    """Calls `before(optimizer, stack)` and `after(optimizer)` for each optimizer step while attached."""
 
     def __init__(self, before: Callable[[Any, StackLines], None], after: Callable[[Any], None]):
         self.before, self.after = before, after
@@ -152,26 +152,26 @@ def graph_leaves(loss: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 _MOST_NODES = 10_000
-"""Nodes looked at before a loss is taken to lead there; only the loss of another, very large model has so many."""
+"""Nodes visited before a loss is assumed to depend on the model; only that of another, very large model has more."""
 
 
-class _Alive:
-    """Lives as long as the autograd node that it is noted on."""
+class _Tag:
+    """Lives as long as the autograd node that it is attached to."""
 
 
 def tag_nodes(outputs: Iterable[Any], key: str) -> list[weakref.ref]:
-    """Sign the nodes that made these outputs; references that die with them."""
-    signs = []
+    """Attach a tag to the nodes that made these outputs. Returns weak references, which die with the nodes."""
+    tags = []
     for output in outputs:
         if isinstance(output, torch.Tensor) and output.grad_fn is not None:
-            alive = _Alive()
-            output.grad_fn.metadata[key] = alive  # type: ignore[index]
-            signs.append(weakref.ref(alive))
-    return signs
+            tag = _Tag()
+            output.grad_fn.metadata[key] = tag  # type: ignore[index]
+            tags.append(weakref.ref(tag))
+    return tags
 
 
 def leads_to(roots: Iterable[torch.Tensor], key: str, parameters: Callable[[], Iterable[torch.Tensor]]) -> bool:
-    """Whether one of these roots of backward was computed from a signed output, or from one of the parameters."""
+    """Whether one of these roots of backward was computed from a tagged output, or from one of the parameters."""
     own: set[int] | None = None
     roots = list(roots)
     if any(root.grad_fn is None for root in roots):  # a leaf: backward from a parameter itself

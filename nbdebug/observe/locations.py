@@ -1,9 +1,9 @@
-"""Which line of the user's is running?
+"""Source locations: which line of the user's code runs an op.
 
 A tensor op is reached through many frames: the user's line, perhaps a library's, then torch's. Walking outwards from
 the op, the first frame that is neither torch's nor Python's own is the line to show; a line of the user's own files
-goes before one of an installed library. During backward there is no such line: the engine runs, and the op belongs to
-the forward line whose derivative it computes. A user's line inside backward (a custom Function, a hook, a
+takes precedence over one of an installed library. During backward there is no such line: the engine runs, and the op
+belongs to the forward line whose derivative it computes. A user's line inside backward (a custom Function, a hook, a
 recomputation) is found as usual.
 """
 
@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import torch
 
 import nbdebug
+from nbdebug.observe.shell import running_shell
 from nbdebug.report import Where
 
 USER, LIBRARY, SKIP, OPTIMIZER, ENGINE = range(5)
@@ -47,8 +48,8 @@ class Site(NamedTuple):
 
 
 class StackLines(NamedTuple):
-    """What a walk over the frames found. user: the user's line; library: the innermost line of an installed package
-    before it (or before autograd's engine); optimizer: a torch optimizer was met first."""
+    """The lines on a call stack. user: the user's line; library: the innermost line of an installed package inside it
+    (or inside autograd's engine); optimizer: a torch optimizer runs between the two; frame: of the innermost line."""
 
     user: Site | None
     library: Site | None
@@ -68,7 +69,7 @@ def kind_of(code: CodeType) -> int:
             return ENGINE
         return OPTIMIZER if file.startswith(_TORCH + "optim" + os.sep) else SKIP
     if file == _REPLAY and code.co_name == "run":
-        return ENGINE  # what runs in a replay does not belong to the line that asked for the replay
+        return ENGINE  # what runs in a replay does not belong to the line that started the replay
     if file.startswith((_OURS, "<frozen", "<eval_with_key>")) or file in ("<string>", "<__array_function__ internals>"):
         return SKIP
     if _PACKAGES.search(file):
@@ -77,7 +78,7 @@ def kind_of(code: CodeType) -> int:
 
 
 def locate() -> StackLines:
-    """Walk outwards from the caller to the user's line."""
+    """The lines on the caller's stack, from the inside out to the user's line."""
     frame: FrameType | None = sys._getframe(1)
     library, inner, optimizer = None, None, False
     while frame is not None:
@@ -98,7 +99,7 @@ def locate() -> StackLines:
 
 
 def is_recomputation(frame: FrameType | None) -> bool:
-    """Whether a frame that runs during backward is a checkpointed forward that is computed again."""
+    """Whether a frame that runs during backward belongs to a checkpointed forward that is recomputed."""
     while frame is not None and frame.f_code.co_name != "_engine_run_backward":
         if frame.f_code.co_filename == _CHECKPOINT:
             return True
@@ -111,7 +112,7 @@ def _site(frame: FrameType) -> Site:
 
 
 def source_text(site: Site | None) -> str | None:
-    """The text of the line, without its indentation; None when the source is not at hand."""
+    """The text of the line, without its indentation; None when there is no source to read."""
     return (linecache.getline(site.file, site.line).strip() or None) if site else None
 
 
@@ -120,10 +121,8 @@ def cell_name(file: str) -> str | None:
     match = re.match(r"<ipython-input-(\d+)-", file)
     if match:
         return f"In [{match[1]}]"
-    shell: Any = _running_shell()
-    names = getattr(getattr(shell, "compile", None), "_filename_map", {})
-    number = names.get(file)
-    return f"In [{number}]" if number is not None else None
+    names = getattr(getattr(running_shell(), "compile", None), "_filename_map", {})
+    return f"In [{names[file]}]" if file in names else None
 
 
 def other_cells(file: str) -> list[str]:
@@ -143,22 +142,17 @@ def at_site(where: Where, site: Site | StackLines | None) -> Where:
     return dataclasses.replace(where, file=site.file, line=site.line, text=source_text(site), cell=cell_name(site.file))
 
 
-def _running_shell() -> Any:
-    """The IPython shell, if one runs; IPython is never imported for it."""
-    ipython = sys.modules.get("IPython")
-    return ipython.get_ipython() if ipython else None
-
-
 _SKIPPED = frozenset({"RESUME", "CACHE", "NOP"})
 
 
 def code_fingerprint(code: CodeType) -> tuple[Any, ...]:
-    """The instructions of a code object and of those within it, as plain values that can be compared."""
+    """The instructions of a code object and of those nested in it, as plain values: equal code, equal fingerprint."""
     names = (code.co_name, code.co_argcount, code.co_kwonlyargcount, code.co_varnames, code.co_freevars)
-    return (*names, tuple((i.opname, _plain(i.argval)) for i in dis.get_instructions(code) if i.opname not in _SKIPPED))
+    instructions = [i for i in dis.get_instructions(code) if i.opname not in _SKIPPED]
+    return *names, tuple([(i.opname, _comparable(i.argval)) for i in instructions])
 
 
-def _plain(value: Any) -> Any:
+def _comparable(value: Any) -> Any:
     if isinstance(value, CodeType):
         return code_fingerprint(value)
     return value if type(value) in (str, int, type(None)) else (type(value).__name__, repr(value))

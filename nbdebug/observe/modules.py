@@ -1,8 +1,8 @@
-"""Which module is running, under which name?
+"""Modules: their names, the stack of those that run, and hooks on their calls, compiled ones too.
 
-Global forward hooks keep a stack of the modules being called; names come from the models that the user gave, or that
-were found. A module that belongs to none of them (a loss object, say) lends no name: its ops count for the module
-around it.
+Global forward hooks keep a stack of the modules being called; names come from the models that the user named, or that
+were found among the variables. A module that belongs to none of them (a loss object, say) has no name: its ops count
+for the module around it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from nbdebug.observe.locations import Site, locate
 
 
 class ModuleNames:
-    """Names of modules, parameters and buffers of some models;
-    with several models each name starts with its model's."""
+    """Names of modules, parameters and buffers of some models; with several models a name starts with its model's."""
 
     def __init__(self, models: Mapping[str, nn.Module]):
         self.models = dict(models)
@@ -33,7 +32,7 @@ class ModuleNames:
             self._add(prefix if len(self.models) > 1 else "", model)
 
     def adopt(self, module: nn.Module) -> None:
-        """A model that nobody named: it was met when it was called. Found models that have not been called make way."""
+        """Take the names of a model that nobody named, when it is called; those of the models before are dropped."""
         self._names, self.tensors = {}, {}
         self.models = {"model": module}
         self._add("", module)
@@ -49,16 +48,16 @@ class ModuleNames:
 
     def all_tensors(self) -> list[tuple[torch.Tensor, tuple[str, str, str]]]:
         """Every parameter and buffer as it is now, with its role, its name and its module's name."""
-        found = []
+        tensors = []
         for module in {id(m): m for model in self.models.values() for m in model.modules()}.values():
             name = self.of(module) or ""
             for role, items in (("parameter", module._parameters), ("buffer", module._buffers)):
-                found += [
+                tensors += [
                     (t, (role, f"{name}.{k}" if name else k, name))
                     for k, t in items.items()
                     if t is not None and not is_lazy(t)
                 ]
-        return found
+        return tensors
 
     def of(self, module: nn.Module) -> str | None:
         """The module's dotted name; None when it is not a part of the models."""
@@ -78,13 +77,12 @@ class ModuleNames:
 
 
 def plain_name(name: str) -> str:
-    """A module's name as the user wrote it, without what `torch.compile` puts around a model."""
+    """A module's name as the user wrote it, without the wrapper that `torch.compile` puts around a model."""
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
 class ModuleStack:
-    """Follows module calls while attached. `on_root(module, args, kwargs,
-    site)` is told of calls made outside of any."""
+    """Follows module calls while attached. `on_root(module, args, kwargs, site)` is called for those outside of any."""
 
     def __init__(self, names: ModuleNames, on_root: Callable[[nn.Module, tuple, dict, Site | None], None]):
         self.names, self.on_root = names, on_root
@@ -104,15 +102,15 @@ class ModuleStack:
 
     def _enter(self, module: nn.Module, args: tuple) -> None:
         stack = self._stacks.setdefault(threading.get_ident(), [])
-        if not stack and torch._C._current_autograd_node() is None:  # else a checkpointed part is computed again
-            # Global hooks get no keyword arguments; they stand in the frame that calls the hooks.
+        if not stack and torch._C._current_autograd_node() is None:  # else a checkpointed block is recomputed
+            # Global hooks get no keyword arguments; the frame that calls the hooks has them.
             kwargs = sys._getframe(1).f_locals.get("kwargs") or {}
             self.on_root(module, args, kwargs, locate().site)
         stack.append(module)
 
     def _leave(self, module: nn.Module, args: tuple, output: Any) -> None:
         stack = self._stacks.get(threading.get_ident(), [])
-        if module in stack:  # a call that never entered (hooks attached inside it) leaves nothing to remove
+        if module in stack:  # not in it: the hooks were attached inside the call
             while stack.pop() is not module:
                 pass
 
@@ -139,30 +137,30 @@ class ModuleStack:
 
 
 def callable_modules(models: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    """The modules that a step may call: each model, and its direct parts; a list of parts counts as those in it. By
-    "model" or "model/part"."""
-    found: dict[int, tuple[str, nn.Module]] = {}
+    """The modules that a step may call: each model ("model") and its direct children ("model/child"); in place of a
+    child without a forward, as a ModuleList, its items ("model/list.0")."""
+    modules: dict[int, tuple[str, nn.Module]] = {}
     for name, model in models.items():
-        found.setdefault(id(model), (name, model))
-        inside = list(model.named_children())
-        while inside:
-            path, module = inside.pop()
-            if type(module).forward is nn.Module.forward:  # a ModuleList: not to be called itself
-                inside += [(f"{path}.{n}", m) for n, m in module.named_children()]
+        modules.setdefault(id(model), (name, model))
+        children = list(model.named_children())
+        while children:
+            path, module = children.pop()
+            if type(module).forward is nn.Module.forward:
+                children += [(f"{path}.{n}", m) for n, m in module.named_children()]
             else:
-                found.setdefault(id(module), (f"{name}/{path}", module))
-    return dict(found.values())
+                modules.setdefault(id(module), (f"{name}/{path}", module))
+    return dict(modules.values())
 
 
 def callable_module(models: Mapping[str, nn.Module], name: str) -> nn.Module:
-    """The module that `callable_modules` calls by this name. Raises KeyError or AttributeError where there is none."""
+    """The module of this name in `callable_modules`. Raises KeyError or AttributeError where there is none."""
     model, _, path = name.partition("/")
     return models[model].get_submodule(path)
 
 
 class ModelHook:
-    """A hook on a model, which stays out of copies: a deepcopy or a pickle of the model has one that does nothing, and
-    is loaded without nbdebug."""
+    """A hook on a model that does not travel with copies: in a deepcopy or a pickle of the model it is a function of
+    Python's library that does nothing, so that the pickle loads without nbdebug."""
 
     def __init__(self, log: Any, method: str, name: str):
         self.log, self.callback, self.name = log, getattr(log, method), name
@@ -170,10 +168,10 @@ class ModelHook:
 
     def __call__(self, module: nn.Module, *inputs: Any) -> None:
         __tracebackhide__ = True
-        if torch.compiler.is_compiling():  # a compiler that reads this finds nothing to do
+        if torch.compiler.is_compiling():  # traced by a compiler: nothing to do
             return
         log = self.log
-        if self.part and log.count_nested(self.name, self.change):  # nearly all calls: nothing else may be done here
+        if self.part and log.count_nested(self.name, self.change):  # nearly all calls: this path has to be quick
             return
         log.error_boundary(self.callback, self.name, *inputs)
 
@@ -184,46 +182,43 @@ class ModelHook:
         return getattr, (contextlib.nullcontext(), "__exit__")
 
 
-Tell = Callable[..., None]
-
-
 class CompiledWatch:
-    """While attached: `before(name, args, kwargs)` and `after(name, args, kwargs, output)` of each call of one of these
-    modules that goes into compiled code; output is None where it raised."""
+    """While attached: `before(name, args, kwargs)` and `after(name, args, kwargs, output)` are called around each call
+    of one of these modules that runs compiled code, which calls no hooks; output is None where it raised."""
 
     _attached: ClassVar[list[CompiledWatch]] = []
     _original: ClassVar[list[Any]] = []
 
-    def __init__(self, modules: Mapping[str, nn.Module], before: Tell, after: Tell):
+    def __init__(self, modules: Mapping[str, nn.Module], before: Callable[..., None], after: Callable[..., None]):
         self.modules, self.before, self.after = dict(modules), before, after
         self._names = {id(module): name for name, module in modules.items()}
-        self._inside: list[tuple[nn.Module, Any]] = []  # modules that hold a door of ours, and what it was before
+        self._replaced: list[tuple[nn.Module, Any]] = []  # modules with their own compiled code, which we wrapped
 
     def attach(self) -> None:
         self._attached.append(self)
         self.refresh()
 
     def refresh(self) -> None:
-        """See to what has been compiled since."""
+        """Wrap what has been compiled since."""
         if "torch._dynamo" not in sys.modules:
             return
         from torch._dynamo import OptimizedModule
 
         if not self._original:
             self._original.append(OptimizedModule.__call__)
-            OptimizedModule.__call__ = _door(OptimizedModule.__call__, self._attached)  # type: ignore[method-assign]
+            OptimizedModule.__call__ = _watched(OptimizedModule.__call__, self._attached)  # type: ignore[method-assign]
         for name, module in self.modules.items():
             own = module._compiled_call_impl
-            if own is not None and not isinstance(own, _Door):
-                self._inside.append((module, own))
-                module._compiled_call_impl = _Door(own, self, name)
+            if own is not None and not isinstance(own, _CompiledCode):
+                self._replaced.append((module, own))
+                module._compiled_call_impl = _CompiledCode(own, self, name)
 
     def detach(self) -> None:
         if self in self._attached:
             self._attached.remove(self)
-        while self._inside:
-            module, own = self._inside.pop()
-            if isinstance(module._compiled_call_impl, _Door):
+        while self._replaced:
+            module, own = self._replaced.pop()
+            if isinstance(module._compiled_call_impl, _CompiledCode):
                 module._compiled_call_impl = own
         if self._original and not self._attached:
             from torch._dynamo import OptimizedModule
@@ -235,8 +230,8 @@ class CompiledWatch:
         return None if id(wrapper) in self._names else self._names.get(id(wrapper._modules.get("_orig_mod")))
 
 
-class _Door:
-    """What stands in a module in place of its compiled code, and passes on to it."""
+class _CompiledCode:
+    """Takes the place of a module's compiled code, and calls it."""
 
     def __init__(self, own: Any, watch: CompiledWatch, name: str):
         self.own, self.watch, self.name = own, watch, name
@@ -245,34 +240,36 @@ class _Door:
         __tracebackhide__ = True
         if torch.compiler.is_compiling():
             return self.own(*args, **kwargs)
-        return _passing([(self.watch, self.name)], self.own, args, kwargs, args)
+        return _call([(self.watch, self.name)], self.own, args, kwargs, args)
 
 
-def _door(original: Callable, attached: Iterable[CompiledWatch]) -> Callable:
-    """A wrapper's call, with those told that are attached when it comes."""
+def _watched(original: Callable, attached: Iterable[CompiledWatch]) -> Callable:
+    """The call of a compiled wrapper, which calls the watches that are attached at the time of the call."""
 
-    def watched(wrapper: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def call(wrapper: nn.Module, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         if torch.compiler.is_compiling():
             return original(wrapper, *args, **kwargs)
-        names = [(watch, name) for watch in attached if (name := watch.name_of(wrapper)) is not None]
-        return _passing(names, original, (wrapper, *args), kwargs, args)
+        watches = [(watch, name) for watch in attached if (name := watch.name_of(wrapper)) is not None]
+        return _call(watches, original, (wrapper, *args), kwargs, args)
 
-    return watched
+    return call
 
 
-def _passing(told: list[tuple[CompiledWatch, str]], original: Callable, given: tuple, kwargs: dict, args: tuple) -> Any:
+def _call(
+    watches: list[tuple[CompiledWatch, str]], original: Callable, arguments: tuple, kwargs: dict, args: tuple
+) -> Any:
     __tracebackhide__ = True
-    for watch, name in told:
+    for watch, name in watches:
         watch.before(name, args, kwargs)
     output = None
     try:
-        output = original(*given, **kwargs)
+        output = original(*arguments, **kwargs)
         return output
     finally:
-        for watch, name in reversed(told):
+        for watch, name in reversed(watches):
             watch.after(name, args, kwargs, output)
 
 
-WRAPPED_CALL = _passing.__code__
-"""The frame of a call on its way through one of these doors; its local `told` names the module."""
+WRAPPED_CALL = _call.__code__
+"""The code of a call that a `CompiledWatch` wraps; its local `watches` names the module."""

@@ -1,4 +1,4 @@
-"""What an op's signature says: its arguments by name, which of them it changes, whether its result is a view."""
+"""Ops by their schema: arguments by name, which of them an op writes to, whether its result is a view."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from nbdebug.observe.tensors import base_name
 
 
 class Schema(NamedTuple):
-    """What an op's signature says. writes: names of arguments that it changes; view:
-    its result shares an argument's memory."""
+    """What an op's signature says. base: its name without namespace and overload; writes: names of the arguments that
+    it changes; view: its result shares an argument's storage; ignored: it computes nothing (the profiler's)."""
 
     base: str
     names: tuple[str, ...]
@@ -31,7 +31,7 @@ _schemas: dict[Any, Schema] = {}
 
 
 def schema_of(func: Any) -> Schema:
-    """The op's signature, read once."""
+    """The op's schema, read once."""
     known = _schemas.get(func)
     if known is None:
         s = func._schema
@@ -53,13 +53,13 @@ def schema_of(func: Any) -> Schema:
 
 def argument_tensors(args: Any, kwargs: dict) -> list[torch.Tensor]:
     """The tensors among an op's arguments; lists of tensors (foreach ops) are entered."""
-    found = [a for a in args if isinstance(a, torch.Tensor)]
-    if len(found) < len(args) or kwargs:
+    tensors = [a for a in args if isinstance(a, torch.Tensor)]
+    if len(tensors) < len(args) or kwargs:
         for value in (*args, *kwargs.values()) if kwargs else args:
             if isinstance(value, (list, tuple)):
-                found += [v for v in value if isinstance(v, torch.Tensor)]
-        found += [v for v in kwargs.values() if isinstance(v, torch.Tensor)]
-    return found
+                tensors += [v for v in value if isinstance(v, torch.Tensor)]
+        tensors += [v for v in kwargs.values() if isinstance(v, torch.Tensor)]
+    return tensors
 
 
 def written_tensors(schema: Schema, args: tuple, kwargs: dict) -> list[torch.Tensor]:
@@ -77,22 +77,19 @@ def named_arguments(schema: Schema, args: tuple, kwargs: dict) -> list[tuple[str
     return [*zip(schema.names, args, strict=False), *kwargs.items()]
 
 
-DISTRIBUTED_NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
-
-
 def is_distributed(func: Any) -> bool:
-    """Whether an op talks to other processes."""
-    return func.namespace in DISTRIBUTED_NAMESPACES
+    """Whether an op exchanges data with other processes."""
+    return func.namespace in ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 
 
 def distributed_tensors(tape: Any, op: Any, args: tuple, out: Any) -> list[int]:
-    """The numbers of all on a tape that lies in the memory of what such an op was given and made; none for other ops. A
-    replay lacks it, and may do without it, as where a loss is averaged for a log."""
+    """The numbers of all tensors on a tape that share storage with the inputs and outputs of a distributed op; none for
+    other ops. A replay lacks these tensors, and may not need them, as where a loss is averaged for a log."""
     numbers: list[int] = []
     for tensor in tree_leaves((args, out)) if is_distributed(op.func) else ():
         place = tape._place(tensor) if isinstance(tensor, torch.Tensor) else None
         if place is not None:
             if tape.find(tensor) is None:
                 tape._enter(tensor, None, place)
-            numbers += tape.by_memory.get(place[0], ())
+            numbers += tape.by_storage.get(place[0], ())
     return numbers

@@ -1,9 +1,9 @@
-"""Every op of a step, with its line, its module and, in backward, the forward op whose derivative it computes.
+"""Records every op of a step: its line, its module and, in backward, the forward op whose derivative it computes.
 
-One dispatch mode sees each op below autograd, forward, backward and optimizer alike. An autograd node takes the next
-number of a counter just before its op runs; so a counter that grew names the op's node, and when the engine later runs
-that node, the number leads back to the forward op. What to make of an op is left to watchers; they get its operands'
-history too.
+One dispatch mode gets each op below autograd, in forward, backward and optimizer alike. An autograd node takes the next
+number of a counter just before its op runs; so the numbers that the counter has passed name the op's node, and when the
+engine later runs that node, its number leads back to the forward op. Watchers decide what to do with an op; they also
+get the history of its operands.
 
 A fault in a watcher must not break the training: it gives one warning, and the recorder is disabled.
 """
@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nbdebug.observe.locations import Site, is_recomputation, locate
+from nbdebug.observe.locations import Site, StackLines, is_recomputation, locate
 from nbdebug.observe.modules import ModuleStack
 from nbdebug.observe.ops import Schema, argument_tensors, named_arguments, schema_of, written_tensors
 from nbdebug.observe.tensors import PARAMETER, TARGET, StorageInfo, dense, optional_storage_key
@@ -26,17 +26,16 @@ from nbdebug.observe.tensors import PARAMETER, TARGET, StorageInfo, dense, optio
 _current_node = torch._C._current_autograd_node
 _next_number = torch._C._autograd._get_sequence_nr
 _ACCUMULATE = 2**63  # nodes that only store gradients have no number of their own
-
-
-_SCALARS_KEPT = frozenset({"pow"})  # whose derivative's behaviour depends on a number
+_OPS_WITH_SCALARS = frozenset({"pow"})  # the behaviour of their derivative depends on a number
 
 
 class Op:
-    """One op that ran. forward: the forward op whose derivative this one computes (backward only). custom: run by the
-    user's own backward. library: the innermost line of an installed package, where that is not the user's line. inputs:
-    the ops that made its operands. scalars: its number arguments by name. grad: whether autograd recorded it.
-    recomputed: a forward op that runs again during backward (checkpointing). after_model: run outside of a model that
-    has been called."""
+    """One op that ran. during: "forward", "backward" or "optimizer"; forward: the forward op whose derivative this one
+    computes (backward only); node: the name of its autograd node (backward only); custom: run by the user's own
+    backward; library: the innermost line of an installed package, where that is not the user's line; inputs: the ops
+    that made its operands; scalars: its number arguments by name; grad: whether autograd recorded it; recomputed: a
+    forward op that runs again during backward (checkpointing); after_model: run outside of the model, after its
+    call."""
 
     __slots__ = (
         "after_model",
@@ -69,16 +68,21 @@ class Op:
         self.inputs: tuple[Op, ...] = ()
         self.scalars: dict[str, Any] = {}
 
+    def take_place(self, other: Op) -> None:
+        """Take the line and the module of another op."""
+        self.site, self.library = other.site, other.library
+        self.module, self.module_type = other.module, other.module_type
+
     def __repr__(self) -> str:
         return f"<Op {self.index} {self.name} {self.during} {self.module} {self.site}>"
 
 
 class Watcher(Protocol):
-    """`before` may keep what the op is about to overwrite; its result is handed to `after`."""
+    """`before` may save what the op is about to overwrite; `after` gets its result as `saved`."""
 
     def before(self, op: Op, schema: Schema, args: tuple, kwargs: dict) -> Any: ...
 
-    def after(self, op: Op, schema: Schema, args: tuple, kwargs: dict, out: Any, kept: Any) -> None: ...
+    def after(self, op: Op, schema: Schema, args: tuple, kwargs: dict, out: Any, saved: Any) -> None: ...
 
 
 class Recorder(TorchDispatchMode):
@@ -86,12 +90,11 @@ class Recorder(TorchDispatchMode):
     light: only lines and modules of forward ops, for a tape; what tensors are made of is not followed."""
 
     light = False
-    paused = False  # it may have to stay on the stack of modes while nothing is to be recorded
+    paused = False  # a recorder may have to stay on the stack of modes while nothing is to be recorded
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Torch would wrap each call of a mode, to keep its compiler away;
-        compiled code is run in eager here anyway."""
+        """Torch would wrap each call of a mode to keep its compiler away; here compiled code runs eagerly anyway."""
         return False
 
     def __init__(
@@ -103,10 +106,8 @@ class Recorder(TorchDispatchMode):
         self.step, self.count, self.disabled_by = 0, 0, ""
         self.fault: Exception | None = None
         self.model_called = False
-        self.opaque_types: set[str] = (
-            set()
-        )  # types of tensors that handle ops themselves, whose values can't be followed
-        self.custom_backward = ""  # light: what has a backward of its own, which a replay of the ops does not know
+        self.opaque_types: set[str] = set()  # of tensors that handle ops themselves: their values can't be followed
+        self.custom_backward = ""  # light: what has a backward of its own, which a replay of the ops lacks
         self.replaying: Op | None = None  # set while a recorded op is run again: its line and module are known
         self.called_from: Site | None = None  # set while a recorded call is made again: the line that made it first
         self.in_backward: Callable[..., Any] | None = None  # light: runs the ops of backward instead
@@ -116,14 +117,14 @@ class Recorder(TorchDispatchMode):
         self._line_modules: dict[Site, tuple[str, Any]] = {}
 
     def new_step(self, step: int) -> None:
-        """Forget what only one step needs. Memories of tensors that died go too."""
+        """Drop what only one step needs, and the records of storages that have been freed."""
         self.step, self.model_called = step, False
         self._by_number.clear()
         self.storages = {k: m for k, m in self.storages.items() if not m.ref.expired()}
         for storage in self.storages.values():
             storage.views = None
             if storage.maker is not None:
-                storage.maker.inputs = ()  # or the ops of every step before would be kept
+                storage.maker.inputs = ()  # else this would keep the ops of every step before alive
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
@@ -135,16 +136,16 @@ class Recorder(TorchDispatchMode):
         try:
             op = self._describe(func, schema, args, kwargs)
             reach = 0 if self.light else self.record_operands(op, args, kwargs)
-            kept = [w.before(op, schema, args, kwargs) for w in self.watchers]
-        except Exception as fault:  # the border: nothing of ours may stop the training
+            saved = [w.before(op, schema, args, kwargs) for w in self.watchers]
+        except Exception as fault:  # the error boundary: nothing of ours may stop the training
             self.disable(fault)
             return func(*args, **kwargs)
         out = func(*args, **kwargs)
         try:
             if not self.light:
                 self.record_results(op, schema, args, kwargs, out, reach)
-            for watcher, token in zip(self.watchers, kept, strict=True):
-                watcher.after(op, schema, args, kwargs, out, token)
+            for watcher, item in zip(self.watchers, saved, strict=True):
+                watcher.after(op, schema, args, kwargs, out, item)
         except Exception as fault:
             self.disable(fault)
         return out
@@ -165,12 +166,12 @@ class Recorder(TorchDispatchMode):
         self.count += 1
         node = _current_node()
         number, thread = _next_number(), threading.get_ident()
-        if schema.base in _SCALARS_KEPT:
+        if schema.base in _OPS_WITH_SCALARS:
             op.scalars = {n: v for n, v in named_arguments(schema, args, kwargs) if isinstance(v, (int, float))}
         if self.replaying is not None and node is None:
-            known = self.replaying
-            op.site, op.library, op.module, op.module_type = known.site, known.library, known.module, known.module_type
-            op.during, op.after_model, op.grad = known.during, known.after_model, known.grad
+            original = self.replaying
+            op.take_place(original)
+            op.during, op.after_model, op.grad = original.during, original.after_model, original.grad
         else:
             self._place(op, node)
         if self.light and number > self._last_number.get(thread, number) and not op.grad:
@@ -187,38 +188,37 @@ class Recorder(TorchDispatchMode):
         self.storages |= storages
 
     def number(self, op: Op, number: int) -> None:
-        """Autograd's counter has come to `number`: the nodes made in this thread since the op before are this op's."""
+        """Autograd's counter is at `number`: the nodes made in this thread since the op before belong to this op."""
         thread = threading.get_ident()
-        for missed in range(self._last_number.get(thread, max(number - 1, 0)), number):
-            self._by_number.setdefault(missed, []).append(op)
+        for passed in range(self._last_number.get(thread, max(number - 1, 0)), number):
+            self._by_number.setdefault(passed, []).append(op)
         self._last_number[thread] = number
 
     def _place(self, op: Op, node: Any) -> None:
         """Line, module and phase of an op."""
-        stop = locate()  # our own frames, and those that torch may put around a mode, are skipped
-        if node is None and stop.user is None and self.called_from is not None:
-            stop = stop._replace(user=self.called_from)
-        op.site, op.library = stop.site, stop.library
+        stack = locate()  # our own frames, and those that torch may put around a mode, are skipped
+        if node is None and stack.user is None and self.called_from is not None:
+            stack = stack._replace(user=self.called_from)
+        op.site, op.library = stack.site, stack.library
         op.grad = torch.is_grad_enabled()
         op.after_model = self.model_called and not self.stack.inside
-        op.recomputed = node is not None and stop.site is not None and is_recomputation(stop.frame)
+        op.recomputed = node is not None and stack.site is not None and is_recomputation(stack.frame)
         if node is not None and not op.recomputed:
             op.during, op.node = "backward", node.name()
             op.forward = self.forward_op(node)
-            if stop.site is None and op.forward is not None:
-                made = op.forward
-                op.site, op.library, op.module, op.module_type = made.site, made.library, made.module, made.module_type
+            if stack.site is None and op.forward is not None:
+                op.take_place(op.forward)
                 return
-            op.custom = stop.site is not None
-        elif stop.optimizer:
+            op.custom = stack.site is not None
+        elif stack.optimizer:
             op.during = "optimizer"
-        self._name_module(op, stop)
+        self._name_module(op, stack)
 
-    def _name_module(self, op: Op, stop: Any) -> None:
+    def _name_module(self, op: Op, stack: StackLines) -> None:
         name, module = self.stack.current()
         if module is None and (op.during == "backward" or op.recomputed):
-            found = self.stack.from_frame(stop.frame) or (self._line_modules.get(op.site) if op.site else None)
-            name, module = found or ((op.forward.module, None) if op.forward else ("", None))
+            running = self.stack.from_frame(stack.frame) or (self._line_modules.get(op.site) if op.site else None)
+            name, module = running or ((op.forward.module, None) if op.forward else ("", None))
         elif op.site is not None and module is not None:
             self._line_modules[op.site] = (name, module)
         op.module = name
@@ -228,19 +228,19 @@ class Recorder(TorchDispatchMode):
             op.module_type = op.forward.module_type if op.forward else None
 
     def forward_op(self, node: Any) -> Op | None:
-        """The op that made this node. Numbers of two threads may collide: then the op named like the node is meant."""
+        """The op that made this node. Numbers of two threads may collide: then it is the op with the node's name."""
         number = node._sequence_nr()
-        made = self._by_number.get(number, []) if number < _ACCUMULATE else []
-        if len(made) > 1:
-            plain = node.name().split("Backward")[0].split("::")[-1].lower()
-            alike = [op for op in made if op.name.replace("_", "") in plain or plain in op.name.replace("_", "")]
-            made = alike or made
-        if not made:
+        ops = self._by_number.get(number, []) if number < _ACCUMULATE else []
+        if len(ops) > 1:
+            base = node.name().split("Backward")[0].split("::")[-1].lower()
+            alike = [op for op in ops if op.name.replace("_", "") in base or base in op.name.replace("_", "")]
+            ops = alike or ops
+        if not ops:
             return None
-        return made[-1] if made[-1].forward is None else made[-1].forward
+        return ops[-1] if ops[-1].forward is None else ops[-1].forward
 
     def record_operands(self, op: Op, args: tuple, kwargs: dict) -> int:
-        """Note what the op is given; returns which of parameters, inputs and targets flow into it."""
+        """Record the op's inputs; returns which of parameters, inputs and targets flow into it."""
         reach = 0
         makers: list[Op] = []
         for tensor in argument_tensors(args, kwargs):
@@ -253,13 +253,13 @@ class Recorder(TorchDispatchMode):
         return reach
 
     def storage_info(self, tensor: torch.Tensor) -> StorageInfo | None:
-        """What is known of a tensor's memory; made known when it is seen for the first time."""
-        number = optional_storage_key(tensor)
-        if number is None:
+        """The record of a tensor's storage; a storage without one comes from outside the step, and gets its record."""
+        key = optional_storage_key(tensor)
+        if key is None:
             if type(tensor) is not torch.Tensor:
                 self.opaque_types.add(type(tensor).__name__)
             return None
-        known = self.storages.get(number)
+        known = self.storages.get(key)
         if known is not None and known.role not in ("input", "target"):
             return known
         values = dense(tensor)
@@ -269,33 +269,33 @@ class Recorder(TorchDispatchMode):
             leaf = tensor.requires_grad and tensor.is_leaf
             reach, role = (PARAMETER, "parameter") if leaf else (TARGET, "target")
             known = StorageInfo(values.untyped_storage(), None, reach, role)
-            self.storages[number] = known
+            self.storages[key] = known
             if leaf:
                 self.on_external(tensor, known)
         if known.role in ("input", "target"):
             view = _view(values)
             if known.views is None:
                 known.views = set()
-            if view not in known.views:  # a step may use any part of a data set that lies in one memory
+            if view not in known.views:  # a step may use any part of a data set in one storage
                 known.views.add(view)
                 self.on_external(tensor, known)
         return known
 
     def record_results(self, op: Op, schema: Schema, args: tuple, kwargs: dict, out: Any, reach: int) -> None:
-        """Note who made what the op gives, and what flowed into it."""
+        """Record which op made each output, and what flowed into it."""
         for tensor in argument_tensors(out if isinstance(out, (list, tuple)) else (out,), {}):
-            number = optional_storage_key(tensor)
+            key = optional_storage_key(tensor)
             values = dense(tensor)
-            if number is None or values is None:
+            if key is None or values is None:
                 continue
-            known = self.storages.get(number)
+            known = self.storages.get(key)
             if known is None:
-                self.storages[number] = StorageInfo(values.untyped_storage(), op, reach)
+                self.storages[key] = StorageInfo(values.untyped_storage(), op, reach)
             elif known.role in ("input", "target") and known.views is not None:
-                known.views.add(_view(values))  # a part of what was looked at already
+                known.views.add(_view(values))  # a part of what has been checked
         for tensor in written_tensors(schema, args, kwargs) if schema.writes else ():
-            number = optional_storage_key(tensor)
-            storage = None if number is None else self.storages.get(number)
+            key = optional_storage_key(tensor)
+            storage = None if key is None else self.storages.get(key)
             if storage is not None:
                 storage.maker, storage.reach = op, storage.reach | reach
 

@@ -1,7 +1,7 @@
-"""Run a recorded step again, with some of its ops replaced.
+"""Replay: runs a recorded step again, with some of its ops replaced.
 
-The ops go through autograd, so that a replaced op has its own derivative. An unchanged replay must give what the step
-gave, bit for bit where the hardware allows; whoever uses a replay as proof asks for that first.
+The ops go through autograd, so that a replaced op has its own derivative. An unchanged replay must give the step's own
+results, bit for bit where the hardware allows; code that uses a replay as proof checks that first.
 """
 
 from __future__ import annotations
@@ -31,22 +31,23 @@ from nbdebug.observe.tensors import PARAMETER, TARGET, StorageInfo, output_tenso
 
 _modes = torch._C._len_torch_dispatch_stack
 _ATOMS = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
-"""What stands for itself among an op's arguments."""
+"""Types among an op's arguments that need no resolving."""
 Patch = Callable[..., Any]
-"""Stands in for an op: called with the op's function, its args and its kwargs, it returns what the op would."""
+"""Replaces an op: called with the op's function, its args and its kwargs, it returns a result of the same form."""
 Around = Callable[[Op, tuple, dict], Any]
-"""Runs an op of the forward, and looks at it: called with the op, its args and its kwargs, it returns what it gives."""
+"""Runs a forward op and inspects it: called with the op, its args and its kwargs, it returns the op's result."""
 
 
 class Replay:
-    """The outcome: losses (roots of backward, in order), leaves and their gradients by the leaf's number on the tape.
+    """One replay. Its results: losses (roots of backward, in order), leaves and gradients by the leaf's number on the
+    tape, changed (tensors from outside that the step changes, other than leaves).
 
-    patches: by the op's index. inputs: changes to tensors from outside, by number. on_op is told of each op before it
-    runs (None: backward), on_outside of each tensor that comes from outside, on_backward of the losses before a
-    backward and after it. scale: a factor on what backward starts from. keep: a tensor to be handed out as `kept`.
-    models: by the names in remembered calls, which are made again with the models' own parameters (gradients go to
-    those); on_line is told of the lines of calls and backwards. around: runs each op that is not patched.
-    during_engine: a context in which each backward runs.
+    patches: by the op's index; inputs: changes to tensors from outside, by number; on_op: called with each op before
+    it runs (None: backward); on_outside: called with each tensor from outside; on_backward: called with the losses
+    before a backward (False) and after it (True); scale: a factor on the gradient that backward starts from; keep: a
+    tensor whose replayed value is wanted, as `value`; models: by the names in recorded calls, which are repeated with
+    the models' own parameters (these get the gradients); on_line: called with the line of each call and backward;
+    around: runs each op that is not patched; during_engine: a context in which each backward runs.
     """
 
     def __init__(
@@ -70,8 +71,8 @@ class Replay:
         self.value: torch.Tensor | None = None
         self.losses: list[torch.Tensor] = []
         self._values: dict[int, torch.Tensor] = {}
-        self._spoiled: dict[int, str] = {}
-        self.changed: dict[int, torch.Tensor] = {}  # tensors from outside that the step changes, other than leaves
+        self._lost: dict[int, str] = {}  # values that a replay lacks, and why
+        self.changed: dict[int, torch.Tensor] = {}
         self.leaves: dict[int, torch.Tensor] = {}
         self._generators: dict[int, torch.Generator] = {}
         self._position = 0
@@ -109,8 +110,8 @@ class Replay:
         if entry.unfit:
             if entry.op is None or entry.op.func is None or not is_distributed(entry.op.func):
                 raise CannotReplay(entry.unfit)
-            for ref in entry.args:  # what other processes said: of use to a log perhaps, and not to the loss
-                self._spoiled[ref.value] = entry.unfit
+            for ref in entry.args:  # results of other processes: perhaps only logged, and no part of the loss
+                self._lost[ref.value] = entry.unfit
                 self._values.pop(ref.value, None)
             return
         args = tuple([self._resolve(a) for a in entry.args])
@@ -123,10 +124,10 @@ class Replay:
             with torch.no_grad():
                 out = self._run(entry.op, args, kwargs)
         if isinstance(out, torch.Tensor) and len(entry.results) == 1:
-            made = [out]
+            outputs = [out]
         else:
-            made = [t for _, t in walk_tensors(out if isinstance(out, (list, tuple)) else (out,))]
-        for number, tensor in zip(entry.results, made, strict=False):
+            outputs = [t for _, t in walk_tensors(out if isinstance(out, (list, tuple)) else (out,))]
+        for number, tensor in zip(entry.results, outputs, strict=False):
             if number is not None:
                 self._values[number] = tensor
 
@@ -137,13 +138,13 @@ class Replay:
         return self.around(op, args, kwargs) if self.around else op.func(*args, **kwargs)
 
     def _call(self, entry: CallEntry) -> None:
-        """Make the call of a model again, under the same circumstances."""
+        """Call a model again, in the same environment."""
         name, _, part = entry.model.partition("/")
         if self.models is None or name not in self.models:
             raise CannotReplay(f"the model `{name}` is not at hand")
         module = self.models[name].get_submodule(part)
         args, kwargs = tree_unflatten([self._resolve(leaf) for leaf in entry.leaves], entry.spec)
-        self._tell(entry.site)
+        self._report(entry.site)
         with entry.environment(module):
             out = module(*args, **kwargs)
         leaves = output_tensors(out)
@@ -153,7 +154,7 @@ class Replay:
             if number is not None:
                 self._values[number] = leaf
 
-    def _tell(self, site: Site | None) -> None:
+    def _report(self, site: Site | None) -> None:
         if self.on_op:
             self.on_op(None)
         if self.on_line:
@@ -161,7 +162,7 @@ class Replay:
 
     def _backward(self, entry: BackwardEntry, losses_only: bool) -> None:
         roots, seeds, inputs = (self._resolve(list(g)) for g in (entry.roots, entry.seeds, entry.inputs))
-        self._tell(entry.site)
+        self._report(entry.site)
         if entry.accumulate:
             self.losses += [r.detach() for r in roots]
             if self.scale != 1.0:
@@ -184,10 +185,10 @@ class Replay:
                 self.on_backward(roots, True)
             return
         with self.during_engine():
-            made = torch.autograd.grad(
+            gradients = torch.autograd.grad(
                 roots, inputs, seeds, retain_graph=entry.retain, create_graph=entry.create, allow_unused=True
             )
-        for number, tensor in zip(entry.results, made, strict=True):
+        for number, tensor in zip(entry.results, gradients, strict=True):
             if number is not None and tensor is not None:
                 self._values[number] = tensor
 
@@ -208,57 +209,57 @@ class Replay:
     def _tensor(self, ref: Ref) -> torch.Tensor:
         value = self._values.get(ref.value)
         if value is None:
-            if ref.value in self._spoiled:
-                raise CannotReplay(self._spoiled[ref.value])
-            held = self.tape.externals.get(ref.value)
-            if held is None:
+            if ref.value in self._lost:
+                raise CannotReplay(self._lost[ref.value])
+            external = self.tape.externals.get(ref.value)
+            if external is None:
                 raise CannotReplay("it uses a tensor that was made out of sight")
-            # fetching it is no part of the step
+            # getting it is no part of the step
             with _disable_current_modes() if _modes() else contextlib.nullcontext():
-                value = self._values[ref.value] = self._from_outside(ref.value, held)
+                value = self._values[ref.value] = self._from_outside(ref.value, external)
         if self.tape.later_leaves.get(ref.value, self._position + 1) <= self._position and not value.requires_grad:
             value.requires_grad_()
         if ref.view is not None:
             value = (value.detach() if ref.detached else value).as_strided(*ref.view)
         return value.detach() if ref.detached else value
 
-    def _from_outside(self, number: int, held: ExternalTensor) -> torch.Tensor:
-        if held.grad_of is not None:
-            grad = self.leaves[held.grad_of].grad if held.grad_of in self.leaves else None
+    def _from_outside(self, number: int, external: ExternalTensor) -> torch.Tensor:
+        if external.grad_of is not None:
+            grad = self.leaves[external.grad_of].grad if external.grad_of in self.leaves else None
             if grad is None:
                 raise CannotReplay("a gradient that it uses did not come again")
             return grad.detach()
-        if held.leaf and self.models is not None:
+        if external.leaf and self.models is not None:
             leaf = self.leaves[number] = self.tape.leaves[number]
             return leaf
-        value = held.tensor.detach()
+        value = external.tensor.detach()
         if number in self.inputs:
             value = self.inputs[number](value)
-        elif held.changed or self.patches:  # a mended op may write where the step's own did not
+        elif external.changed or self.patches:  # a replaced op may write where the step's own did not
             value = value.clone()
-        if held.leaf:
+        if external.leaf:
             value = self.leaves[number] = value.requires_grad_()
-        elif held.changed:
+        elif external.changed:
             self.changed[number] = value
         if self.on_outside:
-            self.on_outside(number, value, held)
+            self.on_outside(number, value, external)
         return value
 
     def _generator(self, generator: torch.Generator) -> torch.Generator:
-        known, state = self.tape.generators[id(generator)]
+        original, state = self.tape.generators[id(generator)]
         if id(generator) not in self._generators:
-            twin = self._generators[id(generator)] = torch.Generator(known.device)
-            twin.set_state(state)
+            copy = self._generators[id(generator)] = torch.Generator(original.device)
+            copy.set_state(state)
         return self._generators[id(generator)]
 
 
 def _last_uses(tape: Tape) -> dict[int, list[int]]:
-    """{position: numbers of the tensors that no later entry uses}. Leaves and views of shared memory stay."""
+    """{position: numbers of the tensors that no later entry uses}. Leaves and changed tensors stay."""
     last = {number: position for position, entry in enumerate(tape.entries) for number in _uses(entry)}
     freed: dict[int, list[int]] = {}
     for number, position in last.items():
-        held = tape.externals.get(number)
-        if held is None or not (held.leaf or held.changed):
+        external = tape.externals.get(number)
+        if external is None or not (external.leaf or external.changed):
             freed.setdefault(position, []).append(number)
     return freed
 
@@ -271,12 +272,12 @@ def _uses(entry: TapeEntry | CallEntry | BackwardEntry) -> set[int]:
 
 @contextlib.contextmanager
 def _unwritten_as_nan(tape: Tape) -> Iterator[None]:
-    """Let `torch.empty` give NaN, where the tape says so: what lay in that memory during the step is gone."""
+    """Let `torch.empty` give NaN, where the tape says so: the values in that memory during the step are gone."""
     if not tape.unwritten_as_nan:
         yield
         return
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)  # which is when torch fills such memory
+    torch.use_deterministic_algorithms(True, warn_only=True)  # with this torch fills such memory
     try:
         yield
     finally:
@@ -299,39 +300,38 @@ def _same_random(tape: Tape) -> Iterator[None]:
 
 
 def storages_of(tape: Tape) -> dict[int, StorageInfo]:
-    """Each memory as the forward left it: who wrote it last, which of parameters, inputs and targets flowed into it.
-    Also notes for each op the ops that made its operands."""
-    where = {number: memory for memory, numbers in tape.by_memory.items() for number in numbers}
-    found = {where[n]: _outside(tape, where[n], held) for n, held in tape.externals.items() if n in where}
+    """Each storage as the forward left it: which op wrote it last, which of parameters, inputs and targets flowed into
+    it. Also records for each op the ops that made its operands."""
+    keys = {number: key for key, numbers in tape.by_storage.items() for number in numbers}
+    storages = {keys[n]: _outside(tape, keys[n], external) for n, external in tape.externals.items() if n in keys}
     for entry in tape.entries:
         if not isinstance(entry, TapeEntry) or entry.unfit:
             continue
         op = entry.op
         refs = _refs((*entry.args, *entry.kwargs.values()))
-        given = [memory for ref in refs if (memory := found.get(where[ref.value])) is not None]
-        op.inputs = tuple([memory.maker for memory in given if memory.maker is not None][:4])
+        inputs = [storage for ref in refs if (storage := storages.get(keys[ref.value])) is not None]
+        op.inputs = tuple([storage.maker for storage in inputs if storage.maker is not None][:4])
         reach = 0
-        for memory in given:
-            reach |= memory.reach
+        for storage in inputs:
+            reach |= storage.reach
         for number in entry.results:
             if number is not None:
-                found.setdefault(where[number], StorageInfo(tape.storages[where[number]], op, reach))
+                storages.setdefault(keys[number], StorageInfo(tape.storages[keys[number]], op, reach))
         for ref in _written(entry):
-            changed = found.get(where[ref.value])
+            changed = storages.get(keys[ref.value])
             if changed is not None:
                 changed.maker, changed.reach = op, changed.reach | reach
-    return found
+    return storages
 
 
-def _outside(tape: Tape, memory: int, held: ExternalTensor) -> StorageInfo:
-    known = held.memory
+def _outside(tape: Tape, key: int, external: ExternalTensor) -> StorageInfo:
+    known = external.storage
     if known is not None and known.role:
-        made = StorageInfo(tape.storages[memory], None, known.reach, known.role, known.name, known.module)
-        made.entered = known.entered
-        return made
-    return StorageInfo(
-        tape.storages[memory], None, PARAMETER if held.leaf else TARGET, "parameter" if held.leaf else "target"
-    )
+        info = StorageInfo(tape.storages[key], None, known.reach, known.role, known.name, known.module)
+        info.entered = known.entered
+        return info
+    reach, role = (PARAMETER, "parameter") if external.leaf else (TARGET, "target")
+    return StorageInfo(tape.storages[key], None, reach, role)
 
 
 def _written(entry: TapeEntry) -> Iterator[Ref]:

@@ -244,7 +244,7 @@ class StepLog:
                 frame.f_code is _CALL
                 and frame.f_locals.get("self") is module
                 or frame.f_code is WRAPPED_CALL
-                and any(called == self._outermost for _, called in frame.f_locals["told"])
+                and any(called == self._outermost for _, called in frame.f_locals["watches"])
             )
             frame = frame.f_back  # type: ignore[assignment]
         return calls <= (name == self._outermost)

@@ -1,12 +1,12 @@
-"""A step, recorded so that it can be run again without its Python code.
+"""The tape: a step recorded so that it can be run again without its Python code.
 
-The loop around a step is often impossible to repeat: its loader has moved on. But the ops that it ran, in order, with
-the numbers and tensors that came from outside, are the step. This watcher writes them down; `replay` runs them again
-under autograd, with the same random numbers, and with some ops replaced if asked: so a fix is tried on the very step
-that failed.
+The loop around a step often can't be repeated: its loader has moved on. But the ops that ran, in order, with the
+numbers and tensors that came from outside, are the step. This watcher records them; `replay` runs them again under
+autograd, with the same random numbers, and with some ops replaced where that is wanted: so a fix is tried on the very
+step that failed.
 
-Only tensors from outside are held (parameters are copied when something is about to change them); what the step itself
-made is made again.
+Only tensors from outside are kept (parameters are copied just before something changes them); what the step itself
+computed is computed again.
 """
 
 from __future__ import annotations
@@ -35,16 +35,13 @@ class CannotReplay(Exception):
     """The recorded step can't be run again; the message says why."""
 
 
-class _Unusual(Exception):
+class _Unsupported(Exception):
     """A tensor that the tape can't hold."""
 
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
-
-
 class Ref(NamedTuple):
-    """A tensor of the tape: its number; strides, if it is another view of that tensor's memory;
-    cut off from autograd?"""
+    """A tensor of the tape. value: its number; view: (shape, strides, offset), if it is another view of that tensor's
+    storage; detached: whether it is cut off from autograd."""
 
     value: int
     view: tuple | None = None
@@ -52,7 +49,8 @@ class Ref(NamedTuple):
 
 
 class TapeEntry(NamedTuple):
-    """One op: what it was given, numbers of what it made, whether autograd saw it. unfit: why it can't be run again."""
+    """One op: its arguments, the numbers of its outputs, whether autograd recorded it. unfit: why it can't be run
+    again, or "" where it can."""
 
     op: Op
     args: Any
@@ -63,9 +61,9 @@ class TapeEntry(NamedTuple):
 
 
 class CallEntry(NamedTuple):
-    """A call of a whole model, remembered instead of its ops: the model's name, the leaves of its arguments (`Ref`s for
-    tensors) and how they hang together, the numbers of the tensors that it returned (in the order of its leaves), the
-    line that called it, and a context manager that brings back random numbers, autocast and the train flag."""
+    """A call of a whole model, recorded instead of its ops: the model's name, the leaves of its arguments (`Ref`s for
+    tensors) and their structure (spec), the numbers of the tensors that it returned (in the order of its leaves), the
+    line that called it, and a context manager that restores random numbers, autocast and the train flag."""
 
     model: str
     leaves: tuple
@@ -81,8 +79,8 @@ class CallEntry(NamedTuple):
 
 
 class BackwardEntry(NamedTuple):
-    """A call of the engine: what it was given, the numbers of the gradients that it returned, its switches, and the
-    line that called it."""
+    """A call of the engine: its arguments, the numbers of the gradients that it returned, its switches (`retain_graph`,
+    `create_graph`, whether it fills `.grad`), and the line that called it."""
 
     roots: tuple[Ref, ...]
     seeds: tuple[Ref | None, ...]
@@ -95,12 +93,15 @@ class BackwardEntry(NamedTuple):
 
 
 class ExternalTensor:
-    """A tensor from outside, as it was when the step first used it; memory: what the recorder knows of it."""
+    """A tensor from outside, as it was when the step first used it. changed: the step overwrites it later; grad_of: the
+    number of the leaf whose gradient it is; storage: the recorder's record of its storage."""
 
-    __slots__ = ("changed", "grad_of", "leaf", "memory", "tensor")
+    __slots__ = ("changed", "grad_of", "leaf", "storage", "tensor")
 
-    def __init__(self, tensor: torch.Tensor, leaf: bool, grad_of: int | None = None, memory: StorageInfo | None = None):
-        self.tensor, self.leaf, self.changed, self.grad_of, self.memory = tensor, leaf, False, grad_of, memory
+    def __init__(
+        self, tensor: torch.Tensor, leaf: bool, grad_of: int | None = None, storage: StorageInfo | None = None
+    ):
+        self.tensor, self.leaf, self.changed, self.grad_of, self.storage = tensor, leaf, False, grad_of, storage
 
 
 class Tape:
@@ -115,38 +116,36 @@ class Tape:
         self.externals: dict[int, ExternalTensor] = {}
         self.leaves: dict[int, torch.Tensor] = {}  # number -> the user's own tensor
         self.later_leaves: dict[int, int] = {}  # number -> the entry from which on it is a leaf of its own
-        self.call_inputs: dict[
-            Ref, torch.Tensor
-        ] = {}  # what models were called with, where the step's own code made it
+        self.call_inputs: dict[Ref, torch.Tensor] = {}  # inputs of models that the step's own code made
         self._places: dict[tuple, list[list]] = {}
-        self.by_memory: dict[int, list[int]] = {}
-        self.storages: dict[int, StorageWeakRef] = {}  # by memory
+        self.by_storage: dict[int, list[int]] = {}  # storage's key -> numbers
+        self.storages: dict[int, StorageWeakRef] = {}  # by the storage's key
         self._count = 0
-        self.last_uses: tuple[int, dict[int, list[int]]] | None = None  # for replays: of how many entries, and which
-        self.unwritten_as_nan = False  # how a replay is to fill memory that `torch.empty` hands out
+        self.last_uses: tuple[int, dict[int, list[int]]] | None = (
+            None  # for replays: (number of entries, what each frees)
+        )
+        self.unwritten_as_nan = False  # whether a replay fills the memory of `torch.empty` with NaN
         self.random = torch.get_rng_state()
         self.cuda_random = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
         self.generators: dict[int, tuple[torch.Generator, torch.Tensor]] = {}
 
     def ancestors(self, position: int) -> set[int]:
-        """Indices of the ops that the entry at `position` depends on, backwards through values and changed memory."""
+        """Indices of the ops that the entry at `position` depends on, through values and changed storage."""
         needed: set[int] = set()
-        found: set[int] = set()
+        indices: set[int] = set()
         for n, entry in reversed(list(enumerate(self.entries[: position + 1]))):
             if isinstance(entry, BackwardEntry):
                 if n == position or needed & set(entry.results):
                     needed |= value_numbers([entry.roots, entry.seeds])
                 continue
-            if isinstance(entry, CallEntry):
+            if isinstance(entry, CallEntry) or entry.unfit:
                 continue
-            if entry.unfit:
-                continue
-            given = value_numbers([entry.args, entry.kwargs])
+            inputs = value_numbers([entry.args, entry.kwargs])
             changes = schema_of(entry.op.func).writes
-            if n == position or needed & set(entry.results) or (changes and needed & given):
-                found.add(entry.op.index)
-                needed |= given
-        return found
+            if n == position or needed & set(entry.results) or (changes and needed & inputs):
+                indices.add(entry.op.index)
+                needed |= inputs
+        return indices
 
     # -- recording ----------------------------------------------------------------------------------------------------
 
@@ -157,38 +156,38 @@ class Tape:
             self.generators.setdefault(id(generator), (generator, generator.get_state()))
         try:
             refs = tuple([self._ref(a) for a in args]), {k: self._ref(v) for k, v in kwargs.items()}
-        except _Unusual as reason:
+        except _Unsupported as reason:
             return args, kwargs, str(reason)
         if schema.writes:
-            self._keep(written_tensors(schema, args, kwargs))
+            self._copy_externals(written_tensors(schema, args, kwargs))
         return *refs, "it talks to other processes" if is_distributed(op.func) else ""
 
-    def after(self, op: Op, schema: Schema, args: tuple, kwargs: dict, out: Any, kept: tuple | None) -> None:
-        if kept is None:
+    def after(self, op: Op, schema: Schema, args: tuple, kwargs: dict, out: Any, saved: tuple | None) -> None:
+        if saved is None:
             return
-        if kept[2]:
+        if saved[2]:
             self.entries.append(
-                TapeEntry(op, tuple(map(Ref, distributed_tensors(self, op, args, out))), {}, (), op.grad, kept[2])
+                TapeEntry(op, tuple(map(Ref, distributed_tensors(self, op, args, out))), {}, (), op.grad, saved[2])
             )
             return
         changed = {self._place(t) for t in written_tensors(schema, args, kwargs)} if schema.writes else ()
-        plain = False if schema.base == "detach" else None
+        grad = False if schema.base == "detach" else None
         results = tuple(
             [
-                None if (place := self._place(t)) is None or place in changed else self._enter(t, plain, place)
+                None if (place := self._place(t)) is None or place in changed else self._enter(t, grad, place)
                 for t in argument_tensors(out if isinstance(out, (list, tuple)) else (out,), {})
             ]
         )
-        self.entries.append(TapeEntry(op, kept[0], kept[1], results, op.grad))
+        self.entries.append(TapeEntry(op, saved[0], saved[1], results, op.grad))
 
-    def call(self, model: str, given: tuple, spec: Any, out: list, site: Site | None, surroundings: Any) -> None:
-        """Write down a call of a whole model. given: the arguments' leaves with stand-ins, from `stand_ins`."""
+    def call(self, model: str, leaves: tuple, spec: Any, out: list, site: Site | None, environment: Any) -> None:
+        """Record a call of a whole model. leaves: of its arguments, as `references` gives them."""
         results = tuple([self._enter(t, t.requires_grad) if isinstance(t, torch.Tensor) else None for t in out])
-        self.entries.append(CallEntry(model, given, spec, results, site, surroundings))
+        self.entries.append(CallEntry(model, leaves, spec, results, site, environment))
 
     def references(self, leaves: list) -> tuple:
-        """A `Ref` for each tensor among these; what the tape can't hold stays as it is. What the step's own code made
-        can be had from `given`."""
+        """A `Ref` for each tensor among these; a tensor that the tape can't hold stays as it is. Tensors that the
+        step's own code made are kept in `call_inputs`."""
         refs = tuple([self._ref_or_itself(leaf) for leaf in leaves])
         self.call_inputs |= {
             ref: leaf.detach()
@@ -200,38 +199,38 @@ class Tape:
     def _ref_or_itself(self, leaf: Any) -> Any:
         try:
             return self._ref(leaf) if isinstance(leaf, torch.Tensor) else leaf
-        except _Unusual:
+        except _Unsupported:
             return leaf
 
     def backward(self, call: Backward, result: Any) -> None:
-        """Write down a call of the engine, and where its gradients can be found."""
+        """Record a call of the engine, and the gradients that it made."""
         try:
             roots, seeds, inputs = (
                 tuple(self._ref(t) for t in group) for group in (call.roots, call.seeds, call.inputs)
             )
-        except _Unusual as reason:
+        except _Unsupported as reason:
             self.entries.append(TapeEntry(Op(-1, None, "backward", 0), (), {}, (), False, str(reason)))
             return
-        made: tuple = ()
+        results: tuple = ()
         if not call.accumulate:
-            made = tuple(self._enter(t, None) if isinstance(t, torch.Tensor) else None for t in result)
+            results = tuple(self._enter(t, None) if isinstance(t, torch.Tensor) else None for t in result)
         self.entries.append(
-            BackwardEntry(roots, seeds, inputs, made, call.retain, call.create, call.accumulate, call.stack.site)
+            BackwardEntry(roots, seeds, inputs, results, call.retain, call.create, call.accumulate, call.stack.site)
         )
         for number, leaf in self.leaves.items():
             grad = leaf.grad
             if grad is not None and dense(grad) is grad and self.find(grad) is None:
-                entered = self._enter(grad, False)
-                if entered is not None:
-                    self.externals[entered] = ExternalTensor(grad, False, grad_of=number)
+                entry = self._enter(grad, False)
+                if entry is not None:
+                    self.externals[entry] = ExternalTensor(grad, False, grad_of=number)
 
     def _place(self, t: torch.Tensor) -> tuple | None:
-        """Which part of which memory a tensor shows; None for a tensor without memory of its own."""
+        """The storage of a tensor and its view of it; None for a tensor without storage of its own."""
         try:
-            memory = t.untyped_storage()._cdata
+            key = t.untyped_storage()._cdata
         except (NotImplementedError, RuntimeError, ValueError):
             return None
-        return memory, t.dtype, t.storage_offset(), t.shape, t.stride(), t.is_neg(), t.is_complex() and t.is_conj()
+        return key, t.dtype, t.storage_offset(), t.shape, t.stride(), t.is_neg(), t.is_complex() and t.is_conj()
 
     def _enter(self, tensor: torch.Tensor, grad: bool | None, place: tuple | None = None) -> int | None:
         place = place or self._place(tensor)
@@ -239,17 +238,17 @@ class Tape:
             return None
         number, self._count = self._count, self._count + 1
         self._places.setdefault(place, []).append([number, grad])
-        same = self.by_memory.get(place[0])
+        same = self.by_storage.get(place[0])
         if same is None:
-            # held weakly, or another memory could get this one's identity
+            # held weakly: else another storage could get the same key
             self.storages[place[0]] = StorageWeakRef(tensor.untyped_storage())
-            self.by_memory[place[0]] = [number]
+            self.by_storage[place[0]] = [number]
         else:
             same.append(number)
         return number
 
     def find(self, tensor: torch.Tensor) -> Ref | None:
-        """The tape's name for a tensor, or None if the step did not use it."""
+        """The tape's reference to a tensor, or None if the step did not use it."""
         place = self._place(tensor)
         if place is None:
             return None
@@ -260,9 +259,11 @@ class Tape:
             if entry[1] == tensor.requires_grad:
                 return Ref(entry[0])
         if known:
-            known[-1][1] = tensor.requires_grad or known[-1][1]  # written in place since, with what wants a gradient
+            known[-1][1] = (
+                tensor.requires_grad or known[-1][1]
+            )  # since overwritten in place with something that needs a gradient
             return Ref(known[-1][0], None, not tensor.requires_grad)
-        same = self.by_memory.get(place[0])
+        same = self.by_storage.get(place[0])
         outside = self.externals.get(same[0]) if same else None
         if same and (outside is None or outside.leaf or outside.changed):  # else another part of a data set
             view = (tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
@@ -270,45 +271,47 @@ class Tape:
         return None
 
     def _ref(self, value: Any) -> Any:
-        """The tape's stand-in for an argument; a tensor that is new comes from outside and is held."""
+        """An argument with a `Ref` in place of each tensor; a tensor that is new to the tape comes from outside."""
         if not isinstance(value, torch.Tensor):
             if isinstance(value, (list, tuple)):
                 return type(value)([self._ref(v) for v in value])
             return value
-        if type(value) not in _PLAIN or value.layout is not torch.strided:
-            raise _Unusual(f"it uses a tensor of layout {value.layout} or type {type(value).__name__}")
+        if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.layout is not torch.strided:
+            raise _Unsupported(f"it uses a tensor of layout {value.layout} or type {type(value).__name__}")
         if leaf := value.requires_grad and value.is_leaf:
-            self._wanted(value)
+            self._note_later_leaf(value)
         known = self.find(value)
         if known is None:
             number = self._enter(value, value.requires_grad)
             if number is None:
-                raise _Unusual("it works on tensors without memory of their own (torch.func)")
+                raise _Unsupported("it works on tensors without memory of their own (torch.func)")
             self.externals[number] = ExternalTensor(
-                value.detach(), leaf, memory=self.recorder.storages.get(storage_key(value))
+                value.detach(), leaf, storage=self.recorder.storages.get(storage_key(value))
             )
             if leaf:
                 self.leaves[number] = value
             known = Ref(number)
         return known
 
-    def _wanted(self, leaf: torch.Tensor) -> None:
-        """A tensor that the step has made or used before, and for which it now wants a gradient."""
+    def _note_later_leaf(self, leaf: torch.Tensor) -> None:
+        """Note a leaf that the step has made or used before as a tensor without a gradient."""
         known = self._places.get(self._place(leaf) or (), ())
         if known and not known[-1][1] and known[-1][0] not in self.leaves:
             known[-1][1] = True
             self.later_leaves[known[-1][0]] = len(self.entries)
 
-    def _keep(self, tensors: list[torch.Tensor]) -> None:
-        """Copy the held tensors of memories that are about to change, all at once."""
-        memories = {optional_storage_key(t) for t in tensors}
-        numbers = {n for memory in memories if memory is not None for n in self.by_memory.get(memory, ())}
-        held = [h for n in numbers if (h := self.externals.get(n)) is not None and not h.changed and h.grad_of is None]
-        copies = [torch.empty_like(h.tensor) for h in held]
+    def _copy_externals(self, tensors: list[torch.Tensor]) -> None:
+        """Copy the external tensors whose storage is about to change, all at once."""
+        keys = {optional_storage_key(t) for t in tensors}
+        numbers = {n for key in keys if key is not None for n in self.by_storage.get(key, ())}
+        externals = [
+            e for n in numbers if (e := self.externals.get(n)) is not None and not e.changed and e.grad_of is None
+        ]
+        copies = [torch.empty_like(e.tensor) for e in externals]
         if copies:
-            torch._foreach_copy_(copies, [h.tensor for h in held])
-        for one, copy in zip(held, copies, strict=True):
-            one.tensor, one.changed = copy, True
+            torch._foreach_copy_(copies, [e.tensor for e in externals])
+        for external, copy in zip(externals, copies, strict=True):
+            external.tensor, external.changed = copy, True
 
 
 def value_numbers(tree: Any) -> set[int]:

@@ -52,7 +52,7 @@ def explain(
     from nbdebug.observe import shell as shells
 
     shell = shells.running_shell() if shell is None else shell
-    error = exc if exc is not None else sys.exc_info()[1] or shells.last_error(shell)
+    error = exc if exc is not None else sys.exc_info()[1] or shells.last_error()
     if error is None:
         return Report(
             "explain()",

@@ -83,7 +83,7 @@ def locate_buffer_origins(probe: Probe) -> None:
     except NotLocated:
         return  # then it will be a buffer that was bad from outside
     for number, tensor in replay.changed.items():
-        storage = probe.tape.externals[number].memory
+        storage = probe.tape.externals[number].storage
         for origin in sorted(locator.taint.origins_of(tensor))[:1]:
             if storage is not None and storage.role == "buffer":
                 probe.bad_buffers.setdefault(storage.name, locator.taint.origins[origin])
@@ -166,7 +166,7 @@ def _fill_in(detection: Detection, locator: ReplayLocator, replay: Replay | None
     if replay is None or (locator.origins and kind == "gradient"):
         _name_first(detection, held, locator.suspects.gradients)
         return
-    buffers = {n: t for n, t in replay.changed.items() if (m := held[n].memory) is not None and m.role == "buffer"}
+    buffers = {n: t for n, t in replay.changed.items() if (m := held[n].storage) is not None and m.role == "buffer"}
     tensors = {"gradient": replay.gradients, "parameter": replay.leaves, "buffer": buffers}.get(kind, {})
     for number, tensor in tensors.items():
         origins = locator.taint.origins_of(tensor)
@@ -181,7 +181,7 @@ def _fill_in(detection: Detection, locator: ReplayLocator, replay: Replay | None
 
 def _name_first(detection: Detection, held: dict[int, ExternalTensor], numbers: list[int]) -> None:
     """Name the first bad one of the leaves that were looked at together."""
-    storage = held[numbers[0]].memory if numbers and numbers[0] in held else None
+    storage = held[numbers[0]].storage if numbers and numbers[0] in held else None
     detection.rename(storage.name if storage is not None else "")
 
 
@@ -319,7 +319,7 @@ class ReplayLocator:
     def _introduce(self, number: int, tensor: torch.Tensor, held: ExternalTensor) -> None:
         """A tensor from outside, under the name that it had in the step."""
         with torch.no_grad():
-            values, known = dense(tensor), held.memory
+            values, known = dense(tensor), held.storage
             if values is None:
                 return
             if known is None and not held.changed:  # a part of it may have been given to the model later

@@ -66,7 +66,7 @@ def seen(names: Mapping[str, Any], shell: Any, memory: Iterable[Any] = ()) -> No
     """names: the user's variables; shell: IPython's, None in a script; memory: what the shell keeps of it, as the list
     of `free()` gives it. A part that fails is told as not checked."""
     with torch._C.DisableTorchFunctionSubclass():
-        history, mine, error = CellHistory.of(shell), user_variables(names), last_error(shell)
+        history, mine, error = CellHistory.of(shell), user_variables(names), last_error()
         met = met_from(mine)
         held = HeldObjects(mine, met)
         unchecked: list[str] = []
