@@ -320,7 +320,7 @@ CASES = [
     (leaf_item, "changes `model.weight` in place, a leaf", "model.weight[0] = 0", "with torch.no_grad():"),
     (leaf_input_relu, "changes `image` in place, a leaf", "", "image.clone()"),
     (unbind_view, "one of several views", "rows[0].mul_(2)", "new = rows[0].mul(2)"),
-    (expanded, "`b`, whose entries share memory", "b += 1", "b = b.clone()"),
+    (expanded, "`b`, whose elements share memory", "b += 1", "b = b.clone()"),
     (out_arg, "writes its result with `out=`", "torch.mul(w, 2, out=buf)", "buf = torch.mul(w, 2)"),
     (inference_inplace, "made under `torch.inference_mode()`", "base += 1", "base = base.clone()"),
     (mask_scores, "but the backward of `exp`", "att[torch.ones", "att = att.clone()"),

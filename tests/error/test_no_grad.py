@@ -382,7 +382,7 @@ CASES = [
     ),
     (
         rebuilt_losses,
-        "`torch.tensor(losses)` makes a new tensor",
+        "`torch.tensor(losses)` creates a new tensor",
         "total = torch.tensor",
         "total = torch.stack(losses)",
     ),
@@ -393,7 +393,7 @@ CASES = [
     (phase_off, "`out` is computed under `with torch.set_grad_enabled", "with torch.set_grad_enabled", "out = model("),
     (
         frozen_all,
-        "all parameters of `model.0`, `model.2` are frozen",
+        "all parameters of `model.0` and `model.2` are frozen",
         "p.requires_grad = False",
         "model[2].requires_grad_(True)",
     ),
@@ -404,8 +404,8 @@ CASES = [
     (aug_item, "`loss` is a plain number", "loss += ", "loss += F.cross_entropy("),
     (helper_backward, "`pred` has no gradient: `.data`", "pred = model(", "pred = model("),
     (gradient_penalty, "`grads` is a gradient without a graph", "grads = torch.autograd.grad", "create_graph=True"),
-    (sampled, "`dist.sample()` draws without one", "action = dist.sample()", "dist.rsample()"),
-    (data_only, "`pred`, which could, is not used", "loss.backward()", "loss_fn(pred, target)"),
+    (sampled, "`dist.sample()` draws a sample without one", "action = dist.sample()", "dist.rsample()"),
+    (data_only, "`pred`, which has one, is not used", "loss.backward()", "loss_fn(pred, target)"),
     (retain, "`pred` has no gradient", "pred = model(", "softmax(1)"),
     (
         trainer,
@@ -415,7 +415,7 @@ CASES = [
     ),
     (compiled_detach, "`.detach()` in `hidden.detach()`", "return hidden.detach()", "return hidden"),
     (list_loop, "`ranks` has no gradient: `x.argsort(dim=1)`", "ranks = x.argsort", "ranks = x"),
-    (lambda_cut, "`a.argmax(1)` gives whole numbers", "metric = lambda", "a.softmax(1)"),
+    (lambda_cut, "`a.argmax(1)` returns integers", "metric = lambda", "a.softmax(1)"),
     (ckpt, "`checkpoint(block, INPUTS, use_reentrant=True)` passes none", "out = checkpoint(", "use_reentrant=False"),
     (vae_kl, "`z` is computed under `with torch.no_grad()`", "with torch.no_grad():", "z = mu +"),
     (where_mask, "`p > 0.5` is true or false", "pred = torch.where", "torch.sigmoid((p - 0.5) / 0.1)"),
@@ -425,14 +425,14 @@ CASES = [
         "probs = (probs > self.thr)",
         "torch.sigmoid((probs - self.thr) / 0.1)",
     ),
-    (dict_pred, "`logits.argmax(-1)` gives whole numbers", "logits.argmax(-1)", "logits.softmax(-1)"),
+    (dict_pred, "`logits.argmax(-1)` returns integers", "logits.argmax(-1)", "logits.softmax(-1)"),
     (
         kwargs_call,
         "`pred.sigmoid() > cfg.thr` is true or false",
         "return ((pred.sigmoid() > cfg.thr)",
         "torch.sigmoid((pred.sigmoid() - cfg.thr) / 0.1)",
     ),
-    (nested_seq, "`(x * 8).to(torch.uint8)` gives whole numbers", "to(torch.uint8)", "return (x * 8).float() / 8"),
+    (nested_seq, "`(x * 8).to(torch.uint8)` returns integers", "to(torch.uint8)", "return (x * 8).float() / 8"),
     (sum_losses, "`total` has no gradient: `item`", "losses = {", "F.cross_entropy(model("),
     (tuple_under_no_grad, "`@torch.no_grad()` in `encode`", "@torch.no_grad()", "def encode"),
 ]
@@ -449,13 +449,13 @@ def test_cause_is_named_with_the_users_own_names(raising, title, line, cure):
     assert cure in "\n".join(fix.code for fix in found.fixes)
 
 
-def test_eval_mode_is_called_innocent():
+def test_eval_mode_is_not_the_cause():
     model = nn.Linear(4, 3).eval()
 
     def evaluated():
         model(INPUTS).detach().sum().backward()
 
-    assert "innocent" in explained(evaluated).evidence["in eval mode"]
+    assert "not the cause" in explained(evaluated).evidence["in eval mode"]
 
 
 def test_a_library_function_under_no_grad_is_named():

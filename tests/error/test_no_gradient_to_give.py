@@ -116,11 +116,11 @@ CASES = [
     (returns_none, "`loss` is None: `criterion` returns nothing", "loss.backward()", "return loss"),
     (returns_tuple, "`loss` is a tuple", "loss.backward()", "loss[0].backward()"),
     (grad_input, "`sample` does not require grad", "torch.autograd.grad", "sample.requires_grad_()"),
-    (grad_unused, "`moved` is no part", "torch.autograd.grad", "allow_unused=True"),
+    (grad_unused, "`moved` is not part of the graph", "torch.autograd.grad", "allow_unused=True"),
     (list_held, "`net.blocks` is a plain list of 3 modules", "torch.optim.Adam", "self.blocks = nn.ModuleList"),
     (
         nonleaf_optim,
-        "`style` is no leaf, the result of `mul`",
+        "`style` is not a leaf but the result of `mul`",
         "torch.optim.Adam",
         "style = style.detach().requires_grad_()",
     ),

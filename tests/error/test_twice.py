@@ -317,11 +317,11 @@ CASES = [
     (running_total, "`total` adds up results with their graphs", "total += loss", "total += loss.item()"),
     (
         lstm_tuple,
-        "`hidden` brings the graph of the turn before",
+        "`hidden` carries the graph of the previous iteration",
         "out, hidden = rnn(",
         "tuple(part.detach() for part in hidden)",
     ),
-    (in_function, "`memory` brings the graph", "memory = train_step(", "memory = memory.detach()"),
+    (in_function, "`memory` carries the graph", "memory = train_step(", "memory = memory.detach()"),
     (features_once, "`feats` is computed once", "feats = enc(", "feats = feats.detach()"),
     (
         held,
@@ -329,10 +329,10 @@ CASES = [
         "self.hidden = self.cell",
         "self.hidden = self.hidden.detach()",
     ),
-    (replay, "`bank` keeps results of earlier turns", "bank.append(code)", "bank.append(code.detach())"),
+    (replay, "`bank` keeps results of earlier iterations", "bank.append(code)", "bank.append(code.detach())"),
     (retain_hidden, "`self.log_probs` keeps the graph", "self.log_probs.append", "self.log_probs.clear()"),
-    (gan, "both go through `fake`, whose graph the `backward()` of `d_loss`", "fake = G(", "D(fake.detach())"),
-    (gan_functions, "both go through `fake`", "fake = G(", "train_d(fake.detach())"),
+    (gan, "both computed from `fake`, and the `backward()` of `d_loss`", "fake = G(", "D(fake.detach())"),
+    (gan_functions, "both computed from `fake`", "fake = G(", "train_d(fake.detach())"),
     (again, "a second time on `loss`", "loss.backward()", "loss.backward(retain_graph=True)"),
     (
         again_loop,
@@ -340,16 +340,16 @@ CASES = [
         "loss = F.cross_entropy",
         "loss = F.cross_entropy(",
     ),
-    (ema_loss, "`smooth` brings the graph", "smooth = loss if", "smooth = smooth.detach()"),
+    (ema_loss, "`smooth` carries the graph", "smooth = loss if", "smooth = smooth.detach()"),
     (norm_weight, "`unit` is computed once", "unit = layer.weight", "unit = unit.detach()"),
     (table_cached, "`net.1.cache` keeps the graph", "self.cache = ", "self.cache = self.cache.detach()"),
-    (list_h, "`h` brings the graph", "h = rnn(", "h = h.detach()"),
+    (list_h, "`h` carries the graph", "h = rnn(", "h = h.detach()"),
     (dict_state, "`state` keeps results", "state[", 'state["h"] = state["h"].detach()'),
     (outer_epoch, "`base` is computed once", "base = net(", "base = base.detach()"),
     (lbfgs, "`feats` is computed once", "feats = enc(", "feats = feats.detach()"),
-    (losses_loop, "All the losses go through `shared`", "shared = trunk(", "sum(losses).backward()"),
-    (ema_update, "`running` brings the graph", "running.mul_(0.9)", "running = running.detach()"),
-    (two_step_tbptt, "`h`, `c` bring the graph", "out, (h, c) = rnn(", "h = h.detach()\nc = c.detach()"),
+    (losses_loop, "All losses are computed from `shared`", "shared = trunk(", "sum(losses).backward()"),
+    (ema_update, "`running` carries the graph", "running.mul_(0.9)", "running = running.detach()"),
+    (two_step_tbptt, "`h` and `c` carry the graph", "out, (h, c) = rnn(", "h = h.detach()\nc = c.detach()"),
     (
         agent,
         "`Agent.state` keeps the graph",
@@ -359,7 +359,7 @@ CASES = [
     (memory_dict, "`bank` keeps results", "bank[", 'bank["z"] = bank["z"].detach()'),
     (
         multi_task,
-        "`loss_b` and an earlier loss both go through `shared`",
+        "`loss_b` and an earlier loss are both computed from `shared`",
         "shared = trunk(",
         "(loss_a + loss_b).backward()",
     ),
@@ -396,5 +396,5 @@ def test_a_state_that_is_detached_is_not_blamed():
 
     found = explained(two_states)
 
-    assert "`trace` brings" in found.title
+    assert "`trace` carries" in found.title
     assert "state" not in found.title
