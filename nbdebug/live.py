@@ -1,5 +1,5 @@
-"""The live view: a small picture, drawn anew while training runs, at most five times a second and for at most a
-hundredth of the time. It ends as the picture of the whole run.
+"""What moves while something runs: a progress bar, and the live view, a small picture that is redrawn while training
+runs, at most five times a second and for at most a hundredth of the time. It ends as the picture of the whole run.
 
     a step is over ──▶ told ─┐ if it is time, and nobody else draws
     a click, maybe in another thread ──▶ now ──▶ draw, show
@@ -7,14 +7,46 @@ hundredth of the time. It ends as the picture of the whole run.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
+DELAY = 2.0
+"""Seconds after which a progress bar is shown."""
 FASTEST = 0.2
 """Seconds between two pictures, at least."""
 SHARE = 0.01
 """Of the time that drawing may take."""
+
+
+@contextlib.contextmanager
+def progress_bar(
+    desc: str, unit: str, total: int | None = None, *, wanted: bool = True, **options: Any
+) -> Iterator[Any]:
+    """A bar of tqdm's, shown after DELAY and taken away at the end. unit: in the plural, "steps".
+
+    In a notebook tqdm colours a bar red, and leaves it there, that is closed before its total, as if the work had
+    failed. Work that ends early has not failed, and an error says so itself: the bar is always closed as complete."""
+    if wanted:
+        from tqdm.auto import tqdm  # here, because it looks for a notebook when it is imported
+    else:
+        from tqdm import tqdm
+    bar = tqdm(desc=desc, unit=f" {unit}", total=total, delay=DELAY, leave=False, disable=not wanted, **options)
+    try:
+        yield bar
+    finally:
+        bar.total = bar.n
+        bar.close()
+
+
+def progress_range(numbers: range, desc: str, unit: str, *, wanted: bool = True) -> Iterator[int]:
+    """These numbers, with a bar over them; a loop over them may end early."""
+    with progress_bar(desc, unit, len(numbers), wanted=wanted) as bar:
+        for number in numbers:
+            yield number
+            bar.update()
 
 
 class Live:

@@ -225,3 +225,15 @@ def test_arguments_that_make_no_sense_are_refused(changed, said):
     given = {"model": MLP(8, 8, 2), "batch": torch.randn(2, 8), "loss_fn": lambda m, b: m(b).mean(), "progress": False}
     with pytest.raises((TypeError, ValueError), match=said):
         fit(**{**given, **changed})
+
+
+def test_a_remedy_that_the_model_does_not_take_logs_nothing(capfd):
+    """Half the side of an image does not fit a Linear: torch logs such an error of a meta kernel with its traceback."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Flatten(), nn.Linear(4 * 16 * 16, 10))
+    batch = torch.randn(4, 3, 16, 16), torch.randint(10, (4,))
+    loss_fn = nn.CrossEntropyLoss()
+    report = fit(model, batch, loss_fn, device="cuda", device_memory="1MiB", progress=False)
+    assert any("half the side" in said for said in report.unchecked)
+    with pytest.raises(RuntimeError, match="shapes"):
+        fit(nn.Linear(8, 2), (torch.randn(4, 9), torch.randint(2, (4,))), loss_fn, device="cpu", progress=False)
+    assert "meta" not in capfd.readouterr().err

@@ -179,6 +179,8 @@ def test_the_bar_comes_after_two_seconds_and_goes(monkeypatch):
     seen = []
 
     class Bar:
+        n = 2
+
         def __init__(self, **how):
             seen.append(how["delay"])
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
+from nbdebug.live import progress_bar
 from nbdebug.observe.validation import check_count, check_loss, quoted, wrong_type
 from nbdebug.report import Report
 from nbdebug.text import bytes_of
@@ -68,7 +68,12 @@ def fit(
     unchanged."""
     began = time.monotonic()
     job = _job(model, batch, loss_fn, optimizer, device, device_memory, autocast, steps)
-    with _bar(progress) as tick:
+    with progress_bar("fit", "predictions", wanted=progress) as bar:
+
+        def tick(what: str) -> None:
+            bar.set_description_str(f"fit: {what}", refresh=False)
+            bar.update()
+
         tick("a step")
         found, how, unchecked, measured = _found(job)
         each = time.monotonic() - began
@@ -231,19 +236,3 @@ def _subject(job: FitRequest) -> str:
         f"on {job.device.type}",
     ]
     return ", ".join(part for part in parts if part)
-
-
-@contextlib.contextmanager
-def _bar(progress: bool) -> Iterator[Callable[[str], None]]:
-    if not progress:
-        yield lambda what: None
-        return
-    from tqdm.auto import tqdm  # here, because it looks for a notebook when it is imported
-
-    with tqdm(desc="fit", unit="prediction", delay=2, leave=False) as bar:
-
-        def tick(what: str) -> None:
-            bar.set_description(f"fit: {what}", refresh=False)
-            bar.update()
-
-        yield tick

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from nbdebug.bisection import ddmin, first_bad
+from nbdebug.live import progress_bar
 from nbdebug.observe.modules import ModuleNames
 from nbdebug.observe.rerun import ModuleCall, Rerun, RerunChange, cut_gradient, has_nonfinite, map_tensors, repair
 from nbdebug.observe.snapshot import Snapshot, comparable_state, random_sources
@@ -47,26 +48,25 @@ def bisect(
     GradScalers and schedulers that the step uses. Raises StepDoesNotRepeat; the step's own exceptions pass through, and
     so does an interrupt. In all three cases everything is as it was before.
     """
-    search = _Search(step, models, optimizers, others)
-    try:
-        return search.run(trace)
-    except BaseException:
-        search.before.restore()
-        raise
-    finally:
-        search.bar.close()
+    with progress_bar("nan_trace", "runs") as bar:
+        search = _Search(step, models, optimizers, others, bar)
+        try:
+            return search.run(trace)
+        except BaseException:
+            search.before.restore()
+            raise
 
 
 class _Search:
-    def __init__(self, step: Callable[[], Any], models: Mapping[str, nn.Module], optimizers: Any, others: Any):
-        from tqdm.auto import tqdm  # here, because it looks for a notebook when it is imported
-
+    def __init__(
+        self, step: Callable[[], Any], models: Mapping[str, nn.Module], optimizers: Any, others: Any, bar: Any
+    ):
         self.step, self.models = step, dict(models)
         self.optimizers = list(optimizers.values()) if isinstance(optimizers, Mapping) else list(optimizers)
         self.names = ModuleNames(self.models)
         self.before = Snapshot.take(self.models, self.optimizers, others=others)
         self.replays = {"repeat": 0, "modules": 0, "ops": 0, "rows": 0}
-        self.bar = tqdm(desc="nan_trace", unit=" runs", delay=2, leave=False)
+        self.bar = bar
 
     def run(self, trace: Callable[[], Report]) -> Report:
         first, modules = self._repeat()

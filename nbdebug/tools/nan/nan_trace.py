@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -192,12 +192,12 @@ def eager() -> Iterator[list[str]]:
             yield notes
 
 
-def _counted(most: int) -> Iterator[int]:
+def _counted(most: int) -> Iterable[int]:
     if most == 1:
-        return iter((1,))
-    from tqdm.auto import tqdm
+        return (1,)
+    from nbdebug.live import progress_range  # here: a single step has no bar
 
-    return iter(tqdm(range(1, most + 1), desc="nan_trace", unit="step", delay=2, leave=False))
+    return progress_range(range(1, most + 1), "nan_trace", "steps")
 
 
 # -- arguments ---------------------------------------------------------------------------------------------------------

@@ -15,7 +15,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from nbdebug.live import progress_bar
 from nbdebug.observe.validation import check_loss, check_model, loss_call
+from nbdebug.text import count
 from nbdebug.tools.precision import causes as looks
 from nbdebug.tools.precision import unscale_order as order
 from nbdebug.tools.precision.casting import MODES, CastCopies
@@ -103,8 +105,14 @@ def _found(
         return facts
     tree, tries, stopped = looks.tree(copies.model, measured), MinimalSetSearch(works), ""
     tries.spread = tree.spread
-    with _bar(progress) as told:
-        tries.on_try = told
+    with progress_bar("search", "tries", wanted=progress) as bar:
+
+        def on_try(tries: MinimalSetSearch) -> None:
+            best = "" if tries.best is None else f"at most {count(len(tries.best), 'module')}"
+            bar.set_postfix_str(best, refresh=False)
+            bar.update()
+
+        tries.on_try = on_try
         try:
             kept = search(tree, tries, measured.suspects(), measured.broken())
         except (SearchStopped, KeyboardInterrupt) as early:
@@ -112,30 +120,6 @@ def _found(
             kept = tries.best if tries.best is not None else frozenset({""})
     tried = tuple(Tried(tuple(sorted(t.kept)), t.worked, distances[t.kept]) for t in tries.tries)
     return looks.finished(facts, copies, trials, measured, tree.ordered(kept), tried, tries, stopped)
-
-
-class _bar:
-    """A progress bar over the tries, with the smallest set so far; silent where it is not wanted."""
-
-    def __init__(self, wanted: bool):
-        self.bar: Any = None
-        if wanted:
-            from tqdm.auto import tqdm  # here: a bar is not worth an import where nobody sees it
-
-            self.bar = tqdm(desc="search", unit=" tries", leave=False, delay=2)
-
-    def __enter__(self) -> Callable[[MinimalSetSearch], None]:
-        return self.told
-
-    def told(self, tries: MinimalSetSearch) -> None:
-        if self.bar is not None:
-            best = "" if tries.best is None else f"{len(tries.best)} module{'s' * (len(tries.best) != 1)} at most"
-            self.bar.set_postfix_str(best, refresh=False)
-            self.bar.update(1)
-
-    def __exit__(self, *error: Any) -> None:
-        if self.bar is not None:
-            self.bar.close()
 
 
 def _dtype(given: str | torch.dtype) -> torch.dtype:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from nbdebug.live import progress_bar
 from nbdebug.observe.validation import check_loss, check_model, loss_call, optimizers_of
 from nbdebug.report import Report
 from nbdebug.tools.training.facts import StaticFacts, TrainingFacts, TrainingRunFacts
@@ -53,7 +54,8 @@ def diagnose(
     given = asked_of(train, model, optimizer, loss_fn, train_loader, val_loader, scheduler)
     before = _before(given)
     try:
-        facts = TrainingFacts(before, watch(train, given, keep, _bar(progress)))
+        with progress_bar("your loop, watched", "steps", wanted=progress) as bar:
+            facts = TrainingFacts(before, watch(train, given, keep, lambda steps, loss: bar.update(steps - bar.n)))
     except Exception as raised:  # the loop's own; what was seen before it may well be why
         facts = TrainingFacts(before, TrainingRunFacts(unchecked=(f"The run: it ended with {type(raised).__name__}",)))
         report = report_of(facts, name_all(facts), "diagnose(train)", _subject(given))
@@ -100,17 +102,3 @@ def _before(given: LoopArguments) -> StaticFacts:
 def _subject(given: LoopArguments) -> str:
     optimizers = ", ".join(type(o).__name__ for o in given.optimizers)
     return f"a model of type {type(given.model).__name__}, trained by {optimizers}"
-
-
-def _bar(wanted: bool) -> Callable[[int, float], None] | None:
-    """A progress bar over the steps of the run; None where it is not wanted."""
-    if not wanted:
-        return None
-    from tqdm.auto import tqdm  # here: a bar is not worth an import where nobody sees it
-
-    bar = tqdm(desc="your loop, watched", unit=" steps", leave=False, delay=2)
-
-    def show(steps: int, loss: float) -> None:
-        bar.update(steps - bar.n)
-
-    return show

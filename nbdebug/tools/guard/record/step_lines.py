@@ -15,8 +15,7 @@ import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
-from tqdm.auto import tqdm
-
+from nbdebug.live import progress_bar
 from nbdebug.report import Table
 from nbdebug.tools.guard.record.files import MOST, StepsFile, opened
 
@@ -227,7 +226,7 @@ def read_runs(folder: pathlib.Path, files: Iterable[StepsFile]) -> tuple[list[Re
     runs: dict[tuple[int, str], RecordedRun] = {}
     unreadable = 0
     total = sum(min((folder / file.name).stat().st_size, MOST) for file in files)
-    with tqdm(total=total, unit="B", unit_scale=True, desc="record", leave=False, disable=total < _SLOW) as bar:
+    with progress_bar("record", "B", total, wanted=total >= _SLOW, unit_scale=True) as bar:
         for name in files:
             with opened(folder / name.name) as file:
                 for line in _lines(file):

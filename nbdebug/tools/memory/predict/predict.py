@@ -10,8 +10,10 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import logging
 import random
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -39,7 +41,7 @@ from nbdebug.tools.memory.predict.workspaces import CardModel, OnCuda, on_cpu
 
 def predict(job: FitRequest) -> Prediction:
     """The steps of a job over tensors without data. Raises what the user's code raises there (see `failed`)."""
-    with undisturbed(), contextlib.ExitStack() as stack:
+    with undisturbed(), unlogged(), contextlib.ExitStack() as stack:
         pretended = torch.device("cpu") if job.emulated else _indexed(job.device)
         if job.emulated:
             stack.enter_context(as_on_cuda())
@@ -237,6 +239,22 @@ def undisturbed() -> Iterator[None]:
         torch.set_rng_state(states[1])
         if numpy:
             numpy.random.set_state(kept)
+
+
+@contextlib.contextmanager
+def unlogged() -> Iterator[None]:
+    """Without torch's log of an op that fails on tensors without data: it prints a traceback, and the error is raised
+    all the same. A remedy that the model does not take (half the image's side) is no error at all."""
+    thread, logger = threading.get_ident(), logging.getLogger("torch._subclasses.fake_tensor")
+
+    def elsewhere(record: logging.LogRecord) -> bool:
+        return record.thread != thread
+
+    logger.addFilter(elsewhere)
+    try:
+        yield
+    finally:
+        logger.removeFilter(elsewhere)
 
 
 def _numpy() -> Any:

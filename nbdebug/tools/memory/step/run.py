@@ -14,6 +14,7 @@ import psutil
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from nbdebug.live import progress_range
 from nbdebug.observe.locations import at_site
 from nbdebug.report import Where
 from nbdebug.tools.memory.facts import Holding, Leak, MemoryFacts, StepMemory
@@ -114,7 +115,8 @@ def followed(asked: StepRequest, course: StepsFollowed) -> None:
     with eager() as compiled, StepTrace(asked.models, asked.optimizers, asked.names) as follow:
         course.unchecked += compiled
         look: HolderScan | None = _look(asked, course)
-        for number in _counted(asked):
+        shown = asked.progress and asked.steps > 1
+        for number in progress_range(range(asked.steps), "mem", "steps", wanted=shown):
             look = None
             if not _one(asked, follow, course, number):
                 break
@@ -178,11 +180,3 @@ def eager() -> Iterator[list[str]]:
             return
         with torch.compiler.set_stance("force_eager"):
             yield said
-
-
-def _counted(asked: StepRequest) -> Iterator[int]:
-    if not asked.progress or asked.steps == 1:
-        return iter(range(asked.steps))
-    from tqdm.auto import tqdm
-
-    return iter(tqdm(range(asked.steps), desc="mem", unit="step", delay=2, leave=False))

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
+from nbdebug.live import progress_bar
 from nbdebug.observe.snapshot import Snapshot
 from nbdebug.observe.validation import check_loss, check_model, loss_call, optimizers_of
 from nbdebug.report import Finding
@@ -330,12 +331,10 @@ def _eager() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _bar() -> Iterator[Callable[[str], None]]:
-    from tqdm.auto import tqdm  # here, because it looks for a notebook when it is imported
-
-    with tqdm(total=8, desc="preflight", unit="look", delay=2, leave=False) as bar:
+    with progress_bar("preflight", "checks", 8) as bar:
 
         def tick(what: str) -> None:
-            bar.set_description(f"preflight: {what}", refresh=False)
+            bar.set_description_str(f"preflight: {what}", refresh=False)
             bar.update()
 
         yield tick
