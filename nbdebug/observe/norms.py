@@ -1,7 +1,7 @@
-"""One number for all gradients: their norm, computed on the device in a few fused kernels, without reading it.
+"""Norms of gradients: one of all together, or one of each, computed on the device in a few fused kernels, not read.
 
-A gradient in 16 bits is measured in 32: its norm may be beyond what 16 bits hold though every element is fine. A
-gradient in 32 bits whose norm is beyond 32 bits is measured again in 64 before anything is said of it (`exact_norm`).
+The norm of a 16-bit gradient is computed in 32 bits: it may overflow 16 bits though every element is finite. A 32-bit
+norm that overflows is computed again in 64 bits before it is reported (`exact_norm`, and `group_norms` with `wide`).
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 from nbdebug.observe.tensors import largest, plain_values, read_scalars
 
 _HALF = (torch.float16, torch.bfloat16)
+PART = 1024
+"""Elements in a part of a sum on a CPU: as fast as one long sum, and right to 1 in 10 million."""
 
 
 def gradients_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """The gradients that the optimizer is about to use: this process's own part of each, without gaps."""
+    """The gradients that the optimizer is about to use: this process's part of each, and of a sparse one its values."""
     return [
         g
         for group in optimizer.param_groups
@@ -32,7 +34,8 @@ def gradients_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def total_norm(gradients: Iterable[torch.Tensor], device: torch.device) -> torch.Tensor:
-    """The 2-norm of all gradients together: one float32 number on `device`, not read. NaN and inf go through."""
+    """The 2-norm of all gradients together: a 0-dimensional float32 tensor on `device`, not read; inf or NaN if an
+    element is."""
     groups: dict[tuple, list[torch.Tensor]] = defaultdict(list)
     for gradient in gradients:
         groups[gradient.device, gradient.dtype].append(gradient)
@@ -46,15 +49,10 @@ def total_norm(gradients: Iterable[torch.Tensor], device: torch.device) -> torch
 
 
 def exact_norm(gradients: list[torch.Tensor]) -> float:
-    """The 2-norm in 64 bits, read; NaN or inf only when an element is."""
+    """The 2-norm of all gradients together in 64 bits, read; NaN if an element is not finite."""
     if not all(map(math.isfinite, read_scalars(largest(gradients)))):
         return math.nan
     return math.sqrt(sum(float(torch.linalg.vector_norm(g, dtype=torch.float64)) ** 2 for g in gradients))
-
-
-PART = 1024
-"""Elements of a part on a CPU: as quick as one long sum, and right to 1 in 10 million."""
-_HALF_DTYPES = (torch.float16, torch.bfloat16)
 
 
 class GroupNorms(NamedTuple):
@@ -65,58 +63,58 @@ class GroupNorms(NamedTuple):
 
     def over(self, scale: torch.Tensor | None) -> GroupNorms:
         """Divided by a gradient scaler's scale."""
-        return (
-            self if scale is None else GroupNorms(self.numbers, self.values / scale.to(self.values.device).reshape(()))
-        )
+        if scale is None:
+            return self
+        return GroupNorms(self.numbers, self.values / scale.to(self.values.device).reshape(()))
 
 
 @contextlib.contextmanager
 def unobserved() -> Iterator[None]:
-    """Within, what is computed is seen by no one: not by autograd, not by another watch's modes."""
+    """Within, nothing is recorded: not by autograd, not by the modes of another watch."""
     with torch.no_grad(), _disable_current_modes():
         yield
 
 
 def has_norm(tensor: Any) -> bool:
-    """Whether a parameter has numbers with a norm, in memory of its own or in parts (DTensor)."""
-    usual = isinstance(tensor, torch.Tensor) and (tensor.is_floating_point() or tensor.is_complex())
-    if not usual or tensor.device.type == "meta":
+    """Whether the norm of a parameter can be computed: a float or complex tensor with its own storage, or a DTensor."""
+    numeric = isinstance(tensor, torch.Tensor) and (tensor.is_floating_point() or tensor.is_complex())
+    if not numeric or tensor.device.type == "meta":
         return False
     return hasattr(tensor, "to_local") or not torch.utils._python_dispatch.is_traceable_wrapper_subclass(tensor)
 
 
 def group_norms(tensors: Sequence[tuple[int, Any]], wide: bool = False) -> list[GroupNorms]:
-    """The norms of numbered tensors: one `Norms` for each device and dtype. Empty tensors have none. wide: in
+    """The norms of numbered tensors: one `GroupNorms` for each device and dtype. Empty tensors have none. wide: in
     float64."""
     groups: dict[tuple, list[tuple[int, torch.Tensor]]] = defaultdict(list)
     for number, tensor in tensors:
         values = plain_values(tensor)
         if values.numel():
             groups[values.device, values.dtype].append((number, values))
-    found = []
+    norms = []
     for (device, dtype), members in groups.items():
-        within = torch.float64 if wide and device.type != "mps" else torch.float32 if dtype in _HALF_DTYPES else None
-        each = (_on_a_cpu if device.type == "cpu" else _fused)([values for _, values in members], within)
+        within = torch.float64 if wide and device.type != "mps" else torch.float32 if dtype in _HALF else None
+        each = (_on_cpu if device.type == "cpu" else _fused)([values for _, values in members], within)
         stacked = torch.stack(each)
         if device.type == "cpu" and not wide and bool(torch.isinf(stacked).any()):
-            stacked = torch.stack(_on_a_cpu([values for _, values in members], torch.float64))
-        found.append(GroupNorms(tuple(number for number, _ in members), stacked))
-    return found
+            stacked = torch.stack(_on_cpu([values for _, values in members], torch.float64))
+        norms.append(GroupNorms(tuple(number for number, _ in members), stacked))
+    return norms
 
 
 def _fused(tensors: list[torch.Tensor], dtype: torch.dtype | None) -> list[torch.Tensor]:
     return list(torch._foreach_norm(tensors, 2, dtype=dtype))
 
 
-def _on_a_cpu(tensors: list[torch.Tensor], dtype: torch.dtype | None) -> list[torch.Tensor]:
-    """Small ones together, large ones in parts."""
-    few = [t for t in tensors if t.numel() <= 4 * PART]
-    small = iter(_fused(few, dtype) if few else ())
-    return [next(small) if t.numel() <= 4 * PART else _in_parts(t.reshape(-1), dtype) for t in tensors]
+def _on_cpu(tensors: list[torch.Tensor], dtype: torch.dtype | None) -> list[torch.Tensor]:
+    """Small tensors together, each large one in parts."""
+    small = [t for t in tensors if t.numel() <= 4 * PART]
+    norms = iter(_fused(small, dtype) if small else ())
+    return [next(norms) if t.numel() <= 4 * PART else _in_parts(t.reshape(-1), dtype) for t in tensors]
 
 
 def _in_parts(flat: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
-    """The norm of the norms of rows of PART elements, and of what is left over."""
+    """The norm of the norms of rows of PART elements, and of the rest."""
     rows = flat.numel() // PART
     each = torch.linalg.vector_norm(flat[: rows * PART].view(rows, PART), dim=1, dtype=dtype)
     rest = torch.linalg.vector_norm(flat[rows * PART :], dtype=dtype)
@@ -124,10 +122,10 @@ def _in_parts(flat: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
 
 
 def reads_asynchronously(device: torch.device) -> bool:
-    """Whether reading from this device is put off: it works behind the host's back, and events say when it is done."""
+    """Whether this device works asynchronously, so that a read is deferred until an event says that it is done."""
     return device.type == "cuda"
 
 
 def is_capturing_graph() -> bool:
-    """Whether what runs is only being recorded for a CUDA graph: there is nothing to measure."""
+    """Whether ops are only recorded for a CUDA graph: there are no values to measure."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

@@ -1,14 +1,14 @@
-"""Run the step itself again, watched at its module calls, and changed there.
+"""Rerun: runs the user's own step again, with hooks at its module calls that may change values there.
 
-A module call is where a step can be cut open without touching the user's code: what goes in and what comes out passes
-through hooks, and a hook may hand on something else. `Rerun` runs a step once, keeps the calls in order, and notes what
-the step came to: each loss, the gradients after each backward, the parameters at the end. What is done at the calls is
-a `Change`; two that are often wanted are
+A module call is where a step can be changed without touching the user's code: inputs and outputs pass through hooks,
+and a hook may return other values. `Rerun` runs a step once, records the calls in order, and what the step computed:
+each loss, the gradients after each backward, the parameters at the end. A `RerunChange` says what to do at the calls;
+two common changes are
 
-    mend(tensor)          the same tensor with its non-finite elements replaced by ordinary ones
-    cut(tensor, look)     the same values, with nothing behind them for backward to run through
+    repair(tensor)                    the same tensor with its non-finite elements replaced by ordinary ones
+    cut_gradient(tensor, callback)    the same values, cut off from the graph behind them
 
-Calls that backward makes (checkpointed blocks that are computed again) are repetitions and do not count.
+Calls inside backward (checkpointed blocks that are recomputed) are repetitions and do not count.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from nbdebug.observe.tensors import all_finite, can_be_nonfinite, dense, fingerp
 
 @dataclasses.dataclass(eq=False)
 class ModuleCall:
-    """One call of a module. start and end count from 0 in the order in which calls begin and end; parent: the call
-    around it; batch: the first dimension of its first tensor argument."""
+    """One call of a module. start, end: its numbers, from 0, in the order in which calls begin and end; parent: the
+    call around it; batch: the first dimension of its first tensor argument."""
 
     start: int
     module: nn.Module
@@ -47,9 +47,9 @@ class ModuleCall:
 
 @dataclasses.dataclass
 class RerunEvent:
-    """Something that the step came to. what: "loss", "gradients" or "parameters". bad: names of what is not finite.
-    ended: how many calls had ended; running: the innermost one that had not. prints: the fingerprint of each tensor by
-    name, when a proof is wanted."""
+    """A result of the step. what: "loss", "gradients" or "parameters"; bad: the names of those that are not finite;
+    ended: how many calls had ended by then; running: the innermost call that had not; prints: the fingerprint of each
+    tensor by name, with `proof`."""
 
     what: str
     bad: frozenset[str]
@@ -59,7 +59,7 @@ class RerunEvent:
 
 
 class RerunChange:
-    """What is done at the calls of a rerun; here: nothing. bad: names to count among the bad gradients."""
+    """What a rerun does at its calls; this one does nothing. bad: names to count among the bad gradients."""
 
     def __init__(self) -> None:
         self.bad: set[str] = set()
@@ -73,11 +73,8 @@ class RerunChange:
 
 
 class Rerun:
-    """One run of a step.
-
-    Afterwards: calls; ended, the same in the order in which they ended; events; inputs, a fingerprint of what each
-    outermost call was given (with `proof`); error, the exception that ended the step early, if one did.
-    """
+    """One run of a step. Its results: calls; ended, the same in the order in which they ended; events; inputs, with
+    `proof`, a fingerprint of the arguments of each outermost call; error, the exception that ended the step early."""
 
     def __init__(
         self,
@@ -98,22 +95,22 @@ class Rerun:
         self._thread = threading.get_ident()
 
     def run(self, step: Callable[[], Any]) -> Rerun:
-        """Run the step. Its exceptions end in `error`; an interrupt passes. Every hook is gone afterwards."""
+        """Run the step. `error` takes its exception; an interrupt passes through. All hooks are removed at the end."""
         with contextlib.ExitStack() as hooks:
             hooks.enter_context(uncompiled())
             self._attach(hooks)
             try:
-                returned = step()
+                result = step()
             except Exception as error:
                 self.error = error
                 return self
-        self._note("loss", _losses_in(returned))
+        self._note("loss", _losses_in(result))
         self._note("parameters", self.parameters())
         return self
 
     def _attach(self, hooks: contextlib.ExitStack) -> None:
         hooks.callback(lambda: [handle.remove() for handle in self.change.handles])
-        engine = EngineWatch(self._backward_begins, self._backward_ended)
+        engine = EngineWatch(self._before_backward, self._after_backward)
         hooks.callback(engine.detach)
         engine.attach()
         for module in {m: None for model in self.models.values() for m in model.modules()}:
@@ -132,36 +129,36 @@ class Rerun:
         running = self._stack[-1] if self._stack else None
         self.events.append(RerunEvent(what, frozenset(bad), len(self.ended), running, prints))
 
-    def _backward_begins(self, backward: Backward) -> None:
+    def _before_backward(self, backward: Backward) -> None:
         if backward.accumulate:
             self._note("loss", {f"loss {i}": root for i, root in enumerate(backward.roots)})
 
-    def _backward_ended(self, backward: Backward, result: Any) -> None:
+    def _after_backward(self, backward: Backward, result: Any) -> None:
         if backward.accumulate:
             self._note("gradients", {n: p.grad for n, p in self.parameters().items() if p.grad is not None})
 
     @property
-    def _elsewhere(self) -> bool:
+    def _ignored(self) -> bool:
         return threading.get_ident() != self._thread or torch._C._current_autograd_node() is not None
 
     def _enter(self, module: nn.Module, args: tuple, kwargs: dict) -> Any:
-        if self._elsewhere:
+        if self._ignored:
             return None
         parent = self._stack[-1] if self._stack else None
-        given = tensors_in((args, kwargs))
-        sizes = [t.shape[0] for t in given if t.dim()]
+        inputs = tensors_in((args, kwargs))
+        sizes = [t.shape[0] for t in inputs if t.dim()]
         call = ModuleCall(len(self.calls), module, parent, batch=sizes[0] if sizes else None)
         self.calls.append(call)
         self._stack.append(call)
         if parent is None and self.proof:
-            self.inputs.append([*map(fingerprint, given), *_numbers((args, kwargs))])
+            self.inputs.append([*map(fingerprint, inputs), *_plain_values((args, kwargs))])
         return self.change.enter(call, args, kwargs)
 
     def _leave(self, module: nn.Module, args: tuple, output: Any) -> Any:
-        if self._elsewhere or not any(call.module is module for call in self._stack):
+        if self._ignored or not any(call.module is module for call in self._stack):
             return None
         while (call := self._stack.pop()).module is not module:
-            pass  # a call that ended in an exception which the user's code caught
+            pass  # a call that ended in an exception, which the user's code caught
         call.end = len(self.ended)
         self.ended.append(call)
         return self.change.leave(call, output)
@@ -174,38 +171,39 @@ def has_nonfinite(tensor: torch.Tensor) -> bool:
 
 
 def repair(tensor: torch.Tensor) -> torch.Tensor:
-    """The same tensor with its non-finite elements replaced, so that what follows has ordinary numbers to work on.
+    """The same tensor with its non-finite elements replaced, so that the code after it computes with ordinary numbers.
 
-    They are replaced by finite elements of the same tensor, in turn: those are of the size that the code after it is
-    used to. Where there are none, by numbers between 1/4 and 3/4, which every function takes (log, sqrt, acos, 1 - x,
-    1 / x), no two neighbours alike, so that a variance is not zero. No gradient flows through a replaced element.
+    They are replaced by finite elements of the same tensor, in turn, since their magnitude is what that code expects.
+    Where there are none, by numbers between 1/4 and 3/4, which lie in the domain of every function (log, sqrt, acos,
+    1 - x, 1 / x), no two neighbours equal, so that a variance is not zero. No gradient flows through a replaced
+    element.
     """
     if tensor.layout is not torch.strided or not has_nonfinite(tensor):
         return tensor
     good = finite(tensor.detach())
-    sound = tensor.detach()[good].flatten()
-    wanted = torch.arange(int((~good).sum()), device=tensor.device)
-    fill = sound[wanted % len(sound)] if len(sound) else (0.25 + (wanted * 7 % 16) / 32).to(tensor.dtype)
+    values = tensor.detach()[good].flatten()
+    holes = torch.arange(int((~good).sum()), device=tensor.device)
+    fill = values[holes % len(values)] if len(values) else (0.25 + (holes * 7 % 16) / 32).to(tensor.dtype)
     spread = torch.zeros_like(tensor.detach()).masked_scatter(~good, fill)
     return torch.where(good, tensor, spread)
 
 
-def cut_gradient(tensor: torch.Tensor, look: Callable[[torch.Tensor], None]) -> torch.Tensor:
-    """The same values, from nowhere: backward ends here, and `look` is told the gradient that arrives."""
+def cut_gradient(tensor: torch.Tensor, callback: Callable[[torch.Tensor], None]) -> torch.Tensor:
+    """The same values without a graph: backward ends here, and `callback` gets the gradient that arrives."""
     if not tensor.requires_grad or not tensor.dtype.is_floating_point and not tensor.dtype.is_complex:
         return tensor
-    return _CutRerun.apply(torch.zeros((), requires_grad=True), tensor.detach(), look)
+    return _CutGradient.apply(torch.zeros((), requires_grad=True), tensor.detach(), callback)
 
 
-class _CutRerun(torch.autograd.Function):
+class _CutGradient(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, tensor: torch.Tensor, look: Any) -> torch.Tensor:
-        ctx.look = look
-        return tensor.data  # a new tensor on the same memory, and no view: code may still change it in place
+    def forward(ctx: Any, anchor: torch.Tensor, tensor: torch.Tensor, callback: Any) -> torch.Tensor:
+        ctx.callback = callback
+        return tensor.data  # the same storage, but no view: code may still change it in place
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        ctx.look(gradients[0])
+        ctx.callback(gradients[0])
         return None, None, None
 
 
@@ -233,28 +231,28 @@ def map_tensors(tree: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> An
 
 @contextlib.contextmanager
 def uncompiled() -> Iterator[None]:
-    """Compiled modules run as the Python that they were made from: a compiled graph would not call hooks inside it."""
-    if "torch._dynamo" not in sys.modules:  # nothing can have been compiled
+    """Within, compiled modules run as plain Python: a compiled graph calls no hooks of the modules inside it."""
+    if "torch._dynamo" not in sys.modules:  # nothing has been compiled
         yield
         return
     with torch.compiler.set_stance("force_eager"):
         yield
 
 
-def _losses_in(returned: Any) -> dict[str, torch.Tensor]:
-    """What a step returned: a number, tensors, or something that has a loss."""
-    loss = returned.get("loss") if isinstance(returned, Mapping) else getattr(returned, "loss", None)
+def _losses_in(result: Any) -> dict[str, torch.Tensor]:
+    """The losses in a step's result: a number, tensors, or an object or dict with a loss."""
+    loss = result.get("loss") if isinstance(result, Mapping) else getattr(result, "loss", None)
     if isinstance(loss, torch.Tensor):
-        returned = loss
-    if isinstance(returned, float):
-        returned = torch.tensor(returned)
-    return {f"returned {i}": tensor for i, tensor in enumerate(tensors_in(returned))}
+        result = loss
+    if isinstance(result, float):
+        result = torch.tensor(result)
+    return {f"returned {i}": tensor for i, tensor in enumerate(tensors_in(result))}
 
 
-def _numbers(tree: Any) -> list[str]:
+def _plain_values(tree: Any) -> list[str]:
     """The plain values among a call's arguments, as text."""
     if isinstance(tree, (tuple, list)):
-        return [text for x in tree for text in _numbers(x)]
+        return [text for x in tree for text in _plain_values(x)]
     if isinstance(tree, dict):
-        return [text for key, x in tree.items() for text in (str(key), *_numbers(x))]
+        return [text for key, x in tree.items() for text in (str(key), *_plain_values(x))]
     return [repr(tree)] if isinstance(tree, (int, float, str, complex)) else [type(tree).__name__]

@@ -1,8 +1,8 @@
-"""One step of a training that runs, told by layer: hooks that come with the next forward and go with its update.
+"""Hooks for one step of a running training: a summary of it by layer, and a callback at its end.
 
-Each layer's output is summed up on its own device, and everything is read at once when the step is over, so that the
-step waits only once. It ends before the update of the first optimizer that holds parameters of these models, when the
-gradients are there, or where a model is called again after the step has not come to one.
+`StepSummary` reduces each layer's output on its own device, and reads all numbers together at the end of the step, so
+that the step waits for the device once. The step ends before the update of the first optimizer that holds parameters
+of these models: the gradients exist by then.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from nbdebug.observe.tensors import output_tensors
 @dataclasses.dataclass
 class LayerSummary:
     """A layer in one step. shape, dtype: of its output (the first tensor); low, high, std: of the finite values of all
-    its calls; nonfinite: how many values were not; gradient: the 2-norm over its own parameters, None without."""
+    its calls; nonfinite: how many values were not finite; gradient: the 2-norm over its own parameters, None where it
+    has none; sums: of each output, not read yet."""
 
     name: str
     kind: str
@@ -48,38 +49,41 @@ class StepSummary:
         self.models, self.callback = dict(models), callback
         self.layers: dict[str, LayerSummary] = {}
         self._own = {id(p) for model in self.models.values() for p in model.parameters()}
-        self._handles: list[Any] = [register_optimizer_step_pre_hook(self._about_to_step)]
+        self._handles: list[Any] = [register_optimizer_step_pre_hook(self._before_update)]
         for title, model in self.models.items():
             for name, module in model.named_modules():
                 if name == "" or not any(module.children()):
-                    called = f"{title}.{name}".rstrip(".") if len(self.models) > 1 else name
-                    self._handles.append(module.register_forward_hook(self._called(called, module)))
+                    hook = self._hook(self._layer_name(title, name), module)
+                    self._handles.append(module.register_forward_hook(hook))
 
     def close(self) -> None:
-        """Take the hooks away."""
+        """Remove the hooks."""
         while self._handles:
             self._handles.pop().remove()
         self.layers = {}
 
-    def _called(self, name: str, module: nn.Module) -> Callable[..., None]:
-        def hook(_: nn.Module, given: Any, made: Any) -> None:
+    def _layer_name(self, title: str, name: str) -> str:
+        return f"{title}.{name}".rstrip(".") if len(self.models) > 1 else name
+
+    def _hook(self, name: str, module: nn.Module) -> Callable[..., None]:
+        def hook(_: nn.Module, args: Any, output: Any) -> None:
             if not torch.compiler.is_compiling():
-                seen = self.layers.setdefault(name, LayerSummary(name, type(module).__name__))
-                seen.calls += 1
+                layer = self.layers.setdefault(name, LayerSummary(name, type(module).__name__))
+                layer.calls += 1
                 try:
                     with _disable_current_modes(), torch.no_grad():
-                        _sum_up(seen, output_tensors(made))
+                        _summarize(layer, output_tensors(output))
                 except Exception as fault:
-                    self._gave_up(fault)
+                    self._fail(fault)
 
         return hook
 
-    def _gave_up(self, fault: Exception) -> None:
+    def _fail(self, fault: Exception) -> None:
         if self._handles:
             self.close()
             self.callback([], f"{type(fault).__name__}: {fault}")
 
-    def _about_to_step(self, optimizer: Any, *given: Any) -> None:
+    def _before_update(self, optimizer: Any, *_: Any) -> None:
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if not self._handles or not self.layers or not held & self._own:
             return
@@ -89,7 +93,7 @@ class StepSummary:
                 self._gradients()
                 _read(layers)
         except Exception as fault:
-            self._gave_up(fault)
+            self._fail(fault)
             return
         self.close()
         self.callback(layers)
@@ -97,22 +101,22 @@ class StepSummary:
     def _gradients(self) -> None:
         for title, model in self.models.items():
             for name, module in model.named_modules():
-                seen = self.layers.get(f"{title}.{name}".rstrip(".") if len(self.models) > 1 else name)
+                layer = self.layers.get(self._layer_name(title, name))
                 grads = [p.grad for p in module.parameters(recurse=False) if p.grad is not None]
-                if seen is not None and grads:
+                if layer is not None and grads:
                     norms = [
                         g.detach().to_dense().float().norm() if g.is_sparse else g.detach().float().norm()
                         for g in grads
                     ]
-                    seen.gradient = float(torch.stack([n.to(norms[0].device) for n in norms]).norm())
+                    layer.gradient = float(torch.stack([n.to(norms[0].device) for n in norms]).norm())
 
 
-def _sum_up(seen: LayerSummary, made: list[torch.Tensor]) -> None:
-    """[low, high, sum, sum of squares, finite values, others] of each output, left on its device."""
-    for out in made:
+def _summarize(layer: LayerSummary, outputs: list[torch.Tensor]) -> None:
+    """Append [low, high, sum, sum of squares, number of finite values, number of others] of each output, not read."""
+    for out in outputs:
         values = out.detach()
-        if not seen.shape:
-            seen.shape, seen.dtype = tuple(values.shape), str(values.dtype).removeprefix("torch.")
+        if not layer.shape:
+            layer.shape, layer.dtype = tuple(values.shape), str(values.dtype).removeprefix("torch.")
         if (
             not values.is_floating_point()
             or not values.numel()
@@ -120,16 +124,16 @@ def _sum_up(seen: LayerSummary, made: list[torch.Tensor]) -> None:
             or values.layout is not torch.strided
         ):
             continue
-        fine = values.isfinite()
-        kept = torch.where(fine, values, 0).to(torch.float32)
-        count = fine.sum().to(torch.float32)
-        seen.sums.append(
+        finite = values.isfinite()
+        masked = torch.where(finite, values, 0).to(torch.float32)
+        count = finite.sum().to(torch.float32)
+        layer.sums.append(
             torch.stack(
                 [
-                    torch.where(fine, values, float("inf")).amin().float(),
-                    torch.where(fine, values, float("-inf")).amax().float(),
-                    kept.sum(),
-                    kept.square().sum(),
+                    torch.where(finite, values, float("inf")).amin().float(),
+                    torch.where(finite, values, float("-inf")).amax().float(),
+                    masked.sum(),
+                    masked.square().sum(),
                     count,
                     values.numel() - count,
                 ]
@@ -138,15 +142,15 @@ def _sum_up(seen: LayerSummary, made: list[torch.Tensor]) -> None:
 
 
 def _read(layers: list[LayerSummary]) -> None:
-    for seen in layers:
-        rows = [row.tolist() for row in seen.sums]
-        seen.sums = []
+    for layer in layers:
+        rows = [row.tolist() for row in layer.sums]
+        layer.sums = []
         count = sum(row[4] for row in rows)
-        seen.nonfinite = int(sum(row[5] for row in rows))
+        layer.nonfinite = int(sum(row[5] for row in rows))
         if count:
             mean = sum(row[2] for row in rows) / count
-            seen.low, seen.high = min(row[0] for row in rows), max(row[1] for row in rows)
-            seen.std = max(0.0, sum(row[3] for row in rows) / count - mean * mean) ** 0.5
+            layer.low, layer.high = min(row[0] for row in rows), max(row[1] for row in rows)
+            layer.std = max(0.0, sum(row[3] for row in rows) / count - mean * mean) ** 0.5
 
 
 class TrainingStopped(KeyboardInterrupt):
@@ -156,31 +160,31 @@ class TrainingStopped(KeyboardInterrupt):
 
 
 class StepEndCallback:
-    """Calls `then` after the next step of any optimizer once it is begun, and once only. What that raises passes into
-    the training; `cancel` before that takes it away."""
+    """After `begin`, calls `callback` once, after the next step of any optimizer, unless `cancel` comes before. An
+    exception of the callback is raised inside the training."""
 
     def __init__(self, callback: Callable[[], Any]):
         self.callback = callback
         self._handle: Any = None
 
     def begin(self) -> None:
-        """From here on: the very next step may be over at once, in another thread."""
-        self._handle = register_optimizer_step_post_hook(self._over)
+        """Wait for the next step, which may end at once, in another thread."""
+        self._handle = register_optimizer_step_post_hook(self._after_update)
 
     def cancel(self) -> bool:
-        """Whether it was still to come."""
+        """Remove the hook. Returns False where the callback has run already."""
         handle, self._handle = self._handle, None
         if handle is not None:
             with contextlib.suppress(KeyError):
                 handle.remove()
         return handle is not None
 
-    def _over(self, *stepped: Any) -> None:
+    def _after_update(self, *_: Any) -> None:
         __tracebackhide__ = True
         if self.cancel():
             self.callback()
 
 
 def stop_training() -> None:
-    """What ends a training from inside of it."""
+    """End a training, called from inside of it. Raises TrainingStopped."""
     raise TrainingStopped("Stopped after a whole step, as you asked: weights and optimizer state are those after it.")

@@ -1,15 +1,15 @@
-"""A training step remembered at almost no cost: which models were called with what, and the ops from there to backward.
+"""The step log: a training step recorded at almost no cost, as the calls of models and the ops from there to backward.
 
-What goes on inside a model is left out, since its code can be run again. So only the lines around it cost anything,
+The ops inside a model are left out, since its code can be run again. So only the lines around it cost anything,
 usually a handful of ops that prepare the batch and compute the loss. Tensors are held by reference and nothing is
-copied, except what the loss code overwrites. `Replay(script.tape, models=script.models)` makes the calls again, runs
-the ops between, and backward. Where there is no model, every op is remembered.
+copied, except what the loss code overwrites. `Replay(log.tape, models=log.models)` repeats the calls, the ops between
+them, and backward. Where there is no model, every op is recorded.
 
-A call counts when it may be trained (gradients are on), is not part of another one, and does not happen inside backward
+A call counts when it may be trained (gradients are on), is not inside another call, and not inside backward
 (checkpointing runs a part of a model again). The parts of a model may be called by themselves, as a method that is not
-`forward` does. A model that is called again and again without a backward, as when validation forgets `no_grad`, is no
-step: calls whose graph has died are forgotten. Nor is much work between two steps (loading, averaging weights,
-validation) a part of the next: it is left out when it is long or writes to what is not its own.
+`forward` does. A model that is called many times without a backward, as when validation lacks `no_grad`, makes no
+step: calls whose graph is gone are dropped. Nor is much work between two steps (loading, averaging weights,
+validation) a part of the next: it is left out when it is long or writes to tensors that are not its own.
 """
 
 from __future__ import annotations
@@ -43,15 +43,20 @@ from nbdebug.observe.tape import BackwardEntry, CallEntry, Ref, Tape, TapeEntry
 from nbdebug.observe.tensors import output_tensors
 
 MOST_OPS = 4000
-"""Ops recorded between a model's call and backward; a loss takes tens. More is another program's work."""
+"""Ops recorded between a model's call and backward, at most; a loss takes tens. More belong to something else."""
 MOST_BEFORE = 64
-"""Ops recorded before a model's first call in a step: a batch is prepared in fewer."""
+"""Ops recorded before a model's first call in a step, at most: a batch is prepared in fewer."""
+_MOST_OVERRUNS = 3
+"""After so many steps in a row with more than that, the ops before a call are not recorded any more."""
+_CALLS_WITHOUT_BACKWARD = 16
+"""From so many calls on, those whose graph is gone are dropped."""
+_CALL = nn.Module._call_impl.__code__
 
 
 class LossRecorder(Recorder):
-    """A recorder beside which compiled code goes on running: what it does is not seen, then. room: how many ops are to
-    be recorded; overrun: there were more, or, while there was no model yet, one wrote to what is not the step's own or
-    talked to other processes."""
+    """A recorder beside which compiled code runs as usual; its ops are not recorded then. room: how many ops to record
+    at most; overrun: there were more, or, before the first call of a model, one wrote to a tensor that is not the
+    step's own or exchanged data with other processes."""
 
     room = MOST_OPS
     overrun = False
@@ -59,16 +64,16 @@ class LossRecorder(Recorder):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return True  # which concerns the method below, so it has to stand here
+        return True  # of the method below: torch asks the class that defines it
 
     @classmethod
     def is_infra_mode(cls) -> bool:
-        return True  # else torch.compile would leave compiled code aside while we are there
+        return True  # else torch.compile would not use compiled code below this mode
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         try:
             if not (self.paused or self.disabled_by) and (
-                self.count >= self.room or self.room == MOST_BEFORE and self._meddles(func, args, kwargs or {})
+                self.count >= self.room or self.room == MOST_BEFORE and self._has_side_effects(func, args, kwargs or {})
             ):
                 self.overrun = self.paused = True
         except Exception as fault:
@@ -80,7 +85,7 @@ class LossRecorder(Recorder):
         self.disabled_by, self.fault = f"{type(fault).__name__}: {fault}", fault
         self.on_fault(fault)
 
-    def _meddles(self, func: Any, args: tuple, kwargs: dict) -> bool:
+    def _has_side_effects(self, func: Any, args: tuple, kwargs: dict) -> bool:
         if is_distributed(func):
             return True
         schema, tape = schema_of(func), self.watchers[0]
@@ -89,7 +94,7 @@ class LossRecorder(Recorder):
 
 
 def leave_mode_stack(recorder: LossRecorder) -> bool:
-    """Take a recorder off the stack of modes, from beneath those of other guards too; False where it can't be."""
+    """Take a recorder off the stack of modes, also from below those of other guards; False where that can't be done."""
     above = []
     while isinstance(top := _get_current_dispatch_mode(), LossRecorder) and top is not recorder:
         top.__exit__(None, None, None)
@@ -99,13 +104,6 @@ def leave_mode_stack(recorder: LossRecorder) -> bool:
     for other in reversed(above):
         other.__enter__()
     return top is recorder
-
-
-_GIVE_UP = 3
-"""After so many steps in a row with more than that, what comes before a call is not recorded any more."""
-_CALL = nn.Module._call_impl.__code__
-_CALLS_WITHOUT_BACKWARD = 16
-"""From so many calls on, those whose graph has died are forgotten."""
 
 
 class StepLog:
@@ -125,45 +123,46 @@ class StepLog:
         self.recorder.light = self.recorder.paused = True
         self.recorder.on_fault = lambda fault: error_boundary(_raise, fault)
         self.engine = EngineWatch(
-            lambda call: self.error_boundary(self._backward_began, call),
-            lambda call, result: self.error_boundary(self._backward_ended, call, result),
+            lambda call: self.error_boundary(self._before_backward, call),
+            lambda call, result: self.error_boundary(self._after_backward, call, result),
         )
         self.compiled = CompiledWatch(
             callable_modules(models),
-            lambda *given: self.error_boundary(self._enter, *given),
-            lambda *given: self.error_boundary(self._leave, *given),
+            lambda *call: self.error_boundary(self._enter, *call),
+            lambda *call: self.error_boundary(self._leave, *call),
         )
         self._thread = threading.get_ident()
         self._handles: list[Any] = []
-        self._on_stack = self._others = self._go_on = False  # others: the backward that runs is of other models
+        self._on_stack = self._resume = False
+        self._of_others = False  # whether the backward that runs is of other models
         self._depth, self._outermost = 0, ""
         self._key = f"nbdebug {id(self)}"
-        self.rerunning = False  # while the step is run again, which is no step of the user's
-        self._too_much = 0
-        self._forget()
+        self.rerunning = False  # while we run the step again, which is no step of the user's
+        self._overruns = 0
+        self._reset()
 
     def begin(self) -> None:
-        """Forget the step so far: another begins."""
-        self._too_much = self._too_much + 1 if self.recorder.overrun else 0
-        self._forget()
+        """Drop the step so far: the next one begins."""
+        self._overruns = self._overruns + 1 if self.recorder.overrun else 0
+        self._reset()
         if self._handles:
             self.compiled.refresh()
         if not self.models:
             self._record()
-        elif self._too_much < _GIVE_UP and self._handles:
+        elif self._overruns < _MOST_OVERRUNS and self._handles:
             self.recorder.room = MOST_BEFORE
             self._record()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self.pause()
         self.tape = Tape(self.recorder)
         self.recorder.watchers = [self.tape]
         self.recorder.new_step(0)
         self.recorder.count, self.recorder.room, self.recorder.overrun = 0, MOST_OPS, False
-        self._calls: list[list[weakref.ref]] = []  # since the last backward: their signs of life
+        self._calls: list[list[weakref.ref]] = []  # since the last backward: the tags of each call's outputs
 
     def continue_from(self, tape: Tape, position: int) -> None:
-        """What came on this tape from `position` on belongs to the step that has begun."""
+        """Take the entries of this tape from `position` on as the beginning of this step."""
         tape.entries = tape.entries[position:]
         self.tape, self.recorder.watchers = tape, [tape]
 
@@ -187,15 +186,15 @@ class StepLog:
             self._handles.pop().remove()
 
     def pause(self) -> None:
-        """Record no ops from here on; leave the stack of modes as soon as that is possible: not in inference mode,
-        whose end puts back what stood on it before."""
+        """Record no ops from here on, and leave the stack of modes where that is possible: not in inference mode, which
+        restores the stack when it ends."""
         self.recorder.paused = True
         if self._on_stack and not torch.is_inference_mode_enabled():
             self._on_stack = not leave_mode_stack(self.recorder)
 
     def _record(self) -> None:
-        """Record ops from here on, unless the user has a mode of his own, whose end would then take ours away."""
-        if torch.is_inference_mode_enabled():  # nothing that happens here can be a part of a step
+        """Record ops from here on, unless a mode of the user's own is active: its end would remove ours."""
+        if torch.is_inference_mode_enabled():  # nothing in here can be a part of a step
             return
         if not self._on_stack and all(isinstance(m, LossRecorder) for m in _get_current_dispatch_mode_stack()):
             self.recorder.__enter__()
@@ -208,11 +207,11 @@ class StepLog:
     def _unfit(self, reason: str) -> None:
         self.tape.entries.append(TapeEntry(None, (), {}, (), False, reason))  # type: ignore[arg-type]
 
-    # -- what the hooks tell ------------------------------------------------------------------------------------------
+    # -- hooks --------------------------------------------------------------------------------------------------------
 
     @property
     def ignored(self) -> bool:
-        """Whether this is no step to remember: it is run again, or a tracer watches it already."""
+        """Whether this is no step to record: we run it again, or a tracer records it already."""
         return self.rerunning or any(
             isinstance(mode, Recorder) and not isinstance(mode, LossRecorder)
             for mode in _get_current_dispatch_mode_stack()
@@ -227,15 +226,15 @@ class StepLog:
         )
 
     def count_nested(self, name: str, change: int) -> bool:
-        """Whether the call of a part begins or ends inside another call, and then that it does."""
+        """Whether the call of a part begins or ends inside another call; if so, count it."""
         inside = self._depth > (change < 0) and name != self._outermost
         if inside:
             self._depth += change
         return inside
 
     def _interrupted(self, name: str) -> bool:
-        """Whether the outermost call is over though nobody was told: Ctrl-C in a forward runs no hook. Looked at where
-        the next call from outside may be."""
+        """Whether the outermost call has ended without its hook: Ctrl-C in a forward runs none. Checked where the next
+        call from outside may come."""
         if name != self._outermost and "/" in name:
             return False
         module, calls, frame = callable_module(self.models, self._outermost), 0, sys._getframe(1)
@@ -255,7 +254,7 @@ class StepLog:
         if self._depth or not self._relevant():
             self._depth += bool(self._depth)
             if not self._depth and not self.ignored and threading.get_ident() == self._thread:
-                self.pause()  # validation, say: not a part of the step
+                self.pause()  # validation, for example: not a part of the step
                 self.on_call()
             return
         self._depth, self._outermost = 1, name
@@ -263,43 +262,45 @@ class StepLog:
         if self.recorder.overrun:
             self.tape.reset()
             self.recorder.overrun = False
-            self._too_much += 1
+            self._overruns += 1
         self.recorder.room = MOST_OPS
         self.on_call()
-        self._forget_the_dead()
+        self._drop_dead_calls()
         leaves, spec = tree_flatten((args, kwargs))
         module = callable_module(self.models, name)
-        self._pending = self.tape.references(leaves), spec, locate().site, CallEnvironment(module)
+        self._call = self.tape.references(leaves), spec, locate().site, CallEnvironment(module)
 
     def _leave(self, name: str, args: tuple, kwargs: dict, out: Any = None) -> None:
         if self._depth != 1:
             self._depth = max(self._depth - 1, 0)
             return
         self._depth = 0
-        given, spec, site, surroundings = self._pending
-        leaves = output_tensors(out)
-        self._calls.append(tag_nodes(leaves, self._key))
-        self.tape.call(name, given, spec, leaves, site, surroundings)
+        leaves, spec, site, environment = self._call
+        outputs = output_tensors(out)
+        self._calls.append(tag_nodes(outputs, self._key))
+        self.tape.call(name, leaves, spec, outputs, site, environment)
         self._record()
 
-    def _backward_began(self, call: Backward) -> None:
+    def _before_backward(self, call: Backward) -> None:
         if self.ignored or threading.get_ident() != self._thread:
             return
-        self._go_on = not self.recorder.paused
+        self._resume = not self.recorder.paused
         self.pause()
-        self._others = call.accumulate and bool(self.models) and not leads_to(call.roots, self._key, self._parameters)
-        if call.accumulate and not self._others:
+        self._of_others = (
+            call.accumulate and bool(self.models) and not leads_to(call.roots, self._key, self._parameters)
+        )
+        if call.accumulate and not self._of_others:
             self.on_loss(call.roots)
 
     def _parameters(self) -> list[torch.Tensor]:
         return [p for model in self.models.values() for p in model.parameters()]
 
-    def _backward_ended(self, call: Backward, result: Any) -> None:
+    def _after_backward(self, call: Backward, result: Any) -> None:
         if self.ignored or threading.get_ident() != self._thread:
             return
-        if self._others:
-            self._others = False
-            if self._go_on:
+        if self._of_others:
+            self._of_others = False
+            if self._resume:
                 self._record()
             return
         if self.recorder.overrun:
@@ -310,24 +311,24 @@ class StepLog:
             if not self.models:
                 self._record()
         elif self.tape.entries:
-            self._record()  # what is done with these gradients is part of the loss
+            self._record()  # what is computed from these gradients is part of the loss
 
-    def _forget_the_dead(self) -> None:
-        """Of many calls without a backward, forget those from the start that can't be part of one any more."""
+    def _drop_dead_calls(self) -> None:
+        """After many calls without a backward, drop them all if no graph is left that backward could use."""
         if len(self._calls) < _CALLS_WITHOUT_BACKWARD or any(isinstance(e, BackwardEntry) for e in self.tape.entries):
             return
-        if not any(sign() is not None for signs in self._calls for sign in signs):
-            self._forget()
+        if not any(tag() is not None for tags in self._calls for tag in tags):
+            self._reset()
 
 
 def model_inputs(tape: Tape) -> list[tuple[str, tuple, dict]]:
-    """What models were called with in a step: name, args, kwargs. References, no copies."""
+    """The calls of models in a step: name, args, kwargs. References, no copies."""
 
     def tensor(leaf: Any) -> Any:
         if not isinstance(leaf, Ref):
             return leaf
-        held = tape.externals.get(leaf.value)
-        return tape.call_inputs.get(leaf) if held is None else held.tensor
+        external = tape.externals.get(leaf.value)
+        return tape.call_inputs.get(leaf) if external is None else external.tensor
 
     calls = [e for e in tape.entries if isinstance(e, CallEntry)]
     return [(e.model, *e._replace(leaves=tuple(map(tensor, e.leaves))).arguments) for e in calls]

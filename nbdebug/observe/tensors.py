@@ -1,14 +1,16 @@
-"""Tensors, as far as a watcher needs them: identity by memory, finiteness, plain numbers.
+"""Tensors: identity by storage, finiteness, bits, and the values of sparse, distributed and wrapped ones.
 
-Tensor objects come and go during a step (autograd makes new ones of the same values), so a value is known by the memory
-it lies in. A weak reference keeps that memory's record from being reused by another, and never keeps the memory itself.
+Tensor objects are short-lived (autograd makes new ones of the same values), so a value is identified by its storage. A
+weak reference keeps the storage's record from being taken for another's, and does not keep the memory alive.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import math
+import operator
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -18,145 +20,34 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
 SMALL = 4096
-"""Below this many elements one exact look is as quick as a sum (measured: about 18 µs on a CPU)."""
-
-
-def dense(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The strided tensor that holds the values: itself, or a sparse tensor's values; None where there is none."""
-    if _is_wrapped(tensor):  # inside torch.func: the values are seen again, unwrapped, one level below
-        return None
-    if tensor.layout is torch.strided:
-        return tensor if type(tensor) is torch.Tensor or _has_memory(tensor) else None
-    if tensor.layout is torch.sparse_coo:
-        return tensor._values()
-    return tensor.values() if tensor.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr) else None
-
-
-_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-
-
-def _has_memory(tensor: torch.Tensor) -> bool:
-    """A subclass that handles ops itself wraps other tensors, which are not seen;
-    a lazy parameter has no memory yet."""
-    if is_lazy(tensor) or type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-        return False
-    try:
-        return tensor.untyped_storage() is not None
-    except (NotImplementedError, RuntimeError):
-        return False
-
-
-def plain_values(tensor: Any) -> torch.Tensor:
-    """The numbers of a tensor as a strided one: of a DTensor this process's part, of a sparse one its entries, of a
-    complex one pairs."""
-    tensor = tensor.detach()
-    if hasattr(tensor, "to_local"):
-        tensor = tensor.to_local()
-    if tensor.layout is not torch.strided:
-        tensor = tensor.coalesce().values() if tensor.is_sparse else tensor.values()
-    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-
-
-def tensors_in(tree: Any) -> list[torch.Tensor]:
-    """All tensors in nested tuples, lists, dicts and dataclasses."""
-    found: list[torch.Tensor] = []
-    for leaf in tree_leaves(tree):
-        if isinstance(leaf, torch.Tensor):
-            found.append(leaf)
-        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
-            found += tensors_in([getattr(leaf, f.name) for f in dataclasses.fields(leaf)])
-    return found
-
-
-def output_tensors(output: Any) -> list[torch.Tensor]:
-    """All tensors in what a model returned, always in the same order. It may be an object of any kind that holds them,
-    such as a distribution."""
-    found: list[torch.Tensor] = []
-    for leaf in tree_leaves(output):
-        if isinstance(leaf, torch.Tensor):
-            found.append(leaf)
-        elif isinstance(leaf, Mapping):
-            found += output_tensors(list(leaf.values()))
-        elif hasattr(leaf, "__dict__") and not isinstance(leaf, (type, torch.nn.Module)):
-            found += tensors_in(list(vars(leaf).values()))
-    return found
-
-
-def can_be_nonfinite(tensor: torch.Tensor) -> bool:
-    """True for tensors of numbers that can be inf or NaN and that can be read."""
-    return (tensor.is_floating_point() or tensor.is_complex()) and tensor.device.type != "meta" and tensor.numel() > 0
-
-
-def all_finite(tensor: torch.Tensor) -> bool:
-    """Whether every element is finite. A sum is tried first: it is bad whenever an element is, and 15 times quicker."""
-    if tensor.layout is not torch.strided:
-        inner = dense(tensor)
-        return inner is None or all_finite(inner)
-    if tensor.numel() > SMALL and tensor.dtype not in _NO_SUM:
-        half = tensor.dtype in (torch.float16, torch.bfloat16) and tensor.device.type == "cpu"
-        total = tensor.sum(dtype=torch.float32 if half else None).item()
-        if math.isfinite(abs(total)):
-            return True
-    return bool(finite(tensor).all())
-
-
+"""Up to this many elements `isfinite` on each takes no longer than a sum (measured: about 18 µs on a CPU)."""
+PARAMETER, INPUT, TARGET = 1, 2, 4
+REACH_NAMES = {PARAMETER: "parameter", INPUT: "input", TARGET: "target"}
 _NO_SUM = {
     getattr(torch, name)
     for name in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "complex32")
     if hasattr(torch, name)
 }
-
-
-def finite(tensor: torch.Tensor) -> torch.Tensor:
-    """`torch.isfinite`, also for dtypes that lack it."""
-    return torch.isfinite(tensor.float() if tensor.dtype in _NO_SUM and not tensor.is_complex() else tensor)
-
-
-def largest(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Largest magnitudes, without waiting for the device: one 0-dimensional float32 tensor a group;
-    NaN if any element is."""
-    return [torch.stack([size for _, size in group]).amax().float() for group in _measured(tensors)]
-
-
-def each_largest(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The largest magnitude of each, without waiting for the device: 0-dimensional; NaN if any element is."""
-    found = {number: size for group in _measured(tensors) for number, size in group}
-    return [found[n] for n in range(len(tensors))]
-
-
-def _measured(tensors: list[torch.Tensor]) -> list[list[tuple[int, torch.Tensor]]]:
-    """The position and the largest magnitude of each, in groups of one device and dtype."""
-    groups: dict[tuple, list[tuple[int, torch.Tensor]]] = {}
-    for number, tensor in enumerate(tensors):
-        values = dense(tensor)
-        assert values is not None, "asked of tensors that can be read only"
-        values = values.detach()
-        if values.is_complex():
-            values = torch.view_as_real(values.resolve_conj())
-        elif values.dtype in _NO_SUM:
-            values = values.float()
-        groups.setdefault((values.device, values.dtype), []).append((number, values))
-    return [
-        list(zip([n for n, _ in group], torch._foreach_norm([t for _, t in group], ord=math.inf), strict=True))
-        for group in groups.values()
-    ]
-
-
-def read_scalars(sizes: list[torch.Tensor]) -> list[float]:
-    """The numbers of 0-dimensional tensors, in order, with one read for each device and dtype."""
-    found: dict[int, float] = {}
-    for device in {s.device for s in sizes}:
-        there = [i for i, s in enumerate(sizes) if s.device == device]
-        for dtype in {sizes[i].dtype for i in there}:
-            alike = [i for i in there if sizes[i].dtype is dtype]
-            found |= zip(alike, torch.stack([sizes[i] for i in alike]).tolist(), strict=True)
-    return [found[i] for i in range(len(sizes))]
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_STEP = 0x1E3779B97F4A7C15  # odd and irregular, so that neighbouring positions have unlike numbers
+_ALIASES = {
+    "native_layer_norm": "layer_norm",
+    "native_batch_norm": "batch_norm",
+    "native_group_norm": "group_norm",
+    "safe_softmax": "softmax",
+    "nll_loss2d": "nll_loss",
+    "nll_loss_nd": "nll_loss",
+    "true_divide": "div",
+    "thnn_fused_lstm_cell": "lstm_cell",
+    "to_copy": "to",
+}
 
 
 class StorageInfo:
-    """What is known of one storage. reach: which of PARAMETER, INPUT, TARGET flowed into it; maker: the op that wrote
-    it last (None: it came from outside); role and name: for storages from outside; entered: where it was given to the
-    model; views: the parts of it that were looked at."""
+    """The record of one storage. ref: a weak reference to it; reach: which of PARAMETER, INPUT, TARGET flowed into it;
+    maker: the op that wrote it last (None: it came from outside); role, name, module: of a storage from outside;
+    entered: the line that passed it to the model; views: the parts of it that have been checked."""
 
     __slots__ = ("entered", "maker", "module", "name", "reach", "ref", "role", "views")
 
@@ -175,17 +66,17 @@ class StorageInfo:
         self.views: set[Any] | None = None
 
 
-PARAMETER, INPUT, TARGET = 1, 2, 4
-REACH_NAMES = {PARAMETER: "parameter", INPUT: "input", TARGET: "target"}
-
-
 def reach_names(reach: int) -> frozenset[str]:
     return frozenset(name for bit, name in REACH_NAMES.items() if reach & bit)
 
 
+def storage_key(tensor: torch.Tensor) -> int:
+    """The identity of a tensor's storage, as long as a `StorageInfo` of it exists."""
+    return tensor.untyped_storage()._cdata
+
+
 def optional_storage_key(tensor: torch.Tensor) -> int | None:
-    """Identity of any tensor's memory; None where it has none of its own. (Written to be quick:
-    it is asked for every op.)"""
+    """The same for any tensor; None where it has no storage of its own. (Written to be fast: it runs for every op.)"""
     try:
         if type(tensor) is not torch.Tensor and not _has_memory(tensor):
             return None
@@ -195,16 +86,163 @@ def optional_storage_key(tensor: torch.Tensor) -> int | None:
         return None if values is None else values.untyped_storage()._cdata
 
 
-def storage_key(tensor: torch.Tensor) -> int:
-    """Identity of the tensor's memory, for as long as a `Memory` of it is held."""
-    return tensor.untyped_storage()._cdata
+def dense(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The strided tensor that holds the values: itself, or a sparse tensor's values; None where there is none."""
+    if _is_wrapped(tensor):  # inside torch.func: the values come again, unwrapped, one level below
+        return None
+    if tensor.layout is torch.strided:
+        return tensor if type(tensor) is torch.Tensor or _has_memory(tensor) else None
+    if tensor.layout is torch.sparse_coo:
+        return tensor._values()
+    return tensor.values() if tensor.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr) else None
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    """Not for a subclass that handles ops itself, which wraps other tensors; nor for a lazy parameter, not yet."""
+    if is_lazy(tensor) or type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        return False
+    try:
+        return tensor.untyped_storage() is not None
+    except (NotImplementedError, RuntimeError):
+        return False
+
+
+def plain_values(tensor: Any) -> torch.Tensor:
+    """The values as a strided real tensor: of a DTensor this process's part, of a sparse tensor its entries, of a
+    complex one pairs."""
+    tensor = tensor.detach()
+    if hasattr(tensor, "to_local"):
+        tensor = tensor.to_local()
+    if tensor.layout is not torch.strided:
+        tensor = tensor.coalesce().values() if tensor.is_sparse else tensor.values()
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def strided_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The strided tensors that hold a tensor's content: itself, or the inner ones of a sparse or wrapper tensor."""
+    if hasattr(tensor, "__tensor_flatten__"):  # DTensor, jagged nested tensors, quantized weights
+        return [part for name in tensor.__tensor_flatten__()[0] for part in strided_parts(getattr(tensor, name))]
+    if tensor.layout == torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    return [tensor]
+
+
+def tensors_in(tree: Any) -> list[torch.Tensor]:
+    """All tensors in nested tuples, lists, dicts and dataclasses."""
+    tensors: list[torch.Tensor] = []
+    for leaf in tree_leaves(tree):
+        if isinstance(leaf, torch.Tensor):
+            tensors.append(leaf)
+        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            tensors += tensors_in([getattr(leaf, f.name) for f in dataclasses.fields(leaf)])
+    return tensors
+
+
+def output_tensors(output: Any) -> list[torch.Tensor]:
+    """All tensors in a model's output, always in the same order. The output may be any object that holds tensors, as a
+    distribution."""
+    tensors: list[torch.Tensor] = []
+    for leaf in tree_leaves(output):
+        if isinstance(leaf, torch.Tensor):
+            tensors.append(leaf)
+        elif isinstance(leaf, Mapping):
+            tensors += output_tensors(list(leaf.values()))
+        elif hasattr(leaf, "__dict__") and not isinstance(leaf, (type, torch.nn.Module)):
+            tensors += tensors_in(list(vars(leaf).values()))
+    return tensors
+
+
+def walk_tensors(values: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+    """The tensors among an op's flat arguments with their position; lists of tensors (foreach ops) are entered."""
+    for position, value in enumerate(values):
+        if isinstance(value, torch.Tensor):
+            yield position, value
+        elif isinstance(value, (list, tuple)):
+            for item in value:
+                if isinstance(item, torch.Tensor):
+                    yield position, item
+
+
+def can_be_nonfinite(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has values that can be read and that can be inf or NaN."""
+    return (tensor.is_floating_point() or tensor.is_complex()) and tensor.device.type != "meta" and tensor.numel() > 0
+
+
+def all_finite(tensor: torch.Tensor) -> bool:
+    """Whether every element is finite. A finite sum proves it, and is 15 times faster; so the sum comes first."""
+    if tensor.layout is not torch.strided:
+        inner = dense(tensor)
+        return inner is None or all_finite(inner)
+    if tensor.numel() > SMALL and tensor.dtype not in _NO_SUM:
+        half = tensor.dtype in (torch.float16, torch.bfloat16) and tensor.device.type == "cpu"
+        total = tensor.sum(dtype=torch.float32 if half else None).item()
+        if math.isfinite(abs(total)):
+            return True
+    return bool(finite(tensor).all())
+
+
+def finite(tensor: torch.Tensor) -> torch.Tensor:
+    """`torch.isfinite`, also for dtypes that lack it."""
+    return torch.isfinite(tensor.float() if tensor.dtype in _NO_SUM and not tensor.is_complex() else tensor)
+
+
+def largest(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The largest magnitudes, not read: a 0-dimensional float32 tensor per device and dtype; NaN if an element is."""
+    return [torch.stack([size for _, size in group]).amax().float() for group in _magnitudes(tensors)]
+
+
+def each_largest(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The largest magnitude of each, not read: 0-dimensional tensors; NaN if an element is."""
+    sizes = {number: size for group in _magnitudes(tensors) for number, size in group}
+    return [sizes[n] for n in range(len(tensors))]
+
+
+def _magnitudes(tensors: list[torch.Tensor]) -> list[list[tuple[int, torch.Tensor]]]:
+    """The position and the largest magnitude of each, in groups of one device and dtype."""
+    groups: dict[tuple, list[tuple[int, torch.Tensor]]] = {}
+    for number, tensor in enumerate(tensors):
+        values = dense(tensor)
+        assert values is not None, "only for tensors that can be read"
+        values = values.detach()
+        if values.is_complex():
+            values = torch.view_as_real(values.resolve_conj())
+        elif values.dtype in _NO_SUM:
+            values = values.float()
+        groups.setdefault((values.device, values.dtype), []).append((number, values))
+    return [
+        list(zip([n for n, _ in group], torch._foreach_norm([t for _, t in group], ord=math.inf), strict=True))
+        for group in groups.values()
+    ]
+
+
+def read_scalars(sizes: list[torch.Tensor]) -> list[float]:
+    """The values of 0-dimensional tensors, in order, with one read for each device and dtype."""
+    values: dict[int, float] = {}
+    for device in {s.device for s in sizes}:
+        on_device = [i for i, s in enumerate(sizes) if s.device == device]
+        for dtype in {sizes[i].dtype for i in on_device}:
+            group = [i for i in on_device if sizes[i].dtype is dtype]
+            values |= zip(group, torch.stack([sizes[i] for i in group]).tolist(), strict=True)
+    return [values[i] for i in range(len(sizes))]
+
+
+def exponents(tensor: torch.Tensor) -> dict[str, int]:
+    """How many finite non-zero elements have each binary exponent, floor(log2|x|)."""
+    values = tensor.detach().abs().double().flatten()
+    values = values[torch.isfinite(values) & (values > 0)]
+    powers, counts = torch.frexp(values).exponent.sub(1).unique(return_counts=True)
+    return {str(int(p)): int(c) for p, c in zip(powers.tolist(), counts.tolist(), strict=True)}
 
 
 def rows_of(
     mask: torch.Tensor, batch: int | None, folds: frozenset[int] | set[int] = frozenset()
 ) -> tuple[int, ...] | None:
-    """Batch rows in which `mask` (bool) is set: along dimension 0 or 1 if it has the batch's size, or along dimension 0
-    if batch and time are folded there, batch first. None when the mask has no such dimension.
+    """The batch rows in which `mask` (bool) is set: along dimension 0 or 1 if that has the batch's size, or along
+    dimension 0 if batch and time are folded there, batch first. None when the mask has no such dimension.
 
     folds: how many elements a row may be folded into, for masks of one dimension (others may be folded into any
     number).
@@ -219,89 +257,26 @@ def rows_of(
             return None
         mask, dim = mask.reshape(batch, -1), 0
     other = [d for d in range(mask.dim()) if d != dim]
-    hit = mask.any(dim=tuple(other)) if other else mask
-    return tuple(hit.nonzero().flatten().tolist())
+    rows = mask.any(dim=tuple(other)) if other else mask
+    return tuple(rows.nonzero().flatten().tolist())
 
 
 def folds_of(shape: torch.Size) -> set[int]:
-    """What a batch row of this shape may be folded into: each dimension after the first,
-    and products from the second on."""
-    found, product = set(shape[1:]), 1
-    for size in shape[1:]:
-        product *= size
-        found.add(product)
-    return found
-
-
-def exponents(tensor: torch.Tensor) -> dict[str, int]:
-    """How many finite non-zero elements have each binary exponent, floor(log2|x|)."""
-    values = tensor.detach().abs().double().flatten()
-    values = values[torch.isfinite(values) & (values > 0)]
-    powers, counts = torch.frexp(values).exponent.sub(1).unique(return_counts=True)
-    return {str(int(p)): int(c) for p, c in zip(powers.tolist(), counts.tolist(), strict=True)}
-
-
-def base_name(op: Any) -> str:
-    """The ATen base name of an op: `aten._log_softmax_backward_data.default` → "log_softmax"."""
-    name = (op if isinstance(op, str) else op.__name__).split("::")[-1].split(".")[0].strip("_")
-    for prefix in ("foreach_", "fused_"):
-        name = name.removeprefix(prefix)
-    for suffix in ("_backward_data", "_backward", "_forward"):
-        name = name.removesuffix(suffix)
-    return _SAME.get(name, name)
-
-
-_SAME = {
-    "native_layer_norm": "layer_norm",
-    "native_batch_norm": "batch_norm",
-    "native_group_norm": "group_norm",
-    "safe_softmax": "softmax",
-    "nll_loss2d": "nll_loss",
-    "nll_loss_nd": "nll_loss",
-    "true_divide": "div",
-    "thnn_fused_lstm_cell": "lstm_cell",
-    "to_copy": "to",
-}
-
-
-def walk_tensors(values: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-    """Tensors among an op's flat arguments with their position; lists of tensors (foreach ops) are entered."""
-    for position, value in enumerate(values):
-        if isinstance(value, torch.Tensor):
-            yield position, value
-        elif isinstance(value, (list, tuple)):
-            for item in value:
-                if isinstance(item, torch.Tensor):
-                    yield position, item
-
-
-_WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_STEP = 0x1E3779B97F4A7C15  # odd and without pattern, so that neighbouring positions have unlike numbers
-
-
-def strided_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The strided tensors that hold a tensor's content: itself, or the inner ones of a sparse or wrapping tensor."""
-    if hasattr(tensor, "__tensor_flatten__"):  # DTensor, jagged nested tensors, quantized weights
-        return [part for name in tensor.__tensor_flatten__()[0] for part in strided_parts(getattr(tensor, name))]
-    if tensor.layout == torch.sparse_coo:
-        return [tensor._indices(), tensor._values()]
-    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
-    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
-    return [tensor]
+    """The numbers of elements that a batch row of this shape may be folded into: each dimension after the first, and
+    the products of these from the first of them on."""
+    return {*shape[1:], *itertools.accumulate(shape[1:], operator.mul)}
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements of a strided tensor as whole numbers, in one row."""
+    """The elements of a strided tensor as integers of the same bits, flattened."""
     tensor = tensor.detach().resolve_conj().resolve_neg()
     tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    return tensor.contiguous().flatten().view(_WHOLE[tensor.element_size()])
+    return tensor.contiguous().flatten().view(_INTEGERS[tensor.element_size()])
 
 
-def storage_bytes(memory: torch.UntypedStorage) -> torch.Tensor:
-    """A piece of memory as the bytes in it: an alias, not a copy."""
-    return torch.empty(0, dtype=torch.uint8, device=memory.device).set_(memory)
+def storage_bytes(storage: torch.UntypedStorage) -> torch.Tensor:
+    """A storage as a tensor of its bytes: an alias, not a copy."""
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
 def fingerprint(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -311,9 +286,19 @@ def fingerprint(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _digest(part: torch.Tensor) -> int | str:
-    whole = bits(part)
-    if whole.device.type == "cpu":
-        return hashlib.blake2b(whole.numpy().data, digest_size=8).hexdigest()
-    mixed = torch.arange(whole.numel(), device=whole.device) * _STEP  # wraps around, as it should
-    mixed ^= whole  # an element counts by its place, too
-    return int((mixed * mixed + mixed).sum())  # computed where the tensor lies; one number comes back
+    integers = bits(part)
+    if integers.device.type == "cpu":
+        return hashlib.blake2b(integers.numpy().data, digest_size=8).hexdigest()
+    mixed = torch.arange(integers.numel(), device=integers.device) * _STEP  # overflow wraps around, as intended
+    mixed ^= integers  # an element's position counts, too
+    return int((mixed * mixed + mixed).sum())  # computed on the device; one number is read
+
+
+def base_name(op: Any) -> str:
+    """The ATen base name of an op: `aten._log_softmax_backward_data.default` → "log_softmax"."""
+    name = (op if isinstance(op, str) else op.__name__).split("::")[-1].split(".")[0].strip("_")
+    for prefix in ("foreach_", "fused_"):
+        name = name.removeprefix(prefix)
+    for suffix in ("_backward_data", "_backward", "_forward"):
+        name = name.removesuffix(suffix)
+    return _ALIASES.get(name, name)
