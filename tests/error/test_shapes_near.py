@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import nbdebug
-from nbdebug.tools.errors.shapes.history import through
-from nbdebug.tools.errors.shapes.messages import read
+from nbdebug.tools.errors.shapes.history import output_shape
+from nbdebug.tools.errors.shapes.messages import parse_message
 
 CODE = "error/shape-mismatch"
 NONE = (None, None)
@@ -128,10 +128,10 @@ def test_other_errors_are_not_named_so(attempt):
     ],
 )
 def test_wordings_of_other_versions_and_kernels(message, kind, numbers):
-    said = read(message)
-    assert (said.kind if said else None) == kind
-    if said is not None:
-        assert (said.got, said.wanted) == numbers
+    parsed = parse_message(message)
+    assert (parsed.kind if parsed else None) == kind
+    if parsed is not None:
+        assert (parsed.actual, parsed.expected) == numbers
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_wordings_of_other_versions_and_kernels(message, kind, numbers):
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
 )
 def test_a_layers_formula_agrees_with_the_layer(module, shape):
-    assert through(module, shape) == tuple(module(torch.rand(shape)).shape)
+    assert output_shape(module, shape) == tuple(module(torch.rand(shape)).shape)
 
 
 class Talking(torch.Tensor):

@@ -77,7 +77,7 @@ KINDS: tuple[ErrorKind, ...] = (
         r"state.?dict|param.?group|parameter group",
     ),
     ErrorKind("kinds.imports.look", "rules.imports.module_not_found", r"import|module|attribute|pickl|global"),
-    ErrorKind("shapes.detect.look", "shapes.rules.shape_mismatch"),
+    ErrorKind("shapes.detect.detect", "shapes.rules.shape_mismatch"),
 )
 """The narrow before the wide."""
 

@@ -1,6 +1,6 @@
 """Sizes that do not fit: which operand is wrong, where its size came from, and which change was tried and fits.
 
-`messages.py` reads torch's sentence, `call.py` finds the call and its operands in the user's source, `history.py`
-follows the size back through layers and ops, `fixes.py`, `layer_fixes.py` and `trials.py` propose changes and run
-them on small copies. `detect.py` puts it together for the dispatcher.
+`detect` puts the facts together: `messages` parses torch's sentence, `call` finds the call and its operands in the
+user's source, `history` follows the size back through layers and ops, `fixes` and `layer_fixes` propose changes, which
+`trials` runs on small copies. `facts`, `rules` and `rules_wording` are the roles of every tool.
 """

@@ -1,5 +1,5 @@
-"""What a size that does not fit shows: the op, what it was given, what it wanted, where the size came from, and the
-cures that were tried."""
+"""What a size that does not fit shows: the op, its operands, the size it expects, where the size came from, and the
+fixes that were tried."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Shape = tuple[int, ...]
 @dataclasses.dataclass(frozen=True)
 class ShapeOperand:
     """A tensor or array that the op was given. name: the user's text for it, "" where it has none; role: torch's name
-    for it ("input", "target", "attn_mask"), "" in an expression of the user's; shape: None where it can't be told."""
+    for it ("input", "target", "attn_mask"), "" in an expression of the user's; shape: None where it is not known."""
 
     name: str
     role: str = ""
@@ -36,7 +36,7 @@ class FailedLayer:
 
 @dataclasses.dataclass(frozen=True)
 class ShapeStep:
-    """One step on the way of a size: after this layer or op the shape was this."""
+    """One step in the history of a size: the output shape of this layer or op."""
 
     what: str
     shape: Shape
@@ -44,8 +44,8 @@ class ShapeStep:
 
 @dataclasses.dataclass(frozen=True)
 class ShapeFix:
-    """A change that was thought of. slug: which kind of change; name: of the tensor or module that it changes; code:
-    what the user would write; verified: it was tried and the op ran (None: not tried); result: the shape it gave."""
+    """A change that may help. slug: which kind of change; name: of the tensor or module that it changes; code: what the
+    user would write; verified: it was tried and the op ran (None: not tried); result: the output shape."""
 
     slug: str
     name: str
@@ -56,8 +56,8 @@ class ShapeFix:
 
 @dataclasses.dataclass(frozen=True)
 class ShiftedSize:
-    """A sequence of which the one side of a loss was cut and the other was not. rows: of the batch; scores, target: the
-    places of each sequence on either side; name: the tensor that the longer side was made of; shape: its shape."""
+    """A sequence of which one side of a loss was cut and the other was not. rows: of the batch; scores, target: the
+    positions of each sequence on either side; name: the tensor that the longer side was made of; shape: its shape."""
 
     rows: int
     scores: int
@@ -68,22 +68,22 @@ class ShiftedSize:
 
 @dataclasses.dataclass(frozen=True)
 class ViewDownstream:
-    """The layer that takes the result of the op that failed. path: its name; wants: the features it takes; gets: those
-    that it is given when the op gives what there is."""
+    """The layer that takes the output of the view that failed. path: its name; expected: the features it takes; actual:
+    those that it would get if the view kept the rows."""
 
     path: str
-    wants: int
-    gets: int
+    expected: int
+    actual: int
 
 
 @dataclasses.dataclass(frozen=True)
 class ShapeFacts:
-    """kind: what does not fit (see looks.shapes.said). op: as the user wrote it ("@", "cat", "view"). axis, wanted,
-    got: where, and the two sizes. target: the shape that was wanted. numbers: plain arguments of the op with their text
-    (`(("dim", 2),)`, a shape). entered: the user's tensor that went into the failing module from the user's line.
-    lines: the user's lines that led there. passed: how the shape came about, in order. folded: the op after which the
-    predictions no longer had the rows of the batch. uneven: (text of a divisor, what is divided, by what), where a size
-    like `12 // heads` leaves a rest."""
+    """kind: what does not fit (see `messages`). op: as the user wrote it ("@", "cat", "view"). axis, expected, actual:
+    where, and the two sizes. which: the number of the operand at fault. arguments: the plain ones of the op, each as
+    (text, value) (`(("dim", 2),)`, a shape). target: the shape that was expected. user_input: the user's tensor that
+    went into the failing module from the user's line. lines: the user's lines that led there. history: how the shape
+    came about, in order. batch_change: the op after which the predictions no longer had the rows of the batch.
+    remainder: (text of a divisor, what is divided, by what), where a size like `12 // heads` leaves one."""
 
     raised: Raised
     kind: str
@@ -91,16 +91,16 @@ class ShapeFacts:
     operands: tuple[ShapeOperand, ...] = ()
     layer: FailedLayer | None = None
     axis: int | None = None
-    wanted: int | None = None
-    got: int | None = None
+    expected: int | None = None
+    actual: int | None = None
     which: int | None = None
-    numbers: tuple[tuple[str, Any], ...] = ()
+    arguments: tuple[tuple[str, Any], ...] = ()
     target: Shape | None = None
-    entered: ShapeOperand | None = None
+    user_input: ShapeOperand | None = None
     lines: tuple[Link, ...] = ()
-    passed: tuple[ShapeStep, ...] = ()
-    folded: ShapeStep | None = None
-    shifted: ShiftedSize | None = None
-    behind: ViewDownstream | None = None
-    uneven: tuple[str, int, int] | None = None
-    cures: tuple[ShapeFix, ...] = ()
+    history: tuple[ShapeStep, ...] = ()
+    batch_change: ShapeStep | None = None
+    shift: ShiftedSize | None = None
+    downstream: ViewDownstream | None = None
+    remainder: tuple[str, int, int] | None = None
+    fixes: tuple[ShapeFix, ...] = ()

@@ -1,7 +1,8 @@
 """How a shape came about: the layers between the user's tensor and the one that failed, with the shape after each.
 
-Two ways tell it, and neither computes anything: in a Sequential the layers before it, by their formulas; else the
-autograd graph of the tensor, whose nodes know the shapes of what they gave.
+Two sources show it, and neither computes anything: in a Sequential the layers before it, by the formulas of their
+output shapes (`output_shape`, last in this file); else the autograd graph of the tensor, whose nodes know the shapes of
+their outputs.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ from nbdebug.observe.variables import attributes, named_modules
 from nbdebug.report import Link
 from nbdebug.tools.errors.context import ErrorContext, is_tensor
 from nbdebug.tools.errors.operands import OperandNames, is_a
-from nbdebug.tools.errors.shapes.call import CallPart, FailedCall, is_shaped
+from nbdebug.tools.errors.shapes.call import CallOperand, FailedCall, is_array
 from nbdebug.tools.errors.shapes.facts import Shape, ShapeOperand, ShapeStep
 from nbdebug.tools.errors.values import of_tensor, operands, value_of
 
-MOST = 60
-COMMON = {
+MAX_NODES = 60
+"""Nodes of a tensor's history that are read."""
+OP_NAMES = {
     "MaxPool2DWithIndices": "max_pool2d",
     "MaxPool3DWithIndices": "max_pool3d",
     "Addmm": "linear",
@@ -48,75 +50,117 @@ WHOLE = (
     nn.TransformerDecoder,
     nn.Transformer,
 )
-"""Layers of several ops: told as one."""
+"""Layers of several ops: one step each."""
 VIEWS = ("view", "reshape")
-READY = (*VIEWS, "transpose", "clone", "unsqueeze")
+PREPARING = (*VIEWS, "transpose", "clone", "unsqueeze")
+"""Ops that only prepare what a layer is given: the rows of a sequence under each other, time first."""
+SIZES = (
+    "in_features",
+    "out_features",
+    "in_channels",
+    "out_channels",
+    "num_features",
+    "normalized_shape",
+    "num_channels",
+    "num_groups",
+    "input_size",
+    "hidden_size",
+    "num_layers",
+    "embed_dim",
+    "num_heads",
+    "kernel_size",
+    "in1_features",
+    "in2_features",
+    "num_parameters",
+    "num_embeddings",
+    "embedding_dim",
+    "batch_first",
+)
+"""The settings of torch's layers that say for which sizes they were made."""
 
 
-@dataclasses.dataclass(frozen=True)
-class GraphStep:
-    """One node: the op, the shape of what it gave, the layer whose weight it used ("" for none), and that layer."""
-
-    op: str
-    shape: Shape
-    path: str = ""
-    layer: Any = None
-
-
-def way(value: Any, names: OperandNames) -> tuple[ShapeStep, ...]:
-    """The ops that changed the shape, first to last, along the first operand that has a history."""
-    if not is_tensor(value):
-        return ()
-    told: list[ShapeStep] = []
-    for step in _as_layers(list(_steps(value, names))[::-1]):
-        if not told or told[-1].shape != step.shape:
-            name = f"{step.path} ({step.op})" if step.path else step.op
-            told.append(ShapeStep(name, step.shape))
-    return tuple(told)
-
-
-def batch_changed(value: Any, rows: int, names: OperandNames) -> ShapeStep | None:
-    """The op after which the first axis of a tensor no longer had this number of rows."""
-    for before, after in itertools.pairwise(way(value, names)):
-        if before.shape[:1] == (rows,) and after.shape[:1] != (rows,):
-            return after
+def user_input(call: FailedCall) -> ShapeOperand | None:
+    """The user's tensor that went into what failed: the first in the arguments of the user's own call."""
+    if call.inner is None or call.frame is None or not isinstance(call.node, ast.Call):
+        return None
+    for arg in [*call.node.args, *(k.value for k in call.node.keywords)]:
+        for part in ast.walk(arg):
+            if isinstance(part, (ast.Name, ast.Attribute, ast.Subscript)):
+                value = value_of(part, call.frame)
+                if is_array(value):
+                    return CallOperand(ast.unparse(part), "", value).fact()
     return None
 
 
-def _steps(value: Any, names: OperandNames) -> Iterator[GraphStep]:
-    """The nodes, last to first."""
-    owners = _owners(names)
-    node: Any = of_tensor(value, "grad_fn")
-    for _ in range(MOST):
-        if node is None:
-            return
-        given = [(inner, _weight(inner)) for inner in input_nodes(node)]
-        layer = next((owners[id(w)] for _, w in given if w is not None and id(w) in owners), None)
-        told = getattr(node, "_input_metadata", None)
-        if told:
-            yield _step(node, tuple(told[0].shape), layer, names)
-        node = next((inner for inner, weight in given if weight is None), None)
+def user_lines(context: ErrorContext, at_fault: CallOperand | None) -> tuple[Link, ...]:
+    """The user's lines that led there, outermost first, each with the tensor at fault where it stands in its call, else
+    the first that does; a line without one where it is a function of the user's with a name. Each once."""
+    links: list[Link] = []
+    visited: set[tuple[str, int]] = set()
+    for frame in reversed(context.users[1:]):
+        arrays = [(text, value) for text, value in operands(frame) if is_array(value)]
+        same = [pair for pair in arrays if at_fault is not None and pair[1] is at_fault.value]
+        operand = next(iter([*same, *arrays]), None)
+        key = (operand[0], id(operand[1])) if operand is not None else (frame.site.function, 0)
+        if key in visited or operand is None and frame.site.function.startswith("<"):
+            continue
+        visited.add(key)
+        what = f"`{operand[0]}` {list(operand[1].shape)} goes in" if operand else f"in `{frame.site.function}`"
+        if links and (links[-1].where.file, links[-1].where.line) == (frame.site.file, frame.site.line):
+            links.pop()  # a comprehension runs on the line of its function
+        links.append(Link(what, frame.where))
+    return tuple(links)
 
 
-def _step(node: Any, shape: Shape, layer: Any, names: OperandNames) -> GraphStep:
-    name = re.sub(r"Backward\d*$", "", node.name())
-    op = COMMON.get(name) or re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
-    return (
-        GraphStep(op, shape) if layer is None else GraphStep(type(layer).__name__, shape, path_of(layer, names), layer)
-    )
+def layer_sizes(layer: nn.Module) -> dict[str, int]:
+    """What a layer was made for, of the sizes that its class takes."""
+    settings = attributes(layer)
+    values = {name: settings[name] for name in SIZES if name in settings}
+    return {
+        name: value[0] if type(value) is tuple and len(set(value)) == 1 else value
+        for name, value in values.items()
+        if type(value) in (int, bool, tuple)
+    }
 
 
-def _owners(names: OperandNames) -> dict[int, Any]:
-    """The layer of each parameter, by the parameter's id; of several ops the outermost."""
-    outer: dict[int, Any] = {}
-    found: dict[int, Any] = {}
-    for model in names.scene.owners.models.values():
-        for _, part in named_modules(model):  # outer ones come first
-            for _, inner in named_modules(part) if is_a(part, WHOLE) else ():
-                outer.setdefault(id(inner), part)
-            for weight in (attributes(part).get("_parameters") or {}).values():
-                found.setdefault(id(weight), outer.get(id(part), part))
-    return found
+def shape_history(
+    context: ErrorContext, call: FailedCall, operand: CallOperand | None, names: OperandNames
+) -> tuple[ShapeStep, ...]:
+    """The steps from the user's tensor to the operand at fault, in order; () where they are not known."""
+    start = user_input(call)
+    levels = [
+        frame for frame in frames_below(context) if type(frame.module) is nn.Sequential and "input" in frame.names
+    ]
+    if start is not None and start.shape is not None and levels:
+        steps = tuple(_sequential_history(names, levels, start.shape))
+        if steps:
+            return steps
+    return graph_history(operand.value, names) if operand is not None else ()
+
+
+def frames_below(context: ErrorContext) -> list[Frame]:
+    """The frames under the user's innermost line, outermost first."""
+    last = max((i for i, frame in enumerate(context.trail) if frame.users), default=-1)
+    return context.trail[last + 1 :]
+
+
+def _sequential_history(names: OperandNames, levels: list[Frame], start: Shape) -> Iterator[ShapeStep]:
+    """Every layer before the one that failed, level by level of nested Sequentials."""
+    shape: Shape | None = start
+    for level in levels:
+        running = level.names.get("module")
+        for child in (attributes(level.module).get("_modules") or {}).values():
+            if child is running:
+                break
+            before, shape = shape, None if shape is None else output_shape(child, shape)
+            if shape is not None and shape != before:
+                path, kind = path_of(child, names), type(child).__name__
+                yield ShapeStep(f"{path} ({kind})" if path != kind else kind, shape)
+        value = level.names["input"]
+        actual = tuple(value.shape) if is_tensor(value) else None
+        if actual is not None and shape != actual:
+            yield ShapeStep("the layers before it", actual)
+        shape = actual
 
 
 def path_of(layer: Any, names: OperandNames) -> str:
@@ -125,83 +169,137 @@ def path_of(layer: Any, names: OperandNames) -> str:
     inside = (names.scene.path(layer) or "").removeprefix("_orig_mod.")  # of a compiled model
     whole = names.module(layer)
     root = whole.removesuffix(inside).rstrip(".")
-    if inside[:1].isdigit() and whole.endswith(f".{inside}") and root not in _classes(names):
+    classes = {
+        type(model).__name__ for model in names.scene.owners.models.values()
+    }  # names of models without a variable
+    if inside[:1].isdigit() and whole.endswith(f".{inside}") and root not in classes:
         return whole
     return inside or whole
 
 
-def _classes(names: OperandNames) -> set[str]:
-    """Models that no variable has are called by their class."""
-    return {type(model).__name__ for model in names.scene.owners.models.values()}
-
-
-def _weight(node: Any) -> Any:
-    """The parameter that this operand is, as it lies or transposed; None for data."""
-    if "Accumulate" in node.name():
-        return node.variable
-    inside = input_nodes(node)
-    if (
-        re.match(
-            r"(T|Transpose|Permute|To|ToCopy|Unsqueeze|View|Expand|UnsafeSplit|Split)(With\w+)?Backward", node.name()
-        )
-        and len(inside) == 1
-    ):
-        return _weight(inside[0])
+def batch_change(value: Any, rows: int, names: OperandNames) -> ShapeStep | None:
+    """The op after which the first axis of a tensor no longer had this number of rows."""
+    for before, after in itertools.pairwise(graph_history(value, names)):
+        if before.shape[:1] == (rows,) and after.shape[:1] != (rows,):
+            return after
     return None
 
 
+def graph_history(value: Any, names: OperandNames) -> tuple[ShapeStep, ...]:
+    """The ops that changed the shape, first to last, along the first operand that has a history."""
+    if not is_tensor(value):
+        return ()
+    steps: list[ShapeStep] = []
+    for step in _as_layers(list(_graph_steps(value, names))[::-1]):
+        if not steps or steps[-1].shape != step.shape:
+            steps.append(ShapeStep(f"{step.path} ({step.op})" if step.path else step.op, step.shape))
+    return tuple(steps)
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphStep:
+    """One node: the op, its output shape, the path of the layer whose weight it used ("" for none), and that layer."""
+
+    op: str
+    shape: Shape
+    path: str = ""
+    layer: Any = None
+
+
+def _graph_steps(value: Any, names: OperandNames) -> Iterator[GraphStep]:
+    """The nodes, last to first."""
+    owners = _parameter_owners(names)
+    node: Any = of_tensor(value, "grad_fn")
+    for _ in range(MAX_NODES):
+        if node is None:
+            return
+        inputs = [(inner, _parameter_of(inner)) for inner in input_nodes(node)]
+        layer = next((owners[id(p)] for _, p in inputs if p is not None and id(p) in owners), None)
+        outputs = getattr(node, "_input_metadata", None)
+        if outputs:
+            shape = tuple(outputs[0].shape)
+            name = re.sub(r"Backward\d*$", "", node.name())
+            op = OP_NAMES.get(name) or re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+            if layer is None:
+                yield GraphStep(op, shape)
+            else:
+                yield GraphStep(type(layer).__name__, shape, path_of(layer, names), layer)
+        node = next((inner for inner, parameter in inputs if parameter is None), None)
+
+
+def _parameter_owners(names: OperandNames) -> dict[int, Any]:
+    """The layer of each parameter, by the parameter's id; of several ops the outermost."""
+    outer: dict[int, Any] = {}
+    owners: dict[int, Any] = {}
+    for model in names.scene.owners.models.values():
+        for _, part in named_modules(model):  # outer ones come first
+            for _, inner in named_modules(part) if is_a(part, WHOLE) else ():
+                outer.setdefault(id(inner), part)
+            for parameter in (attributes(part).get("_parameters") or {}).values():
+                owners.setdefault(id(parameter), outer.get(id(part), part))
+    return owners
+
+
+def _parameter_of(node: Any) -> Any:
+    """The parameter that this operand is, as it is or transposed; None for data."""
+    if "Accumulate" in node.name():
+        return node.variable
+    inputs = input_nodes(node)
+    views = r"(T|Transpose|Permute|To|ToCopy|Unsqueeze|View|Expand|UnsafeSplit|Split)(With\w+)?Backward"
+    return _parameter_of(inputs[0]) if len(inputs) == 1 and re.match(views, node.name()) else None
+
+
 def _as_layers(steps: list[GraphStep]) -> Iterator[GraphStep]:
-    """Each layer once, with the shape of what it gave."""
+    """Each layer once, with its output shape."""
     last: Mapping[str, int] = {step.path: i for i, step in enumerate(steps) if step.path}
     i = 0
     while i < len(steps):
         step = steps[i]
         if step.path:
-            end = last[step.path] if is_a(step.layer, WHOLE) else i
-            i = _ends(steps, end)
+            i = _last_step(steps, last[step.path] if is_a(step.layer, WHOLE) else i)
             step = dataclasses.replace(step, shape=steps[i].shape)
-        elif _leads_in(steps, i):
+        elif _only_prepares(steps, i):
             i += 1
             continue
         yield step
         i += 1
 
 
-def _leads_in(steps: list[GraphStep], i: int) -> bool:
-    """Whether it only makes ready what a layer is given: the rows of a sequence under each other, time first."""
-    k = next((k for k in range(i, len(steps)) if steps[k].op not in READY or steps[k].path), len(steps) - 1)
+def _only_prepares(steps: list[GraphStep], i: int) -> bool:
+    k = next((k for k in range(i, len(steps)) if steps[k].op not in PREPARING or steps[k].path), len(steps) - 1)
     layer = steps[k].layer
     if is_a(layer, nn.Linear):
-        return k == i + 1 and len(steps[_ends(steps, k)].shape) > 2 and len(steps[i].shape) == 2
+        return k == i + 1 and len(steps[_last_step(steps, k)].shape) > 2 and len(steps[i].shape) == 2
     return k > i and is_a(layer, WHOLE)
 
 
-def _ends(steps: list[GraphStep], i: int) -> int:
+def _last_step(steps: list[GraphStep], i: int) -> int:
     """The number of the last node of the layer whose last product is node i."""
-    layer, then = steps[i].layer, [step.op for step in steps[i + 1 :]]
-    known = attributes(layer)
-    turned = ("transpose",) if known.get("batch_first") else ()
+    layer, following = steps[i].layer, [step.op for step in steps[i + 1 :]]
+    settings = attributes(layer)
+    transposed = ("transpose",) if settings.get("batch_first") else ()
     if is_a(layer, nn.RNNBase):
-        joined = then.index("stack") + 1 if "stack" in then else 0
-        ends = ("cat",) if known.get("bidirectional") else ()
-        return _over(then, i, joined, (*ends, *turned))
+        stacked = following.index("stack") + 1 if "stack" in following else 0
+        ends = ("cat",) if settings.get("bidirectional") else ()
+        return _skip(following, i, stacked, (*ends, *transposed))
     if is_a(layer, nn.MultiheadAttention):
-        return _over(then, i, 0, ("view", *turned))
-    view = is_a(layer, nn.Linear) and bool(then) and then[0] in VIEWS
+        return _skip(following, i, 0, ("view", *transposed))
+    view = is_a(layer, nn.Linear) and bool(following) and following[0] in VIEWS
     after = steps[i + 1].shape if view else ()
     return i + (len(after) > 2 and after[-1] == steps[i].shape[-1])
 
 
-def _over(then: list[str], i: int, done: int, ops: tuple[str, ...]) -> int:
+def _skip(following: list[str], i: int, done: int, ops: tuple[str, ...]) -> int:
     """Over these ops as well, where they follow in this order."""
     for op in ops:
-        done += then[done : done + 1] == [op]
+        done += following[done : done + 1] == [op]
     return i + done
 
 
-Size = tuple[int, ...]
+# -- output shapes by formula ----------------------------------------------------------------------------------------
 
-SAME = (
+Settings = dict[str, Any]
+SAME_SHAPE = (
     nn.Identity,
     nn.ReLU,
     nn.ReLU6,
@@ -251,9 +349,9 @@ SAME = (
     nn.TransformerEncoder,
 )
 CONVS = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
-BACK = {nn.ConvTranspose1d: 1, nn.ConvTranspose2d: 2, nn.ConvTranspose3d: 3}
+TRANSPOSED_CONVS = {nn.ConvTranspose1d: 1, nn.ConvTranspose2d: 2, nn.ConvTranspose3d: 3}
 POOLS = {nn.MaxPool1d: 1, nn.MaxPool2d: 2, nn.MaxPool3d: 3, nn.AvgPool1d: 1, nn.AvgPool2d: 2, nn.AvgPool3d: 3}
-TO_SIZE = {
+ADAPTIVE_POOLS = {
     nn.AdaptiveAvgPool1d: 1,
     nn.AdaptiveAvgPool2d: 2,
     nn.AdaptiveAvgPool3d: 3,
@@ -263,115 +361,114 @@ TO_SIZE = {
 }
 
 
-def through(module: Any, shape: Size) -> Size | None:
-    """The shape of what this module gives for an input of that shape; None where that is not known, or it fails."""
+def output_shape(module: Any, shape: Shape) -> Shape | None:
+    """The output shape of a module for an input of that shape; None where that is not known, or it fails."""
     kind = type(module)
     if kind is nn.Sequential:
         for child in (attributes(module).get("_modules") or {}).values():
-            found = through(child, shape)
-            if found is None:
+            result = output_shape(child, shape)
+            if result is None:
                 return None
-            shape = found
+            shape = result
         return shape
     try:
-        return _of(kind, attributes(module), shape)
+        return _by_formula(kind, attributes(module), shape)
     except (KeyError, IndexError, TypeError, ValueError, ZeroDivisionError):
         return None
 
 
-def _of(kind: type, told: dict[str, Any], shape: Size) -> Size | None:
-    if kind in SAME:
+def _by_formula(kind: type, settings: Settings, shape: Shape) -> Shape | None:
+    if kind in SAME_SHAPE:
         return shape
     if kind is nn.Linear:
-        return (*shape[:-1], told["out_features"]) if shape[-1] == told["in_features"] else None
-    if kind in CONVS and len(shape) >= CONVS[kind] + 1 and shape[-CONVS[kind] - 1] == told["in_channels"]:
-        return _slid(shape, CONVS[kind], told, told["out_channels"])
-    if kind in BACK and len(shape) >= BACK[kind] + 1:
-        return _spread(shape, BACK[kind], told)
+        return (*shape[:-1], settings["out_features"]) if shape[-1] == settings["in_features"] else None
+    if kind in CONVS and len(shape) >= CONVS[kind] + 1 and shape[-CONVS[kind] - 1] == settings["in_channels"]:
+        return _window_shape(shape, CONVS[kind], settings, settings["out_channels"])
+    if kind in TRANSPOSED_CONVS and len(shape) >= TRANSPOSED_CONVS[kind] + 1:
+        return _transposed_shape(shape, TRANSPOSED_CONVS[kind], settings)
     if kind in POOLS:
-        return _slid(shape, POOLS[kind], told, None)
-    if kind in TO_SIZE:
-        wanted = _each(told["output_size"], TO_SIZE[kind])
-        return (*shape[: -len(wanted)], *(w or s for w, s in zip(wanted, shape[-len(wanted) :])))
-    other = OTHERS.get(kind)
-    return other(told, shape) if other else None
+        return _window_shape(shape, POOLS[kind], settings, None)
+    if kind in ADAPTIVE_POOLS:
+        sizes = _per_axis(settings["output_size"], ADAPTIVE_POOLS[kind])
+        return (*shape[: -len(sizes)], *(new or old for new, old in zip(sizes, shape[-len(sizes) :])))
+    formula = FORMULAS.get(kind)
+    return formula(settings, shape) if formula else None
 
 
-def _each(value: Any, axes: int) -> tuple[Any, ...]:
+def _per_axis(value: Any, axes: int) -> tuple[Any, ...]:
     """A setting for each axis: torch takes one number for all of them."""
     return tuple(value) if type(value) in (tuple, list) else (value,) * axes
 
 
-def _slid(shape: Size, axes: int, told: dict[str, Any], channels: int | None) -> Size | None:
+def _window_shape(shape: Shape, axes: int, settings: Settings, channels: int | None) -> Shape | None:
     """A window slides over the last axes: floor((size + 2·padding - dilation·(kernel - 1) - 1) / stride + 1), as the
     pages of torch.nn.Conv2d and torch.nn.MaxPool2d give it."""
-    kernel, dilation = _each(told["kernel_size"], axes), _each(told.get("dilation", 1), axes)
-    stride = _each(told.get("stride") or told["kernel_size"], axes)
-    padding, up = told.get("padding", 0), math.ceil if told.get("ceil_mode") else math.floor
+    kernel, dilation = _per_axis(settings["kernel_size"], axes), _per_axis(settings.get("dilation", 1), axes)
+    stride = _per_axis(settings.get("stride") or settings["kernel_size"], axes)
+    padding, rounded = settings.get("padding", 0), math.ceil if settings.get("ceil_mode") else math.floor
     sizes = []
     for i, size in enumerate(shape[-axes:]):
         if padding == "same":
             sizes.append(size)
             continue
-        pad = 0 if padding == "valid" else _each(padding, axes)[i]
-        found = up((size + 2 * pad - dilation[i] * (kernel[i] - 1) - 1) / stride[i]) + 1
-        if told.get("ceil_mode") and (found - 1) * stride[i] >= size + pad:
-            found -= 1  # the last window must start inside
-        sizes.append(found)
+        pad = 0 if padding == "valid" else _per_axis(padding, axes)[i]
+        number = rounded((size + 2 * pad - dilation[i] * (kernel[i] - 1) - 1) / stride[i]) + 1
+        if settings.get("ceil_mode") and (number - 1) * stride[i] >= size + pad:
+            number -= 1  # the last window must start inside
+        sizes.append(number)
     before = shape[:-axes] if channels is None else (*shape[: -axes - 1], channels)
     return (*before, *sizes) if min(sizes) > 0 else None
 
 
-def _spread(shape: Size, axes: int, told: dict[str, Any]) -> Size:
+def _transposed_shape(shape: Shape, axes: int, settings: Settings) -> Shape:
     kernel, stride, pad, out, dilation = (
-        _each(told[name], axes) for name in ("kernel_size", "stride", "padding", "output_padding", "dilation")
+        _per_axis(settings[name], axes) for name in ("kernel_size", "stride", "padding", "output_padding", "dilation")
     )
     sizes = [
         (size - 1) * stride[i] - 2 * pad[i] + dilation[i] * (kernel[i] - 1) + out[i] + 1
         for i, size in enumerate(shape[-axes:])
     ]
-    return (*shape[: -axes - 1], told["out_channels"], *sizes)
+    return (*shape[: -axes - 1], settings["out_channels"], *sizes)
 
 
-def _flat(told: dict[str, Any], shape: Size) -> Size:
-    first, last = told["start_dim"] % len(shape), told["end_dim"] % len(shape)
+def _flatten_shape(settings: Settings, shape: Shape) -> Shape:
+    first, last = settings["start_dim"] % len(shape), settings["end_dim"] % len(shape)
     return (*shape[:first], math.prod(shape[first : last + 1]), *shape[last + 1 :])
 
 
-def _unflat(told: dict[str, Any], shape: Size) -> Size:
-    axis, sizes = told["dim"] % len(shape), list(told["unflattened_size"])
+def _unflatten_shape(settings: Settings, shape: Shape) -> Shape:
+    axis, sizes = settings["dim"] % len(shape), list(settings["unflattened_size"])
     if -1 in sizes:
         sizes[sizes.index(-1)] = shape[axis] // -math.prod(sizes)
     return (*shape[:axis], *sizes, *shape[axis + 1 :])
 
 
-def _scaled(told: dict[str, Any], shape: Size) -> Size:
+def _upsample_shape(settings: Settings, shape: Shape) -> Shape:
     axes = len(shape) - 2
-    if told["size"] is not None:
-        return (*shape[:2], *_each(told["size"], axes))
-    return (*shape[:2], *(int(size * scale) for size, scale in zip(shape[2:], _each(told["scale_factor"], axes))))
+    if settings["size"] is not None:
+        return (*shape[:2], *_per_axis(settings["size"], axes))
+    return (
+        *shape[:2],
+        *(int(size * scale) for size, scale in zip(shape[2:], _per_axis(settings["scale_factor"], axes))),
+    )
 
 
-def _padded(told: dict[str, Any], shape: Size) -> Size:
-    sides, sizes = list(told["padding"]), list(shape)
+def _pad_shape(settings: Settings, shape: Shape) -> Shape:
+    sides, sizes = list(settings["padding"]), list(shape)
     for i in range(len(sides) // 2):
         sizes[-1 - i] += sides[2 * i] + sides[2 * i + 1]
     return tuple(sizes)
 
 
-def _shuffled(told: dict[str, Any], shape: Size) -> Size:
-    by = told["upscale_factor"]
+def _pixel_shuffle_shape(settings: Settings, shape: Shape) -> Shape:
+    by = settings["upscale_factor"]
     return (*shape[:-3], shape[-3] // by**2, shape[-2] * by, shape[-1] * by)
 
 
-def _halved(told: dict[str, Any], shape: Size) -> Size:
+def _glu_shape(settings: Settings, shape: Shape) -> Shape:
     sizes = list(shape)
-    sizes[told["dim"]] //= 2
+    sizes[settings["dim"]] //= 2
     return tuple(sizes)
-
-
-def _looked_up(told: dict[str, Any], shape: Size) -> Size:
-    return (*shape, told["embedding_dim"])
 
 
 PADS: Iterable[type] = (
@@ -386,122 +483,14 @@ PADS: Iterable[type] = (
     nn.ReplicationPad1d,
     nn.ReplicationPad2d,
 )
-OTHERS: dict[type, Callable[[dict[str, Any], Size], Size]] = {
-    nn.Flatten: _flat,
-    nn.Unflatten: _unflat,
-    nn.Upsample: _scaled,
-    nn.UpsamplingNearest2d: _scaled,
-    nn.UpsamplingBilinear2d: _scaled,
-    nn.PixelShuffle: _shuffled,
-    nn.GLU: _halved,
-    nn.Embedding: _looked_up,
-    **dict.fromkeys(PADS, _padded),
+FORMULAS: dict[type, Callable[[Settings, Shape], Shape]] = {
+    nn.Flatten: _flatten_shape,
+    nn.Unflatten: _unflatten_shape,
+    nn.Upsample: _upsample_shape,
+    nn.UpsamplingNearest2d: _upsample_shape,
+    nn.UpsamplingBilinear2d: _upsample_shape,
+    nn.PixelShuffle: _pixel_shuffle_shape,
+    nn.GLU: _glu_shape,
+    nn.Embedding: lambda settings, shape: (*shape, settings["embedding_dim"]),
+    **dict.fromkeys(PADS, _pad_shape),
 }
-
-
-def entered(call: FailedCall) -> ShapeOperand | None:
-    """The user's tensor that went into what failed: the first in the arguments of the user's own call."""
-    if call.inner is None or call.frame is None or not isinstance(call.node, ast.Call):
-        return None
-    for arg in [*call.node.args, *(k.value for k in call.node.keywords)]:
-        for part in ast.walk(arg):
-            if isinstance(part, (ast.Name, ast.Attribute, ast.Subscript)):
-                value = value_of(part, call.frame)
-                if is_shaped(value):
-                    return CallPart(ast.unparse(part), "", value).operand()
-    return None
-
-
-def passed(scene: ErrorContext, call: FailedCall, given: CallPart | None, names: OperandNames) -> tuple[ShapeStep, ...]:
-    """The steps from the user's tensor to the one at fault, in order; () where they can't be told."""
-    start = entered(call)
-    levels = [frame for frame in below(scene) if type(frame.module) is nn.Sequential and "input" in frame.names]
-    if start is not None and start.shape is not None and levels:
-        found = list(_layers(names, levels, start.shape))
-        if found:
-            return tuple(found)
-    return way(given.value, names) if given is not None else ()
-
-
-def below(scene: ErrorContext) -> list[Frame]:
-    """The frames under the user's innermost line, outermost first."""
-    last = max((i for i, frame in enumerate(scene.trail) if frame.users), default=-1)
-    return scene.trail[last + 1 :]
-
-
-def _layers(names: OperandNames, levels: list[Frame], shape: tuple[int, ...]) -> Iterator[ShapeStep]:
-    """Every layer before the one that failed, level by level of nested Sequentials."""
-    at: tuple[int, ...] | None = shape
-    for level in levels:
-        running = level.names.get("module")
-        for child in (attributes(level.module).get("_modules") or {}).values():
-            if child is running:
-                break
-            before, at = at, None if at is None else through(child, at)
-            if at is not None and at != before:
-                yield ShapeStep(_called(names, child), at)
-        reached = level.names["input"]
-        actual = tuple(reached.shape) if is_tensor(reached) else None
-        if actual is not None and at != actual:
-            yield ShapeStep("the layers up to there", actual)
-        at = actual
-
-
-def _called(names: OperandNames, child: Any) -> str:
-    path = path_of(child, names)
-    kind = type(child).__name__
-    return f"{path} ({kind})" if path != kind else kind
-
-
-def lines(scene: ErrorContext, at_fault: CallPart | None) -> tuple[Link, ...]:
-    """The user's lines that led there, outermost first, each with the tensor at fault where it stands in its call, else
-    the first that does; a line without one where it is a function of the user's with a name. Each once."""
-    found: list[Link] = []
-    seen: set[tuple[str, int]] = set()
-    for frame in reversed(scene.users[1:]):
-        there = [(text, value) for text, value in operands(frame) if is_shaped(value)]
-        same = [one for one in there if at_fault is not None and one[1] is at_fault.value]
-        given = next(iter([*same, *there]), None)
-        key = (given[0], id(given[1])) if given is not None else (frame.site.function, 0)
-        if key in seen or given is None and frame.site.function.startswith("<"):
-            continue
-        seen.add(key)
-        told = f"`{given[0]}` {list(given[1].shape)} goes in" if given else f"in `{frame.site.function}`"
-        if found and (found[-1].where.file, found[-1].where.line) == (frame.site.file, frame.site.line):
-            found.pop()  # a comprehension runs on the line of its function
-        found.append(Link(told, frame.where))
-    return tuple(found)
-
-
-def sizes(layer: nn.Module) -> dict[str, int]:
-    """What a layer was made for, of the sizes that its class takes."""
-    told = attributes(layer)
-    wanted = (
-        "in_features",
-        "out_features",
-        "in_channels",
-        "out_channels",
-        "num_features",
-        "normalized_shape",
-        "num_channels",
-        "num_groups",
-        "input_size",
-        "hidden_size",
-        "num_layers",
-        "embed_dim",
-        "num_heads",
-        "kernel_size",
-        "in1_features",
-        "in2_features",
-        "num_parameters",
-        "num_embeddings",
-        "embedding_dim",
-    )
-    found = {name: told[name] for name in wanted if name in told}
-    if "batch_first" in told:
-        found["batch_first"] = told["batch_first"]
-    return {
-        name: value[0] if type(value) is tuple and len(set(value)) == 1 else value
-        for name, value in found.items()
-        if type(value) in (int, bool, tuple)
-    }

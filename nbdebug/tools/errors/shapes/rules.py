@@ -21,7 +21,7 @@ def loss(facts: ShapeFacts) -> str:
     if scores is None or target is None or scores.shape is None or target.shape is None:
         return f"The predictions and the targets given to {op(facts)} do not fit each other"
     both = f"{shaped(scores)} and {shaped(target)}"
-    if facts.shifted is not None:
+    if facts.shift is not None:
         return f"{both} do not belong together: {_sequences(facts)}"
     classes = facts.op in ("cross_entropy", "nll_loss")
     if "weight" in [part.role for part in facts.operands] and classes and scores.shape[0] == (target.shape or (0,))[0]:
@@ -47,7 +47,7 @@ def _of_classes(facts: ShapeFacts, scores: ShapeOperand, target: ShapeOperand) -
         )
     if have[:1] != given[:1]:
         rows = given[0] if given else 1
-        since = f"after a `{facts.folded.what}` " if facts.folded is not None else ""
+        since = f"after a `{facts.batch_change.what}` " if facts.batch_change is not None else ""
         return (
             f"{shaped(scores)} and {shaped(target)} do not belong together: {since}the predictions have "
             f"{have[0]} rows, the targets {rows}"
@@ -65,7 +65,7 @@ def _of_classes(facts: ShapeFacts, scores: ShapeOperand, target: ShapeOperand) -
 
 def _sequences(facts: ShapeFacts) -> str:
     """Which side of a next-token loss was cut."""
-    cut = facts.shifted
+    cut = facts.shift
     assert cut is not None
     short, long = ("predictions", "targets") if cut.scores < cut.target else ("targets", "predictions")
     return (
@@ -79,8 +79,8 @@ def hidden(facts: ShapeFacts) -> str:
     state, first = role(facts, "hx", "hidden", "h_0"), parts(facts)[0]
     told = shaped(state) if state is not None else "The hidden state"
     batch = (
-        f"a batch of {facts.wanted}"
-        if facts.wanted is not None
+        f"a batch of {facts.expected}"
+        if facts.expected is not None
         else f"`{first.name}` {list(first.shape or ())}"
         if first.name
         else f"its input {list(first.shape or ())}"
@@ -95,12 +95,12 @@ def mask(facts: ShapeFacts) -> str:
     want = (
         f": it wants {list(facts.target)}"
         if facts.target is not None
-        else f": axis {facts.axis} must be {facts.wanted}"
+        else f": axis {facts.axis} must be {facts.expected}"
         if facts.axis is not None
         else ""
     )
-    if facts.entered is not None and (query is None or not query.name):
-        query = facts.entered
+    if facts.user_input is not None and (query is None or not query.name):
+        query = facts.user_input
     return f"{told} does not fit {shaped(query) if query is not None else 'the queries'} in {layer(facts)}{want}"
 
 
@@ -138,8 +138,10 @@ def single(facts: ShapeFacts) -> str:
 
 def lengths(facts: ShapeFacts) -> str:
     known = parts(facts)
-    if facts.got is not None and known:
-        return f"{shaped(known[-1])} gives {facts.got} lengths for the {facts.wanted} sequences of {shaped(known[0])}"
+    if facts.actual is not None and known:
+        return (
+            f"{shaped(known[-1])} gives {facts.actual} lengths for the {facts.expected} sequences of {shaped(known[0])}"
+        )
     if "sorted" in facts.raised.message:
         return f"{shaped(known[-1]) if known else 'The lengths'} must be sorted, longest first, for {op(facts)}"
     return f"{shaped(known[-1]) if known else 'The lengths'} holds a length of 0, which {op(facts)} can't pack"
@@ -149,7 +151,7 @@ def index(facts: ShapeFacts) -> str:
     known = [part for part in facts.operands if part.shape is not None]
     first, mark = (known[0], known[1]) if len(known) > 1 else (known[0] if known else ShapeOperand(""), None)
     if mark is None:
-        asked = ", ".join(text for text, _ in facts.numbers)
+        asked = ", ".join(text for text, _ in facts.arguments)
         return f"{shaped(first)} has fewer entries than `{facts.op}({asked})` asks for"
     if mark.dtype == "bool":
         at = facts.axis or 0
@@ -166,27 +168,27 @@ def index(facts: ShapeFacts) -> str:
 
 def divide(facts: ShapeFacts) -> str:
     sizes = facts.layer.sizes if facts.layer is not None else {}
-    by = facts.wanted or sizes.get("num_groups")
-    got = f"{facts.got} is" if facts.got is not None else "its size is"
+    by = facts.expected or sizes.get("num_groups")
+    got = f"{facts.actual} is" if facts.actual is not None else "its size is"
     told = f": {arrives(facts, parts(facts)[0])}" if parts(facts) else ""
-    if not parts(facts) and facts.numbers:
-        told = f": it is made with {', '.join(text for text, _ in facts.numbers)}"
+    if not parts(facts) and facts.arguments:
+        told = f": it is made with {', '.join(text for text, _ in facts.arguments)}"
     return f"{layer(facts)} deals an axis out evenly, and {got} no multiple of {by or 'what it is dealt into'}{told}"
 
 
 def unpack(facts: ShapeFacts) -> str:
-    text, shape = next(((t, n) for t, n in facts.numbers if type(n) is tuple), ("", ()))
+    text, shape = next(((t, n) for t, n in facts.arguments if type(n) is tuple), ("", ()))
     if text:
-        return f"`{text}` is {list(shape)}: {len(shape)} sizes, and the line unpacks {facts.wanted}"
+        return f"`{text}` is {list(shape)}: {len(shape)} sizes, and the line unpacks {facts.expected}"
     known = parts(facts)
     if not known:
-        return f"The line unpacks {facts.wanted}, and there are not as many"
+        return f"The line unpacks {facts.expected}, and there are not as many"
     if len(known) == 1 and known[0].name.endswith(")"):
-        return f"`{known[0].name}` gives one tensor {list(known[0].shape or ())}, and the line unpacks {facts.wanted}"
+        return f"`{known[0].name}` gives one tensor {list(known[0].shape or ())}, and the line unpacks {facts.expected}"
     if len(known) == 1:
         size = (known[0].shape or (0,))[0]
-        return f"{shaped(known[0])} gives {size} parts along its first axis, and the line unpacks {facts.wanted}"
-    return f"`{known[0].name.rpartition('[')[0]}` gives {len(known)} tensors, and the line unpacks {facts.wanted}"
+        return f"{shaped(known[0])} gives {size} parts along its first axis, and the line unpacks {facts.expected}"
+    return f"`{known[0].name.rpartition('[')[0]}` gives {len(known)} tensors, and the line unpacks {facts.expected}"
 
 
 def scalar(facts: ShapeFacts) -> str:
@@ -220,15 +222,15 @@ def square(facts: ShapeFacts) -> str:
 
 def ragged(facts: ShapeFacts) -> str:
     return (
-        f"{op(facts)} is given rows of different lengths: {facts.got} where the first has {facts.wanted}"
-        if facts.got is not None
+        f"{op(facts)} is given rows of different lengths: {facts.actual} where the first has {facts.expected}"
+        if facts.actual is not None
         else f"{op(facts)} is given parts of different shapes"
     )
 
 
 def split(facts: ShapeFacts) -> str:
     sizes = list(facts.target or ())
-    return f"{shaped(parts(facts)[0])} has {facts.got} on axis {facts.axis}, and the sizes {sizes} make {sum(sizes)}"
+    return f"{shaped(parts(facts)[0])} has {facts.actual} on axis {facts.axis}, and the sizes {sizes} make {sum(sizes)}"
 
 
 def gradient(facts: ShapeFacts) -> str:
@@ -268,15 +270,15 @@ TITLES = {
     "layer": "Make {name} for what it is given.",
     "kind": "Use the layer for that number of axes.",
     "pool": "Pool to a fixed size before the flattening: then pictures of any size fit.",
-    "pictures": "Bring {name} to a size that the layer was made for.",
-    "colours": "Bring {name} to the number of channels that the layer takes.",
+    "images": "Bring {name} to a size that the layer was made for.",
+    "channels": "Bring {name} to the number of channels that the layer takes.",
     "resize": "Bring {name} to the size of the other.",
     "classes": "Give class numbers instead of one-hot rows or scores.",
     "classes-last": "Bring the classes of {name} to axis 1.",
     "axis": "Ask for an axis along which it fits.",
     "count": "Leave one of the sizes to torch.",
     "pooled": "Pool to the size that {name} was made for: then pictures of any size fit.",
-    "behind": "Flatten what there is, and make {name} for it.",
+    "downstream": "Flatten what there is, and make {name} for it.",
     "shift": "Cut the other side as well, so that each place meets the token after it.",
     "cut": "Take as much of {name} as there is to add it to.",
     "longer": "Make {name} as long as what it is added to, or bring that to the length it was made for.",
@@ -333,14 +335,14 @@ def shape_mismatch(facts: ShapeFacts) -> Finding | None:
         title = sentence(facts)
     except (IndexError, TypeError):  # an operand that could not be read: what is left is told
         title = other(facts)
-    fixes = tuple(_fix(facts, cure) for cure in facts.cures) or _advice(facts)
+    fixes = tuple(_fix(facts, cure) for cure in facts.fixes) or _advice(facts)
     return Finding("error/shape-mismatch", title, facts.raised.where, _evidence(facts), fixes, _chain(facts))
 
 
 def _fix(facts: ShapeFacts, cure: ShapeFix) -> Fix:
     title = TITLES.get(cure.slug, "Change {name}.").format(name=f"`{cure.name}`" if cure.name else "it")
     if cure.slug == "layer":
-        title = title.rstrip(".") + f": {facts.got} {unit(facts)}."
+        title = title.rstrip(".") + f": {facts.actual} {unit(facts)}."
     if (
         cure.slug in ("count", "flatten")
         and facts.kind == "count"
@@ -358,21 +360,21 @@ def _fix(facts: ShapeFacts, cure: ShapeFix) -> Fix:
 
 def _advice(facts: ShapeFacts) -> tuple[Fix, ...]:
     """What to do where no change could be tried."""
-    if facts.uneven is not None:
-        text, whole, by = facts.uneven
+    if facts.remainder is not None:
+        text, whole, by = facts.remainder
         return (
             Fix(
                 f"Choose one of the two so that {whole} is a multiple of {by}.",
                 f"assert {whole} % {text} == 0   # {', '.join(map(str, _divisors(whole)))}",
             ),
         )
-    if facts.folded is not None:
+    if facts.batch_change is not None:
         return (Fix("Keep the rows of the batch apart in that op.", "x = x.flatten(1)   # or x.reshape(len(x), -1)"),)
     if facts.kind not in ALSO and pair(facts) is None:
         return ()
     title, code = ALSO.get(facts.kind, ALSO["broadcast"])
     given = parts(facts)
-    text, sizes = next(((t, n) for t, n in facts.numbers if type(n) is tuple), ("", ()))
+    text, sizes = next(((t, n) for t, n in facts.arguments if type(n) is tuple), ("", ()))
     both = pair(facts) or (given[0], given[-1]) if given else (ShapeOperand("x"), ShapeOperand("y"))
     filled = {
         "first": both[0].name or "x",
@@ -390,13 +392,13 @@ def _divisors(whole: int) -> list[int]:
 def _evidence(facts: ShapeFacts) -> dict[str, Any]:
     shapes = {part.name or part.role: list(part.shape) for part in facts.operands if part.shape is not None}
     found: dict[str, Any] = {"shapes": shapes}
-    if facts.wanted is not None and facts.got is not None:
-        found |= {"wanted": facts.wanted, "given": facts.got}
+    if facts.expected is not None and facts.actual is not None:
+        found |= {"wanted": facts.expected, "given": facts.actual}
     if facts.axis is not None:
         found["joined along axis" if facts.kind == "join" else "axis"] = facts.axis
     if facts.layer is not None:
         found["layer"] = {facts.layer.path or facts.layer.kind: dict(facts.layer.sizes)}
-    entered = facts.entered
+    entered = facts.user_input
     if entered is not None and entered.shape is not None and shapes.get(entered.name) != list(entered.shape):
         found["went in"] = {entered.name: list(entered.shape)}
     return found | {"message": facts.raised.message.partition("\n")[0][:300]}
@@ -404,23 +406,23 @@ def _evidence(facts: ShapeFacts) -> dict[str, Any]:
 
 def _chain(facts: ShapeFacts) -> tuple[Link, ...]:
     """The user's lines that led there, then the way of the shape through the layers: six links at most."""
-    if not facts.passed:
+    if not facts.history:
         return facts.lines[-LINES:]
-    entered, where, lines = facts.entered, facts.raised.where, facts.lines[-(LINES - 1) :]
+    entered, where, lines = facts.user_input, facts.raised.where, facts.lines[-(LINES - 1) :]
     start = [Link(f"`{entered.name}` {list(entered.shape)} goes in", where)] if entered and entered.shape else []
     if (
         entered is not None
-        and entered.shape == facts.passed[-1].shape
+        and entered.shape == facts.history[-1].shape
         or start
         and start[0].what in [link.what for link in lines]
     ):
         start = []  # the steps lie before it, or it is told already
     at = dataclasses.replace(where, module=None)
     ends = (
-        [Link(f"{layer(facts)} wants {facts.wanted} and is given {facts.got}", at)]
-        if facts.kind != "loss" and (None not in (facts.wanted, facts.got))
+        [Link(f"{layer(facts)} wants {facts.expected} and is given {facts.actual}", at)]
+        if facts.kind != "loss" and (None not in (facts.expected, facts.actual))
         else []
     )
     room = MOST - len(lines) - len(start) - len(ends)
-    steps = [Link(f"after {step.what} it is {list(step.shape)}") for step in facts.passed[-room:]]
+    steps = [Link(f"after {step.what} it is {list(step.shape)}") for step in facts.history[-room:]]
     return (*lines, *start, *steps, *ends)

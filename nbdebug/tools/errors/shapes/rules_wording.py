@@ -54,7 +54,7 @@ def unit(facts: ShapeFacts) -> str:
 
 def arrives(facts: ShapeFacts, first: ShapeOperand) -> str:
     """How the user knows what the layer was given: by its name, or as what their tensor became."""
-    entered = facts.entered
+    entered = facts.user_input
     if first.name or entered is None or entered.shape is None:
         return f"{shaped(first)}" if first.name else f"its input is {list(first.shape or ())}"
     if entered.shape == first.shape:
@@ -76,21 +76,21 @@ def pair(facts: ShapeFacts) -> tuple[ShapeOperand, ShapeOperand] | None:
     known = [part for part in parts(facts) if part.shape is not None and (facts.op != "[]" or part.role != "self")]
     if len(known) < 2:
         return None
-    if facts.axis is not None and facts.got is not None and facts.wanted is not None:
+    if facts.axis is not None and facts.actual is not None and facts.expected is not None:
         most = max(len(part.shape or ()) for part in known)
         back = facts.axis - most
         sizes = {
             size: part
             for part in known
-            if part.shape and len(part.shape) >= -back and (size := part.shape[back]) in (facts.got, facts.wanted)
+            if part.shape and len(part.shape) >= -back and (size := part.shape[back]) in (facts.actual, facts.expected)
         }
         if len(sizes) == 2:
-            return sizes[facts.got], sizes[facts.wanted]
+            return sizes[facts.actual], sizes[facts.expected]
     return known[0], known[-1]
 
 
 def features(facts: ShapeFacts) -> str:
-    first, wanted, got = parts(facts)[0], facts.wanted, facts.got
+    first, wanted, got = parts(facts)[0], facts.expected, facts.actual
     what = unit(facts)
     if facts.op == "MultiheadAttention" and facts.which is not None:
         odd = facts.operands[facts.which]
@@ -101,7 +101,7 @@ def features(facts: ShapeFacts) -> str:
     on = "" if what == "features" or facts.axis is None else f" on axis {facts.axis}"
     where = ""
     others = [i for i, size in enumerate(first.shape or ()) if size == wanted and i != facts.axis]
-    if others and first.name and facts.cures and facts.cures[0].slug in ("permute", "transpose"):
+    if others and first.name and facts.fixes and facts.fixes[0].slug in ("permute", "transpose"):
         where = f", with {wanted} on axis {others[-1]}"
     end = arrives(facts, first)
     verb = " is " if end.startswith("`") and "reaches" not in end else " "
@@ -119,16 +119,16 @@ def product(facts: ShapeFacts) -> str:
     if both is None or both[0].shape is None or both[1].shape is None:
         named = [f"`{part.name}`" for part in facts.operands if part.name][:2]
         told = " and ".join(named) if len(named) == 2 else "Two matrices"
-        if facts.got is None or facts.wanted is None:
+        if facts.actual is None or facts.expected is None:
             return f"{told} can't be multiplied: their shapes do not fit each other"
-        return f"{told} can't be multiplied: the first has {facts.got} columns, the second {facts.wanted} rows"
+        return f"{told} can't be multiplied: the first has {facts.actual} columns, the second {facts.expected} rows"
     a, b = both
-    if facts.got is None or facts.wanted is None:
+    if facts.actual is None or facts.expected is None:
         return f"{shaped(a)} and {shaped(b)} can't be multiplied by {op(facts)}"
     second = "the second-last of the other" if len(b.shape or ()) > 1 else "the other"
     return (
-        f"{shaped(a)} and {shaped(b)} can't be multiplied: the last axis of the first has {facts.got}, {second} "
-        f"{facts.wanted}"
+        f"{shaped(a)} and {shaped(b)} can't be multiplied: the last axis of the first has {facts.actual}, {second} "
+        f"{facts.expected}"
     )
 
 
@@ -165,13 +165,15 @@ def broadcast(facts: ShapeFacts) -> str:
     if facts.op == "scaled_dot_product_attention":
         return attended(facts)
     if both is None:
-        sizes = f": {facts.got} and {facts.wanted} on axis {facts.axis}" if facts.got is not None else ""
+        sizes = f": {facts.actual} and {facts.expected} on axis {facts.axis}" if facts.actual is not None else ""
         named = [f"`{part.name}`" for part in facts.operands if part.name]
         told = " and ".join(named[:2]) if len(named) > 1 else "The operands"
         return f"{told} do not fit each other in {op(facts)}{sizes}"
     a, b = both
-    if facts.op in ("@", "matmul", "bmm", "baddbmm") and facts.got is not None:
-        return f"{shaped(a)} and {shaped(b)} can't be multiplied: they hold {facts.got} and {facts.wanted} matrices"
+    if facts.op in ("@", "matmul", "bmm", "baddbmm") and facts.actual is not None:
+        return (
+            f"{shaped(a)} and {shaped(b)} can't be multiplied: they hold {facts.actual} and {facts.expected} matrices"
+        )
     return f"{shaped(a)} and {shaped(b)} do not fit each other in {op(facts)}{_clash(a.shape or (), b.shape or ())}"
 
 
@@ -195,11 +197,11 @@ def into(facts: ShapeFacts) -> str:
     target = next((part for part in known if part.role in ("target", "self")), None)
     value = next((part for part in reversed(known) if part is not target), None)
     if facts.op.startswith(("expand", "repeat")) and target is not None and facts.op != "expand_as":
-        given = ", ".join(text for text, _ in facts.numbers)
-        if facts.got is not None and facts.axis is not None:
+        given = ", ".join(text for text, _ in facts.arguments)
+        if facts.actual is not None and facts.axis is not None:
             return (
                 f"{shaped(target)} can't be expanded to ({given}): only an axis of 1 can grow, and axis "
-                f"{facts.axis} has {facts.got}"
+                f"{facts.axis} has {facts.actual}"
             )
         return f"{shaped(target)} has {axes(target.shape)}, more than `{facts.op}({given})` names"
     if target is not None and value is not None:
@@ -209,8 +211,10 @@ def into(facts: ShapeFacts) -> str:
         name = "" if shown is None else f": {shaped(shown)}"
         return f"{op(facts)} wants the shape {list(facts.target)} and is given another{name}"
     if len(known) > 1:
-        return f"{shaped(known[0])} does not fit the rest of {op(facts)}: it wants {facts.wanted} on axis {facts.axis}"
-    return f"A value does not fit into the place it is put by {op(facts)}: {facts.got} against {facts.wanted}"
+        return (
+            f"{shaped(known[0])} does not fit the rest of {op(facts)}: it wants {facts.expected} on axis {facts.axis}"
+        )
+    return f"A value does not fit into the place it is put by {op(facts)}: {facts.actual} against {facts.expected}"
 
 
 def join(facts: ShapeFacts) -> str:
@@ -236,9 +240,9 @@ def join(facts: ShapeFacts) -> str:
 def count(facts: ShapeFacts) -> str:
     first = parts(facts)[0] if parts(facts) else ShapeOperand("", "tensor")
     sizes = facts.target or ()
-    asked = f"`{facts.op}({', '.join(text for text, _ in facts.numbers)})`"
-    if facts.uneven is not None:
-        text, whole, by = facts.uneven
+    asked = f"`{facts.op}({', '.join(text for text, _ in facts.arguments)})`"
+    if facts.remainder is not None:
+        text, whole, by = facts.remainder
         value = f"`{text}`" if text == str(by) else f"`{text}`, {by}"
         return f"{shaped(first)} can't be dealt out by {asked}: {whole} is no multiple of {value}"
     if facts.op == "unflatten" or not sizes:
@@ -246,8 +250,8 @@ def count(facts: ShapeFacts) -> str:
     total, fixed = math.prod(first.shape or ()), math.prod(n for n in sizes if n > 0)
     if -1 in sizes:
         return f"{shaped(first)} has {total} elements, no multiple of the {fixed} that {asked} asks for"
-    behind = facts.behind
-    end = f": {behind.gets} for each row, and `{behind.path}` (Linear) takes {behind.wants}" if behind else ""
+    behind = facts.downstream
+    end = f": {behind.actual} for each row, and `{behind.path}` (Linear) takes {behind.expected}" if behind else ""
     return f"{shaped(first)} has {total} elements and {asked} asks for {fixed}{end}"
 
 
@@ -257,8 +261,8 @@ def axis(facts: ShapeFacts) -> str:
         return f"{shaped(first)} has {axes(first.shape)}, fewer than it is indexed by"
     if facts.axis is None:
         return f"{shaped(first)} is a single number: it has no axis to go along"
-    if first.shape is None and facts.got is not None:
-        return f"{_first(op(facts))} asks for axis {facts.axis} of a tensor that has {axes((1,) * facts.got)}"
+    if first.shape is None and facts.actual is not None:
+        return f"{_first(op(facts))} asks for axis {facts.axis} of a tensor that has {axes((1,) * facts.actual)}"
     ends = f" (0 to {len(first.shape) - 1})" if first.shape and len(first.shape) > 1 else ""
     return f"{shaped(first)} has {axes(first.shape)}{ends}, and {op(facts)} asks for axis {facts.axis}"
 
@@ -271,12 +275,12 @@ def order(facts: ShapeFacts) -> str:
     first = parts(facts)[0]
     if facts.op == "t":
         return f"{shaped(first)} has {axes(first.shape)}, and `t()` exchanges the two of a matrix"
-    return f"{shaped(first)} has {axes(first.shape)}, and {op(facts)} is given {facts.wanted or len(facts.numbers)}"
+    return f"{shaped(first)} has {axes(first.shape)}, and {op(facts)} is given {facts.expected or len(facts.arguments)}"
 
 
 def rank(facts: ShapeFacts) -> str:
     first = parts(facts)[0]
-    wanted = f" takes {facts.wanted} axes and" if facts.wanted is not None else ""
+    wanted = f" takes {facts.expected} axes and" if facts.expected is not None else ""
     if facts.layer is not None and first.shape is not None:
         name = arrives(facts, first)
         takes_so = f" takes {takes(facts)} and" if takes(facts) else wanted
