@@ -1,6 +1,7 @@
-"""The look at a step before its update, as numbers on the device: is anything not finite, too large, to be clipped?
+"""The check of a step before its update, as numbers on the device: is anything not finite, too large, to be clipped?
 
-Nothing here is read, except by `at_once`.
+`Policy` is what the user asked for, `StepCheck` computes the numbers and the decision on the device, `CheckResult` is
+the numbers once they are read. Nothing here is read, except by `read_check`.
 """
 
 from __future__ import annotations
@@ -13,47 +14,18 @@ import torch
 
 from nbdebug.observe.norms import exact_norm, gradients_of, total_norm
 from nbdebug.observe.tensors import largest
-from nbdebug.tools.guard.distributed import OtherProcess, Ranks
-
-FIRST = 7
-"""How many numbers of a look come before those of the ranks: for each, whether its loss is not finite, whether it is
-NaN, and whether its guard has left."""
-
-
-class CheckResult:
-    """The numbers of a look, read."""
-
-    def __init__(self, values: list[float], ranks: Ranks | None, scaling: bool):
-        self.norm, found, self.buffers, self.loss, bad, nan, used_up = values[:FIRST]
-        self.scaler_skips, self.scale_used_up = bool(found), bool(used_up)
-        self.loss_bad = bool(nan if scaling else bad)  # an infinite loss may come from the scale
-        rows = (len(values) - FIRST) // 3
-        members = ranks.members_of(rows) if ranks is not None else ()
-        losses, nans, left = (values[FIRST + i * rows : FIRST + (i + 1) * rows] for i in range(3))
-        self.bad_ranks = tuple(r for r, flag in zip(members, nans if scaling else losses, strict=True) if flag)
-        self.left = tuple(r for r, flag in zip(members, left, strict=True) if flag)
-
-    def check(self) -> None:
-        """Raises OtherProcess where another process's guard has left: nothing is decided any more."""
-        if self.left:
-            raise OtherProcess(f"the guard of process {self.left[0]} has stopped; see what that process says")
-
-    def reason(self) -> str:
-        """What is not finite; "" where all is well."""
-        if self.loss_bad:
-            return "loss"
-        if self.scaler_skips:
-            return "gradient" if self.scale_used_up else ""
-        return "" if math.isfinite(self.norm) else "gradient"
-
+from nbdebug.tools.guard.distributed import OtherGuardFailed, Ranks
 
 ON_TRIP = ("trace", "raise", "skip", "record")
+SHARED = 7
+"""How many numbers of a check come before those of the ranks: for each, whether its loss is not finite, whether it is
+NaN, and whether its guard has left."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
     """on_trip: one of ON_TRIP. max_grad_norm: gradients are clipped to this 2-norm. skip_above: a step whose norm is
-    above this after clipping is dropped. keep: how many steps' numbers are kept at hand."""
+    above this after clipping is dropped. keep: how many steps' numbers are kept in memory."""
 
     on_trip: str = "trace"
     max_grad_norm: float | None = None
@@ -62,19 +34,21 @@ class Policy:
 
     def __post_init__(self) -> None:
         if self.on_trip not in ON_TRIP:
-            raise ValueError(f"on_trip is one of {', '.join(ON_TRIP)}; got {self.on_trip!r}.")
+            raise ValueError(f"on_trip must be one of {', '.join(ON_TRIP)}; got {self.on_trip!r}.")
         for name in ("max_grad_norm", "skip_above"):
             value = getattr(self, name)
-            if value is not None and not (_is_number(value) and 0 < value < math.inf):
-                raise ValueError(f"{name} is a norm, a number above 0; got {value!r}.")
+            if value is not None and not (
+                isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
+            ):
+                raise ValueError(f"{name} must be a norm, a number above 0; got {value!r}.")
         if not isinstance(self.keep, int) or isinstance(self.keep, bool) or self.keep < 1:
-            raise ValueError(f"keep is a whole number of at least 1; got {self.keep!r}.")
+            raise ValueError(f"keep must be a whole number of at least 1; got {self.keep!r}.")
 
     def clips(self, norm: float | None) -> bool:
         """Whether gradients of this norm are clipped."""
         return self.max_grad_norm is not None and norm is not None and norm > self.max_grad_norm
 
-    def above(self, norm: float) -> bool:
+    def drops(self, norm: float) -> bool:
         """Whether a step with this norm is dropped, clipped or not."""
         after = self.max_grad_norm if self.max_grad_norm is not None and self.clips(norm) else norm
         return self.skip_above is not None and after > self.skip_above
@@ -86,24 +60,47 @@ class Policy:
 
     @property
     def stops(self) -> bool:
-        """Whether a bad step ends the run, or has to be looked at before it goes on."""
+        """Whether a bad step ends the run, or has to be located before it goes on."""
         return self.on_trip != "skip"
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+class CheckResult:
+    """The numbers of a check, read."""
+
+    def __init__(self, values: list[float], ranks: Ranks | None, scaling: bool):
+        self.norm, found_inf, self.buffers, self.loss, bad, nan, used_up = values[:SHARED]
+        self.scaler_skips, self.scale_used_up = bool(found_inf), bool(used_up)
+        self.loss_bad = bool(nan if scaling else bad)  # an infinite loss may come from the scale
+        rows = (len(values) - SHARED) // 3
+        members = ranks.members_of(rows) if ranks is not None else ()
+        losses, nans, left = (values[SHARED + i * rows : SHARED + (i + 1) * rows] for i in range(3))
+        self.bad_ranks = tuple(r for r, flag in zip(members, nans if scaling else losses, strict=True) if flag)
+        self.left = tuple(r for r, flag in zip(members, left, strict=True) if flag)
+
+    def raise_if_left(self) -> None:
+        """Raises OtherGuardFailed where another process's guard has left: nothing is decided any more."""
+        if self.left:
+            raise OtherGuardFailed(f"the guard of process {self.left[0]} has stopped; see what that process reports")
+
+    def reason(self) -> str:
+        """What is not finite; "" where all is well."""
+        if self.loss_bad:
+            return "loss"
+        if self.scaler_skips:
+            return "gradient" if self.scale_used_up else ""
+        return "" if math.isfinite(self.norm) else "gradient"
 
 
 class StepCheck:
-    """What one optimizer's step is judged by. losses: the roots of backward; moved: buffers that this step has written;
-    scale: GradScaler's, by which the losses were multiplied."""
+    """What one optimizer's step is judged by. losses: the roots of backward; written: buffers that this step has
+    written; scale: GradScaler's, by which the losses were multiplied."""
 
     def __init__(
         self,
         optimizer: Any,
         losses: list[torch.Tensor],
         ranks: Ranks | None,
-        moved: list[torch.Tensor],
+        written: list[torch.Tensor],
         scale: torch.Tensor | None,
     ):
         self.optimizer, self.ranks = optimizer, ranks
@@ -123,15 +120,15 @@ class StepCheck:
         self.scale = None if scale is None else scale.to(self.device).reshape(())
         if self.scale is not None:
             self.losses = [x / self.scale for x in self.losses]
-        self.buffers = [x.to(self.device, non_blocking=True) for x in largest(moved)] if moved else []
-        self.found: Any = getattr(optimizer, "found_inf", None)
+        self.buffers = [x.to(self.device, non_blocking=True) for x in largest(written)] if written else []
+        self.found_inf: Any = getattr(optimizer, "found_inf", None)
 
     @classmethod
-    def of_a_skip(cls, losses: list[torch.Tensor], ranks: Ranks | None, scale: torch.Tensor | None) -> StepCheck:
-        """GradScaler has kept the optimizer from stepping: what the losses say of it."""
-        look = cls(None, losses, ranks, [], scale)
-        look.found = torch.ones(())
-        return look
+    def of_scaler_skip(cls, losses: list[torch.Tensor], ranks: Ranks | None, scale: torch.Tensor | None) -> StepCheck:
+        """GradScaler has kept the optimizer from stepping: the check of the losses."""
+        check = cls(None, losses, ranks, [], scale)
+        check.found_inf = torch.ones(())
+        return check
 
     def numbers(self) -> torch.Tensor:
         """norm, the scaler's found_inf, largest buffer, sum of losses, whether a loss is bad, whether one is NaN,
@@ -140,20 +137,21 @@ class StepCheck:
         losses = torch.stack(self.losses) if self.losses else zero.reshape(1)
         bad = (~torch.isfinite(losses)).any().float()
         buffers = torch.stack(self.buffers).sum() if self.buffers else zero
-        found = zero if self.found is None else self.found.to(self.device).reshape(()).float()
-        used_up = zero if self.scale is None else found * (self.scale <= 1)
-        told = torch.stack([self.norm, found, buffers, losses.sum(), bad, torch.isnan(losses).any().float(), used_up])
-        return told if self.ranks is None else self.ranks.agreed(told)
+        found_inf = zero if self.found_inf is None else self.found_inf.to(self.device).reshape(()).float()
+        used_up = zero if self.scale is None else found_inf * (self.scale <= 1)
+        nan = torch.isnan(losses).any().float()
+        numbers = torch.stack([self.norm, found_inf, buffers, losses.sum(), bad, nan, used_up])
+        return numbers if self.ranks is None else self.ranks.combine(numbers)
 
-    def judged(
-        self, numbers: torch.Tensor, policy: Policy, scaling: bool, excused: bool
+    def decide(
+        self, numbers: torch.Tensor, policy: Policy, scaling: bool, ignore_buffers: bool
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(not finite?, above the policy's bound?, skipped by the scaler?): as `Numbers` decides, on the device."""
+        """(not finite?, above the policy's bound?, skipped by the scaler?): as `CheckResult` decides, on the device."""
         norm, scaler = numbers[0], numbers[1] > 0
         bad = (numbers[5] + numbers[6] if scaling else numbers[4]) > 0
         if self._factor is None:  # else GradScaler has looked at each element; the norm of scaled ones may overflow
             bad = bad | (~torch.isfinite(norm) & ~scaler)
-        if self.ranks is not None or not excused:
+        if self.ranks is not None or not ignore_buffers:
             bad = bad | ~torch.isfinite(numbers[2])
         if self.ranks is not None:
             bad = bad & self._all_here(numbers)
@@ -164,8 +162,8 @@ class StepCheck:
         return bad, above if self.ranks is None else above & self._all_here(numbers), scaler
 
     def _all_here(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Whether no process's guard has left: once one has, none decides or clips, or they would part."""
-        return numbers[FIRST:].reshape(3, -1)[2].sum() == 0
+        """Whether no process's guard has left: once one has, none decides or clips, or they would differ."""
+        return numbers[SHARED:].reshape(3, -1)[2].sum() == 0
 
     def norm_to_clip(self, numbers: torch.Tensor) -> torch.Tensor:
         """The norm that the gradients are clipped by, on the device; 0 where they are to stay as they are."""
@@ -175,33 +173,33 @@ class StepCheck:
         """The norm in 64 bits, read."""
         if self.ranks is None:
             return exact_norm(self.gradients)
-        return self.ranks.exactly(self.optimizer, self.gradients, self.device)
+        return self.ranks.exact_norm(self.optimizer, self.gradients, self.device)
 
     def clip(self, most: float, norm: torch.Tensor) -> None:
         """Clip the gradients to the 2-norm `most`; `norm` is what it is now."""
         parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
         if self.ranks is not None and self.ranks.sharded:  # torch multiplies no DTensor by a number of one device
-            parameters = [_holding(g) for g in self.gradients]
+            parameters = [_holder_of(g) for g in self.gradients]
         # Torch multiplies by most / norm: gradients that are still scaled are clipped alike.
         torch.nn.utils.clip_grads_with_norm_(parameters, most, norm)
 
 
-def at_once(look: StepCheck, scaling: bool) -> CheckResult:
-    """Read a look, in one go. A norm beyond 32 bits is measured again in 64."""
-    numbers = CheckResult(look.numbers().tolist(), look.ranks, scaling)
-    numbers.check()
-    if not math.isfinite(numbers.norm) and not numbers.loss_bad and not numbers.scaler_skips:
-        numbers.norm = look.exact_norm()
-    return numbers
+def read_check(check: StepCheck, scaling: bool) -> CheckResult:
+    """Read a check, in one go. A norm beyond 32 bits is measured again in 64."""
+    result = CheckResult(check.numbers().tolist(), check.ranks, scaling)
+    result.raise_if_left()
+    if not math.isfinite(result.norm) and not result.loss_bad and not result.scaler_skips:
+        result.norm = check.exact_norm()
+    return result
 
 
-def _holding(gradient: torch.Tensor) -> torch.Tensor:
+def skips_on_device(optimizer: torch.optim.Optimizer, device: torch.device) -> bool:
+    """Whether the optimizer's kernels can leave a step out: fused ones can, which GradScaler uses too."""
+    return device.type == "cuda" and bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+
+
+def _holder_of(gradient: torch.Tensor) -> torch.Tensor:
     """A tensor with this gradient: what torch asks for to clip it."""
     holder = gradient.detach()
     holder.grad = gradient
     return holder
-
-
-def decides_itself(optimizer: torch.optim.Optimizer, device: torch.device) -> bool:
-    """Whether the optimizer's kernels can leave a step out: fused ones can, which GradScaler uses too."""
-    return device.type == "cuda" and bool(getattr(optimizer, "_step_supports_amp_scaling", False))

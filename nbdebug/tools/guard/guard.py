@@ -1,11 +1,11 @@
 """`guard`: watch every step at almost no cost, and stop the bad update before it reaches the weights.
 
-    hooks of the models ──▶ Script: the step remembered        hooks of the optimizers ──▶ Look: one norm, one decision
-                                                │                                             │
-                                                └──────────── not finite: Trip ◀──────────────┘
-                                                              undo, locate, tell
+    hooks of the models ──▶ StepLog: the step remembered    hooks of the optimizers ──▶ StepCheck: one norm, one decision
+                                               │                                            │
+                                               └────────── not finite: Trip ◀───────────────┘
+                                                          roll back, locate, report
 
-A fault of the guard's own never reaches the training: it is told once, and the guard leaves.
+A fault of the guard's own never reaches the training: it is reported once, and the guard leaves.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from nbdebug.report import Report
 from nbdebug.tools.guard.distributed import GuardShutdown, Ranks
 from nbdebug.tools.guard.finite_check import Policy
 from nbdebug.tools.guard.record.step_lines import StepLine
-from nbdebug.tools.guard.report import Locator, status
-from nbdebug.tools.guard.rollback import BufferBackup, Undo
+from nbdebug.tools.guard.report import Locator, guard_report
+from nbdebug.tools.guard.rollback import BufferBackup, UpdateBackup
 from nbdebug.tools.guard.step import GuardedStep, StepHistory
 from nbdebug.tools.guard.step_tracker import StepTracker
 from nbdebug.tools.guard.trip import NonFiniteStep, Trip
@@ -44,20 +44,20 @@ def guard(
     """Watch training steps until closed; a step that is not finite changes neither weights nor optimizer state.
 
     model: a Module, or a dict or list of them; optimizer: an Optimizer, or several; scaler: the GradScaler in use, if
-    any. Before each update the losses and one norm of all gradients are looked at. On a bad step weights, buffers,
-    optimizer state and hyperparameters are those before it, and on_trip says what then: "trace" runs the step again to
-    name the cause, shows the report and raises NonFiniteStep; "raise" raises at once (`error.trip.locate()` names the
-    cause later); "skip" drops the step, counts it and goes on; "record" drops it, writes it to the record with its
-    cause (the first three) and goes on. max_grad_norm: clip gradients to this 2-norm first. skip_above: drop a step
-    whose norm is still above this, and count it. keep: how many steps' numbers are kept. record: a folder to which each
-    step's numbers are written, and what a replay of a bad step needs.
+    any. Before each update the guard checks the losses and one norm of all gradients. On a bad step weights, buffers,
+    optimizer state and hyperparameters are those before it, and on_trip says what happens then: "trace" runs the step
+    again to name the cause, shows the report and raises NonFiniteStep; "raise" raises at once (`error.trip.locate()`
+    names the cause later); "skip" drops the step, counts it and goes on; "record" drops it, writes it to the record
+    with its cause (the first three) and goes on. max_grad_norm: clip gradients to this 2-norm first. skip_above: drop a
+    step whose norm is still above this, and count it. keep: how many steps' numbers are kept. record: a folder to which
+    each step's numbers are written, and what a replay of a bad step needs.
 
-    With a fused optimizer on an accelerator nothing is read: the decision is taken on the device, and told at most two
-    steps later. Else there is one read a step. With a closure (LBFGS) or float16 parameters a copy of parameters and
-    optimizer state is kept for each step. A step is a round of all optimizers.
+    With a fused optimizer on an accelerator nothing is read: the device takes the decision, and the host learns of it
+    at most two steps later. Otherwise there is one read a step. With a closure (LBFGS) or float16 parameters a copy of
+    parameters and optimizer state is kept for each step. A step is a round of all optimizers.
 
-    In a run of several processes (DDP, FSDP) make it in each: with one all-reduce a step all decide alike. Where
-    only one has a guard, and within `ddp.join()`, it decides alone, by gradients that are the same in all.
+    In a run of several processes (DDP, FSDP) create one guard in each: with one all-reduce a step all decide alike.
+    Where only one process has a guard, and within `ddp.join()`, it decides alone, by gradients that are the same in all.
 
     Returns a Guard, to be used as a context manager or closed by `close()`. Raises TypeError or ValueError for
     arguments that make no sense, OSError where the record can't be written.
@@ -67,18 +67,16 @@ def guard(
     return Guard(models_of(model, CALL), optimizers_of(optimizer, CALL, required=True), policy, scaler, record)
 
 
-TOLD = 3
+MOST_LOCATED = 3
 """How many bad steps on_trip="record" locates and writes; later ones are only counted."""
-
-
-APART = (
-    " It came after the processes had agreed on this step, so that this one may have made another update than the "
+MAY_DIFFER = (
+    " It came after the processes had agreed on this step, so this process may have made another update than the "
     "others: go on from a checkpoint."
 )
 
 
 class Guard:
-    """A watch over training steps; see `guard`. steps: how many were seen; of them, bad: were not finite; clipped;
+    """A watch over training steps; see `guard`. steps: how many it has watched; of them, bad: were not finite; clipped;
     skipped: were dropped while training went on, above: for their norm; scaler_skips: by GradScaler. lines: the last
     steps in numbers; trips: what was stopped; fault: why it has left, "" while it has not."""
 
@@ -87,13 +85,13 @@ class Guard:
         self.lines: collections.deque[StepLine] = collections.deque(maxlen=policy.keep)
         self.trips: list[Trip] = []
         self.steps = self.bad = self.clipped = self.skipped = self.above = self.scaler_skips = 0
-        self.fault, self.active, self._told = "", True, 0
+        self.fault, self.active, self._located = "", True, 0
         self.ranks = Ranks.of(models.values())
-        self._parting: GuardShutdown | None = None
-        self._recording = None if record is None else self._open(record)
+        self._shutdown: GuardShutdown | None = None
+        self._writer = None if record is None else self._open(record)
         self.buffers = BufferBackup(models.values())
-        self._rounds = StepTracker(self)
-        self.script = StepLog(models, self._rounds.called, self._rounds.loss_seen, self._guarded)
+        self._tracker = StepTracker(self)
+        self.log = StepLog(models, self._tracker.model_called, self._tracker.backward_begins, self._error_boundary)
         self._handles: list[Any] = []
         self._attach()
 
@@ -113,7 +111,7 @@ class Guard:
     # -- attaching ----------------------------------------------------------------------------------------------------
 
     def _attach(self) -> None:
-        self.script.attach()
+        self.log.attach()
         for optimizer in self.optimizers.values():
             self._handles += [
                 optimizer.register_step_pre_hook(self._before),
@@ -123,70 +121,70 @@ class Guard:
             self.scaler.update = self._scaler_updates
 
     def _detach(self) -> None:
-        self.script.detach()
+        self.log.detach()
         while self._handles:
             self._handles.pop().remove()
         if self.scaler is not None and vars(self.scaler).get("update") == self._scaler_updates:
             del self.scaler.update
-        self._rounds.leave()
+        self._tracker.leave()
 
     def close(self) -> None:
-        """Stop watching. A bad step that is only now noticed is told as any other; what is closed stays closed."""
+        """Stop watching. A bad step that is noticed only now is reported as any other; a closed guard stays closed."""
         try:
             if self.active:
-                self._guarded(self._rounds.finish)
+                self._error_boundary(self._tracker.finish)
         finally:
             self.active = False
             self._detach()
             if self.ranks is not None:
                 self.ranks.close()
-            if self._recording is not None:
-                self._recording.close()
+            if self._writer is not None:
+                self._writer.close()
 
     def __enter__(self) -> Guard:
         return self
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         if error is not None and self.ranks is not None:
-            self._rounds.late.pending.clear()  # what is still on its way may never come: the others are elsewhere
+            self._tracker.pending.steps.clear()  # what is still on its way may never come: the others are elsewhere
         try:
             self.close()
         except NonFiniteStep:
             if error is None:
                 raise
 
-    # -- the border ---------------------------------------------------------------------------------------------------
+    # -- the error boundary -------------------------------------------------------------------------------------------
 
-    def _guarded(self, method: Callable, *args: Any) -> Any:
+    def _error_boundary(self, method: Callable, *args: Any) -> Any:
         """Call something of ours; what it raises, other than NonFiniteStep, ends the guard and not the training."""
         __tracebackhide__ = True
         if not self.active:
-            if self.fault and (self._parting is None or self._parting.over):
+            if self.fault and (self._shutdown is None or self._shutdown.over):
                 self._detach()
             return None
         try:
             return method(*args)
         except NonFiniteStep:
             if self.ranks is not None:
-                self.ranks.asked = False
+                self.ranks.agreed = False
             raise
         except Exception as fault:
-            self.give_up(fault)
+            self.disable(fault)
             return None
 
-    def give_up(self, fault: Exception) -> None:
-        """Leave, after a fault of our own; told once. An optimizer's hooks go with the next call of a model."""
+    def disable(self, fault: Exception) -> None:
+        """Leave, after a fault of our own; reported once. An optimizer's hooks go with the next call of a model."""
         if not self.active:
             return
         self.active, self.fault = False, f"{type(fault).__name__}: {fault}"
-        apart = ""
+        warning = ""
         if self.ranks is not None:
-            apart = APART if self.ranks.asked and self.policy.changes else ""
-            self._parting = GuardShutdown(self.ranks, *self._rounds.standing)
-        self._rounds.leave()
+            warning = MAY_DIFFER if self.ranks.agreed and self.policy.changes else ""
+            self._shutdown = GuardShutdown(self.ranks, *self._tracker.progress)
+        self._tracker.leave()
         warnings.warn(
             f"nbdebug's guard has stopped watching because of a fault of its own ({self.fault}). "
-            f"The training itself goes on, unguarded.{apart}",
+            f"The training itself goes on, unguarded.{warning}",
             RuntimeWarning,
             stacklevel=4,
         )
@@ -194,37 +192,37 @@ class Guard:
     def _before(self, optimizer: Any, args: tuple, kwargs: dict) -> None:
         __tracebackhide__ = True
         if self.active:
-            self._guarded(self._rounds.before, optimizer, args, kwargs)
-        if self._parting is not None:
-            self._parting.before(optimizer, args, kwargs)
+            self._error_boundary(self._tracker.before_update, optimizer, args, kwargs)
+        if self._shutdown is not None:
+            self._shutdown.before(optimizer, args, kwargs)
         if self.ranks is not None:
-            self.ranks.asked = False
+            self.ranks.agreed = False
 
     def _after(self, optimizer: Any, args: tuple, kwargs: dict) -> None:
         __tracebackhide__ = True
         if self.active:
-            self._guarded(self._rounds.after, optimizer)
+            self._error_boundary(self._tracker.after_update, optimizer)
         if not self.active:
-            self._rounds.give_back()
-        if self._parting is not None:
-            self._parting.after()
+            self._tracker.give_back()
+        if self._shutdown is not None:
+            self._shutdown.after()
         if self.ranks is not None:
-            self.ranks.asked = False
+            self.ranks.agreed = False
 
     def _scaler_updates(self, *args: Any, **kwargs: Any) -> None:
         __tracebackhide__ = True
         if self.active:
-            self._guarded(self._rounds.scaler_updates)
-        if self._parting is not None:
-            self._parting.scaler_updates(self.scaler, self.optimizers.values())
+            self._error_boundary(self._tracker.scaler_updates)
+        if self._shutdown is not None:
+            self._shutdown.scaler_updates(self.scaler, self.optimizers.values())
         if self.ranks is not None:
-            self.ranks.asked = False
+            self.ranks.agreed = False
         type(self.scaler).update(self.scaler, *args, **kwargs)
 
-    # -- what is told -------------------------------------------------------------------------------------------------
+    # -- steps and trips ----------------------------------------------------------------------------------------------
 
-    def wrote(self, line: StepLine) -> None:
-        """A step is over: count it, keep its line, write it down."""
+    def note_step(self, line: StepLine) -> None:
+        """A step is over: count it, keep its line, write it to the record."""
         self.steps += 1
         self.clipped += line.clipped
         self.bad += line.outcome in ("tripped", "skipped")
@@ -232,14 +230,14 @@ class Guard:
         self.above += line.outcome == "above"
         self.scaler_skips += line.outcome == "scaler"
         self.lines.append(line)
-        if self._recording is not None:
-            self._recording.line(line)
+        if self._writer is not None:
+            self._writer.line(line)
 
-    def trip(self, step: GuardedStep, reason: str, redo: Undo | None = None, late: int = 0) -> None:
-        """A step is not finite, and has been undone: locate it where that is asked for, write it, show it, raise it."""
+    def trip(self, step: GuardedStep, reason: str, backup: UpdateBackup | None = None, late: int = 0) -> None:
+        """A step is not finite, and has been rolled back: locate it, write it, show it, raise it, as the policy says."""
         __tracebackhide__ = True
         if self.ranks is not None:
-            self.ranks.promised = self._locates and self.ranks.together
+            self.ranks.share_due = self._locates and self.ranks.together
         self.buffers.restore(step.buffers)
         if self.policy.on_trip == "skip":
             return
@@ -247,7 +245,7 @@ class Guard:
         step.outcome = "tripped" if raises else "skipped"
         rank = self.ranks.rank if self.ranks else None
         lines = (*self.lines, step.line())[-self.policy.keep :]
-        locator = Locator(self, redo)
+        locator = Locator(self, backup)
         trip = Trip(
             step.number,
             reason,
@@ -263,51 +261,52 @@ class Guard:
         )
         self.trips = [*self.trips[-7:], trip]
         try:
-            self._tell(trip, locator)
+            self._report_trip(trip, locator)
         except Exception as fault:  # the step is dropped all the same
             if self.policy.on_trip == "trace" and trip.report is None:
                 trip.report = locator.failed(trip, fault)
-            self.give_up(fault)
+            self.disable(fault)
         if raises:
             error = NonFiniteStep(trip)
             try:
-                self._rounds.forget()
-                self._rounds.write(step)
+                self._tracker.discard_step()
+                self._tracker.write(step)
             except Exception as fault:  # it is raised all the same
-                self.give_up(fault)
+                self.disable(fault)
             raise error
 
     def _inputs(self, step: GuardedStep) -> list[tuple[str, tuple, dict]]:
         try:
             return model_inputs(step.tape)
         except Exception as fault:  # the step is dropped all the same
-            self.give_up(fault)
+            self.disable(fault)
             return []
 
     @property
     def _locates(self) -> bool:
         """Whether the next trip is located at once."""
-        return self.policy.on_trip == "trace" or self.policy.on_trip == "record" and self._told < TOLD
+        return self.policy.on_trip == "trace" or self.policy.on_trip == "record" and self._located < MOST_LOCATED
 
-    def _tell(self, trip: Trip, locator: Locator) -> None:
-        """The first few trips are located and written down, if that is asked for; more would cost a night."""
-        locates, self._told = self._locates, self._told + 1
-        if self._told <= TOLD or self.policy.on_trip != "record":
-            if locates:
-                trip.report = locator.with_the_others(trip)
-            if self.policy.on_trip == "trace" and trip.report is not None and (self.ranks is None or self.ranks.speaks):
-                trip.report.show()
-            if self._recording is not None:
-                trip.folder = self._recording.trip(trip, self.models, self.history.run(trip.step))
+    def _report_trip(self, trip: Trip, locator: Locator) -> None:
+        """Locate, show and write a trip; of those to be recorded the first few, as more would take a night."""
+        locates, self._located = self._locates, self._located + 1
+        if self._located > MOST_LOCATED and self.policy.on_trip == "record":
+            return
+        if locates:
+            trip.report = locator.with_all_ranks(trip)
+        if self.policy.on_trip == "trace" and trip.report is not None and (self.ranks is None or self.ranks.shows):
+            trip.report.show()
+        if self._writer is not None:
+            trip.folder = self._writer.trip(trip, self.models, self.history.until(trip.step))
 
     @property
     def history(self) -> StepHistory:
-        """The course of the run so far."""
-        return self._rounds.history
+        """The run so far."""
+        return self._tracker.history
 
     def report(self) -> Report:
-        """What was seen so far: the last trip's findings, or none, and the counts."""
-        return status(self)
+        """The report so far: the last trip's findings, or none, and the counts."""
+        return guard_report(self)
 
     def __repr__(self) -> str:
         return str(self.report())

@@ -1,9 +1,9 @@
-"""Two ways to keep a bad update from the parameters, where the optimizer can't be told on its device.
+"""Keep a bad update from parameters and buffers, where the optimizer can't be told on its device.
 
-Known before the update: the gradients are taken away for its length, since every optimizer leaves a parameter without a
+Known before the update: the gradients are withheld while it runs, since every optimizer leaves a parameter without a
 gradient as it is. Known only after it: a copy is put back. That is so with a closure, which computes gradients inside
 the step; with parameters in float16, where the update itself can divide by an eps that rounds to zero; and with a
-learning rate that is not finite.
+learning rate that is not finite. Buffers are copied when a step begins, as the forward writes them.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from nbdebug.tools.guard.distributed import Ranks
 from nbdebug.tools.guard.finite_check import CheckResult
 
 
-class SetAside:
+class WithheldGradients:
     """An optimizer's gradients, taken away until `give_back`."""
 
     def __init__(self, optimizer: torch.optim.Optimizer):
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        self._held = [(p, p.grad) for p in parameters]
+        self._gradients = [(p, p.grad) for p in parameters]
         for p in parameters:
             p.grad = None
 
     def give_back(self) -> None:
-        for parameter, gradient in self._held:
+        for parameter, gradient in self._gradients:
             if parameter.grad is None:
                 parameter.grad = gradient
 
 
-class Undo:
+class UpdateBackup:
     """A copy of an optimizer's parameters and state, taken before its step. closure: the step computes gradients."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, closure: Any):
@@ -46,18 +46,18 @@ class Undo:
         self._before = Snapshot.take({}, {"optimizer": optimizer})
 
     @classmethod
-    def needed(cls, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> Undo | None:
+    def if_needed(cls, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> UpdateBackup | None:
         """A copy where only the finished update can be judged, else None."""
         closure = args[1] if len(args) > 1 else kwargs.get("closure")  # a hook's args begin with the optimizer itself
         numbers = [v for group in optimizer.param_groups for v in group.values() if isinstance(v, float)]
         half = any(p.dtype == torch.float16 for group in optimizer.param_groups for p in group["params"])
-        bare = any(group.get("eps") == 0 for group in optimizer.param_groups)  # nothing guards its division
-        if closure is None and not half and not bare and all(map(math.isfinite, numbers)):
+        no_eps = any(group.get("eps") == 0 for group in optimizer.param_groups)  # nothing guards its division
+        if closure is None and not half and not no_eps and all(map(math.isfinite, numbers)):
             return None
         if any(hasattr(p, "to_local") for group in optimizer.param_groups for p in group["params"]):  # a DTensor
             if closure is None:
-                return None  # the gradients are looked at before the update, as ever; its own arithmetic is not
-            raise NotImplementedError("a closure, with parameters that are spread over processes, is not watched")
+                return None  # the gradients are checked before the update, as ever; its own arithmetic is not
+            raise NotImplementedError("a closure with parameters that are sharded over processes is not watched")
         return cls(optimizer, closure)
 
     def judge(self, losses: list[torch.Tensor], ranks: Ranks | None) -> tuple[str, float | None, float | None]:
@@ -74,14 +74,12 @@ class Undo:
         gradients = gradients_of(self.optimizer)
         norm = total_norm(gradients, device) if ranks is None else ranks.own_norm(self.optimizer, gradients, device)
         bad = (~torch.isfinite(loss)).float()
-        told = torch.stack([norm, zero, torch.stack([zero, *sizes]).sum(), loss, bad, bad, zero])
-        numbers = CheckResult((told if ranks is None else ranks.agreed(told)).tolist(), ranks, False)
-        numbers.check()
-        self.bad_ranks = numbers.bad_ranks
-        seen = numbers.loss if self.closure and losses else None
-        if numbers.loss_bad:
-            return "loss", seen, numbers.norm
-        return "" if math.isfinite(numbers.buffers) else "parameter", seen, numbers.norm
+        numbers = torch.stack([norm, zero, torch.stack([zero, *sizes]).sum(), loss, bad, bad, zero])
+        result = CheckResult((numbers if ranks is None else ranks.combine(numbers)).tolist(), ranks, False)
+        result.raise_if_left()
+        self.bad_ranks = result.bad_ranks
+        reason = "loss" if result.loss_bad else "" if math.isfinite(result.buffers) else "parameter"
+        return reason, result.loss if self.closure and losses else None, result.norm
 
     def restore(self) -> None:
         """Parameters, their gradients and the optimizer's state as they were before the step."""
@@ -92,10 +90,8 @@ class Undo:
         self.optimizer.step(*([self._closure] if self.closure else []))
 
 
-Kept = dict[tuple[int, str], tuple[torch.Tensor, torch.Tensor, int]]
+BufferCopies = dict[tuple[int, str], tuple[torch.Tensor, torch.Tensor, int]]
 """By module and name: the buffer itself, a copy of it, and how often it had been written then."""
-
-
 SMALL = 2**16
 """Elements up to which a copy costs less than to ask whether it is needed (256 kB in float32: some microseconds)."""
 
@@ -105,64 +101,64 @@ class BufferBackup:
 
     def __init__(self, models: Iterable[nn.Module]) -> None:
         self._modules = {id(m): m for model in models for m in model.modules() if m._buffers}
-        self._kept: Kept = {}
+        self._copies: BufferCopies = {}
 
-    def keep(self) -> Kept:
+    def take(self) -> BufferCopies:
         """The buffers as they are now."""
         fresh: dict[tuple[int, str], torch.Tensor] = {}
         for number, module in self._modules.items():
             for name, buffer in module._buffers.items():
-                if buffer is None or not _ordinary(buffer):
+                if buffer is None or not _is_plain(buffer):
                     continue
                 home = number, name
-                known = self._kept.get(home)
-                if known is None or known[0] is not buffer or _may_have_moved(buffer, known[2]):
+                known = self._copies.get(home)
+                if known is None or known[0] is not buffer or _may_be_written(buffer, known[2]):
                     fresh[home] = buffer
         if fresh:
             copies = [torch.empty_like(b) for b in fresh.values()]
             with torch.no_grad():
                 torch._foreach_copy_(copies, [b.detach() for b in fresh.values()])
-            self._kept = self._kept | {
+            self._copies = self._copies | {
                 home: (buffer, copy, buffer._version)
                 for (home, buffer), copy in zip(fresh.items(), copies, strict=True)
             }
-        return self._kept
+        return self._copies
 
-    def restore(self, kept: Kept) -> None:
+    def restore(self, copies: BufferCopies) -> None:
         """Put the buffers back, in place, bit for bit."""
         with torch.no_grad():
-            for (number, name), (buffer, copy, _) in kept.items():
+            for (number, name), (buffer, copy, _) in copies.items():
                 self._modules[number]._buffers[name] = buffer
                 buffer.detach().copy_(copy)
 
-    def restore_where(self, dropped: torch.Tensor, kept: Kept) -> None:
+    def restore_where(self, dropped: torch.Tensor, copies: BufferCopies) -> None:
         """Put the buffers back where `dropped` (one bool on a device) is true. Nothing is read."""
         with torch.no_grad():
-            for buffer, copy, version in kept.values():
-                if _may_have_moved(buffer, version):
+            for buffer, copy, version in copies.values():
+                if _may_be_written(buffer, version):
                     buffer.detach().copy_(torch.where(dropped.to(buffer.device, non_blocking=True), copy, buffer))
 
-    def moved(self, kept: Kept) -> list[torch.Tensor]:
-        """The floating-point buffers that may have been written since they were kept."""
+    def written(self, copies: BufferCopies) -> list[torch.Tensor]:
+        """The floating-point buffers that may have been written since they were copied."""
         return [
             b
-            for b, _, version in kept.values()
+            for b, _, version in copies.values()
             if b.is_floating_point() and b.numel() and (version != b._version or b.numel() <= SMALL)
         ]
 
-    def spoiled(self, kept: Kept) -> bool:
-        """Whether a buffer that was finite when it was kept is so no more. Reads each."""
+    def became_nonfinite(self, copies: BufferCopies) -> bool:
+        """Whether a buffer that was finite when it was copied is so no more. Reads each."""
         return any(
             all_finite(copy) and not all_finite(buffer)
-            for buffer, copy, _ in kept.values()
+            for buffer, copy, _ in copies.values()
             if buffer.is_floating_point()
         )
 
 
-def _may_have_moved(buffer: torch.Tensor, version: int) -> bool:
+def _may_be_written(buffer: torch.Tensor, version: int) -> bool:
     return buffer.is_floating_point() or buffer.is_complex() or buffer.numel() <= SMALL or buffer._version != version
 
 
-def _ordinary(buffer: torch.Tensor) -> bool:
+def _is_plain(buffer: torch.Tensor) -> bool:
     """Whether it has values of its own and torch counts how often they are written."""
     return buffer.layout is torch.strided and buffer.device.type != "meta" and not buffer.is_inference()

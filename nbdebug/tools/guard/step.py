@@ -1,4 +1,4 @@
-"""One step while it runs: what was seen of it, and what it takes to undo it."""
+"""One step while it runs: its numbers, and what it takes to roll it back; and the history of the run, in numbers."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from nbdebug.observe.tensors import can_be_nonfinite, dense, largest, read_scala
 from nbdebug.report import Where
 from nbdebug.tools.guard.finite_check import CheckResult
 from nbdebug.tools.guard.record.step_lines import StepLine
-from nbdebug.tools.guard.rollback import Kept
+from nbdebug.tools.guard.rollback import BufferCopies
 from nbdebug.tools.nan.probe import RunHistory
 
 
 @dataclasses.dataclass
 class GuardedStep:
     """number: 0-based. losses: one number for each root of backward, on its device. buffers: as they were before.
-    settings: the optimizers' hyperparameters then; fresh: those that had no state. stepped: optimizers that are done.
-    judged: how many of the losses an optimizer's step has been judged by. reads: what has been asked of the device and
-    not read yet."""
+    settings: the optimizers' hyperparameters then; stateless: those that had no state. stepped: optimizers that are
+    done. losses_checked: how many of the losses an optimizer's step has been checked with. reads: numbers on their way
+    from the device."""
 
     number: int
-    buffers: Kept
+    buffers: BufferCopies
     tape: Tape
     settings: dict[int, list[dict[str, Any]]] = dataclasses.field(default_factory=dict)
-    fresh: set[int] = dataclasses.field(default_factory=set)
+    stateless: set[int] = dataclasses.field(default_factory=set)
     losses: list[torch.Tensor] = dataclasses.field(default_factory=list)
-    judged: int = 0
+    losses_checked: int = 0
     stepped: set[int] = dataclasses.field(default_factory=set)
     loss: float | None = None
     norm: float | None = None
@@ -60,23 +60,23 @@ class GuardedStep:
         """Remember an optimizer's hyperparameters, and whether it has any state yet."""
         self.settings[id(optimizer)] = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
         if not optimizer.state:
-            self.fresh.add(id(optimizer))
+            self.stateless.add(id(optimizer))
         lr = optimizer.param_groups[0].get("lr")
         if self.lr is None and isinstance(lr, (int, float)):
             self.lr = float(lr)
 
-    def put_back(self, optimizer: torch.optim.Optimizer) -> None:
+    def restore_settings(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer's hyperparameters as they were before this step; no state where it had none."""
         for group, before in zip(optimizer.param_groups, self.settings.get(id(optimizer), []), strict=False):
             group.update(before)
-        if id(optimizer) in self.fresh:
+        if id(optimizer) in self.stateless:
             optimizer.state.clear()
 
-    def take_down(self, numbers: CheckResult) -> None:
-        """What a look has told. Of several optimizers the norms are joined; a look holds the losses of all so far."""
-        self.loss = numbers.loss if self.losses else None
-        self.norm = numbers.norm if self.norm is None else math.hypot(self.norm, numbers.norm)
-        self.bad_ranks = numbers.bad_ranks
+    def note_result(self, result: CheckResult) -> None:
+        """Of several optimizers the norms are combined; a check holds the losses of all so far."""
+        self.loss = result.loss if self.losses else None
+        self.norm = result.norm if self.norm is None else math.hypot(self.norm, result.norm)
+        self.bad_ranks = result.bad_ranks
 
     def line(self) -> StepLine:
         """The step in numbers."""
@@ -84,17 +84,19 @@ class GuardedStep:
 
 
 _LOSSES = 200
+_PLAIN = (nn.Parameter, torch.Tensor)
 
 
 class StepHistory:
-    """Begun when the guard is: the parameters are measured then, and once more when a step is located."""
+    """The run so far. It begins with the guard: the parameters are measured then, and once more when a step is
+    located."""
 
     def __init__(self, models: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]):
-        self._begun = RunHistory()
+        self._start = RunHistory()
         parameters = {id(p): p for m in models.values() for p in m.parameters()}
         parameters |= {id(p): p for o in optimizers.values() for g in o.param_groups for p in g["params"]}
-        usual: list[torch.Tensor] = [p for p in parameters.values() if p.device.type != "meta" and type(p) in _USUAL]
-        self._begun.begin_step(usual, all(p.device.type == "cpu" for p in usual))
+        plain: list[torch.Tensor] = [p for p in parameters.values() if p.device.type != "meta" and type(p) in _PLAIN]
+        self._start.begin_step(plain, all(p.device.type == "cpu" for p in plain))
         self._first: float | None = None
         self._losses: collections.deque[float] = collections.deque(maxlen=_LOSSES)
         self._places: dict[int, StackLines] = {}
@@ -110,8 +112,8 @@ class StepHistory:
     def add(self, step: GuardedStep) -> None:
         """A step is over."""
         if self._inputs is None:
-            given = [v for t in tensors_in([i[1:] for i in model_inputs(step.tape)]) if (v := dense(t)) is not None]
-            self._inputs = largest([v for v in given if can_be_nonfinite(v) and v.device.type != "meta" and v.numel()])
+            inputs = [v for t in tensors_in([i[1:] for i in model_inputs(step.tape)]) if (v := dense(t)) is not None]
+            self._inputs = largest([v for v in inputs if can_be_nonfinite(v) and v.device.type != "meta" and v.numel()])
         if step.loss is not None and step.outcome not in ("tripped", "skipped"):
             self._first = step.loss if self._first is None else self._first
             self._losses.append(step.loss)
@@ -121,12 +123,13 @@ class StepHistory:
         """The first loss and the last, as far as they are known."""
         return [x for x in (self._first, *list(self._losses)[-1:]) if x is not None]
 
-    def run(self, number: int) -> RunHistory:
-        """The run up to step `number`, as the tracer takes it; its growth is measured when the tracer begins."""
+    def until(self, number: int) -> RunHistory:
+        """The run up to step `number`, as nan_trace's rules read it; its growth is measured when the step is
+        located."""
         run = RunHistory(
             losses=[x for x in (self._first, *self._losses) if x is not None], first_step=number, optimizer_steps=number
         )
-        run.first_sizes = list(self._begun.first_sizes)
+        run.first_sizes = list(self._start.first_sizes)
         run.first_input = max((s for s in read_scalars(self._inputs or []) if math.isfinite(s)), default=0.0)
         if self._last is not None:
             run.optimizer = type(self._last).__name__
@@ -134,6 +137,3 @@ class StepHistory:
             run.learning_rate = None if lr is None else float(lr)
             run.optimizer_line = at_site(Where(step=number, phase="optimizer"), self._places[id(self._last)])
         return run
-
-
-_USUAL = (nn.Parameter, torch.Tensor)

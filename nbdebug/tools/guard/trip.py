@@ -1,4 +1,4 @@
-"""What is at hand when a guard has tripped."""
+"""A step that a guard has stopped: what is known of it, and the exception that it raises."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Trip:
 class NonFiniteStep(ShownAtUsersLine, RuntimeError):
     """A step was not finite; the update was not made: weights, buffers and optimizer state are as before it.
 
-    `trip` holds what is at hand; `report` the answer, where it was located; `step` the step's number, from 0.
+    `trip` holds what is known of it; `report` the answer, where it was located; `step` the step's number, from 0.
     """
 
     def __init__(self, trip: Trip):
@@ -79,13 +79,13 @@ class NonFiniteStep(ShownAtUsersLine, RuntimeError):
 
 
 def _message(trip: Trip) -> str:
-    said = f"{trip.sentence()}. The update was not made: weights, buffers and optimizer state are as before it."
+    text = f"{trip.sentence()}. The update was not made: weights, buffers and optimizer state are as before it."
     if trip.report is not None and not trip.report.ok:
         first = trip.report.findings[0]
-        said += f" Cause: {first.title} [{first.code}]; the whole report is this exception's attribute `report`."
+        text += f" Cause: {first.title} [{first.code}]; the whole report is this exception's attribute `report`."
     else:
-        said += " This exception's `trip.locate()` names the cause."
-    return said + (f" It is written to {trip.folder}." if trip.folder else "")
+        text += " This exception's `trip.locate()` names the cause."
+    return text + (f" It is written to {trip.folder}." if trip.folder else "")
 
 
 def _number(value: float | None) -> str:

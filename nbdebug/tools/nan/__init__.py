@@ -1,13 +1,17 @@
-"""Non-finite values: where an inf or a NaN that mattered was born, and why.
+"""Non-finite values: where an inf or a NaN that mattered comes from, and why.
 
-What goes wrong: an op is asked for something that has no finite answer (the log of zero, a root's slope at zero,
-softmax of nothing), a value outgrows its dtype, or something bad came in from outside. One op later everything is
-NaN, and the loss tells nothing of where it began.
+What goes wrong: an op gets operands for which it has no finite result (the log of zero, the derivative of a root at
+zero, softmax of a fully masked row), a value outgrows its dtype, or something bad comes in from outside. One op later
+everything is NaN, and the loss does not tell where it began.
 
-How it is found: `record` (in observe/) sees every op of a step; `flow` keeps books of bad values, from their births
-to the loss, a gradient or a parameter (`sightings`); `verdict` follows the books back to the birth that nobody
-intended and gives `facts`; `rules` name the cause; `trial` and `remedies` replay the recorded step with the fix in
-it. Where looking while the step runs would make an accelerator wait, `relive` looks at a replay afterwards.
+How it is found, and where to read: `nan_trace.py` runs the step under a `probe.py`, which checks losses, gradients and
+parameters. `taint.py` is the heart: it follows each bad value from its origin (`origins.py`, with the op's operands in
+`operands.py`) to what went bad. `report.py` makes `facts.py` of that, `rules/` name the cause, `fixes.py` tries the fix
+in a replay of the recorded step, `reproducer.py` saves the op alone.
+
+On an accelerator, where each look would make the host wait, the step is only recorded: `locate.py` finds the origin in
+a replay afterwards, with few reads (`suspects.py`, `replay_taint.py`). `bisect.py` is another strategy, which knows
+nothing of taint: it runs the step itself again.
 """
 
 from __future__ import annotations

@@ -173,3 +173,10 @@ class UnlocatedStep:
     losses: tuple[float | None, ...] = ()
     norms: tuple[float | None, ...] = ()
     locate_call: str = ""
+
+    @classmethod
+    def of_trip(cls, trip: Any, reason: str, locate_call: str = "") -> UnlocatedStep:
+        """trip: a guard's, or one read from a record; the last of its lines is the step itself."""
+        before = [line for line in trip.lines[:-1] if line.outcome == "ok"]
+        losses, norms = tuple(line.loss for line in before), tuple(line.norm for line in before)
+        return cls(trip.step, trip.sentence(), reason, losses, norms, locate_call)

@@ -366,7 +366,7 @@ def uneven_batches(stage: Stage) -> Any:
 def a_guard_in_one_process_only(stage: Stage) -> Any:
     from nbdebug.tools.guard import distributed as ranks
 
-    ranks.WAIT = 0.5
+    ranks.WAIT_SECONDS = 0.5
     try:
         training, plain = Training(stage), Training(stage)
         for i in range(STEPS):
@@ -376,7 +376,7 @@ def a_guard_in_one_process_only(stage: Stage) -> Any:
             for i in range(STEPS):
                 training.step(i)
     finally:
-        ranks.WAIT = 30.0
+        ranks.WAIT_SECONDS = 30.0
     return {"same": plain.kept() == training.kept(), "steps": guard.steps if guard else None}
 
 

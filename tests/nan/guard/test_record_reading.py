@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 import nbdebug
 from nbdebug.report import Finding, Report, Where
 from nbdebug.tools.guard.record import step_lines as record_lines
-from nbdebug.tools.guard.record.report import course_of, thinned
-from nbdebug.tools.guard.record.step_lines import StepLine, decoded, encoded, strict
+from nbdebug.tools.guard.record.report import downsample, history_of
+from nbdebug.tools.guard.record.step_lines import StepLine, decode, encode, strict
 from nbdebug.tools.guard.record.trips import report_from
 from nbdebug.tools.guard.record.writer import RecordWriter
 from tests.views import reports
@@ -213,7 +213,7 @@ TRIP = ("histogram", "tree")
 @pytest.mark.parametrize("make", reports.ALL.values(), ids=reports.ALL)
 def test_a_report_comes_back_as_it_was(make) -> None:
     report = make()
-    back = report_from(decoded(encoded(plain(report))))
+    back = report_from(decode(encode(plain(report))))
     for view in (str, lambda r: r._repr_mimebundle_()["text/html"]):
         drawn = [
             view(dataclasses.replace(r, plots=tuple(plot for plot in r.plots if plot.kind in TRIP)))
@@ -226,7 +226,7 @@ def test_a_report_comes_back_as_it_was(make) -> None:
 
 
 WHOLE = b"".join(
-    encoded({"run": "a1", **StepLine(n, 0.5 + n, 1.0, False, "ok", 0.1, 1.7e9).to_json()}) for n in range(40)
+    encode({"run": "a1", **StepLine(n, 0.5 + n, 1.0, False, "ok", 0.1, 1.7e9).to_json()}) for n in range(40)
 )
 
 
@@ -422,7 +422,7 @@ reports_of_strangers = st.dictionaries(
 @given(reports_of_strangers | json_values)
 def test_a_report_of_a_stranger_is_drawn_or_refused(given_report) -> None:
     try:
-        report = report_from(decoded(json.dumps(given_report, allow_nan=True).encode()))
+        report = report_from(decode(json.dumps(given_report, allow_nan=True).encode()))
     except ValueError:
         return
     str(report)
@@ -487,16 +487,16 @@ def test_runs_are_drawn_one_after_another_and_spikes_stay() -> None:
             "outcome": ["ok"] * 5 + ["tripped"] * 3,
         }
     )
-    course = course_of(frame)
+    course = history_of(frame)
     assert [x for x, _ in course["losses"]] == [0, 1, 2, 3, 4, 5, 50, 51] and course["norms"] == []
     assert course["runs"] == [3, 50] and course["joined"] is True and course["steps"] == 8
     assert course["marks"] == {"tripped": [5, 50, 51]} and course["counts"] == {"tripped": 3}
-    assert course_of(frame[:0]) == {}
+    assert history_of(frame[:0]) == {}
     count = 50_000
     places = pandas.Series(range(count)).to_numpy().astype(float)
     values = pandas.Series([1.0] * count).to_numpy().copy()
     values[31_234], values[31_235], values[7] = 99.0, float("nan"), -5.0
-    points = thinned(places, values)
+    points = downsample(places, values)
     assert len(points) < 900 and [31_234.0, 99.0] in points and [7.0, -5.0] in points
     assert points[0] == [0.0, 1.0] and points[-1] == [count - 1.0, 1.0] and points == sorted(points)
 

@@ -22,9 +22,9 @@ from typing import BinaryIO, NamedTuple
 
 LIMIT = 16 * 2**20
 """Bytes of a file of steps, about 120,000 of them, after which a new one is begun."""
-KEPT = 8
+FULL_FILES = 8
 """How many of the full files stay: with the current one, about a million steps."""
-MOST = 16 * LIMIT
+MOST_BYTES = 16 * LIMIT
 """No more of a file of steps is read: nothing that nbdebug writes comes near it."""
 
 CURRENT = 10**9
@@ -86,7 +86,7 @@ def contents(folder: pathlib.Path) -> tuple[list[StepsFile], list[TripFolder], l
 
 
 @contextlib.contextmanager
-def opened(path: pathlib.Path) -> Iterator[BinaryIO]:
+def open_plain(path: pathlib.Path) -> Iterator[BinaryIO]:
     """A plain file, for reading. Raises OSError where it can't be opened, ValueError where it is a link or no file."""
     if path.is_symlink():
         raise ValueError(f"{path.name} is a link, which a record does not hold: it is not followed")
@@ -100,9 +100,9 @@ def opened(path: pathlib.Path) -> Iterator[BinaryIO]:
         os.close(descriptor)
 
 
-def whole(path: pathlib.Path, most: int) -> bytes:
+def read_plain(path: pathlib.Path, most: int) -> bytes:
     """The bytes of a plain file. Raises as `opened` does, and ValueError where it is larger than `most`."""
-    with opened(path) as file:
+    with open_plain(path) as file:
         data = file.read(most + 1)
     if len(data) > most:
         raise ValueError(f"{path.name} is larger than {most:,} bytes, which is more than nbdebug writes")

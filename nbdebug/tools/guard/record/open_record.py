@@ -87,9 +87,9 @@ class Record:
 
     def report(self) -> Report:
         """The findings of the last trip, or none; the notes tell of the steps, and of what could not be read."""
-        from nbdebug.tools.guard.record.report import account
+        from nbdebug.tools.guard.record.report import record_report
 
-        return account(self)
+        return record_report(self)
 
     def figure(self) -> Any:
         """A matplotlib Figure: losses and gradient norms over steps, with trips and dropped steps marked. Raises

@@ -29,7 +29,7 @@ from nbdebug.observe.locations import Site
 from nbdebug.observe.recorder import Op
 from nbdebug.observe.snapshot import random_sources
 from nbdebug.observe.tape import BackwardEntry, CallEntry, ExternalTensor, Ref, Tape, TapeEntry
-from nbdebug.tools.guard.distributed import alone
+from nbdebug.tools.guard.distributed import unwrapped
 from nbdebug.tools.guard.record.files import PART, trip_name
 from nbdebug.tools.guard.record.op_allowlist import name_of
 from nbdebug.tools.guard.record.step_lines import WORDS, strict
@@ -237,7 +237,7 @@ def plain_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor
     return plain
 
 
-def put_into(models: Iterable[nn.Module], recorded: Mapping[str, torch.Tensor]) -> None:
+def load_weights(models: Iterable[nn.Module], recorded: Mapping[str, torch.Tensor]) -> None:
     """Give the models the recorded weights. Raises ValueError, naming what differs, where they do not fit."""
     mine = {f"{number}/{name}": tensor for number, model in enumerate(models) for name, tensor in _named_tensors(model)}
     shapes = {name: _shape(tensor) for name, tensor in mine.items()}
@@ -257,13 +257,13 @@ def put_into(models: Iterable[nn.Module], recorded: Mapping[str, torch.Tensor]) 
             tensor.detach().copy_(torch.view_as_complex(values) if tensor.is_complex() else values)
 
 
-def bare(name: str) -> str:
+def bare_name(name: str) -> str:
     """The name of a parameter or module without what wrappers add."""
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
 def _named_tensors(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    return [(bare(name), t) for name, t in (*model.named_parameters(), *model.named_buffers())]
+    return [(bare_name(name), t) for name, t in (*model.named_parameters(), *model.named_buffers())]
 
 
 def _shape(tensor: torch.Tensor) -> torch.Size:
@@ -281,13 +281,13 @@ def _listed(names: Iterable[str], most: int = 5) -> str:
     )
 
 
-def write(
-    record: pathlib.Path, trip: Trip, run: str, rank: int, models: Mapping[str, nn.Module] | None, course: Any = None
+def write_trip(
+    record: pathlib.Path, trip: Trip, run: str, rank: int, models: Mapping[str, nn.Module] | None, history: Any = None
 ) -> pathlib.Path:
     """Write the folder of `trip` into the record; returns its path. Raises OSError where nothing can be written.
 
-    models: by the names that the tape knows; without them weights are left out. course: the run until then, as the
-    tracer's rules take it (a `Run`).
+    models: by the names that the tape knows; without them weights are left out. history: the run until then, for the
+    rules (a `RunHistory`).
     """
     part = record / f".{trip_name(trip.step, rank)}-{run}{PART}"
     shutil.rmtree(part, ignore_errors=True)
@@ -311,8 +311,8 @@ def write(
                 "late": trip.late,
                 "bad_ranks": list(trip.bad_ranks),
                 "lines": [line.to_json() for line in trip.lines],
-                "course": _course(course),
-                **_step(part, trip, {n: alone(m) for n, m in (models or {}).items()}),
+                "course": _history(history),
+                **_step(part, trip, {n: unwrapped(m) for n, m in (models or {}).items()}),
             },
         )
         for file in part.glob("*.safetensors"):
@@ -356,8 +356,8 @@ def _weights(folder: pathlib.Path, models: Mapping[str, nn.Module]) -> str:
     return ""
 
 
-def _course(run: Any) -> dict[str, Any]:
-    """What the rules ask of the run before the step."""
+def _history(run: Any) -> dict[str, Any]:
+    """What the rules read of the run before the step."""
     if run is None:
         return {}
     return {

@@ -17,10 +17,10 @@ from nbdebug.arguments import Subject
 from nbdebug.observe import locations as sites
 from nbdebug.observe.validation import models_of, optimizers_of
 from nbdebug.report import Finding, Report, Where
-from nbdebug.tools.guard.distributed import alone
+from nbdebug.tools.guard.distributed import unwrapped
 from nbdebug.tools.guard.locate import locate
-from nbdebug.tools.guard.record.files import opened
-from nbdebug.tools.guard.record.pack import put_into
+from nbdebug.tools.guard.record.files import open_plain
+from nbdebug.tools.guard.record.pack import load_weights
 from nbdebug.tools.guard.record.trips import REASONS, RecordedTrip, plain, step_data, where_from
 from nbdebug.tools.guard.record.unpack import Unpacker
 from nbdebug.tools.guard.trip import Trip
@@ -39,7 +39,7 @@ def replay(recorded: RecordedTrip, model: Any, optimizer: Any = None) -> Report:
     if recorded.no_weights:
         notes.append(f"The weights are those of the model that you gave: the record has none ({recorded.no_weights}).")
     elif models:
-        put_into(models.values(), _checked(recorded, lambda: _tensors(recorded, "weights.safetensors")))
+        load_weights(models.values(), _checked(recorded, lambda: _tensors(recorded, "weights.safetensors")))
     unpacker = Unpacker(_checked(recorded, lambda: _tensors(recorded, "tensors.safetensors")), models)
     tape = _checked(recorded, lambda: unpacker.tape(data.get("tape")))
     trip = Trip(
@@ -54,18 +54,18 @@ def replay(recorded: RecordedTrip, model: Any, optimizer: Any = None) -> Report:
         bad_ranks=recorded.bad_ranks,
     )
     question = f"open_record({recorded.folder.parent.name}).replay(model)"
-    run, asked_from = _checked(recorded, lambda: _run(recorded, data)), sites.locate().site
+    history, caller = _checked(recorded, lambda: _history(recorded, data)), sites.locate().site
     report = locate(
         trip,
         models,
         optimizers,
-        run=run,
+        history=history,
         question=question,
         subject=str(Subject(given, optimizers, True)),
         redo=_redo(trip, optimizers),
     )
-    if trip.reason == "parameter" and run.optimizer_line is not None and asked_from is not None:
-        report.findings = tuple(_at(f, asked_from, run.optimizer_line) for f in report.findings)
+    if trip.reason == "parameter" and history.optimizer_line is not None and caller is not None:
+        report.findings = tuple(_moved(f, caller, history.optimizer_line) for f in report.findings)
     if recorded.reason == "parameter" and not optimizers:
         notes.append("It was the update that made a parameter bad: give `optimizer=` to make it again.")
     report.notes = (*notes, *unpacker.notes, *report.notes)
@@ -83,7 +83,7 @@ def _checked(recorded: RecordedTrip, read: Any) -> Any:
 
 
 def _tensors(recorded: RecordedTrip, name: str) -> dict[str, torch.Tensor]:
-    with opened(recorded.folder / name):  # a plain file, and no link
+    with open_plain(recorded.folder / name):  # a plain file, and no link
         return load_file(recorded.folder / name)
 
 
@@ -101,7 +101,7 @@ def _by_name(given: Mapping[str, nn.Module], data: Mapping[str, Any]) -> dict[st
             f"replay was given {len(given)}."
         )
     models = {n: given[n] for n in names} if set(names) == set(given) else dict(zip(names, given.values()))
-    return {name: alone(model) for name, model in models.items()}
+    return {name: unwrapped(model) for name, model in models.items()}
 
 
 def _copied(models: dict[str, nn.Module], optimizers: dict[str, Any]) -> tuple[dict[str, nn.Module], dict[str, Any]]:
@@ -122,33 +122,33 @@ def _redo(trip: Trip, optimizers: Mapping[str, Any]) -> Any:
     return lambda: [optimizer.step() for optimizer in optimizers.values()]
 
 
-def _at(finding: Finding, asked_from: sites.Site, line: Where) -> Finding:
-    """The update is made again where the replay is asked for; what it did belongs to the line that made it then."""
+def _moved(finding: Finding, caller: sites.Site, line: Where) -> Finding:
+    """The update is made again where the replay is called; what it did belongs to the line that made it then."""
 
-    def moved(where: Where) -> Where:
-        if (where.file, where.line) != (asked_from.file, asked_from.line):
+    def place(where: Where) -> Where:
+        if (where.file, where.line) != (caller.file, caller.line):
             return where
         return dataclasses.replace(where, file=line.file, line=line.line, text=line.text, cell=line.cell)
 
-    def said(text: str) -> str:
-        return text.replace(sites.at_site(Where(), asked_from).place, line.place)
+    def text(sentence: str) -> str:
+        return sentence.replace(sites.at_site(Where(), caller).place, line.place)
 
-    chain = tuple(dataclasses.replace(link, what=said(link.what), where=moved(link.where)) for link in finding.chain)
-    return dataclasses.replace(finding, title=said(finding.title), where=moved(finding.where), chain=chain)
+    chain = tuple(dataclasses.replace(link, what=text(link.what), where=place(link.where)) for link in finding.chain)
+    return dataclasses.replace(finding, title=text(finding.title), where=place(finding.where), chain=chain)
 
 
-def _run(recorded: RecordedTrip, data: Mapping[str, Any]) -> RunHistory:
-    """The course of the run until then, as far as it was written down."""
-    course = plain(data.get("course"))
-    course = course if isinstance(course, dict) else {}
-    losses = _numbers(course.get("losses")) or [x.loss for x in recorded.lines[:-1] if x.loss is not None]
+def _history(recorded: RecordedTrip, data: Mapping[str, Any]) -> RunHistory:
+    """The run until then, as far as it was written down."""
+    saved = plain(data.get("course"))
+    saved = saved if isinstance(saved, dict) else {}
+    losses = _numbers(saved.get("losses")) or [x.loss for x in recorded.lines[:-1] if x.loss is not None]
     rate = recorded.lines[-1].lr if recorded.lines else None
     run = RunHistory(losses=losses, first_step=recorded.step, optimizer_steps=recorded.step, learning_rate=rate)
-    run.first_sizes = _numbers(course.get("first_sizes"))
-    run.first_input = next(iter(_numbers([course.get("first_input")])), 0.0)
-    run.optimizer = course["optimizer"] if isinstance(course.get("optimizer"), str) else ""
+    run.first_sizes = _numbers(saved.get("first_sizes"))
+    run.first_input = next(iter(_numbers([saved.get("first_input")])), 0.0)
+    run.optimizer = saved["optimizer"] if isinstance(saved.get("optimizer"), str) else ""
     with contextlib.suppress(ValueError):
-        run.optimizer_line = where_from(course["optimizer_line"], "where") if course.get("optimizer_line") else None
+        run.optimizer_line = where_from(saved["optimizer_line"], "where") if saved.get("optimizer_line") else None
     return run
 
 

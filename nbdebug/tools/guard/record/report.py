@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from nbdebug.report import Plot, Report
-from nbdebug.tools.guard.record.step_lines import ENOUGH, TOO_OFTEN, RecordedRun
+from nbdebug.tools.guard.record.step_lines import CLIPPED_TOO_OFTEN, RecordedRun, too_often_clipped
 from nbdebug.tools.guard.record.trips import RecordedTrip
 from nbdebug.tools.nan.facts import UnlocatedStep
 from nbdebug.tools.nan.rules import name_it
@@ -20,7 +20,7 @@ MARKS, RUNS = 300, 50
 """How many marks of a kind, and how many beginnings of runs, are drawn; the others are counted."""
 
 
-def course_of(frame: Any) -> dict[str, Any]:
+def history_of(frame: Any) -> dict[str, Any]:
     """Facts to draw: {"losses": [[step, value], …], "norms": …, "marks": {outcome: [step, …]}, "counts": {outcome: how
     many}, "runs": [step, …], "steps": how many, "joined": whether steps were counted on from one run to the next}.
     {} where there is no step.
@@ -38,8 +38,8 @@ def course_of(frame: Any) -> dict[str, Any]:
         if count and name != "ok"
     }
     return {
-        "losses": thinned(places, frame["loss"].to_numpy()),
-        "norms": thinned(places, frame["norm"].to_numpy()),
+        "losses": downsample(places, frame["loss"].to_numpy()),
+        "norms": downsample(places, frame["norm"].to_numpy()),
         "marks": {name: found[:MARKS].tolist() for name, found in marks.items()},
         "counts": {name: len(found) for name, found in marks.items()},
         "runs": starts[1:RUNS],
@@ -48,7 +48,7 @@ def course_of(frame: Any) -> dict[str, Any]:
     }
 
 
-def thinned(places: Any, values: Any) -> list[list[float]]:
+def downsample(places: Any, values: Any) -> list[list[float]]:
     """The finite points; of many, the first, the last, and the lowest and the highest of each stretch, in order."""
     finite = np.flatnonzero(np.isfinite(values))
     if len(finite) > 2 * STRETCHES:
@@ -70,20 +70,20 @@ def _placed(runs: Any, steps: Any) -> tuple[Any, list[float], bool]:
     return places, places[first].tolist(), joined
 
 
-SAID = {
+OUTCOMES_IN_WORDS = {
     "skipped": "dropped because something was not finite",
     "above": "dropped: the norm was above skip_above",
     "scaler": "skipped by GradScaler: normal while it seeks its scale",
 }
 
 
-def account(record: Any) -> Report:
+def record_report(record: Any) -> Report:
     """The report on a Record."""
     question = f"open_record({record.path.name})"
-    trip = last_of(record.trips)
+    trip = last_trip(record.trips)
     frame = record.frame
     own = frame[frame["rank"] == frame["rank"].min()] if len(frame) else frame
-    course = course_of(own)
+    course = history_of(own)
     run = (Plot("run", course),) if course else ()
     notes = (*_notes(record, own), *_trip_notes(record, trip))
     if trip is None and record.ok:
@@ -127,7 +127,7 @@ def _done(own: Any) -> str:
     return " or ".join(done) or "stopped"
 
 
-def last_of(trips: list[RecordedTrip]) -> RecordedTrip | None:
+def last_trip(trips: list[RecordedTrip]) -> RecordedTrip | None:
     """The last step that was stopped; of several processes, the one that was bad itself and could be located."""
     if not trips:
         return None
@@ -143,28 +143,20 @@ def _located(trip: RecordedTrip) -> bool:
 def _found(trip: RecordedTrip | None, runs: Sequence[RecordedRun]) -> Report:
     """The finding for a step that was stopped and of which nothing more is known."""
     if trip is not None:
-        before = [line for line in trip.lines[:-1] if line.outcome == "ok"]
-        look = "" if trip.no_replay else "record.replay(model)  # record = nbdebug.open_record(...)"
-        lost = UnlocatedStep(
-            trip.step,
-            trip.sentence(),
-            "its cause was not looked for then",
-            tuple(x.loss for x in before),
-            tuple(x.norm for x in before),
-            look,
-        )
+        call = "" if trip.no_replay else "record.replay(model)  # record = nbdebug.open_record(...)"
+        step = UnlocatedStep.of_trip(trip, "its cause was not searched for then", call)
     else:
         run = [run for run in runs if run.alarms][-1]
         columns, place = run.columns, run.alarms[-1]
-        step, start = columns.step[place], max(0, place - 8)
-        lost = UnlocatedStep(
-            step,
-            f"Step {step} was not finite",
-            "only its numbers were written down",
+        number, start = columns.step[place], max(0, place - 8)
+        step = UnlocatedStep(
+            number,
+            f"Step {number} was not finite",
+            "the record has only its numbers",
             tuple(columns.loss[start:place]),
             tuple(columns.norm[start:place]),
         )
-    return Report("", (name_it(lost),))
+    return Report("", (name_it(step),))
 
 
 def _trip_notes(record: Any, trip: RecordedTrip | None) -> list[str]:
@@ -197,16 +189,12 @@ def _notes(record: Any, own: Any) -> list[str]:
     ranks = sorted({run.rank for run in record.runs})
     if len(ranks) > 1:
         notes.append(f"{len(ranks)} processes wrote it; steps and shares here are those of rank {ranks[0]}.")
-    for outcome, said in SAID.items():
+    for outcome, said in OUTCOMES_IN_WORDS.items():
         if count := int((own["outcome"] == outcome).sum()):
             notes.append(f"{_share(count, steps)} {said}.")
     if clipped := int(own["clipped"].sum()):
         notes.append(f"{_share(clipped, steps)} clipped.")
-        if steps >= ENOUGH and clipped > TOO_OFTEN * steps:
-            notes.append(
-                "Over half of the steps were clipped: the learning rate is too high for this model (or "
-                "max_grad_norm is too low); clipping sets the size of the steps, not the rate."
-            )
+        notes += [CLIPPED_TOO_OFTEN] * too_often_clipped(clipped, steps)
     return notes + _damage(record)
 
 

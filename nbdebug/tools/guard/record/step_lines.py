@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 from nbdebug.live import progress_bar
 from nbdebug.report import Table
-from nbdebug.tools.guard.record.files import MOST, StepsFile, opened
+from nbdebug.tools.guard.record.files import MOST_BYTES, StepsFile, open_plain
 
 OUTCOMES = ("ok", "tripped", "skipped", "above", "scaler")
 """What became of a step: the update was made; the guard tripped; a non-finite step was dropped (on_trip="skip"); the
@@ -28,6 +28,10 @@ TOO_OFTEN = 0.5
 (Google's tuning playbook)."""
 ENOUGH = 10
 """Steps before a share says anything."""
+CLIPPED_TOO_OFTEN = (
+    "More than half of the steps were clipped: the learning rate is too high for this model (or max_grad_norm is too "
+    "low). Clipping sets the size of the steps then, not the learning rate."
+)
 
 WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 """The numbers that JSON lacks, by the strings that stand for them."""
@@ -79,6 +83,10 @@ class StepLine:
         return cls(step, loss, norm, clipped, outcome, lr, float(time))
 
 
+def too_often_clipped(clipped: int, steps: int) -> bool:
+    return steps >= ENOUGH and clipped > TOO_OFTEN * steps
+
+
 DROPPED = {
     "tripped": "not finite, stopped",
     "skipped": "not finite, dropped",
@@ -100,12 +108,12 @@ def last_steps(lines: Sequence[StepLine]) -> tuple[Table, ...]:
     return (Table(title, ("step", "loss", "gradient norm", "what was done"), rows, open=False),) if rows else ()
 
 
-def encoded(values: Mapping[str, Any]) -> bytes:
+def encode(values: Mapping[str, Any]) -> bytes:
     """One line of strict JSON. Raises ValueError for a bare NaN or infinity, TypeError for what is no plain data."""
     return _encoder.encode(values).encode("ascii") + b"\n"
 
 
-def decoded(line: bytes) -> Any:
+def decode(line: bytes) -> Any:
     """What a line of strict JSON holds. Raises ValueError for anything else, endless numbers and nesting included."""
     try:
         return _decoder.decode(line.decode("utf-8"))
@@ -113,7 +121,7 @@ def decoded(line: bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def salvaged(line: bytes) -> Iterator[Any]:
+def salvage(line: bytes) -> Iterator[Any]:
     """The whole objects in a line that is damaged: one before its damage, or one that ran together with it."""
     text = line.decode("utf-8", "replace")
     start = text.find('{"')
@@ -225,10 +233,10 @@ def read_runs(folder: pathlib.Path, files: Iterable[StepsFile]) -> tuple[list[Re
     ValueError for what is no plain file."""
     runs: dict[tuple[int, str], RecordedRun] = {}
     unreadable = 0
-    total = sum(min((folder / file.name).stat().st_size, MOST) for file in files)
+    total = sum(min((folder / file.name).stat().st_size, MOST_BYTES) for file in files)
     with progress_bar("record", "B", total, wanted=total >= _SLOW, unit_scale=True) as bar:
         for name in files:
-            with opened(folder / name.name) as file:
+            with open_plain(folder / name.name) as file:
                 for line in _lines(file):
                     unreadable += not _take(line, name.rank, runs)
                     bar.update(len(line))
@@ -238,7 +246,7 @@ def read_runs(folder: pathlib.Path, files: Iterable[StepsFile]) -> tuple[list[Re
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:
     """The lines that are not empty, endless ones cut; no more than MOST bytes of them."""
-    while file.tell() < MOST and (line := file.readline(_LONGEST)):
+    while file.tell() < MOST_BYTES and (line := file.readline(_LONGEST)):
         cut = line
         while len(cut) == _LONGEST and not cut.endswith(b"\n"):
             cut = file.readline(_LONGEST)
@@ -249,11 +257,11 @@ def _lines(file: BinaryIO) -> Iterator[bytes]:
 def _take(line: bytes, rank: int, runs: dict[tuple[int, str], RecordedRun]) -> bool:
     """Note what a line says. False where it is damaged; what is whole in it is noted all the same."""
     try:
-        _note(decoded(line), rank, runs)
+        _note(decode(line), rank, runs)
         return True
     except ValueError:
         pass
-    for whole in salvaged(line[:_SALVAGED]):
+    for whole in salvage(line[:_SALVAGED]):
         with contextlib.suppress(ValueError):
             _note(whole, rank, runs)
     return False

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from nbdebug.report import Finding, Fix, Link, Plot, Report, RuledOut, Table, Where
-from nbdebug.tools.guard.record.files import TripFolder, whole
-from nbdebug.tools.guard.record.step_lines import WORDS, StepLine, decoded, last_steps
+from nbdebug.tools.guard.record.files import TripFolder, read_plain
+from nbdebug.tools.guard.record.step_lines import WORDS, StepLine, decode, last_steps
 
 T = TypeVar("T")
 
@@ -290,7 +290,7 @@ def read_trips(record: pathlib.Path, folders: Iterable[TripFolder]) -> list[Reco
 
 def step_data(folder: pathlib.Path) -> dict[str, Any]:
     """What step.json holds. Raises ValueError or OSError where that can't be read."""
-    data = decoded(whole(folder / "step.json", _LARGEST["step.json"]))
+    data = decode(read_plain(folder / "step.json", _LARGEST["step.json"]))
     if not isinstance(data, dict):
         raise ValueError("step.json is no object of JSON")
     return data
@@ -300,7 +300,9 @@ def _read(folder: pathlib.Path, name: TripFolder) -> RecordedTrip:
     problems: list[str] = []
     report = (
         _tried(
-            problems, "its report", lambda: report_from(decoded(whole(folder / "report.json", _LARGEST["report.json"])))
+            problems,
+            "its report",
+            lambda: report_from(decode(read_plain(folder / "report.json", _LARGEST["report.json"]))),
         )
         if _there(folder / "report.json")
         else None

@@ -24,7 +24,7 @@ from nbdebug.observe.recorder import Op, Recorder
 from nbdebug.observe.snapshot import CallEnvironment, random_sources
 from nbdebug.observe.tape import BackwardEntry, CallEntry, ExternalTensor, Ref, Tape, TapeEntry
 from nbdebug.tools.guard.record.op_allowlist import check_texts, op_of
-from nbdebug.tools.guard.record.pack import NAMED, OP_TEXTS, bare
+from nbdebug.tools.guard.record.pack import NAMED, OP_TEXTS, bare_name
 from nbdebug.tools.guard.record.step_lines import WORDS
 
 _SOURCE = 32 * 2**20
@@ -47,7 +47,7 @@ def site_of(given: Any) -> Site | None:
     return Site(file, whole(line), function) if stat.S_ISREG(status.st_mode) and status.st_size < _SOURCE else None
 
 
-def laid_out(tensor: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
+def with_strides(tensor: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
     """A tensor with the strides that it had, where it has no gaps."""
     if given.get("complex") is True:
         if tensor.shape[-1:] != (2,) or not tensor.is_floating_point():
@@ -92,7 +92,7 @@ def torch_state(state: torch.Tensor) -> torch.Tensor:
     return state
 
 
-def named(kind: str, name: Any) -> Any:
+def torch_value(kind: str, name: Any) -> Any:
     """A dtype, a layout or a memory format, by its name in torch."""
     found = getattr(torch, name, None) if kind in NAMED and isinstance(name, str) and name.isidentifier() else None
     if found is None or not isinstance(found, NAMED[kind]):
@@ -141,7 +141,7 @@ _DEEPEST = 40
 _PHASES = ("forward", "backward", "optimizer")
 
 
-class Unpacked(CallEnvironment):
+class RecordedEnvironment(CallEnvironment):
     """How things stood when a model was called, as the record has it."""
 
     def __init__(self, random: list, autocast: list, training: bool):
@@ -214,7 +214,7 @@ class Unpacker:
         if "parameter" in given:
             tensor = self._parameter(given["parameter"])
         else:
-            tensor = laid_out(self._tensor(f"held/{number}"), given).to(self._moved(device_of(given.get("device"))))
+            tensor = with_strides(self._tensor(f"held/{number}"), given).to(self._moved(device_of(given.get("device"))))
             tensor = tensor.requires_grad_(leaf)
         held = tape.externals[number] = ExternalTensor(tensor.detach(), leaf)
         held.changed = given.get("changed") is True
@@ -223,10 +223,10 @@ class Unpacker:
 
     def _parameter(self, given: Any) -> torch.Tensor:
         model, name = (text(part) for part in list_of(given, exactly=2))
-        parameters = {bare(n): p for n, p in self.models[model].named_parameters()} if model in self.models else {}
-        if bare(name) not in parameters:
+        parameters = {bare_name(n): p for n, p in self.models[model].named_parameters()} if model in self.models else {}
+        if bare_name(name) not in parameters:
             raise ValueError(f"the step uses the parameter `{name}`, which the model lacks")
-        return parameters[bare(name)]
+        return parameters[bare_name(name)]
 
     # -- entries ------------------------------------------------------------------------------------------------------
 
@@ -267,7 +267,7 @@ class Unpacker:
             spec,
             results,
             site,
-            Unpacked(random, autocast, surroundings.get("training") is True),
+            RecordedEnvironment(random, autocast, surroundings.get("training") is True),
         )
 
     def _arguments(self, given: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
@@ -278,7 +278,7 @@ class Unpacker:
 
     def _autocast(self, given: list) -> tuple[str, bool, torch.dtype]:
         kind, enabled, dtype = given
-        return self._moved(device_of(kind)).type, enabled is True, named("dtype", dtype)
+        return self._moved(device_of(kind)).type, enabled is True, torch_value("dtype", dtype)
 
     def _random(self, given: dict[str, Any]) -> list[tuple[Any, Any]]:
         """How to set one source of random numbers to what it was; nothing where it is not there."""
@@ -326,7 +326,7 @@ class Unpacker:
             return self._moved(device_of(inner))
         if kind == "generator" and whole(inner) < len(self.generators):
             return self.generators[whole(inner)]
-        return named(kind, inner)
+        return torch_value(kind, inner)
 
 
 def _op(given: dict[str, Any], func: Any, site: Any) -> Op:

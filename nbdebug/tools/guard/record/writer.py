@@ -21,8 +21,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from nbdebug import __version__
-from nbdebug.tools.guard.record.files import CURRENT, KEPT, LIMIT, PART, contents, is_foreign, steps_name
-from nbdebug.tools.guard.record.step_lines import StepLine, encoded, strict
+from nbdebug.tools.guard.record.files import CURRENT, FULL_FILES, LIMIT, PART, contents, is_foreign, steps_name
+from nbdebug.tools.guard.record.step_lines import StepLine, encode, strict
 
 WAITING = 10_000
 """Lines that are kept in memory while the disk does not take them; the oldest go first."""
@@ -63,7 +63,7 @@ class RecordWriter:
         if os.getpid() != self._pid:
             return
         try:
-            data = encoded({"run": self.run, **line.to_json()})
+            data = encode({"run": self.run, **line.to_json()})
         except Exception as error:
             self._tell("line", error, "a step could not be written down")
             return
@@ -74,19 +74,19 @@ class RecordWriter:
         except Exception as error:
             self._tell("line", error, _WAITING_SAID)
 
-    def trip(self, trip: Any, models: Mapping[str, Any] | None = None, course: Any = None) -> pathlib.Path | None:
+    def trip(self, trip: Any, models: Mapping[str, Any] | None = None, history: Any = None) -> pathlib.Path | None:
         """Write a trip's folder; returns its path, or None where it could not be written.
 
         models: by the names that the trip's tape knows, in the state before the step; without them their weights are
-        not written. course: the run until then, as the tracer's rules take it.
+        not written. history: the run until then, for the rules.
         """
         if os.getpid() != self._pid:
             return None
-        from nbdebug.tools.guard.record import pack as trip_folder  # brings safetensors, which a line does not wait for
+        from nbdebug.tools.guard.record.pack import write_trip  # imports safetensors, which a line does not wait for
 
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            return trip_folder.write(self.path, trip, self.run, self.rank, models, course)
+            return write_trip(self.path, trip, self.run, self.rank, models, history)
         except Exception as error:
             self._tell("trip", error, f"step {getattr(trip, 'step', '?')}, which was not finite, could not be saved")
             return None
@@ -111,7 +111,7 @@ class RecordWriter:
             self._write(self._waiting[0])
             self._waiting.popleft()
         if self.lost:
-            self._write(encoded({"run": self.run, "lost": self.lost, "time": time.time()}))
+            self._write(encode({"run": self.run, "lost": self.lost, "time": time.time()}))
             self.lost = 0
 
     def _write(self, data: bytes) -> None:
@@ -131,7 +131,7 @@ class RecordWriter:
 
     def _header(self, continued: bool) -> bytes:
         """The first line of a run, and of each further file of it."""
-        return encoded(
+        return encode(
             {
                 "header": 1,
                 "run": self.run,
@@ -235,7 +235,7 @@ class RecordWriter:
             self._tell("rotate", error, "the file of steps is full and could not be set aside; it grows on")
             return
         with contextlib.suppress(OSError):
-            for file in full[: max(0, len(full) + 1 - KEPT)]:
+            for file in full[: max(0, len(full) + 1 - FULL_FILES)]:
                 (self.path / file.name).unlink()
 
     def _replace(self, data: bytes, aside: pathlib.Path | None = None) -> None:
