@@ -169,7 +169,8 @@ class _NoCommunication(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if is_distributed(func):
             raise CannotReplay(
-                f"the model communicates with other processes ({func.__name__.split('.')[0]}), which would have to answer"
+                f"the model communicates with other processes ({func.__name__.split('.')[0]}), and they would have "
+                "to answer"
             )
         return func(*args, **(kwargs or {}))
 

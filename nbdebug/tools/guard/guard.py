@@ -1,6 +1,6 @@
 """`guard`: watch every step at almost no cost, and stop the bad update before it reaches the weights.
 
-    hooks of the models ──▶ StepLog: the step remembered    hooks of the optimizers ──▶ StepCheck: one norm, one decision
+    hooks of the models ──▶ StepLog: the step remembered    hooks of the optimizers ──▶ StepCheck: one norm, a decision
                                                │                                            │
                                                └────────── not finite: Trip ◀───────────────┘
                                                           roll back, locate, report
@@ -57,7 +57,7 @@ def guard(
     parameters and optimizer state is kept for each step. A step is a round of all optimizers.
 
     In a run of several processes (DDP, FSDP) create one guard in each: with one all-reduce a step all decide alike.
-    Where only one process has a guard, and within `ddp.join()`, it decides alone, by gradients that are the same in all.
+    Where only one process has a guard, and within `ddp.join()`, it decides alone: gradients are the same in all.
 
     Returns a Guard, to be used as a context manager or closed by `close()`. Raises TypeError or ValueError for
     arguments that make no sense, OSError where the record can't be written.
@@ -234,7 +234,7 @@ class Guard:
             self._writer.line(line)
 
     def trip(self, step: GuardedStep, reason: str, backup: UpdateBackup | None = None, late: int = 0) -> None:
-        """A step is not finite, and has been rolled back: locate it, write it, show it, raise it, as the policy says."""
+        """A step is not finite, and has been rolled back: locate, write, show and raise it, as the policy says."""
         __tracebackhide__ = True
         if self.ranks is not None:
             self.ranks.share_due = self._locates and self.ranks.together

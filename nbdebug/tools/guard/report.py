@@ -68,7 +68,8 @@ def _unchecked(guard: Any) -> tuple[str, ...]:
     if not guard.fault:
         return ()
     return (
-        f"Everything after a fault of the guard's own ({guard.fault}); please report it. `%guard on` starts a new guard.",
+        f"Everything after a fault of the guard's own ({guard.fault}); please report it. `%guard on` starts a new "
+        "guard.",
     )
 
 
@@ -77,10 +78,10 @@ def _notes(guard: Any) -> list[str]:
     if too_often_clipped(guard.clipped, steps):
         notes.append(CLIPPED_TOO_OFTEN)
     if dropped := guard.skipped - guard.above:
-        notes.append(f"{_share(dropped, steps)} dropped because something was not finite; training went on.")
+        notes.append(f"{_share(dropped, steps)} skipped because something was not finite; training went on.")
     if guard.above:
         notes.append(
-            f"{_share(guard.above, steps)} dropped because the gradient norm was above "
+            f"{_share(guard.above, steps)} skipped because the gradient norm was above "
             f"skip_above={policy.skip_above:g}."
         )
     if guard.scaler_skips:

@@ -1,4 +1,4 @@
-"""From hooks to steps: where a step begins and ends, how it is checked before each update, how a bad one is rolled back.
+"""From hooks to steps: where a step begins and ends, how it is checked before each update and a bad one rolled back.
 
 A step is a round: every optimizer steps once; an optimizer that steps again begins the next. A model's call after one
 optimizer has stepped may belong to either, so the state before it is remembered until that is known.

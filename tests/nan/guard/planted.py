@@ -21,15 +21,13 @@ MODULES += [importlib.import_module(f"nbdebug.observe.{name}") for name in BENEA
 ASKED = {"close", "report", "__enter__", "__exit__", "__repr__", "_repr_mimebundle_", "guard", "__post_init__"}
 """What a person calls: a fault there is told as an exception, to that person."""
 BORDER = {
-    "_guarded",
-    "give_up",
+    "_error_boundary",
     "_before",
     "_after",
     "_scaler_updates",
     "_detach",
     "__call__",
     "disable",
-    "border",
     "_raise",
     "_inputs",
     "count_nested",

@@ -17,31 +17,31 @@ _GUARD = "nbdebug.tools.guard."
 CHOSEN = ["nbdebug.observe.norms:total_norm"] + [
     _GUARD + place
     for place in (
-        "distributed:Ranks.agree",
-        "distributed:Ranks.agreed",
-        "distributed:Ranks.notice",
-        "finite_check:Numbers.reason",
-        "step_tracker:Rounds.called",
-        "step_tracker:Rounds.before",
-        "step_tracker:Rounds.after",
-        "step_tracker:Rounds.loss_seen",
-        "finite_check:at_once",
-        "step:Step.take_down",
-        "guard:Guard.wrote",
-        "rollback:Buffers.keep",
+        "distributed:Ranks.table",
+        "distributed:Ranks.combine",
+        "distributed:Ranks.model_called",
+        "finite_check:CheckResult.reason",
+        "step_tracker:StepTracker.model_called",
+        "step_tracker:StepTracker.before_update",
+        "step_tracker:StepTracker.after_update",
+        "step_tracker:StepTracker.backward_begins",
+        "finite_check:read_check",
+        "step:GuardedStep.note_result",
+        "guard:Guard.note_step",
+        "rollback:BufferBackup.take",
     )
 ]
 IN_A_TRIP = [
     _GUARD + place
     for place in (
-        "guard:Guard._tell",
-        "rollback:Buffers.restore",
+        "guard:Guard._report_trip",
+        "rollback:BufferBackup.restore",
         "locate:locate",
-        "locate:as_before",
+        "locate:restored",
         "report:Locator._own",
-        "locate:of_all",
+        "locate:report_of_all",
         "locate:_of_rank",
-        "distributed:by_itself",
+        "distributed:without_communication",
     )
 ]
 
@@ -94,8 +94,8 @@ def with_a_grad_scaler(stage: Stage) -> dict[str, Any]:
     """The guard of rank 1 has its fault while GradScaler skips steps."""
     told = {}
     for place in (
-        _GUARD + "finite_check:Look.of_a_skip",
-        _GUARD + "step_tracker:Rounds.scaler_updates",
+        _GUARD + "finite_check:StepCheck.of_scaler_skip",
+        _GUARD + "step_tracker:StepTracker.scaler_updates",
         "nbdebug.observe.norms:total_norm",
     ):
         training = Training(stage)
@@ -115,7 +115,12 @@ def with_a_grad_scaler(stage: Stage) -> dict[str, Any]:
 @scene
 def with_a_closure(stage: Stage) -> dict[str, Any]:
     told = {}
-    for place in ("step_tracker:Rounds.before", "steps:Rounds.loss_seen", "rollback:Undo.judge", "steps:Rounds.after"):
+    for place in (
+        "step_tracker:StepTracker.before_update",
+        "step_tracker:StepTracker.backward_begins",
+        "rollback:UpdateBackup.judge",
+        "step_tracker:StepTracker.after_update",
+    ):
         training = Training(stage, None, lambda p: torch.optim.LBFGS(p, lr=0.1, max_iter=2))
 
         def closure(training: Training = training) -> torch.Tensor:

@@ -23,7 +23,7 @@ from tests.nan.guard.planted import places, planted
 from tests.nan.leftovers import BEFORE, assert_nothing_is_left, hooks_of
 
 PLACES = places()
-SHORT = [place.replace("nbdebug.tools.nan.guard.", "").replace("nbdebug.", "") for place in PLACES]
+SHORT = [place.replace("nbdebug.tools.guard.", "").replace("nbdebug.", "") for place in PLACES]
 every_place = pytest.mark.parametrize("place", PLACES, ids=SHORT)
 ARMED, BAD = 2, 4  # steps
 
@@ -148,4 +148,4 @@ def test_an_interrupt_inside_the_guard_is_the_users(place: str) -> None:
 
 
 def test_there_is_something_to_plant_faults_in() -> None:
-    assert len(PLACES) > 80 and any(place.endswith("Rounds.before") for place in PLACES)
+    assert len(PLACES) > 80 and any(place.endswith("StepTracker.before_update") for place in PLACES)

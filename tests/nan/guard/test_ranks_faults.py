@@ -43,9 +43,9 @@ def test_in_a_bad_step(played: Played, place: str, on_trip: str) -> None:
     raised_there, fault_there, stopped_there, as_before_there = there
     assert stopped == (on_trip == "trace") and as_before, "the other process drops the step in any case"
     assert (fault == "") == (on_trip == "trace" or not fault_there) and (fault == "" or fault.startswith(OTHERS))
-    if "Buffers.restore" not in place:  # without it nothing can be put back
+    if "BufferBackup.restore" not in place:  # without it nothing can be put back
         assert stopped_there == stopped and as_before_there
-    assert not raised_there or fault_there or "as_before" in place  # a replay that can't be made is no fault
+    assert not raised_there or fault_there or "restored" in place  # a replay that can't be made is no fault
 
 
 def test_told_where_processes_may_have_parted(played: Played) -> None:

@@ -125,7 +125,7 @@ def test_a_full_file_is_set_aside_and_the_last_eight_stay(path, monkeypatch) -> 
     record.close()
     names = sorted(p.name for p in path.iterdir())
     full = [name for name in names if name != "steps.jsonl"]
-    assert len(full) == recording.KEPT == 8 and len(names) == 9
+    assert len(full) == recording.FULL_FILES == 8 and len(names) == 9
     assert all(written(path, name)[0]["about"] == {"models": {"net": "Net"}} for name in names)
     assert all(2000 <= (path / name).stat().st_size < 2300 for name in full)
     kept = [step for name in (*full, "steps.jsonl") for step in steps(path, name)]
@@ -276,8 +276,8 @@ def test_a_real_full_disk(path) -> None:
     program = """
         import resource, sys, warnings
         from nbdebug.tools.guard.record.step_lines import StepLine
-        from nbdebug.tools.guard.record.writer import Recording
-        record = Recording(sys.argv[1], {})
+        from nbdebug.tools.guard.record.writer import RecordWriter
+        record = RecordWriter(sys.argv[1], {})
         size = record._size
         resource.setrlimit(resource.RLIMIT_FSIZE, (size + 500, resource.RLIM_INFINITY))
         with warnings.catch_warnings(record=True) as told:
@@ -519,8 +519,8 @@ def run(program: str, *args: object) -> None:
 KILLED = """
     import os, sys, time
     from nbdebug.tools.guard.record.step_lines import StepLine
-    from nbdebug.tools.guard.record.writer import Recording
-    record = Recording(sys.argv[1], {})
+    from nbdebug.tools.guard.record.writer import RecordWriter
+    record = RecordWriter(sys.argv[1], {})
     write, count = os.write, 0
     def torn(descriptor, data):  # the system is slow, and has taken half of a line when the process dies
         global count
