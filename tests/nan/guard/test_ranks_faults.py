@@ -10,7 +10,7 @@ from tests.nan.guard.processes import Played, play
 from tests.nan.guard.ranks_faults import CHOSEN, IN_A_TRIP
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="needs torch with gloo")
-OTHERS = "OtherProcess: the guard of process 1 has stopped"
+OTHERS = "OtherGuardFailed: the guard of process 1 has stopped"
 
 
 def short(places: list[str]) -> list[str]:
