@@ -24,7 +24,7 @@ def test_a_fault_of_ours_is_told_with_what_is_not_known_for_it(monkeypatch) -> N
     def broken(*given):
         raise LookupError("ours")
 
-    monkeypatch.setattr(probe, "flow", broken)
+    monkeypatch.setattr(probe, "gradient_flow", broken)
     monkeypatch.setattr(probe, "penalty", broken)
     monkeypatch.setattr(updates.UpdateWatch, "_stepped", broken)
     model = network()

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import nbdebug
 from nbdebug.observe.snapshot import Snapshot
-from nbdebug.tools.training.static import look
+from nbdebug.tools.training.static.probe import static_facts
 from tests.training.loops import clusters, cross_entropy, loaders, mse, shapes
 
 
@@ -179,19 +179,19 @@ def test_batches_in_dicts_and_outputs_in_objects():
     rows = [{"inputs": a, "labels": b} for a, b in zip(x, y)]
     report = nbdebug.preflight(Model(), DataLoader(rows, batch_size=20), lambda model, batch: model(**batch))
     assert report.ok
-    assert any(line.what == "samples that mix" for line in report.ruled_out)
+    assert any(line.what == "mixed samples" for line in report.ruled_out)
 
 
 # What it says
 
 
-def test_the_report_names_the_ledger_the_verdict_and_what_was_ruled_out():
+def test_the_report_has_the_parameter_table_the_verdict_and_what_was_ruled_out():
     model = network()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     report = looked_at(model, loaders(*clusters(300)), cross_entropy, optimizer)
     text = str(report)
     assert report.ok
-    assert "One batch is learnt by heart with Adam at 0.01" in text
+    assert "The model memorizes one batch with Adam at 0.01" in text
     assert "guessing gives 1.61" in text and "divide each loss by k" in text
     assert [line["name"] for line in report.facts["parameters"]] == [name for name, _ in model.named_parameters()]
     assert all(line["held"] and line["reached"] and line["rate"] == 0.01 for line in report.facts["parameters"])
@@ -214,12 +214,14 @@ def test_conversions_that_give_the_tensor_itself_are_no_riddle():
     assert report.ok
 
 
-def test_a_batch_that_is_not_learnt_gets_a_verdict_and_a_next_step():
+def test_a_batch_that_is_not_memorized_gets_a_verdict_and_a_next_step():
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-7)
-    heart = look(model, loaders(*clusters(200, spread=0.3))[0], cross_entropy, optimizer=optimizer).heart
-    assert heart.learnt and heart.tries[0][0] == "SGD" and heart.tries[-1][0] == "Adam"
-    assert "not learnt by heart with your SGD at 1e-07" in heart.verdict and "learning rate" in heart.next_step
+    loader = loaders(*clusters(200, spread=0.3))[0]
+    overfit = static_facts(model, loader, cross_entropy, optimizer=optimizer).overfit
+    assert overfit.memorized and overfit.tries[0][0] == "SGD" and overfit.tries[-1][0] == "Adam"
+    assert "does not memorize one batch with your SGD at 1e-07" in overfit.verdict
+    assert "learning rate" in overfit.next_step
 
 
 def test_a_loss_that_is_summed_and_frozen_statistics_are_told():
@@ -232,7 +234,7 @@ def test_a_loss_that_is_summed_and_frozen_statistics_are_told():
     )
     assert report.ok
     assert "is a sum over the batch" in str(report)
-    assert "running statistics will move" in str(report)
+    assert "running statistics will change" in str(report)
 
 
 def test_a_loss_that_is_not_finite_is_sent_to_nan_trace():

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import nbdebug
 from nbdebug.observe.snapshot import Snapshot
 from nbdebug.report import Where
-from nbdebug.tools.training.static import probe as preview
+from nbdebug.tools.training.static import probe
 from nbdebug.tools.training.static.fixes import PatchedCalls, verdict
 from tests.training.loops import clusters, cross_entropy, loaders, mse, shapes
 
@@ -60,8 +60,8 @@ def test_a_softmax_too_many_is_left_out(last) -> None:
     assert code == "double-softmax"
     proven(fix)
     assert set(report.plot("losses")["curves"]) == {"as it is", "with the fix"}
-    assert "one batch, learnt by heart" in str(report)
-    assert 'alt="loss of one batch, learnt by heart, as it is:' in report._repr_mimebundle_()["text/html"]
+    assert "Loss of one batch, trained on alone" in str(report)
+    assert 'alt="loss of one batch, trained on alone, as it is:' in report._repr_mimebundle_()["text/html"]
 
 
 def test_a_log_softmax_is_put_in() -> None:
@@ -220,10 +220,10 @@ def test_calls_are_answered_otherwise_on_their_line_alone() -> None:
     x = torch.arange(4.0)
     with PatchedCalls({"relu"}, Where(), lambda func, args, kwargs: args[0] * 10) as mode:
         assert torch.equal(F.relu(x), x * 10) and torch.equal(torch.tanh(x), x.tanh())
-    assert mode.answered == 1
+    assert mode.count == 1
     with PatchedCalls({"relu"}, Where(file="elsewhere.py", line=3), lambda func, args, kwargs: args[0] * 10) as mode:
         assert torch.equal(F.relu(x), x)
-    assert mode.answered == 0
+    assert mode.count == 0
 
 
 # Time
@@ -232,7 +232,7 @@ def test_calls_are_answered_otherwise_on_their_line_alone() -> None:
 def test_what_there_is_no_time_for_is_told(monkeypatch) -> None:
     """By a clock that goes on by a second with each loss."""
     clock = [0.0]
-    monkeypatch.setattr(preview, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(probe, "time", SimpleNamespace(monotonic=lambda: clock[0]))
 
     def slow(model, batch):
         clock[0] += 1
@@ -240,8 +240,8 @@ def test_what_there_is_no_time_for_is_told(monkeypatch) -> None:
 
     code, fix, report = tried(network(nn.Softmax(1)), loaders(*clusters(200)), slow, seconds=1.5)
     assert code == "double-softmax" and fix.verified is None and fix.after["why not"] == "there was no time"
-    late = [line for line in report.unchecked if "the 1.5 s of this look were over" in line]
-    for what in ("One batch by heart", "Whether the fix of double-softmax helps", "Dead and saturated units"):
+    late = [line for line in report.unchecked if "the 1.5 s for preflight were over" in line]
+    for what in ("Overfitting one batch", "Whether the fix of double-softmax helps", "Dead and saturated units"):
         assert any(line.startswith(what) for line in late), report.unchecked
     assert "dead units" not in {r.what for r in report.ruled_out} and report.facts["seconds"] < 20
 

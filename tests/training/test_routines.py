@@ -12,7 +12,7 @@ from torch import nn
 
 import nbdebug
 from nbdebug.observe.snapshot import Snapshot
-from nbdebug.tools.training.run.retrain import LoopSchedule, routine_of, share_of
+from nbdebug.tools.training.run.retrain import LoopSchedule, loop_schedule, loss_share
 from tests.training.healthy import KINDS
 from tests.training.loops import clusters, cross_entropy, loaders
 
@@ -257,12 +257,12 @@ def test_the_routine_of_what_was_seen(stepped, told, read, expected) -> None:
     if expected is None:
         read *= 20
         stepped, told = stepped * 20, [t * 20 for t in told] if read else told
-    found, why = routine_of(stepped, told, read, [optimizer], False)
+    found, why = loop_schedule(stepped, told, read, [optimizer], False)
     assert found == expected and bool(why) == (expected is None)
 
 
 def test_what_a_loss_is_divided_by() -> None:
-    assert share_of(0.5, 2.0, 4) == 0.25 and share_of(2.0, 2.0, 4) == 1.0 and share_of(None, 2.0, 4) == 1.0
+    assert loss_share(0.5, 2.0, 4) == 0.25 and loss_share(2.0, 2.0, 4) == 1.0 and loss_share(None, 2.0, 4) == 1.0
     assert LoopSchedule(((), (), (0,)) * 3, (3, 6, 9)).every == 3
 
 

@@ -1,9 +1,11 @@
-"""Training that runs and does not learn: why the loss does not fall, falls to zero, jumps, or only falls on what was
-trained on.
+"""Training that runs and does not learn: why the loss stays, falls to zero, jumps, or only falls on the training data.
 
-How it is found: `before/` asks everything that can be known before training; `watch/` follows gradients, weights and
-losses while it runs; `run/` follows one run of the user's own loop. All give `facts`, from which `rules` name the
-cause.
+preflight      before training: `static/` examines one step and some batches
+diagnose       one run of the user's own loop: `run/` watches it, then repeats its start with one thing changed
+facts          the numbers that both give
+rules/         from the facts to the causes, and to their catalogue pages
+report         findings, causes ruled out, notes, curves
+probe_errors   a probe of ours that fails becomes a line of the report, never an error of the training
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Looks of ours that failed: told in the report, each with what is not known for it, and no fault of the user's loop.
+"""Probes of ours that fail: each becomes a line of the report that says what is not known, and never an error of the
+user's loop.
 
-A look is asked for through `ask`, watched code is told things through `quietly`. Whatever is raised there ends with a
-line for the report's `unchecked`; it never reaches the training.
+A probe is called through `run`; a function that the watched code calls is wrapped by `wrap`. Whatever they raise ends
+as a line of the report's `unchecked`.
 """
 
 from __future__ import annotations
@@ -13,39 +14,35 @@ T = TypeVar("T")
 
 
 class ProbeErrors:
-    """told: what could not be looked at → why; in the order in which it happened."""
+    """by_topic: what could not be measured → why; in the order in which it happened."""
 
     def __init__(self) -> None:
-        self.told: dict[str, str] = {}
+        self.by_topic: dict[str, str] = {}
 
-    def tell(self, what: str, fault: BaseException) -> None:
-        """Note a fault, the first of its kind."""
-        self.told.setdefault(what, told(what, fault))
-
-    def ask(self, what: str, look: Callable[[], T], default: Any) -> T:
-        """What a look gives; the default where it fails. what: said to the user as that which is not known then."""
+    def run(self, topic: str, probe: Callable[[], T], default: Any) -> T:
+        """What a probe returns; the default where it fails. topic: told to the user as that which is not known then."""
         try:
-            return look()
-        except Exception as fault:  # the border: this look is ours
-            self.tell(what, fault)
+            return probe()
+        except Exception as error:  # the border: this probe is ours
+            self.by_topic.setdefault(topic, describe(topic, error))
             return default
 
-    def quietly(self, what: str, tell: Callable[..., Any]) -> Callable[..., None]:
-        """The same function, which keeps its faults from its caller. After one of them nothing of this kind is told
-        any more: half of a step is worse than none."""
+    def wrap(self, topic: str, function: Callable[..., Any]) -> Callable[..., None]:
+        """The same function, which keeps its errors from its caller. After one of them it is not called any more: half
+        of a step is worse than none."""
 
-        def safely(*given: Any) -> None:
-            if what not in self.told:
-                self.ask(what, lambda: tell(*given), None)
+        def guarded(*args: Any) -> None:
+            if topic not in self.by_topic:
+                self.run(topic, lambda: function(*args), None)
 
-        return safely
+        return guarded
 
     @property
     def lines(self) -> tuple[str, ...]:
-        return tuple(self.told.values())
+        return tuple(self.by_topic.values())
 
 
-def told(what: str, fault: BaseException) -> str:
-    """A look that failed, in a sentence: what is not known, and why."""
-    lines = str(fault).splitlines()
-    return f"{what}: {type(fault).__name__}: {lines[0][:160] if lines else 'no message'}"
+def describe(topic: str, error: BaseException) -> str:
+    """A probe that failed, in a sentence: what is not known, and why."""
+    lines = str(error).splitlines()
+    return f"{topic}: {type(error).__name__}: {lines[0][:160] if lines else 'no message'}"

@@ -1,8 +1,15 @@
-"""The rules: from what was seen before and during a training to the causes, most likely first.
+"""The rules: from the facts before and during a training to the causes, most likely first.
 
 One fault gives one finding. Calls that are wrong or missing, data that is wrong and losses that do not fit the output
-are causes; a loss that stays, rises or overfits follows from them. So where a cause of the first kind is found, what
-would follow from it is told as a part of its story, not beside it; among the others the first of ORDER is kept.
+are causes; a loss that stays, rises or overfits follows from them. So where a cause of the first kind is found, its
+consequences become a part of its chain; among the others the first of ORDER is kept.
+
+    parameters, outputs, data      what is known before training
+    loop, learning_rate            the calls that the loop makes, and the size of its steps
+    overfitting, layers            what the run reaches, layer by layer
+    static_only                    what preflight says of causes that only a run shows for certain
+    signs                          what the course of a run shows, before anything is tried
+    wording                        findings, fixes and places in sentences
 """
 
 from __future__ import annotations
@@ -73,15 +80,15 @@ FOLLOWS = frozenset(ORDER[ORDER.index("loss-spike") :]) - {"scheduler-order"}
 def name_all(facts: TrainingFacts) -> list[Finding]:
     """The findings, most likely first, with consequences folded into their cause."""
     checks = [layers.frozen_in_run, *(r.check for r in rules("training"))]
-    found = list({f.code: f for check in reversed(checks) if (f := check(facts)) is not None}.values())
-    found += [f for check in static_only.CHECKS if facts.run is None and (f := check(facts)) is not None]
-    found.sort(key=lambda f: ORDER.index(slug(f)) if slug(f) in ORDER else len(ORDER))
-    if not found:
+    findings = list({f.code: f for check in reversed(checks) if (f := check(facts)) is not None}.values())
+    findings += [f for check in static_only.CHECKS if facts.run is None and (f := check(facts)) is not None]
+    findings.sort(key=lambda f: ORDER.index(slug(f)) if slug(f) in ORDER else len(ORDER))
+    if not findings:
         return []
-    first, *others = found
-    kept = [f for f in others if slug(f) not in FOLLOWS]
-    folded = tuple(Link(f"with it: {f.title}", f.where) for f in others if slug(f) in FOLLOWS)
-    return [dataclasses.replace(first, chain=(*first.chain, *folded)), *kept]
+    first, *others = findings
+    causes = [f for f in others if slug(f) not in FOLLOWS]
+    consequences = tuple(Link(f"with it: {f.title}", f.where) for f in others if slug(f) in FOLLOWS)
+    return [dataclasses.replace(first, chain=(*first.chain, *consequences)), *causes]
 
 
 def slug(finding: Finding) -> str:

@@ -1,189 +1,187 @@
-"""Rules for single layers: dead, saturated, out of the gradient's reach, not trained at all."""
+"""Rules for single layers: dead, saturated, without a gradient, not trained at all."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix
-from nbdebug.tools.training.facts import TrainingFacts, TrainingRunFacts, UnitsFact
+from nbdebug.text import count, figures, percent
+from nbdebug.tools.training.facts import FrozenParameter, TrainingFacts, TrainingRunFacts, UnitsFact
 from nbdebug.tools.training.rules import signs
-from nbdebug.tools.training.rules.wording import run_finding as finding
-from nbdebug.tools.training.rules.wording import short_number as short
-from nbdebug.tools.training.rules.wording import tried
+from nbdebug.tools.training.rules.wording import GLOROT_INIT, HE_INIT, finding, tested_fix
 
 WHOLE = 0.98
-"""A layer in which nothing lives passes no gradient; no experiment is needed to tell."""
+"""A layer in which no unit is alive passes no gradient; no experiment is needed to tell."""
 
 
 @rule(
     code="training/dead-relu",
     title="A layer is dead: its units are zero for every sample.",
-    symptom="The model gives every sample the same answer; the loss is that of the base rate; most gradients are "
-    "exactly zero.",
-    cause="A relu whose input is negative for every sample passes no gradient, so its weights never change again. A "
-    "bias far below zero does it at the start, one step that was too long does it later.",
-    confirm="`(activation > 0).any(0).float().mean()` over some batches: the share of living units.",
-    fix="Initialise biases with zero and weights with He's init; lower the learning rate where units die on the way; "
-    "or use LeakyReLU or GELU, which keep a slope.",
+    symptom="The model predicts the same for every sample; the loss stays where a constant prediction leaves it; most "
+    "gradients are exactly zero.",
+    cause="A ReLU whose input is negative for every sample passes no gradient, so its weights never change again. A "
+    "large negative bias does it at the start, a step that was too long does it later.",
+    confirm="`(activation > 0).any(0).float().mean()` over some batches is the share of units that are alive.",
+    fix="Initialize biases with zero and weights with He initialization; lower the learning rate where units die "
+    "during training; or use LeakyReLU or GELU, which keep a slope.",
     reference="https://arxiv.org/abs/1903.06733",
 )
 def dead_relu(facts: TrainingFacts) -> Finding | None:
     run = facts.run
-    if run is None or not signs.held_by_flat(run):
+    if run is None or not signs.flat_units_matter(run):
         return None
     early = bool(signs.dead(run.start_units))
     places = signs.dead(run.start_units) or signs.dead(run.end_units)
-    if signs.died(run) and signs.lower_rate_cures(run):
+    if signs.units_died(run) and signs.lower_rate_helps(run):
         return None  # the learning rate killed it
-    if not places or not (max(p.dead or 0.0 for p in places) >= WHOLE or signs.helps(signs.cured(run))):
+    experiment = signs.rescaling(run)
+    if not places or not (max(p.dead or 0.0 for p in places) >= WHOLE or signs.helps(experiment)):
         return None
     first = places[0]
-    when = "from the start" if early else "at the end of the run"
-    died = (
-        ""
-        if early
-        else (
-            f" (of {first.units} units {_share(run.start_units, first)} were dead at the start: they died on the way)"
-        )
-    )
+    layer, share = first.layer or first.module, percent(first.dead or 0.0)
     title = (
-        f"`{first.feeds or first.module}` is dead {when}: {first.dead:.0%} of its {first.units} units are zero "
-        f"after the relu for every sample{died}"
+        f"`{layer}` is dead {'from the start' if early else 'at the end of the run'}: {share} of its {first.units} "
+        "units are zero after the ReLU for every sample"
     )
-    chain = [
-        f"{first.dead:.0%} of the units behind `{first.feeds or first.module}` are zero for every sample",
-        "they pass no gradient: what lies before them is not trained",
-        f"the loss stays at {short(signs.last(run))} (first: {short(signs.first(run))})",
-    ]
-    fix = tried(
-        "Start with outputs around zero: no negative biases, He's init.",
-        "torch.nn.init.kaiming_normal_(layer.weight, nonlinearity='relu')\ntorch.nn.init.zeros_(layer.bias)",
-        signs.cured(run),
+    if not early:
+        before = next((u.dead for u in run.start_units if (u.module, u.op) == (first.module, first.op)), None)
+        title += f" ({percent(before) if before else 'none'} of them at the start: the others died during training)"
+    return finding(
+        "dead-relu",
+        title,
+        _names(places),
+        [tested_fix(*HE_INIT, experiment)],
+        run=run,
+        chain=[
+            f"{share} of the units after `{layer}` are zero for every sample",
+            "they pass no gradient, so the layers before them are not trained",
+            _loss_stays(run),
+        ],
+        evidence=_by_layer(places, "dead"),
     )
-    return finding(run, "dead-relu", title, _names(places), [fix], chain=chain, evidence=_evidence(places, "dead"))
-
-
-def _share(units: tuple[UnitsFact, ...], place: UnitsFact) -> str:
-    before = next((u.dead for u in units if (u.module, u.op) == (place.module, place.op)), None)
-    return "none" if not before else f"{before:.0%}"
 
 
 def _names(places: list[UnitsFact]) -> list[str]:
-    return [name for p in places for name in (p.feeds, p.module)]
+    return [name for place in places for name in (place.layer, place.module)]
 
 
-def _evidence(places: list[UnitsFact], what: str) -> dict[str, object]:
-    return {f"{what}, by layer": {f"{p.feeds or p.module} ({p.op})": getattr(p, what) for p in places[:12]}}
+def _by_layer(places: list[UnitsFact], what: str) -> dict[str, object]:
+    return {f"{what}, by layer": {f"{p.layer or p.module} ({p.op})": getattr(p, what) for p in places[:8]}}
+
+
+def _loss_stays(run: TrainingRunFacts) -> str:
+    return f"the loss stays at {figures(signs.last_loss(run))} (first: {figures(signs.first_loss(run))})"
 
 
 @rule(
     code="training/saturated-activation",
-    title="A layer's activations sit on the flat ends.",
-    symptom="The loss hardly moves; layers before the activation get gradients near zero, though those behind learn.",
-    cause="Beyond ±3 a tanh, beyond ±6 a sigmoid is flat to a hundredth of its slope. Inputs or weights that are too "
-    "large push values there at the start; a step that was too long does it later.",
-    confirm="Histogram of the activation: it piles up at -1 and 1 (tanh) or 0 and 1 (sigmoid).",
-    fix="Scale inputs to about one, initialise with Glorot's init, normalise before the activation, or use relu.",
+    title="A layer's activations are saturated.",
+    symptom="The loss hardly moves; layers before the activation get gradients near zero, layers after it learn.",
+    cause="Beyond ±3 the slope of tanh, beyond ±6 that of a sigmoid is below a hundredth of its maximum. Inputs or "
+    "weights that are too large push values there at the start; a step that was too long does it later.",
+    confirm="Plot a histogram of the activation: it piles up at -1 and 1 (tanh) or at 0 and 1 (sigmoid).",
+    fix="Scale the inputs to about one, use Glorot initialization, normalize before the activation, or use ReLU.",
     reference="https://proceedings.mlr.press/v9/glorot10a.html",
 )
 def saturated_activation(facts: TrainingFacts) -> Finding | None:
     run = facts.run
-    if run is None or not signs.held_by_flat(run) or not signs.helps(signs.cured(run)):
+    if run is None or not signs.flat_units_matter(run) or not signs.helps(signs.rescaling(run)):
         return None
     places = signs.saturated(run.start_units) or signs.saturated(run.end_units)
     if not places:
         return None
     first, when = places[0], "from the start" if signs.saturated(run.start_units) else "at the end of the run"
+    layer, share = first.layer or first.module, percent(first.saturated or 0.0)
     title = (
-        f"`{first.feeds or first.module}` saturates its {first.op} {when}: at {first.saturated:.0%} of the "
-        "values the slope is below a hundredth of its largest"
-    )
-    fix = tried(
-        "Bring what goes into the activation to a size of about one.",
-        "torch.nn.init.xavier_uniform_(layer.weight)\ntorch.nn.init.zeros_(layer.bias)",
-        signs.cured(run),
+        f"`{layer}` saturates its {first.op} {when}: at {share} of the values the slope is below a hundredth of its "
+        "maximum"
     )
     return finding(
-        run,
         "saturated-activation",
         title,
         _names(places),
-        [fix],
-        evidence=_evidence(places, "saturated"),
+        [tested_fix(*GLOROT_INIT, signs.rescaling(run))],
+        run=run,
+        evidence=_by_layer(places, "saturated"),
         chain=[
-            f"{first.saturated:.0%} of the {first.op} behind `{first.feeds or first.module}` is flat",
-            "it passes on next to no gradient",
-            f"the loss stays at {short(signs.last(run))} (first: {short(signs.first(run))})",
+            f"{share} of the values of the {first.op} after `{layer}` are saturated",
+            "it passes next to no gradient",
+            _loss_stays(run),
         ],
     )
 
 
 @rule(
     code="training/vanishing-gradients",
-    title="Gradients fade before they reach the first layers.",
-    symptom="The loss settles at once at what the mean of the targets gives; only the last layer's weights move.",
-    cause="A sigmoid passes on a quarter of the gradient at most, a tanh less than all of it: through several layers "
+    title="Gradients vanish before they reach the first layers.",
+    symptom="The loss soon settles where predicting the mean of the targets leaves it; only the last layer's weights "
+    "move.",
+    cause="A sigmoid passes at most a quarter of the gradient, a tanh less than all of it: after several layers "
     "nothing is left. Weights that are too small do the same.",
-    confirm="Root mean square of each weight's gradient, from the last layer to the first: it falls by a factor each.",
-    fix="Use relu or GELU with He's init, residual connections, or normalisation between the layers.",
+    confirm="Print the root mean square of each weight's gradient, from the last layer to the first: it shrinks by a "
+    "factor in each.",
+    fix="Use ReLU or GELU with He initialization, residual connections, or normalization between the layers.",
     reference="https://proceedings.mlr.press/v9/glorot10a.html",
 )
 def vanishing_gradients(facts: TrainingFacts) -> Finding | None:
     run = facts.run
-    if run is None or not signs.learns_nothing(run) or signs.lower_rate_cures(run):
+    if run is None or not signs.learns_nothing(run) or signs.lower_rate_helps(run):
         return None
-    trial = run.trials.get("relu")
-    weak = signs.fading(run, signs.FADES_SOMEWHAT if signs.helps(trial) else signs.FADES)
+    experiment = run.experiments.get("relu")
+    weak = signs.vanishing(run, signs.VANISHES_SOMEWHAT if signs.helps(experiment) else signs.VANISHES)
     if not weak:
         return _in_time(run)
-    strongest = max(run.layers, key=lambda la: la.first)
+    strongest = max(run.layers, key=lambda layer: layer.first_gradient)
+    times = strongest.first_gradient / weak[0].first_gradient
     title = (
-        f"Gradients fade on their way back: `{weak[0].name}` gets {strongest.first / weak[0].first:,.0f} times "
-        f"less than `{strongest.name}`, and the loss stays at {short(signs.last(run))} (first: "
-        f"{short(signs.first(run))})"
+        f"Gradients vanish on the way back: that of `{weak[0].name}` is {times:,.0f} times smaller than that of "
+        f"`{strongest.name}`, and {_loss_stays(run)}"
     )
-    fix = tried(
-        "Use relu with He's init, or normalise between the layers.",
-        "torch.nn.ReLU()  # in place of the squashing activations\n"
+    fix = tested_fix(
+        "Use ReLU with He initialization, or normalize between the layers.",
+        "torch.nn.ReLU()  # in place of sigmoid and tanh\n"
         "torch.nn.init.kaiming_uniform_(layer.weight, nonlinearity='relu')",
-        trial,
+        experiment,
     )
     return finding(
-        run,
         "vanishing-gradients",
         title,
-        [la.name for la in weak],
+        [layer.name for layer in weak],
         [fix],
+        run=run,
         evidence={
-            "gradient, by layer": {la.name: la.first for la in run.layers[:16]},
-            "update over weight, by layer": {la.name: la.update for la in run.layers[:16]},
+            "gradient, by layer": {layer.name: layer.first_gradient for layer in run.layers[:16]},
+            "update over weight, by layer": {layer.name: layer.update for layer in run.layers[:16]},
         },
     )
 
 
 def _in_time(run: TrainingRunFacts) -> Finding | None:
-    """The same through the moments of a sequence, where a network that sees all of them at once does learn."""
-    way, reference = signs.fades_in_time(run), run.reference
-    mine, theirs = (reference or {}).get("train"), run.checkups[-1].train if run.checkups else None
-    if way is None or mine is None or theirs is None or not mine < signs.MUCH_BETTER * theirs:
+    """The same through the time steps of a sequence, where a network that sees all of them at once does learn."""
+    gradient, reference = signs.vanishing_in_time(run), (run.reference or {}).get("train")
+    loss = run.evaluations[-1].train if run.evaluations else None
+    if gradient is None or reference is None or loss is None or not reference < signs.MUCH_BETTER * loss:
         return None
     title = (
-        f"Gradients fade on their way back through time: at the first of {way.moments} moments `{way.module}` "
-        f"gets {way.last / max(way.first, 1e-38):.1e} times less than at the last, and the loss stays at "
-        f"{short(signs.last(run))}; a network that sees all moments at once gets to {short(mine)}"
+        f"Gradients vanish on the way back through time: in `{gradient.module}` the gradient at the first of "
+        f"{gradient.steps} time steps is {gradient.last / max(gradient.first, 1e-38):.1e} times smaller than at the "
+        f"last, and the loss stays at {figures(signs.last_loss(run))}; a network that sees all time steps at once "
+        f"reaches {figures(reference)}"
     )
     fix = Fix(
         "Use a gated cell (GRU, LSTM), attention, or shorter sequences.",
         "torch.nn.GRU(...)  # in place of RNN",
         None,
-        {"why not": "the exchange of a cell changes more than can be tried unseen"},
+        {"why not": "another cell changes more of the model than can be tried automatically"},
     )
     return finding(
-        run,
         "vanishing-gradients",
         title,
-        [way.module],
+        [gradient.module],
         [fix],
-        evidence={"gradient at the first moment": way.first, "at the last": way.last},
+        run=run,
+        evidence={"gradient at the first time step": gradient.first, "at the last": gradient.last},
     )
 
 
@@ -192,27 +190,25 @@ def frozen_in_run(facts: TrainingFacts) -> Finding | None:
     run = facts.run
     if run is None or not run.frozen or not signs.has_room(run):
         return None
-    trial, zeros = run.trials.get("unfrozen"), [f for f in run.frozen if f.zero and f.matrix]
+    experiment, zeros = run.experiments.get("unfrozen"), [f for f in run.frozen if f.zero and f.matrix]
     matrices = [f for f in run.frozen if f.matrix and f.held]
-    fresh = bool(matrices) and all(f.fresh for f in matrices)  # what is trained already is kept so on purpose
-    if not zeros and not (fresh and signs.helps(trial)):
+    fresh = bool(matrices) and all(f.fresh for f in matrices)  # what has been trained is frozen on purpose
+    if not zeros and not (fresh and signs.helps(experiment)):
         return None
-    blamed = [f.name for f in _beside(run, zeros)] if zeros else [f.name for f in run.frozen]
+    blamed = [f.name for f in (_with_neighbours(run, zeros) if zeros else run.frozen)]
     why = (
-        f"`{zeros[0].name}` is frozen at zero, so that what it is a part of does nothing"
+        f"`{zeros[0].name}` is frozen at zero, so that the part of the model that it belongs to does nothing"
         if zeros
-        else f"{len(run.frozen)} parameters have requires_grad=False (`{blamed[0]}` and others): they are as they were "
-        "drawn, by chance, and the optimizer holds them"
+        else f"{count(len(run.frozen), 'parameter')} with requires_grad=False (`{blamed[0]}` and others) still have "
+        "their random initial values, and the optimizer holds them"
     )
-    title = f"{why}; the loss stays at {short(signs.last(run))} (first: {short(signs.first(run))})"
-    code = "\n".join(f"model.get_parameter({n!r}).requires_grad_(True)" for n in blamed[:4])
-    fix = tried("Let them be trained.", code, trial)
+    code = "\n".join(f"model.get_parameter({name!r}).requires_grad_(True)" for name in blamed[:4])
     return finding(
-        run,
         "frozen-parameters",
-        title,
+        f"{why}; {_loss_stays(run)}",
         blamed,
-        [fix],
+        [tested_fix("Train them.", code, experiment)],
+        run=run,
         evidence={
             "frozen": blamed[:12],
             "trained elements": run.trained_elements,
@@ -221,7 +217,7 @@ def frozen_in_run(facts: TrainingFacts) -> Finding | None:
     )
 
 
-def _beside(run: TrainingRunFacts, zeros: list) -> list:
-    """The zero ones, and the frozen parameters that stand beside them in the same module."""
+def _with_neighbours(run: TrainingRunFacts, zeros: Sequence[FrozenParameter]) -> list[FrozenParameter]:
+    """The zero ones, and the frozen parameters of the same modules."""
     owners = {f.name.rpartition(".")[0] for f in zeros}
-    return zeros + [f for f in run.frozen if f not in zeros and f.name.rpartition(".")[0] in owners]
+    return [*zeros, *(f for f in run.frozen if f not in zeros and f.name.rpartition(".")[0] in owners)]

@@ -7,33 +7,25 @@ import statistics
 
 from nbdebug.registry import rule
 from nbdebug.report import Finding
+from nbdebug.text import count, figures
 from nbdebug.tools.training.facts import Experiment, TrainingFacts, TrainingRunFacts
 from nbdebug.tools.training.rules import signs
-from nbdebug.tools.training.rules import signs as signs_data
-from nbdebug.tools.training.rules.wording import run_finding as finding
-from nbdebug.tools.training.rules.wording import short_number as short
-from nbdebug.tools.training.rules.wording import tried
+from nbdebug.tools.training.rules.wording import finding, tested_fix
 
 FAR = 20.0
-"""A jump this far, and above the first loss, is told even if the loss comes back at once."""
+"""A jump this far, and above the first loss, is a finding even if the loss comes back at once."""
 LASTS = 0.05
 """A jump from which the loss is back after less than this share of the run is left alone."""
-
-
-def _best(run: TrainingRunFacts, kind: str) -> tuple[str, Experiment] | None:
-    """The trial of this kind that ends lowest."""
-    found = [(name, t) for name, t in run.trials.items() if name.startswith(kind) and math.isfinite(t.end_changed)]
-    return min(found, key=lambda item: item[1].end_changed) if found else None
 
 
 @rule(
     code="training/lr-too-high",
     title="The learning rate is too high.",
     symptom="The loss jumps to a multiple of what it was and does not come back, swings, or becomes NaN.",
-    cause="Each step is longer than the valley is wide: it lands higher up on the other side. How long a step may be "
-    "is set by the curvature, which warm-up, normalisation and smaller batches change.",
-    confirm="The same run with a tenth of the rate falls steadily. Healthy updates are between a ten-thousandth and a "
-    "thirtieth of the weights.",
+    cause="Each step is longer than the valley is wide: it ends higher up on the other side. How long a step may be "
+    "depends on the curvature, which warm-up, normalization and the batch size change.",
+    confirm="Run the same training with a tenth of the rate: the loss falls steadily. Healthy updates are between "
+    "0.01% and 3% of the weights.",
     fix="Divide `lr` by 10 until the loss falls steadily; warm up over the first hundreds of steps; clip gradients "
     "against single jumps.",
     reference="https://developers.google.com/machine-learning/guides/deep-learning-tuning-playbook/faq",
@@ -41,37 +33,36 @@ def _best(run: TrainingRunFacts, kind: str) -> tuple[str, Experiment] | None:
 def lr_too_high(facts: TrainingFacts) -> Finding | None:
     run = facts.run
     best = _best(run, "lr/") if run is not None else None
-    if run is None or best is None or not signs.rate_in_doubt(run):
+    if run is None or best is None or not signs.rate_may_be_high(run):
         return None
-    name, trial = best
-    if not signs.helps(trial, signs.MUCH_BETTER) or trial.end_changed > 0.9 * signs.first(run):
+    name, experiment = best
+    if not signs.helps(experiment, signs.MUCH_BETTER) or experiment.end_changed > 0.9 * signs.first_loss(run):
         return None
     rate, factor = max(run.rates, default=0.0), float(name.partition("/")[2])
     worst = max(signs.finite(run.losses), default=math.nan)
-    end = "a loss that is not finite" if signs.blew_up(run) else f"a loss of {short(signs.last(run))}"
-    title = (
-        f"lr={rate:g} is too high: the loss goes from {short(signs.first(run))} to {short(worst)} and ends with "
-        f"{end}; with lr={rate / factor:g} the same steps end at {short(trial.end_changed)}"
-    )
-    fix = tried("Lower the learning rate.", _with_rate(run, rate / factor, 1 / factor), trial)
+    end = "a loss that is not finite" if signs.not_finite(run) else f"a loss of {figures(signs.last_loss(run))}"
     return finding(
-        run,
         "lr-too-high",
-        title,
+        f"lr={rate:g} is too high: the loss goes from {figures(signs.first_loss(run))} to {figures(worst)} and ends "
+        f"with {end}; with lr={rate / factor:g} the same steps end at {figures(experiment.end_changed)}",
         ["lr", "optimizer"],
-        [fix],
+        [tested_fix("Lower the learning rate.", _with_rate(run, rate / factor, 1 / factor), experiment)],
+        run=run,
         phase="optimizer",
         place=run.places.get("optimizer"),
         step=_first_jump(run),
-        evidence={
-            "largest loss": worst,
-            "update over weight, by layer": {la.name: la.update for la in run.layers[:12]},
-        },
+        evidence={"largest loss": worst, **_updates(run)},
     )
 
 
+def _best(run: TrainingRunFacts, kind: str) -> tuple[str, Experiment] | None:
+    """The experiment of this kind that ends lowest."""
+    finite = [(n, e) for n, e in run.experiments.items() if n.startswith(kind) and math.isfinite(e.end_changed)]
+    return min(finite, key=lambda pair: pair[1].end_changed) if finite else None
+
+
 def _with_rate(run: TrainingRunFacts, rate: float, factor: float) -> str:
-    """What to write for another rate; of several optimizers, each keeps its own in proportion."""
+    """The code for another rate; of several optimizers, each keeps its own in proportion."""
     if run.optimizers == 1:
         return f"optimizer = torch.optim.{run.optimizer}(model.parameters(), lr={rate:g})"
     return f"for optimizer in optimizers:\n    for group in optimizer.param_groups:\n        group['lr'] *= {factor:g}"
@@ -79,98 +70,96 @@ def _with_rate(run: TrainingRunFacts, rate: float, factor: float) -> str:
 
 def _first_jump(run: TrainingRunFacts) -> int | None:
     """The callback's number of the first loss at twice the first one's."""
-    start = abs(signs.first(run))
-    at = next((i for i, v in enumerate(run.losses) if not math.isfinite(v) or v > signs.SPREADS * start), None)
-    return None if at is None else run.numbers[at]
+    start = abs(signs.first_loss(run))
+    jumps = (i for i, v in enumerate(run.losses) if not math.isfinite(v) or v > signs.DIVERGES * start)
+    at = next(jumps, None)
+    return None if at is None else run.step_numbers[at]
+
+
+def _updates(run: TrainingRunFacts) -> dict[str, dict[str, float]]:
+    return {"update over weight, by layer": {layer.name: layer.update for layer in run.layers[:8]}}
 
 
 @rule(
     code="training/lr-too-low",
     title="The learning rate is too low: the weights hardly move.",
-    symptom="The loss is the one of the first step, to three digits, though every parameter has a gradient.",
+    symptom="The loss is the same as in the first step, to three digits, though every parameter has a gradient.",
     cause="A step changes the weights by learning rate times gradient (with Adam by about the rate itself). Where that "
     "is a millionth of a weight, a run of a thousand steps changes nothing.",
-    confirm="Healthy updates are between a ten-thousandth and a thirtieth of the weights they change.",
-    fix="Multiply `lr` by 10 until the loss falls within some dozens of steps. SGD with momentum wants about 0.1 to "
-    "0.01, Adam 1e-3 (3e-4 for transformers).",
+    confirm="Healthy updates are between 0.01% and 3% of the weights that they change.",
+    fix="Multiply `lr` by 10 until the loss falls within some dozens of steps. SGD with momentum usually needs 0.01 to "
+    "0.1, Adam 1e-3 (3e-4 for transformers).",
     reference="https://developers.google.com/machine-learning/guides/deep-learning-tuning-playbook/faq",
 )
 def lr_too_low(facts: TrainingFacts) -> Finding | None:
     run = facts.run
     best = _best(run, "lr*") if run is not None else None
-    if run is None or best is None or not signs.slow(run) or not signs.helps(best[1], signs.MUCH_BETTER):
+    if run is None or best is None or not signs.updates_are_small(run):
         return None
-    name, trial = best
+    name, experiment = best
+    if not signs.helps(experiment, signs.MUCH_BETTER):
+        return None
     rate, factor = max(run.rates, default=0.0), float(name.partition("*")[2])
-    updates = [la.update for la in run.layers if math.isfinite(la.update)]
-    title = (
-        f"lr={rate:g} is too low: a step moves no layer by more than {max(updates):.1e} of its weights, and the "
-        f"loss stays at {short(signs.last(run))}; with lr={rate * factor:g} the same steps end at "
-        f"{short(trial.end_changed)}"
-    )
-    fix = tried("Raise the learning rate.", _with_rate(run, rate * factor, factor), trial)
     return finding(
-        run,
         "lr-too-low",
-        title,
+        f"lr={rate:g} is too low: a step changes no layer's weights by more than {figures(max(signs.updates(run)), 2)} "
+        f"of their size, and the loss stays at {figures(signs.last_loss(run))}; with lr={rate * factor:g} the same "
+        f"steps end at {figures(experiment.end_changed)}",
         ["lr", "optimizer"],
-        [fix],
+        [tested_fix("Raise the learning rate.", _with_rate(run, rate * factor, factor), experiment)],
+        run=run,
         phase="optimizer",
         place=run.places.get("optimizer"),
-        evidence={"update over weight, by layer": {la.name: la.update for la in run.layers[:12]}},
+        evidence=_updates(run),
     )
 
 
 @rule(
     code="training/plateau",
     title="The learning rate was cut while the model was still learning.",
-    symptom="The loss improves for some epochs and then goes flat at a high value; the learning rate in the log has "
+    symptom="The loss improves for some epochs and then stays at a high value; the learning rate in the log has "
     "shrunk by orders of magnitude.",
-    cause="A scheduler took the rate down too early: ReduceLROnPlateau in mode 'min' on a score that ought to rise, a "
+    cause="A scheduler lowered the rate too early: ReduceLROnPlateau in mode 'min' on a score that should rise, a "
     "patience shorter than the noise, milestones counted in another unit.",
-    confirm="Train on with the first rate: the loss goes on falling.",
+    confirm="Continue the training with the first rate: the loss keeps falling.",
     fix="Give ReduceLROnPlateau mode='max' for accuracies and scores, and a patience of several evaluations.",
     reference="https://docs.pytorch.org/docs/stable/generated/torch.optim.lr_scheduler.ReduceLROnPlateau.html",
 )
 def plateau(facts: TrainingFacts) -> Finding | None:
     run = facts.run
     at = signs.rate_fell(run) if run is not None else None
-    if run is None or at is None or not signs.helps(run.trials.get("level rate")):
+    if run is None or at is None or not signs.helps(run.experiments.get("level rate")):
         return None
-    trial, schedule = run.trials["level rate"], run.schedule
-    name = schedule.kind if schedule is not None else "the schedule"
+    experiment, schedule = run.experiments["level rate"], run.schedule
     metrics = schedule.metrics if schedule is not None else ()
     rising = len(metrics) > 2 and schedule is not None and schedule.mode == "min" and metrics[-1] > metrics[0]
     why = (
-        (
-            f"mode='min' waits for a fall, and the value it is given rises from {short(metrics[0])} to "
-            f"{short(metrics[-1])}: "
-        )
+        f"; mode='min' waits for a fall, and the value that it receives rises from {figures(metrics[0])} to "
+        f"{figures(metrics[-1])}"
         if rising
         else ""
     )
-    title = (
-        f"{name} cut the learning rate from {short(max(run.rates))} to {short(run.rates[-1])} while the model was "
-        f"still learning: {why}the loss stays at {short(trial.end_as_is)}, and with the first rate it ends at "
-        f"{short(trial.end_changed)}"
-    )
-    code = (
-        "torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode='max', patience=5)"
+    title, code = (
+        (
+            "Tell the scheduler that the score should rise.",
+            "torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode='max', patience=5)",
+        )
         if rising
-        else "# later milestones, a longer patience, or no schedule"
+        else ("Cut the rate later.", "# later milestones, a longer patience, or no schedule")
     )
-    fix = tried("Tell the scheduler that the score should rise." if rising else "Cut the rate later.", code, trial)
     return finding(
-        run,
         "plateau",
-        title,
+        f"{schedule.kind if schedule is not None else 'The schedule'} cut the learning rate from "
+        f"{figures(max(run.rates))} to {figures(run.rates[-1])} while the model was still learning{why}. The loss "
+        f"stays at {figures(experiment.end_as_is)}; with the first rate it ends at {figures(experiment.end_changed)}",
         ["scheduler", "lr", *(["mode"] if rising else [])],
-        [fix],
-        step=run.numbers[at],
+        [tested_fix(title, code, experiment)],
+        run=run,
+        step=run.step_numbers[at],
         evidence={
-            "rate at first": max(run.rates),
-            "rate at the end": run.rates[-1],
-            "given to the scheduler": list(metrics[:12]),
+            "first rate": max(run.rates),
+            "last rate": run.rates[-1],
+            "values passed to the scheduler": list(metrics[:12]) or None,
         },
     )
 
@@ -181,8 +170,8 @@ def plateau(facts: TrainingFacts) -> Finding | None:
     symptom="The loss falls smoothly, jumps by orders of magnitude at one step, and takes a good part of the run to "
     "come back; with the same order of the data always at the same step.",
     cause="Nearly always one batch: samples out of scale, broken targets, a corrupt file. One step on it moves the "
-    "weights far away. Without such a batch: a restart of the schedule, or Adam after a quiet time.",
-    confirm="Take the batch of that step and compute its loss with the weights of the start, beside its neighbours'.",
+    "weights far away. Without such a batch: a restart of the schedule, or Adam after a phase of tiny gradients.",
+    confirm="Compute the loss of that step's batch with the initial weights, and that of the batches around it.",
     fix="Look at the samples of that batch and repair or drop them; clip gradients as a guard.",
     reference="https://github.com/stanford-crfm/mistral/issues/115",
 )
@@ -190,48 +179,49 @@ def loss_spike(facts: TrainingFacts) -> Finding | None:
     run = facts.run
     if run is None or run.spike is None:
         return None
-    spike = run.spike
-    at = signs_data.odd_batch(run)
+    spike, when = run.spike, signs.outlier_batch(run)
     lasts = spike["recovers after"] > max(3, LASTS * spike["of"])
-    far = spike["loss"] > max(FAR * spike["before"], abs(signs.first(run)))
-    if not at or not (lasts or far):
+    far = spike["loss"] > max(FAR * spike["before"], abs(signs.first_loss(run)))
+    if not when or not (lasts or far):
         return None
-    trial = run.trials.get("without the batch")
-    title = (
-        f"The loss jumps from {short(spike['before'])} to {short(spike['loss'])} at step {spike['step']}: the "
-        f"batch of that step is unlike the others (with the weights of the run's {at} its loss is "
-        f"{short(spike[f'its loss at the {at}'])}, its neighbours' {short(spike[NEIGHBOURS[at]])})"
-    )
-    fix = tried(
+    own, others = spike[f"its loss at the {when}"], spike["its neighbours'" + " at the end" * (when == "end")]
+    fix = tested_fix(
         "Leave the batch out, or repair its samples; clip gradients as a guard.",
         f"batch = list(train_loader)[{spike.get('batch', spike['index'])}]  # look at it\n"
         "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
-        trial,
+        run.experiments.get("without the batch"),
     )
     return finding(
-        run,
         "loss-spike",
-        title,
+        f"The loss jumps from {figures(spike['before'])} to {figures(spike['loss'])} at step {spike['step']}: the "
+        f"batch of that step is unlike the others (with the weights from the {when} of the run its loss is "
+        f"{figures(own)}, and {figures(others)} for its neighbours)",
         ["train_loader"],
         [fix],
+        run=run,
         step=spike["step"],
-        evidence={k: v for k, v in spike.items() if k != "said"},
+        evidence={
+            "loss at the jump": spike["loss"],
+            "loss before": spike["before"],
+            "steps until it is back": spike["recovers after"],
+            "batch": spike.get("batch"),
+            f"its loss at the {when}": own,
+            f"its neighbours' loss at the {when}": others,
+        },
     )
-
-
-NEIGHBOURS = {"start": "its neighbours'", "end": "its neighbours' at the end"}
 
 
 @rule(
     code="training/exploding-gradients",
-    title="Gradients grow on their way back through the network.",
+    title="Gradients grow on the way back through the network.",
     symptom="The loss starts far above that of guessing, or jumps from batch to batch; the gradient's norm is in the "
     "hundreds or more.",
-    cause="Each layer, or each moment of a sequence, multiplies what passes through. A factor above one, applied forty "
-    "times, is a thousand. Recurrence without a squashing activation, an init that is too wide, or missing "
-    "normalisation do it.",
-    confirm="Norm of the gradient at the output of each layer, or each moment, from the last to the first: it grows.",
-    fix="Bound the recurrence (tanh, a gate, nn.GRU), initialise for a gain of one, normalise, and clip: "
+    cause="Each layer, or each time step of a sequence, multiplies the gradient. A factor of 1.2, applied forty times, "
+    "is more than a thousand. Recurrence without a squashing activation, a wide initialization, or missing "
+    "normalization do it.",
+    confirm="Print the norm of the gradient at the output of each layer, or each time step, from last to first: it "
+    "grows.",
+    fix="Bound the recurrence (tanh, a gate, nn.GRU), initialize for a gain of one, normalize, and clip: "
     "`torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)`.",
     reference="https://arxiv.org/abs/1211.5063",
 )
@@ -239,39 +229,35 @@ def exploding_gradients(facts: TrainingFacts) -> Finding | None:
     run = facts.run
     if run is None or not signs.explodes(run):
         return None
-    back, forth = signs.amplifies(run), signs.grows(run)
-    trial = run.trials.get("clip")
-    if not signs.explodes_at_start(run) and signs.lower_rate_cures(run):
-        return None  # it was the learning rate
-    if max(back[0], forth[0]) <= signs.GROWS and not signs.helps(trial):
+    back, forth = signs.gradient_growth(run), signs.activation_growth(run)
+    experiment = run.experiments.get("clip")
+    if not signs.explodes_at_start(run) and signs.lower_rate_helps(run):
+        return None  # the cause is the learning rate
+    if max(back[0], forth[0]) <= signs.GROWTH and not signs.helps(experiment):
         return None
-    factor, name = back if back[0] >= forth[0] else forth
+    what, (factor, name) = ("gradients", back) if back[0] >= forth[0] else ("activations", forth)
     name = name or (run.layers[0].name if run.layers else "")
-    times = sum(p.module == name for p in run.flow)
-    way = f"through {times} calls of `{name}`" if times > 1 else f"up to `{name}`"
+    calls = sum(call.module == name for call in run.layer_calls)
+    path = f"through {count(calls, 'call')} of `{name}`" if calls > 1 else f"up to `{name}`"
     norms = signs.finite(run.gradient_norms)
-    over = short(run.start_gradient / max(run.weight_norm, 1e-12))
-    what = "gradients" if back[0] >= forth[0] else "activations"
-    title = (
-        f"Gradients explode: the first one's norm is {short(run.start_gradient)}, {over} times that of the "
-        f"weights; {what} grow by a factor of {short(factor)} {way}"
-    )
-    fix = tried(
-        "Clip the gradients, and bound what is applied again and again (tanh, a gate, normalisation).",
+    fix = tested_fix(
+        "Clip the gradients, and bound what is applied again and again (tanh, a gate, normalization).",
         "loss.backward()\ntorch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\noptimizer.step()",
-        trial,
+        experiment,
     )
     return finding(
-        run,
         "exploding-gradients",
-        title,
+        f"Gradients explode: the first gradient norm is {figures(run.start_gradient)}, "
+        f"{figures(run.start_gradient / max(run.weight_norm, 1e-12))} times that of the weights; {what} grow by a "
+        f"factor of {figures(factor)} {path}",
         [name],
         [fix],
-        step=run.numbers[0] if run.numbers else None,
+        run=run,
+        step=run.step_numbers[0] if run.step_numbers else None,
         evidence={
             "largest gradient norm": max(norms, default=None),
             "median gradient norm": statistics.median(norms) if norms else None,
-            "gradient at the first call over the last": back[0],
-            "activation likewise": forth[0],
+            "growth of gradients": back[0],
+            "growth of activations": forth[0],
         },
     )

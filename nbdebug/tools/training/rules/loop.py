@@ -1,34 +1,35 @@
-"""Rules for calls that are missing or come in the wrong order: seen as they happen, no doubt about them."""
+"""Rules for calls that are missing or come in the wrong order: observed as they happen, so there is no doubt."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix
-from nbdebug.tools.training.facts import TrainingFacts
-from nbdebug.tools.training.rules.signs import helps, rate_stays_low
-from nbdebug.tools.training.rules.wording import run_finding as finding
-from nbdebug.tools.training.rules.wording import short_number as short
-from nbdebug.tools.training.rules.wording import tried
+from nbdebug.text import figures, percent
+from nbdebug.tools.training.facts import ModuleMode, TrainingFacts, TrainingRunFacts
+from nbdebug.tools.training.rules.signs import STALE, helps, rate_stays_low
+from nbdebug.tools.training.rules.wording import finding, tested_fix
 
-STALE = 0.5
-"""Share of the optimizer's steps that used gradients with older ones in them. Accumulation clears them in each."""
 CLIPPED = 0.1
 """Share of the scaler's steps in which gradients were clipped before they were unscaled."""
 EVALUATED = 0.2
 """Share of the steps that ran in eval mode after a switch; less is a passing phase, such as a calibration."""
 DIFFERS = 0.02
-"""Relative difference of the validation loss between the modes; below that the mode makes no odds."""
+"""Relative difference of the validation loss between the modes; below that the mode makes no difference."""
+
+PLAIN_STEP = "optimizer.zero_grad()\nloss.backward()\noptimizer.step()"
 
 
 @rule(
     code="training/zero-grad-missing",
-    title="Gradients are never cleared: each step adds to those of all steps before.",
-    symptom="The loss falls at first, then swings ever more widely or diverges, at a learning rate that is modest.",
+    title="Gradients are never cleared: each step adds to the gradients of all earlier steps.",
+    symptom="The loss falls at first, then swings more and more or diverges, at a modest learning rate.",
     cause="`backward()` adds to `.grad`. Without `optimizer.zero_grad()` the gradient is the sum over the whole run so "
-    "far: a momentum of one, which nothing ever brakes.",
-    confirm="Before `loss.backward()`, look at `next(model.parameters()).grad`: it should be None or zero.",
-    fix="Call `optimizer.zero_grad()` once before each backward, or, when gradients are accumulated on purpose, once "
-    "after each `optimizer.step()`.",
+    "far: a momentum of one, which nothing slows down.",
+    confirm="Before `loss.backward()`, print `next(model.parameters()).grad`: it should be None or zero.",
+    fix="Call `optimizer.zero_grad()` once before each backward; to accumulate gradients on purpose, once after each "
+    "`optimizer.step()`.",
     reference="https://docs.pytorch.org/tutorials/recipes/recipes/zeroing_out_gradients_in_PyTorch.html",
 )
 def zero_grad_missing(facts: TrainingFacts) -> Finding | None:
@@ -36,22 +37,15 @@ def zero_grad_missing(facts: TrainingFacts) -> Finding | None:
     if run is None or run.stale.share <= STALE or run.stale.steps < 3:
         return None
     functions = run.stale.functions
-    at = f" in `{functions[0]}`" if functions else ""
-    title = (
-        f"Gradients are never cleared{at}: in {run.stale.share:.0%} of the optimizer's steps the old ones were "
-        "still there when backward began"
-    )
-    fix = tried(
-        "Clear the gradients before each backward.",
-        "optimizer.zero_grad()\nloss.backward()\noptimizer.step()",
-        run.trials.get("zero_grad"),
-    )
+    where = f" in `{functions[0]}`" if functions else ""
+    fix = tested_fix("Clear the gradients before each backward.", PLAIN_STEP, run.experiments.get("zero_grad"))
     return finding(
-        run,
         "zero-grad-missing",
-        title,
+        f"Gradients are never cleared{where}: in {percent(run.stale.share)} of the optimizer's steps the old ones were "
+        "still there when backward began",
         ["optimizer", *functions],
         [fix],
+        run=run,
         place=run.places.get("backward"),
         evidence={
             "optimizer's steps": run.stale.steps,
@@ -65,33 +59,28 @@ def zero_grad_missing(facts: TrainingFacts) -> Finding | None:
     code="training/gradients-cleared-before-step",
     title="Gradients are cleared between backward and the optimizer's step.",
     symptom="The loss stays exactly where it is; the weights are the same after training as before.",
-    cause="`optimizer.zero_grad()` stands behind `loss.backward()`: the optimizer steps on nothing.",
+    cause="`optimizer.zero_grad()` comes after `loss.backward()`: the optimizer has no gradients to use.",
     confirm="Right before `optimizer.step()`, `next(model.parameters()).grad` is None or zero.",
     fix="The order is zero_grad, backward, step.",
     reference="https://docs.pytorch.org/tutorials/recipes/recipes/zeroing_out_gradients_in_PyTorch.html",
 )
 def gradients_cleared_before_step(facts: TrainingFacts) -> Finding | None:
     run = facts.run
-    if run is None or run.stale.emptied < 3 or run.stale.emptied < 0.9 * min(run.stale.steps, 20):
+    if run is None:
         return None
-    functions = run.stale.functions
-    title = (
-        f"Gradients are cleared between backward and the optimizer's step: in {run.stale.emptied} of the first "
-        f"{min(run.stale.steps, 20)} steps the optimizer found none, and the weights stay as they are"
-    )
-    fix = tried(
-        "Clear first, then backward, then step.",
-        "optimizer.zero_grad()\nloss.backward()\noptimizer.step()",
-        run.trials.get("zero_grad"),
-    )
+    stale, first_steps = run.stale, min(run.stale.steps, 20)
+    if stale.empty_steps < 3 or stale.empty_steps < 0.9 * first_steps:
+        return None
+    fix = tested_fix("Clear first, then backward, then step.", PLAIN_STEP, run.experiments.get("zero_grad"))
     return finding(
-        run,
         "gradients-cleared-before-step",
-        title,
-        ["zero_grad", "optimizer", *functions],
+        f"Gradients are cleared between backward and the optimizer's step: in {stale.empty_steps} of the first "
+        f"{first_steps} steps the optimizer had no gradients, and the weights did not change",
+        ["zero_grad", "optimizer", *stale.functions],
         [fix],
+        run=run,
         place=run.places.get("backward"),
-        evidence={"steps without gradients": run.stale.emptied},
+        evidence={"steps without gradients": stale.empty_steps},
     )
 
 
@@ -102,7 +91,7 @@ def gradients_cleared_before_step(facts: TrainingFacts) -> Finding | None:
     "`clip_grad_norm_` returns is in the thousands at every step.",
     cause="`scaler.scale(loss).backward()` leaves gradients that are 65,536 times too large. Clipped to 1 and then "
     "unscaled by `scaler.step`, they are 65,536 times too small.",
-    confirm="Print what `clip_grad_norm_` returns: it is the scale times what it is without the scaler.",
+    confirm="Print what `clip_grad_norm_` returns, with and without the scaler: they differ by the scale.",
     fix="Call `scaler.unscale_(optimizer)` between backward and clipping.",
     reference="https://docs.pytorch.org/docs/stable/notes/amp_examples.html#gradient-clipping",
 )
@@ -111,31 +100,28 @@ def clip_before_unscale(facts: TrainingFacts) -> Finding | None:
     if run is None or run.scaler is None or run.scaler.clipped <= CLIPPED * run.scaler.steps:
         return None
     scaler = run.scaler
-    title = (
-        f"Gradients are clipped before they are unscaled: from a norm of {short(scaler.before)} to "
-        f"{short(scaler.after)} while they carry the scale {scaler.scale:g}, in {scaler.clipped} of "
-        f"{scaler.steps} steps; what the optimizer gets has norm {short(scaler.after / scaler.scale)}"
-    )
-    fix = tried(
+    fix = tested_fix(
         "Unscale first, then clip.",
         "scaler.scale(loss).backward()\nscaler.unscale_(optimizer)\n"
-        f"torch.nn.utils.clip_grad_norm_(model.parameters(), {scaler.after:.3g})\nscaler.step(optimizer)\n"
+        f"torch.nn.utils.clip_grad_norm_(model.parameters(), {scaler.norm_after:.3g})\nscaler.step(optimizer)\n"
         "scaler.update()",
-        run.trials.get("unscaled first"),
+        run.experiments.get("unscaled first"),
     )
     return finding(
-        run,
         "clip-before-unscale",
-        title,
+        f"Gradients are clipped before they are unscaled, in {scaler.clipped} of {scaler.steps} steps: from a norm of "
+        f"{figures(scaler.norm_before)} to {figures(scaler.norm_after)} while they carry the scale "
+        f"{figures(scaler.scale)}, so that the optimizer gets a norm of {figures(scaler.norm_after / scaler.scale)}",
         ["clip_grad_norm_", "unscale_", *run.stale.functions],
         [fix],
+        run=run,
         place=run.places.get("backward"),
         evidence={
-            "norm before clipping": scaler.before,
-            "norm after": scaler.after,
+            "norm before clipping": scaler.norm_before,
+            "norm after clipping": scaler.norm_after,
             "scale": scaler.scale,
             "steps": scaler.steps,
-            "clipped too early": scaler.clipped,
+            "steps clipped too early": scaler.clipped,
         },
     )
 
@@ -144,10 +130,10 @@ def clip_before_unscale(facts: TrainingFacts) -> Finding | None:
     code="training/eval-mode-in-training",
     title="The model trains in eval mode.",
     symptom="After a validation the training loss falls faster than before and the gap to validation widens; dropout "
-    "does nothing, batch normalisation uses its running statistics.",
+    "does nothing, batch normalization uses its running statistics.",
     cause="`model.eval()` stays in force until `model.train()` is called. A validation that does not switch back "
-    "leaves the rest of the run in eval mode; so does a pretrained model that comes in eval mode.",
-    confirm="`assert model.training` before each forward of the training loop.",
+    "leaves the rest of the run in eval mode; so does a pretrained model that was loaded in eval mode.",
+    confirm="Put `assert model.training` before each forward of the training loop.",
     fix="Call `model.train()` at the end of the validation, or at the top of the loop over batches.",
     reference="https://docs.pytorch.org/docs/stable/notes/autograd.html#evaluation-mode-nn-module-eval",
 )
@@ -155,81 +141,86 @@ def eval_mode_in_training(facts: TrainingFacts) -> Finding | None:
     run = facts.run
     if run is None:
         return None
-    wrong = [m for m in run.modes if not m.frozen and m.evaluated > EVALUATED * (m.trained + m.evaluated)]
-    switched = [m for m in wrong if m.switched is not None]
+    wrong = [m for m in run.modes if not m.frozen and m.eval_steps > EVALUATED * (m.train_steps + m.eval_steps)]
+    switched = [m for m in wrong if m.switched_at is not None]
     whole = wrong and len(wrong) == len([m for m in run.modes if not m.frozen])
-    started = [m for m in wrong if m.from_start and m.trained == 0] if whole else []
-    # Batch normalisation alone in eval mode, in a model in train mode, is a known way to fine-tune.
+    started = [m for m in wrong if m.from_start and m.train_steps == 0] if whole else []
+    # Batch normalization alone in eval mode, in a model in train mode, is a known way to fine-tune.
     if not switched and not (started and (run.root_evaluated or any("Norm" not in m.kind for m in started))):
         return None
-    blamed = switched or started
-    own = [f for f in run.functions.get("evaluation", ()) if f not in run.functions.get("training", ())]
-    by = f" `{own[0]}` left it so" if own else " It was left so by a `model.eval()`"
-    since = f"from step {blamed[0].switched} on" if switched else "from the first step on"
-    layers = ", ".join(f"`{m.module}` ({m.kind})" for m in blamed[:3])
-    by = by if switched else " nothing has called `model.train()`"
-    title = f"The model trains in eval mode {since}:{by}. It concerns {layers}"
-    fix = tried(
+    blamed, own = switched or started, _evaluation_functions(run)
+    since = f"from step {blamed[0].switched_at} on" if switched else "from the first step on"
+    why = (
+        "nothing calls `model.train()`"
+        if not switched
+        else f"`{own[0]}` leaves it in eval mode"
+        if own
+        else "after a `model.eval()`, nothing calls `model.train()`"
+    )
+    fix = tested_fix(
         "Go back to train mode after each validation, or at the top of each pass.",
         "model.train()",
-        run.trials.get("train mode"),
+        run.experiments.get("train mode"),
         by=1.02,
     )
     return finding(
-        run,
         "eval-mode-in-training",
-        title,
+        f"The model trains in eval mode {since}: {why}. This affects {_module_list(blamed)}",
         [*own, "train", *run.stale.functions, *(m.module for m in blamed)],
         [fix],
-        step=blamed[0].switched,
+        run=run,
+        step=blamed[0].switched_at,
         place=run.places.get("evaluation" if own else "training"),
-        evidence={"steps in train mode": blamed[0].trained, "steps in eval mode": blamed[0].evaluated},
+        evidence={"steps in train mode": blamed[0].train_steps, "steps in eval mode": blamed[0].eval_steps},
     )
+
+
+def _evaluation_functions(run: TrainingRunFacts) -> list[str]:
+    """The user's functions that call the model without gradients, and never with them."""
+    training = run.functions.get("training", ())
+    return [name for name in run.functions.get("evaluation", ()) if name not in training]
+
+
+def _module_list(modes: Iterable[ModuleMode]) -> str:
+    return ", ".join(f"`{m.module}` ({m.kind})" for m in list(modes)[:3])
 
 
 @rule(
     code="training/train-mode-in-eval",
     title="Validation runs in train mode.",
-    symptom="The validation loss is far worse than training's, or jumps about; it changes with the order and the size "
-    "of the validation batches.",
-    cause="Without `model.eval()` dropout drops and batch normalisation uses the statistics of the validation batch, "
-    "which may hold one class only; the running statistics take the validation data in as well.",
+    symptom="The validation loss is far worse than the training loss, or jumps about; it changes with the order and "
+    "the size of the validation batches.",
+    cause="Without `model.eval()` dropout drops and batch normalization uses the statistics of the validation batch, "
+    "which may hold one class only; the running statistics take in the validation data as well.",
     confirm="Compute the validation loss twice, before and after `model.eval()`.",
-    fix="`model.eval()` before the validation and `model.train()` after it.",
+    fix="Call `model.eval()` before the validation and `model.train()` after it.",
     reference="https://github.com/pytorch/tutorials/issues/1624",
 )
 def train_mode_in_eval(facts: TrainingFacts) -> Finding | None:
     run = facts.run
     if run is None:
         return None
-    wrong = [m for m in run.modes if m.unlearnt_train > m.unlearnt_eval]
-    if not wrong or run.modes_on_val is None and not any("Norm" in m.kind for m in wrong):
+    wrong = [m for m in run.modes if m.no_grad_train > m.no_grad_eval]
+    if not wrong or run.mode_losses is None and not any("Norm" in m.kind for m in wrong):
         return None
-    said = ""
-    if run.modes_on_val is not None:
-        training, evaluated = run.modes_on_val
-        if abs(training - evaluated) <= DIFFERS * max(abs(evaluated), 1e-8):
+    difference, after = "", {"why not": "there is no val_loader to compare the modes on"}
+    if run.mode_losses is not None:
+        train_mode, eval_mode = run.mode_losses
+        if abs(train_mode - eval_mode) <= DIFFERS * max(abs(eval_mode), 1e-8):
             return None
-        said = f": the validation loss reads {short(training)} where eval mode gives {short(evaluated)}"
-    own = [f for f in run.functions.get("evaluation", ()) if f not in run.functions.get("training", ())]
-    at = f" `{own[0]}`" if own else ""
-    fix = Fix(
-        "Evaluate in eval mode.",
-        "model.eval()\n...\nmodel.train()",
-        run.modes_on_val is not None or None,
-        {"validation in train mode": run.modes_on_val[0], "validation in eval mode": run.modes_on_val[1]}
-        if run.modes_on_val
-        else {"why not": "there is no val_loader to compare the modes on"},
-    )
-    names = ", ".join(f"`{m.module}` ({m.kind})" for m in wrong[:3])
+        difference = f": the validation loss is {figures(train_mode)}, in eval mode {figures(eval_mode)}"
+        after = {"validation in train mode": train_mode, "validation in eval mode": eval_mode}  # type: ignore[dict-item]
+    own = _evaluation_functions(run)
+    where = f" in `{own[0]}`" if own else ""
+    fix = Fix("Evaluate in eval mode.", "model.eval()\n...\nmodel.train()", run.mode_losses is not None or None, after)
     return finding(
-        run,
         "train-mode-in-eval",
-        f"Validation{at} runs in train mode, with {names}{said}",
+        f"Validation{where} runs in train mode, which matters for {_module_list(wrong)}{difference}",
         [*own, *(m.module for m in wrong), "val_loader"],
         [fix],
+        run=run,
         place=run.places.get("evaluation"),
-        evidence={"calls in train mode": wrong[0].unlearnt_train},
+        evidence={"calls in train mode": wrong[0].no_grad_train},
     )
 
 
@@ -237,62 +228,68 @@ def train_mode_in_eval(facts: TrainingFacts) -> Finding | None:
     code="training/scheduler-order",
     title="The learning rate scheduler is stepped at the wrong time.",
     symptom="A warning that `lr_scheduler.step()` came before `optimizer.step()`; or a learning rate that is used up "
-    "after a few batches, or never gets off the ground.",
+    "after a few batches, or never rises.",
     cause="A scheduler counts its own calls. Stepped before the optimizer, its first rate is never used; stepped once "
     "a batch though it was built in epochs, it runs out early; stepped once an epoch though it was built in "
     "batches, it stays at its beginning.",
-    confirm="Print `scheduler.get_last_lr()` after each step and compare with the plan.",
-    fix="After `optimizer.step()`: once a batch for OneCycleLR and for warm-ups, once an epoch for schedules built in "
-    "epochs.",
+    confirm="Print `scheduler.get_last_lr()` after each step and compare it with the plan.",
+    fix="Step it after `optimizer.step()`: once a batch for OneCycleLR and for warm-ups, once an epoch for schedules "
+    "built in epochs.",
     reference="https://docs.pytorch.org/docs/stable/optim.html#how-to-adjust-learning-rate",
 )
 def scheduler_order(facts: TrainingFacts) -> Finding | None:
     run = facts.run
-    if run is None or run.schedule is None:
+    title = None if run is None else _schedule_fault(run)
+    if run is None or run.schedule is None or not title:
         return None
-    schedule, said = run.schedule, ""
-    per_batch = schedule.calls >= 0.9 * run.optimizer_steps and run.passes > 1
-    trial = run.trials.get("level rate")
-    if schedule.foreign:
-        said = (
-            f"{schedule.kind} changes the learning rate of another optimizer than the one that steps: it was built "
-            "before the optimizer was made anew"
-        )
-    elif schedule.before_first:
-        said = (
-            f"{schedule.kind}.step() is called before the optimizer's first step, so that every rate comes one "
-            "step early and the first is never used"
-        )
-    elif per_batch and schedule.kind != "ReduceLROnPlateau" and (helps(trial) or schedule.planned == run.passes):
-        said = (
-            f"{schedule.kind} is stepped once a batch ({schedule.calls} times in {run.passes} passes): the "
-            f"learning rate went from {short(max(run.rates))} to {short(run.rates[-1])}"
-        )
-    elif rate_stays_low(run) and schedule.calls < 0.5 * run.optimizer_steps and helps(trial):
-        said = (
-            f"{schedule.kind} is built for {schedule.planned or 'far more'} steps and was stepped {schedule.calls} "
-            f"times: the learning rate never rose above {short(max(run.rates))} (it was to reach "
-            f"{short(schedule.peak)})"
-        )
-    if not said:
-        return None
-    fix = tried(
+    fix = tested_fix(
         "Step the scheduler after the optimizer, as often as it was built for.",
         "optimizer.step()\nscheduler.step()",
-        trial,
+        run.experiments.get("level rate"),
     )
     return finding(
-        run,
         "scheduler-order",
-        said,
+        title,
         ["scheduler", "lr", *run.stale.functions],
         [fix],
+        run=run,
         evidence={
-            "scheduler's steps": schedule.calls,
+            "scheduler's steps": run.schedule.calls,
             "optimizer's steps": run.optimizer_steps,
             "passes over train_loader": run.passes,
-            "planned for": schedule.planned,
+            "planned steps": run.schedule.planned,
             "first rate": run.rates[0] if run.rates else None,
             "last rate": run.rates[-1] if run.rates else None,
         },
     )
+
+
+def _schedule_fault(run: TrainingRunFacts) -> str:
+    """What is wrong with the calls of the scheduler, in a sentence; "" where nothing is."""
+    schedule, experiment = run.schedule, run.experiments.get("level rate")
+    if schedule is None:
+        return ""
+    if schedule.foreign:
+        return (
+            f"{schedule.kind} changes the learning rate of an optimizer that never steps: the optimizer was created "
+            "again after the scheduler was built"
+        )
+    if schedule.before_first:
+        return (
+            f"{schedule.kind}.step() is called before the optimizer's first step: every rate comes one step early and "
+            "the first is never used"
+        )
+    per_batch = schedule.calls >= 0.9 * run.optimizer_steps and run.passes > 1
+    by_epoch = helps(experiment) or schedule.planned == run.passes
+    if per_batch and schedule.kind != "ReduceLROnPlateau" and by_epoch:
+        return (
+            f"{schedule.kind} is stepped once a batch ({schedule.calls} times in {run.passes} passes): the learning "
+            f"rate went from {figures(max(run.rates))} to {figures(run.rates[-1])}"
+        )
+    if rate_stays_low(run) and schedule.calls < 0.5 * run.optimizer_steps and helps(experiment):
+        return (
+            f"{schedule.kind} is built for {schedule.planned or 'far more'} steps and was stepped {schedule.calls} "
+            f"times: the learning rate never rose above {figures(max(run.rates))} (its peak is "
+            f"{figures(schedule.peak)})"
+        )
+    return ""

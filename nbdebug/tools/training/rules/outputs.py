@@ -1,4 +1,4 @@
-"""Rules over what the loss is given: outputs and losses that do not fit each other, and shapes that do not."""
+"""Rules over what the loss functions take in: outputs and losses that do not fit, shapes that do not, mixed samples."""
 
 from __future__ import annotations
 
@@ -6,118 +6,111 @@ import math
 
 from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix
-from nbdebug.tools.training.facts import LossCall, Mixing, TrainingFacts
-from nbdebug.tools.training.rules.wording import finding, line, shape, short, without
+from nbdebug.text import figures, percent
+from nbdebug.tools.training.facts import BatchMixing, LossCall, TrainingFacts
+from nbdebug.tools.training.rules.wording import at_line, finding, shape, without_call
 
 SQUASHES = ("softmax", "softmin", "sigmoid", "hardsigmoid")
 LEAST_FLOOR = 0.05
-"""A lowest loss below this stands in nobody's way (nats; a probability of 95%)."""
+"""A lowest loss below this is in nobody's way (nats; a probability of 95%)."""
 OUT_OF_REACH = 0.05
 """Share of the targets' variance that the output can never explain. A few noisy targets below zero stay under it."""
 SUMS_TO_MORE = 0.1
 """Log of what the exponentials sum to. Log-probabilities give 0; rounding and smoothing stay below this."""
 
 
-def _lines(facts: TrainingFacts) -> tuple[LossCall, ...]:
-    return () if facts.before is None else facts.before.losses
+def _loss_calls(facts: TrainingFacts) -> tuple[LossCall, ...]:
+    return () if facts.static is None else facts.static.loss_calls
 
 
 @rule(
     code="training/double-softmax",
     title="Softmax (or sigmoid) is applied twice: by the model and by the loss.",
     symptom="The loss falls slowly to a floor far above zero and stays there, although the predictions become right.",
-    cause="`cross_entropy` and `binary_cross_entropy_with_logits` apply it themselves and want raw scores. "
+    cause="`cross_entropy` and `binary_cross_entropy_with_logits` apply it themselves and expect raw scores. "
     "Probabilities lie between 0 and 1, so that the second softmax can hardly tell them apart.",
-    confirm="`output.sum(1)` is 1 for each row. The lowest loss that is possible with K classes is "
-    "ln(1 + (K - 1) / e): 1.46 for 10 classes.",
+    confirm="`output.sum(1)` is 1 for each row. The lowest possible loss with K classes is ln(1 + (K - 1) / e): 1.46 "
+    "for 10 classes.",
     fix="Return the raw scores from the model; apply softmax only where you want to read probabilities.",
     reference="https://github.com/pytorch/pytorch/issues/55902",
 )
 def double_softmax(facts: TrainingFacts) -> Finding | None:
-    for call in _lines(facts):
+    for call in _loss_calls(facts):
         twice = call.op == "cross_entropy" and (call.probabilities or call.activation in ("softmax", "softmin"))
         logits = call.op == "binary_cross_entropy_with_logits" and call.activation in SQUASHES
-        if (twice or logits) and call.over != 1 and (call.floor or 0.0) > LEAST_FLOOR:
-            made = call.activation if call.activation in SQUASHES else "softmax"
-            title = (
-                f"`{call.op}` is given what `{made}` has made already{line(call.activation_where)}: the loss can "
-                f"never go below {short(call.floor or 0.0)}"
-            )
-            remedy = Fix("Give the loss the raw scores.", without(call.activation_where.text, made) or "return scores")
+        if (twice or logits) and call.softmax_size != 1 and (call.floor or 0.0) > LEAST_FLOOR:
+            where = call.activation_where
+            squash = call.activation if call.activation in SQUASHES else "softmax"
+            what = f"the output of `{squash}`" if call.activation == squash else "probabilities"
             return finding(
                 "double-softmax",
-                title,
-                ["forward", made, call.activation_where.module or "", "loss_fn"],
-                [remedy],
-                place=call.activation_where if call.activation_where.line else call.where,
-                lowest_loss_possible=call.floor,
-                loss_now=facts.before.loss if facts.before else None,
-                outputs=f"from {short(call.low)} to {short(call.high)}",
-                classes=call.classes,
+                f"`{call.op}` expects raw scores and gets {what}{at_line(where)}: the loss can never fall below "
+                f"{figures(call.floor or 0.0)}",
+                ["forward", squash, where.module or "", "loss_fn"],
+                [Fix("Give the loss the raw scores.", without_call(where.text, squash) or "return scores")],
+                place=where if where.line else call.where,
+                evidence={
+                    "lowest loss possible": call.floor,
+                    "loss now": facts.static.loss if facts.static else None,
+                    "outputs": f"from {figures(call.low)} to {figures(call.high)}",
+                    "classes": call.classes,
+                },
             )
     return None
 
 
 @rule(
     code="training/missing-log-softmax",
-    title="The loss wants log-probabilities and is given something else.",
+    title="The loss expects log-probabilities and gets something else.",
     symptom="The loss is negative, or falls without end while the predictions stay at chance.",
-    cause="`nll_loss` takes its input's value at the label as it is: raw scores can grow for ever, and probabilities "
-    "make it a loss with a vanishing slope. Only log-probabilities, which sum to one, make it a likelihood.",
+    cause="`nll_loss` uses its input's value at the label as it is: raw scores can grow for ever, and with "
+    "probabilities its slope vanishes. Only log-probabilities, which sum to one, make it a likelihood.",
     confirm="`output.exp().sum(1)` should be 1 for each row.",
     fix="Use `F.cross_entropy(scores, target)` with raw scores, or put `F.log_softmax(scores, dim=1)` before "
     "`nll_loss`.",
     reference="https://docs.pytorch.org/docs/stable/generated/torch.nn.NLLLoss.html",
 )
 def missing_log_softmax(facts: TrainingFacts) -> Finding | None:
-    for call in _lines(facts):
-        if call.op not in ("nll_loss", "kl_div", "ctc_loss") or call.above is None or call.over == 1:
+    for call in _loss_calls(facts):
+        if call.op not in ("nll_loss", "kl_div", "ctc_loss") or call.log_sum is None or call.softmax_size == 1:
             continue
-        if call.across is not None:
-            return _across(call)
-        if call.probabilities or (call.high > 1e-4 and abs(call.above) > SUMS_TO_MORE) or call.above > SUMS_TO_MORE:
+        if call.softmax_dim is not None:
+            return _wrong_dimension(call)
+        above = call.log_sum > SUMS_TO_MORE or call.high > 1e-4 and abs(call.log_sum) > SUMS_TO_MORE
+        if call.probabilities or above:
             what = "probabilities" if call.probabilities else "raw scores"
-            title = (
-                f"`{call.op}` is given {what}{line(call.where)}, from {short(call.low)} to {short(call.high)}: "
-                f"their exponentials sum to {short(math.exp(min(call.above, 700)))} instead of 1"
-            )
+            sums = math.exp(min(call.log_sum, 700))
             fix = (
-                Fix("Use the loss that takes raw scores.", "F.cross_entropy(scores, target)")
+                Fix("Use the loss that expects raw scores.", "F.cross_entropy(scores, target)")
                 if call.op == "nll_loss" and not call.probabilities
-                else Fix(
-                    "Give it log-probabilities.", "F.log_softmax(scores, dim=-1)  # in place of softmax, or of nothing"
-                )
+                else Fix("Give it log-probabilities.", "F.log_softmax(scores, dim=-1)  # in place of softmax, if any")
             )
             return finding(
                 "missing-log-softmax",
-                title,
+                f"`{call.op}` expects log-probabilities and gets {what}{at_line(call.where)}, from {figures(call.low)} "
+                f"to {figures(call.high)}: their exponentials sum to {figures(sums)} instead of 1",
                 ["loss_fn", call.op, "forward"],
                 [fix],
                 place=call.where,
-                lowest=call.low,
-                highest=call.high,
-                sum_of_exponentials=math.exp(min(call.above, 700)),
+                evidence={"lowest": call.low, "highest": call.high, "sum of exponentials": sums},
             )
     return None
 
 
-def _across(call: LossCall) -> Finding:
-    """Normalised along another dimension than that of the classes."""
-    at = call.activation_where
+def _wrong_dimension(call: LossCall) -> Finding:
+    """Normalized along another dimension than that of the classes."""
+    where = call.activation_where
     title = (
-        f"`{call.activation}` runs over dimension {call.across}{line(at)}, which has {call.over}, and not over "
-        "the "
-        f"{call.classes} classes: what `{call.op}` is given are no log-probabilities"
+        f"`{call.activation}` runs over dimension {call.softmax_dim}{at_line(where)}, which has size "
+        f"{call.softmax_size}, and not over the {call.classes} classes: `{call.op}` gets no log-probabilities"
     )
-    fix = Fix("Normalise over the classes.", "F.log_softmax(scores, dim=1)")
     return finding(
         "missing-log-softmax",
         title,
         ["forward", call.activation or "", "loss_fn", call.op],
-        [fix],
-        place=at if at.line else call.where,
-        dimension=call.across,
-        shape=list(call.shape),
+        [Fix("Normalize over the classes.", "F.log_softmax(scores, dim=1)")],
+        place=where if where.line else call.where,
+        evidence={"dimension": call.softmax_dim, "shape": list(call.shape)},
     )
 
 
@@ -125,161 +118,148 @@ def _across(call: LossCall) -> Finding:
     code="training/wrong-loss-shape",
     title="Outputs and targets are broadcast against each other.",
     symptom="The loss stays near the variance of the targets, and every prediction drifts to their mean. Torch warns "
-    "of a size that differs, once.",
-    cause="(N, 1) against (N,) gives (N, N): each prediction is compared with all targets, and the best answer to "
-    "that is their mean.",
+    "once that the sizes differ.",
+    cause="(N, 1) against (N,) gives (N, N): each prediction is compared with all targets, and then the best "
+    "prediction is their mean.",
     confirm="Print `output.shape` and `target.shape` where the loss is computed.",
     fix="Make the shapes the same: `target.squeeze(-1)` or `output.squeeze(-1)`.",
     reference="https://github.com/pytorch/pytorch/issues/16045",
 )
 def wrong_loss_shape(facts: TrainingFacts) -> Finding | None:
-    if facts.before is None or not facts.before.broadcasts:
+    if facts.static is None or not facts.static.broadcasts:
         return None
-    met = facts.before.broadcasts[0]
-    title = (
-        f"The loss compares each of {shape(met.output)} outputs with all of {shape(met.target)} targets"
-        f"{line(met.where)}: the best it can reach is the targets' variance, {short(met.variance)}"
-    )
-    fix = Fix("Give both the same shape.", "target = target.view_as(output)")
+    broadcast = facts.static.broadcasts[0]
     return finding(
         "wrong-loss-shape",
-        title,
-        ["loss_fn", met.op],
-        [fix],
-        place=met.where,
-        output_shape=list(met.output),
-        target_shape=list(met.target),
-        compared_as=list(met.result),
-        variance_of_the_targets=met.variance,
-        a_perfect_model_would_score=2 * met.variance,
+        f"The loss compares each output with all targets: the output has shape {shape(broadcast.output)}, the target "
+        f"{shape(broadcast.target)}{at_line(broadcast.where)}. The best it can reach is the targets' variance, "
+        f"{figures(broadcast.variance)}",
+        ["loss_fn", broadcast.op],
+        [Fix("Give both the same shape.", "target = target.view_as(output)")],
+        place=broadcast.where,
+        evidence={
+            "output shape": list(broadcast.output),
+            "target shape": list(broadcast.target),
+            "shape when compared": list(broadcast.result),
+            "variance of the targets": broadcast.variance,
+            "loss of a perfect model": 2 * broadcast.variance,
+        },
     )
 
 
 @rule(
     code="training/wrong-output-activation",
     title="The last activation keeps the targets out of reach.",
-    symptom="The loss stops half-way. Some targets are met, those beyond an edge never are.",
+    symptom="The loss stops half-way. Some targets are reached, those beyond an edge never are.",
     cause="A ReLU gives nothing below zero, a sigmoid nothing outside 0 to 1, a tanh nothing outside -1 to 1. Where "
-    "the targets lie beyond, no weights can reach them; where the loss expects scores, they cannot become sure.",
+    "the targets lie beyond, no weights can reach them; where the loss expects scores, they cannot become certain.",
     confirm="Compare `output.min(), output.max()` with `target.min(), target.max()`.",
     fix="Leave the last activation out, or scale the targets into its range.",
     reference="https://github.com/tsinghua-rll/VoxelNet-tensorflow/issues/10",
 )
 def wrong_output_activation(facts: TrainingFacts) -> Finding | None:
-    for call in _lines(facts):
-        at, span = call.activation_where, call.reach
-        if call.unreachable > OUT_OF_REACH and span is not None:
+    for call in _loss_calls(facts):
+        where, name = call.activation_where, call.activation or ""
+        if call.unreachable > OUT_OF_REACH and call.reach is not None:
             title = (
-                f"The output comes from `{call.activation}`{line(at)}, which gives {_between(span)}, and the "
-                f"targets go from {short(call.target_low or 0.0)} to {short(call.target_high or 0.0)}: "
-                f"{call.unreachable:.0%} of "
-                "their variance is out of reach"
+                f"The output comes from `{name}`{at_line(where)}, which gives {_interval(call.reach)}, and the targets "
+                f"range from {figures(call.target_low or 0.0)} to {figures(call.target_high or 0.0)}: "
+                f"{percent(call.unreachable)} of their variance is out of reach"
             )
-        elif call.over == 1 and call.activation in ("softmax", "log_softmax"):
+        elif call.softmax_size == 1 and name in ("softmax", "log_softmax"):
+            title = f"`{name}` runs over a single output{at_line(where)}: it gives the same number for any input"
+        elif _keeps_scores_small(call):
             title = (
-                f"`{call.activation}` runs over a single output{line(at)}: it gives the same number whatever comes in"
-            )
-        elif _unsure(call):
-            title = (
-                f"`{call.op}` wants raw scores and is given what `{call.activation}` leaves{line(at)}, which "
-                f"gives {_between(span or (0, 1))}: the loss can never go below {short(call.floor or 0.0)}"
+                f"`{call.op}` expects raw scores and gets the output of `{name}`{at_line(where)}, which gives "
+                f"{_interval(call.reach or (0, 1))}: the loss can never fall below {figures(call.floor or 0.0)}"
             )
         else:
             continue
-        fix = Fix(
-            "Leave the last activation out.", without(at.text, call.activation or "") or f"# without {call.activation}"
-        )
         return finding(
             "wrong-output-activation",
             title,
-            [at.module or "", call.activation or "", "forward"],
-            [fix],
-            place=at if at.line else call.where,
-            output=f"from {short(call.low)} to {short(call.high)}",
-            out_of_reach=call.unreachable,
-            lowest_loss_possible=call.floor,
+            [where.module or "", name, "forward"],
+            [Fix("Leave the last activation out.", without_call(where.text, name) or f"# without {call.activation}")],
+            place=where if where.line else call.where,
+            evidence={
+                "output": f"from {figures(call.low)} to {figures(call.high)}",
+                "share of variance out of reach": call.unreachable,
+                "lowest loss possible": call.floor,
+            },
         )
     return None
 
 
-def _unsure(call: LossCall) -> bool:
-    """Scores that are kept from becoming sure, for a loss that wants them free."""
-    takes = call.op == "cross_entropy" or call.op == "binary_cross_entropy_with_logits"
+def _keeps_scores_small(call: LossCall) -> bool:
+    """Scores that an activation keeps from becoming certain, for a loss that expects them free."""
     return (
-        takes
+        call.op in ("cross_entropy", "binary_cross_entropy_with_logits")
         and call.activation not in ("softmax", "softmin", "log_softmax", "logsigmoid", None)
         and (call.floor is not None and call.floor > LEAST_FLOOR)
         and not (call.op.startswith("binary") and call.activation in SQUASHES)
     )
 
 
-def _between(span: tuple[float, float]) -> str:
-    low, high = span
+def _interval(reach: tuple[float, float]) -> str:
+    low, high = reach
     if math.isinf(high):
-        return f"nothing below {short(low)}"
-    return f"nothing above {short(high)}" if math.isinf(low) else f"only {short(low)} to {short(high)}"
+        return f"nothing below {figures(low)}"
+    return f"nothing above {figures(high)}" if math.isinf(low) else f"only {figures(low)} to {figures(high)}"
 
 
 @rule(
     code="training/batch-mixing",
-    title="One sample's output hangs on other samples of the batch.",
+    title="One sample's output depends on other samples of the batch.",
     symptom="With a batch size of one it learns; with larger batches it hardly does, and a sample's score changes with "
     "its neighbours.",
     cause="A `view` or `reshape` where a `transpose` was needed (both give the same shape), a recurrent layer without "
     "`batch_first`, a softmax or a mean over dimension 0.",
     confirm="Change one row of the input in eval mode: only its own row of the output may change.",
-    fix="Use `transpose` or `permute` to exchange dimensions, `reshape` only to join neighbours; look at "
-    "`batch_first` and "
-    "`dim`.",
+    fix="Use `transpose` or `permute` to exchange dimensions, `reshape` only to join neighbours; check `batch_first` "
+    "and `dim`.",
     reference="https://docs.pytorch.org/docs/stable/generated/torch.nn.GRU.html",
 )
 def batch_mixing(facts: TrainingFacts) -> Finding | None:
-    met = None if facts.before is None else facts.before.mixing
-    if met is None:
+    mixing = None if facts.static is None else facts.static.mixing
+    if mixing is None:
         return None
-    if met.rows is not None:
-        return _crossed(met)
-    by = f"`{met.op}`{line(met.where)} mixes the samples" if met.op else "The model mixes the samples"
-    title = (
-        f"{by}: replacing sample {met.sample} of the batch changes the outputs of {met.others} of the "
-        f"{met.batch - 1} others"
-    )
+    if mixing.rows is not None:
+        return _mixed_rows(mixing)
+    who = f"`{mixing.op}`{at_line(mixing.where)}" if mixing.op else "The model"
     fix = Fix(
-        "Bring the batch to the front before you join dimensions.",
+        "Move the batch dimension to the front before you join dimensions.",
         "x = x.transpose(0, 1)  # then: x.reshape(len(x), -1)",
     )
     return finding(
         "batch-mixing",
-        title,
-        [met.module, "forward", met.op],
+        f"{who} mixes the samples: replacing sample {mixing.sample} of the batch changes the outputs of "
+        f"{mixing.others} of the {mixing.batch - 1} others",
+        [mixing.module, "forward", mixing.op],
         [fix],
-        place=met.where,
-        sample_replaced=met.sample,
-        other_samples_changed=met.others,
-        batch_size=met.batch,
+        place=mixing.where,
+        evidence={
+            "sample replaced": mixing.sample,
+            "other samples changed": mixing.others,
+            "batch size": mixing.batch,
+        },
     )
 
 
-def _crossed(met: Mixing) -> Finding:
+def _mixed_rows(mixing: BatchMixing) -> Finding:
     """Outputs beside the targets of other samples."""
-    outputs, targets = (", ".join(map(str, rows)) for rows in met.rows or ((), ()))
-    title = (
-        f"`{met.op}` compares outputs with targets of other samples{line(met.where)}: sample {met.sample} has its "
-        f"outputs in rows {outputs} …, and its targets in rows {targets} …"
-    )
+    outputs, targets = (", ".join(map(str, rows)) for rows in mixing.rows or ((), ()))
     fix = Fix(
-        "Bring both into the same order before they are flattened.",
+        "Put both into the same order before they are flattened.",
         "output = output.transpose(0, 1)  # batch first, as the targets; then: output.flatten(0, 1)",
     )
     return finding(
         "batch-mixing",
-        title,
-        ["loss_fn", "forward", met.op],
+        f"`{mixing.op}` compares outputs with targets of other samples{at_line(mixing.where)}: the outputs of sample "
+        f"{mixing.sample} are in rows {outputs} …, its targets in rows {targets} …",
+        ["loss_fn", "forward", mixing.op],
         [fix],
-        place=met.where,
-        rows_of_the_outputs=outputs,
-        rows_of_the_targets=targets,
-        batch_size=met.batch,
+        place=mixing.where,
+        evidence={"rows of the outputs": outputs, "rows of the targets": targets, "batch size": mixing.batch},
     )
 
 
@@ -289,24 +269,23 @@ def _crossed(met: Mixing) -> Finding:
     symptom="`IndexError: Target … is out of bounds` on the CPU, a device-side assert on a GPU.",
     cause="Labels count from 1, a class was added, or the padding label is not the loss's ignore_index.",
     confirm="`target.min(), target.max()` must lie in 0 to `output.shape[1] - 1`.",
-    fix="Make the output as wide as there are classes, or map the labels to 0 … K - 1; give padding with "
+    fix="Make the output as wide as there are classes, or map the labels to 0 … K - 1; mark padding with "
     "`ignore_index=…`.",
     reference="https://docs.pytorch.org/docs/stable/generated/torch.nn.CrossEntropyLoss.html",
 )
 def label_out_of_range(facts: TrainingFacts) -> Finding | None:
-    for call in _lines(facts):
+    for call in _loss_calls(facts):
         if call.outside and call.classes:
+            low, high = call.target_low or 0.0, call.target_high or 0.0
             title = (
-                f"{call.outside} of {math.prod(call.target_shape):,} targets lie outside 0 to "
-                f"{call.classes - 1}, the "
-                f"classes of the output{line(call.where)}: they go from {short(call.target_low or 0.0)} to "
-                f"{short(call.target_high or 0.0)}"
+                f"{call.outside:,} of {math.prod(call.target_shape):,} targets lie outside 0 to {call.classes - 1}, "
+                f"the classes of the output{at_line(call.where)}: they range from {figures(low)} to {figures(high)}"
             )
-            from_one = (call.target_low or 0.0) >= 1 and call.target_high == call.classes
+            from_one = low >= 1 and call.target_high == call.classes
             fix = (
                 Fix("Count the labels from 0.", "target = target - 1")
                 if from_one
-                else Fix("Make room for all labels, or map them.", f"nn.Linear(…, {int(call.target_high or 0) + 1})")
+                else Fix("Make room for all labels, or map them.", f"nn.Linear(…, {int(high) + 1})")
             )
             return finding(
                 "label-out-of-range",
@@ -314,7 +293,6 @@ def label_out_of_range(facts: TrainingFacts) -> Finding | None:
                 ["train_loader", "loss_fn", call.op],
                 [fix],
                 place=call.where,
-                targets_outside=call.outside,
-                classes=call.classes,
+                evidence={"targets outside": call.outside, "classes": call.classes},
             )
     return None

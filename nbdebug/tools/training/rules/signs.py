@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Iterable
 
-from nbdebug.tools.training.facts import Experiment, LayerFact, Through, TrainingRunFacts, UnitsFact
+from nbdebug.tools.training.facts import Experiment, LayerFact, TimeGradient, TrainingRunFacts, UnitsFact
 
 LEARNS_NOTHING = 0.9
-"""A run that keeps this share of its first loss has learnt next to nothing (TheDeepChecker: less than 5% in 5 checks;
+"""A run that keeps this share of its first loss has learned next to nothing (TheDeepChecker: less than 5% in 5 checks;
 AutoTrainer: less than 0.01 of accuracy)."""
 LEARNS_LITTLE = 0.5
 """A run that keeps this share of its first loss has room left, so that an experiment may show what is missing."""
-SPREADS = 2.0
-"""A loss this many times the first one is no noise of batches (fastai's and Lightning's learning rate finders stop at
-4 times the best)."""
+DIVERGES = 2.0
+"""A loss this many times the first one is not the noise of batches (fastai's and Lightning's learning rate finders stop
+at 4 times the best)."""
 SMALL_UPDATE = 1e-4
 """Update over weight. Healthy runs: 1e-4 to 3e-2 (TheDeepChecker: log10 in [-4, -1])."""
 LARGE_UPDATE = 0.3
@@ -27,102 +28,125 @@ DEAD = 0.9
 """Share of a layer's units that are zero for every sample (torch-audit: over 90% zeros; DLCheck: 95%)."""
 SATURATED = 0.5
 """Share of values on the flat ends (TheDeepChecker: over 50%)."""
-FADES = 1e-2
+VANISHES = 1e-2
 """Gradient of the weakest layer over that of the strongest one behind it. Sigmoids lose a factor of four each."""
-FADES_SOMEWHAT = 0.1
+VANISHES_SOMEWHAT = 0.1
 """The same, where an experiment has to confirm it."""
-FADES_IN_TIME = 1e-3
-"""Gradient at the first moment of a sequence over that at the last. Tasks that need the last ones only show it too."""
+VANISHES_IN_TIME = 1e-3
+"""Gradient at the first time step of a sequence over that at the last. Tasks that need only the last steps show it
+too."""
+STRONG = 10.0
+"""Norm of the gradient over norm of the weights at the start. Healthy runs: 0.05 to 3, with large targets 10."""
+GROWTH = 20.0
+"""Growth of gradients or activations from one end of the network, or of the sequence, to the other."""
+JUMP = 10.0
+"""A gradient norm over the rolling median (TrainProof: 10)."""
+OUTLIER = 5.0
+"""The suspected batch's loss over the largest of its neighbours', under the same weights."""
+ROSE = 1.25
+"""The validation loss at the end over its lowest (TrainProof: 1.2, after at least four evaluations)."""
+OF_START = 0.02
+"""… and by that share of the first validation loss at least: from nothing to next to nothing is a large multiple."""
+SURE = 2.0
+"""Standard errors between the lowest validation loss and the last ones. The batches are the same ones each time, so the
+spread between them overstates the doubt."""
+AHEAD = 0.85
+"""Validation over training loss below which wrong training labels are considered."""
+UNFAIR = 3.0
+"""Variance between batch means over a fair shuffle's. Over four batches and more, a fair one stays below 2.6 in 99 of
+100 (chi-square with three degrees of freedom, divided by three: 3.8 at its 99th percentile for one column, less for
+several)."""
+STALE = 0.5
+"""Share of the optimizer's steps that used gradients with older ones in them. Accumulation clears them in each."""
 BETTER = 0.7
 """An experiment helps when it ends at this share of the loss as it was, or below: far more than two seeds differ."""
 MUCH_BETTER = 0.5
 
 
-def finite(values: tuple[float, ...]) -> list[float]:
+# The loss
+
+
+def finite(values: Iterable[float]) -> list[float]:
     return [v for v in values if math.isfinite(v)]
 
 
-def first(run: TrainingRunFacts) -> float:
+def first_loss(run: TrainingRunFacts) -> float:
     """The loss at the start: on fixed batches before the first step, or the median of the first three losses."""
-    if run.checkups:
-        return run.checkups[0].train
+    if run.evaluations:
+        return run.evaluations[0].train
     return statistics.median(finite(run.losses)[:3] or [math.nan])
 
 
-def last(run: TrainingRunFacts) -> float:
-    """The loss at the end: on the same batches, or the median of the last tenth; infinite where the run blew up."""
-    if blew_up(run):
+def last_loss(run: TrainingRunFacts) -> float:
+    """The loss at the end: on the same batches, or the median of the last tenth; infinite where one was not finite."""
+    if not_finite(run):
         return math.inf
-    if run.checkups:
-        return run.checkups[-1].train
+    if run.evaluations:
+        return run.evaluations[-1].train
     values = finite(run.losses)
     return statistics.median(values[-max(1, len(values) // 10) :] or [math.nan])
 
 
-def blew_up(run: TrainingRunFacts) -> bool:
+def not_finite(run: TrainingRunFacts) -> bool:
     return any(not math.isfinite(v) for v in run.losses)
 
 
-def kept(run: TrainingRunFacts) -> float:
-    """What is left of the first loss; meant for losses that are not negative. 1 where that cannot be said."""
-    start, end = first(run), last(run)
+def loss_left(run: TrainingRunFacts) -> float:
+    """The last loss over the first; meant for losses that are not negative. 1 where that cannot be said."""
+    start, end = first_loss(run), last_loss(run)
     if not math.isfinite(start) or start <= 0 or end < 0:
         return 1.0 if end >= start else 0.0
     return end / start
 
 
 def learns_nothing(run: TrainingRunFacts) -> bool:
-    return kept(run) > LEARNS_NOTHING
+    return loss_left(run) > LEARNS_NOTHING
 
 
 def has_room(run: TrainingRunFacts, more_than: float = LEARNS_LITTLE) -> bool:
-    return kept(run) > more_than
+    return loss_left(run) > more_than
 
 
-def held_by_flat(run: TrainingRunFacts) -> bool:
-    """Units that are dead or saturated may be what holds the loss up: at the start they are suspect sooner than at the
-    end, where a network may have learnt to use the flat ends."""
-    early = dead(run.start_units) or saturated(run.start_units)
-    return bool(flat(run)) and has_room(run, 0.2 if early else LEARNS_LITTLE)
+def settled(run: TrainingRunFacts) -> bool:
+    """The loss has not come down by a twentieth in the second half of the run."""
+    half = [e for e in run.evaluations if e.step >= 0.5 * run.evaluations[-1].step]
+    return len(half) >= 3 and last_loss(run) > 0.95 * half[0].train
 
 
-def spreads(run: TrainingRunFacts) -> bool:
+def diverges(run: TrainingRunFacts) -> bool:
     """The loss has been at a multiple of the first one, for more than a moment, or is not finite any more."""
-    start = max(abs(first(run)), abs(finite(run.losses)[0]) if finite(run.losses) else 0.0)
-    high = sum(v > SPREADS * start for v in finite(run.losses)[1:])
-    return blew_up(run) or (high >= max(2, 0.02 * len(run.losses)) and kept(run) > LEARNS_LITTLE)
+    losses = finite(run.losses)
+    start = max(abs(first_loss(run)), abs(losses[0]) if losses else 0.0)
+    high = sum(v > DIVERGES * start for v in losses[1:])
+    return not_finite(run) or (high >= max(2, 0.02 * len(run.losses)) and has_room(run))
 
 
-def swings(run: TrainingRunFacts) -> bool:
+# The learning rate
+
+
+def updates(run: TrainingRunFacts) -> list[float]:
+    """Update over weight of each layer, where it is finite."""
+    return finite(layer.update for layer in run.layers)
+
+
+def updates_are_large(run: TrainingRunFacts) -> bool:
     """Much of each layer is overwritten in each step, and the loss has not come down."""
-    updates = [layer.update for layer in run.layers if math.isfinite(layer.update)]
-    return bool(updates) and statistics.median(updates) > LARGE_UPDATE and has_room(run)
+    return bool(updates(run)) and statistics.median(updates(run)) > LARGE_UPDATE and has_room(run)
 
 
-def leaps(run: TrainingRunFacts) -> bool:
-    """Some layer was thrown by more than half of its size in one of the first steps, and little was learnt."""
-    return has_room(run) and any(math.isfinite(la.leap) and la.leap > 0.5 for la in run.layers)
+def first_updates_are_large(run: TrainingRunFacts) -> bool:
+    """One of the first steps changed some layer by more than half of its size, and little was learned."""
+    return has_room(run) and any(update > 0.5 for update in finite(layer.first_update for layer in run.layers))
 
 
-def died(run: TrainingRunFacts) -> bool:
-    """Units that lived at the start are dead at the end."""
-    return bool(dead(run.end_units)) and not dead(run.start_units)
+def rate_may_be_high(run: TrainingRunFacts) -> bool:
+    dying = units_died(run) and has_room(run)
+    return diverges(run) or updates_are_large(run) or first_updates_are_large(run) or dying
 
 
-def rate_in_doubt(run: TrainingRunFacts) -> bool:
-    return spreads(run) or swings(run) or leaps(run) or (died(run) and has_room(run))
-
-
-def slow(run: TrainingRunFacts) -> bool:
+def updates_are_small(run: TrainingRunFacts) -> bool:
     """The loss has hardly come down, and no layer moves by more than a thousandth of itself in a step."""
-    updates = [layer.update for layer in run.layers if math.isfinite(layer.update)]
-    return bool(updates) and max(updates) < 1e-3 and kept(run) > 0.8
-
-
-def crawls(run: TrainingRunFacts) -> bool:
-    """No layer moves by more than a ten-thousandth of itself in a step, and the loss stays."""
-    updates = [layer.update for layer in run.layers if math.isfinite(layer.update)]
-    return bool(updates) and max(updates) < SMALL_UPDATE and learns_nothing(run)
+    return bool(updates(run)) and max(updates(run)) < 1e-3 and loss_left(run) > 0.8
 
 
 def rate_fell(run: TrainingRunFacts) -> int | None:
@@ -137,12 +161,21 @@ def rate_fell(run: TrainingRunFacts) -> int | None:
     return above[-1] + 1
 
 
-def dead(places: tuple[UnitsFact, ...]) -> list[UnitsFact]:
-    return [p for p in places if p.dead is not None and p.dead >= DEAD and p.units >= 4]
+def rate_stays_low(run: TrainingRunFacts) -> bool:
+    """A schedule that is meant for more steps than it got: the rate never left the foot of its rise."""
+    schedule = run.schedule
+    return schedule is not None and len(run.rates) >= 8 and max(run.rates) < 0.2 * schedule.peak
 
 
-def saturated(places: tuple[UnitsFact, ...]) -> list[UnitsFact]:
-    return [p for p in places if p.saturated is not None and p.hidden and p.saturated >= SATURATED]
+# Units
+
+
+def dead(units: tuple[UnitsFact, ...]) -> list[UnitsFact]:
+    return [u for u in units if u.dead is not None and u.dead >= DEAD and u.units >= 4]
+
+
+def saturated(units: tuple[UnitsFact, ...]) -> list[UnitsFact]:
+    return [u for u in units if u.saturated is not None and u.hidden and u.saturated >= SATURATED]
 
 
 def flat(run: TrainingRunFacts) -> list[UnitsFact]:
@@ -150,110 +183,89 @@ def flat(run: TrainingRunFacts) -> list[UnitsFact]:
     return dead(run.start_units) or saturated(run.start_units) or dead(run.end_units) or saturated(run.end_units)
 
 
-def amplifies(run: TrainingRunFacts) -> tuple[float, str]:
+def flat_units_matter(run: TrainingRunFacts) -> bool:
+    """Units that are dead or saturated may be what keeps the loss up: at the start they are suspect sooner than at the
+    end, where a network may have learned to use the flat ends."""
+    early = dead(run.start_units) or saturated(run.start_units)
+    return bool(flat(run)) and has_room(run, 0.2 if early else LEARNS_LITTLE)
+
+
+def units_died(run: TrainingRunFacts) -> bool:
+    """Units that were alive at the start are dead at the end."""
+    return bool(dead(run.end_units)) and not dead(run.start_units)
+
+
+# Gradients
+
+
+def gradient_growth(run: TrainingRunFacts) -> tuple[float, str]:
     """By how much the gradient is larger at the call of a layer where it is largest than at the last layer's own call,
-    and that layer's name; or, through a recurrent module, at the first moment of its input than at the last.
-    (1, "") where that can't be said."""
-    found = [(t.first / t.last, t.module) for t in run.through if t.last > 0 and math.isfinite(t.first)]
-    hidden = run.flow[:-1] if len(run.flow) >= 3 else ()  # the last one is the output
+    and that layer's name; or, through a recurrent module, at the first time step than at the last. (1, "") where that
+    can't be said."""
+    growths = [(t.first / t.last, t.module) for t in run.time_gradients if t.last > 0 and math.isfinite(t.first)]
+    hidden = run.layer_calls[:-1] if len(run.layer_calls) >= 3 else ()  # the last one is the output
     if hidden and hidden[-1].gradient > 0:
-        largest = max(hidden, key=lambda p: p.gradient)
-        found.append((largest.gradient / hidden[-1].gradient, largest.module))
-    return max(found, default=(1.0, ""))
+        largest = max(hidden, key=lambda call: call.gradient)
+        growths.append((largest.gradient / hidden[-1].gradient, largest.module))
+    return max(growths, default=(1.0, ""))
 
 
-def grows(run: TrainingRunFacts) -> tuple[float, str]:
+def activation_growth(run: TrainingRunFacts) -> tuple[float, str]:
     """The same for the sizes of the outputs, on the way forward, over the first layer's."""
-    if len(run.flow) < 3 or run.flow[0].size <= 0:
+    calls = run.layer_calls
+    if len(calls) < 3 or calls[0].output_rms <= 0:
         return 1.0, ""
-    largest = max(run.flow, key=lambda p: p.size)
-    return largest.size / run.flow[0].size, largest.module
+    largest = max(calls, key=lambda call: call.output_rms)
+    return largest.output_rms / calls[0].output_rms, largest.module
 
 
 def explodes(run: TrainingRunFacts) -> bool:
     """The gradient at the start is a multiple of the weights, and it or the activations grow along the way; or it
     jumps later on, and the loss with it."""
-    return explodes_at_start(run) or (jumps(run) and spreads(run))
+    return explodes_at_start(run) or (gradients_jump(run) and diverges(run))
 
 
 def explodes_at_start(run: TrainingRunFacts) -> bool:
-    """Before any step was made, so that no learning rate is to blame."""
-    much = run.start_gradient > STRONG * max(run.weight_norm, 1e-12)
-    return much and (amplifies(run)[0] > GROWS or grows(run)[0] > GROWS)
+    """Before the first step, so that no learning rate is to blame."""
+    large = run.start_gradient > STRONG * max(run.weight_norm, 1e-12)
+    return large and (gradient_growth(run)[0] > GROWTH or activation_growth(run)[0] > GROWTH)
 
 
-def jumps(run: TrainingRunFacts) -> bool:
+def gradients_jump(run: TrainingRunFacts) -> bool:
     """Some gradient norms are far above those before them, though those of the first steps were of an ordinary size."""
-    norms = [n for n in run.gradient_norms if math.isfinite(n)]
+    norms = finite(run.gradient_norms)
     if len(norms) < 20:
         return False
     high = [n for i, n in enumerate(norms[10:], 10) if n > JUMP * statistics.median(norms[max(0, i - 50) : i])]
     return len(high) >= 2
 
 
-STRONG = 10.0
-"""Norm of the gradient over norm of the weights at the start. Healthy runs: 0.05 to 3, with large targets 10."""
-GROWS = 20.0
-"""Growth of gradients or activations from one end of the network, or of the sequence, to the other."""
-JUMP = 10.0
-"""A gradient norm over the rolling median (TrainProof: 10)."""
-
-
-def outweighs(run: TrainingRunFacts) -> bool:
-    """More of the loss at the start or at the end is paid for the weights than for the errors."""
-    return run.penalty > 0.5 * abs(first(run)) or run.penalty_end > 0.5 * abs(last(run))
-
-
-def rate_stays_low(run: TrainingRunFacts) -> bool:
-    """A schedule that is meant for more steps than it got: the rate never left the foot of its rise."""
-    schedule = run.schedule
-    return schedule is not None and len(run.rates) >= 8 and max(run.rates) < 0.2 * schedule.peak
-
-
-def settled(run: TrainingRunFacts) -> bool:
-    """The loss has not come down by a twentieth in the second half of the run."""
-    half = [c for c in run.checkups if c.step >= 0.5 * run.checkups[-1].step]
-    return len(half) >= 3 and last(run) > 0.95 * half[0].train
-
-
-def fading(run: TrainingRunFacts, by: float = FADES) -> list[LayerFact]:
+def vanishing(run: TrainingRunFacts, by: float = VANISHES) -> list[LayerFact]:
     """The layers whose gradient is a hundredth or less of that of a layer behind them, where it fades step by step."""
-    layers = [layer for layer in run.layers if layer.first > 0]
+    layers = [layer for layer in run.layers if layer.first_gradient > 0]
     if len(layers) < 3:
         return []
-    strongest = max(range(len(layers)), key=lambda i: layers[i].first)
-    before = layers[:strongest]
-    weak = [layer for layer in before if layer.first < by * layers[strongest].first]
-    steps = [a.first <= 2 * b.first for a, b in zip(before, layers[1 : strongest + 1])]
-    return weak if weak and len(before) >= 2 and sum(steps) >= 0.75 * len(steps) else []
+    strongest = max(range(len(layers)), key=lambda i: layers[i].first_gradient)
+    front = layers[:strongest]
+    weak = [layer for layer in front if layer.first_gradient < by * layers[strongest].first_gradient]
+    steps = [a.first_gradient <= 2 * b.first_gradient for a, b in zip(front, layers[1 : strongest + 1])]
+    return weak if weak and len(front) >= 2 and sum(steps) >= 0.75 * len(steps) else []
 
 
-def helps(trial: Experiment | None, by: float = BETTER) -> bool:
-    """Whether a change brought the loss on fixed batches down to `by` of what it was."""
-    return trial is not None and math.isfinite(trial.end_changed) and trial.end_changed < by * trial.end_as_is
+def vanishing_in_time(run: TrainingRunFacts) -> TimeGradient | None:
+    """The recurrent module through which next to nothing of the gradient comes back to the first time step."""
+    return next((t for t in run.time_gradients if t.last > 0 and t.first < VANISHES_IN_TIME * t.last), None)
 
 
-def lower_rate_cures(run: TrainingRunFacts) -> bool:
-    """With a lower learning rate the same steps end far lower: the rest follows from the rate."""
-    return any(helps(t, MUCH_BETTER) for name, t in run.trials.items() if name.startswith("lr/"))
+# The penalty on the weights, the data
 
 
-def fades_in_time(run: TrainingRunFacts) -> Through | None:
-    """The recurrent module through which next to nothing of the gradient comes back to the first moment."""
-    return next((t for t in run.through if t.last > 0 and t.first < FADES_IN_TIME * t.last), None)
+def penalty_dominates(run: TrainingRunFacts) -> bool:
+    """More of the loss at the start or at the end is a penalty on the weights than error."""
+    return run.penalty > 0.5 * abs(first_loss(run)) or run.penalty_end > 0.5 * abs(last_loss(run))
 
 
-def cured(run: TrainingRunFacts) -> Experiment | None:
-    """The trial in which layers' outputs were brought to a size of one, where it helped; else the last such one."""
-    found = [t for name in ("rescaled", "normalised") if (t := run.trials.get(name)) is not None]
-    return next((t for t in found if helps(t)), found[-1] if found else None)
-
-
-OUTLIER = 5.0
-"""The suspected batch's loss over the largest of its neighbours', under the same weights."""
-
-
-def odd_batch(run: TrainingRunFacts) -> str:
+def outlier_batch(run: TrainingRunFacts) -> str:
     """Whether the batch at which the loss jumps is unlike its neighbours: "start" or "end", by the weights with which
     it is seen; "" where it is not."""
     spike = run.spike or {}
@@ -268,53 +280,67 @@ def odd_batch(run: TrainingRunFacts) -> str:
     )
 
 
-def order_in_doubt(run: TrainingRunFacts) -> bool:
-    """The samples come in the order of the dataset, and that may be an order that shows in nothing that is counted."""
+def order_may_matter(run: TrainingRunFacts) -> bool:
+    """The samples come in the order of the dataset, which may matter although nothing that is counted shows it."""
     return run.order.sequential and has_room(run, 0.05)
 
 
 def order_harms(run: TrainingRunFacts) -> bool:
-    """Dealt out afresh, the same samples teach far more, on validation data too."""
-    trial = run.trials.get("shuffled")
-    if trial is None or not order_in_doubt(run) or odd_batch(run) or not helps(trial, MUCH_BETTER):
+    """Shuffled, the same samples teach far more, on validation data too."""
+    shuffled = run.experiments.get("shuffled")
+    if shuffled is None or not order_may_matter(run) or outlier_batch(run) or not helps(shuffled, MUCH_BETTER):
         return False
-    return trial.val_as_is is None or trial.val_changed is None or trial.val_changed < MUCH_BETTER * trial.val_as_is
+    return (
+        shuffled.val_as_is is None
+        or shuffled.val_changed is None
+        or shuffled.val_changed < MUCH_BETTER * shuffled.val_as_is
+    )
 
 
 def overfits(run: TrainingRunFacts) -> tuple[int, float, float] | None:
     """(step of the lowest validation loss, that loss, the last one) where the validation loss rose for good while the
     training loss kept falling."""
-    seen = [c for c in run.checkups if c.val is not None and math.isfinite(c.val)]
-    if len(seen) < 6:
+    evaluations = [e for e in run.evaluations if e.val is not None and math.isfinite(e.val)]
+    if len(evaluations) < 6:
         return None
-    values = [c.val or 0.0 for c in seen]
-    best = min(range(len(seen)), key=values.__getitem__)
-    end = statistics.median(values[-3:])
-    by_heart = seen[-1].train < 0.02 * seen[0].train and end > 0.5 * values[0] and len(seen) >= 10
+    values = [e.val or 0.0 for e in evaluations]
+    best = min(range(len(evaluations)), key=values.__getitem__)
+    lowest, last, end = evaluations[best], evaluations[-1], statistics.median(values[-3:])
+    memorized = last.train < 0.02 * evaluations[0].train and end > 0.5 * values[0] and len(evaluations) >= 10
     matters = end - values[best] > OF_START * abs(values[0])
-    sure = min(values[-3:]) > values[best] + SURE * seen[best].spread
-    rose = by_heart or matters and sure and end > ROSE * values[best]
-    fell = by_heart or seen[-1].train < 0.8 * seen[best].train and seen[-1].train < 0.5 * end
-    early = by_heart or seen[best].step <= 0.6 * seen[-1].step
-    return (seen[best].step, values[best], values[-1]) if rose and fell and early else None
+    sure = min(values[-3:]) > values[best] + SURE * lowest.val_error
+    rose = memorized or matters and sure and end > ROSE * values[best]
+    fell = memorized or last.train < 0.8 * lowest.train and last.train < 0.5 * end
+    early = memorized or lowest.step <= 0.6 * last.step
+    return (lowest.step, values[best], values[-1]) if rose and fell and early else None
 
 
-ROSE = 1.25
-"""The validation loss at the end over its lowest (TrainProof: 1.2, after at least four evaluations)."""
-OF_START = 0.02
-"""… and by that share of the first validation loss at least: from nothing to next to nothing is a large multiple."""
-SURE = 2.0
-"""Standard errors between the lowest validation loss and the last ones. The batches are the same ones each time, so the
-spread between them overstates the doubt."""
-
-
-AHEAD = 0.85
-"""Validation over training loss from which on wrong training labels are thought of."""
-
-
-def ahead_on_val(run: TrainingRunFacts) -> bool:
-    """The validation set is predicted far better than what was trained on, both in eval mode."""
-    if not run.checkups or run.checkups[-1].val is None:
+def validation_is_ahead(run: TrainingRunFacts) -> bool:
+    """The validation set is predicted far better than the training set, both in eval mode."""
+    if not run.evaluations or run.evaluations[-1].val is None:
         return False
-    end = run.checkups[-1]
-    return end.val is not None and end.val < AHEAD * end.train and 0.25 * first(run) < end.train < first(run)
+    end = run.evaluations[-1]
+    return end.val is not None and end.val < AHEAD * end.train and 0.25 * first_loss(run) < end.train < first_loss(run)
+
+
+# Experiments
+
+
+def helps(experiment: Experiment | None, by: float = BETTER) -> bool:
+    """Whether a change brought the loss on fixed batches down to `by` of what it was."""
+    return (
+        experiment is not None
+        and math.isfinite(experiment.end_changed)
+        and experiment.end_changed < by * experiment.end_as_is
+    )
+
+
+def lower_rate_helps(run: TrainingRunFacts) -> bool:
+    """With a lower learning rate the same steps end far lower: the rest follows from the rate."""
+    return any(helps(e, MUCH_BETTER) for name, e in run.experiments.items() if name.startswith("lr/"))
+
+
+def rescaling(run: TrainingRunFacts) -> Experiment | None:
+    """The experiment in which layers' outputs were brought to a size of one, where it helped; else the last of them."""
+    done = [e for name in ("rescaled", "normalized") if (e := run.experiments.get(name)) is not None]
+    return next((e for e in done if helps(e)), done[-1] if done else None)

@@ -1,4 +1,6 @@
-"""How a rule over what was seen before training puts its finding together."""
+"""How a rule of this tool puts its finding together: the finding, a fix with its proof, places and lines in sentences.
+
+Numbers and lists are written by nbdebug/text.py."""
 
 from __future__ import annotations
 
@@ -12,152 +14,120 @@ from nbdebug.report import Finding, Fix, Link, Where
 from nbdebug.tools.training.facts import Experiment, TrainingRunFacts
 from nbdebug.tools.training.rules.signs import BETTER, helps
 
+NOT_REPEATED = "the run could not be repeated with this change"
+"""Why a fix has no experiment, where the rule knows no better; the report knows more."""
+
+HE_INIT = (
+    "Start with outputs around zero: no negative biases, He initialization.",
+    "torch.nn.init.kaiming_normal_(layer.weight, nonlinearity='relu')\ntorch.nn.init.zeros_(layer.bias)",
+)
+"""Title and code of a fix, as of the next two."""
+GLOROT_INIT = (
+    "Bring the inputs of the activation to a size of about one.",
+    "torch.nn.init.xavier_uniform_(layer.weight)\ntorch.nn.init.zeros_(layer.bias)",
+)
+SHUFFLE = ("Shuffle the training data.", "DataLoader(dataset, batch_size=..., shuffle=True)")
+PRINT_LOSS_INPUTS = Fix(
+    "Print what goes into the loss.",
+    "outputs, targets = model(batch[0]), batch[1]\n"
+    "print(outputs.shape, outputs.min(), outputs.max(), targets.unique())",
+)
+
 
 def finding(
     slug: str,
     title: str,
-    where: Iterable[str],
+    names: Iterable[str],
     fixes: Iterable[Fix],
     *,
+    run: TrainingRunFacts | None = None,
     place: Where | None = None,
     module: str | None = None,
-    chain: Iterable[str] = (),
-    **evidence: Any,
-) -> Finding:
-    """where: the modules, parameters, functions or arguments to blame, the most telling first. module: the one at which
-    it is, where the place does not tell. `_` in the names of evidence stands for a space."""
-    names = [name for name in dict.fromkeys(where) if name]
-    place = place or Where()
-    at = dataclasses.replace(place, module=place.module or module)
-    shown: Mapping[str, Any] = {key.replace("_", " "): value for key, value in evidence.items() if value is not None}
-    return Finding(
-        f"training/{slug}", title, at, {"where": names, **shown}, tuple(fixes), tuple(Link(what) for what in chain)
-    )
-
-
-def listed(names: Iterable[str], most: int = 4) -> str:
-    """ "`a`, `b` and 3 more"."""
-    names = list(names)
-    shown = [f"`{name}`" for name in names[:most]]
-    if len(names) > most:
-        return f"{', '.join(shown)} and {len(names) - most:,} more"
-    return " and ".join(", ".join(shown).rsplit(", ", 1)) if len(shown) > 1 else "".join(shown)
-
-
-def line(where: Where) -> str:
-    """ " (train.py, line 31)", or "" where the line is not known."""
-    return f" ({where.place})" if where.place else ""
-
-
-def short(value: float) -> str:
-    """A number for a sentence: three digits, in full up to a million."""
-    return f"{float(f'{value:.3g}'):,.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.3g}"
-
-
-def shape(size: Iterable[int]) -> str:
-    """(64, 1) as "64×1", (64,) as "64"."""
-    return "×".join(str(s) for s in size)
-
-
-def without(text: str | None, op: str) -> str:
-    """A line of the user's without one call: "x.softmax(1)" becomes "x", "F.softmax(x, dim=1)" becomes "x"; "" where
-    that can't be told from the text."""
-    found = re.search(rf"(?P<owner>[\w.\])]*?)\.?\b{re.escape(op)}(?P<open>\()?", text or "")
-    if found is None or text is None:
-        return ""
-    if found["open"] is None:
-        return text[: found.start()] + found["owner"] + text[found.end() :] if op == "data" else ""
-    end = _closing(text, found.end() - 1)
-    if end is None:
-        return ""
-    if found["owner"] in ("", "F", "torch", "nn.functional", "torch.nn.functional", "functional"):
-        inner = text[found.end() : end]
-        return text[: found.start()] + inner[: _first_comma(inner)].strip() + text[end + 1 :]
-    if found["owner"].split(".")[0] == "self" and found["owner"].count(".") == 0:
-        return ""  # a module of that name
-    return text[: found.start()] + found["owner"] + text[end + 1 :]
-
-
-def _closing(text: str, opening: int) -> int | None:
-    depth = 0
-    for i in range(opening, len(text)):
-        depth += (text[i] in "([{") - (text[i] in ")]}")
-        if depth == 0:
-            return i
-    return None
-
-
-def _first_comma(inner: str) -> int:
-    depth = 0
-    for i, char in enumerate(inner):
-        depth += (char in "([{") - (char in ")]}")
-        if char == "," and depth == 0:
-            return i
-    return len(inner)
-
-
-POINTS = 60
-"""Points of a curve that go into a report."""
-
-
-def run_finding(
-    run: TrainingRunFacts,
-    slug: str,
-    title: str,
-    where: Iterable[str],
-    fixes: Iterable[Fix],
-    *,
-    place: Where | None = None,
     phase: str | None = None,
     step: int | None = None,
     chain: Iterable[str] = (),
     evidence: Mapping[str, Any] | None = None,
 ) -> Finding:
-    """where: the modules, parameters, functions or arguments to blame, the most telling first. The first that is a
-    module (or has one as its owner) is the place's module."""
-    names = [name for name in dict.fromkeys(where) if name]
-    known = (
-        {la.name for la in run.layers}
-        | {m.module for m in run.modes}
-        | {f.name for f in run.frozen}
-        | {name for u in (*run.start_units, *run.end_units) for name in (u.feeds, u.module)}
-        | {p.module for p in run.flow}
+    """names: the modules, parameters, functions or arguments to blame, the most telling first. module: the one at which
+    it is, where the place does not tell; with a run, the first of the names that is a module in it. Evidence that is
+    None is left out."""
+    names = [name for name in dict.fromkeys(names) if name]
+    place = place or Where()
+    if run is not None:
+        known = _modules(run)
+        module = next((name for name in names if name in known), None)
+    where = dataclasses.replace(
+        place, module=place.module or module, phase=phase or place.phase, step=place.step if step is None else step
     )
-    module = next((name for name in names if name in known), None)
-    at = dataclasses.replace(place or Where(), step=step, module=module, phase=phase)
+    rows = {name: value for name, value in (evidence or {}).items() if value is not None}
     return Finding(
-        f"training/{slug}",
-        title,
-        at,
-        {"where": names, **(evidence or {})},
-        tuple(fixes),
-        tuple(Link(what) for what in chain),
+        f"training/{slug}", title, where, {"where": names, **rows}, tuple(fixes), tuple(Link(text) for text in chain)
     )
 
 
-def tried(title: str, code: str, trial: Experiment | None, why_not: str = "", by: float = BETTER) -> Fix:
-    """A fix with the proof of its trial, where there was one."""
-    if trial is None:
-        return Fix(title, code, None, {"why not": why_not or "the run could not be repeated with this change"})
-    after: dict[str, Any] = {"loss as it is": trial.end_as_is, "loss with the fix": trial.end_changed}
-    after |= {"steps": len(trial.changed)} if trial.changed else {}
-    if trial.val_as_is is not None and trial.val_changed is not None:
-        after |= {"validation as it is": trial.val_as_is, "validation with the fix": trial.val_changed}
-    return Fix(title, code, helps(trial, by), {k: v for k, v in after.items() if math.isfinite(v)} | _broke(trial))
+def _modules(run: TrainingRunFacts) -> set[str]:
+    """The names by which a run knows modules and frozen parameters."""
+    return (
+        {layer.name for layer in run.layers}
+        | {mode.module for mode in run.modes}
+        | {parameter.name for parameter in run.frozen}
+        | {name for units in (*run.start_units, *run.end_units) for name in (units.layer, units.module)}
+        | {call.module for call in run.layer_calls}
+    )
 
 
-def _broke(trial: Experiment) -> dict[str, str]:
-    ends = (("as it is", trial.end_as_is), ("with the fix", trial.end_changed))
-    return {f"loss {word}": "not finite" for word, end in ends if not math.isfinite(end)}
+def tested_fix(title: str, code: str, experiment: Experiment | None, by: float = BETTER) -> Fix:
+    """A fix with the losses of its experiment, where there was one."""
+    if experiment is None:
+        return Fix(title, code, None, {"why not": NOT_REPEATED})
+    after: dict[str, Any] = {"loss as it is": experiment.end_as_is, "loss with the fix": experiment.end_changed}
+    after = {key: value if math.isfinite(value) else "not finite" for key, value in after.items()}
+    if experiment.changed:
+        after["steps"] = len(experiment.changed)
+    if experiment.val_as_is is not None and experiment.val_changed is not None:
+        validation = {
+            "validation as it is": experiment.val_as_is,
+            "validation with the fix": experiment.val_changed,
+        }
+        after |= {key: value for key, value in validation.items() if math.isfinite(value)}
+    return Fix(title, code, helps(experiment, by), after)
 
 
-def short_number(value: float) -> str:
-    """A number for a sentence: three digits, in full up to a million."""
-    return f"{float(f'{value:.3g}'):,.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.3g}"
+def at_line(where: Where) -> str:
+    """ " (train.py, line 31)", or "" where the line is not known."""
+    return f" ({where.place})" if where.place else ""
 
 
-def thinned(curve: Iterable[float]) -> list[float | None]:
-    """A curve for a report: at most 60 points, what is not finite left open."""
-    values = list(curve)
-    step = max(1, len(values) // POINTS)
-    return [round(v, 6) if math.isfinite(v) else None for v in values[::step]]
+def shape(sizes: Iterable[int]) -> str:
+    """(64, 1) as "[64, 1]", as torch prints it."""
+    return str(list(sizes))
+
+
+def without_call(text: str | None, op: str) -> str:
+    """A line of the user's without one call: "x.softmax(1)" becomes "x", "F.softmax(x, dim=1)" becomes "x"; "" where
+    that can't be told from the text."""
+    match = re.search(rf"(?P<owner>[\w.\])]*?)\.?\b{re.escape(op)}(?P<open>\()?", text or "")
+    if match is None or text is None:
+        return ""
+    owner, end = match["owner"], match.end()
+    if match["open"] is None:
+        return text[: match.start()] + owner + text[end:] if op == "data" else ""
+    close = _end(text[end:], ")")
+    if close is None:
+        return ""
+    inner, rest = text[end : end + close], text[end + close + 1 :]
+    if owner in ("", "F", "torch", "nn.functional", "torch.nn.functional", "functional"):
+        return text[: match.start()] + inner[: _end(inner, ",")].strip() + rest
+    if owner == "self":
+        return ""  # a module of that name
+    return text[: match.start()] + owner + rest
+
+
+def _end(text: str, mark: str) -> int | None:
+    """Where a mark stands first outside of brackets that open in this text; None where it never does."""
+    depth = 0
+    for i, character in enumerate(text):
+        if depth == 0 and character == mark:
+            return i
+        depth += (character in "([{") - (character in ")]}")
+    return None

@@ -1,3 +1,13 @@
-"""One run of the user's own loop, watched; then the same start again, with one thing changed at a time."""
+"""One run of the user's own loop, watched; then the same start again, with one thing changed at a time.
+
+probe          the whole: run, measure what it left, repeat the start, try what the signs call for: `run_facts`
+loop           the loop under watch: losses, batches, learning rates, evaluations on fixed batches
+updates        the mode of each module; what backward leaves in the gradients, and what the optimizer does with it
+layers         activations, and gradients through depth and time
+data           reading batches without using up random numbers
+evaluate       the loss on fixed batches, in either mode; which classes are found
+retrain        the start of the run, trained on again with one change
+experiments    which changes a run calls for
+"""
 
 from __future__ import annotations

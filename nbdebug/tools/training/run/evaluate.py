@@ -1,6 +1,6 @@
-"""The loss on fixed batches, in either mode, without the training noticing.
+"""The loss on fixed batches, in train or eval mode, without the training noticing; and which classes the model finds.
 
-Flags, buffers, gradients and random numbers are as before afterwards. Whatever goes wrong here is ours: the look is
+Flags, buffers, gradients and random numbers are as before afterwards. Whatever fails here is ours: the evaluation is
 given up, and the reason is kept.
 """
 
@@ -16,10 +16,22 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from nbdebug.tools.training.run.data import unnoticed
+from nbdebug.tools.training.run.data import preserve_rng
 
 MOST = 8
-"""Batches looked at for one checkup. Eight give a standard error of a third of the spread between batches."""
+"""Batches of one evaluation. Eight give a standard error of a third of the spread between batches."""
+CLASSES = 1000
+"""More kinds of labels than this are no classes but words."""
+LABEL_LOSSES = {
+    "cross_entropy": 0.0,
+    "nll_loss": 0.0,
+    "binary_cross_entropy_with_logits": 0.0,
+    "binary_cross_entropy": 0.5,
+}
+"""The losses of labels, and from which value on an output means yes, where there is one output for each label."""
+
+LossFn = Callable[[Any, Any], Any]
+"""loss_fn(model, batch)."""
 
 
 def loss_root(loss: Any) -> Any:
@@ -53,39 +65,31 @@ def mode(model: nn.Module, training: bool) -> Iterator[None]:
 
 
 class FixedBatches:
-    """Fixed batches of one loader, and their losses when asked. fault: why the loss could not be computed."""
+    """Fixed batches of one loader, and their losses. error: why the loss could not be computed."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        loss_fn: Callable[[Any, Any], Any] | None,
-        batches: Sequence[Any],
-        most: int | None = MOST,
-    ):
-        self.model, self.loss_fn, self.fault = model, loss_fn, ""
+    def __init__(self, model: nn.Module, loss_fn: LossFn | None, batches: Sequence[Any], most: int | None = MOST):
+        self.model, self.loss_fn, self.error = model, loss_fn, ""
         self.batches = list(batches if most is None else batches[:most])
 
     def losses(self, training: bool = False) -> list[float]:
-        """One loss a batch; empty where there is nothing to ask, or where asking failed."""
+        """One loss for each batch; none where there is no loss_fn or no batch, or where it failed."""
         try:
-            return [] if self.fault else self.of(self.model, training)
-        except Exception as fault:  # the border: it is our question that failed, not the user's loop
-            self.fault = f"{type(fault).__name__}: {fault}"
+            return [] if self.error else self.losses_of(self.model, training)
+        except Exception as error:  # the border: our evaluation failed, not the user's loop
+            self.error = f"{type(error).__name__}: {error}"
             return []
 
-    def of(self, model: nn.Module, training: bool = False) -> list[float]:
-        """The same for another model in its place. Whatever asking raises passes."""
+    def losses_of(self, model: nn.Module, training: bool = False) -> list[float]:
+        """The same for another model in its place. Whatever the loss raises passes."""
         if self.loss_fn is None or not self.batches:
             return []
-        with unnoticed(self.loss_fn), torch.no_grad(), mode(model, training):
+        with preserve_rng(self.loss_fn), torch.no_grad(), mode(model, training):
             return [loss_value(self.loss_fn(model, batch)) for batch in self.batches]
 
-    def mean(self, training: bool = False) -> tuple[float, float] | None:
-        """Mean loss and its standard error; None where there is none."""
-        losses = self.losses(training)
-        if not losses:
-            return None
-        return mean_and_error(losses)
+    def mean(self) -> tuple[float, float] | None:
+        """Mean loss in eval mode and its standard error; None where there is none."""
+        losses = self.losses()
+        return mean_and_error(losses) if losses else None
 
 
 def mean_and_error(losses: Sequence[float]) -> tuple[float, float]:
@@ -94,14 +98,8 @@ def mean_and_error(losses: Sequence[float]) -> tuple[float, float]:
     return mean, spread
 
 
-LOSSES = {"cross_entropy": 0.0, "nll_loss": 0.0, "binary_cross_entropy_with_logits": 0.0, "binary_cross_entropy": 0.5}
-"""The losses of labels, and from which value on an output says yes, where there is one output for each label."""
-CLASSES = 1000
-"""More kinds of labels than this are no classes but words."""
-
-
-class _Heard(TorchFunctionMode):
-    """Notes what the losses are given."""
+class _LossInputs(TorchFunctionMode):
+    """Records the scores and targets of the losses of labels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,7 +108,7 @@ class _Heard(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        if name in LOSSES:
+        if name in LABEL_LOSSES:
             scores = args[0] if args else kwargs.get("input")
             target = args[1] if len(args) > 1 else kwargs.get("target")
             if isinstance(scores, torch.Tensor) and isinstance(target, torch.Tensor):
@@ -118,21 +116,18 @@ class _Heard(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def recalls(
-    model: nn.Module, loss_fn: Callable[[Any, Any], Any], batches: Sequence[Any]
-) -> Mapping[str, tuple[int, int]]:
-    """class → (how many there are, how many are found); empty where the loss is given no labels."""
+def recalls(model: nn.Module, loss_fn: LossFn, batches: Sequence[Any]) -> Mapping[str, tuple[int, int]]:
+    """class → (how many there are, how many are found); empty where the loss takes no labels."""
     counts: dict[str, tuple[int, int]] = {}
     outputs: list[Any] = []
     handle = model.register_forward_hook(lambda module, args, out: outputs.append(out))
     try:
-        with unnoticed(loss_fn), torch.no_grad(), mode(model, training=False):
+        with preserve_rng(loss_fn), torch.no_grad(), mode(model, training=False):
             for batch in batches:
                 outputs.clear()
-                heard = _Heard()
-                with heard:
+                with _LossInputs() as inputs:
                     loss_fn(model, batch)
-                for scores, target, name, ignored in heard.calls[:1]:
+                for scores, target, name, ignored in inputs.calls[:1]:
                     own = [o for o in outputs if isinstance(o, torch.Tensor) and o.shape == scores.shape]
                     _count(counts, [scores, *own], target, name, ignored)
     finally:
@@ -141,23 +136,24 @@ def recalls(
 
 
 def _count(
-    counts: dict[str, tuple[int, int]], given: Sequence[torch.Tensor], target: torch.Tensor, name: str, ignored: int
+    counts: dict[str, tuple[int, int]], scores: Sequence[torch.Tensor], target: torch.Tensor, name: str, ignored: int
 ) -> None:
+    """Add one batch. A label counts as found where any of these scores, the loss's or the model's, predicts it."""
+    labels = target.detach()
     if name.startswith("binary"):
-        labels = target.detach()
-        if labels.dim() > 1 and labels.shape[1] > 1 and labels.dim() == 2:
+        if labels.dim() == 2 and labels.shape[1] > 1:
             return  # several tags of one sample
         if not bool(((labels == 0) | (labels == 1)).all()):
             return
-        labels, said = labels.long(), [(s.detach() > LOSSES[name]).long() for s in given]
+        labels, predictions = labels.long(), [(s.detach() > LABEL_LOSSES[name]).long() for s in scores]
     else:
-        if target.is_floating_point() or given[0].dim() < 2:
+        if target.is_floating_point() or scores[0].dim() < 2:
             return
-        labels, said = target.detach(), [s.detach().argmax(1) for s in given]
-    right = torch.stack([s.reshape(labels.shape) == labels for s in said]).any(0)
+        predictions = [s.detach().argmax(1) for s in scores]
+    right = torch.stack([p.reshape(labels.shape) == labels for p in predictions]).any(0)
     for label in labels.unique().tolist()[: CLASSES + 1]:
         if label == ignored:
             continue
         own = labels == label
-        there, found = counts.get(str(label), (0, 0))
-        counts[str(label)] = there + int(own.sum()), found + int(right[own].sum())
+        there, hits = counts.get(str(label), (0, 0))
+        counts[str(label)] = there + int(own.sum()), hits + int(right[own].sum())

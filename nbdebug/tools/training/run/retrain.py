@@ -1,9 +1,9 @@
 """The start of the run, put back, and trained on again with one thing changed.
 
-The bench trains by itself: the batches that the user's loop read, in their order, the user's loss function, the user's
-optimizers, the learning rates that were seen, and the routine (`Routine`): which optimizer steps after which batch. It
-does not call the user's loop again, which may write files or append to lists. Before anything is concluded from it, it
-is asked to repeat the run as it was (`Bench.repeats`).
+The retrainer trains by itself: the batches that the user's loop read, in their order, the user's loss function, the
+user's optimizers, the learning rates of the run, and its schedule (`LoopSchedule`): which optimizer steps after which
+batch. It does not call the user's loop again, which may write files or append to lists. Before anything is concluded
+from it, it has to repeat the run as it was (`Retrainer.repeats`).
 """
 
 from __future__ import annotations
@@ -22,14 +22,19 @@ from torch import nn
 
 from nbdebug.observe.snapshot import Snapshot
 from nbdebug.tools.training.facts import Experiment
-from nbdebug.tools.training.run.data import quiet
-from nbdebug.tools.training.run.evaluate import FixedBatches, loss_root, loss_value
+from nbdebug.tools.training.run.data import no_warnings
+from nbdebug.tools.training.run.evaluate import FixedBatches, LossFn, loss_root, loss_value
 
 NEAR = 0.15
-"""Relative difference up to which a loss counts as divided by that number: dropout may draw otherwise."""
+"""Relative difference up to which a loss counts as divided by that number: dropout may draw other numbers."""
 MORE = 0.05
 """Share of the batches that were read by which there may be more calls of backward. Fewer are no riddle: an evaluation
 reads batches too."""
+ALIKE = 0.02
+"""The retrainer repeats the run where the first losses agree to this (relative); other threads and kernels change the
+sixth digit, a different batch or rate the first."""
+FIRST = 12
+"""Losses compared for that."""
 
 REDUCTIONS: dict[str, Callable[[Sequence[float]], float]] = {
     "last": lambda losses: losses[-1],
@@ -37,34 +42,41 @@ REDUCTIONS: dict[str, Callable[[Sequence[float]], float]] = {
     "mean": statistics.fmean,
     "sum": sum,
 }
-"""What a loop may tell of several batches (or of several calls of a closure)."""
+"""What a loop may pass to its callback of several batches (or of several calls of a closure)."""
+
+Correction = Callable[[Any, Any, Any], float]
+"""What is subtracted from a batch's loss: (model, loss_fn, batch) → a number."""
+
+
+# The schedule of a loop
 
 
 @dataclasses.dataclass(frozen=True)
 class LoopSchedule:
-    """stepped: for each batch, the optimizers by position that step behind its backward (empty: all, after each).
-    told: for each loss that was told, the batches by then (empty: one each). share: what a loss is multiplied by before
-    its backward. emptied: gradients are cleared before each batch, whoever has stepped; else where one has stepped.
-    closure: the optimizer calls the loss itself. reduce: one of REDUCTIONS, and whether the share is in it."""
+    """stepped: for each batch, the optimizers by position that step after its backward (empty: all, after each).
+    batches_at: for each loss of the callback, the batches by then (empty: one each). share: what a loss is multiplied
+    by before its backward. clears_always: gradients are cleared before each batch, whichever optimizer has stepped;
+    else those of the optimizers that have. closure: the optimizer calls the loss itself. reduce: one of REDUCTIONS;
+    shared: the callback's loss is multiplied by the share, too."""
 
     stepped: tuple[tuple[int, ...], ...] = ()
-    told: tuple[int, ...] = ()
+    batches_at: tuple[int, ...] = ()
     share: float = 1.0
-    emptied: bool = False
+    clears_always: bool = False
     closure: bool = False
     reduce: str = "last"
     shared: bool = False
 
     def until(self, step: int) -> int:
         """How many batches there are by the end of this step, counted from 0."""
-        return self.told[min(step, len(self.told) - 1)] if self.told else step + 1
+        return self.batches_at[min(step, len(self.batches_at) - 1)] if self.batches_at else step + 1
 
-    def steps_within(self, most: int, told: int) -> int:
-        """How many losses are told of at most so many batches; `told` at most."""
-        return sum(count <= most for count in self.told[:told]) if self.told else min(most, told)
+    def steps_within(self, batches: int, steps: int) -> int:
+        """How many of these steps fit into so many batches."""
+        return sum(count <= batches for count in self.batches_at[:steps]) if self.batches_at else min(batches, steps)
 
     def stepping(self, batch: int, optimizers: int) -> Sequence[int]:
-        """The optimizers that step behind this batch."""
+        """The optimizers that step after this batch."""
         return self.stepped[batch] if batch < len(self.stepped) else range(optimizers)
 
     @property
@@ -76,26 +88,26 @@ class LoopSchedule:
             gaps += [Counter(b - a for a, b in zip([-1, *at], at)).most_common(1)[0][0]] if at else []
         return max(gaps, default=1)
 
-    def tell(self, losses: Sequence[float]) -> float:
-        """What the loop would tell of these losses, one of each batch (or call) since it last told one."""
-        return REDUCTIONS[self.reduce](losses) * (self.share if self.shared else 1.0)
+    def loss(self, parts: Sequence[float]) -> float:
+        """What the loop would pass to its callback, of the losses of each batch (or call) since the last time."""
+        return REDUCTIONS[self.reduce](parts) * (self.share if self.shared else 1.0)
 
 
-def routine_of(
-    stepped: Sequence[Sequence[int]], told: Sequence[int], read: int, optimizers: Sequence[Any], emptied: bool
+def loop_schedule(
+    stepped: Sequence[Sequence[int]], backward_at: Sequence[int], read: int, optimizers: Sequence[Any], clears: bool
 ) -> tuple[LoopSchedule | None, str]:
-    """(the routine, "") or (None, why this loop can't be done again).
+    """(the schedule, "") or (None, why this loop can't be repeated).
 
-    stepped: for each call of backward, the optimizers that stepped behind it; told: calls of backward by each loss that
-    was told; read: batches that were read by then (0: not known)."""
+    stepped: for each call of backward, the optimizers that stepped after it; backward_at: calls of backward by each
+    loss of the callback; read: batches that were read by then (0: not known); clears: see `clears_always`."""
     if any(wants_closure(o) for o in optimizers):
         if len(optimizers) > 1:
             return None, (
-                "one of several optimizers takes a closure: which loss it is given, and when the others "
-                "step, only your own loop knows"
+                "one of several optimizers takes a closure: only your own loop knows its loss, and when the other "
+                "optimizers step"
             )
         return LoopSchedule(closure=True), ""
-    calls = told[-1] if told else 0
+    calls = backward_at[-1] if backward_at else 0
     if not calls:
         return LoopSchedule(), ""  # backward was called where nobody could see it
     if read and calls - read > 2 + MORE * read:
@@ -108,11 +120,13 @@ def routine_of(
             f"your loop calls backward {calls:,} times for {read:,} batches: {several}, which only your own loop can do"
         )
     plain = tuple(range(len(optimizers)))
-    if list(told) == list(range(1, len(told) + 1)) and all(tuple(sorted(row)) == plain for row in stepped[:calls]):
+    one_each = list(backward_at) == list(range(1, len(backward_at) + 1))
+    if one_each and all(tuple(sorted(row)) == plain for row in stepped[:calls]):
         return LoopSchedule(), ""
-    if any(b <= a for a, b in zip([0, *told], told)):
-        return None, "your loop tells its callback more losses than it calls backward"
-    return LoopSchedule(tuple(tuple(row) for row in stepped[:calls]), tuple(told), emptied=emptied), ""
+    if any(b <= a for a, b in zip([0, *backward_at], backward_at)):
+        return None, "your loop passes more losses to its callback than it calls backward"
+    rows = tuple(tuple(row) for row in stepped[:calls])
+    return LoopSchedule(rows, tuple(backward_at), clears_always=clears), ""
 
 
 def wants_closure(optimizer: Any) -> bool:
@@ -121,30 +135,23 @@ def wants_closure(optimizer: Any) -> bool:
     return closure is not None and closure.default is inspect.Parameter.empty
 
 
-def share_of(root: float | None, loss: float, every: int) -> float:
-    """What a loss was multiplied by, where `root` is what backward was given: 1, or one over the batches of a step."""
+def loss_share(root: float | None, loss: float, every: int) -> float:
+    """What a loss was multiplied by, where backward got `root`: 1, or one over the batches of a step."""
     if root is None or not loss or every < 2:
         return 1.0
     return 1 / every if abs(root / loss * every - 1) <= NEAR else 1.0
 
 
-ALIKE = 0.02
-"""The bench repeats the run where the first losses agree to this (relative); other threads and kernels move the sixth
-digit, a different batch or rate the first."""
-FIRST = 12
-"""Losses compared for that."""
-
-
-Less = Callable[[Any, Any, Any], float]
+# Retraining
 
 
 @dataclasses.dataclass(frozen=True)
 class RetrainChange:
-    """What is done otherwise. rate: factor on every learning rate; level: one rate all along, the largest that was
-    seen, or `to`; zero: whether gradients are cleared where an optimizer has stepped (None: as the user's loop does);
-    clip: largest gradient norm; decay: factor on weight decay; unfreeze: names of parameters; prepare: called once on
-    the model; without: batches that are left out; batches: others in their place; loss_fn: another loss; training: all
-    modules in train mode; adam: this rate, with a fresh Adam in place of the optimizers."""
+    """What is changed. rate: factor on every learning rate; level: one rate for all steps, the largest of the run, or
+    `to`; zero: whether gradients are cleared where an optimizer has stepped (None: as the user's loop does); clip:
+    largest gradient norm; decay: factor on weight decay; unfreeze: names of parameters; prepare: called once on the
+    model; without: batches that are left out; batches: others in their place; loss_fn: another loss; training: all
+    modules in train mode; adam: this rate, with a new Adam in place of the optimizers."""
 
     rate: float = 1.0
     level: bool = False
@@ -158,110 +165,117 @@ class RetrainChange:
     prepare: Callable[[nn.Module], None] | None = None
     without: frozenset[int] = frozenset()
     batches: Sequence[Any] | None = None
-    loss_fn: Callable[[Any, Any], Any] | None = None
+    loss_fn: LossFn | None = None
 
 
 @dataclasses.dataclass
 class RetrainResult:
-    """losses: step by step, up to the first that is not finite; train, val: mean losses afterwards, in eval mode."""
+    """losses: step by step, up to the first that is not finite; train, val: mean losses afterwards, in eval mode;
+    at_end: what was measured with the weights of the end."""
 
     losses: list[float]
     train: float
     val: float | None
-    asked: list[float] = dataclasses.field(default_factory=list)
+    at_end: list[float] = dataclasses.field(default_factory=list)
+
+    def against(self, as_is: RetrainResult, name: str) -> Experiment:
+        """This result beside that of the run as it is."""
+        losses = tuple(as_is.losses), tuple(self.losses)
+        return Experiment(name, *losses, as_is.train, self.train, as_is.val, self.val)
 
 
 class Retrainer:
     """Trains from the start of the run. start: the state to begin at; rates: the learning rates of all groups at each
-    step; batches: those of the run, in order. A step is as much as the user's loop does for one loss that it tells.
-    until: when the time for trials is up. evaluated: modules that the user keeps in eval mode while training; zero:
-    False where the user's loop clears no gradients; clip: the largest gradient norm that it lets pass; draws: for each
-    batch, what puts the random numbers back that it met."""
+    step; batches: those of the run, in order. A step is as much as the user's loop does for one loss of its callback.
+    until: when the time for experiments is up. evaluated: modules that the user keeps in eval mode while training;
+    zero: False where the user's loop clears no gradients; clip: the largest gradient norm that it lets pass; draws: for
+    each batch, what puts its random numbers back."""
 
     def __init__(
         self,
         model: nn.Module,
         optimizers: list[Any],
-        loss_fn: Callable[[Any, Any], Any],
+        loss_fn: LossFn,
         batches: list[Any],
         start: Snapshot,
         rates: Sequence[Sequence[float]],
         on_train: FixedBatches,
         on_val: FixedBatches,
-        routine: LoopSchedule | None = None,
+        schedule: LoopSchedule | None = None,
     ):
         self.model, self.optimizers, self.loss_fn, self.batches = model, optimizers, loss_fn, batches
-        self.routine = routine or LoopSchedule()
+        self.schedule = schedule or LoopSchedule()
         self.start, self.on_train, self.on_val = start, on_train, on_val
-        self.rates = [list(r) for r in rates]
+        self.rates = [list(row) for row in rates]
         self.evaluated: frozenset[str] = frozenset()
         self.draws: Sequence[Callable[[], None]] = ()
         self.zero = True
         self.clip: float | None = None
-        self._broke = False
         self.until = math.inf
-        self.spent = 0.0
-        self._done: dict[tuple[RetrainChange, int], RetrainResult] = {}
+        self._broke = False
 
     @property
     def time_is_up(self) -> bool:
         return time.perf_counter() > self.until
 
     def repeats(self, losses: Sequence[float], root: float | None = None) -> bool:
-        """Whether the bench, changing nothing, gets the losses that the user's loop got. root: what its first backward
-        was given; by it and by what was told, the routine learns what losses are divided by, and how they are told."""
-        bad = next((i for i, loss in enumerate(losses) if not math.isfinite(loss)), len(losses))
-        count = min(FIRST, bad)
+        """Whether the retrainer, changing nothing, gets the losses of the user's loop. root: the loss of its first
+        backward; by it and by the losses, the schedule learns what losses are divided by, and how the loop reduces
+        them."""
+        first_bad = next((i for i, loss in enumerate(losses) if not math.isfinite(loss)), len(losses))
+        count = min(FIRST, first_bad)
         if count < 1 or len(losses) < 2:
             return False
         first = self._parts(1)
         if not first:
             return False
-        every = self.routine.every
-        self.routine = dataclasses.replace(self.routine, share=share_of(root, first[0][0], every))
-        mine = self._parts(count)
-        if len(mine) < count:
+        share = loss_share(root, first[0][0], self.schedule.every)
+        self.schedule = dataclasses.replace(self.schedule, share=share)
+        parts = self._parts(count)
+        if len(parts) < count:
             return False
-        for reduce, shared in ((r, s) for s in (False, True)[: 1 + (self.routine.share != 1)] for r in REDUCTIONS):
-            routine = dataclasses.replace(self.routine, reduce=reduce, shared=shared)
-            if all(_alike(routine.tell(part), told) for part, told in zip(mine, losses)):
-                self.routine = routine
-                return True
+        for shared in (False, True)[: 1 + (share != 1)]:
+            for reduce in REDUCTIONS:
+                schedule = dataclasses.replace(self.schedule, reduce=reduce, shared=shared)
+                if all(_alike(schedule.loss(part), loss) for part, loss in zip(parts, losses)):
+                    self.schedule = schedule
+                    return True
         return False
 
     def _parts(self, count: int) -> list[list[float]]:
         """The losses of so many steps, each with all its parts; the state is put back afterwards."""
         self.start.restore()
         try:
-            with torch.enable_grad(), quiet():
+            with torch.enable_grad(), no_warnings():
                 return list(self._steps(RetrainChange(), count))
         finally:
             self.start.restore()
 
     def train(
-        self, change: RetrainChange, steps: int, less: Less | None = None, ask: Callable[[], list[float]] | None = None
+        self,
+        change: RetrainChange,
+        steps: int,
+        less: Correction | None = None,
+        at_end: Callable[[], list[float]] | None = None,
     ) -> RetrainResult:
-        """Train from the start with this change; the state is put back to the start before and after. less: what is
-        taken off a batch's loss when it is measured afterwards; ask: asked while the weights are those of the end."""
-        began = time.perf_counter()
+        """Train from the start with this change; the state is put back to the start before and after. less: subtracted
+        from a batch's loss when it is evaluated afterwards; at_end: measured with the weights of the end."""
         self.start.restore()
         try:
-            with torch.enable_grad(), quiet():
-                losses = [self.routine.tell(part) for part in self._steps(change, steps)]
-            train, val = self._measured(self.on_train, less), self._measured(self.on_val, less)
-            outcome = RetrainResult(losses, math.nan if train is None else train, val)
-            outcome.asked = ask() if ask is not None else []
-            if self._broke or not math.isfinite(outcome.train):
-                outcome.train = math.inf
-            return outcome
+            with torch.enable_grad(), no_warnings():
+                losses = [self.schedule.loss(parts) for parts in self._steps(change, steps)]
+            train, val = self._mean(self.on_train, less), self._mean(self.on_val, less)
+            end = at_end() if at_end is not None else []
+            if self._broke or train is None or not math.isfinite(train):
+                train = math.inf
+            return RetrainResult(losses, train, val, end)
         finally:
             self.start.restore()
-            self.spent += time.perf_counter() - began
 
-    def _measured(self, checkups: FixedBatches, less: Less | None) -> float | None:
-        losses = checkups.losses()
+    def _mean(self, batches: FixedBatches, less: Correction | None) -> float | None:
+        losses = batches.losses()
         if less is not None:
-            losses = [loss - less(self.model, self.loss_fn, batch) for loss, batch in zip(losses, checkups.batches)]
+            losses = [loss - less(self.model, self.loss_fn, batch) for loss, batch in zip(losses, batches.batches)]
         return sum(losses) / len(losses) if losses else None
 
     def _steps(self, change: RetrainChange, steps: int) -> Iterator[list[float]]:
@@ -270,21 +284,18 @@ class Retrainer:
         self._broke = False
         self._prepare(change)
         batches = self.batches if change.batches is None else change.batches
-        optimizers = (
-            self.optimizers
-            if change.adam is None
-            else [
-                torch.optim.Adam([p for o in self.optimizers for g in o.param_groups for p in g["params"]], change.adam)
-            ]
-        )
-        turn = _Turn(self, change, optimizers)
+        optimizers = self.optimizers
+        if change.adam is not None:
+            members = [p for o in self.optimizers for g in o.param_groups for p in g["params"]]
+            optimizers = [torch.optim.Adam(members, change.adam)]
+        stepper = _BatchStepper(self, change, optimizers)
         for step in range(steps):
             if change.adam is None:
                 self._set_rates(change, step)
             parts: list[float] = []
-            for number in range(self.routine.until(step - 1) if step else 0, self.routine.until(step)):
+            for number in range(self.schedule.until(step - 1) if step else 0, self.schedule.until(step)):
                 if number not in change.without:
-                    parts += turn.take(number, batches[number % len(batches)])
+                    parts += stepper.losses(number, batches[number % len(batches)])
                 broke = next((i for i, part in enumerate(parts) if not math.isfinite(part)), None)
                 if broke is not None:
                     self._broke = True
@@ -310,82 +321,72 @@ class Retrainer:
     def _set_rates(self, change: RetrainChange, step: int) -> None:
         groups = [g for o in self.optimizers for g in o.param_groups]
         if change.level and self.rates:
-            now = [max(column) for column in zip(*self.rates)]
+            rates = [max(column) for column in zip(*self.rates)]
         else:
-            now = self.rates[min(step, len(self.rates) - 1)] if self.rates else [float(g["lr"]) for g in groups]
-        for group, rate in zip(groups, now):
+            rates = self.rates[min(step, len(self.rates) - 1)] if self.rates else [float(g["lr"]) for g in groups]
+        for group, rate in zip(groups, rates):
             group["lr"] = (rate if change.to is None else change.to) * change.rate
 
-    def trial(
-        self, what: str, change: RetrainChange, as_is: RetrainResult, steps: int, less: Less | None = None
-    ) -> Experiment:
-        """Train with the change, and set it beside what came of the run as it is."""
-        return self.beside(what, self.train(change, steps, less), as_is)
 
-    @staticmethod
-    def beside(what: str, got: RetrainResult, as_is: RetrainResult) -> Experiment:
-        return Experiment(what, tuple(as_is.losses), tuple(got.losses), as_is.train, got.train, as_is.val, got.val)
+class _BatchStepper:
+    """One batch after the other, with the optimizers that step after it."""
 
-
-class _Turn:
-    """One batch after the other, with the optimizers that step behind it."""
-
-    def __init__(self, bench: Retrainer, change: RetrainChange, optimizers: list[Any]):
-        self.optimizers, self.model = optimizers, bench.model
-        self.loss_fn = change.loss_fn or bench.loss_fn
-        self.clip = bench.clip if change.clip is None else change.clip
-        self.zero = bench.zero if change.zero is None else change.zero
-        self.routine, self.draws = bench.routine, bench.draws
-        self.closure = self.routine.closure and change.adam is None
+    def __init__(self, retrainer: Retrainer, change: RetrainChange, optimizers: list[Any]):
+        self.optimizers, self.model = optimizers, retrainer.model
+        self.loss_fn = change.loss_fn or retrainer.loss_fn
+        self.clip = retrainer.clip if change.clip is None else change.clip
+        self.zero = retrainer.zero if change.zero is None else change.zero
+        self.schedule, self.draws = retrainer.schedule, retrainer.draws
+        self.closure = self.schedule.closure and change.adam is None
         self._used = set(range(len(optimizers)))  # those whose gradients have done their work
 
-    def take(self, number: int, batch: Any) -> list[float]:
-        """The loss of the batch; several where an optimizer calls a closure. What is not finite is not stepped on."""
+    def losses(self, number: int, batch: Any) -> list[float]:
+        """The loss of the batch; several where an optimizer calls a closure. There is no step where it is not
+        finite."""
         losses: list[float] = []
         if number < len(self.draws):
             self.draws[number]()
 
-        def learn() -> Any:
+        def backward() -> Any:
             self._clear()
             loss = loss_root(self.loss_fn(self.model, batch))
             losses.append(loss_value(loss))
             if math.isfinite(losses[-1]):
-                (loss if self.routine.share == 1 else loss * self.routine.share).backward()
+                (loss if self.schedule.share == 1 else loss * self.schedule.share).backward()
                 if self.closure:
-                    self._clipped(self.optimizers)
+                    self._clip_gradients(self.optimizers)
             return loss
 
         if self.closure:
-            self.optimizers[0].step(learn)
+            self.optimizers[0].step(backward)
             self._used = {0}
             return losses
-        learn()
+        backward()
         if not math.isfinite(losses[-1]):
             return losses
-        alone = len(self.optimizers) == 1 and not self.routine.stepped
-        stepping = [0] if alone else self.routine.stepping(number, len(self.optimizers))
-        self._clipped([self.optimizers[i] for i in stepping if i < len(self.optimizers)])
+        alone = len(self.optimizers) == 1 and not self.schedule.stepped
+        positions = [0] if alone else self.schedule.stepping(number, len(self.optimizers))
+        stepping = [i for i in positions if i < len(self.optimizers)]
+        self._clip_gradients([self.optimizers[i] for i in stepping])
         for i in stepping:
-            if i < len(self.optimizers):
-                self.optimizers[i].step()
-                self._used.add(i)
+            self.optimizers[i].step()
+            self._used.add(i)
         return losses
 
     def _clear(self) -> None:
         if not self.zero:
             return
         for i, optimizer in enumerate(self.optimizers):
-            if i in self._used or self.routine.emptied or self.closure:
+            if i in self._used or self.schedule.clears_always or self.closure:
                 optimizer.zero_grad()
         self._used.clear()
 
-    def _clipped(self, optimizers: list[Any]) -> None:
+    def _clip_gradients(self, optimizers: list[Any]) -> None:
         """Bring the gradients of all of these together to the largest norm that is allowed."""
         if self.clip is not None and optimizers:
-            torch.nn.utils.clip_grad_norm_(
-                [p for o in optimizers for g in o.param_groups for p in g["params"]], self.clip
-            )
+            members = [p for o in optimizers for g in o.param_groups for p in g["params"]]
+            torch.nn.utils.clip_grad_norm_(members, self.clip)
 
 
-def _alike(mine: float, told: float) -> bool:
-    return abs(mine - told) <= ALIKE * max(abs(mine), abs(told), 1e-8)
+def _alike(a: float, b: float) -> bool:
+    return abs(a - b) <= ALIKE * max(abs(a), abs(b), 1e-8)

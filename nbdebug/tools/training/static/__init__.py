@@ -1,11 +1,15 @@
-"""What can be seen before training: one batch sent forward and backward under observation, some batches read.
+"""What is known before training: one batch sent forward and backward while every call is recorded, some batches read.
 
-`look` asks each probe in turn and gives a `Before`. Everything happens on a copy of model and optimizer; where they
-can't be copied, they are put back afterwards. Random numbers, the loader's included, are as before.
+probe            each probe in turn, on a copy of model and optimizer, with everything put back: `static_facts`
+one_step         the recorded step: calls, what each depends on, gradients
+parameters       the parameter table, and where the graph is cut
+outputs          the calls of loss functions: values, activations, shapes, floors
+signals          inputs, initial weights, training against validation
+batches          the batches of both loaders, labels
+batch_mixing     does one sample's output depend on another sample?
+environment      settings around the model, how the loss scales with the batch, what workers draw
+overfit_batch    can the model overfit one batch?
+fixes            the fix of each cause, tried on one batch
 """
 
 from __future__ import annotations
-
-from nbdebug.tools.training.static.probe import SECONDS, look
-
-__all__ = ["SECONDS", "look"]

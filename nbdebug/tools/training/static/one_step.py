@@ -1,7 +1,8 @@
-"""One forward and one backward, recorded, without leaving gradients behind.
+"""One forward and one backward, recorded call by call, without leaving gradients behind.
 
-Gradients come from `torch.autograd.grad`, so that no `.grad` is touched, neither the model's nor that of anything else
-that the loss hangs on.
+Each call knows which parameters and which tensors of the batch its outputs depend on. Gradients come from
+`torch.autograd.grad`, so that no `.grad` is touched, neither the model's nor that of anything else that the loss
+depends on.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,86 +21,118 @@ from nbdebug.observe.backward import graph_leaves
 from nbdebug.observe.locations import Site, at_site, locate
 from nbdebug.observe.tensors import output_tensors
 from nbdebug.report import Where
-from nbdebug.tools.training.run.evaluate import loss_root
+from nbdebug.tools.training.run.evaluate import LossFn, loss_root
 
 VIEWS = frozenset(
-    {
-        "view",
-        "reshape",
-        "permute",
-        "transpose",
-        "squeeze",
-        "unsqueeze",
-        "flatten",
-        "unflatten",
-        "contiguous",
-        "__getitem__",
-        "to",
-        "float",
-        "double",
-        "half",
-        "bfloat16",
-        "type",
-        "clone",
-        "view_as",
-        "reshape_as",
-        "expand",
-        "t",
-        "movedim",
-        "swapaxes",
-        "swapdims",
-        "chunk",
-        "split",
-        "unbind",
-        "select",
-        "narrow",
-        "cpu",
-        "cuda",
-        "T",
-        "mT",
-        "squeeze_",
-        "unsqueeze_",
-        "moveaxis",
-        "type_as",
-        "detach",
-        "data",
-    }
+    "view reshape permute transpose squeeze unsqueeze flatten unflatten contiguous __getitem__ to float double half "
+    "bfloat16 type clone view_as reshape_as expand t movedim swapaxes swapdims chunk split unbind select narrow cpu "
+    "cuda T mT squeeze_ unsqueeze_ moveaxis type_as detach data".split()
 )
-"""Ops behind which the values are still the same ones."""
+"""Ops that keep the values of their input."""
 GETTERS = frozenset({"data", "T", "mT", "H", "real", "imag", "grad"})
 LEAVES_TORCH = frozenset({"numpy", "item", "tolist", "__array__", "__float__"})
-"""What takes values out of torch, where neither autograd nor we can follow."""
-LEARNS = frozenset(
-    {
-        "linear",
-        "conv1d",
-        "conv2d",
-        "conv3d",
-        "conv_transpose1d",
-        "conv_transpose2d",
-        "conv_transpose3d",
-        "matmul",
-        "__matmul__",
-        "mm",
-        "addmm",
-        "bmm",
-        "einsum",
-        "bilinear",
-        "gru",
-        "lstm",
-        "rnn_tanh",
-        "rnn_relu",
-        "multi_head_attention_forward",
-        "__rmatmul__",
-    }
+"""Ops that take values out of torch, where neither autograd nor nbdebug can follow."""
+WEIGHTED_OPS = frozenset(
+    "linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d matmul __matmul__ mm addmm bmm "
+    "einsum bilinear gru lstm rnn_tanh rnn_relu multi_head_attention_forward __rmatmul__".split()
 )
 """Ops that multiply by weights."""
+CONTAINERS = (list, tuple, dict, set, deque)
+DEPTH = 4
+"""Of containers in containers that are searched for parameters."""
+
+
+@dataclasses.dataclass
+class StepGraph:
+    """gradients: by id of the leaf, None where it got none; reached: ids of the leaves that autograd leads to."""
+
+    calls: Calls
+    loss: torch.Tensor
+    value: float
+    reached: set[int]
+    gradients: dict[int, torch.Tensor | None]
+
+
+def calls_for(model: nn.Module, batch: Any) -> Calls:
+    """A recorder for one forward of this batch."""
+    return Calls(model, [*model.named_parameters(), *hidden_parameters(model)], output_tensors(batch))
+
+
+def record(calls: Calls, loss_fn: LossFn, batch: Any) -> Any:
+    """Call the loss function and record. The user's own exceptions pass; `calls.failed` then tells where."""
+    handles = calls.hooks()
+    try:
+        with calls:
+            return loss_fn(calls.model, batch)
+    finally:
+        for handle in handles:
+            handle.remove()
+        calls.stack.clear()
+
+
+def step_graph(calls: Calls, loss_fn: LossFn, batch: Any) -> StepGraph:
+    """The loss of one batch and its gradients. Raises TypeError where loss_fn returns no tensor."""
+    with torch.enable_grad():
+        root = loss_root(record(calls, loss_fn, batch))
+    if not isinstance(root, torch.Tensor):
+        raise TypeError(
+            "loss_fn has to return a tensor (or a tuple, dict or object that holds it); it returned "
+            f"{type(root).__name__}"
+        )
+    loss = root if root.dim() == 0 else root.float().mean()
+    leaves = list(leaves_of(loss))
+    grads = torch.autograd.grad(loss, leaves, allow_unused=True) if leaves else ()
+    gradients: dict[int, torch.Tensor | None] = {id(leaf): grad for leaf, grad in zip(leaves, grads)}
+    calls.retained.append((root, loss, leaves))
+    return StepGraph(calls, root, float(loss.detach()), {id(leaf) for leaf in leaves}, gradients)
+
+
+def leaves_of(loss: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The leaves that require a gradient and that autograd reaches from the loss."""
+    if loss.grad_fn is None:
+        if loss.requires_grad:
+            yield loss
+        return
+    yield from graph_leaves(loss)
+
+
+def hidden_parameters(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Parameters in plain lists, tuples and dicts of a model, which `model.parameters()` does not give, with their
+    names."""
+    known = {id(p) for p in model.parameters()}
+    inside = {id(m) for m in model.modules()}
+    return [
+        pair
+        for name, module in model.named_modules()
+        for key, value in vars(module).items()
+        if not key.startswith("_") and isinstance(value, CONTAINERS)
+        for pair in _in_container(f"{name}.{key}" if name else key, value, known, inside, 0)
+    ]
+
+
+def _in_container(
+    name: str, value: Any, known: set[int], inside: set[int], depth: int
+) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(value, nn.Module):
+        if id(value) not in inside:
+            for own, parameter in value.named_parameters(prefix=name):
+                if id(parameter) not in known:
+                    known.add(id(parameter))
+                    yield own, parameter
+    elif isinstance(value, torch.Tensor):
+        if value.requires_grad and value.is_leaf and id(value) not in known:
+            known.add(id(value))
+            yield name, value
+    elif isinstance(value, CONTAINERS) and depth < DEPTH:
+        pairs = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, member in pairs:
+            yield from _in_container(f"{name}.{key}", member, known, inside, depth + 1)
 
 
 @dataclasses.dataclass
 class OpCall:
-    """One call. params, leaves: what its result hangs on; grad: autograd was on; made: root mean square of its result
-    as it came (a later op may write over it)."""
+    """One call. params, leaves: bit masks of what its outputs depend on; grad: autograd was on; output_rms: root mean
+    square of its output when it was made (a later op may write over it); input_stats: see `by_feature`."""
 
     index: int
     op: str
@@ -107,14 +140,14 @@ class OpCall:
     inside: bool
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    given: list[torch.Tensor]
-    out: list[torch.Tensor]
+    inputs: list[torch.Tensor]
+    outputs: list[torch.Tensor]
     params: int
     leaves: int
     grad: bool
     site: Site | None
-    made: float | None = None
-    entered: tuple[Any, ...] | None = None
+    output_rms: float | None = None
+    input_stats: tuple[Any, ...] | None = None
 
     def argument(self, position: int, name: str, default: Any = None) -> Any:
         return self.args[position] if len(self.args) > position else self.kwargs.get(name, default)
@@ -127,7 +160,7 @@ class OpCall:
 
 @dataclasses.dataclass
 class Dependence:
-    """What a tensor's value hangs on, and the call that made it."""
+    """Bit masks of the parameters and the batch's tensors that a value depends on, and the call that made it."""
 
     params: int = 0
     leaves: int = 0
@@ -135,9 +168,10 @@ class Dependence:
 
 
 class Calls(TorchFunctionMode):
-    """Records while active. named: parameters by name, registered or not; batch: the batch's tensors.
+    """Records the calls of torch's functions while active. named: parameters by name, registered or not; batch: the
+    batch's tensors. detached: calls that cut trained parameters off; left_torch: those that take their values out.
 
-    Keeps every tensor until it goes itself: an id must not be used again meanwhile.
+    Keeps every tensor as long as it lives itself: an id must not be used again meanwhile.
     """
 
     def __init__(self, model: nn.Module, named: Iterable[tuple[str, torch.Tensor]], batch: Sequence[torch.Tensor]):
@@ -145,22 +179,22 @@ class Calls(TorchFunctionMode):
         self.model = model
         self.names = {id(m): n for n, m in model.named_modules()}
         self.parameters: list[tuple[str, torch.Tensor]] = []
-        self.dyes: dict[int, Dependence] = {}
+        self.dependences: dict[int, Dependence] = {}
         self.calls: list[OpCall] = []
-        self.cuts: list[OpCall] = []
-        self.leaks: list[OpCall] = []
+        self.detached: list[OpCall] = []
+        self.left_torch: list[OpCall] = []
         self.failed: OpCall | None = None  # the call that raised
         self.outputs: list[torch.Tensor] = []
         self.stack: list[str] = []
-        self.kept: list[Any] = [batch]
+        self.retained: list[Any] = [batch]
         for name, parameter in named:
             self._adopt(name, parameter)
         for i, leaf in enumerate(batch):
-            self.dyes.setdefault(id(leaf), Dependence(leaves=1 << i))
+            self.dependences.setdefault(id(leaf), Dependence(leaves=1 << i))
 
     def _adopt(self, name: str, parameter: torch.Tensor) -> None:
-        if id(parameter) not in self.dyes:
-            self.dyes[id(parameter)] = Dependence(params=1 << len(self.parameters))
+        if id(parameter) not in self.dependences:
+            self.dependences[id(parameter)] = Dependence(params=1 << len(self.parameters))
             self.parameters.append((name, parameter))
 
     def hooks(self) -> list[Any]:
@@ -191,125 +225,122 @@ class Calls(TorchFunctionMode):
             op = getattr(getattr(func, "__self__", None), "__name__", "")
             if op not in GETTERS:
                 return func(*args, **kwargs)
-        before = None
-        if op in LEARNS and (given := _tensors((args, kwargs))):
-            before = self._entry(op, given)
+        stats = self._input_stats(op, _tensors((args, kwargs))) if op in WEIGHTED_OPS else None
         try:
             if op in ("cross_entropy", "nll_loss"):
                 _refuse_as_on_cpu(args, kwargs)
             out = func(*args, **kwargs)
         except Exception:
             if self.failed is None:
-                self.failed = OpCall(
-                    len(self.calls),
-                    op,
-                    "",
-                    False,
-                    args,
-                    kwargs,
-                    _tensors((args, kwargs)),
-                    [],
-                    0,
-                    0,
-                    True,
-                    locate().site,
-                )
+                inputs, site = _tensors((args, kwargs)), locate().site
+                self.failed = OpCall(len(self.calls), op, "", False, args, kwargs, inputs, [], 0, 0, True, site)
             raise
-        self._note(op.strip("_") if op.endswith("_") and not op.startswith("__") else op, args, kwargs, out, before)
+        self._note(op.strip("_") if op.endswith("_") and not op.startswith("__") else op, args, kwargs, out, stats)
         return out
 
-    def _note(self, op: str, args: Any, kwargs: Any, out: Any, entered: Any) -> None:
-        made = _tensors(out) if op != "__setitem__" else _tensors(args[:1])
-        given = _tensors((args, kwargs))
-        if not made and op not in LEAVES_TORCH:
+    def _note(self, op: str, args: Any, kwargs: Any, out: Any, stats: Any) -> None:
+        outputs = _tensors(out) if op != "__setitem__" else _tensors(args[:1])
+        inputs = _tensors((args, kwargs))
+        if not outputs and op not in LEAVES_TORCH:
             return
-        params, leaves = self._hangs_on(given)
-        inside = bool(self.stack)
+        params, leaves = self._masks(inputs)
+        module = self.stack[-1] if self.stack else ""
         call = OpCall(
             len(self.calls),
             op,
-            self.stack[-1] if inside else "",
-            inside,
+            module,
+            bool(self.stack),
             args,
             kwargs,
-            given,
-            made,
+            inputs,
+            outputs,
             params,
             leaves,
             torch.is_grad_enabled(),
             locate().site,
-            entered=entered,
+            input_stats=stats,
         )
-        self.kept.append((args, kwargs, out))
-        if not made:
+        self.retained.append((args, kwargs, out))
+        if not outputs:
             if params:
-                self.leaks.append(call)
+                self.left_torch.append(call)
             return
         self.calls.append(call)
-        if op in LEARNS and made[0].is_floating_point() and made[0].numel():
-            call.made = rms(made[0])
-        self._dye(call)
-        if params and any(t.requires_grad for t in given) and not any(t.requires_grad for t in made):
-            self.cuts.append(call)
+        if op in WEIGHTED_OPS and outputs[0].is_floating_point() and outputs[0].numel():
+            call.output_rms = rms(outputs[0])
+        self._propagate(call)
+        if params and any(t.requires_grad for t in inputs) and not any(t.requires_grad for t in outputs):
+            self.detached.append(call)
 
-    def _hangs_on(self, given: Iterable[torch.Tensor]) -> tuple[int, int]:
+    def _masks(self, inputs: Iterable[torch.Tensor]) -> tuple[int, int]:
         params = leaves = 0
-        for tensor in given:
-            if tensor.is_leaf and tensor.requires_grad and id(tensor) not in self.dyes:
+        for tensor in inputs:
+            if tensor.is_leaf and tensor.requires_grad and id(tensor) not in self.dependences:
                 self._adopt("", tensor)
-            dye = self.dyes.get(id(tensor))
-            if dye is not None:
-                params, leaves = params | dye.params, leaves | dye.leaves
+            dependence = self.dependences.get(id(tensor))
+            if dependence is not None:
+                params, leaves = params | dependence.params, leaves | dependence.leaves
         return params, leaves
 
-    def _dye(self, call: OpCall) -> None:
-        for tensor in call.out:
-            if any(tensor is p for p in call.given) and self._is_parameter(tensor):
-                continue  # an op that gives a parameter back (an in-place look) makes nothing new
-            if call.op in VIEWS and any(tensor is given for given in call.given):
-                continue  # nor does `x.to(x.dtype)`, which gives x itself
-            self.dyes[id(tensor)] = Dependence(call.params, call.leaves, call)
+    def _propagate(self, call: OpCall) -> None:
+        for tensor in call.outputs:
+            if any(tensor is p for p in call.inputs) and self._is_parameter(tensor):
+                continue  # an op that returns a parameter itself makes nothing new
+            if call.op in VIEWS and any(tensor is t for t in call.inputs):
+                continue  # nor does `x.to(x.dtype)`, which returns x itself
+            self.dependences[id(tensor)] = Dependence(call.params, call.leaves, call)
 
     def _is_parameter(self, tensor: torch.Tensor) -> bool:
-        dye = self.dyes.get(id(tensor))
-        return dye is not None and dye.maker is None and bool(dye.params)
+        dependence = self.dependences.get(id(tensor))
+        return dependence is not None and dependence.maker is None and bool(dependence.params)
 
-    def _entry(self, op: str, given: list[torch.Tensor]) -> tuple[Any, ...] | None:
-        """Statistics by feature of a floating input that no weight has touched yet: (rms, mean, std, low, high)."""
-        x = given[0]
-        dye = self.dyes.get(id(x))
-        if dye is None or dye.params or not dye.leaves or not x.is_floating_point() or x.dim() < 2 or not x.numel():
+    def _input_stats(self, op: str, inputs: list[torch.Tensor]) -> tuple[Any, ...] | None:
+        """Of a floating input that no weight has touched yet, `by_feature`."""
+        x = inputs[0] if inputs else None
+        dependence = self.dependence(x)
+        if x is None or dependence.params or not dependence.leaves:
+            return None
+        if not x.is_floating_point() or x.dim() < 2 or not x.numel():
             return None
         return by_feature(x.detach(), 1 if op.startswith("conv") else x.dim() - 1)
 
-    def dye(self, tensor: Any) -> Dependence:
-        return self.dyes.get(id(tensor), Dependence()) if isinstance(tensor, torch.Tensor) else Dependence()
+    def dependence(self, tensor: Any) -> Dependence:
+        return self.dependences.get(id(tensor), Dependence()) if isinstance(tensor, torch.Tensor) else Dependence()
 
     def maker(self, tensor: Any) -> OpCall | None:
         """The call that made the values of a tensor, past views of them; None for a leaf."""
-        call = self.dye(tensor).maker
-        while call is not None and call.op in VIEWS and call.given:
-            call = self.dye(call.given[0]).maker
+        call = self.dependence(tensor).maker
+        while call is not None and call.op in VIEWS and call.inputs:
+            call = self.dependence(call.inputs[0]).maker
         return call
 
-    def has(self, mask: int) -> list[int]:
-        """The positions that a mask holds."""
+    def positions(self, mask: int) -> list[int]:
+        """The positions of the bits that are set."""
         return [i for i in range(mask.bit_length()) if mask >> i & 1]
 
 
 def _refuse_as_on_cpu(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """Raise IndexError for a label beyond the classes on an accelerator, as a CPU does: there the kernel's own
     assertion would make the device useless for the rest of the process."""
-    given: Any
+    output: Any
     target: Any
-    given, target = (args[i] if len(args) > i else kwargs.get(key) for i, key in enumerate(("input", "target")))
-    tensors = isinstance(given, torch.Tensor) and isinstance(target, torch.Tensor)
-    if not tensors or target.device.type in ("cpu", "meta") or target.is_floating_point() or given.dim() < 1:
+    output, target = (args[i] if len(args) > i else kwargs.get(key) for i, key in enumerate(("input", "target")))
+    tensors = isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor)
+    if not tensors or target.device.type in ("cpu", "meta") or target.is_floating_point() or output.dim() < 1:
         return
     ignored = args[4] if len(args) > 4 else kwargs.get("ignore_index", -100)
-    outside = ((target < 0) | (target >= given.shape[1 if given.dim() > 1 else 0])) & (target != ignored)
+    outside = ((target < 0) | (target >= output.shape[1 if output.dim() > 1 else 0])) & (target != ignored)
     if bool(outside.any()):
         raise IndexError(f"Target {int(target[outside].flatten()[0])} is out of bounds.")
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    """Tensors in nested tuples, lists and dicts, in order; quick for the arguments of torch's functions."""
+    if isinstance(tree, torch.Tensor):
+        return [tree]
+    if isinstance(tree, (tuple, list)):
+        return [t for part in tree for t in _tensors(part)]
+    return [t for part in tree.values() for t in _tensors(part)] if isinstance(tree, dict) else []
 
 
 def by_feature(x: torch.Tensor, dim: int) -> tuple[Any, ...]:
@@ -333,110 +364,7 @@ def rms(tensor: torch.Tensor) -> float:
     return float(tensor.float().square().mean().sqrt())
 
 
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    """Tensors in nested tuples, lists and dicts, in order; quick for what torch's functions are given."""
-    if isinstance(tree, torch.Tensor):
-        return [tree]
-    if isinstance(tree, (tuple, list)):
-        return [t for part in tree for t in _tensors(part)]
-    return [t for part in tree.values() for t in _tensors(part)] if isinstance(tree, dict) else []
-
-
-Loss = Callable[[Any, Any], Any]
-
-
-CONTAINERS = (list, tuple, dict, set, deque)
-DEPTH = 4
-
-
-@dataclasses.dataclass
-class StepGraph:
-    """gradients: by id of the leaf, None where it got none; reached: ids of the leaves that autograd leads to."""
-
-    calls: Calls
-    loss: torch.Tensor
-    value: float
-    reached: set[int]
-    gradients: dict[int, torch.Tensor | None]
-
-
-def begin(model: nn.Module, batch: Any) -> Calls:
-    """What will record a forward of this batch."""
-    return Calls(model, [*model.named_parameters(), *hidden_parameters(model)], output_tensors(batch))
-
-
-def record(calls: Calls, ask: Callable[[Any, Any], Any], batch: Any) -> Any:
-    """Call the loss under observation. The user's own exceptions pass; `calls.failed` then tells where."""
-    handles = calls.hooks()
-    try:
-        with calls:
-            return ask(calls.model, batch)
-    finally:
-        for handle in handles:
-            handle.remove()
-        calls.stack.clear()
-
-
-def run(calls: Calls, ask: Callable[[Any, Any], Any], batch: Any) -> StepGraph:
-    """The loss of one batch and its gradients. Raises TypeError where loss_fn returns no tensor."""
-    with torch.enable_grad():
-        root = loss_root(record(calls, ask, batch))
-    if not isinstance(root, torch.Tensor):
-        raise TypeError(
-            "loss_fn has to return a tensor (or a tuple, dict or object that holds it); it returned "
-            f"{type(root).__name__}"
-        )
-    loss = root if root.dim() == 0 else root.float().mean()
-    leaves = list(leaves_of(loss))
-    found = torch.autograd.grad(loss, leaves, allow_unused=True) if leaves else ()
-    gradients: dict[int, torch.Tensor | None] = {id(leaf): grad for leaf, grad in zip(leaves, found)}
-    calls.kept.append((root, loss, leaves))
-    return StepGraph(calls, root, float(loss.detach()), {id(leaf) for leaf in leaves}, gradients)
-
-
-def leaves_of(loss: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The leaves that want a gradient and that autograd reaches from the loss."""
-    if loss.grad_fn is None:
-        if loss.requires_grad:
-            yield loss
-        return
-    yield from graph_leaves(loss)
-
-
-def hidden_parameters(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """Parameters in plain lists, tuples and dicts of a model, which `model.parameters()` does not give, with their
-    names."""
-    known = {id(p) for p in model.parameters()}
-    inside = {id(m) for m in model.modules()}
-    found: list[tuple[str, torch.Tensor]] = []
-    for name, module in model.named_modules():
-        for key, value in vars(module).items():
-            if not key.startswith("_") and isinstance(value, CONTAINERS):
-                found += _in_container(f"{name}.{key}" if name else key, value, known, inside, 0)
-    return found
-
-
-def _in_container(
-    name: str, value: Any, known: set[int], inside: set[int], depth: int
-) -> Iterator[tuple[str, torch.Tensor]]:
-    if isinstance(value, nn.Module):
-        if id(value) not in inside:
-            for own, parameter in value.named_parameters(prefix=name):
-                if id(parameter) not in known:
-                    known.add(id(parameter))
-                    yield own, parameter
-    elif isinstance(value, torch.Tensor):
-        if value.requires_grad and value.is_leaf and id(value) not in known:
-            known.add(id(value))
-            yield name, value
-    elif isinstance(value, CONTAINERS) and depth < DEPTH:
-        pairs = value.items() if isinstance(value, dict) else enumerate(value)
-        for key, member in pairs:
-            yield from _in_container(f"{name}.{key}", member, known, inside, depth + 1)
-
-
-def bad(gradient: torch.Tensor | None) -> bool:
-    """Whether a gradient holds something that is not finite."""
+def has_nonfinite(gradient: torch.Tensor | None) -> bool:
     if gradient is None:
         return False
     values = gradient.detach().coalesce().values() if gradient.is_sparse else gradient.detach()

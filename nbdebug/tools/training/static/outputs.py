@@ -1,4 +1,4 @@
-"""What the loss functions are given: values, the activation before them, shapes, and the lowest loss that can come out.
+"""The calls of loss functions: the values of their inputs, the activation before them, shapes, lowest loss.
 
 Judged by values wherever they tell (probabilities sum to one), by the op that made the output elsewhere.
 """
@@ -15,7 +15,7 @@ import torch
 from nbdebug.report import Where
 from nbdebug.tools.training.facts import Broadcast, LossCall
 from nbdebug.tools.training.static.one_step import Calls, OpCall
-from nbdebug.tools.training.static.signals import picked
+from nbdebug.tools.training.static.signals import tensors_at
 
 INF = math.inf
 REACH = {
@@ -42,232 +42,203 @@ REACH = {
     "square": (0.0, INF),
 }
 """The closed range of each activation, with the settings that torch gives it."""
-
-
-def reach_of(activation: str | None) -> tuple[float, float] | None:
-    """The range of an activation; None where it has no bounds that we know."""
-    return REACH.get(activation or "")
-
-
-def unreachable(targets: torch.Tensor, span: tuple[float, float] | None, variance: float) -> float:
-    """The mean squared distance of the targets from a range, over their variance: the share of it that no training can
-    ever explain. A single value beyond, beside many within, is taken for the mark of a missing target: 0."""
-    if span is None or variance <= 0:
-        return 0.0
-    low, high = span
-    short = (low - targets).clamp(min=0) if math.isfinite(low) else torch.zeros_like(targets)
-    over = (targets - high).clamp(min=0) if math.isfinite(high) else torch.zeros_like(targets)
-    beyond = (short + over) > 0
-    if len(targets[beyond].unique()) == 1 and len(targets[~beyond].unique()) > 2:
-        return 0.0
-    return float((short + over).square().mean()) / variance
-
-
 CLASSES = frozenset({"cross_entropy", "nll_loss"})
 BINARY = frozenset({"binary_cross_entropy", "binary_cross_entropy_with_logits"})
 REGRESSION = frozenset({"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"})
 LOGS = frozenset({"kl_div", "ctc_loss"})
 LOSSES = CLASSES | BINARY | REGRESSION | LOGS
 DIFFERENCES = frozenset({"sub", "__sub__", "rsub", "__rsub__"})
-SURE = 80.0
+CERTAIN = 80.0
 """A score that is as good as infinite: beyond it the logistic loss is zero in single precision."""
-MOST = 1 << 22
-"""Numbers of one tensor that are looked at."""
 
 
-def losses(calls: Calls, loss: torch.Tensor) -> tuple[LossCall, ...]:
-    """The loss functions that were given something that hangs on a parameter, in order."""
-    found = []
+def loss_calls(calls: Calls) -> tuple[LossCall, ...]:
+    """The loss functions whose input depends on a parameter, in order; differences of output and target where there
+    are none."""
+    result = []
     for call in calls.calls:
         if call.op in LOSSES:
             output, target = call.argument(0, "input"), call.argument(1, "target")
-            if calls.dye(output).params and isinstance(target, torch.Tensor):
-                found.append(_loss(calls, call, output, target))
-    if not found:
-        found = [line for call in calls.calls if (line := _by_hand(calls, call)) is not None]
-    return tuple(found)
+            if calls.dependence(output).params and isinstance(target, torch.Tensor):
+                result.append(_loss_call(calls, call, output, target))
+    return tuple(result) or tuple(loss for call in calls.calls if (loss := _handwritten_loss(calls, call)) is not None)
 
 
-def _loss(calls: Calls, call: OpCall, output: torch.Tensor, target: torch.Tensor) -> LossCall:
+def _loss_call(calls: Calls, call: OpCall, output: torch.Tensor, target: torch.Tensor) -> LossCall:
     o, t = output.detach().float(), target.detach()
-    low, high = (float(v) for v in torch.aminmax(o)) if o.numel() else (math.nan, math.nan)
-    made, where, over = activation(calls, output)
-    line = LossCall(
-        call.op,
-        call.where,
-        tuple(o.shape),
-        tuple(t.shape),
-        low,
-        high,
-        activation=made,
-        activation_where=where,
-        over=over,
-        weighted=_weighted(call),
-        target=_leaf(calls, target),
-    )
+    loss = _describe(calls, call.op, call, output, target)
     if call.op in CLASSES:
-        return dataclasses.replace(_of_classes(line, call, o, t), across=_across(calls, output))
+        return dataclasses.replace(_class_loss(loss, call, o, t), softmax_dim=_wrong_softmax_dim(calls, output))
     if call.op in BINARY:
-        return _of_binary(line, t.float())
+        return _binary_loss(loss, t.float())
     if call.op in LOGS:
         dim = o.dim() - 1
-        summed = float(o.exp().sum(dim).mean()) if o.dim() else 0.0
-        return dataclasses.replace(line, probabilities=_probabilities(o, dim), above=_log(summed))
-    return _of_regression(calls, line, output, target)
+        total = float(o.exp().sum(dim).mean()) if o.dim() else 0.0
+        return dataclasses.replace(loss, probabilities=_are_probabilities(o, dim), log_sum=_log(total))
+    return _regression_loss(calls, loss, output, target)
 
 
-def _of_classes(line: LossCall, call: OpCall, o: torch.Tensor, t: torch.Tensor) -> LossCall:
-    dim = 1 if o.dim() > 1 else 0
-    classes = o.shape[dim]
-    above = float(o.logsumexp(dim).abs().mean()) if classes else math.nan
-    sums = float(o.logsumexp(dim).mean()) if classes else math.nan
-    ignore = call.argument(4, "ignore_index", -100)
-    more: dict[str, Any] = {}
-    if not t.is_floating_point():
-        counted = t != ignore
-        outside = int(((t < 0) | (t >= classes))[counted].sum())
-        more = {"outside": outside, "ignored": 1 - float(counted.float().mean()) if t.numel() else 0.0}
-        inside = t[counted]
-        if inside.numel():
-            more |= {"target_low": float(inside.min()), "target_high": float(inside.max())}
-    span = reach_of(line.activation)
-    floor = None
-    if call.op == "cross_entropy" and span is not None and math.isfinite(span[1] - span[0]) and classes > 1:
-        floor = math.log1p((classes - 1) * math.exp(span[0] - span[1]))
-    probable = _probabilities(o, dim) and classes > 1
-    if probable and floor is None and call.op == "cross_entropy":
-        floor = math.log1p((classes - 1) * math.exp(-1))
-    return dataclasses.replace(
-        line,
-        classes=classes,
-        above=sums if call.op == "nll_loss" else above,
-        probabilities=probable,
-        floor=floor,
-        guess=_log(classes),
-        reach=span,
-        **more,
-    )
-
-
-def _of_binary(line: LossCall, t: torch.Tensor) -> LossCall:
-    low, high = (float(v) for v in torch.aminmax(t)) if t.numel() else (math.nan, math.nan)
-    span, floor = reach_of(line.activation), None
-    if line.op.endswith("logits") and span is not None:
-        best = torch.logit(t.clamp(0, 1)).clamp(*(min(max(end, -SURE), SURE) for end in span))
-        floor = float((torch.nn.functional.softplus(best) - t * best).mean())
-    share = float(t.mean()) if t.numel() else 0.0
-    guess = math.log(2) if 0 <= share <= 1 else None
-    return dataclasses.replace(line, target_low=low, target_high=high, reach=span, floor=floor, guess=guess)
-
-
-def _of_regression(calls: Calls, line: LossCall, output: torch.Tensor, target: torch.Tensor) -> LossCall:
-    t = target.detach().float()
-    if not t.numel():
-        return line
-    low, high = (float(v) for v in torch.aminmax(t))
-    variance = float(t.var(unbiased=False)) if t.numel() > 1 else 0.0
-    span = reach_of(line.activation)
-    far = 0.0 if calls.dye(target).params or line.weighted else unreachable(t, span, variance)
-    return dataclasses.replace(
-        line,
-        target_low=low,
-        target_high=high,
-        variance=variance,
-        reach=span,
-        unreachable=far,
-        guess=variance if line.op == "mse_loss" else None,
-    )
-
-
-def _by_hand(calls: Calls, call: OpCall) -> LossCall | None:
-    """A difference of output and target outside of the model: a regression written by hand."""
-    pair = _pair(calls, call)
-    if pair is None or pair[0].shape != pair[1].shape:
-        return None
-    output, target = pair
-    made, where, over = activation(calls, output)
-    low, high = (float(v) for v in torch.aminmax(output.detach().float()))
-    line = LossCall(
-        "difference",
+def _describe(calls: Calls, op: str, call: OpCall, output: torch.Tensor, target: torch.Tensor) -> LossCall:
+    """What is the same for all kinds of losses."""
+    o = output.detach().float()
+    low, high = (float(v) for v in torch.aminmax(o)) if o.numel() else (math.nan, math.nan)
+    name, where, size = _activation(calls, output)
+    return LossCall(
+        op,
         call.where,
         tuple(output.shape),
         tuple(target.shape),
         low,
         high,
-        activation=made,
+        activation=name,
         activation_where=where,
-        over=over,
-        target=_leaf(calls, target),
+        softmax_size=size,
+        weighted=op != "difference" and _weighted(call),
+        target=_batch_position(calls, target),
     )
-    return _of_regression(calls, line, output, target)
 
 
-def _pair(calls: Calls, call: OpCall) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """(output, target) of a difference: the one hangs on parameters, the other only on the batch."""
+def _class_loss(loss: LossCall, call: OpCall, o: torch.Tensor, t: torch.Tensor) -> LossCall:
+    dim = 1 if o.dim() > 1 else 0
+    classes = o.shape[dim]
+    log_sums = o.logsumexp(dim) if classes else torch.full((1,), math.nan)
+    ignore = call.argument(4, "ignore_index", -100)
+    labels: dict[str, Any] = {}
+    if not t.is_floating_point():
+        counted = t != ignore
+        outside = int(((t < 0) | (t >= classes))[counted].sum())
+        labels = {"outside": outside, "ignored": 1 - float(counted.float().mean()) if t.numel() else 0.0}
+        if t[counted].numel():
+            labels |= {"target_low": float(t[counted].min()), "target_high": float(t[counted].max())}
+    reach = REACH.get(loss.activation or "")
+    probabilities = _are_probabilities(o, dim) and classes > 1
+    floor = None
+    if call.op == "cross_entropy" and reach is not None and math.isfinite(reach[1] - reach[0]) and classes > 1:
+        floor = math.log1p((classes - 1) * math.exp(reach[0] - reach[1]))
+    elif call.op == "cross_entropy" and probabilities:
+        floor = math.log1p((classes - 1) * math.exp(-1))
+    return dataclasses.replace(
+        loss,
+        classes=classes,
+        log_sum=float((log_sums if call.op == "nll_loss" else log_sums.abs()).mean()),
+        probabilities=probabilities,
+        floor=floor,
+        guess=_log(classes),
+        reach=reach,
+        **labels,
+    )
+
+
+def _binary_loss(loss: LossCall, t: torch.Tensor) -> LossCall:
+    low, high = (float(v) for v in torch.aminmax(t)) if t.numel() else (math.nan, math.nan)
+    reach, floor = REACH.get(loss.activation or ""), None
+    if loss.op.endswith("logits") and reach is not None:
+        best = torch.logit(t.clamp(0, 1)).clamp(*(min(max(end, -CERTAIN), CERTAIN) for end in reach))
+        floor = float((torch.nn.functional.softplus(best) - t * best).mean())
+    share = float(t.mean()) if t.numel() else 0.0
+    guess = math.log(2) if 0 <= share <= 1 else None
+    return dataclasses.replace(loss, target_low=low, target_high=high, reach=reach, floor=floor, guess=guess)
+
+
+def _regression_loss(calls: Calls, loss: LossCall, output: torch.Tensor, target: torch.Tensor) -> LossCall:
+    t = target.detach().float()
+    if not t.numel():
+        return loss
+    low, high = (float(v) for v in torch.aminmax(t))
+    variance = float(t.var(unbiased=False)) if t.numel() > 1 else 0.0
+    reach = REACH.get(loss.activation or "")
+    moving = calls.dependence(target).params or loss.weighted
+    return dataclasses.replace(
+        loss,
+        target_low=low,
+        target_high=high,
+        variance=variance,
+        reach=reach,
+        unreachable=0.0 if moving else _unreachable(t, reach, variance),
+        guess=variance if loss.op == "mse_loss" else None,
+    )
+
+
+def _unreachable(targets: torch.Tensor, reach: tuple[float, float] | None, variance: float) -> float:
+    """The mean squared distance of the targets from a range, over their variance: the share of it that no training can
+    ever explain. A single value beyond, beside many within, counts as the mark of a missing target: 0."""
+    if reach is None or variance <= 0:
+        return 0.0
+    low, high = reach
+    below = (low - targets).clamp(min=0) if math.isfinite(low) else torch.zeros_like(targets)
+    above = (targets - high).clamp(min=0) if math.isfinite(high) else torch.zeros_like(targets)
+    outside = (below + above) > 0
+    if len(targets[outside].unique()) == 1 and len(targets[~outside].unique()) > 2:
+        return 0.0
+    return float((below + above).square().mean()) / variance
+
+
+def _handwritten_loss(calls: Calls, call: OpCall) -> LossCall | None:
+    """A difference of output and target outside of the model: a regression written by hand."""
+    pair = _output_and_target(calls, call)
+    if pair is None or pair[0].shape != pair[1].shape:
+        return None
+    return _regression_loss(calls, _describe(calls, "difference", call, *pair), *pair)
+
+
+def _output_and_target(calls: Calls, call: OpCall) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Of a difference outside of the model: the one depends on parameters, the other only on the batch."""
     if call.inside or call.op not in DIFFERENCES or len(call.args) < 2:
         return None
     a, b = call.args[:2]
     if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.numel() and b.numel()):
         return None
-    first, second = calls.dye(a), calls.dye(b)
+    first, second = calls.dependence(a), calls.dependence(b)
     if first.params and not second.params and second.leaves and b.is_floating_point():
         return a, b
     return (b, a) if second.params and not first.params and first.leaves and a.is_floating_point() else None
 
 
 def broadcasts(calls: Calls) -> tuple[Broadcast, ...]:
-    """Outputs and targets of which both are stretched to compare them: each with all of the others."""
-    found = []
+    """Outputs and targets that are both stretched to compare them: each with all of the others."""
+    result = []
     for call in calls.calls:
         pair: Any = None
         if call.op in REGRESSION:
             pair = call.argument(0, "input"), call.argument(1, "target")
-            if not calls.dye(pair[0]).params or not isinstance(pair[1], torch.Tensor):
+            if not calls.dependence(pair[0]).params or not isinstance(pair[1], torch.Tensor):
                 continue
-        elif (pair := _pair(calls, call)) is None or pair[0].dim() == pair[1].dim():
-            continue  # a dimension that the user has put in (None, unsqueeze) is meant
+        elif (pair := _output_and_target(calls, call)) is None or pair[0].dim() == pair[1].dim():
+            continue  # a dimension that the user has inserted (None, unsqueeze) is meant
         output, target = pair
         try:
-            result = torch.broadcast_shapes(output.shape, target.shape)
+            shape = torch.broadcast_shapes(output.shape, target.shape)
         except RuntimeError:
             continue
-        size = math.prod(result)
-        if size > output.numel() and size > target.numel():
-            found.append(
-                Broadcast(
-                    call.op,
-                    call.where,
-                    tuple(output.shape),
-                    tuple(target.shape),
-                    tuple(result),
-                    float(target.detach().float().var(unbiased=False)),
-                )
-            )
-    return tuple(found)
+        if math.prod(shape) > max(output.numel(), target.numel()):
+            variance = float(target.detach().float().var(unbiased=False))
+            shapes = tuple(output.shape), tuple(target.shape), tuple(shape)
+            result.append(Broadcast(call.op, call.where, *shapes, variance))
+    return tuple(result)
 
 
-def activation(calls: Calls, output: Any) -> tuple[str | None, Where, int | None]:
-    """(op, where, size of its dimension) of what made an output, past views of it."""
+def _activation(calls: Calls, output: Any) -> tuple[str | None, Where, int | None]:
+    """(op, where, size of its dimension) of the call that made an output, past views of it."""
     call = calls.maker(output)
     if call is None:
         return None, Where(), None
-    over = None
-    if call.op in ("softmax", "log_softmax", "softmin") and call.given:
-        shape = call.given[0].shape
-        over = shape[_dim(call, len(shape))] if shape else None
-    return call.op.rstrip("_") if not call.op.startswith("__") else call.op, call.where, over
+    size = None
+    if call.op in ("softmax", "log_softmax", "softmin") and call.inputs:
+        shape = call.inputs[0].shape
+        size = shape[_softmax_dim(call, len(shape))] if shape else None
+    return call.op.rstrip("_") if not call.op.startswith("__") else call.op, call.where, size
 
 
-def _across(calls: Calls, output: torch.Tensor) -> int | None:
+def _wrong_softmax_dim(calls: Calls, output: torch.Tensor) -> int | None:
     """The dimension of the softmax that made this very tensor, where it is not the one of the classes."""
-    call = calls.dye(output).maker
+    call = calls.dependence(output).maker
     if call is None or call.op not in ("softmax", "log_softmax") or output.dim() < 2:
         return None
-    dim = _dim(call, output.dim())
+    dim = _softmax_dim(call, output.dim())
     return None if dim == 1 else dim
 
 
-def _dim(call: OpCall, dims: int) -> int:
+def _softmax_dim(call: OpCall, dims: int) -> int:
     """The dimension that a softmax runs over; torch chooses one where none is given."""
     dim = call.argument(1, "dim")
     return dim % dims if isinstance(dim, int) and dims else 0 if dims in (0, 1, 3) else 1
@@ -282,12 +253,13 @@ def _weighted(call: OpCall) -> bool:
     )
 
 
-def _leaf(calls: Calls, target: torch.Tensor) -> int | None:
-    leaves = calls.has(calls.dye(target).leaves)
+def _batch_position(calls: Calls, target: torch.Tensor) -> int | None:
+    """The one tensor of the batch that a target depends on, by position; None for several."""
+    leaves = calls.positions(calls.dependence(target).leaves)
     return leaves[0] if len(leaves) == 1 else None
 
 
-def _probabilities(o: torch.Tensor, dim: int) -> bool:
+def _are_probabilities(o: torch.Tensor, dim: int) -> bool:
     if not o.numel() or o.dim() < 1 or o.shape[dim] < 2 or float(o.min()) < 0:
         return False
     return bool(((o.sum(dim) - 1).abs() < 1e-3).all())
@@ -297,7 +269,7 @@ def _log(x: float) -> float:
     return math.log(x) if x > 0 else -math.inf
 
 
-def refused(calls: Calls) -> LossCall | None:
+def refused_labels(calls: Calls) -> LossCall | None:
     """The loss function that raised because of targets beyond its classes; None where something else raised."""
     call = calls.failed
     if call is None or call.op not in CLASSES:
@@ -305,19 +277,16 @@ def refused(calls: Calls) -> LossCall | None:
     output, target = call.argument(0, "input"), call.argument(1, "target")
     if not isinstance(output, torch.Tensor) or not isinstance(target, torch.Tensor) or target.is_floating_point():
         return None
-    line = _of_classes(
-        LossCall(call.op, call.where, tuple(output.shape), tuple(target.shape), 0.0, 0.0, target=_leaf(calls, target)),
-        call,
-        output.detach().float(),
-        target.detach(),
-    )
-    return line if line.outside else None
+    position = _batch_position(calls, target)
+    loss = LossCall(call.op, call.where, tuple(output.shape), tuple(target.shape), 0.0, 0.0, target=position)
+    loss = _class_loss(loss, call, output.detach().float(), target.detach())
+    return loss if loss.outside else None
 
 
-def over_all(call: LossCall, batches: Sequence[Any]) -> LossCall:
-    """A loss that refuses its targets, with the lowest and highest target of all these batches, where the first one's
-    own tensor is what it was given."""
-    rows = [t for batch in batches for t in picked(batch, [call.target])] if call.target is not None else []
+def over_all_batches(call: LossCall, batches: Sequence[Any]) -> LossCall:
+    """A loss that refuses its targets, with the lowest and highest target of all these batches, where its target is the
+    first batch's own tensor."""
+    rows = [t for batch in batches for t in tensors_at(batch, [call.target])] if call.target is not None else []
     ends = [(float(t.min()), float(t.max())) for t in rows if t.numel()]
     if not ends or ends[0] != (call.target_low, call.target_high):
         return call

@@ -1,4 +1,5 @@
-"""The ledger: each parameter by name, whether it is trained, used, reached by the loss, and held by an optimizer."""
+"""The parameter table: each parameter by name, whether it is trained, used, reached by the loss, held by an optimizer;
+and where the graph is cut between trained parameters and the loss."""
 
 from __future__ import annotations
 
@@ -14,28 +15,88 @@ import torch
 from torch import nn
 
 from nbdebug.observe.variables import closure_variables
-from nbdebug.tools.training.facts import DetachedAt, Parameter, Strangers
-from nbdebug.tools.training.run.data import unnoticed
-from nbdebug.tools.training.run.evaluate import loss_value
-from nbdebug.tools.training.static.batch_mixing import quiet
-from nbdebug.tools.training.static.one_step import LEARNS, Calls, StepGraph, rms
+from nbdebug.tools.training.facts import DetachedAt, ForeignTensors, Parameter
+from nbdebug.tools.training.static.one_step import WEIGHTED_OPS, Calls, OpCall, StepGraph, rms
+
+DETACHES = frozenset({"detach", "detach_", "data"})
+ROUND_DEVIATIONS = (0.001, 0.01, 0.02, 0.05, 0.1, 1.0)
+"""Deviations that people type (0.02 is that of BERT and GPT; 1 that of torch's Embedding)."""
 
 
-def brought_along(loss_fn: Any, model: nn.Module) -> dict[int, str]:
+def parameter_table(
+    model: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    step: StepGraph,
+    of_loss: Mapping[int, str],
+) -> tuple[Parameter, ...]:
+    """One row for each parameter that the model has or that the loss reaches under a name. of_loss: names of
+    those of the loss function, by id."""
+    own = {id(p) for p in model.parameters()}
+    held: dict[int, tuple[float, bool]] = {}
+    for optimizer in optimizers:
+        members = [p for g in optimizer.param_groups for p in g["params"]]
+        idle = not any(id(p) in step.reached for p in members) and any(p.requires_grad for p in members)
+        for group in optimizer.param_groups:
+            held |= {id(p): (float(group.get("lr") or 0.0), idle) for p in group["params"]}
+    used = {id(t) for call in step.calls.calls for t in call.inputs}
+    last, modules = _output_parameters(step.calls), dict(model.named_modules())
+    rows = []
+    for name, p in step.calls.parameters:
+        if not (name := name or of_loss.get(id(p), "")):
+            continue
+        module, _, key = name.rpartition(".")
+        gradient = step.gradients.get(id(p))
+        rate, idle = held.get(id(p), (None, False))
+        rows.append(
+            Parameter(
+                name,
+                module,
+                p.numel(),
+                p.dim(),
+                p.requires_grad,
+                (id(p) in held) if optimizers else None,
+                id(p) in used,
+                id(p) in step.reached,
+                None if gradient is None else rms(gradient),
+                rate,
+                idle,
+                not bool(p.detach().any()) if p.numel() else False,
+                "Norm" in type(modules.get(module)).__name__,
+                id(p) in own or id(p) in of_loss,
+                id(p) in last,
+                key == "weight" and is_fresh(p),
+                id(p) in of_loss,
+            )
+        )
+    return tuple(rows)
+
+
+def _output_parameters(calls: Calls) -> set[int]:
+    """The ids of the parameters of the last op with weights in the model: those that make its output."""
+    ids = {id(p) for _, p in calls.parameters}
+    for call in reversed(calls.calls):
+        own = {id(t) for t in call.inputs if id(t) in ids}
+        if call.inside and call.op in WEIGHTED_OPS and own:
+            return own
+    return set()
+
+
+def loss_parameters(loss_fn: Any, model: nn.Module) -> dict[int, str]:
     """id → name of the parameters that a loss function reaches by itself: of a criterion in a variable, an attribute
-    or a closure, or its own. What the model has under a name is left out."""
+    or a closure, or its own. Parameters of the model are left out."""
     known = {id(p) for p in model.parameters()}
-    found: dict[int, str] = {}
+    names: dict[int, str] = {}
     for name, value in _members(loss_fn):
         if isinstance(value, nn.Parameter):
-            found.setdefault(id(value), name)
+            names.setdefault(id(value), name)
         elif isinstance(value, nn.Module) and value is not model:
             for own, parameter in value.named_parameters(prefix=name):
-                found.setdefault(id(parameter), own)
-    return {key: name for key, name in found.items() if key not in known}
+                names.setdefault(id(parameter), own)
+    return {key: name for key, name in names.items() if key not in known}
 
 
 def _members(loss_fn: Any) -> Iterator[tuple[str, Any]]:
+    """Attributes, closure variables and globals that a loss function uses, with their names."""
     if isinstance(loss_fn, nn.Module):
         yield "loss_fn", loss_fn
         return
@@ -52,46 +113,27 @@ def _members(loss_fn: Any) -> Iterator[tuple[str, Any]]:
             yield name, function.__globals__[name]
 
 
-def held_elsewhere(parameters: Sequence[Parameter], model: nn.Module, given: Sequence[Any]) -> tuple[Parameter, ...]:
-    """The ledger, in which `held` is None (not known) where an optimizer that is alive and was not given holds the
+def held_elsewhere(
+    table: Sequence[Parameter], model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
+) -> tuple[Parameter, ...]:
+    """The table, in which `held` is None (not known) where an optimizer that is alive and was not given holds the
     parameter. It is looked for only where one is missing."""
-    missing = {p.name for p in parameters if p.held is False and p.trained}
+    missing = {p.name for p in table if p.held is False and p.trained}
     if not missing:
-        return tuple(parameters)
+        return tuple(table)
     others = [
-        o for o in gc.get_objects() if issubclass(type(o), torch.optim.Optimizer) and all(o is not own for own in given)
+        o
+        for o in gc.get_objects()
+        if issubclass(type(o), torch.optim.Optimizer) and all(o is not own for own in optimizers)
     ]
-    ids = {id(p) for o in others for g in o.param_groups for p in g["params"]}
+    held = {id(p) for o in others for g in o.param_groups for p in g["params"]}
     known = {name: id(p) for name, p in model.named_parameters()}
     return tuple(
-        dataclasses.replace(p, held=None) if p.name in missing and known.get(p.name) in ids else p for p in parameters
+        dataclasses.replace(p, held=None) if p.name in missing and known.get(p.name) in held else p for p in table
     )
 
 
-def matters(parameters: Sequence[torch.Tensor], loss: Callable[[], float]) -> bool:
-    """Whether the loss changes when these are changed: then their values reach it, whatever autograd knows. loss: gives
-    it again, with the same random numbers each time. The parameters are left as they were."""
-    kept = [p.detach().clone() for p in parameters]
-    before = loss()
-    try:
-        with torch.no_grad():
-            for p in parameters:
-                p.mul_(0.9).add_(0.01)
-        return abs(loss() - before) > 1e-6 * max(abs(before), 1e-6)
-    finally:
-        with torch.no_grad():
-            for p, own in zip(parameters, kept):
-                p.copy_(own)
-
-
-def again(model: nn.Module, ask: Callable[[Any, Any], Any], batch: Any) -> float:
-    """The loss of a batch in a quiet mode, with the same random numbers each time."""
-    with quiet(model), unnoticed(ask), torch.no_grad():
-        torch.manual_seed(0)
-        return loss_value(ask(model, batch))
-
-
-def as_written(optimizers: Sequence[Any]) -> str:
+def optimizer_code(optimizers: Sequence[Any]) -> str:
     """ "SGD(model.parameters(), lr=0.1)", of the first optimizer; "" where there is none."""
     if not optimizers:
         return ""
@@ -100,91 +142,24 @@ def as_written(optimizers: Sequence[Any]) -> str:
     return f"{type(optimizers[0]).__name__}(model.parameters(), lr={float(rate or 0.0):g})"
 
 
-DETACHES = frozenset({"detach", "detach_", "data"})
-
-
-def ledger(
-    model: nn.Module,
-    optimizers: Sequence[torch.optim.Optimizer],
-    step: StepGraph,
-    brought: Mapping[int, str] | None = None,
-) -> tuple[Parameter, ...]:
-    """One line for each parameter that the model has or that the loss reaches under a name. brought: names of
-    parameters that the loss function brings along, by id."""
-    brought = brought or {}
-    own = {id(p) for p in model.parameters()}
-    held: dict[int, tuple[float, bool]] = {}
-    for optimizer in optimizers:
-        members = [p for g in optimizer.param_groups for p in g["params"]]
-        idle = not any(id(p) in step.reached for p in members) and any(p.requires_grad for p in members)
-        for group in optimizer.param_groups:
-            held |= {id(p): (float(group.get("lr") or 0.0), idle) for p in group["params"]}
-    used = {id(t) for call in step.calls.calls for t in call.given}
-    last, parts = _last(step.calls), dict(model.named_modules())
-    lines = []
-    for name, p in step.calls.parameters:
-        if not (name := name or brought.get(id(p), "")):
-            continue
-        module, _, key = name.rpartition(".")
-        gradient = step.gradients.get(id(p))
-        kind = type(parts.get(module)).__name__
-        rate, idle = held.get(id(p), (None, False))
-        lines.append(
-            Parameter(
-                name,
-                module,
-                p.numel(),
-                p.dim(),
-                p.requires_grad,
-                (id(p) in held) if optimizers else None,
-                id(p) in used,
-                id(p) in step.reached,
-                None if gradient is None else rms(gradient),
-                rate,
-                idle,
-                not bool(p.detach().any()) if p.numel() else False,
-                "Norm" in kind,
-                id(p) in own or id(p) in brought,
-                id(p) in last,
-                key == "weight" and is_fresh(p),
-                id(p) in brought,
-            )
-        )
-    return tuple(lines)
-
-
-def _last(calls: Calls) -> set[int]:
-    """The parameters of the last op with weights in the model: those that make its output."""
-    names = {id(p) for _, p in calls.parameters}
-    for call in reversed(calls.calls):
-        own = {id(t) for t in call.given if id(t) in names}
-        if call.inside and call.op in LEARNS and own:
-            return own
-    return set()
-
-
 def is_fresh(weight: torch.Tensor) -> bool:
-    """Whether the values fit a law from which weights are drawn at first: uniform within 1 / sqrt(fan_in), as torch
-    draws those of Linear and Conv layers, or normal with a deviation that recipes use. Trained weights go beyond that
-    bound, and have heavier tails than a bell."""
+    """Whether the values fit a distribution from which initial weights are drawn: uniform within 1 / sqrt(fan_in), as
+    torch draws those of Linear and Conv layers, or normal with a deviation that recipes use. Trained weights go beyond
+    that bound, and have heavier tails than a bell."""
     if weight.dim() < 2 or weight.numel() < 16:
         return False
     values = weight.detach().float()
     bound, top, std = 1 / math.sqrt(weight[0].numel()), float(values.abs().max()), float(values.std())
     uniform = 0.85 * bound <= top <= 1.0001 * bound and abs(std * math.sqrt(3) / bound - 1) < 0.25
-    return uniform or _is_bell(values, std)
+    return uniform or _is_normal(values, std)
 
 
-ROUND = (0.001, 0.01, 0.02, 0.05, 0.1, 1.0)
-"""Deviations that are typed in (0.02 is that of BERT and GPT; 1 that of torch's Embedding)."""
-
-
-def _is_bell(values: torch.Tensor, std: float) -> bool:
+def _is_normal(values: torch.Tensor, std: float) -> bool:
     """Normal, by mean, deviation and kurtosis, each to four standard errors."""
     n, fan_in, fan_out = values.numel(), values[0].numel(), values.shape[0] * values[0].numel() / values.shape[1]
     if n < 200 or std <= 0:
         return False
-    usual = (*ROUND, math.sqrt(2 / fan_in), math.sqrt(1 / fan_in), math.sqrt(2 / (fan_in + fan_out)))
+    usual = (*ROUND_DEVIATIONS, math.sqrt(2 / fan_in), math.sqrt(1 / fan_in), math.sqrt(2 / (fan_in + fan_out)))
     scaled = (values - values.mean()) / std
     return (
         min(abs(std / known - 1) for known in usual) < 4 / math.sqrt(2 * n)
@@ -193,16 +168,16 @@ def _is_bell(values: torch.Tensor, std: float) -> bool:
     )
 
 
-def cuts(
-    step: StepGraph, parameters: Sequence[Parameter], has_optimizer: bool, loss: Callable[[], float]
+def detached_places(
+    step: StepGraph, table: Sequence[Parameter], has_optimizer: bool, loss: Callable[[], float]
 ) -> tuple[DetachedAt, ...]:
     """Where the graph ends for trained parameters whose values reach the loss and which autograd does not reach. loss:
-    gives it again, to see whether values that were taken out of torch come back into it."""
+    the loss again, to see whether values that were taken out of torch come back into it."""
     calls = step.calls
     position = {name: i for i, (name, _) in enumerate(calls.parameters)}
     lost = {
         position[p.name]
-        for p in parameters
+        for p in table
         if p.name in position
         and p.trained
         and p.used
@@ -210,35 +185,52 @@ def cuts(
         and (p.held or not has_optimizer)
         and not p.idle
     }
-    alive = calls.dye(step.loss).params
-    found: list[DetachedAt] = []
-    for call in calls.cuts:
-        here = {i for i in lost if call.params >> i & 1 and alive >> i & 1}
-        if here:
+    alive = calls.dependence(step.loss).params
+    places: list[DetachedAt] = []
+    for call in calls.detached:
+        cut_off = {i for i in lost if call.params >> i & 1 and alive >> i & 1}
+        if cut_off:
             how = "no_grad" if not call.grad else "detach" if call.op in DETACHES else "no gradient"
-            found.append(_cut(calls, call, how, here))
-            lost -= here
+            places.append(_place(calls, call, how, cut_off))
+            lost -= cut_off
     harmless: list[set[int]] = []  # values that were only printed or counted
-    for call in calls.leaks:
-        here = {i for i in lost if call.params >> i & 1}
-        if not here or here in harmless:
+    for call in calls.left_torch:
+        cut_off = {i for i in lost if call.params >> i & 1}
+        if not cut_off or cut_off in harmless:
             continue
-        if not matters([calls.parameters[i][1] for i in sorted(here)], loss):
-            harmless.append(here)
+        if not loss_depends_on([calls.parameters[i][1] for i in sorted(cut_off)], loss):
+            harmless.append(cut_off)
         else:
-            found.append(_cut(calls, call, "left torch", here))
-            lost -= here
-    return tuple(sorted(found, key=lambda cut: -len(cut.parameters)))
+            places.append(_place(calls, call, "left torch", cut_off))
+            lost -= cut_off
+    return tuple(sorted(places, key=lambda place: -len(place.parameters)))
 
 
-def _cut(calls: Calls, call: Any, how: str, here: set[int]) -> DetachedAt:
-    return DetachedAt(
-        call.op, how, tuple(calls.parameters[i][0] for i in sorted(here)), dataclasses.replace(call.where, op=call.op)
-    )
+def _place(calls: Calls, call: OpCall, how: str, cut_off: set[int]) -> DetachedAt:
+    names = tuple(calls.parameters[i][0] for i in sorted(cut_off))
+    return DetachedAt(call.op, how, names, dataclasses.replace(call.where, op=call.op))
 
 
-def strangers(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], step: StepGraph) -> Strangers | None:
-    """Tensors in the optimizers that are none of the model's and that this loss does not reach."""
+def loss_depends_on(parameters: Sequence[torch.Tensor], loss: Callable[[], float]) -> bool:
+    """Whether the loss changes when these are changed: then their values reach it, whatever autograd knows. loss: the
+    loss, with the same random numbers each time. The parameters are put back."""
+    values = [p.detach().clone() for p in parameters]
+    before = loss()
+    try:
+        with torch.no_grad():
+            for p in parameters:
+                p.mul_(0.9).add_(0.01)
+        return abs(loss() - before) > 1e-6 * max(abs(before), 1e-6)
+    finally:
+        with torch.no_grad():
+            for p, value in zip(parameters, values):
+                p.copy_(value)
+
+
+def foreign_tensors(
+    model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], step: StepGraph
+) -> ForeignTensors | None:
+    """Tensors in the optimizers that do not belong to the model and that this loss does not reach."""
     own = {id(p): p for _, p in step.calls.parameters} | {id(p): p for p in model.parameters()}
     members = [p for o in optimizers for g in o.param_groups for p in g["params"]]
     held = {id(p) for p in members}
@@ -247,4 +239,4 @@ def strangers(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], ste
         return None
     waiting = Counter(tuple(p.shape) for key, p in own.items() if key not in held and p.requires_grad)
     alike = sum((Counter(tuple(p.shape) for p in foreign) & waiting).values())
-    return Strangers(len(foreign), alike)
+    return ForeignTensors(len(foreign), alike)
