@@ -137,8 +137,11 @@ ASK = {
 }
 
 
+BEFORE_TRAINING = {f"nbdebug.tools.training.rules.{name}" for name in ("parameters", "outputs", "data")}
+
+
 def ask(patient, training):
-    if ".before_" in catalogue.look_up(patient.CODE).check.__module__:
+    if catalogue.look_up(patient.CODE).check.__module__ in BEFORE_TRAINING:
         return preflighted(training)
     return ASK.get(patient.CODE, ASK[patient.CODE.split("/")[0]])(training)
 

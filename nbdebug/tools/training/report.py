@@ -153,7 +153,8 @@ def _ruled_out_static(static: StaticFacts, named: set[str]) -> Iterable[RuledOut
         held = sum(bool(p.held) for p in reached)
         yield RuledOut("parameters missing from the optimizer", f"it holds {held} of {len(reached)} with a gradient")
     if trained and "detached-graph" not in named:
-        yield RuledOut("a cut graph", f"the loss reaches {len(reached)} of {len(trained)}, nothing cuts off the others")
+        others = "" if len(reached) == len(trained) else "; nothing cuts the others off"
+        yield RuledOut("a cut graph", f"{len(reached)} of {len(trained)} trained parameters get a gradient{others}")
     for call in static.loss_calls[:1]:
         if not named & {"double-softmax", "missing-log-softmax", "wrong-output-activation"}:
             origin = f", from `{call.activation}`" if call.activation else ""
@@ -200,10 +201,10 @@ def _ruled_out_data(static: StaticFacts, named: set[str]) -> Iterable[RuledOut]:
 
 def _ruled_out_signals(static: StaticFacts, named: set[str]) -> Iterable[RuledOut]:
     dead = [u.dead for u in static.units if u.dead is not None]
-    if dead and "dead-relu" not in named:
+    if dead and "dead-relu" not in named and max(dead) < signs.DEAD:
         yield RuledOut("dead units", f"at most {percent(max(dead))} of a layer")
     flat = [u.saturated for u in static.units if u.saturated is not None and u.hidden]
-    if flat and "saturated-activation" not in named:
+    if flat and "saturated-activation" not in named and max(flat) < signs.SATURATED:
         yield RuledOut("saturated activations", f"at most {percent(max(flat))} of a layer's values")
     ratios = [w.std / w.he_std for w in static.weights if w.trained]
     if ratios and "bad-init" not in named:
@@ -373,10 +374,10 @@ def _ruled_out_run(run: TrainingRunFacts, named: set[str]) -> Iterable[RuledOut]
 
 def _ruled_out_layers(run: TrainingRunFacts, named: set[str]) -> Iterable[RuledOut]:
     dead = [u.dead for u in run.end_units if u.dead is not None]
-    if dead and "dead-relu" not in named:
+    if dead and "dead-relu" not in named and max(dead) < signs.DEAD:
         yield RuledOut("dead units", f"at most {percent(max(dead))} of a layer")
     flat = [u.saturated for u in run.end_units if u.saturated is not None and u.hidden]
-    if flat and "saturated-activation" not in named:
+    if flat and "saturated-activation" not in named and max(flat) < signs.SATURATED:
         yield RuledOut("saturated activations", f"at most {percent(max(flat))} of a layer's values")
     gradients = [layer.first_gradient for layer in run.layers if layer.first_gradient > 0]
     if len(gradients) > 2 and "vanishing-gradients" not in named:

@@ -87,7 +87,7 @@ def name_all(facts: TrainingFacts) -> list[Finding]:
         return []
     first, *others = findings
     causes = [f for f in others if slug(f) not in FOLLOWS]
-    consequences = tuple(Link(f"with it: {f.title}", f.where) for f in others if slug(f) in FOLLOWS)
+    consequences = tuple(Link(f"also: {f.title}", f.where) for f in others if slug(f) in FOLLOWS)
     return [dataclasses.replace(first, chain=(*first.chain, *consequences)), *causes]
 
 

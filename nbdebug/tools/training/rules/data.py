@@ -161,7 +161,7 @@ def same_seed_workers(facts: TrainingFacts) -> Finding | None:
     )
     return finding(
         "same-seed-workers",
-        f"{faults[0].upper()}{faults[1:]}{holder}: the same item, read several times, comes out in the same series",
+        f"{faults[0].upper()}{faults[1:]}{holder}: read several times, the same item gives the same series of values",
         ["train_loader", "worker_init_fn", name],
         [fix],
         evidence={"workers": draws.workers, "workers alike": draws.alike, "passes alike": draws.repeats},

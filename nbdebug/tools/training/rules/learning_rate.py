@@ -240,6 +240,17 @@ def exploding_gradients(facts: TrainingFacts) -> Finding | None:
     calls = sum(call.module == name for call in run.layer_calls)
     path = f"through {count(calls, 'call')} of `{name}`" if calls > 1 else f"up to `{name}`"
     norms = signs.finite(run.gradient_norms)
+    if signs.explodes_at_start(run):
+        title = (
+            f"Gradients explode: the first gradient norm is {figures(run.start_gradient)}, "
+            f"{figures(run.start_gradient / max(run.weight_norm, 1e-12))} times that of the weights; {what} grow by a "
+            f"factor of {figures(factor)} {path}"
+        )
+    else:
+        title = (
+            f"Gradients explode during the run: the largest gradient norm is {figures(max(norms))}, the median "
+            f"{figures(statistics.median(norms))}"
+        )
     fix = tested_fix(
         "Clip the gradients, and bound what is applied again and again (tanh, a gate, normalization).",
         "loss.backward()\ntorch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\noptimizer.step()",
@@ -247,9 +258,7 @@ def exploding_gradients(facts: TrainingFacts) -> Finding | None:
     )
     return finding(
         "exploding-gradients",
-        f"Gradients explode: the first gradient norm is {figures(run.start_gradient)}, "
-        f"{figures(run.start_gradient / max(run.weight_norm, 1e-12))} times that of the weights; {what} grow by a "
-        f"factor of {figures(factor)} {path}",
+        title,
         [name],
         [fix],
         run=run,

@@ -143,7 +143,7 @@ def fix_for(
     if slug in ("dead-relu", "bad-init", "saturated-activation"):
         names = [str(name) for name in finding.evidence.get("where", ())]
         return TrainingFix(
-            f"{listed(names[:2])} with new initial weights",
+            f"with new initial weights in {listed(names[:2])}",
             change=lambda model, _: _draw_weights(model, names, slug == "saturated-activation"),
         )
     if slug == "frozen-parameters":
