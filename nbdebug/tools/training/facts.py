@@ -396,7 +396,7 @@ class LayerFact:
 
 
 @dataclasses.dataclass(frozen=True)
-class LayerCall:
+class LayerSignal:
     """One call of a layer, at the start of the run: root mean square of its output, norm of the gradient there."""
 
     module: str
@@ -519,7 +519,7 @@ class TrainingRunFacts:
     trained_elements: int = 0
     samples: int | None = None
     root_evaluated: bool = False
-    layer_calls: tuple[LayerCall, ...] = ()
+    layer_calls: tuple[LayerSignal, ...] = ()
     time_gradients: tuple[TimeGradient, ...] = ()
     reference: Mapping[str, float] | None = None
     penalty: float = 0.0

@@ -15,7 +15,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from nbdebug.observe.tensors import output_tensors, read_scalars
-from nbdebug.tools.training.facts import LayerCall, TimeGradient, UnitsFact
+from nbdebug.tools.training.facts import LayerSignal, TimeGradient, UnitsFact
 from nbdebug.tools.training.run.data import preserve_rng
 from nbdebug.tools.training.run.evaluate import LossFn, loss_root, mode
 
@@ -142,7 +142,7 @@ class _ActivationRecorder(TorchFunctionMode):
 
 def gradient_flow(
     model: nn.Module, loss_fn: LossFn, batch: Any
-) -> tuple[tuple[LayerCall, ...], tuple[TimeGradient, ...]]:
+) -> tuple[tuple[LayerSignal, ...], tuple[TimeGradient, ...]]:
     """The calls of layers with weights, in order, and the gradients back through time. The gradients of parameters are
     left as they are. Raises what the loss raises, and RuntimeError where it has no gradient."""
     calls: list[tuple[str, torch.Tensor, list[torch.Tensor]]] = []
@@ -169,7 +169,7 @@ def gradient_flow(
     with_gradient = [(name, size, grads[0]) for name, size, grads in calls if grads]
     sizes = read_scalars([size.float() for _, size, _ in with_gradient])
     norms = read_scalars([norm.float() for _, _, norm in with_gradient])
-    layer_calls = tuple(LayerCall(name, size, norm) for (name, _, _), size, norm in zip(with_gradient, sizes, norms))
+    layer_calls = tuple(LayerSignal(name, size, norm) for (name, _, _), size, norm in zip(with_gradient, sizes, norms))
     in_time = [
         TimeGradient(n, len(norms[0]), float(norms[0][0]), float(norms[0][-1])) for n, norms in sequences if norms
     ]
@@ -204,7 +204,7 @@ def _follow_in_time(
     return (x, *args[1:])
 
 
-def _handwritten_recurrences(calls: tuple[LayerCall, ...]) -> list[TimeGradient]:
+def _handwritten_recurrences(calls: tuple[LayerSignal, ...]) -> list[TimeGradient]:
     """Modules that are called many times in one pass: a recurrence that is written by hand."""
     by_module: dict[str, list[float]] = {}
     for call in calls:
