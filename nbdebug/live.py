@@ -1,7 +1,7 @@
-"""What moves while something runs: a progress bar, and the live view, a small picture that is redrawn while training
-runs, at most five times a second and for at most a hundredth of the time. It ends as the picture of the whole run.
+"""Live displays: a progress bar, and a small picture that is redrawn while training runs, at most five times a second
+and for at most 1% of the time. At the end it shows the whole run.
 
-    a step is over ──▶ told ─┐ if it is time, and nobody else draws
+    a step has ended ──▶ step_ended ─┐ if enough time has passed, and no other thread draws
     a click, maybe in another thread ──▶ now ──▶ draw, show
 """
 
@@ -50,31 +50,31 @@ def progress_range(numbers: range, desc: str, unit: str, *, wanted: bool = True)
 
 
 class Live:
-    """draw: gives the picture as HTML; show: puts it in the place of the one before. paused: steps draw nothing; ended:
-    the run is over, or another view has taken its place; fault: why it no longer draws, or ""."""
+    """draw: returns the picture as HTML; show: replaces the picture before by it. paused: steps draw nothing; ended:
+    the run is over, or another view has replaced this one; fault: why it no longer draws, or ""."""
 
     def __init__(
         self, draw: Callable[[], str], show: Callable[[str], object], clock: Callable[[], float] = time.monotonic
     ):
         self.draw, self.show, self.clock = draw, show, clock
         self.fault, self.pictures, self._next, self.paused, self.ended = "", 0, 0.0, False, False
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
 
-    def told(self) -> None:
-        """A step is over: draw, if it is time. Training waits for nobody who draws just now."""
-        if not self.paused and not self.fault and self.clock() >= self._next and self._turn.acquire(blocking=False):
+    def step_ended(self) -> None:
+        """Draw, if enough time has passed. Training does not wait for another thread that draws."""
+        if not self.paused and not self.fault and self.clock() >= self._next and self._lock.acquire(blocking=False):
             try:
                 self._draw()
             finally:
-                self._turn.release()
+                self._lock.release()
 
     def now(self) -> None:
-        """Draw at once, also after a fault. What drawing or showing raises ends the view, not the training."""
-        with self._turn:
+        """Draw at once, also after a fault. An error in `draw` or `show` ends the view, not the training."""
+        with self._lock:
             self._draw()
 
     def end(self) -> None:
-        """The run is over: one last picture, which stays."""
+        """Draw the last picture."""
         self.ended = True
         if not self.fault:
             self.now()

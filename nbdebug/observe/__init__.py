@@ -1,3 +1,14 @@
-"""Watching a training step: lines, modules, ops, tensors and state. Everything that attaches here also detaches."""
+"""What a training step does: lines, modules, ops, tensors and state. Nothing here knows causes of faults, and whatever
+is attached is detached again.
+
+    shell, locations, frames     the IPython shell; the user's line of an op; the frames of a traceback
+    variables, sources           the user's variables and attributes, read without running their code; source as syntax
+    tensors, norms, ops          identity, finiteness and bits of tensors; norms of gradients; schemas of ops
+    modules, backward            hooks around calls of modules, around autograd's engine and around optimizer steps
+    recorder, tape, replay       each op of a step; a step as a tape of ops; that tape run again
+    step_log, step_hooks         a step recorded at almost no cost; a summary of one step by layer
+    rerun, snapshot              the user's own step run again; the state it changes, saved and restored bit for bit
+    duplicate_hooks, validation  hooks that are registered twice; checks of the arguments of public functions
+"""
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Hooks that a cell, run a second time, has registered once more on the same module, parameter or optimizer.
+"""Duplicate hooks: a cell that runs again registers its hook again on the same module, parameter or optimizer.
 
-Two hooks of one module are the same one twice when it is the same function, or a function made anew from the same code
-that holds nothing different: closures over other names or numbers are meant to be there side by side. A method of
-another object of the same class is a second registration when nothing of the user's leads to the older object; so is a
-function that holds another container than the older one, when nothing leads to that.
+Two hooks are duplicates when they are the same function, or functions with the same code and equal closures: closures
+over other names or numbers are registered side by side on purpose. A method of another object of the same class is a
+duplicate when no variable of the user's leads to the older object; so is a function with another container in its
+closure, when no variable leads to the older container.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _SIMPLE = (str, int, float, bool, bytes, type(None))
 
 @dataclasses.dataclass
 class DuplicateHook:
-    """A hook that was registered several times. module: the name of the module, parameter or optimizer that has it;
-    hook: of the function; older: (table, key, hook) of all but the newest."""
+    """A hook that is registered several times. module: the name of the module, parameter or optimizer that has it;
+    hook: the name of the function; word: "forward hook"; older: (table, key, hook) of all but the newest."""
 
     module: str
     hook: str
@@ -48,53 +48,55 @@ class DuplicateHook:
     newest: Any = None
 
     def remove(self) -> None:
-        """Take away all but the newest, as their handles would."""
+        """Remove all but the newest, as their handles would."""
         for table, key, hook in self.older:
             if table.get(key) is hook:
                 del table[key]
 
     @property
     def obsolete(self) -> list[Any]:
-        """The hooks that would not be there any more."""
+        """The hooks that nothing in this table would refer to after `remove`."""
         newest = list(self.older[0][0].values())
         return [hook for _, _, hook in self.older if sum(h is hook for h in newest) == 1]
 
 
-def find_duplicate_hooks(met: list[tuple[str, Any]]) -> list[DuplicateHook]:
-    """The hooks that are there more than once on one thing. met: the user's things by name."""
-    seen, done, found = {id(thing) for _, thing in met}, set(), []
-    todo = [(name, thing) for name, thing in met if issubclass(type(thing), (nn.Module, torch.optim.Optimizer))]
+def find_duplicate_hooks(objects: list[tuple[str, Any]]) -> list[DuplicateHook]:
+    """The hooks that one object has more than once. objects: those that the user's variables lead to, by name."""
+    named, visited, duplicates = {id(thing) for _, thing in objects}, set(), []
+    todo = [(name, thing) for name, thing in objects if issubclass(type(thing), (nn.Module, torch.optim.Optimizer))]
     with torch._C.DisableTorchFunctionSubclass():
         while todo:
             name, thing = todo.pop(0)
-            if id(thing) in done:
+            if id(thing) in visited:
                 continue
-            done.add(id(thing))
+            visited.add(id(thing))
             inside = attributes(thing)
             if not issubclass(type(thing), nn.Module):
-                found += list(_of(name, inside, OF_OPTIMIZERS, seen))
+                duplicates += list(_duplicates(name, inside, OF_OPTIMIZERS, named))
                 continue
-            found += list(_of(name, inside, OF_MODULES, seen))
+            duplicates += list(_duplicates(name, inside, OF_MODULES, named))
             for key, tensor in (inside.get("_parameters") or {}).items():
-                if tensor is not None and id(tensor) not in done:
-                    done.add(id(tensor))
+                if tensor is not None and id(tensor) not in visited:
+                    visited.add(id(tensor))
                     tables = {table: getattr(tensor, table, None) for table in OF_TENSORS}
-                    found += list(_of(f"{name}.{key}", tables, OF_TENSORS, seen))
+                    duplicates += list(_duplicates(f"{name}.{key}", tables, OF_TENSORS, named))
             todo += [
                 (f"{name}.{key}", child) for key, child in (inside.get("_modules") or {}).items() if child is not None
             ]
-    return found
+    return duplicates
 
 
-def _of(name: str, inside: Mapping[str, Any], words: Mapping[str, str], seen: set[int]) -> Iterator[DuplicateHook]:
-    """Of one thing, given by its attributes. seen: ids of what the user's variables lead to by name."""
+def _duplicates(
+    name: str, attributes: Mapping[str, Any], words: Mapping[str, str], named: set[int]
+) -> Iterator[DuplicateHook]:
+    """Those of one object. named: the ids of what the user's variables lead to."""
     for table_name, word in words.items():
-        table = inside.get(table_name) or {}
+        table = attributes.get(table_name) or {}
         groups: list[list[tuple[int, Any]]] = []
         for key, hook in table.items():
             if _code(hook) is None:
                 continue
-            group = next((g for g in groups if _same(g[-1][1], hook, seen)), None)
+            group = next((g for g in groups if _same(g[-1][1], hook, named)), None)
             if group is None:
                 groups.append(group := [])
             group.append((key, hook))
@@ -103,19 +105,19 @@ def _of(name: str, inside: Mapping[str, Any], words: Mapping[str, str], seen: se
                 code = _code(group[0][1])
                 assert code is not None
                 yield DuplicateHook(
-                    name, code.co_name, word, code, [(table, k, h) for k, h in group[:-1]], _bare(group[-1][1])
+                    name, code.co_name, word, code, [(table, k, h) for k, h in group[:-1]], _unwrapped(group[-1][1])
                 )
 
 
-def _bare(hook: Any) -> Any:
-    """The user's function in what torch may have wrapped around it."""
+def _unwrapped(hook: Any) -> Any:
+    """The user's function, without torch's wrapper."""
     wrapped = type(hook).__name__ == "_WrappedHook" and type(hook).__module__.startswith("torch.")
     return attributes(hook).get("hook", hook) if wrapped else hook
 
 
 def _code(hook: Any) -> types.CodeType | None:
     """The code of the user's own function behind a hook."""
-    hook = _bare(hook)
+    hook = _unwrapped(hook)
     if type(hook) is functools.partial:
         return _code(hook.func)
     function = hook.__func__ if type(hook) is types.MethodType else hook
@@ -124,29 +126,30 @@ def _code(hook: Any) -> types.CodeType | None:
     return function.__code__
 
 
-def _same(old: Any, new: Any, seen: set[int]) -> bool:
-    old, new = _bare(old), _bare(new)
+def _same(old: Any, new: Any, named: set[int]) -> bool:
+    old, new = _unwrapped(old), _unwrapped(new)
     if old is new:
         return True
-    if type(old) is not type(new) or _text(_code(old)) != _text(_code(new)):
+    if type(old) is not type(new) or _fingerprint(old) != _fingerprint(new):
         return False
     if type(old) is functools.partial:
         return old.args == new.args and old.keywords == new.keywords if _simple(old) and _simple(new) else False
     if type(old) is types.MethodType:
-        return old.__self__ is new.__self__ or id(old.__self__) not in seen
-    return all(_alike(a, b, seen) for a, b in zip(_cells(old), _cells(new)))
+        return old.__self__ is new.__self__ or id(old.__self__) not in named
+    return all(_same_value(a, b, named) for a, b in zip(_bound_values(old), _bound_values(new)))
 
 
-def _alike(old: Any, new: Any, seen: set[int]) -> bool:
-    """Whether two functions hold the same here: equal plain values, or the older one is nobody's any more."""
+def _same_value(old: Any, new: Any, named: set[int]) -> bool:
+    """Whether two functions are bound to the same here: equal plain values, or no variable leads to the older value."""
     if type(old) in _SIMPLE or type(new) in _SIMPLE:
         return type(old) is type(new) and bool(old == new)
     if old is new:
         return True
-    return type(old) is type(new) and not issubclass(type(old), torch.Tensor) and id(old) not in seen
+    return type(old) is type(new) and not issubclass(type(old), torch.Tensor) and id(old) not in named
 
 
-def _text(code: types.CodeType | None) -> tuple[Any, ...]:
+def _fingerprint(hook: Any) -> tuple[Any, ...]:
+    code = _code(hook)
     return () if code is None else code_fingerprint(code)
 
 
@@ -154,8 +157,8 @@ def _simple(hook: functools.partial[Any]) -> bool:
     return all(type(value) in _SIMPLE for value in (*hook.args, *hook.keywords.values()))
 
 
-def _cells(function: types.FunctionType) -> list[Any]:
-    """What a function carries along: its closure and its defaults (`lambda …, name=name: …`)."""
+def _bound_values(function: types.FunctionType) -> list[Any]:
+    """The values of a function's closure and of its defaults (`lambda …, name=name: …`)."""
     return [
         *closure_variables(function).values(),
         *(function.__defaults__ or ()),

@@ -1,4 +1,4 @@
-"""The frames of a traceback, and what their variables are: read as they lie there, with nothing of the user's run."""
+"""The frames of a traceback, their variables, and the models among these: read without running the user's code."""
 
 from __future__ import annotations
 
@@ -39,25 +39,26 @@ class Frame:
 
 
 def frames(error: BaseException, before: FrameType | None = None) -> list[Frame]:
-    """The frames of a traceback, outermost first, without those of nbdebug and the shell; down to a dispatch mode that
-    refused an op, whose own frames are no part of what was computed; and only those outside of `before`, if given."""
-    found, at = [], error.__traceback__
+    """The frames of a traceback, outermost first, without those of nbdebug and the shell. They end at a dispatch mode
+    that refused an op, whose own frames are no part of the computation, and at the frame `before`."""
+    trail: list[Frame] = []
+    at = error.__traceback__
     while at is not None and at.tb_frame.f_code.co_name not in HANDLERS and at.tb_frame is not before:
         package = str(at.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
         if package not in ("nbdebug", "IPython", "ipykernel"):
-            found.append(_frame(at.tb_frame, at.tb_lineno, at.tb_lasti))
+            trail.append(_frame(at.tb_frame, at.tb_lineno, at.tb_lasti))
         at = at.tb_next
-    return found
+    return trail
 
 
 def _frame(frame: FrameType, line: int, instruction: int) -> Frame:
     names, code = frame_variables(frame), frame.f_code
-    mine = names.get("self")
+    owner = names.get("self")
     return Frame(
         names,
         Site(code.co_filename, line, code.co_name),
         kind_of(code) == USER,
-        mine if issubclass(type(mine), nn.Module) else None,
+        owner if issubclass(type(owner), nn.Module) else None,
         frame.f_globals,
         _span(code, instruction),
     )
@@ -67,14 +68,14 @@ def _span(code: CodeType, instruction: int) -> tuple[int, int, int, int] | None:
     positions = getattr(code, "co_positions", None)
     if positions is None or instruction < 0:
         return None
-    found = next(itertools.islice(positions(), instruction // 2, None), None)
-    return None if found is None or None in found else found
+    span = next(itertools.islice(positions(), instruction // 2, None), None)
+    return None if span is None or None in span else span
 
 
 @dataclasses.dataclass
 class Owners:
-    """models, optimizers: by name; modules: the name of every module within its model, by its id; paths: the same with
-    the model's own name before it."""
+    """The models and optimizers by name. modules: the name of every module within its model, by its id; paths: the
+    same with the model's own name before it."""
 
     models: dict[str, nn.Module]
     optimizers: dict[str, torch.optim.Optimizer]
@@ -83,38 +84,39 @@ class Owners:
 
     @classmethod
     def among(cls, names: Mapping[str, Any], trail: list[Frame]) -> Owners:
-        """Those among the user's variables and the frames', each once, no part of another."""
+        """Those among the user's variables and those of the frames, each once, without parts of other models."""
         models: dict[int, tuple[str, nn.Module]] = {}
         optimizers: dict[int, tuple[str, torch.optim.Optimizer]] = {}
-        mine = [
+        trainers = [
             {f"self.{name}": value for name, value in attributes(frame.names["self"]).items()}
             for frame in trail
             if frame.users and "self" in frame.names and frame.module is None
-        ]  # a trainer's model
-        around = [closed for frame in trail if frame.users for closed in _closures(frame.names)]
-        selves = [{"self": frame.names["self"]} for frame in trail if "self" in frame.names]  # a class's name: the last
+        ]
+        closures = [closed for frame in trail if frame.users for closed in _closures(frame.names)]
+        # last: `self` has no name of the user's, so the name of its class is taken
+        selves = [{"self": frame.names["self"]} for frame in trail if "self" in frame.names]
         spaces = [{n: v for n, v in frame.names.items() if n != "self"} for frame in trail if frame.users]
         torchs = [frame.names for frame in trail if not frame.users and "self" not in frame.names]
-        for space in [user_variables(names), *spaces, *mine, *around, *torchs, *selves]:
+        for space in [user_variables(names), *spaces, *trainers, *closures, *torchs, *selves]:
             for name, value in space.items():
                 if issubclass(type(value), nn.Module):
-                    called = type(value).__name__ if name == "self" else name
-                    models.setdefault(id(value), (called, value))
+                    title = type(value).__name__ if name == "self" else name
+                    models.setdefault(id(value), (title, value))
                 elif issubclass(type(value), torch.optim.Optimizer):
                     optimizers.setdefault(id(value), (name, value))
         parts = {id(part) for _, model in models.values() for _, part in named_modules(model) if part is not model}
         roots = {name: model for key, (name, model) in models.items() if key not in parts}
-        known: dict[int, str] = {}
+        modules: dict[int, str] = {}
         paths: dict[int, str] = {}
-        for called, model in roots.items():
+        for title, model in roots.items():
             for name, part in named_modules(model):
-                known.setdefault(id(part), name)
-                paths.setdefault(id(part), f"{called}.{name}".rstrip("."))
-        return cls(roots, dict(optimizers.values()), known, paths)
+                modules.setdefault(id(part), name)
+                paths.setdefault(id(part), f"{title}.{name}".rstrip("."))
+        return cls(roots, dict(optimizers.values()), modules, paths)
 
 
 def _closures(names: Mapping[str, Any], depth: int = 2) -> Iterator[dict[str, Any]]:
-    """The variables that the functions among these variables share with what is around them."""
+    """The closure variables of the functions among these variables."""
     for function in names.values():
         if type(function) is FunctionType and function.__closure__:
             closed = closure_variables(function)
@@ -142,11 +144,11 @@ def running_module(trail: list[Frame], owners: Owners) -> tuple[str | None, str 
 
 def exception_chain(error: BaseException) -> list[BaseException]:
     """An exception and those that led to it, each once."""
-    found: list[BaseException] = []
+    errors: list[BaseException] = []
     todo: list[BaseException | None] = [error]
     while todo:
-        one = todo.pop()
-        if one is not None and not any(one is f for f in found):
-            found.append(one)
-            todo += [one.__cause__, one.__context__]
-    return found
+        cause = todo.pop()
+        if cause is not None and not any(cause is known for known in errors):
+            errors.append(cause)
+            todo += [cause.__cause__, cause.__context__]
+    return errors

@@ -1,7 +1,7 @@
-"""The user's variables and what lies in them, by the names that a person would write: `trainer.history[3]["loss"]`.
+"""The user's variables and the objects in them, by the names that a person would write: `trainer.history[3]["loss"]`.
 
-Only exact lists, tuples, dicts, sets and deques are opened, and the attributes that an object has of its own; nothing
-of the user's runs. What lies nearest to a variable comes first, so a thing has its shortest name.
+Only exact lists, tuples, dicts, sets and deques are searched, and an object's own attributes; none of the user's code
+runs. The search goes level by level, so an object gets its shortest name.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from typing import Any
 
 import torch
 
+from nbdebug.text import clip
+
 DEPTH = 5
 MOST_OBJECTS = 200_000
-"""Things looked at; more than that lie in a data set, not in a record of a training."""
+"""Objects visited at most; more than that are in a data set, not in the records of a training."""
 SHELL_NAMES = re.compile(r"_{1,3}|_i{1,3}|_i?\d+|_[oid]h|In|Out|exit|quit|get_ipython|open|__\w+__")
-"""The names under which a shell keeps its own things among the user's."""
+"""The names of the shell's own variables among the user's."""
 CONTAINERS = (
     list,
     tuple,
@@ -57,33 +59,33 @@ MODULES_OWN = frozenset(vars(torch.nn.Module()))
 
 
 def user_variables(names: Mapping[str, Any]) -> dict[str, Any]:
-    """The user's own among them, without what the shell keeps there."""
+    """The user's own variables among these names, without the shell's."""
     return {name: value for name, value in names.items() if isinstance(name, str) and not SHELL_NAMES.fullmatch(name)}
 
 
 def frame_variables(frame: FrameType) -> dict[str, Any]:
-    """The variables of a function that runs, or whose traceback is kept; {} of a frame that is no function's."""
+    """The local variables of a frame; {} for a frame that is no function's."""
     if not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
         return {}
-    given = frame.f_locals
-    names = dict(given)
-    if type(given) is dict:  # up to Python 3.12 the frame keeps this copy, which would outlive the variables
-        given.clear()
+    local = frame.f_locals
+    names = dict(local)
+    if type(local) is dict:  # up to Python 3.12 the frame keeps this copy, which would outlive the variables
+        local.clear()
     return names
 
 
 def reachable_objects(names: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """(name, thing) of what can be reached by name, each once, nearest first, without plain values and tensors."""
+    """(name, object) of all objects reachable by name, each once, nearest first, without plain values and tensors."""
     level = [(name, thing) for name, thing in user_variables(names).items() if type(thing) not in _LEAVES]
-    seen: set[int] = {id(names)}
+    visited: set[int] = {id(names)}
     for _ in range(DEPTH):
         following: list[tuple[str, Any]] = []
         for name, thing in level:
-            if id(thing) in seen:
+            if id(thing) in visited:
                 continue
-            seen.add(id(thing))
+            visited.add(id(thing))
             yield name, thing
-            if len(seen) + len(following) < MOST_OBJECTS:
+            if len(visited) + len(following) < MOST_OBJECTS:
                 following += children(name, thing)
         level = following
 
@@ -135,7 +137,7 @@ def class_attribute(thing: Any, name: str, default: Any = None) -> Any:
 
 
 def attributes(thing: Any) -> dict[str, Any]:
-    """The attributes that lie in the object itself: no property, `__getattr__`, metaclass or subclass of dict is asked.
+    """The attributes in the object itself: no property, `__getattr__`, metaclass or subclass of dict is asked.
     Of a class, its own namespace."""
     kind = type(thing)
     mro = type.__getattribute__(kind, "__mro__")
@@ -232,8 +234,7 @@ def key_text(key: Any) -> str:
         or type(key) is tuple
         and all(type(part) in (str, int, float, bool, type(None)) for part in key)
     )
-    text = repr(key) if plain else f"a {type(key).__name__}"
-    return text if len(text) < 60 else text[:57] + "..."
+    return clip(repr(key) if plain else f"a {type(key).__name__}", 60)
 
 
 def is_user_module(module: str) -> bool:

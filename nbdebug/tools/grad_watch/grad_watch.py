@@ -202,7 +202,7 @@ class GradWatch:
 
     def _told(self, step: int) -> None:
         if self._live is not None:
-            self._live.told()
+            self._live.step_ended()
 
     # -- losses -------------------------------------------------------------------------------------------------------
 

@@ -285,7 +285,7 @@ def test_the_live_view_keeps_to_its_share() -> None:
     live = Live(draw, shown.append, lambda: now[0])
     for _ in range(1000):
         now[0] += 0.01
-        live.told()
+        live.step_ended()
     assert shown == ["picture"] * live.pictures and 1 <= live.pictures <= 3  # 5 s apart: 1%
     live.end()
     assert live.pictures == len(shown)
@@ -296,7 +296,7 @@ def test_the_live_view_is_no_faster_than_five_times_a_second() -> None:
     live = Live(lambda: "p", shown.append, lambda: now[0])
     for _ in range(100):
         now[0] += 0.01
-        live.told()
+        live.step_ended()
     assert 4 <= len(shown) <= 6
 
 
