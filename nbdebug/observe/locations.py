@@ -9,6 +9,7 @@ recomputation) is found as usual.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import dis
 import linecache
@@ -111,9 +112,17 @@ def _site(frame: FrameType) -> Site:
     return Site(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
 
 
+_MAGIC = re.compile(r"get_ipython\(\)\.run_(line|cell)_magic\('([^']*)', ((?:'(?:[^'\\]|\\.)*')|(?:\"(?:[^\"\\]|\\.)*\")).*\)")
+
+
 def source_text(site: Site | None) -> str | None:
-    """The text of the line, without its indentation; None when there is no source to read."""
-    return (linecache.getline(site.file, site.line).strip() or None) if site else None
+    """The text of the line, without its indentation, a magic as it was typed; None when there is no source to read."""
+    return (_MAGIC.sub(_as_typed, linecache.getline(site.file, site.line).strip()) or None) if site else None
+
+
+def _as_typed(match: re.Match[str]) -> str:
+    """IPython compiles `%mem step()` as a call: the user wrote the magic."""
+    return f"{'%' if match[1] == 'line' else '%%'}{match[2]} {ast.literal_eval(match[3])}".rstrip()
 
 
 def cell_name(file: str) -> str | None:
