@@ -112,7 +112,9 @@ def _site(frame: FrameType) -> Site:
     return Site(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
 
 
-_MAGIC = re.compile(r"get_ipython\(\)\.run_(line|cell)_magic\('([^']*)', ((?:'(?:[^'\\]|\\.)*')|(?:\"(?:[^\"\\]|\\.)*\")).*\)")
+_MAGIC = re.compile(
+    r"get_ipython\(\)\.run_(line|cell)_magic\('([^']*)', ((?:'(?:[^'\\]|\\.)*')|(?:\"(?:[^\"\\]|\\.)*\")).*\)"
+)
 
 
 def source_text(site: Site | None) -> str | None:
