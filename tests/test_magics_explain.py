@@ -88,10 +88,11 @@ def test_every_failing_cell_is_explained_where_it_is_asked_for(notebook: Noteboo
 def test_it_ends_with_the_magics(notebook: Notebook, end: str) -> None:
     notebook.run("%explain --auto on\n%explain --auto on")
     callbacks = notebook.shell.events.callbacks["post_run_cell"]
-    assert [getattr(c, "__name__", "") for c in callbacks].count("_after_cell") == 1
+    name = "ExplainMagics._after_cell"
+    assert [getattr(c, "__qualname__", "") for c in callbacks].count(name) == 1
     notebook.run(end)
     assert "No cause" not in notebook.run("unknown(0)").shown
-    assert "_after_cell" not in [getattr(c, "__name__", "") for c in callbacks]
+    assert name not in [getattr(c, "__qualname__", "") for c in callbacks]
 
 
 def test_a_report_that_a_magic_has_shown_is_not_shown_twice(notebook: Notebook) -> None:

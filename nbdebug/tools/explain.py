@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 import signal
 import sys
 import threading
@@ -97,7 +98,7 @@ def _explained(error: BaseException, names: Mapping[str, Any], shell: Any) -> Re
     """The report on one exception. Whatever goes wrong in here is told, not raised."""
     try:
         with _quiet():
-            return _left_by(error) or _told(error, names, shell)
+            return _left_by(error) or _explanation(error, names, shell)
     except Exception as failed:  # an explanation must never be a second error
         return Report(
             "explain()",
@@ -156,36 +157,60 @@ def _left_by(error: BaseException) -> Report | None:
     return None
 
 
-def _told(error: BaseException, names: Mapping[str, Any], shell: Any) -> Report:
-    from nbdebug.tools.errors.dispatch import told, unknown
-    from nbdebug.tools.memory import oom
+MEMORY = re.compile(r"memory|alloc|overflowed", re.IGNORECASE)
+"""In the type or the message of each exception that means that memory ran out."""
 
-    cards: list[Report] = []
 
-    def out_of_memory(one: BaseException) -> Finding | None:
-        if not oom.is_out_of_memory(one):
+def _explanation(error: BaseException, names: Mapping[str, Any], shell: Any) -> Report:
+    from nbdebug.tools.errors.dispatch import find_causes, unknown_error
+    from nbdebug.tools.errors.values import message_of
+
+    memory: list[Report] = []
+
+    def out_of_memory(candidate: BaseException) -> Finding | None:
+        if not issubclass(type(candidate), MemoryError) and not MEMORY.search(
+            f"{type(candidate).__name__}: {message_of(candidate)}"
+        ):
             return None
-        cards.append(oom.out_of_memory(one, names, shell=shell))
-        return cards[-1].findings[0] if cards[-1].findings else None
+        from nbdebug.tools.memory import oom
 
-    said = told(error, names, out_of_memory)
-    notebooks = _notebooks(error, names, shell, said.notes)
-    said.findings = [*notebooks, *(f for f in said.findings if not notebooks or f.code != "error/module-not-found")]
-    if not said.findings:
-        report = unknown(error, names)
-        return dataclasses.replace(report, notes=(*report.notes, *said.notes))
-    card = cards[0] if cards else Report("")
-    return dataclasses.replace(
-        card, question="explain()", findings=tuple(said.findings), notes=(*said.notes, *card.notes)
-    )
+        if oom.is_out_of_memory(candidate):
+            memory.append(oom.out_of_memory(candidate, names, shell=shell))
+        return memory[-1].findings[0] if memory and memory[-1].findings else None
+
+    causes = find_causes(error, names, out_of_memory)
+    stale = _of_notebook(error, names, shell, causes.notes) if _may_be_of_notebook(error) else ()
+    findings = (*stale, *(f for f in causes.findings if not stale or f.code != "error/module-not-found"))
+    if not findings:
+        report = unknown_error(error, names)
+        return dataclasses.replace(report, notes=(*report.notes, *causes.notes))
+    report = memory[0] if memory else Report("")
+    return dataclasses.replace(report, question="explain()", findings=findings, notes=(*causes.notes, *report.notes))
 
 
-def _notebooks(error: BaseException, names: Mapping[str, Any], shell: Any, notes: list[str]) -> tuple[Finding, ...]:
+def _may_be_of_notebook(error: BaseException) -> bool:
+    """Whether Python lacks a name, an attribute or an argument, or a file of the user's, which may have been edited
+    since its import, is in the traceback."""
+    from nbdebug.observe.locations import USER, cell_name, kind_of
+
+    kind = type(error)
+    if issubclass(kind, (NameError, AttributeError, TypeError, ImportError)) or "pickl" in kind.__name__.lower():
+        return True
+    at = BaseException.__dict__["__traceback__"].__get__(error)
+    while at is not None:
+        code = at.tb_frame.f_code
+        if code.co_filename.endswith(".py") and kind_of(code) == USER and cell_name(code.co_filename) is None:
+            return True
+        at = at.tb_next
+    return False
+
+
+def _of_notebook(error: BaseException, names: Mapping[str, Any], shell: Any, notes: list[str]) -> tuple[Finding, ...]:
     """Where the notebook itself is the cause: what runs is not what the file or the cell says now."""
     from nbdebug.tools.notebook.check_notebook import behind
 
     try:
         return behind(error, names, shell)
-    except Exception as failed:  # our own fault: the error itself is still explained
-        notes.append(f"nbdebug could not look at the notebook's cells here: {type(failed).__name__}.")
+    except Exception as failure:  # a fault of ours: the error itself is still explained
+        notes.append(f"nbdebug could not check the notebook's cells here ({type(failure).__name__}).")
         return ()

@@ -412,7 +412,7 @@ def test_nothing_of_the_users_runs_and_nothing_breaks_it(error) -> None:
     assert Hostile.asked == []
     assert "hunter2" not in said
     assert "could not be explained" not in said and "could not be read" not in said, said
-    assert "nbdebug could not look for" not in said, said
+    assert "nbdebug could not check for" not in said, said
 
 
 def test_a_module_that_overrides_everything_still_has_its_line() -> None:

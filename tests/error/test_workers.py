@@ -81,13 +81,13 @@ def test_a_child_that_ends_meanwhile_does_not_disturb(monkeypatch) -> None:
         heard.append(number)
         raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
 
-    def told_late(*given):
+    def causes_late(*given):
         os.kill(os.getpid(), signal.SIGCHLD)
         return whole(*given)
 
-    whole = account.told
+    whole = account.find_causes
     before = signal.signal(signal.SIGCHLD, raises)
-    monkeypatch.setattr(account, "told", told_late)
+    monkeypatch.setattr(account, "find_causes", causes_late)
     try:
         report = nbdebug.explain(RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly"), names={})
         assert signal.getsignal(signal.SIGCHLD) is raises and heard == [signal.SIGCHLD]

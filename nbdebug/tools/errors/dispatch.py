@@ -1,4 +1,5 @@
-"""What can be said of one exception: the first kind that knows it names it; else the facts of its frames, no guess."""
+"""The cause of an exception: the first kind of error that recognizes it names it; else the facts of its frames, no
+guess."""
 
 from __future__ import annotations
 
@@ -10,55 +11,91 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from nbdebug.report import Finding, Link, Report
+from nbdebug.text import clip
 from nbdebug.tools.errors.context import ErrorContext
 from nbdebug.tools.errors.exceptions import Candidate, lines
 from nbdebug.tools.errors.unknown import report_of
 from nbdebug.tools.errors.values import message_of
 
-ON_A_CARD = r"assert|memory access|misaligned|launch|cublas|cudnn"
-
 
 @dataclasses.dataclass(frozen=True)
 class ErrorKind:
-    """look, check: "module.function" among the looks and the rules. words: of the exception's type and message; where
-    they hold none of these, the look knows nothing of it and is not asked. Wider than the look's own patterns."""
+    """One kind of error. detect, rule: "module.function" in this folder; the first gives the facts of an exception, or
+    None where it is of another kind.
 
-    look: str
-    check: str
+    words, files: patterns of the exception's type and message, and of a file in its traceback. Where either matches
+    nothing, the exception is of another kind, and the module of `detect` is not even imported. Words are wider than the
+    patterns of `detect` itself (tests/error/test_dispatch.py).
+    """
+
+    detect: str
+    rule: str
     words: str = ""
+    files: str = ""
 
-    def may_know(self, scene: ErrorContext) -> bool:
-        return re.search(self.words, f"{scene.type}: {scene.message}", re.IGNORECASE) is not None
+    def may_apply(self, context: ErrorContext) -> bool:
+        return re.search(self.words, f"{context.type}: {context.message}", re.IGNORECASE) is not None and any(
+            re.search(self.files, file) for file in ("", *(frame.site.file for frame in context.trail))
+        )
 
-    def ask(self, scene: ErrorContext) -> Finding | None:
-        facts = _function(self.look)(scene)
-        found: Finding | None = _function(self.check)(facts) if facts is not None else None
-        return found
+    def finding(self, context: ErrorContext) -> Finding | None:
+        facts = _function(self.detect)(context)
+        finding: Finding | None = _function(self.rule)(facts) if facts is not None else None
+        return finding
 
 
 @functools.cache
 def _function(path: str) -> Callable[[Any], Any]:
     module, _, name = path.rpartition(".")
-    found: Callable[[Any], Any] = getattr(importlib.import_module(f"nbdebug.tools.errors.{module}"), name)
-    return found
+    function: Callable[[Any], Any] = getattr(importlib.import_module(f"nbdebug.tools.errors.{module}"), name)
+    return function
 
 
+ON_DEVICE = r"assert|memory access|misaligned|launch|cublas|cudnn"
 KINDS: tuple[ErrorKind, ...] = (
-    ErrorKind("kinds.collate.look", "rules.dataloader.collate_mismatch"),
-    ErrorKind("kinds.workers.look", "rules.dataloader.loader_worker_died"),
     ErrorKind(
-        "kinds.distributed.look",
+        "kinds.collate.detect",
+        "rules.dataloader.collate_mismatch",
+        files=r"[\\/]utils[\\/]data[\\/]_utils[\\/](collate|fetch)\.py$",  # whatever is raised there
+    ),
+    ErrorKind(
+        "kinds.workers.detect",
+        "rules.dataloader.loader_worker_died",
+        r"dataloader|re-initialize|open files|ancdata|space left|memory|mmap|bootstrap|pickl|local object|lookup|"
+        r"^(connectionreset|eof|brokenpipe)error",
+    ),
+    ErrorKind(
+        "kinds.distributed.detect",
         "rules.distributed.nccl",
         r"^Dist|nccl|gloo|process|distributed|collective|rendezvous|c10d|store|clients|DDP|"
         r"reduction|ready only|backend|socket",
     ),
-    ErrorKind("kinds.cuda.look", "rules.cuda.cuda_unavailable", r"cuda|nvidia|driver|device|kernel"),
-    ErrorKind("kinds.cuda.look_proven", "rules.indices.index_out_of_range", ON_A_CARD),
-    ErrorKind("kinds.cuda.detect_assert", "rules.cuda.device_assert", ON_A_CARD),
-    ErrorKind("kinds.devices.look", "rules.devices.device_mismatch", r"device|[cg]pu|cuda|numpy|meta|generator"),
-    ErrorKind("kinds.dtypes.look", "rules.dtypes.dtype_mismatch"),
-    ErrorKind("kinds.cuda.detect_cudnn", "rules.cuda.cudnn_not_supported", r"cudnn|contiguous|engine|miopen"),
-    ErrorKind("kinds.indices.look", "rules.indices.index_out_of_range"),
+    ErrorKind(
+        "kinds.cuda.detect_unavailable", "rules.cuda.cuda_unavailable", r"cuda|nvidia|driver|device|kernel|compatible"
+    ),
+    ErrorKind("kinds.cuda.detect_index", "rules.indices.index_out_of_range", ON_DEVICE),
+    ErrorKind("kinds.cuda.detect_assert", "rules.cuda.device_assert", ON_DEVICE),
+    ErrorKind(
+        "kinds.devices.detect",
+        "rules.devices.device_mismatch",
+        r"device|[cg]pu|cuda|numpy|meta|generator|tensors (to be )?on",
+    ),
+    ErrorKind(
+        "kinds.dtypes.detect",
+        "rules.dtypes.dtype_mismatch",
+        r"type|autocast|overflow|must be tensor|ndarray|too many dim|byte order|long|indices|one_hot|bool|float|"
+        r"implemented|precision|complex|cast|integral",
+    ),
+    ErrorKind(
+        "kinds.cuda.detect_cudnn",
+        "rules.cuda.cudnn_not_supported",
+        r"cudnn|cublas|contiguous|engine|execution plan|miopen",
+    ),
+    ErrorKind(
+        "kinds.indices.detect",
+        "rules.indices.index_out_of_range",
+        r"index|indices|target|out of (range|bounds)|out-of-bounds|class values|bincount|'from'",
+    ),
     ErrorKind("autograd.backward_twice.detect", "autograd.rules.backward_twice", r"second time|unpacked|backward"),
     ErrorKind(
         "autograd.in_place.detect",
@@ -70,89 +107,81 @@ KINDS: tuple[ErrorKind, ...] = (
         "autograd.rules.no_grad_path",
         r"grad|graph|parameter list|non-leaf|inference|attribute|operand|nonetype",
     ),
-    ErrorKind("kinds.state_dict.look_model", "rules.state_dict.state_dict_mismatch", r"state.?dict"),
+    ErrorKind("kinds.state_dict.detect_model", "rules.state_dict.state_dict_mismatch", r"state.?dict"),
     ErrorKind(
-        "kinds.state_dict.look_optimizer",
+        "kinds.state_dict.detect_optimizer",
         "rules.state_dict.state_dict_mismatch",
         r"state.?dict|param.?group|parameter group",
     ),
-    ErrorKind("kinds.imports.look", "rules.imports.module_not_found", r"import|module|attribute|pickl|global"),
-    ErrorKind("shapes.detect.detect", "shapes.rules.shape_mismatch"),
+    ErrorKind("kinds.imports.detect", "rules.imports.module_not_found", r"import|module|attribute|pickl|global"),
+    ErrorKind(
+        "shapes.detect.detect",
+        "shapes.rules.shape_mismatch",
+        r"shape|size|dim|ax[ei]s|\dd\b|\d-d|length|batch|channel|element|columns|operand|subscript|einsum|hidden|hx|"
+        r"mask|src|feature|kernel|padding|blocks|target|ctc|weight|array|ind(ex|ices)|vector|matri|divisible|"
+        r"num_groups|grid|convert|ambiguous|unpack",
+    ),
 )
 """The narrow before the wide."""
-
-
-MOST = 5
-"""Findings of one group of exceptions."""
+MOST_FINDINGS = 5
+"""For the members of one group of exceptions together."""
 
 
 @dataclasses.dataclass
 class Explanation:
-    """findings: one for each member of a group that is known, in all one where there is no group. notes: what went
-    wrong while looking."""
+    """findings: one for each member of a group that is recognized, at most one where there is no group. notes: what
+    could not be examined."""
 
     findings: list[Finding] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
 
 
-def told(
+def find_causes(
     error: BaseException,
     names: Mapping[str, Any],
-    ask_first: Callable[[BaseException], Finding | None] = lambda error: None,
+    detect_first: Callable[[BaseException], Finding | None] = lambda error: None,
 ) -> Explanation:
-    """What is known of an exception, of those that led to it and of the members of a group. ask_first: another
-    chapter's answer to one of them, or None."""
-    answer = Explanation()
-    for line in lines(error):
-        found = next(
-            (
-                f
-                for candidate in line
-                if (f := ask_first(candidate.error) or _known(candidate, names, answer.notes)) is not None
-            ),
-            None,
-        )
-        if found is not None and found not in answer.findings and len(answer.findings) < MOST:
-            answer.findings.append(found)
-    return answer
+    """The causes of an exception, of those that led to it and of the members of a group. detect_first: another tool's
+    finding about one of them, or None."""
+    explanation = Explanation()
+    for chain in lines(error):
+        for candidate in chain:
+            finding = detect_first(candidate.error) or _finding(candidate, names, explanation.notes)
+            if finding is not None:
+                if finding not in explanation.findings and len(explanation.findings) < MOST_FINDINGS:
+                    explanation.findings.append(finding)
+                break
+    return explanation
 
 
-def _known(candidate: Candidate, names: Mapping[str, Any], notes: list[str]) -> Finding | None:
+def _finding(candidate: Candidate, names: Mapping[str, Any], notes: list[str]) -> Finding | None:
     try:
-        scene = ErrorContext.of(candidate.error, names, candidate.led_to)
-    except Exception as failed:  # whatever hostile thing lies in the frames: the next exception may be readable
-        notes.append(f"The frames of the {type(candidate.error).__name__} could not be read ({type(failed).__name__}).")
+        context = ErrorContext.of(candidate.error, names, candidate.led_to)
+    except Exception as error:  # whatever hostile object is in the frames: the next exception may be readable
+        notes.append(f"The frames of the {type(candidate.error).__name__} could not be read ({type(error).__name__}).")
         return None
     for kind in KINDS:
         try:
-            found = kind.ask(scene) if kind.may_know(scene) else None
-        except Exception as failed:  # our own fault, or an object that refuses to be looked at: the next kind is asked
-            notes.append(
-                f"nbdebug could not look for {kind.look.split('.')[-2].replace('_', ' ')} here: "
-                f"{type(failed).__name__}."
-            )
+            finding = kind.finding(context) if kind.may_apply(context) else None
+        except Exception as error:  # a fault of ours, or an object that raises when it is read: the other kinds go on
+            name = kind.detect.split(".")[-2].replace("_", " ")
+            notes.append(f"nbdebug could not check for {name} here ({type(error).__name__}).")
             continue
-        if found is not None:
-            return dataclasses.replace(found, chain=(*found.chain, *_after(scene)))
+        if finding is not None:
+            return dataclasses.replace(finding, chain=(*finding.chain, *_aftermath(context)))
     return None
 
 
-def unknown(error: BaseException, names: Mapping[str, Any]) -> Report:
-    """The report on an error that no kind knows: on the first that was asked."""
-    candidates = [candidate for line in lines(error) for candidate in line] or [Candidate(error)]
-    scene = ErrorContext.of(candidates[0].error, names, candidates[0].led_to)
-    return report_of(scene)
-
-
-def _after(scene: ErrorContext) -> list[Link]:
+def _aftermath(context: ErrorContext) -> list[Link]:
     """How the cause reached the user: the process it came from, and the exceptions that followed it."""
-    links = [Link(f"it was raised {scene.carried.where}")] if scene.carried else []
-    return links + [
-        Link(f"`{type(error).__name__}` followed from it: {_short(message_of(error))}".rstrip(": "))
-        for error in scene.led_to[:5]
-    ]
+    links = [Link(f"it was raised {context.carried.where}")] if context.carried else []
+    for error in context.led_to[:5]:
+        message = clip(message_of(error).strip().partition("\n")[0], 160)
+        links.append(Link(f"`{type(error).__name__}` followed from it: {message}".rstrip(": ")))
+    return links
 
 
-def _short(text: str) -> str:
-    line = text.strip().partition("\n")[0]
-    return line if len(line) <= 160 else line[:157] + "..."
+def unknown_error(error: BaseException, names: Mapping[str, Any]) -> Report:
+    """The report on an error of no known kind: on the first candidate."""
+    candidates = [candidate for chain in lines(error) for candidate in chain] or [Candidate(error)]
+    return report_of(ErrorContext.of(candidates[0].error, names, candidates[0].led_to))

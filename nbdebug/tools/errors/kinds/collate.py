@@ -192,7 +192,7 @@ SMALL = 4_000_000
 """Elements of all samples together with which a fix is tried: some milliseconds."""
 
 
-def look(scene: ErrorContext) -> CollateMismatch | None:
+def detect(scene: ErrorContext) -> CollateMismatch | None:
     fetch = _last(scene, FETCH)
     collating = [frame for frame in scene.trail if COLLATE.search(frame.site.file)]
     own = _own_collate(scene)

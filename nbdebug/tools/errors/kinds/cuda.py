@@ -52,7 +52,7 @@ WORDED: tuple[tuple[str, str], ...] = (
 )
 
 
-def look(scene: ErrorContext) -> CardFacts | None:
+def detect_unavailable(scene: ErrorContext) -> CardFacts | None:
     """The facts of an error about the card itself; None of any other."""
     kind = next((kind for kind, pattern in WORDED if re.search(pattern, scene.message)), None)
     if kind is None:
@@ -338,7 +338,7 @@ def detect_assert(scene: ErrorContext) -> AssertFacts | None:
     return AssertFacts(scene.raised(), kind, tuple(uses), os.environ.get("CUDA_LAUNCH_BLOCKING") == "1")
 
 
-def look_proven(scene: ErrorContext) -> IndexFacts | None:
+def detect_index(scene: ErrorContext) -> IndexFacts | None:
     """The one op whose index is out of range by its copy on the host; None where that is not shown."""
     facts = detect_assert(scene)
     proven = [use for use in facts.uses if use.found is not None] if facts is not None else []

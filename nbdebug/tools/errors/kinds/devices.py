@@ -232,7 +232,7 @@ SMALL = 2_000_000
 """Elements that are moved to try a cure."""
 
 
-def look(scene: ErrorContext) -> DeviceFacts | None:
+def detect(scene: ErrorContext) -> DeviceFacts | None:
     """The facts of an error about devices; None of any other."""
     kind = next((kind for kind, pattern in WORDED if re.search(pattern, scene.message)), None)
     if kind is None and on_two_devices(scene.message) and "should be the same" in scene.message:

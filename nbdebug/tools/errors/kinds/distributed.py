@@ -80,7 +80,7 @@ TYPES = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError", "Di
 FOLDER = re.compile(r"[\\/]torch[\\/](distributed|nn[\\/]parallel)[\\/]")
 
 
-def look(scene: ErrorContext) -> Collective | None:
+def detect(scene: ErrorContext) -> Collective | None:
     if not (
         scene.type in TYPES
         or scene.type in ("RuntimeError", "ValueError", "OSError", "TimeoutError")

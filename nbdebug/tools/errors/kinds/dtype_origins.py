@@ -245,7 +245,7 @@ LOOKED_AT = 100_000
 _NUMBERS = (int, float, bool, complex)
 
 
-def look(scene: ErrorContext, default: str) -> DtypeFacts | None:
+def array_facts(scene: ErrorContext, default: str) -> DtypeFacts | None:
     """Which array it is, and which of its entries is no number: the type and the place, never the value."""
     message = scene.message
     if "ScalarType" in message:

@@ -186,13 +186,13 @@ SHORT = {
 }
 
 
-def look(scene: ErrorContext) -> DtypeFacts | None:
+def detect(scene: ErrorContext) -> DtypeFacts | None:
     """The facts of an error about dtypes; None of any other."""
     kind = kind_of(scene.message)
     if kind is None or raised_by_user(scene) or on_two_devices(scene.message):
         return None
     if kind == "array":
-        return arrays.look(scene, _default(scene))
+        return arrays.array_facts(scene, _default(scene))
     said = dtypes_in(scene.message)
     parts = asked(scene)
     parts += [OpArgument(value, text) for text, value in computed_operands(scene, {part.name for part in parts})]

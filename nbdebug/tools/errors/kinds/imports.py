@@ -223,7 +223,7 @@ SURE = 0.8
 """How alike (difflib's ratio) a name must be to be offered: one letter in five may differ. Our choice."""
 
 
-def look(scene: ErrorContext) -> ModuleMissing | None:
+def detect(scene: ErrorContext) -> ModuleMissing | None:
     said, kind = scene.message, scene.type
     if kind in ("ModuleNotFoundError", "ImportError") and (found := MODULE.search(said)):
         return _missing(scene, found[1], found[2])

@@ -165,7 +165,7 @@ NEGATIVE = re.compile(r"bincount only supports 1-d non-negative")
 RANDOM = re.compile(r"expects 'from' to be less than 'to', but got from=(-?\d+) >= to=(-?\d+)")
 
 
-def look(scene: ErrorContext) -> IndexFacts | None:
+def detect(scene: ErrorContext) -> IndexFacts | None:
     """The facts of an error about an index; None of any other."""
     if raised_by_user(scene):
         return None
@@ -183,7 +183,7 @@ def look(scene: ErrorContext) -> IndexFacts | None:
     if drawn:
         low, high = int(drawn[1]), int(drawn[2])
         return dataclasses.replace(facts, kind="random", size=max(0, high - low), least=low, beyond=OutOfRange(high))
-    return sequences.look(facts, scene)
+    return sequences.sequence_facts(facts, scene)
 
 
 def _parts(scene: ErrorContext) -> list[OpArgument]:
@@ -407,7 +407,7 @@ def _tensor(facts: IndexFacts, scene: ErrorContext, value: int, dim: int | None,
     fits = [p for p in tables if p.value.ndim and size in p.value.shape or dim is None and p.value.numel() == size]
     table = next(iter(fits), None)
     if table is None:
-        return sequences.arrays(facts, scene, value, dim, size)
+        return sequences.array_facts(facts, scene, value, dim, size)
     shape = tuple(table.value.shape)
     axis = dim if dim is None or dim < len(shape) and shape[dim] == size else shape.index(size)
     facts = dataclasses.replace(

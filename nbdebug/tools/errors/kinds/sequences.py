@@ -131,7 +131,7 @@ WORDS = re.compile(
 EXACT = (list, tuple, str, range, bytes, collections.deque, torch.Size)
 
 
-def look(facts: IndexFacts, scene: ErrorContext) -> IndexFacts | None:
+def sequence_facts(facts: IndexFacts, scene: ErrorContext) -> IndexFacts | None:
     """The subscript of the failing line that goes beyond what it indexes."""
     if scene.type != "IndexError" or not WORDS.search(scene.message) or not scene.users:
         return None
@@ -151,7 +151,7 @@ def look(facts: IndexFacts, scene: ErrorContext) -> IndexFacts | None:
     return None
 
 
-def arrays(facts: IndexFacts, scene: ErrorContext, value: int, dim: int | None, size: int) -> IndexFacts | None:
+def array_facts(facts: IndexFacts, scene: ErrorContext, value: int, dim: int | None, size: int) -> IndexFacts | None:
     """NumPy's words are torch's: the array of the failing line whose size the message names."""
     frame = scene.users[0] if scene.users else None
     for node in ast.walk(_ran(frame)) if frame is not None else ():

@@ -171,7 +171,7 @@ DICTS = 50
 """Entries of what was given that are looked into for the state."""
 
 
-def look_model(scene: ErrorContext) -> StateMismatch | None:
+def detect_model(scene: ErrorContext) -> StateMismatch | None:
     said = MODEL.search(scene.message)
     frame = _torchs(scene, "load_state_dict")
     if said is None or (frame is None and said[1] is None):
@@ -317,7 +317,7 @@ def _argument(model: Any, resized: tuple[Resized, ...]) -> tuple[str, int] | Non
 # -- the optimizer's -----------------------------------------------------------------------------------------------
 
 
-def look_optimizer(scene: ErrorContext) -> OptimizerMismatch | None:
+def detect_optimizer(scene: ErrorContext) -> OptimizerMismatch | None:
     frame = next(
         (
             f

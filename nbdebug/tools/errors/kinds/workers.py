@@ -124,7 +124,7 @@ LOADERS = re.compile(r"[\\/]utils[\\/]data[\\/]|[\\/]multiprocessing[\\/]")
 STARTING = re.compile(r"[\\/]multiprocessing[\\/](reduction|popen_\w+|process|context)\.py$|[\\/]utils[\\/]data[\\/]")
 
 
-def look(scene: ErrorContext) -> WorkerDied | None:
+def detect(scene: ErrorContext) -> WorkerDied | None:
     what, signal = _kind(scene)
     if what is None:
         return None
