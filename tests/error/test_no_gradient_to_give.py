@@ -132,14 +132,14 @@ CASES = [
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize(("raising", "title", "line", "cure"), CASES, ids=lambda value: getattr(value, "__name__", ""))
-def test_cause_is_named_with_the_users_own_names(raising, title, line, cure):
+@pytest.mark.parametrize(("raising", "title", "line", "fix"), CASES, ids=lambda value: getattr(value, "__name__", ""))
+def test_cause_is_named_with_the_users_own_names(raising, title, line, fix):
     found = explained(raising)
 
     assert found.code == "error/no-grad-path"
     assert title in found.title
     assert line in found.where.text
-    assert cure in "\n".join(fix.code for fix in found.fixes)
+    assert fix in "\n".join(fix.code for fix in found.fixes)
 
 
 class Plan:

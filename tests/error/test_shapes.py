@@ -1,4 +1,4 @@
-"""Shapes that do not fit: each is named with the user's own tensors and sizes, and the cure that is offered runs."""
+"""Shapes that do not fit: each is named with the user's own tensors and sizes, and the fix that is offered runs."""
 
 from __future__ import annotations
 
@@ -234,17 +234,17 @@ def a_condition_of_many():
     return None
 
 
-CASES = [  # (what fails, what the title says, the code of the first cure)
-    (flattened_by_hand, ("`grades` (Linear) takes 150 features", "given 1014", "`flat`"), "nn.AdaptiveAvgPool2d(5)"),
+CASES = [  # (what fails, what the title says, the code of the first fix)
+    (flattened_by_hand, ("`grades` (Linear) expects 150 features", "gets 1014", "`flat`"), "nn.AdaptiveAvgPool2d(5)"),
     (rows_folded, ("`outputs` [20, 7]", "`marks` [5]", "`view`"), "x.flatten(1)"),
     (never_flattened, ("`body.2` (Linear)", "`planes` [2, 2, 6, 6]", "[2, 3, 4, 4]"), ".flatten(1)"),
-    (block_inside_a_sequential, ("`tower.1.narrow` (Conv2d) takes 12 channels", "given 8", "`plane`"), "nn.Conv2d(8,"),
+    (block_inside_a_sequential, ("`tower.1.narrow` (Conv2d) expects 12 channels", "gets 8", "`plane`"), "nn.Conv2d(8,"),
     (channels_on_the_last_axis, ("`stem`", "3 channels", "`frames`"), "frames.permute(0, 3, 1, 2)"),
     (many_large_pictures, ("`stem`", "3 channels", "`frames`"), "frames.permute(0, 3, 1, 2)"),
     (no_channel_axis, ("`stem`", "`scans` is [6, 9, 9]"), "scans.unsqueeze(1)"),
     (smaller_than_the_kernel, ("`tower.1` (Conv2d)", "`stamp` [1, 1, 12, 12]"), "F.interpolate(stamp, size=(20, 20))"),
-    (norm_behind_a_sequence, ("`norm` (BatchNorm1d) takes 6", "`steps`"), "steps.transpose(-2, -1)"),
-    (norm_for_pictures, ("`norm` (BatchNorm2d) takes 4 axes", "5 axes", "`volume`"), "nn.BatchNorm3d(4)"),
+    (norm_behind_a_sequence, ("`norm` (BatchNorm1d) expects 6", "`steps`"), "steps.transpose(-2, -1)"),
+    (norm_for_pictures, ("`norm` (BatchNorm2d) expects 4 axes", "gets 5", "`volume`"), "nn.BatchNorm3d(4)"),
     (queries_and_keys, ("`asked` [2, 5, 8]", "`offered` [2, 7, 8]"), "offered.transpose(-2, -1)"),
     (in_a_lambda, ("`rows` [4, 3]", "`weight` [6, 3]"), "weight.T"),
     (in_a_comprehension, ("`basis` [4, 2]", "`point` [5, 6]"), None),
@@ -256,15 +256,15 @@ CASES = [  # (what fails, what the title says, the code of the first cure)
     (joined_after_a_mean, ("`words` [3, 4]", "`topic.mean(1).mean(1)` [3]"), "topic.mean(1).mean(1).unsqueeze(1)"),
     (rows_taken_for_granted, ("`hidden` [5, 2, 6] has 60 elements", "96"), "hidden.view(-1, 12)"),
     (axis_that_is_not_there, ("`curve` [9] has 1 axis", "asks for axis 1"), "curve.mean(dim=-1)"),
-    (permuted_without_the_batch, ("`clip` [2, 8, 9, 3] has 4 axes", "given 3"), "clip.permute(0, 3, 1, 2)"),
-    (labels_in_a_column, ("`labels` [5, 1] has an axis too many",), "labels.squeeze(1)"),
+    (permuted_without_the_batch, ("`clip` [2, 8, 9, 3] has 4 axes", "gets 3"), "clip.permute(0, 3, 1, 2)"),
+    (labels_in_a_column, ("`labels` [5, 1] has one axis too many",), "labels.squeeze(1)"),
     (tokens_before_classes, ("`logits` [2, 6, 11] has its classes on the last axis",), "logits.transpose(1, 2)"),
     (column_and_row, ("`chance` [6, 1]", "`truth` [6]"), "chance.squeeze(1)"),
-    (last_batch_is_smaller, ("`state` [1, 4, 4]", "`window` [2, 2, 3]", "wants [1, 2, 4]"), "memory(window)"),
-    (series_without_features, ("`memory` (LSTM) takes 1 feature", "`prices`"), "prices.unsqueeze(2)"),
+    (last_batch_is_smaller, ("`state` [1, 4, 4]", "`window` [2, 2, 3]", "must be [1, 2, 4]"), "memory(window)"),
+    (series_without_features, ("`memory` (LSTM) expects 1 feature", "`prices`"), "prices.unsqueeze(2)"),
     (padding_the_wrong_way_round, ("`ignored` [7, 3]", "layers.0.self_attn"), "ignored.T"),
-    (mask_of_another_length, ("`future` [5, 5]", "`notes` [3, 6, 8]", "wants [6, 6]"), None),
-    (lengths_of_another_batch, ("`counts` [2] gives 2 lengths", "3 sequences of `padded`"), None),
+    (mask_of_another_length, ("`future` [5, 5]", "`notes` [3, 6, 8]", "must be [6, 6]"), None),
+    (lengths_of_another_batch, ("`counts` [2] has 2 lengths", "3 sequences of `padded`"), None),
     (index_without_its_axis, ("`chosen` [4] has 1 axis", "`table` [4, 6]"), "chosen.unsqueeze(1)"),
     (assigned, ("`patch` [2, 3]", "`canvas[:2, :2]` [2, 2]"), None),
     (unpacked, ("`photo.shape` is [3, 8, 8]", "unpacks 4"), None),
@@ -279,14 +279,14 @@ def raised(attempt):
     return caught.value
 
 
-@pytest.mark.parametrize(("attempt", "says", "cure"), CASES, ids=lambda value: getattr(value, "__name__", ""))
-def test_it_is_said_with_the_users_names_and_a_cure_that_runs(attempt, says, cure):
+@pytest.mark.parametrize(("attempt", "says", "fix"), CASES, ids=lambda value: getattr(value, "__name__", ""))
+def test_the_title_has_the_users_names_and_the_first_fix_runs(attempt, says, fix):
     (finding,) = nbdebug.explain(raised(attempt))
     assert finding.code == CODE
     assert all(words in finding.title for words in says), finding.title
     assert finding.where.text and finding.where.file == __file__
-    if cure is not None:
-        assert cure in finding.fixes[0].code, finding.fixes
+    if fix is not None:
+        assert fix in finding.fixes[0].code, finding.fixes
         advice = attempt in (rows_folded, a_number_of_many, a_condition_of_many)
         assert finding.fixes[0].verified is (None if advice else True)
 
@@ -295,20 +295,20 @@ def test_it_is_said_with_the_users_names_and_a_cure_that_runs(attempt, says, cur
 def test_a_layer_of_a_list_has_its_place_for_a_name(kept, name):
     listed, wave = Listed(kept), torch.rand(2, 4)
     (finding,) = nbdebug.explain(raised(lambda: listed(wave)))
-    assert f"`{name}` (Linear) takes 5 features and is given 9: `signal` is [2, 9]" in finding.title
+    assert f"`{name}` (Linear) expects 5 features but gets 9: `signal` is [2, 9]" in finding.title
 
 
-def test_the_way_of_the_size_is_told_layer_by_layer():
+def test_the_history_of_the_size_layer_by_layer():
     (finding,) = nbdebug.explain(raised(flattened_by_hand))
     steps = [link.what for link in finding.chain]
     assert steps[-4:] == [
         "after second (Conv2d) it is [2, 6, 26, 26]",
         "after max_pool2d it is [2, 6, 13, 13]",
         "after view it is [2, 1014]",
-        "`grades` (Linear) wants 150 and is given 1014",
+        "`grades` (Linear) expects 150 but gets 1014",
     ]
     assert any("`pages` [2, 1, 30, 30] goes in" in step for step in steps) and len(steps) <= 6
-    assert finding.evidence["wanted"] == 150 and finding.evidence["given"] == 1014
+    assert finding.evidence["expected"] == 150 and finding.evidence["got"] == 1014
 
 
 @pytest.mark.parametrize(
@@ -326,7 +326,7 @@ def test_the_way_of_the_size_is_told_layer_by_layer():
 )
 def test_it_is_found_without_the_columns_of_newer_pythons(attempt, monkeypatch):
     monkeypatch.setattr("nbdebug.observe.frames._span", lambda code, instruction: None)
-    says, cure = next((says, cure) for known, says, cure in CASES if known is attempt)
+    says, fix = next((says, fix) for known, says, fix in CASES if known is attempt)
     (finding,) = nbdebug.explain(raised(attempt))
     assert finding.code == CODE and all(words in finding.title for words in says), finding.title
-    assert cure is None or finding.fixes[0].code.startswith(cure)
+    assert fix is None or finding.fixes[0].code.startswith(fix)

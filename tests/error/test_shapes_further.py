@@ -1,4 +1,4 @@
-"""Shapes, further on: what the report leaves out, names for what hides in other objects, and cures that hold beyond
+"""Shapes, further on: what the report leaves out, names for what hides in other objects, and fixs that hold beyond
 the op."""
 
 from __future__ import annotations
@@ -115,16 +115,16 @@ def cut_targets():
 
 
 @pytest.mark.parametrize(
-    ("attempt", "name", "cure"),
+    ("attempt", "name", "fix"),
     [
         (cut_predictions, "text", "goal = text[:, 1:].reshape(-1)"),
         (cut_targets, "scores", "scores[:, :-1].reshape(-1, 11)"),
     ],
 )
-def test_of_a_next_token_loss_the_side_that_was_not_cut_is_named(attempt, name, cure):
+def test_of_a_next_token_loss_the_side_that_was_not_cut_is_named(attempt, name, fix):
     finding = explained(attempt)
     assert "were cut by one" in finding.title and f"`{name}` [3, 6" in finding.title
-    assert finding.fixes[0].code == cure and finding.fixes[0].verified
+    assert finding.fixes[0].code == fix and finding.fixes[0].verified
 
 
 def test_rows_of_two_batches_are_no_next_token_loss():
@@ -135,12 +135,12 @@ def test_rows_of_two_batches_are_no_next_token_loss():
     assert "cut by one" not in finding.title
 
 
-def test_a_view_that_runs_is_no_cure_where_the_next_layer_fails():
+def test_a_view_that_runs_is_no_fix_where_the_next_layer_fails():
     viewer, slides = Viewer(), torch.rand(2, 1, 11, 11)
     finding = explained(lambda: viewer(slides))
-    assert "`judge` (Linear) takes 108" in finding.title and "243 for each row" in finding.title
+    assert "`judge` (Linear) expects 108" in finding.title and "243 in each row" in finding.title
     pooled, anew = finding.fixes
-    assert pooled.code == "F.adaptive_avg_pool2d(seen, 6).flatten(1)" and pooled.after["result"] == [2, 5]
+    assert pooled.code == "F.adaptive_avg_pool2d(seen, 6).flatten(1)" and pooled.after["output shape"] == "[2, 5]"
     assert "nn.Linear(243, 5)   # judge" in anew.code
 
 
@@ -151,13 +151,13 @@ def test_heads_that_do_not_divide():
         return rows.view(2, 3, heads, width // heads)
 
     finding = explained(lambda: parted(torch.rand(2, 3, 10)))
-    assert "10 is no multiple of `heads`, 4" in finding.title and not finding.fixes[0].verified
+    assert "10 is not a multiple of `heads`, 4" in finding.title and not finding.fixes[0].verified
 
 
 def test_keys_of_other_features():
     beside, own, foreign = Beside(), torch.rand(2, 3, 8), torch.rand(2, 5, 12)
     finding = explained(lambda: beside(own, foreign))
-    assert "`meet` (MultiheadAttention) takes keys of 8 features (kdim) and is given 12: `foreign`" in finding.title
+    assert "`meet` (MultiheadAttention) expects keys with 8 features (kdim) but gets 12: `foreign`" in finding.title
     assert "kdim=12, vdim=12" in finding.fixes[0].code and finding.fixes[0].verified
 
 
@@ -191,7 +191,7 @@ def test_einsum_names_the_letter():
         return torch.einsum("nad,nbd->nab", asked, kept)
 
     finding = explained(lambda: scores(torch.rand(2, 3, 4), torch.rand(2, 3, 5)))
-    assert "`d` stands for an axis of 5 in `kept` [2, 3, 5] and of 4 in `asked` [2, 3, 4]" in finding.title
+    assert "`d` is 5 in `kept` [2, 3, 5] and 4 in `asked` [2, 3, 4]" in finding.title
 
 
 def test_an_axis_of_a_line_that_can_not_be_read():
@@ -213,4 +213,4 @@ def test_a_compiled_sequential_has_its_sizes():
     net = torch.compile(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(9, 2)), backend="eager")
     signal = torch.rand(3, 4)
     finding = explained(lambda: net(signal))
-    assert "takes 9 features and is given 8: `signal` [3, 4] reaches it as [3, 8]" in finding.title
+    assert "expects 9 features but gets 8: `signal` [3, 4] reaches it as [3, 8]" in finding.title

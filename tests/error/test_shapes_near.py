@@ -257,7 +257,7 @@ def test_of_a_compiled_model_the_text_is_read():
         )
 
     (finding,) = nbdebug.explain(caught(run))
-    assert "`weigh` (Linear) takes 5 features and is given 4: `pulses` is [3, 4]" in finding.title
+    assert "`weigh` (Linear) expects 5 features but gets 4: `pulses` is [3, 4]" in finding.title
 
 
 def test_chained_and_grouped():
