@@ -11,10 +11,10 @@ help: ## show this list
 
 setup: .venv/.installed ## make .venv and install the package and its tools (quick when nothing changed)
 
-demo: setup ## run the NaN notebook afresh in a temporary folder and print what nbdebug said
+demo: setup ## run the NaN notebook in a fresh kernel (half a minute) and print what nbdebug said
 	@$(BIN)/python -m nbdebug demo
 
-test: setup ## run the tests (of long lists of alike situations every third)
+test: setup ## run the tests (every third situation of the long lists)
 	@$(BIN)/python -m pytest -n 2 $(TESTS)
 
 test-all: setup ## run the tests with every situation: some minutes more

@@ -13,22 +13,23 @@ from typing import Any
 
 import nbdebug
 from nbdebug import registry
+from nbdebug.text import count
 
 DEMO = "01_nan.ipynb"
 CAUSE = re.compile(r"^(?:Cause|Most likely): \S+/\S+$", re.MULTILINE)
-"""The line that every report with a finding has; what stands before the report's next heading is its verdict."""
+"""The line that every report with a finding has. The text above the report's next heading is its verdict."""
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="nbdebug", description="Name the cause of a broken PyTorch training.")
     parser.add_argument("--version", action="version", version=f"nbdebug {nbdebug.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    commands.add_parser("demo", help="run the NaN notebook afresh in a temporary folder and print what was found")
+    commands.add_parser("demo", help="run the NaN notebook in a fresh kernel (half a minute) and print what was found")
     explain = commands.add_parser("explain", help="print the catalogue page of a cause")
     explain.add_argument("code", metavar="CODE", help="such as nan/overflow (overflow will do)")
     commands.add_parser("catalogue", help="list every cause that can be named")
     opened = commands.add_parser("open", help="print the report of a record that guard(..., record=PATH) wrote")
-    opened.add_argument("path", metavar="PATH", help="the record's folder; the run may still be going on")
+    opened.add_argument("path", metavar="PATH", help="the folder of the record; the run may still be going on")
     opened.add_argument("--save", metavar="FILE", help="write the report to FILE (.html, .json or .txt) instead")
     args = parser.parse_args(arguments)
     if args.command == "demo":
@@ -57,12 +58,13 @@ def print_page(code: str) -> int:
 
 
 def print_record(path: str, save: str | None = None) -> int:
-    """The report of a record, printed or saved; 2 and the reason where `path` is none, or `save` is no such file."""
+    """The report of a record, printed or saved; 2 and the reason where `path` is no record, or `save` cannot be
+    written."""
     try:
         report = nbdebug.open_record(path).report()
         print(report.save(save) if save else report)
-    except (OSError, ValueError) as wrong:
-        print(wrong, file=sys.stderr)
+    except (OSError, ValueError) as error:
+        print(error, file=sys.stderr)
         return 2
     return 0
 
@@ -73,24 +75,25 @@ def demo() -> int:
         import nbclient
         import nbformat
     except ImportError as missing:
-        print(f"The demo needs {missing.name}: pip install nbclient nbformat ipykernel", file=sys.stderr)
+        print(f"The demo needs {missing.name}. Install it: pip install nbclient nbformat ipykernel", file=sys.stderr)
         return 2
     path = find_notebook()
     if path is None:
-        print(f"{DEMO} lies neither in the repository nor in the package", file=sys.stderr)
+        print(f"{DEMO} is neither in the repository nor in the package.", file=sys.stderr)
         return 2
+    print(f"Running {path.name} in a fresh kernel. This takes about half a minute.", file=sys.stderr)
     notebook = nbformat.read(path, as_version=4)
     folder = pathlib.Path(tempfile.mkdtemp(prefix="nbdebug-demo-"))
     status = 0
     try:
-        run(notebook, folder)
-    except nbclient.exceptions.CellExecutionError as failed:
-        print(failed, file=sys.stderr)
+        execute(notebook, folder)
+    except nbclient.exceptions.CellExecutionError as error:
+        print(error, file=sys.stderr)
         status = 1
     nbformat.write(notebook, folder / path.name)
-    said = list(verdicts(notebook))
-    count = "1 cause named" if len(said) == 1 else f"{len(said)} causes named"
-    print("\n\n".join([*said, f"{count}. The notebook, as it ran: {folder / path.name}"]))
+    texts = list(verdicts(notebook))
+    causes = count(len(texts), "cause")
+    print("\n\n".join([*texts, f"{causes} named. The notebook as it ran: {folder / path.name}"]))
     return status
 
 
@@ -101,7 +104,7 @@ def find_notebook() -> pathlib.Path | None:
     return next((place for place in places if place.is_file()), None)
 
 
-def run(notebook: Any, folder: pathlib.Path) -> None:
+def execute(notebook: Any, folder: pathlib.Path) -> None:
     """Execute all cells, in a kernel that starts in `folder` and imports this very nbdebug."""
     import nbclient
     from tqdm.auto import tqdm
@@ -119,7 +122,7 @@ def run(notebook: Any, folder: pathlib.Path) -> None:
             extra_arguments=["--log-level=ERROR"],
             on_cell_start=lambda cell, cell_index: bar.update(cell_index - bar.n),
         )
-        client.execute(env={**os.environ, "PYTHONPATH": paths})
+        client.execute(env={"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": paths})  # the models are tiny
 
 
 def verdicts(notebook: Any) -> Iterator[str]:
