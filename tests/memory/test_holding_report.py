@@ -122,7 +122,7 @@ def test_the_tables_add_up() -> None:
         place = titles[table].columns.index("held (bytes)")
         assert sum(row[place] for row in titles[table].rows) == live == report.plot("memory")["total"]
     assert report.subject.startswith("model `net`") and report.ok and json.dumps(report.facts)
-    assert "held in" in str(report) and "By owner" in str(report) and report._repr_mimebundle_()["text/html"]
+    assert "held by" in str(report) and "By owner" in str(report) and report._repr_mimebundle_()["text/html"]
     assert list(report.frame("By owner")["owner"])
 
 

@@ -48,7 +48,7 @@ def test_a_cell_tells_its_peak_and_what_it_has_added(notebook: Notebook) -> None
     report = notebook.run("%%mem\nbig = torch.ones(1024, 1024)\nsmall = (big * 2).sum()").result
     tables = {table.title: table.rows for table in report.tables}
     assert report.ok and report.facts["peak"] - report.plot("memory")["course"][0][1] >= 8 << 20
-    assert tables["What it added and left"][0][:3] == ["big", "variable", 4 << 20]
+    assert tables["What the run added and kept"][0][:3] == ["big", "variable", 4 << 20]
     assert any(row[0].endswith("line 2") and row[1] == 4 << 20 for row in tables["By line"])
 
 

@@ -182,7 +182,9 @@ def test_an_earlier_failure_that_held_the_memory_is_told() -> None:
 
     report = card(fail, names={"x": torch.zeros(1 << 20)})
     (finding,) = report.findings
-    assert finding.title.startswith("236 MiB of what was in use are free by now") and "%free traceback" in str(report)
+    assert finding.title.startswith("A cell that failed earlier still held 236 MiB") and "%free traceback" in str(
+        report
+    )
     assert report.facts["failure"]["limit"] == 256 << 20 and report.facts["failure"]["free"] == 16 << 20
 
 

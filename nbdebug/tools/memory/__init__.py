@@ -1,11 +1,14 @@
-"""Memory: where it is, what holds what should be gone, and what would fit before anything is allocated.
+"""Memory: who holds it now, what a step needs and leaves behind, what would fit, and how to free it.
 
-    holding/   every live tensor, once for each storage, with its owner by name
-    stepping/  one step, or a cell, followed allocation by allocation: its peak, what it is made of, what it left behind
-    fitting/   the peak of a training step foretold with tensors that have no data, and what each remedy would save
-    leaving/   what the notebook itself keeps, and letting go of what the user chooses
+Read `facts` first: plain numbers, from which `rules/` name the cause. Then one folder a question:
 
-All give `facts`, from which `rules` name the cause.
+    mem.py, owners/    every live tensor, counted once a storage, with its owner by name
+    mem.py, step/      one step, traced allocation by allocation: its peak, its parts, what grows from step to step
+    fit.py, predict/   the peak of a training step, predicted with tensors that have no data, and what each remedy saves
+    oom.py             a failed allocation: what was requested, who held what, what would help
+    free.py            what the notebook itself keeps (leftovers.py), and freeing what the user chooses
+
+`reachability.py` says what memory an object leads to, for leftovers, oom and step.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def fit(
     device: "cuda" or "cpu"; left out: where the model is, or a card where there is one or `device_memory` is given.
     device_memory: what torch may take, in bytes or as "24GiB"; left out: what is free on the card, and on a machine
     without one nothing is known. autocast: a dtype ("bfloat16") that the loss is computed under, where loss_fn does not
-    do it itself. steps: how many are followed; an optimizer's state is born in the first.
+    do it itself. steps: how many are recorded; an optimizer allocates its state in the first.
 
     `report.facts["fit"]` holds the numbers, in bytes: peak, reserved, at_peak, largest, remedies.
 
@@ -148,7 +148,7 @@ def _found(job: FitRequest) -> tuple[Prediction, str, tuple[str, ...], MeasuredP
     try:
         if not recurrent(job.model):
             return predict(job), PREDICTED, (), None
-        said = "Recurrent layers keep buffers that tensors without data do not show"
+        said = "Recurrent layers keep buffers that do not show on tensors without data"
     except Exception as error:
         failed = error
         first = (str(error).strip().splitlines() or [""])[0][:160]
@@ -160,8 +160,8 @@ def _found(job: FitRequest) -> tuple[Prediction, str, tuple[str, ...], MeasuredP
             return predict(job), PREDICTED, (f"{said}, and nothing could be measured: {why}",), None
         raise RuntimeError(f"{said}, and it can't be measured: {why}") from failed
     rows = ", ".join(map(str, measured.known))
-    how = f"Measured on real steps of a copy with {rows} rows and extended to {rows_of(job.batch)}" + (
-        "" if measured.exact else " by the totals, as the steps differ: sure to 10% or so"
+    how = f"Measured on real steps of a copy with {rows} rows and extrapolated to {rows_of(job.batch)}" + (
+        "" if measured.exact else " by the totals, as the steps differ: right to about 10%"
     )
     return measured.found, how, (said,), measured
 

@@ -1,7 +1,7 @@
-"""free(): what the notebook keeps by itself, each with its bytes; and letting go of what the user chooses.
+"""free(): what the notebook keeps by itself, each with its bytes; and freeing what the user chooses.
 
 free()                          list; nothing is freed
-free("traceback", "Out[7]")     let go of these, and say what came back
+free("traceback", "Out[7]")     free these, and say how much was freed
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from nbdebug.observe import shell as shells
 from nbdebug.observe.variables import frame_variables
 from nbdebug.report import Report, Table
-from nbdebug.text import size
+from nbdebug.text import count, size
 from nbdebug.tools.memory.facts import KeptByNotebook
 from nbdebug.tools.memory.leftovers import WORDS, Leftover, Listing, listing
 from nbdebug.tools.memory.reachability import ReachabilityWalk
@@ -132,7 +132,7 @@ def let_go(entries: list[Leftover], words: set[str]) -> tuple[list[Release], Pro
 
 
 WORTH = 1 << 20
-"""Bytes below which it is not worth a user's attention: what a healthy notebook keeps of small outputs."""
+"""Bytes below which nothing is said: a healthy notebook keeps as much in small outputs."""
 TRIM = 64 << 20
 """Bytes that a process keeps after its tensors are gone, from which on it is worth saying how the system gets them."""
 HOW = {
@@ -199,12 +199,12 @@ def _list(found: Listing) -> Report:
     )
     if total < WORTH and not telling:
         small = f" Its small outputs come to {size(total)}." if total else ""
-        headline, tables = f"There is nothing to free: the notebook keeps nothing of weight by itself.{small}", []
+        headline, tables = f"There is nothing to free: the notebook keeps nothing large by itself.{small}", []
     else:
         headline = (
             f"The notebook keeps {size(total)} that none of your variables needs."
             if total >= WORTH
-            else "The notebook keeps little memory, but things that pile up."
+            else "The notebook keeps little memory so far, but some of it grows each time a cell runs."
         )
         tables = [_table(kept)]
         notes = [*_advice(kept), *notes]
@@ -214,13 +214,13 @@ def _list(found: Listing) -> Report:
 def _advice(kept: list[KeptByNotebook]) -> list[str]:
     word = WORDS[kept[0].how]
     notes = [
-        f'Nothing has been freed. `%free {word}` (in a script: `free("{word}")`) lets go of the first, '
-        "`%free --all` of everything listed."
+        f'Nothing has been freed. `%free {word}` (in a script: `free("{word}")`) frees the first, '
+        "`%free --all` everything listed."
     ]
     if any(k.how == "traceback" for k in kept):
-        notes.append("`%debug` and `%tb` work until the traceback is let go.")
+        notes.append("`%debug` and `%tb` work until the traceback is freed.")
     if any(k.how == "loss" for k in kept):
-        notes.append("`losses.append(loss.item())`, or `loss.detach()`, keeps no graph from the start.")
+        notes.append("`losses.append(loss.item())`, or `loss.detach()`, keeps no graph in the first place.")
     return notes
 
 
@@ -279,25 +279,25 @@ def _freed(
 def _left(back: int, held: int, before: ProcessMemory, after: ProcessMemory, trimmed: bool) -> list[str]:
     """What else is worth knowing: what is still held, what was garbage, what allocators keep for later."""
     notes = (
-        [] if back >= held else [f"{size(held - back)} of it is still held by something else: `%mem` names the holder."]
+        [] if back >= held else [f"{size(held - back)} of it is still held by something else; `%mem` names the holder."]
     )
     garbage = sum(before.tensors.values()) - sum(after.tensors.values()) - back
     if garbage > WORTH:
-        notes.append(f"{size(garbage)} more were garbage, held by nothing but itself: the collector has taken it.")
+        notes.append(
+            f"{size(garbage)} more were garbage that only referred to itself: the garbage collector has freed it."
+        )
     if trimmed:
         return notes
     cached = sum(after.reserved.values()) - sum(after.allocated.values())
     if cached > WORTH:
         notes.append(
-            f"torch keeps {size(cached)} of the card for later: your next tensors use it. `%free cache` gives "
-            "it to other processes."
+            f"torch keeps {size(cached)} of the card for your next tensors. `%free cache` gives it to other processes."
         )
     gone = before.tensors.get("cpu", 0) - after.tensors.get("cpu", 0)
     kept = gone - max(0, (before.process or 0) - (after.process or 0))
     if before.process is not None and kept > max(TRIM, gone / 2):
         notes.append(
-            f"The process keeps up to {size(kept)} of it for later: your next tensors use it. `%free cache` "
-            "gives it to the system."
+            f"The process keeps up to {size(kept)} of it for your next tensors. `%free cache` gives it to the system."
         )
     return notes
 
@@ -306,8 +306,8 @@ def _said(
     released: list[Release], back: int, held: int, before: ProcessMemory, after: ProcessMemory, trimmed: bool
 ) -> str:
     hooks = sum(r.kept.items for r in released if r.kept.how == "hook")
-    said = [f"{size(back)} came back" + (f", of {size(held)} that was held" if back < held else "")] if held else []
-    said += [f"{hooks} doubled hook{'s' * (hooks > 1)} removed"] if hooks else []
+    said = [f"{size(back)} freed" + (f", of {size(held)} that was held" if back < held else "")] if held else []
+    said += [f"{count(hooks, 'duplicate hook')} removed"] if hooks else []
     cache = sum(before.reserved.values()) - sum(after.reserved.values())
     system = max(0, (before.process or 0) - (after.process or 0))
     if trimmed:
@@ -318,5 +318,5 @@ def _said(
                 + ([f"{size(cached)} of the card's" for cached in [max(0, cache)] if before.reserved])
             )
         )
-    told = "; ".join(said) or "There was nothing to let go of: the notebook keeps nothing of that kind"
+    told = "; ".join(said) or "There was nothing to free: the notebook keeps nothing of that kind"
     return f"{told[0].upper()}{told[1:]}."

@@ -30,15 +30,15 @@ def mem(
     """Without a step: all that is held in memory now, by owner. With one: the step run under watch.
 
     step: a function of no arguments that performs one whole training or evaluation step; it is called `steps` times,
-    and trains as it always does. A leak is judged over several calls, so with `steps=1` only the peak is told; where
-    something grows, one more call is traced for the line that puts it where it stays. model, optimizer: one, or several
+    and trains as it always does. A leak shows over several calls, so `steps=1` reports only the peak; where
+    something grows, one more call is traced to find the line that stores it. model, optimizer: one, or several
     in a list or a dict; loader: a DataLoader, whose workers are looked at. Left out, they are looked for among `names`,
     the user's variables (default: those of the caller), and what the step uses. device: to report on ("cuda:0"); left
     out, the accelerator that the step uses most, else the CPU. progress: show a bar where it takes longer than two
     seconds.
 
     All sizes are bytes. The report's tables tell the peak by use, module and line, the optimizer's state by parameter,
-    and what each step left. On CUDA the allocator's own peak statistics are started anew with every step. Compiled code
+    and what each step left. On CUDA the allocator's own peak statistics are reset before every step. Compiled code
     runs in eager meanwhile. What the step raises passes unchanged, with what was seen before it as its `report`; raises
     TypeError or ValueError for arguments that make no sense.
     """

@@ -435,9 +435,9 @@ def _own_limit() -> int | None:
 def _notes(facts: Failure) -> tuple[str, ...]:
     notes = []
     if facts.asked.device != "cpu" and torch.cuda.is_initialized() and facts.held:
-        notes.append("The frames of the failed cell hold their tensors until `%free traceback`, or the next error.")
+        notes.append("The frames of the failed cell keep their tensors until `%free traceback` or the next error.")
     elif facts.held:
-        notes.append("`%free traceback` lets go of what the failed cell holds; `%debug` works until then.")
+        notes.append("`%free traceback` frees what the failed cell holds; `%debug` works until then.")
     return tuple(notes)
 
 
@@ -460,8 +460,8 @@ def _drawings(facts: Failure) -> tuple[tuple[Table, ...], tuple[Plot, ...]]:
     rows += [
         [f"({name})", "unknown", count, "", said]
         for name, count, said in (
-            ("gone since", facts.gone, "in use when it failed, free by now"),
-            ("no name found", facts.left - facts.gone, "allocated, and not met"),
+            ("gone since", facts.gone, "in use when it failed, free now"),
+            ("no name found", facts.left - facts.gone, "allocated, by no tensor found"),
         )
         if count > 0
     ]

@@ -13,6 +13,7 @@ from nbdebug.arguments import Subject, discover
 from nbdebug.observe.shell import running_shell
 from nbdebug.observe.validation import models_of, optimizers_of
 from nbdebug.report import Plot, Report, Table
+from nbdebug.text import count as counted
 from nbdebug.text import size
 from nbdebug.tools.memory.facts import KINDS, Device, HeldMemory, Holding, KeptByNotebook, MemoryFacts
 from nbdebug.tools.memory.leftovers import kept_by_notebook
@@ -104,24 +105,24 @@ def _notes(held: HeldMemory) -> list[str]:
     if count > sum(h.bytes for h in held.holdings) // 50 and count > 1 << 20:
         several = sum(h.storages for h in nameless)
         notes.append(
-            f"No name leads to {several:,} storage{'s' * (several != 1)} ({size(count)}). If they only "
-            "refer to each other, `import gc; gc.collect()` lets go of them."
+            f"No name leads to {counted(several, 'storage')} ({size(count)}). If they only "
+            "refer to each other, `import gc; gc.collect()` frees them."
         )
     return notes
 
 
 def _of_device(device: Device) -> list[str]:
     if device.name == "cpu":
-        said = f"{size(device.live)} on the CPU lie in tensors and arrays"
+        said = f"Tensors and arrays hold {size(device.live)} on the CPU"
         if device.process is not None:
-            said += f", this process takes {size(device.process)} in all"
-        return [f"{said}; {size(device.free or 0)} of the machine's {size(device.total or 0)} can still be had."]
+            said += f", and this process uses {size(device.process)} in total"
+        return [f"{said}; {size(device.free or 0)} of the machine's {size(device.total or 0)} are free."]
     if device.allocated is None:
-        return [f"{size(device.live)} lie in tensors on {device.name}; its allocator is not asked."]
+        return [f"{size(device.live)} are in tensors on {device.name}; its allocator is not read."]
     said = f"{device.name}: {size(device.allocated)} allocated of {size(device.reserved or 0)} reserved"
     if device.peak_allocated is not None:
         said += f" (at most {size(device.peak_allocated)} and {size(device.peak_reserved or 0)} so far)"
-    said += f"; {size(device.free or 0)} of the card's {size(device.total or 0)} can still be had."
+    said += f"; {size(device.free or 0)} of the card's {size(device.total or 0)} are free."
     return [said, *_idle(device), *_unmet(device)]
 
 
@@ -132,7 +133,7 @@ def _idle(device: Device) -> list[str]:
     largest = "" if device.largest is None else f"; the largest free piece is {size(device.largest)}"
     return [
         f"{share:.0%} of what is reserved on {device.name} is not allocated: {size(idle)} that the allocator keeps "
-        f"for the next requests{largest}. `torch.cuda.empty_cache()` gives back what is free as a whole; where "
+        f"for the next requests{largest}. `torch.cuda.empty_cache()` releases the segments that are wholly free; where "
         "sizes change from step to step, set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True before torch starts."
     ]
 
@@ -142,7 +143,7 @@ def _unmet(device: Device) -> list[str]:
     if not device.name.startswith("cuda") or unmet < max(1 << 20, (device.allocated or 0) // 100):
         return []
     return [
-        f"{size(unmet)} on {device.name} are allocated and no tensor was met there: workspaces of cuBLAS and "
+        f"{size(unmet)} on {device.name} are allocated without any tensor: workspaces of cuBLAS and "
         "cuDNN, or what other libraries hold."
     ]
 
@@ -191,7 +192,7 @@ def _headline(held: HeldMemory) -> str:
         f"{size(count)} on {'the CPU' if name == 'cpu' else name}"
         for name, count in sorted(sums.items(), key=lambda pair: (pair[0] == "cpu", pair[0]))
     )
-    return f"{where} held in {held.storages:,} storages of {held.tensors:,} tensors"
+    return f"{where}, held by {counted(held.tensors, 'tensor')} in {counted(held.storages, 'storage')}"
 
 
 def _parts(held: HeldMemory, device: str) -> list[list[Any]]:

@@ -200,6 +200,3 @@ def unwrapped(model: nn.Module) -> tuple[nn.Module, str]:
             return model, ", ".join(said)
         said.append(type(model).__name__)
         model = inner
-
-
-Factory = Callable[[], nn.Module]

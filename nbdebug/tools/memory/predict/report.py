@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from nbdebug.report import Finding, Fix, Plot, Report, Table, Where
-from nbdebug.text import size
+from nbdebug.text import listed, size
 from nbdebug.tools.memory.predict.job import FitRequest, Prediction
 from nbdebug.tools.memory.predict.largest import Largest
 from nbdebug.tools.memory.predict.remedies import PredictedRemedy
@@ -57,12 +57,12 @@ def _headline(answer: Answer) -> str:
     found = answer.found
     need = f"{size(answer.needs)}" + (f" ({size(found.peak)} allocated at most)" if found.reserved is not None else "")
     if answer.fits is None:
-        return f"A training step takes {need}."
+        return f"A training step needs {need}."
     there = size(answer.limit or 0)
     if answer.fits:
         close = answer.needs > 0.95 * (answer.limit or 0)
-        return f"It fits{', barely' if close else ''}: a training step takes {need} of {there}."
-    return f"It does not fit: a training step takes {need}, and there are {there}."
+        return f"It fits{', barely' if close else ''}: a training step needs {need} of {there}."
+    return f"It does not fit: a training step needs {need}, and {there} are available."
 
 
 def _finding(answer: Answer) -> Finding:
@@ -73,7 +73,7 @@ def _finding(answer: Answer) -> Finding:
     code = "memory/activations-dominate" if moving >= static else "memory/optimizer-state-dominates"
     what = "activations and temporaries" if moving >= static else "parameters, gradients and optimizer state"
     title = (
-        f"A step needs {size(answer.needs)} and there are {size(answer.limit or 0)}: {what} take "
+        f"A step needs {size(answer.needs)} and {size(answer.limit or 0)} are available: {what} take "
         f"{size(max(moving, static))} of it."
     )
     step, phase = found.place
@@ -95,7 +95,7 @@ def _fix(remedy: PredictedRemedy, needs: int) -> Fix:
         "note": f"{remedy.how}: {size(remedy.needs)} instead of {size(needs)}"
         + (", which fits" if remedy.fits else ", which alone is not enough" if remedy.fits is False else "")
         + f"; time: {remedy.time}"
-        + ("; what is learned changes" if remedy.alters else "")
+        + ("; it changes what is learned" if remedy.alters else "")
     }
     return Fix(remedy.title, remedy.code, None, after)
 
@@ -160,7 +160,7 @@ def _tables(answer: Answer) -> list[Table]:
             "What would help",
             ("remedy", "needs (bytes)", "saves (bytes)", "fits", "time", "how"),
             [[r.name, r.needs, r.saves, _yes(r.fits), f"{100 * (r.slower - 1):+.0f}%", r.how] for r in answer.remedies],
-            "Needs: what has to be there with it, each alone; time: roughly, of a step. Their code stands in "
+            "Needs: memory of a step with this remedy alone. Time: of a step, roughly. The code is in "
             "facts['fit']['remedies'].",
         ),
         Table(
@@ -205,16 +205,14 @@ def _notes(answer: Answer) -> list[str]:
         )
     if job.emulated:
         said.append(
-            "There is no card here: which kernels it would choose is torch's rule, not asked of it. Less sure: "
+            "There is no card here: its choice of kernels follows torch's rules, not a measurement. Less sure: "
             "workspaces (they differ between cards), attention with masks, and recurrent layers."
         )
     ops = {b.op for b in answer.found.trace.blocks}
     if job.cuda and any("convolution" in op for op in ops):
-        said.append("Workspaces of convolutions are cuDNN's choice: the reserved peak is sure to 10%.")
+        said.append("cuDNN chooses the workspaces of convolutions: the reserved peak is right to about 10%.")
     if answer.found.doubts:
-        said.append(
-            f"Ops of other libraries were met, whose inner memory is not seen: {', '.join(answer.found.doubts[:5])}."
-        )
+        said.append(f"Ops of other libraries, whose own memory is not counted: {listed(answer.found.doubts, 5)}.")
     for part in answer.largest:
         said.append(
             f"The largest {NOUNS[part.what]} that fits: {part.most:,} (now {part.now:,})."
@@ -227,7 +225,7 @@ def _notes(answer: Answer) -> list[str]:
 def _unchecked(answer: Answer) -> tuple[str, ...]:
     said = list(answer.unchecked)
     if answer.limit is None:
-        said.append('What fits: it is not known how much there is; say it, as device_memory="24GiB"')
+        said.append('What fits: the available memory is not known; pass it, such as device_memory="24GiB"')
     if answer.left:
         said.append(f"Remedies that were not predicted: {', '.join(answer.left)}")
     return tuple(said)

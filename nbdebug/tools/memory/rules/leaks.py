@@ -1,4 +1,4 @@
-"""Rules for what every step leaves behind: who holds it, and why it should not."""
+"""Rules for memory that every step adds and never frees: who holds it, and why it should not."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 
 from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix
-from nbdebug.text import size
+from nbdebug.text import count, size
 from nbdebug.tools.memory.facts import SMALL, Leak, MemoryFacts
 from nbdebug.tools.memory.rules.wording import detached, finding, grew, holder, pace, saving, small
 
@@ -24,7 +24,7 @@ def _first(facts: MemoryFacts, *kinds: str) -> Leak | None:
 
 @rule(
     code="memory/traceback-held",
-    title="An exception that was caught is kept, and with it all variables of the calls that failed.",
+    title="An exception that was caught is kept, and with it all variables of the failed calls.",
     symptom="After each failed try (a batch that was too large, a sample that could not be read) the memory of that "
     "try stays in use. Its variables are out of scope, and `gc.collect()` frees nothing.",
     cause="An exception holds its traceback, the traceback holds the frames of all calls down to the error, and the "
@@ -32,20 +32,20 @@ def _first(facts: MemoryFacts, *kinds: str) -> Leak | None:
     confirm="`error.__traceback__.tb_next.tb_frame.f_locals` shows the tensors. In a notebook the last exception is "
     "kept as `sys.last_value`: `%mem` lists it.",
     fix="Keep what the exception says (`str(error)`), not the exception; or call "
-    "`traceback.clear_frames(error.__traceback__)`. What a notebook keeps, `%free` lets go of.",
+    "`traceback.clear_frames(error.__traceback__)`. `%free` frees what a notebook keeps.",
     reference="https://docs.python.org/3/library/traceback.html#traceback.clear_frames",
 )
 def traceback_held(facts: MemoryFacts) -> Finding | None:
     growth = _first(facts, "exception")
     if growth is None or small(growth, SMALL):
         return None
-    title = f"{holder(growth)} keeps exceptions, and they keep the variables of the calls that failed: {pace(growth)}"
+    title = f"{holder(growth)} keeps exceptions, and with them the variables of the failed calls: {pace(growth)}"
     name = growth.holder.split("[")[0] or "errors"
     fixes = [
         Fix(
             "Keep what the exception says, not the exception.", f"{name}.append(str(error))", None, saving(growth.bytes)
         ),
-        Fix("Or let go of the frames' variables.", "traceback.clear_frames(error.__traceback__)"),
+        Fix("Or clear the variables of its frames.", "traceback.clear_frames(error.__traceback__)"),
     ]
     return grew(
         "traceback-held",
@@ -64,8 +64,8 @@ def traceback_held(facts: MemoryFacts) -> Finding | None:
     cause="IPython files what a cell shows in `Out` and in `_`, `__`, `___`, `_7`, so that it can be used again. `del` "
     "takes away the variable alone.",
     confirm="`Out` has an entry for the cell; `%mem` lists its bytes.",
-    fix="End the line with a semicolon or print a summary (`scores.shape`). What is kept already, `%free outputs` lets "
-    "go of; `%xdel name` deletes a variable and its traces in `Out`.",
+    fix="End the line with a semicolon or print a summary (`scores.shape`). `%free outputs` frees what is kept "
+    "already; `%xdel name` deletes a variable and its traces in `Out`.",
     reference="https://ipython.readthedocs.io/en/stable/interactive/reference.html#output-caching-system",
 )
 def cell_output_held(facts: MemoryFacts) -> Finding | None:
@@ -80,7 +80,7 @@ def cell_output_held(facts: MemoryFacts) -> Finding | None:
             None,
             saving(growth.bytes),
         ),
-        Fix("Let go of what is kept already.", "%free outputs"),
+        Fix("Free what is kept already.", "%free outputs"),
     ]
     return grew("cell-output-held", growth, title, fixes)
 
@@ -91,7 +91,8 @@ def cell_output_held(facts: MemoryFacts) -> Finding | None:
     symptom="Memory rises steadily while a hook is in place (activations for a plot, features for a probe); without "
     "the hook it is flat.",
     cause="A forward hook gets the output itself, with its graph. Put into a list it stays, and with it all that its "
-    "backward would need. A hook that is registered in the loop is one more each time, and each keeps its own.",
+    "backward would need. A hook that is registered inside the loop is "
+    "added again in each step, and each one keeps its own tensors.",
     confirm="`len()` of the list rises with every call of the model; or `len(module._forward_hooks)` does.",
     fix="Keep numbers, not tensors (`output.detach().mean().item()`), or the last output only. Keep the handle that "
     "`register_forward_hook` returns and call `handle.remove()`.",
@@ -107,7 +108,7 @@ def hook_held(facts: MemoryFacts) -> Finding | None:
         title = f"Hooks of `{owner}` are registered with every step and never removed: {growth.items} more each time"
         fixes = [
             Fix(
-                "Keep the handle, and remove the hook when it has done its work.",
+                "Keep the handle, and remove the hook when it is no longer needed.",
                 "handle = module.register_forward_hook(hook)\n...\nhandle.remove()",
             )
         ]
@@ -118,7 +119,7 @@ def hook_held(facts: MemoryFacts) -> Finding | None:
     title = f"A hook keeps what passes through it in {holder(growth)}{with_graph}: {pace(growth)}"
     fixes = [
         Fix(
-            "Keep a number, or cut the graph off and keep the last one only.",
+            "Keep a number, or detach the tensor and keep only the last one.",
             detached(growth, ".detach().mean().item()"),
             None,
             saving(growth.bytes, 0),
@@ -191,22 +192,25 @@ def graph_retained(facts: MemoryFacts) -> Finding | None:
     if growth is None or (growth.emptied and not growth.backward):  # collected for a backward that is still to come
         return None
     if growth.chained:
-        title = f"{holder(growth)} is made from what it was a step before, graph and all: {pace(growth)}"
+        title = (
+            f"{holder(growth)} is computed from its own value of the step before, so its graph grows: {pace(growth)}"
+        )
     else:
         title = f"{holder(growth)} keeps tensors with their graphs: {pace(growth)}"
-    fixes = [Fix("Cut the graph off where it is kept.", detached(growth), None, saving(growth.bytes, growth.own))]
-    chain = [f"the step runs no backward through what `{growth.holder}` keeps"] if not growth.backward else []
+    fixes = [Fix("Detach the tensor before it is kept.", detached(growth), None, saving(growth.bytes, growth.own))]
+    chain = [f"the step never calls backward on what `{growth.holder}` keeps"] if not growth.backward else []
     return grew("graph-retained", growth, title, fixes, chain)
 
 
 @rule(
     code="memory/cache-unbounded",
-    title="A cache or a record grows with every step and nothing is ever taken out.",
+    title="A cache or a record grows with every step, and nothing is ever removed.",
     symptom="Host memory rises for hours or days, at a steady pace, until the process is killed.",
     cause="`@lru_cache(maxsize=None)` and `@cache` keep every result for good; so does a dict that is filled by key. "
-    "With keys that hardly ever come again (random crops, step numbers) every call adds one.",
+    "With keys that hardly ever repeat (random crops, step numbers) every call adds an entry.",
     confirm="`function.cache_info()`: currsize rises with each step, hits stay few. Or `len()` of the dict rises.",
-    fix="Give the cache a size (`lru_cache(maxsize=1024)`), or don't cache what does not come again. Keep summaries, "
+    fix="Give the cache a size (`lru_cache(maxsize=1024)`), or don't cache what is never asked for again. "
+    "Keep summaries, "
     "or write to disk.",
     reference="https://docs.python.org/3/library/functools.html#functools.lru_cache",
 )
@@ -223,9 +227,9 @@ def cache_unbounded(facts: MemoryFacts) -> Finding | None:
         most = 256 * by // max(1, growth.items)
         fix = Fix("Give the cache a size.", "@lru_cache(maxsize=256)", None, {**saving(by), "at most": size(most)})
     else:
-        title = f"{holder(growth)} only grows, and nothing is taken out of it: {pace(growth)}"
+        title = f"{holder(growth)} grows with every step, and nothing is removed from it: {pace(growth)}"
         name = growth.holder or "kept"
         cure = f"{name}.pop(next(iter({name})))" if growth.kind == "dict" else f"del {name}[:-256]"
         fix = Fix("Keep a fixed number.", f"if len({name}) > 256:\n    {cure}", None, saving(by))
-    what = f"{growth.items:,} new entries a step, {size(by)} in all"
+    what = f"{count(growth.items, 'new entry', 'new entries')} a step, {size(by)} in total"
     return grew("cache-unbounded", growth, title, [fix], [what])

@@ -10,7 +10,7 @@ from typing import Any
 
 from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix
-from nbdebug.text import size
+from nbdebug.text import count, listed, size
 from nbdebug.tools.memory.facts import Failure
 
 WORTH = 1 << 20
@@ -80,19 +80,19 @@ def _idle(failure: Failure) -> Iterator[MemoryRemedy]:
     kept = [k for k in failure.kept if k.bytes >= WORTH]
     if not kept:
         return
-    names = ", ".join(f"`{k.name}`" for k in kept[:3]) + (f" and {len(kept) - 3} more" if len(kept) > 3 else "")
+    names = listed(k.name for k in kept)
     words = " ".join(dict.fromkeys(k.release for k in kept[:6]))
     code = f"%free {words}"
     if any(k.how == "loss" for k in kept):
         code += "\nlosses.append(loss.item())  # from then on: the number, without its graph"
-    yield MemoryRemedy(f"Let go of what is kept and not needed: {names}.", code, sum(k.bytes for k in kept))
+    yield MemoryRemedy(f"Free what is kept but not needed: {names}.", code, sum(k.bytes for k in kept))
 
 
 def _no_grad(failure: Failure) -> Iterator[MemoryRemedy]:
     graph = sum(h.bytes for h in failure.held if h.kind == "graph")
     if failure.work.training is False and failure.work.grad and failure.where.phase == "forward":
         yield MemoryRemedy(
-            "The model is in eval mode: tell autograd that no gradient is wanted.",
+            "The model is in eval mode: turn autograd off.",
             "with torch.no_grad():\n    out = model(x)",
             graph,
         )
@@ -102,7 +102,7 @@ def _card(failure: Failure) -> Iterator[MemoryRemedy]:
     asked = failure.asked
     if asked.unused and asked.unused >= (asked.bytes or WORTH):
         yield MemoryRemedy(
-            "Let torch's allocator join its free pieces; set it before the first use of the card.",
+            "Let torch's allocator use its free pieces together; set this before the first use of the card.",
             'os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"',
             asked.unused,
         )
@@ -121,17 +121,17 @@ def _optimizer(failure: Failure) -> Iterator[MemoryRemedy]:
     name = work.optimizer or "AdamW"
     if work.parameters:
         yield MemoryRemedy(
-            "Update one parameter after the other, not all at once: no copies of all of them for a moment.",
+            "Update one parameter at a time: no temporary copies of all of them at once.",
             f"optimizer = torch.optim.{name}(model.parameters(), lr=…, foreach=False)",
             work.parameters,
             "a slower optimizer step",
         )
     if name.startswith(("Adam", "NAdam", "RAdam")) and name != "Adafactor":
         yield MemoryRemedy(
-            "Keep rows and columns of the second moment in place of all of it, and no first moment.",
+            "Use Adafactor: it keeps rows and columns of the second moment instead of all of it, and no first moment.",
             "optimizer = torch.optim.Adafactor(model.parameters(), lr=…)",
             2 * work.parameters,
-            "it trains somewhat differently: tune its rate",
+            "it trains somewhat differently: tune its learning rate",
         )
 
 
@@ -140,7 +140,7 @@ def _attention(failure: Failure) -> Iterator[MemoryRemedy]:
     ran = f"{failure.where.module} {failure.where.module_type} {failure.where.text}".lower()
     if failure.asked_as.startswith("all pairs of rows") and ("att" in ran or "softmax" in ran):
         yield MemoryRemedy(
-            "Let one function do the attention: it never holds the table of all pairs.",
+            "Use fused attention: it never stores the table of all pairs.",
             "torch.nn.functional.scaled_dot_product_attention(q, k, v)",
             failure.alike + (failure.asked.bytes or 0),
             "usually faster",
@@ -160,7 +160,7 @@ def _smaller_batch(failure: Failure) -> Iterator[MemoryRemedy]:
     parts = min(parts, work.batch)
     rows = math.ceil(work.batch / parts)
     yield MemoryRemedy(
-        f"Batches of {rows:,} row{'s' * (rows > 1)} in place of {work.batch:,}; {parts:,} of them before each "
+        f"Batches of {count(rows, 'row')} instead of {work.batch:,}; {parts:,} of them before each "
         "optimizer step give the same gradient.",
         f"for i, batch in enumerate(loader):  # batch_size={rows}\n    (loss_of(batch) / {parts}).backward()\n"
         f"    if (i + 1) % {parts} == 0:\n        optimizer.step()\n        optimizer.zero_grad()",
@@ -202,18 +202,18 @@ def _pieces(failure: Failure) -> Iterator[MemoryRemedy]:
     parts = max(2, math.ceil(2 * asked / room))
     if parts <= 1 << 16:
         yield MemoryRemedy(
-            f"Make it in {parts:,} pieces, and keep of each only what you need of it.",
+            f"Compute it in {parts:,} pieces, and keep only what you need of each.",
             "for rows in x.split(n):\n    best.append(score(rows, y).argmin(1))  # never all of it at once",
             asked - math.ceil(asked / parts),
         )
     else:
         yield MemoryRemedy(
-            "Ask for less: no machine holds this. Work on rows at a time, or on the pairs that matter.",
+            "Request less: no machine holds this. Work on a few rows at a time, or only on the pairs that matter.",
             "for rows in x.split(n):\n    best.append(score(rows, y).argmin(1))  # never all of it at once",
             asked,
         )
     if failure.asked_as:
-        yield MemoryRemedy("Make it in half precision.", "x = x.bfloat16()", asked // 2)
+        yield MemoryRemedy("Compute it in half precision.", "x = x.bfloat16()", asked // 2)
 
 
 def _variables(failure: Failure) -> Iterator[MemoryRemedy]:
@@ -263,27 +263,24 @@ def _title(facts: Failure, held: int) -> str:
     free = "" if facts.free is None else f" and {size(facts.free)} were free"
     kept, short, unused = sum(k.bytes for k in facts.kept), facts.short or 0, facts.asked.unused or 0
     if _never(facts):
-        return f"{asked} were asked for at once{which}: there are {size(facts.limit or 0)} in all."
+        return f"{asked} were requested at once{which}, and there are only {size(facts.limit or 0)} in total."
     if (slope := grown(facts.course)) is not None:
         return f"Memory grew by {size(slope)} a step, until {asked} more did not fit{which}."
     if earlier(facts):
         return (
-            f"{size(facts.gone)} of what was in use are free by now: a cell that had failed before still held "
-            f"them, and {asked} more did not fit{which}."
+            f"A cell that failed earlier still held {size(facts.gone)}, which are free now; {asked} more did not "
+            f"fit{which}."
         )
     if kept >= WORTH and (kept >= short > 0 or kept >= KEPT * max(held, 1)):
-        return f"{size(kept)} are kept without need, most by `{facts.kept[0].name}`; {asked} more did not fit{which}."
+        most = facts.kept[0].name
+        return f"{size(kept)} are kept but not needed, most of it by `{most}`; {asked} more did not fit{which}."
     if unused >= (facts.asked.bytes or unused + 1):
-        return f"{size(unused)} lie free in torch's memory, in pieces too small for the {asked} asked for{which}."
+        return f"{size(unused)} are free in torch's cache, but in pieces too small for the {asked} requested{which}."
     if facts.work.steps == 0:
-        return f"The first step is too large: {asked} more were asked for{which}{free}."
+        return f"The first step is too large: {asked} more were requested{which}{free}."
     if facts.work.steps:
-        return f"After {_counted(facts.work.steps)} that fit, {asked} more were asked for{which}{free}."
-    return f"{asked} {'were' if facts.asked.bytes else 'was'} asked for{which}{free}; {size(held)} were held."
-
-
-def _counted(steps: int) -> str:
-    return f"{steps} step{'s' * (steps != 1)}"
+        return f"After {count(facts.work.steps, 'step')} that fit, {asked} more were requested{which}{free}."
+    return f"{asked} {'were' if facts.asked.bytes else 'was'} requested{which}{free}; {size(held)} were in use."
 
 
 def _never(facts: Failure) -> bool:
@@ -302,18 +299,18 @@ def grown(course: tuple[int, ...]) -> int | None:
 def _growth(facts: Failure) -> str:
     slope, steps = grown(facts.course), facts.work.steps
     if slope is not None:
-        return f"steady: {size(slope)} a step over {len(facts.course)} steps"
+        return f"steady: {size(slope)} a step over {count(len(facts.course), 'step')}"
     if facts.course:
-        return f"none over the {len(facts.course)} steps before"
+        return f"none over {count(len(facts.course), 'earlier step')}"
     if earlier(facts):
-        return "none of this cell's own: an earlier failed cell had left its tensors behind"
+        return "none in this cell: an earlier failed cell still held its tensors"
     if _never(facts):
         return "too large at once: it would not fit into an empty machine"
     if steps == 0:
         return "too large at once: it is the first step"
     if steps:
-        return f"{_counted(steps)} fit before: a larger batch came, or something grows. %%mem on the cell tells which"
-    return "not known: nothing counted the steps before. %%mem on the cell tells"
+        return f"{count(steps, 'step')} fit before: a batch was larger, or something grows: `%%mem` tells"
+    return "not known: no watch counted the earlier steps. `%%mem` on the cell does"
 
 
 def _evidence(facts: Failure, held: int, growth: str) -> dict[str, Any]:

@@ -79,13 +79,13 @@ def _lighter(step: StepMemory, line: PeakPart | None) -> list[Fix]:
     kept = step.at_peak.get("activations", 0)
     fixes = [
         Fix(
-            "Compute the blocks once more in backward, instead of keeping what they made.",
+            "Checkpoint the blocks: backward recomputes their activations instead of keeping them.",
             "x = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)",
             None,
             {"activations": size(kept)},
         ),
         Fix(
-            "A smaller batch, with gradients accumulated over several.",
+            "Use a smaller batch and accumulate gradients over several.",
             "(loss / 4).backward()  # four times, then optimizer.step()",
             None,
             {"activations": size(kept), "with a quarter": size(kept // 4)},
@@ -95,7 +95,7 @@ def _lighter(step: StepMemory, line: PeakPart | None) -> list[Fix]:
         fixes.insert(
             0,
             Fix(
-                "Let attention keep no scores.",
+                "Use fused attention, which keeps no scores.",
                 "F.scaled_dot_product_attention(q, k, v)",
                 None,
                 {"scores": size(line.activations)},
@@ -136,13 +136,13 @@ def optimizer_state_dominates(facts: MemoryFacts) -> Finding | None:
     where = dataclasses.replace(step.place, module=name.rpartition(".")[0], phase="optimizer", op=None)
     fixes = [
         Fix(
-            "Eight bits for each number.",
+            "Keep the state in 8 bits.",
             "optimizer = bitsandbytes.optim.AdamW8bit(model.parameters())",
             None,
             {"state": size(state), "with it": size(state // 4)},
         ),
         Fix(
-            "An optimizer without state.",
+            "Use an optimizer without state.",
             "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)",
             None,
             {"state": size(state), "with it": "none"},
@@ -152,7 +152,7 @@ def optimizer_state_dominates(facts: MemoryFacts) -> Finding | None:
         fixes.insert(
             0,
             Fix(
-                "State only for rows that are used, gradients only of these.",
+                "Use sparse gradients: state and gradients only for rows that are used.",
                 "nn.Embedding(..., sparse=True)  # and for it: torch.optim.SparseAdam",
                 None,
                 {"gradients": size(step.at_peak["gradients"]), "rows with one": f"{table[1]:,}"},

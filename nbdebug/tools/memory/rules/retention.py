@@ -1,6 +1,6 @@
-"""What is held at this moment, without a step: the same causes, seen in what lies there.
+"""Rules for what is held at this moment, without a step.
 
-These checks find causes that are declared in `left_behind.py`, where a step has shown them at work.
+`CHECKS` find causes whose pages are declared in `leaks.py`, which sees them at work over several steps.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from nbdebug.tools.memory.rules.wording import finding
 MATTERS = 32 << 20
 """Bytes; what a notebook keeps of less than this is a convenience, and no fault."""
 SHARE = 0.02
-"""Of all that is held: 32 MiB beside 10 GiB are not worth a word."""
+"""Of all that is held: 32 MiB beside 10 GiB are not worth naming."""
 CODES = {
     "output": "cell-output-held",
     "displayed": "cell-output-held",
@@ -26,8 +26,8 @@ CODES = {
     "loss": "graph-retained",
 }
 TITLES = {
-    "cell-output-held": "The notebook keeps {bytes} that cells have shown",
-    "traceback-held": "The last exception keeps {bytes}: the variables of the calls that failed",
+    "cell-output-held": "The notebook keeps {bytes} of results that cells have shown",
+    "traceback-held": "The last exception keeps {bytes}: the variables of the failed calls",
     "hook-held": "Hooks that are registered more than once keep {bytes}",
     "graph-retained": "Tensors that are kept hold {bytes} with their graphs",
 }
@@ -57,7 +57,7 @@ def _of(slug: str) -> Callable[[MemoryFacts], Finding | None]:
 
 def _free(there: list[KeptByNotebook], count: int) -> Fix:
     words = " ".join(dict.fromkeys(k.release for k in there if k.release)) or "outputs"
-    return Fix("Let go of it.", f"%free {words}", None, {"would come back": size(count)})
+    return Fix("Free it.", f"%free {words}", None, {"would be freed": size(count)})
 
 
 CHECKS = tuple(_of(slug) for slug in TITLES)
@@ -94,7 +94,7 @@ def fragmentation(facts: MemoryFacts) -> Finding | None:
     share, device = max(found, key=lambda pair: pair[0])
     idle = (device.reserved or 0) - (device.allocated or 0)
     title = (
-        f"{share:.0%} of what is reserved on {device.name} lies idle in pieces: {size(idle)} of "
+        f"{share:.0%} of the memory reserved on {device.name} is unused and fragmented: {size(idle)} of "
         f"{size(device.reserved or 0)}"
         + (f", the largest free piece is {size(device.largest)}" if device.largest is not None else "")
     )
@@ -105,7 +105,7 @@ def fragmentation(facts: MemoryFacts) -> Finding | None:
             None,
             {"idle": size(idle)},
         ),
-        Fix("Give back what is free as a whole; helps once, between phases.", "torch.cuda.empty_cache()"),
+        Fix("Release the segments that are wholly free; this helps once, between phases.", "torch.cuda.empty_cache()"),
     ]
     return finding(
         "fragmentation",
@@ -161,7 +161,7 @@ def loader_workers_copy(facts: MemoryFacts) -> Finding | None:
     each = told.measured if told.measured is not None else told.bytes
     title = (
         f"`{told.holder}` holds {told.objects:,} Python objects, and each of the {told.workers} workers that "
-        f"reads them copies {size(each)}: {size(each * told.workers)} in all"
+        f"reads them copies {size(each)}: {size(each * told.workers)} in total"
     )
     evidence = {"objects": told.objects, "workers": told.workers, "bytes for each worker, estimated": told.bytes}
     if told.measured is not None:

@@ -1,4 +1,4 @@
-"""How a rule of this chapter puts its finding together."""
+"""How a memory rule builds its finding: the holder, the pace of growth, the user's line with the fix in it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from nbdebug.report import Finding, Fix, Link, Where
-from nbdebug.text import size
+from nbdebug.text import count, size
 from nbdebug.tools.memory.facts import Leak
 
 
@@ -41,25 +41,25 @@ def pace(growth: Leak) -> str:
     """ "12.0 MiB more after each step"; where it is little memory, what else grows."""
     by = max(growth.bytes, growth.plain)
     if by < 1024 and growth.nodes:
-        return f"{growth.nodes:,} more nodes of autograd's graph after each step"
+        return f"{count(growth.nodes, 'more node')} of autograd's graph after each step"
     if by < 1024 and growth.chained:
         return "a longer graph after each step"
     if by < 1024 and growth.items:
-        return f"{growth.items:,} more after each step"
+        return f"{count(growth.items, 'more entry', 'more entries')} after each step"
     return f"{size(by)} more after each step"
 
 
 def saving(growth_bytes: int, after: int | None = None) -> dict[str, Any]:
     """What a step adds, and would add with the fix; in words, as it was not tried."""
     if after is not None and 2 * after >= growth_bytes:
-        return {"with it": "the tensor stays, its graph goes"}
+        return {"with the fix": "the tensor is kept, its graph is freed"}
     said = {"a step adds": size(growth_bytes)}
-    return said if after is None else {**said, "with it, by computation": size(after)}
+    return said if after is None else {**said, "with the fix, computed": size(after)}
 
 
 def holder(growth: Leak) -> str:
     """ "`report['loss']`", or what can be said of one that has no name."""
-    return f"`{growth.holder}`" if growth.holder else "Something that no variable leads to"
+    return f"`{growth.holder}`" if growth.holder else "An object that no variable refers to"
 
 
 def small(growth: Leak, least: int) -> bool:

@@ -1,22 +1,16 @@
-"""One step, followed allocation by allocation, and what several steps leave behind.
+"""One step, traced allocation by allocation, and what several steps leave behind.
 
-ledger.py     each piece of memory: its birth, its death, who made it; live bytes over the events of a step
-follow.py     the step under watch: ops, modules, backward, optimizers tell the ledger
-meter.py      what the allocator itself says while the step runs
-peak.py       from the ledger to the facts of one step: the peak, and what it was made of
-holders.py    the containers and variables in reach of the user's names, and how long they are
-graphs.py     how far back a tensor's graph goes
-growing.py    from several looks at them to what grows with every step
-plain.py      how much memory Python objects take that are no tensors
-behind.py     the holder of memory that no name leads to
-put.py        the user's line that puts it there: one more step, traced line by line
-source.py     the same by reading the source, and whether a holder is ever emptied
-left.py       the three together: what every step leaves behind, who holds it, which line put it there
-turns.py      the same of a loop that ran once, in a cell
-stays.py      what a single run has added, by name
-run.py        the steps in order, and the facts that come of them
-records.py    a loader's data set of many small Python objects, and what a worker copies of it
-account.py    from the facts to the report
+allocations  each piece of memory: when it was allocated and freed, by which op; live bytes over the events of a step;
+             what the allocator itself measures meanwhile
+trace        the step under watch: ops, modules, backward and optimizers report to the allocation log
+peak         from the log to the facts of one step: the peak, and what it is made of
+holders      the containers and variables that the user's names lead to, and how long they are
+growth       from several scans of the holders to what grows with every step, or with every iteration of a cell's loop
+source       the user's line that stores it, by a trace of one more step or by reading the source
+leaks        these together: what every step adds, who holds it, which line stores it
+run          the steps in order, and the facts that come of them; by name, what a single run has added
+workers      a loader's data set of many small Python objects, and what each worker copies of it
+report       from the facts to the report
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import statistics
 from typing import Any
 
 from nbdebug.report import Plot, Report, RuledOut, Table, Where
-from nbdebug.text import size
+from nbdebug.text import percent, size
 from nbdebug.tools.memory.facts import Leak, MemoryFacts, PeakPart, StepMemory
 from nbdebug.tools.memory.rules import name_all
 
@@ -36,16 +36,16 @@ def _notes(facts: MemoryFacts) -> list[str]:
         return []
     where = _words(step)
     said = [
-        f"The step began at {size(step.base)} on {step.device}, went up to {size(step.peak)}{where} and ended at "
+        f"The step began with {size(step.base)} on {step.device}, reached {size(step.peak)}{where} and ended with "
         f"{size(step.after)}."
     ]
     if step.hidden > step.peak // 100:
         said.append(
             f"{size(step.hidden)} of the peak are workspaces that an op "
-            f"took for itself{f': {step.hidden_in}' if step.hidden_in else ''}."
+            f"allocated for itself{f': {step.hidden_in}' if step.hidden_in else ''}."
         )
     said += [
-        f"`{g.holder}` grows by {size(max(g.bytes, g.plain))} a step; it has an end, or some line empties it."
+        f"`{g.holder}` grows by {size(max(g.bytes, g.plain))} a step, but it is limited or some line empties it."
         for g in facts.growth
         if g.emptied and max(g.bytes, g.plain)
     ]
@@ -53,8 +53,8 @@ def _notes(facts: MemoryFacts) -> list[str]:
     rises = [b - a for a, b in itertools.pairwise(resident[1:])]
     if not facts.growth and rises and min(rises) > 4 << 20:
         said.append(
-            f"The process grows by {size(statistics.fmean(rises))} a step that no tensor, no array and no "
-            "container in reach accounts for: look at libraries that keep memory of their own."
+            f"The process grows by {size(statistics.fmean(rises))} a step, and no tensor, array or "
+            "container accounts for it: look at libraries that keep memory of their own."
         )
     return said
 
@@ -76,7 +76,7 @@ def _ruled_out(facts: MemoryFacts) -> list[RuledOut]:
         live = [count for count, _, _ in facts.after_steps]
         out.append(
             RuledOut(
-                "memory that every step leaves behind",
+                "memory that grows with every step",
                 f"{size(live[-1])} live after {len(live)} steps, {size(live[-2])} after the one before",
             )
         )
@@ -86,12 +86,12 @@ def _ruled_out(facts: MemoryFacts) -> list[RuledOut]:
         if others:
             out.append(
                 RuledOut(
-                    "activations that outweigh all else",
+                    "activations that dominate",
                     f"{size(kept)} at the peak, beside {size(others)} of weights, gradients and state",
                 )
             )
         if state:
-            out.append(RuledOut("an optimizer's state that outweighs all else", f"{size(state)} of {size(step.peak)}"))
+            out.append(RuledOut("optimizer state that dominates", f"{size(state)} of {size(step.peak)}"))
     if facts.workers is not None:
         out.append(RuledOut("workers that copy the data set", f"{size(facts.workers.bytes)} for each"))
     return out
@@ -142,48 +142,62 @@ def _plots(step: StepMemory | None) -> tuple[Plot, ...]:
 
 
 def _tables(facts: MemoryFacts) -> list[Table]:
+    """What grows comes first, where something does: it is the cause, and the peak only its consequence."""
     step = facts.step
     if step is None:
         return []
-    used = step.peak or 1
-    measured = "" if step.measured_peak is None else f" The allocator says {size(step.measured_peak)}."
+    growth = _growth_tables(facts)
+    peak = [_peak_table(step), *_part_tables(step)]
+    return [*growth, *peak] if facts.growth else [*peak, *growth]
+
+
+def _peak_table(step: StepMemory) -> Table:
+    measured = "" if step.measured_peak is None else f" The allocator measured {size(step.measured_peak)}."
+    uses = sorted(step.at_peak.items(), key=lambda pair: -pair[1])
+    return Table(
+        "At the peak",
+        ["use", "at the peak (bytes)", "share"],
+        [[name, count, percent(count / (step.peak or 1))] for name, count in uses if count],
+        f'The peak was{_words(step)}.{measured} "other" is older than the step.',
+    )
+
+
+def _part_tables(step: StepMemory) -> list[Table]:
     return [
         Table(
-            "At the peak",
-            ["use", "at the peak (bytes)", "share"],
-            [[name, count, f"{count / used:.0%}"] for name, count in step.at_peak.items() if count],
-            f'The peak came{_words(step)}.{measured} "activations" were made in the forward and are needed by the '
-            'backward; "other" was there before: left by earlier steps, not used by this one, '
-            "or, on a card, what a library keeps for itself.",
-        ),
-        Table(
             "By module",
-            ["module", "at the peak (bytes)", "of it activations (bytes)", "made in the step (bytes)"],
+            ["module", "at the peak (bytes)", "of it activations (bytes)", "allocated (bytes)"],
             [[p.name or "(the model)", p.saved, p.activations, p.made] for p in step.modules[:ROWS]],
-            "Each with all that is inside of it.",
+            "Each module with all modules inside it.",
         ),
         Table(
             "By line",
-            ["line", "at the peak (bytes)", "made in the step (bytes)", "largest (bytes)", "source"],
+            ["line", "at the peak (bytes)", "allocated (bytes)", "largest (bytes)", "source"],
             [_line(p) for p in step.lines[:ROWS]],
-            "What a backward makes counts for the line of the forward.",
+            "What backward allocates counts for the line of the forward.",
         ),
         Table("Optimizer state", ["parameter", "state (bytes)"], [list(pair) for pair in step.state[:ROWS]]),
+    ]
+
+
+def _growth_tables(facts: MemoryFacts) -> list[Table]:
+    several = len(facts.after_steps) > 1
+    return [
         Table(
-            "What each step leaves behind",
+            "What each step adds",
             ["holder", "kind", "a step adds (bytes)", "items", "line"],
             [[g.holder, g.kind, max(g.bytes, g.plain), g.items, _at(g.where)] for g in facts.growth],
         ),
         Table(
-            "What it added and left",
-            ["name", "kind", "left (bytes)", "shape of the largest", "line"],
+            "What the run added and kept",
+            ["name", "kind", "kept (bytes)", "shape of the largest", "line"],
             [[h.name, h.kind, h.bytes, str(h.shape), _at(h.where)] for h in facts.stays],
         ),
         Table(
             "After each step",
-            ["step", "live (bytes)", "came in it and stayed (bytes)", "process (bytes)"],
-            [[number, *row] for number, row in enumerate(facts.after_steps) if len(facts.after_steps) > 1],
-            "What came in the last step may be gone with the next.",
+            ["step", "live (bytes)", "new and kept (bytes)", "process (bytes)"],
+            [[number, *row] for number, row in enumerate(facts.after_steps) if several],
+            "What is new in the last step may be freed in the next.",
         ),
     ]
 
