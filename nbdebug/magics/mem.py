@@ -115,14 +115,14 @@ def _follow(
     code: CodeType, call: Callable[[], Any], question: str, args: Any, names: dict[str, Any], steps: int
 ) -> Report:
     __tracebackhide__ = True
-    from nbdebug.tools.memory.mem import follow_step, loaders_of  # imports torch: %load_ext must stay quick
+    from nbdebug.tools.memory.mem import trace_step, loaders_of  # imports torch: %load_ext must stay quick
 
     if steps < 1:
         raise UsageError(f"--steps takes a whole number of at least 1; got {steps}.")
     subject = subject_of(args.model, args.optimizer, names)
     return run(
         code,
-        lambda: follow_step(
+        lambda: trace_step(
             call,
             subject.models,
             subject.optimizers,

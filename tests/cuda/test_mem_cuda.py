@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from nbdebug.tools.memory.owners.inventory import ROUNDING, UNMET, look
+from nbdebug.tools.memory.owners.inventory import ROUNDING, UNMET, held_memory
 from nbdebug.tools.memory.owners.report import held_report
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="a CUDA device is needed")
@@ -26,7 +26,7 @@ def test_it_adds_up_to_the_allocators_total() -> None:
     history = [{"loss": net(torch.randn(512, 1024, device="cuda")).square().mean()} for _ in range(3)]
     odd = [torch.zeros(1000 + n, device="cuda") for n in range(100)]
     names = {"net": net, "optimizer": optimizer, "history": history, "odd": odd}
-    held = look({"net": net}, {"optimizer": optimizer}, names, device="cuda")
+    held = held_memory({"net": net}, {"optimizer": optimizer}, names, device="cuda")
     allocated = torch.cuda.memory_allocated()
     listed = sum(holding.bytes for holding in held.holdings)
     assert listed == pytest.approx(allocated, rel=0.01)

@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from nbdebug.tools.memory.facts import HeldMemory, Holding
-from nbdebug.tools.memory.owners.inventory import look
+from nbdebug.tools.memory.owners.inventory import held_memory
 from nbdebug.tools.memory.owners.report import held_report
 
 ROWS = 1031
@@ -50,7 +50,7 @@ def test_parameters_gradients_state_and_buffers_by_the_users_names() -> None:
     optimizer = torch.optim.AdamW(net.parameters())
     net(torch.randn(4, 8)).sum().backward()
     optimizer.step()
-    held = look({"net": net}, {"opt": optimizer}, {"net": net, "opt": optimizer})
+    held = held_memory({"net": net}, {"opt": optimizer}, {"net": net, "opt": optimizer})
     found = owners(held)
     assert found["net.body.0.weight"].kind == "parameter" and found["net.body.0.weight"].bytes == ROWS * 8 * 4
     assert found["net.body.0.weight"].shape == (ROWS, 8) and found["net.body.0.weight"].dtype == "float32"
@@ -69,7 +69,7 @@ def test_variables_by_their_paths_and_each_storage_once() -> None:
         "wide": torch.zeros(ROWS, 1).expand(ROWS, 7),
         "table": numpy.zeros((ROWS, 9)),
     }
-    held = look({}, {}, names)
+    held = held_memory({}, {}, names)
     found = owners(held)
     assert found["history[0]['loss']"].bytes == ROWS * 4 and found["history[1][0]"].bytes == ROWS * 8
     assert found["base"].bytes == ROWS * 20 and found["base"].also[0] == "view" and "view" not in found
@@ -83,7 +83,7 @@ def test_the_owner_is_the_first_in_the_order_of_kinds() -> None:
     tied = nn.Linear(ROWS, 2)
     tied.weight = net.weight
     both = nn.ModuleList([net, tied])
-    found = owners(look({"both": both}, {}, {"weight": net.weight, "both": both, "trainer": [both]}))
+    found = owners(held_memory({"both": both}, {}, {"weight": net.weight, "both": both, "trainer": [both]}))
     assert found["both.0.weight"].kind == "parameter" and "weight" in found["both.0.weight"].also
     assert "both.1.weight" in found["both.0.weight"].also and "weight" not in found
 
@@ -94,14 +94,14 @@ def test_a_model_in_an_object_has_parameters_too() -> None:
             self.net = nn.Linear(ROWS, 2)
             self.best = {k: v.clone() for k, v in self.net.state_dict().items()}
 
-    found = owners(look({}, {}, {"trainer": Trainer()}))
+    found = owners(held_memory({}, {}, {"trainer": Trainer()}))
     assert found["trainer.net.weight"].kind == "parameter" and found["trainer.best['weight']"].kind == "variable"
 
 
 def test_a_tensor_at_the_end_of_a_data_set_has_its_name() -> None:
     records: list[Any] = [{"label": n} for n in range(25_000)]
     records.append(torch.zeros(ROWS, 53))
-    assert ours(look({}, {}, {"records": records}), ROWS * 212) == [("variable", "records[25000]")]
+    assert ours(held_memory({}, {}, {"records": records}), ROWS * 212) == [("variable", "records[25000]")]
 
 
 def test_closures_caches_and_hooks() -> None:
@@ -116,7 +116,7 @@ def test_closures_caches_and_hooks() -> None:
     net = nn.Sequential(nn.Linear(4, 4))
     net[0].register_forward_hook(recording())
     encoded(13)
-    held = look({"net": net}, {}, {"net": net, "step": recording(), "encoded": encoded})
+    held = held_memory({"net": net}, {}, {"net": net, "step": recording(), "encoded": encoded})
     assert ("closure", "seen[0] in the closure of `step`") in ours(held, ROWS * 44)
     assert ("closure", "seen[0] in the hook `<lambda>` of net.0") in ours(held, ROWS * 44)
     assert ours(held, ROWS * 52) == [("variable", "the cache[13] of `encoded`")]
@@ -133,7 +133,7 @@ def test_a_traceback_that_is_kept() -> None:
     except ValueError as error:
         errors.append(error)
     line = step.__code__.co_firstlineno + 2
-    held = look({}, {}, {"errors": errors})
+    held = held_memory({}, {}, {"errors": errors})
     assert ours(held, ROWS * 68) == [("traceback", f"activations in step, test_holding.py, line {line}")]
     assert owners(held)[ours(held, ROWS * 68)[0][1]].where.line == line
 
@@ -157,14 +157,14 @@ def test_outputs_of_a_notebook() -> None:
     names = {"Out": {7: shown}, "_oh": {}, "_7": shown, "_": shown}
     del shown
     names["_oh"] = names["Out"]
-    assert ours(look({}, {}, names), ROWS * 92) == [("cell output", "Out[7]")]
+    assert ours(held_memory({}, {}, names), ROWS * 92) == [("cell output", "Out[7]")]
 
 
 def test_the_tensor_that_keeps_a_graph_is_named() -> None:
     net = nn.Sequential(nn.Linear(ROWS, 29), nn.Sigmoid(), nn.Linear(29, 1))
     history = [{"loss": net(torch.randn(5 + n, ROWS)).mean()} for n in range(2)]
     names = {"history": history, "net": net}
-    held = look({"net": net}, {}, names)
+    held = held_memory({"net": net}, {}, names)
     for number, kept in enumerate(owners(held)[f"graph of `history[{n}]['loss']`"] for n in range(2)):
         rows = 5 + number
         assert kept.kind == "graph" and rows * ROWS * 4 + rows * 29 * 4 <= kept.bytes < rows * ROWS * 5
@@ -188,7 +188,7 @@ def test_nothing_is_unpacked_and_nothing_recomputed() -> None:
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), unpacked):
         packed = x.exp().sum()
     calls.clear()
-    held = look({}, {}, {"x": x, "out": out, "packed": packed})
+    held = held_memory({}, {}, {"x": x, "out": out, "packed": packed})
     assert calls == []
     graphs = {h.name: h.bytes for h in held.holdings if h.kind == "graph"}
     assert ROWS * 31 * 4 <= graphs["graph of `out`"] < ROWS * 31 * 5, "the input of the block"
@@ -202,7 +202,7 @@ def test_a_gradient_that_python_has_not_seen_and_leaves_of_no_model() -> None:
     latent = torch.zeros(ROWS, 37, requires_grad=True)
     (latent * 2).sum().backward()
     names = {"latent": latent}
-    assert ("gradient", "latent.grad") in ours(look({}, {}, names), ROWS * 37 * 4)
+    assert ("gradient", "latent.grad") in ours(held_memory({}, {}, names), ROWS * 37 * 4)
 
 
 def test_parts_of_sparse_tensors_and_of_wrappers_and_no_data_at_all() -> None:
@@ -227,7 +227,7 @@ def test_parts_of_sparse_tensors_and_of_wrappers_and_no_data_at_all() -> None:
         "wrapped": Wrapped(torch.zeros(ROWS, 41)),
         "meta": torch.zeros(ROWS, 43, device="meta"),
     }
-    held = look({}, {}, names)
+    held = held_memory({}, {}, names)
     found = owners(held)
     assert found["sparse"].bytes == ROWS * (16 + 4) and found["sparse"].storages == 2
     assert found["csr"].bytes >= ROWS * (8 + 4) + (ROWS + 1) * 8 and found["csr"].storages == 3
@@ -241,7 +241,7 @@ def test_what_no_name_leads_to_is_listed_with_what_holds_it() -> None:
     gc.disable()
     del ring
     try:
-        held = look({}, {}, {})
+        held = held_memory({}, {}, {})
     finally:
         gc.enable()
     (name,) = [name for kind, name in ours(held, ROWS * 47 * 4) if kind == "unknown"]
@@ -253,7 +253,7 @@ def test_nothing_is_kept_by_the_look_or_the_report() -> None:
     loss = net(torch.randn(3, ROWS)).sum()
     refs = [weakref.ref(net), weakref.ref(loss), weakref.ref(net.weight)]
     names = {"net": net, "loss": loss, "history": [loss]}
-    report, held = held_report(names=names), look({"net": net}, {}, names)
+    report, held = held_report(names=names), held_memory({"net": net}, {}, names)
     names.clear()
     del net, loss
     gc.collect()
@@ -270,6 +270,6 @@ def test_files_with_very_many_objects_take_no_name_from_what_comes_before(monkey
     shown, history = torch.zeros(ROWS, 37), [torch.zeros(ROWS, 1, requires_grad=True).exp().sum()]
     names = {"Out": {7: shown}, "history": history}
     del shown
-    held = look({}, {}, names)
+    held = held_memory({}, {}, names)
     assert ours(held, ROWS * 37 * 4) == [("cell output", "Out[7]")]
     assert "graph of `history[0]`" in owners(held)

@@ -15,7 +15,7 @@ from torch import nn
 
 from nbdebug.tools.memory.facts import Device, HeldMemory, Holding
 from nbdebug.tools.memory.mem import mem
-from nbdebug.tools.memory.owners.inventory import look, rounded
+from nbdebug.tools.memory.owners.inventory import held_memory, rounded
 from nbdebug.tools.memory.owners.names import OwnerIndex
 from nbdebug.tools.memory.owners.report import _notes as notes
 from nbdebug.tools.memory.owners.report import held_report
@@ -61,7 +61,7 @@ class State:
 def test_nothing_of_the_users_runs() -> None:
     thing = Untouchable()
     names = {"thing": thing, "many": Lists([torch.zeros(1033, 5)]), "some": Dicts(a=torch.zeros(1033, 7))}
-    held = look({}, {}, names)
+    held = held_memory({}, {}, names)
     found = {h.name: h.bytes for h in held.holdings}
     assert found["thing.slot"] == 1033 * 8 and found["thing.cache['k']"] == 1033 * 12
     assert found["many[0]"] == 1033 * 20 and found["some['a']"] == 1033 * 28

@@ -18,7 +18,7 @@ from torch import nn
 
 from nbdebug import Report, Where
 from nbdebug.tools.memory.facts import FailedWork, Failure, Holding, RefusedRequest
-from nbdebug.tools.memory.oom import is_out_of_memory, out_of_memory, read, says_so
+from nbdebug.tools.memory.oom import is_out_of_memory, out_of_memory, refused_request, is_memory_error
 from nbdebug.tools.memory.rules.out_of_memory import best, grown
 from nbdebug.tools.memory.rules.out_of_memory import out_of_memory as out_of_memory_rule
 
@@ -76,7 +76,7 @@ def rows(report: Report) -> dict[str, int]:
 
 
 def test_a_message_of_cuda_is_read_whole() -> None:
-    asked = read(torch.OutOfMemoryError(CUDA))
+    asked = refused_request(torch.OutOfMemoryError(CUDA))
     assert (asked.device, asked.bytes, asked.total) == ("cuda:1", 2 * GIB, int(79.11 * GIB))
     assert (asked.allowed, asked.allocated, asked.unused) == (60 * GIB, 52 * GIB, 4 * GIB)
     assert asked.free == int(1.5 * GIB) and asked.process == int(57.6 * GIB)
@@ -107,9 +107,9 @@ def test_a_message_of_cuda_is_read_whole() -> None:
     ],
 )
 def test_what_counts_as_out_of_memory(error: BaseException, asked: Any) -> None:
-    assert says_so(error) == is_out_of_memory(error) == (asked != "no")
+    assert is_memory_error(error) == is_out_of_memory(error) == (asked != "no")
     if asked != "no":
-        assert read(error).bytes == asked
+        assert refused_request(error).bytes == asked
 
 
 def test_a_result_over_all_pairs_is_too_large_at_once() -> None:

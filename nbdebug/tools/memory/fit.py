@@ -67,7 +67,7 @@ def fit(
     Raises TypeError or ValueError for arguments that make no sense; what the model or the loss raise passes
     unchanged."""
     began = time.monotonic()
-    job = _job(model, batch, loss_fn, optimizer, device, device_memory, autocast, steps)
+    job = _request(model, batch, loss_fn, optimizer, device, device_memory, autocast, steps)
     with progress_bar("fit", "predictions", wanted=progress) as bar:
 
         def tick(what: str) -> None:
@@ -75,14 +75,14 @@ def fit(
             bar.update()
 
         tick("a step")
-        found, how, unchecked, measured = _found(job)
+        found, how, unchecked, measured = _prediction(job)
         each = time.monotonic() - began
         limit = _limit(job, device_memory, found)
         good, needs = within(job, found, limit)
         largest = _largest(job, found, limit, tick, each, measured)
         ask = predict if measured is None else lambda changed: measure(changed, job.batch).found
         until = began + SECONDS - each
-        helping, left = remedies(job, found, limit, _looked_at(job), until, tick, ask)
+        helping, left = remedies(job, found, limit, _model_of(job), until, tick, ask)
     card = CardModel.here(job.device).name
     answer = Answer(
         job,
@@ -104,7 +104,7 @@ def fit(
 PREDICTED = "Predicted with tensors that have no data"
 
 
-def _job(
+def _request(
     model: Any, batch: Any, loss_fn: Any, optimizer: Any, device: Any, memory: Any, autocast: Any, steps: int
 ) -> FitRequest:
     """The arguments, checked."""
@@ -142,7 +142,7 @@ def _device(model: Any, device: Any, memory: Any) -> torch.device:
     return asked
 
 
-def _found(job: FitRequest) -> tuple[Prediction, str, tuple[str, ...], MeasuredPrediction | None]:
+def _prediction(job: FitRequest) -> tuple[Prediction, str, tuple[str, ...], MeasuredPrediction | None]:
     """The prediction, or where that fails what small real batches say; how it came about; what was not checked."""
     said, failed = "", None
     try:
@@ -208,7 +208,7 @@ def _largest(
     return tuple(part for part in parts if part is not None)
 
 
-def _looked_at(job: FitRequest) -> nn.Module:
+def _model_of(job: FitRequest) -> nn.Module:
     """The model, to look for blocks in it."""
     if isinstance(job.model, nn.Module):
         return unwrapped(job.model)[0]

@@ -49,7 +49,7 @@ class ProcessMemory:
         return [[what, one, two, one - two] for what, one, two in pairs]
 
 
-def numbers() -> ProcessMemory:
+def process_memory() -> ProcessMemory:
     """All of them, now."""
     walk, held = ReachabilityWalk(graphs=False), dict[str, int]()
     tensors = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
@@ -116,9 +116,9 @@ def check(words: tuple[str, ...], entries: list[Leftover]) -> set[str]:
     return wanted
 
 
-def let_go(entries: list[Leftover], words: set[str]) -> tuple[list[Release], ProcessMemory, ProcessMemory]:
+def release(entries: list[Leftover], words: set[str]) -> tuple[list[Release], ProcessMemory, ProcessMemory]:
     """Let go of the chosen ones; `entries` is emptied, since it holds what is to go."""
-    before = numbers()
+    before = process_memory()
     chosen = [entry for entry in entries if entry.chosen_by(words)]
     entries.clear()
     told = [(entry.kept, entry.blocks) for entry in chosen]
@@ -128,7 +128,7 @@ def let_go(entries: list[Leftover], words: set[str]) -> tuple[list[Release], Pro
     if words & {"cache", "all"}:
         give_back()
     released = [Release(kept, sum(block.bytes for block in blocks if block.gone())) for kept, blocks in told]
-    return released, before, numbers()
+    return released, before, process_memory()
 
 
 WORTH = 1 << 20
@@ -176,7 +176,7 @@ def free(*what: str, names: Mapping[str, Any] | None = None, shell: Any = None) 
         return _list(found)
     words = check(what, found.entries)
     doubts = found.doubts
-    return _freed(*let_go(found.entries, words), words, doubts)
+    return _freed(*release(found.entries, words), words, doubts)
 
 
 def _seen_by(caller: FrameType, shell: Any) -> dict[str, Any]:
@@ -247,7 +247,7 @@ def _freed(
     back, held = sum(r.back for r in released), sum(r.kept.bytes for r in released)
     trimmed = bool(words & {"cache", "all"})
     facts: dict[str, Any] = {"freed": {"bytes": back, "held": held, "names": [r.kept.name for r in released]}}
-    headline, tables = _said(released, back, held, before, after, trimmed), []
+    headline, tables = _headline(released, back, held, before, after, trimmed), []
     if released or trimmed:
         tables = [
             Table(
@@ -265,7 +265,7 @@ def _freed(
                 [[r.kept.name, r.kept.bytes, r.back, HOW[r.kept.how]] for r in released],
             ),
         )
-    notes = _left(back, held, before, after, trimmed)
+    notes = _notes(back, held, before, after, trimmed)
     return Report(
         f"free({', '.join(map(repr, sorted(words)))})",
         notes=tuple(notes),
@@ -276,7 +276,7 @@ def _freed(
     )
 
 
-def _left(back: int, held: int, before: ProcessMemory, after: ProcessMemory, trimmed: bool) -> list[str]:
+def _notes(back: int, held: int, before: ProcessMemory, after: ProcessMemory, trimmed: bool) -> list[str]:
     """What else is worth knowing: what is still held, what was garbage, what allocators keep for later."""
     notes = (
         [] if back >= held else [f"{size(held - back)} of it is still held by something else; `%mem` names the holder."]
@@ -302,7 +302,7 @@ def _left(back: int, held: int, before: ProcessMemory, after: ProcessMemory, tri
     return notes
 
 
-def _said(
+def _headline(
     released: list[Release], back: int, held: int, before: ProcessMemory, after: ProcessMemory, trimmed: bool
 ) -> str:
     hooks = sum(r.kept.items for r in released if r.kept.how == "hook")

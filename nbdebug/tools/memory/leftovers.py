@@ -24,7 +24,7 @@ from nbdebug.observe.locations import Site, at_site
 from nbdebug.observe.variables import is_user_module, reachable_objects
 from nbdebug.report import Where
 from nbdebug.tools.memory.facts import NOWHERE, KeptByNotebook
-from nbdebug.tools.memory.reachability import HeldBlock, ReachabilityWalk, standing
+from nbdebug.tools.memory.reachability import HeldBlock, ReachabilityWalk, users_memory
 
 MOST_NODES = 500_000
 
@@ -153,7 +153,7 @@ def listing(
     kept = shell.ShellPlaces(the_shell, names)
     met = list(reachable_objects(names))
     twice, kept_graphs = doubled.find_duplicate_hooks(met), records(met)
-    held = standing(names, kept, caller, [hook for hook_ in twice for hook in hook_.obsolete])
+    held = users_memory(names, kept, caller, [hook for hook_ in twice for hook in hook_.obsolete])
     entries = []
     ends = {end for record in kept_graphs for end in record.ends}
     walk = ReachabilityWalk(after=held)

@@ -52,10 +52,10 @@ def mem(
     optimizers = discover("optimizer", around) if optimizer is None else optimizers_of(optimizer, CALL, around)
     loaders = loaders_of(loader, around)
     subject = str(Subject(models, optimizers, model is not None))
-    return follow_step(step, models, optimizers, loaders, near, "mem(step)", subject, steps, device, progress)
+    return trace_step(step, models, optimizers, loaders, near, "mem(step)", subject, steps, device, progress)
 
 
-def follow_step(
+def trace_step(
     step: Callable[[], Any],
     models: dict[str, Any],
     optimizers: dict[str, Any],
@@ -71,20 +71,20 @@ def follow_step(
     """What `mem(step)` and the magics do, once it is known what is meant. steps=1: a cell, which runs once. files: in
     which code stands that no function holds, such as a cell."""
     from nbdebug.tools.memory.step.report import report_of
-    from nbdebug.tools.memory.step.run import StepRequest, StepsFollowed, followed
-    from nbdebug.tools.memory.step.workers import look_at
+    from nbdebug.tools.memory.step.run import StepRequest, StepsTraced, trace_steps
+    from nbdebug.tools.memory.step.workers import worker_copies
 
     asked = StepRequest(
         step, models, optimizers, names, steps, None if device is None else _device(device), progress, files
     )
-    course = StepsFollowed()
+    course = StepsTraced()
     try:
-        followed(asked, course)
+        trace_steps(asked, course)
     except Exception as raised:  # the step's own; a worker that was killed may well be why
-        facts = dataclasses.replace(course.facts(), workers=look_at(loaders))
+        facts = dataclasses.replace(course.facts(), workers=worker_copies(loaders))
         raised.report = report_of(facts, question, subject)  # type: ignore[attr-defined]
         raise
-    return report_of(dataclasses.replace(course.facts(), workers=look_at(loaders)), question, subject)
+    return report_of(dataclasses.replace(course.facts(), workers=worker_copies(loaders)), question, subject)
 
 
 def _held(model: Any, optimizer: Any, names: Mapping[str, Any], device: Any) -> Report:

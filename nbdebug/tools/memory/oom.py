@@ -39,7 +39,7 @@ _SIZE = r"([\d.]+)\s*(bytes|[KMGTP]i?B)"
 _UNITS = {"b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40, "p": 1 << 50}
 
 
-def says_so(error: BaseException) -> bool:
+def is_memory_error(error: BaseException) -> bool:
     """Whether this exception means that memory ran out."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
@@ -53,7 +53,7 @@ def message(error: BaseException) -> str:
     return " ".join(arg for arg in BaseException.args.__get__(error) if isinstance(arg, str))  # type: ignore[attr-defined]
 
 
-def read(error: BaseException) -> RefusedRequest:
+def refused_request(error: BaseException) -> RefusedRequest:
     """What it says. Raises nothing: what is not said is None."""
     text = message(error)
     gpu = re.search(r"GPU (\d+)", text)
@@ -66,7 +66,7 @@ def read(error: BaseException) -> RefusedRequest:
     )
     return RefusedRequest(
         device,
-        _asked(text),
+        _requested(text),
         total=_size(text, rf"total capacity of {_SIZE}") or _size(text, rf"{_SIZE} total cap"),
         free=_size(text, rf"of which {_SIZE} is free") or _size(text, rf"{_SIZE} free"),
         allowed=_size(text, rf"{_SIZE} allowed") or _size(text, rf"max allowed: {_SIZE}"),
@@ -76,7 +76,7 @@ def read(error: BaseException) -> RefusedRequest:
     )
 
 
-def _asked(text: str) -> int | None:
+def _requested(text: str) -> int | None:
     found = _size(text, rf"[Tt]ried to allocate {_SIZE}") or _size(text, rf"Unable to allocate {_SIZE}")
     if found is not None:
         return found
@@ -118,9 +118,7 @@ def held(
     saved = ReachabilityWalk(after=walk, stop=stop)
     graph = [("graph", "saved for backward", saved(*walk.nodes), Where())]
     outputs = [("cell output", name, walk(value), Where()) for name, value, _ in kept.displayed()]
-    holdings = [
-        h for part in _together([*parts, *local, *graph, *outputs]) if (h := _holding(*part, device)) is not None
-    ]
+    holdings = [h for part in _merged([*parts, *local, *graph, *outputs]) if (h := _holding(*part, device)) is not None]
     active = [b for _, _, blocks, _ in [*local, *graph] for b in blocks if b.on(device)]
     return HoldersAtFailure(sorted(holdings, key=lambda h: -h.bytes), active)
 
@@ -159,7 +157,7 @@ def _locals(
                     yield "variable", f"self.{key}", walk(part), where
 
 
-def _together(parts: list[tuple[str, str, list[HeldBlock], Where]]) -> list[tuple[str, str, list[HeldBlock], Where]]:
+def _merged(parts: list[tuple[str, str, list[HeldBlock], Where]]) -> list[tuple[str, str, list[HeldBlock], Where]]:
     """Those of one name at one line as one."""
     found: dict[tuple[str, str, Where], list[HeldBlock]] = {}
     for kind, name, blocks, where in parts:
@@ -181,7 +179,7 @@ CLOSE = 0.01
 """How far a size may lie from what the error says, which is rounded to two decimals of its unit, or to blocks."""
 
 
-def looked_at(trail: list[Frame], owners: Owners, active: list[HeldBlock], holdings: list[Holding]) -> FailedWork:
+def failed_work(trail: list[Frame], owners: Owners, active: list[HeldBlock], holdings: list[Holding]) -> FailedWork:
     """The step as its frames show it."""
     outer = next((frame for frame in trail if frame.module is not None), None)
     root = outer.module if outer is not None else next(iter(owners.models.values()), None)
@@ -250,7 +248,7 @@ def _steps(optimizer: torch.optim.Optimizer) -> int | None:
     return 0 if counts and not optimizer.state else None
 
 
-def asked_as(trail: list[Frame], asked: int | None) -> tuple[str, tuple[int, ...]]:
+def purpose(trail: list[Frame], asked: int | None) -> tuple[str, tuple[int, ...]]:
     """What the memory was for, and its shape, where the variables of the innermost lines explain its size; else ""."""
     if not asked:
         return "", ()
@@ -310,7 +308,7 @@ SMALL = 1024
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception means that memory ran out: torch's on any device, CUDA's libraries', numpy's, Python's."""
-    return says_so(error)
+    return is_memory_error(error)
 
 
 def cause_of(error: BaseException) -> BaseException | None:
@@ -360,7 +358,7 @@ def _watched(error: BaseException) -> Sequence[int]:
 
 def _failure(error: BaseException, names: Mapping[str, Any], course: tuple[int, ...], shell: Any) -> Failure:
     gc.collect()  # an earlier failure, replaced by this one, may be left as garbage: it is free in all but name
-    asked = read(error)
+    asked = refused_request(error)
     trail = frames(error)
     owners = Owners.among(names, trail)
     seen = held(names, trail, owners, shells.ShellPlaces(shell, names), asked.device)
@@ -368,7 +366,7 @@ def _failure(error: BaseException, names: Mapping[str, Any], course: tuple[int, 
     used = asked.allocated
     limit, free = _room(asked)
     kept = kept_by_notebook(names, shell, error, asked.device)
-    expression, shape = asked_as(trail, asked.bytes)
+    expression, shape = purpose(trail, asked.bytes)
     left = max(0, used - total) if used is not None else 0
     return Failure(
         type(error).__name__,
@@ -377,12 +375,12 @@ def _failure(error: BaseException, names: Mapping[str, Any], course: tuple[int, 
         expression,
         tuple(seen.holdings),
         kept,
-        looked_at(trail, owners, seen.activations, seen.holdings),
+        failed_work(trail, owners, seen.activations, seen.holdings),
         course,
         limit,
         free,
         left,
-        min(left, _gone(asked)),
+        min(left, _freed_since(asked)),
         sum(b.bytes for b in seen.activations if shape and b.shape == shape),
     )
 
@@ -413,7 +411,7 @@ def _room(asked: RefusedRequest) -> tuple[int | None, int | None]:
     return limit, free
 
 
-def _gone(asked: RefusedRequest) -> int:
+def _freed_since(asked: RefusedRequest) -> int:
     """Bytes that were in use when it failed and are in use no longer."""
     if asked.allocated is None:
         return 0

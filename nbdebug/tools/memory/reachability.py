@@ -287,7 +287,7 @@ def _array(array: Any) -> list[HeldBlock]:
     ]
 
 
-def standing(
+def users_memory(
     names: Mapping[str, Any], kept: ShellPlaces, caller: FrameType | None, without: Iterable[Any] = ()
 ) -> ReachabilityWalk:
     """A walk over what the user's own things hold, without graphs and tracebacks: these lie in its nodes and trails.

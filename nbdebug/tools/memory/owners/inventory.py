@@ -117,7 +117,7 @@ NOBODY = "no Python object (a library holds it)"
 _ANONYMOUS = (list, tuple, dict, set, frozenset, types.CellType)
 
 
-def holders(tensors: Sequence[Any], ours: Iterable[Any]) -> list[str]:
+def referrers(tensors: Sequence[Any], ours: Iterable[Any]) -> list[str]:
     """For each tensor, who holds it: "a list, in a dict, in a Recorder". ours: what this look itself holds."""
     tensors = tensors[:MOST]
     skip = {id(tensors), *(id(thing) for thing in ours)}
@@ -197,19 +197,19 @@ class Inventory(NamedTuple):
     unchecked: tuple[str, ...]
 
 
-def look(
+def held_memory(
     models: Mapping[str, Any], optimizers: Mapping[str, Any], names: Mapping[str, Any], *, device: str | None = None
 ) -> HeldMemory:
     """What is held now, each storage at its first owner in the order of facts.KINDS.
 
     models, optimizers: by the user's names for them; names: the user's variables; device: what lies there alone
     ("cuda" means every card). Sizes are bytes."""
-    with uncollected():
-        return seen(models, optimizers, names, device=device or "", caller=sys._getframe(1)).held
+    with without_collection():
+        return inventory(models, optimizers, names, device=device or "", caller=sys._getframe(1)).held
 
 
 @contextlib.contextmanager
-def uncollected() -> Iterator[None]:
+def without_collection() -> Iterator[None]:
     """Garbage stays meanwhile: what is met must not go on the way, and a collection takes its time."""
     running = gc.isenabled()
     gc.disable()
@@ -220,7 +220,7 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def seen(
+def inventory(
     models: Mapping[str, Any],
     optimizers: Mapping[str, Any],
     names: Mapping[str, Any],
@@ -288,7 +288,7 @@ def _name_the_rest(naming: OwnerIndex, tensors: list[Any]) -> None:
     keys = sorted(rest, key=lambda key: -naming.owned[key].piece.bytes)
     largest = [rest[key] for key in keys]
     ours = [tensors, rest, largest, naming.made]
-    for key, said in zip(keys, holders(largest, ours) if largest else ()):
+    for key, said in zip(keys, referrers(largest, ours) if largest else ()):
         naming.owned[key].claim = Ownership("unknown", f"held by {said}", NAMELESS)
     for owned in naming.owned.values():
         if owned.claim is None:

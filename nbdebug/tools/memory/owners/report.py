@@ -18,7 +18,7 @@ from nbdebug.text import size
 from nbdebug.tools.memory.facts import KINDS, Device, HeldMemory, Holding, KeptByNotebook, MemoryFacts
 from nbdebug.tools.memory.leftovers import kept_by_notebook
 from nbdebug.tools.memory.owners.graphs import NAMELESS
-from nbdebug.tools.memory.owners.inventory import UNMET, Inventory, seen, uncollected
+from nbdebug.tools.memory.owners.inventory import UNMET, Inventory, inventory, without_collection
 from nbdebug.tools.memory.rules import name_all
 from nbdebug.tools.memory.rules.retention import MATTERS
 
@@ -61,8 +61,8 @@ def held_report(
     shell = running_shell() if shell is None else shell
     models = discover("model", names) if model is None else models_of(model, CALL, names)
     optimizers = discover("optimizer", names) if optimizer is None else optimizers_of(optimizer, CALL, names)
-    with uncollected():
-        met = seen(models, optimizers, names, device=wanted, caller=sys._getframe(1), shell=shell)
+    with without_collection():
+        met = inventory(models, optimizers, names, device=wanted, caller=sys._getframe(1), shell=shell)
         notebook = kept_by_notebook(names, shell, device=wanted) if _beyond_variables(met.held) >= MATTERS else ()
     facts = MemoryFacts(now=met.held, notebook=notebook, unchecked=met.unchecked)
     findings = tuple(name_all(facts))

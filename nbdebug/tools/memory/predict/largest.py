@@ -92,7 +92,9 @@ def by_lines(job: FitRequest, known: dict[int, Prediction], limit: int, floor: i
     """The most rows between floor and ceiling that fit if sizes are straight lines through the two predictions that are
     nearest to where the limit lies."""
     order = sorted(known, key=lambda rows: abs((known[rows].reserved or known[rows].peak) - limit))
-    pair = next(((a, b) for n, a in enumerate(order) for b in order[n + 1 :] if alike(known[a], known[b])), None)
+    pair = next(
+        ((a, b) for n, a in enumerate(order) for b in order[n + 1 :] if same_sequence(known[a], known[b])), None
+    )
     if pair is None:
         return _by_peak(known, limit, floor, ceiling)
     first, second = (known[rows] for rows in pair)
@@ -108,7 +110,7 @@ def by_lines(job: FitRequest, known: dict[int, Prediction], limit: int, floor: i
     return most(good, floor, ceiling)
 
 
-def alike(first: Prediction, second: Prediction) -> bool:
+def same_sequence(first: Prediction, second: Prediction) -> bool:
     """Whether two predictions are the same sequence of births; some deaths may change places."""
     return [b.op for b in first.trace.blocks] == [b.op for b in second.trace.blocks]
 

@@ -103,7 +103,7 @@ class MetaRecorder(TorchDispatchMode):
         self.step, self.phase = 0, 0
         self.closed = False
         self.doubts: set[str] = set()
-        alone()  # measured now: inside of an op it could not be
+        sole_holder()  # measured now: inside of an op it could not be
 
     def mark(self, step: int, phase: str) -> None:
         """From here on it is this phase of this step."""
@@ -213,7 +213,7 @@ class MetaRecorder(TorchDispatchMode):
         if old._cdata not in self.live or old.nbytes() != made.nbytes():
             return False
         if func is _ADD:
-            good = len(args) > 1 and isinstance(args[1], torch.Tensor) and holders(first) == alone()
+            good = len(args) > 1 and isinstance(args[1], torch.Tensor) and holders(first) == sole_holder()
         else:
             good = "zeros" in self.trace.blocks[self.live[old._cdata]].op
         if good:
@@ -257,7 +257,7 @@ class _Counting(TorchDispatchMode):
 
 
 @functools.cache
-def alone() -> tuple[int, int]:
+def sole_holder() -> tuple[int, int]:
     """What `holders` says of a gradient that only autograd's own buffer holds: measured on a graph that is known to
     have such a one, as the count differs between versions of torch."""
     with unset_fake_temporarily(), FakeTensorMode(), _Counting() as counting, torch.enable_grad():

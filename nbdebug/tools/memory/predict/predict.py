@@ -41,7 +41,7 @@ from nbdebug.tools.memory.predict.workspaces import CardModel, OnCuda, on_cpu
 
 def predict(job: FitRequest) -> Prediction:
     """The steps of a job over tensors without data. Raises what the user's code raises there (see `failed`)."""
-    with undisturbed(), unlogged(), contextlib.ExitStack() as stack:
+    with unchanged_state(), unlogged(), contextlib.ExitStack() as stack:
         pretended = torch.device("cpu") if job.emulated else _indexed(job.device)
         if job.emulated:
             stack.enter_context(as_on_cuda())
@@ -75,7 +75,7 @@ def _recorded(job: FitRequest, mirror: MetaCopy, copied: bool) -> Prediction:
         stack.enter_context(mirror.mode)
         guard = functools.partial(_backward, model=model, given=job.model if copied else None)
         run(job, recorder, model, optimizer, batch, guard)
-    return said(job, recorder, model)
+    return prediction_of(job, recorder, model)
 
 
 def run(
@@ -90,11 +90,11 @@ def run(
     for group in optimizer.param_groups if optimizer is not None and job.groups else ():
         group.update(job.groups)
     recorder.mark(0, "start")
-    _present(recorder, model)
+    _record_parameters(recorder, model)
     for tensor in tensors_of(batch):
         recorder.born(tensor, category="inputs")
     _states(recorder, optimizer)
-    away = _named(recorder, model)
+    away = _track_modules(recorder, model)
     try:
         with recorder:
             for step in range(job.steps):
@@ -104,7 +104,7 @@ def run(
         away()
 
 
-def said(job: FitRequest, recorder: MetaRecorder, model: nn.Module) -> Prediction:
+def prediction_of(job: FitRequest, recorder: MetaRecorder, model: nn.Module) -> Prediction:
     """The prediction that a recording gives."""
     parameters = {id(p): p for p in model.parameters()}.values()
     return prediction(
@@ -132,7 +132,7 @@ def _model(job: FitRequest, mirror: MetaCopy, copied: bool, stack: contextlib.Ex
         raise _Refused from error
 
 
-def _present(recorder: MetaRecorder, model: nn.Module) -> None:
+def _record_parameters(recorder: MetaRecorder, model: nn.Module) -> None:
     """Parameters and buffers are there before the first step, each at its module, as `model.to(device)` makes them."""
     for name, module in model.named_modules():
         recorder.modules.append(name)
@@ -143,7 +143,7 @@ def _present(recorder: MetaRecorder, model: nn.Module) -> None:
         recorder.modules.pop()
 
 
-def _named(recorder: MetaRecorder, model: nn.Module) -> Callable[[], None]:
+def _track_modules(recorder: MetaRecorder, model: nn.Module) -> Callable[[], None]:
     """Hooks that tell the recorder which module is at work; returns what takes them away."""
     handles = []
 
@@ -225,7 +225,7 @@ def _backward(loss: torch.Tensor, model: nn.Module, given: Any) -> None:
 
 
 @contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
+def unchanged_state() -> Iterator[None]:
     """Random numbers are as before afterwards; compiled code runs in eager, where there is such."""
     states = random.getstate(), torch.get_rng_state()
     numpy = _numpy()
@@ -331,9 +331,9 @@ def _steps(job: FitRequest) -> Prediction:
     if job.change is not None:
         job.change(model)
     recorder = MetaRecorder(device.type, OnCuda(CardModel.here(job.device)) if job.cuda else None)
-    with undisturbed():
+    with unchanged_state():
         run(job, recorder, model, optimizer, batch, lambda loss: loss.backward())
-    return said(job, recorder, model)
+    return prediction_of(job, recorder, model)
 
 
 def _copies(model: nn.Module, optimizer: Any) -> tuple[nn.Module, Any]:

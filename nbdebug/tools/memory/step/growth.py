@@ -25,7 +25,7 @@ from nbdebug.tools.memory.step.trace import StepTrace
 
 
 @dataclasses.dataclass
-class Grown:
+class Growth:
     """What grows. spots: that hold it, more than one where they lie in one container; items: a step adds so many;
     nodes: so many nodes of a graph; bytes: in tensors and arrays, of a step's items alone; own: of that, what would
     stay if the items had no graph; plain: in other Python objects."""
@@ -51,14 +51,14 @@ class Grown:
         return self.kind == "slot"
 
 
-def grown(last: HolderScan, sizes: list[dict[Key, int]], known: ReachabilityWalk) -> list[Grown]:
+def growths_of(last: HolderScan, sizes: list[dict[Key, int]], known: ReachabilityWalk) -> list[Growth]:
     """What was longer after each of the last steps than before it. sizes: of the look before the first step, and of
     those after each. known: memory of models and optimizers, which is nobody's leak."""
     after = sizes[-min(3, len(sizes)) :]  # the first step may well fill things that stay as they are from then on
     growing = [spot for key, spot in last.spots.items() if _rises([s.get(key) for s in after])]
     step = {key: after[-1][key] - after[-2][key] for key in after[-1] if key in after[-2]}
     found = []
-    for spots in _together(growing):
+    for spots in _by_container(growing):
         whole = _described(spots, [step[_key_of(s)] for s in spots], known)
         if whole is not None:
             found.append(whole)
@@ -73,7 +73,7 @@ def _key_of(spot: Holder) -> Key:
     return (SLOT, spot.name) if spot.kind == "slot" else (id(spot.thing), "")
 
 
-def _together(growing: list[Holder]) -> list[list[Holder]]:
+def _by_container(growing: list[Holder]) -> list[list[Holder]]:
     """Those that lie in one plain container are one: `metrics["loss"]` and `metrics["accuracy"]` are `metrics`."""
     groups: dict[Any, list[Holder]] = {}
     for spot in growing:
@@ -82,10 +82,10 @@ def _together(growing: list[Holder]) -> list[list[Holder]]:
     return list(groups.values())
 
 
-def _described(spots: list[Holder], added: list[int], known: ReachabilityWalk) -> Grown | None:
+def _described(spots: list[Holder], added: list[int], known: ReachabilityWalk) -> Growth | None:
     first = spots[0]
     name = first.name if len(spots) == 1 or first.within is None else first.within.name
-    whole = Grown(spots, name, first.kind)
+    whole = Growth(spots, name, first.kind)
     if whole.chain:
         whole.nodes, whole.grad = sum(added), True
         return whole
@@ -184,7 +184,7 @@ def _slot(owner: Any, label: str) -> Any:
     return owner.__globals__.get(label) if code is not None else None
 
 
-def still_grow(found: list[Grown], step: Callable[[], Any], more: int) -> list[Grown]:
+def still_growing(found: list[Growth], step: Callable[[], Any], more: int) -> list[Growth]:
     """Those that are longer after each of some more steps. A record by batch of an epoch, or a cache of a few sizes,
     comes to its end; it is told from what never does by waiting a little longer."""
     for _ in range(more):
@@ -198,9 +198,9 @@ def still_grow(found: list[Grown], step: Callable[[], Any], more: int) -> list[G
     return found
 
 
-def alone(found: list[Grown], share: float = 0.05) -> list[Grown]:
+def distinct(found: list[Growth], share: float = 0.05) -> list[Growth]:
     """Without those that hold nothing of their own: memory that another holds as well is told once."""
-    kept: list[Grown] = []
+    kept: list[Growth] = []
     counted: set[Any] = set()
     for one in found:
         if one.keys and len(one.keys & counted) >= (1 - share) * len(one.keys):
@@ -218,25 +218,25 @@ LOOKED_AT = 5000
 """Nodes of a graph, or members of a container, that are looked at."""
 
 
-def look_back(follow: StepTrace, look: HolderScan) -> tuple[Leak, ...]:
+def leaks_in_loop(follow: StepTrace, look: HolderScan) -> tuple[Leak, ...]:
     """What grew with nearly every turn; nothing where there were too few."""
     turns = len(follow.turns)
     if turns < ENOUGH:
         return ()
-    source.forget()
+    source.reload_sources()
     files = dict.fromkeys(
         [*look.files, *(b.op.site.file for b in follow.ledger.births if b.op is not None and b.op.site is not None)]
     )
     found = []
     for spot in look.spots.values():
-        seen = _turns_of_graph(spot, follow) if spot.kind == "slot" else _turns_of_members(spot, follow)
+        seen = _iterations_of_graph(spot, follow) if spot.kind == "slot" else _iterations_of_members(spot, follow)
         if len(seen & set(range(1, turns - 1))) >= SHARE * (turns - 2):
-            found.append(_growth(spot, follow, files, turns))
+            found.append(_leak(spot, follow, files, turns))
     chained = [g for g in found if g.chained]
     return tuple(sorted(found, key=lambda g: (-g.bytes, g.chained, len(g.holder)))[:1] or chained[:1])
 
 
-def _turns_of_graph(spot: Holder, follow: StepTrace) -> set[int]:
+def _iterations_of_graph(spot: Holder, follow: StepTrace) -> set[int]:
     """The turns in which the nodes of a tensor's graph were made."""
     ends = [number for _, number in follow.turns]
     turns = set[int]()
@@ -246,9 +246,11 @@ def _turns_of_graph(spot: Holder, follow: StepTrace) -> set[int]:
     return turns
 
 
-def _turns_of_members(spot: Holder, follow: StepTrace) -> set[int]:
+def _iterations_of_members(spot: Holder, follow: StepTrace) -> set[int]:
     ends = [event for event, _ in follow.turns]
-    return {bisect.bisect_left(ends, birth.born) for t in _members(spot) if (birth := _birth(t, follow)) is not None}
+    return {
+        bisect.bisect_left(ends, birth.born) for t in _members(spot) if (birth := _allocation(t, follow)) is not None
+    }
 
 
 def _members(spot: Holder) -> list[torch.Tensor]:
@@ -261,20 +263,20 @@ def _members(spot: Holder) -> list[torch.Tensor]:
     return kept
 
 
-def _birth(tensor: torch.Tensor, follow: StepTrace) -> Any:
+def _allocation(tensor: torch.Tensor, follow: StepTrace) -> Any:
     """The entry of a tensor's memory, if it came in this run."""
     entries = (follow.ledger.known.get(storage._cdata) for storage in storages_of(tensor))
     return next((e for e in entries if e is not None and e.step == follow.ledger.step and not e.role), None)
 
 
-def _growth(spot: Holder, follow: StepTrace, files: Iterable[str], turns: int) -> Leak:
+def _leak(spot: Holder, follow: StepTrace, files: Iterable[str], turns: int) -> Leak:
     chained = spot.kind == "slot"
     tensors = [] if chained else _members(spot)
     grad = chained or any(t.requires_grad and t.grad_fn is not None for t in tensors)
-    own = {b.key: b.nbytes for t in tensors if (b := _birth(t, follow)) is not None}
+    own = {b.key: b.nbytes for t in tensors if (b := _allocation(t, follow)) is not None}
     kept = follow.ledger.survivors(follow.ledger.step)
     by = int(_steady(follow) if grad else sum(own.values()) / turns)
-    put = source.putting(files, spot.name)
+    put = source.storing_line(files, spot.name)
     flagged = 2 * sum(b.nbytes for b in kept if b.evaluation) > sum(b.nbytes for b in kept)
     evaluation = grad and not chained and flagged and not follow.backwards
     takers = [t for t in source.takers(files, spot.name) if source.same_variable(t, files, spot.name, put)]

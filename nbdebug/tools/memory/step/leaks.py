@@ -22,9 +22,9 @@ from nbdebug.tools.memory.facts import SMALL, Leak
 from nbdebug.tools.memory.reachability import ReachabilityWalk
 from nbdebug.tools.memory.step import source
 from nbdebug.tools.memory.step.allocations import Allocation
-from nbdebug.tools.memory.step.growth import Grown, alone, grown, still_grow, watch_of
+from nbdebug.tools.memory.step.growth import Growth, distinct, growths_of, still_growing, watch_of
 from nbdebug.tools.memory.step.holders import HolderScan, Key
-from nbdebug.tools.memory.step.source import PutLine, Tracer
+from nbdebug.tools.memory.step.source import StoringLine, Tracer
 from nbdebug.tools.memory.step.trace import StepTrace
 
 _OURS = os.path.dirname(nbdebug.__file__) + os.sep
@@ -60,7 +60,7 @@ def holder_of(tensor: Any, own: Iterable[Any]) -> str:
             if id(thing) in seen or id(thing) in ours:
                 continue
             seen.add(id(thing))
-            said = _said(thing, level)
+            said = _described(thing, level)
             if said:
                 return said
             following.append(thing)
@@ -70,7 +70,7 @@ def holder_of(tensor: Any, own: Iterable[Any]) -> str:
     return ""
 
 
-def _said(thing: Any, level: list[Any]) -> str:
+def _described(thing: Any, level: list[Any]) -> str:
     kind = type(thing)
     if kind is types.FrameType:
         if thing.f_globals.get("__name__", "").startswith("nbdebug."):
@@ -93,27 +93,27 @@ MORE = 4
 """Steps that run on top where a container grows whose items are in order by themselves."""
 
 
-def growths(asked: Any, follow: StepTrace, look: HolderScan, sizes: list[dict[Key, int]]) -> tuple[Leak, ...]:
+def leaks_of(asked: Any, follow: StepTrace, look: HolderScan, sizes: list[dict[Key, int]]) -> tuple[Leak, ...]:
     """What grew with each of the last steps, the most telling first."""
-    source.forget()
+    source.reload_sources()
     with _disable_current_modes():
-        found = alone([one for one in grown(look, sizes, _known(follow)) if _worth(one)])
+        found = distinct([one for one in growths_of(look, sizes, _model_memory(follow)) if _worth(one)])
     steps = len(sizes) - 1
     kept = _survivors(follow, steps)
-    seen = _StepsSeen(kept, len(follow.backwards), steps)
+    seen = _Survivors(kept, len(follow.backwards), steps)
     if not found:
-        return _behind(seen, look)
+        return _unnamed_leak(seen, look)
     evaluated = not follow.backwards and any(b.evaluation for b in kept)
     found = _confirmed(found, asked)
     if not found:
         return ()
     traced = _traced(asked, follow, look, found, no_grad=evaluated)
     graphs = [one for one in found if one.grad or one.errors]
-    return tuple(_growth(one, n, seen, look, follow, traced, whole=len(graphs) == 1) for n, one in enumerate(found))
+    return tuple(_leak(one, n, seen, look, follow, traced, whole=len(graphs) == 1) for n, one in enumerate(found))
 
 
 @dataclasses.dataclass
-class _StepsSeen:
+class _Survivors:
     """kept: memory that came in one of the last steps and stayed; backwards: in a step; steps: that were run."""
 
     kept: list[Allocation]
@@ -125,7 +125,7 @@ class _StepsSeen:
         return sum(b.nbytes for b in self.kept)
 
 
-def _known(follow: StepTrace) -> ReachabilityWalk:
+def _model_memory(follow: StepTrace) -> ReachabilityWalk:
     known = ReachabilityWalk()
     known(
         *follow.parameters(),
@@ -136,12 +136,12 @@ def _known(follow: StepTrace) -> ReachabilityWalk:
     return known
 
 
-def _worth(one: Grown) -> bool:
+def _worth(one: Growth) -> bool:
     """Whether it may be a fault at all: a list of numbers for a plot is none."""
     return one.grad or one.kind == "hooks" or max(one.bytes, one.plain) >= SMALL
 
 
-def _confirmed(found: list[Grown], asked: Any) -> list[Grown]:
+def _confirmed(found: list[Growth], asked: Any) -> list[Growth]:
     """Without what stops growing when one waits a little: asked only of containers of things that are in order by
     themselves."""
     doubtful = [
@@ -150,7 +150,7 @@ def _confirmed(found: list[Grown], asked: Any) -> list[Grown]:
     if not doubtful:
         return found
     try:
-        sure = still_grow(doubtful, asked.step, MORE)
+        sure = still_growing(doubtful, asked.step, MORE)
     except Exception:  # the data are at their end
         return found
     return [one for one in found if one not in doubtful or one in sure]
@@ -166,12 +166,12 @@ class _Traced:
     """One more step. puts: for each holder the line that puts it there; emptied: whether a line takes things out again;
     after: bytes that the step left when it ran without gradients, None where it did not."""
 
-    puts: list[PutLine | None]
+    puts: list[StoringLine | None]
     emptied: list[bool]
     after: int | None = None
 
 
-def _traced(asked: Any, follow: StepTrace, look: HolderScan, found: list[Grown], no_grad: bool) -> _Traced:
+def _traced(asked: Any, follow: StepTrace, look: HolderScan, found: list[Growth], no_grad: bool) -> _Traced:
     watches = [(n, watch_of(spot)) for n, one in enumerate(found) for spot in one.spots[:8]]
     takers = [
         () if one.chain or one.kind in ("hooks", "output") else source.takers(look.files, one.name) for one in found
@@ -201,8 +201,8 @@ def _traced(asked: Any, follow: StepTrace, look: HolderScan, found: list[Grown],
     return told
 
 
-def _growth(
-    one: Grown, number: int, seen: _StepsSeen, look: HolderScan, follow: StepTrace, traced: _Traced, whole: bool
+def _leak(
+    one: Growth, number: int, seen: _Survivors, look: HolderScan, follow: StepTrace, traced: _Traced, whole: bool
 ) -> Leak:
     put = traced.puts[number]
     kind = _kind(one, put)
@@ -232,7 +232,7 @@ def _growth(
     )
 
 
-def _kind(one: Grown, put: PutLine | None) -> str:
+def _kind(one: Growth, put: StoringLine | None) -> str:
     if one.errors:
         return "exception"
     if one.kind in ("output", "cache"):
@@ -242,7 +242,7 @@ def _kind(one: Grown, put: PutLine | None) -> str:
     return "graph" if one.grad else one.kind
 
 
-def _evaluates(seen: _StepsSeen, put: PutLine | None, by: int, one: Grown) -> bool:
+def _evaluates(seen: _Survivors, put: StoringLine | None, by: int, one: Growth) -> bool:
     """Kept from an evaluation: below a model in eval mode and with what a backward would need; or by a function that is
     called like one, in a step without any backward."""
     if one.chain:
@@ -263,7 +263,7 @@ def _module(kept: list[Allocation]) -> str | None:
     return name if 2 * most >= sums.total() else None
 
 
-def _where(one: Grown, put: PutLine | None, look: HolderScan) -> Where:
+def _where(one: Growth, put: StoringLine | None, look: HolderScan) -> Where:
     """The line: of a cache, where it is declared; else as it was seen; else as the source says."""
     cached = one.spots[0].thing if one.kind == "cache" else None
     code = getattr(getattr(cached, "__wrapped__", None), "__code__", None)
@@ -271,10 +271,10 @@ def _where(one: Grown, put: PutLine | None, look: HolderScan) -> Where:
         return at_site(Where(), Site(code.co_filename, code.co_firstlineno, code.co_name))
     if put is not None:
         return at_site(Where(), put.site)
-    return at_site(Where(), source.putting(look.files, one.name))
+    return at_site(Where(), source.storing_line(look.files, one.name))
 
 
-def _names(one: Grown) -> tuple[str, ...]:
+def _names(one: Growth) -> tuple[str, ...]:
     """The holder, what it is a part of, and the parts that grow: `probe.seen`, `probe.seen['a']`."""
     names = [one.name, *(spot.name for spot in one.spots[:8])]
     names += [n for name in names for n in _prefixes(name)]
@@ -288,7 +288,7 @@ def _prefixes(name: str) -> Iterator[str]:
         yield name
 
 
-def _behind(seen: _StepsSeen, look: HolderScan) -> tuple[Leak, ...]:
+def _unnamed_leak(seen: _Survivors, look: HolderScan) -> tuple[Leak, ...]:
     """Memory stays with each step, and no name leads to it: who refers to it?"""
     if seen.bytes < SMALL or seen.steps < 3:
         return ()

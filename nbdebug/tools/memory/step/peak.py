@@ -54,7 +54,7 @@ def step_memory(follow: StepTrace, device: str) -> StepMemory:
         modules=_modules(made, uses, follow),
         lines=_lines(made, uses),
         state=tuple(sorted(follow.state.items(), key=lambda pair: -pair[1])[:MOST]),
-        course=thinned([(at - ledger.began, live + beside) for at, live in ledger.course.get(device, [])]),
+        course=downsample([(at - ledger.began, live + beside) for at, live in ledger.course.get(device, [])]),
         device=device,
         measured_peak=_measured(follow, device, base),
         phases={name: at - ledger.began for name, at in follow.phases.items()},
@@ -165,7 +165,7 @@ def _largest(parts: Iterable[PeakPart]) -> tuple[PeakPart, ...]:
     return tuple(sorted(parts, key=lambda part: (-part.saved, -part.made))[:MOST])
 
 
-def thinned(course: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+def downsample(course: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     """At most POINTS of a course, with the highest and the lowest of each stretch."""
     if len(course) <= POINTS:
         return tuple(course)

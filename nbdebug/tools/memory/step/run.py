@@ -23,18 +23,18 @@ from nbdebug.tools.memory.owners.names import OwnerIndex, Ownership
 from nbdebug.tools.memory.owners.storages import Key as TensorKey
 from nbdebug.tools.memory.owners.storages import live
 from nbdebug.tools.memory.step.allocations import Allocation
-from nbdebug.tools.memory.step.growth import ENOUGH, look_back
+from nbdebug.tools.memory.step.growth import ENOUGH, leaks_in_loop
 from nbdebug.tools.memory.step.holders import HolderScan, Key, count_graphs
-from nbdebug.tools.memory.step.leaks import growths
+from nbdebug.tools.memory.step.leaks import leaks_of
 from nbdebug.tools.memory.step.peak import step_memory
 from nbdebug.tools.memory.step.trace import StepTrace
 
 KIND = {"parameters": "parameter", "gradients": "gradient", "optimizer state": "optimizer state", "buffers": "buffer"}
 
 
-def stays(follow: StepTrace, names: Mapping[str, Any]) -> tuple[Holding, ...]:
+def kept_by_run(follow: StepTrace, names: Mapping[str, Any]) -> tuple[Holding, ...]:
     """The largest first, by the variable that it belongs to; what has no name is told by the line that made it."""
-    known = _claims(follow, names)
+    known = _owners(follow, names)
     groups: dict[tuple[str, str, str], list[tuple[str, Allocation]]] = {}
     for birth in follow.ledger.births:
         if birth.step == follow.ledger.step and birth.died is None and birth.born > follow.ledger.began:
@@ -60,7 +60,7 @@ def _line(birth: Allocation) -> str:
     return f"made in {place}" if place else "no name leads to it"
 
 
-def _claims(follow: StepTrace, names: Mapping[str, Any]) -> dict[TensorKey, Ownership]:
+def _owners(follow: StepTrace, names: Mapping[str, Any]) -> dict[TensorKey, Ownership]:
     """Whose a storage is, by its place."""
     naming = OwnerIndex()
     naming.models(follow.names.models)
@@ -87,7 +87,7 @@ class StepRequest:
 
 
 @dataclasses.dataclass
-class StepsFollowed:
+class StepsTraced:
     """What was seen so far. sizes: of the holders before the first step and after each; after: see MemoryFacts."""
 
     memory: StepMemory | None = None
@@ -107,26 +107,26 @@ class StepsFollowed:
         )
 
 
-def followed(asked: StepRequest, course: StepsFollowed) -> None:
+def trace_steps(asked: StepRequest, course: StepsTraced) -> None:
     """Run the steps and fill in the course. What the step raises passes through; the course then tells how far it came.
 
     One more step runs where something grew: traced, for the line that puts it where it stays."""
     gc.collect()
     with eager() as compiled, StepTrace(asked.models, asked.optimizers, asked.names) as follow:
         course.unchecked += compiled
-        look: HolderScan | None = _look(asked, course)
+        look: HolderScan | None = _scan(asked, course)
         shown = asked.progress and asked.steps > 1
         for number in progress_range(range(asked.steps), "mem", "steps", wanted=shown):
             look = None
-            if not _one(asked, follow, course, number):
+            if not _trace_step(asked, follow, course, number):
                 break
-            look = _look(asked, course)
+            look = _scan(asked, course)
         if look is not None and len(course.after) > 1:
-            course.growth = growths(asked, follow, look, course.sizes)
+            course.growth = leaks_of(asked, follow, look, course.sizes)
         elif course.memory is not None:
             with _disable_current_modes():
-                course.stays = stays(follow, asked.names)
-                course.growth = look_back(follow, look) if look is not None else ()
+                course.stays = kept_by_run(follow, asked.names)
+                course.growth = leaks_in_loop(follow, look) if look is not None else ()
             if len(follow.turns) < ENOUGH:
                 course.unchecked.append("Growth from step to step: it takes two runs (mem(step), %mem step())")
         if follow.recorder.disabled_by:
@@ -135,7 +135,7 @@ def followed(asked: StepRequest, course: StepsFollowed) -> None:
             )
 
 
-def _one(asked: StepRequest, follow: StepTrace, course: StepsFollowed, number: int) -> bool:
+def _trace_step(asked: StepRequest, follow: StepTrace, course: StepsTraced, number: int) -> bool:
     """One step; False where the data have come to their end."""
     follow.begin_step(number)
     try:
@@ -160,7 +160,7 @@ def _busiest(follow: StepTrace) -> str:
     return max(used, key=lambda device: (not device.startswith("cpu"), used[device]), default="cpu")
 
 
-def _look(asked: StepRequest, course: StepsFollowed) -> HolderScan:
+def _scan(asked: StepRequest, course: StepsTraced) -> HolderScan:
     with _disable_current_modes():
         look = HolderScan(asked.names, asked.step, *asked.models.values())
         look.files |= dict.fromkeys(asked.files)

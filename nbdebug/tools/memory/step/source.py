@@ -43,7 +43,7 @@ def last_name(name: str) -> str:
     return plain.split(".")[-1]
 
 
-def putting(files: Iterable[str], name: str) -> Site | None:
+def storing_line(files: Iterable[str], name: str) -> Site | None:
     """The first statement in these files that puts something into what bears this name."""
     wanted = last_name(name)
     for file in files:
@@ -139,7 +139,7 @@ def never_runs(taker: Taker, frame: FrameType) -> bool:
     return False
 
 
-def forget() -> None:
+def reload_sources() -> None:
     """Read the source anew: a file may have been written to since."""
     linecache.checkcache()
 
@@ -188,7 +188,7 @@ def _root(target: Any) -> str:
 _MODULE = os.path.join(os.path.dirname(torch.__file__), "nn", "modules", "module.py")
 
 
-class PutLine(NamedTuple):
+class StoringLine(NamedTuple):
     """The line, and whether it runs inside a hook, on which module."""
 
     site: Site
@@ -203,7 +203,7 @@ class Tracer:
     def __init__(self, watches: list[Callable[[], Any]], takers: Iterable[Taker] = ()):
         self.watches, self.takers = watches, list(takers)
         self.dead: set[Taker] = set()
-        self.found: list[PutLine | None] = [None] * len(watches)
+        self.found: list[StoringLine | None] = [None] * len(watches)
         self._before = [watch() for watch in watches]
         self._last: FrameType | None = None
         self._line = 0
@@ -249,21 +249,21 @@ class Tracer:
                 if self.found[number] is None and self._last is not None:
                     self.found[number] = self._put(self._last)
 
-    def _put(self, frame: FrameType) -> PutLine:
+    def _put(self, frame: FrameType) -> StoringLine:
         site = Site(frame.f_code.co_filename, self._line, frame.f_code.co_name)
         inner: FrameType | None = frame
         while inner is not None and inner.f_back is not None:
             outer = inner.f_back
             if outer.f_code.co_name == "_engine_run_backward" and sites.kind_of(inner.f_code) == sites.USER:
-                return PutLine(site, True)  # a tensor's hook is called by the engine itself
+                return StoringLine(site, True)  # a tensor's hook is called by the engine itself
             if (
                 outer.f_code.co_filename == _MODULE
                 and inner.f_code.co_name != "forward"
                 and sites.kind_of(inner.f_code) == sites.USER
             ):
-                return PutLine(site, True, outer.f_locals.get("self"))
+                return StoringLine(site, True, outer.f_locals.get("self"))
             inner = outer
-        return PutLine(site)
+        return StoringLine(site)
 
 
 def _users_frame(frame: FrameType | None) -> FrameType | None:

@@ -33,7 +33,7 @@ HEADER = 16
 """What the allocator rounds an object's size up to."""
 
 
-def look_at(loaders: Mapping[str, Any], trial: bool = True) -> LoaderWorkers | None:
+def worker_copies(loaders: Mapping[str, Any], trial: bool = True) -> LoaderWorkers | None:
     """The loader whose workers copy most; None where none does. trial: let a child process read the records once and
     measure what it then owns."""
     found = []
@@ -46,7 +46,7 @@ def look_at(loaders: Mapping[str, Any], trial: bool = True) -> LoaderWorkers | N
     if not told:
         return None
     most, thing = max(told, key=lambda pair: pair[0].bytes)
-    return _tried(most, thing) if trial else most
+    return _measured(most, thing) if trial else most
 
 
 def _forks(loader: Any) -> bool:
@@ -123,7 +123,7 @@ def _weight(member: Any, seen: set[int]) -> tuple[int, int]:
 # -- the trial: a child that reads all records ------------------------------------------------------------------------
 
 
-def _tried(told: LoaderWorkers, thing: Any) -> LoaderWorkers:
+def _measured(told: LoaderWorkers, thing: Any) -> LoaderWorkers:
     measured = in_a_child(lambda: _touch(thing))
     packed, kind = _packed(thing) if measured is not None and told.bytes < 1 << 29 else (None, "")
     after = in_a_child(lambda: _touch_array(packed)) if packed is not None else None
