@@ -115,7 +115,7 @@ def _follow(
     code: CodeType, call: Callable[[], Any], question: str, args: Any, names: dict[str, Any], steps: int
 ) -> Report:
     __tracebackhide__ = True
-    from nbdebug.tools.memory.mem import trace_step, loaders_of  # imports torch: %load_ext must stay quick
+    from nbdebug.tools.memory.mem import loaders_of, trace_step  # imports torch: %load_ext must stay quick
 
     if steps < 1:
         raise UsageError(f"--steps takes a whole number of at least 1; got {steps}.")

@@ -83,7 +83,7 @@ def test_the_split_adds_up_to_what_is_known():
     assert parts["optimizer state"] == pytest.approx(2 * size, abs=4 * len(list(model.parameters())))
     assert report.ok and report.plot("memory")["total"] == report.facts["fit"]["peak"]
     assert report.plot("memory")["limit"] is None and "device_memory" in " ".join(report.unchecked)
-    assert "A training step takes" in str(report) and report._repr_mimebundle_()["text/html"]
+    assert "A training step needs" in str(report) and report._repr_mimebundle_()["text/html"]
 
 
 def test_each_remedy_saves_what_it_says():

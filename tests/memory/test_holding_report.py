@@ -104,11 +104,11 @@ def test_the_name_of_every_tensor_in_nested_containers_leads_to_it(tree: Any) ->
     naming = OwnerIndex()
     naming.variables({"root": root})
     naming.walk()
-    found = {owned.claim.name: owned for owned in naming.owned.values() if owned.claim is not None}
+    found = {owned.owner.name: owned for owned in naming.owned.values() if owned.owner is not None}
     assert len(found) == len(made)
     for path, tensor in made.items():
         assert eval(path, {"root": root}) is tensor
-        assert found[path].piece.bytes == tensor.nbytes and found[path].claim.kind == "variable"  # type: ignore
+        assert found[path].piece.bytes == tensor.nbytes and found[path].owner.kind == "variable"  # type: ignore
 
 
 def test_the_tables_add_up() -> None:
@@ -154,5 +154,5 @@ def test_idle_and_unmet_memory_in_words() -> None:
     card = Device("cuda:0", 300 * MIB, 400 * MIB, 1000 * MIB, 500 * MIB, 1000 * MIB, 80 << 30, 70 << 30, 50 * MIB)
     said = " ".join(notes(HeldMemory((Holding("variable", "x", 300 * MIB, device="cuda:0"),), (card,), 1, 1)))
     assert "60% of what is reserved" in said and "600 MiB" in said and "expandable_segments" in said
-    assert "100 MiB on cuda:0 are allocated and no tensor was met" in said
+    assert "100 MiB on cuda:0 are allocated without any tensor" in said
     assert [rounded(n) for n in (1, 512, 513)] == [512, 512, 1024]

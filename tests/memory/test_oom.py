@@ -18,7 +18,7 @@ from torch import nn
 
 from nbdebug import Report, Where
 from nbdebug.tools.memory.facts import FailedWork, Failure, Holding, RefusedRequest
-from nbdebug.tools.memory.oom import is_out_of_memory, out_of_memory, refused_request, is_memory_error
+from nbdebug.tools.memory.oom import is_memory_error, is_out_of_memory, out_of_memory, refused_request
 from nbdebug.tools.memory.rules.out_of_memory import best, grown
 from nbdebug.tools.memory.rules.out_of_memory import out_of_memory as out_of_memory_rule
 
@@ -170,7 +170,7 @@ def test_growth_is_told_from_a_history() -> None:
     report = card(lambda: bytearray(1 << 62), course=[GIB, 2 * GIB, 3 * GIB, 4 * GIB])
     assert "grew by 1.00 GiB a step" in report.findings[0].title
     flat = card(lambda: bytearray(1 << 62), course=[GIB] * 4)
-    assert "none over the 4 steps" in flat.findings[0].evidence["growth from step to step"]
+    assert "none over 4 earlier steps" in flat.findings[0].evidence["growth from step to step"]
 
 
 def test_an_earlier_failure_that_held_the_memory_is_told() -> None:
@@ -210,7 +210,7 @@ def test_remedies_are_computed_and_ranked() -> None:
         "OutOfMemoryError", asked, Where(phase="forward", module="layers.5"), work=work, free=GIB, limit=80 * GIB
     )
     titles = [fix.title for fix in best(forward, 9)]
-    assert titles[0].startswith("Let torch's allocator join") and titles[1].startswith("Other processes hold")
+    assert titles[0].startswith("Let torch's allocator use") and titles[1].startswith("Other processes hold")
     assert "Batches of 8 rows in place of 32; 4 of them" in titles[2], "with the other half of the blocks still to come"
     assert [fix.after["saves"] for fix in best(forward, 4)] == ["3.00 GiB", "15.0 GiB", "31.5 GiB", "25.0 GiB"]
     found = out_of_memory_rule(forward)

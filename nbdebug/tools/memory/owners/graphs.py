@@ -23,8 +23,8 @@ _names: dict[type, tuple[str, ...]] = {}
 class Graphs:
     """One walk over all graphs."""
 
-    def __init__(self, naming: OwnerIndex):
-        self._naming = naming
+    def __init__(self, index: OwnerIndex):
+        self._naming = index
         self._keeper: dict[Any, Ownership] = {}  # holds the nodes: they are made on demand, and must stay the same
 
     def walk(self, live: Iterable[Any]) -> None:
@@ -38,24 +38,24 @@ class Graphs:
 
     def _named(self) -> None:
         """The graphs of all tensors with a name, and of those that these graphs keep (as a checkpoint does)."""
-        naming = self._naming
-        while naming.keepers:
-            keepers, naming.keepers = naming.keepers, []
-            for claim, node in sorted(keepers, key=lambda keeper: -_order(keeper[1])):
+        index = self._naming
+        while index.keepers:
+            keepers, index.keepers = index.keepers, []
+            for owner, node in sorted(keepers, key=lambda keeper: -_order(keeper[1])):
                 self._from(
                     node,
-                    claim
-                    if claim.kind == "graph"
-                    else Ownership("graph", f"graph of `{claim.name}`", claim.root, claim.where),
+                    owner
+                    if owner.kind == "graph"
+                    else Ownership("graph", f"graph of `{owner.name}`", owner.root, owner.where),
                 )
-            naming.walk()
+            index.walk()
 
-    def _from(self, end: Any, claim: Ownership) -> None:
+    def _from(self, end: Any, owner: Ownership) -> None:
         for node in graph_nodes([end], known=self._keeper):
-            self._keeper[node] = claim
+            self._keeper[node] = owner
             for kept in self._saved(node):
                 self._naming.made.append(kept)
-                self._naming.add(kept, claim)
+                self._naming.add(kept, owner)
 
     def _saved(self, node: Any) -> Iterator[Any]:
         for name in _raw(type(node)):

@@ -232,14 +232,14 @@ def inventory(
     """The same with what the report needs besides. caller: the frame that asks; shell: IPython's, if one runs."""
     tensors = live()
     kept = ShellPlaces(shell, names)
-    naming = OwnerIndex([*kept.namespaces, kept.outputs, shell, tensors])
-    _named(naming, models, optimizers, names, kept, caller)
+    index = OwnerIndex([*kept.namespaces, kept.outputs, shell, tensors])
+    _named(index, models, optimizers, names, kept, caller)
     for tensor in tensors:
-        for piece in naming.pieces(tensor):
-            naming.met(piece)
-    Graphs(naming).walk(tensors)
-    _name_the_rest(naming, tensors)
-    found = [owned for owned in naming.owned.values() if owned.piece.on(device)]
+        for piece in index.pieces(tensor):
+            index.met(piece)
+    Graphs(index).walk(tensors)
+    _name_the_rest(index, tensors)
+    found = [owned for owned in index.owned.values() if owned.piece.on(device)]
     told = devices(_sums(found), device)
     parts = _holdings(found)
     parts += [(holding, "") for one in told for holding in _rest(one, found)]
@@ -250,12 +250,12 @@ def inventory(
         held,
         [(_holding([owned]), owned.piece.shown) for owned in largest],
         tuple(root for _, root in parts),
-        tuple(_unseen(naming, held)),
+        tuple(_unseen(index, held)),
     )
 
 
 def _named(
-    naming: OwnerIndex,
+    index: OwnerIndex,
     models: Mapping[str, Any],
     optimizers: Mapping[str, Any],
     names: Mapping[str, Any],
@@ -264,35 +264,35 @@ def _named(
 ) -> None:
     """Every name that leads to something, those of the user's own first. The globals of the user's files come last:
     there may be very many, and little in them."""
-    naming.models(models)
-    naming.optimizers(optimizers)
-    naming.variables(names)
-    naming.walk()
-    naming.calls(caller, names)
+    index.models(models)
+    index.optimizers(optimizers)
+    index.variables(names)
+    index.walk()
+    index.calls(caller, names)
     for name, value, _ in kept.displayed():
-        naming.add(value, Ownership("cell output", name, name))
+        index.add(value, Ownership("cell output", name, name))
     for place in kept.errors():
-        naming.add(place.get(), Ownership("traceback", place.name, place.name))
-    naming.walk()
-    naming.files(names)
-    naming.walk()
+        index.add(place.get(), Ownership("traceback", place.name, place.name))
+    index.walk()
+    index.files(names)
+    index.walk()
 
 
-def _name_the_rest(naming: OwnerIndex, tensors: list[Any]) -> None:
+def _name_the_rest(index: OwnerIndex, tensors: list[Any]) -> None:
     """Storages that no name leads to get, as their name, what the garbage collector says."""
     rest: dict[Key, Any] = {}
     for tensor in tensors:
-        for piece in naming.pieces(tensor):
-            if naming.owned[piece.key].claim is None:
+        for piece in index.pieces(tensor):
+            if index.owned[piece.key].owner is None:
                 rest.setdefault(piece.key, tensor)
-    keys = sorted(rest, key=lambda key: -naming.owned[key].piece.bytes)
+    keys = sorted(rest, key=lambda key: -index.owned[key].piece.bytes)
     largest = [rest[key] for key in keys]
-    ours = [tensors, rest, largest, naming.made]
+    ours = [tensors, rest, largest, index.made]
     for key, said in zip(keys, referrers(largest, ours) if largest else ()):
-        naming.owned[key].claim = Ownership("unknown", f"held by {said}", NAMELESS)
-    for owned in naming.owned.values():
-        if owned.claim is None:
-            owned.claim = Ownership("unknown", NAMELESS, NAMELESS)
+        index.owned[key].owner = Ownership("unknown", f"held by {said}", NAMELESS)
+    for owned in index.owned.values():
+        if owned.owner is None:
+            owned.owner = Ownership("unknown", NAMELESS, NAMELESS)
 
 
 def _sums(found: Iterable[Owned]) -> dict[str, int]:
@@ -306,26 +306,26 @@ def _holdings(found: Iterable[Owned]) -> list[tuple[Holding, str]]:
     """One for each owner and device, with the variable that it belongs to."""
     groups: dict[tuple[Ownership, str], list[Owned]] = {}
     for owned in found:
-        assert owned.claim is not None
-        groups.setdefault((owned.claim, owned.piece.device), []).append(owned)
-    return [(_holding(together), claim.root) for (claim, _), together in groups.items()]
+        assert owned.owner is not None
+        groups.setdefault((owned.owner, owned.piece.device), []).append(owned)
+    return [(_holding(together), owner.root) for (owner, _), together in groups.items()]
 
 
 def _holding(together: list[Owned]) -> Holding:
     first = max(together, key=lambda owned: owned.piece.bytes)
-    claim, piece = first.claim, first.piece
-    assert claim is not None
+    owner, piece = first.owner, first.piece
+    assert owner is not None
     also = tuple(dict.fromkeys(name for owned in together for name in owned.also))[:3]
     return Holding(
-        claim.kind,
-        claim.name,
+        owner.kind,
+        owner.name,
         sum(owned.piece.bytes for owned in together),
         len(together),
         piece.device,
         piece.dtype,
         piece.shape,
         also,
-        claim.where,
+        owner.where,
     )
 
 
@@ -343,13 +343,13 @@ def _rest(device: Device, found: list[Owned]) -> list[Holding]:
     ]
 
 
-def _unseen(naming: OwnerIndex, held: HeldMemory) -> Iterable[str]:
-    if not naming.whole and any(h.kind == "unknown" and h.storages for h in held.holdings):
+def _unseen(index: OwnerIndex, held: HeldMemory) -> Iterable[str]:
+    if not index.whole and any(h.kind == "unknown" and h.storages for h in held.holdings):
         yield (
             "all that your variables lead to: there is too much of it, so some names are missing; the tensors are "
             "counted all the same"
         )
-    if naming.unseen:
+    if index.unseen:
         yield "what autograd's graphs have saved: torch shows it from version 2.7 on"
     if gc.garbage:
         yield "objects that the garbage collector could not free (gc.garbage)"

@@ -57,20 +57,20 @@ class Owned:
     """A storage: as the one of its tensors with a name shows it that shows most, its owner, and other names."""
 
     piece: StorageView
-    claim: Ownership | None = None
+    owner: Ownership | None = None
     also: list[str] = dataclasses.field(default_factory=list)
 
-    def claimed(self, claim: Ownership) -> None:
+    def add_owner(self, owner: Ownership) -> None:
         """One more name that leads here. That a graph holds a weight as well is not worth telling."""
-        mine = self.claim
+        mine = self.owner
         if mine is None:
-            self.claim = claim
+            self.owner = owner
             return
-        if RANK[claim.kind] < RANK[mine.kind]:
-            self.claim, claim, mine = claim, mine, claim
-        known = claim.name == mine.name or claim.name in self.also
-        if not known and len(self.also) < 3 and (claim.kind != "graph" or RANK[mine.kind] >= RANK["variable"]):
-            self.also.append(claim.name)
+        if RANK[owner.kind] < RANK[mine.kind]:
+            self.owner, owner, mine = owner, mine, owner
+        known = owner.name == mine.name or owner.name in self.also
+        if not known and len(self.also) < 3 and (owner.kind != "graph" or RANK[mine.kind] >= RANK["variable"]):
+            self.also.append(owner.name)
 
 
 SHELLS = ("nbdebug", "IPython", "ipykernel")
@@ -182,10 +182,10 @@ class OwnerIndex:
                         self.add(value, Ownership("variable", name, function, tail=f" in {function}"))
             frame = frame.f_back
 
-    def add(self, value: Any, claim: Ownership) -> None:
+    def add(self, value: Any, owner: Ownership) -> None:
         """One more thing to open, under this name."""
         if type(value) not in ATOMS and id(value) not in self._stop:
-            self._todo[RANK[claim.kind]].append((value, claim))
+            self._todo[RANK[owner.kind]].append((value, owner))
 
     def walk(self) -> None:
         """Open all that was added and all that lies in it, MOST things at most; what is left then is let go, so that
@@ -211,103 +211,103 @@ class OwnerIndex:
             found = self._pieces[id(tensor)] = pieces(tensor)
         return found
 
-    def met(self, piece: StorageView, claim: Ownership | None = None) -> Owned:
+    def met(self, piece: StorageView, owner: Ownership | None = None) -> Owned:
         """What is known of this storage, with one more name for it."""
         owned = self.owned.get(piece.key)
         if owned is None:
             owned = self.owned[piece.key] = Owned(piece)
-        if claim is not None:
-            if claim.kind != "graph" and piece.shown > owned.piece.shown:
+        if owner is not None:
+            if owner.kind != "graph" and piece.shown > owned.piece.shown:
                 owned.piece = piece
-            owned.claimed(claim)
+            owned.add_owner(owner)
         return owned
 
     # -- one thing ----------------------------------------------------------------------------------------------------
 
-    def _visit(self, thing: Any, claim: Ownership) -> None:
+    def _visit(self, thing: Any, owner: Ownership) -> None:
         sort = self._sorts.get(type(thing))
         if sort is None:
             sort = self._sorts[type(thing)] = _sort(type(thing))
         if sort == TENSOR:
-            self._tensor(thing, claim)
+            self._tensor(thing, owner)
         elif sort == ARRAY:
             for piece in array_pieces(thing):
-                self.met(piece, claim)
+                self.met(piece, owner)
         elif sort != STOP and id(thing) not in self.names and id(thing) not in self._stop:
-            self.names[id(thing)] = claim.name
+            self.names[id(thing)] = owner.name
             if sort == MODULE:
-                self._module(thing, claim)
+                self._module(thing, owner)
             elif sort == OPTIMIZER:
-                self._optimizer(thing, claim)
+                self._optimizer(thing, owner)
             elif sort == SAVED:
-                self._saved(thing, claim)
+                self._saved(thing, owner)
             elif sort in (ERROR, TRACE):
-                self._failure(thing, claim)
+                self._failure(thing, owner)
             else:
-                self._open(thing, claim)
+                self._open(thing, owner)
 
-    def _tensor(self, tensor: Any, claim: Ownership) -> None:
+    def _tensor(self, tensor: Any, owner: Ownership) -> None:
         for piece in self.pieces(tensor):
-            self.met(piece, claim)
+            self.met(piece, owner)
         if id(tensor) in self.names:
             return
-        self.names[id(tensor)] = claim.name
+        self.names[id(tensor)] = owner.name
         grad, node, hooks = autograd(tensor)
         if grad is not None:
             self.made.append(grad)
-            self._tensor(grad, claim.then(".grad").of("gradient"))
+            self._tensor(grad, owner.then(".grad").of("gradient"))
         if node is not None:
-            self.keepers.append((claim, node))
+            self.keepers.append((owner, node))
         if hooks:
             self.made.append(hooks)
-            self._hooks(hooks, claim)
+            self._hooks(hooks, owner)
         for key, value in attributes(tensor).items():
-            self.add(value, claim.then(f".{key}"))
+            self.add(value, owner.then(f".{key}"))
 
-    def _module(self, module: Any, claim: Ownership) -> None:
+    def _module(self, module: Any, owner: Ownership) -> None:
         found = attributes(module)
         for place, kind in _TENSORS:
             for key, tensor in dict(found.get(place) or {}).items():
                 if tensor is not None:
                     if kind == "parameter":
-                        self.parameters.setdefault(id(tensor), claim.then(f".{key}").name)
-                    self._visit(tensor, claim.then(f".{key}").of(kind))
+                        self.parameters.setdefault(id(tensor), owner.then(f".{key}").name)
+                    self._visit(tensor, owner.then(f".{key}").of(kind))
         for key, part in dict(found.get("_modules") or {}).items():
-            self._visit(part, claim.then(f".{key}"))
+            self._visit(part, owner.then(f".{key}"))
         for key, value in found.items():
             if key.endswith("_hooks") and issubclass(type(value), dict):
-                self._hooks(value, claim)
+                self._hooks(value, owner)
             elif key not in _QUIET and type(value) not in ATOMS:
-                self.add(value, claim.then(f".{key}"))
-        self.add(type(module), claim._replace(head=type(module).__name__, tail=""))
+                self.add(value, owner.then(f".{key}"))
+        self.add(type(module), owner._replace(head=type(module).__name__, tail=""))
 
-    def _hooks(self, hooks: Any, claim: Ownership) -> None:
+    def _hooks(self, hooks: Any, owner: Ownership) -> None:
         """What hooks keep. Each is named by its function and by what it is a hook of."""
         for hook in list(dict.values(hooks)):
             called = hook.__name__ if type(hook) is types.FunctionType else type(hook).__name__
-            self.add(hook, claim._replace(kind="closure", head=f"{HOOK}`{called}`", tail=f" of {claim.name}"))
+            self.add(hook, owner._replace(kind="closure", head=f"{HOOK}`{called}`", tail=f" of {owner.name}"))
 
-    def _optimizer(self, optimizer: Any, claim: Ownership) -> None:
+    def _optimizer(self, optimizer: Any, owner: Ownership) -> None:
         found = attributes(optimizer)
-        claim = claim.of("optimizer state")
+        owner = owner.of("optimizer state")
         state = found.pop("state", None)
         for parameter, kept in list(dict.items(state)) if issubclass(type(state), dict) else ():
             key = self.parameters.get(id(parameter), "a parameter")
-            self.add(kept, claim.then(f".state[{key}]"))
+            self.add(kept, owner.then(f".state[{key}]"))
         groups = found.get("param_groups")
         for number, group in enumerate(groups) if type(groups) is list else ():
             for place, parameter in enumerate(group["params"]):
                 if id(parameter) not in self.parameters:  # of a model that has no name: the optimizer keeps it
                     path = f".param_groups[{number}]['params'][{place}]"
-                    self._visit(parameter, claim.then(path).of("parameter"))
+                    self._visit(parameter, owner.then(path).of("parameter"))
             for key, value in group.items():
                 if key != "params":
-                    self.add(value, claim.then(f".param_groups[{number}][{key!r}]"))
+                    self.add(value, owner.then(f".param_groups[{number}][{key!r}]"))
         for key, value in found.items():
             if key != "param_groups":
-                self.add(value, claim.then(f".{key}"))
+                self.add(value, owner.then(f".{key}"))
 
-    def _saved(self, saved: Any, claim: Ownership) -> None:
+    def _saved(self, saved: Any, owner: Ownership) -> None:
         """What was saved for a backward, as it lies there: a hook that unpacks does not run for it."""
         if not hasattr(saved, "data"):  # before torch 2.7
             self.unseen += 1
@@ -315,42 +315,42 @@ class OwnerIndex:
         inside = [saved.data, getattr(saved, "unpack_hook", None)]
         self.made += inside
         for one in inside:
-            self.add(one, claim)
+            self.add(one, owner)
 
-    def _failure(self, thing: Any, claim: Ownership) -> None:
+    def _failure(self, thing: Any, owner: Ownership) -> None:
         """An exception or a traceback: what it carries, and the variables of the frames that failed."""
         if issubclass(type(thing), BaseException):
             for key, value in [*attributes(thing).items(), *linked(thing)]:
                 if type(value) is types.TracebackType:  # at once: the shell keeps it under another name as well
-                    self._visit(value, claim.then(f".{key}"))
+                    self._visit(value, owner.then(f".{key}"))
                 else:
-                    self.add(value, claim.then(f".{key}"))
+                    self.add(value, owner.then(f".{key}"))
             return
         for frame in frames_of(thing):
             for name, value in frame.variables.items():
                 tail = f" in {frame.function}, {frame.where.place}"
-                self.add(value, Ownership("traceback", name, claim.root, frame.where, tail))
+                self.add(value, Ownership("traceback", name, owner.root, frame.where, tail))
 
-    def _open(self, thing: Any, claim: Ownership) -> None:
+    def _open(self, thing: Any, owner: Ownership) -> None:
         kind = type(thing)
         if issubclass(kind, type) and not is_user_module(str(type.__getattribute__(thing, "__module__"))):
             return
-        inside = list(parts(thing, claim.name))
+        inside = list(parts(thing, owner.name))
         if not inside:
             return
-        graph = claim.kind == "graph"
+        graph = owner.kind == "graph"
         queue = self._late if len(inside) >= CROWD else None  # a data set comes last, and may not be opened whole
         self.whole = self.whole and queue is None
         for path, value, other, head, tail in inside:
-            sort = other if RANK.get(other, 0) > RANK[claim.kind] else claim.kind
+            sort = other if RANK.get(other, 0) > RANK[owner.kind] else owner.kind
             called = (
-                claim
+                owner
                 if graph
-                else Ownership(sort, head or claim.head + path, claim.root, claim.where, tail if head else claim.tail)
+                else Ownership(sort, head or owner.head + path, owner.root, owner.where, tail if head else owner.tail)
             )
             (self._todo[RANK[called.kind]] if queue is None else queue).append((value, called))
         if not issubclass(kind, type):
-            self.add(kind, claim._replace(head=kind.__name__, tail=""))
+            self.add(kind, owner._replace(head=kind.__name__, tail=""))
 
 
 def autograd(tensor: Any) -> tuple[Any, Any, Any]:

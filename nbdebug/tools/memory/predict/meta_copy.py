@@ -130,13 +130,13 @@ class MetaCopy:
 class _Copying(TorchFunctionMode):
     """While a model is copied, each tensor that is met becomes one without data."""
 
-    def __init__(self, mirror: MetaCopy):
+    def __init__(self, meta: MetaCopy):
         super().__init__()
-        self.mirror = mirror
+        self.meta = meta
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (torch.Tensor.__deepcopy__, torch.Tensor.clone) and isinstance(args[0], torch.Tensor):
-            return self.mirror.tensor(args[0])
+            return self.meta.tensor(args[0])
         return func(*args, **(kwargs or {}))
 
 

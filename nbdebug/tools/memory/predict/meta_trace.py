@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 PHASES = ("start", "zero_grad", "forward", "backward", "optimizer")
-Hidden = Callable[[Any, Sequence[Any], Any, "MetaRecorder"], Sequence["Extra"]]
+Workspaces = Callable[[Any, Sequence[Any], Any, "MetaRecorder"], Sequence["Extra"]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,9 +92,9 @@ class Peak:
 class MetaRecorder(TorchDispatchMode):
     """Records births and deaths on devices of one kind ("cpu", "cuda")."""
 
-    def __init__(self, device: str, hidden: Hidden | None = None):
+    def __init__(self, device: str, workspaces: Workspaces | None = None):
         super().__init__()
-        self.device, self.hidden = device, hidden
+        self.device, self.workspaces = device, workspaces
         self.trace = Trace([], array.array("q"), [])
         self.live: dict[int, int] = {}  # address of the storage → number of its block
         self.watches: dict[int, Any] = {}
@@ -123,17 +123,17 @@ class MetaRecorder(TorchDispatchMode):
             self._number()
         if func.namespace not in KNOWN:
             self.doubts.add(f"{func.namespace}::{func._schema.name.split('::')[-1]}")
-        extras = list(self.hidden(func, args, out, self)) if self.hidden is not None else []
+        extras = list(self.workspaces(func, args, out, self)) if self.workspaces is not None else []
         for index, tensor in enumerate(made):
             for extra in [e for e in extras if e.after == index]:
-                self._passing(extra, func)
+                self._workspace(extra, func)
             extras = [e for e in extras if e.after != index]
-            self.born(tensor, op=str(func))
+            self.record(tensor, op=str(func))
         for extra in extras:
-            self._passing(extra, func)
+            self._workspace(extra, func)
         return out
 
-    def born(self, tensor: torch.Tensor, op: str = "", category: str = "") -> int | None:
+    def record(self, tensor: torch.Tensor, op: str = "", category: str = "") -> int | None:
         """Note a tensor's memory. Returns the number of its block; None where it is on another device or has none."""
         if tensor.device.type != self.device or tensor.layout != torch.strided:
             return None
@@ -141,7 +141,7 @@ class MetaRecorder(TorchDispatchMode):
         key = storage._cdata
         number = self.live.get(key)
         if number is None and (size := storage.nbytes()) > 0:
-            number = self._birth(size, op, category)
+            number = self._allocate(size, op, category)
             self._watch(storage, number)
         elif number is not None and category:
             self.trace.blocks[number].category = category
@@ -158,7 +158,7 @@ class MetaRecorder(TorchDispatchMode):
         if number is not None and (own := self.number_of(parameter)) is not None:
             self.trace.blocks[number].module = self.trace.blocks[own].module
 
-    def _birth(self, size: int, op: str, category: str = "") -> int:
+    def _allocate(self, size: int, op: str, category: str = "") -> int:
         number = len(self.trace.blocks)
         if not category and self.phase == 3 and torch.is_grad_enabled():
             category = "activations"  # a checkpointed forward, computed again
@@ -169,16 +169,16 @@ class MetaRecorder(TorchDispatchMode):
     def _watch(self, storage: torch.UntypedStorage, number: int) -> None:
         key = storage._cdata
         self.live[key] = number
-        self.watches[key] = weakref.ref(storage, lambda _: self._death(key))
+        self.watches[key] = weakref.ref(storage, lambda _: self._free(key))
 
-    def _death(self, key: int) -> None:
+    def _free(self, key: int) -> None:
         self.watches.pop(key, None)
         number = self.live.pop(key, None)
         if number is not None and not self.closed:
             self.trace.events.append(~number)
 
-    def _passing(self, extra: Extra, func: Any) -> None:
-        number = self._birth(extra.bytes, str(func), "other")
+    def _workspace(self, extra: Extra, func: Any) -> None:
+        number = self._allocate(extra.bytes, str(func), "other")
         if extra.kept:
             self.trace.blocks[number].module = "libraries"
         if not extra.kept:

@@ -46,9 +46,9 @@ def predict(job: FitRequest) -> Prediction:
         if job.emulated:
             stack.enter_context(as_on_cuda())
         stack.enter_context(converting())
-        mirror = MetaCopy(pretended)
+        meta = MetaCopy(pretended)
         try:
-            return _recorded(job, mirror, copied=True)
+            return _recorded(job, meta, copied=True)
         except _Refused:
             return _recorded(job, MetaCopy(pretended), copied=False)
 
@@ -62,17 +62,17 @@ def _indexed(device: torch.device) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if bare else device
 
 
-def _recorded(job: FitRequest, mirror: MetaCopy, copied: bool) -> Prediction:
-    hidden = OnCuda(CardModel.here(job.device)) if job.cuda else on_cpu
-    recorder = MetaRecorder(mirror.device.type, hidden)
+def _recorded(job: FitRequest, meta: MetaCopy, copied: bool) -> Prediction:
+    workspaces = OnCuda(CardModel.here(job.device)) if job.cuda else on_cpu
+    recorder = MetaRecorder(meta.device.type, workspaces)
     with contextlib.ExitStack() as stack:
-        model = _model(job, mirror, copied, stack)
+        model = _model(job, meta, copied, stack)
         if job.change is not None:
             job.change(model)
-        with mirror.mode:
-            optimizer = mirror.optimizer(job.optimizer, model.parameters(), job.cuda)
-        batch = mirror.batch(job.batch)
-        stack.enter_context(mirror.mode)
+        with meta.mode:
+            optimizer = meta.optimizer(job.optimizer, model.parameters(), job.cuda)
+        batch = meta.batch(job.batch)
+        stack.enter_context(meta.mode)
         guard = functools.partial(_backward, model=model, given=job.model if copied else None)
         run(job, recorder, model, optimizer, batch, guard)
     return prediction_of(job, recorder, model)
@@ -92,7 +92,7 @@ def run(
     recorder.mark(0, "start")
     _record_parameters(recorder, model)
     for tensor in tensors_of(batch):
-        recorder.born(tensor, category="inputs")
+        recorder.record(tensor, category="inputs")
     _states(recorder, optimizer)
     away = _track_modules(recorder, model)
     try:
@@ -116,18 +116,18 @@ def prediction_of(job: FitRequest, recorder: MetaRecorder, model: nn.Module) -> 
     )
 
 
-def _model(job: FitRequest, mirror: MetaCopy, copied: bool, stack: contextlib.ExitStack) -> nn.Module:
+def _model(job: FitRequest, meta: MetaCopy, copied: bool, stack: contextlib.ExitStack) -> nn.Module:
     if not isinstance(job.model, nn.Module):
-        with mirror.mode, mirror.device:
+        with meta.mode, meta.device:
             model = job.model()
         if not isinstance(model, nn.Module):
             raise wrong_type("fit(model, batch, loss_fn)", "what model() builds", "a torch.nn.Module", model)
         return model
     model = unwrapped(job.model)[0]
     if not copied:
-        return stack.enter_context(mirror.exchanged(model))
+        return stack.enter_context(meta.exchanged(model))
     try:
-        return mirror.copied(model)
+        return meta.copied(model)
     except Exception as error:  # locks, handles, what else a user's module holds
         raise _Refused from error
 
@@ -139,7 +139,7 @@ def _record_parameters(recorder: MetaRecorder, model: nn.Module) -> None:
         for kind, tensors in (("parameters", module._parameters), ("buffers", module._buffers)):
             for tensor in tensors.values():
                 if tensor is not None and recorder.number_of(tensor) is None:
-                    recorder.born(tensor, category=kind)
+                    recorder.record(tensor, category=kind)
         recorder.modules.pop()
 
 
@@ -187,7 +187,7 @@ def _step(
         recorder.modules.clear()
         for parameter in model.parameters():
             if parameter.grad is not None:
-                recorder.belongs(recorder.born(parameter.grad, category="gradients"), parameter)
+                recorder.belongs(recorder.record(parameter.grad, category="gradients"), parameter)
     recorder.mark(step, "optimizer")
     if optimizer is not None:
         optimizer.step()
@@ -206,7 +206,7 @@ def _states(recorder: MetaRecorder, optimizer: Any) -> None:
     for parameter, state in optimizer.state.items() if optimizer is not None else ():
         for value in state.values() if isinstance(state, dict) else ():
             if isinstance(value, torch.Tensor) and value is not parameter:
-                recorder.belongs(recorder.born(value, category="optimizer state"), parameter)
+                recorder.belongs(recorder.record(value, category="optimizer state"), parameter)
 
 
 def _backward(loss: torch.Tensor, model: nn.Module, given: Any) -> None:

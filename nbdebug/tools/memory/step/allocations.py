@@ -29,9 +29,8 @@ class Allocation:
     needs: an operand of the op wanted a gradient; evaluation: made below a model in eval mode; used: by an op."""
 
     __slots__ = (
-        "born",
         "device",
-        "died",
+        "end",
         "evaluation",
         "key",
         "nbytes",
@@ -39,13 +38,14 @@ class Allocation:
         "op",
         "role",
         "shape",
+        "start",
         "step",
         "used",
     )
 
-    def __init__(self, key: int, nbytes: int, device: str, born: int, step: int, op: Op | None):
-        self.key, self.nbytes, self.device, self.born, self.step, self.op = key, nbytes, device, born, step, op
-        self.died: int | None = None
+    def __init__(self, key: int, nbytes: int, device: str, start: int, step: int, op: Op | None):
+        self.key, self.nbytes, self.device, self.start, self.step, self.op = key, nbytes, device, start, step, op
+        self.end: int | None = None
         self.role = ""
         self.needs = self.evaluation = self.used = False
         self.shape: tuple[int, ...] = ()
@@ -57,7 +57,7 @@ class AllocationLog:
 
     def __init__(self) -> None:
         self.known: dict[int, Allocation] = {}
-        self.births: list[Allocation] = []
+        self.allocations: list[Allocation] = []
         self.live: dict[str, int] = {}
         self.course: dict[str, list[tuple[int, int]]] = {}
         self.peaks: dict[str, tuple[int, int]] = {}
@@ -79,7 +79,7 @@ class AllocationLog:
         self.step, self.began = step, self.event
         self.course = {device: [(self.event, live)] for device, live in self.live.items()}
         self.peaks = {device: (live, self.event) for device, live in self.live.items()}
-        self.births = [b for b in self.births if b.died is None]
+        self.allocations = [b for b in self.allocations if b.end is None]
 
     def enter(self, tensor: torch.Tensor, op: Op | None = None) -> list[Allocation]:
         """The books' entries of a tensor's memory; made where there are none yet."""
@@ -91,7 +91,7 @@ class AllocationLog:
         if entry is None:
             if not nbytes:
                 return None
-            entry = self._born(storage, key, nbytes, op)
+            entry = self._allocate(storage, key, nbytes, op)
             entry.shape = tuple(tensor.shape)
         elif self._rounded(entry.device, nbytes) != entry.nbytes:
             self._resized(entry, self._rounded(entry.device, nbytes))
@@ -100,14 +100,14 @@ class AllocationLog:
     def _rounded(self, device: str, nbytes: int) -> int:
         return -(-nbytes // ROUNDED) * ROUNDED if device.startswith("cuda") else nbytes
 
-    def _born(self, storage: Any, key: int, nbytes: int, op: Op | None) -> Allocation:
+    def _allocate(self, storage: Any, key: int, nbytes: int, op: Op | None) -> Allocation:
         device = str(storage.device)
         self.event += 1
         entry = Allocation(key, self._rounded(device, nbytes), device, self.event, self.step, op)
         entry.evaluation = self.evaluating
         self.known[key] = entry
-        self.births.append(entry)
-        self._refs[key] = weakref.ref(storage, functools.partial(_died, weakref.ref(self), key))
+        self.allocations.append(entry)
+        self._refs[key] = weakref.ref(storage, functools.partial(_on_free, weakref.ref(self), key))
         self._changed(device, entry.nbytes)
         return entry
 
@@ -117,12 +117,12 @@ class AllocationLog:
         self._changed(entry.device, nbytes - entry.nbytes)
         entry.nbytes = nbytes
 
-    def dies(self, key: int) -> None:
+    def free(self, key: int) -> None:
         entry = self.known.pop(key, None)
         self._refs.pop(key, None)
         if entry is not None:
             self.event += 1
-            entry.died = self.event
+            entry.end = self.event
             self._changed(entry.device, -entry.nbytes)
 
     def _changed(self, device: str, by: int) -> None:
@@ -175,17 +175,17 @@ class AllocationLog:
         """What came in a step, still lives, and is no part of a model or an optimizer."""
         return [
             b
-            for b in self.births
+            for b in self.allocations
             if b.step == step
-            and b.died is None
+            and b.end is None
             and b.role not in ("parameters", "gradients", "optimizer state", "buffers")
         ]
 
 
-def _died(books: weakref.ref[AllocationLog], key: int, _: Any) -> None:
-    ledger = books()
-    if ledger is not None:
-        ledger.dies(key)
+def _on_free(books: weakref.ref[AllocationLog], key: int, _: Any) -> None:
+    log = books()
+    if log is not None:
+        log.free(key)
 
 
 def storages_of(tensor: torch.Tensor) -> Iterator[Any]:
@@ -218,8 +218,8 @@ class Meter:
     peak, as `torch.cuda.reset_peak_memory_stats` does. profiled: a profiler of the user's own was at work; opaque: an
     op was met that takes memory for itself on the CPU."""
 
-    def __init__(self, ledger: AllocationLog):
-        self.ledger = ledger
+    def __init__(self, log: AllocationLog):
+        self.log = log
         self.measured: dict[str, tuple[int, int, Op | None, int]] = {}
         self.base: dict[str, int] = {}
         self.profiled = self.opaque = False
@@ -237,7 +237,7 @@ class Meter:
 
     def after(self, op: Op, schema: Schema, args: tuple, kwargs: dict, out: Any, kept: Any) -> None:
         """Asked after the ledger has booked what the op made."""
-        if self.ledger.step == 0:
+        if self.log.step == 0:
             self.profiled = self.profiled or torch._C._autograd._profiler_enabled()
             self.opaque = self.opaque or _opaque(schema.base, out)
         if schema.view or (not self._devices and not torch.cuda.is_initialized()):
@@ -248,7 +248,7 @@ class Meter:
             told = torch._C._cuda_memoryStats(number)["allocated_bytes"]["all"]
             name = f"cuda:{number}"
             if told["peak"] > self.measured.get(name, (0,))[0]:
-                self.measured[name] = told["peak"], self.ledger.event, op, told["peak"] - told["current"]
+                self.measured[name] = told["peak"], self.log.event, op, told["peak"] - told["current"]
                 torch._C._cuda_resetPeakMemoryStats(number)
 
 

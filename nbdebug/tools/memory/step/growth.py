@@ -30,7 +30,7 @@ class Growth:
     nodes: so many nodes of a graph; bytes: in tensors and arrays, of a step's items alone; own: of that, what would
     stay if the items had no graph; plain: in other Python objects."""
 
-    spots: list[Holder]
+    holders: list[Holder]
     name: str
     kind: str
     items: int = 0
@@ -44,7 +44,7 @@ class Growth:
 
     @property
     def bounded(self) -> bool:
-        return all(spot.bound is not None for spot in self.spots)
+        return all(holder.bound is not None for holder in self.holders)
 
     @property
     def chain(self) -> bool:
@@ -55,11 +55,11 @@ def growths_of(last: HolderScan, sizes: list[dict[Key, int]], known: Reachabilit
     """What was longer after each of the last steps than before it. sizes: of the look before the first step, and of
     those after each. known: memory of models and optimizers, which is nobody's leak."""
     after = sizes[-min(3, len(sizes)) :]  # the first step may well fill things that stay as they are from then on
-    growing = [spot for key, spot in last.spots.items() if _rises([s.get(key) for s in after])]
+    growing = [holder for key, holder in last.holders.items() if _rises([s.get(key) for s in after])]
     step = {key: after[-1][key] - after[-2][key] for key in after[-1] if key in after[-2]}
     found = []
-    for spots in _by_container(growing):
-        whole = _described(spots, [step[_key_of(s)] for s in spots], known)
+    for holders in _by_container(growing):
+        whole = _described(holders, [step[_key_of(s)] for s in holders], known)
         if whole is not None:
             found.append(whole)
     return sorted(found, key=lambda g: (-g.bytes, -g.nodes, -g.plain, len(g.name)))
@@ -69,33 +69,33 @@ def _rises(values: list[int | None]) -> bool:
     return len(values) > 1 and all(b is not None and a is not None and b > a for a, b in itertools.pairwise(values))
 
 
-def _key_of(spot: Holder) -> Key:
-    return (SLOT, spot.name) if spot.kind == "slot" else (id(spot.thing), "")
+def _key_of(holder: Holder) -> Key:
+    return (SLOT, holder.name) if holder.kind == "slot" else (id(holder.thing), "")
 
 
 def _by_container(growing: list[Holder]) -> list[list[Holder]]:
     """Those that lie in one plain container are one: `metrics["loss"]` and `metrics["accuracy"]` are `metrics`."""
     groups: dict[Any, list[Holder]] = {}
-    for spot in growing:
-        key = (id(spot.within.thing), spot.kind) if spot.within is not None else id(spot)
-        groups.setdefault(key, []).append(spot)
+    for holder in growing:
+        key = (id(holder.within.thing), holder.kind) if holder.within is not None else id(holder)
+        groups.setdefault(key, []).append(holder)
     return list(groups.values())
 
 
-def _described(spots: list[Holder], added: list[int], known: ReachabilityWalk) -> Growth | None:
-    first = spots[0]
-    name = first.name if len(spots) == 1 or first.within is None else first.within.name
-    whole = Growth(spots, name, first.kind)
+def _described(holders: list[Holder], added: list[int], known: ReachabilityWalk) -> Growth | None:
+    first = holders[0]
+    name = first.name if len(holders) == 1 or first.within is None else first.within.name
+    whole = Growth(holders, name, first.kind)
     if whole.chain:
         whole.nodes, whole.grad = sum(added), True
         return whole
-    new = [item for spot, count in zip(spots, added) for item in newest(spot, count)]
-    old = [item for spot, count in zip(spots, added) for item in newest(spot, 2 * count)[count:]]
-    holders = [spot.thing for spot in spots]  # a frame that an item holds may lead back to them
-    before = ReachabilityWalk(after=known, stop=holders)
+    new = [item for holder, count in zip(holders, added) for item in newest(holder, count)]
+    old = [item for holder, count in zip(holders, added) for item in newest(holder, 2 * count)[count:]]
+    containers = [holder.thing for holder in holders]  # a frame that an item holds may lead back to them
+    before = ReachabilityWalk(after=known, stop=containers)
     before(*old)
-    blocks = ReachabilityWalk(after=before, stop=holders)(*new)
-    bare = ReachabilityWalk(after=before, stop=holders, graphs=False, tracebacks=False)(*new)
+    blocks = ReachabilityWalk(after=before, stop=containers)(*new)
+    bare = ReachabilityWalk(after=before, stop=containers, graphs=False, tracebacks=False)(*new)
     whole.items, whole.bytes, whole.own = sum(added), sum(b.bytes for b in blocks), sum(b.bytes for b in bare)
     whole.keys = frozenset(b.key for b in blocks)
     tensors = list(tensors_of(new))
@@ -107,21 +107,21 @@ def _described(spots: list[Holder], added: list[int], known: ReachabilityWalk) -
     return whole
 
 
-def newest(spot: Holder, count: int) -> list[Any]:
+def newest(holder: Holder, count: int) -> list[Any]:
     """The last `count` things that were put in, the newest first; of a set, where none is the newest, some."""
-    thing: Any = spot.thing
-    if spot.kind == "list":
+    thing: Any = holder.thing
+    if holder.kind == "list":
         size = list.__len__(thing)
         return [list.__getitem__(thing, i) for i in range(size - 1, max(-1, size - 1 - count), -1)]
-    if spot.kind == "deque":
+    if holder.kind == "deque":
         return list(itertools.islice(collections.deque.__reversed__(thing), count))
-    if spot.kind in ("dict", "hooks"):
+    if holder.kind in ("dict", "hooks"):
         return list(itertools.islice(reversed(dict.values(thing)), count))
-    if spot.kind == "set":
+    if holder.kind == "set":
         return list(itertools.islice(set.__iter__(thing), count))
-    if spot.kind == "cache":
+    if holder.kind == "cache":
         return _cached(thing, count)
-    return list(attributes(thing).values())[-count:] if spot.kind == "object" else [thing]
+    return list(attributes(thing).values())[-count:] if holder.kind == "object" else [thing]
 
 
 def _cached(cache: Any, count: int) -> list[Any]:
@@ -149,14 +149,14 @@ def tensors_of(items: Iterable[Any]) -> Iterable[torch.Tensor]:
     return (item for item in flat(items) if isinstance(item, torch.Tensor))
 
 
-def watch_of(spot: Holder) -> Callable[[], Any]:
+def watch_of(holder: Holder) -> Callable[[], Any]:
     """A function that gives the state of a holder: it changes when something is put in."""
-    thing, owner, label = spot.thing, spot.owner, spot.label
-    if spot.kind == "slot":
+    thing, owner, label = holder.thing, holder.owner, holder.label
+    if holder.kind == "slot":
         return lambda: _state(_slot(owner, label))
-    if spot.kind == "cache":
+    if holder.kind == "cache":
         return lambda: CACHE.cache_info(thing).currsize
-    if spot.kind == "object":
+    if holder.kind == "object":
         return lambda: len(attributes(thing))
     base = next((k for k in (list, dict, collections.deque, set) if isinstance(thing, k)), None)
     return lambda: base.__len__(thing) if base is not None else 0
@@ -188,12 +188,12 @@ def still_growing(found: list[Growth], step: Callable[[], Any], more: int) -> li
     """Those that are longer after each of some more steps. A record by batch of an epoch, or a cache of a few sizes,
     comes to its end; it is told from what never does by waiting a little longer."""
     for _ in range(more):
-        before = [[measure(spot.thing)[1] for spot in one.spots] for one in found]
+        before = [[measure(holder.thing)[1] for holder in one.holders] for one in found]
         step()
         found = [
             one
             for one, sizes in zip(found, before)
-            if any(measure(spot.thing)[1] > size for spot, size in zip(one.spots, sizes))
+            if any(measure(holder.thing)[1] > size for holder, size in zip(one.holders, sizes))
         ]
     return found
 
@@ -218,102 +218,104 @@ LOOKED_AT = 5000
 """Nodes of a graph, or members of a container, that are looked at."""
 
 
-def leaks_in_loop(follow: StepTrace, look: HolderScan) -> tuple[Leak, ...]:
+def leaks_in_loop(trace: StepTrace, scan: HolderScan) -> tuple[Leak, ...]:
     """What grew with nearly every turn; nothing where there were too few."""
-    turns = len(follow.turns)
-    if turns < ENOUGH:
+    iterations = len(trace.iterations)
+    if iterations < ENOUGH:
         return ()
     source.reload_sources()
     files = dict.fromkeys(
-        [*look.files, *(b.op.site.file for b in follow.ledger.births if b.op is not None and b.op.site is not None)]
+        [*scan.files, *(b.op.site.file for b in trace.log.allocations if b.op is not None and b.op.site is not None)]
     )
     found = []
-    for spot in look.spots.values():
-        seen = _iterations_of_graph(spot, follow) if spot.kind == "slot" else _iterations_of_members(spot, follow)
-        if len(seen & set(range(1, turns - 1))) >= SHARE * (turns - 2):
-            found.append(_leak(spot, follow, files, turns))
+    for holder in scan.holders.values():
+        seen = _iterations_of_graph(holder, trace) if holder.kind == "slot" else _iterations_of_members(holder, trace)
+        if len(seen & set(range(1, iterations - 1))) >= SHARE * (iterations - 2):
+            found.append(_leak(holder, trace, files, iterations))
     chained = [g for g in found if g.chained]
     return tuple(sorted(found, key=lambda g: (-g.bytes, g.chained, len(g.holder)))[:1] or chained[:1])
 
 
-def _iterations_of_graph(spot: Holder, follow: StepTrace) -> set[int]:
+def _iterations_of_graph(holder: Holder, trace: StepTrace) -> set[int]:
     """The turns in which the nodes of a tensor's graph were made."""
-    ends = [number for _, number in follow.turns]
-    turns = set[int]()
-    for node in itertools.islice(graph_nodes([spot.thing.grad_fn]), LOOKED_AT):
+    ends = [number for _, number in trace.iterations]
+    iterations = set[int]()
+    for node in itertools.islice(graph_nodes([holder.thing.grad_fn]), LOOKED_AT):
         if node._sequence_nr() < 1 << 62:  # a node that stores a gradient has no number of its own
-            turns.add(bisect.bisect_left(ends, node._sequence_nr() + 1))
-    return turns
+            iterations.add(bisect.bisect_left(ends, node._sequence_nr() + 1))
+    return iterations
 
 
-def _iterations_of_members(spot: Holder, follow: StepTrace) -> set[int]:
-    ends = [event for event, _ in follow.turns]
+def _iterations_of_members(holder: Holder, trace: StepTrace) -> set[int]:
+    ends = [event for event, _ in trace.iterations]
     return {
-        bisect.bisect_left(ends, birth.born) for t in _members(spot) if (birth := _allocation(t, follow)) is not None
+        bisect.bisect_left(ends, allocation.start)
+        for t in _members(holder)
+        if (allocation := _allocation(t, trace)) is not None
     }
 
 
-def _members(spot: Holder) -> list[torch.Tensor]:
-    if spot.bound is not None or spot.kind in ("cache", "hooks", "object"):
+def _members(holder: Holder) -> list[torch.Tensor]:
+    if holder.bound is not None or holder.kind in ("cache", "hooks", "object"):
         return []
-    values = dict.values(spot.thing) if isinstance(spot.thing, dict) else spot.thing
+    values = dict.values(holder.thing) if isinstance(holder.thing, dict) else holder.thing
     kept: list[torch.Tensor] = []
-    for value in values if spot.size <= LOOKED_AT else ():
+    for value in values if holder.size <= LOOKED_AT else ():
         kept += tensors_of([value])
     return kept
 
 
-def _allocation(tensor: torch.Tensor, follow: StepTrace) -> Any:
+def _allocation(tensor: torch.Tensor, trace: StepTrace) -> Any:
     """The entry of a tensor's memory, if it came in this run."""
-    entries = (follow.ledger.known.get(storage._cdata) for storage in storages_of(tensor))
-    return next((e for e in entries if e is not None and e.step == follow.ledger.step and not e.role), None)
+    entries = (trace.log.known.get(storage._cdata) for storage in storages_of(tensor))
+    return next((e for e in entries if e is not None and e.step == trace.log.step and not e.role), None)
 
 
-def _leak(spot: Holder, follow: StepTrace, files: Iterable[str], turns: int) -> Leak:
-    chained = spot.kind == "slot"
-    tensors = [] if chained else _members(spot)
+def _leak(holder: Holder, trace: StepTrace, files: Iterable[str], iterations: int) -> Leak:
+    chained = holder.kind == "slot"
+    tensors = [] if chained else _members(holder)
     grad = chained or any(t.requires_grad and t.grad_fn is not None for t in tensors)
-    own = {b.key: b.nbytes for t in tensors if (b := _allocation(t, follow)) is not None}
-    kept = follow.ledger.survivors(follow.ledger.step)
-    by = int(_steady(follow) if grad else sum(own.values()) / turns)
-    put = source.storing_line(files, spot.name)
+    own = {b.key: b.nbytes for t in tensors if (b := _allocation(t, trace)) is not None}
+    kept = trace.log.survivors(trace.log.step)
+    by = int(_steady(trace) if grad else sum(own.values()) / iterations)
+    put = source.storing_line(files, holder.name)
     flagged = 2 * sum(b.nbytes for b in kept if b.evaluation) > sum(b.nbytes for b in kept)
-    evaluation = grad and not chained and flagged and not follow.backwards
-    takers = [t for t in source.takers(files, spot.name) if source.same_variable(t, files, spot.name, put)]
-    kind = "output" if spot.name in OUTPUTS else "graph" if grad else spot.kind
-    if kind == "graph" and put is not None and _in_a_hook(put, follow):
+    evaluation = grad and not chained and flagged and not trace.backwards
+    takers = [t for t in source.takers(files, holder.name) if source.same_variable(t, files, holder.name, put)]
+    kind = "output" if holder.name in OUTPUTS else "graph" if grad else holder.kind
+    if kind == "graph" and put is not None and _in_a_hook(put, trace):
         kind = "hook"
     return Leak(
-        spot.name,
+        holder.name,
         kind,
         by,
-        turns,
+        iterations,
         at_site(Where(), put),
         grad,
         evaluation,
         chained=chained,
-        items=round(len(tensors) / turns),
-        own=int(sum(own.values()) / turns),
-        names=(spot.name,),
-        backward=bool(follow.backwards),
+        items=round(len(tensors) / iterations),
+        own=int(sum(own.values()) / iterations),
+        names=(holder.name,),
+        backward=bool(trace.backwards),
         emptied=bool(takers) and not chained,
     )
 
 
-def _steady(follow: StepTrace) -> float:
+def _steady(trace: StepTrace) -> float:
     """Bytes that a turn leaves, in the middle."""
-    ends = [event for event, _ in follow.turns]
+    ends = [event for event, _ in trace.iterations]
     sums = dict.fromkeys(range(1, len(ends) - 1), 0)
-    for birth in follow.ledger.survivors(follow.ledger.step):
-        turn = bisect.bisect_left(ends, birth.born)
-        if turn in sums:
-            sums[turn] += birth.nbytes
+    for allocation in trace.log.survivors(trace.log.step):
+        iteration = bisect.bisect_left(ends, allocation.start)
+        if iteration in sums:
+            sums[iteration] += allocation.nbytes
     return statistics.median(sums.values())
 
 
-def _in_a_hook(put: Site, follow: StepTrace) -> bool:
+def _in_a_hook(put: Site, trace: StepTrace) -> bool:
     """Whether a line stands in a function that is a hook of a module."""
-    for model in follow.names.models.values():
+    for model in trace.names.models.values():
         for module in model.modules():
             for hooks in (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks):
                 for hook in hooks.values():

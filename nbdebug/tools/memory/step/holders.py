@@ -113,8 +113,8 @@ class HolderScan:
     """One look. spots: by the identity of what was met; files: of the user's functions on the way; whole: False where
     there was too much to see it all."""
 
-    def __init__(self, names: Mapping[str, Any], *roots: Any):
-        self.spots: dict[Key, Holder] = {}
+    def __init__(self, names: Mapping[str, Any], step: Any, models: Mapping[str, Any]):
+        self.holders: dict[Key, Holder] = {}
         self.files: dict[str, None] = {}
         self.whole = True
         self._seen: set[int] = {id(names)}
@@ -123,8 +123,8 @@ class HolderScan:
         for name, value in list(names.items()):
             if isinstance(name, str) and (name in OUTPUTS or not SHELL_NAMES.fullmatch(name)):
                 self._todo.append((value, name, name, None, names))
-        for root in roots:
-            self._todo.append((root, "step", "step", None, None))
+        self._todo.append((step, "step", "step", None, None))
+        self._todo.extend((model, name, name, None, None) for name, model in models.items())
         while self._todo:
             if len(self._seen) > MOST:
                 self.whole = False
@@ -134,7 +134,7 @@ class HolderScan:
 
     def sizes(self) -> dict[Key, int]:
         """What is kept of a look that is over: lengths, nothing that holds memory."""
-        return {key: spot.size for key, spot in self.spots.items()}
+        return {key: holder.size for key, holder in self.holders.items()}
 
     def _visit(self, thing: Any, name: str, label: str, within: Holder | None, owner: Any) -> None:
         kind = type(thing)
@@ -146,10 +146,10 @@ class HolderScan:
         if id(thing) in self._seen:
             return
         self._seen.add(id(thing))
-        spot = self._measured(thing, name, label, within, owner)
-        if spot is not None:
-            self.spots[id(thing), ""] = spot
-        inner = spot if spot is not None and spot.kind in PLAIN else None
+        holder = self._measured(thing, name, label, within, owner)
+        if holder is not None:
+            self.holders[id(thing), ""] = holder
+        inner = holder if holder is not None and holder.kind in PLAIN else None
         for part, value in self._inside(thing, kind):
             joined = name + part if part[:1] in ".[" else part
             if issubclass(kind, tuple):  # nothing is put into a tuple: what may change is where the tuple lies
@@ -162,10 +162,10 @@ class HolderScan:
             leaf = tensor.is_leaf
             grad = tensor.grad if leaf and tensor.requires_grad else None
         if not leaf and tensor.requires_grad:
-            self.spots[SLOT, name] = Holder(tensor, name, "slot", 0, within, label, owner)
+            self.holders[SLOT, name] = Holder(tensor, name, "slot", 0, within, label, owner)
         if grad is not None and grad.requires_grad:
             self._alive.append(grad)
-            self.spots[SLOT, f"{name}.grad"] = Holder(grad, f"{name}.grad", "slot", 0, None, ".grad", tensor)
+            self.holders[SLOT, f"{name}.grad"] = Holder(grad, f"{name}.grad", "slot", 0, None, ".grad", tensor)
 
     def _measured(self, thing: Any, name: str, label: str, within: Holder | None, owner: Any) -> Holder | None:
         kind, size, bound = measure(thing)
@@ -340,9 +340,9 @@ def _plain_name(function: Any) -> str:
     return str(getattr(function, "__name__", "a function"))
 
 
-def count_graphs(spots: Iterable[Holder]) -> None:
+def count_graphs(holders: Iterable[Holder]) -> None:
     """Fill in the sizes of slots: how many nodes their graphs have."""
-    grows_from([spot for spot in spots if spot.kind == "slot"])
+    grows_from([holder for holder in holders if holder.kind == "slot"])
 
 
 MOST_VALUES = 20_000

@@ -93,23 +93,23 @@ MORE = 4
 """Steps that run on top where a container grows whose items are in order by themselves."""
 
 
-def leaks_of(asked: Any, follow: StepTrace, look: HolderScan, sizes: list[dict[Key, int]]) -> tuple[Leak, ...]:
+def leaks_of(request: Any, trace: StepTrace, scan: HolderScan, sizes: list[dict[Key, int]]) -> tuple[Leak, ...]:
     """What grew with each of the last steps, the most telling first."""
     source.reload_sources()
     with _disable_current_modes():
-        found = distinct([one for one in growths_of(look, sizes, _model_memory(follow)) if _worth(one)])
+        found = distinct([one for one in growths_of(scan, sizes, _model_memory(trace)) if _worth(one)])
     steps = len(sizes) - 1
-    kept = _survivors(follow, steps)
-    seen = _Survivors(kept, len(follow.backwards), steps)
+    kept = _survivors(trace, steps)
+    seen = _Survivors(kept, len(trace.backwards), steps)
     if not found:
-        return _unnamed_leak(seen, look)
-    evaluated = not follow.backwards and any(b.evaluation for b in kept)
-    found = _confirmed(found, asked)
+        return _unnamed_leak(seen, scan)
+    evaluated = not trace.backwards and any(b.evaluation for b in kept)
+    found = _confirmed(found, request)
     if not found:
         return ()
-    traced = _traced(asked, follow, look, found, no_grad=evaluated)
+    traced = _traced(request, trace, scan, found, no_grad=evaluated)
     graphs = [one for one in found if one.grad or one.errors]
-    return tuple(_leak(one, n, seen, look, follow, traced, whole=len(graphs) == 1) for n, one in enumerate(found))
+    return tuple(_leak(one, n, seen, scan, trace, traced, whole=len(graphs) == 1) for n, one in enumerate(found))
 
 
 @dataclasses.dataclass
@@ -125,13 +125,13 @@ class _Survivors:
         return sum(b.nbytes for b in self.kept)
 
 
-def _model_memory(follow: StepTrace) -> ReachabilityWalk:
+def _model_memory(trace: StepTrace) -> ReachabilityWalk:
     known = ReachabilityWalk()
     known(
-        *follow.parameters(),
-        *(p.grad for p in follow.parameters()),
-        *(o.state for o in follow.optimizers.values()),
-        *(b for m in follow.names.models.values() for b in m.buffers()),
+        *trace.parameters(),
+        *(p.grad for p in trace.parameters()),
+        *(o.state for o in trace.optimizers.values()),
+        *(b for m in trace.names.models.values() for b in m.buffers()),
     )
     return known
 
@@ -141,7 +141,7 @@ def _worth(one: Growth) -> bool:
     return one.grad or one.kind == "hooks" or max(one.bytes, one.plain) >= SMALL
 
 
-def _confirmed(found: list[Growth], asked: Any) -> list[Growth]:
+def _confirmed(found: list[Growth], request: Any) -> list[Growth]:
     """Without what stops growing when one waits a little: asked only of containers of things that are in order by
     themselves."""
     doubtful = [
@@ -150,15 +150,15 @@ def _confirmed(found: list[Growth], asked: Any) -> list[Growth]:
     if not doubtful:
         return found
     try:
-        sure = still_growing(doubtful, asked.step, MORE)
+        sure = still_growing(doubtful, request.step, MORE)
     except Exception:  # the data are at their end
         return found
     return [one for one in found if one not in doubtful or one in sure]
 
 
-def _survivors(follow: StepTrace, steps: int) -> list[Allocation]:
+def _survivors(trace: StepTrace, steps: int) -> list[Allocation]:
     """Of the last step but one: what the last one holds may be gone with the next."""
-    return follow.ledger.survivors(steps - 2 if steps > 2 else steps - 1)
+    return trace.log.survivors(steps - 2 if steps > 2 else steps - 1)
 
 
 @dataclasses.dataclass
@@ -171,28 +171,28 @@ class _Traced:
     after: int | None = None
 
 
-def _traced(asked: Any, follow: StepTrace, look: HolderScan, found: list[Growth], no_grad: bool) -> _Traced:
-    watches = [(n, watch_of(spot)) for n, one in enumerate(found) for spot in one.spots[:8]]
+def _traced(request: Any, trace: StepTrace, scan: HolderScan, found: list[Growth], no_grad: bool) -> _Traced:
+    watches = [(n, watch_of(holder)) for n, one in enumerate(found) for holder in one.holders[:8]]
     takers = [
-        () if one.chain or one.kind in ("hooks", "output") else source.takers(look.files, one.name) for one in found
+        () if one.chain or one.kind in ("hooks", "output") else source.takers(scan.files, one.name) for one in found
     ]
     tracer = Tracer([watch for _, watch in watches], [t for some in takers for t in some])
-    number = follow.ledger.step + 1
-    follow.begin_step(number)
+    number = trace.log.step + 1
+    trace.begin_step(number)
     told = _Traced([None] * len(found), [])
     try:
         with torch.no_grad() if no_grad else contextlib.nullcontext():
-            tracer.run(asked.step)
+            tracer.run(request.step)
         if no_grad:
             gc.collect()
-            told.after = sum(b.nbytes for b in follow.ledger.survivors(number))
+            told.after = sum(b.nbytes for b in trace.log.survivors(number))
     except Exception:  # the data are at their end, or it needs its gradients: the source is read instead
         pass
     for (n, _), put in zip(watches, tracer.found):
         told.puts[n] = told.puts[n] or put
     told.emptied = [
         any(
-            source.same_variable(t, look.files, one.name, put.site if put is not None else None)
+            source.same_variable(t, scan.files, one.name, put.site if put is not None else None)
             for t in some
             if t not in tracer.dead
         )
@@ -202,14 +202,14 @@ def _traced(asked: Any, follow: StepTrace, look: HolderScan, found: list[Growth]
 
 
 def _leak(
-    one: Growth, number: int, seen: _Survivors, look: HolderScan, follow: StepTrace, traced: _Traced, whole: bool
+    one: Growth, number: int, seen: _Survivors, scan: HolderScan, trace: StepTrace, traced: _Traced, whole: bool
 ) -> Leak:
     put = traced.puts[number]
     kind = _kind(one, put)
     by = max(one.bytes, seen.bytes) if whole and (one.grad or one.errors) else one.bytes
-    module = follow.names.of(put.module) if put is not None and put.module is not None else None
+    module = trace.names.of(put.module) if put is not None and put.module is not None else None
     evaluation = kind == "graph" and _evaluates(seen, put, by, one)
-    where = _where(one, put, look)
+    where = _where(one, put, scan)
     return Leak(
         one.name,
         kind,
@@ -256,27 +256,27 @@ def _evaluates(seen: _Survivors, put: StoringLine | None, by: int, one: Growth) 
 def _module(kept: list[Allocation]) -> str | None:
     """The module that most of it comes from, if there is such a one."""
     sums: Counter[str] = Counter()
-    for birth in kept:
-        if birth.op is not None and birth.op.module_type:
-            sums[birth.op.module] += birth.nbytes
+    for allocation in kept:
+        if allocation.op is not None and allocation.op.module_type:
+            sums[allocation.op.module] += allocation.nbytes
     name, most = sums.most_common(1)[0] if sums else (None, 0)
     return name if 2 * most >= sums.total() else None
 
 
-def _where(one: Growth, put: StoringLine | None, look: HolderScan) -> Where:
+def _where(one: Growth, put: StoringLine | None, scan: HolderScan) -> Where:
     """The line: of a cache, where it is declared; else as it was seen; else as the source says."""
-    cached = one.spots[0].thing if one.kind == "cache" else None
+    cached = one.holders[0].thing if one.kind == "cache" else None
     code = getattr(getattr(cached, "__wrapped__", None), "__code__", None)
     if code is not None:
         return at_site(Where(), Site(code.co_filename, code.co_firstlineno, code.co_name))
     if put is not None:
         return at_site(Where(), put.site)
-    return at_site(Where(), source.storing_line(look.files, one.name))
+    return at_site(Where(), source.storing_line(scan.files, one.name))
 
 
 def _names(one: Growth) -> tuple[str, ...]:
     """The holder, what it is a part of, and the parts that grow: `probe.seen`, `probe.seen['a']`."""
-    names = [one.name, *(spot.name for spot in one.spots[:8])]
+    names = [one.name, *(holder.name for holder in one.holders[:8])]
     names += [n for name in names for n in _prefixes(name)]
     return tuple(dict.fromkeys(names))
 
@@ -288,13 +288,13 @@ def _prefixes(name: str) -> Iterator[str]:
         yield name
 
 
-def _unnamed_leak(seen: _Survivors, look: HolderScan) -> tuple[Leak, ...]:
+def _unnamed_leak(seen: _Survivors, scan: HolderScan) -> tuple[Leak, ...]:
     """Memory stays with each step, and no name leads to it: who refers to it?"""
     if seen.bytes < SMALL or seen.steps < 3:
         return ()
     with _disable_current_modes():
         tensors = tensors_on({b.key for b in seen.kept})
-        holder = next((said for t in tensors[:3] if (said := holder_of(t, (tensors, seen.kept, look)))), "")
+        holder = next((said for t in tensors[:3] if (said := holder_of(t, (tensors, seen.kept, scan)))), "")
         grad = any(t.requires_grad for t in tensors)
     largest = max(seen.kept, key=lambda b: b.nbytes)
     where = at_site(Where(), largest.op.site) if largest.op is not None else Where()

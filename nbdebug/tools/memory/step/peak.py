@@ -22,57 +22,57 @@ MOST = 40
 """Modules and lines that are kept, the largest first."""
 
 
-def step_memory(follow: StepTrace, device: str) -> StepMemory:
+def step_memory(trace: StepTrace, device: str) -> StepMemory:
     """The step that ended last, on one device."""
-    ledger, told = follow.ledger, follow.meter.measured.get(device)
-    base = ledger.course.get(device, [(0, 0)])[0][1]
-    highest, event = ledger.peaks.get(device, (0, 0))
+    log, told = trace.log, trace.meter.measured.get(device)
+    base = log.course.get(device, [(0, 0)])[0][1]
+    highest, event = log.peaks.get(device, (0, 0))
     hidden = beside = 0
     op = None
     if told is not None:  # the allocator's own word: workspaces count, and what no tensor of ours holds
-        beside = max(0, follow.meter.base.get(device, base) - base)
+        beside = max(0, trace.meter.base.get(device, base) - base)
         measured, event, op, hidden = told
-        highest, hidden = measured - beside, max(0, measured - beside - _live_at(ledger.course[device], event))
-    elif device == "cpu" and follow.told[0] > highest - base:
-        hidden = follow.told[0] - (highest - base)
+        highest, hidden = measured - beside, max(0, measured - beside - _live_at(log.course[device], event))
+    elif device == "cpu" and trace.told[0] > highest - base:
+        hidden = trace.told[0] - (highest - base)
         highest += hidden
-    alive = [b for b in ledger.births if b.device == device and b.born <= event and (b.died or event + 1) > event]
-    uses = {id(b): use_of(b, follow) for b in alive}
+    alive = [b for b in log.allocations if b.device == device and b.start <= event and (b.end or event + 1) > event]
+    uses = {id(b): use_of(b, trace) for b in alive}
     at_peak = dict.fromkeys(CATEGORIES, 0)
-    for birth in alive:
-        at_peak[uses[id(birth)]] += birth.nbytes
+    for allocation in alive:
+        at_peak[uses[id(allocation)]] += allocation.nbytes
     at_peak["temporaries"] += hidden
     at_peak["other"] += beside
-    made = [b for b in ledger.births if b.device == device and b.born > ledger.began and b.op is not None]
-    op = op or next((b.op for b in reversed(alive) if b.born == event), None)
+    made = [b for b in log.allocations if b.device == device and b.start > log.began and b.op is not None]
+    op = op or next((b.op for b in reversed(alive) if b.start == event), None)
     return StepMemory(
         base=base + beside,
         peak=highest + beside,
-        after=ledger.live.get(device, 0) + beside,
+        after=log.live.get(device, 0) + beside,
         at_peak=at_peak,
         place=place_of(op),
-        modules=_modules(made, uses, follow),
+        modules=_modules(made, uses, trace),
         lines=_lines(made, uses),
-        state=tuple(sorted(follow.state.items(), key=lambda pair: -pair[1])[:MOST]),
-        course=downsample([(at - ledger.began, live + beside) for at, live in ledger.course.get(device, [])]),
+        state=tuple(sorted(trace.state.items(), key=lambda pair: -pair[1])[:MOST]),
+        course=downsample([(at - log.began, live + beside) for at, live in log.course.get(device, [])]),
         device=device,
-        measured_peak=_measured(follow, device, base),
-        phases={name: at - ledger.began for name, at in follow.phases.items()},
+        measured_peak=_measured(trace, device, base),
+        phases={name: at - log.began for name, at in trace.phases.items()},
         hidden=hidden,
-        hidden_in=base_name(follow.told[1]) if told is None else (op.name if op is not None else ""),
-        backwards=len(follow.backwards),
-        evaluated=follow.evaluated,
-        optimizers=follow.steps,
+        hidden_in=base_name(trace.told[1]) if told is None else (op.name if op is not None else ""),
+        backwards=len(trace.backwards),
+        evaluated=trace.evaluated,
+        optimizers=trace.steps,
         total=_total(device),
-        rows=follow.rows,
+        rows=trace.rows,
     )
 
 
-def _measured(follow: StepTrace, device: str, base: int) -> int | None:
-    told = follow.meter.measured.get(device)
+def _measured(trace: StepTrace, device: str, base: int) -> int | None:
+    told = trace.meter.measured.get(device)
     if told is not None:
         return told[0]
-    return base + follow.told[0] if follow.told[0] and device == "cpu" else None
+    return base + trace.told[0] if trace.told[0] and device == "cpu" else None
 
 
 def _total(device: str) -> int | None:
@@ -83,24 +83,26 @@ def _live_at(course: list[tuple[int, int]], event: int) -> int:
     return course[max(0, bisect.bisect_right(course, (event, 1 << 62)) - 1)][1]
 
 
-def use_of(birth: Allocation, follow: StepTrace) -> str:
+def use_of(allocation: Allocation, trace: StepTrace) -> str:
     """One of CATEGORIES: what a piece of memory that is alive at the peak is for."""
-    if birth.role:
-        return birth.role
-    if birth.step != follow.ledger.step or birth.op is None:
-        return "inputs" if birth.used and birth.born <= follow.ledger.event and birth.op is None else "other"
-    op = birth.op
+    if allocation.role:
+        return allocation.role
+    if allocation.step != trace.log.step or allocation.op is None:
+        return (
+            "inputs" if allocation.used and allocation.start <= trace.log.event and allocation.op is None else "other"
+        )
+    op = allocation.op
     if op.recomputed:
         return "activations"
     if op.during != "forward":
         return "temporaries"
-    if not birth.needs and op.module == "" and not follow.backwards_after(birth):
-        return "inputs" if birth.died is None else "temporaries"
-    until = follow.needed_until(birth)
-    lasts = birth.died is None or birth.died > until
+    if not allocation.needs and op.module == "" and not trace.backwards_after(allocation):
+        return "inputs" if allocation.end is None else "temporaries"
+    until = trace.needed_until(allocation)
+    lasts = allocation.end is None or allocation.end > until
     if not lasts:
         return "temporaries"
-    if birth.needs and op.grad:
+    if allocation.needs and op.grad:
         return "activations"
     return "activations" if op.module and op.grad else "inputs"
 
@@ -122,26 +124,26 @@ class _Sum:
         self.saved = self.made = self.most = self.activations = 0
         self.op, self.largest = op, 0
 
-    def add(self, birth: Allocation, use: str | None) -> None:
-        self.made += birth.nbytes
-        self.most = max(self.most, birth.nbytes)
+    def add(self, allocation: Allocation, use: str | None) -> None:
+        self.made += allocation.nbytes
+        self.most = max(self.most, allocation.nbytes)
         if use is not None:
-            self.saved += birth.nbytes
-            self.activations += birth.nbytes if use == "activations" else 0
-            if birth.nbytes > self.largest and birth.op is not None:
-                self.op, self.largest = birth.op, birth.nbytes
+            self.saved += allocation.nbytes
+            self.activations += allocation.nbytes if use == "activations" else 0
+            if allocation.nbytes > self.largest and allocation.op is not None:
+                self.op, self.largest = allocation.op, allocation.nbytes
 
     def part(self, name: str, where: Where) -> PeakPart:
         return PeakPart(name, self.saved, self.made, self.most, where, self.activations)
 
 
-def _modules(made: Iterable[Allocation], uses: dict[int, str], follow: StepTrace) -> tuple[PeakPart, ...]:
+def _modules(made: Iterable[Allocation], uses: dict[int, str], trace: StepTrace) -> tuple[PeakPart, ...]:
     """By module, each with all that is inside of it."""
     sums: dict[str, _Sum] = {}
-    for birth in made:
-        op: Any = birth.op
+    for allocation in made:
+        op: Any = allocation.op
         for name in _inclusive(op.module) if op.module_type else ():
-            sums.setdefault(name, _Sum(op)).add(birth, uses.get(id(birth)))
+            sums.setdefault(name, _Sum(op)).add(allocation, uses.get(id(allocation)))
     return _largest((s.part(name, place_of(s.op)) for name, s in sums.items()))
 
 
@@ -153,10 +155,10 @@ def _inclusive(name: str) -> list[str]:
 
 def _lines(made: Iterable[Allocation], uses: dict[int, str]) -> tuple[PeakPart, ...]:
     sums: dict[Site, _Sum] = {}
-    for birth in made:
-        op: Any = birth.op
+    for allocation in made:
+        op: Any = allocation.op
         if op.site is not None:
-            sums.setdefault(op.site, _Sum(op)).add(birth, uses.get(id(birth)))
+            sums.setdefault(op.site, _Sum(op)).add(allocation, uses.get(id(allocation)))
     places = ((s, at_site(place_of(s.op), site)) for site, s in sums.items())
     return _largest(s.part(where.place, where) for s, where in places)
 

@@ -32,16 +32,20 @@ from nbdebug.tools.memory.step.trace import StepTrace
 KIND = {"parameters": "parameter", "gradients": "gradient", "optimizer state": "optimizer state", "buffers": "buffer"}
 
 
-def kept_by_run(follow: StepTrace, names: Mapping[str, Any]) -> tuple[Holding, ...]:
+def kept_by_run(trace: StepTrace, names: Mapping[str, Any]) -> tuple[Holding, ...]:
     """The largest first, by the variable that it belongs to; what has no name is told by the line that made it."""
-    known = _owners(follow, names)
+    known = _owners(trace, names)
     groups: dict[tuple[str, str, str], list[tuple[str, Allocation]]] = {}
-    for birth in follow.ledger.births:
-        if birth.step == follow.ledger.step and birth.died is None and birth.born > follow.ledger.began:
-            claim = known.get(follow.ledger.place(birth))
-            kind = claim.kind if claim is not None else KIND.get(birth.role, "graph" if birth.needs else "unknown")
-            name, root = (claim.name, claim.root) if claim is not None else (_line(birth), _line(birth))
-            groups.setdefault((kind, root, birth.device), []).append((name, birth))
+    for allocation in trace.log.allocations:
+        if allocation.step == trace.log.step and allocation.end is None and allocation.start > trace.log.began:
+            owner = known.get(trace.log.place(allocation))
+            kind = (
+                owner.kind
+                if owner is not None
+                else KIND.get(allocation.role, "graph" if allocation.needs else "unknown")
+            )
+            name, root = (owner.name, owner.root) if owner is not None else (_line(allocation), _line(allocation))
+            groups.setdefault((kind, root, allocation.device), []).append((name, allocation))
     held = [_holding(kind, device, members) for (kind, _, device), members in groups.items()]
     return tuple(sorted(held, key=lambda h: -h.bytes))
 
@@ -55,20 +59,20 @@ def _holding(kind: str, device: str, members: list[tuple[str, Allocation]]) -> H
     )
 
 
-def _line(birth: Allocation) -> str:
-    place = at_site(Where(), birth.op.site).place if birth.op is not None else ""
+def _line(allocation: Allocation) -> str:
+    place = at_site(Where(), allocation.op.site).place if allocation.op is not None else ""
     return f"made in {place}" if place else "no name leads to it"
 
 
-def _owners(follow: StepTrace, names: Mapping[str, Any]) -> dict[TensorKey, Ownership]:
+def _owners(trace: StepTrace, names: Mapping[str, Any]) -> dict[TensorKey, Ownership]:
     """Whose a storage is, by its place."""
-    naming = OwnerIndex()
-    naming.models(follow.names.models)
-    naming.optimizers(follow.optimizers)
-    naming.variables(names)
-    naming.walk()
-    Graphs(naming).walk(live())
-    return {key: owned.claim for key, owned in naming.owned.items() if owned.claim is not None}
+    index = OwnerIndex()
+    index.models(trace.names.models)
+    index.optimizers(trace.optimizers)
+    index.variables(names)
+    index.walk()
+    Graphs(index).walk(live())
+    return {key: owned.owner for key, owned in index.owned.items() if owned.owner is not None}
 
 
 @dataclasses.dataclass
@@ -107,66 +111,66 @@ class StepsTraced:
         )
 
 
-def trace_steps(asked: StepRequest, course: StepsTraced) -> None:
+def trace_steps(request: StepRequest, course: StepsTraced) -> None:
     """Run the steps and fill in the course. What the step raises passes through; the course then tells how far it came.
 
     One more step runs where something grew: traced, for the line that puts it where it stays."""
     gc.collect()
-    with eager() as compiled, StepTrace(asked.models, asked.optimizers, asked.names) as follow:
+    with eager() as compiled, StepTrace(request.models, request.optimizers, request.names) as trace:
         course.unchecked += compiled
-        look: HolderScan | None = _scan(asked, course)
-        shown = asked.progress and asked.steps > 1
-        for number in progress_range(range(asked.steps), "mem", "steps", wanted=shown):
-            look = None
-            if not _trace_step(asked, follow, course, number):
+        scan: HolderScan | None = _scan(request, course)
+        shown = request.progress and request.steps > 1
+        for number in progress_range(range(request.steps), "mem", "steps", wanted=shown):
+            scan = None
+            if not _trace_step(request, trace, course, number):
                 break
-            look = _scan(asked, course)
-        if look is not None and len(course.after) > 1:
-            course.growth = leaks_of(asked, follow, look, course.sizes)
+            scan = _scan(request, course)
+        if scan is not None and len(course.after) > 1:
+            course.growth = leaks_of(request, trace, scan, course.sizes)
         elif course.memory is not None:
             with _disable_current_modes():
-                course.stays = kept_by_run(follow, asked.names)
-                course.growth = leaks_in_loop(follow, look) if look is not None else ()
-            if len(follow.turns) < ENOUGH:
+                course.stays = kept_by_run(trace, request.names)
+                course.growth = leaks_in_loop(trace, scan) if scan is not None else ()
+            if len(trace.iterations) < ENOUGH:
                 course.unchecked.append("Growth from step to step: it takes two runs (mem(step), %mem step())")
-        if follow.recorder.disabled_by:
+        if trace.recorder.disabled_by:
             course.unchecked.append(
-                f"A part of the run, because of a fault of nbdebug's own: {follow.recorder.disabled_by}"
+                f"A part of the run, because of a fault of nbdebug's own: {trace.recorder.disabled_by}"
             )
 
 
-def _trace_step(asked: StepRequest, follow: StepTrace, course: StepsTraced, number: int) -> bool:
+def _trace_step(request: StepRequest, trace: StepTrace, course: StepsTraced, number: int) -> bool:
     """One step; False where the data have come to their end."""
-    follow.begin_step(number)
+    trace.begin_step(number)
     try:
-        asked.step()
+        request.step()
     except StopIteration:
         if number == 0:
             raise
         return False
     finally:
-        follow.end_step(last=number == asked.steps - 1)
-        course.memory = step_memory(follow, asked.device or _busiest(follow))
+        trace.end_step(last=number == request.steps - 1)
+        course.memory = step_memory(trace, request.device or _busiest(trace))
     gc.collect()
-    kept = sum(b.nbytes for b in follow.ledger.survivors(number))
-    course.after.append((follow.ledger.live.get(course.memory.device, 0), kept, psutil.Process().memory_info().rss))
+    kept = sum(b.nbytes for b in trace.log.survivors(number))
+    course.after.append((trace.log.live.get(course.memory.device, 0), kept, psutil.Process().memory_info().rss))
     return True
 
 
-def _busiest(follow: StepTrace) -> str:
+def _busiest(trace: StepTrace) -> str:
     """The device whose memory the step used: an accelerator before the host."""
-    peaks = {device: high - follow.ledger.course[device][0][1] for device, (high, _) in follow.ledger.peaks.items()}
+    peaks = {device: high - trace.log.course[device][0][1] for device, (high, _) in trace.log.peaks.items()}
     used = {device: by for device, by in peaks.items() if by > 0} or peaks
     return max(used, key=lambda device: (not device.startswith("cpu"), used[device]), default="cpu")
 
 
-def _scan(asked: StepRequest, course: StepsTraced) -> HolderScan:
+def _scan(request: StepRequest, course: StepsTraced) -> HolderScan:
     with _disable_current_modes():
-        look = HolderScan(asked.names, asked.step, *asked.models.values())
-        look.files |= dict.fromkeys(asked.files)
-        count_graphs(look.spots.values())
-    course.sizes.append(look.sizes())
-    return look
+        scan = HolderScan(request.names, request.step, request.models)
+        scan.files |= dict.fromkeys(request.files)
+        count_graphs(scan.holders.values())
+    course.sizes.append(scan.sizes())
+    return scan
 
 
 @contextlib.contextmanager

@@ -40,9 +40,9 @@ class StepTrace:
     ):
         self.names, self.optimizers, self.variables = ModuleNames(models), dict(optimizers), variables or {}
         self.stack = ModuleStack(self.names, self._called)
-        self.ledger = AllocationLog()
-        self.meter, self.host, self.told = Meter(self.ledger), HostMeter(), (0, "")
-        self.recorder = Recorder(self.stack, [self.ledger, self.meter], lambda tensor, memory: None)
+        self.log = AllocationLog()
+        self.meter, self.host, self.told = Meter(self.log), HostMeter(), (0, "")
+        self.recorder = Recorder(self.stack, [self.log, self.meter], lambda tensor, memory: None)
         self.recorder.light = self.recorder.numbered = True
         self.engine = EngineWatch(self._backward_began, self._backward_ended)
         self.optimizing = OptimizerWatch(self._optimizer_begins, self._optimizer_done)
@@ -55,14 +55,14 @@ class StepTrace:
         self.backwards: list[int] = []
         self.calls: list[int] = []
         self.phases: dict[str, int] = {}
-        self.turns: list[tuple[int, int]] = []
+        self.iterations: list[tuple[int, int]] = []
         self.evaluated = self.steps = 0
-        self.ledger.evaluating = False
+        self.log.evaluating = False
 
     # -- attaching ----------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> StepTrace:
-        self.ledger.take_stock(self._grads())
+        self.log.take_stock(self._grads())
         with self._undo:  # where one can't be attached, those before it leave
             for watch in (self.stack, self.engine, self.optimizing):
                 self._undo.callback(watch.detach)
@@ -75,14 +75,14 @@ class StepTrace:
     def __exit__(self, *error: Any) -> None:
         self.host.stop()
         self._undo.close()
-        self.ledger.close()
+        self.log.close()
 
     def begin_step(self, step: int) -> None:
         with _disable_current_modes():
             self._clear()
             self.recorder.new_step(step)
             self._mark_models()
-            self.ledger.begin_step(step)
+            self.log.begin_step(step)
             self.meter.begin_step()
             self.told = (0, "")
             if step == 1 and self.meter.opaque and not self.meter.profiled:
@@ -102,7 +102,7 @@ class StepTrace:
         """Of the models, of the optimizers, and whatever leaf wanted a gradient; each once."""
         found: dict[int, torch.Tensor] = {id(p): p for m in self.names.models.values() for p in m.parameters()}
         found |= {id(p): p for o in self.optimizers.values() for g in o.param_groups for p in g["params"]}
-        found |= {id(p): p for ref in list(self.ledger.leaves.values()) if (p := ref()) is not None and p.requires_grad}
+        found |= {id(p): p for ref in list(self.log.leaves.values()) if (p := ref()) is not None and p.requires_grad}
         return list(found.values())
 
     def _grads(self) -> list[torch.Tensor]:
@@ -110,11 +110,11 @@ class StepTrace:
 
     def _mark_models(self) -> None:
         for parameter in self.parameters():
-            self.ledger.mark(parameter, "parameters")
-            self.ledger.mark(parameter.grad, "gradients")
+            self.log.mark(parameter, "parameters")
+            self.log.mark(parameter.grad, "gradients")
         for model in self.names.models.values():
             for buffer in model.buffers():
-                self.ledger.mark(buffer, "buffers")
+                self.log.mark(buffer, "buffers")
         for optimizer in self.optimizers.values():
             self._mark_state(optimizer)
 
@@ -122,20 +122,20 @@ class StepTrace:
         for parameter, kept in optimizer.state.items():
             tensors = tensors_in(list(kept.values()) if isinstance(kept, Mapping) else kept)
             for tensor in tensors:
-                self.ledger.mark(tensor, "optimizer state")
+                self.log.mark(tensor, "optimizer state")
             if isinstance(parameter, torch.Tensor):
                 self.state[self._name(parameter)] = sum(
-                    entry.nbytes for tensor in tensors for entry in self.ledger.enter(tensor)
+                    entry.nbytes for tensor in tensors for entry in self.log.enter(tensor)
                 )
 
-    def backwards_after(self, birth: Allocation) -> bool:
-        return bool(self.backwards) and self.backwards[-1] > birth.born
+    def backwards_after(self, allocation: Allocation) -> bool:
+        return bool(self.backwards) and self.backwards[-1] > allocation.start
 
-    def needed_until(self, birth: Allocation) -> int:
+    def needed_until(self, allocation: Allocation) -> int:
         """The event until which memory lives at least if a backward needs it: that backward's begin, or else the end
         of the model's call."""
-        ends = self.backwards if self.backwards_after(birth) else self.calls
-        return next((at for at in ends if at >= birth.born), birth.born)
+        ends = self.backwards if self.backwards_after(allocation) else self.calls
+        return next((at for at in ends if at >= allocation.start), allocation.start)
 
     def _name(self, parameter: torch.Tensor) -> str:
         known = self.names.owner(parameter)
@@ -145,18 +145,18 @@ class StepTrace:
 
     def _called(self, module: nn.Module, args: tuple, kwargs: dict, site: Site | None) -> None:
         """A model is called from outside of any: what it is given are inputs."""
-        self.phases.setdefault("forward", self.ledger.event)
+        self.phases.setdefault("forward", self.log.event)
         if self.names.of(module) is None and next(module.parameters(), None) is not None:
             self._meet(module)
         with _disable_current_modes():
-            self.ledger.evaluating = (
+            self.log.evaluating = (
                 not module.training
                 and torch.is_grad_enabled()
                 and bool(next((p for p in module.parameters() if p.requires_grad), None) is not None)
             )
-            self.evaluated += self.ledger.evaluating
+            self.evaluated += self.log.evaluating
             for tensor in tensors_in((args, kwargs)):
-                for entry in self.ledger.enter(tensor):
+                for entry in self.log.enter(tensor):
                     if not entry.role and not entry.needs:
                         entry.role = "inputs"
 
@@ -176,30 +176,30 @@ class StepTrace:
     def _returned(self, module: nn.Module, args: tuple, output: Any) -> None:
         """Comes after the stack's own hook: outside of any module now, a model's call has ended."""
         if not self.stack.inside:
-            self.calls.append(self.ledger.event)
+            self.calls.append(self.log.event)
             if not self.steps:
-                self.turns.append((self.ledger.event, _next_number()))
+                self.iterations.append((self.log.event, _next_number()))
 
     def _backward_began(self, call: Backward) -> None:
-        self.phases.setdefault("backward", self.ledger.event)
-        self.backwards.append(self.ledger.event)
-        self.ledger.evaluating = False
+        self.phases.setdefault("backward", self.log.event)
+        self.backwards.append(self.log.event)
+        self.log.evaluating = False
 
     def _backward_ended(self, call: Backward, result: Any) -> None:
         with _disable_current_modes():
             for gradient in self._grads() if call.accumulate else ():
-                self.ledger.mark(gradient, "gradients")
+                self.log.mark(gradient, "gradients")
 
     def _optimizer_begins(self, optimizer: Any, place: Any) -> None:
-        self.phases.setdefault("optimizer", self.ledger.event)
+        self.phases.setdefault("optimizer", self.log.event)
         if all(known is not optimizer for known in self.optimizers.values()):
             self.optimizers[self._variable(optimizer) or f"optimizer {len(self.optimizers)}"] = optimizer
         with _disable_current_modes():
             self._look_at_rows(optimizer)
 
     def _optimizer_done(self, optimizer: Any) -> None:
-        self.turns = [] if not self.steps else self.turns
-        self.turns.append((self.ledger.event, _next_number()))
+        self.iterations = [] if not self.steps else self.iterations
+        self.iterations.append((self.log.event, _next_number()))
         self.steps += 1
         with _disable_current_modes():
             self._mark_state(optimizer)
