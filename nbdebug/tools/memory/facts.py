@@ -1,13 +1,13 @@
-"""All that the rules of this chapter know: sizes in bytes, names and places; no tensors.
+"""All that the memory rules know: sizes in bytes, names and places; no tensors.
 
 MemoryFacts
-├── now: Held            what is held at this moment, by owner
+├── now: HeldMemory      what is held at this moment, by owner
 │   ├── holdings         one for each owner: kind, name, bytes
 │   └── devices          what the allocator says, one for each device
 ├── step: StepMemory     one step: its peak and what it is made of, by category, module and line
-├── growth: Growth …     what every step leaves behind, with its holder
-├── notebook: Kept …     what the notebook keeps by itself: outputs, tracebacks, displayed objects
-└── workers: Workers     what a loader's worker processes copy
+├── growth: Leak …       what every step leaves behind, with its holder
+├── notebook: KeptByNotebook …  what the notebook keeps by itself: outputs, tracebacks, displayed objects
+└── workers: LoaderWorkers      what a loader's worker processes copy
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """All that the notebook keeps by itself, with the bytes that nothing else of the user's holds, each counted once.
 
-An entry says what it is (`Kept`, plain data) and how to let go of it. Entries hold the things themselves: they must not
-outlive the call that made them.
+An entry says what it is (`KeptByNotebook`, plain data) and how to free it. Entries hold the things themselves and
+must not outlive the call that made them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """All that is held at this moment: every live tensor, once for each storage, with its owner by name.
 
-Nothing of the user's code runs, nothing is freed, and nothing that was met outlives the look.
+Nothing of the user's code runs, nothing is freed, and nothing that was met is held afterwards.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ LISTED = 1000
 
 
 class Inventory(NamedTuple):
-    """What was held, and what the look could not see. largest: (holding, bytes that its tensor shows of its storage) of
+    """What was held, and what it could not see. largest: (holding, bytes that its tensor shows of its storage) of
     the largest storages; roots: the variable that each holding belongs to, in the order of the holdings."""
 
     held: HeldMemory

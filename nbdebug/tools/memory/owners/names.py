@@ -42,11 +42,11 @@ class Ownership(NamedTuple):
         return self.head + self.tail
 
     def then(self, path: str) -> Ownership:
-        """The claim on a part."""
+        """The owner of a part."""
         return Ownership(self.kind, self.head + path, self.root, self.where, self.tail)
 
     def of(self, kind: str) -> Ownership:
-        """The claim as one of this kind. What only an output, a traceback or a graph leads to stays theirs."""
+        """The owner as one of this kind. What only an output, a traceback or a graph leads to stays theirs."""
         if self.kind in ("cell output", "traceback", "graph"):
             return self
         return Ownership(kind, self.head, self.root, self.where, self.tail)
@@ -130,7 +130,7 @@ _TENSORS = ("_parameters", "parameter"), ("_buffers", "buffer")
 
 
 class OwnerIndex:
-    """All names, and what they lead to. owned: by storage; keepers: (claim, node) of tensors that keep a graph; names:
+    """All names, and what they lead to. owned: by storage; keepers: (owner, node) of tensors that keep a graph; names:
     of all that was opened, and parameters: of each parameter, by id; whole: False where there was too much to open;
     unseen: saved tensors that this version of torch does not show."""
 
@@ -205,7 +205,7 @@ class OwnerIndex:
         return [self.met(piece) for piece in storages]
 
     def pieces(self, tensor: Any) -> tuple[StorageView, ...]:
-        """The storages of a tensor, which must outlive the look: they are remembered for it."""
+        """The storages of a tensor, which must outlive the index: they are remembered for it."""
         found = self._pieces.get(id(tensor))
         if found is None:
             found = self._pieces[id(tensor)] = pieces(tensor)

@@ -72,7 +72,7 @@ def array_pieces(array: Any) -> tuple[StorageView, ...]:
 
 
 def live() -> list[Any]:
-    """All tensors that Python knows of. The list holds them: it must not outlive the look."""
+    """All tensors that Python knows of. The list holds them: it must not outlive the caller."""
     things = gc.get_objects()
     kinds = {kind for kind in set(map(type, things)) if issubclass(kind, torch.Tensor)}
     return [thing for thing in things if type(thing) in kinds]

@@ -1,4 +1,4 @@
-"""The caching allocator of torch's CUDA device, as a model: what a sequence of births and deaths makes it reserve.
+"""The caching allocator of torch's CUDA device, as a model: what a sequence of allocations and frees makes it reserve.
 
 Rules (c10/cuda/CUDACachingAllocator.cpp, default settings, one stream): sizes are rounded up to 512 bytes. Up to 1 MiB
 comes from segments of 2 MiB; above, up to 10 MiB from segments of 20 MiB; above that a segment is the size rounded up
@@ -134,7 +134,7 @@ class Allocator:
 
 
 def replay(events: Sequence[int], sizes: Sequence[int], limit: int | None = None) -> Reserved:
-    """What a sequence of births (number) and deaths (~number) makes the allocator reserve; it ends where it fails."""
+    """What a sequence of allocations (number) and frees (~number) reserves; it ends where it fails."""
     allocator = Allocator(limit)
     pieces: dict[int, Stretch] = {}
     allocated = reserved = 0
@@ -325,7 +325,7 @@ def _autocast() -> Iterator[None]:
 
 
 class _Elsewhere(TorchFunctionMode):
-    """The user's `.cuda()`, `.to("cuda")` and `device="cuda"` stay where the mirror is."""
+    """The user's `.cuda()`, `.to("cuda")` and `device="cuda"` stay where the copy is."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -1,5 +1,4 @@
-"""What is asked for (a Job) and what is answered (a Prediction): plain numbers over the pieces of memory of a few
-steps."""
+"""What is asked for (FitRequest) and what is answered (Prediction), and batches of other sizes."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ class FitRequest:
 
     model: a Module, or a function that builds one; device: "cpu" or "cuda…"; half: the autocast dtype that fit itself
     puts around the loss, or None; accumulate: backwards before a step of the optimizer, each of `batch`; change:
-    applied to the mirror's model before the steps (a remedy), such as checkpointing its blocks; groups: entries that
+    applied to the copy of the model before the steps (a remedy), such as checkpointing its blocks; groups: entries that
     the optimizer's groups shall have instead of theirs."""
 
     model: Any
@@ -126,7 +125,7 @@ def resized(found: Prediction, sizes: list[int], cuda: bool) -> Prediction:
 
 
 def settle(trace: Trace) -> None:
-    """Give each block that has none yet its category, by when it was born and when it died."""
+    """Give each block that has none yet its category, by when it was allocated and freed."""
     died: dict[int, int] = {}
     for at, number in enumerate(trace.events):
         if number < 0:

@@ -111,7 +111,7 @@ def by_lines(job: FitRequest, known: dict[int, Prediction], limit: int, floor: i
 
 
 def same_sequence(first: Prediction, second: Prediction) -> bool:
-    """Whether two predictions are the same sequence of births; some deaths may change places."""
+    """Whether two predictions are the same sequence of allocations; some frees may change places."""
     return [b.op for b in first.trace.blocks] == [b.op for b in second.trace.blocks]
 
 

@@ -85,7 +85,7 @@ class MetaCopy:
                     held.update(before)  # type: ignore[arg-type]
 
     def optimizer(self, given: Any, parameters: Iterable[torch.Tensor], cuda: bool) -> torch.optim.Optimizer | None:
-        """The optimizer of the mirror: of the same class with the same groups, or made by the class or partial
+        """The optimizer of the copy: of the same class with the same groups, or made by the class or partial
         given."""
         if given is None:
             return None

@@ -1,8 +1,8 @@
-"""A training step over tensors without data: every piece of memory with its birth, its death, its size and its use.
+"""A training step over tensors without data: each block of memory with its allocation, its end, its size and its use.
 
-A dispatch mode sees each op below autograd, as a kernel would. A result whose storage is new is a birth; the storage's
-own end is its death. What a kernel takes besides its results is added by `hidden`, right behind the birth of the
-results and gone before the next op.
+A dispatch mode sees each op below autograd, as a kernel would. A result whose storage is new is an allocation; the
+storage's own end frees it. What a kernel takes besides its results is added by `workspaces`, right after the results,
+and freed before the next op.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class PredictedBlock:
 
 @dataclasses.dataclass
 class Trace:
-    """events: number of a block that is born, or its complement (~number) where it dies, in order; marks: (step, phase,
-    index of the first event)."""
+    """events: number of an allocated block, or its complement (~number) where it is freed, in order; marks:
+    (step, phase, index of the first event)."""
 
     blocks: list[PredictedBlock]
     events: array.array[int]
@@ -90,7 +90,7 @@ class Peak:
 
 
 class MetaRecorder(TorchDispatchMode):
-    """Records births and deaths on devices of one kind ("cpu", "cuda")."""
+    """Records allocations and frees on devices of one kind ("cpu", "cuda")."""
 
     def __init__(self, device: str, workspaces: Workspaces | None = None):
         super().__init__()

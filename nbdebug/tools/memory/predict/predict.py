@@ -1,4 +1,4 @@
-"""A prediction: the mirror of a training, a few steps recorded, and what the recording says.
+"""A prediction: a copy of the training without data, a few steps of it recorded, and what the recording says.
 
 Nothing is computed and nothing is allocated on a device; the user's model, optimizer, batch and random numbers are as
 before afterwards.

@@ -1,8 +1,8 @@
-"""The books of a step: each piece of memory is born in an op, and dies when nothing holds it any longer.
+"""The allocation log of a step: which op allocated each storage, and when nothing held it any longer.
 
-Tensors come and go on the same memory, so what is booked is the storage. A weak reference tells of its end. Memory that
-was there before the step, or that comes from outside of torch's ops (a loader's batch), enters the books when it is
-seen.
+Several tensors share one storage, so the storage is what is logged. A weak reference reports its end. Memory that is
+older than the step, or comes from outside torch's ops (a loader's batch), is logged when it is first seen. `Meter` and
+`HostMeter` are what the allocators themselves measure meanwhile.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROUNDED = 512
 
 
 class Allocation:
-    """One piece of memory. op: that made it (None: it came from outside); born, died: numbers of events, died None
+    """One piece of memory. op: that made it (None: it came from outside); start, end: numbers of events, end None
     while it lives; step: in which it came, -1 for what was there before; role: one of CATEGORIES where it is certain;
     needs: an operand of the op wanted a gradient; evaluation: made below a model in eval mode; used: by an op."""
 
@@ -52,8 +52,8 @@ class Allocation:
 
 
 class AllocationLog:
-    """A watcher for `observe.record.Recorder`. live: bytes by device; course: (event, live bytes) by device, since the
-    step began; peaks: the highest of it, (bytes, event)."""
+    """A watcher for `observe.recorder.Recorder`. live: bytes by device; course: (event, live bytes) by device,
+    since the step began; peaks: the highest of it, (bytes, event)."""
 
     def __init__(self) -> None:
         self.known: dict[int, Allocation] = {}
@@ -146,7 +146,7 @@ class AllocationLog:
     # -- what the recorder tells --------------------------------------------------------------------------------------
 
     def before(self, op: Op, schema: Schema, args: tuple, kwargs: dict) -> bool:
-        """Whether an operand wants a gradient; operands that were never seen enter the books."""
+        """Whether an operand wants a gradient; operands that were never seen are logged."""
         needs = False
         for tensor in argument_tensors(args, kwargs):
             if tensor.requires_grad:
@@ -207,7 +207,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 OPAQUE = frozenset({"mkldnn_rnn_layer", "scaled_dot_product_flash_attention_for_cpu", "embedding_bag"})
-"""Ops that take memory for themselves on the CPU; found by comparing the profiler's events with the ledger for some
+"""Ops that take memory for themselves on the CPU; found by comparing the profiler's events with the log for some
 forty layers. Convolutions do where oneDNN does not compute them."""
 _profiling: Any = torch.autograd
 
@@ -236,7 +236,7 @@ class Meter:
         return None
 
     def after(self, op: Op, schema: Schema, args: tuple, kwargs: dict, out: Any, kept: Any) -> None:
-        """Asked after the ledger has booked what the op made."""
+        """Asked after the log has what the op allocated."""
         if self.log.step == 0:
             self.profiled = self.profiled or torch._C._autograd._profiler_enabled()
             self.opaque = self.opaque or _opaque(schema.base, out)

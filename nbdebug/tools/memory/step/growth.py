@@ -26,7 +26,7 @@ from nbdebug.tools.memory.step.trace import StepTrace
 
 @dataclasses.dataclass
 class Growth:
-    """What grows. spots: that hold it, more than one where they lie in one container; items: a step adds so many;
+    """What grows. holders: of it, more than one where they lie in one container; items: a step adds so many;
     nodes: so many nodes of a graph; bytes: in tensors and arrays, of a step's items alone; own: of that, what would
     stay if the items had no graph; plain: in other Python objects."""
 
@@ -52,7 +52,7 @@ class Growth:
 
 
 def growths_of(last: HolderScan, sizes: list[dict[Key, int]], known: ReachabilityWalk) -> list[Growth]:
-    """What was longer after each of the last steps than before it. sizes: of the look before the first step, and of
+    """What was longer after each of the last steps than before it. sizes: of the scan before the first step, and of
     those after each. known: memory of models and optimizers, which is nobody's leak."""
     after = sizes[-min(3, len(sizes)) :]  # the first step may well fill things that stay as they are from then on
     growing = [holder for key, holder in last.holders.items() if _rises([s.get(key) for s in after])]
@@ -211,15 +211,15 @@ def distinct(found: list[Growth], share: float = 0.05) -> list[Growth]:
 
 
 ENOUGH = 6
-"""Turns; with fewer it may be a beginning."""
+"""Iterations; with fewer, memory may still be filling up."""
 SHARE = 0.8
-"""Of the turns, the first and the last left out, from which something must have stayed."""
+"""Of the iterations, without the first and the last, from which something must be left."""
 LOOKED_AT = 5000
 """Nodes of a graph, or members of a container, that are looked at."""
 
 
 def leaks_in_loop(trace: StepTrace, scan: HolderScan) -> tuple[Leak, ...]:
-    """What grew with nearly every turn; nothing where there were too few."""
+    """What grew with nearly every iteration of the cell's loop; nothing where there were too few."""
     iterations = len(trace.iterations)
     if iterations < ENOUGH:
         return ()
@@ -237,7 +237,7 @@ def leaks_in_loop(trace: StepTrace, scan: HolderScan) -> tuple[Leak, ...]:
 
 
 def _iterations_of_graph(holder: Holder, trace: StepTrace) -> set[int]:
-    """The turns in which the nodes of a tensor's graph were made."""
+    """The iterations in which the nodes of a tensor's graph were made."""
     ends = [number for _, number in trace.iterations]
     iterations = set[int]()
     for node in itertools.islice(graph_nodes([holder.thing.grad_fn]), LOOKED_AT):
@@ -303,7 +303,7 @@ def _leak(holder: Holder, trace: StepTrace, files: Iterable[str], iterations: in
 
 
 def _steady(trace: StepTrace) -> float:
-    """Bytes that a turn leaves, in the middle."""
+    """Bytes that an iteration leaves: the median."""
     ends = [event for event, _ in trace.iterations]
     sums = dict.fromkeys(range(1, len(ends) - 1), 0)
     for allocation in trace.log.survivors(trace.log.step):

@@ -85,7 +85,7 @@ OUTPUTS = ("Out", "_oh")
 class Holder:
     """Something that may grow: a container, or a slot with a tensor. kind: "list", "dict", "deque", "set", "cache",
     "hooks", "object" (its attributes) or "slot"; size: its length, for a slot how many nodes its graph has; within:
-    the spot it lies in, if that is a plain container."""
+    the holder it lies in, if that is a plain container."""
 
     __slots__ = ("bound", "kind", "label", "name", "owner", "size", "thing", "within")
 
@@ -110,7 +110,7 @@ SLOT = -1
 
 
 class HolderScan:
-    """One look. spots: by the identity of what was met; files: of the user's functions on the way; whole: False where
+    """One scan. holders: by the identity of what was met; files: of the user's functions on the way; whole: False where
     there was too much to see it all."""
 
     def __init__(self, names: Mapping[str, Any], step: Any, models: Mapping[str, Any]):
@@ -133,7 +133,7 @@ class HolderScan:
             self._visit(*self._todo.popleft())
 
     def sizes(self) -> dict[Key, int]:
-        """What is kept of a look that is over: lengths, nothing that holds memory."""
+        """What is kept of a scan that is over: lengths, nothing that holds memory."""
         return {key: holder.size for key, holder in self.holders.items()}
 
     def _visit(self, thing: Any, name: str, label: str, within: Holder | None, owner: Any) -> None:

@@ -1,4 +1,4 @@
-"""From the books to the facts of one step: how high it went, where, and what memory was used for at that moment."""
+"""From the allocation log to the facts of one step: its peak, where it was, and what memory was used for then."""
 
 from __future__ import annotations
 

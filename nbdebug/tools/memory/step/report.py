@@ -15,7 +15,7 @@ ROWS = 40
 
 
 def report_of(facts: MemoryFacts, question: str, subject: str) -> Report:
-    """The report on followed steps."""
+    """The report on traced steps."""
     findings = name_all(facts)
     return Report(
         question,

@@ -77,7 +77,7 @@ def _owners(trace: StepTrace, names: Mapping[str, Any]) -> dict[TensorKey, Owner
 
 @dataclasses.dataclass
 class StepRequest:
-    """What is to be followed. models, optimizers: by the user's names; names: the user's variables; steps: to run;
+    """What is to be traced. models, optimizers: by the user's names; names: the user's variables; steps: to run;
     device: to report on, or None for the one that is used most; files: of code that no function holds (a cell)."""
 
     step: Callable[[], Any]

@@ -1,4 +1,4 @@
-"""A step under watch: each op, each module call, backward and the optimizers tell the ledger what they did.
+"""A step under watch: each op, each module call, backward and the optimizers report to the allocation log.
 
 Nothing is changed for it: the hooks are torch's global ones, and all of them leave with the watch.
 """
@@ -29,7 +29,7 @@ ROWS = 10_000
 class StepTrace:
     """Follows steps while entered. backwards: the events at which a backward began; calls: at which a model's call
     ended; variables: the user's, for models that are made while it runs; evaluated: calls of a model in eval mode that
-    recorded a graph; turns: (event, number of the next autograd node) at which an optimizer, or where none steps a
+    recorded a graph; iterations: (event, number of the next autograd node) at which an optimizer, or where none steps a
     model, was done; steps: of optimizers; rows: (parameter, rows with a gradient, rows) of the largest table."""
 
     def __init__(
