@@ -268,6 +268,18 @@ def test_an_unknown_error_gets_its_tensors_and_no_guess() -> None:
     assert report.failed and "raise LookupError" in said
 
 
+def test_an_unknown_error_lists_few_tensors_those_of_its_line_first() -> None:
+    def step():
+        losses = [torch.tensor(float(i)) for i in range(30)]
+        others = {f"t{i}": torch.zeros(i) for i in range(30)}
+        count, last = 0, torch.ones(3)
+        return len(losses) + len(others) + last / (1 // count)
+
+    names = list(nbdebug.explain(caught(step), names={}).frame()["name"])
+    assert names[0] == "last" and len(names) <= 8
+    assert [name for name in names if "[" in name] == ["losses[0]", "losses[1]", "others['t0']", "others['t1']"]
+
+
 def wrong_name():
     picture = torch.zeros(3)
     return pictur + 1 if picture is not None else 0  # noqa: F821

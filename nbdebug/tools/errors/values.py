@@ -106,10 +106,11 @@ def _around(tree: ast.Module, line: int, column: int | None = None) -> ast.stmt 
     return min(found, key=lambda n: ((n.end_lineno or 0) - n.lineno, -n.col_offset), default=None)
 
 
-def operands(frame: Frame) -> Iterator[tuple[str, Any]]:
-    """(text, value) of what stands in the failing expression and has a value at hand: arguments and both sides of an
-    operator first, their parts after them. Each text once."""
-    node, seen = expression(frame), set()
+def operands(frame: Frame, *, whole: bool = False) -> Iterator[tuple[str, Any]]:
+    """(text, value) of the names, attributes and items in the failing expression whose value is known: arguments and
+    both sides of an operator first, their parts after them. Each text once. whole: of all its statement."""
+    line = statement(frame) if whole else None
+    node, seen = line if line is not None and not hasattr(line, "body") else expression(frame), set()
     for part in ast.walk(node) if node is not None else ():
         if isinstance(part, (ast.Name, ast.Attribute, ast.Subscript)):
             text = ast.unparse(part)
