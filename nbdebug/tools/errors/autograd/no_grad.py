@@ -105,6 +105,8 @@ def _facts(context: ErrorContext, what: str, code: FunctionSource, expression: A
         text, tensor, expression = input_at_fault(expression, code, roots, what)
     cut, no_path = _cut(context, what, expression, code)
     kind = NOT_A_TENSOR.search(context.message)
+    models = context.owners.models.items()
+    names = (f"{model_name}.{name}" for model_name, m in models for name, p in named_parameters(m) if p is tensor)
     return NoGradFacts(
         context.raised(),
         what,
@@ -113,12 +115,12 @@ def _facts(context: ErrorContext, what: str, code: FunctionSource, expression: A
         kind[1] if kind else None,
         cut,
         no_path,
-        tuple(name for name, model in context.owners.models.items() if attributes(model).get("training") is False),
+        tuple(name for name, model in models if attributes(model).get("training") is False),
         _counts(context),
         tuple(untracked(context)) if what == "no parameters" else (),
         _mean(tensor) if what == "not scalar" and tensor is not None else None,
         _result_of(expression, code, kind[1] == "NoneType") if kind and expression is not None else None,
-        next((name for name, p in _named_parameters(context) if p is tensor), None),
+        next(names, None),
     )
 
 
@@ -128,11 +130,6 @@ def _mean(tensor: Any) -> float | None:
         return None
     with torch.no_grad():
         return float(tensor.detach().double().mean())
-
-
-def _named_parameters(context: ErrorContext) -> Iterator[tuple[str, torch.Tensor]]:
-    for model_name, model in context.owners.models.items():
-        yield from ((f"{model_name}.{name}", parameter) for name, parameter in named_parameters(model))
 
 
 def _counts(context: ErrorContext) -> tuple[tuple[str, int, int], ...]:

@@ -443,19 +443,19 @@ def _loss(facts: ShapeFacts) -> str:
 
 def _class_loss(facts: ShapeFacts, scores: ShapeOperand, target: ShapeOperand) -> str:
     """Scores [rows, classes, ...] need class indices [rows, ...]."""
-    have, given = scores.shape or (), target.shape or ()
+    shape, classes = scores.shape or (), target.shape or ()
     both = f"{with_shape(scores)} and {with_shape(target)}"
-    expects = f"{op_name(facts)} expects class indices of shape {[*have[:1], *have[2:]]}"
-    if len(have) == 1:
+    expects = f"{op_name(facts)} expects class indices of shape {[*shape[:1], *shape[2:]]}"
+    if len(shape) == 1:
         one = f"{with_shape(scores)} is one row of scores for {op_name(facts)}"
         return f"{one}, but {with_shape(target)} is not one class index"
-    if len(given) == len(have):
+    if len(classes) == len(shape):
         return f"{with_shape(target)} has one axis too many: for {with_shape(scores)}, {expects}"
-    if have[:1] != given[:1]:
-        rows = f"the predictions have {count(have[0], 'row')}, the targets {given[0] if given else 1}"
+    if shape[:1] != classes[:1]:
+        rows = f"the predictions have {count(shape[0], 'row')}, the targets {classes[0] if classes else 1}"
         after = f"after a `{facts.batch_change.what}` " if facts.batch_change is not None else ""
         return f"{both} do not match: {after}{rows}"
-    if len(have) > 2 and have[:-1] == given:
+    if len(shape) > 2 and shape[:-1] == classes:
         axis = f"but {op_name(facts)} expects them on axis 1"
         return f"{with_shape(scores)} has its classes on the last axis, {axis}; the target is {with_shape(target)}"
     return f"{both} do not match: for such scores, {expects}"
