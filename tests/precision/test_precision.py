@@ -230,12 +230,12 @@ def test_where_no_op_stands_out_the_line_of_the_forward_or_of_the_call_is_named(
 
 def test_float64_says_how_far_off_float32_is_itself() -> None:
     report = asked(nn.Sequential(models.Calm(), models.Overflows(), nn.Linear(models.WIDTH, 1)))
-    assert any("float32 is good enough as the reference" in note for note in report.notes)
+    assert any("float32 is accurate enough as the reference" in note for note in report.notes)
     tables = {table.title: table for table in report.tables}
-    rows = {row[0]: row for row in tables["Every module, against the ends of the dtype"].rows}
+    rows = {row[0]: row for row in tables["Values and errors of each module"].rows}
     assert 0 < rows["0"][6] < 1e-4, "in percent"
     costs = tables["What a step costs"].rows
-    assert [row[0] for row in costs] == ["all in float32", "all in float16", "as found: `1` in float32"]
+    assert [row[0] for row in costs] == ["all in float32", "all in float16", "the set in float32"]
     assert all(row[1] > 0 for row in costs)
 
     class Cancels(nn.Module):
@@ -243,7 +243,7 @@ def test_float64_says_how_far_off_float32_is_itself() -> None:
             return (x + 3e6) - 3e6 + x
 
     off = asked(nn.Sequential(nn.Linear(8, 8), Cancels(), nn.Linear(8, 1)), dtype="bfloat16", tolerance=0.05)
-    said = next(note for note in off.notes if "float32 is itself off" in note)
+    said = next(note for note in off.notes if "float32 itself differs" in note)
     assert "`1`" in said and "may need float64" in said
 
 

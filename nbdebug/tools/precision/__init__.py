@@ -1,15 +1,18 @@
 """Half precision: which modules must stay in float32, why, and the proof.
 
-    copies   a copy of the model that runs in a dtype, by casting or under autocast, with some modules kept in float32
-    trial    one training step on such a copy: loss, gradients, what was not finite, time and memory
-    own_step a loss_fn that makes the whole step itself, let run up to the optimizer's step
-    measure  the same step in float32, and beside it each module's own step in half precision on the same inputs
-    exact    the step in float64, where it fits: how far off float32 is itself
-    order    is the loss scale taken out before gradients are clipped? Two runs with two scales tell
-    search   the smallest set of modules that has to be kept, by few trials; knows no torch
-    keep     the answer as something to use: `keep_fp32` on the user's own model
+    precision      the whole: `precision(model, batch, loss_fn)`
+    casting        a copy of the model that runs in a dtype, by casting or under autocast, with some modules kept in
+                   float32; and the answer as something to use: `keep_fp32` on the user's own model
+    trial          one training step on such a copy: loss, gradients, what was not finite, time and memory; also of a
+                   loss_fn that makes the whole step itself, up to the optimizer's step
+    compare        the same step in float32, and beside it each module's own step in half precision on the same inputs;
+                   and in float64, where it fits: how far off float32 is itself
+    search         the smallest set of modules that has to be kept, by few trials; knows no torch
+    causes         what goes wrong in each kept module, op by op
+    unscale_order  is the loss scale taken out before gradients are clipped? Two runs with two scales tell
+    facts, rules, report    from the numbers to the causes and to the report
 
-The user's model is never changed by looking. `facts` hold what was seen, `rules` name the cause.
+The user's model is never changed by looking.
 """
 
 from __future__ import annotations

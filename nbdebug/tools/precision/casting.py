@@ -1,8 +1,8 @@
 """A copy of a model that runs in a half precision dtype, with some of its modules kept in float32.
 
-"cast": parameters, buffers and whatever floating tensors its modules are given are cast to the dtype. "autocast":
-everything stays as it is and the step runs under torch.autocast. A module that is kept has float32 parameters and
-buffers, is given float32, runs without autocast, and gives back the dtype that it was given.
+"cast": parameters, buffers and the floating inputs of its modules are cast to the dtype. "autocast": everything stays
+as it is and the step runs under torch.autocast. A module that is kept has float32 parameters, buffers and inputs, runs
+without autocast, and returns the dtype of its input.
 
 Copies share the memory of weights that need no cast; buffers are always their own, since a forward may write to them.
 """
@@ -34,27 +34,27 @@ class CastCopies:
 
     def reference(self, dtype: torch.dtype) -> nn.Module:
         """A copy that runs in this dtype (float32 or float64) throughout."""
-        made = self._copy(dtype)
-        for module in made.modules():
-            module.register_forward_pre_hook(_casting(dtype), with_kwargs=True)
-        return made
+        model = self._copy(dtype)
+        for module in model.modules():
+            module.register_forward_pre_hook(_input_cast(dtype), with_kwargs=True)
+        return model
 
     def half(self, kept: Iterable[str] = ()) -> nn.Module:
         """A copy in half precision, with the modules of these names, and all that is in them, in float32. Run it within
         `running()`."""
-        inside = self._copy(self.dtype if self.mode == "cast" else None)
-        named = dict(inside.named_modules())
+        model = self._copy(self.dtype if self.mode == "cast" else None)
+        named = dict(model.named_modules())
         tops = [named[name] for name in kept]
         below = {id(module) for top in tops for module in top.modules()}
         originals = dict(self.model.named_modules())
         for name, module in named.items():
             if id(module) in below:
-                self._put_back(module, originals[name])
+                self._use_float32(module, originals[name])
             elif self.mode == "cast":
-                module.register_forward_pre_hook(_casting(self.dtype), with_kwargs=True)
+                module.register_forward_pre_hook(_input_cast(self.dtype), with_kwargs=True)
         for top in tops:
-            hold(top, self.dtype if self.mode == "cast" else None)
-        return inside
+            keep_in_float32(top, self.dtype if self.mode == "cast" else None)
+        return model
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -81,7 +81,7 @@ class CastCopies:
             self._cast[key] = _to(parameter.detach(), dtype)
         return nn.Parameter(self._cast[key], requires_grad=parameter.requires_grad)
 
-    def _put_back(self, module: nn.Module, original: nn.Module) -> None:
+    def _use_float32(self, module: nn.Module, original: nn.Module) -> None:
         """A module's own parameters and buffers, in float32. A weight that is tied to a module in half is untied."""
         for name, parameter in original._parameters.items():
             if parameter is not None and parameter.is_floating_point():
@@ -110,8 +110,8 @@ class InFloat32:
         args, kwargs = cast((args, kwargs), torch.float32)
         with torch.autocast(device.type, enabled=False):
             output = (self.own or types.MethodType(type(self.module).forward, self.module))(*args, **kwargs)
-        wanted = first.dtype if first is not None else self.back
-        return output if wanted is None else cast(output, wanted)
+        dtype = first.dtype if first is not None else self.back
+        return output if dtype is None else cast(output, dtype)
 
     def undo(self) -> None:
         """Give the module back the forward that it had."""
@@ -121,12 +121,12 @@ class InFloat32:
             self.module.forward = self.own
 
 
-def hold(module: nn.Module, back: torch.dtype | None) -> Callable[[], None]:
-    """Let a module run in float32 whatever is around it, and give what undoes it. Its class, its hooks and its
+def keep_in_float32(module: nn.Module, back: torch.dtype | None) -> Callable[[], None]:
+    """Make a module run in float32 whatever is around it, and return what undoes it. Its class, its hooks and its
     state_dict stay as they are; its `forward` is replaced on the instance."""
-    held = InFloat32(module, back)
-    module.forward = held
-    return held.undo
+    forward = InFloat32(module, back)
+    module.forward = forward
+    return forward.undo
 
 
 def cast(tree: Any, dtype: torch.dtype) -> Any:
@@ -134,7 +134,7 @@ def cast(tree: Any, dtype: torch.dtype) -> Any:
     return tree_map(lambda leaf: _to(leaf, dtype) if isinstance(leaf, torch.Tensor) else leaf, tree)
 
 
-def _casting(dtype: torch.dtype) -> Callable[..., tuple[tuple, dict]]:
+def _input_cast(dtype: torch.dtype) -> Callable[..., tuple[tuple, dict]]:
     def before(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         return cast(args, dtype), cast(kwargs, dtype)
 
@@ -160,7 +160,7 @@ class KeptInFloat32:
             dtypes = [(t, t.dtype) for t in (*module.parameters(), *module.buffers()) if t.is_floating_point()]
             half = next((d for _, d in dtypes if d != torch.float32), None)
             module.float()
-            self._undo += [hold(module, half), lambda kept=dtypes: _give_back(kept)]  # type: ignore[misc]
+            self._undo += [keep_in_float32(module, half), lambda dtypes=dtypes: _restore_dtypes(dtypes)]  # type: ignore[misc]
 
     def remove(self) -> None:
         """Let the modules run as before, their weights in the dtype that they had."""
@@ -184,26 +184,26 @@ def keep_fp32(model: nn.Module, modules: str | Iterable[str]) -> KeptInFloat32:
     floating inputs are cast to float32 and floating outputs back to the dtype of the first input, and weights become
     float32 (of a model that was cast: create the optimizer afterwards). `state_dict` keeps its keys; nothing else of
     the model changes.
-    Returns a Kept, to be undone by `.remove()` or used as a context manager. Raises TypeError where the model is no
-    Module, ValueError for a name that fits nothing.
+    Returns a KeptInFloat32, to be undone by `.remove()` or used as a context manager. Raises TypeError where the model
+    is no Module, ValueError for a name that matches nothing.
     """
     check_model(model, "keep_fp32(model, modules)")
-    wanted = [modules] if isinstance(modules, str) else list(modules)
+    patterns = [modules] if isinstance(modules, str) else list(modules)
     known = [name for name, _ in model.named_modules()]
-    found: list[str] = []
-    for pattern in wanted:
-        fits = [pattern] if pattern in known else fnmatch.filter(known, pattern)
-        if not fits:
+    chosen: list[str] = []
+    for pattern in patterns:
+        matches = [pattern] if pattern in known else fnmatch.filter(known, pattern)
+        if not matches:
             raise ValueError(f"no module of the model is called {pattern!r}")
-        found += fits
+        chosen += matches
     tops = [
         name
         for name in known
-        if name in found and not any(other != name and (not other or name.startswith(other + ".")) for other in found)
+        if name in chosen and not any(other != name and (not other or name.startswith(other + ".")) for other in chosen)
     ]
     return KeptInFloat32(model, tuple(tops))
 
 
-def _give_back(kept: list[tuple[torch.Tensor, torch.dtype]]) -> None:
-    for tensor, dtype in kept:
+def _restore_dtypes(dtypes: list[tuple[torch.Tensor, torch.dtype]]) -> None:
+    for tensor, dtype in dtypes:
         tensor.data = tensor.data.to(dtype)

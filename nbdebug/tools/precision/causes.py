@@ -22,9 +22,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from nbdebug.observe.locations import USER, Site, at_site, kind_of, locate
 from nbdebug.observe.tensors import base_name
 from nbdebug.report import Where
-from nbdebug.tools.precision import compare as exact
 from nbdebug.tools.precision.casting import CastCopies, cast
-from nbdebug.tools.precision.compare import ReferenceRun
+from nbdebug.tools.precision.compare import ReferenceRun, compare_with_float64
 from nbdebug.tools.precision.facts import (
     Culprit,
     HalfEvent,
@@ -38,36 +37,18 @@ from nbdebug.tools.precision.search import MinimalSetSearch, Tree
 from nbdebug.tools.precision.trial import HalfTrials, TrialOutcome, norm_off, off
 
 MOST = 12
-"""Events of one module that are kept."""
+"""Events of one module that are recorded."""
 LOST = 0.05
-"""Share of an op's values that become zero from which it is told."""
+"""Share of an op's values that become zero, from which it is an event."""
 MOVES = frozenset(
-    {
-        "to",
-        "copy",
-        "clone",
-        "view",
-        "expand",
-        "slice",
-        "select",
-        "transpose",
-        "permute",
-        "detach",
-        "t",
-        "unsqueeze",
-        "squeeze",
-        "masked_fill",
-        "where",
-        "full",
-        "full_like",
-        "scalar_tensor",
-    }
+    "to copy clone view expand slice select transpose permute detach t unsqueeze squeeze masked_fill where full "
+    "full_like scalar_tensor".split()
 )
 """Ops that compute nothing, or put constants where the user wants them."""
 
 
-class Ops(TorchDispatchMode):
-    """Watches ops in half precision. events: what was seen, in order."""
+class HalfOps(TorchDispatchMode):
+    """Watches ops in half precision. events: in order."""
 
     def __init__(self, dtype: torch.dtype, phase: str = "forward", module: str = ""):
         super().__init__()
@@ -84,76 +65,74 @@ class Ops(TorchDispatchMode):
         if len(self.events) < MOST and name not in MOVES and not op._schema.name.split("::")[-1].endswith("_"):
             halves = [t for t in tree_leaves(output) if isinstance(t, torch.Tensor) and t.dtype == self.dtype]
             if halves:
-                self._look(op, name, args, kwargs, halves)
+                self._examine(op, name, args, kwargs, halves)
         return output
 
-    def _look(self, op: Any, name: str, args: tuple, kwargs: dict, halves: list[torch.Tensor]) -> None:
-        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.is_floating_point()]
-        numbers = [v for v in tree_leaves((args, kwargs)) if isinstance(v, float)]
-        guards = [v for v in numbers if v and abs(v) < self.smallest]
+    def _examine(self, op: Any, name: str, args: tuple, kwargs: dict, halves: list[torch.Tensor]) -> None:
+        operands = [t for t in tree_leaves((args, kwargs)) if _is_float(t)]
+        rng_states = [v for v in tree_leaves((args, kwargs)) if isinstance(v, float)]
+        guards = [v for v in rng_states if v and abs(v) < self.smallest]
         if guards and name in ("add", "clamp_min", "clamp", "maximum", "sub"):
             self._note("guard", name, min(guards, key=abs), 1.0)
-        if any(not bool(t.isfinite().all()) for t in given) or not all(map(math.isfinite, numbers)):
+        if any(not bool(t.isfinite().all()) for t in operands) or not all(map(math.isfinite, rng_states)):
             return
         with contextlib.suppress(Exception):  # an op that float32 operands do not suit tells nothing
-            wanted = [
-                t
-                for t in tree_leaves(op(*cast(args, torch.float32), **cast(kwargs, torch.float32)))
-                if isinstance(t, torch.Tensor) and t.is_floating_point()
-            ]
-            for got, full in zip(halves, wanted):
-                self._compare(name, got, full)
+            outputs = tree_leaves(op(*cast(args, torch.float32), **cast(kwargs, torch.float32)))
+            for half, full in zip(halves, filter(_is_float, outputs)):
+                self._compare(name, half, full)
 
-    def _compare(self, name: str, got: torch.Tensor, full: torch.Tensor) -> None:
-        beyond = ~got.isfinite() & full.isfinite()
+    def _compare(self, name: str, half: torch.Tensor, full: torch.Tensor) -> None:
+        beyond = ~half.isfinite() & full.isfinite()
         if bool(beyond.any()):
             self._note("overflow", name, float(full[beyond].abs().max()), float(beyond.double().mean()))
             return
-        lost = (got == 0) & (full != 0)
+        lost = (half == 0) & (full != 0)
         share = float(lost.double().mean()) if lost.numel() else 0.0
         if share > LOST:
             self._note("underflow", name, float(full[lost].abs().max()), share)
 
     def _note(self, what: str, op: str, size: float, share: float) -> None:
-        found = locate()  # a line that is around all of this is not the op's: the op is in code of torch's
-        site = found.library if found.user == self.outside.user else found.site
-        where = _where(site, self.phase, self.module, op)
+        stack = locate()  # a line that is around all of this is not the op's: the op is in code of torch's
+        site = stack.library if stack.user == self.outside.user else stack.site
+        where = at_site(Where(phase=self.phase, module=self.module, op=op), site)
         self.events.append(HalfEvent(what, op, size, share, self.phase, where))
 
 
-def look(
+def module_events(
     names: Iterable[str], copies: CastCopies, trials: HalfTrials
 ) -> dict[str, tuple[tuple[HalfEvent, ...], Where]]:
     """For each of these modules (none of them in another), what its ops do in half precision: forward, then backward,
     in the step's first call of it; and the line to show where none of them stands out: that of its forward, or for a
     module of torch's that which calls it. One float32 step gives the inputs and gradients of all."""
     reference, half = copies.reference(torch.float32), copies.half()
-    seen: dict[str, dict[str, Any]] = {name: {} for name in names}
-    for name, known in seen.items():
-        reference.get_submodule(name).register_forward_hook(_noting(known), with_kwargs=True)
+    calls: dict[str, dict[str, Any]] = {name: {} for name in names}
+    for name, call in calls.items():
+        reference.get_submodule(name).register_forward_hook(_recorder(call), with_kwargs=True)
     trials.run(reference)
-    found: dict[str, tuple[tuple[HalfEvent, ...], Where]] = {}
-    for name, known in seen.items():
-        if "given" not in known:
-            found[name] = (), Where(phase="forward", module=name)
+    events: dict[str, tuple[tuple[HalfEvent, ...], Where]] = {}
+    for name, call in calls.items():
+        if "inputs" not in call:
+            events[name] = (), Where(phase="forward", module=name)
             continue
         with trials.same_numbers(), torch.enable_grad():
-            events = tuple(_again(name, half.get_submodule(name), copies, known))
-        known["given"] = known["gradients"] = None
-        found[name] = events, _where(known["site"], "forward", name)
-    return found
+            own = tuple(_events_of_call(name, half.get_submodule(name), copies, call))
+        call["inputs"] = call["gradients"] = None
+        events[name] = own, at_site(Where(phase="forward", module=name), call["site"])
+    return events
 
 
-def _noting(seen: dict[str, Any]) -> Callable[..., None]:
+def _recorder(call: dict[str, Any]) -> Callable[..., None]:
+    """A hook that saves a module's first call: its inputs, its site, and the gradients of its outputs."""
+
     def after(module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
-        if "given" in seen:
+        if "inputs" in call:
             return
-        seen["site"] = _forward_of(module) or locate().site
-        seen["given"] = tree_map(_kept, (args, kwargs))
+        call["site"] = _forward_of(module) or locate().site
+        call["inputs"] = tree_map(_copy, (args, kwargs))
         floats = [t for t in tree_leaves(output) if isinstance(t, torch.Tensor) and t.requires_grad]
-        seen["gradients"] = [None] * len(floats)
+        call["gradients"] = [None] * len(floats)
         for place, tensor in enumerate(floats):
-            tensor.register_hook(lambda g, place=place: seen["gradients"].__setitem__(place, g.detach().clone()))
+            tensor.register_hook(lambda g, place=place: call["gradients"].__setitem__(place, g.detach().clone()))
 
     return after
 
@@ -166,20 +145,16 @@ def _forward_of(module: nn.Module) -> Site | None:
     return Site(code.co_filename, code.co_firstlineno, code.co_name)
 
 
-def _where(site: Site | None, phase: str, module: str, op: str | None = None) -> Where:
-    return at_site(Where(phase=phase, module=module, op=op), site)
-
-
-def _again(name: str, half: nn.Module, copies: CastCopies, seen: dict[str, Any]) -> Iterator[HalfEvent]:
-    args, kwargs = tree_map(lambda v: v.requires_grad_() if _differentiable(v) else v, seen["given"])
-    forward, backward = Ops(copies.dtype, "forward", name), Ops(copies.dtype, "backward", name)
+def _events_of_call(name: str, half: nn.Module, copies: CastCopies, call: dict[str, Any]) -> Iterator[HalfEvent]:
+    args, kwargs = tree_map(lambda v: v.requires_grad_() if _is_float(v) else v, call["inputs"])
+    forward, backward = HalfOps(copies.dtype, "forward", name), HalfOps(copies.dtype, "backward", name)
     if copies.mode == "cast":
         yield from _cast_weights(name, copies)
     with contextlib.suppress(RuntimeError, TypeError, ValueError):
         with forward, copies.running():
             output = half(*args, **kwargs)
-        made = [t for t in tree_leaves(output) if isinstance(t, torch.Tensor) and t.requires_grad]
-        pairs = [(t, g.to(t.dtype)) for t, g in zip(made, seen["gradients"]) if g is not None]
+        outputs = [t for t in tree_leaves(output) if isinstance(t, torch.Tensor) and t.requires_grad]
+        pairs = [(t, g.to(t.dtype)) for t, g in zip(outputs, call["gradients"]) if g is not None]
         if pairs and all(bool(t.isfinite().all()) for t, _ in pairs):
             with backward:
                 torch.autograd.backward([t for t, _ in pairs], [g for _, g in pairs])
@@ -197,55 +172,56 @@ def _cast_weights(name: str, copies: CastCopies) -> Iterator[HalfEvent]:
                 yield HalfEvent("overflow", f"cast of {own}", size, where=Where(phase="parameter", module=name))
 
 
-def rounded(name: str, copies: CastCopies, kept: frozenset[str]) -> nn.Module:
+def with_rounded_inputs(name: str, copies: CastCopies, kept: frozenset[str]) -> nn.Module:
     """A copy in which this module computes in float32, and only its inputs and buffers are rounded to the dtype first
     (whole numbers too)."""
-    made = copies.half(kept)
-    module = made.get_submodule(name)
+    model = copies.half(kept)
+    module = model.get_submodule(name)
     for part in module.modules():
         for key, buffer in part._buffers.items():
-            if buffer is not None:
-                part._buffers[key] = _rounded(buffer, copies.dtype)
+            part._buffers[key] = _rounded(buffer, copies.dtype)
     own = module.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = tree_map(
-            lambda v: _rounded(v, copies.dtype) if isinstance(v, torch.Tensor) else v, (args, kwargs)
-        )
+        args, kwargs = tree_map(lambda v: _rounded(v, copies.dtype), (args, kwargs))
         return own(*args, **kwargs)
 
     module.forward = forward
-    return made
+    return model
 
 
-def _rounded(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return tensor if tensor.dtype == torch.bool or tensor.is_complex() else tensor.to(dtype).to(tensor.dtype)
+def _rounded(value: Any, dtype: torch.dtype) -> Any:
+    if not isinstance(value, torch.Tensor) or value.dtype == torch.bool or value.is_complex():
+        return value
+    return value.to(dtype).to(value.dtype)
 
 
-def _kept(value: Any) -> Any:
+def _copy(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 
-def _differentiable(value: Any) -> bool:
+def _is_float(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
 SCALES = (2.0**10, 2.0**16)
 """Loss scales to try: a usual one for networks that need little, and GradScaler's first one."""
 QUICK = 0.5
-"""Seconds of a step that is made once more for its time."""
+"""Seconds of a step up to which it is run once more for its time."""
 CULPRITS = 16
-"""So many kept modules are looked into."""
+"""So many kept modules are examined op by op."""
 
 
-def step_of(outcome: TrialOutcome, reference: TrialOutcome) -> HalfStep:
+def half_step(outcome: TrialOutcome, reference: TrialOutcome) -> HalfStep:
     """The plain facts of an outcome."""
     bad = [loss for loss in outcome.losses if not math.isfinite(loss)]
     loss = bad[0] if bad else outcome.losses[0] if outcome.losses else math.nan
     return HalfStep(loss, off(outcome, reference), outcome.bad, outcome.seconds, outcome.memory, outcome.error)
 
 
-def timed(trials: HalfTrials, model: nn.Module, around: Callable[[], Any] = contextlib.nullcontext) -> TrialOutcome:
+def best_of_two(
+    trials: HalfTrials, model: nn.Module, around: Callable[[], Any] = contextlib.nullcontext
+) -> TrialOutcome:
     """A step, made twice where it is quick: the first time warms up, the better time counts."""
     outcome = trials.run(model, around)
     if outcome.error or outcome.seconds > QUICK:
@@ -253,14 +229,14 @@ def timed(trials: HalfTrials, model: nn.Module, around: Callable[[], Any] = cont
     return dataclasses.replace(outcome, seconds=min(outcome.seconds, trials.run(model, around).seconds))
 
 
-def first(
-    copies: CastCopies, trials: HalfTrials, measured: ReferenceRun, tolerance: float, optimizer: Any
+def facts_before_search(
+    copies: CastCopies, trials: HalfTrials, reference: ReferenceRun, tolerance: float, optimizer: Any
 ) -> PrecisionFacts:
     """The facts before the search."""
     info = torch.finfo(copies.dtype)
-    plain = timed(trials, copies.reference(torch.float32))  # again, with nothing beside it
-    half = timed(trials, copies.half(), copies.running)
-    double = exact.look(copies, trials, plain)
+    plain = best_of_two(trials, copies.reference(torch.float32))  # again, with nothing beside it
+    half = best_of_two(trials, copies.half(), copies.running)
+    double = compare_with_float64(copies, trials, plain)
     errors = {} if isinstance(double, str) else double.errors
     unchecked = (f"How far off float32 itself is, against float64: {double}",) if isinstance(double, str) else ()
     modules = tuple(
@@ -278,7 +254,7 @@ def first(
             s.leaf,
             errors.get(s.name),
         )
-        for s in measured.modules.values()
+        for s in reference.modules.values()
     )
     return PrecisionFacts(
         str(copies.dtype).removeprefix("torch."),
@@ -286,8 +262,8 @@ def first(
         tolerance,
         info.max,
         info.tiny,
-        step_of(plain, measured.outcome),
-        step_of(half, measured.outcome),
+        half_step(plain, reference.outcome),
+        half_step(half, reference.outcome),
         modules=modules,
         scaling=_scaling(half, copies, trials, plain),
         epsilon=_epsilon(optimizer, copies),
@@ -296,16 +272,16 @@ def first(
     )
 
 
-def tree(model: nn.Module, measured: ReferenceRun) -> Tree:
+def module_tree(model: nn.Module, reference: ReferenceRun) -> Tree:
     plain = [name for name, module in model.named_modules() if type(module) is nn.Sequential]
-    return Tree([name for name, _ in model.named_modules()], ["", *measured.modules], plain)
+    return Tree([name for name, _ in model.named_modules()], ["", *reference.modules], plain)
 
 
-def finished(
+def facts_after_search(
     facts: PrecisionFacts,
     copies: CastCopies,
     trials: HalfTrials,
-    measured: ReferenceRun,
+    reference: ReferenceRun,
     kept: tuple[str, ...],
     tried: tuple[Tried, ...],
     tries: MinimalSetSearch,
@@ -317,10 +293,10 @@ def finished(
     )
     if not kept:
         return facts
-    mixed = step_of(timed(trials, copies.half(kept), copies.running), measured.outcome)
-    seen = look(kept[:CULPRITS], copies, trials)
+    mixed = half_step(best_of_two(trials, copies.half(kept), copies.running), reference.outcome)
+    events = module_events(kept[:CULPRITS], copies, trials)
     culprits = tuple(
-        _culprit(name, *seen[name], copies, trials, measured, frozenset(kept), facts.tolerance) for name in seen
+        _culprit(name, *events[name], copies, trials, reference, frozenset(kept), facts.tolerance) for name in events
     )
     more = (f"What goes wrong in {len(kept) - CULPRITS} further modules",) if len(kept) > CULPRITS else ()
     return dataclasses.replace(facts, mixed=mixed, culprits=culprits, unchecked=facts.unchecked + more)
@@ -332,24 +308,25 @@ def _culprit(
     place: Where,
     copies: CastCopies,
     trials: HalfTrials,
-    measured: ReferenceRun,
+    reference: ReferenceRun,
     kept: frozenset[str],
     tolerance: float,
 ) -> Culprit:
     without = trials.run(copies.half(kept - {name}), copies.running)
-    wrong = None
+    rounded = None
     if not any(e.what == "overflow" for e in events):
-        wrong = off(trials.run(rounded(name, copies, kept), copies.running), measured.outcome) > tolerance
-    seen = measured.modules.get(name)
+        outcome = trials.run(with_rounded_inputs(name, copies, kept), copies.running)
+        rounded = off(outcome, reference.outcome) > tolerance
+    measurement = reference.modules.get(name)
     kind = type(copies.model.get_submodule(name)).__name__
     return Culprit(
         name,
         kind,
-        off(without, measured.outcome),
+        off(without, reference.outcome),
         events,
-        wrong,
-        seen.error if seen else 0.0,
-        seen.largest if seen else 0.0,
+        rounded,
+        measurement.error if measurement else 0.0,
+        measurement.largest if measurement else 0.0,
         without.bad,
         place,
         without.error,
@@ -379,8 +356,8 @@ def _lost(outcome: TrialOutcome, reference: TrialOutcome) -> list[str]:
 
 def _epsilon(optimizer: Any, copies: CastCopies) -> tuple[float, str, str] | None:
     """An epsilon that is zero in the dtype of the weights that the optimizer updates: (epsilon, class, dtype)."""
-    given = optimizer if isinstance(optimizer, (list, tuple)) else [optimizer] if optimizer is not None else []
-    for one in given:
+    optimizers = optimizer if isinstance(optimizer, (list, tuple)) else [optimizer] if optimizer is not None else []
+    for one in optimizers:
         for group in one.param_groups:
             eps = group.get("eps")
             dtypes = {p.dtype for p in group["params"]}

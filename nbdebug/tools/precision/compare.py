@@ -1,7 +1,7 @@
 """The step in float32, and beside every module call the same call in half precision, on the same inputs.
 
-What a module does by itself to its values is seen so, apart from what others did before it: whether its output is
-finite, how far it is off, how much of it is lost to zero. Those that stand out are suspects; the search proves them.
+So each module is measured by itself, apart from the modules before it: whether its output is finite, how far it is off,
+how much of it becomes zero. Those that stand out are suspects; the search proves them.
 """
 
 from __future__ import annotations
@@ -51,23 +51,24 @@ class ModuleMeasurement:
         return self.broken or self.error > WRONG
 
 
-FAULTS = (RuntimeError, TypeError, ValueError, KeyError, IndexError)
-"""What a module may raise when it is called by itself in half precision: then nothing is known of it from here."""
+ERRORS = (RuntimeError, TypeError, ValueError, KeyError, IndexError)
+"""What a module may raise when it is called by itself in half precision: then it is not measured."""
 
 
 @dataclasses.dataclass
 class _ModuleCall:
-    """A call of a module that runs: what it is given, the random numbers that it begins with, and what the same call
-    has given in half precision."""
+    """A call of a module that runs: its inputs, the random numbers that it begins with, and the output of the same call
+    in half precision."""
 
     args: tuple
     kwargs: dict
-    random: list[Any]
+    rng: list[Any]
     output: list[Any] = dataclasses.field(default_factory=list)
 
 
 class ReferenceRun:
-    """Runs the reference with everything beside it. modules: a Seen for each that was called, in order of calls."""
+    """Runs the reference with everything beside it. modules: a measurement for each that was called, in order of "
+    "calls."""
 
     def __init__(self, copies: CastCopies, trials: HalfTrials):
         self.copies = copies
@@ -85,12 +86,12 @@ class ReferenceRun:
         self._running = []
 
     def _before(self, name: str) -> Callable[..., None]:
-        """The call in half precision goes first: the module may write into what it is given."""
+        """The call in half precision goes first: the module may write into its inputs."""
 
         def before(module: nn.Module, args: tuple, kwargs: dict) -> None:
-            call = _ModuleCall(tree_map(detached, args), tree_map(detached, kwargs), numbers())
-            with rewound(call.random), torch.no_grad(), contextlib.suppress(*FAULTS), self.copies.running():
-                call.output = tree_leaves(self._half[name](*tree_map(own, args), **tree_map(own, kwargs)))
+            call = _ModuleCall(tree_map(detached, args), tree_map(detached, kwargs), rng_states())
+            with with_rng(call.rng), torch.no_grad(), contextlib.suppress(*ERRORS), self.copies.running():
+                call.output = tree_leaves(self._half[name](*tree_map(cloned, args), **tree_map(cloned, kwargs)))
             self._running.append(call)
 
         return before
@@ -98,7 +99,7 @@ class ReferenceRun:
     def _after(self, name: str) -> Callable[..., None]:
         def after(module: nn.Module, args: tuple, output: Any) -> None:
             call = self._running.pop()
-            seen = self.modules.setdefault(
+            measurement = self.modules.setdefault(
                 name,
                 ModuleMeasurement(
                     name,
@@ -107,54 +108,58 @@ class ReferenceRun:
                     parameters=sum(p.numel() for p in module.parameters()),
                 ),
             )
-            seen.calls += 1
+            measurement.calls += 1
             floats = [t for t in tree_leaves(output) if isinstance(t, torch.Tensor) and t.is_floating_point()]
-            self._sizes(seen, floats)
-            self._compare(seen, floats, call.output)
+            self._sizes(measurement, floats)
+            self._compare(measurement, floats, call.output)
             call.output = []
             for place, tensor in enumerate(floats):
                 if tensor.requires_grad:
-                    tensor.register_hook(self._gradient(seen, call, place))
+                    tensor.register_hook(self._gradient(measurement, call, place))
 
         return after
 
-    def _sizes(self, seen: ModuleMeasurement, floats: list[torch.Tensor]) -> None:
+    def _sizes(self, measurement: ModuleMeasurement, floats: list[torch.Tensor]) -> None:
         for tensor in floats:
             sizes = tensor.detach().abs()
             known = sizes[(sizes > 0) & sizes.isfinite()]
             if known.numel():
-                seen.largest = max(seen.largest, float(known.max()))
-                seen.smallest = min(seen.smallest, float(known.min()))
-                seen.tiny = max(seen.tiny, float((known < self.info.tiny).double().mean()))
+                measurement.largest = max(measurement.largest, float(known.max()))
+                measurement.smallest = min(measurement.smallest, float(known.min()))
+                measurement.tiny = max(measurement.tiny, float((known < self.info.tiny).double().mean()))
 
-    def _compare(self, seen: ModuleMeasurement, floats: list[torch.Tensor], beside: list[Any]) -> None:
+    def _compare(self, measurement: ModuleMeasurement, floats: list[torch.Tensor], beside: list[Any]) -> None:
         halves = [t for t in beside if isinstance(t, torch.Tensor) and t.is_floating_point()]
-        for wanted, got in zip(floats, halves):
-            error = relative_error(wanted, got)
+        for exact, rounded in zip(floats, halves):
+            error = relative_error(exact, rounded)
             if error == math.inf:
-                seen.broken = True
+                measurement.broken = True
             elif error is not None:
-                seen.error = max(seen.error, error)
+                measurement.error = max(measurement.error, error)
 
-    def _gradient(self, seen: ModuleMeasurement, call: _ModuleCall, place: int) -> Callable[[torch.Tensor], None]:
+    def _gradient(
+        self, measurement: ModuleMeasurement, call: _ModuleCall, place: int
+    ) -> Callable[[torch.Tensor], None]:
         def arrived(gradient: torch.Tensor) -> None:
             sizes = gradient.detach().abs()
             known = sizes[(sizes > 0) & sizes.isfinite()]
             if known.numel():
-                seen.gradient = max(seen.gradient, float(known.max()))
-                seen.gradient_tiny = max(seen.gradient_tiny, float((known < self.info.tiny).double().mean()))
-            if not seen.broken and known.numel() and bool(gradient.isfinite().all()):
-                with contextlib.suppress(*FAULTS):
-                    seen.broken = self._breaks_backward(seen.name, call, place, gradient.detach())
+                measurement.gradient = max(measurement.gradient, float(known.max()))
+                measurement.gradient_tiny = max(
+                    measurement.gradient_tiny, float((known < self.info.tiny).double().mean())
+                )
+            if not measurement.broken and known.numel() and bool(gradient.isfinite().all()):
+                with contextlib.suppress(*ERRORS):
+                    measurement.broken = self._breaks_backward(measurement.name, call, place, gradient.detach())
 
         return arrived
 
     def _breaks_backward(self, name: str, call: _ModuleCall, place: int, gradient: torch.Tensor) -> bool:
         """Whether the module's own backward, in half precision, makes something that is not finite of this gradient."""
-        args, kwargs = tree_map(_wanting, call.args), tree_map(_wanting, call.kwargs)
+        args, kwargs = tree_map(_requiring_grad, call.args), tree_map(_requiring_grad, call.kwargs)
         module = self._half[name]
-        with rewound(call.random), torch.enable_grad(), self.copies.running():
-            output = module(*tree_map(own, args), **tree_map(own, kwargs))
+        with with_rng(call.rng), torch.enable_grad(), self.copies.running():
+            output = module(*tree_map(cloned, args), **tree_map(cloned, kwargs))
         made = [t for t in tree_leaves(output) if isinstance(t, torch.Tensor) and t.is_floating_point()][place]
         if not made.requires_grad or not bool(made.isfinite().all()):
             return False
@@ -167,8 +172,8 @@ class ReferenceRun:
         return not all(bool(g.isfinite().all()) for g in gradients if g is not None)
 
     def suspects(self) -> list[str]:
-        """The innermost modules that do harm by themselves: not those that only hold one."""
-        guilty = [seen.name for seen in self.modules.values() if seen.suspect]
+        """The innermost modules that do harm by themselves: not those that only contain one."""
+        guilty = [measurement.name for measurement in self.modules.values() if measurement.suspect]
         return [name for name in guilty if not any(other.startswith(name + ".") for other in guilty)]
 
     def broken(self) -> list[str]:
@@ -176,28 +181,28 @@ class ReferenceRun:
         return [name for name in self.suspects() if self.modules[name].broken]
 
 
-def relative_error(wanted: torch.Tensor, got: torch.Tensor) -> float | None:
-    """The 2-norm of the difference over that of what is wanted, where that is finite; inf where the other is not
+def relative_error(exact: torch.Tensor, rounded: torch.Tensor) -> float | None:
+    """The 2-norm of the difference over that of the exact tensor, where that is finite; inf where the other is not
     finite there; None where nothing can be compared."""
-    wanted, got = wanted.detach().double(), got.detach().double()
-    if wanted.shape != got.shape or not wanted.numel():
+    exact, rounded = exact.detach().double(), rounded.detach().double()
+    if exact.shape != rounded.shape or not exact.numel():
         return None
-    fine = wanted.isfinite()
-    if not bool(got[fine].isfinite().all()):
+    fine = exact.isfinite()
+    if not bool(rounded[fine].isfinite().all()):
         return math.inf
-    scale = float(wanted[fine].norm())
-    return float((got[fine] - wanted[fine]).norm()) / scale if scale > 0 else None
+    scale = float(exact[fine].norm())
+    return float((rounded[fine] - exact[fine]).norm()) / scale if scale > 0 else None
 
 
-def numbers() -> list[tuple[Callable[[Any], Any], Any]]:
+def rng_states() -> list[tuple[Callable[[Any], Any], Any]]:
     """The state of every source of random numbers, each with what sets it."""
     return [(write, read()) for _, read, write in random_sources()]
 
 
 @contextlib.contextmanager
-def rewound(entered: list[tuple[Callable[[Any], Any], Any]]) -> Iterator[None]:
+def with_rng(entered: list[tuple[Callable[[Any], Any], Any]]) -> Iterator[None]:
     """The random numbers that a call began with, for the call beside it; then those that the step goes on with."""
-    now = numbers()
+    now = rng_states()
     for write, state in entered:
         write(state)
     try:
@@ -211,26 +216,26 @@ def detached(value: Any) -> Any:
     return value.detach() if isinstance(value, torch.Tensor) else value
 
 
-def own(value: Any) -> Any:
-    """Of its own memory, so that a module that writes into what it is given writes into nothing of the step."""
+def cloned(value: Any) -> Any:
+    """With memory of its own, so that a module that writes into its inputs changes nothing of the step."""
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 
-def _wanting(value: Any) -> Any:
+def _requiring_grad(value: Any) -> Any:
     wanted = isinstance(value, torch.Tensor) and value.is_floating_point()
     return value.detach().requires_grad_() if wanted else value
 
 
 SECONDS = {"cpu": 2.0, "cuda": 0.5}
 """A float32 step may take so long, else float64 is left out: there it takes twice as long on a CPU and on a data
-centre's card, and up to 64 times as long on a card for games, whose float64 units are few."""
+centre's GPU, and up to 64 times as long on a consumer GPU, which has few float64 units."""
 SHARE = 0.25
 """Of the free memory, for weights and gradients in float64."""
 
 
-def look(copies: CastCopies, trials: HalfTrials, plain: TrialOutcome) -> Exact | str:
-    """What float64 says of float32; or why it was not asked. plain: the float32 step's outcome."""
-    why_not = _too_much(copies, plain)
+def compare_with_float64(copies: CastCopies, trials: HalfTrials, plain: TrialOutcome) -> Exact | str:
+    """How far off float32 is from float64; or why that was not measured. plain: the float32 step's outcome."""
+    why_not = _why_no_float64(copies, plain)
     if why_not:
         return why_not
     reference, errors = copies.reference(torch.float64), dict[str, float]()
@@ -243,7 +248,7 @@ def look(copies: CastCopies, trials: HalfTrials, plain: TrialOutcome) -> Exact |
     try:
         outcome = trials.run(reference)
     except torch.OutOfMemoryError:
-        return "there is no memory for it"
+        return "there is not enough memory for it"
     if outcome.error:
         return f"the step raised {outcome.error[:160]}"
     if not outcome.finite:
@@ -251,15 +256,15 @@ def look(copies: CastCopies, trials: HalfTrials, plain: TrialOutcome) -> Exact |
     return Exact(off(plain, outcome), norm_off(plain, outcome), outcome.seconds, errors)
 
 
-def _too_much(copies: CastCopies, plain: TrialOutcome) -> str:
+def _why_no_float64(copies: CastCopies, plain: TrialOutcome) -> str:
     """Why float64 is left out; "" where it is not."""
     device = device_of(copies.model)
     if device.type not in SECONDS:
-        return f"{device.type} may have none"
+        return f"{device.type} may have no float64"
     if not plain.finite:
         return "the step is not finite in float32"
     if plain.seconds > SECONDS[device.type]:
-        return f"a float32 step takes {plain.seconds:.1f} s already"
+        return f"a float32 step takes {plain.seconds:.1f} s, and float64 is slower"
     wanted = 16 * sum(p.numel() for p in copies.model.parameters())
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]
@@ -274,8 +279,8 @@ def _before(beside: nn.Module, running: list[list[Any]]) -> Callable[..., None]:
     def before(module: nn.Module, args: tuple, kwargs: dict) -> None:
         output: list[Any] = []
         args, kwargs = tree_map(detached, (args, kwargs))
-        with rewound(numbers()), torch.no_grad(), contextlib.suppress(*FAULTS):
-            output = tree_leaves(beside(*tree_map(own, args), **tree_map(own, kwargs)))
+        with with_rng(rng_states()), torch.no_grad(), contextlib.suppress(*ERRORS):
+            output = tree_leaves(beside(*tree_map(cloned, args), **tree_map(cloned, kwargs)))
         running.append(output)
 
     return before

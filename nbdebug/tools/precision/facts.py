@@ -1,13 +1,13 @@
-"""All that the rules of this chapter know: numbers, names and places; no tensors.
+"""All that the rules of this tool know: numbers, names and places; no tensors.
 
 PrecisionFacts
-├── float32, half, mixed: Step   the step in float32, in half precision, and with the kept modules in float32
-├── culprits: Culprit            the modules that have to be kept, each with what goes wrong in it
-├── modules: Module              every module: the sizes of its values against the dtype's ends, its own error
-├── tries: Tried                 what was tried, in order
-├── scaling: Scaling             gradients that half precision loses to zero, and what a loss scale does to them
-├── exact: Exact                 the step in float64: how far off float32 itself is
-└── order: Order                 a step whose gradients are changed before the loss scale is taken out of them
+├── float32, half, mixed: HalfStep    the step in float32, in half precision, and with the kept modules in float32
+├── culprits: Culprit                 the modules that have to be kept, each with what goes wrong in it
+├── modules: ModulePrecision          every module: the sizes of its values against the dtype's range, its own error
+├── tries: Tried                      what was tried, in order
+├── scaling: LossScaling              gradients that half precision turns to zero, and what a loss scale does to them
+├── exact: Exact                      the step in float64: how far off float32 itself is
+└── order: UnscaleOrder               a step whose gradients are changed before the loss scale is taken out of them
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class HalfStep:
 @dataclasses.dataclass(frozen=True)
 class HalfEvent:
     """What an op did in half precision. what: "overflow" (finite operands gave a value beyond the dtype), "guard" (a
-    small constant became zero), "underflow" (values became zero); op: ATen base name; size: what it would have been in
-    float32 (the largest, the constant, or the largest that was lost); share: of its elements; phase."""
+    small constant that protects a division became zero), "underflow" (values became zero); op: ATen base name; size:
+    its value in float32 (the largest, the constant, or the largest that was lost); share: of its elements; phase."""
 
     what: str
     op: str
@@ -125,9 +125,9 @@ class Exact:
 
 @dataclasses.dataclass(frozen=True)
 class UnscaleOrder:
-    """What an optimizer gets depends on the loss scale. left, written, got: norms of all gradients behind backward,
+    """What an optimizer gets depends on the loss scale. left, written, got: norms of all gradients after backward,
     when the scale was taken out, and when the optimizer stepped, with `scale`; got_smaller: the last with a scale 16
-    times smaller; mended: the last with the scale taken out right behind backward; never: nobody takes it out; where:
+    times smaller; mended: the last with the scale taken out right after backward; never: it is never taken out; where:
     the line that changes gradients while they carry the scale."""
 
     scale: float

@@ -1,8 +1,8 @@
 """`precision(model, batch, loss_fn)`: which modules must stay in float32 for a step to work in half precision.
 
-The same step runs in float32 and in half precision; beside it every module's own work is compared; the smallest set
-that has to be kept is searched by trials of the whole step, forward and backward; what goes wrong in each kept module
-is looked up op by op; and the mixed model is tried. The user's model is left as it is.
+The same step runs in float32 and in half precision, and every module is compared by itself; trials of the whole step,
+forward and backward, search the smallest set that has to be kept; each kept module is examined op by op; and the mixed
+model is tried. The user's model is left as it is.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from torch import nn
 from nbdebug.live import progress_bar
 from nbdebug.observe.validation import check_loss, check_model, loss_call
 from nbdebug.text import count
-from nbdebug.tools.precision import causes as looks
-from nbdebug.tools.precision import unscale_order as order
 from nbdebug.tools.precision.casting import MODES, CastCopies
+from nbdebug.tools.precision.causes import facts_after_search, facts_before_search, module_tree
 from nbdebug.tools.precision.compare import ReferenceRun
 from nbdebug.tools.precision.facts import PrecisionFacts, Tried
 from nbdebug.tools.precision.report import PrecisionReport, report_of
 from nbdebug.tools.precision.search import MinimalSetSearch, SearchStopped, search
 from nbdebug.tools.precision.trial import HalfTrials, OwnStep, gradients_aside, off
+from nbdebug.tools.precision.unscale_order import check_unscale_order
 
 TOLERANCE = 0.05
 """Relative distance of the loss from which a step counts as wrong: our choice. Healthy steps in half precision were off
@@ -63,31 +63,33 @@ def precision(
     if step is not None and not callable(step):
         raise TypeError(f"step is a function without arguments; got {type(step).__name__}")
     model = getattr(model, "_orig_mod", model)
-    ask = loss_call(loss_fn)[0]
-    copies, trials = CastCopies(model, half, mode), HalfTrials(ask, [batch, *more_batches])
+    batch_loss = loss_call(loss_fn)[0]
+    copies, trials = CastCopies(model, half, mode), HalfTrials(batch_loss, [batch, *more_batches])
     with gradients_aside(model):
-        measured = ReferenceRun(copies, trials)
-        if measured.outcome.error:
+        reference = ReferenceRun(copies, trials)
+        if reference.outcome.error:
             with OwnStep():
-                ask(model, batch)  # the user's own exception, as it is
-            raise RuntimeError(f"the step fails on a float32 copy of the model: {measured.outcome.error}")
-        facts = _found(copies, trials, measured, tolerance, budget, optimizer, progress)
+                batch_loss(model, batch)  # the user's own exception, as it is
+            raise RuntimeError(f"the step fails on a float32 copy of the model: {reference.outcome.error}")
+        facts = facts_before_search(copies, trials, reference, tolerance, optimizer)
+        if reference.outcome.finite:  # else nothing can be compared, and the cause is another tool's
+            facts = _searched(facts, copies, trials, reference, budget, progress)
         if step is not None or trials.scaler is not None:
-            whole = step or (lambda: ask(model, batch))
-            facts = dataclasses.replace(facts, order=order.look(whole, model, trials, None if step else trials.scaler))
+            whole = step or (lambda: batch_loss(model, batch))
+            order = check_unscale_order(whole, model, trials, None if step else trials.scaler)
+            facts = dataclasses.replace(facts, order=order)
     return report_of(facts, mode, model)
 
 
-def _found(
+def _searched(
+    facts: PrecisionFacts,
     copies: CastCopies,
     trials: HalfTrials,
-    measured: ReferenceRun,
-    tolerance: float,
+    reference: ReferenceRun,
     budget: float | None,
-    optimizer: Any,
     progress: bool,
 ) -> PrecisionFacts:
-    """The search, and what is looked up about what it found."""
+    """The facts with the smallest set, and with what goes wrong in its modules."""
     distances: dict[frozenset[str], float] = {}
     ends = None if budget is None else time.monotonic() + budget
 
@@ -96,14 +98,11 @@ def _found(
             raise SearchStopped
         if not kept:  # that step has been made
             distances[kept] = facts.half.off
-            return facts.half.off <= tolerance
-        distances[kept] = off(trials.run(copies.half(kept), copies.running), measured.outcome)
-        return distances[kept] <= tolerance
+        else:
+            distances[kept] = off(trials.run(copies.half(kept), copies.running), reference.outcome)
+        return distances[kept] <= facts.tolerance
 
-    facts = looks.first(copies, trials, measured, tolerance, optimizer)
-    if not measured.outcome.finite:  # nothing can be compared: another chapter's fault
-        return facts
-    tree, tries, stopped = looks.tree(copies.model, measured), MinimalSetSearch(works), ""
+    tree, tries, stopped = module_tree(copies.model, reference), MinimalSetSearch(works), ""
     tries.spread = tree.spread
     with progress_bar("search", "tries", wanted=progress) as bar:
 
@@ -114,26 +113,28 @@ def _found(
 
         tries.on_try = on_try
         try:
-            kept = search(tree, tries, measured.suspects(), measured.broken())
+            kept = search(tree, tries, reference.suspects(), reference.broken())
         except (SearchStopped, KeyboardInterrupt) as early:
             stopped = "the time was up" if isinstance(early, SearchStopped) else "it was interrupted"
             kept = tries.best if tries.best is not None else frozenset({""})
-    tried = tuple(Tried(tuple(sorted(t.kept)), t.worked, distances[t.kept]) for t in tries.tries)
-    return looks.finished(facts, copies, trials, measured, tree.ordered(kept), tried, tries, stopped)
+    rows = tuple(Tried(tuple(sorted(t.kept)), t.worked, distances[t.kept]) for t in tries.tries)
+    return facts_after_search(facts, copies, trials, reference, tree.ordered(kept), rows, tries, stopped)
 
 
-def _dtype(given: str | torch.dtype) -> torch.dtype:
-    known = {
-        "float16": torch.float16,
-        "half": torch.float16,
-        "fp16": torch.float16,
-        "bfloat16": torch.bfloat16,
-        "bf16": torch.bfloat16,
-    }
-    found = given if given in known.values() else known.get(str(given).removeprefix("torch."))
-    if not isinstance(found, torch.dtype):
-        raise ValueError(f'dtype is "float16" or "bfloat16"; got {given!r}')
-    return found
+DTYPES = {
+    "float16": torch.float16,
+    "half": torch.float16,
+    "fp16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "bf16": torch.bfloat16,
+}
+
+
+def _dtype(dtype: str | torch.dtype) -> torch.dtype:
+    half = dtype if dtype in DTYPES.values() else DTYPES.get(str(dtype).removeprefix("torch."))
+    if not isinstance(half, torch.dtype):
+        raise ValueError(f'dtype is "float16" or "bfloat16"; got {dtype!r}')
+    return half
 
 
 def _check(model: Any, loss_fn: Any, mode: str, tolerance: float, budget: float | None) -> None:

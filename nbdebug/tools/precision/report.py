@@ -7,13 +7,13 @@ import math
 from typing import Any
 
 from nbdebug.report import Plot, Report, RuledOut, Table
-from nbdebug.text import size
-from nbdebug.tools.precision.facts import HalfStep, PrecisionFacts
-from nbdebug.tools.precision.rules import distance, listed, name_all, named, short
+from nbdebug.text import count, figures, listed, percent, size
+from nbdebug.tools.precision.facts import Exact, HalfStep, PrecisionFacts
+from nbdebug.tools.precision.rules import distance, module_list, module_name, name_all
 
 FLOAT32_OFF = 1e-3
-"""Relative distance of float32 from float64 from which it is told as a doubt about the reference: our choice. Healthy
-steps were off by 1e-6 and less, and half precision's own errors begin at 1e-3."""
+"""Relative distance of float32 from float64 from which the reference is in doubt: our choice. Healthy steps were off by
+1e-6 and less, and half precision's own errors begin at 1e-3."""
 
 
 @dataclasses.dataclass(repr=False)
@@ -37,69 +37,61 @@ def report_of(facts: PrecisionFacts, mode: str, model: Any) -> PrecisionReport:
         f"a model of type {type(model).__name__}",
         {"fp32_modules": list(facts.kept), "tries": len(facts.tries)},
         headline=_headline(facts),
-        tables=_tables(facts),
+        tables=(_tries(facts), _costs(facts), _modules(facts)),
         plots=(Plot("ranges", _ranges(facts)),),
     )
 
 
 def _headline(facts: PrecisionFacts) -> str:
+    off = f"in {facts.dtype} the loss is off by {distance(facts.half.off)}"
     if not facts.float32.finite:
-        return "The step is not finite in float32 either: %nan_trace names the op that does it."
+        return "The step is not finite in float32 either: %nan_trace names the op that causes it."
     if not facts.kept and facts.order is not None:
-        return (
-            "No module needs float32; what is wrong is the order of the step. "
-            f"In {facts.dtype} the loss is off by {distance(facts.half.off)}."
-        )
+        return f"No module needs float32, but the order of the step is wrong; {off}."
     if not facts.kept:
-        return f"Nothing needs float32: in {facts.dtype} the loss is off by {distance(facts.half.off)}."
+        return f"Nothing needs float32: {off}."
     if facts.kept == ("",):
-        return f"No part of the model will do in {facts.dtype}: all of it, or its own code, needs float32."
-    count = len(facts.kept)
-    said = f"{count} module{'s' * (count != 1)} must stay in float32: {listed(facts.kept, 8)}"
-    return f"{said} ({len(facts.tries)} tries; " + (
-        "taking any one out fails)." if facts.minimal else f"not shown to be the smallest set: {_why(facts)})."
+        return f"No part of the model works in {facts.dtype}: all of it, or its own code, needs float32."
+    proof = (
+        "taking any one out fails" if facts.minimal else f"not shown to be the smallest set: {_why_not_minimal(facts)}"
     )
+    tries = count(len(facts.tries), "try", "tries")
+    return f"{count(len(facts.kept), 'module')} must stay in float32: {module_list(facts.kept, 8)} ({tries}; {proof})."
 
 
-def _why(facts: PrecisionFacts) -> str:
+def _why_not_minimal(facts: PrecisionFacts) -> str:
     return facts.stopped or "some tries contradict each other"
 
 
 def _ruled_out(facts: PrecisionFacts) -> tuple[RuledOut, ...]:
-    out = []
+    result = []
     fine = [m for m in facts.modules if m.leaf and not m.broken and m.name not in facts.kept and m.largest]
     if fine:
-        near = max(fine, key=lambda m: m.largest)
-        out.append(
-            RuledOut(
-                "an overflow in the outputs of other modules",
-                f"the largest value is {short(near.largest)} (`{near.name}`), {facts.dtype} ends at "
-                f"{short(facts.largest)}",
-            )
-        )
+        nearest = max(fine, key=lambda m: m.largest)
+        limit = f"the largest {facts.dtype} is {figures(facts.largest)}"
+        because = f"their largest value is {figures(nearest.largest)} (`{nearest.name}`), {limit}"
+        result.append(RuledOut("an overflow in other modules", because))
     if facts.scaling is None and facts.half.finite:
-        out.append(RuledOut("gradients that vanish", "every parameter with a gradient in float32 has one"))
-    return tuple(out)
+        result.append(RuledOut("gradients that vanish", "every parameter with a gradient in float32 has one"))
+    return tuple(result)
 
 
 def _unchecked(facts: PrecisionFacts) -> tuple[str, ...]:
-    said = list(facts.unchecked)
+    lines = list(facts.unchecked)
     if facts.half.error:
-        said.append(f"The step in {facts.dtype} as it is: it raised {facts.half.error}")
+        lines.append(f"The step in {facts.dtype} as it is: it raised {facts.half.error}")
     if not facts.minimal and facts.kept:
-        said.append(f"Whether a smaller set would do: {_why(facts)}")
-    return tuple(said)
+        lines.append(f"Whether a smaller set works: {_why_not_minimal(facts)}")
+    return tuple(lines)
 
 
 def _notes(facts: PrecisionFacts) -> tuple[str, ...]:
-    notes = [
-        f"In float32 the loss is {short(facts.float32.loss)}, in {facts.dtype} "
-        + (short(facts.half.loss) if not facts.half.error else "there is none")
-        + (f"; {len(facts.half.bad)} gradients are not finite" if facts.half.bad else "")
-        + "."
-    ]
+    half = f"in {facts.dtype} " + ("the step fails" if facts.half.error else figures(facts.half.loss))
+    bad = len(facts.half.bad)
+    gradients = f"; {count(bad, 'gradient')} {'is' if bad == 1 else 'are'} not finite" if bad else ""
+    notes = [f"The loss is {figures(facts.float32.loss)} in float32, {half}{gradients}."]
     if facts.exact is not None:
-        notes.append(_float32(facts))
+        notes.append(_float32_note(facts.exact))
     if facts.mixed is not None:
         notes.append(_cost(facts.mixed, facts.float32, "with these modules in float32"))
         notes.append(
@@ -112,69 +104,56 @@ def _notes(facts: PrecisionFacts) -> tuple[str, ...]:
 
 
 def _cost(step: HalfStep, plain: HalfStep, how: str) -> str:
-    said = f"A step {how} took {1000 * step.seconds:.0f} ms, in float32 {1000 * plain.seconds:.0f} ms"
+    memory = ""
     if step.memory is not None and plain.memory:
-        said += f"; its peak memory was {size(step.memory)} against {size(plain.memory)}"
-    return said + "."
+        memory = f"; its peak memory was {size(step.memory)} against {size(plain.memory)}"
+    seconds = f"{1000 * step.seconds:.0f} ms, in float32 {1000 * plain.seconds:.0f} ms"
+    return f"A step {how} took {seconds}{memory}."
 
 
-def _float32(facts: PrecisionFacts) -> str:
+def _float32_note(exact: Exact) -> str:
     """How good the reference is."""
-    exact = facts.exact
-    assert exact is not None
-    said = f"{_tiny(exact.off)} in the loss and {_tiny(exact.norm_off)} in the norm of all gradients"
+    off = f"{percent(exact.off)} in the loss and {percent(exact.norm_off)} in the norm of all gradients"
     if max(exact.off, exact.norm_off) <= FLOAT32_OFF:
-        return (
-            f"float32 is good enough as the reference: against float64 it is off by {said} (the float64 step, with "
-            f"float32 beside each module, took {1000 * exact.seconds:.0f} ms)."
-        )
+        return f"float32 is accurate enough as the reference: it differs from float64 by {off}."
     worst = max(exact.errors, key=lambda name: exact.errors[name], default=None)
-    at = f", most by its own work in {named(worst)} ({_tiny(exact.errors[worst])})" if worst is not None else ""
+    where = f", most in {module_name(worst)} by itself ({percent(exact.errors[worst])})" if worst is not None else ""
     return (
-        f"float32 is itself off from float64 by {said}{at}: what half precision adds is told from float32, and the "
-        "modules named here may need float64."
+        f"float32 itself differs from float64 by {off}{where}: the errors of half precision are measured against "
+        "float32, and the modules named here may need float64."
     )
 
 
-def _tiny(off: float) -> str:
-    return f"{off:.1%}" if off >= 1e-3 else f"{off:.0e}" if off > 0 else "nothing"
+# Tables
 
 
-def _tables(facts: PrecisionFacts) -> list[Table]:
-    tried = [
+def _tries(facts: PrecisionFacts) -> Table:
+    return Table(
+        "What was tried",
+        ("try", "kept in float32", "the step", "loss off by"),
         [
-            i,
-            ", ".join(t.kept[:6]) + (f" and {len(t.kept) - 6} more" if len(t.kept) > 6 else "") or "nothing",
-            "works" if t.worked else "fails",
-            distance(t.off),
-        ]
-        for i, t in enumerate(facts.tries, 1)
-    ]
-    return [
-        Table(
-            "What was tried",
-            ("try", "kept in float32", "the step", "loss off by"),
-            tried,
-            f"A step works when all is finite and the loss is within {facts.tolerance:.0%} of float32's.",
-        ),
-        _costs(facts),
-        _modules(facts),
-    ]
+            [i, listed(t.kept, 6, quote="") or "nothing", "works" if t.worked else "fails", distance(t.off)]
+            for i, t in enumerate(facts.tries, 1)
+        ],
+        "A step works when loss and gradients are finite and the loss is within "
+        f"{100 * facts.tolerance:g}% of float32's.",
+    )
 
 
 def _costs(facts: PrecisionFacts) -> Table:
     """Time and memory of the mixed step, between all in half and all in float32."""
     steps = [("all in float32", facts.float32), (f"all in {facts.dtype}", facts.half)]
     if facts.mixed is not None:
-        steps.append(("as found: " + listed(facts.kept) + " in float32", facts.mixed))
+        steps.append(("the set in float32", facts.mixed))
     known = [(how, step) for how, step in steps if not step.error]
     memory = all(step.memory is not None for _, step in known)
-    rows = [[how, 1000 * step.seconds, *[step.memory] * memory, step.loss, distance(step.off)] for how, step in known]
-    columns = ["the step", "ms", *["peak memory (bytes)"] * memory, "loss", "loss off by"]
-    note = "Forward and backward of all batches, the better of two runs" + (
-        "; peak memory above what was held before." if memory else ". Memory is measured on an accelerator only."
+    return Table(
+        "What a step costs",
+        ("the step", "ms", *["peak memory (bytes)"] * memory, "loss", "loss off by"),
+        [[how, 1000 * step.seconds, *[step.memory] * memory, step.loss, distance(step.off)] for how, step in known],
+        "Forward and backward of all batches, the better of two runs"
+        + ("; peak memory above what was held before." if memory else ". Memory is measured on an accelerator only."),
     )
-    return Table("What a step costs", columns, rows, note)
 
 
 def _modules(facts: PrecisionFacts) -> Table:
@@ -187,38 +166,27 @@ def _modules(facts: PrecisionFacts) -> Table:
             m.largest,
             facts.largest / m.largest if m.largest else None,
             100 * m.tiny,
-            100 * m.error,
+            math.inf if m.broken else 100 * m.error,
             *([None if m.float32_error is None else 100 * m.float32_error] * double),
-            "yes" if m.broken else "",
             m.gradient,
             100 * m.gradient_tiny,
         ]
         for m in facts.modules
     ]
-    columns = [
-        "module",
-        "type",
-        "largest output",
-        "times below the end",
-        "too small, %",
-        "own error, %",
-        *["own float32 error, %"] * double,
-        "breaks",
-        "largest gradient",
-        "gradient too small, %",
-    ]
+    columns = ["module", "type", "largest", "headroom", "tiny %", "error %", *["float32 %"] * double]
     return Table(
-        "Every module, against the ends of the dtype",
-        columns,
+        "Values and errors of each module",
+        (*columns, "gradient", "tiny grad. %"),
         rows,
-        f"Values in float32; {facts.dtype} ends at {short(facts.largest)}; too small: below its smallest "
-        f"normal number, {short(facts.tiny)}. Own error: of the module's output in half on the same "
-        "inputs, relative" + (", and in float32 against float64." if double else "."),
+        f"largest, gradient: in the float32 step. headroom: {figures(facts.largest)}, the largest {facts.dtype}, over "
+        f"the largest value. tiny: below {figures(facts.tiny)}, its smallest normal number. error: of the output by "
+        "itself in half, on the same inputs (inf: not finite)"
+        + ("; float32: the same of float32 against float64." if double else "."),
     )
 
 
 def _ranges(facts: PrecisionFacts) -> dict[str, Any]:
-    """For the picture: exponents of every leaf's values, with what overflowed inside of a kept one, and of its
+    """For the picture: exponents of every leaf's values, with what overflowed inside a kept one, and of its
     gradients."""
 
     def powers(low: float, high: float) -> list[float] | None:

@@ -18,15 +18,15 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 FEW = {1: 0.5, 2: 0.3, 4: 0.1, 8: 0.05}
-"""What is thought of the number of culprits among units without a suspicion, before any try: a few, most likely one.
+"""The prior of the number of culprits among units that are no suspects, before any try: a few, most likely one.
 Every other number is taken to be `OTHER` as likely. Chosen so that tries for 1, 2, 4 and 8 of 64 are few at once: 8.2,
 14.1, 24.0 and 38.4 on average, of which 1 + 6, 11, 19.3 and 32 are what there is to learn; the best choice of groups by
 dynamic programming, with the same knowledge, needs 8.3, 14.0, 23.9 and 38.3."""
 OTHER = 1e-4
 LIKELY = (4.0, 5.0)
-"""What is thought of a suspect, as (culprits, units) seen."""
+"""The prior of a suspect, as (culprits, units) of earlier cases."""
 ALL_CLEAR = 0.35
-"""So likely is it that none of all that are left is a culprit: they are tried together."""
+"""With this probability that none of all that are left is a culprit, they are tried together."""
 
 
 class SearchStopped(Exception):
@@ -52,25 +52,25 @@ class MinimalSetSearch:
     tries: list[Try] = dataclasses.field(default_factory=list)
     best: frozenset[str] | None = None
 
-    def ask(self, kept: Iterable[str]) -> bool:
+    def test(self, kept: Iterable[str]) -> bool:
         """Whether the step works with these kept. What follows from an earlier try is not tried again."""
         wanted = frozenset(kept)
         whole = self.spread(wanted)
         for known in self.tries:
             if known.worked and self.spread(known.kept) <= whole:
-                return self._noted(wanted)
+                return self._note_best(wanted)
             if not known.worked and whole <= self.spread(known.kept):
                 return False
         worked = bool(self.works(wanted))
         self.tries.append(Try(wanted, worked))
         if worked:
-            self._noted(wanted)
+            self._note_best(wanted)
         if self.on_try is not None:
             self.on_try(self)
         return worked
 
-    def _noted(self, kept: frozenset[str]) -> bool:
-        """This set works: remember it, if nothing smaller is known."""
+    def _note_best(self, kept: frozenset[str]) -> bool:
+        """This set works: keep it, if nothing smaller is known."""
         if self.best is None or self._size(kept) < self._size(self.best):
             self.best = kept
         return True
@@ -94,14 +94,14 @@ def smallest(
     """Of `units`, those that have to be kept beside `held`; empty when none has. Keeping all of them is taken to work.
 
     At most about k log2(n / k) + 2 k tries for k culprits among n units, and k + 2 where the suspects are the culprits.
-    A `Stopped` of a try passes; `search.best` then holds what is known.
+    A `SearchStopped` of a try passes; `search.best` then holds what is known.
     """
-    if search.ask(held):
+    if search.test(held):
         return frozenset()
     likely = [unit for unit in units if unit in set(suspects)]
     others = [unit for unit in units if unit not in set(suspects)]
     walk = _GroupTest(search, frozenset(units))
-    if likely and search.ask(held | frozenset(likely)):
+    if likely and search.test(held | frozenset(likely)):
         walk.harmless.update(others)
         return frozenset(walk.culprits(likely, held, Common(), True))
     found = walk.culprits(others, held | frozenset(likely), Rare(len(others)), True)
@@ -173,7 +173,7 @@ class _GroupTest:
         return found
 
     def _fails(self, group: Iterable[str], held: frozenset[str]) -> bool:
-        return not self.search.ask((self.units - self.harmless - frozenset(group)) | held)
+        return not self.search.test((self.units - self.harmless - frozenset(group)) | held)
 
     def _size(self, prior: Rare | Common, left: int, found: int) -> int:
         """How many units to run in half at once: as many as are free of culprits in every second case; or all."""
@@ -261,14 +261,14 @@ def search(tree: Tree, tries: MinimalSetSearch, suspects: Sequence[str], sure: I
 
     suspects: what measurements point to, none inside another; sure: those of them that no children of theirs can stand
     in for."""
-    if tries.ask(()):
+    if tries.test(()):
         return frozenset()
-    if suspects and tries.ask(suspects):
+    if suspects and tries.test(suspects):
         return _finer(tree, tries, smallest(tries, list(suspects), suspects), set(sure))
     inside = tree.spread(frozenset(suspects))
     units = [*suspects, *(unit for unit in tree.units() if not tree.spread(frozenset({unit})) & inside)]
     units.sort(key=tree.names.index)
-    if len(units) > 1 and (tree.all_in(units) or tries.ask(units)):
+    if len(units) > 1 and (tree.all_in(units) or tries.test(units)):
         return _finer(tree, tries, smallest(tries, units, suspects), set(sure))
     tries.best = frozenset({""})
     return _finer(tree, tries, tries.best, set())
@@ -280,7 +280,7 @@ def _finer(tree: Tree, tries: MinimalSetSearch, kept: frozenset[str], whole: set
     while todo:
         parent = todo.pop(0)
         children, others = tree.children(parent), kept - {parent}
-        if children and tries.ask(others | frozenset(children)):
+        if children and tries.test(others | frozenset(children)):
             needed = smallest(tries, children, held=others)
             kept = others | needed
             todo += tree.ordered(needed)

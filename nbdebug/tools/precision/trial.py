@@ -1,7 +1,7 @@
-"""One training step, forward and backward, on a copy of the model: did it work, and how far off was it?
+"""One training step, forward and backward, on a copy of the model: does it work, and how far off is it?
 
 Every trial starts from the same random numbers, so that dropout and sampling are the same, and leaves the generators as
-it found them. The optimizer makes no step: what half precision does to a loss and its gradients is seen before it.
+they were. The optimizer makes no step: what half precision does to a loss and its gradients is seen before it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from nbdebug.observe.snapshot import random_sources
 from nbdebug.observe.tensors import all_finite
 
 
-class Reached(BaseException):
+class OptimizerReached(BaseException):
     """The place where the optimizer would step: it ends the call of `loss_fn`. No Exception, so that no `except` of
-    the user's takes it for a fault."""
+    the user's catches it."""
 
 
 class OwnStep:
@@ -60,7 +60,7 @@ class OwnStep:
             setattr(torch.amp.GradScaler, name, method)
         self._optimizers.detach()
         self._engine.detach()
-        return kind is Reached
+        return kind is OptimizerReached
 
     def _began(self, call: Backward) -> None:
         if call.accumulate:
@@ -83,7 +83,7 @@ class OwnStep:
 
     def _stepping(self, optimizer: Any, place: Any) -> None:
         self.stepping(optimizer)
-        raise Reached
+        raise OptimizerReached
 
     def backward_ended(self) -> None:
         """A backward of the step has filled gradients."""
@@ -164,7 +164,7 @@ class HalfTrials:
         losses: list[float] = []
         bad: dict[str, None] = {}
         norms: dict[str, float] = {}
-        with self.same_numbers(), _measured() as spent:
+        with self.same_numbers(), _measured_cost() as spent:
             for batch in self.batches:
                 model.zero_grad(set_to_none=True)
                 try:
@@ -173,7 +173,7 @@ class HalfTrials:
                     return TrialOutcome((*losses, math.nan), error=f"{type(raised).__name__}: {str(raised)[:300]}")
                 known = [(n, p.grad) for n, p in model.named_parameters() if p.grad is not None]
                 bad.update(dict.fromkeys(n for n, g in known if not all_finite(g)))
-                norms = {n: float(_plain(g).norm(dtype=torch.float64)) / scale for n, g in known}
+                norms = {n: float(_plain_values(g).norm(dtype=torch.float64)) / scale for n, g in known}
         model.zero_grad(set_to_none=True)
         return TrialOutcome(tuple(losses), tuple(bad), norms, spent["seconds"], spent["memory"])
 
@@ -205,7 +205,7 @@ def norm_off(outcome: TrialOutcome, reference: TrialOutcome) -> float:
 
 
 @contextlib.contextmanager
-def _measured() -> Iterator[dict[str, Any]]:
+def _measured_cost() -> Iterator[dict[str, Any]]:
     spent: dict[str, Any] = {"seconds": 0.0, "memory": None}
     on_card = torch.cuda.is_available() and torch.cuda.is_initialized()
     if on_card:
@@ -222,6 +222,6 @@ def _measured() -> Iterator[dict[str, Any]]:
         spent["seconds"] = time.perf_counter() - began
 
 
-def _plain(gradient: torch.Tensor) -> torch.Tensor:
+def _plain_values(gradient: torch.Tensor) -> torch.Tensor:
     gradient = gradient.detach()
     return gradient.coalesce().values() if gradient.is_sparse else gradient

@@ -1,7 +1,7 @@
 """Is the loss scale taken out before gradients are changed? Two runs of the user's own step with two scales tell.
 
 What an optimizer gets must not depend on the loss scale. Where it does, gradients were clipped while they still carried
-it, or it was never taken out. A third run, with the scale taken out right behind backward, shows what the optimizer
+it, or it was never taken out. A third run, with the scale taken out right after backward, shows what the optimizer
 would have got. The step runs on the user's model, ends before the optimizer's, and all is put back.
 """
 
@@ -34,7 +34,7 @@ FIRST, HALVINGS = 2.0**16, 24
 
 @dataclasses.dataclass
 class ScaledRun:
-    """One run of the step. left, written, got: the norm of all gradients behind backward, when the scale is taken out,
+    """One run of the step. left, written, got: the norm of all gradients after backward, when the scale is taken out,
     and when the optimizer steps (both at the end, where the step stops short of it); unscaled: whether it was taken
     out; at: the line that changed gradients before."""
 
@@ -46,7 +46,8 @@ class ScaledRun:
 
 
 class GradientMeter(OwnStep):
-    """Measures gradients at the turns of a step. soon: take the scale out behind backward, before the user's code."""
+    """Measures gradients at the turns of a step. soon: take the scale out right after backward, before the user's
+    code."""
 
     def __init__(self, parameters: Iterable[Any], scale: float, soon: bool = False):
         super().__init__(scale)
@@ -90,39 +91,41 @@ class GradientMeter(OwnStep):
 class Writes(TorchDispatchMode):
     """Where gradients are first changed in place between backward and the scaler."""
 
-    def __init__(self, watched: GradientMeter):
+    def __init__(self, meter: GradientMeter):
         super().__init__()
-        self.watched = watched
+        self.watched = meter
 
     def __torch_dispatch__(self, op: Any, kinds: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        watched = self.watched
+        meter = self.watched
         if (
-            watched.run.at is None
-            and watched.run.left
-            and not watched.run.unscaled
+            meter.run.at is None
+            and meter.run.left
+            and not meter.run.unscaled
             and op._schema.is_mutable
             and torch._C._current_autograd_node() is None
         ):
-            held = {g.data_ptr() for g in watched.gradients()}
+            held = {g.data_ptr() for g in meter.gradients()}
             if any(isinstance(t, torch.Tensor) and t.data_ptr() in held for t in tree_leaves(args[:1])):
-                watched.run.at = locate()
+                meter.run.at = locate()
         return op(*args, **(kwargs or {}))
 
 
-def look(ask: Callable[[], Any], model: nn.Module, trials: HalfTrials, scaler: Any) -> UnscaleOrder | None:
-    """What is wrong with the order of a step; None where nothing is, it uses no scaler, or it does not repeat. ask:
-    makes the step; scaler: that it uses, where that is known."""
+def check_unscale_order(
+    step: Callable[[], Any], model: nn.Module, trials: HalfTrials, scaler: Any
+) -> UnscaleOrder | None:
+    """What is wrong with the order of a step; None where nothing is, it uses no scaler, or it does not repeat. scaler:
+    that it uses, where that is known."""
     before = Snapshot.take((model,))
 
     def run(scale: float, soon: bool = False) -> GradientMeter:
-        watched = GradientMeter(model.parameters(), scale, soon)
+        meter = GradientMeter(model.parameters(), scale, soon)
         try:
-            with trials.same_numbers(), torch.enable_grad(), watched, Writes(watched):
-                ask()
-            watched.ended()
+            with trials.same_numbers(), torch.enable_grad(), meter, Writes(meter):
+                step()
+            meter.ended()
         finally:
             before.restore()
-        return watched
+        return meter
 
     scaler = scaler or run(1.0).scaler
     if scaler is None:
@@ -134,7 +137,7 @@ def look(ask: Callable[[], Any], model: nn.Module, trials: HalfTrials, scaler: A
             break
         scale /= 2
     other = run(scale / APART).run
-    if not _depends(one, other):
+    if not _depends_on_scale(one, other):
         return None
     mended = run(scale, True).run
     return UnscaleOrder(
@@ -149,7 +152,7 @@ def look(ask: Callable[[], Any], model: nn.Module, trials: HalfTrials, scaler: A
     )
 
 
-def _depends(one: ScaledRun, other: ScaledRun) -> bool:
+def _depends_on_scale(one: ScaledRun, other: ScaledRun) -> bool:
     """Whether what the optimizer gets depends on the scale, since gradients were changed while they carried it, or
     since nobody has taken it out."""
     if one.got is None or other.got is None or not one.left or not other.left:
