@@ -166,14 +166,14 @@ def _set(args: Any, names: dict[str, Any]) -> tuple[Any, str]:
 
 def _model_with(layer: str, subject: Subject) -> tuple[str, Any]:
     """The one model that has such a layer. Raises ValueError where there is none, or several."""
-    from nbdebug.tools.breakpoints.stop_at import chosen
+    from nbdebug.tools.breakpoints.stop_at import matching_layers
 
     if not subject.models:
         one_of("model", {}, "%stop_at", "%stop_at LAYER --model NAME")
     errors: dict[str, ValueError] = {}
     for name, model in subject.models.items():
         try:
-            chosen(model, layer)
+            matching_layers(model, layer)
         except ValueError as error:
             errors[name] = error
     models = {name: model for name, model in subject.models.items() if name not in errors}

@@ -207,10 +207,10 @@ def _may_be_of_notebook(error: BaseException) -> bool:
 
 def _of_notebook(error: BaseException, names: Mapping[str, Any], shell: Any, notes: list[str]) -> tuple[Finding, ...]:
     """Where the notebook itself is the cause: what runs is not what the file or the cell says now."""
-    from nbdebug.tools.notebook.check_notebook import behind
+    from nbdebug.tools.notebook.check_notebook import notebook_causes
 
     try:
-        return behind(error, names, shell)
+        return notebook_causes(error, names, shell)
     except Exception as failure:  # a fault of ours: the error itself is still explained
         notes.append(f"nbdebug could not check the notebook's cells here ({type(failure).__name__}).")
         return ()

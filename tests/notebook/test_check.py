@@ -14,8 +14,8 @@ from torch import nn
 import nbdebug
 from nbdebug.observe.duplicate_hooks import find_duplicate_hooks
 from nbdebug.tools.notebook.cells import CellHistory, bound
-from nbdebug.tools.notebook.check_notebook import behind
-from nbdebug.tools.notebook.outputs import _appended, _largest
+from nbdebug.tools.notebook.check_notebook import notebook_causes
+from nbdebug.tools.notebook.outputs import _first_append, _largest
 from tests.notebook.books import BOOKS, HOOK, MODEL, OPT, SETUP, TRAIN
 from tests.shell import of_cells
 
@@ -104,7 +104,7 @@ def test_a_model_made_anew_and_not_trained_yet_is_a_note() -> None:
 )
 def test_what_explains_one_exception(name: str, code: str | None) -> None:
     with of_cells(BOOKS[name].cells) as (shell, error):
-        found = behind(error or RuntimeError("another"), shell.user_ns, shell)
+        found = notebook_causes(error or RuntimeError("another"), shell.user_ns, shell)
     assert [f.code for f in found] == ([code] if code else [])
 
 
@@ -117,7 +117,7 @@ def test_a_name_that_the_file_has_and_the_loaded_module_has_not(
     write = "%%writefile helpers_e.py\ndef old(x):\n    return x"
     with of_cells([write, "import helpers_e", f"{write}\ndef added(x):\n    return x", use]) as (shell, error):
         assert error is not None
-        found = behind(error, shell.user_ns, shell)
+        found = notebook_causes(error, shell.user_ns, shell)
         report = nbdebug.explain(error, shell=shell)
     assert [f.code for f in found] == ["error/stale-import"] and "`added`" in found[0].title
     assert report.findings[0].code == "error/stale-import"
@@ -212,7 +212,7 @@ def test_the_cell_that_appends_into_a_dict_is_named_and_the_variable_of_a_traceb
         "history['aux'].append(aux)",
         "print(history)",
     )
-    assert _appended("history", known).cell == "In [3]" and _appended("history['aux']", known).cell == "In [3]"
+    assert _first_append("history", known).cell == "In [3]" and _first_append("history['aux']", known).cell == "In [3]"
 
     def fails() -> None:
         few, many = torch.zeros(2), torch.zeros(3000)

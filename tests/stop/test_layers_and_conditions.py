@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from nbdebug.tools.breakpoints.condition import Condition
-from nbdebug.tools.breakpoints.stop_at import chosen, stop_at
+from nbdebug.tools.breakpoints.stop_at import matching_layers, stop_at
 from tests.stop.nets import Block, Net
 
 NET = Net()
@@ -31,7 +31,7 @@ NAMES = [name for name, _ in NET.named_modules()]
     ],
 )
 def test_names_go_before_types(pattern: str, names: list[str]) -> None:
-    found = chosen(NET, pattern)
+    found = matching_layers(NET, pattern)
     assert list(found) == names and all(NET.get_submodule(name) is found[name] for name in names)
 
 
@@ -39,20 +39,20 @@ def test_names_go_before_types(pattern: str, names: list[str]) -> None:
 @given(st.sampled_from(NAMES), st.data())
 def test_a_name_with_some_of_it_starred_still_finds_the_layer_once(name: str, data: st.DataObject) -> None:
     cut = data.draw(st.integers(0, len(name)))
-    found = chosen(NET, name[:cut] + "*" + name[data.draw(st.integers(cut, len(name))) :])
+    found = matching_layers(NET, name[:cut] + "*" + name[data.draw(st.integers(cut, len(name))) :])
     assert name in found and len({id(module) for module in found.values()}) == len(found)
-    assert list(chosen(NET, name)) == [name]
+    assert list(matching_layers(NET, name)) == [name]
 
 
 def test_a_layer_that_is_used_twice_counts_once_and_answers_to_both_names() -> None:
     net = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     net.append(net[0])
-    assert list(chosen(net, "*[02]")) == ["0"] and list(chosen(net, "2")) == ["2"]
+    assert list(matching_layers(net, "*[02]")) == ["0"] and list(matching_layers(net, "2")) == ["2"]
 
 
 def test_wrappers_keep_the_names_of_the_model() -> None:
-    assert list(chosen(nn.DataParallel(NET), "layers.1")) == ["layers.1"]
-    assert list(chosen(nn.DataParallel(NET), "module.layers.1")) == ["module.layers.1"]
+    assert list(matching_layers(nn.DataParallel(NET), "layers.1")) == ["layers.1"]
+    assert list(matching_layers(nn.DataParallel(NET), "module.layers.1")) == ["module.layers.1"]
 
 
 @pytest.mark.parametrize(
@@ -60,13 +60,13 @@ def test_wrappers_keep_the_names_of_the_model() -> None:
 )
 def test_what_names_no_layer_is_quoted_with_the_nearest(pattern: str, said: str) -> None:
     with pytest.raises(ValueError, match=r"got 3|is called") as wrong:
-        chosen(NET, pattern)
+        matching_layers(NET, pattern)
     assert said in str(wrong.value) and repr(pattern) in str(wrong.value)
 
 
 def test_a_scripted_model_is_refused_in_words() -> None:
     with pytest.raises(ValueError, match="TorchScript"):
-        chosen(torch.jit.script(nn.Sequential(nn.Linear(2, 2))), "0")
+        matching_layers(torch.jit.script(nn.Sequential(nn.Linear(2, 2))), "0")
 
 
 LIMIT = 3.0

@@ -21,7 +21,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_map
 
 from nbdebug.observe.tensors import output_tensors, tensors_in
-from nbdebug.tools.breakpoints.condition import BreakpointHook, one, unreal
+from nbdebug.tools.breakpoints.condition import BreakpointHook, is_fake, only_value
 from nbdebug.tools.breakpoints.stop import calling_backward
 
 
@@ -40,7 +40,7 @@ class OutputGradients:
 
     def _after(self, name: str, module: nn.Module, args: tuple, kwargs: dict, out: Any) -> None:
         _Handles(self._on_leaves, name).remove()
-        if not self.stop.listens() or unreal(*args, *kwargs.values()):
+        if not self.stop.listens() or is_fake(*args, *kwargs.values()):
             return
         made = {id(tensor): tensor for tensor in output_tensors(out) if tensor.requires_grad}.values()
         inputs = [tensor for tensor in tensors_in((args, kwargs)) if tensor.requires_grad]
@@ -48,7 +48,7 @@ class OutputGradients:
         # A layer that works in place returns its input: what leads there would keep the graph alive for ever.
         edges = None if any(t.grad_fn in nodes for t in inputs if t.grad_fn) else [get_gradient_edge(t) for t in inputs]
         given = {
-            "inp": one(tree_map(_bare, (*args, *kwargs.values()))),
+            "inp": only_value(tree_map(_bare, (*args, *kwargs.values()))),
             "module": module,
             "name": name,
             "step": self.stop.step,
@@ -63,7 +63,7 @@ class OutputGradients:
     ) -> Callable[[torch.Tensor], None]:
         def arrived(grad: torch.Tensor) -> None:
             __tracebackhide__ = True
-            if not isinstance(grad, torch.Tensor) or unreal(grad):
+            if not isinstance(grad, torch.Tensor) or is_fake(grad):
                 return
             self.stop.border(self._arrived, name, {**given, "grad": grad.detach()}, number, edges)
 

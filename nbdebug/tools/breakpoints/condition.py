@@ -39,7 +39,7 @@ class BreakpointHook:
         return getattr, (contextlib.nullcontext(), "__exit__")
 
 
-def unreal(*values: Any) -> bool:
+def is_fake(*values: Any) -> bool:
     """Whether a step is only thought through, on tensors without numbers."""
     return any(isinstance(value, FakeTensor) for value in values) or any(
         isinstance(mode, FakeTensorMode) for mode in _get_current_dispatch_mode_stack()
@@ -47,14 +47,14 @@ def unreal(*values: Any) -> bool:
 
 
 @contextlib.contextmanager
-def aside() -> Iterator[None]:
+def unobserved() -> Iterator[None]:
     """Look at tensors without a graph, and without dispatch modes that take every op for the model's."""
     modes = _disable_current_modes() if _get_current_dispatch_mode_stack() else contextlib.nullcontext()
     with torch.no_grad(), modes:
         yield
 
 
-def one(values: Any) -> Any:
+def only_value(values: Any) -> Any:
     """A tuple with one entry that is not None as that entry; all else as it is."""
     if type(values) is not tuple:
         return values
@@ -73,7 +73,7 @@ class _ThreadState(threading.local):
 _here = _ThreadState()
 
 
-def asking() -> bool:
+def evaluating() -> bool:
     """Whether this thread asks a condition: should that call the model, it is no step."""
     return _here.asking
 
@@ -101,7 +101,7 @@ class Condition:
             if caller is not None and caller.f_locals is not caller.f_globals:
                 self._locals = {name: caller.f_locals[name] for name in self.wanted if name in caller.f_locals}
         else:
-            self.wanted = frozenset() if when is None else _asked_by(when, phase)
+            self.wanted = frozenset() if when is None else _parameters_of(when, phase)
         if phase == "forward" and "grad" in self.wanted:
             raise ValueError(
                 f'`grad` is there with phase="backward" only; in a forward, when sees inp, out, module, '
@@ -134,7 +134,7 @@ class Condition:
             return True
         _here.asking = True
         try:
-            with aside():
+            with unobserved():
                 return bool(self._answer(given, frame))
         except Exception as wrong:  # the user's own expression may raise anything
             self._tell(wrong, given)
@@ -184,7 +184,7 @@ def _names_in(code: CodeType) -> frozenset[str]:
     return frozenset(code.co_names).union(*map(_names_in, inner))
 
 
-def _asked_by(when: Any, phase: str) -> frozenset[str]:
+def _parameters_of(when: Any, phase: str) -> frozenset[str]:
     if not callable(when):
         raise ValueError(f"when is an expression or a function of {', '.join(NAMES)}; got {when!r}")
     parameters = inspect.signature(when).parameters.values()

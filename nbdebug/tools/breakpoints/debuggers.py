@@ -23,7 +23,7 @@ _OURS = ("torch", "nbdebug")
 """Packages that `n`, `s` and `u` of ipdb pass over, so that the next line is one of the user's."""
 
 
-class Left(KeyboardInterrupt):
+class TrainingLeft(KeyboardInterrupt):
     """The user typed `q` at a stop: the step was left there and then, and the training with it."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Left(KeyboardInterrupt):
         return [f"KeyboardInterrupt: {self}"]
 
 
-def way(blocked: bool = False) -> str:
+def mode(blocked: bool = False) -> str:
     """ "debugpy", "ipdb" or "record". blocked: the main thread waits for this one, so that this one may ask."""
     debugpy = sys.modules.get("debugpy")
     if debugpy is not None and debugpy.is_client_connected():
@@ -60,7 +60,7 @@ def running_shell() -> Any:
     return ipython.get_ipython() if ipython is not None else None
 
 
-def busy() -> bool:
+def at_prompt() -> bool:
     """Whether this thread stands at a stop already: what is typed there is to stop nowhere else."""
     info = getattr(threading.current_thread(), "additional_info", None)  # pydevd's
     return _Debugger.asking == threading.get_ident() or bool(getattr(info, "is_in_wait_loop", False))
@@ -133,7 +133,7 @@ def ipdb_here(frame: FrameType, header: str, ends: bool = False) -> None:
     debugger.set_step()
     debugger.interaction(frame, None)
     if debugger.quitting:
-        raise Left
+        raise TrainingLeft
     debugger.go_on(frame, ends)
 
 
@@ -160,7 +160,7 @@ class _Debugger:
         try:
             return super().trace_dispatch(frame, event, argument)  # type: ignore[misc]
         except bdb.BdbQuit:
-            raise Left from None
+            raise TrainingLeft from None
 
     def set_continue(self) -> None:
         super().set_continue()  # type: ignore[misc]

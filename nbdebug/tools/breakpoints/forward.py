@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from nbdebug.tools.breakpoints.condition import BreakpointHook, one, unreal
-from nbdebug.tools.breakpoints.debuggers import way
-from nbdebug.tools.breakpoints.stop import calling, own_code
+from nbdebug.tools.breakpoints.condition import BreakpointHook, is_fake, only_value
+from nbdebug.tools.breakpoints.debuggers import mode
+from nbdebug.tools.breakpoints.stop import calling_frame, own_code
 
 
 @dataclasses.dataclass(eq=False)
@@ -44,18 +44,18 @@ class _FrameThread(threading.local):
 _here = _FrameThread()
 
 
-def await_frame(call: FrameTrap) -> bool:
+def set_trap(call: FrameTrap) -> bool:
     """Wait for it from now on; False where another profiler has the place."""
-    if sys.getprofile() not in (None, _heard):
+    if sys.getprofile() not in (None, _profile):
         return False
     if sys.getprofile() is None:
         _here.calls.clear()  # whatever waits there was cut off together with its profile function
-        sys.setprofile(_heard)
+        sys.setprofile(_profile)
     _here.calls.append(call)
     return True
 
 
-def over(caller: FrameType, by: Any) -> FrameTrap | None:
+def release_trap(caller: FrameType, by: Any) -> FrameTrap | None:
     """The call that this frame makes has returned: what was awaited of it, which now is not any more."""
     call = next((call for call in reversed(_here.calls) if call.caller is caller and call.by is by), None)
     if call is not None:
@@ -66,11 +66,11 @@ def over(caller: FrameType, by: Any) -> FrameTrap | None:
 def _drop(call: FrameTrap) -> None:
     place = _here.calls.index(call)  # those above it are calls inside it, or wait for the same one
     _here.calls[place:] = [other for other in _here.calls[place + 1 :] if other.caller is call.caller]
-    if not _here.calls and sys.getprofile() is _heard:
+    if not _here.calls and sys.getprofile() is _profile:
         sys.setprofile(None)
 
 
-def _heard(frame: FrameType, event: str, argument: Any) -> None:
+def _profile(frame: FrameType, event: str, argument: Any) -> None:
     if event not in ("call", "return"):
         return
     if not _here.calls:
@@ -80,39 +80,39 @@ def _heard(frame: FrameType, event: str, argument: Any) -> None:
     try:
         for call in [call for call in _here.calls if call.caller is caller]:
             if event == "return":
-                _ended(call, frame, argument)
-            elif call.frame is None and frame.f_code is call.code and _belongs(frame, call.owner):
-                _began(call, frame)
+                _on_return(call, frame, argument)
+            elif call.frame is None and frame.f_code is call.code and _is_call_of(frame, call.owner):
+                _on_call(call, frame)
     except BaseException:  # it goes on to the user's code, and Python takes the profile function away
         _here.calls.clear()
         raise
 
 
-def _ended(call: FrameTrap, frame: FrameType, argument: Any) -> None:
+def _on_return(call: FrameTrap, frame: FrameType, argument: Any) -> None:
     if frame is call.caller:  # and it was not `over` before: an exception
         _drop(call)
-        _raised(call)
+        _on_exception(call)
     elif frame is call.frame:
-        if _raising(frame, argument):
-            _raised(call)
+        if _is_exception(frame, argument):
+            _on_exception(call)
         elif call.returned is not None:
             call.returned(frame, argument)
 
 
-def _raised(call: FrameTrap) -> None:
+def _on_exception(call: FrameTrap) -> None:
     told, call.raised = call.raised, None
     if told is not None:
         told(call.frame)
 
 
-def _began(call: FrameTrap, frame: FrameType) -> None:
+def _on_call(call: FrameTrap, frame: FrameType) -> None:
     call.frame = frame
     if call.entered is not None:
         _drop(call)
         call.entered(frame)
 
 
-def _belongs(frame: FrameType, owner: Any) -> bool:
+def _is_call_of(frame: FrameType, owner: Any) -> bool:
     """Another layer of the same type may be called first, by a forward pre-hook of the user's, say. A function that was
     put in the place of a forward takes no layer."""
     code = frame.f_code
@@ -120,7 +120,7 @@ def _belongs(frame: FrameType, owner: Any) -> bool:
     return first is owner or not isinstance(first, type(owner))
 
 
-def _raising(frame: FrameType, argument: Any) -> bool:
+def _is_exception(frame: FrameType, argument: Any) -> bool:
     """An exception that leaves a frame looks like a return of None, but for the instruction that it stands at."""
     if argument is not None:
         return False
@@ -149,11 +149,19 @@ class Forwards:
 
     def _listens(self, args: tuple, kwargs: dict) -> bool:
         """Not to what a checkpoint computes again: this forward has been."""
-        return self.stop.listens() and torch._C._current_autograd_node() is None and not unreal(*args, *kwargs.values())
+        return (
+            self.stop.listens() and torch._C._current_autograd_node() is None and not is_fake(*args, *kwargs.values())
+        )
 
     def _given(self, name: str, module: nn.Module, args: tuple, kwargs: dict, *out: Any) -> dict[str, Any]:
-        made = {"out": one(out[0])} if out else {}
-        return {"inp": one((*args, *kwargs.values())), **made, "module": module, "name": name, "step": self.stop.step}
+        made = {"out": only_value(out[0])} if out else {}
+        return {
+            "inp": only_value((*args, *kwargs.values())),
+            **made,
+            "module": module,
+            "name": name,
+            "step": self.stop.step,
+        }
 
     def _before(self, name: str, module: nn.Module, args: tuple, kwargs: dict, caller: FrameType) -> None:
         if self._taken or not self._listens(args, kwargs):
@@ -162,16 +170,16 @@ class Forwards:
         sure = not self.stop.condition.late(code)
         if sure and not self.stop.holds(given):
             return
-        recorded = sure and way() == "record"  # nobody looks on: what comes out is worth the wait
+        recorded = sure and mode() == "record"  # nobody looks on: what comes out is worth the wait
         if sure and code is None and not recorded:
-            self._stop("before", given, calling(caller))
+            self._stop("before", given, calling_frame(caller))
         elif code is not None or recorded:
             self._taken = recorded and self.stop.once
             awaited = FrameTrap(self, code, module, caller, sure=sure, **self._told(given, sure, recorded, caller))
-            if not await_frame(awaited):
+            if not set_trap(awaited):
                 self._told_of_profiler(code)
                 if sure:
-                    self._stop("before", given, calling(caller))
+                    self._stop("before", given, calling_frame(caller))
 
     def _told(self, given: dict[str, Any], sure: bool, recorded: bool, caller: FrameType) -> dict[str, Any]:
         """What is to be done when the frame of the forward begins, returns, or is left by an exception."""
@@ -181,10 +189,10 @@ class Forwards:
             border(self._stop, "first line", given, frame)
 
         def returned(frame: FrameType, out: Any) -> None:
-            border(self._out, "return", {**given, "out": one(out)}, sure, frame)
+            border(self._out, "return", {**given, "out": only_value(out)}, sure, frame)
 
         def raised(frame: FrameType | None) -> None:
-            border(self._stop, "raised", given, frame or calling(caller))
+            border(self._stop, "raised", given, frame or calling_frame(caller))
 
         if sure and not recorded:
             return {"entered": entered}
@@ -209,10 +217,10 @@ class Forwards:
 
     def _after(self, name: str, module: nn.Module, args: tuple, kwargs: dict, out: Any, caller: FrameType) -> None:
         """What has had a frame of its own has been seen to there; all else is here."""
-        call = over(caller, self)
+        call = release_trap(caller, self)
         if call is not None and call.frame is not None or not self._listens(args, kwargs):
             return
         if call is None and not self.stop.condition.late(own_code(module)):  # seen to before the forward
             return
         given = self._given(name, module, args, kwargs, out)
-        self._out("after", given, call is not None and call.sure, calling(caller))
+        self._out("after", given, call is not None and call.sure, calling_frame(caller))

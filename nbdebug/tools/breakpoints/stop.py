@@ -19,7 +19,7 @@ from nbdebug.observe.locations import LIBRARY, USER, cell_name, kind_of
 from nbdebug.observe.tensors import can_be_nonfinite, finite, plain_values
 from nbdebug.report import Report, Table
 from nbdebug.tools.breakpoints import debuggers
-from nbdebug.tools.breakpoints.condition import aside
+from nbdebug.tools.breakpoints.condition import unobserved
 
 COLUMNS = ["name", "shape", "dtype", "device", "min", "max", "mean", "not finite"]
 _MOST = 60
@@ -52,7 +52,7 @@ def numbers_of(tensor: torch.Tensor) -> dict[str, Any]:
         "not finite": None,
     }
     try:
-        with aside():
+        with unobserved():
             values = plain_values(tensor)
             if values.numel() and values.device.type != "meta":
                 facts.update(_range(values))
@@ -75,7 +75,7 @@ def _range(values: torch.Tensor) -> dict[str, Any]:
     return {"min": low.item(), "max": high.item(), "mean": kept.mean(dtype=torch.float64).item(), "not finite": bad}
 
 
-def in_words(tensor: torch.Tensor) -> str:
+def describe(tensor: torch.Tensor) -> str:
     """ "float32 (16, 4) on cpu, -2.1 to 2.3, mean 0.01, all finite"."""
     facts = numbers_of(tensor)
     said = f"{facts['dtype']} {facts['shape']} on {facts['device']}"
@@ -147,7 +147,7 @@ def own_code(module: nn.Module) -> CodeType | None:
     return code if kind_of(code) in (USER, LIBRARY) else None
 
 
-def calling(frame: FrameType | None) -> FrameType | None:
+def calling_frame(frame: FrameType | None) -> FrameType | None:
     """Outwards from a hook, the first frame that is neither torch's nor nbdebug's nor Python's own."""
     while frame is not None and kind_of(frame.f_code) not in (USER, LIBRARY):
         frame = frame.f_back
@@ -157,10 +157,10 @@ def calling(frame: FrameType | None) -> FrameType | None:
 def calling_backward(frame: FrameType) -> FrameType | None:
     """The frame that called backward. On a GPU the engine runs hooks in a thread of its own, above which there is
     nothing: then the thread that waits in the engine is looked for."""
-    found = calling(frame)
+    found = calling_frame(frame)
     if found is not None:
         return found
-    waiting = (calling(_in_engine(top)) for top in sys._current_frames().values())
+    waiting = (calling_frame(_in_engine(top)) for top in sys._current_frames().values())
     return next((frame for frame in waiting if frame is not None), None)
 
 
@@ -184,7 +184,7 @@ def place(frame: FrameType | None) -> str:
     return f"{name}, line {frame.f_lineno}"
 
 
-def lend(frame: FrameType, given: Mapping[str, Any]) -> dict[str, str]:
+def add_names(frame: FrameType, given: Mapping[str, Any]) -> dict[str, str]:
     """Add these to the frame's locals. Each name → the one that it goes by there: `layer_out` where the code has an
     `out` of its own, which stays what it is, unless that is the same thing."""
     code, seen = frame.f_code, frame.f_locals
@@ -202,7 +202,7 @@ def lend(frame: FrameType, given: Mapping[str, Any]) -> dict[str, str]:
     return names
 
 
-def take_back(frame: FrameType, names: Mapping[str, str], before: frozenset[str]) -> None:
+def remove_names(frame: FrameType, names: Mapping[str, str], before: frozenset[str]) -> None:
     """Remove what was lent. before: the names that there were. Needed where the locals are the user's variables; those
     of a function end with its call."""
     seen = frame.f_locals
@@ -213,7 +213,7 @@ def take_back(frame: FrameType, names: Mapping[str, str], before: frozenset[str]
             seen[there] = None
 
 
-ENDS = {
+MOMENTS = {
     "before": "before its forward",
     "first line": "at the start of its forward",
     "return": "at the return of its forward",
@@ -237,17 +237,19 @@ class StopEvent:
     @property
     def headline(self) -> str:
         where = place(self.frame)
-        return f"Stopped at {self.layer} {ENDS[self.moment]}, in step {self.step}" + (f": {where}." if where else ".")
+        return f"Stopped at {self.layer} {MOMENTS[self.moment]}, in step {self.step}" + (
+            f": {where}." if where else "."
+        )
 
 
-def stand(
+def stop(
     at: StopEvent, question: str, subject: str, blocked: bool = False, context: contextvars.Context | None = None
 ) -> Report | None:
     """Stop there: returns when the user lets training go on, or at once with a record where nobody can type. blocked:
     the main thread waits for this one; context: its context, by which a kernel knows where to ask.
 
     Raises KeyboardInterrupt where the user leaves the training."""
-    way, notes = debuggers.way(blocked), ["Nobody can type here, so training goes on after this record."]
+    way, notes = debuggers.mode(blocked), ["Nobody can type here, so training goes on after this record."]
     if at.frame is not None and way != "record":
         try:
             if context is not None:
@@ -264,8 +266,8 @@ def _interact(way: str, at: StopEvent) -> None:
     frame = at.frame
     assert frame is not None
     before = frozenset(frame.f_locals)
-    names = lend(frame, at.given)
-    said = _said(at, names, way)
+    names = add_names(frame, at.given)
+    said = _header(at, names, way)
     try:
         if way == "ipdb":
             if at.moment == "first line":
@@ -277,20 +279,20 @@ def _interact(way: str, at: StopEvent) -> None:
         if at.moment == "first line":
             debuggers.debugpy_at_first_line(frame)
         elif at.moment == "return":
-            debuggers.debugpy_at_end(frame, calling(frame.f_back))
+            debuggers.debugpy_at_end(frame, calling_frame(frame.f_back))
         else:
             debuggers.debugpy_here(frame)
     finally:
         if at.moment != "first line":  # that one stops only now: what was lent goes with the frame
-            take_back(frame, names, before)
+            remove_names(frame, names, before)
 
 
-def _said(at: StopEvent, names: Mapping[str, str], way: str) -> str:
+def _header(at: StopEvent, names: Mapping[str, str], way: str) -> str:
     """What stands above the prompt."""
     lines = [at.headline]
     for name, value in at.given.items():
         for what, tensor in list(tensors_of(names[name], value))[:4]:
-            lines.append(f"  {what}: {in_words(tensor)}")
+            lines.append(f"  {what}: {describe(tensor)}")
     taken = ", ".join(f"`{name}`" for name, there in names.items() if name != there)
     lines.append(f"  At hand: {', '.join(names.values())}." + f" (You have a {taken} of your own here.)" * bool(taken))
     if way == "ipdb":
@@ -309,7 +311,7 @@ def _record(at: StopEvent, question: str, subject: str, notes: tuple[str, ...]) 
     facts = {
         "layer": at.given["name"],
         "type": type(at.given["module"]).__name__,
-        "moment": ENDS[at.moment],
+        "moment": MOMENTS[at.moment],
         "step": at.step,
         "place": place(at.frame),
     }

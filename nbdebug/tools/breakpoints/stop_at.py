@@ -20,10 +20,10 @@ from nbdebug.observe.modules import plain_name
 from nbdebug.observe.validation import check_model
 from nbdebug.report import Report
 from nbdebug.tools.breakpoints.backward import OutputGradients
-from nbdebug.tools.breakpoints.condition import BreakpointHook, Condition, asking, unreal
-from nbdebug.tools.breakpoints.debuggers import busy
+from nbdebug.tools.breakpoints.condition import BreakpointHook, Condition, evaluating, is_fake
+from nbdebug.tools.breakpoints.debuggers import at_prompt
 from nbdebug.tools.breakpoints.forward import Forwards
-from nbdebug.tools.breakpoints.stop import StopEvent, main_waits, stand
+from nbdebug.tools.breakpoints.stop import StopEvent, main_waits, stop
 
 
 class _EagerSwitch:
@@ -33,7 +33,7 @@ class _EagerSwitch:
     switch: Any = None
 
 
-def compiled(model: nn.Module) -> bool:
+def is_compiled(model: nn.Module) -> bool:
     """By `torch.compile(model)`, `model.compile()` or `@torch.compile` above a forward, as a whole or in a part."""
     return any(
         "_orig_mod" in module._modules
@@ -43,7 +43,7 @@ def compiled(model: nn.Module) -> bool:
     )
 
 
-def hold() -> Callable[[], None]:
+def force_eager() -> Callable[[], None]:
     """From now on compiled code runs uncompiled, everywhere; until what is returned has been called."""
     if not _EagerSwitch.count:
         _EagerSwitch.switch = torch.compiler.set_stance("force_eager")
@@ -65,7 +65,7 @@ _WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParalle
 """Their only part is the model: its layers go by their own names as well."""
 
 
-def chosen(model: nn.Module, pattern: str) -> dict[str, nn.Module]:
+def matching_layers(model: nn.Module, pattern: str) -> dict[str, nn.Module]:
     """The layers by name, in the model's order, each once: those whose dotted name the glob matches (`*` also matches
     dots), else those whose type is so named. "" is the model itself.
 
@@ -173,7 +173,7 @@ def set_stop(
     check_model(model, "stop_at(model, pattern)")
     if phase not in PHASES:
         raise ValueError(f'phase is "forward" or "backward"; got {phase!r}')
-    layers = chosen(model, pattern)
+    layers = matching_layers(model, pattern)
     condition = Condition(when, phase, caller, variables)
     return LayerStop(model, layers, pattern, condition, phase, once, subject or f"model ({type(model).__name__})")
 
@@ -214,8 +214,8 @@ class LayerStop:
         watch = (Forwards if phase == "forward" else OutputGradients)(self)
         for name, module in layers.items():
             self._handles += watch.attach(name, module)
-        self._release: Callable[[], Any] = hold() if compiled(model) else lambda: None
-        self.uncompiled = compiled(model)
+        self._release: Callable[[], Any] = force_eager() if is_compiled(model) else lambda: None
+        self.uncompiled = is_compiled(model)
         self._end = weakref.finalize(self, self._release)
         _stops.add(self)
 
@@ -273,20 +273,20 @@ class LayerStop:
         if self.uncompiled:
             return "; while it waits, compiled code runs uncompiled" if self.active else ""
         model = self._model()
-        compiled_since = self.active and model is not None and compiled(model)
+        compiled_since = self.active and model is not None and is_compiled(model)
         return "; the model has been compiled since: set the stop again, it sees nothing there" * compiled_since
 
     # -- what the hooks ask and tell ----------------------------------------------------------------------------------
 
     def _began(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
-        if torch._C._current_autograd_node() is None and self.listens() and not unreal(*args, *kwargs.values()):
+        if torch._C._current_autograd_node() is None and self.listens() and not is_fake(*args, *kwargs.values()):
             self._calls += 1
             if self.phase == "backward" and threading.current_thread() is threading.main_thread():
                 self._context = contextvars.copy_context()
 
     def listens(self) -> bool:
         """Whether a hook has anything to do: not for what is called at a prompt of a stop, or by a condition."""
-        return bool(self._handles) and not asking() and not busy()
+        return bool(self._handles) and not evaluating() and not at_prompt()
 
     def holds(self, given: dict[str, Any], frame: FrameType | None = None) -> bool:
         return self.condition.holds(given, frame)
@@ -314,7 +314,7 @@ class LayerStop:
                 self.clear()
         away = threading.current_thread() is not threading.main_thread()
         blocked = away and moment == "gradient" and self._context is not None and main_waits()
-        report = stand(
+        report = stop(
             StopEvent(self._layers[name], moment, step, given, frame),
             self.question,
             self.subject,

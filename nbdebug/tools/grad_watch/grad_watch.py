@@ -28,7 +28,7 @@ from nbdebug.tools.grad_watch.gradients import WatchedParameters
 from nbdebug.tools.grad_watch.history import TOTALS, ThinnedSeries, WatchHistory
 from nbdebug.tools.grad_watch.loss_analysis import Verdict, verdicts
 from nbdebug.tools.grad_watch.steps import WatchSteps
-from nbdebug.tools.grad_watch.units import UnitsSeen, UnitWatch
+from nbdebug.tools.grad_watch.units import LayerUnits, UnitWatch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -270,7 +270,7 @@ class GradWatch:
         return len(self.roster.odd)
 
     @property
-    def units(self) -> list[UnitsSeen]:
+    def units(self) -> list[LayerUnits]:
         """Dead and saturated units, as far as looked at."""
         if self.active:
             self._guarded(self._read_units)

@@ -181,7 +181,7 @@ class GradientProbe:
         self._before, self._marks, self._norms = {}, {}, []
 
 
-def scaler_around(frame: Any) -> Any:
+def calling_scaler(frame: Any) -> Any:
     """The GradScaler in whose `step` an optimizer steps, found in the frames around; None where there is none."""
     for _ in range(16):
         if frame is None:
@@ -209,7 +209,7 @@ class Updates:
         try:
             now = [(n, plain_values(self.roster.parameters[n])) for n in numbers]
             copies = [torch.empty_like(p, memory_format=torch.preserve_format) for _, p in now]
-            for group in _alike([p for _, p in now]):
+            for group in _same_kind([p for _, p in now]):
                 torch._foreach_copy_([copies[i] for i in group], [now[i][1] for i in group])
             self._copies = [(n, copy) for (n, _), copy in zip(now, copies)]
             self._weights = group_norms(self._copies)
@@ -220,7 +220,7 @@ class Updates:
     def after(self) -> tuple[list[GroupNorms], list[GroupNorms]]:
         """The optimizer has stepped: norms of the weights before, and of what the step has added."""
         weights, copies = self._weights, self._copies
-        for group in _alike([copy for _, copy in copies]):
+        for group in _same_kind([copy for _, copy in copies]):
             now = [plain_values(self.roster.parameters[copies[i][0]]) for i in group]
             torch._foreach_sub_([copies[i][1] for i in group], now)
         moved = group_norms(copies)
@@ -231,7 +231,7 @@ class Updates:
         self._copies, self._weights = [], []
 
 
-def _alike(tensors: list[Any]) -> list[list[int]]:
+def _same_kind(tensors: list[Any]) -> list[list[int]]:
     """Places of tensors of one device and dtype each: fused kernels take no mixture."""
     groups: dict[tuple, list[int]] = {}
     for place, tensor in enumerate(tensors):

@@ -83,7 +83,7 @@ class ScaleHistory:
         shrunk = math.hypot(*(now for _, now in pairs)) < SHRUNK * math.hypot(*(was for was, _ in pairs))
         if shrunk:
             self.early_steps += 1
-            self._ratios = _ends([*self._ratios, *ratios])
+            self._ratios = _extremes([*self._ratios, *ratios])
             self.early.append((math.hypot(*before.values()), math.hypot(*{**before, **after}.values())))
             del self.early[:-100]
 
@@ -94,7 +94,7 @@ class ScaleHistory:
         return max(self._ratios) - min(self._ratios) > SAME * max(self._ratios)
 
 
-def _ends(values: Iterable[float]) -> list[float]:
+def _extremes(values: Iterable[float]) -> list[float]:
     known = list(values)
     return [min(known), max(known)]
 
@@ -185,7 +185,7 @@ class WatchHistory:
         return {number: statistics.median(found) for number, found in values.items()}
 
 
-def together(norms: Iterable[float]) -> float:
+def joint_norm(norms: Iterable[float]) -> float:
     """The norm of several parts together; NaN and inf go through."""
     found = [float(v) for v in norms]
     if any(map(math.isnan, found)):

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from nbdebug.tools.grad_watch.history import StepRow, WatchHistory, together
+from nbdebug.tools.grad_watch.history import StepRow, WatchHistory, joint_norm
 from nbdebug.tools.grad_watch.robust_stats import rank_correlation
 
 LATEST = 10
@@ -45,7 +45,7 @@ def levels(names: LayerNames, history: WatchHistory) -> list[tuple[str, float]]:
     ]
 
 
-def courses(names: LayerNames, history: WatchHistory) -> dict[str, list[float]]:
+def layer_series(names: LayerNames, history: WatchHistory) -> dict[str, list[float]]:
     """The same, step by step."""
     found: dict[str, list[float]] = {}
     for row in history.rows.items:
@@ -57,17 +57,17 @@ def courses(names: LayerNames, history: WatchHistory) -> dict[str, list[float]]:
 
 def _level(names: LayerNames, norms: list[tuple[int, float]]) -> float:
     size = sum(names.sizes[n] for n, _ in norms)
-    return together(norm for _, norm in norms) / math.sqrt(size) if size else 0.0
+    return joint_norm(norm for _, norm in norms) / math.sqrt(size) if size else 0.0
 
 
-def matching(name: str, wanted: str) -> bool:
+def name_matches(name: str, wanted: str) -> bool:
     """Whether a layer is asked for: by a part of its name, or by a pattern of all of it (with *, ? or [), in upper or
     lower case. Nothing asked: every layer."""
     name, wanted = name.lower(), wanted.strip().lower()
     return fnmatch.fnmatchcase(name, wanted) if any(c in wanted for c in "*?[") else wanted in name
 
 
-def heat(
+def heatmap(
     names: LayerNames, rows: Sequence[StepRow], most_layers: int, most_steps: int, wanted: str = ""
 ) -> dict[str, Any]:
     """The norms of the layers that are `wanted` over steps as plain lists: steps, layers, and log10 of each norm (None:
@@ -75,7 +75,7 @@ def heat(
     neighbours are put together: of steps the largest counts. table: each of them in numbers; layer counts: how many
     layers are wanted, of how many."""
     layers = by_layer(names, sorted(set().union(*(row.numbers for row in rows))))
-    kept = {layer: numbers for layer, numbers in layers.items() if matching(layer, wanted)}
+    kept = {layer: numbers for layer, numbers in layers.items() if name_matches(layer, wanted)}
     groups = _groups(kept, most_layers)
     norms, bins = _norms(rows, list(groups.values())), _bins(len(rows), most_steps)
     cells = [[_cell([v for v in column[a:b] if v is not None]) for a, b in bins] for column in norms]
@@ -95,7 +95,9 @@ def _norms(rows: Sequence[StepRow], groups: list[list[int]]) -> list[list[float 
     found: list[list[float | None]] = [[] for _ in groups]
     for row, places in _placed(rows, groups):
         for column, at in zip(found, places):
-            column.append(row.before[at[0]] if len(at) == 1 else together([row.before[i] for i in at]) if at else None)
+            column.append(
+                row.before[at[0]] if len(at) == 1 else joint_norm([row.before[i] for i in at]) if at else None
+            )
     return found
 
 
@@ -105,7 +107,7 @@ def _ratios(rows: Sequence[StepRow], groups: list[list[int]]) -> list[float | No
     for row, places in _placed([row for row in rows if row.weight is not None][-LATEST // 2 :], groups):
         weights, ratios = row.weight or (), row.ratio or ()
         for column, at in zip(found, places):
-            norm, moved = together([weights[i] for i in at]), together([weights[i] * ratios[i] for i in at])
+            norm, moved = joint_norm([weights[i] for i in at]), joint_norm([weights[i] * ratios[i] for i in at])
             column += [moved / norm] if norm > 0 and math.isfinite(moved / norm) else []
     return [float(f"{statistics.median(column):.3g}") if column else None for column in found]
 
@@ -191,7 +193,7 @@ class Depth:
     decades: float
 
 
-def along(levels: Sequence[tuple[str, float]]) -> Depth | None:
+def depth_trend(levels: Sequence[tuple[str, float]]) -> Depth | None:
     """What the levels of layers, from first to last, show."""
     known = [(name, math.log10(level)) for name, level in levels if level > 0 and math.isfinite(level)]
     if len(known) < LAYERS:
@@ -216,7 +218,7 @@ def along(levels: Sequence[tuple[str, float]]) -> Depth | None:
     return Depth(kind, 10**first, 10**last, known[worst][0], (known[steepest][0], known[steepest - 1][0]), abs(fall))
 
 
-def against_itself(courses: Mapping[str, Sequence[float]]) -> list[tuple[str, float]]:
+def faded_layers(courses: Mapping[str, Sequence[float]]) -> list[tuple[str, float]]:
     """Layers whose gradient has fallen against their own past and the others': (layer, how many times smaller).
 
     courses: for each layer its levels, step by step, oldest first."""

@@ -198,7 +198,7 @@ def plateau(record: LossRecord) -> Verdict | None:
     most = STILL * gained if moved else UNMOVED * abs(level)
     if abs(fall) > unsure or abs(fall) + unsure > most:
         return None
-    since = _since(record, level, max(4 * sigma, most))
+    since = _plateau_start(record, level, max(4 * sigma, most))
     said = (
         f"The loss stands still at {level:.4g} since about step {record.steps[since]}"
         if moved
@@ -216,7 +216,7 @@ def plateau(record: LossRecord) -> Verdict | None:
     return Verdict("plateau", record.steps[since if moved else 0], said, evidence)
 
 
-def _since(record: LossRecord, level: float, near: float) -> int:
+def _plateau_start(record: LossRecord, level: float, near: float) -> int:
     """Where the loss came to its last level: the first block of which all later ones are near it."""
     parts = record.parts()
     far = [i for i, part in enumerate(parts) if abs(part - level) > near]
@@ -262,10 +262,10 @@ def _period(rest: list[float]) -> int | None:
         return None
     period = next(lag for lag in lags if near[lag] > 0.9 * near[best])
     turns = min(near[lag] for lag in lags if lag <= period) < near[best] - 0.6  # down and up again within one period
-    return period if turns and _again(rest, period) else None
+    return period if turns and _repeats(rest, period) else None
 
 
-def _again(rest: list[float], period: int) -> bool:
+def _repeats(rest: list[float], period: int) -> bool:
     """Whether what comes every period is the same: in a slow walk it is so once by chance, not over and over."""
     times = len(rest) // period - 1
     each = [correlation(rest, n * period) * len(rest) / (len(rest) - n * period) for n in range(1, min(times, 5) + 1)]
@@ -305,9 +305,9 @@ def spikes(record: LossRecord) -> list[Verdict]:
     """The spikes, in order of their steps."""
     jumps = sorted(_jumps(record.values), key=lambda j: -j.sigmas)
     return [
-        _told(record, j)
+        _spike(record, j)
         for j in sorted(_beyond_the_tail(jumps), key=lambda j: j.first)
-        if _matters(record, j) and not record.rate_moved(j.first - WINDOW, j.peak, up=True)
+        if _is_spike(record, j) and not record.rate_moved(j.first - WINDOW, j.peak, up=True)
     ]
 
 
@@ -319,7 +319,7 @@ def _jumps(values: tuple[float, ...]) -> list[Jump]:
     for place in range(len(calm), len(values)):
         value = values[place]
         if first < 0:
-            level, sigma = _calm(calm)
+            level, sigma = _baseline(calm)
         high = (value - level) / sigma
         if high > 1.5 and first < 0:
             first = peak = place
@@ -338,7 +338,7 @@ def _jumps(values: tuple[float, ...]) -> list[Jump]:
     return found
 
 
-def _calm(calm: collections.deque[float]) -> tuple[float, float]:
+def _baseline(calm: collections.deque[float]) -> tuple[float, float]:
     """Level and deviation of the calm steps. Each way of measuring is blind to one kind of noise (slow waves; steps
     that alternate), so the larger counts; never less than 0.2% of the level, for losses without noise."""
     values, half = list(calm), len(calm) // 2
@@ -366,7 +366,7 @@ def _beyond_the_tail(jumps: list[Jump]) -> list[Jump]:
     return best
 
 
-def _matters(record: LossRecord, jump: Jump) -> bool:
+def _is_spike(record: LossRecord, jump: Jump) -> bool:
     """A jump that undoes much, and that is one: within three steps it is half up."""
     rise = record.values[jump.peak] - jump.level
     learnt = record.start - jump.level
@@ -374,7 +374,7 @@ def _matters(record: LossRecord, jump: Jump) -> bool:
     return sudden and (rise >= SPIKE_OF_PROGRESS * max(learnt, 0.0) or 0 < OF_LEVEL * jump.level <= rise)
 
 
-def _told(record: LossRecord, jump: Jump) -> Verdict:
+def _spike(record: LossRecord, jump: Jump) -> Verdict:
     high, low, step = record.values[jump.peak], jump.level, record.steps[jump.first]
     back = None if jump.back is None else record.steps[jump.back] - step
     rate = record.rates[jump.peak] if record.rates else None
@@ -470,7 +470,7 @@ def gap(record: LossRecord) -> Verdict | None:
     """The validation loss stands above the training loss, by more than the noise of both."""
     if len(record.validation) < EVALUATIONS or not record.values:
         return None
-    around = [_training_at(record, step) for step, _ in record.validation]
+    around = [_training_level(record, step) for step, _ in record.validation]
     gaps = [value - level for (_, value), (level, _) in zip(record.validation, around)]
     values = [value for _, value in record.validation]
     shaky = noise(values)
@@ -508,7 +508,7 @@ def gap(record: LossRecord) -> Verdict | None:
     )
 
 
-def _training_at(record: LossRecord, step: int) -> tuple[float, float]:
+def _training_level(record: LossRecord, step: int) -> tuple[float, float]:
     """The training loss around a step, as the median of the ten before it at most, and the error of that."""
     near = [v for s, v in zip(record.steps, record.values) if s <= step][-10:] or list(record.values[:10])
     return statistics.median(near), 1.253 * noise(near) / math.sqrt(len(near))

@@ -13,7 +13,7 @@ from typing import Any
 
 from nbdebug.report import Finding, Fix, Plot, Report, RuledOut, Where
 from nbdebug.tools.grad_watch.history import ScaleHistory
-from nbdebug.tools.grad_watch.layers import Depth, against_itself, along, courses, heat, jumps, levels
+from nbdebug.tools.grad_watch.layers import Depth, depth_trend, faded_layers, heatmap, jumps, layer_series, levels
 from nbdebug.tools.grad_watch.loss_analysis import Verdict
 
 MANY = 0.2
@@ -34,7 +34,7 @@ def listed(names: Sequence[str], most: int = 3) -> str:
     return said + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def not_finite(
+def nonfinite_gradients(
     bad: Mapping[str, tuple],
     norms: Sequence[tuple[int, float]],
     measured: int,
@@ -89,7 +89,7 @@ def not_finite(
     )
 
 
-def by_depth(seen: Depth) -> Finding:
+def depth_finding(seen: Depth) -> Finding:
     """The gradient vanishes or explodes towards the first layer."""
     times = f"10^{seen.decades:.0f}"
     vanishes = seen.kind == "vanishes"
@@ -124,7 +124,7 @@ def by_depth(seen: Depth) -> Finding:
     )
 
 
-def faded(fell: Sequence[tuple[str, float]]) -> Finding:
+def faded_finding(fell: Sequence[tuple[str, float]]) -> Finding:
     """Layers whose gradient has fallen against their own past, while the others' has not."""
     name, times = max(fell, key=lambda item: item[1])
     said = (
@@ -145,7 +145,7 @@ def faded(fell: Sequence[tuple[str, float]]) -> Finding:
     )
 
 
-def units(seen: Sequence[Any]) -> list[Finding]:
+def unit_findings(seen: Sequence[Any]) -> list[Finding]:
     """Layers of which half of the units or more are dead or saturated: the worst of each kind, with the others in
     it."""
     found = []
@@ -180,7 +180,7 @@ def units(seen: Sequence[Any]) -> list[Finding]:
     return found
 
 
-def losses(verdicts: Sequence[Verdict]) -> list[Finding]:
+def loss_findings(verdicts: Sequence[Verdict]) -> list[Finding]:
     """The verdicts on the loss that are faults for sure."""
     found = []
     for verdict in verdicts:
@@ -209,13 +209,13 @@ them at most for each time that it has grown. A fifth of the last 30 to 100 atte
 is no search for a scale any more: our choice."""
 
 
-def size(scale: float) -> str:
+def scale_text(scale: float) -> str:
     """A scale as people write it: 65536, 0.5, 2^40."""
     mantissa, power = math.frexp(scale)
     return f"2^{power - 1}" if mantissa == 0.5 and not -4 <= power <= 20 else f"{scale:g}"
 
 
-def _who(scales: ScaleHistory, names: Sequence[str], layers: Sequence[str]) -> tuple[str, int, int]:
+def _worst_layer(scales: ScaleHistory, names: Sequence[str], layers: Sequence[str]) -> tuple[str, int, int]:
     """The layer whose gradient was most often the first that was not finite: (layer, in how many steps, NaN in how
     many); ("", 0, 0) where none is known."""
     counts: dict[str, list[int]] = {}
@@ -233,21 +233,21 @@ def scale_notes(scales: ScaleHistory, names: Sequence[str], layers: Sequence[str
     if not scales.attempts:
         return []
     course = (
-        f"{size(scales.begun)} → {size(scales.last)}"
+        f"{scale_text(scales.begun)} → {scale_text(scales.last)}"
         if scales.begun != scales.last
-        else f"{size(scales.last)} throughout"
+        else f"{scale_text(scales.last)} throughout"
     )
     if scales.begun == scales.last and scales.least != scales.most:
-        course = f"{size(scales.last)}, between {size(scales.least)} and {size(scales.most)}"
+        course = f"{scale_text(scales.last)}, between {scale_text(scales.least)} and {scale_text(scales.most)}"
     said = f"GradScaler: scale {course}; {scales.skipped:,} of {scales.attempts:,} steps skipped"
-    layer, count, _ = _who(scales, names, layers)
+    layer, count, _ = _worst_layer(scales, names, layers)
     if layer:
         share = "all" if count == scales.skipped else f"{count:,}"
         said += f"; `{layer}` overflowed first" + f" in {share} of them" * (scales.skipped > 1)
     return [said + (": normal while it seeks its scale." if scales.skipped and not _gone_wrong(scales) else ".")]
 
 
-def findings(scales: ScaleHistory, names: Sequence[str], layers: Sequence[str]) -> list[Finding]:
+def scaler_findings(scales: ScaleHistory, names: Sequence[str], layers: Sequence[str]) -> list[Finding]:
     """What is wrong with the scaler or with how it is used."""
     if scales.clipped_early():
         return [_clipped_early(scales)]
@@ -272,16 +272,16 @@ def _gone_wrong(scales: ScaleHistory) -> bool:
 
 
 def _collapsed(scales: ScaleHistory, names: Sequence[str], layers: Sequence[str]) -> Finding:
-    (layer, count, nan), recent = _who(scales, names, layers), _recent(scales)
+    (layer, count, nan), recent = _worst_layer(scales, names, layers), _recent(scales)
     if _collapses(scales):
         said = (
-            f"GradScaler's scale has collapsed from {size(scales.begun)} to {size(scales.last)}; "
+            f"GradScaler's scale has collapsed from {scale_text(scales.begun)} to {scale_text(scales.last)}; "
             f"{scales.skipped:,} of {scales.attempts:,} steps were skipped"
         )
     else:
         said = (
             f"GradScaler keeps leaving steps out: {sum(recent)} of the last {len(recent)}, {scales.skipped:,} of "
-            f"all {scales.attempts:,}, at scales from {size(scales.least)} to {size(scales.most)}"
+            f"all {scales.attempts:,}, at scales from {scale_text(scales.least)} to {scale_text(scales.most)}"
         )
     if layer:
         said += f". The gradient of `{layer}` is the first that is not finite on the way back, in {count:,} of them" + (
@@ -317,7 +317,7 @@ def _clipped_early(scales: ScaleHistory) -> Finding:
     scale = scales.last
     said = (
         f"Gradients are clipped before they are unscaled: from a norm of {before * scale:.3g} to "
-        f"{after * scale:.3g} while they carry the scale {size(scale)}, in {scales.early_steps:,} of "
+        f"{after * scale:.3g} while they carry the scale {scale_text(scale)}, in {scales.early_steps:,} of "
         f"{scales.looked:,} steps; what the optimizer gets has norm {after:.3g}."
     )
     fix = Fix(
@@ -370,7 +370,12 @@ STEPS, LAYERS, POINTS = 120, 40, 400
 def report(watch: Any, subject: str) -> Report:
     """The report of a watch, at any time."""
     verdicts = watch.verdicts()
-    found = [*_gradients(watch), *findings(*_scales(watch)), *units(watch.units), *losses(verdicts)]
+    found = [
+        *_gradients(watch),
+        *scaler_findings(*_scales(watch)),
+        *unit_findings(watch.units),
+        *loss_findings(verdicts),
+    ]
     ruled_out = [r for r in (_no_bad(watch), _depth_is_even(watch), *_units_alive(watch)) if r]
     told = {f.title for f in found}
     notes = [
@@ -379,7 +384,7 @@ def report(watch: Any, subject: str) -> Report:
         *_jumps(watch),
         *_ratios(watch),
         *_zero(watch),
-        *_odd(watch),
+        *_other_notes(watch),
         *(v.said for v in verdicts if v.said not in told),
     ]
     return Report(
@@ -419,7 +424,7 @@ def _gradients(watch: Any) -> list[Finding]:
         loss = next((t.loss for t in history.totals.items if t.step == first), None)
         start = _start(watch)
         return [
-            not_finite(
+            nonfinite_gradients(
                 {names.names[n]: tuple(seen) for n, seen in history.bad.items()},
                 norms,
                 history.measured,
@@ -429,18 +434,18 @@ def _gradients(watch: Any) -> list[Finding]:
         ]
     if len(history.rows.items) < ENOUGH:
         return []
-    seen = along(levels(names, history))
+    seen = depth_trend(levels(names, history))
     if seen is not None:
-        return [by_depth(seen)]
-    fell = against_itself(courses(names, history))
-    return [faded(fell)] if fell else []
+        return [depth_finding(seen)]
+    fell = faded_layers(layer_series(names, history))
+    return [faded_finding(fell)] if fell else []
 
 
 # -- what is ruled out, and what is worth knowing ---------------------------------------------------------------------
 
 
 def _no_bad(watch: Any) -> RuledOut | None:
-    if watch.history.bad or not watch.history.measured or findings(*_scales(watch)):
+    if watch.history.bad or not watch.history.measured or scaler_findings(*_scales(watch)):
         return None
     count = len(watch.history.seen)
     return RuledOut("NaN or infinite gradients", f"none in {watch.history.measured:,} steps of {count:,} parameters")
@@ -448,7 +453,7 @@ def _no_bad(watch: Any) -> RuledOut | None:
 
 def _depth_is_even(watch: Any) -> RuledOut | None:
     known = [level for _, level in levels(watch.roster, watch.history) if level > 0 and math.isfinite(level)]
-    if len(known) < 2 or along(levels(watch.roster, watch.history)):
+    if len(known) < 2 or depth_trend(levels(watch.roster, watch.history)):
         return None
     return RuledOut(
         "A gradient that vanishes or explodes with depth",
@@ -537,7 +542,7 @@ def _zero(watch: Any) -> list[str]:
     )
 
 
-def _odd(watch: Any) -> list[str]:
+def _other_notes(watch: Any) -> list[str]:
     notes = []
     if unheld := watch.unheld:
         notes.append(f"No optimizer holds {listed(unheld)}, although gradients are asked for: not trained.")
@@ -582,12 +587,12 @@ def picture(watch: Any, quick: bool = False, layers: str = "") -> dict[str, Any]
     long run not every step is looked at."""
     steps = watch.steps
     rows, losses = list(watch.history.rows.items), watch.told_losses(POINTS if quick else None)
-    totals = [t for t in _thin(list(watch.history.totals.items), POINTS) if t.before is not None]
+    totals = [t for t in _subsample(list(watch.history.totals.items), POINTS) if t.before is not None]
     return {
-        **heat(watch.roster, _thin(rows, STEPS) if quick else rows, LAYERS, STEPS, layers),
+        **heatmap(watch.roster, _subsample(rows, STEPS) if quick else rows, LAYERS, STEPS, layers),
         "totals": [[t.step, t.before, t.after] for t in totals],
         "clipped": [t.step for t in totals if t.clipped],
-        "losses": _thin([[step, value] for step, value, _ in losses if value is not None], POINTS),
+        "losses": _subsample([[step, value] for step, value, _ in losses if value is not None], POINTS),
         "validation": [[step, val] for step, _, val in losses if val is not None][-POINTS:],
         "parameters": len(watch.history.seen),
         "steps seen": steps,
@@ -595,5 +600,5 @@ def picture(watch: Any, quick: bool = False, layers: str = "") -> dict[str, Any]
     }
 
 
-def _thin(items: list[Any], most: int) -> list[Any]:
+def _subsample(items: list[Any], most: int) -> list[Any]:
     return items[:: -(-len(items) // most)] if len(items) > most else items

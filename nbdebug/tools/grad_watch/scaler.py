@@ -16,7 +16,7 @@ import torch
 from nbdebug.observe.norms import GroupNorms, group_norms, is_capturing_graph, unobserved
 
 
-class Listener(Protocol):
+class ScalerListener(Protocol):
     """What is told. Each: (scaler, optimizer)."""
 
     def unscaling(self, scaler: Any, optimizer: Any) -> None: ...
@@ -31,7 +31,7 @@ class ScalerWatch:
     _attached: ClassVar[list[ScalerWatch]] = []
     _wrapped: ClassVar[dict[str, tuple[Any, Any]]] = {}  # method: what stood there before, our wrapper
 
-    def __init__(self, listener: Listener, told: Callable[..., Any]):
+    def __init__(self, listener: ScalerListener, told: Callable[..., Any]):
         self.listener, self.told = listener, told
 
     def attach(self) -> None:
@@ -81,7 +81,7 @@ def _step(before: Callable, attached: list[ScalerWatch]) -> Callable:
     return step
 
 
-class Scaled:
+class ScalerSteps:
     """What a scaler does with the optimizers of some rounds."""
 
     def __init__(self, rounds: Any):

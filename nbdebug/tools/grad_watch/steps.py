@@ -17,16 +17,16 @@ from typing import Any
 import torch
 
 from nbdebug.observe.norms import GroupNorms, is_capturing_graph, reads_asynchronously, unobserved
-from nbdebug.tools.grad_watch.gradients import GradientProbe, Updates, WatchedParameters, scaler_around
-from nbdebug.tools.grad_watch.history import StepRow, Total, WatchHistory, doubles, together
-from nbdebug.tools.grad_watch.scaler import Scaled
+from nbdebug.tools.grad_watch.gradients import GradientProbe, Updates, WatchedParameters, calling_scaler
+from nbdebug.tools.grad_watch.history import StepRow, Total, WatchHistory, doubles, joint_norm
+from nbdebug.tools.grad_watch.scaler import ScalerSteps
 
-LATE = 2
+MOST_PENDING = 2
 """How many later steps may be over before the host waits. One is not enough to keep a device busy."""
 
 
 @dataclasses.dataclass
-class SentMeasurement:
+class PendingMeasurement:
     """Tensors of one step: `there` once their numbers are copied, in the order of `sizes`."""
 
     sizes: list[int]
@@ -48,7 +48,7 @@ class DeferredMeasurements:
     """What is on its way, oldest first."""
 
     def __init__(self) -> None:
-        self.pending: collections.deque[SentMeasurement] = collections.deque()
+        self.pending: collections.deque[PendingMeasurement] = collections.deque()
 
     def send(self, tensors: list[torch.Tensor], take: Callable[[list[list[float]]], None]) -> None:
         """take: gets the numbers of each tensor, in order, when they are there; those of earlier steps come first."""
@@ -63,12 +63,12 @@ class DeferredMeasurements:
             event = torch.cuda.Event()
             event.record(torch.cuda.current_stream(device))
             events.append(event)
-        self.pending.append(SentMeasurement([t.numel() for t in tensors], there, events, take))
+        self.pending.append(PendingMeasurement([t.numel() for t in tensors], there, events, take))
         self.hear()
 
     def hear(self, wait: bool = False) -> None:
         """Read what has arrived, in order. wait: for all."""
-        while self.pending and (wait or len(self.pending) > LATE or self.pending[0].ready()):
+        while self.pending and (wait or len(self.pending) > MOST_PENDING or self.pending[0].ready()):
             self.pending.popleft().read()
 
 
@@ -98,7 +98,7 @@ class WatchSteps:
         self.gradients, self.updates, self.post = GradientProbe(roster), Updates(roster), DeferredMeasurements()
         self.scaler, self.told = scaler, told
         self.number, self.current = 0, None
-        self.scaled = Scaled(self)
+        self.scaled = ScalerSteps(self)
         self._roots: list[tuple[torch.Tensor, set[int]]] = []  # losses, and whose gradients came of them
         self._closure = 0  # evaluations seen within a step with a closure, counted from 1; 0: not in one
 
@@ -148,7 +148,7 @@ class WatchSteps:
             self.end()
         step = self.current = self.current or WatchedStep(self.number, measured=self._due(self.number))
         if step.lr is None:
-            step.lr = _rate(optimizer)
+            step.lr = _learning_rate(optimizer)
         numbers = self.roster.refresh(optimizer)
         with unobserved():
             if any(map(callable, (*args, *kwargs.values()))):
@@ -160,7 +160,7 @@ class WatchSteps:
 
     def _look(self, optimizer: Any, step: WatchedStep, numbers: list[int]) -> None:
         """What the optimizer is about to use: before clipping, and now."""
-        around = scaler_around(sys._getframe(2))
+        around = calling_scaler(sys._getframe(2))
         self.scaler = around or self.scaler
         scale = around._scale if around is not None and around.is_enabled() else None
         step.losses += [r if scale is None else r / scale.to(r.device).reshape(()) for r, _ in self._roots]
@@ -230,7 +230,7 @@ class WatchSteps:
         if step.measured and numbers:
             was = doubles(before[n] for n in numbers)
             now = doubles(after.get(n, before[n]) for n in numbers)
-            first, last = together(was), together(now)
+            first, last = joint_norm(was), joint_norm(now)
             row = StepRow(step.number, _ints(numbers), was, now, *_ratios(numbers, read))
         self.history.steps += 1
         self.history.add(Total(step.number, loss, first, last, skipped, step.lr, plain.get("scale")), row)
@@ -270,7 +270,7 @@ def _is_loss(root: torch.Tensor) -> bool:
     return root.numel() == 1 and root.is_floating_point() and type(root) is torch.Tensor
 
 
-def _rate(optimizer: Any) -> float | None:
+def _learning_rate(optimizer: Any) -> float | None:
     """The learning rate of the first group; None where reading it would make the host wait."""
     rate = optimizer.param_groups[0].get("lr") if optimizer.param_groups else None
     if isinstance(rate, torch.Tensor):

@@ -34,7 +34,7 @@ _CHANNELS_FIRST = (nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase, nn.G
 
 
 @dataclasses.dataclass(frozen=True)
-class UnitsSeen:
+class LayerUnits:
     """One activation module. feeds: the layer before it, by name. share: of its units that are dead (kind "dead") or
     saturated ("saturated"), in the last batches looked at; batches: how many these are."""
 
@@ -56,7 +56,7 @@ class UnitWatch:
         self._modules: dict[str, tuple[nn.Module, str, bool]] = {}
         self._masks: dict[tuple[str, int], collections.deque] = {}
         self._handles: list[Any] = []
-        self.seen: list[UnitsSeen] = []
+        self.seen: list[LayerUnits] = []
         self.why_not = ""
         if any(_compiled(m) for model in models.values() for m in model.modules()):
             self.why_not = "the model is compiled: its activations can't be seen"
@@ -115,7 +115,7 @@ class UnitWatch:
             values += more
         kept.append((step, mask, values))
 
-    def read(self) -> list[UnitsSeen]:
+    def read(self) -> list[LayerUnits]:
         """What the last batches showed, of modules that were looked at in enough of them; waits for the device."""
         found = []
         for (name, units), kept in self._masks.items():
@@ -126,7 +126,7 @@ class UnitWatch:
             dead = masks.dtype is torch.bool
             share = float((~masks.any(0)).float().mean() if dead else (masks.mean(0) >= _MOSTLY).float().mean())
             found.append(
-                UnitsSeen(name, type(module).__name__, "dead" if dead else "saturated", feeds, units, share, len(kept))
+                LayerUnits(name, type(module).__name__, "dead" if dead else "saturated", feeds, units, share, len(kept))
             )
         self.seen = found
         return found

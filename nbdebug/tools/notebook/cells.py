@@ -350,7 +350,7 @@ def calls_after(history: CellHistory, at: At, word: str) -> Iterator[tuple[int, 
                     yield number, node
 
 
-def stepped(history: CellHistory, name: str, at: At) -> Where | None:
+def first_training_use(history: CellHistory, name: str, at: At) -> Where | None:
     """The first cell behind this place that calls something of the variable that trains, or hands it to a function."""
     for number, call in calls_after(history, at, name):
         of = dotted(call.func)
@@ -370,7 +370,7 @@ def _reads_only(function: str) -> bool:
     )
 
 
-def read(history: CellHistory, name: str, at: At) -> Where | None:
+def first_read(history: CellHistory, name: str, at: At) -> Where | None:
     """The first cell behind this place that reads the variable."""
     for cell in [cell for cell in history.leading_to(name) if cell.number >= at[0]]:
         number = cell.number
@@ -384,7 +384,7 @@ def read(history: CellHistory, name: str, at: At) -> Where | None:
     return None
 
 
-def same_thing(binding: CellBinding) -> bool:
+def keeps_object(binding: CellBinding) -> bool:
     """Whether a statement leaves a variable what it was: `model = model.to(device)`, `model = torch.compile(model)`."""
     name, value = binding.path, binding.value
     if not isinstance(value, ast.Call):

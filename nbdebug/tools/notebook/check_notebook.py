@@ -21,12 +21,18 @@ from nbdebug.observe.variables import attributes, frame_variables, reachable_obj
 from nbdebug.report import Finding, Report, RuledOut
 from nbdebug.tools.notebook.cells import CellHistory
 from nbdebug.tools.notebook.facts import NotebookFacts, StaleModule
-from nbdebug.tools.notebook.left_on import applied_twice, hooks_registered_twice, leftovers, modes_left, too_early
-from nbdebug.tools.notebook.outputs import kept
+from nbdebug.tools.notebook.left_on import (
+    applied_twice,
+    cells_too_early,
+    hooks_registered_twice,
+    left_on_notes,
+    modes_left_on,
+)
+from nbdebug.tools.notebook.outputs import kept_outputs
 from nbdebug.tools.notebook.rules import name_all, notes_of
-from nbdebug.tools.notebook.stale_classes import redefined
+from nbdebug.tools.notebook.stale_classes import redefined_classes
 from nbdebug.tools.notebook.stale_modules import stale_modules
-from nbdebug.tools.notebook.stale_objects import HeldObjects, left_behind, stale_holders
+from nbdebug.tools.notebook.stale_objects import ModelsAndOptimizers, missing_parameters, stale_holders
 
 
 def check_notebook(names: Mapping[str, Any] | None = None, *, shell: Any = None) -> Report:
@@ -55,20 +61,20 @@ def check_notebook(names: Mapping[str, Any] | None = None, *, shell: Any = None)
     return notebook_report(names, shell, kept_by_notebook(names, shell))
 
 
-def behind(error: BaseException, names: Mapping[str, Any], shell: Any = None) -> tuple[Finding, ...]:
+def notebook_causes(error: BaseException, names: Mapping[str, Any], shell: Any = None) -> tuple[Finding, ...]:
     """What of the notebook explains this very exception: a file that failed and is not what is loaded of it, an object
     of a class that was defined again, a name that a later cell defines. () for other exceptions."""
 
-    return explaining(error, names, shells.running_shell() if shell is None else shell)
+    return findings_for(error, names, shells.running_shell() if shell is None else shell)
 
 
-def seen(names: Mapping[str, Any], shell: Any, memory: Iterable[Any] = ()) -> NotebookFacts:
+def notebook_facts(names: Mapping[str, Any], shell: Any, memory: Iterable[Any] = ()) -> NotebookFacts:
     """names: the user's variables; shell: IPython's, None in a script; memory: what the shell keeps of it, as the list
     of `free()` gives it. A part that fails is told as not checked."""
     with torch._C.DisableTorchFunctionSubclass():
         history, mine, error = CellHistory.of(shell), user_variables(names), last_error()
-        met = met_from(mine)
-        held = HeldObjects(mine, met)
+        met = objects_from(mine)
+        held = ModelsAndOptimizers(mine, met)
         unchecked: list[str] = []
 
         def part(what: str, look: Callable[[], Any]) -> Any:
@@ -85,26 +91,26 @@ def seen(names: Mapping[str, Any], shell: Any, memory: Iterable[Any] = ()) -> No
         unchecked += [f"{file}: it can't be compiled now, so it was not compared" for file in broken]
         notes = [
             *part("double runs", lambda: applied_twice(mine, history)),
-            *part("settings", lambda: leftovers(mine, held, history)),
+            *part("settings", lambda: left_on_notes(mine, held, history)),
         ]
         given = list(memory)
         return NotebookFacts(
             len(history.cells),
             len(met),
             tuple(stale),
-            tuple(part("optimizers", lambda: left_behind(held, history))),
+            tuple(part("optimizers", lambda: missing_parameters(held, history))),
             tuple(part("holders", lambda: stale_holders(mine, met, history))),
             tuple(part("hooks", lambda: hooks_registered_twice(met, history))),
-            tuple(part("classes", lambda: redefined(mine, met, history, error))),
-            tuple(part("outputs", lambda: kept(given, history, error))),
-            tuple(part("the order of cells", lambda: too_early(mine, history, error))),
-            tuple(part("modes", lambda: modes_left(held, history, error))),
+            tuple(part("classes", lambda: redefined_classes(mine, met, history, error))),
+            tuple(part("outputs", lambda: kept_outputs(given, history, error))),
+            tuple(part("the order of cells", lambda: cells_too_early(mine, history, error))),
+            tuple(part("modes", lambda: modes_left_on(held, history, error))),
             tuple(notes),
             tuple(unchecked),
         )
 
 
-def met_from(mine: Mapping[str, Any]) -> list[tuple[str, Any]]:
+def objects_from(mine: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """What can be reached from the variables by name, also through torch's loaders and schedulers."""
     met = list(reachable_objects(mine))
     known = {id(thing) for _, thing in met}
@@ -122,7 +128,7 @@ def met_from(mine: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 def notebook_report(names: Mapping[str, Any], shell: Any = None, memory: Iterable[Any] = ()) -> Report:
     """names: the user's variables; memory: what the notebook keeps, as the list of `free()` has it."""
-    facts = seen(names, shell, memory)
+    facts = notebook_facts(names, shell, memory)
     found = tuple(name_all(facts))
     cells = f"{facts.cells:,} cell{'s' * (facts.cells != 1)} that ran"
     subject = (
@@ -155,34 +161,34 @@ OBJECTS = re.compile(r"(?:type object )?'(\w+)'(?: object)? has no attribute '(\
 """How Python says that something lacks what was asked of it."""
 
 
-def explaining(error: BaseException, names: Mapping[str, Any], shell: Any) -> tuple[Finding, ...]:
+def findings_for(error: BaseException, names: Mapping[str, Any], shell: Any) -> tuple[Finding, ...]:
     """The findings that belong to the exception; () where the notebook has no part in it."""
     with torch._C.DisableTorchFunctionSubclass():
         history, mine = CellHistory.of(shell), user_variables(names)
-        files, said = _files(error), _said(error)
+        files, said = _files(error), _message(error)
         stale, _ = stale_modules(mine, history, psutil.Process().create_time())
         classes = (
-            [one for one in redefined(mine, met_from(mine), history, error) if one.seen == "exception"]
+            [one for one in redefined_classes(mine, objects_from(mine), history, error) if one.seen == "exception"]
             if (issubclass(type(error), (TypeError, AttributeError)) or "pickl" in type(error).__name__.lower())
             else []
         )
         return tuple(
             name_all(
                 NotebookFacts(
-                    stale=tuple(one for one in stale if one.file in files or _meant(one, said)),
+                    stale=tuple(one for one in stale if one.file in files or _is_about(one, said)),
                     classes=tuple(classes),
-                    early=tuple(too_early(mine, history, error)),
+                    early=tuple(cells_too_early(mine, history, error)),
                 )
             )
         )
 
 
-def _said(error: BaseException) -> str:
+def _message(error: BaseException) -> str:
     given = vars(BaseException)["args"].__get__(error)
     return given[0] if given and type(given[0]) is str else ""
 
 
-def _meant(one: StaleModule, said: str) -> bool:
+def _is_about(one: StaleModule, said: str) -> bool:
     """Whether the message asks a module, or a class or function of it, for what its file has by now: the file itself
     has no line in such a traceback."""
     changed = {part for name in one.changed for part in (name, name.rpartition(".")[2])}
@@ -192,12 +198,12 @@ def _meant(one: StaleModule, said: str) -> bool:
     if (asked := CALLS.match(said)) is not None:
         name = asked[1].removesuffix(".__init__")
         known = name in one.changed or f"{name}.__init__" in one.changed or "takes no arguments" in said
-        return known and _takes(one.module, name, asked[2])
+        return known and _accepts(one.module, name, asked[2])
     asked = OBJECTS.search(said)
     return asked is not None and f"{asked[1]}.{asked[2]}" in one.changed
 
 
-def _takes(module: str, name: str, argument: str | None) -> bool:
+def _accepts(module: str, name: str, argument: str | None) -> bool:
     """Whether the file has a function, method or class of this name that takes such an argument."""
     file = vars(sys.modules[module]).get("__file__") if module in sys.modules else None
     try:

@@ -17,7 +17,7 @@ from nbdebug.observe.variables import attributes
 from nbdebug.report import Where
 from nbdebug.tools.notebook.cells import CellHistory, dotted, names_in, nodes, root_of
 from nbdebug.tools.notebook.facts import NOWHERE, ModeLeft, TooEarly, TwiceHook
-from nbdebug.tools.notebook.stale_objects import HeldObjects, held_by, modules_of, parameters_of
+from nbdebug.tools.notebook.stale_objects import ModelsAndOptimizers, modules_of, optimizer_tensors, parameters_of
 
 METHODS = {
     "forward hook": ("register_forward_hook", "register_module_forward_hook"),
@@ -41,10 +41,10 @@ def hooks_registered_twice(met: list[tuple[str, Any]], history: CellHistory) -> 
     groups: dict[tuple[str, str, str], list[DuplicateHook]] = {}
     for one in find_duplicate_hooks(met):
         groups.setdefault((one.hook, one.word, one.code.co_filename), []).append(one)
-    return [_told(group, history) for group in groups.values()]
+    return [_duplicate(group, history) for group in groups.values()]
 
 
-def _told(group: list[DuplicateHook], history: CellHistory) -> TwiceHook:
+def _duplicate(group: list[DuplicateHook], history: CellHistory) -> TwiceHook:
     first = group[0]
     times = max(len(one.older) for one in group) + 1
     cells, method = _registrations(first, times, history)
@@ -78,7 +78,7 @@ def _registrations(one: DuplicateHook, times: int, history: CellHistory) -> tupl
         if calls:
             calling[number] = calls
     own = [n for hook in (*[h for _, _, h in one.older], one.newest) for n in [history.cell_of(_code(hook))] if n]
-    named = [n for n, calls in calling.items() if any(one.hook in _given(call) for call in calls)]
+    named = [n for n, calls in calling.items() if any(one.hook in _argument_names(call) for call in calls)]
     method = next((_method(call) for calls in calling.values() for call in calls), methods[0])
     if len(set(own)) == times:  # each run of the cell has made a function of its own, and says where
         return sorted(own), method
@@ -88,7 +88,7 @@ def _registrations(one: DuplicateHook, times: int, history: CellHistory) -> tupl
     return list(calling)[-1:], method
 
 
-def _given(call: ast.Call) -> set[str]:
+def _argument_names(call: ast.Call) -> set[str]:
     """The names in what a call is given, those of attributes (`self.save`) as well."""
     values = [*call.args, *(keyword.value for keyword in call.keywords)]
     attrs = {n.attr for value in values for n in ast.walk(value) if isinstance(n, ast.Attribute)}
@@ -132,9 +132,9 @@ ACTING = ("Dropout", "BatchNorm", "InstanceNorm", "AlphaDropout", "FeatureAlphaD
 """How the names of layers begin that do something else in eval mode."""
 
 
-def in_eval(held: HeldObjects) -> list[tuple[str, Any]]:
+def eval_models(held: ModelsAndOptimizers) -> list[tuple[str, Any]]:
     """The models in eval mode that an optimizer holds, and that have layers which act differently in it."""
-    trained = {id(p) for _, optimizer in held.optimizers for p in held_by(optimizer)}
+    trained = {id(p) for _, optimizer in held.optimizers for p in optimizer_tensors(optimizer)}
     found = []
     for name, model in held.whole:
         parts = [part for _, part in modules_of(model)]
@@ -147,9 +147,9 @@ def in_eval(held: HeldObjects) -> list[tuple[str, Any]]:
     return found
 
 
-def modes_left(held: HeldObjects, history: CellHistory, error: BaseException | None) -> list[ModeLeft]:
+def modes_left_on(held: ModelsAndOptimizers, history: CellHistory, error: BaseException | None) -> list[ModeLeft]:
     """The modes of which it is shown that they were not meant."""
-    found = [one for name, _ in in_eval(held) if (one := _eval(root_of(name), history)) is not None]
+    found = [one for name, _ in eval_models(held) if (one := _eval(root_of(name), history)) is not None]
     said = _message(error)
     if "does not require grad" in said and not torch.is_grad_enabled():
         found += _setting("grad", said, history, "set_grad_enabled", "no_grad", "inference_mode")
@@ -248,12 +248,12 @@ MODULES = ("torch", "nn", "np", "numpy", "pd", "F", "random", "math", "os", "sys
 """Names under which nearly everybody has a module."""
 
 
-def leftovers(names: Mapping[str, Any], held: HeldObjects, history: CellHistory) -> list[str]:
+def left_on_notes(names: Mapping[str, Any], held: ModelsAndOptimizers, history: CellHistory) -> list[str]:
     """What is worth a word, as sentences."""
     evals = [
         f"`{name}` is in eval mode: dropout is off and batch statistics stay as they are. `{name}.train()` before "
         "you go on training it."
-        for name, _ in in_eval(held)
+        for name, _ in eval_models(held)
     ]
     return [*evals, *_settings(history), *_shadows(names, history), *_files()]
 
@@ -368,7 +368,7 @@ def _files() -> list[str]:
 _TRACEBACK = vars(BaseException)["__traceback__"]
 
 
-def too_early(names: Mapping[str, Any], history: CellHistory, error: BaseException | None) -> list[TooEarly]:
+def cells_too_early(names: Mapping[str, Any], history: CellHistory, error: BaseException | None) -> list[TooEarly]:
     """The last failure, where it was a missing name that a later cell has defined; nothing once the cell ran again."""
     if error is None or not issubclass(type(error), NameError) or issubclass(type(error), UnboundLocalError):
         return []

@@ -18,7 +18,7 @@ LEAST = 1 << 20
 """Bytes; less is never worth a word."""
 
 
-def kept(given: Iterable[Any], history: CellHistory, error: BaseException | None) -> list[KeptOutput]:
+def kept_outputs(given: Iterable[Any], history: CellHistory, error: BaseException | None) -> list[KeptOutput]:
     """given: what the shell keeps, as `free()` lists it: each with how, name, also, bytes, items, what and where.
     error: the last failure."""
     found = []
@@ -28,7 +28,7 @@ def kept(given: Iterable[Any], history: CellHistory, error: BaseException | None
         if one.how == "output":
             found.append(_output(one, history))
         elif one.how == "traceback":
-            where = _failed(error, history) or one.where
+            where = _failed_line(error, history) or one.where
             found.append(
                 KeptOutput(
                     "traceback",
@@ -36,12 +36,12 @@ def kept(given: Iterable[Any], history: CellHistory, error: BaseException | None
                     one.bytes,
                     one.what,
                     _largest(error),
-                    *_freed("", _number(where), history),
+                    *_freeing_statement("", _number(where), history),
                     where=where,
                 )
             )
         elif one.how == "loss":
-            where = _appended(one.name, history)
+            where = _first_append(one.name, history)
             found.append(
                 KeptOutput(
                     "graph",
@@ -49,14 +49,14 @@ def kept(given: Iterable[Any], history: CellHistory, error: BaseException | None
                     one.bytes,
                     one.what,
                     one.name,
-                    *_freed(one.name, _number(where), history),
+                    *_freeing_statement(one.name, _number(where), history),
                     where=where,
                 )
             )
     return found
 
 
-def _failed(error: BaseException | None, history: CellHistory) -> Where | None:
+def _failed_line(error: BaseException | None, history: CellHistory) -> Where | None:
     """The line of the cell that was running when it failed: the outermost of a cell."""
     at = vars(BaseException)["__traceback__"].__get__(error) if error is not None else None
     while at is not None:
@@ -82,7 +82,7 @@ def _largest(error: BaseException | None) -> str:
     return largest
 
 
-def _appended(name: str, history: CellHistory) -> Where:
+def _first_append(name: str, history: CellHistory) -> Where:
     """The first line that puts something into this list or dict."""
     root = re.split(r"[.\[]", name)[0]
     for cell in history.saying(root):
@@ -117,7 +117,7 @@ def _output(one: Any, history: CellHistory) -> KeptOutput:
     shown = last.value if isinstance(last, ast.Expr) else None
     text = cell.text_of(shown) if shown is not None else ""
     variable = next((n.id for n in ast.walk(shown) if isinstance(n, ast.Name)), "") if shown is not None else ""
-    wanted, deleted, freed = _freed(variable, number, history)
+    wanted, deleted, freed = _freeing_statement(variable, number, history)
     return KeptOutput(
         "output",
         next(n for n in names if n.startswith("Out[")),
@@ -131,7 +131,7 @@ def _output(one: Any, history: CellHistory) -> KeptOutput:
     )
 
 
-def _freed(variable: str, number: int | None, history: CellHistory) -> tuple[str, bool, Where]:
+def _freeing_statement(variable: str, number: int | None, history: CellHistory) -> tuple[str, bool, Where]:
     """The statement behind this cell that was to free it, whether it is about this very variable, and its place: `del
     features`, `features = None`, `gc.collect()`."""
     found: tuple[str, bool, Where] = ("", False, NOWHERE)

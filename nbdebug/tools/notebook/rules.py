@@ -125,7 +125,7 @@ def stale_import(facts: NotebookFacts) -> Finding | None:
         return None
     one = min(facts.stale, key=lambda stale: not stale.where.cell)
     others = [stale for stale in facts.stale if stale is not one]
-    title = _names(one) if one.names else _module(one)
+    title = _title_of_names(one) if one.names else _title_of_module(one)
     chain = (
         [Link(f"{one.file} was loaded by {cell(one.first, 'an import')}", one.first)]
         if one.first.cell and (one.first != one.where)
@@ -151,7 +151,7 @@ def stale_import(facts: NotebookFacts) -> Finding | None:
     )
 
 
-def _module(one: StaleModule) -> str:
+def _title_of_module(one: StaleModule) -> str:
     how = (
         f"{cell(one.where)} imported it again, which reads no file: it takes reload"
         if one.again
@@ -160,7 +160,7 @@ def _module(one: StaleModule) -> str:
     return f"{listed(one.changed)} of `{one.module}` is not what {one.file} says now: the file was edited, and {how}"
 
 
-def _names(one: StaleModule) -> str:
+def _title_of_names(one: StaleModule) -> str:
     are = "are" if len(one.names) > 1 else "is"
     return (
         f"{listed(one.names)} in your notebook {are} of the version of `{one.module}` before "
@@ -182,7 +182,7 @@ SHARE = 0.02
 SLUGS = {"output": "cell-output-held", "traceback": "traceback-held", "graph": "graph-retained"}
 
 
-def held(facts: NotebookFacts) -> list[Finding]:
+def memory_findings(facts: NotebookFacts) -> list[Finding]:
     """One finding for each kind of holder, largest first."""
     found = []
     for how in SLUGS:
@@ -212,7 +212,7 @@ def _output(one: KeptOutput, count: int) -> Finding:
             f"{one.variable}.shape" if (one.variable.isidentifier()) else f"{one.variable or 'scores'};",
         ),
     ]
-    return _told("output", one, title, ["Out", one.name, one.variable], fixes, count)
+    return _memory_finding("output", one, title, ["Out", one.name, one.variable], fixes, count)
 
 
 def _traceback(one: KeptOutput, count: int) -> Finding:
@@ -222,7 +222,7 @@ def _traceback(one: KeptOutput, count: int) -> Finding:
         + most
         + (f", so `{one.wanted}` ({cell(one.freed)}) could not free them" if one.wanted else "")
     )
-    return _told(
+    return _memory_finding(
         "traceback",
         one,
         title,
@@ -241,7 +241,7 @@ def _traceback(one: KeptOutput, count: int) -> Finding:
 
 def _graph(one: KeptOutput, count: int) -> Finding:
     title = f"`{one.name}` keeps {size(one.bytes)}: tensors with the graphs that made them"
-    return _told(
+    return _memory_finding(
         "graph",
         one,
         title,
@@ -254,7 +254,7 @@ def _graph(one: KeptOutput, count: int) -> Finding:
     )
 
 
-def _told(how: str, one: KeptOutput, title: str, holder: list[str], fixes: list[Fix], count: int) -> Finding:
+def _memory_finding(how: str, one: KeptOutput, title: str, holder: list[str], fixes: list[Fix], count: int) -> Finding:
     chain = [Link(f"{cell(one.freed)} meant to free memory", one.freed)] if one.freed.cell else []
     return finding(
         f"memory/{SLUGS[how]}", title, one.where, holder, fixes, chain, bytes=one.bytes, in_all=count, what=one.what
@@ -264,7 +264,7 @@ def _told(how: str, one: KeptOutput, title: str, holder: list[str], fixes: list[
 _FINDINGS = {"output": _output, "traceback": _traceback, "graph": _graph}
 
 
-def modes_left(facts: NotebookFacts) -> list[Finding]:
+def mode_findings(facts: NotebookFacts) -> list[Finding]:
     """A finding for each mode that was left."""
     return [_MODE_FINDINGS[one.kind](one) for one in facts.modes]
 
@@ -429,7 +429,7 @@ def class_redefined(facts: NotebookFacts) -> Finding | None:
         if one.module == "__main__"
         else f"loaded `{one.module}` again, and with it another `{one.name}`"
     )
-    title = f"`{first}` {what} the `{one.name}` of before: {cell(one.where)} {again}, {_so(one)}"
+    title = f"`{first}` {what} the `{one.name}` of before: {cell(one.where)} {again}, {_consequence(one)}"
     had = "defined" if one.module == "__main__" else "imported"
     chain = [Link(f"{cell(one.old)} {had} `{one.name}` before", one.old)] if one.old.cell else []
     chain += [Link(f"{cell(one.made)} made `{first}`", one.made)] if one.made.cell and one.made != one.old else []
@@ -440,7 +440,7 @@ def class_redefined(facts: NotebookFacts) -> Finding | None:
         title,
         one.where,
         [*one.instances, one.name],
-        _remakes(one, first),
+        _class_fixes(one, first),
         chain,
         objects=list(one.instances[:20]),
         methods_that_differ=list(one.changed[:20]),
@@ -453,7 +453,7 @@ def matters(one: Redefined) -> bool:
     return one.seen == "exception" or one.used and not one.renewed and bool(one.changed or one.seen)
 
 
-def _so(one: Redefined) -> str:
+def _consequence(one: Redefined) -> str:
     if one.seen == "exception":
         return "so super() and pickle do not take it for one of the class that has the name now"
     if one.changed:
@@ -465,7 +465,7 @@ def _so(one: Redefined) -> str:
     }[one.seen]
 
 
-def _remakes(one: Redefined, first: str) -> list[Fix]:
+def _class_fixes(one: Redefined, first: str) -> list[Fix]:
     fixes = [Fix(f"Make `{first}` again, from the class as it is now.", one.remade or f"{first} = {one.name}(…)")]
     if one.seen in ("exception", "super"):
         fixes.append(Fix("In its methods write super() without arguments: it needs no name.", "super().__init__()"))
@@ -513,10 +513,10 @@ CHECKS = (
 
 def name_all(facts: NotebookFacts) -> list[Finding]:
     """The findings, most likely first; a cause that an exception has shown stands before all others."""
-    found = [*modes_left(facts), *(f for check in CHECKS if (f := check(facts)) is not None)]
+    found = [*mode_findings(facts), *(f for check in CHECKS if (f := check(facts)) is not None)]
     shown = any(one.seen == "exception" for one in facts.classes)
     found.sort(key=lambda f: not (shown and f.code == "notebook/class-redefined"))
-    return [*found, *held(facts)]
+    return [*found, *memory_findings(facts)]
 
 
 def notes_of(facts: NotebookFacts) -> Iterator[str]:

@@ -14,14 +14,14 @@ from typing import Any
 
 from nbdebug.observe.locations import code_fingerprint
 from nbdebug.observe.variables import is_user_module
-from nbdebug.tools.notebook.cells import At, CellBinding, CellHistory, dotted, names_in, nodes, read, root_of
+from nbdebug.tools.notebook.cells import At, CellBinding, CellHistory, dotted, first_read, names_in, nodes, root_of
 from nbdebug.tools.notebook.facts import NOWHERE, Redefined
 from nbdebug.tools.notebook.stale_modules import functions_of
 
 _PLAIN = (str, int, float, bool, type(None))
 
 
-def redefined(
+def redefined_classes(
     names: Mapping[str, Any], met: list[tuple[str, Any]], history: CellHistory, error: BaseException | None
 ) -> list[Redefined]:
     """One entry for each class that objects or other classes were made from, and whose name now stands for another."""
@@ -34,7 +34,7 @@ def redefined(
         own = issubclass(type(thing), type)
         alive.add(0 if own else id(kind))
         for parent in type.__getattribute__(kind, "__mro__"):
-            now = _now(parent, names)
+            now = _current_class(parent, names)
             if now is None or now is parent or own and parent is kind and name.isidentifier():
                 continue  # a second name for a class, given on purpose, is no leftover
             key = (str(type.__getattribute__(parent, "__module__")), parent.__name__)
@@ -44,11 +44,11 @@ def redefined(
     found = []
     for key, now in current.items():
         mine = objects.get(key) or children[key]
-        found.append(_told(key, now, mine, key not in objects, id(now) in alive, history, error))
+        found.append(_redefined(key, now, mine, key not in objects, id(now) in alive, history, error))
     return found
 
 
-def _now(kind: type, names: Mapping[str, Any]) -> type | None:
+def _current_class(kind: type, names: Mapping[str, Any]) -> type | None:
     """The class that the name of this class stands for now; None where it can't be told."""
     module = str(type.__getattribute__(kind, "__module__"))
     name = type.__getattribute__(kind, "__dict__").get("__qualname__", kind.__qualname__)
@@ -62,7 +62,7 @@ def _now(kind: type, names: Mapping[str, Any]) -> type | None:
     return now if type.__getattribute__(now, "__qualname__") == name else None
 
 
-def _told(
+def _redefined(
     key: tuple[str, str],
     now: type,
     mine: list[tuple[str, Any]],
@@ -73,19 +73,19 @@ def _told(
 ) -> Redefined:
     module, name = key
     instances = tuple(dict.fromkeys(shown for shown, _ in mine))
-    made = _made(root_of(instances[0]), history)
+    made = _creation(root_of(instances[0]), history)
     defined = history.bindings(name, "class") if module == "__main__" else _reloads(module, history)
-    old = _old(mine[0][1], defined, made, history)
+    old = _old_definition(mine[0][1], defined, made, history)
     after = [b for b in defined if old is not None and b.at > old.at] or defined[-1:]
     new = after[0] if after else None
     at = new.at if new is not None else (0, 0)
     changed = _differences(mine[0][1], now)
     roots = {root_of(shown) for shown in instances[:8]}
-    seen, said = _shown(name, error)
+    seen, said = _exception_evidence(name, error)
     direct = False
     if not seen and new is not None:
-        seen, direct = _asked(name, at, roots, history)
-    used = seen == "exception" or any(read(history, root, at) is not None for root in roots)
+        seen, direct = _class_use(name, at, roots, history)
+    used = seen == "exception" or any(first_read(history, root, at) is not None for root in roots)
     return Redefined(
         name,
         instances,
@@ -103,7 +103,9 @@ def _told(
     )
 
 
-def _old(kind: Any, defined: list[CellBinding], made: CellBinding | None, history: CellHistory) -> CellBinding | None:
+def _old_definition(
+    kind: Any, defined: list[CellBinding], made: CellBinding | None, history: CellHistory
+) -> CellBinding | None:
     """The definition that the old class came from: its methods' file tells the cell, or else it is the last one before
     the object was made."""
     for thing in type.__getattribute__(kind, "__dict__").values():
@@ -118,7 +120,7 @@ def _old(kind: Any, defined: list[CellBinding], made: CellBinding | None, histor
     return earlier[-1] if earlier else None
 
 
-def _made(root: str, history: CellHistory) -> CellBinding | None:
+def _creation(root: str, history: CellHistory) -> CellBinding | None:
     found = [b for b in history.bindings(root) if b.how in ("assign", "class", "for")]
     return found[-1] if found else None
 
@@ -164,7 +166,7 @@ def _differences(old: Any, new: Any) -> list[str]:
     ]
 
 
-def _shown(name: str, error: BaseException | None) -> tuple[str, str]:
+def _exception_evidence(name: str, error: BaseException | None) -> tuple[str, str]:
     """Whether the last exception is one that an old object brings about: ("exception", what it says)."""
     if error is None:
         return "", ""
@@ -188,7 +190,7 @@ def _words_around(error: BaseException) -> set[str]:
     return {*code.co_names, *code.co_freevars, str(getattr(code, "co_qualname", "")).partition(".")[0]}
 
 
-def _asked(name: str, at: At, roots: set[str], history: CellHistory) -> tuple[str, bool]:
+def _class_use(name: str, at: At, roots: set[str], history: CellHistory) -> tuple[str, bool]:
     """What a cell that ran since the class was defined again does with classes: "isinstance", "super", "pickle"; and
     whether the same statement is about one of the old objects."""
     found = ""
@@ -199,14 +201,14 @@ def _asked(name: str, at: At, roots: set[str], history: CellHistory) -> tuple[st
             if cell.number == at[0] and (not own or getattr(root, "lineno", 0) <= at[1]):
                 continue
             for node in nodes([root]):
-                how = _asks(node, name)
+                how = _class_check(node, name)
                 if how and own and about and any(isinstance(n, ast.Name) and n.id in roots for n in nodes([root])):
                     return how, True
                 found = found or how
     return found, False
 
 
-def _asks(node: ast.AST, name: str) -> str:
+def _class_check(node: ast.AST, name: str) -> str:
     if isinstance(node, ast.Call):
         of = dotted(node.func)
         given = set().union(*(names_in(arg) for arg in node.args)) if node.args else set()

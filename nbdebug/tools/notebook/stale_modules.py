@@ -24,7 +24,7 @@ SLACK = 2.0
 _SIMPLE = (int, float, str, bool, bytes, type(None))
 
 
-class Edited:
+class EditedModule:
     """A module of the user's whose file was written since the process began. texts: what each function of the file
     says, by its name."""
 
@@ -129,7 +129,7 @@ class Edited:
         return noted != (int(now.st_mtime) & 0xFFFFFFFF, now.st_size & 0xFFFFFFFF)
 
 
-def edited(since: float) -> tuple[list[Edited], list[str]]:
+def edited_modules(since: float) -> tuple[list[EditedModule], list[str]]:
     """The user's loaded modules whose files were written since then (seconds of the clock), and those of them whose
     files can't be compiled now."""
     found, broken = [], []
@@ -145,7 +145,7 @@ def edited(since: float) -> tuple[list[Edited], list[str]]:
             seen = os.stat(file)
             if max(seen.st_mtime, seen.st_ctime) < since - SLACK:
                 continue
-            found.append(Edited(module, file))
+            found.append(EditedModule(module, file))
         except OSError:  # it is gone: nothing to compare with
             continue
         except (SyntaxError, ValueError):
@@ -204,20 +204,20 @@ def stale_modules(names: Mapping[str, Any], history: CellHistory, since: float) 
     """The modules whose file has changed since they were loaded, and files that can't be read now. since: when the
     process began."""
     found: list[StaleModule] = []
-    modules, broken = edited(since)
+    modules, broken = edited_modules(since)
     for one in modules:
         if one.changed:
-            found.append(_module(one, history))
+            found.append(_stale_module(one, history))
         else:
-            left = list(dict.fromkeys(_left(one, names)))
+            left = list(dict.fromkeys(_old_references(one, names)))
             if left:
-                found.append(_names(one, left, history))
+                found.append(_stale_names(one, left, history))
     return found, broken
 
 
-def _module(one: Edited, history: CellHistory) -> StaleModule:
+def _stale_module(one: EditedModule, history: CellHistory) -> StaleModule:
     imports = list(_imports(one.name, history))
-    wrote = _written(os.path.basename(one.file), history, imports[0].number if imports else 0)
+    wrote = _writing_cell(os.path.basename(one.file), history, imports[0].number if imports else 0)
     since = [i for i in imports if wrote is None or i.number > wrote.number]
     chosen = (since[0] if wrote is not None else since[-1]) if since else None
     again = chosen is not None and chosen is not imports[0]
@@ -229,7 +229,7 @@ def _module(one: Edited, history: CellHistory) -> StaleModule:
         os.path.basename(one.file),
         tuple(one.changed),
         (),
-        _again(one.name, imports),
+        _reload_code(one.name, imports),
         where,
         _place(imports[0] if imports else None, history),
         again,
@@ -237,7 +237,7 @@ def _module(one: Edited, history: CellHistory) -> StaleModule:
     )
 
 
-def _names(one: Edited, left: list[tuple[str, str]], history: CellHistory) -> StaleModule:
+def _stale_names(one: EditedModule, left: list[tuple[str, str]], history: CellHistory) -> StaleModule:
     """The module is new, and the notebook still holds the old functions."""
     imports = list(_imports(one.name, history))
     reloads = [i for i in imports if i.reload]
@@ -248,14 +248,14 @@ def _names(one: Edited, left: list[tuple[str, str]], history: CellHistory) -> St
         os.path.basename(one.file),
         changed,
         tuple(dict.fromkeys(name for name, _ in left)),
-        _again(one.name, imports),
+        _reload_code(one.name, imports),
         _place(chosen, history),
         _place(imports[0] if imports else None, history),
         bool(reloads),
     )
 
 
-def _left(one: Edited, names: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _old_references(one: EditedModule, names: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """(where it is held, function) of old functions and classes that the notebook, or another module, still holds."""
     spaces = [("", user_variables(names))] + [
         (f"{name}.", vars(module))
@@ -309,13 +309,13 @@ def _aliases(module: str, history: CellHistory) -> set[str]:
     }
 
 
-def _again(module: str, imports: list[Import]) -> str:
+def _reload_code(module: str, imports: list[Import]) -> str:
     """What to write to get the new version: a reload, then the notebook's own `from … import`."""
     froms = [i.text for i in imports if isinstance(i.node, ast.ImportFrom) and i.node.module == module]
     return "\n".join([f"import importlib, {module}", f"importlib.reload({module})", *dict.fromkeys(froms)])
 
 
-def _written(file: str, history: CellHistory, after: int) -> Cell | None:
+def _writing_cell(file: str, history: CellHistory, after: int) -> Cell | None:
     """The last cell behind the first import that writes the file, as far as its text tells."""
     holders = {
         b.path

@@ -19,12 +19,12 @@ from nbdebug.tools.notebook.cells import (
     CellBinding,
     CellHistory,
     dotted,
+    first_read,
+    first_training_use,
+    keeps_object,
     names_in,
     nodes,
-    read,
     root_of,
-    same_thing,
-    stepped,
 )
 from nbdebug.tools.notebook.facts import NOWHERE, LeftBehind, StaleHolder
 
@@ -67,13 +67,13 @@ def parameters_of(module: Any, name: str = "") -> Iterator[tuple[str, Any]]:
                 yield (f"{path}.{key}" if path else key), value
 
 
-def held_by(optimizer: Any) -> list[Any]:
+def optimizer_tensors(optimizer: Any) -> list[Any]:
     """The tensors that an optimizer holds."""
     groups = attributes(optimizer).get("param_groups") or []
     return [p for group in groups if type(group) is dict for p in group.get("params", ()) if is_tensor(p)]
 
 
-class HeldObjects:
+class ModelsAndOptimizers:
     """The models and optimizers among the user's things. top: (name, module) of variables and of what lies in lists
     and dicts of them; inner: of modules in other objects; whole: those of top that are no part of another; weights:
     variables that are trainable tensors."""
@@ -93,7 +93,7 @@ class HeldObjects:
             (name, value) for name, value in names.items() if is_tensor(value) and value.is_leaf and value.requires_grad
         ]
         self.optimizers = [(name, thing) for name, thing in met if is_optimizer(thing)]
-        self.in_optimizers = {id(p) for _, optimizer in self.optimizers for p in held_by(optimizer)}
+        self.in_optimizers = {id(p) for _, optimizer in self.optimizers for p in optimizer_tensors(optimizer)}
         self.loose = {id(tensor) for tensor in loose_tensors(names, met)}
         self.named = self._ids(self.top)
         self.anywhere = self.named | self._ids(self.inner)
@@ -110,7 +110,7 @@ class HeldObjects:
     def strangers(self, optimizer: Any, inner: bool) -> list[Any]:
         """The tensors of an optimizer that no variable has. inner: those of modules within objects count as had."""
         known = (self.anywhere if inner else self.named) | self.loose
-        return [p for p in held_by(optimizer) if id(p) not in known]
+        return [p for p in optimizer_tensors(optimizer) if id(p) not in known]
 
 
 def loose_tensors(names: dict[str, Any], met: list[tuple[str, Any]]) -> list[Any]:
@@ -145,7 +145,7 @@ ADDS = frozenset(
 """Calls that give a model parameters that it did not have."""
 
 
-def left_behind(held: HeldObjects, history: CellHistory) -> list[LeftBehind]:
+def missing_parameters(held: ModelsAndOptimizers, history: CellHistory) -> list[LeftBehind]:
     """What each model trains and no optimizer holds, where a change after the optimizer was made is the reason."""
     found: list[LeftBehind] = []
     for name, model in [*held.whole, *held.weights]:
@@ -157,7 +157,7 @@ def left_behind(held: HeldObjects, history: CellHistory) -> list[LeftBehind]:
 
 
 def _link(
-    held: HeldObjects,
+    held: ModelsAndOptimizers,
     name: str,
     model: Any,
     missing: list[tuple[str, Any]],
@@ -167,25 +167,25 @@ def _link(
 ) -> LeftBehind | None:
     """What has come between this model and this optimizer, if the two belong together."""
     called, thing = optimizer
-    made = _made(history, called)
+    made = _creation(history, called)
     own = {id(p) for _, p in parameters_of(model)}
-    shares = any(id(p) in own for p in held_by(thing))
+    shares = any(id(p) in own for p in optimizer_tensors(thing))
     meant = made is not None and root_of(name) in names_in(made.value)
     grads = any(p.grad is not None for _, p in missing)
     strangers = held.strangers(thing, inner=not (meant or shares or grads))
     if not strangers:
-        how, changed = _added(name, missing, made, history) if shares and made is not None else ("", None)
+        how, changed = _added_part(name, missing, made, history) if shares and made is not None else ("", None)
     else:
         alike = not Counter(tuple(p.shape) for p in strangers) - Counter(tuple(p.shape) for _, p in missing)
         if not (meant or shares or alike and grads):
             return None
-        how, changed = _changed(name, missing, shares, made, history)
+        how, changed = _change_of(name, missing, shares, made, history)
         if changed is None and not grads:
             return None
     if not how:
         return None
     at, where = changed or ((0, 0), NOWHERE)
-    used = grads or changed is not None and stepped(history, root_of(called), at) is not None
+    used = grads or changed is not None and first_training_use(history, root_of(called), at) is not None
     return LeftBehind(
         name,
         called,
@@ -200,13 +200,13 @@ def _link(
     )
 
 
-def _made(history: CellHistory, optimizer: str) -> CellBinding | None:
+def _creation(history: CellHistory, optimizer: str) -> CellBinding | None:
     """The statement that made the optimizer."""
     bindings = history.bindings(root_of(optimizer), "assign")
     return bindings[-1] if bindings else None
 
 
-def _changed(
+def _change_of(
     name: str, missing: list[tuple[str, Any]], part: bool, made: CellBinding | None, history: CellHistory
 ) -> tuple[str, tuple[At, Where] | None]:
     """The first statement behind the optimizer's that made the model anew, or replaced a part of it; and which."""
@@ -215,7 +215,7 @@ def _changed(
         found = _replaced(name, missing, since, history)
         if found is not None:
             return "part", found
-    bindings = [b for b in history.bindings(root_of(name)) if b.at > since and not same_thing(b)]
+    bindings = [b for b in history.bindings(root_of(name)) if b.at > since and not keeps_object(b)]
     bindings = bindings if made is not None else bindings[-1:]
     if bindings:
         return "anew", (bindings[0].at, history.place(bindings[0]))
@@ -234,7 +234,7 @@ def _replaced(name: str, missing: list[tuple[str, Any]], since: At, history: Cel
         for top in cell.statements:
             if (number, top.lineno) <= since or root not in {n.id for n in nodes([top]) if isinstance(n, ast.Name)}:
                 continue
-            if any(_gives(node, parts) for node in nodes([top, *_called_by(top, history, number)])):
+            if any(_adds_parameters(node, parts) for node in nodes([top, *_called_by(top, history, number)])):
                 return (number, top.lineno), cell.place(top.lineno)
     return None
 
@@ -245,7 +245,7 @@ def _called_by(statement: ast.stmt, history: CellHistory, number: int) -> list[a
     return [f for f in history.reach(number) if isinstance(f, ast.FunctionDef) and f.name in called]
 
 
-def _gives(node: ast.AST, parts: set[str]) -> bool:
+def _adds_parameters(node: ast.AST, parts: set[str]) -> bool:
     """Whether it sets one of these attributes, or an item, or calls what adds a part."""
     if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
         return node.attr in parts
@@ -254,7 +254,7 @@ def _gives(node: ast.AST, parts: set[str]) -> bool:
     return isinstance(node, ast.Call) and dotted(node.func).rpartition(".")[2] in ADDS
 
 
-def _added(
+def _added_part(
     name: str, missing: list[tuple[str, Any]], made: CellBinding, history: CellHistory
 ) -> tuple[str, tuple[At, Where] | None]:
     """A part that was added, or unfrozen, after the optimizer was made from all that the model had then."""
@@ -262,7 +262,7 @@ def _added(
         thawing = history.leading_to("requires_grad", "requires_grad_")
         for number in [cell.number for cell in thawing if cell.number >= made.number]:
             for node in nodes(history.reach(number)):
-                if _thaws(node) and (number > made.number or getattr(node, "lineno", 0) > made.node.lineno):
+                if _unfreezes(node) and (number > made.number or getattr(node, "lineno", 0) > made.node.lineno):
                     line = getattr(node, "lineno", 1)
                     return "unfrozen", ((number, line), history.cells[number].place(line))
     if f"{root_of(name)}.parameters()" not in history.text(made):
@@ -271,7 +271,7 @@ def _added(
     return ("part", found) if found is not None else ("", None)
 
 
-def _thaws(node: ast.AST) -> bool:
+def _unfreezes(node: ast.AST) -> bool:
     if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and node.value.value is True:
         return any(isinstance(target, ast.Attribute) and target.attr == "requires_grad" for target in node.targets)
     if isinstance(node, ast.Call) and dotted(node.func).rpartition(".")[2] == "requires_grad_":
@@ -289,35 +289,37 @@ def stale_holders(names: Mapping[str, Any], met: list[tuple[str, Any]], history:
     for holder, thing in names.items():
         if issubclass(type(thing), PLAIN) or is_tensor(thing) or is_optimizer(thing):
             continue
-        parts = [(path, part) for path, part in _inside(holder, thing) if id(part) not in known]
+        parts = [(path, part) for path, part in _parts(holder, thing) if id(part) not in known]
         if not parts or not (bindings := history.bindings(holder, "assign")):
             continue
         made = bindings[-1]
-        current = {id(part) for _, part in parts} | {id(part) for _, part in _inside(holder, thing)}
+        current = {id(part) for _, part in parts} | {id(part) for _, part in _parts(holder, thing)}
         for name in sorted(names_in(made.value) & names.keys() - {holder}):
-            if id(names[name]) not in current and not _taken(names[name], thing, names):
-                one = _left(holder, name, names[name], parts, made, history)
+            if id(names[name]) not in current and not _held_by_another(names[name], thing, names):
+                one = _stale_holder(holder, name, names[name], parts, made, history)
                 if one is not None:
                     found.setdefault(holder, one)
     return list(found.values())
 
 
-def _taken(new: Any, holder: Any, names: Mapping[str, Any]) -> bool:
+def _held_by_another(new: Any, holder: Any, names: Mapping[str, Any]) -> bool:
     """Whether another variable of the holder's kind holds the new thing: the name was used for one after the other."""
     alike = [thing for thing in names.values() if type(thing) is type(holder) and thing is not holder]
-    return any(part is new for thing in alike for _, part in _inside("", thing))
+    return any(part is new for thing in alike for _, part in _parts("", thing))
 
 
-def _left(
+def _stale_holder(
     holder: str, name: str, new: Any, parts: list[tuple[str, Any]], made: CellBinding, history: CellHistory
 ) -> StaleHolder | None:
-    since = [b for b in history.bindings(name) if b.at > made.at and not same_thing(b)]
+    since = [b for b in history.bindings(name) if b.at > made.at and not keeps_object(b)]
     if not since:
         return None
     path = next((path for path, old in parts if _replaced_holder(old, new, name, made, since[0], history)), None)
     if path is None:
         return None
-    used = stepped(history, root_of(holder), since[0].at) or read(history, root_of(holder), since[0].at)
+    used = first_training_use(history, root_of(holder), since[0].at) or first_read(
+        history, root_of(holder), since[0].at
+    )
     if used is None:
         return None
     return StaleHolder(
@@ -368,7 +370,7 @@ def _is_dataset(thing: Any) -> bool:
     )
 
 
-def _inside(holder: str, thing: Any) -> Iterator[tuple[str, Any]]:
+def _parts(holder: str, thing: Any) -> Iterator[tuple[str, Any]]:
     """(path, thing) of what an object holds in its own attributes, of a module also its children."""
     found = dict(attributes(thing))
     found |= (found.pop("_modules", None) or {}) if is_module(thing) else {}

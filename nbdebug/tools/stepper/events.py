@@ -26,16 +26,16 @@ _LIKE_FLOAT = torch.float64
 
 
 @contextlib.contextmanager
-def unwatched() -> Iterator[None]:
+def unobserved() -> Iterator[None]:
     """For what is computed about the step: no graph, and no mode of the user's that would see it."""
     with torch._C.DisableTorchFunction(), torch.no_grad(), _disable_current_modes():
         yield
 
 
-def span(tensors: list[torch.Tensor]) -> tuple[float | None, float | None, int]:
+def value_range(tensors: list[torch.Tensor]) -> tuple[float | None, float | None, int]:
     """The smallest and the largest element, and the worst that there is: FINE, INF or NAN. One read for each device;
     (None, None, FINE) where nothing can be read."""
-    with unwatched():
+    with unobserved():
         ends = [end for tensor in tensors if (values := _values(tensor)) is not None for end in values.aminmax()]
         numbers: list[float] = []
         for device in {end.device for end in ends}:
@@ -48,12 +48,12 @@ def span(tensors: list[torch.Tensor]) -> tuple[float | None, float | None, int]:
     return None, None, NAN if any(map(math.isnan, numbers)) else INF
 
 
-def worst(tensors: list[torch.Tensor]) -> int:
-    return span([tensor for tensor in tensors if can_be_nonfinite(tensor)])[2]
+def worst_value(tensors: list[torch.Tensor]) -> int:
+    return value_range([tensor for tensor in tensors if can_be_nonfinite(tensor)])[2]
 
 
 def finite(tensors: list[torch.Tensor]) -> bool:
-    return worst(tensors) == FINE
+    return worst_value(tensors) == FINE
 
 
 def row(name: str, tensor: torch.Tensor) -> tuple[dict[str, Any], dict[str, Any] | None]:
@@ -66,7 +66,7 @@ def row(name: str, tensor: torch.Tensor) -> tuple[dict[str, Any], dict[str, Any]
         "device": str(tensor.device),
     }
     try:
-        with unwatched():
+        with unobserved():
             values = _values(tensor)
             if values is None:
                 return known, None
@@ -155,7 +155,7 @@ def _values(tensor: torch.Tensor) -> torch.Tensor | None:
     return values.float() if values.is_floating_point() and values.element_size() == 1 else values
 
 
-def named(tree: Any, name: str, depth: int = 3) -> list[tuple[str, torch.Tensor]]:
+def named_tensors(tree: Any, name: str, depth: int = 3) -> list[tuple[str, torch.Tensor]]:
     """The tensors of what a layer returned, by names such as "output[0]" or "output.logits"."""
     if isinstance(tree, torch.Tensor):
         return [(name, tree)]
@@ -170,10 +170,10 @@ def named(tree: Any, name: str, depth: int = 3) -> list[tuple[str, torch.Tensor]
         return []
     else:
         parts = [(f"{name}.{key}", x) for key, x in vars(tree).items()]
-    return [found for part, x in parts for found in named(x, part, depth - 1)]
+    return [found for part, x in parts for found in named_tensors(x, part, depth - 1)]
 
 
-def arguments(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> list[tuple[str, torch.Tensor]]:
+def argument_tensors(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> list[tuple[str, torch.Tensor]]:
     """The tensors that a layer is given, by the names of forward's parameters."""
     try:
         parameters = list(inspect.signature(module.forward).parameters.values())
@@ -182,7 +182,7 @@ def arguments(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> list[tu
     plain = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "input")
     names = [plain[i] if i < len(plain) else f"{rest}[{i - len(plain)}]" for i in range(len(args))]
-    return [found for name, value in (*zip(names, args), *kwargs.items()) for found in named(value, name)]
+    return [found for name, value in (*zip(names, args), *kwargs.items()) for found in named_tensors(value, name)]
 
 
 BEFORE, AFTER, LOSS, BACKWARD, BACKWARD_DONE = "before", "after", "loss", "backward", "backward done"

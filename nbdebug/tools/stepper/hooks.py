@@ -84,7 +84,7 @@ class Layers:
         call = LayerCall(
             module, layer.name, layer.calls, parent, len(self.stack), site=locate().site, handled=sys.exc_info()[1]
         )
-        given = numbers.arguments(module, args, kwargs)
+        given = numbers.argument_tensors(module, args, kwargs)
         call.received = _edges(given)
         call.leaves = {id(tensor): name for name, tensor in given if tensor.requires_grad and tensor.grad_fn is None}
         call.given = [(name, tensor.detach()) for name, tensor in given]
@@ -107,7 +107,7 @@ class Layers:
             )
         else:
             call.nodes = (call.nodes[0], _node_number())
-            call.returned = _edges(numbers.named(output, "output"))
+            call.returned = _edges(numbers.named_tensors(output, "output"))
             self.calls.append(call)
             self._run.ends(call, output)
         call.given, call.versions = [], []
@@ -191,7 +191,7 @@ Named = list[tuple[str, torch.Tensor]]
 
 
 @dataclasses.dataclass(eq=False)
-class Passage:
+class LayerBackward:
     """A call's backward. exits: how many have not run yet; came, went: gradients by name; finite: all that went on."""
 
     call: LayerCall
@@ -232,10 +232,10 @@ class NodeHooks:
         above = _reachable(roots, self._outside)
         nodes = sorted(above, key=_number)
         numbers = [_number(node) for node in nodes]
-        entering: dict[Any, list[Passage]] = {}
-        leaving: dict[Any, list[tuple[Passage, list[tuple[int, Any, str | None]]]]] = {}
+        entering: dict[Any, list[LayerBackward]] = {}
+        leaving: dict[Any, list[tuple[LayerBackward, list[tuple[int, Any, str | None]]]]] = {}
         for call in self.calls:
-            passage, (first, end) = Passage(call), call.nodes
+            passage, (first, end) = LayerBackward(call), call.nodes
             own = {id(p): name for name, p in call.module.named_parameters(recurse=False)}
             own |= call.leaves
             for node in nodes[bisect.bisect_left(numbers, first) : bisect.bisect_left(numbers, end)]:
@@ -262,7 +262,7 @@ class NodeHooks:
             self._handles.pop().remove()
         self._outside = {}
 
-    def arrive(self, node: Any, passages: list[Passage], gradients: tuple[Any, ...]) -> None:
+    def arrive(self, node: Any, passages: list[LayerBackward], gradients: tuple[Any, ...]) -> None:
         came = [(i, g.detach()) for i, g in enumerate(gradients) if isinstance(g, torch.Tensor)]
         finite = self.finite([g for _, g in came])
         for passage in passages:
@@ -272,7 +272,7 @@ class NodeHooks:
                 passage.begun = True
                 self.begins(passage.call, passage.came)
 
-    def leave(self, exits: list[tuple[Passage, Any]], gradients: tuple[Any, ...]) -> None:
+    def leave(self, exits: list[tuple[LayerBackward, Any]], gradients: tuple[Any, ...]) -> None:
         for passage, gone in exits:
             told = [
                 (edge, name, gradients[i].detach())
@@ -291,7 +291,7 @@ class NodeHooks:
 
 
 class _Arriving:
-    def __init__(self, whole: NodeHooks, node: Any, passages: list[Passage]):
+    def __init__(self, whole: NodeHooks, node: Any, passages: list[LayerBackward]):
         self.whole, self.node, self.passages = whole, node, passages
 
     def __call__(self, gradients: tuple[Any, ...]) -> None:

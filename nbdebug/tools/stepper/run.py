@@ -30,7 +30,7 @@ from nbdebug.tools.stepper.events import (
     StepStop,
 )
 from nbdebug.tools.stepper.hooks import Layers, Named, NodeHooks
-from nbdebug.tools.stepper.threads import Abandoned, CallContext, Shared, ThreadHandoff
+from nbdebug.tools.stepper.threads import Abandoned, CallContext, ProcessState, ThreadHandoff
 
 Goal = Callable[[StepEvent], bool]
 
@@ -50,12 +50,12 @@ def non_finite(event: StepEvent) -> bool:
     return event.culprit
 
 
-def over(here: LayerPlace) -> Goal:
+def end_of_layer(here: LayerPlace) -> Goal:
     """The end of this layer; from there, of the next one beside it or around it. Where backward begins, too."""
     return _left(here, here.depth)
 
 
-def out(here: LayerPlace) -> Goal:
+def end_of_parent(here: LayerPlace) -> Goal:
     """The end of the layer around this one."""
     return _left(here, max(0, here.depth - 1))
 
@@ -65,17 +65,17 @@ def _left(here: LayerPlace, depth: int) -> Goal:
     return lambda event: event.leaving and event.place.depth <= depth or forward and event.backward
 
 
-def to(pattern: str) -> Goal:
+def start_of(pattern: str) -> Goal:
     """Where a layer begins whose name or type the pattern fits, or its backward; "loss": at the loss."""
     return lambda event: (
         event.place.phase in (BEFORE, BACKWARD)
-        and fits(pattern, event.place.name, event.place.module_type)
+        and matches(pattern, event.place.name, event.place.module_type)
         or event.place.phase == LOSS
         and pattern == "loss"
     )
 
 
-def fits(pattern: str, name: str, kind: str) -> bool:
+def matches(pattern: str, name: str, kind: str) -> bool:
     return fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(kind, pattern)
 
 
@@ -83,7 +83,7 @@ def check(pattern: str, types: Mapping[str, str]) -> None:
     """types: every layer's name and type. Raises ValueError where nothing fits."""
     if not isinstance(pattern, str) or not pattern.strip():
         raise ValueError(f'run_to takes the name or type of a layer, or a pattern such as "blocks.*"; got {pattern!r}')
-    if pattern != "loss" and not any(fits(pattern, name, kind) for name, kind in types.items()):
+    if pattern != "loss" and not any(matches(pattern, name, kind) for name, kind in types.items()):
         near = [name for name in types if name and pattern.strip("*") in name] or [name for name in types if name]
         more = f" and {len(near) - 6} more" if len(near) > 6 else ""
         raise ValueError(f"No layer is called {pattern!r}, by name or type. There are {', '.join(near[:6])}{more}")
@@ -119,7 +119,7 @@ class StepRun:
         self.raised: LayerPlace | None = None
         self.explained: tuple[Finding, ...] | None = None
         self.fault, self._went_back = "", False
-        self._caller, self._shared, self._callers_turn = caller, Shared(), True
+        self._caller, self._shared, self._callers_turn = caller, ProcessState(), True
         self._gradients: list[NodeHooks] = []
         self._open: list[LayerCall] = []  # whose backward has begun
         self._sound = self._spoilable = True  # until now; at the beginning of a backward
@@ -146,19 +146,19 @@ class StepRun:
         except BaseException as error:  # the user's, whatever it is: it is told, and it ends this thread only
             self.error, self.raised = _from_users_frame(error), self._where(error)
         finally:
-            with numbers.unwatched():  # modes that the caller had are this thread's until it ends
+            with numbers.unobserved():  # modes that the caller had are this thread's until it ends
                 self._finished()
 
     def _stepped(self) -> None:
         returned = self.step()
-        with numbers.unwatched():
+        with numbers.unobserved():
             loss = _loss(returned)
             wanted = self.backward and not self._went_back and loss is not None and loss.requires_grad
         if loss is not None and not self._went_back:
             self.border(self._at_loss, loss)
             if wanted and torch.is_grad_enabled():
                 loss.backward()
-        with numbers.unwatched():
+        with numbers.unobserved():
             self.result = map_tensors(
                 returned, lambda tensor: tensor.detach()
             )  # its graph would keep the step's memory
@@ -171,7 +171,7 @@ class StepRun:
         if undo:
             if not self._callers_turn:
                 self._change_over()
-            callers = Shared()
+            callers = ProcessState()
             self.before.restore()
             callers.put_back()
         self.step = self.before = self._caller = self._shared = None  # type: ignore[assignment]
@@ -199,7 +199,7 @@ class StepRun:
         if self.fault or not self.turns.inside:
             return
         try:
-            with numbers.unwatched():
+            with numbers.unobserved():
                 what(*given)
         except Abandoned:
             raise
@@ -209,13 +209,13 @@ class StepRun:
     # What happens in it ----------------------------------------------------------------------------------------------
 
     def begins(self, call: LayerCall) -> None:
-        call.worst = numbers.worst([tensor for _, tensor in call.given])
+        call.worst = numbers.worst_value([tensor for _, tensor in call.given])
         culprit = call.depth == 0 and call.worst > numbers.FINE and self._sound
         self.event(StepEvent(call.place(BEFORE), culprit), call.given, [], call.site)
 
     def ends(self, call: LayerCall, output: Any) -> None:
-        made = [(name, tensor.detach()) for name, tensor in numbers.named(output, "output")]
-        low, high, worst = numbers.span([tensor for _, tensor in made])
+        made = [(name, tensor.detach()) for name, tensor in numbers.named_tensors(output, "output")]
+        low, high, worst = numbers.value_range([tensor for _, tensor in made])
         self.layers.note(call, low, high, worst == numbers.FINE)
         culprit = call.spoils(worst)
         if culprit:

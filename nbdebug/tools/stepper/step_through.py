@@ -25,7 +25,7 @@ from nbdebug.tools.stepper import run as goals
 from nbdebug.tools.stepper.events import AFTER, BACKWARD, BACKWARD_DONE, BEFORE, LOSS, LayerPlace, StepStop
 from nbdebug.tools.stepper.hooks import Layers
 from nbdebug.tools.stepper.run import StepRun
-from nbdebug.tools.stepper.threads import PATIENCE, CallContext
+from nbdebug.tools.stepper.threads import TIMEOUT, CallContext
 
 if TYPE_CHECKING:
     from nbdebug.tools.stepper.run import StepRun
@@ -58,7 +58,7 @@ def report_of(run: StepRun, asked: tuple[str, str], note: str) -> Report:
     )
 
 
-def explained(error: BaseException) -> tuple[Finding, ...]:
+def findings_of(error: BaseException) -> tuple[Finding, ...]:
     """The cause of what the step has raised, where it is known."""
     try:
         return nbdebug.explain(error).findings if isinstance(error, Exception) else ()
@@ -240,12 +240,12 @@ def step_through(
     if loss_fn is not None:
         check_loss(loss_fn, call)
     optimizers = optimizers_of(optimizer, call)
-    before, note = waiting(), ""
+    before, note = active_stepper(), ""
     if before is not None:
         note = "The stepper before this one was abandoned."
         before.abandon()
     caller = CallContext()
-    with numbers.unwatched():
+    with numbers.unobserved():
         step, said = _step(model, batch, loss_fn)
         run = StepRun(
             step,
@@ -261,7 +261,7 @@ def step_through(
     return stepper
 
 
-def waiting() -> Stepper | None:
+def active_stepper() -> Stepper | None:
     """The stepper whose step waits or runs; there is one at most."""
     stepper = _latest() if _latest is not None else None
     return stepper if stepper is not None and not stepper.done else None
@@ -285,7 +285,7 @@ class Stepper:
     def next(self) -> Report:
         """On to the end of this layer, over those inside it; from there to the end of the next one beside it, or of the
         one around it. Stops at the loss, and where backward begins."""
-        return self._go(goals.over(self._here()))
+        return self._go(goals.end_of_layer(self._here()))
 
     def into(self) -> Report:
         """On to the very next thing that happens: the first layer inside this one, or its end."""
@@ -293,14 +293,14 @@ class Stepper:
 
     def out(self) -> Report:
         """On to the end of the layer around this one."""
-        return self._go(goals.out(self._here()))
+        return self._go(goals.end_of_parent(self._here()))
 
     def run_to(self, pattern: str) -> Report:
         """On to where a layer begins (in backward: its backward) whose name or type is this, or fits it as a pattern:
         "blocks.1.attn", "*.attn", "Linear"; "loss": to the loss. Where none comes any more the step runs to its end.
         Raises ValueError where no layer of the model fits."""
         goals.check(pattern, {layer.name: layer.kind for layer in self._run.layers.all.values()})
-        return self._go(goals.to(pattern.strip()))
+        return self._go(goals.start_of(pattern.strip()))
 
     def run_to_nonfinite(self) -> Report:
         """On to the innermost layer that makes an inf or a NaN of finite inputs; in backward, of finite gradients. Also
@@ -317,7 +317,7 @@ class Stepper:
         turns = self._run.turns
         if not turns.abandon():
             raise RuntimeError(
-                f"The step does not end: for {2 * PATIENCE:g} seconds it has been in code that cannot "
+                f"The step does not end: for {2 * TIMEOUT:g} seconds it has been in code that cannot "
                 f"be interrupted ({turns.place() or 'not in yours'}). It ends, and the model is put "
                 "back, when that returns."
             )
@@ -367,8 +367,8 @@ class Stepper:
     def report(self) -> Report:
         """Where it waits, and the layer's tensors in numbers; or how it ended, with the cause where it has failed."""
         if self.error is not None and self._run.explained is None:
-            self._run.explained = explained(self.error)
-        with numbers.unwatched():
+            self._run.explained = findings_of(self.error)
+        with numbers.unobserved():
             return report_of(self._run, self.asked, self._note)
 
     @property

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import _push_mode as _push_dispatch_mode
 import nbdebug
 from nbdebug.observe.snapshot import random_sources
 
-PATIENCE = 5.0
+TIMEOUT = 5.0
 """Seconds that a step is given to end by itself; then it is interrupted wherever it is, and given as long again."""
 _NOT_THE_USERS = tuple(os.path.dirname(module.__file__ or "?") + os.sep for module in (torch, nbdebug)) + (
     contextlib.__file__,
@@ -83,7 +83,7 @@ class ThreadHandoff:
             while self.running:
                 self._changed.wait(0.5)  # now and then, so that Ctrl-C is heard everywhere
         if self.over and not self.inside and self.thread.ident is not None:
-            self.thread.join(PATIENCE)  # it has only its own end left to do
+            self.thread.join(TIMEOUT)  # it has only its own end left to do
 
     def wait(self) -> None:
         """For the step: hand the turn over, return when it comes back. Raises Abandoned."""
@@ -100,7 +100,7 @@ class ThreadHandoff:
         if self.abandoned:
             self._refused += 1
             if self._refused > 1:  # the user's code has caught it
-                _leave_soon(sys._getframe(1))
+                _unwind_at_next_line(sys._getframe(1))
             raise Abandoned
 
     def abandon(self, patience: float | None = None) -> bool:
@@ -108,7 +108,7 @@ class ThreadHandoff:
         with self._changed:
             self.abandoned = self._steps_turn = True
             self._changed.notify_all()
-        patience = PATIENCE if patience is None else patience
+        patience = TIMEOUT if patience is None else patience
         if self.thread.ident is None or self.inside:
             return self.over
         if not self._ended_within(patience):
@@ -130,7 +130,7 @@ class ThreadHandoff:
         return f"{os.path.basename(frame.f_code.co_filename)}, line {frame.f_lineno}" if frame else ""
 
 
-def _leave_soon(frame: FrameType | None) -> None:
+def _unwind_at_next_line(frame: FrameType | None) -> None:
     """Leave every function of the user's that is running, at its next line: a loop that catches everything and tries
     again would keep the thread for ever. Only those functions: what torch has to put back, it still puts back."""
 
@@ -220,7 +220,7 @@ class CallContext:
             _push_function_mode(mode)
 
 
-class Shared:
+class ProcessState:
     """What the whole process has one of, and two owners who take turns. Each goes on where it has stopped."""
 
     def __init__(self) -> None:

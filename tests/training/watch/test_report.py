@@ -20,7 +20,7 @@ from torch import nn
 import nbdebug
 from nbdebug.live import Live
 from nbdebug.tools.grad_watch.history import ThinnedSeries
-from nbdebug.tools.grad_watch.layers import against_itself, along, jumps
+from nbdebug.tools.grad_watch.layers import depth_trend, faded_layers, jumps
 from nbdebug.views import html
 from nbdebug.views.plots import gradients as pixels
 from nbdebug.views.plots import gradients as watch
@@ -116,17 +116,17 @@ def test_a_gradient_that_explodes_with_depth() -> None:
 
 def test_a_layer_that_fades_against_its_own_past() -> None:
     flat = {"a": [1.0] * 60, "b": [2.0] * 60, "c": [1.0] * 40 + [1e-5] * 20}
-    ((name, times),) = against_itself(flat)
+    ((name, times),) = faded_layers(flat)
     assert name == "c" and times == pytest.approx(1e5, rel=0.01)
     together = {k: [v * 10 ** (-i / 6) for i, v in enumerate(vs)] for k, vs in flat.items() if k != "c"}
-    assert against_itself(together) == []
+    assert faded_layers(together) == []
 
 
 def test_depth_needs_order_not_only_distance() -> None:
-    assert along([(str(i), 10.0**-i) for i in (0, 7, 1, 6, 2, 5)]) is None
-    assert along([(str(i), 10.0 ** (i - 9)) for i in range(9)]).kind == "vanishes"  # type: ignore[union-attr]
-    assert along([("a", 1e-9), ("b", 1.0), ("c", 1.0)]) is None
-    assert along([("a", math.nan), ("b", 0.0)] * 4) is None
+    assert depth_trend([(str(i), 10.0**-i) for i in (0, 7, 1, 6, 2, 5)]) is None
+    assert depth_trend([(str(i), 10.0 ** (i - 9)) for i in range(9)]).kind == "vanishes"  # type: ignore[union-attr]
+    assert depth_trend([("a", 1e-9), ("b", 1.0), ("c", 1.0)]) is None
+    assert depth_trend([("a", math.nan), ("b", 0.0)] * 4) is None
 
 
 def test_jumps_of_the_norm() -> None:

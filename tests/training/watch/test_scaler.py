@@ -10,7 +10,7 @@ from torch import nn
 
 import nbdebug
 from nbdebug.tools.grad_watch.history import ScaleHistory
-from nbdebug.tools.grad_watch.report import findings, scale_notes
+from nbdebug.tools.grad_watch.report import scale_notes, scaler_findings
 
 NAMES = ["a.weight", "b.weight"]
 LAYERS = ["a", "b"]
@@ -116,9 +116,9 @@ def test_growth_explains_what_it_costs() -> None:
     scales.growth = 5
     for step in range(300):
         scales.add(step, 2.0**10, step % 4 == 3, {})
-    assert findings(scales, NAMES, LAYERS) == []
+    assert scaler_findings(scales, NAMES, LAYERS) == []
     scales.growth = 2000
-    assert len(findings(scales, NAMES, LAYERS)) == 1
+    assert len(scaler_findings(scales, NAMES, LAYERS)) == 1
     assert "throughout; 75 of 300" in scale_notes(scales, NAMES, LAYERS)[0]
 
 
