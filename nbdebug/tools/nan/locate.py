@@ -240,9 +240,9 @@ class ReplayLocator:
     @property
     def complete(self) -> bool:
         """Whether all that the scan had found has come again."""
-        found = self.suspects.results.keys() == set(self.taint.replayed)
+        all_replayed = self.suspects.results.keys() == set(self.taint.replayed)
         return bool(self._born_at is not None and self.origins) or (
-            found and (self.suspects.complete or self.detection.target.kind in ("loss", "buffer"))
+            all_replayed and (self.suspects.complete or self.detection.target.kind in ("loss", "buffer"))
         )
 
     # -- forward ------------------------------------------------------------------------------------------------------
@@ -381,6 +381,6 @@ class GraphLocator(ReplayLocator):
         self.reproductions[self._born_at].copy_gradients(gradients)
         self.recorder.__enter__()
 
-    def _leave(self, passed: Any, given: Any) -> None:
+    def _leave(self, passed: Any, received: Any) -> None:
         self.recorder.__exit__(None, None, None)
         self._conclude()

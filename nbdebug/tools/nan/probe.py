@@ -203,7 +203,7 @@ def unseen(method: Callable) -> Callable:
         with _disable_current_modes(), torch.no_grad():
             try:
                 return method(self, *args, **kwargs)
-            except Exception as fault:  # the border
+            except Exception as fault:  # the error boundary
                 self.recorder.disable(fault)
                 return None
 

@@ -179,9 +179,9 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and tensor.element_size() > 1 and dense(tensor) is tensor
 
 
-def _sizes(values: torch.Tensor, kept: tuple[int, ...]) -> torch.Tensor:
+def _sizes(values: torch.Tensor, kept_dims: tuple[int, ...]) -> torch.Tensor:
     """Largest magnitudes along the dimension that is kept (or of all); NaN goes through."""
-    others = tuple(d for d in range(values.dim()) if d not in kept)
+    others = tuple(d for d in range(values.dim()) if d not in kept_dims)
     return torch.linalg.vector_norm(values.detach(), math.inf, dim=others) if others else values.detach().abs()
 
 

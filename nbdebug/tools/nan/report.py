@@ -303,7 +303,9 @@ def _ruled_out(probe: Probe, facts: NanFacts | None) -> tuple[RuledOut, ...]:
 
 
 def _all(number: int, one: str, many: str) -> str:
-    return f"the only {one} was" if number == 1 else f"{'both' if number == 2 else f'all {number:,}'} {many} were"
+    if number == 1:
+        return f"the only {one} was"
+    return f"{'both' if number == 2 and ' and ' not in many else f'all {number:,}'} {many} were"
 
 
 def _history(history: RunHistory) -> dict[str, Any]:

@@ -245,14 +245,14 @@ class RecordingScan:
             node.register_hook(functools.partial(self._passes_back, number)) for number, node in enumerate(self._nodes)
         ]
 
-    def _passes_back(self, number: int, passed: tuple, given: tuple) -> None:
+    def _passes_back(self, number: int, passed: tuple, received: tuple) -> None:
         """A hook. A fault of ours must not stop the backward."""
         if self.recorder.disabled_by:
             return
         try:
             with torch.no_grad():
-                self._passed_back.append((number, self._measure(given), self._measure(passed)))
-        except Exception as fault:  # the border
+                self._passed_back.append((number, self._measure(received), self._measure(passed)))
+        except Exception as fault:  # the error boundary
             self.recorder.disable(fault)
 
     def _measure(self, gradients: tuple) -> list[int]:
@@ -297,13 +297,13 @@ class RecordingScan:
         one."""
         self._bad_leaves = [n for n, size in gradients.items() if not finite[size]]
         born: list[Any] = []
-        for number, given, passed in self._passed_back:
-            if all(finite[n] for n in (*given, *passed)):
+        for number, received, passed in self._passed_back:
+            if all(finite[n] for n in (*received, *passed)):
                 continue
             node = self._nodes[number]
             forward = self.recorder.forward_op(node)
             self._modules.add(forward.module if forward is not None else "")
-            if all(finite[n] for n in given):
+            if all(finite[n] for n in received):
                 born.append(node)
             elif not born:
                 born.append(None)  # two sound gradients gave a bad sum

@@ -412,7 +412,7 @@ def test_a_program_that_turns_warnings_into_errors_trains_on(path, monkeypatch, 
 
 def test_what_can_not_be_a_line_is_told_and_the_others_are_written(path) -> None:
     record = RecordWriter(path, {})
-    with pytest.warns(RuntimeWarning, match="could not be written down"):
+    with pytest.warns(RuntimeWarning, match="a step could not be written"):
         record.line(StepLine(0, object()))
     record.line(line(1))
     record.close()

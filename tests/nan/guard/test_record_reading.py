@@ -82,7 +82,7 @@ def test_where_there_is_none(tmp_path) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(ValueError, match=r"file'? is a file"):
         nbdebug.open_record(tmp_path / "file")
-    with pytest.raises(ValueError, match="no record"):
+    with pytest.raises(ValueError, match="not a record"):
         nbdebug.open_record(tmp_path / "folder")
     with pytest.raises(TypeError, match="7"):
         nbdebug.open_record(7)
@@ -118,7 +118,7 @@ def test_a_healthy_run(tmp_path) -> None:
     assert found.ok and found.report().ok
     assert said.startswith("12 steps on record, none stopped. The loss went from 0.5 to 0.1.")
     for part in (
-        "10 steps (83.3%) clipped.",
+        "10 steps (83%) clipped.",
         "the learning rate is too high",
         "1 step (8.3%) dropped: the norm was",
         "norm too large, dropped: step 11",
@@ -167,13 +167,13 @@ def test_the_last_trip_speaks(tmp_path) -> None:
     assert report.ruled_out == last.ruled_out and report.unchecked == last.unchecked
     assert report.plot("run") and report.plot("histogram") and len(report.figure().axes) == 5
     said = " ".join(report.notes)
-    assert "folder trip-000003), of 2 that are in the record" in said and "A -inf in `attn.mask` is intended" in said
+    assert "folder trip-000003), the last of 2 in the record" in said and "A -inf in `attn.mask` is intended" in said
 
 
 def test_a_run_after_the_trip_is_told(tmp_path) -> None:
     recorded(tmp_path / "r")
     trip_folder(tmp_path / "r", "trip-000003", plain(reports.overflow()), time=1.0, tape={})
-    assert "The run after it had no such steps." in str(nbdebug.open_record(tmp_path / "r"))
+    assert "The run after it had no such step." in str(nbdebug.open_record(tmp_path / "r"))
 
 
 def test_of_several_processes_the_one_that_was_bad_speaks(tmp_path) -> None:
@@ -371,7 +371,7 @@ def test_a_pipe_is_not_waited_for(tmp_path) -> None:
     os.mkfifo(path / "steps.000.jsonl")
     os.mkfifo(trip_folder(path, "trip-000002") / "step.json")
     found = nbdebug.open_record(path)
-    assert len(found.frame) == 3 and "no plain file" in found.trips[0].no_replay
+    assert len(found.frame) == 3 and "not a plain file" in found.trips[0].no_replay
 
 
 def test_other_names_are_nothing_to_it(tmp_path) -> None:
@@ -436,15 +436,15 @@ def test_a_report_of_a_stranger_is_drawn_or_refused(given_report) -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"findings": {}}, "findings is no list"),
-        ({"findings": [7]}, r"findings\[0\] is no object"),
-        ({"findings": [{"code": 7}]}, "code is no text"),
-        ({"notes": [None]}, r"notes\[0\] is no text"),
-        ({"findings": [{"where": {"line": -1}}]}, r"where.line is no whole number"),
+        ({"findings": {}}, "findings is not a list"),
+        ({"findings": [7]}, r"findings\[0\] is not a JSON object"),
+        ({"findings": [{"code": 7}]}, "code is not a text"),
+        ({"notes": [None]}, r"notes\[0\] is not a text"),
+        ({"findings": [{"where": {"line": -1}}]}, r"where.line is not a whole number"),
         ({"findings": [{"where": {"step": 1.5}}]}, r"where.step"),
         ({"findings": [{"fixes": [{"verified": 1}]}]}, "verified"),
         ({"findings": [{"evidence": {"a": [[[[[[[[[[1]]]]]]]]]]}}]}, "nested"),
-        ({"facts": []}, "facts is no object"),
+        ({"facts": []}, "facts is not a JSON object"),
     ],
 )
 def test_a_wrong_part_is_named(tmp_path, changed, said) -> None:
@@ -461,7 +461,7 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path, monkeypatch) -> None:
         file.truncate(2**40)  # a terabyte that takes no room
     (trip,) = nbdebug.open_record(tmp_path / "r").trips
     assert "larger than" in trip.problems[0]
-    monkeypatch.setattr(record_lines, "MOST", 1000)
+    monkeypatch.setattr(record_lines, "MOST_BYTES", 1000)
     found = nbdebug.open_record(recorded(tmp_path / "s", 50))
     assert 0 < len(found.frame) < 12
 

@@ -116,7 +116,7 @@ def test_the_answer_is_that_of_the_process_that_trained(path) -> None:
     before = {k: v.clone() for k, v in (*model.state_dict().items(), ("offset", model.offset))}
     drawn = torch.get_rng_state(), random.getstate(), numpy.random.get_state()[1].copy()
     found = nbdebug.open_record(path)
-    assert found.trips[0].report is None and "cause was not looked for" in found.report().findings[0].title
+    assert found.trips[0].report is None and "cause was not searched for" in found.report().findings[0].title
     again = found.replay(model)
     assert again.findings[0].code == "nan/log-of-nonpositive" and first(again) == first(live)
     assert again.question == "open_record(run.nbdebug).replay(model)" and again.notes == live.notes
@@ -291,7 +291,7 @@ def test_several_models(path) -> None:
     twins = {"judge": nn.Linear(5, 1), "gen": nn.Linear(5, 5)}
     found = nbdebug.open_record(path)
     assert first(found.replay(twins)) == first(found.replay([twins["gen"], twins["judge"]])) == first(live)
-    with pytest.raises(ValueError, match=r"has 2 models \(gen, judge\); replay was given 1"):
+    with pytest.raises(ValueError, match=r"has 2 models \(gen, judge\); replay got 1"):
         found.replay(twins["gen"])
 
 
@@ -318,7 +318,7 @@ def test_an_update_that_makes_a_parameter_bad(path) -> None:
     assert caught.value.trip.reason == "parameter"
     found, twin = nbdebug.open_record(path), half()
     alone = found.replay(twin)
-    assert alone.findings[0].code == "nan/not-located" and "give `optimizer=`" in alone.notes[0]
+    assert alone.findings[0].code == "nan/not-located" and "pass `optimizer=`" in alone.notes[0]
     before = copy.deepcopy(twin.state_dict())
     mine = torch.optim.Adam(twin.parameters(), lr=0.1)
     again = found.replay(twin, optimizer=mine)
@@ -334,11 +334,11 @@ def test_weights_that_are_too_large_are_left_out_and_said(path, monkeypatch) -> 
     monkeypatch.setattr(trip_folder.shutil, "disk_usage", lambda p: real(p)._replace(free=600))
     net, error = train(path)
     found = nbdebug.open_record(path)
-    assert "GB were free" in found.trips[0].no_weights and not (error.trip.folder / "weights.safetensors").exists()
+    assert "were free on the disk" in found.trips[0].no_weights and not (error.trip.folder / "weights.safetensors").exists()
     assert "Its weights are not in the record" in str(found)
     again = found.replay(net)  # which has them still
     assert first(again) == first(error.trip.locate())
-    assert "The weights are those of the model that you gave" in again.notes[0]
+    assert "The weights are those of your model" in again.notes[0]
 
 
 def test_a_full_disk_takes_the_report_all_the_same(path, monkeypatch) -> None:
@@ -398,7 +398,7 @@ def test_a_model_that_is_built_otherwise_is_named(path) -> None:
     found = nbdebug.open_record(path)
     with pytest.raises(ValueError, match=r"body\.0\.weight has shape \(7, 5\) in the record and \(7, 6\) in the model"):
         found.replay(fresh(6))
-    with pytest.raises(ValueError, match=r"the record has no bias, weight; the model has no body\.0\.bias.* 5 more"):
+    with pytest.raises(ValueError, match=r"the record has no bias and weight; the model has no body\.0\.bias.* 5 more"):
         found.replay(nn.Linear(2, 2))
     with pytest.raises(TypeError, match="model must be"):
         found.replay("net")

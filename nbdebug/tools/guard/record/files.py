@@ -1,4 +1,4 @@
-"""What lies in a record, and how it is opened: as files of a stranger.
+"""The files of a record, and how they are opened: as files from a stranger.
 
     run.nbdebug/
     ├── steps.jsonl             the last steps, one line each; a header where a run begins and where a file begins
@@ -64,16 +64,16 @@ def trip_name(step: int, rank: int, again: int = 0) -> str:
 
 
 def is_foreign(folder: pathlib.Path) -> bool:
-    """Whether the folder holds things, and nothing of a record among them."""
-    names = os.listdir(folder)  # one look: other processes of the same run may be making theirs
+    """Whether the folder has contents, and nothing of a record among them."""
+    names = os.listdir(folder)  # read once: other processes of the same run may be making theirs
     return bool(names) and not any(_STEPS.fullmatch(n) or _TRIP.fullmatch(n) or n.endswith(PART) for n in names)
 
 
 def contents(folder: pathlib.Path) -> tuple[list[StepsFile], list[TripFolder], list[str]]:
     """The files of steps and the folders of trips, in order, and the names of links, which are not followed."""
     files, trips, links = [], [], []
-    with os.scandir(folder) as found:
-        for entry in found:
+    with os.scandir(folder) as entries:
+        for entry in entries:
             steps, trip = _STEPS.fullmatch(entry.name), _TRIP.fullmatch(entry.name)
             if (steps or trip) and entry.is_symlink():
                 links.append(entry.name)
@@ -89,11 +89,11 @@ def contents(folder: pathlib.Path) -> tuple[list[StepsFile], list[TripFolder], l
 def open_plain(path: pathlib.Path) -> Iterator[BinaryIO]:
     """A plain file, for reading. Raises OSError where it can't be opened, ValueError where it is a link or no file."""
     if path.is_symlink():
-        raise ValueError(f"{path.name} is a link, which a record does not hold: it is not followed")
+        raise ValueError(f"{path.name} is a link; a record holds none, and it is not followed")
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | _PLAIN_ONLY)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ValueError(f"{path.name} is no plain file")
+            raise ValueError(f"{path.name} is not a plain file")
         with os.fdopen(os.dup(descriptor), "rb") as file:
             yield file
     finally:

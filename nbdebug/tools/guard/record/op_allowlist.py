@@ -45,11 +45,11 @@ def name_of(op: Any) -> str | None:
 
 def op_of(name: Any) -> torch._ops.OpOverload:
     """The op of this name. Raises ValueError for one that there is not, or that a record may not ask for."""
-    found = _NAME.fullmatch(name) if isinstance(name, str) else None
-    if found is None or not _allowed(name):
+    match = _NAME.fullmatch(name) if isinstance(name, str) else None
+    if match is None or not _allowed(name):
         raise ValueError(f"the record asks for the op {str(name)[:100]!r}, which is not among those it may ask for")
     try:
-        op = getattr(getattr(torch.ops.aten, found[1]), found[2])
+        op = getattr(getattr(torch.ops.aten, match[1]), match[2])
     except AttributeError:
         op = None
     if not isinstance(op, torch._ops.OpOverload):

@@ -1,6 +1,6 @@
 """`open_record`: what a guard wrote to disk, as a report with figures, and as a table.
 
-Nothing in a record is executed: it is read as JSON and safetensors, by the rules of `record_files.py`.
+Nothing in a record is executed: it is read as JSON and safetensors, by the rules of `files.py`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def open_record(path: str | os.PathLike[str]) -> Record:
     files, trips, links = contents(folder)
     if not files and not trips:
         raise ValueError(
-            f"{os.fspath(path)!r} is no record: it holds neither steps.jsonl nor the folder of a trip"
+            f"{os.fspath(path)!r} is not a record: it has neither steps.jsonl nor the folder of a trip"
             + (f" (links are not followed: {', '.join(links)})." if links else ".")
         )
     runs, unreadable = read_runs(folder, files)
@@ -42,8 +42,8 @@ def open_record(path: str | os.PathLike[str]) -> Record:
 class Record:
     """A record that was read. runs: one for each process and each time that a guard was set up. trips: the steps that
     were not finite and were written down, in the order of time. unreadable: how many lines were damaged or cut off.
-    frame: a DataFrame, one row a step. ok: whether there was none, nor a step that went bad
-    otherwise than as `on_trip="skip"` allows."""
+    frame: a DataFrame, one row a step. ok: whether there is no trip, and no bad step other
+    than those that `on_trip="skip"` allows."""
 
     def __init__(
         self, path: pathlib.Path, runs: list[RecordedRun], trips: list[RecordedTrip], unreadable: int, links: list[str]
@@ -86,7 +86,7 @@ class Record:
         return not self.trips and not any(run.alarms for run in self.runs)
 
     def report(self) -> Report:
-        """The findings of the last trip, or none; the notes tell of the steps, and of what could not be read."""
+        """The findings of the last trip, or none; with notes on the steps, and on what could not be read."""
         from nbdebug.tools.guard.record.report import record_report
 
         return record_report(self)
@@ -101,8 +101,8 @@ class Record:
 
         model: as it was given to `guard`: a Module, or a dict or list of them, built by your own code; it is copied,
         and the copy gets the weights of the record. trip: which of `trips`. optimizer: needed for a step in which the
-        update made a parameter bad. Raises IndexError for a trip that there is not, ValueError where the step can't be
-        replayed from disk or the model does not fit, each with its reason.
+        update made a parameter bad. Raises IndexError for a trip that does not exist, ValueError where the step can't
+        be replayed from disk or the model does not fit, each with its reason.
         """
         from nbdebug.tools.guard.record.replay import replay  # brings torch
 

@@ -1,11 +1,11 @@
 """What is written of a step that was not finite: its report, and what it takes to run it again elsewhere.
 
-    report.json, report.html    what `locate` found, where it was asked
+    report.json, report.html    what `locate` found, where it was called
     step.json                   the numbers of the step and of those before it; the calls and ops of the step
     tensors.safetensors         what these were given from outside: inputs, targets, random numbers
     weights.safetensors         parameters and buffers as they were before the step
 
-What can't be had is left out, and step.json says why. The folder gets its name when it is whole.
+What can't be written is left out, and step.json says why. The folder gets its name when it is complete.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from nbdebug.observe.locations import Site
 from nbdebug.observe.recorder import Op
 from nbdebug.observe.snapshot import random_sources
 from nbdebug.observe.tape import BackwardEntry, CallEntry, ExternalTensor, Ref, Tape, TapeEntry
+from nbdebug.text import listed, size
 from nbdebug.tools.guard.distributed import unwrapped
 from nbdebug.tools.guard.record.files import PART, trip_name
 from nbdebug.tools.guard.record.op_allowlist import name_of
@@ -97,7 +98,7 @@ class _Packer:
     def _entry(self, position: int, entry: TapeEntry | CallEntry | BackwardEntry) -> dict[str, Any]:
         if isinstance(entry, CallEntry):
             if entry.model.partition("/")[0] not in self.models:
-                raise Unwritable("the models were not at hand when it was written")
+                raise Unwritable("the models were not known when it was written")
             args, kwargs = entry.arguments
             return {
                 "call": entry.model,
@@ -105,7 +106,7 @@ class _Packer:
                 "kwargs": self._value(kwargs, f"the model `{entry.model}`"),
                 "results": list(entry.results),
                 "site": _site(entry.site),
-                "surroundings": self._surroundings(position, entry.environment),
+                "surroundings": self._environment(position, entry.environment),
             }
         if isinstance(entry, BackwardEntry):
             groups = {k: [self._value(r) for r in getattr(entry, k)] for k in ("roots", "seeds", "inputs")}
@@ -132,13 +133,13 @@ class _Packer:
             "grad": entry.grad,
         }
 
-    def _surroundings(self, position: int, given: Any) -> dict[str, Any]:
-        kept = []
+    def _environment(self, position: int, environment: Any) -> dict[str, Any]:
+        saved = []
         names = [name for name, _, _ in random_sources()]
-        if len(names) != len(given.random):  # one came into use since: only these two are certain
+        if len(names) != len(environment.random):  # one came into use since: only these two are certain
             known = {random.setstate: names[0], torch.set_rng_state: "torch's random numbers"}
-            names = [known.get(write, "") for write, _ in given.random]
-        for n, (name, (_, state)) in enumerate(zip(names, given.random, strict=True)):
+            names = [known.get(write, "") for write, _ in environment.random]
+        for n, (name, (_, state)) in enumerate(zip(names, environment.random, strict=True)):
             key = f"random/{position}/{n}"
             if isinstance(state, torch.Tensor):
                 self.tensors[key], rest = state, []
@@ -148,11 +149,11 @@ class _Packer:
                 self.tensors[key], rest = torch.tensor(state[1].astype("int64")), [int(state[2]), *state[3:]]
             else:
                 continue
-            kept.append({"source": name, "tensor": key, "rest": rest})
+            saved.append({"source": name, "tensor": key, "rest": rest})
         return {
-            "random": kept,
-            "autocast": [[kind, on, _name(dtype)] for kind, on, dtype in given.autocast],
-            "training": given.training,
+            "random": saved,
+            "autocast": [[kind, on, _name(dtype)] for kind, on, dtype in environment.autocast],
+            "training": environment.training,
         }
 
     def _value(self, value: Any, owner: str = "it") -> Any:
@@ -205,34 +206,34 @@ def _name(value: Any) -> str:
     return str(value).removeprefix("torch.")
 
 
-_USUAL = (torch.Tensor, nn.Parameter, nn.Buffer) if hasattr(nn, "Buffer") else (torch.Tensor, nn.Parameter)
+_PLAIN = (torch.Tensor, nn.Parameter, nn.Buffer) if hasattr(nn, "Buffer") else (torch.Tensor, nn.Parameter)
 
 
 def weights_of(models: Mapping[str, nn.Module]) -> dict[str, torch.Tensor]:
     """Parameters and buffers by their names in the record. Raises Unwritable where one has no plain values."""
-    found: dict[str, torch.Tensor] = {}
+    weights: dict[str, torch.Tensor] = {}
     for number, model in enumerate(models.values()):
         for name, tensor in _named_tensors(model):
-            if type(tensor) not in _USUAL or tensor.layout is not torch.strided or tensor.device.type == "meta":
+            if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.device.type == "meta":
                 raise Unwritable(
                     f"`{name}` is a {type(tensor).__name__} of layout {tensor.layout} on {tensor.device}, "
                     "which can't be written as it is"
                 )
-            found[f"{number}/{name}"] = tensor.detach()
-    return found
+            weights[f"{number}/{name}"] = tensor.detach()
+    return weights
 
 
 def plain_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """As safetensors takes them: on the CPU, without gaps, no memory shared, complex numbers as pairs."""
-    seen: set[int] = set()
+    storages: set[int] = set()
     plain = {}
     for name, tensor in tensors.items():
         tensor = tensor.detach().resolve_neg().resolve_conj()
         tensor = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).cpu().contiguous()
         memory = tensor.untyped_storage().data_ptr()
-        if memory in seen or tensor.untyped_storage().nbytes() != tensor.nbytes:
+        if memory in storages or tensor.untyped_storage().nbytes() != tensor.nbytes:
             tensor = tensor.clone()
-        seen.add(tensor.untyped_storage().data_ptr())
+        storages.add(tensor.untyped_storage().data_ptr())
         plain[name] = tensor
     return plain
 
@@ -242,13 +243,13 @@ def load_weights(models: Iterable[nn.Module], recorded: Mapping[str, torch.Tenso
     mine = {f"{number}/{name}": tensor for number, model in enumerate(models) for name, tensor in _named_tensors(model)}
     shapes = {name: _shape(tensor) for name, tensor in mine.items()}
     differ = [
-        f"{_short(name)} has shape {tuple(recorded[name].shape)} in the record and {tuple(shape)} in the model"
+        f"{_name_in_model(name)} has shape {tuple(recorded[name].shape)} in the record and {tuple(shape)} in the model"
         for name, shape in shapes.items()
         if name in recorded and recorded[name].shape != shape
     ]
     missing, unexpected = mine.keys() - recorded.keys(), recorded.keys() - mine.keys()
-    problems = [f"the record has no {_listed(missing)}"] * bool(missing)
-    problems += [f"the model has no {_listed(unexpected)}"] * bool(unexpected) + differ[:5]
+    problems = [f"the record has no {_names(missing)}"] * bool(missing)
+    problems += [f"the model has no {_names(unexpected)}"] * bool(unexpected) + differ[:5]
     if problems:
         raise ValueError("The model is not built as the one in the record: " + "; ".join(problems) + ".")
     with torch.no_grad():
@@ -266,19 +267,16 @@ def _named_tensors(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
     return [(bare_name(name), t) for name, t in (*model.named_parameters(), *model.named_buffers())]
 
 
-def _shape(tensor: torch.Tensor) -> torch.Size:
-    return torch.Size([*tensor.shape, 2]) if tensor.is_complex() else tensor.shape
-
-
-def _short(name: str) -> str:
+def _name_in_model(name: str) -> str:
     return name.partition("/")[2] or name
 
 
-def _listed(names: Iterable[str], most: int = 5) -> str:
-    ordered = sorted(names)
-    return ", ".join(_short(n) for n in ordered[:most]) + (
-        f" and {len(ordered) - most} more" if len(ordered) > most else ""
-    )
+def _names(names: Iterable[str]) -> str:
+    return listed(map(_name_in_model, sorted(names)), 5, quote="")
+
+
+def _shape(tensor: torch.Tensor) -> torch.Size:
+    return torch.Size([*tensor.shape, 2]) if tensor.is_complex() else tensor.shape
 
 
 def write_trip(
@@ -325,22 +323,22 @@ def write_trip(
 
 def _step(folder: pathlib.Path, trip: Trip, models: Mapping[str, nn.Module]) -> dict[str, Any]:
     """What a replay needs, written as far as it can be."""
-    told: dict[str, Any] = {"models": [{"name": n, "type": type(m).__name__} for n, m in models.items()]}
+    data: dict[str, Any] = {"models": [{"name": n, "type": type(m).__name__} for n, m in models.items()]}
     try:
         tape, tensors = pack(trip.tape, models)
         save_file(plain_tensors(tensors), folder / "tensors.safetensors")
-        told |= {"tape": tape, "no_replay": ""}
+        data |= {"tape": tape, "no_replay": ""}
     except Unwritable as reason:
-        return {**told, "no_replay": str(reason), "no_weights": "they were not needed"}
+        return {**data, "no_replay": str(reason), "no_weights": "they were not needed"}
     except Exception as error:  # a full disk: the report must be saved all the same
         (folder / "tensors.safetensors").unlink(missing_ok=True)
-        return {**told, "no_replay": f"its tensors could not be written ({error})", "no_weights": "the same"}
+        return {**data, "no_replay": f"its tensors could not be written ({error})", "no_weights": "the same"}
     try:
-        told["no_weights"] = _weights(folder, models)
+        data["no_weights"] = _weights(folder, models)
     except Exception as error:
         (folder / "weights.safetensors").unlink(missing_ok=True)
-        told["no_weights"] = f"they could not be written ({error})"
-    return told
+        data["no_weights"] = f"they could not be written ({error})"
+    return data
 
 
 def _weights(folder: pathlib.Path, models: Mapping[str, nn.Module]) -> str:
@@ -349,9 +347,9 @@ def _weights(folder: pathlib.Path, models: Mapping[str, nn.Module]) -> str:
         weights = weights_of(models)
     except Unwritable as reason:
         return str(reason)
-    size, free = sum(t.nbytes for t in weights.values()), shutil.disk_usage(folder).free
-    if free < 2 * size:
-        return f"they take {size / 1e9:.2g} GB, and only {free / 1e9:.2g} GB were free on the disk"
+    needed, free = sum(t.nbytes for t in weights.values()), shutil.disk_usage(folder).free
+    if free < 2 * needed:
+        return f"they take {size(needed)}, and only {size(free)} were free on the disk"
     save_file(plain_tensors(weights), folder / "weights.safetensors")
     return ""
 

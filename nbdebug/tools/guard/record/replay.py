@@ -17,6 +17,7 @@ from nbdebug.arguments import Subject
 from nbdebug.observe import locations as sites
 from nbdebug.observe.validation import models_of, optimizers_of
 from nbdebug.report import Finding, Report, Where
+from nbdebug.text import count
 from nbdebug.tools.guard.distributed import unwrapped
 from nbdebug.tools.guard.locate import locate
 from nbdebug.tools.guard.record.files import open_plain
@@ -32,12 +33,12 @@ def replay(recorded: RecordedTrip, model: Any, optimizer: Any = None) -> Report:
     if recorded.no_replay:
         raise ValueError(f"Step {recorded.step} can't be replayed from disk: {recorded.no_replay}.")
     data = _checked(recorded, lambda: step_data(recorded.folder))
-    given = _by_name(models_of(model, "replay(model)"), data)
+    users = _by_name(models_of(model, "replay(model)"), data)
     optimizers = optimizers_of(optimizer, "replay(model, optimizer)")
-    models, optimizers = _copied(given, optimizers)
+    models, optimizers = _copy(users, optimizers)
     notes = []
     if recorded.no_weights:
-        notes.append(f"The weights are those of the model that you gave: the record has none ({recorded.no_weights}).")
+        notes.append(f"The weights are those of your model: the record has none ({recorded.no_weights}).")
     elif models:
         load_weights(models.values(), _checked(recorded, lambda: _tensors(recorded, "weights.safetensors")))
     unpacker = Unpacker(_checked(recorded, lambda: _tensors(recorded, "tensors.safetensors")), models)
@@ -61,13 +62,13 @@ def replay(recorded: RecordedTrip, model: Any, optimizer: Any = None) -> Report:
         optimizers,
         history=history,
         question=question,
-        subject=str(Subject(given, optimizers, True)),
+        subject=str(Subject(users, optimizers, True)),
         redo=_redo(trip, optimizers),
     )
     if trip.reason == "parameter" and history.optimizer_line is not None and caller is not None:
         report.findings = tuple(_moved(f, caller, history.optimizer_line) for f in report.findings)
     if recorded.reason == "parameter" and not optimizers:
-        notes.append("It was the update that made a parameter bad: give `optimizer=` to make it again.")
+        notes.append("The update made a parameter bad: pass `optimizer=` to run the update again.")
     report.notes = (*notes, *unpacker.notes, *report.notes)
     return report
 
@@ -87,7 +88,7 @@ def _tensors(recorded: RecordedTrip, name: str) -> dict[str, torch.Tensor]:
         return load_file(recorded.folder / name)
 
 
-def _by_name(given: Mapping[str, nn.Module], data: Mapping[str, Any]) -> dict[str, nn.Module]:
+def _by_name(models: Mapping[str, nn.Module], data: Mapping[str, Any]) -> dict[str, nn.Module]:
     """The models by the names of the record: by their own where these are the same, else in order."""
     listed = data.get("models")
     names = (
@@ -95,16 +96,16 @@ def _by_name(given: Mapping[str, nn.Module], data: Mapping[str, Any]) -> dict[st
         if isinstance(listed, list)
         else []
     )
-    if len(names) != len(given):
+    if len(names) != len(models):
         raise ValueError(
-            f"The record has {len(names)} model{'s' * (len(names) != 1)} ({', '.join(names)[:200]}); "
-            f"replay was given {len(given)}."
+            f"The record has {count(len(names), 'model')} ({', '.join(names)[:200]}); replay got {len(models)}."
         )
-    models = {n: given[n] for n in names} if set(names) == set(given) else dict(zip(names, given.values()))
-    return {name: unwrapped(model) for name, model in models.items()}
+    same = set(names) == set(models)
+    named = {name: models[name] for name in names} if same else dict(zip(names, models.values()))
+    return {name: unwrapped(model) for name, model in named.items()}
 
 
-def _copied(models: dict[str, nn.Module], optimizers: dict[str, Any]) -> tuple[dict[str, nn.Module], dict[str, Any]]:
+def _copy(models: dict[str, nn.Module], optimizers: dict[str, Any]) -> tuple[dict[str, nn.Module], dict[str, Any]]:
     """Copies of both that belong together. Raises ValueError for a model that can't be copied."""
     try:
         return copy.deepcopy((models, optimizers))
@@ -152,8 +153,8 @@ def _history(recorded: RecordedTrip, data: Mapping[str, Any]) -> RunHistory:
     return run
 
 
-def _numbers(given: Any) -> list[float]:
+def _numbers(values: Any) -> list[float]:
     """The numbers of a list; none where one of them is no number."""
-    if not isinstance(given, list) or not all(isinstance(v, (int, float)) and abs(v) < 1e300 for v in given):
+    if not isinstance(values, list) or not all(isinstance(v, (int, float)) and abs(v) < 1e300 for v in values):
         return []
-    return [float(v) for v in given]
+    return [float(v) for v in values]

@@ -1,4 +1,4 @@
-"""A record as a report: the last trip's findings, the course of the run, and what the counts say."""
+"""A record as a report: the last trip's findings, the history of the run, and notes on the counts."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from nbdebug.report import Plot, Report
+from nbdebug.text import count, percent
 from nbdebug.tools.guard.record.step_lines import CLIPPED_TOO_OFTEN, RecordedRun, too_often_clipped
 from nbdebug.tools.guard.record.trips import RecordedTrip
 from nbdebug.tools.nan.facts import UnlocatedStep
@@ -73,7 +74,7 @@ def _placed(runs: Any, steps: Any) -> tuple[Any, list[float], bool]:
 OUTCOMES_IN_WORDS = {
     "skipped": "dropped because something was not finite",
     "above": "dropped: the norm was above skip_above",
-    "scaler": "skipped by GradScaler: normal while it seeks its scale",
+    "scaler": "skipped by GradScaler: normal while it looks for its scale",
 }
 
 
@@ -83,27 +84,27 @@ def record_report(record: Any) -> Report:
     trip = last_trip(record.trips)
     frame = record.frame
     own = frame[frame["rank"] == frame["rank"].min()] if len(frame) else frame
-    course = history_of(own)
-    run = (Plot("run", course),) if course else ()
+    history = history_of(own)
+    run = (Plot("run", history),) if history else ()
     notes = (*_notes(record, own), *_trip_notes(record, trip))
     if trip is None and record.ok:
-        found = Report(question)
+        last = Report(question)
     elif trip is None or trip.report is None or trip.report.ok:
-        found = _found(trip, record.runs)
+        last = _not_located(trip, record.runs)
     else:
-        found = trip.report
+        last = trip.report
     return Report(
         question,
-        found.findings,
-        found.ruled_out,
-        found.unchecked,
-        (*notes, *found.notes),
+        last.findings,
+        last.ruled_out,
+        last.unchecked,
+        (*notes, *last.notes),
         _subject(record),
         headline=_headline(own, trip),
         steps=len(own),
         losses=_ends(own),
-        tables=found.tables,
-        plots=(*run, *found.plots),
+        tables=last.tables,
+        plots=(*run, *last.plots),
     )
 
 
@@ -111,12 +112,12 @@ def _headline(own: Any, trip: RecordedTrip | None) -> str:
     """ "1,200 steps on record, none stopped.", "3 of 1,200 steps on record dropped as not finite, the last of them step
     1,187." """
     bad = own["step"][own["outcome"].isin(["tripped", "skipped"]).to_numpy()]
-    count = max(len(bad), int(trip is not None))
-    if not count:
-        return f"{_steps(len(own))} on record, none stopped."
+    number = max(len(bad), int(trip is not None))
+    if not number:
+        return f"{count(len(own), 'step')} on record, none stopped."
     last = trip.step if trip is not None else bad.iloc[-1]
-    where = f": step {last:,}" if count == 1 else f", the last of them step {last:,}"
-    return f"{count:,} of {_steps(max(len(own), count))} on record {_done(own)} as not finite{where}."
+    where = f": step {last:,}" if number == 1 else f", the last of them step {last:,}"
+    return f"{number:,} of {count(max(len(own), number), 'step')} on record {_done(own)} as not finite{where}."
 
 
 def _done(own: Any) -> str:
@@ -140,7 +141,7 @@ def _located(trip: RecordedTrip) -> bool:
     return trip.report is not None and any(f.code != "nan/not-located" for f in trip.report)
 
 
-def _found(trip: RecordedTrip | None, runs: Sequence[RecordedRun]) -> Report:
+def _not_located(trip: RecordedTrip | None, runs: Sequence[RecordedRun]) -> Report:
     """The finding for a step that was stopped and of which nothing more is known."""
     if trip is not None:
         call = "" if trip.no_replay else "record.replay(model)  # record = nbdebug.open_record(...)"
@@ -162,20 +163,18 @@ def _found(trip: RecordedTrip | None, runs: Sequence[RecordedRun]) -> Report:
 def _trip_notes(record: Any, trip: RecordedTrip | None) -> list[str]:
     if trip is None:
         return []
-    count = len(record.trips)
-    notes = [
-        f"The last step that was written down as not finite is step {trip.step} (folder {trip.folder.name})"
-        + (f", of {count} that are in the record." if count > 1 else ".")
-    ]
+    of_many = f", the last of {len(record.trips)} in the record" if len(record.trips) > 1 else ""
+    notes = [f"Step {trip.step} was written down as not finite (folder {trip.folder.name}){of_many}."]
     after = [run for run in record.runs if trip.time and run.began and run.began > trip.time and run.steps]
     if after:
         bad = sum(len(run.alarms) for run in after)
-        notes.append(f"The {'run' if len(after) == 1 else f'{len(after)} runs'} after it had {bad or 'no'} such steps.")
+        runs = "The run" if len(after) == 1 else f"The {len(after)} runs"
+        notes.append(f"{runs} after it had {count(bad, 'such step') if bad else 'no such step'}.")
     if trip.no_replay:
         notes.append(f"It can't be replayed from disk: {trip.no_replay}.")
     elif trip.no_weights:
         notes.append(
-            f"Its weights are not in the record: {trip.no_weights}. A replay takes those of the model that it is given."
+            f"Its weights are not in the record: {trip.no_weights}. A replay uses those of the model that you pass."
         )
     else:
         notes.append("`record.replay(model)` runs it again, with a copy of your model.")
@@ -185,13 +184,13 @@ def _trip_notes(record: Any, trip: RecordedTrip | None) -> list[str]:
 def _notes(record: Any, own: Any) -> list[str]:
     """The steps and their time, shares, ranks, and what could not be read."""
     steps, runs = len(own), own["run"].nunique()
-    notes = [f"{_steps(steps)}{f' in {runs} runs' if runs > 1 else ''}{_time(own)}."]
+    notes = [f"{count(steps, 'step')}{f' in {runs} runs' if runs > 1 else ''}{_time(own)}."]
     ranks = sorted({run.rank for run in record.runs})
     if len(ranks) > 1:
         notes.append(f"{len(ranks)} processes wrote it; steps and shares here are those of rank {ranks[0]}.")
-    for outcome, said in OUTCOMES_IN_WORDS.items():
-        if count := int((own["outcome"] == outcome).sum()):
-            notes.append(f"{_share(count, steps)} {said}.")
+    for outcome, words in OUTCOMES_IN_WORDS.items():
+        if number := int((own["outcome"] == outcome).sum()):
+            notes.append(f"{_share(number, steps)} {words}.")
     if clipped := int(own["clipped"].sum()):
         notes.append(f"{_share(clipped, steps)} clipped.")
         notes += [CLIPPED_TOO_OFTEN] * too_often_clipped(clipped, steps)
@@ -202,11 +201,11 @@ def _damage(record: Any) -> list[str]:
     notes = []
     if record.unreadable:
         notes.append(
-            f"{record.unreadable:,} line{'s' * (record.unreadable != 1)} could not be read: cut off when the "
+            f"{count(record.unreadable, 'line')} could not be read: cut off when the "
             "process was killed or the disk was full, or damaged since."
         )
     if lost := sum(run.lost for run in record.runs):
-        notes.append(f"{_steps(lost)} could not be written while the disk did not take them.")
+        notes.append(f"{count(lost, 'step')} could not be written while the disk did not take them.")
     if record.links:
         notes.append(f"Links are not followed: {', '.join(record.links[:5])}.")
     notes += [f"{trip.folder.name}: {problem}." for trip in record.trips for problem in trip.problems][:10]
@@ -218,8 +217,8 @@ def _subject(record: Any) -> str:
     about = record.runs[-1].about if record.runs else {}
     parts = []
     for kind in ("model", "optimizer"):
-        given = about.get(f"{kind}s")
-        for name, its_type in list(given.items())[:4] if isinstance(given, Mapping) else ():
+        types = about.get(f"{kind}s")
+        for name, its_type in list(types.items())[:4] if isinstance(types, Mapping) else ():
             parts.append(f"{kind} `{name}` ({its_type})" if name != kind else f"{kind} {its_type}")
     return ", ".join(parts)
 
@@ -246,10 +245,5 @@ def _length(seconds: float) -> str:
     return f"{seconds:.3g} seconds"
 
 
-def _steps(count: int) -> str:
-    return f"{count:,} step{'s' * (count != 1)}"
-
-
-def _share(count: int, steps: int) -> str:
-    share = count / max(steps, 1)
-    return f"{_steps(count)} ({'under 0.1%' if 0 < share < 0.0005 else f'{share:.1%}'})"
+def _share(number: int, steps: int) -> str:
+    return f"{count(number, 'step')} ({percent(number / max(steps, 1))})"

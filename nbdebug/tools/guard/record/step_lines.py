@@ -21,7 +21,7 @@ from nbdebug.tools.guard.record.files import MOST_BYTES, StepsFile, open_plain
 
 OUTCOMES = ("ok", "tripped", "skipped", "above", "scaler")
 """What became of a step: the update was made; the guard tripped; a non-finite step was dropped (on_trip="skip"); the
-gradient norm was above `skip_above`, and the step was dropped; GradScaler met inf gradients and skipped it."""
+gradient norm was above `skip_above`, and the step was dropped; GradScaler found inf gradients and skipped it."""
 
 TOO_OFTEN = 0.5
 """Where more than this share of the steps is clipped, clipping sets the size of the steps, and not the learning rate
@@ -66,11 +66,11 @@ class StepLine:
         }
 
     @classmethod
-    def from_json(cls, given: Any) -> StepLine:
+    def from_json(cls, value: Any) -> StepLine:
         """The step of such a dict; keys that are not known are ignored. Raises ValueError for nonsense."""
-        if not isinstance(given, Mapping):
-            raise ValueError(f"a step is an object of JSON, not {type(given).__name__}")
-        step, clipped, outcome, time = map(given.get, ("step", "clipped", "outcome", "time"))
+        if not isinstance(value, Mapping):
+            raise ValueError(f"a step is a JSON object, not {type(value).__name__}")
+        step, clipped, outcome, time = map(value.get, ("step", "clipped", "outcome", "time"))
         if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < 2**63:
             raise ValueError("`step` is a whole number from 0")
         if not isinstance(clipped, bool):
@@ -79,7 +79,7 @@ class StepLine:
             raise ValueError(f"`outcome` is one of {', '.join(OUTCOMES)}")
         if not isinstance(time, (int, float)) or isinstance(time, bool) or not 0 <= time < 2**53:
             raise ValueError("`time` is in seconds since the epoch")
-        loss, norm, lr = (_number(given, key) for key in ("loss", "norm", "lr"))
+        loss, norm, lr = (_number(value, key) for key in ("loss", "norm", "lr"))
         return cls(step, loss, norm, clipped, outcome, lr, float(time))
 
 
@@ -151,9 +151,9 @@ def _word(value: float | None) -> float | str | None:
     return "nan" if value != value else "inf" if value > 0 else "-inf"
 
 
-def _number(given: Mapping[str, Any], key: str) -> float | None:
+def _number(values: Mapping[str, Any], key: str) -> float | None:
     """A number of any size, or None. Raises ValueError for anything else; a key must be there."""
-    value = given.get(key, "")
+    value = values.get(key, "")
     if isinstance(value, str) and value in WORDS:
         return WORDS[value]
     if value is None or type(value) in (int, float):
@@ -166,16 +166,16 @@ def _number(given: Mapping[str, Any], key: str) -> float | None:
     raise ValueError(f"`{key}` is a number, null, or one of {', '.join(WORDS)}")
 
 
-def _refused(word: str) -> Any:
+def _refuse(word: str) -> Any:
     raise ValueError(f"{word} is not JSON")
 
 
-_decoder = json.JSONDecoder(parse_constant=_refused)
+_decoder = json.JSONDecoder(parse_constant=_refuse)
 
 
 _LONGEST = 2**16
 """Bytes of a line; those of a step have about 130, those of a header a few hundred."""
-_SALVAGED = 4 * 1024
+_MOST_SALVAGED = 4 * 1024
 """Of a damaged line, so many bytes are searched: two lines and more."""
 _RUNS = 10_000
 _SLOW = 32 * 2**20
@@ -206,7 +206,7 @@ class Columns:
 
 @dataclasses.dataclass
 class RecordedRun:
-    """One run of one process. about: what its guard was told. began: when, in seconds since the epoch, None where its
+    """One run of one process. about: what its guard was given. began: when, in seconds since the epoch, None where its
     header is gone. lost: lines that could never be written."""
 
     id: str
@@ -238,9 +238,9 @@ def read_runs(folder: pathlib.Path, files: Iterable[StepsFile]) -> tuple[list[Re
         for name in files:
             with open_plain(folder / name.name) as file:
                 for line in _lines(file):
-                    unreadable += not _take(line, name.rank, runs)
+                    unreadable += not _read_line(line, name.rank, runs)
                     bar.update(len(line))
-    ordered = sorted(runs.values(), key=lambda run: run.rank)  # stable: in the order in which they were met
+    ordered = sorted(runs.values(), key=lambda run: run.rank)  # stable: in the order of the files
     return ordered, unreadable
 
 
@@ -254,40 +254,35 @@ def _lines(file: BinaryIO) -> Iterator[bytes]:
             yield line
 
 
-def _take(line: bytes, rank: int, runs: dict[tuple[int, str], RecordedRun]) -> bool:
-    """Note what a line says. False where it is damaged; what is whole in it is noted all the same."""
+def _read_line(line: bytes, rank: int, runs: dict[tuple[int, str], RecordedRun]) -> bool:
+    """Add what a line says. False where it is damaged; what is whole in it is added all the same."""
     try:
-        _note(decode(line), rank, runs)
+        _add(decode(line), rank, runs)
         return True
     except ValueError:
         pass
-    for whole in salvage(line[:_SALVAGED]):
+    for whole in salvage(line[:_MOST_SALVAGED]):
         with contextlib.suppress(ValueError):
-            _note(whole, rank, runs)
+            _add(whole, rank, runs)
     return False
 
 
-def _note(given: Any, rank: int, runs: dict[tuple[int, str], RecordedRun]) -> None:
-    if not isinstance(given, dict) or not isinstance(given.get("run"), str) or len(given["run"]) > 64:
-        raise ValueError("no line of a record")
-    step = StepLine.from_json(given) if "step" in given else None
-    if step is None and "header" not in given and "lost" not in given:
+def _add(value: Any, rank: int, runs: dict[tuple[int, str], RecordedRun]) -> None:
+    if not isinstance(value, dict) or not isinstance(value.get("run"), str) or len(value["run"]) > 64:
+        raise ValueError("not a line of a record")
+    step = StepLine.from_json(value) if "step" in value else None
+    if step is None and "header" not in value and "lost" not in value:
         raise ValueError("neither a step nor a header")
-    key = rank, given["run"]
+    key = rank, value["run"]
     if key not in runs and len(runs) >= _RUNS:
         raise ValueError("more runs than a record can have")
-    run = runs.setdefault(key, RecordedRun(given["run"], rank))
+    run = runs.setdefault(key, RecordedRun(value["run"], rank))
     if step is not None:
         run.columns.add(step)
-    elif "header" in given:
-        _note_header(given, run)
-    elif isinstance(given["lost"], int) and 0 < given["lost"] < 2**53:
-        run.lost += given["lost"]
-
-
-def _note_header(given: dict[str, Any], run: RecordedRun) -> None:
-    began, about = given.get("time"), given.get("about")
-    if run.began is None and isinstance(began, (int, float)) and 0 <= began < 2**53:
-        run.began = float(began)
-    if isinstance(about, dict):
-        run.about = about
+    elif "header" in value:
+        began, about = value.get("time"), value.get("about")
+        if run.began is None and isinstance(began, (int, float)) and 0 <= began < 2**53:
+            run.began = float(began)
+        run.about = about if isinstance(about, dict) else run.about
+    elif isinstance(value["lost"], int) and 0 < value["lost"] < 2**53:
+        run.lost += value["lost"]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from nbdebug.report import Finding, Fix, Link, Plot, Report, RuledOut, Table, Where
+from nbdebug.text import figures
 from nbdebug.tools.guard.record.files import TripFolder, read_plain
 from nbdebug.tools.guard.record.step_lines import WORDS, StepLine, decode, last_steps
 
@@ -18,26 +19,26 @@ MOST, DEEPEST, LONGEST = 2000, 8, 20_000
 """Of a list, of nesting, of a text in characters: several times what a report of nbdebug has."""
 
 
-def report_from(given: Any) -> Report:
+def report_from(raw: Any) -> Report:
     """The Report that `strict(report.to_dict())` was. Raises ValueError for anything else."""
-    data = _object(given, "the report")
+    data = _object(raw, "the report")
     facts = _object(data.get("facts", {}), "facts")
     return Report(
-        _text_field(data, "question"),
+        _field(data, "question"),
         _each(data, "findings", _finding),
         _each(data, "ruled_out", _ruled_out),
-        _each(data, "unchecked", _said),
-        _each(data, "notes", _said),
-        _text_field(data, "subject"),
+        _each(data, "unchecked", _text),
+        _each(data, "notes", _text),
+        _field(data, "subject"),
         **(_drawings(data) if "plots" in data else _drawings_of_facts(facts)),
     )
 
 
-def _finding(given: Any, name: str) -> Finding:
-    data = _object(given, name)
+def _finding(raw: Any, name: str) -> Finding:
+    data = _object(raw, name)
     return Finding(
-        _text_field(data, "code"),
-        _text_field(data, "title"),
+        _field(data, "code"),
+        _field(data, "title"),
         where_from(data.get("where", {}), f"{name}.where"),
         _values(data, "evidence"),
         _each(data, "fixes", _fix),
@@ -45,29 +46,27 @@ def _finding(given: Any, name: str) -> Finding:
     )
 
 
-def _fix(given: Any, name: str) -> Fix:
-    data = _object(given, name)
+def _fix(raw: Any, name: str) -> Fix:
+    data = _object(raw, name)
     verified = data.get("verified")
     if verified is not None and not isinstance(verified, bool):
         raise ValueError(f"{name}.verified is neither true nor false nor null")
-    return Fix(_text_field(data, "title"), _text_field(data, "code"), verified, _values(data, "after"))
+    return Fix(_field(data, "title"), _field(data, "code"), verified, _values(data, "after"))
 
 
-def _link(given: Any, name: str) -> Link:
-    data = _object(given, name)
-    return Link(
-        _text_field(data, "what"), where_from(data.get("where", {}), f"{name}.where"), _values(data, "evidence")
-    )
+def _link(raw: Any, name: str) -> Link:
+    data = _object(raw, name)
+    return Link(_field(data, "what"), where_from(data.get("where", {}), f"{name}.where"), _values(data, "evidence"))
 
 
-def _ruled_out(given: Any, name: str) -> RuledOut:
-    data = _object(given, name)
-    return RuledOut(_text_field(data, "what"), _text_field(data, "because"))
+def _ruled_out(raw: Any, name: str) -> RuledOut:
+    data = _object(raw, name)
+    return RuledOut(_field(data, "what"), _field(data, "because"))
 
 
-def where_from(given: Any, name: str) -> Where:
+def where_from(raw: Any, name: str) -> Where:
     """The place that `dataclasses.asdict(where)` was. Raises ValueError for anything else."""
-    data = _object(given, name)
+    data = _object(raw, name)
     known: dict[str, Any] = {}
     for field in dataclasses.fields(Where):
         value = data.get(field.name)
@@ -79,7 +78,7 @@ def where_from(given: Any, name: str) -> Where:
             rows = value if isinstance(value, list) else [value]
             known["samples"] = tuple(_whole(row, f"{name}.samples") for row in rows[:100_000])
         else:
-            known[field.name] = _said(value, f"{name}.{field.name}")
+            known[field.name] = _text(value, f"{name}.{field.name}")
     return Where(**known)
 
 
@@ -95,13 +94,11 @@ def _drawings(data: Mapping[str, Any]) -> dict[str, Any]:
 def _drawings_of_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
     """The same from a record of before reports had fields for them: there they are keys of the facts."""
     plots = (("histogram", facts.get("exponents")), ("tree", {"modules": facts.get("tree")}))
-    lines = _readable(
-        lambda given: [StepLine.from_json(line) for line in _list_table(given, "guard")], facts.get("guard")
-    )
+    lines = _readable(lambda raw: [StepLine.from_json(line) for line in _items(raw, "guard")], facts.get("guard"))
     data = {
         "headline": facts.get("headline"),
         "steps": facts.get("steps"),
-        "losses": _readable(lambda given: _object(given, "history").get("losses"), facts.get("history")),
+        "losses": _readable(lambda raw: _object(raw, "history").get("losses"), facts.get("history")),
         "plots": [{"kind": kind, "data": value} for kind, value in plots if value],
     }
     return {**_drawings(data), "tables": last_steps(lines or [])}
@@ -115,22 +112,22 @@ def _readable(read: Callable[[Any], Any], value: Any) -> Any:
 
 
 def _headline(value: Any) -> str:
-    return _said(value, "headline")
+    return _text(value, "headline")
 
 
 def _losses(value: Any) -> tuple[float, ...]:
-    losses = [plain(v) for v in _list_table(value, "losses")]
+    losses = [plain(v) for v in _items(value, "losses")]
     return tuple(v for v in losses if isinstance(v, (int, float)))
 
 
 def _tables(value: Any) -> tuple[Table, ...]:
-    tables = (_object(table, "a table") for table in _list_table(value, "tables"))
+    tables = (_object(table, "a table") for table in _items(value, "tables"))
     return tuple(
         Table(
-            _text_field(table, "title"),
-            _each(table, "columns", _said),
-            tuple(tuple(plain(row)) for row in _list_table(table.get("rows"), "rows") if isinstance(row, list)),
-            _text_field(table, "note"),
+            _field(table, "title"),
+            _each(table, "columns", _text),
+            tuple(tuple(plain(row)) for row in _items(table.get("rows"), "rows") if isinstance(row, list)),
+            _field(table, "note"),
             table["open"] if isinstance(table.get("open"), bool) else None,
         )
         for table in tables
@@ -140,16 +137,16 @@ def _tables(value: Any) -> tuple[Table, ...]:
 def _plots(value: Any) -> tuple[Plot, ...]:
     """The pictures that a trip can have; a record's own course is drawn from its steps."""
     plots = []
-    for given in _list_table(value, "plots"):
-        plot = _object(given, "a plot")
+    for raw in _items(value, "plots"):
+        plot = _object(raw, "a plot")
         read = {"histogram": _exponents, "tree": _tree}.get(str(plot.get("kind")))
         data = _readable(read, plot.get("data")) if read is not None else None
         plots += [Plot(plot["kind"], data)] if data is not None else []
     return tuple(plots)
 
 
-def _exponents(given: Any) -> dict[str, Any]:
-    data = _object(given, "exponents")
+def _exponents(raw: Any) -> dict[str, Any]:
+    data = _object(raw, "exponents")
     counts = {
         key: {str(int(e)): _count(n) for e, n in _object(data.get(key, {}), key).items() if -1100 < int(e) < 1100}
         for key in ("counts", "bad_counts")
@@ -159,15 +156,15 @@ def _exponents(given: Any) -> dict[str, Any]:
         for key in ("zeros", "nans", "infs", "neg_infs", "bad_zeros")
         if data.get(key) is not None
     }
-    return {"dtype": _text_field(data, "dtype"), "operand": _text_field(data, "operand"), **counts, **single}
+    return {"dtype": _field(data, "dtype"), "operand": _field(data, "operand"), **counts, **single}
 
 
-def _tree(given: Any) -> dict[str, Any]:
-    nodes = [_object(node, "tree") for node in _list_table(_object(given, "tree").get("modules"), "modules")]
+def _tree(raw: Any) -> dict[str, Any]:
+    nodes = [_object(node, "tree") for node in _items(_object(raw, "tree").get("modules"), "modules")]
     modules = [
         {
-            "name": _text_field(n, "name"),
-            "type": _text_field(n, "type"),
+            "name": _field(n, "name"),
+            "type": _field(n, "type"),
             "born": n.get("born") is True,
             "path": n.get("path") is True,
         }
@@ -184,7 +181,7 @@ def plain(value: Any, depth: int = 0) -> Any:
     if depth > DEEPEST:
         raise ValueError(f"it is nested more than {DEEPEST} deep")
     if isinstance(value, dict):
-        return {_said(k, "a key"): plain(v, depth + 1) for k, v in list(value.items())[:MOST]}
+        return {_text(k, "a key"): plain(v, depth + 1) for k, v in list(value.items())[:MOST]}
     if isinstance(value, list):
         return [plain(v, depth + 1) for v in value[:MOST]]
     if isinstance(value, str):
@@ -196,40 +193,40 @@ def _values(data: Mapping[str, Any], key: str) -> dict[str, Any]:
     return plain(_object(data.get(key, {}), key))
 
 
-def _object(given: Any, name: str) -> dict[str, Any]:
-    if not isinstance(given, dict):
-        raise ValueError(f"{name} is no object of JSON, but {type(given).__name__}")
-    return given
+def _object(raw: Any, name: str) -> dict[str, Any]:
+    if not isinstance(raw, dict):
+        raise ValueError(f"{name} is not a JSON object, but {type(raw).__name__}")
+    return raw
 
 
-def _list_table(given: Any, name: str) -> list[Any]:
-    if not isinstance(given, list):
-        raise ValueError(f"{name} is no list, but {type(given).__name__}")
-    return given[:MOST]
+def _items(raw: Any, name: str) -> list[Any]:
+    if not isinstance(raw, list):
+        raise ValueError(f"{name} is not a list, but {type(raw).__name__}")
+    return raw[:MOST]
 
 
 def _each(data: Mapping[str, Any], key: str, take: Callable[[Any, str], T]) -> tuple[T, ...]:
-    return tuple([take(item, f"{key}[{n}]") for n, item in enumerate(_list_table(data.get(key, []), key))])
+    return tuple([take(item, f"{key}[{n}]") for n, item in enumerate(_items(data.get(key, []), key))])
 
 
-def _said(given: Any, name: str) -> str:
-    if not isinstance(given, str):
-        raise ValueError(f"{name} is no text, but {type(given).__name__}")
-    return given[:LONGEST]
+def _text(raw: Any, name: str) -> str:
+    if not isinstance(raw, str):
+        raise ValueError(f"{name} is not a text, but {type(raw).__name__}")
+    return raw[:LONGEST]
 
 
-def _text_field(data: Mapping[str, Any], key: str) -> str:
-    return _said(data.get(key, ""), key)
+def _field(data: Mapping[str, Any], key: str) -> str:
+    return _text(data.get(key, ""), key)
 
 
-def _whole(given: Any, name: str) -> int:
-    if not isinstance(given, int) or isinstance(given, bool) or not 0 <= given < 2**63:
-        raise ValueError(f"{name} is no whole number from 0")
-    return given
+def _whole(raw: Any, name: str) -> int:
+    if not isinstance(raw, int) or isinstance(raw, bool) or not 0 <= raw < 2**63:
+        raise ValueError(f"{name} is not a whole number from 0")
+    return raw
 
 
-def _count(given: Any) -> int:
-    number = _whole(given, "a count")
+def _count(raw: Any) -> int:
+    number = _whole(raw, "a count")
     return min(number, math.floor(1e15))
 
 
@@ -253,7 +250,7 @@ class RecordedTrip:
     step: 0-based. rank: of the process that wrote it. folder: where. run: the id of its run. time: when, in seconds
     since the epoch, None if not known. reason: what was not finite, a key of REASONS, or "". loss, norm: of the step.
     lines: the last steps, this one last. bad_ranks: the processes that were bad themselves. report: what was found
-    then, None where nothing was looked for. problems: what could not be read. no_replay: why it can't be replayed, "".
+    then, None where nobody searched. problems: what could not be read. no_replay: why it can't be replayed, "".
     """
 
     step: int
@@ -275,15 +272,15 @@ class RecordedTrip:
         """What happened, in one sentence."""
         what = REASONS.get(self.reason, "something")
         value = {"loss": self.loss, "gradient": self.norm}.get(self.reason)
-        said = "was not finite" if value is None or self.reason == "parameter" else f"was {value:.4g}"
-        return f"In step {self.step} {what} {said}"
+        state = "was not finite" if value is None or self.reason == "parameter" else f"was {figures(value, 4)}"
+        return f"In step {self.step} {what} {state}"
 
     def __repr__(self) -> str:
         return f"<RecordedTrip: {self.sentence()}{f', rank {self.rank}' if self.rank else ''}>"
 
 
 def read_trips(record: pathlib.Path, folders: Iterable[TripFolder]) -> list[RecordedTrip]:
-    """The trips in these folders, in the order of time. What is damaged is left out and said in `problems`."""
+    """The trips in these folders, in the order of time. What is damaged is left out, and `problems` says so."""
     trips = [_read(record / folder.name, folder) for folder in folders]
     return sorted(trips, key=lambda trip: (math.inf if trip.time is None else trip.time, trip.step))
 
@@ -292,54 +289,56 @@ def step_data(folder: pathlib.Path) -> dict[str, Any]:
     """What step.json holds. Raises ValueError or OSError where that can't be read."""
     data = decode(read_plain(folder / "step.json", _LARGEST["step.json"]))
     if not isinstance(data, dict):
-        raise ValueError("step.json is no object of JSON")
+        raise ValueError("step.json is not a JSON object")
     return data
 
 
 def _read(folder: pathlib.Path, name: TripFolder) -> RecordedTrip:
     problems: list[str] = []
     report = (
-        _tried(
+        _try(
             problems,
             "its report",
             lambda: report_from(decode(read_plain(folder / "report.json", _LARGEST["report.json"]))),
         )
-        if _there(folder / "report.json")
+        if _exists(folder / "report.json")
         else None
     )
-    data = _tried(problems, "what a replay needs", lambda: step_data(folder)) if _there(folder / "step.json") else None
+    data = _try(problems, "what a replay needs", lambda: step_data(folder)) if _exists(folder / "step.json") else None
     if data is None:
         why = "its step.json is missing" if not problems else problems[-1]
         return RecordedTrip(name.step, name.rank, folder, report=report, problems=tuple(problems), no_replay=why)
-    lines = _tried(
-        problems, "the steps before it", lambda: tuple(StepLine.from_json(line) for line in _list(data.get("lines")))
+    lines = _try(
+        problems,
+        "the steps before it",
+        lambda: tuple(StepLine.from_json(line) for line in _short_list(data.get("lines"))),
     )
     if data.get("form") != FORM:
-        data["no_replay"] = f"nbdebug {_text(data, 'nbdebug') or 'of another version'} wrote it in another form"
-    ranks = tuple(r for r in _list(data.get("bad_ranks")) if isinstance(r, int) and 0 <= r < 10**6)
+        data["no_replay"] = f"nbdebug {_short_text(data, 'nbdebug') or 'of another version'} wrote it in another form"
+    ranks = tuple(r for r in _short_list(data.get("bad_ranks")) if isinstance(r, int) and 0 <= r < 10**6)
     return RecordedTrip(
         name.step,
         name.rank,
         folder,
-        _text(data, "run"),
+        _short_text(data, "run"),
         _number(data, "time"),
-        _text(data, "reason"),
+        _short_text(data, "reason"),
         _number(data, "loss"),
         _number(data, "norm"),
         lines or (),
         ranks,
         report,
         tuple(problems),
-        _text(data, "no_replay") if "tape" in data else _text(data, "no_replay") or "it was not written down",
-        _text(data, "no_weights"),
+        _short_text(data, "no_replay") if "tape" in data else _short_text(data, "no_replay") or "it was not written",
+        _short_text(data, "no_weights"),
     )
 
 
-def _there(path: pathlib.Path) -> bool:
+def _exists(path: pathlib.Path) -> bool:
     return path.exists() or path.is_symlink()
 
 
-def _tried(problems: list[str], what: str, read: Callable[[], T]) -> T | None:
+def _try(problems: list[str], what: str, read: Callable[[], T]) -> T | None:
     try:
         return read()
     except (ValueError, OSError) as reason:
@@ -347,11 +346,11 @@ def _tried(problems: list[str], what: str, read: Callable[[], T]) -> T | None:
         return None
 
 
-def _list(given: Any) -> list[Any]:
-    return given[:1000] if isinstance(given, list) else []
+def _short_list(raw: Any) -> list[Any]:
+    return raw[:1000] if isinstance(raw, list) else []
 
 
-def _text(data: dict[str, Any], key: str) -> str:
+def _short_text(data: dict[str, Any], key: str) -> str:
     value = data.get(key)
     return value[:1000] if isinstance(value, str) else ""
 

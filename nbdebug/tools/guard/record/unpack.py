@@ -1,4 +1,4 @@
-"""A remembered step out of a record: the reverse of `trip_folder_pack`, for files that may come from a stranger.
+"""A remembered step out of a record: the reverse of `pack.py`, for files that may come from a stranger.
 
 Every number, name and text is looked at before it is used; ops are looked up by name among those that a record may ask
 for. Whatever is not as `pack` writes it raises a ValueError that says what. Tensors go to the device on which the model
@@ -31,12 +31,12 @@ _SOURCE = 32 * 2**20
 """Bytes; no file of source is larger."""
 
 
-def site_of(given: Any) -> Site | None:
+def site_of(raw: Any) -> Site | None:
     """A source line. None where it is not known, or where its file is no file of Python source: reports read the line
     out of it."""
-    if given is None:
+    if raw is None:
         return None
-    file, line, function = list_of(given, exactly=3)
+    file, line, function = list_of(raw, exactly=3)
     file, function = text(file), text(function)
     if len(file) > 4096 or "\0" in file or not re.fullmatch(r"<.*>|.*\.pyw?|.*[\\/]ipykernel_\d+[\\/].*", file):
         return None
@@ -47,13 +47,13 @@ def site_of(given: Any) -> Site | None:
     return Site(file, whole(line), function) if stat.S_ISREG(status.st_mode) and status.st_size < _SOURCE else None
 
 
-def with_strides(tensor: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
+def with_strides(tensor: torch.Tensor, raw: dict[str, Any]) -> torch.Tensor:
     """A tensor with the strides that it had, where it has no gaps."""
-    if given.get("complex") is True:
+    if raw.get("complex") is True:
         if tensor.shape[-1:] != (2,) or not tensor.is_floating_point():
             raise ValueError("a complex tensor is damaged")
         tensor = torch.view_as_complex(tensor)
-    stride = [whole(s) for s in list_of(given.get("stride"))]
+    stride = [whole(s) for s in list_of(raw.get("stride"))]
     dense = (
         len(stride) == tensor.dim()
         and tensor.numel()
@@ -94,17 +94,17 @@ def torch_state(state: torch.Tensor) -> torch.Tensor:
 
 def torch_value(kind: str, name: Any) -> Any:
     """A dtype, a layout or a memory format, by its name in torch."""
-    found = getattr(torch, name, None) if kind in NAMED and isinstance(name, str) and name.isidentifier() else None
-    if found is None or not isinstance(found, NAMED[kind]):
-        raise ValueError(f"{kind[:40]!r}: {str(name)[:80]!r} is nothing that a step may be given")
-    return found
+    value = getattr(torch, name, None) if kind in NAMED and isinstance(name, str) and name.isidentifier() else None
+    if value is None or not isinstance(value, NAMED[kind]):
+        raise ValueError(f"{kind[:40]!r}: {str(name)[:80]!r} is not a value that a step may have")
+    return value
 
 
-def device_of(given: Any) -> torch.device:
+def device_of(raw: Any) -> torch.device:
     try:
-        return torch.device(text(given))
+        return torch.device(text(raw))
     except RuntimeError:
-        raise ValueError(f"{given[:80]!r} is no device") from None
+        raise ValueError(f"{raw[:80]!r} is no device") from None
 
 
 def key_of(pair: Any) -> Any:
@@ -113,28 +113,28 @@ def key_of(pair: Any) -> Any:
     return pair[0]
 
 
-def mapping(given: Any, name: str) -> dict[str, Any]:
-    if not isinstance(given, dict):
-        raise ValueError(f"{name} is no object of JSON")
-    return given
+def mapping(raw: Any, name: str) -> dict[str, Any]:
+    if not isinstance(raw, dict):
+        raise ValueError(f"{name} is not a JSON object")
+    return raw
 
 
-def list_of(given: Any, exactly: int | None = None) -> list[Any]:
-    if not isinstance(given, list) or (exactly is not None and len(given) != exactly):
+def list_of(raw: Any, exactly: int | None = None) -> list[Any]:
+    if not isinstance(raw, list) or (exactly is not None and len(raw) != exactly):
         raise ValueError("a list is missing, or has another length than it should")
-    return given
+    return raw
 
 
-def text(given: Any) -> str:
-    if not isinstance(given, str):
+def text(raw: Any) -> str:
+    if not isinstance(raw, str):
         raise ValueError("a text is missing")
-    return given
+    return raw
 
 
-def whole(given: Any) -> int:
-    if not isinstance(given, int) or isinstance(given, bool) or not 0 <= given < 2**62:
+def whole(raw: Any) -> int:
+    if not isinstance(raw, int) or isinstance(raw, bool) or not 0 <= raw < 2**62:
         raise ValueError("a whole number from 0 is missing")
-    return given
+    return raw
 
 
 _DEEPEST = 40
@@ -142,7 +142,7 @@ _PHASES = ("forward", "backward", "optimizer")
 
 
 class RecordedEnvironment(CallEnvironment):
-    """How things stood when a model was called, as the record has it."""
+    """What surrounded a call of a model, as the record has it."""
 
     def __init__(self, random: list, autocast: list, training: bool):
         self.random, self.autocast, self.training = random, autocast, training
@@ -154,19 +154,19 @@ class Unpacker:
     def __init__(self, tensors: Mapping[str, torch.Tensor], models: Mapping[str, nn.Module]):
         self.tensors, self.models, self.notes = tensors, models, list[str]()
         self.generators: list[torch.Generator] = []
-        self.now = next((p.device for m in models.values() for p in m.parameters()), torch.device("cpu"))
-        self.then = torch.device("cpu")
+        self.device = next((p.device for m in models.values() for p in m.parameters()), torch.device("cpu"))
+        self.recorded_device = torch.device("cpu")
 
-    def tape(self, given: Any) -> Tape:
+    def tape(self, raw: Any) -> Tape:
         """The step. Raises ValueError for anything that `pack` does not write."""
-        data = mapping(given, "tape")
-        self.then = device_of(data.get("device"))
+        data = mapping(raw, "tape")
+        self.recorded_device = device_of(data.get("device"))
         tape = Tape(Recorder(ModuleStack(ModuleNames({}), lambda *_: None), [], lambda *_: None))
         tape.recorder.custom_backward = text(data.get("hidden"))[:200]
         tape.random = torch_state(self._tensor("random"))
         states = [self._tensor(f"cuda_random/{n}") for n in range(min(whole(data.get("cuda_random")), 64))]
-        if states and (self.now.type != "cuda" or len(states) > torch.cuda.device_count()):
-            self.notes.append("The random numbers of its GPU can't be had here: dropout falls elsewhere.")
+        if states and (self.device.type != "cuda" or len(states) > torch.cuda.device_count()):
+            self.notes.append("The random numbers of its GPU can't be restored here: dropout differs.")
             states = []
         tape.cuda_random = states
         for n, device in enumerate(list_of(data.get("generators"))):
@@ -188,10 +188,10 @@ class Unpacker:
 
     def _moved(self, device: torch.device) -> torch.device:
         """Where something is now that was on `device` then."""
-        if device == self.then:
-            return self.now
-        there = device.type == self.now.type == "cuda" and (device.index or 0) < torch.cuda.device_count()
-        return device if there or device.type == "cpu" else self.now
+        if device == self.recorded_device:
+            return self.device
+        there = device.type == self.device.type == "cuda" and (device.index or 0) < torch.cuda.device_count()
+        return device if there or device.type == "cpu" else self.device
 
     def _generator(self, n: int, device: torch.device) -> torch.Generator:
         generator = torch.Generator(self._moved(device))
@@ -201,28 +201,28 @@ class Unpacker:
             except (RuntimeError, TypeError) as reason:
                 raise ValueError(f"a generator's state is damaged ({reason})") from None
         else:
-            self.notes.append(f"A generator on {device} can't be had here: its random numbers are others.")
+            self.notes.append(f"A generator on {device} can't be restored here: its random numbers differ.")
         self.generators.append(generator)
         return generator
 
-    def _held(self, given: dict[str, Any], tape: Tape) -> None:
-        number = whole(given.get("number"))
-        if "grad_of" in given:
-            tape.externals[number] = ExternalTensor(torch.empty(0), False, grad_of=whole(given["grad_of"]))
+    def _held(self, raw: dict[str, Any], tape: Tape) -> None:
+        number = whole(raw.get("number"))
+        if "grad_of" in raw:
+            tape.externals[number] = ExternalTensor(torch.empty(0), False, grad_of=whole(raw["grad_of"]))
             return
-        leaf = given.get("leaf") is True
-        if "parameter" in given:
-            tensor = self._parameter(given["parameter"])
+        leaf = raw.get("leaf") is True
+        if "parameter" in raw:
+            tensor = self._parameter(raw["parameter"])
         else:
-            tensor = with_strides(self._tensor(f"held/{number}"), given).to(self._moved(device_of(given.get("device"))))
+            tensor = with_strides(self._tensor(f"held/{number}"), raw).to(self._moved(device_of(raw.get("device"))))
             tensor = tensor.requires_grad_(leaf)
         held = tape.externals[number] = ExternalTensor(tensor.detach(), leaf)
-        held.changed = given.get("changed") is True
+        held.changed = raw.get("changed") is True
         if leaf:
             tape.leaves[number] = tensor
 
-    def _parameter(self, given: Any) -> torch.Tensor:
-        model, name = (text(part) for part in list_of(given, exactly=2))
+    def _parameter(self, raw: Any) -> torch.Tensor:
+        model, name = (text(part) for part in list_of(raw, exactly=2))
         parameters = {bare_name(n): p for n, p in self.models[model].named_parameters()} if model in self.models else {}
         if bare_name(name) not in parameters:
             raise ValueError(f"the step uses the parameter `{name}`, which the model lacks")
@@ -230,39 +230,39 @@ class Unpacker:
 
     # -- entries ------------------------------------------------------------------------------------------------------
 
-    def _entry(self, given: dict[str, Any]) -> TapeEntry | CallEntry | BackwardEntry:
-        results = tuple([None if r is None else whole(r) for r in list_of(given.get("results"))])
-        site = site_of(given.get("site"))
-        if "call" in given:
-            return self._call(given, results, site)
-        if given.get("backward") is True:
+    def _entry(self, raw: dict[str, Any]) -> TapeEntry | CallEntry | BackwardEntry:
+        results = tuple([None if r is None else whole(r) for r in list_of(raw.get("results"))])
+        site = site_of(raw.get("site"))
+        if "call" in raw:
+            return self._call(raw, results, site)
+        if raw.get("backward") is True:
             roots, seeds, inputs = (
-                tuple(self._value(v) for v in list_of(given.get(k))) for k in ("roots", "seeds", "inputs")
+                tuple(self._value(v) for v in list_of(raw.get(k))) for k in ("roots", "seeds", "inputs")
             )
             if not all(isinstance(r, Ref) for r in (*roots, *inputs, *(s for s in seeds if s is not None))):
                 raise ValueError("backward starts from something that is no tensor")
-            retain, create, accumulate = (given.get(k) is True for k in ("retain", "create", "accumulate"))
+            retain, create, accumulate = (raw.get(k) is True for k in ("retain", "create", "accumulate"))
             return BackwardEntry(roots, seeds, inputs, results, retain, create, accumulate, site)
-        func = op_of(given.get("op"))
-        args, kwargs = self._arguments(given)
+        func = op_of(raw.get("op"))
+        args, kwargs = self._arguments(raw)
         names = [a.name for a in func._schema.arguments]
         if len(args) > len(names) or not set(kwargs) <= set(names):
-            raise ValueError(f"the op {given['op']} takes no such arguments")
-        check_texts((args, kwargs), given["op"])
-        return TapeEntry(_op(given, func, site), args, kwargs, results, given.get("grad") is True)
+            raise ValueError(f"the op {raw['op']} takes no such arguments")
+        check_texts((args, kwargs), raw["op"])
+        return TapeEntry(_op(raw, func, site), args, kwargs, results, raw.get("grad") is True)
 
-    def _call(self, given: dict[str, Any], results: tuple, site: Any) -> CallEntry:
-        name, _, part = text(given["call"]).partition("/")
+    def _call(self, raw: dict[str, Any], results: tuple, site: Any) -> CallEntry:
+        name, _, part = text(raw["call"]).partition("/")
         try:
             self.models[name].get_submodule(part)
         except (KeyError, AttributeError):
-            raise ValueError(f"the step calls the model {given['call'][:80]!r}, which is not there") from None
-        leaves, spec = tree_flatten(self._arguments(given), is_leaf=lambda x: isinstance(x, Ref))
-        surroundings = mapping(given.get("surroundings"), "surroundings")
+            raise ValueError(f"the step calls the model {raw['call'][:80]!r}, which is not there") from None
+        leaves, spec = tree_flatten(self._arguments(raw), is_leaf=lambda x: isinstance(x, Ref))
+        surroundings = mapping(raw.get("surroundings"), "surroundings")
         autocast = [self._autocast(list_of(a, exactly=3)) for a in list_of(surroundings.get("autocast"))]
         random = [s for part in list_of(surroundings.get("random")) for s in self._random(mapping(part, "random"))]
         return CallEntry(
-            given["call"],
+            raw["call"],
             tuple(leaves),
             spec,
             results,
@@ -270,50 +270,50 @@ class Unpacker:
             RecordedEnvironment(random, autocast, surroundings.get("training") is True),
         )
 
-    def _arguments(self, given: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-        args, kwargs = self._value(given.get("args")), self._value(given.get("kwargs"))
+    def _arguments(self, raw: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        args, kwargs = self._value(raw.get("args")), self._value(raw.get("kwargs"))
         if not isinstance(args, tuple) or not isinstance(kwargs, dict) or not all(isinstance(k, str) for k in kwargs):
             raise ValueError("arguments are a tuple and a dict")
         return args, kwargs
 
-    def _autocast(self, given: list) -> tuple[str, bool, torch.dtype]:
-        kind, enabled, dtype = given
+    def _autocast(self, raw: list) -> tuple[str, bool, torch.dtype]:
+        kind, enabled, dtype = raw
         return self._moved(device_of(kind)).type, enabled is True, torch_value("dtype", dtype)
 
-    def _random(self, given: dict[str, Any]) -> list[tuple[Any, Any]]:
+    def _random(self, raw: dict[str, Any]) -> list[tuple[Any, Any]]:
         """How to set one source of random numbers to what it was; nothing where it is not there."""
-        source, state = text(given.get("source")), self._tensor(text(given.get("tensor")))
+        source, state = text(raw.get("source")), self._tensor(text(raw.get("tensor")))
         write = {name: write for name, _, write in random_sources()}.get(source)
         if write is None:
-            note = "Not all sources of its random numbers are there now."
+            note = "Not all sources of its random numbers can be restored here."
             self.notes += [note] * (note not in self.notes)
             return []
         if source.startswith("Python"):
-            return [(write, python_state(state, list_of(given.get("rest"), exactly=2)))]
+            return [(write, python_state(state, list_of(raw.get("rest"), exactly=2)))]
         if source.startswith("NumPy"):
-            return [(write, numpy_state(state, list_of(given.get("rest"), exactly=3)))]
+            return [(write, numpy_state(state, list_of(raw.get("rest"), exactly=3)))]
         return [(write, torch_state(state) if source.startswith("torch") else state.to(torch.uint8))]
 
     # -- values -------------------------------------------------------------------------------------------------------
 
-    def _value(self, given: Any, depth: int = 0) -> Any:
+    def _value(self, raw: Any, depth: int = 0) -> Any:
         if depth > _DEEPEST:
             raise ValueError("arguments are nested without end")
-        if isinstance(given, list):
-            return [self._value(v, depth + 1) for v in given]
-        if isinstance(given, dict):
-            return self._marked(given, depth + 1)
-        return WORDS.get(given, given) if isinstance(given, str) else given
+        if isinstance(raw, list):
+            return [self._value(v, depth + 1) for v in raw]
+        if isinstance(raw, dict):
+            return self._marked(raw, depth + 1)
+        return WORDS.get(raw, raw) if isinstance(raw, str) else raw
 
-    def _marked(self, given: dict[str, Any], depth: int) -> Any:
+    def _marked(self, raw: dict[str, Any], depth: int) -> Any:
         """What JSON has no form for: an object of one key (a tensor has more) that says what it is."""
-        if "ref" in given:
-            view = given.get("view")
+        if "ref" in raw:
+            view = raw.get("view")
             if view is not None:
                 shape, stride, offset = list_of(view, exactly=3)
                 view = tuple(map(whole, list_of(shape))), tuple(map(whole, list_of(stride))), whole(offset)
-            return Ref(whole(given["ref"]), view, given.get("detached") is True)
-        kind, inner = next(iter(given.items()), ("", None))
+            return Ref(whole(raw["ref"]), view, raw.get("detached") is True)
+        kind, inner = next(iter(raw.items()), ("", None))
         if kind == "tuple":
             return tuple([self._value(v, depth) for v in list_of(inner)])
         if kind == "dict":
@@ -329,13 +329,13 @@ class Unpacker:
         return torch_value(kind, inner)
 
 
-def _op(given: dict[str, Any], func: Any, site: Any) -> Op:
-    index, texts = given.get("index"), [given.get(key) for key in OP_TEXTS]
+def _op(raw: dict[str, Any], func: Any, site: Any) -> Op:
+    index, texts = raw.get("index"), [raw.get(key) for key in OP_TEXTS]
     name, module, module_type, during = texts
     if not all(isinstance(t, str) for t in (name, module, module_type or "")) or during not in _PHASES:
         raise ValueError("an op's name or module is no text")
     op = Op(whole(index), func, name, 0)  # type: ignore[arg-type]
     op.module, op.module_type, op.during, op.site = module, module_type, during, site  # type: ignore[assignment]
-    op.library, op.after_model = site_of(given.get("library")), given.get("after_model") is True
-    op.grad = given.get("op_grad") is True
+    op.library, op.after_model = site_of(raw.get("library")), raw.get("after_model") is True
+    op.grad = raw.get("op_grad") is True
     return op

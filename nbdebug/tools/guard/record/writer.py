@@ -1,11 +1,11 @@
 """The record of a guarded run on disk: a line a step, and a folder for each step that was not finite.
 
 A line is written with one call of the system as soon as its step has ended, so what a killed process leaves is whole up
-to its last line. Nothing here may disturb the training: once the record stands, an error is told once, lines wait in
-memory, and they are written when writing works again. What has been written is never touched: a line that was cut off
-(a full disk) is ended by a newline, and written again as a whole.
+to its last line. Nothing here may disturb the training: once the record exists, an error is reported once, lines wait
+in memory, and they are written when writing works again. What has been written is never touched: a line that was cut
+off (a full disk) is ended by a newline, and written again as a whole.
 
-A forked process (a worker of a DataLoader) has this object too, and must not write: the process's number tells.
+A forked process (a worker of a DataLoader) has this object too, and must not write: its process number differs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from nbdebug.tools.guard.record.step_lines import StepLine, encode, strict
 WAITING = 10_000
 """Lines that are kept in memory while the disk does not take them; the oldest go first."""
 
-_WAITING_SAID = f"lines are kept in memory, the last {WAITING:,}, and written as soon as that works again"
+_WAITING_MESSAGE = f"lines are kept in memory, the last {WAITING:,}, and written as soon as writing works again"
 _FLAGS = (
     os.O_RDWR | os.O_APPEND | os.O_CREAT | sum(getattr(os, name, 0) for name in ("O_CLOEXEC", "O_BINARY", "O_NOFOLLOW"))
 )
@@ -53,8 +53,8 @@ class RecordWriter:
         self._pid, self._fd, self._size, self._limit = os.getpid(), -1, 0, LIMIT
         self._identity: tuple[int, int] = (-1, -1)
         self._torn = False  # the file ends within a line
-        self._told: set[str] = set()
-        self._begin()
+        self._warned: set[str] = set()
+        self._start()
 
     # -- what the guard calls: none of these raises -------------------------------------------------------------------
 
@@ -65,14 +65,14 @@ class RecordWriter:
         try:
             data = encode({"run": self.run, **line.to_json()})
         except Exception as error:
-            self._tell("line", error, "a step could not be written down")
+            self._warn("line", error, "a step could not be written")
             return
         try:
             self.lost += len(self._waiting) == WAITING
             self._waiting.append(data)
             self._write_waiting()
         except Exception as error:
-            self._tell("line", error, _WAITING_SAID)
+            self._warn("line", error, _WAITING_MESSAGE)
 
     def trip(self, trip: Any, models: Mapping[str, Any] | None = None, history: Any = None) -> pathlib.Path | None:
         """Write a trip's folder; returns its path, or None where it could not be written.
@@ -88,25 +88,25 @@ class RecordWriter:
             self.path.mkdir(parents=True, exist_ok=True)
             return write_trip(self.path, trip, self.run, self.rank, models, history)
         except Exception as error:
-            self._tell("trip", error, f"step {getattr(trip, 'step', '?')}, which was not finite, could not be saved")
+            self._warn("trip", error, f"step {getattr(trip, 'step', '?')}, which was not finite, could not be saved")
             return None
 
     def close(self) -> None:
-        """Write what still waits, and let go of the file."""
+        """Write what still waits, and close the file."""
         if os.getpid() == self._pid:
             try:
                 self._write_waiting()
             except Exception as error:
-                self._tell("line", error, "the last lines could not be written")
+                self._warn("line", error, "the last lines could not be written")
             self._pid = -1
-        self._let_go()
+        self._close_file()
 
     # -- lines --------------------------------------------------------------------------------------------------------
 
     def _write_waiting(self) -> None:
         if not self._waiting:
             return
-        self._be_open()
+        self._ensure_open()
         while self._waiting:
             self._write(self._waiting[0])
             self._waiting.popleft()
@@ -150,7 +150,7 @@ class RecordWriter:
     def _current(self) -> pathlib.Path:
         return self.path / steps_name(self.rank)
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"record takes a folder, and {self.path} is a file: give another path, or move it away")
         try:
@@ -165,7 +165,7 @@ class RecordWriter:
         except OSError as error:
             raise OSError(error.errno, f"The record can't be written: {error.strerror}", str(self.path)) from error
 
-    def _be_open(self) -> None:
+    def _ensure_open(self) -> None:
         """The file, if it is still there; else a new one, with the lines that the lost one had."""
         status = self._status()
         if status is None:  # somebody has closed all files of this process
@@ -194,14 +194,14 @@ class RecordWriter:
         except BaseException:
             os.close(descriptor)
             raise
-        self._take(descriptor, size, torn)
+        self._use(descriptor, size, torn)
 
-    def _take(self, descriptor: int, size: int, torn: bool) -> None:
-        self._let_go()
+    def _use(self, descriptor: int, size: int, torn: bool) -> None:
+        self._close_file()
         status = os.fstat(descriptor)
         self._fd, self._size, self._torn, self._identity = descriptor, size, torn, (status.st_dev, status.st_ino)
 
-    def _let_go(self) -> None:
+    def _close_file(self) -> None:
         if self._status() is not None:
             with contextlib.suppress(OSError):
                 os.close(self._fd)
@@ -217,7 +217,7 @@ class RecordWriter:
             os.lseek(self._fd, 0, os.SEEK_SET)
             with os.fdopen(os.dup(self._fd), "rb") as old:
                 self._replace(old.read())
-        self._tell(
+        self._warn(
             "deleted",
             "it was deleted",
             "it was made again, with the lines of its last file; older files and "
@@ -232,7 +232,7 @@ class RecordWriter:
             self._replace(self._header(continued=True), aside=self.path / steps_name(self.rank, number))
         except OSError as error:
             self._limit = self._size + LIMIT
-            self._tell("rotate", error, "the file of steps is full and could not be set aside; it grows on")
+            self._warn("rotate", error, "the file of steps is full and could not be set aside; it grows on")
             return
         with contextlib.suppress(OSError):
             for file in full[: max(0, len(full) + 1 - FULL_FILES)]:
@@ -254,23 +254,23 @@ class RecordWriter:
             with contextlib.suppress(OSError):
                 part.unlink()
             raise
-        self._take(descriptor, len(data), bool(data) and not data.endswith(b"\n"))
+        self._use(descriptor, len(data), bool(data) and not data.endswith(b"\n"))
         self._limit = LIMIT
 
-    # -- telling ------------------------------------------------------------------------------------------------------
+    # -- warnings -----------------------------------------------------------------------------------------------------
 
-    def _tell(self, kind: str, error: Exception | str, what: str) -> None:
-        """Say it once: in a long night each step would say it again."""
-        if kind in self._told:
+    def _warn(self, kind: str, error: Exception | str, what: str) -> None:
+        """Warn once of each kind: in a long night each step would repeat it."""
+        if kind in self._warned:
             return
-        self._told.add(kind)
+        self._warned.add(kind)
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        said = f"nbdebug: the record {self.path} ({reason}): {what}. The training goes on."
+        message = f"nbdebug: the record {self.path} ({reason}): {what}. The training goes on."
         try:
-            warnings.warn(said, RuntimeWarning, stacklevel=3)
+            warnings.warn(message, RuntimeWarning, stacklevel=3)
         except Exception:  # a program that turns warnings into errors
             with contextlib.suppress(Exception):
-                print(said, file=sys.stderr)
+                print(message, file=sys.stderr)
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy, or what another process gets, knows where the record is and never writes."""
@@ -278,4 +278,4 @@ class RecordWriter:
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):  # it may have no file yet, or Python may be about to end
-            self._let_go()
+            self._close_file()

@@ -54,13 +54,13 @@ def test_masks_of_many_layers_and_steps_hide_no_fault(layers, steps, strategy):
     )
 
 
-def test_the_births_of_steps_gone_by_are_forgotten():
+def test_the_origins_of_earlier_steps_are_forgotten():
     model, optimizer, step = training(4, 1000)
     probe = Probe({"model": model}, {"optimizer": optimizer})
-    kept = []
+    counts = []
     with probe:
         for n in range(20):
             probe.begin_step(n)
             assert probe.end_step(step()) is None
-            kept.append(len(probe.taint.origins))
-    assert max(kept) <= 2 * kept[0], f"births pile up: {kept}"
+            counts.append(len(probe.taint.origins))
+    assert max(counts) <= 2 * counts[0], f"origins pile up: {counts}"

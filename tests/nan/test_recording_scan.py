@@ -19,17 +19,17 @@ BEYOND = {"nan/running-stats-nonfinite", "nan/lr-divergence", "nan/uninitialized
 """Patients whose one bad step does not tell all: the steps before do, or what happens to lie in memory."""
 
 
-def alongside(step, model, optimizer) -> nbdebug.Report:
+def report_of_recording(step, model, optimizer) -> nbdebug.Report:
     """The report on one step, as a guard gets it."""
     probe = Probe({"model": model}, {"optimizer": optimizer} if optimizer else {}, live=False)
-    scout = RecordingScan(probe)
+    scan = RecordingScan(probe)
     with probe:
         probe.begin_step(0)
         with contextlib.suppress(StopCell):
             step()
-        seen = probe.end_step()
-    locate.locate_origins(probe, seen, scout)
-    return report_of(probe, seen, "", "", 1)
+        detection = probe.end_step()
+    locate.locate_origins(probe, detection, scan)
+    return report_of(probe, detection, "", "", 1)
 
 
 @pytest.mark.parametrize("patient", [p for p in EAGER if p.CODE not in BEYOND], ids=lambda p: p.CODE)
@@ -40,7 +40,7 @@ def test_it_names_what_a_look_at_every_op_names(patient):
     sick = patient.sick()
     for _ in range(looked.where.step or 0):
         sick.step()
-    found = alongside(sick.step, sick.model, sick.optimizer).findings[0]
+    found = report_of_recording(sick.step, sick.model, sick.optimizer).findings[0]
     # what only the steps before tell (a rate that is too high, say) is the guard's to know
     for part in ("phase", "module", "op", "file", "line", "samples"):
         assert getattr(found.where, part) == getattr(looked.where, part), part
@@ -78,7 +78,7 @@ def roots(request, monkeypatch):
 @pytest.mark.parametrize(("roots", "expected"), [(False, []), (True, ["_replay"])], indirect=["roots"])
 def test_a_fault_born_in_backward_takes_no_more_passes_than_it_must(roots, expected):
     model, x, keep, passes = roots
-    report = alongside(lambda: model(x, keep).backward(), model, None)
+    report = report_of_recording(lambda: model(x, keep).backward(), model, None)
     where = report.findings[0].where
     assert (report.findings[0].code, where.op, where.samples) == ("nan/sqrt-grad-at-zero", "sqrt", (2,))
     assert report.findings[0].fixes[0].verified
@@ -89,12 +89,12 @@ def test_a_fault_born_in_backward_takes_no_more_passes_than_it_must(roots, expec
 def test_a_fault_of_the_forward_takes_one_replay(roots):
     model, x, keep, passes = roots
     keep[2] = -1
-    report = alongside(lambda: model(x, keep).backward(), model, None)
+    report = report_of_recording(lambda: model(x, keep).backward(), model, None)
     assert (report.findings[0].code, report.findings[0].where.samples) == ("nan/sqrt-of-negative", (2,))
     assert passes == ["_replay"]
 
 
-def test_births_that_a_shortcut_would_miss_are_found():
+def test_origins_that_a_shortcut_would_miss_are_found():
     """Two rows fail at one line each, the second where the first is bad already: not all of it is carried on."""
     lin = nn.Linear(4, 4)
     x = torch.rand(3, 4) + 1
@@ -105,7 +105,7 @@ def test_births_that_a_shortcut_would_miss_are_found():
         second = torch.sqrt(first + torch.tensor([0.0, 9.0, 0.0])[:, None] + torch.tensor([[0.0], [0.0], [-9.0]]))
         second.mean().backward()
 
-    where = alongside(step, lin, None).findings[0].where
+    where = report_of_recording(step, lin, None).findings[0].where
     assert (where.op, where.samples) == ("log", (0, 2))
 
 
@@ -118,7 +118,7 @@ def test_without_a_model_the_batch_is_known_by_what_comes_from_outside():
         h = x @ weights[0] @ weights[1] @ weights[2]
         (h * keep).sum(1).sqrt().mean().backward()
 
-    where = alongside(step, nn.Linear(2, 2), None).findings[0].where
+    where = report_of_recording(step, nn.Linear(2, 2), None).findings[0].where
     assert (where.phase, where.op, where.samples) == ("backward", "sqrt", (3,))
 
 
@@ -130,12 +130,12 @@ def test_it_leaves_nothing_on_the_users_graph_and_gradients_are_whole():
         model(x).abs().sqrt().mean().backward()
 
     probe = Probe({"model": model}, {}, live=False)
-    scout = RecordingScan(probe)
+    scan = RecordingScan(probe)
     with probe:
         probe.begin_step(0)
         step()
         assert probe.end_step() is None
-    assert scout.call is None and not scout._nodes and not scout._handles
+    assert scan.call is None and not scan._nodes and not scan._handles
     assert len(model._forward_hooks) == hooks
     seen = model.weight.grad.clone()
     model.weight.grad = None
