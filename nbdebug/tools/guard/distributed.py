@@ -32,6 +32,7 @@ from nbdebug.observe.norms import exact_norm, total_norm
 from nbdebug.observe.ops import is_distributed
 from nbdebug.observe.tape import CannotReplay
 from nbdebug.observe.tensors import plain_values
+from nbdebug.text import listed
 
 
 class TrainingGroup:
@@ -359,7 +360,8 @@ class Ranks:
                 _count_guards(self._key(self.rank), -1)  # they must not count on this one
                 warnings.warn(
                     "nbdebug's guard decides alone in this process, because "
-                    f"{_processes(missing)} no guard. Create the guard in every process of the run.",
+                    f"process{'es' * (len(missing) > 1)} {listed(missing, len(missing), quote='')} "
+                    f"{'has' if len(missing) == 1 else 'have'} no guard. Create the guard in every process of the run.",
                     RuntimeWarning,
                     stacklevel=2,
                 )
@@ -384,10 +386,6 @@ def _count_guards(key: str, change: int) -> int:
         return torch.distributed.distributed_c10d._get_default_store().add(key, change)
     except (RuntimeError, ValueError, NotImplementedError, AttributeError, KeyError):
         return 1
-
-
-def _processes(ranks: list[int]) -> str:
-    return f"process {ranks[0]} has" if len(ranks) == 1 else f"processes {', '.join(map(str, ranks))} have"
 
 
 class GuardShutdown:

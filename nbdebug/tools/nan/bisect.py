@@ -84,7 +84,9 @@ class _Search:
         if findings:
             rows = self._rows(first, event, suspect, findings[0])
             notes += _row_notes(rows, findings[0].where.samples)
-            findings = (_with_rows(findings[0], rows), *findings[1:])
+            if rows.at_fault is not None:
+                where = dataclasses.replace(findings[0].where, samples=rows.samples)
+                findings = (dataclasses.replace(findings[0], where=where), *findings[1:])
             facts["rows"] = dataclasses.asdict(rows)
         if self.replays["rows"]:  # else the traced run was the last, which leaves everything where a plain one does
             self._run_step("plain", self.step)
@@ -144,7 +146,9 @@ class _Search:
         if report.ok:
             return [f"Replays point at {_place(name)}, but the op tracer found no fault."]
         where = report.findings[0].where
-        if where.phase in ("input", "parameter", "optimizer") or _inside(where.module or "", name):
+        module = where.module or ""  # "" is the model itself, and code outside of it
+        inside = module == name or module.startswith(f"{name}.") if name else not module
+        if where.phase in ("input", "parameter", "optimizer") or inside:
             return []
         return [
             f"Replays point at {_place(name)}, the op tracer at {_place(where.module or None)}. The tracer follows "
@@ -173,17 +177,6 @@ def _random_now() -> Any:
 
 def _place(module: str | None) -> str:
     return "code outside of modules" if module is None else f"`{module}`" if module else "the model's own code"
-
-
-def _inside(module: str, suspect: str | None) -> bool:
-    """Whether a finding's module is the suspect or lies below it. "" is the model itself, and code outside of it."""
-    return not module if not suspect else module == suspect or module.startswith(f"{suspect}.")
-
-
-def _with_rows(finding: Finding, rows: BatchRows) -> Finding:
-    if rows.at_fault is None:
-        return finding
-    return dataclasses.replace(finding, where=dataclasses.replace(finding.where, samples=rows.samples))
 
 
 def _row_notes(rows: BatchRows, traced: tuple[int, ...] | None) -> list[str]:

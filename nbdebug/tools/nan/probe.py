@@ -306,7 +306,7 @@ class Probe:
     def end_step(self, returned: Any = None, error: BaseException | None = None) -> Detection | None:
         """What went bad first in the step that mattered, or None."""
         self.history.end_step()
-        if self._scaler_skipped(returned):
+        if self.unscaled and not self.stepped and finite_scalars(returned):  # a GradScaler found inf gradients: normal
             self.history.scaler_skips.append(self.step)
             self.detections.clear()
             return None
@@ -324,10 +324,6 @@ class Probe:
         if self.detections.first is None and error is not None:
             self.detections.add("exception", self.taint.last_read or self.taint.last_bad, type(error).__name__)
         return self.detections.first
-
-    def _scaler_skipped(self, returned: Any) -> bool:
-        """A GradScaler met inf gradients and did not step: normal, while the loss that the step returns is finite."""
-        return self.unscaled and not self.stepped and finite_scalars(returned)
 
     def _left_out(self, returned: Any) -> bool:
         """The user's code looked at what was bad, and did not let the optimizer step: that is normal too."""

@@ -19,7 +19,7 @@ from nbdebug.tools.nan.facts import CompiledFacts, NanFacts, OriginFact, RunFact
 from nbdebug.tools.nan.fixes import try_fixes
 from nbdebug.tools.nan.operands import where_of
 from nbdebug.tools.nan.origins import Origin
-from nbdebug.tools.nan.probe import CompiledCall, Detection, Probe, RunHistory
+from nbdebug.tools.nan.probe import CompiledCall, Detection, Probe
 from nbdebug.tools.nan.reproducer import Reproduction
 from nbdebug.tools.nan.rules import name_it
 
@@ -54,7 +54,13 @@ def report_of(
         unchecked=unchecked,
         notes=notes,
         subject=subject,
-        facts={"history": _history(probe.history), "met": probe.adopted},
+        facts={
+            "history": {
+                "parameter_growth": probe.history.parameter_growth[-200:],
+                "input_growth": probe.history.input_growth[-200:],
+            },
+            "met": probe.adopted,
+        },
         steps=steps,
         losses=probe.history.losses[-200:],
     )
@@ -62,7 +68,8 @@ def report_of(
         report.findings = (name_it(compiled),) if compiled else ()
         report.ruled_out = _ruled_out(probe, None)
         return report
-    chosen = _origins_of(probe, detection)
+    origins = probe.taint.origins
+    chosen = [origins[i] for i in sorted(origins.ancestors(detection.origins))]  # all that led there, oldest first
     culprit = _culprit(chosen)
     facts = _facts(probe, detection, chosen, culprit)
     op = _op_on_tape(probe, culprit.op)
@@ -106,12 +113,6 @@ def compare_compiled(probe: Probe, call: CompiledCall, step: int) -> CompiledFac
 
 
 # -- facts -------------------------------------------------------------------------------------------------------------
-
-
-def _origins_of(probe: Probe, detection: Detection) -> list[Origin]:
-    """All that led to what was detected, oldest first."""
-    origins = probe.taint.origins
-    return [origins[i] for i in sorted(origins.ancestors(detection.origins))]
 
 
 def _culprit(chosen: list[Origin]) -> Origin:
@@ -306,10 +307,6 @@ def _all(number: int, one: str, many: str) -> str:
     if number == 1:
         return f"the only {one} was"
     return f"{'both' if number == 2 and ' and ' not in many else f'all {number:,}'} {many} were"
-
-
-def _history(history: RunHistory) -> dict[str, Any]:
-    return {key: getattr(history, key)[-200:] for key in ("parameter_growth", "input_growth")}
 
 
 def _tree(probe: Probe, finding: Finding, facts: NanFacts) -> list[dict[str, Any]]:

@@ -55,6 +55,7 @@ def replay(recorded: RecordedTrip, model: Any, optimizer: Any = None) -> Report:
         bad_ranks=recorded.bad_ranks,
     )
     question = f"open_record({recorded.folder.parent.name}).replay(model)"
+    redo = trip.reason == "parameter"  # the update made it bad: it has to be made again
     history, caller = _checked(recorded, lambda: _history(recorded, data)), sites.locate().site
     report = locate(
         trip,
@@ -63,9 +64,9 @@ def replay(recorded: RecordedTrip, model: Any, optimizer: Any = None) -> Report:
         history=history,
         question=question,
         subject=str(Subject(users, optimizers, True)),
-        redo=_redo(trip, optimizers),
+        redo=(lambda: [one.step() for one in optimizers.values()]) if redo and optimizers else None,
     )
-    if trip.reason == "parameter" and history.optimizer_line is not None and caller is not None:
+    if redo and history.optimizer_line is not None and caller is not None:
         report.findings = tuple(_moved(f, caller, history.optimizer_line) for f in report.findings)
     if recorded.reason == "parameter" and not optimizers:
         notes.append("The update made a parameter bad: pass `optimizer=` to run the update again.")
@@ -114,13 +115,6 @@ def _copy(models: dict[str, nn.Module], optimizers: dict[str, Any]) -> tuple[dic
             f"The model can't be copied ({type(error).__name__}: {error}), and a replay must not touch "
             "the one that you use."
         ) from error
-
-
-def _redo(trip: Trip, optimizers: Mapping[str, Any]) -> Any:
-    """The update that made a parameter bad, where that is what happened."""
-    if trip.reason != "parameter" or not optimizers:
-        return None
-    return lambda: [optimizer.step() for optimizer in optimizers.values()]
 
 
 def _moved(finding: Finding, caller: sites.Site, line: Where) -> Finding:

@@ -84,7 +84,7 @@ def record_report(record: Any) -> Report:
     trip = last_trip(record.trips)
     frame = record.frame
     own = frame[frame["rank"] == frame["rank"].min()] if len(frame) else frame
-    history = history_of(own)
+    history, losses = history_of(own), [float(x) for x in own["loss"] if math.isfinite(x)]
     run = (Plot("run", history),) if history else ()
     notes = (*_notes(record, own), *_trip_notes(record, trip))
     if trip is None and record.ok:
@@ -102,7 +102,7 @@ def record_report(record: Any) -> Report:
         _subject(record),
         headline=_headline(own, trip),
         steps=len(own),
-        losses=_ends(own),
+        losses=[losses[0], losses[-1]] if len(losses) > 1 else losses,
         tables=last.tables,
         plots=(*run, *last.plots),
     )
@@ -221,12 +221,6 @@ def _subject(record: Any) -> str:
         for name, its_type in list(types.items())[:4] if isinstance(types, Mapping) else ():
             parts.append(f"{kind} `{name}` ({its_type})" if name != kind else f"{kind} {its_type}")
     return ", ".join(parts)
-
-
-def _ends(own: Any) -> list[float]:
-    """The first and the last loss that are known."""
-    losses = [float(x) for x in own["loss"] if math.isfinite(x)]
-    return [losses[0], losses[-1]] if len(losses) > 1 else losses
 
 
 def _time(own: Any) -> str:

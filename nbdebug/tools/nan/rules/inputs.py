@@ -191,7 +191,9 @@ def label_out_of_range(facts: NanFacts) -> Finding | None:
     if origin.external or origin.during != "forward":
         return None
     masked_class = origin.op == "nll_loss" and bool(origin.parents)  # a mask had ruled out the class of the label
-    if not (_log_of_target(origin) or _bad_weight(origin) or masked_class):
+    # a log's -inf, times a target outside 0 to 1: with a proper target the model would have no reason to go there
+    bad_weight = origin.op in LOGS and any(low < 0 or high > 1 for low, high in origin.factors)
+    if not (_log_of_target(origin) or bad_weight or masked_class):
         return None
     factors = [list(f) for f in origin.factors[:2]]
     evidence: dict[str, Any] = {"target range": factors} if factors else {}
@@ -214,9 +216,3 @@ def _log_of_target(origin: OriginFact) -> bool:
     if origin.op not in LOGS or not origin.after_model or forward_sign(origin) != "log-of-nonpositive":
         return False
     return not any({"parameter", "input"} & o.reached_by for o in origin.operands)
-
-
-def _bad_weight(origin: OriginFact) -> bool:
-    """A log's -inf, multiplied by a target outside 0 to 1: with a proper one the model would have had no reason to go
-    there."""
-    return origin.op in LOGS and any(low < 0 or high > 1 for low, high in origin.factors)

@@ -93,10 +93,6 @@ def _division(origin: OriginFact) -> str | None:
     return "div-by-zero" if below is not None and _zeros(below) else None
 
 
-def _sqrt(origin: OriginFact) -> str | None:
-    return "sqrt-of-negative" if origin.made != "inf" else None
-
-
 def _pow(origin: OriginFact) -> str | None:
     base, exponent = origin.operand("self"), origin.operand("exponent")
     power = origin.scalars.get("exponent", exponent.low_at_fault if exponent else None)
@@ -122,7 +118,7 @@ def _average(origin: OriginFact) -> str | None:
 _FORWARD = (
     (LOGS, _log),
     (DIVISIONS, _division),
-    ({"sqrt"}, _sqrt),
+    ({"sqrt"}, lambda o: "sqrt-of-negative" if o.made != "inf" else None),
     ({"pow", "float_power"}, _pow),
     (AVERAGES, _average),
     (DOMAINS, lambda b: "domain-error"),
