@@ -21,7 +21,6 @@ from nbdebug.observe.snapshot import random_sources
 from nbdebug.observe.tape import CallEntry, CannotReplay
 from nbdebug.observe.tensors import can_be_nonfinite, tensors_in
 from nbdebug.report import PHASES, Finding, Report, Where
-from nbdebug.text import listed
 from nbdebug.tools.guard.rollback import BufferBackup
 from nbdebug.tools.guard.trip import Trip
 from nbdebug.tools.nan.facts import Target, UnlocatedStep
@@ -30,6 +29,7 @@ from nbdebug.tools.nan.nan_trace import eager
 from nbdebug.tools.nan.probe import Detection, Probe, RunHistory, StopCell
 from nbdebug.tools.nan.report import report_of
 from nbdebug.tools.nan.rules import name_it
+from nbdebug.tools.nan.rules.wording import numbered
 from nbdebug.tools.nan.suspects import RecordingScan
 
 FINITE = "when it runs again, it is finite"
@@ -251,4 +251,4 @@ def _none_bad(reports: dict[int, Report], ranks: Any) -> str:
 
 
 def _ranks(ranks: list[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {listed(ranks, len(ranks), quote='')}"
+    return numbered("rank", ranks, most=len(ranks))

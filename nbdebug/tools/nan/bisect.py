@@ -26,7 +26,8 @@ from nbdebug.observe.rerun import ModuleCall, Rerun, RerunChange, cut_gradient, 
 from nbdebug.observe.snapshot import Snapshot, comparable_state, random_sources
 from nbdebug.observe.tensors import dense, finite, tensors_in
 from nbdebug.report import Finding, Report
-from nbdebug.text import count, listed
+from nbdebug.text import count
+from nbdebug.tools.nan.rules.wording import numbered
 
 CANDIDATES = 4
 """How many rows are tried as the healthy one."""
@@ -185,18 +186,15 @@ def _row_notes(rows: BatchRows, traced: tuple[int, ...] | None) -> list[str]:
     notes = []
     if traced and rows.at_fault != tuple(sorted(traced)):
         notes.append(
-            f"The op tracer found the fault in {_listed(traced)}; replays find it in {_listed(rows.at_fault)}."
+            f"The op tracer found the fault in {numbered('row', traced)}; replays find it in "
+            f"{numbered('row', rows.at_fault)}."
         )
     if len(rows.smallest) == 1 < len(rows.at_fault):
         notes.append(f"Row {rows.smallest[0]} alone is enough to make the step fail.")
     elif len(rows.smallest) > 1:
-        few = _listed(rows.smallest)
+        few = numbered("row", rows.smallest)
         notes.append(f"{few.capitalize()} make the step fail together; without any one of them it is finite.")
     return notes
-
-
-def _listed(rows: tuple[int, ...]) -> str:
-    return f"row{'s' * (len(rows) > 1)} {listed(rows, 8, quote='')}"
 
 
 # -- does the step repeat? ---------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from nbdebug.tools.nan.origins import Origin
 from nbdebug.tools.nan.probe import CompiledCall, Detection, Probe
 from nbdebug.tools.nan.reproducer import Reproduction
 from nbdebug.tools.nan.rules import name_it
+from nbdebug.tools.nan.rules.wording import numbered
 
 _PHASES = {
     "loss": "forward",
@@ -239,14 +240,12 @@ def _op_on_tape(probe: Probe, op: Any) -> Any:
 def _notes(probe: Probe, detection: Detection | None) -> list[str]:
     history, notes = probe.history, []
     if history.scaler_skips:
-        notes.append(
-            f"GradScaler found inf gradients and skipped {_steps(history.scaler_skips)}: normal while it looks for its "
-            "scale."
-        )
+        skips = numbered("step", history.scaler_skips)
+        notes.append(f"GradScaler found inf gradients and skipped {skips}: normal while it looks for its scale.")
     if history.guarded:
         notes.append(
-            f"In {_steps(history.guarded)} something was not finite; your code checked it, and the optimizer did not "
-            "step."
+            f"In {numbered('step', history.guarded)} something was not finite; your code checked it, and the optimizer "
+            "did not step."
         )
     if detection is None and (buffers := _bad_buffers(probe)):
         one = len(buffers) == 1
@@ -273,10 +272,6 @@ def _bad_buffers(probe: Probe) -> list[str]:
         for name, buffer in model.named_buffers()
         if any(not o.intended and o.storage is None for o in map(origins.__getitem__, probe.taint.origins_of(buffer)))
     ]
-
-
-def _steps(numbers: list[int]) -> str:
-    return f"step{'s' * (len(numbers) > 1)} {listed(numbers, 5, quote='')}"
 
 
 def _ruled_out(probe: Probe, facts: NanFacts | None) -> tuple[RuledOut, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from typing import Any
 
 from nbdebug.report import Finding, Fix, Link, Where
@@ -31,10 +32,17 @@ def answer(
 
 def subject(where: Where) -> str:
     """ "Row 3", "Rows 1, 4 and 6", or "Step 12" where all rows are alike."""
-    rows = where.samples
-    if not rows:
+    if not where.samples:
         return f"Step {where.step}"
-    return f"Row{'s' * (len(rows) > 1)} {listed(rows, 6 if len(rows) <= 6 else 3, quote='')}"
+    words = numbered("row", where.samples)
+    return words[0].upper() + words[1:]
+
+
+def numbered(noun: str, numbers: Sequence[int], most: int = 6) -> str:
+    """ "row 3", "rows 1, 4 and 6", "12 rows (1, 4, 6, …)"."""
+    if len(numbers) > most:
+        return f"{len(numbers):,} {noun}s ({', '.join(map(str, numbers[:3]))}, …)"
+    return f"{noun}{'s' * (len(numbers) > 1)} {listed(numbers, most, quote='')}"
 
 
 def at(where: Where) -> str:
