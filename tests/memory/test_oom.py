@@ -214,7 +214,7 @@ def test_remedies_are_computed_and_ranked() -> None:
     assert "Batches of 8 rows instead of 32; 4 of them" in titles[2], "with the other half of the blocks still to come"
     assert [fix.after["saves"] for fix in best(forward, 4)] == ["3.00 GiB", "15.0 GiB", "31.5 GiB", "25.0 GiB"]
     found = out_of_memory_rule(forward)
-    assert found is not None and found.title.startswith("3.00 GiB lie free in torch's memory, in pieces too small")
+    assert found is not None and found.title.startswith("3.00 GiB are free in torch's cache, but in pieces too small")
 
     update = dataclasses.replace(forward, asked=RefusedRequest("cuda:0", GIB), where=Where(phase="optimizer"))
     fixes = best(update, 9)
