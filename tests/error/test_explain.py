@@ -15,7 +15,7 @@ from torch import nn
 
 import nbdebug
 from nbdebug import registry as catalogue
-from nbdebug.tools.errors.exceptions import lines
+from nbdebug.tools.errors.exceptions import candidate_chains
 
 Group = getattr(builtins, "ExceptionGroup", None)
 STATE = "error/state-dict-mismatch"
@@ -114,7 +114,7 @@ def test_frames_around_the_place_that_caught_are_kept() -> None:
     error = caught(outer)
     from nbdebug.tools.errors.context import ErrorContext
 
-    candidate = lines(error)[0][0]
+    candidate = candidate_chains(error)[0][0]
     scene = ErrorContext.of(candidate.error, {}, candidate.led_to)
     assert {"pictures", "weights"} <= {name for name, _, _ in scene.variables()}
 

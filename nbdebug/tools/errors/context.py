@@ -1,8 +1,8 @@
-"""An exception with the frames of its traceback, still alive: where the looks find the user's variables.
+"""An exception with the frames of its traceback: where the detectors find the user's variables.
 
-A scene holds the user's own objects, so it lives as long as one `explain` and no longer. Nothing in it runs code of the
-user's: attributes are read from where they lie (`observe.named.attributes`), never through a property, `__getattr__`,
-`__repr__`, `__len__` or `__eq__`.
+The context keeps the user's own objects alive, so it lasts as long as one `explain`. Nothing in it runs code of the
+user's: attributes are read statically (observe/variables.py), never through a property, `__getattr__`, `__repr__`,
+`__len__` or `__eq__`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from nbdebug.observe.frames import Frame, Owners, frames, phase, running_module
 from nbdebug.observe.tensors import base_name
 from nbdebug.observe.variables import members, user_variables
 from nbdebug.report import Link, Where
-from nbdebug.tools.errors.exceptions import RemoteException, read
-from nbdebug.tools.errors.exceptions import trail as whole
+from nbdebug.tools.errors.exceptions import RemoteException, remote_exception
+from nbdebug.tools.errors.exceptions import with_remote_frames as whole
 from nbdebug.tools.errors.facts import Raised, TensorFact
-from nbdebug.tools.errors.values import message_of, of_tensor, shape_of
+from nbdebug.tools.errors.values import message_of, shape_of, tensor_attribute
 
 READ_AT_MOST = 10_000_000
 """Elements of a tensor whose least and largest value are read: some milliseconds. Larger ones keep to their shape."""
@@ -50,8 +50,8 @@ class ErrorContext:
 
     @classmethod
     def of(cls, error: BaseException, names: Mapping[str, Any], led_to: tuple[BaseException, ...] = ()) -> ErrorContext:
-        trail = _shortened([*_outside(error, led_to), *frames(error)])
-        elsewhere = read(type(error).__name__, message_of(error))
+        trail = _shortened([*_outer_frames(error, led_to), *frames(error)])
+        elsewhere = remote_exception(type(error).__name__, message_of(error))
         if elsewhere is not None:
             trail = whole(elsewhere, trail)
         return cls(error, trail, names, Owners.among(names, trail), led_to, elsewhere)
@@ -91,7 +91,7 @@ class ErrorContext:
         at = self.users[0].where if self.users else Where()
         module, kind = running_module(self.trail, self.owners)
         where = dataclasses.replace(at, phase=_phase(self.trail), module=module, module_type=kind)
-        reached = tuple(Link(f"in {_called(frame)}", frame.where) for frame in self.trail if frame.users)
+        reached = tuple(Link(f"in {_function_phrase(frame)}", frame.where) for frame in self.trail if frame.users)
         return Raised(
             self.type,
             self.message,
@@ -117,7 +117,7 @@ def _phase(trail: list[Frame]) -> str:
     return "input" if inside else phase(trail)
 
 
-def _called(frame: Frame) -> str:
+def _function_phrase(frame: Frame) -> str:
     """A function as a person would call it."""
     name = frame.site.function
     if name == "<module>":
@@ -130,7 +130,7 @@ def _shortened(trail: list[Frame]) -> list[Frame]:
     return trail if len(trail) <= sum(ENDS) else [*trail[: ENDS[0]], *trail[-ENDS[1] :]]
 
 
-def _outside(error: BaseException, led_to: tuple[BaseException, ...]) -> list[Frame]:
+def _outer_frames(error: BaseException, led_to: tuple[BaseException, ...]) -> list[Frame]:
     """The frames around the one that caught an exception: its own traceback begins there, that of the exception which
     followed leads to it."""
     found: list[Frame] = []
@@ -153,17 +153,17 @@ def is_tensor(value: Any) -> bool:
 
 def fact(name: str, value: torch.Tensor, *, read: bool = False) -> TensorFact:
     """The facts of one tensor. read: its least and largest value as well (waits for a device, which may refuse)."""
-    grad_fn = of_tensor(value, "grad_fn")
+    grad_fn = tensor_attribute(value, "grad_fn")
     made = base_name(grad_fn.name().removesuffix("0").removesuffix("Backward").lower()) if grad_fn is not None else None
     kind = "parameter" if issubclass(type(value), torch.nn.Parameter) else "tensor"
     low, high, bad = _range(value) if read else (None, None, None)
     return TensorFact(
         name,
         shape_of(value) or (),
-        str(of_tensor(value, "dtype")).removeprefix("torch."),
-        str(of_tensor(value, "device")),
+        str(tensor_attribute(value, "dtype")).removeprefix("torch."),
+        str(tensor_attribute(value, "device")),
         kind,
-        of_tensor(value, "requires_grad"),
+        tensor_attribute(value, "requires_grad"),
         made,
         low,
         high,

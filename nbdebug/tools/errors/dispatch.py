@@ -13,7 +13,7 @@ from typing import Any
 from nbdebug.report import Finding, Link, Report
 from nbdebug.text import clip
 from nbdebug.tools.errors.context import ErrorContext
-from nbdebug.tools.errors.exceptions import Candidate, lines
+from nbdebug.tools.errors.exceptions import Candidate, candidate_chains
 from nbdebug.tools.errors.unknown import report_of
 from nbdebug.tools.errors.values import message_of
 
@@ -144,7 +144,7 @@ def find_causes(
     """The causes of an exception, of those that led to it and of the members of a group. detect_first: another tool's
     finding about one of them, or None."""
     explanation = Explanation()
-    for chain in lines(error):
+    for chain in candidate_chains(error):
         for candidate in chain:
             finding = detect_first(candidate.error) or _finding(candidate, names, explanation.notes)
             if finding is not None:
@@ -183,5 +183,5 @@ def _aftermath(context: ErrorContext) -> list[Link]:
 
 def unknown_error(error: BaseException, names: Mapping[str, Any]) -> Report:
     """The report on an error of no known kind: on the first candidate."""
-    candidates = [candidate for chain in lines(error) for candidate in chain] or [Candidate(error)]
+    candidates = [candidate for chain in candidate_chains(error) for candidate in chain] or [Candidate(error)]
     return report_of(ErrorContext.of(candidates[0].error, names, candidates[0].led_to))

@@ -36,7 +36,7 @@ class Candidate:
     led_to: tuple[BaseException, ...] = ()
 
 
-def lines(error: BaseException) -> list[list[Candidate]]:
+def candidate_chains(error: BaseException) -> list[list[Candidate]]:
     """One list for each member of a group (one in all where there is no group): its candidates, in the order in which
     they are to be asked. Endless chains and cycles end after DEEPEST."""
     found: list[list[Candidate]] = []
@@ -47,14 +47,14 @@ def lines(error: BaseException) -> list[list[Candidate]]:
         if id(start.error) in met:
             continue
         met.add(id(start.error))
-        line, inside = _line(start)
+        line, inside = _candidates(start)
         todo.extend(inside)
         if line:
             found.append(line)
     return found
 
 
-def _line(start: Candidate) -> tuple[list[Candidate], list[Candidate]]:
+def _candidates(start: Candidate) -> tuple[list[Candidate], list[Candidate]]:
     """The candidates along one chain; and the members of the group that it leads to, which are asked after them, or in
     their place where they only say it again."""
     parts: list[list[Candidate]] = [[]]
@@ -143,12 +143,12 @@ class RemoteException:
     sites: tuple[Site, ...]
 
 
-def read(kind: str, message: str) -> RemoteException | None:
+def remote_exception(kind: str, message: str) -> RemoteException | None:
     """What an exception of this type says of another one; None where it is none of these."""
     caught = CAUGHT.search(message)
     if caught is not None:
         name, said = _last(caught[3])
-        inner = read(name, said)  # a worker of a worker
+        inner = remote_exception(name, said)  # a worker of a worker
         sites = tuple(_sites(caught[3]))
         return RemoteException(name or caught[1], inner.message if inner else said, caught[2], sites)
     if kind == "_RemoteTraceback" or kind == "RemoteTraceback":
@@ -186,7 +186,7 @@ def _sites(text: str) -> Iterator[Site]:
         yield Site(file, int(line), function)
 
 
-def trail(carried: RemoteException, live: list[Frame]) -> list[Frame]:
+def with_remote_frames(carried: RemoteException, live: list[Frame]) -> list[Frame]:
     """The frames: those of this process, which still live, then those that are known from the text."""
     return [*live, *(_frame(site, live) for site in carried.sites)]
 

@@ -71,7 +71,7 @@ class ArgumentFact:
         return self.fact.name
 
     @property
-    def told(self) -> str:
+    def phrase(self) -> str:
         """The name in a sentence: `x`, or "what `net.2` is given"."""
         return f"`{self.name}`" if self.known else self.name
 

@@ -30,7 +30,7 @@ from nbdebug.observe.variables import (
 )
 from nbdebug.tools.errors.context import ErrorContext, fact, is_tensor
 from nbdebug.tools.errors.facts import Raised, TensorFact
-from nbdebug.tools.errors.syntax import called
+from nbdebug.tools.errors.syntax import callee_name
 from nbdebug.tools.errors.values import UNKNOWN, expression, operands, value_of
 
 CALLS = ("_call_impl", "_wrapped_call_impl", "__call__", "_slow_forward")
@@ -58,21 +58,21 @@ class OpArgument:
         return fact(self.name, self.value, read=read)
 
 
-def asked(scene: ErrorContext) -> list[OpArgument]:
+def op_arguments(context: ErrorContext) -> list[OpArgument]:
     """The tensors at hand where it failed, each once: of torch's innermost function, of the module around it, then of
     the user's line. Empty where the op was given none by a name."""
-    names, written = OperandNames(scene), arguments(scene)
+    names, written = OperandNames(context), argument_texts(context)
     found: dict[int, OpArgument] = {}
-    for role, value in _given(scene):
+    for role, value in _given(context):
         if id(value) not in found and len(found) < MOST:
-            one = names.asked(value, role)
+            one = names.argument(value, role)
             if not one.known and id(value) in written:
                 one = dataclasses.replace(one, name=written[id(value)], known=True)
             found[id(value)] = one
-    for text, value in (*operands(scene.users[0]), *_stored(scene.users[0])) if scene.users else ():
+    for text, value in (*operands(context.users[0]), *_stored(context.users[0])) if context.users else ():
         if is_tensor(value) and (id(value) not in found or not found[id(value)].known):
             role = found[id(value)].role if id(value) in found else ""
-            found[id(value)] = dataclasses.replace(names.asked(value, role), name=text, known=True)
+            found[id(value)] = dataclasses.replace(names.argument(value, role), name=text, known=True)
     return list(found.values())
 
 
@@ -90,28 +90,28 @@ def _stored(frame: Frame) -> Iterator[tuple[str, Any]]:
                 yield ast.unparse(node.value), value
 
 
-def raised(scene: ErrorContext) -> Raised:
+def raised_facts(context: ErrorContext) -> Raised:
     """The plain part of an error, with what the chapter's own `raised` leaves to its kinds: a data set's `__getitem__`
     is the phase of the input, and a model that is one module (a loss) has a name as well."""
-    plain = scene.raised()
-    module, where = failing_module(scene), plain.where
-    if scene.users and scene.users[0].site.function in ("__getitem__", "__iter__"):
+    plain = context.raised()
+    module, where = failing_module(context), plain.where
+    if context.users and context.users[0].site.function in ("__getitem__", "__iter__"):
         where = dataclasses.replace(where, phase="input")
-    if where.module == "" and module is not None and scene.path(module) == "":
-        where = dataclasses.replace(where, module=OperandNames(scene).module(module))
+    if where.module == "" and module is not None and context.path(module) == "":
+        where = dataclasses.replace(where, module=OperandNames(context).module(module))
     return dataclasses.replace(plain, where=where)
 
 
-def raised_by_user(scene: ErrorContext) -> bool:
+def raised_by_user(context: ErrorContext) -> bool:
     """Whether a `raise` or an `assert` of the user's own made the error: then its words are the user's, not torch's."""
-    last = scene.trail[-1] if scene.trail else None
+    last = context.trail[-1] if context.trail else None
     return last is not None and last.users and isinstance(expression(last), (ast.Raise, ast.Assert))
 
 
-def arguments(scene: ErrorContext) -> dict[int, str]:
+def argument_texts(context: ErrorContext) -> dict[int, str]:
     """What the user's line gave to the function of torch's that it called, as it is written there: `encode(x)`."""
-    below = within(scene)
-    call = _call_of(scene.users[0], below[-1]) if scene.users and below else None
+    below = library_frames(context)
+    call = _call_of(context.users[0], below[-1]) if context.users and below else None
     if call is None or any(isinstance(arg, ast.Starred) for arg in call.args):
         return {}
     callee = below[-1]
@@ -140,16 +140,16 @@ def _call_of(frame: Frame, callee: Frame) -> ast.Call | None:
         if (
             callee.module is not None
             and value_of(call.func, frame) is callee.module
-            or (callee.module is None and called(call) in (callee.site.function, "Parameter"))
+            or (callee.module is None and callee_name(call) in (callee.site.function, "Parameter"))
         ):
             return call
     first = calls[0] if calls and frame.span is not None else None
     return first if first is not None and value_of(first.func, frame) is UNKNOWN else None
 
 
-def _given(scene: ErrorContext) -> Iterator[tuple[str, torch.Tensor]]:
+def _given(context: ErrorContext) -> Iterator[tuple[str, torch.Tensor]]:
     """(role, tensor) of torch's and the libraries' frames below the user's line, down to the innermost module's."""
-    for frame in within(scene):
+    for frame in library_frames(context):
         for role, value in frame.names.items():
             if is_tensor(value):
                 yield role, value
@@ -162,10 +162,10 @@ def _given(scene: ErrorContext) -> Iterator[tuple[str, torch.Tensor]]:
             return
 
 
-def within(scene: ErrorContext) -> list[Frame]:
+def library_frames(context: ErrorContext) -> list[Frame]:
     """The frames below the user's innermost line, innermost first, without those that only pass a call on."""
     found = []
-    for frame in reversed(scene.trail):
+    for frame in reversed(context.trail):
         if frame.users:
             break
         file = frame.site.file
@@ -174,20 +174,20 @@ def within(scene: ErrorContext) -> list[Frame]:
     return found
 
 
-def failing_module(scene: ErrorContext) -> nn.Module | None:
+def failing_module(context: ErrorContext) -> nn.Module | None:
     """The innermost module whose method was running."""
-    return next((frame.module for frame in reversed(scene.trail) if frame.module is not None), None)
+    return next((frame.module for frame in reversed(context.trail) if frame.module is not None), None)
 
 
-def is_a(value: Any, kinds: type | tuple[type, ...]) -> bool:
+def is_instance(value: Any, kinds: type | tuple[type, ...]) -> bool:
     """`isinstance` that asks the object nothing: a `__class__` of the user's is not looked at."""
     return issubclass(type(value), kinds)
 
 
-def root_of(path: str, scene: ErrorContext) -> str:
+def model_name(path: str, context: ErrorContext) -> str:
     """The name of the model that a dotted path begins with: "self.model" of "self.model.stem.0"."""
     return max(
-        (name for name in scene.owners.models if path == name or path.startswith((f"{name}.", f"{name}["))),
+        (name for name in context.owners.models if path == name or path.startswith((f"{name}.", f"{name}["))),
         key=len,
         default=path.split(".")[0],
     )
@@ -201,17 +201,17 @@ def weights(model: nn.Module, buffers: bool = False) -> list[torch.Tensor]:
 class OperandNames:
     """What the user calls a tensor, and what a module is called: by identity, never by comparing."""
 
-    def __init__(self, scene: ErrorContext):
-        self.scene = scene
+    def __init__(self, context: ErrorContext):
+        self.context = context
         self.variables: dict[int, str] = {}
-        for name, value, _ in scene.variables():
+        for name, value, _ in context.variables():
             for text, item in ((name, value), *_items(name, value)):
                 if is_tensor(item):
                     self.variables.setdefault(id(item), text)
         self.weights: dict[int, tuple[str, str]] = {}
         self._modules: dict[int, str] | None = None
-        self.failing = failing_module(scene)
-        for model in scene.owners.models.values():
+        self.failing = failing_module(context)
+        for model in context.owners.models.values():
             for name, part in named_modules(model):
                 self._own(part, _plain(f"{self.module(model)}.{name}".rstrip(".")))
         if self.failing is not None:
@@ -223,7 +223,7 @@ class OperandNames:
                 if is_tensor(value):
                     self.weights.setdefault(id(value), (path, name))
 
-    def asked(self, value: torch.Tensor, role: str) -> OpArgument:
+    def argument(self, value: torch.Tensor, role: str) -> OpArgument:
         if id(value) in self.weights:
             owner, name = self.weights[id(value)]
             return OpArgument(value, f"{owner}.{name}", role, owner)
@@ -235,9 +235,9 @@ class OperandNames:
 
     def module(self, module: Any) -> str:
         """`net.stages.3.1`; of one that no model has registered the way to it ("net.blocks[1]"), or its class."""
-        known = self.scene.owners.paths.get(id(module))
+        known = self.context.owners.paths.get(id(module))
         hidden = self.unregistered(module)
-        root = module is not None and any(module is m for m in self.scene.owners.models.values())
+        root = module is not None and any(module is m for m in self.context.owners.models.values())
         if known is not None and not (root and hidden):
             return self._seen(_plain(known))
         return hidden or known or type(module).__name__
@@ -245,24 +245,24 @@ class OperandNames:
     def _seen(self, path: str) -> str:
         """A model that no variable holds is known by its class: `self` in the frame of its own method."""
         root, dot, rest = path.partition(".")
-        model = self.scene.owners.models.get(root)
+        model = self.context.owners.models.get(root)
         if (
             model is None
             or root != type(model).__name__
-            or any(root in space for space in (self.scene.names, *(frame.names for frame in self.scene.users)))
+            or any(root in space for space in (self.context.names, *(frame.names for frame in self.context.users)))
         ):
             return path
-        mine = any(frame.names.get("self") is model for frame in self.scene.users)
+        mine = any(frame.names.get("self") is model for frame in self.context.users)
         return f"self{dot}{rest}" if mine else path
 
     def unregistered(self, module: Any) -> str | None:
         """The way to a module that lies in a plain list, tuple or dict of another, and so is no part of it."""
         if self._modules is None:
             self._modules = {}
-            for model in self.scene.owners.models.values():
+            for model in self.context.owners.models.values():
                 for _, part in named_modules(model):
                     for name, value in attributes(part).items():
-                        for text, item in _items(f"{self.scene.owners.paths.get(id(part))}.{name}", value):
+                        for text, item in _items(f"{self.context.owners.paths.get(id(part))}.{name}", value):
                             if name not in MODULES_OWN and issubclass(type(item), nn.Module):
                                 self._modules.setdefault(id(item), text)
         return self._modules.get(id(module))

@@ -17,8 +17,8 @@ from nbdebug.observe.locations import Site, at_site, other_cells
 from nbdebug.observe.sources import SCOPES, functions, nodes_of, tree_of
 from nbdebug.report import Where
 from nbdebug.tools.errors.context import ErrorContext
-from nbdebug.tools.errors.operands import CALLS, is_a
-from nbdebug.tools.errors.syntax import Key, bound, called, entries, spine
+from nbdebug.tools.errors.operands import CALLS, is_instance
+from nbdebug.tools.errors.syntax import Key, bindings, callee_name, entries, value_parts
 from nbdebug.tools.errors.values import UNKNOWN, expression, value_of
 
 STEPS = 40
@@ -37,7 +37,7 @@ class ExpressionBinding:
     maker: ast.expr | None = dataclasses.field(default=None, repr=False, compare=False)  # of an origin: what tells
 
     @property
-    def said(self) -> str:
+    def phrase(self) -> str:
         code = self.code if len(self.code) <= 80 else self.code[:77] + "..."
         return f"`{self.name}` {'comes out of' if self.entry else 'is'} `{code}`"
 
@@ -51,10 +51,10 @@ class _Lookup:
     frame: Frame | None
 
 
-def came(
+def origin_of(
     name: str,
-    scene: ErrorContext,
-    telling: Callable[[ast.expr], bool],
+    context: ErrorContext,
+    is_origin: Callable[[ast.expr], bool],
     fits: Callable[[Any], bool] = lambda value: True,
     partial: bool = False,
 ) -> tuple[ExpressionBinding, ...]:
@@ -62,14 +62,14 @@ def came(
     innermost frame; the origin first. fits: whether a value met on the way can be it. () where the sources don't show
     it; partial: as far as they do.
     """
-    if not scene.users:
+    if not context.users:
         return ()
-    frame = scene.users[0]
+    frame = context.users[0]
     try:
         node = ast.parse(name, mode="eval").body
     except (SyntaxError, ValueError):
         return ()
-    search = _OriginSearch(scene, telling, fits)
+    search = _OriginSearch(context, is_origin, fits)
     found = search.run(node, _Lookup(frame.site.file, frame.site.line, frame))
     return found or (search.longest if partial else ())
 
@@ -77,8 +77,8 @@ def came(
 class _OriginSearch:
     """Breadth first over the bindings: the shortest way to an expression that tells."""
 
-    def __init__(self, scene: ErrorContext, telling: Callable[[ast.expr], bool], fits: Callable[[Any], bool]):
-        self.scene, self.telling, self.fits = scene, telling, fits
+    def __init__(self, context: ErrorContext, is_origin: Callable[[ast.expr], bool], fits: Callable[[Any], bool]):
+        self.context, self.is_origin, self.fits = context, is_origin, fits
         self.longest: tuple[ExpressionBinding, ...] = ()
 
     def run(self, node: ast.expr, place: _Lookup) -> tuple[ExpressionBinding, ...]:
@@ -95,21 +95,23 @@ class _OriginSearch:
                 seen.add(mark)
                 for made, then, at in self._bindings(part, rest, place):
                     found = (made, *way)
-                    maker = self._teller(made.node, then)
+                    maker = self._origin_in(made.node, then)
                     if maker is not None:
                         return dataclasses.replace(made, maker=maker), *way
                     todo.append((made.node, then, at, found))
                     self.longest = max(self.longest, found, key=len)
         return ()
 
-    def _teller(self, node: ast.expr, path: tuple[Key, ...]) -> ast.expr | None:
+    def _origin_in(self, node: ast.expr, path: tuple[Key, ...]) -> ast.expr | None:
         """The part of an expression, or of the entry of it that is meant, which tells."""
-        return next((inner for part, _ in entries(node, path) for inner in spine(part) if self.telling(inner)), None)
+        return next(
+            (inner for part, _ in entries(node, path) for inner in value_parts(part) if self.is_origin(inner)), None
+        )
 
     def _parts(self, node: ast.expr, path: tuple[Key, ...]) -> Iterator[tuple[ast.expr, tuple[Key, ...]]]:
         """The names in an expression from which its value, or the entry that is meant, can have come."""
         for entry, rest in entries(node, path):
-            for part in spine(entry):
+            for part in value_parts(entry):
                 named = isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name)
                 if named or isinstance(part, (ast.Name, ast.Call)):
                     yield part, rest
@@ -129,7 +131,7 @@ class _OriginSearch:
             yield from self._argument(text, path, place, live)
             return
         for file, scope in _scopes(place, text):
-            found = [b for b in bound(scope, text) if b[0].lineno <= place.line or scope is not _innermost(place)]
+            found = [b for b in bindings(scope, text) if b[0].lineno <= place.line or scope is not _innermost(place)]
             for value, keys in _reaching(scope, found, text, place.line):
                 made = ExpressionBinding(text, ast.unparse(value), where_of(file, value), value, bool(keys))
                 yield made, (*keys, *path), _Lookup(file, value.lineno, place.frame)
@@ -139,11 +141,11 @@ class _OriginSearch:
 
     def _untouched(self, text: str, place: _Lookup, live: Any) -> bool:
         """Whether a parameter still is the caller's very object: what would bind it in the function has not run."""
-        at = next((i for i, frame in enumerate(self.scene.users) if frame is place.frame), None)
-        shared = live is UNKNOWN or is_a(live, (int, float, str, type(None)))  # one object for all of a value
-        if at is None or at + 1 >= len(self.scene.users) or shared:
+        at = next((i for i, frame in enumerate(self.context.users) if frame is place.frame), None)
+        shared = live is UNKNOWN or is_instance(live, (int, float, str, type(None)))  # one object for all of a value
+        if at is None or at + 1 >= len(self.context.users) or shared:
             return False
-        caller = self.scene.users[at + 1]
+        caller = self.context.users[at + 1]
         node = _passed(_innermost(place), expression(caller), text, _is_method(place))
         return node is not None and value_of(node, caller) is live
 
@@ -151,7 +153,7 @@ class _OriginSearch:
         self, text: str, path: tuple[Key, ...], place: _Lookup, live: Any
     ) -> Iterator[tuple[ExpressionBinding, tuple[Key, ...], _Lookup]]:
         """A parameter of the function: the caller's expression for the very same object."""
-        users = self.scene.users
+        users = self.context.users
         at = next((i for i, frame in enumerate(users) if frame is place.frame), None)
         if at is None or at + 1 >= len(users):
             return
@@ -170,8 +172,8 @@ class _OriginSearch:
 
     def _direct(self, inner: Frame | None, caller: Frame) -> bool:
         """Whether nothing but a module's call stands between the two frames."""
-        places = {id(frame): i for i, frame in enumerate(self.scene.trail)}
-        between = self.scene.trail[places[id(caller)] + 1 : places.get(id(inner), 0)]
+        places = {id(frame): i for i, frame in enumerate(self.context.trail)}
+        between = self.context.trail[places[id(caller)] + 1 : places.get(id(inner), 0)]
         return all(frame.site.function in CALLS for frame in between)
 
 
@@ -188,7 +190,7 @@ def _passed(function: ast.AST | None, call: ast.AST | None, name: str, method: b
     calls = [node for node in ast.walk(call) if isinstance(node, ast.Call)] if call is not None else []
     if not isinstance(function, SCOPES) or not calls:
         return None
-    by_name = [node for node in calls if called(node) == getattr(function, "name", None)]
+    by_name = [node for node in calls if callee_name(node) == getattr(function, "name", None)]
     call = (by_name or calls)[0]
     names = [arg.arg for arg in (*function.args.posonlyargs, *function.args.args)]
     names = names[1:] if method or names[:1] in (["self"], ["cls"]) else names
@@ -205,7 +207,7 @@ def _returns(
     node: ast.Call, path: tuple[Key, ...], place: _Lookup
 ) -> Iterator[tuple[ExpressionBinding, tuple[Key, ...], _Lookup]]:
     """What a function of the same file returns; of a class what its items are."""
-    name = called(node)
+    name = callee_name(node)
     for found in nodes_of(place.file):
         if not isinstance(found, (ast.FunctionDef, ast.ClassDef)) or found.name != name:
             continue

@@ -29,8 +29,8 @@ from nbdebug.observe.frames import Frame
 from nbdebug.observe.variables import attributes
 from nbdebug.text import clip
 from nbdebug.tools.errors.context import ErrorContext, is_tensor
-from nbdebug.tools.errors.operands import within
-from nbdebug.tools.errors.syntax import called
+from nbdebug.tools.errors.operands import library_frames
+from nbdebug.tools.errors.syntax import callee_name
 from nbdebug.tools.errors.values import UNKNOWN, expression, value_of
 
 SMALL = 2_000_000
@@ -146,7 +146,7 @@ def _trial(context: ErrorContext, swap: Mapping[int | str, Any]) -> TrialResult 
 
 def _failing_op(context: ErrorContext, sandbox: Sandbox) -> Any:
     """Torch's innermost function or module in the traceback, else the expression in the user's line."""
-    for frame in within(context):
+    for frame in library_frames(context):
         function = getattr(nn.functional, frame.site.function, None)
         if frame.site.file == nn.functional.__file__ and type(function) is FunctionType:
             return sandbox.call_function(function, frame.names)
@@ -178,11 +178,11 @@ def _value_part(node: ast.AST | None) -> ast.AST | None:
 def computed_operands(context: ErrorContext, known: set[str]) -> list[tuple[str, torch.Tensor]]:
     """(text, value) of operands that the failing line computes itself (`torch.tensor([0, 9])` as an index), computed
     again where that takes torch's code alone and nothing is drawn at random. known: the texts whose value is known."""
-    node = _value_part(expression(context.users[0])) if context.users and not within(context) else None
+    node = _value_part(expression(context.users[0])) if context.users and not library_frames(context) else None
     results = []
     for operand in _operand_nodes(node):
         text = ast.unparse(operand)
-        random = any(called(part).rstrip("_").startswith(RANDOM) for part in ast.walk(operand))
+        random = any(callee_name(part).rstrip("_").startswith(RANDOM) for part in ast.walk(operand))
         if text in known or random or isinstance(operand, (ast.Name, ast.Constant)):
             continue
         with quiet(), contextlib.suppress(Exception):  # what can't be computed here is left out

@@ -28,12 +28,12 @@ def _opened(node: ast.expr, path: tuple[Key, ...]) -> list[tuple[ast.expr, tuple
     """One step into the expression; None where it goes no further."""
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
         return [(node.value, (node.slice.value, *path))]
-    if isinstance(node, ast.Call) and node.args and called(node) in FIRST:
+    if isinstance(node, ast.Call) and node.args and callee_name(node) in FIRST:
         return [(node.args[0], path)]
     if not path:
         return None
     key, rest = path[0], path[1:]
-    if isinstance(node, ast.Call) and node.args and called(node) == "enumerate" and key == 1:
+    if isinstance(node, ast.Call) and node.args and callee_name(node) == "enumerate" and key == 1:
         return [(node.args[0], rest)]
     if isinstance(node, ast.Dict) and type(key) is str:
         return [
@@ -44,14 +44,14 @@ def _opened(node: ast.expr, path: tuple[Key, ...]) -> list[tuple[ast.expr, tuple
     inside: list[ast.expr] | None = None
     if isinstance(node, (ast.Tuple, ast.List)):
         inside = node.elts
-    elif called(node) in ("TensorDataset", "zip"):
+    elif callee_name(node) in ("TensorDataset", "zip"):
         inside = getattr(node, "args", [])
     if inside is None or type(key) is not int:
         return None
     return [(inside[key], rest)] if key < len(inside) else []
 
 
-def spine(node: ast.expr) -> Iterator[ast.expr]:
+def value_parts(node: ast.expr) -> Iterator[ast.expr]:
     """An expression and what its value is made of: receivers, operands and arguments, not indices or conditions."""
     yield node
     inner: list[ast.expr] = []
@@ -70,17 +70,17 @@ def spine(node: ast.expr) -> Iterator[ast.expr]:
     elif isinstance(node, (ast.ListComp, ast.GeneratorExp)):
         inner = [node.elt]
     for part in inner:
-        yield from spine(part)
+        yield from value_parts(part)
 
 
-def called(node: ast.AST) -> str:
+def callee_name(node: ast.AST) -> str:
     """The last name of what a call calls: "from_numpy" of `torch.from_numpy(a)`, "" of what is no call."""
     if not isinstance(node, ast.Call):
         return ""
     return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
 
 
-def bound(scope: ast.AST, text: str) -> list[tuple[ast.expr, tuple[Key, ...]]]:
+def bindings(scope: ast.AST, text: str) -> list[tuple[ast.expr, tuple[Key, ...]]]:
     """(value, entry of it) of each statement of this very scope that binds a name, in the order of the lines."""
     found: list[tuple[ast.expr, tuple[Key, ...]]] = []
     everywhere = text.startswith("self.")

@@ -21,7 +21,7 @@ from nbdebug.observe.sources import nodes, tree_of
 from nbdebug.observe.variables import class_attribute, members, named_children
 
 
-def of_tensor(value: Any, name: str) -> Any:
+def tensor_attribute(value: Any, name: str) -> Any:
     """An attribute of a tensor as torch itself has it, whatever a subclass puts in its place. Raises what torch raises:
     a nested tensor has no shape, a lazy parameter none yet."""
     return torch._C.TensorBase.__dict__[name].__get__(value)
@@ -32,7 +32,7 @@ def shape_of(value: Any) -> tuple[int, ...] | None:
     if not issubclass(type(value), torch.Tensor):
         return None
     try:
-        return tuple(int(side) for side in of_tensor(value, "shape"))
+        return tuple(int(side) for side in tensor_attribute(value, "shape"))
     except (RuntimeError, TypeError, ValueError):
         return None
 

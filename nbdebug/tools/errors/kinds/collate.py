@@ -192,30 +192,30 @@ SMALL = 4_000_000
 """Elements of all samples together with which a fix is tried: some milliseconds."""
 
 
-def detect(scene: ErrorContext) -> CollateMismatch | None:
-    fetch = _last(scene, FETCH)
-    collating = [frame for frame in scene.trail if COLLATE.search(frame.site.file)]
-    own = _own_collate(scene)
-    if not collating and not (own and (STACKED.search(scene.message) or scene.type in ("KeyError", "TypeError"))):
+def detect(context: ErrorContext) -> CollateMismatch | None:
+    fetch = _last(context, FETCH)
+    collating = [frame for frame in context.trail if COLLATE.search(frame.site.file)]
+    own = _own_collate(context)
+    if not collating and not (own and (STACKED.search(context.message) or context.type in ("KeyError", "TypeError"))):
         return None
     samples = _samples(fetch, collating)
     if samples is None:
-        return _from_message(scene, own) if collating or STACKED.search(scene.message) else None
-    found = _difference(scene, samples, collating)
-    if found is None or not collating and not STACKED.search(scene.message) and found.what not in ("keys", "none"):
+        return _from_message(context, own) if collating or STACKED.search(context.message) else None
+    found = _difference(context, samples, collating)
+    if found is None or not collating and not STACKED.search(context.message) and found.what not in ("keys", "none"):
         return None  # the collate function fails by itself
-    facts = _told(scene, found, samples)
+    facts = _told(context, found, samples)
     indices = _indices(fetch, len(samples))
     return dataclasses.replace(facts, own=own, indices=tuple(indices[i] for i in found.positions if i < len(indices)))
 
 
-def _last(scene: ErrorContext, file: re.Pattern[str]) -> Frame | None:
-    return next((frame for frame in reversed(scene.trail) if file.search(frame.site.file)), None)
+def _last(context: ErrorContext, file: re.Pattern[str]) -> Frame | None:
+    return next((frame for frame in reversed(context.trail) if file.search(frame.site.file)), None)
 
 
-def _own_collate(scene: ErrorContext) -> str:
+def _own_collate(context: ErrorContext) -> str:
     """The collate function that the fetcher called, where it is not torch's."""
-    for fetch, called in zip(scene.trail, scene.trail[1:]):
+    for fetch, called in zip(context.trail, context.trail[1:]):
         if FETCH.search(fetch.site.file) and "collate_fn(" in (source_text(fetch.site) or ""):
             if COLLATE.search(called.site.file):
                 return ""
@@ -232,9 +232,9 @@ def _samples(fetch: Frame | None, collating: Sequence[Frame]) -> Sequence[Any] |
     return data if type(data) in (list, tuple) and len(data) > 0 else None
 
 
-def _difference(scene: ErrorContext, samples: Sequence[Any], collating: Sequence[Frame]) -> Difference | None:
+def _difference(context: ErrorContext, samples: Sequence[Any], collating: Sequence[Frame]) -> Difference | None:
     """The difference at the entry that was being put together, else the first one."""
-    if SPARSE.search(scene.message):
+    if SPARSE.search(context.message):
         return unsupported(samples)
     met = differences(samples)
     path = _path_of(collating[-1].names.get("batch"), samples) if collating else None
@@ -242,7 +242,7 @@ def _difference(scene: ErrorContext, samples: Sequence[Any], collating: Sequence
         met = [d for d in met if d.path[: len(path)] == path or path[: len(d.path)] == d.path] or met
     if met:
         return met[0]
-    return unsupported(samples) if collating and CLASS.search(scene.message) else None
+    return unsupported(samples) if collating and CLASS.search(context.message) else None
 
 
 def _path_of(batch: Any, samples: Sequence[Any]) -> Path | None:
@@ -265,11 +265,11 @@ def _indices(fetch: Frame | None, count: int) -> list[int]:
     return [i for i in given if type(i) is int]
 
 
-def _told(scene: ErrorContext, found: Difference, samples: Sequence[Any]) -> CollateMismatch:
-    loader, dataset, batch = loader_of(scene)
+def _told(context: ErrorContext, found: Difference, samples: Sequence[Any]) -> CollateMismatch:
+    loader, dataset, batch = loader_of(context)
     odd, usual = found.odd, found.usual
     return CollateMismatch(
-        scene.raised(),
+        context.raised(),
         found.what,
         _written(found.path),
         _name(found.path),
@@ -307,23 +307,23 @@ def _name(path: Path) -> str:
 # -- in a worker ------------------------------------------------------------------------------------------------------
 
 
-def _from_message(scene: ErrorContext, own: str) -> CollateMismatch | None:
+def _from_message(context: ErrorContext, own: str) -> CollateMismatch | None:
     """What a worker's message says, with the order in which its parent asked for the samples."""
-    loader, dataset, batch = loader_of(scene)
-    worker = scene.carried.where if scene.carried else ""
-    sizes, kind, element = (pattern.search(scene.message) for pattern in (ENTRIES, CLASS, ELEMENT))
+    loader, dataset, batch = loader_of(context)
+    worker = context.carried.where if context.carried else ""
+    sizes, kind, element = (pattern.search(context.message) for pattern in (ENTRIES, CLASS, ELEMENT))
     facts = CollateMismatch(
-        scene.raised(),
+        context.raised(),
         "shape",
         batch=batch,
         dataset=dataset,
         loader=loader,
         own=own,
         worker=worker,
-        entries=_entries(scene),
+        entries=_entries(context),
     )
-    asked = _asked_for(scene, batch)
-    if kind is not None and "default_collate" in scene.message:
+    asked = _asked_for(context, batch)
+    if kind is not None and "default_collate" in context.message:
         found = (kind[1] or kind[2]).rpartition(".")[2]
         return dataclasses.replace(
             facts, what="none" if found == "NoneType" else "unsupported", odd=NAMED.get(found, f"a `{found}`")
@@ -338,25 +338,25 @@ def _from_message(scene: ErrorContext, own: str) -> CollateMismatch | None:
             positions=(place,),
             indices=tuple(asked[place : place + 1]),
         )
-    if (lacks := ASKED.search(scene.message)) is not None:
+    if (lacks := ASKED.search(context.message)) is not None:
         return dataclasses.replace(
             facts, what="none" if lacks[1] == "NoneType" else "unsupported", odd=NAMED.get(lacks[1], f"a `{lacks[1]}`")
         )
     if sizes is not None:
-        return _sized(facts, scene, sizes, asked)
+        return _sized(facts, context, sizes, asked)
     what = (
         "keys"
-        if scene.type == "KeyError"
+        if context.type == "KeyError"
         else "length"
-        if "each element" in scene.message
-        else ("shape" if STACKED.search(scene.message) else "type")
+        if "each element" in context.message
+        else ("shape" if STACKED.search(context.message) else "type")
     )
-    return dataclasses.replace(facts, what=what, lacking=(scene.message.strip("'"),) if what == "keys" else ())
+    return dataclasses.replace(facts, what=what, lacking=(context.message.strip("'"),) if what == "keys" else ())
 
 
-def _sized(facts: CollateMismatch, scene: ErrorContext, said: re.Match[str], asked: Sequence[int]) -> CollateMismatch:
+def _sized(facts: CollateMismatch, context: ErrorContext, said: re.Match[str], asked: Sequence[int]) -> CollateMismatch:
     shapes = [tuple(int(n) for n in re.findall(r"\d+", text)) for text in said.groups()[:2]]
-    held_at, position = _held_at(scene, asked, int(said[3]), shapes[0], shapes[1])
+    held_at, position = _held_at(context, asked, int(said[3]), shapes[0], shapes[1])
     unknown = position is None
     position = int(said[3]) if position is None else position
     usual, odd = shapes if position else shapes[::-1]
@@ -376,9 +376,9 @@ def _sized(facts: CollateMismatch, scene: ErrorContext, said: re.Match[str], ask
     return dataclasses.replace(told, positions=(position,), indices=tuple(asked[position : position + 1]))
 
 
-def _asked_for(scene: ErrorContext, batch: int | None) -> Sequence[int]:
+def _asked_for(context: ErrorContext, batch: int | None) -> Sequence[int]:
     """The data set's indices of a batch, where the sampler goes through it in order."""
-    sampler = attributes(iterator_of(scene)).get("_index_sampler") if iterator_of(scene) is not None else None
+    sampler = attributes(iterator_of(context)).get("_index_sampler") if iterator_of(context) is not None else None
     held = attributes(sampler) if type(sampler) is BatchSampler else {}
     size = held.get("batch_size")
     if type(held.get("sampler")) is not SequentialSampler or type(size) is not int or batch is None:
@@ -387,11 +387,11 @@ def _asked_for(scene: ErrorContext, batch: int | None) -> Sequence[int]:
 
 
 def _held_at(
-    scene: ErrorContext, asked: Sequence[int], position: int, first: tuple[int, ...], other: tuple[int, ...]
+    context: ErrorContext, asked: Sequence[int], position: int, first: tuple[int, ...], other: tuple[int, ...]
 ) -> tuple[str, int | None]:
     """("images[5]", 0 where it is the first that is odd) from a list of tensors, or of their sizes, that the data set
     keeps, or from a batch before it; None where nothing tells which of the first two is odd."""
-    iterator = iterator_of(scene)
+    iterator = iterator_of(context)
     dataset = attributes(iterator).get("_dataset") if iterator is not None else None
     for name, value in attributes(dataset).items() if dataset is not None and position < len(asked) else ():
         if (
@@ -411,14 +411,14 @@ def _held_at(
             if mine != its and (value[asked[0]], value[asked[position]]) in list(zip(first, other)):
                 odd = 0 if mine < its else position
                 return f"{name}[{asked[odd]}]", odd
-    return "", _unlike_batches(scene, position, first, other)
+    return "", _unlike_batches(context, position, first, other)
 
 
-def _unlike_batches(scene: ErrorContext, position: int, first: tuple[int, ...], other: tuple[int, ...]) -> int | None:
+def _unlike_batches(context: ErrorContext, position: int, first: tuple[int, ...], other: tuple[int, ...]) -> int | None:
     """Which is odd, by the batch before that a variable still has."""
     given = [
         entry.shape
-        for _, value, frame in scene.variables()
+        for _, value, frame in context.variables()
         if frame is not None
         for _, entry in flat(value)
         if entry.kind == "tensor"
@@ -427,9 +427,9 @@ def _unlike_batches(scene: ErrorContext, position: int, first: tuple[int, ...], 
     return None if (first in met) == (other in met) else 0 if other in met else position
 
 
-def _entries(scene: ErrorContext) -> tuple[str, ...]:
+def _entries(context: ErrorContext) -> tuple[str, ...]:
     """The keys that the data set's `__getitem__` gives its samples, as its source says them."""
-    iterator = iterator_of(scene)
+    iterator = iterator_of(context)
     dataset = attributes(iterator).get("_dataset") if iterator is not None else None
     method = next((vars(kind)["__getitem__"] for kind in type(dataset).__mro__ if "__getitem__" in vars(kind)), None)
     try:

@@ -23,18 +23,18 @@ from nbdebug.tools.errors.facts import ArgumentFact, TriedFix
 from nbdebug.tools.errors.kinds.indices import IGNORED, beyond
 from nbdebug.tools.errors.operands import (
     OperandNames,
-    asked,
     failing_module,
-    is_a,
-    raised,
+    is_instance,
+    library_frames,
+    op_arguments,
     raised_by_user,
-    within,
+    raised_facts,
 )
 from nbdebug.tools.errors.origin import where_of
 from nbdebug.tools.errors.rules.cuda import AssertFacts, CardFacts, CudaCard, CudnnFacts, Layout, Use
 from nbdebug.tools.errors.rules.indices import IndexFacts
 from nbdebug.tools.errors.sandbox import SMALL, rerun
-from nbdebug.tools.errors.syntax import bound, called, entries, spine
+from nbdebug.tools.errors.syntax import bindings, callee_name, entries, value_parts
 from nbdebug.tools.errors.values import UNKNOWN, expression, value_of
 
 WORDED: tuple[tuple[str, str], ...] = (
@@ -52,18 +52,18 @@ WORDED: tuple[tuple[str, str], ...] = (
 )
 
 
-def detect_unavailable(scene: ErrorContext) -> CardFacts | None:
+def detect_unavailable(context: ErrorContext) -> CardFacts | None:
     """The facts of an error about the card itself; None of any other."""
-    kind = next((kind for kind, pattern in WORDED if re.search(pattern, scene.message)), None)
+    kind = next((kind for kind, pattern in WORDED if re.search(pattern, context.message)), None)
     if kind is None:
         return None
-    numbers = re.findall(r"CUDA device (\d+)", scene.message) if kind == "load" else []
-    wanted = expression(scene.users[0]) if scene.users else None
+    numbers = re.findall(r"CUDA device (\d+)", context.message) if kind == "load" else []
+    wanted = expression(context.users[0]) if context.users else None
     asked = re.findall(r"cuda:(\d+)", ast.unparse(wanted)) if wanted is not None else []
     number = int(numbers[0]) if numbers else int(asked[0]) if asked else None
     text = ast.unparse(wanted) if isinstance(wanted, ast.expr) else ""
-    text = text if len(text) <= 60 else f"{called(wanted)}(…)" if isinstance(wanted, ast.Call) else ""
-    return CardFacts(scene.raised(), kind, card(), text, number, "CUDA_VISIBLE_DEVICES" in os.environ)
+    text = text if len(text) <= 60 else f"{callee_name(wanted)}(…)" if isinstance(wanted, ast.Call) else ""
+    return CardFacts(context.raised(), kind, card(), text, number, "CUDA_VISIBLE_DEVICES" in os.environ)
 
 
 def card() -> CudaCard:
@@ -103,20 +103,20 @@ class Sources:
     """copies: the whole numbers on the host, as (how it is written, tensor) by the name that the sources give them:
     variables, items of batches, what the data sets hold ("loader[1]": the second entry of what a loader gives)."""
 
-    def __init__(self, scene: ErrorContext):
-        self.scene = scene
+    def __init__(self, context: ErrorContext):
+        self.context = context
         self.copies: dict[str, tuple[str, torch.Tensor]] = {}
-        for name, shown, value in _copies(scene):
+        for name, shown, value in _copies(context):
             self.copies.setdefault(name, (shown, value))  # the innermost frame's goes before the notebook's
-        files = list(dict.fromkeys(frame.site.file for frame in scene.users))
+        files = list(dict.fromkeys(frame.site.file for frame in context.users))
         files += [other for file in files[:1] for other in other_cells(file) if other not in files]
         self.trees = {file: tree for file in files if (tree := tree_of(file)) is not None}
         self.classes = {
             (path or name).rpartition(".")[2]: type(part).__name__
-            for name, model in scene.owners.models.items()
+            for name, model in context.owners.models.items()
             for path, part in named_modules(model)
         }
-        models, asked = scene.owners.models, {ast.unparse(node.func) for _, node in self._calls()}
+        models, asked = context.owners.models, {ast.unparse(node.func) for _, node in self._calls()}
         self.models = [model for name, model in models.items() if name in asked] or list(models.values())
 
     def uses(self) -> list[Use]:
@@ -130,10 +130,10 @@ class Sources:
                     yield file, node
 
     def _embeddings(self) -> Iterator[Use]:
-        names = OperandNames(self.scene)
+        names = OperandNames(self.context)
         for model in self.models:
             for _, module in named_modules(model):
-                if not is_a(module, (nn.Embedding, nn.EmbeddingBag)):
+                if not is_instance(module, (nn.Embedding, nn.EmbeddingBag)):
                     continue
                 path, called_at = names.module(module), False
                 last = path.rpartition(".")[2]
@@ -153,13 +153,13 @@ class Sources:
 
     def _losses(self) -> Iterator[Use]:
         for file, node in self._calls():
-            frame = next((f for f in self.scene.users if f.site.file == file), None)
-            if len(node.args) >= 2 and (called(node) in LOSSES or self._is_loss(node, frame)):
+            frame = next((f for f in self.context.users if f.site.file == file), None)
+            if len(node.args) >= 2 and (callee_name(node) in LOSSES or self._is_loss(node, frame)):
                 size, head = self._classes(node.args[0], frame)
                 if size is not None:
                     yield Use(
                         "target",
-                        head or called(node),
+                        head or callee_name(node),
                         size,
                         ast.unparse(node.args[1]),
                         where_of(file, node),
@@ -171,15 +171,15 @@ class Sources:
         stated = next((k.value for k in node.keywords if k.arg == "ignore_index"), None)
         known = value_of(stated, frame) if stated is not None and frame is not None else UNKNOWN
         function: Any = value_of(node.func, frame) if frame is not None else UNKNOWN
-        given = attributes(function).get("ignore_index") if is_a(function, LOSS_MODULES) else known
+        given = attributes(function).get("ignore_index") if is_instance(function, LOSS_MODULES) else known
         return given if type(given) is int else IGNORED
 
     def _is_loss(self, node: ast.Call, frame: Frame | None) -> bool:
         function = value_of(node.func, frame) if frame is not None else UNKNOWN
         if function is UNKNOWN:
             name = ast.unparse(node.func)
-            function = next((value for other, value, _ in self.scene.variables() if other == name), UNKNOWN)
-        return is_a(function, LOSS_MODULES)
+            function = next((value for other, value, _ in self.context.variables() if other == name), UNKNOWN)
+        return is_instance(function, LOSS_MODULES)
 
     def _classes(self, scores: ast.expr, frame: Frame | None) -> tuple[int | None, str]:
         """How many classes the scores have: by their shape, else by the last layer of the model that makes them."""
@@ -191,7 +191,7 @@ class Sources:
             for _, module in named_modules(model):
                 width = module.__dict__.get("out_features", module.__dict__.get("out_channels"))
                 if type(module).__module__.startswith("torch.nn.") and type(width) is int and size in (None, width):
-                    head, last = OperandNames(self.scene).module(module), width
+                    head, last = OperandNames(self.context).module(module), width
         return size if size is not None else last, head
 
     def _checked(self, use: Use) -> Use:
@@ -230,17 +230,17 @@ def _before(tree: ast.Module, name: str, classes: dict[str, str]) -> list[str]:
     """What a name was bound to, or given for as a parameter, anywhere in a file: names, and entries of data sets."""
     found: list[str] = []
     for scope in (tree, *functions(tree)):
-        for value, keys in bound(scope, name):
+        for value, keys in bindings(scope, name):
             for entry, rest in entries(value, keys):
                 found += [
                     _written(part, rest)
-                    for part in spine(entry)
+                    for part in value_parts(entry)
                     if isinstance(part, (ast.Name, ast.Attribute, ast.Subscript))
                 ]
     return found + [
         ast.unparse(part)
         for given in _passed(tree, name, classes)
-        for part in spine(given)
+        for part in value_parts(given)
         if isinstance(part, (ast.Name, ast.Subscript))
     ]
 
@@ -257,9 +257,9 @@ def _passed(tree: ast.Module, name: str, classes: dict[str, str]) -> Iterator[as
         place = names.index(name)
         for call in calls:
             mine = (
-                classes.get(called(call)) == homes.get(id(node), "")
+                classes.get(callee_name(call)) == homes.get(id(node), "")
                 if node.name == "forward"
-                else (called(call) == node.name)
+                else (callee_name(call) == node.name)
             )
             if mine and place < len(call.args):
                 yield call.args[place]
@@ -274,10 +274,10 @@ def _last(name: str) -> str:
     return name.rpartition(".")[2].partition("[")[0].strip("'\"")
 
 
-def _copies(scene: ErrorContext) -> Iterator[tuple[str, str, torch.Tensor]]:
+def _copies(context: ErrorContext) -> Iterator[tuple[str, str, torch.Tensor]]:
     """(name, how it is written, whole numbers on the host): variables, their entries, what data sets hold."""
     seen: set[int] = set()
-    for name, value, _ in scene.variables():
+    for name, value, _ in context.variables():
         if id(value) in seen:
             continue
         seen.add(id(value))
@@ -288,14 +288,14 @@ def _copies(scene: ErrorContext) -> Iterator[tuple[str, str, torch.Tensor]]:
             for key, item in pairs:
                 if type(key) in (str, int) and _whole(item):
                     yield f"{name}[{key!r}]", f"{name}[{key!r}]", item
-        elif is_a(value, (DataLoader, Dataset)):
+        elif is_instance(value, (DataLoader, Dataset)):
             yield from _held(name, value)
 
 
 def _held(name: str, value: Any) -> Iterator[tuple[str, str, torch.Tensor]]:
     """What the data set behind a loader holds."""
     dataset, path = value, name
-    while is_a(dataset, (DataLoader, Subset)):
+    while is_instance(dataset, (DataLoader, Subset)):
         dataset, path = attributes(dataset).get("dataset"), f"{path}.dataset"
     if type(dataset) is TensorDataset:
         for i, item in enumerate(attributes(dataset).get("tensors", ())):
@@ -329,23 +329,23 @@ ASSERT_WORDS: tuple[tuple[str, str], ...] = (
 )
 
 
-def detect_assert(scene: ErrorContext) -> AssertFacts | None:
+def detect_assert(context: ErrorContext) -> AssertFacts | None:
     """The ops that can have failed; None of any other error."""
-    kind = next((kind for kind, pattern in ASSERT_WORDS if re.search(pattern, scene.message)), None)
-    if kind is None or raised_by_user(scene):
+    kind = next((kind for kind, pattern in ASSERT_WORDS if re.search(pattern, context.message)), None)
+    if kind is None or raised_by_user(context):
         return None
-    uses = sorted(Sources(scene).uses(), key=lambda use: (use.found is None, use.checked))
-    return AssertFacts(scene.raised(), kind, tuple(uses), os.environ.get("CUDA_LAUNCH_BLOCKING") == "1")
+    uses = sorted(Sources(context).uses(), key=lambda use: (use.found is None, use.checked))
+    return AssertFacts(context.raised(), kind, tuple(uses), os.environ.get("CUDA_LAUNCH_BLOCKING") == "1")
 
 
-def detect_index(scene: ErrorContext) -> IndexFacts | None:
+def detect_index(context: ErrorContext) -> IndexFacts | None:
     """The one op whose index is out of range by its copy on the host; None where that is not shown."""
-    facts = detect_assert(scene)
+    facts = detect_assert(context)
     proven = [use for use in facts.uses if use.found is not None] if facts is not None else []
     if facts is None or not proven:
         return None
     use = proven[0]
-    copy = Sources(scene).copies.get(use.copy)
+    copy = Sources(context).copies.get(use.copy)
     if copy is None:
         return None
     where = dataclasses.replace(
@@ -377,10 +377,10 @@ WORDS = re.compile(
 )
 
 
-def detect_cudnn(scene: ErrorContext) -> CudnnFacts | None:
+def detect_cudnn(context: ErrorContext) -> CudnnFacts | None:
     """The facts of what the library would not do; None of any other error."""
-    message = scene.message
-    if not WORDS.search(message) or raised_by_user(scene):
+    message = context.message
+    if not WORDS.search(message) or raised_by_user(context):
         return None
     found = re.search(STATUS, message)
     status = (
@@ -392,7 +392,7 @@ def detect_cudnn(scene: ErrorContext) -> CudnnFacts | None:
         if ("contiguous" in message)
         else "error"
     )
-    parts = [p for p in asked(scene) if p.value.ndim and p.value.layout is torch.strided]
+    parts = [p for p in op_arguments(context) if p.value.ndim and p.value.layout is torch.strided]
     layouts = tuple(
         Layout(
             ArgumentFact(p.fact(), p.role, p.owner, p.known),
@@ -403,11 +403,11 @@ def detect_cudnn(scene: ErrorContext) -> CudnnFacts | None:
         )
         for p in parts[:8]
     )
-    module = failing_module(scene)
+    module = failing_module(context)
     op = (
-        OperandNames(scene).module(module)
+        OperandNames(context).module(module)
         if module is not None
-        else next((frame.site.function for frame in within(scene)), "")
+        else next((frame.site.function for frame in library_frames(context)), "")
     )
     loose: dict[int | str, torch.Tensor] = {
         id(p.value): p.value.detach().contiguous()
@@ -415,14 +415,14 @@ def detect_cudnn(scene: ErrorContext) -> CudnnFacts | None:
         if not p.value.is_contiguous() and p.value.numel() < SMALL
     }
     return CudnnFacts(
-        raised(scene),
+        raised_facts(context),
         "cuBLAS" if "CUBLAS" in status else "cuDNN",
         status,
         op,
         layouts,
         card(),
-        _tried(scene, {}, True),
-        _tried(scene, loose, False) if loose else None,
+        _tried(context, {}, True),
+        _tried(context, loose, False) if loose else None,
     )
 
 
@@ -436,7 +436,7 @@ def dense(value: torch.Tensor) -> bool:
     return True
 
 
-def _tried(scene: ErrorContext, swap: dict[int | str, torch.Tensor], other: bool) -> TriedFix | None:
+def _tried(context: ErrorContext, swap: dict[int | str, torch.Tensor], other: bool) -> TriedFix | None:
     off = (lambda: torch.backends.cudnn.flags(enabled=False)) if other else contextlib.nullcontext
-    trial = rerun(scene, swap, off)
+    trial = rerun(context, swap, off)
     return None if trial is None else TriedFix("", trial.worked, trial.after)

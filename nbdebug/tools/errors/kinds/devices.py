@@ -26,17 +26,17 @@ from nbdebug.tools.errors.kinds.dtypes import on_two_devices
 from nbdebug.tools.errors.operands import (
     OpArgument,
     OperandNames,
-    asked,
     failing_module,
-    is_a,
-    raised,
+    is_instance,
+    op_arguments,
     raised_by_user,
+    raised_facts,
     weights,
 )
-from nbdebug.tools.errors.origin import came, where_of
+from nbdebug.tools.errors.origin import origin_of, where_of
 from nbdebug.tools.errors.rules.devices import DeviceFacts
 from nbdebug.tools.errors.sandbox import TrialResult, computed_operands, rerun
-from nbdebug.tools.errors.syntax import called, spine
+from nbdebug.tools.errors.syntax import callee_name, value_parts
 from nbdebug.tools.errors.values import operands, value_of
 
 MAKERS = frozenset(
@@ -68,12 +68,12 @@ MAKERS = frozenset(
 MOVES = ("to", "cuda", "cpu")
 
 
-def reason(facts: DeviceFacts, odd: OpArgument, scene: ErrorContext) -> DeviceFacts:
+def reason(facts: DeviceFacts, odd: OpArgument, context: ErrorContext) -> DeviceFacts:
     """The same facts with `why`, and what belongs to it."""
-    names = OperandNames(scene)
+    names = OperandNames(context)
     if odd.owner is not None:
-        return _registered(facts, odd, scene, names)
-    held = _attribute(odd.value, scene, names)
+        return _registered(facts, odd, context, names)
+    held = _attribute(odd.value, context, names)
     if held is not None:
         owner, kind, name, module = held
         return dataclasses.replace(
@@ -82,23 +82,23 @@ def reason(facts: DeviceFacts, odd: OpArgument, scene: ErrorContext) -> DeviceFa
             owner=owner,
             holder=kind,
             attribute=name,
-            origin=_origin(odd, scene),
+            origin=_origin(odd, context),
         )
-    line = _dropped(odd.name, scene)
+    line = _dropped(odd.name, context)
     if line is not None:
         return dataclasses.replace(facts, why="dropped", dropped=line)
-    found = _origin(odd, scene)
+    found = _origin(odd, context)
     looped = found is not None and any("comes out of" in link.what for link in found.way)
-    made = found is not None and bool(found.call) and not looped and _runs(found, scene)
+    made = found is not None and bool(found.call) and not looped and _runs(found, context)
     return dataclasses.replace(
         facts,
         why="made" if made else "batch" if looped else "variable",
         origin=found,
-        source="" if found is None or made else _source(found, odd, scene),
+        source="" if found is None or made else _source(found, odd, context),
     )
 
 
-def _source(origin: ValueOrigin, odd: OpArgument, scene: ErrorContext) -> str:
+def _source(origin: ValueOrigin, odd: OpArgument, context: ErrorContext) -> str:
     """The one tensor on the odd device from which the first binding on the way was made."""
     try:
         node = ast.parse(origin.code, mode="eval").body
@@ -106,19 +106,19 @@ def _source(origin: ValueOrigin, odd: OpArgument, scene: ErrorContext) -> str:
         return ""
     found = {
         ast.unparse(part)
-        for part in spine(node)
+        for part in value_parts(node)
         if isinstance(part, (ast.Name, ast.Attribute))
-        and is_tensor(value := value_of(part, scene.users[0]))
+        and is_tensor(value := value_of(part, context.users[0]))
         and value.device == odd.value.device
     }
     return found.pop() if len(found) == 1 and origin.code not in found else ""
 
 
-def _registered(facts: DeviceFacts, odd: OpArgument, scene: ErrorContext, names: OperandNames) -> DeviceFacts:
+def _registered(facts: DeviceFacts, odd: OpArgument, context: ErrorContext, names: OperandNames) -> DeviceFacts:
     """A parameter or a buffer: of a model that was never moved, of a part that came later, or of a hidden module."""
     owner = odd.owner or ""
     root = next(
-        (model for name, model in scene.owners.models.items() if owner == name or owner.startswith(f"{name}.")), None
+        (model for name, model in context.owners.models.items() if owner == name or owner.startswith(f"{name}.")), None
     )
     if "[" in owner:
         place, _, _ = owner.partition("[")
@@ -146,14 +146,14 @@ def _highest(root: nn.Module, odd: OpArgument, path: str) -> str | None:
     return odd.owner
 
 
-def _attribute(value: Any, scene: ErrorContext, names: OperandNames) -> tuple[str, str, str, bool] | None:
+def _attribute(value: Any, context: ErrorContext, names: OperandNames) -> tuple[str, str, str, bool] | None:
     """(path, class, attribute, whether it is a module's) of an object that holds the tensor as a plain attribute."""
-    for model in scene.owners.models.values():
+    for model in context.owners.models.values():
         for _, part in named_modules(model):
             for name, held in attributes(part).items():
                 if held is value and name not in MODULES_OWN:
                     return names.module(part), type(part).__name__, name, True
-    for frame in scene.users:
+    for frame in context.users:
         mine = frame.names.get("self")
         for name, held in (attributes(mine) if mine is not None else {}).items():
             if held is value:
@@ -161,9 +161,9 @@ def _attribute(value: Any, scene: ErrorContext, names: OperandNames) -> tuple[st
     return None
 
 
-def _dropped(name: str, scene: ErrorContext) -> Where | None:
+def _dropped(name: str, context: ErrorContext) -> Where | None:
     """The line on which `x.to(device)` stands as a statement, so that its result goes nowhere."""
-    files = [frame.site.file for frame in scene.users]
+    files = [frame.site.file for frame in context.users]
     for file in dict.fromkeys([*files, *(other_cells(files[0]) if files else [])]):
         for node in nodes_of(file):
             call = node.value if isinstance(node, ast.Expr) else None
@@ -177,31 +177,31 @@ def _dropped(name: str, scene: ErrorContext) -> Where | None:
     return None
 
 
-def _origin(odd: OpArgument, scene: ErrorContext) -> ValueOrigin | None:
+def _origin(odd: OpArgument, context: ErrorContext) -> ValueOrigin | None:
     """The binding in which a tensor was made on the host."""
     device = odd.value.device
 
     def tells(node: ast.expr) -> bool:
-        return called(node) in MAKERS and not any(k.arg == "device" for k in getattr(node, "keywords", []))
+        return callee_name(node) in MAKERS and not any(k.arg == "device" for k in getattr(node, "keywords", []))
 
     def fits(value: Any) -> bool:
-        return value.device == device if is_tensor(value) else not is_a(value, (int, float, str, torch.dtype))
+        return value.device == device if is_tensor(value) else not is_instance(value, (int, float, str, torch.dtype))
 
-    way = came(odd.name, scene, tells, fits, partial=True)
+    way = origin_of(odd.name, context, tells, fits, partial=True)
     if not way:
         return None
     return ValueOrigin(
         way[0].name,
         way[0].code,
-        called(way[0].maker) if way[0].maker is not None else "",
+        callee_name(way[0].maker) if way[0].maker is not None else "",
         way[0].where,
-        tuple(Link(made.said, made.where) for made in way),
+        tuple(Link(binding.phrase, binding.where) for binding in way),
     )
 
 
-def _runs(origin: ValueOrigin, scene: ErrorContext) -> bool:
+def _runs(origin: ValueOrigin, context: ErrorContext) -> bool:
     """Whether the tensor is made in a function that was running, and not in the data or the setting up."""
-    for frame in scene.users:
+    for frame in context.users:
         if frame.site.file == origin.where.file and frame.site.function != "<module>":
             for node in nodes_of(frame.site.file):
                 if (
@@ -232,56 +232,56 @@ SMALL = 2_000_000
 """Elements that are moved to try a cure."""
 
 
-def detect(scene: ErrorContext) -> DeviceFacts | None:
+def detect(context: ErrorContext) -> DeviceFacts | None:
     """The facts of an error about devices; None of any other."""
-    kind = next((kind for kind, pattern in WORDED if re.search(pattern, scene.message)), None)
-    if kind is None and on_two_devices(scene.message) and "should be the same" in scene.message:
+    kind = next((kind for kind, pattern in WORDED if re.search(pattern, context.message)), None)
+    if kind is None and on_two_devices(context.message) and "should be the same" in context.message:
         kind = "two"
-    if kind is None or raised_by_user(scene):
+    if kind is None or raised_by_user(context):
         return None
-    facts = DeviceFacts(raised(scene), kind, op=_op(scene))
+    facts = DeviceFacts(raised_facts(context), kind, op=_op(context))
     if kind == "generator":
-        return _generator(facts, scene)
+        return _generator(facts, context)
     if kind == "parallel":
-        return _parallel(facts, scene)
-    parts = asked(scene)
+        return _parallel(facts, context)
+    parts = op_arguments(context)
     if kind in ("numpy", "no data"):
-        return _unreadable(facts, parts, scene)
-    parts += [OpArgument(value, text) for text, value in computed_operands(scene, {part.name for part in parts})]
+        return _unreadable(facts, parts, context)
+    parts += [OpArgument(value, text) for text, value in computed_operands(context, {part.name for part in parts})]
     devices = {str(part.value.device) for part in parts}
     if len(devices) < 2:
-        parts = [*parts, *_variables(scene, parts)]
-    return _two(facts, parts, scene)
+        parts = [*parts, *_variables(context, parts)]
+    return _two(facts, parts, context)
 
 
-def _op(scene: ErrorContext) -> str:
-    module = failing_module(scene)
-    return OperandNames(scene).module(module) if module is not None else ""
+def _op(context: ErrorContext) -> str:
+    module = failing_module(context)
+    return OperandNames(context).module(module) if module is not None else ""
 
 
-def _variables(scene: ErrorContext, parts: list[OpArgument]) -> list[OpArgument]:
+def _variables(context: ErrorContext, parts: list[OpArgument]) -> list[OpArgument]:
     """The tensors of the innermost frame, where the failing line shows none."""
-    seen, names = {id(part.value) for part in parts}, OperandNames(scene)
-    at = scene.users[0] if scene.users else None
+    seen, names = {id(part.value) for part in parts}, OperandNames(context)
+    at = context.users[0] if context.users else None
     return [
-        dataclasses.replace(names.asked(value, ""), name=name, known=True)
-        for name, value, frame in scene.variables()
+        dataclasses.replace(names.argument(value, ""), name=name, known=True)
+        for name, value, frame in context.variables()
         if frame is at and is_tensor(value) and id(value) not in seen
     ]
 
 
-def _two(facts: DeviceFacts, parts: list[OpArgument], scene: ErrorContext) -> DeviceFacts:
-    state = _state(scene)
+def _two(facts: DeviceFacts, parts: list[OpArgument], context: ErrorContext) -> DeviceFacts:
+    state = _state(context)
     if state is not None:
         return dataclasses.replace(facts, why="state", **state)
-    home = _home(parts, scene)
+    home = _home(parts, context)
     away = [p for p in parts if str(p.value.device) != home]
     there = [p for p in parts if str(p.value.device) == home]
     if not away:
         return dataclasses.replace(facts, home=home)
     away.sort(key=lambda p: (p.value.ndim == 0, not p.known))  # a number alone may be on the host
     odd, met = away[0], _nearest(there)
-    target = _target(home, met, scene)
+    target = _target(home, met, context)
     facts = dataclasses.replace(
         facts,
         odd=_part(odd),
@@ -290,17 +290,17 @@ def _two(facts: DeviceFacts, parts: list[OpArgument], scene: ErrorContext) -> De
         target=target,
         also=tuple(_part(p) for p in away[1:] if is_plain(p.name) and p.value.ndim),
     )
-    facts = reason(facts, odd, scene)
-    return _cure(facts, odd, away, home, scene)
+    facts = reason(facts, odd, context)
+    return _cure(facts, odd, away, home, context)
 
 
-def _home(parts: list[OpArgument], scene: ErrorContext) -> str:
+def _home(parts: list[OpArgument], context: ErrorContext) -> str:
     """The device that is meant: a card rather than the host, of two cards the one with most of the parameters."""
     devices = list(dict.fromkeys(str(p.value.device) for p in parts))
-    counts = Counter(str(p.device) for model in scene.owners.models.values() for p in weights(model))
+    counts = Counter(str(p.device) for model in context.owners.models.values() for p in weights(model))
     cards = [d for d in devices if d != "cpu"]
     if not cards:  # the one in the message is at no variable: what the models are on
-        said = re.findall(r"\b((?:cuda|mps|xpu|meta|hpu|npu)(?::\d+)?)\b", scene.message)
+        said = re.findall(r"\b((?:cuda|mps|xpu|meta|hpu|npu)(?::\d+)?)\b", context.message)
         return next((d for d, _ in counts.most_common() if d != "cpu"), said[0] if said else "cpu")
     return max(cards, key=lambda d: counts[d])
 
@@ -315,18 +315,18 @@ def _part(given: OpArgument) -> ArgumentFact:
     return ArgumentFact(given.fact(), given.role, given.owner, given.known)
 
 
-def _target(home: str, met: OpArgument | None, scene: ErrorContext) -> str:
+def _target(home: str, met: OpArgument | None, context: ErrorContext) -> str:
     """How the user can write the device that is meant: a variable of theirs, a tensor's, a model's."""
-    at = scene.users[0] if scene.users else None
-    seen = {**scene.names, **at.globals, **at.names} if at is not None else dict(scene.names)
+    at = context.users[0] if context.users else None
+    seen = {**context.names, **at.globals, **at.names} if at is not None else dict(context.names)
     for name, value in seen.items():  # what the failing line can see
         if type(value) is torch.device and str(value) in (home, home.partition(":")[0]):
             return name
     plain = met is not None and met.known and re.fullmatch(r"[\w.]+(\[[^\]]+\])*", met.name)
     if met is not None and plain and "[" not in (met.owner or ""):
         return f"{met.name}.device"
-    models = scene.owners.models
-    near = [name for name in models if any(name in frame.names for frame in scene.users)]
+    models = context.owners.models
+    near = [name for name in models if any(name in frame.names for frame in context.users)]
     for name in near or (list(models) if len(models) == 1 else []):
         model = models[name]
         first = next(iter(weights(model)), None)
@@ -335,36 +335,36 @@ def _target(home: str, met: OpArgument | None, scene: ErrorContext) -> str:
     return f'"{home}"'
 
 
-def _cure(facts: DeviceFacts, odd: OpArgument, away: list[OpArgument], home: str, scene: ErrorContext) -> DeviceFacts:
+def _cure(facts: DeviceFacts, odd: OpArgument, away: list[OpArgument], home: str, context: ErrorContext) -> DeviceFacts:
     """The failing op again with what stayed behind moved: the odd one, and where that is not enough all the others."""
     code = f"{odd.name} = {odd.name}.to({facts.target})"
-    module = failing_module(scene)
+    module = failing_module(context)
     own = [
         p for p in (weights(module) if module is not None and odd.owner is not None else ()) if str(p.device) != home
     ]
     one = [odd.value, *own] + [p.value for p in away if p.value.data_ptr() == odd.value.data_ptr()]
     for moved in (one, [p.value for p in away]):
-        trial = _moved(moved, home, scene)
+        trial = _moved(moved, home, context)
         if trial is None or trial.worked:
             cure = TriedFix(code) if trial is None else TriedFix(code, True, trial.after)
             return dataclasses.replace(facts, cure=cure, together=moved is not one and trial is not None)
     return dataclasses.replace(facts, cure=TriedFix(code))
 
 
-def _moved(tensors: list[torch.Tensor], home: str, scene: ErrorContext) -> TrialResult | None:
+def _moved(tensors: list[torch.Tensor], home: str, context: ErrorContext) -> TrialResult | None:
     if any(t.is_meta for t in tensors) or sum(t.numel() for t in tensors) > SMALL:
         return None
     try:
         swap: dict[int | str, torch.Tensor] = {id(t): t.detach().to(home) for t in tensors}
     except Exception:  # a device that is full or has failed: the cure is told untried
         return None
-    return rerun(scene, swap)
+    return rerun(context, swap)
 
 
-def _parallel(facts: DeviceFacts, scene: ErrorContext) -> DeviceFacts:
+def _parallel(facts: DeviceFacts, context: ErrorContext) -> DeviceFacts:
     """DataParallel copies from its first device, so the module must be there before."""
-    module = failing_module(scene)
-    said = re.findall(r"device:? ([a-z]+(?::\d+)?)", scene.message)
+    module = failing_module(context)
+    said = re.findall(r"device:? ([a-z]+(?::\d+)?)", context.message)
     counts = Counter(str(p.device) for p in (weights(module) if module is not None else ()))
     return dataclasses.replace(
         facts,
@@ -376,12 +376,12 @@ def _parallel(facts: DeviceFacts, scene: ErrorContext) -> DeviceFacts:
     )
 
 
-def _state(scene: ErrorContext) -> dict[str, Any] | None:
+def _state(context: ErrorContext) -> dict[str, Any] | None:
     """Of an optimizer's step: a parameter whose state lies on another device than itself."""
-    if not any(frame.site.file.startswith(torch.optim.__path__[0]) for frame in scene.trail):
+    if not any(frame.site.file.startswith(torch.optim.__path__[0]) for frame in context.trail):
         return None
-    names = OperandNames(scene)
-    for variable, optimizer in scene.owners.optimizers.items():
+    names = OperandNames(context)
+    for variable, optimizer in context.owners.optimizers.items():
         for parameter, kept in dict.items(optimizer.state):
             for key, value in dict.items(kept) if isinstance(kept, dict) else ():
                 if is_tensor(value) and value.ndim and value.device != parameter.device:
@@ -400,12 +400,12 @@ def _state(scene: ErrorContext) -> dict[str, Any] | None:
     return None
 
 
-def _unreadable(facts: DeviceFacts, parts: list[OpArgument], scene: ErrorContext) -> DeviceFacts | None:
+def _unreadable(facts: DeviceFacts, parts: list[OpArgument], context: ErrorContext) -> DeviceFacts | None:
     """A tensor whose values are wanted on the host: on a card, or on meta, where there are none."""
     module = next(
         (
             frame.names["self"]
-            for frame in reversed(scene.trail)
+            for frame in reversed(context.trail)
             if frame.site.function in ("to", "cpu", "cuda", "_apply")
             and issubclass(type(frame.names.get("self")), nn.Module)
         ),
@@ -415,7 +415,7 @@ def _unreadable(facts: DeviceFacts, parts: list[OpArgument], scene: ErrorContext
         root = next(
             (
                 f.names["self"]
-                for f in scene.trail
+                for f in context.trail
                 if f.names.get("self") is not None
                 and f.site.function in ("to", "cpu", "cuda", "_apply")
                 and issubclass(type(f.names["self"]), nn.Module)
@@ -423,11 +423,11 @@ def _unreadable(facts: DeviceFacts, parts: list[OpArgument], scene: ErrorContext
             module,
         )
         counts = Counter(str(p.device) for p in weights(root))
-        name = OperandNames(scene).module(root)
+        name = OperandNames(context).module(root)
         return dataclasses.replace(facts, why="model", owner=name, home="meta", counts=dict(counts))
     wanted = "meta" if facts.kind == "no data" else None
     found = [p for p in parts if str(p.value.device) == wanted or wanted is None and p.value.device.type != "cpu"]
-    found = found or [p for p in _variables(scene, parts) if p.value.device.type != "cpu"]
+    found = found or [p for p in _variables(context, parts) if p.value.device.type != "cpu"]
     if not found:
         return facts if facts.kind == "numpy" else dataclasses.replace(facts, home="meta")
     odd = next((p for p in found if p.role == "lengths"), found[0])
@@ -438,11 +438,11 @@ def _unreadable(facts: DeviceFacts, parts: list[OpArgument], scene: ErrorContext
     )
 
 
-def _generator(facts: DeviceFacts, scene: ErrorContext) -> DeviceFacts:
+def _generator(facts: DeviceFacts, context: ErrorContext) -> DeviceFacts:
     """Random numbers for a card out of a generator of the host's, or the other way round."""
-    said = re.findall(r"'(\w+)'", scene.message)
-    names = [text for frame in scene.users for text, value in operands(frame) if type(value) is torch.Generator]
-    loads = any(frame.site.file.endswith(("dataloader.py", "sampler.py")) for frame in scene.trail)
+    said = re.findall(r"'(\w+)'", context.message)
+    names = [text for frame in context.users for text, value in operands(frame) if type(value) is torch.Generator]
+    loads = any(frame.site.file.endswith(("dataloader.py", "sampler.py")) for frame in context.trail)
     return dataclasses.replace(
         facts,
         why="loader" if loads else "variable",

@@ -80,25 +80,25 @@ TYPES = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError", "Di
 FOLDER = re.compile(r"[\\/]torch[\\/](distributed|nn[\\/]parallel)[\\/]")
 
 
-def detect(scene: ErrorContext) -> Collective | None:
+def detect(context: ErrorContext) -> Collective | None:
     if not (
-        scene.type in TYPES
-        or scene.type in ("RuntimeError", "ValueError", "OSError", "TimeoutError")
-        and ABOUT.search(scene.message)
+        context.type in TYPES
+        or context.type in ("RuntimeError", "ValueError", "OSError", "TimeoutError")
+        and ABOUT.search(context.message)
     ):
         return None
-    near = any(FOLDER.search(frame.site.file) for frame in scene.trail)
-    if scene.type not in TYPES and not near and not OWN.search(scene.message):
+    near = any(FOLDER.search(frame.site.file) for frame in context.trail)
+    if context.type not in TYPES and not near and not OWN.search(context.message):
         return None  # a socket of the user's own
-    recognised = next(((kind, match) for kind, pattern in KINDS if (match := pattern.search(scene.message))), None)
+    recognised = next(((kind, match) for kind, pattern in KINDS if (match := pattern.search(context.message))), None)
     if recognised is None:
         return None
     what, said = recognised
     found = tuple((key, value) for key, value in said.groupdict().items() if value)
-    model, unused = _unused(scene) if what == "unused parameters" else ("", ())
-    given = tuple(f"{text} on {value.device}" for text, value in _operands(scene) if is_tensor(value))[:5]
+    model, unused = _unused(context) if what == "unused parameters" else ("", ())
+    given = tuple(f"{text} on {value.device}" for text, value in _operands(context) if is_tensor(value))[:5]
     return Collective(
-        scene.raised(),
+        context.raised(),
         what,
         found,
         tuple(name for name in VARIABLES if name in os.environ),
@@ -114,8 +114,8 @@ def detect(scene: ErrorContext) -> Collective | None:
     )
 
 
-def _operands(scene: ErrorContext) -> Iterator[tuple[str, Any]]:
-    return operands(scene.users[0]) if scene.users else iter(())
+def _operands(context: ErrorContext) -> Iterator[tuple[str, Any]]:
+    return operands(context.users[0]) if context.users else iter(())
 
 
 def _backend() -> str:
@@ -129,9 +129,9 @@ def _version() -> str:
     return ".".join(map(str, torch.cuda.nccl.version()))
 
 
-def _unused(scene: ErrorContext) -> tuple[str, tuple[str, ...]]:
+def _unused(context: ErrorContext) -> tuple[str, tuple[str, ...]]:
     """(name, parameters without a gradient) of the model that DDP wraps."""
-    for frame in reversed(scene.trail):
+    for frame in reversed(context.trail):
         wrapped = frame.module
         if wrapped is not None and type(wrapped).__name__ == "DistributedDataParallel":
             inner = registered(wrapped, "_modules").get("module")
@@ -144,6 +144,6 @@ def _unused(scene: ErrorContext) -> tuple[str, tuple[str, ...]]:
                 if inner is not None
                 else []
             )
-            name = next((n for n, value, _ in scene.variables() if value is wrapped and n != "self"), "model")
+            name = next((n for n, value, _ in context.variables() if value is wrapped and n != "self"), "model")
             return name, tuple(lacking[:30])
     return "", ()

@@ -16,17 +16,17 @@ from nbdebug.tools.errors.facts import ArgumentFact, TensorFact, TriedFix, Value
 from nbdebug.tools.errors.operands import (
     OpArgument,
     OperandNames,
-    arguments,
-    asked,
-    is_a,
-    raised,
-    root_of,
+    argument_texts,
+    is_instance,
+    library_frames,
+    model_name,
+    op_arguments,
+    raised_facts,
     weights,
-    within,
 )
-from nbdebug.tools.errors.origin import ExpressionBinding, came, where_of
+from nbdebug.tools.errors.origin import ExpressionBinding, origin_of, where_of
 from nbdebug.tools.errors.rules.dtypes import DtypeFacts
-from nbdebug.tools.errors.syntax import bound, called, spine
+from nbdebug.tools.errors.syntax import bindings, callee_name, value_parts
 from nbdebug.tools.errors.values import UNKNOWN, operands, value_of
 
 CASTS = {"double": "float64", "half": "float16", "bfloat16": "bfloat16", "float": "float32"}
@@ -112,7 +112,7 @@ ALIASES = {
 """Further names of a dtype, behind `torch.` or `np.`; `float` alone is float64 in NumPy and float32 in torch."""
 
 
-def origin(odd: OpArgument, scene: ErrorContext) -> ValueOrigin | None:
+def origin(odd: OpArgument, context: ErrorContext) -> ValueOrigin | None:
     """The binding that made the dtype, and the way from there; None where the sources don't show it."""
     if not odd.known:
         return None
@@ -120,39 +120,41 @@ def origin(odd: OpArgument, scene: ErrorContext) -> ValueOrigin | None:
     name = str(dtype).removeprefix("torch.")
 
     def tells(node: ast.expr) -> bool:
-        return _makes(node, name) or _module(node, dtype, scene) is not None
+        return _makes(node, name) or _module(node, dtype, context) is not None
 
     def fits(value: Any) -> bool:
         """A tensor on the way must have the dtype; an array and all else may be where it came from."""
-        return value.dtype == dtype if is_tensor(value) else not is_a(value, (int, float, str))
+        return value.dtype == dtype if is_tensor(value) else not is_instance(value, (int, float, str))
 
-    way = came(odd.name, scene, tells, fits)
-    found = _origin(way, scene, dtype) if way else _at_once(odd, scene, tells) or _autocast(odd, scene)
-    return found or passed(odd, scene)
+    way = origin_of(odd.name, context, tells, fits)
+    found = _origin(way, context, dtype) if way else _at_once(odd, context, tells) or _autocast(odd, context)
+    return found or passed(odd, context)
 
 
-def passed(odd: OpArgument, scene: ErrorContext) -> ValueOrigin | None:
+def passed(odd: OpArgument, context: ErrorContext) -> ValueOrigin | None:
     """How a tensor came to the failing line, where no line tells what made its dtype: the bindings and arguments."""
 
     def fits(value: Any) -> bool:
-        return value.dtype == odd.value.dtype if is_tensor(value) else not is_a(value, (int, float, str))
+        return value.dtype == odd.value.dtype if is_tensor(value) else not is_instance(value, (int, float, str))
 
-    way = came(odd.name, scene, lambda node: False, fits, partial=True) if odd.known else ()
-    links = tuple(Link(made.said, made.where) for made in way[-6:])
+    way = origin_of(odd.name, context, lambda node: False, fits, partial=True) if odd.known else ()
+    links = tuple(Link(binding.phrase, binding.where) for binding in way[-6:])
     return ValueOrigin(way[0].name, way[0].code, "", way[0].where, links) if way else None
 
 
-def of_model(weight: OpArgument, scene: ErrorContext) -> ValueOrigin | None:
+def of_model(weight: OpArgument, context: ErrorContext) -> ValueOrigin | None:
     """Where the dtype of a model was changed: `.half()` on it, as a statement or behind its making."""
-    root, name = root_of(weight.name, scene), str(weight.value.dtype).removeprefix("torch.")
+    root, name = model_name(weight.name, context), str(weight.value.dtype).removeprefix("torch.")
 
     def tells(node: ast.expr) -> bool:
-        return called(node) in ("to", *(call for call, made in CASTS.items() if made == name)) and _makes(node, name)
+        return callee_name(node) in ("to", *(call for call, made in CASTS.items() if made == name)) and _makes(
+            node, name
+        )
 
-    way = came(root, scene, tells)
+    way = origin_of(root, context, tells)
     if way:
-        return _origin(way, scene, weight.value.dtype)
-    for frame in scene.users:
+        return _origin(way, context, weight.value.dtype)
+    for frame in context.users:
         for node in nodes_of(frame.site.file):
             if (
                 isinstance(node, ast.Call)
@@ -161,54 +163,56 @@ def of_model(weight: OpArgument, scene: ErrorContext) -> ValueOrigin | None:
                 and (ast.unparse(node.func.value) == root)
             ):
                 made = ExpressionBinding(root, ast.unparse(node), where_of(frame.site.file, node), node)
-                return ValueOrigin(root, made.code, called(node), made.where, (Link(f"`{made.code}`", made.where),))
+                return ValueOrigin(
+                    root, made.code, callee_name(node), made.where, (Link(f"`{made.code}`", made.where),)
+                )
     return None
 
 
-def _origin(way: tuple[ExpressionBinding, ...], scene: ErrorContext, dtype: torch.dtype) -> ValueOrigin:
+def _origin(way: tuple[ExpressionBinding, ...], context: ErrorContext, dtype: torch.dtype) -> ValueOrigin:
     first = way[0]
     maker = first.maker or first.node
-    call = called(maker) or ("comparison" if isinstance(maker, ast.Compare) else "")
-    path = _module(maker, dtype, scene)
+    call = callee_name(maker) or ("comparison" if isinstance(maker, ast.Compare) else "")
+    path = _module(maker, dtype, context)
     stated = next((ast.unparse(k.value) for k in getattr(maker, "keywords", []) if k.arg == "dtype"), "")
-    links = tuple(Link(made.said, made.where) for made in way)
+    links = tuple(Link(binding.phrase, binding.where) for binding in way)
     return ValueOrigin(path or first.name, first.code, "module" if path else call, first.where, links, stated)
 
 
-def _at_once(odd: OpArgument, scene: ErrorContext, tells: Any) -> ValueOrigin | None:
+def _at_once(odd: OpArgument, context: ErrorContext, tells: Any) -> ValueOrigin | None:
     """An operand that is no variable but made in the failing line itself."""
     try:
         node = ast.parse(odd.name, mode="eval").body
     except (SyntaxError, ValueError):
         return None
-    maker = next((part for part in spine(node) if tells(part)), None)
+    maker = next((part for part in value_parts(node) if tells(part)), None)
     if maker is None or isinstance(node, (ast.Name, ast.Attribute)):
         return None
-    path = _module(maker, odd.value.dtype, scene)
-    call = called(maker) or "comparison"
+    path = _module(maker, odd.value.dtype, context)
+    call = callee_name(maker) or "comparison"
     stated = next((ast.unparse(k.value) for k in getattr(maker, "keywords", []) if k.arg == "dtype"), "")
-    return ValueOrigin(path or odd.name, odd.name, "module" if path else call, scene.users[0].where, (), stated)
+    return ValueOrigin(path or odd.name, odd.name, "module" if path else call, context.users[0].where, (), stated)
 
 
-def _module(node: ast.expr, dtype: torch.dtype, scene: ErrorContext) -> str | None:
+def _module(node: ast.expr, dtype: torch.dtype, context: ErrorContext) -> str | None:
     """The path of a module whose weights have the dtype, where the expression is a call of it."""
     if not isinstance(node, ast.Call) or not dtype.is_floating_point or dtype == torch.get_default_dtype():
         return None
-    module = next((found for frame in scene.users[:3] if (found := value_of(node.func, frame)) is not UNKNOWN), None)
-    if module is None or not is_a(module, torch.nn.Module):
+    module = next((found for frame in context.users[:3] if (found := value_of(node.func, frame)) is not UNKNOWN), None)
+    if module is None or not is_instance(module, torch.nn.Module):
         return None
     own = [p.dtype for p in weights(module) if p.dtype.is_floating_point]
-    return OperandNames(scene).module(module) if own and own[-1] == dtype else None
+    return OperandNames(context).module(module) if own and own[-1] == dtype else None
 
 
-def _autocast(odd: OpArgument, scene: ErrorContext) -> ValueOrigin | None:
+def _autocast(odd: OpArgument, context: ErrorContext) -> ValueOrigin | None:
     """A half precision tensor that was made in an autocast block, and used behind its end."""
-    if odd.value.dtype not in (torch.float16, torch.bfloat16) or not scene.users:
+    if odd.value.dtype not in (torch.float16, torch.bfloat16) or not context.users:
         return None
-    for frame in scene.users:
+    for frame in context.users:
         for node in nodes_of(frame.site.file):
             heads = node.items if isinstance(node, ast.With) else []
-            if any("autocast" in ast.unparse(item.context_expr) for item in heads) and bound(node, odd.name):
+            if any("autocast" in ast.unparse(item.context_expr) for item in heads) and bindings(node, odd.name):
                 where = where_of(frame.site.file, heads[0].context_expr)
                 told = Link(f"`{odd.name}` was computed under autocast, and is used where it has ended", where)
                 return ValueOrigin(odd.name, ast.unparse(heads[0].context_expr), "autocast", where, (told,))
@@ -222,11 +226,11 @@ def _makes(node: ast.expr, name: str) -> bool:
     if not isinstance(node, ast.Call):
         return False
     stated = [k.value for k in node.keywords if k.arg == "dtype"]
-    if called(node) in ("to", "type", "astype"):
+    if callee_name(node) in ("to", "type", "astype"):
         return any(_named(arg, name) for arg in (*node.args, *stated))
     if stated:
         return _named(stated[0], name)
-    return called(node) in MAKERS.get(name, frozenset())
+    return callee_name(node) in MAKERS.get(name, frozenset())
 
 
 def _named(node: ast.expr, name: str) -> bool:
@@ -245,25 +249,27 @@ LOOKED_AT = 100_000
 _NUMBERS = (int, float, bool, complex)
 
 
-def array_facts(scene: ErrorContext, default: str) -> DtypeFacts | None:
+def array_facts(context: ErrorContext, default: str) -> DtypeFacts | None:
     """Which array it is, and which of its entries is no number: the type and the place, never the value."""
-    message = scene.message
+    message = context.message
     if "ScalarType" in message:
-        odd = next((p for p in asked(scene) if str(p.value.dtype) in ("torch.bfloat16", "torch.complex32")), None)
+        odd = next(
+            (p for p in op_arguments(context) if str(p.value.dtype) in ("torch.bfloat16", "torch.complex32")), None
+        )
         part = ArgumentFact(odd.fact(), odd.role, odd.owner, odd.known) if odd else None
         cure = TriedFix(f"{odd.name}.float()") if odd else None
         return DtypeFacts(
-            raised(scene), "array", part, None, "float32", "numpy()", "ScalarType", default=default, cure=cure
+            raised_facts(context), "array", part, None, "float32", "numpy()", "ScalarType", default=default, cure=cure
         )
     said = _said(message)
-    found = next(((text, value) for text, value in _values(scene) if _meant(value, said)), None)
+    found = next(((text, value) for text, value in _values(context) if _meant(value, said)), None)
     if found is None and said in ("list", "tuple", "int", "float"):
         return None  # an argument of the wrong class, and none at hand: not ours to name
     text, value = found or ("", None)
     part = ArgumentFact(_fact(text, value)) if found else None
     entry = _entry(value) if said in ("object_", "str_", "str", "NoneType") else ""
     return DtypeFacts(
-        raised(scene),
+        raised_facts(context),
         "array",
         part,
         None,
@@ -292,12 +298,15 @@ def _called(message: str) -> str:
     return found[1] if found else ""
 
 
-def _values(scene: ErrorContext) -> list[tuple[str, Any]]:
+def _values(context: ErrorContext) -> list[tuple[str, Any]]:
     """What stands in the failing line, what torch was given there, what stands in the lines that led to it."""
-    lines = [list(operands(frame)) for frame in scene.users[:6]]
-    written = arguments(scene)
+    lines = [list(operands(frame)) for frame in context.users[:6]]
+    written = argument_texts(context)
     given = [
-        (written[id(value)], value) for frame in within(scene) for value in frame.names.values() if id(value) in written
+        (written[id(value)], value)
+        for frame in library_frames(context)
+        for value in frame.names.values()
+        if id(value) in written
     ]
     return [*(lines[0] if lines else []), *given, *(pair for line in lines[1:] for pair in line)]
 
@@ -322,8 +331,8 @@ def _entry(value: Any) -> str:
         if type(one) in (list, tuple) or is_array(one) and one.ndim:
             room = min(len(one), LOOKED_AT - len(todo))
             todo += [(f"{place}[{i}]", one[i]) for i in range(max(0, room))]
-        elif type(one) not in _NUMBERS and not is_a(one, np.number):
-            kind = "str" if is_a(one, str) else type(one).__name__
+        elif type(one) not in _NUMBERS and not is_instance(one, np.number):
+            kind = "str" if is_instance(one, str) else type(one).__name__
             return f"{'an' if kind[:1].lower() in 'aeiou' else 'a'} {kind} at {place or '[]'}"
     return ""
 

@@ -22,17 +22,17 @@ from nbdebug.tools.errors.kinds.dtype_origins import MAKERS, of_model, origin, p
 from nbdebug.tools.errors.operands import (
     OpArgument,
     OperandNames,
-    asked,
-    is_a,
-    raised,
+    is_instance,
+    library_frames,
+    model_name,
+    op_arguments,
     raised_by_user,
-    root_of,
+    raised_facts,
     weights,
-    within,
 )
 from nbdebug.tools.errors.rules.dtypes import DtypeFacts
 from nbdebug.tools.errors.sandbox import computed_operands, rerun
-from nbdebug.tools.errors.syntax import called, spine
+from nbdebug.tools.errors.syntax import callee_name, value_parts
 from nbdebug.tools.errors.values import expression, operands, value_of
 
 WORDED: tuple[tuple[str, str], ...] = (
@@ -133,23 +133,25 @@ def on_two_devices(message: str) -> bool:
     return len(set(types)) > 1
 
 
-def detect_in_worker(facts: DtypeFacts, scene: ErrorContext) -> DtypeFacts | None:
+def detect_in_worker(facts: DtypeFacts, context: ErrorContext) -> DtypeFacts | None:
     """`self.net(torch.from_numpy(row))`: the module still lies in the data set, the dtypes stand in the message."""
-    said = dtypes_in(scene.message)
-    if not scene.users:
+    said = dtypes_in(context.message)
+    if not context.users:
         return None
-    frame = scene.users[0]
+    frame = context.users[0]
     for call in ast.walk(expression(frame) or ast.Module([], [])):
         module = value_of(call.func, frame) if isinstance(call, ast.Call) and call.args else None
-        if not isinstance(call, ast.Call) or not is_a(module, nn.Module):
+        if not isinstance(call, ast.Call) or not is_instance(module, nn.Module):
             continue
         own = [w for w in weights(module) if w.dtype.is_floating_point]  # type: ignore[arg-type]
         dtype = str(own[0].dtype).removeprefix("torch.") if own else ""
         others = [word for word in said if word != dtype]
         if dtype not in said or not others:
             continue
-        text, path = ast.unparse(call.args[0]), OperandNames(scene).module(module)
-        maker = next((called(n) for n in spine(call.args[0]) if called(n) in MAKERS.get(others[0], ())), "")
+        text, path = ast.unparse(call.args[0]), OperandNames(context).module(module)
+        maker = next(
+            (callee_name(n) for n in value_parts(call.args[0]) if callee_name(n) in MAKERS.get(others[0], ())), ""
+        )
         met = ArgumentFact(fact(f"{path}.weight", own[0]), "weight", path)
         return dataclasses.replace(
             facts,
@@ -186,47 +188,49 @@ SHORT = {
 }
 
 
-def detect(scene: ErrorContext) -> DtypeFacts | None:
+def detect(context: ErrorContext) -> DtypeFacts | None:
     """The facts of an error about dtypes; None of any other."""
-    kind = kind_of(scene.message)
-    if kind is None or raised_by_user(scene) or on_two_devices(scene.message):
+    kind = kind_of(context.message)
+    if kind is None or raised_by_user(context) or on_two_devices(context.message):
         return None
     if kind == "array":
-        return arrays.array_facts(scene, _default(scene))
-    said = dtypes_in(scene.message)
-    parts = asked(scene)
-    parts += [OpArgument(value, text) for text, value in computed_operands(scene, {part.name for part in parts})]
+        return arrays.array_facts(context, _default(context))
+    said = dtypes_in(context.message)
+    parts = op_arguments(context)
+    parts += [OpArgument(value, text) for text, value in computed_operands(context, {part.name for part in parts})]
     if (
         not parts
         or kind == "mixed"
         and not any(_name(part) in said for part in parts)
-        or (phase(scene.trail) == "backward")
+        or (phase(context.trail) == "backward")
     ):
-        parts = parts + _variables(scene, parts)
-    if not parts and scene.carried:
-        return detect_in_worker(DtypeFacts(raised(scene), kind, default=_default(scene)), scene)
-    kind = _by_function(kind, parts, scene)
-    facts = DtypeFacts(raised(scene), kind, op=_op(scene), said=said[-1] if said else "", default=_default(scene))
-    odd, met, wanted = _chosen(kind, parts, said, facts.default, scene)
+        parts = parts + _variables(context, parts)
+    if not parts and context.carried:
+        return detect_in_worker(DtypeFacts(raised_facts(context), kind, default=_default(context)), context)
+    kind = _by_function(kind, parts, context)
+    facts = DtypeFacts(
+        raised_facts(context), kind, op=_op(context), named=said[-1] if said else "", default=_default(context)
+    )
+    odd, met, wanted = _chosen(kind, parts, said, facts.default, context)
     if odd is None:
         return dataclasses.replace(facts, wanted=wanted)
     if odd.value.dtype.is_complex and kind == "mixed":
         kind = "complex"
-    mine = _users_word(odd, scene)
+    mine = _users_word(odd, context)
     usual = met is not None and met.owner is not None and _name(odd) == str(torch.get_default_dtype())[6:]
     weight = mine if type(mine.value) is nn.Parameter else met if usual else None
-    made = of_model(weight, scene) if weight is not None else origin(mine, scene)
-    brought = passed(mine, scene) if weight is not None else None
+    made = of_model(weight, context) if weight is not None else origin(mine, context)
+    brought = passed(mine, context) if weight is not None else None
     if brought is not None:
         made = brought if made is None else dataclasses.replace(made, way=(*made.way, *brought.way))
     model = next((p.name for p in (mine, met) if p is not None and p.owner is not None), "")
-    facts = dataclasses.replace(facts, kind=kind, origin=made, model=root_of(model, scene) if model else "")
+    facts = dataclasses.replace(facts, kind=kind, origin=made, model=model_name(model, context) if model else "")
     return dataclasses.replace(
         facts,
         odd=part_of(mine),
         met=part_of(met) if met else None,
         wanted=wanted,
-        cure=_cure(kind, mine, wanted, parts, scene),
+        cure=_cure(kind, mine, wanted, parts, context),
     )
 
 
@@ -238,41 +242,41 @@ def _name(given: OpArgument) -> str:
     return str(given.value.dtype).removeprefix("torch.")
 
 
-def _variables(scene: ErrorContext, parts: list[OpArgument]) -> list[OpArgument]:
+def _variables(context: ErrorContext, parts: list[OpArgument]) -> list[OpArgument]:
     """The other tensors of the user's frames, for an error that is raised far from its line."""
-    seen, found, names = {id(part.value) for part in parts}, [], OperandNames(scene)
-    for name, value, _ in scene.variables():
+    seen, found, names = {id(part.value) for part in parts}, [], OperandNames(context)
+    for name, value, _ in context.variables():
         if is_tensor(value) and id(value) not in seen:
             seen.add(id(value))
-            found.append(dataclasses.replace(names.asked(value, ""), name=name, known=True))
+            found.append(dataclasses.replace(names.argument(value, ""), name=name, known=True))
     return found
 
 
-def _default(scene: ErrorContext) -> str:
+def _default(context: ErrorContext) -> str:
     """The dtype that most parameters of the user's models have, else torch's default."""
     counts = Counter(
         str(p.dtype).removeprefix("torch.")
-        for model in scene.owners.models.values()
+        for model in context.owners.models.values()
         for p in weights(model)
         if p.dtype.is_floating_point
     )
     return counts.most_common(1)[0][0] if counts else str(torch.get_default_dtype()).removeprefix("torch.")
 
 
-def _op(scene: ErrorContext) -> str:
+def _op(context: ErrorContext) -> str:
     """What failed: the module of torch's, else torch's function."""
-    for frame in within(scene):
+    for frame in library_frames(context):
         if frame.module is not None and type(frame.module).__name__ != "GraphModule":
-            return OperandNames(scene).module(frame.module)
-    functions = [f.site.function for f in within(scene) if f.site.file == nn.functional.__file__]
-    ran = expression(scene.users[0]) if scene.users else None
+            return OperandNames(context).module(frame.module)
+    functions = [f.site.function for f in library_frames(context) if f.site.file == nn.functional.__file__]
+    ran = expression(context.users[0]) if context.users else None
     ran = ran.value if isinstance(ran, (ast.Expr, ast.Return, ast.Assign)) else ran
-    return functions[-1] if functions else called(ran) if ran is not None else ""
+    return functions[-1] if functions else callee_name(ran) if ran is not None else ""
 
 
-def _by_function(kind: str, parts: list[OpArgument], scene: ErrorContext) -> str:
+def _by_function(kind: str, parts: list[OpArgument], context: ErrorContext) -> str:
     """A loss tells more than the message does: a target of the wrong sort."""
-    functions = {frame.site.function for frame in within(scene)}
+    functions = {frame.site.function for frame in library_frames(context)}
     target = next((part for part in parts if part.role == "target"), None)
     if target is None:
         return kind
@@ -289,7 +293,7 @@ def _by_function(kind: str, parts: list[OpArgument], scene: ErrorContext) -> str
 
 
 def _chosen(
-    kind: str, parts: list[OpArgument], said: list[str], default: str, scene: ErrorContext
+    kind: str, parts: list[OpArgument], said: list[str], default: str, context: ErrorContext
 ) -> tuple[OpArgument | None, OpArgument | None, str]:
     """(the tensor to change, what it met, the dtype that would do)."""
     if kind == "mixed":
@@ -297,30 +301,30 @@ def _chosen(
     target = next((part for part in parts if part.role == "target"), None)
     given = next((part for part in parts if part.role == "input"), None)
     if kind in ("classes", "probable"):
-        fits = target or _of(parts, said[-1:], scene)
+        fits = target or _of(parts, said[-1:], context)
         return fits, given, "int64" if kind == "classes" else _name(given) if given else default
     if kind == "index":
-        index = _index(parts, scene)
+        index = _index(parts, context)
         return index, None, "bool" if index is not None and _is_mask(index, parts) else "int64"
     if kind == "mask":
-        return _mask(parts, said, scene, default)
+        return _mask(parts, said, context, default)
     own = [p for p in parts if kind == "half" and type(p.value) is nn.Parameter and _name(p) in said[-1:]]
     if own:  # the model is in half precision: its inputs alone would not fit it
         return own[0], None, "float32"
     if kind in ("half", "complex", "whole", "gradient", "overflow"):
         whole = kind in ("whole", "gradient") and not said
-        fits = next((p for p in parts if not _floating(p)), None) if whole else _of(parts, said[-1:], scene)
+        fits = next((p for p in parts if not _floating(p)), None) if whole else _of(parts, said[-1:], context)
         return fits, None, "float32" if kind in ("half", "overflow") else default
     if kind == "integers":
-        return _of(parts, said[-1:], scene), None, "bool" if "bitwise" in scene.message else "int64"
+        return _of(parts, said[-1:], context), None, "bool" if "bitwise" in context.message else "int64"
     if kind == "in-place":
-        return _of(parts, said[1:2], scene), None, said[0]
+        return _of(parts, said[1:2], context), None, said[0]
     return given, None, default
 
 
-def _index(parts: list[OpArgument], scene: ErrorContext) -> OpArgument | None:
+def _index(parts: list[OpArgument], context: ErrorContext) -> OpArgument | None:
     """What stands where an index is wanted, and is none: in the brackets, among the arguments, not what is indexed."""
-    said = scene.message
+    said = context.message
     fits = (
         ("int64",)
         if "Long" in said and "Int" not in said
@@ -330,7 +334,7 @@ def _index(parts: list[OpArgument], scene: ErrorContext) -> OpArgument | None:
     )
     indices = [p for p in parts if p.owner is None and _name(p) not in fits]
     inside = [p for p in indices if p.role in ("indices", "index", "input")]
-    ran = expression(scene.users[0]) if scene.users else None
+    ran = expression(context.users[0]) if context.users else None
     ran = ran.value if isinstance(ran, (ast.Expr, ast.Return, ast.Assign)) else ran
     keys = [ran.slice] if isinstance(ran, ast.Subscript) else ran.args if isinstance(ran, ast.Call) else []
     texts = {ast.unparse(part) for key in keys for part in ast.walk(key) if isinstance(part, ast.expr)}
@@ -349,7 +353,7 @@ def _is_mask(index: OpArgument, parts: list[OpArgument]) -> bool:
     )
 
 
-def _of(parts: list[OpArgument], said: list[str], scene: ErrorContext) -> OpArgument | None:
+def _of(parts: list[OpArgument], said: list[str], context: ErrorContext) -> OpArgument | None:
     return next(
         (p for p in parts if _name(p) in said and p.owner is None), next((p for p in parts if _name(p) in said), None)
     )
@@ -381,32 +385,32 @@ def _mixed(parts: list[OpArgument], said: list[str], default: str) -> tuple[OpAr
 
 
 def _mask(
-    parts: list[OpArgument], said: list[str], scene: ErrorContext, default: str
+    parts: list[OpArgument], said: list[str], context: ErrorContext, default: str
 ) -> tuple[OpArgument | None, OpArgument | None, str]:
     """Arithmetic on masks wants numbers; a mask that is none wants to be one."""
-    if "bool tensor" in scene.message and "condition" not in scene.message:
+    if "bool tensor" in context.message and "condition" not in context.message:
         bools = [p for p in parts if _name(p) == "bool"]
-        if "a bool tensor" in scene.message:  # the other side is none: the operand itself stands behind its parts
+        if "a bool tensor" in context.message:  # the other side is none: the operand itself stands behind its parts
             return bools[-1] if bools else None, None, default
         return bools[0] if bools else None, bools[1] if len(bools) > 1 else None, default
     masks = [p for p in parts if "mask" in p.role and _name(p) != "bool"]
-    wrong = said[-2:-1] if "attn_mask" in scene.message else said[-1:]
+    wrong = said[-2:-1] if "attn_mask" in context.message else said[-1:]
     fits = masks or [p for p in parts if _name(p) in wrong and p.role in ("", "condition")]
     return next(iter(fits), None), None, "bool"
 
 
-def _users_word(odd: OpArgument, scene: ErrorContext) -> OpArgument:
+def _users_word(odd: OpArgument, context: ErrorContext) -> OpArgument:
     """A tensor that only torch's frames know: the one of its dtype that the user's line gave to the model."""
     if odd.known:
         return odd
-    for frame in scene.users:
+    for frame in context.users:
         for text, value in operands(frame):
             if is_tensor(value) and value.dtype == odd.value.dtype and type(value) is not nn.Parameter:
                 return dataclasses.replace(odd, value=value, name=text, known=True)
     return odd
 
 
-def _cure(kind: str, odd: OpArgument, wanted: str, parts: list[OpArgument], scene: ErrorContext) -> TriedFix | None:
+def _cure(kind: str, odd: OpArgument, wanted: str, parts: list[OpArgument], context: ErrorContext) -> TriedFix | None:
     """The cast that would do, tried on the failing op; no cast helps a weight, a gradient, or a missing kernel's op."""
     dtype = getattr(torch, wanted, None)
     if odd.owner is not None and type(odd.value) is nn.Parameter or kind in ("autocast", "overflow") or dtype is None:
@@ -432,5 +436,5 @@ def _cure(kind: str, odd: OpArgument, wanted: str, parts: list[OpArgument], scen
         changed = [(p, change(p.value)) for p in alike]
     except RuntimeError:  # a tensor that has left its vmap or grad can't be computed with
         return TriedFix(code)
-    trial = rerun(scene, {key: new for p, new in changed for key in (id(p.value), p.name)})
+    trial = rerun(context, {key: new for p, new in changed for key in (id(p.value), p.name)})
     return TriedFix(code) if trial is None else TriedFix(code, trial.worked, trial.after)

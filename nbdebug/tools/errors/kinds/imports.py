@@ -223,35 +223,35 @@ SURE = 0.8
 """How alike (difflib's ratio) a name must be to be offered: one letter in five may differ. Our choice."""
 
 
-def detect(scene: ErrorContext) -> ModuleMissing | None:
-    said, kind = scene.message, scene.type
+def detect(context: ErrorContext) -> ModuleMissing | None:
+    said, kind = context.message, context.type
     if kind in ("ModuleNotFoundError", "ImportError") and (found := MODULE.search(said)):
-        return _missing(scene, found[1], found[2])
+        return _missing(context, found[1], found[2])
     if kind == "ImportError" and (found := NAME.search(said)):
-        return _name(scene, found[3], found[1], bool(found[2]))
+        return _name(context, found[3], found[1], bool(found[2]))
     if kind == "ImportError" and RELATIVE.search(said):
-        return ModuleMissing(scene.raised(), "relative", _imported(scene), python=_python())
+        return ModuleMissing(context.raised(), "relative", _imported(context), python=_python())
     if kind == "UnpicklingError" and (found := REFUSED.search(said)) and not _there(found[1]):
         return dataclasses.replace(
-            _missing(scene, found[1], None),
+            _missing(context, found[1], None),
             name=found[2],
             pickled=True,
-            source=_source(scene),
+            source=_source(context),
             holders=_holders(found[2]),
         )
     if kind == "AttributeError" and (found := PARTIAL.search(said)):
-        return ModuleMissing(scene.raised(), "circular", found[1], found[2], python=_python())
-    if kind == "AttributeError" and (found := CLASS.search(said)) and (found[1] or _unpickling(scene)):
+        return ModuleMissing(context.raised(), "circular", found[1], found[2], python=_python())
+    if kind == "AttributeError" and (found := CLASS.search(said)) and (found[1] or _unpickling(context)):
         module, name = (found[2], found[1]) if found[1] else (found[3], found[4])
-        if not _unpickling(scene) and scene.carried is None and not _loading(scene):
+        if not _unpickling(context) and context.carried is None and not _loading(context):
             return None
         return ModuleMissing(
-            scene.raised(),
+            context.raised(),
             "class",
             module,
             name,
             True,
-            _source(scene),
+            _source(context),
             _holders(name),
             near=_near(name, vars(sys.modules[module]) if module in sys.modules else ()),
             python=_python(),
@@ -270,30 +270,30 @@ def _there(module: str) -> bool:
         return False
 
 
-def _missing(scene: ErrorContext, module: str, taken: str | None) -> ModuleMissing:
-    asked = _asked_for(scene)
+def _missing(context: ErrorContext, module: str, taken: str | None) -> ModuleMissing:
+    asked = _asked_for(context)
     name = asked[1] if asked and asked[0] == module else ""
-    files, folder = files_of(module, _beside(scene))
+    files, folder = files_of(module, _beside(context))
     top = module.partition(".")[0]
     if not taken and not asked and not files and (inside := _submodule(module)) is not None:
         parent, name, near = inside
         return ModuleMissing(
-            scene.raised(),
+            context.raised(),
             "submodule",
             module,
             name,
             near=near,
             taken_by=_file_of(parent),
             python=_python(),
-            asked_by=_asking_library(scene),
+            asked_by=_asking_library(context),
         )
     return ModuleMissing(
-        scene.raised(),
+        context.raised(),
         "not a package" if taken else "module",
         module,
         name,
         bool(asked),
-        _source(scene) if asked else "",
+        _source(context) if asked else "",
         _holders(name) if name else (),
         files,
         folder,
@@ -302,7 +302,7 @@ def _missing(scene: ErrorContext, module: str, taken: str | None) -> ModuleMissi
         other_environments(top),
         _file_of(taken) if taken else "",
         _python(),
-        _asking_library(scene),
+        _asking_library(context),
         next(iter(() if top in WELL_KNOWN else _near(top, WELL_KNOWN)), ""),
     )
 
@@ -323,10 +323,10 @@ def _submodule(module: str) -> tuple[str, str, tuple[str, ...]] | None:
     return parent, last if last in held else "", (*(f"{parent}.{name}" for name in near), *sorted(alike, key=len)[:1])
 
 
-def _name(scene: ErrorContext, module: str, name: str, partial: bool) -> ModuleMissing:
+def _name(context: ErrorContext, module: str, name: str, partial: bool) -> ModuleMissing:
     there = sys.modules.get(module)
     return ModuleMissing(
-        scene.raised(),
+        context.raised(),
         "circular" if partial else "name",
         module,
         name,
@@ -340,28 +340,28 @@ def _python() -> str:
     return f"{os.path.basename(sys.executable)} {sys.version_info.major}.{sys.version_info.minor}"
 
 
-def _asked_for(scene: ErrorContext) -> tuple[str, str] | None:
+def _asked_for(context: ErrorContext) -> tuple[str, str] | None:
     """(module, class) that an unpickler was asked for; ("", "") where it did not say which; None where none runs."""
-    for frame in reversed(scene.trail):
+    for frame in reversed(context.trail):
         if frame.site.function == "find_class" and LOADS.search(frame.site.file):
             module = frame.names.get("mod_name", frame.names.get("module"))
             name = frame.names.get("name")
             return (module, name) if type(module) is str and type(name) is str else None
-    return ("", "") if _unpickling(scene) or _loading(scene) else None
+    return ("", "") if _unpickling(context) or _loading(context) else None
 
 
-def _unpickling(scene: ErrorContext) -> bool:
-    return any(LOADS.search(frame.site.file) for frame in scene.trail)
+def _unpickling(context: ErrorContext) -> bool:
+    return any(LOADS.search(frame.site.file) for frame in context.trail)
 
 
-def _loading(scene: ErrorContext) -> bool:
+def _loading(context: ErrorContext) -> bool:
     """Whether the innermost line is a call of `load` or `loads`, whose C code leaves no frame."""
-    inner = [frame for frame in scene.trail if "importlib" not in frame.site.file][-1:]
+    inner = [frame for frame in context.trail if "importlib" not in frame.site.file][-1:]
     return bool(inner and re.search(r"\bload(s|_build)?\(", source_text(inner[0].site) or ""))
 
 
-def _load_call(scene: ErrorContext) -> ast.Call | None:
-    for frame in scene.users:
+def _load_call(context: ErrorContext) -> ast.Call | None:
+    for frame in context.users:
         node = expression(frame)
         for part in ast.walk(node) if node is not None else ():
             if isinstance(part, ast.Call) and (getattr(part.func, "attr", None) or getattr(part.func, "id", "")) in (
@@ -373,24 +373,24 @@ def _load_call(scene: ErrorContext) -> ast.Call | None:
     return None
 
 
-def _source(scene: ErrorContext) -> str:
+def _source(context: ErrorContext) -> str:
     """The call that loads, as the user wrote it."""
-    call = _load_call(scene)
+    call = _load_call(context)
     return ast.unparse(call) if call is not None else ""
 
 
-def _imported(scene: ErrorContext) -> str:
+def _imported(context: ErrorContext) -> str:
     """What the user's failing line imports: ".models"."""
-    for frame in scene.users:
+    for frame in context.users:
         node = expression(frame)
         if isinstance(node, ast.ImportFrom):
             return "." * node.level + (node.module or "")
     return ""
 
 
-def _asking_library(scene: ErrorContext) -> str:
+def _asking_library(context: ErrorContext) -> str:
     """The installed package that needs the module, where the user's own line imports that one."""
-    asker = next((frame for frame in reversed(scene.trail) if "importlib" not in frame.site.file), None)
+    asker = next((frame for frame in reversed(context.trail) if "importlib" not in frame.site.file), None)
     if asker is None or asker.users:
         return ""
     name = str(asker.globals.get("__name__", "")).partition(".")[0]
@@ -422,9 +422,9 @@ def _file_of(module: str) -> str:
     return os.path.relpath(file) if type(file) is str and file.startswith(os.getcwd()) else file or ""
 
 
-def _beside(scene: ErrorContext) -> Iterator[str]:
+def _beside(context: ErrorContext) -> Iterator[str]:
     """The folders of the user's own files in the traceback."""
-    for frame in scene.users:
+    for frame in context.users:
         folder = os.path.dirname(frame.site.file)
         if folder and os.path.isdir(folder):
             yield folder

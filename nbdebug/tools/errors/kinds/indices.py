@@ -23,17 +23,17 @@ from nbdebug.tools.errors.kinds.sequences import number, sample_of
 from nbdebug.tools.errors.operands import (
     OpArgument,
     OperandNames,
-    asked,
     failing_module,
-    is_a,
-    raised,
+    is_instance,
+    library_frames,
+    op_arguments,
     raised_by_user,
-    within,
+    raised_facts,
 )
-from nbdebug.tools.errors.origin import came
+from nbdebug.tools.errors.origin import origin_of
 from nbdebug.tools.errors.rules.indices import IndexFacts, OutOfRange
 from nbdebug.tools.errors.sandbox import SMALL, computed_operands, rerun
-from nbdebug.tools.errors.syntax import called
+from nbdebug.tools.errors.syntax import callee_name
 from nbdebug.tools.errors.values import UNKNOWN, expression, value_of
 
 
@@ -66,21 +66,21 @@ def beyond(index: torch.Tensor, least: int, most: int, spared: int | None = None
         return None
 
 
-def head(scores: str, size: int, scene: ErrorContext) -> str:
+def head(scores: str, size: int, context: ErrorContext) -> str:
     """The name of the last layer that gives as many outputs as there are scores: of the model whose call made them,
     named as the user's line calls it; where the sources don't show the call, of the only model that has one. ""
     where several have: the wrong name would be worse than none."""
-    text, model = _caller(scores, scene)
+    text, model = _caller(scores, context)
     if model is not None:
         path, layer = _last(model, size)
         if layer is None:
             return ""
-        named = OperandNames(scene).module(layer)
+        named = OperandNames(context).module(layer)
         root = named.split(".")[0]
         as_called = text.isidentifier() and text != "self" and root != text
         return f"{text}.{path}".rstrip(".") if as_called and "[" not in named else named
-    found = [layer for one in scene.owners.models.values() if (layer := _last(one, size)[1]) is not None]
-    return OperandNames(scene).module(found[0]) if len(found) == 1 else ""
+    found = [layer for one in context.owners.models.values() if (layer := _last(one, size)[1]) is not None]
+    return OperandNames(context).module(found[0]) if len(found) == 1 else ""
 
 
 def _last(model: nn.Module, size: int) -> tuple[str, nn.Module | None]:
@@ -95,11 +95,11 @@ def _last(model: nn.Module, size: int) -> tuple[str, nn.Module | None]:
     return found
 
 
-def _caller(scores: str, scene: ErrorContext) -> tuple[str, nn.Module | None]:
+def _caller(scores: str, context: ErrorContext) -> tuple[str, nn.Module | None]:
     """(what the call calls, as it is written; the model) of the call that made the scores."""
 
     def called(node: ast.expr) -> bool:
-        return isinstance(node, ast.Call) and _module(node.func, scene) is not None
+        return isinstance(node, ast.Call) and _module(node.func, context) is not None
 
     try:
         written: ast.expr = ast.parse(scores, mode="eval").body
@@ -107,16 +107,16 @@ def _caller(scores: str, scene: ErrorContext) -> tuple[str, nn.Module | None]:
         return "", None
     inner = [node for node in ast.walk(written) if isinstance(node, ast.Call) and called(node)]
     if not inner:
-        way = came(scores, scene, called)
+        way = origin_of(scores, context, called)
         maker = way[0].maker if way else None
         inner = [maker] if isinstance(maker, ast.Call) else []
-    return (ast.unparse(inner[0].func), _module(inner[0].func, scene)) if inner else ("", None)
+    return (ast.unparse(inner[0].func), _module(inner[0].func, context)) if inner else ("", None)
 
 
-def _module(node: ast.expr, scene: ErrorContext) -> nn.Module | None:
+def _module(node: ast.expr, context: ErrorContext) -> nn.Module | None:
     """The module that an expression means in the innermost of the user's frames that knows it."""
-    value: Any = next((found for frame in scene.users if (found := value_of(node, frame)) is not UNKNOWN), None)
-    return value if is_a(value, nn.Module) else None
+    value: Any = next((found for frame in context.users if (found := value_of(node, frame)) is not UNKNOWN), None)
+    return value if is_instance(value, nn.Module) else None
 
 
 NEAR = 1000
@@ -125,25 +125,25 @@ IGNORED = -100
 """The label that torch's losses leave out unless they are told another."""
 
 
-def grown(found: OutOfRange, table: torch.Tensor, scene: ErrorContext) -> TriedFix | None:
+def grown(found: OutOfRange, table: torch.Tensor, context: ErrorContext) -> TriedFix | None:
     """The lookup with a table that has a row for the largest id."""
     rows, high = table.shape[0], found.high
     if high is None or (found.low or 0) < 0 or high >= 2 * rows + NEAR or (high + 1) * table.shape[-1] > SMALL:
         return None
     larger = torch.zeros(high + 1, *table.shape[1:], dtype=table.dtype, device=table.device)
-    trial = rerun(scene, {id(table): larger})
+    trial = rerun(context, {id(table): larger})
     return TriedFix(str(high + 1)) if trial is None else TriedFix(str(high + 1), trial.worked, trial.after)
 
 
-def shifted(found: OutOfRange, target: torch.Tensor, size: int, scene: ErrorContext) -> TriedFix | None:
+def shifted(found: OutOfRange, target: torch.Tensor, size: int, context: ErrorContext) -> TriedFix | None:
     """The loss with classes from 0, where they are counted from 1 to the number of classes."""
     if found.values != (size,) or (found.low or 0) < 1:
         return None
-    trial = rerun(scene, {id(target): target.detach() - 1})
+    trial = rerun(context, {id(target): target.detach() - 1})
     return TriedFix("1") if trial is None else TriedFix("1", trial.worked, trial.after)
 
 
-def ignored(found: OutOfRange, target: torch.Tensor, scene: ErrorContext) -> TriedFix | None:
+def ignored(found: OutOfRange, target: torch.Tensor, context: ErrorContext) -> TriedFix | None:
     """The loss without a label that stands apart (255, -1): left out, as `ignore_index` does."""
     if len(found.values) != 1 or not (found.value < 0 or found.value >= 255):
         return None
@@ -151,7 +151,7 @@ def ignored(found: OutOfRange, target: torch.Tensor, scene: ErrorContext) -> Tri
     if target.numel() > SMALL:
         return TriedFix(code)
     left_out = target.detach().masked_fill(target.detach() == found.value, IGNORED)
-    trial = rerun(scene, {id(target): left_out})
+    trial = rerun(context, {id(target): left_out})
     return TriedFix(code) if trial is None else TriedFix(code, trial.worked, trial.after)
 
 
@@ -165,31 +165,33 @@ NEGATIVE = re.compile(r"bincount only supports 1-d non-negative")
 RANDOM = re.compile(r"expects 'from' to be less than 'to', but got from=(-?\d+) >= to=(-?\d+)")
 
 
-def detect(scene: ErrorContext) -> IndexFacts | None:
+def detect(context: ErrorContext) -> IndexFacts | None:
     """The facts of an error about an index; None of any other."""
-    if raised_by_user(scene):
+    if raised_by_user(context):
         return None
-    message, facts = scene.message, IndexFacts(raised(scene), "tensor")
+    message, facts = context.message, IndexFacts(raised_facts(context), "tensor")
     if TARGET.search(message):
-        return _target(facts, scene)
+        return _target(facts, context)
     if EMBEDDING.search(message):
-        return _embedding(facts, scene)
+        return _embedding(facts, context)
     if ONE_HOT.search(message) or NEGATIVE.search(message):
-        return _classes(facts, scene)
+        return _classes(facts, context)
     found = BOUNDS.search(message) or TAKE.search(message) or SELECT.search(message)
     if found:
-        return _tensor(facts, scene, *_numbers(found))
+        return _tensor(facts, context, *_numbers(found))
     drawn = RANDOM.search(message)
     if drawn:
         low, high = int(drawn[1]), int(drawn[2])
         return dataclasses.replace(facts, kind="random", size=max(0, high - low), least=low, beyond=OutOfRange(high))
-    return sequences.sequence_facts(facts, scene)
+    return sequences.sequence_facts(facts, context)
 
 
-def _parts(scene: ErrorContext) -> list[OpArgument]:
+def _parts(context: ErrorContext) -> list[OpArgument]:
     """The tensors of the failing line, those that it makes itself among them."""
-    known = asked(scene)
-    return known + [OpArgument(value, text) for text, value in computed_operands(scene, {part.name for part in known})]
+    known = op_arguments(context)
+    return known + [
+        OpArgument(value, text) for text, value in computed_operands(context, {part.name for part in known})
+    ]
 
 
 def _numbers(found: re.Match[str]) -> tuple[int, int | None, int]:
@@ -202,29 +204,29 @@ def _numbers(found: re.Match[str]) -> tuple[int, int | None, int]:
     return int(found[1]), int(found[2]), int(found[3])
 
 
-def _frame_of(scene: ErrorContext, *functions: str) -> dict[str, Any]:
+def _frame_of(context: ErrorContext, *functions: str) -> dict[str, Any]:
     """The variables of torch's function that was running, {} where none of these was."""
-    return next((dict(f.names) for f in within(scene) if f.site.function in functions), {})
+    return next((dict(f.names) for f in library_frames(context) if f.site.function in functions), {})
 
 
 def part(given: OpArgument) -> ArgumentFact:
     return ArgumentFact(given.fact(read=True), given.role, given.owner, given.known)
 
 
-def _named(value: Any, role: str, scene: ErrorContext) -> OpArgument:
-    known = next((p for p in asked(scene) if p.value is value), None)
-    return known if known is not None else OperandNames(scene).asked(value, role)
+def _named(value: Any, role: str, context: ErrorContext) -> OpArgument:
+    known = next((p for p in op_arguments(context) if p.value is value), None)
+    return known if known is not None else OperandNames(context).argument(value, role)
 
 
-def _embedding(facts: IndexFacts, scene: ErrorContext) -> IndexFacts | None:
-    names = _frame_of(scene, "embedding", "embedding_bag")
+def _embedding(facts: IndexFacts, context: ErrorContext) -> IndexFacts | None:
+    names = _frame_of(context, "embedding", "embedding_bag")
     table, index = names.get("weight"), names.get("input")
     if table is None or index is None or not is_tensor(table) or not is_tensor(index):
-        return _selected(facts, scene)
-    module = failing_module(scene)
-    given = _users_index(_named(index, "input", scene), scene)
-    path = OperandNames(scene).module(module) if is_a(module, (nn.Embedding, nn.EmbeddingBag)) else ""
-    weight = _named(table, "weight", scene)
+        return _selected(facts, context)
+    module = failing_module(context)
+    given = _users_index(_named(index, "input", context), context)
+    path = OperandNames(context).module(module) if is_instance(module, (nn.Embedding, nn.EmbeddingBag)) else ""
+    weight = _named(table, "weight", context)
     if not path and weight.owner and weight.name == f"{weight.owner}.weight":  # compiled: the module's frame is gone
         path = weight.owner
     facts = dataclasses.replace(
@@ -241,18 +243,18 @@ def _embedding(facts: IndexFacts, scene: ErrorContext) -> IndexFacts | None:
     )
     if facts.beyond is None:
         return None
-    counted, along, origin = _counted(given.name, scene)
-    words = None if counted else _vocabulary(facts.beyond, table.shape[0], scene)
+    counted, along, origin = _counted(given.name, context)
+    words = None if counted else _vocabulary(facts.beyond, table.shape[0], context)
     return dataclasses.replace(
-        facts, grown=grown(facts.beyond, table, scene), counted=counted, along=along, origin=origin, vocabulary=words
+        facts, grown=grown(facts.beyond, table, context), counted=counted, along=along, origin=origin, vocabulary=words
     )
 
 
-def _users_index(given: OpArgument, scene: ErrorContext) -> OpArgument:
+def _users_index(given: OpArgument, context: ErrorContext) -> OpArgument:
     """A tensor of indices that only torch's frames know: the user's one of the same values, where there is one."""
     if given.known:
         return given
-    for name, value, _ in scene.variables():
+    for name, value, _ in context.variables():
         if (
             type(value) is torch.Tensor
             and value.dtype == given.value.dtype
@@ -263,17 +265,17 @@ def _users_index(given: OpArgument, scene: ErrorContext) -> OpArgument:
     return given
 
 
-def _selected(facts: IndexFacts, scene: ErrorContext) -> IndexFacts | None:
+def _selected(facts: IndexFacts, context: ErrorContext) -> IndexFacts | None:
     """index_select and its like say the same words: the operands of the user's line."""
-    node = _call(scene)
-    if called(node) not in ("index_select", "embedding", "index_add", "index_copy") or not scene.users:
+    node = _call(context)
+    if callee_name(node) not in ("index_select", "embedding", "index_add", "index_copy") or not context.users:
         return None
-    parts = _parts(scene)
+    parts = _parts(context)
     index = next((p for p in parts if not p.value.dtype.is_floating_point and p.value.ndim <= 1), None)
     table = next((p for p in parts if index is not None and p is not index and p.value.ndim), None)
     if index is None or table is None:
         return None
-    dims = [value_of(arg, scene.users[0]) for arg in getattr(node, "args", [])]
+    dims = [value_of(arg, context.users[0]) for arg in getattr(node, "args", [])]
     dim = next((d for d in dims if type(d) is int), 0)
     found = beyond(index.value, 0, table.value.shape[dim] - 1)
     return (
@@ -291,18 +293,18 @@ def _selected(facts: IndexFacts, scene: ErrorContext) -> IndexFacts | None:
     )
 
 
-def _counted(name: str, scene: ErrorContext) -> tuple[str, str, ValueOrigin | None]:
+def _counted(name: str, context: ErrorContext) -> tuple[str, str, ValueOrigin | None]:
     """The `arange` that made an index (then it is a position, and what is too long is the sequence), and the tensor
     whose length it counts."""
-    way = came(name, scene, lambda node: called(node) == "arange")
+    way = origin_of(name, context, lambda node: callee_name(node) == "arange")
     if not way:
         return "", "", None
     maker = way[0].maker or way[0].node
-    links = tuple(Link(made.said, made.where) for made in way)
+    links = tuple(Link(binding.phrase, binding.where) for binding in way)
     sizes = _sized(maker)
     for word in ast.walk(maker) if not sizes else ():
         if isinstance(word, ast.Name):  # `batch, length = ids.shape` before it
-            before = came(word.id, scene, lambda node: bool(_sized(node)))
+            before = origin_of(word.id, context, lambda node: bool(_sized(node)))
             sizes += _sized(before[0].maker or before[0].node) if before else []
     along = ast.unparse(sizes[0]) if sizes else ""
     return ast.unparse(maker), along, ValueOrigin(way[0].name, way[0].code, "arange", way[0].where, links)
@@ -313,9 +315,9 @@ def _sized(node: ast.AST) -> list[ast.expr]:
     return [part.value for part in ast.walk(node) if isinstance(part, ast.Attribute) and part.attr in ("shape", "size")]
 
 
-def _vocabulary(found: OutOfRange, size: int, scene: ErrorContext) -> tuple[str, int] | None:
+def _vocabulary(found: OutOfRange, size: int, context: ErrorContext) -> tuple[str, int] | None:
     """A dict of the user's with more entries than the table has rows, and enough for the largest id."""
-    for name, value, _ in scene.variables():
+    for name, value, _ in context.variables():
         if (
             type(value) is dict
             and size < len(value) <= 4 * size + 1000
@@ -326,11 +328,11 @@ def _vocabulary(found: OutOfRange, size: int, scene: ErrorContext) -> tuple[str,
     return None
 
 
-def _target(facts: IndexFacts, scene: ErrorContext) -> IndexFacts | None:
-    names = _frame_of(scene, "cross_entropy", "nll_loss", "multi_margin_loss")
+def _target(facts: IndexFacts, context: ErrorContext) -> IndexFacts | None:
+    names = _frame_of(context, "cross_entropy", "nll_loss", "multi_margin_loss")
     scores, target, spared = names.get("input"), names.get("target"), names.get("ignore_index")
     if not is_tensor(scores) or not is_tensor(target):
-        both = asked(scene)
+        both = op_arguments(context)
         pair = (
             [p.value for p in both if p.value.dtype.is_floating_point],
             [p.value for p in both if not p.value.dtype.is_floating_point],
@@ -343,7 +345,7 @@ def _target(facts: IndexFacts, scene: ErrorContext) -> IndexFacts | None:
     found = beyond(target, 0, size - 1, spared if type(spared) is int else -100)
     if found is None:
         return None
-    given, table = _named(target, "target", scene), _named(scores, "input", scene).name
+    given, table = _named(target, "target", context), _named(scores, "input", context).name
     return dataclasses.replace(
         facts,
         kind="target",
@@ -352,22 +354,22 @@ def _target(facts: IndexFacts, scene: ErrorContext) -> IndexFacts | None:
         shape=tuple(scores.shape),
         index=part(given),
         beyond=found,
-        head=head(table, size, scene),
-        shifted=shifted(found, target, size, scene),
-        ignored=ignored(found, target, scene),
+        head=head(table, size, context),
+        shifted=shifted(found, target, size, context),
+        ignored=ignored(found, target, context),
     )
 
 
-def _classes(facts: IndexFacts, scene: ErrorContext) -> IndexFacts | None:
+def _classes(facts: IndexFacts, context: ErrorContext) -> IndexFacts | None:
     """one_hot with too few classes, or negative numbers where numbers are counted."""
-    index = next((p for p in _parts(scene) if not p.value.dtype.is_floating_point), None)
+    index = next((p for p in _parts(context) if not p.value.dtype.is_floating_point), None)
     if index is None:
         return None
-    node, size = _call(scene), None
+    node, size = _call(context), None
     for given in [*getattr(node, "args", [])[1:], *(k.value for k in getattr(node, "keywords", []))]:
-        known = value_of(given, scene.users[0])
+        known = value_of(given, context.users[0])
         size = known if known is not UNKNOWN and type(known) is int else size
-    if "smaller" in scene.message:
+    if "smaller" in context.message:
         found = beyond(index.value, 0, size - 1) if size is not None else None
         return (
             None
@@ -380,24 +382,24 @@ def _classes(facts: IndexFacts, scene: ErrorContext) -> IndexFacts | None:
     return (
         None
         if found is None
-        else dataclasses.replace(facts, kind="negative", index=part(index), beyond=found, table=called(node))
+        else dataclasses.replace(facts, kind="negative", index=part(index), beyond=found, table=callee_name(node))
     )
 
 
-def _call(scene: ErrorContext) -> ast.AST:
-    node = expression(scene.users[0]) if scene.users else None
+def _call(context: ErrorContext) -> ast.AST:
+    node = expression(context.users[0]) if context.users else None
     if isinstance(node, (ast.Expr, ast.Return, ast.Assign)) and node.value is not None:
         node = node.value
     return node if node is not None else ast.Module([], [])
 
 
-def _tensor(facts: IndexFacts, scene: ErrorContext, value: int, dim: int | None, size: int) -> IndexFacts | None:
+def _tensor(facts: IndexFacts, context: ErrorContext, value: int, dim: int | None, size: int) -> IndexFacts | None:
     """x[i], gather, scatter, take: the message says the number, the frames say whose it is."""
-    parts = _parts(scene)
-    least = 0 if called(_call(scene)).startswith(("gather", "scatter", "index_", "take_along")) else -size
+    parts = _parts(context)
+    least = 0 if callee_name(_call(context)).startswith(("gather", "scatter", "index_", "take_along")) else -size
     held = [(p, found) for p in parts if (found := beyond(p.value, least, size - 1)) is not None]
     held = [(p, found) for p, found in held if value in (found.value, *found.values)] or held[:0]
-    text = _indexed(scene)
+    text = _indexed(context)
     mine = [p for p in parts if p.name == text]
     if text and not mine and held:  # what a call of the user's gave: its size stands in the message
         return dataclasses.replace(
@@ -407,7 +409,7 @@ def _tensor(facts: IndexFacts, scene: ErrorContext, value: int, dim: int | None,
     fits = [p for p in tables if p.value.ndim and size in p.value.shape or dim is None and p.value.numel() == size]
     table = next(iter(fits), None)
     if table is None:
-        return sequences.array_facts(facts, scene, value, dim, size)
+        return sequences.array_facts(facts, context, value, dim, size)
     shape = tuple(table.value.shape)
     axis = dim if dim is None or dim < len(shape) and shape[dim] == size else shape.index(size)
     facts = dataclasses.replace(
@@ -418,31 +420,31 @@ def _tensor(facts: IndexFacts, scene: ErrorContext, value: int, dim: int | None,
         shape=shape,
         least=least,
         beyond=OutOfRange(value),
-        key=_key(scene, value),
+        key=_key(context, value),
         module=table.owner or "",
     )
     if held:
         given, found = held[0]
         facts = dataclasses.replace(facts, index=part(given), beyond=found)
-    return sample_of(facts, scene)
+    return sample_of(facts, context)
 
 
-def _indexed(scene: ErrorContext) -> str:
+def _indexed(context: ErrorContext) -> str:
     """The text of what the failing line indexes: `x` of x[i], x.gather(0, i), torch.gather(x, 0, i)."""
-    node = _call(scene)
+    node = _call(context)
     if isinstance(node, ast.Subscript):
         return ast.unparse(node.value)
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or not node.args:
         return ""
-    module = value_of(node.func.value, scene.users[0])
+    module = value_of(node.func.value, context.users[0])
     return ast.unparse(node.args[0] if module in (torch, nn.functional) else node.func.value)
 
 
-def _key(scene: ErrorContext, value: int) -> str:
+def _key(context: ErrorContext, value: int) -> str:
     """The text of a plain index in the failing line that has this value."""
-    for node in ast.walk(_call(scene)):
+    for node in ast.walk(_call(context)):
         keys = node.slice if isinstance(node, ast.Subscript) else None
         for key in keys.elts if isinstance(keys, (ast.Tuple, ast.List)) else [keys] if keys is not None else []:
-            if number(key, scene.users[0]) == value and not isinstance(key, (ast.Constant, ast.UnaryOp)):
+            if number(key, context.users[0]) == value and not isinstance(key, (ast.Constant, ast.UnaryOp)):
                 return ast.unparse(key)
     return ""

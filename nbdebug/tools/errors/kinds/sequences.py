@@ -20,7 +20,7 @@ from nbdebug.observe.sources import nodes_of
 from nbdebug.observe.variables import attributes
 from nbdebug.tools.errors.context import ErrorContext, is_tensor
 from nbdebug.tools.errors.kinds.workers import iterator_of, loader_of
-from nbdebug.tools.errors.operands import is_a
+from nbdebug.tools.errors.operands import is_instance
 from nbdebug.tools.errors.rules.indices import IndexFacts, OutOfRange
 from nbdebug.tools.errors.values import UNKNOWN, expression, value_of
 
@@ -36,10 +36,10 @@ def number(node: ast.AST, frame: Frame) -> int | None:
     return value if type(value) is int else None
 
 
-def sample_of(facts: IndexFacts, scene: ErrorContext) -> IndexFacts:
+def sample_of(facts: IndexFacts, context: ErrorContext) -> IndexFacts:
     """In a data set's `__getitem__`: the facts with the length that it says of itself, the sample that was asked for,
     the data set's name, and the length that would fit."""
-    frame = scene.users[0] if scene.users else None
+    frame = context.users[0] if context.users else None
     methods = _methods(frame) if frame is not None else {}
     if frame is None or "__len__" not in methods:
         return facts
@@ -49,7 +49,7 @@ def sample_of(facts: IndexFacts, scene: ErrorContext) -> IndexFacts:
     parameters = methods["__getitem__"].args.args[1:2]
     asked = parameters[0].arg if parameters else ""
     value = frame.names.get(asked)
-    name, promised = _promise(frame, scene)
+    name, promised = _promise(frame, context)
     known = asked != facts.key and type(value) is int
     head, fits = ast.unparse(returned[0]), _fits(facts, asked, frame)
     if head == fits:  # its length is right: the index is what is wrong
@@ -93,19 +93,19 @@ def _fits(facts: IndexFacts, asked: str, frame: Frame) -> str:
     return ""
 
 
-def _promise(frame: Frame, scene: ErrorContext) -> tuple[str, int | None]:
+def _promise(frame: Frame, context: ErrorContext) -> tuple[str, int | None]:
     """(the data set by the user's name or its loader's, how many samples the loader's sampler was told that it has)."""
-    mine, iterator = frame.names.get("self"), iterator_of(scene)
+    mine, iterator = frame.names.get("self"), iterator_of(context)
     held = attributes(iterator) if iterator is not None else {}
     if mine is not None and held.get("_dataset") is mine:
-        loader, name, _ = loader_of(scene)
+        loader, name, _ = loader_of(context)
         if name == type(mine).__name__ and loader:
             name = f"{loader}.dataset"
         return name, _told(held.get("_sampler_iter"))
     return next(
         (
             name
-            for name, value, _ in scene.variables()
+            for name, value, _ in context.variables()
             if value is mine and mine is not None and name.partition(".")[0] != "self"
         ),
         "",
@@ -131,13 +131,13 @@ WORDS = re.compile(
 EXACT = (list, tuple, str, range, bytes, collections.deque, torch.Size)
 
 
-def sequence_facts(facts: IndexFacts, scene: ErrorContext) -> IndexFacts | None:
+def sequence_facts(facts: IndexFacts, context: ErrorContext) -> IndexFacts | None:
     """The subscript of the failing line that goes beyond what it indexes."""
-    if scene.type != "IndexError" or not WORDS.search(scene.message) or not scene.users:
+    if context.type != "IndexError" or not WORDS.search(context.message) or not context.users:
         return None
-    frame = scene.users[0]
+    frame = context.users[0]
     found = _subscripts(frame)
-    alone = scene.carried is not None and len(found) == 1 and scene.trail[-1] is frame  # raised in this very line
+    alone = context.carried is not None and len(found) == 1 and context.trail[-1] is frame  # raised in this very line
     for base, key, size, value in found:
         if value is not None and not -size <= value < size or value is None and alone:
             written = "" if isinstance(key, (ast.Constant, ast.UnaryOp)) else ast.unparse(key)
@@ -146,14 +146,14 @@ def sequence_facts(facts: IndexFacts, scene: ErrorContext) -> IndexFacts | None:
                 dataclasses.replace(
                     facts, kind="sequence", table=ast.unparse(base), size=size, least=-size, key=written, beyond=beyond
                 ),
-                scene,
+                context,
             )
     return None
 
 
-def array_facts(facts: IndexFacts, scene: ErrorContext, value: int, dim: int | None, size: int) -> IndexFacts | None:
+def array_facts(facts: IndexFacts, context: ErrorContext, value: int, dim: int | None, size: int) -> IndexFacts | None:
     """NumPy's words are torch's: the array of the failing line whose size the message names."""
-    frame = scene.users[0] if scene.users else None
+    frame = context.users[0] if context.users else None
     for node in ast.walk(_ran(frame)) if frame is not None else ():
         if not isinstance(node, ast.Subscript):
             continue
@@ -172,9 +172,9 @@ def array_facts(facts: IndexFacts, scene: ErrorContext, value: int, dim: int | N
         )
         keys = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
         mine = [ast.unparse(key) for key in keys if _reaches(key, value, frame)]
-        return sample_of(dataclasses.replace(facts, key=mine[0] if mine else ""), scene)
+        return sample_of(dataclasses.replace(facts, key=mine[0] if mine else ""), context)
     single = [n for n in ast.walk(_ran(frame)) if isinstance(n, ast.Subscript)] if frame is not None else []
-    if len(single) != 1 or single[0] is not _value(_ran(frame)) or scene.trail[-1] is not frame:
+    if len(single) != 1 or single[0] is not _value(_ran(frame)) or context.trail[-1] is not frame:
         return None
     key = "" if isinstance(single[0].slice, (ast.Constant, ast.UnaryOp)) else ast.unparse(single[0].slice)
     return sample_of(
@@ -188,7 +188,7 @@ def array_facts(facts: IndexFacts, scene: ErrorContext, value: int, dim: int | N
             beyond=OutOfRange(value),
             key=key if key.isidentifier() else "",
         ),
-        scene,
+        context,
     )
 
 
@@ -206,7 +206,7 @@ def _reaches(key: ast.expr, value: int, frame: Frame | None) -> bool:
         return bool((known == value).any())
     if is_tensor(known) and not known.is_meta and not known.dtype.is_floating_point:
         return bool((known == value).any())
-    return is_a(known, (int, np.integer)) and int(known) == value
+    return is_instance(known, (int, np.integer)) and int(known) == value
 
 
 def _computed(key: ast.expr, frame: Frame) -> Any:
@@ -227,7 +227,7 @@ def _subscripts(frame: Frame) -> list[tuple[ast.expr, ast.expr, int, int | None]
             size = _size(node.value, frame)
             value: Any = value_of(node.slice, frame)
             value = _computed(node.slice, frame) if value is UNKNOWN else value
-            whole = is_a(value, (int, np.integer)) and type(value) is not bool
+            whole = is_instance(value, (int, np.integer)) and type(value) is not bool
             if size is not None and (whole or value is UNKNOWN and isinstance(node.slice, ast.Name)):
                 found.append((node.value, node.slice, size, int(value) if whole else None))
     return found

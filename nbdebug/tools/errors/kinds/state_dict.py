@@ -171,24 +171,24 @@ DICTS = 50
 """Entries of what was given that are looked into for the state."""
 
 
-def detect_model(scene: ErrorContext) -> StateMismatch | None:
-    said = MODEL.search(scene.message)
-    frame = _torchs(scene, "load_state_dict")
+def detect_model(context: ErrorContext) -> StateMismatch | None:
+    said = MODEL.search(context.message)
+    frame = _torchs(context, "load_state_dict")
     if said is None or (frame is None and said[1] is None):
         return None
     names = frame.names if frame is not None else {}
     model, given = names.get("self"), names.get("state_dict")  # type: Any, Any
-    written, source, made = _written(scene, "load_state_dict")
+    written, source, made = _written(context, "load_state_dict")
     kind = type(model).__name__ if model is not None else (said[1] or "the model").rpartition(".")[2]
-    listed = {word: _listed(pattern, scene.message) for word, pattern in LISTED.items()}
+    listed = {word: _listed(pattern, context.message) for word, pattern in LISTED.items()}
     facts = StateMismatch(
-        scene.raised(),
-        written or scene.owners.paths.get(id(model)) or kind,
+        context.raised(),
+        written or context.owners.paths.get(id(model)) or kind,
         kind,
         source,
         made=made,
         strict=names.get("strict") is not False,
-        resized=tuple(_resized(scene.message, model)),
+        resized=tuple(_resized(context.message, model)),
         missing=listed["missing"],
         unexpected=listed["unexpected"],
     )
@@ -317,20 +317,20 @@ def _argument(model: Any, resized: tuple[Resized, ...]) -> tuple[str, int] | Non
 # -- the optimizer's -----------------------------------------------------------------------------------------------
 
 
-def detect_optimizer(scene: ErrorContext) -> OptimizerMismatch | None:
+def detect_optimizer(context: ErrorContext) -> OptimizerMismatch | None:
     frame = next(
         (
             f
-            for f in reversed(scene.trail)
+            for f in reversed(context.trail)
             if f.site.function == "load_state_dict" and "optim" in f.site.file and "self" in f.names
         ),
         None,
     )
-    lost = scene.type == "KeyError" and "param_groups" in scene.message
-    if frame is None or not (lost or OPTIMIZER.search(scene.message)):
+    lost = context.type == "KeyError" and "param_groups" in context.message
+    if frame is None or not (lost or OPTIMIZER.search(context.message)):
         return None
     optimizer, given = frame.names["self"], frame.names.get("state_dict")  # type: Any, Any
-    written, source, made = _written(scene, "load_state_dict")
+    written, source, made = _written(context, "load_state_dict")
     wanted = tuple(_sizes(attributes(optimizer).get("param_groups")))
     entries = dict(_items(given)) if issubclass(type(given), dict) else {}
     inside = next(
@@ -339,7 +339,7 @@ def detect_optimizer(scene: ErrorContext) -> OptimizerMismatch | None:
     saved = tuple(_sizes(entries["param_groups"])) if "param_groups" in entries else None
     keys = tuple(key for key in entries if type(key) is str)[:8]
     return OptimizerMismatch(
-        scene.raised(), written or "optimizer", type(optimizer).__name__, source, saved, wanted, inside, keys, made
+        context.raised(), written or "optimizer", type(optimizer).__name__, source, saved, wanted, inside, keys, made
     )
 
 
@@ -352,21 +352,21 @@ def _sizes(groups: Any) -> Iterator[int]:
 # -- the user's line -----------------------------------------------------------------------------------------------
 
 
-def _torchs(scene: ErrorContext, function: str) -> Frame | None:
+def _torchs(context: ErrorContext, function: str) -> Frame | None:
     return next(
         (
             f
-            for f in reversed(scene.trail)
+            for f in reversed(context.trail)
             if f.site.function == function and "self" in f.names and "state_dict" in f.names
         ),
         None,
     )
 
 
-def _written(scene: ErrorContext, method: str) -> tuple[str | None, str, str | None]:
+def _written(context: ErrorContext, method: str) -> tuple[str | None, str, str | None]:
     """(what the method was called on, a name for its first argument, the argument itself where it is no name), as the
     user wrote them."""
-    for frame in scene.users:
+    for frame in context.users:
         node = expression(frame)
         for part in ast.walk(node) if node is not None else ():
             if isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr == method:

@@ -22,26 +22,26 @@ from nbdebug.observe.sources import nodes_of
 from nbdebug.observe.variables import attributes
 from nbdebug.tools.errors.context import ErrorContext
 from nbdebug.tools.errors.rules.dataloader import WorkerDied
-from nbdebug.tools.errors.syntax import called
+from nbdebug.tools.errors.syntax import callee_name
 from nbdebug.tools.errors.values import shape_of, value_of
 
 
-def iterator_of(scene: ErrorContext) -> Any:
+def iterator_of(context: ErrorContext) -> Any:
     """The loader's iterator, whose method is in the traceback; None where there is none."""
-    for frame in reversed(scene.trail):
+    for frame in reversed(context.trail):
         mine = frame.names.get("self")
         if "DataLoaderIter" in type(mine).__name__:
             return mine
     return None
 
 
-def loader_of(scene: ErrorContext) -> tuple[str, str, int | None]:
+def loader_of(context: ErrorContext) -> tuple[str, str, int | None]:
     """(the loader's name, the data set's name or class, the number of the batch); "" and None where not known."""
-    iterator = iterator_of(scene)
+    iterator = iterator_of(context)
     held = attributes(iterator) if iterator is not None else {}
     dataset = held.get("_dataset")
     loader = set_name = ""
-    for name, value, _ in scene.variables():
+    for name, value, _ in context.variables():
         if dataset is None:
             break
         if issubclass(type(value), DataLoader) and attributes(value).get("dataset") is dataset:
@@ -53,18 +53,18 @@ def loader_of(scene: ErrorContext) -> tuple[str, str, int | None]:
     return loader, set_name or (type(dataset).__name__ if dataset is not None else ""), number
 
 
-def loader_at_hand(scene: ErrorContext) -> tuple[str, Any]:
+def loader_at_hand(context: ErrorContext) -> tuple[str, Any]:
     """(name, loader) of the one that was at work: the traceback's own, else the first with workers among the variables
     (a worker's death is told at whatever line runs just then)."""
-    for frame in reversed(scene.trail):
+    for frame in reversed(context.trail):
         for name in ("loader", "self"):
             if issubclass(type(frame.names.get(name)), DataLoader):
                 loader = frame.names[name]
-                named = next((n for n, value, _ in scene.variables() if value is loader and n != "self"), "loader")
+                named = next((n for n, value, _ in context.variables() if value is loader and n != "self"), "loader")
                 return named, loader
-    iterator = iterator_of(scene)
+    iterator = iterator_of(context)
     dataset = attributes(iterator).get("_dataset") if iterator is not None else None
-    for name, value, _ in scene.variables():
+    for name, value, _ in context.variables():
         if issubclass(type(value), DataLoader):
             held = attributes(value)
             if held.get("dataset") is dataset if dataset is not None else held.get("num_workers"):
@@ -72,10 +72,10 @@ def loader_at_hand(scene: ErrorContext) -> tuple[str, Any]:
     return "", iterator
 
 
-def loader_written(scene: ErrorContext) -> tuple[str, int | None]:
+def loader_written(context: ErrorContext) -> tuple[str, int | None]:
     """(the data set's class or name, num_workers) of the loop over a loader in which the user's line stands, as its
     source says: a worker's death is told at whatever line runs, and such a loader may have no name."""
-    for frame in scene.users:
+    for frame in context.users:
         loops = [
             node
             for node in nodes_of(frame.site.file)
@@ -84,11 +84,11 @@ def loader_written(scene: ErrorContext) -> tuple[str, int | None]:
         ]
         for loop in sorted(loops, key=lambda node: -node.iter.lineno):
             for call in ast.walk(loop.iter):
-                if isinstance(call, ast.Call) and called(call).endswith("DataLoader"):
+                if isinstance(call, ast.Call) and callee_name(call).endswith("DataLoader"):
                     given = {one.arg: one.value for one in call.keywords}
                     source, workers = call.args[0] if call.args else given.get("dataset"), given.get("num_workers")
                     count = value_of(workers, frame) if workers is not None else None
-                    name = called(source) or ast.unparse(source) if source is not None else ""
+                    name = callee_name(source) or ast.unparse(source) if source is not None else ""
                     return name, count if type(count) is int else None
     return "", None
 
@@ -124,22 +124,22 @@ LOADERS = re.compile(r"[\\/]utils[\\/]data[\\/]|[\\/]multiprocessing[\\/]")
 STARTING = re.compile(r"[\\/]multiprocessing[\\/](reduction|popen_\w+|process|context)\.py$|[\\/]utils[\\/]data[\\/]")
 
 
-def detect(scene: ErrorContext) -> WorkerDied | None:
-    what, signal = _kind(scene)
+def detect(context: ErrorContext) -> WorkerDied | None:
+    what, signal = _kind(context)
     if what is None:
         return None
-    raised, scene = scene.raised(), _at_the_loader(scene)
-    name, loader = loader_at_hand(scene)
+    raised, context = context.raised(), _at_the_loader(context)
+    name, loader = loader_at_hand(context)
     held = attributes(loader) if loader is not None else {}
     dataset = held.get("dataset", held.get("_dataset"))
     total, free = _shared()
     guilty, is_a = next(_unpicklable(held, name), ("", "")) if what == "not picklable" else ("", "")
-    said, count = loader_written(scene) if dataset is None else ("", None)
+    said, count = loader_written(context) if dataset is None else ("", None)
     workers = _whole(held.get("num_workers", held.get("_num_workers")))
     parts = list(_parts(dataset)) if dataset is not None else []
     prefetch = held.get("prefetch_factor", held.get("_prefetch_factor"))
     return WorkerDied(
-        dataclasses.replace(raised, where=scene.raised().where),
+        dataclasses.replace(raised, where=context.raised().where),
         what,
         signal,
         name,
@@ -160,46 +160,46 @@ def detect(scene: ErrorContext) -> WorkerDied | None:
     )
 
 
-def _kind(scene: ErrorContext) -> tuple[str | None, str]:
+def _kind(context: ErrorContext) -> tuple[str | None, str]:
     """(what happened, the signal's name); (None, "") where it has nothing to do with a loader's workers."""
-    said = scene.message
+    said = context.message
     if (killed := SIGNAL.search(said)) is not None:
         return _by(killed[1].strip())
     what = next((kind for kind, pattern in KINDS if pattern.search(said)), None)
     if what in ("timeout", "exited", "bootstrap"):
         ended = re.search(r"exit code (-?\d+)", said)
-        return (what, f"exit code {ended[1]}") if ended else _ended(scene) if what == "exited" else (what, "")
+        return (what, f"exit code {ended[1]}") if ended else _ended(context) if what == "exited" else (what, "")
     if what == "not picklable":
-        near = iterator_of(scene) is not None or any(f.site.function == "_get_iterator" for f in scene.trail)
-        return (what, "") if near and any(STARTING.search(f.site.file) for f in scene.trail) else (None, "")
+        near = iterator_of(context) is not None or any(f.site.function == "_get_iterator" for f in context.trail)
+        return (what, "") if near and any(STARTING.search(f.site.file) for f in context.trail) else (None, "")
     near = (
-        scene.carried is not None
-        and "worker" in scene.carried.where
-        or iterator_of(scene) is not None
-        or any(LOADERS.search(frame.site.file) for frame in scene.trail[-6:])
+        context.carried is not None
+        and "worker" in context.carried.where
+        or iterator_of(context) is not None
+        or any(LOADERS.search(frame.site.file) for frame in context.trail[-6:])
     )
-    if what is None and scene.type in BROKEN and iterator_of(scene) is not None:
-        return _ended(scene)
+    if what is None and context.type in BROKEN and iterator_of(context) is not None:
+        return _ended(context)
     return (what, "") if what is not None and near else (None, "")
 
 
-def _at_the_loader(scene: ErrorContext) -> ErrorContext:
-    """The scene of the broken pipe that was being handled when the handler of SIGCHLD told of a worker's death, at
-    whatever line ran just then; else the scene itself."""
-    before = vars(BaseException)["__context__"].__get__(scene.error)
-    if iterator_of(scene) is not None or type(before).__name__ not in BROKEN:
-        return scene
-    pipe = ErrorContext.of(before, scene.names)
-    return scene if iterator_of(pipe) is None else pipe
+def _at_the_loader(context: ErrorContext) -> ErrorContext:
+    """The context of the broken pipe that was being handled when the handler of SIGCHLD told of a worker's death, at
+    whatever line ran just then; else the context itself."""
+    before = vars(BaseException)["__context__"].__get__(context.error)
+    if iterator_of(context) is not None or type(before).__name__ not in BROKEN:
+        return context
+    pipe = ErrorContext.of(before, context.names)
+    return context if iterator_of(pipe) is None else pipe
 
 
 def _by(signal: str) -> tuple[str, str]:
     return {"Killed": "killed", "Bus error": "shared memory"}.get(signal, "crashed"), signal
 
 
-def _ended(scene: ErrorContext) -> tuple[str, str]:
+def _ended(context: ErrorContext) -> tuple[str, str]:
     """What the exit codes of the iterator's own processes say of the end of one, within WAIT."""
-    iterator = iterator_of(scene)
+    iterator = iterator_of(context)
     given = attributes(iterator).get("_workers") if iterator is not None else None
     workers = [one for one in given if isinstance(one, BaseProcess)] if type(given) is list else []
     until, codes = time.perf_counter() + WAIT, set[int]()
@@ -228,8 +228,8 @@ def _timeout(held: dict[str, Any]) -> float | None:
 
 def _start(held: dict[str, Any]) -> str:
     """How the loader's processes start."""
-    context = held.get("_DataLoader__multiprocessing_context", held.get("_multiprocessing_context"))
-    name = type(context).__name__ if context is not None else ""
+    start = held.get("_DataLoader__multiprocessing_context", held.get("_multiprocessing_context"))
+    name = type(start).__name__ if start is not None else ""
     if name.endswith("Context") and name != "DefaultContext":
         return name.removesuffix("Context").lower()
     usual = torch.multiprocessing.get_start_method(allow_none=True)

@@ -332,7 +332,7 @@ def _old_card(facts: CudnnFacts) -> bool:
 def _reason(facts: CudnnFacts) -> str:
     large, loose = _large(facts), _loose(facts)
     if large is not None:
-        return f"{large.part.told} has {large.elements:,} elements, and it counts in 32 bits (to {MOST_ELEMENTS:,})"
+        return f"{large.part.phrase} has {large.elements:,} elements, and it counts in 32 bits (to {MOST_ELEMENTS:,})"
     if _old_card(facts):
         return f"bfloat16 is not computed by this card ({facts.card.capability}; it takes sm_80 or newer)"
     if _short_of_memory(facts):
@@ -341,9 +341,9 @@ def _reason(facts: CudnnFacts) -> str:
     if loose is not None:
         gaps = "with gaps" if not loose.dense else "in another order"
         shape = list(loose.part.fact.shape)
-        return f"{loose.part.told} lies in memory {gaps} (strides {list(loose.strides)} for {shape})"
+        return f"{loose.part.phrase} lies in memory {gaps} (strides {list(loose.strides)} for {shape})"
     given = facts.operands[0].part if facts.operands else None
-    said = f" for {given.told}, {given.fact}" if given is not None else ""
+    said = f" for {given.phrase}, {given.fact}" if given is not None else ""
     return f"it has no way to do it{said} ({facts.status})"
 
 

@@ -106,7 +106,7 @@ def _title(facts: DeviceFacts) -> str | None:
     odd = facts.odd
     if odd is None:
         return None
-    told, device = odd.told[:1].upper() + odd.told[1:], odd.fact.device
+    told, device = odd.phrase[:1].upper() + odd.phrase[1:], odd.fact.device
     if facts.kind == "numpy" and "lengths" in facts.raised.message:
         return f"{told} is on {device}, and pack_padded_sequence reads the lengths on the host"
     if facts.kind == "numpy":
@@ -116,7 +116,7 @@ def _title(facts: DeviceFacts) -> str | None:
     if facts.why in _WHOLE:
         return _WHOLE[facts.why](facts, odd)
     made = f" (made from `{facts.source}`)" if facts.source and facts.why in ("variable", "batch") else ""
-    others = f"{facts.met.told} is on {facts.met.fact.device}" if facts.met else f"the others are on {facts.home}"
+    others = f"{facts.met.phrase} is on {facts.met.fact.device}" if facts.met else f"the others are on {facts.home}"
     return f"{told}{made} is on {device}, and {others}" + _SAYS.get(facts.why, lambda facts: "")(facts)
 
 
@@ -157,7 +157,7 @@ def _made(facts: DeviceFacts) -> str:
 def _model(facts: DeviceFacts, odd: ArgumentFact) -> str:
     met = facts.met
     return f"`{facts.owner}` is still on {odd.fact.device} (`{odd.name}`), and " + (
-        f"{met.told} is on {met.fact.device}" if met else f"the others are on {facts.home}"
+        f"{met.phrase} is on {met.fact.device}" if met else f"the others are on {facts.home}"
     )
 
 

@@ -33,7 +33,7 @@ class Collective:
     model: str = ""
     tensors: tuple[str, ...] = ()
 
-    def told(self, key: str) -> str:
+    def value(self, key: str) -> str:
         return dict(self.found).get(key, "")
 
 
@@ -66,9 +66,9 @@ def nccl(facts: Any) -> Finding | None:
 
 
 def _title(facts: Collective) -> str:
-    told = facts.told
+    value = facts.value
     if facts.what == "duplicate gpu":
-        return f"Rank {told('rank')} and rank {told('other')} both use the same GPU; NCCL wants one for each process."
+        return f"Rank {value('rank')} and rank {value('other')} both use the same GPU; NCCL wants one for each process."
     if facts.what == "unused parameters":
         parts = ", ".join(f"`{name}`" for name in facts.unused[:3])
         more = f" and {len(facts.unused) - 3} more" if len(facts.unused) > 3 else ""
@@ -78,28 +78,30 @@ def _title(facts: Collective) -> str:
             f"DistributedDataParallel waits for them{which}."
         )
     if facts.what == "environment":
-        return f"The variable `{told('variable')}` is not set: the program was not started by torchrun."
+        return f"The variable `{value('variable')}` is not set: the program was not started by torchrun."
     if facts.what == "port in use":
-        port = f" {told('port')}" if told("port") else ""
+        port = f" {value('port')}" if value("port") else ""
         return f"The port{port} on which the processes meet is taken, as a rule by an earlier run that still lives."
     if facts.what == "other models":
-        if told("parameter"):
+        if value("parameter"):
             return (
-                f"The model differs from rank to rank: parameter {told('parameter')} has sizes {told('sizes')} "
+                f"The model differs from rank to rank: parameter {value('parameter')} has sizes {value('sizes')} "
                 f"here "
                 "and others on rank 0."
             )
         return (
-            f"The model differs from rank to rank: rank {told('rank')} has {told('mine')} parameters, rank "
-            f"{told('other')} has {told('theirs')}."
+            f"The model differs from rank to rank: rank {value('rank')} has {value('mine')} parameters, rank "
+            f"{value('other')} has {value('theirs')}."
         )
     if facts.what == "joined":
-        return f"Only {told('there')} of {told('all')} processes came to the meeting point; the others never started."
+        return f"Only {value('there')} of {value('all')} processes came to the meeting point; the others never started."
     if facts.what == "timeout":
         return _timeout(facts)
     if facts.what == "cpu tensor":
         given = f" ({', '.join(facts.tensors)})" if facts.tensors else ""
-        return f"The group's backend has nothing for tensors on {told('device') or 'the CPU'}{given}: NCCL is for GPUs."
+        return (
+            f"The group's backend has nothing for tensors on {value('device') or 'the CPU'}{given}: NCCL is for GPUs."
+        )
     return SAID[facts.what]
 
 
@@ -123,8 +125,8 @@ SAID = {
 
 
 def _timeout(facts: Collective) -> str:
-    operation = facts.told("operation").lower() or facts.told("what")
-    limit = facts.told("limit") or facts.told("waited")
+    operation = facts.value("operation").lower() or facts.value("what")
+    limit = facts.value("limit") or facts.value("waited")
     after = f" within {int(limit) / 1000:g} s" if limit else ""
     return (
         f"Not every rank came to the same {f'`{operation}`' if operation else 'collective'}{after}: one of them "

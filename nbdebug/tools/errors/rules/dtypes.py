@@ -35,7 +35,7 @@ class DtypeFacts:
     met: ArgumentFact | None = None
     wanted: str = ""
     op: str = ""
-    said: str = ""
+    named: str = ""
     model: str = ""
     default: str = "float32"
     origin: ValueOrigin | None = None
@@ -174,7 +174,7 @@ def _title(facts: DtypeFacts) -> str:
     if odd is None:
         return _without(facts)
     what = f"a {odd.fact.dtype}" if odd.fact.kind == "list" else odd.fact.dtype
-    said = f"{odd.told[:1].upper()}{odd.told[1:]} is {what}"
+    said = f"{odd.phrase[:1].upper()}{odd.phrase[1:]} is {what}"
     turned = facts.met if facts.met is not None and facts.met.owner is not None else odd  # a model's `.half()`
     whole = origin is not None and turned.name.startswith(f"{origin.name}.")
     dtype = turned.fact.dtype if whole else odd.fact.dtype
@@ -188,13 +188,13 @@ def _without(facts: DtypeFacts) -> str:
         return "`BCELoss` is given probabilities under autocast, where a sigmoid in half precision becomes 0 or 1"
     if facts.kind == "gradient":
         return "What is made here holds whole numbers, and only floating point numbers can require gradients"
-    if facts.said in ("object_", "str_", "str", "NoneType"):
-        return f"What is to become a tensor holds more than numbers ({facts.said.strip('_')})"
+    if facts.named in ("object_", "str_", "str", "NoneType"):
+        return f"What is to become a tensor holds more than numbers ({facts.named.strip('_')})"
     known = {
         "order": "An array has the bytes of another kind of machine (big-endian)",
         "ScalarType": "A tensor has a dtype that NumPy does not know",
     }
-    return known.get(facts.said, f"What is given is a {facts.said}, and a tensor is wanted")
+    return known.get(facts.named, f"What is given is a {facts.named}, and a tensor is wanted")
 
 
 def _mixed(facts: DtypeFacts, odd: ArgumentFact) -> str:
@@ -204,7 +204,7 @@ def _mixed(facts: DtypeFacts, odd: ArgumentFact) -> str:
     if met is not None and met.owner is not None:
         return f", and {computes(facts.op or met.owner, met.fact.dtype)}"
     if met is not None:
-        return f", and {met.told} is {met.fact.dtype}"
+        return f", and {met.phrase} is {met.fact.dtype}"
     return f", and {facts.wanted} is wanted"
 
 
@@ -262,11 +262,11 @@ def _half(facts: DtypeFacts, odd: ArgumentFact) -> str:
 def _array(facts: DtypeFacts, odd: ArgumentFact) -> str:
     if odd.fact.dtype == "bfloat16":
         return ", which NumPy does not have"
-    if facts.said == "order":
+    if facts.named == "order":
         return " with the bytes of another kind of machine first (big-endian)"
     if facts.entry:
         return f", with {facts.entry}: a tensor holds numbers of one kind"
-    if facts.said not in ("object_", "str_"):
+    if facts.named not in ("object_", "str_"):
         return f"{' in NumPy' * (odd.fact.device == 'numpy')}, and {_of(facts)} wants a tensor"
     return ": a tensor holds numbers of one kind"
 

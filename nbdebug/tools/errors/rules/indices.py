@@ -121,7 +121,7 @@ def _entry(facts: IndexFacts, found: OutOfRange) -> str:
     place = f"[{', '.join(map(str, found.place))}]" if found.place else ""
     if facts.index.known and is_plain(facts.index.name):
         return f"`{facts.index.name}{place}` is {found.value}"
-    return f"entry {place or '[]'} of {facts.index.told} is {found.value}"
+    return f"entry {place or '[]'} of {facts.index.phrase} is {found.value}"
 
 
 def _more(found: OutOfRange) -> str:
@@ -136,7 +136,7 @@ def _embedding(facts: IndexFacts, found: OutOfRange) -> str:
     rows = f"`{facts.table}` has {facts.size} rows, 0 to {(facts.size or 0) - 1}"
     if facts.counted and facts.index is not None:
         return (
-            f"{_first(facts.index.told)} counts to {found.high} (`{facts.counted}`), and {rows}: the sequence is "
+            f"{_first(facts.index.phrase)} counts to {found.high} (`{facts.counted}`), and {rows}: the sequence is "
             "longer than its table of positions"
         )
     if found.value < 0:

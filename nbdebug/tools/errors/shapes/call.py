@@ -24,11 +24,11 @@ from nbdebug.observe.frames import Frame
 from nbdebug.observe.sources import SCOPES, functions, tree_of
 from nbdebug.observe.variables import attributes, named_modules
 from nbdebug.tools.errors.context import ErrorContext, is_tensor
-from nbdebug.tools.errors.operands import OperandNames, within
+from nbdebug.tools.errors.operands import OperandNames, library_frames
 from nbdebug.tools.errors.sandbox import Sandbox, quiet
 from nbdebug.tools.errors.shapes.facts import Shape, ShapeOperand
 from nbdebug.tools.errors.shapes.messages import parse_message
-from nbdebug.tools.errors.syntax import bound, entries
+from nbdebug.tools.errors.syntax import bindings, entries
 from nbdebug.tools.errors.values import UNKNOWN, expression, message_of, statement, value_of
 
 SYMBOLS = {
@@ -113,7 +113,7 @@ def failed_call(context: ErrorContext, kind: str, names: OperandNames) -> Failed
     """The call that raised."""
     frame = _with_self(context, context.users[0]) if context.users else None
     node = _failing_expression(frame, kind) if frame is not None else None
-    below = [f for f in within(context) if f.names]  # in frames known from text alone there is nothing to read
+    below = [f for f in library_frames(context) if f.names]  # in frames known from text alone there is nothing to read
     if not below:
         return _expression_call(frame, node, kind)
     modules = [f.module for f in below if f.module is not None and type(f.module) not in PASS_THROUGH]
@@ -227,7 +227,7 @@ def _argument_operands(call: FailedCall, names: OperandNames) -> Iterator[CallOp
         several: list[Any] = list(argument) if type(argument) in (list, tuple) and len(argument) < 50 else [argument]
         for i, value in enumerate(several):
             if is_array(value):
-                named = names.asked(value, role) if is_tensor(value) else None
+                named = names.argument(value, role) if is_tensor(value) else None
                 text = named.name if named is not None and named.known else ""
                 node = written.get(role)
                 if node is not None and call.frame is not None and value_of(node, call.frame) is value:
@@ -454,7 +454,7 @@ def _bindings_back(node: ast.AST | None, frame: Frame) -> Iterator[ast.expr]:
         yield node
         if not isinstance(node, ast.Name) or scope is None:
             return
-        earlier = [b for b in bound(scope, node.id) if b[0].lineno < line]
+        earlier = [b for b in bindings(scope, node.id) if b[0].lineno < line]
         if not earlier:
             return
         value, keys = earlier[-1]

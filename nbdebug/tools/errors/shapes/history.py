@@ -22,10 +22,10 @@ from nbdebug.observe.frames import Frame
 from nbdebug.observe.variables import attributes, named_modules
 from nbdebug.report import Link
 from nbdebug.tools.errors.context import ErrorContext, is_tensor
-from nbdebug.tools.errors.operands import OperandNames, is_a
+from nbdebug.tools.errors.operands import OperandNames, is_instance
 from nbdebug.tools.errors.shapes.call import CallOperand, FailedCall, is_array
 from nbdebug.tools.errors.shapes.facts import Shape, ShapeOperand, ShapeStep
-from nbdebug.tools.errors.values import of_tensor, operands, value_of
+from nbdebug.tools.errors.values import operands, tensor_attribute, value_of
 
 MAX_NODES = 60
 """Nodes of a tensor's history that are read."""
@@ -166,11 +166,11 @@ def _sequential_history(names: OperandNames, levels: list[Frame], start: Shape) 
 def path_of(layer: Any, names: OperandNames) -> str:
     """The name of a layer within its model ("stages.3.1"); with the model's own where that would be a bare number
     ("self.mlp.0"), or where the model is the layer."""
-    inside = (names.scene.path(layer) or "").removeprefix("_orig_mod.")  # of a compiled model
+    inside = (names.context.path(layer) or "").removeprefix("_orig_mod.")  # of a compiled model
     whole = names.module(layer)
     root = whole.removesuffix(inside).rstrip(".")
     classes = {
-        type(model).__name__ for model in names.scene.owners.models.values()
+        type(model).__name__ for model in names.context.owners.models.values()
     }  # names of models without a variable
     if inside[:1].isdigit() and whole.endswith(f".{inside}") and root not in classes:
         return whole
@@ -209,7 +209,7 @@ class GraphStep:
 def _graph_steps(value: Any, names: OperandNames) -> Iterator[GraphStep]:
     """The nodes, last to first."""
     owners = _parameter_owners(names)
-    node: Any = of_tensor(value, "grad_fn")
+    node: Any = tensor_attribute(value, "grad_fn")
     for _ in range(MAX_NODES):
         if node is None:
             return
@@ -231,9 +231,9 @@ def _parameter_owners(names: OperandNames) -> dict[int, Any]:
     """The layer of each parameter, by the parameter's id; of several ops the outermost."""
     outer: dict[int, Any] = {}
     owners: dict[int, Any] = {}
-    for model in names.scene.owners.models.values():
+    for model in names.context.owners.models.values():
         for _, part in named_modules(model):  # outer ones come first
-            for _, inner in named_modules(part) if is_a(part, WHOLE) else ():
+            for _, inner in named_modules(part) if is_instance(part, WHOLE) else ():
                 outer.setdefault(id(inner), part)
             for parameter in (attributes(part).get("_parameters") or {}).values():
                 owners.setdefault(id(parameter), outer.get(id(part), part))
@@ -256,7 +256,7 @@ def _as_layers(steps: list[GraphStep]) -> Iterator[GraphStep]:
     while i < len(steps):
         step = steps[i]
         if step.path:
-            i = _last_step(steps, last[step.path] if is_a(step.layer, WHOLE) else i)
+            i = _last_step(steps, last[step.path] if is_instance(step.layer, WHOLE) else i)
             step = dataclasses.replace(step, shape=steps[i].shape)
         elif _only_prepares(steps, i):
             i += 1
@@ -268,9 +268,9 @@ def _as_layers(steps: list[GraphStep]) -> Iterator[GraphStep]:
 def _only_prepares(steps: list[GraphStep], i: int) -> bool:
     k = next((k for k in range(i, len(steps)) if steps[k].op not in PREPARING or steps[k].path), len(steps) - 1)
     layer = steps[k].layer
-    if is_a(layer, nn.Linear):
+    if is_instance(layer, nn.Linear):
         return k == i + 1 and len(steps[_last_step(steps, k)].shape) > 2 and len(steps[i].shape) == 2
-    return k > i and is_a(layer, WHOLE)
+    return k > i and is_instance(layer, WHOLE)
 
 
 def _last_step(steps: list[GraphStep], i: int) -> int:
@@ -278,13 +278,13 @@ def _last_step(steps: list[GraphStep], i: int) -> int:
     layer, following = steps[i].layer, [step.op for step in steps[i + 1 :]]
     settings = attributes(layer)
     transposed = ("transpose",) if settings.get("batch_first") else ()
-    if is_a(layer, nn.RNNBase):
+    if is_instance(layer, nn.RNNBase):
         stacked = following.index("stack") + 1 if "stack" in following else 0
         ends = ("cat",) if settings.get("bidirectional") else ()
         return _skip(following, i, stacked, (*ends, *transposed))
-    if is_a(layer, nn.MultiheadAttention):
+    if is_instance(layer, nn.MultiheadAttention):
         return _skip(following, i, 0, ("view", *transposed))
-    view = is_a(layer, nn.Linear) and bool(following) and following[0] in VIEWS
+    view = is_instance(layer, nn.Linear) and bool(following) and following[0] in VIEWS
     after = steps[i + 1].shape if view else ()
     return i + (len(after) > 2 and after[-1] == steps[i].shape[-1])
 
