@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 import torch
 
 import nbdebug
-from nbdebug.observe.shell import running_shell
 from nbdebug.report import Where
 
 USER, LIBRARY, SKIP, OPTIMIZER, ENGINE = range(5)
@@ -132,6 +131,8 @@ def cell_name(file: str) -> str | None:
     match = re.match(r"<ipython-input-(\d+)-", file)
     if match:
         return f"In [{match[1]}]"
+    from nbdebug.observe.shell import running_shell  # here: most walks through this file name no cell
+
     names = getattr(getattr(running_shell(), "compile", None), "_filename_map", {})
     return f"In [{names[file]}]" if file in names else None
 
