@@ -13,7 +13,7 @@ from typing import Any
 
 import nbdebug
 from nbdebug import registry
-from nbdebug.text import count
+from nbdebug.text import count, in_colour
 
 DEMO = "01_nan.ipynb"
 CAUSE = re.compile(r"^(?:Cause|Most likely): \S+/\S+$", re.MULTILINE)
@@ -48,12 +48,10 @@ def main(arguments: list[str] | None = None) -> int:
 def print_page(code: str) -> int:
     """The page of a cause; 2 and the nearest codes where there is none."""
     try:
-        page = registry.look_up(code).text()
+        print(registry.look_up(code).text(colour=in_colour(sys.stdout)))
     except KeyError as unknown:
         print(unknown.args[0], file=sys.stderr)
         return 2
-    bold = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    print(re.sub(r"(?m)^(\S.*?:)", "\033[1m\\1\033[0m", page) if bold else page)
     return 0
 
 

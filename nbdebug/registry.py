@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nbdebug.report import Finding
-from nbdebug.text import terminal_width
+from nbdebug.text import styled, terminal_width
 
 CHAPTERS = ("nan", "training", "precision", "memory", "error", "notebook")
 """The first part of a code, in the order of the catalogue."""
@@ -65,11 +65,15 @@ class Rule:
         parts = "".join(f"\n**{head}.** {text}\n" for head, text in self._parts.items())
         return f"**{self.code}**: {self.title}\n{parts}"
 
-    def text(self, columns: int | None = None) -> str:
-        """The same page for a terminal: without markup, in lines of so many characters (as wide as the terminal)."""
+    def text(self, columns: int | None = None, colour: bool = False) -> str:
+        """The same page for a terminal: without markup, in lines of so many characters (as wide as the terminal).
+        colour: with ANSI codes."""
         columns = columns or terminal_width()
-        parts = [f"{head}:\n{_filled(text, columns, '  ')}" for head, text in self._parts.items()]
-        return "\n\n".join([_filled(f"{self.code}: {self.title}", columns), *parts]) + "\n"
+        style = styled if colour else lambda text, name="": text
+        parts = [
+            f"{style(head + ':', 'bold')}\n{style(_filled(text, columns, '  '))}" for head, text in self._parts.items()
+        ]
+        return "\n\n".join([style(_filled(f"{self.code}: {self.title}", columns), "bold"), *parts]) + "\n"
 
 
 def rule(**page: str) -> Callable[[Callable[[Any], Finding | None]], Callable[[Any], Finding | None]]:

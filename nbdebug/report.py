@@ -135,6 +135,10 @@ class Plot:
     data: Mapping[str, Any]
 
 
+HIDDEN = ("saver", "folded")
+"""Fields of a Report that are no part of what it says."""
+
+
 @dataclasses.dataclass
 class Report:
     """The answer to one question. Iterating over it gives its findings.
@@ -143,6 +147,9 @@ class Report:
     were taken, and from where. facts: further numbers (plain, JSON-able). saver: what `save_repro` calls, set by tools
     that can reproduce the fault alone; it may hold tensors, which go when the report goes. failed: something is wrong
     that has no named cause. steps: how many training steps were examined; losses: of these steps, as far as known.
+
+    As text a report of one cause fits on a screen of 30 lines, and HTML folds the same: `report.full()` is the report
+    with everything shown, and what the magics return with --full.
     """
 
     question: str
@@ -159,6 +166,7 @@ class Report:
     losses: Sequence[float] = dataclasses.field(default=(), kw_only=True)
     tables: Sequence[Table] = dataclasses.field(default=(), kw_only=True)
     plots: Sequence[Plot] = dataclasses.field(default=(), kw_only=True)
+    folded: bool = dataclasses.field(default=True, kw_only=True, repr=False, compare=False)
 
     @property
     def ok(self) -> bool:
@@ -175,6 +183,10 @@ class Report:
         """A report is always true: `if report:` must not depend on `__len__`. Ask `report.ok`."""
         return True
 
+    def full(self) -> Report:
+        """This report with nothing left out of its text and nothing folded in its HTML: `print(report.full())`."""
+        return dataclasses.replace(self, folded=False)
+
     def plot(self, kind: str) -> Mapping[str, Any]:
         """The data of the picture of this kind. Raises KeyError when the report has none."""
         for plot in self.plots:
@@ -184,7 +196,7 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts, lists, numbers and strings, fit for `json.dumps`."""
-        plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "saver"}
+        plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in HIDDEN}
         return {"ok": self.ok, **json.loads(json.dumps(plain, default=_plain))}
 
     def save(self, path: str | pathlib.Path) -> pathlib.Path:
@@ -192,7 +204,7 @@ class Report:
         path = pathlib.Path(path)
         writers = {
             ".html": lambda: self._view("html", "page"),
-            ".txt": lambda: str(self),
+            ".txt": lambda: str(self.full()),
             ".json": lambda: json.dumps(_strict(self.to_dict()), indent=1, allow_nan=False),
         }
         if path.suffix not in writers:
@@ -233,10 +245,12 @@ class Report:
     def __str__(self) -> str:
         return self._view("text", "render")
 
-    __repr__ = __str__
+    def __repr__(self) -> str:
+        """The text, in colour where stdout is a terminal."""
+        return self._view("text", "for_terminal")
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return {"text/plain": str(self), "text/html": self._view("html", "render")}
+        return {"text/plain": repr(self), "text/html": self._view("html", "render")}
 
 
 def _plain(value: Any) -> Any:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import shutil
+import sys
 from collections.abc import Iterable
+from typing import Any
 
 UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
@@ -13,9 +16,38 @@ WIDEST = 100
 """Columns: longer lines are hard to read."""
 
 
-def terminal_width() -> int:
-    """The columns to write in: those of the terminal (80 where it does not say), and at most WIDEST."""
-    return min(shutil.get_terminal_size().columns, WIDEST)
+NARROWEST = 40
+ANSI = {"bold": "1", "code": "36", "good": "32", "bad": "31", "pale": "2"}
+"""Styles of a terminal: bold, cyan, green, red, faint."""
+
+
+def terminal_width(default: int = 80) -> int:
+    """The columns to write in: COLUMNS, else those of the terminal that stdout is, else `default`; at most WIDEST.
+
+    A kernel's stdout is no terminal, whatever the kernel was started from."""
+    columns = os.environ.get("COLUMNS", "")
+    if not columns.isdecimal() or not int(columns):
+        columns = str(shutil.get_terminal_size((default, 24)).columns if is_terminal(sys.stdout) else default)
+    return max(NARROWEST, min(WIDEST, int(columns)))
+
+
+def is_terminal(stream: Any) -> bool:
+    try:
+        return bool(stream.isatty())
+    except Exception:  # a stream of the user's that can't say
+        return False
+
+
+def in_colour(stream: Any) -> bool:
+    """Whether what is written there may be coloured: to a terminal, unless NO_COLOR is set (https://no-color.org)."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb" and is_terminal(stream)
+
+
+def styled(text: str, style: str = "") -> str:
+    """The text with ANSI codes. style: a key of ANSI, or "". `Code` loses its backticks and gets a colour instead."""
+    begin = f"\033[{ANSI[style]}m" if style else ""
+    text = re.sub(r"`([^`]+)`", rf"\033[{ANSI['code']}m\1\033[0m{begin}", text)
+    return f"{begin}{text}\033[0m" if style else text
 
 
 def clip(text: str, limit: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -14,6 +15,7 @@ import nbdebug
 from nbdebug import registry
 from nbdebug.magics._arguments import HELP, ends_in_semicolon, parse, variables
 from nbdebug.report import Report
+from nbdebug.text import in_colour
 
 NOT_EXPLAINED = (UsageError, SyntaxError, KeyboardInterrupt, SystemExit)
 """What --auto leaves alone: these errors explain themselves, or were wanted."""
@@ -110,7 +112,7 @@ def _show_page(code: str) -> None:
         rule = registry.look_up(code)
     except KeyError as unknown:
         raise UsageError(unknown.args[0]) from None
-    display({"text/plain": rule.text(), "text/markdown": rule.page()}, raw=True)
+    display({"text/plain": rule.text(colour=in_colour(sys.stdout)), "text/markdown": rule.page()}, raw=True)
 
 
 def _has_report(error: BaseException) -> bool:

@@ -16,20 +16,22 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nbdebug import registry as catalogue
+from nbdebug import registry
 from nbdebug.report import Finding, Report
+from nbdebug.text import in_colour
 
 
 class Page(str):
     """A page of the catalogue: plain text, as wide as the terminal; Markdown in a notebook."""
 
-    markdown: str
+    rule: registry.Rule
 
     def _repr_markdown_(self) -> str:
-        return self.markdown
+        return self.rule.page()
 
     def __repr__(self) -> str:
-        return str(self)
+        """The text, in colour where stdout is a terminal."""
+        return self.rule.text(colour=in_colour(sys.stdout))
 
 
 def explain(
@@ -80,11 +82,11 @@ def _says_itself(error: BaseException) -> str | None:
 def page(code: str) -> Page:
     """The page of a cause. Raises ValueError, with the nearest codes, where there is none."""
     try:
-        rule = catalogue.look_up(code)
+        rule = registry.look_up(code)
     except KeyError as unknown:
         raise ValueError(unknown.args[0]) from None
     page = Page(rule.text())
-    page.markdown = rule.page()
+    page.rule = rule
     return page
 
 

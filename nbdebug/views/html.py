@@ -16,10 +16,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from nbdebug.report import Finding, Fix, Link, Report, Where
+from nbdebug.text import count
 from nbdebug.views import wording as words
 from nbdebug.views.plots import pictures
 
 LIMIT = 95_000
+"""Bytes of a fragment: what is endless is cut."""
+OPEN = 4
+"""Events, notes and less likely causes that stand unfolded."""
 FAULT, FINE = "#d4564c", "#388c5e"
 MONO = "font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace"
 CODE = f"{MONO};font-size:.92em;background:rgba(128,128,128,.13);border-radius:3px;padding:.1em .35em"
@@ -65,6 +69,8 @@ def _report(report: Report, most: int, head: str) -> str:
     asked = " · ".join(_said(words.clean(part, 300)) for part in (report.question, report.subject) if part)
     foot = f'<p style="{SMALL};margin:1.1em 0 0">{asked}</p>' if asked else ""
     body = _silent(report, most, head) if report.ok else _found(report, most, head)
+    if not report.folded:
+        body = body.replace("<details ", "<details open ")
     # The classes keep MathJax from reading $ in the user's own words.
     return (
         '<div class="mathjax_ignore tex2jax_ignore" style="max-width:54em;line-height:1.5;margin:.4em 0;'
@@ -89,10 +95,12 @@ def _found(report: Report, most: int, head: str) -> str:
 
 
 def _silent(report: Report, most: int, head: str) -> str:
-    said = [words.looked_at(report), *(words.clean(n, 600) for n in report.notes[:most])]
+    said = [words.looked_at(report), *(words.clean(n, 600) for n in report.notes[:OPEN])]
+    more = report.notes[OPEN:]
     return (
         _title(words.headline(report) or words.NOTHING, head)
         + "".join(_p(_said(s)) for s in said if s)
+        + _fold(f"{count(len(more), 'more note')}", _list(more, most))
         + _pictures(report)
         + f'<div style="margin:.8em 0 0">{_listed(report, most, 1)}{_rest(report, most)}</div>'
     )
@@ -135,13 +143,20 @@ def _spot(where: Where) -> str:
 def _chain(finding: Finding, most: int) -> str:
     if not finding.chain:
         return ""
-    items = "".join(
+    events = [
         f'<li style="margin:0 0 .5em;padding-left:.2em">{_link(link, before, most)}</li>'
         for link, before in zip(finding.chain[:most], (None, *finding.chain))
-    )
-    return f'<p style="{HEAD}">How it came about</p><ol style="margin:0;padding-left:1.5em">{items}</ol>' + _more(
-        len(finding.chain) - most
-    )
+    ]
+    if len(finding.chain) <= OPEN or len(events) <= 2:
+        listed = _ordered(events)
+    else:  # the first and the last
+        middle = _fold(count(len(events) - 4, "more event"), _ordered(events[2:-2], 3))
+        listed = _ordered(events[:2]) + middle + _ordered(events[-2:], len(events) - 1)
+    return f'<p style="{HEAD}">How it came about</p>{listed}{_more(len(finding.chain) - most)}'
+
+
+def _ordered(items: Sequence[str], start: int = 1) -> str:
+    return f'<ol start="{start}" style="margin:0;padding-left:1.5em">{"".join(items)}</ol>'
 
 
 def _link(link: Link, before: Link | None, most: int) -> str:
@@ -160,10 +175,10 @@ def _link(link: Link, before: Link | None, most: int) -> str:
 def _fixes(finding: Finding, most: int) -> str:
     if not finding.fixes:
         return ""
+    first, *others = (_fix(fix, most) for fix in finding.fixes[:most])
+    more = "".join(others) + _more(len(finding.fixes) - most)
     return (
-        f'<p style="{HEAD}">What to do</p>'
-        + "".join(_fix(fix, most) for fix in finding.fixes[:most])
-        + _more(len(finding.fixes) - most)
+        f'<p style="{HEAD}">What to do</p>{first}{_fold(count(len(finding.fixes) - 1, "more fix", "more fixes"), more)}'
     )
 
 
@@ -180,11 +195,10 @@ def _fix(fix: Fix, most: int) -> str:
 def _others(findings: list[Finding], most: int) -> str:
     if not findings:
         return ""
-    return (
-        f'<p style="{HEAD}">Less likely</p>'
-        + "".join(_other(f, most) for f in findings[:most])
-        + _more(len(findings) - most)
-    )
+    drawn = [_other(f, most) for f in findings[:most]]
+    more = "".join(drawn[OPEN:]) + _more(len(findings) - most)
+    folded = _fold(count(max(0, len(findings) - OPEN), "more cause"), more)
+    return f'<p style="{HEAD}">Less likely</p>{"".join(drawn[:OPEN])}{folded}'
 
 
 def _other(finding: Finding, most: int) -> str:

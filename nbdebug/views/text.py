@@ -1,172 +1,402 @@
-"""A Report as plain text, for terminals, logs and notebooks without HTML: at most 100 columns, no colours.
+"""A Report as plain text: for terminals, logs, and notebooks without HTML.
 
-Only the code of a fix may be wider: it is there to be copied, so it is neither wrapped nor cut.
+A report of one cause fits on a screen of SCREEN lines: the cause and its place, how it came about, the first fix with
+its proof, the numbers, what was ruled out, and a last line that says what is left out. `report.full()` has all of it.
+Lines are as wide as the terminal, 100 columns at most; only the code of a fix may be wider, as it is there to be
+copied. Colours are for terminals: what a notebook keeps is plain.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import re
+import sys
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from nbdebug.report import Finding, Fix, Link, Report
+from nbdebug.text import WIDEST, clip, count, in_colour, styled, terminal_width
 from nbdebug.views import wording as words
 from nbdebug.views.plots import pictures
 
-COLUMNS = 98
-MOST = 30
+SCREEN = 30
+DETAIL = "detail"
+"""What is left out first: the source lines of events, their numbers, and the sizes of the values."""
 
 
-def render(report: Report) -> str:
-    lines = _silent(report) if report.ok else _found(report)
-    asked = [words.clean(part, 300) for part in (report.question, report.subject) if part]
-    return "\n".join([*lines, "", *_wrapped(" · ".join(asked))]).rstrip() if asked else "\n".join(lines).rstrip()
+@dataclasses.dataclass(frozen=True)
+class Room:
+    """How much is shown of each part. events: of the chain; sources: whether each of them has its line of code; lines:
+    of the user's code at the cause; numbers: rows of the evidence; tables: of the report, and rows of each; remarks:
+    lines of notes and of what was not checked."""
+
+    events: int = 4
+    sources: bool = True
+    lines: int = 3
+    numbers: int = 6
+    tables: int = 1
+    rows: int = 10
+    remarks: int = 3
+    fixes: int = 1
+    causes: int = 3
+    pictures: bool = True
 
 
-def _found(report: Report) -> list[str]:
-    first, *others = report.findings
-    lines = [*_wrapped(words.headline(report)), *_headline(first, "Most likely" if others else "Cause")]
-    lines += [*_pictures(report), *_chain(first), *_fixes(first)]
-    lines += _others(others)
-    return lines + _evidence(first, report) + _rest(report) + _notes(report)
+ALL = Room(30, True, 12, 30, 30, 30, 0, 30, 30)
+ROOMS = (
+    Room(),
+    Room(sources=False, rows=8),
+    Room(sources=False, rows=8, numbers=4, remarks=2),
+    Room(3, False, 3, 3, rows=6, remarks=2),
+    Room(2, False, 2, 3, rows=5, remarks=1, causes=2),
+    Room(2, False, 1, 0, rows=4, remarks=1, causes=1, pictures=False),
+)
+"""From roomy to narrow: the first that fits on the screen is taken."""
 
 
-def _silent(report: Report) -> list[str]:
-    lines = _wrapped(f"{words.headline(report) or words.NOTHING} {words.looked_at(report)}")
-    return lines + _pictures(report) + _listed(report) + _notes(report) + _rest(report)
+def render(report: Report, colour: bool = False) -> str:
+    """The text. colour: with ANSI codes."""
+    if not report.folded:
+        return ReportText(report, ALL, colour).text()
+    for room in ROOMS:
+        text = ReportText(report, room, colour).text()
+        if text.count("\n") < SCREEN:
+            break
+    return text
 
 
-def _headline(finding: Finding, word: str) -> list[str]:
-    where = finding.where
-    known = [value if value == words.OUTSIDE else f"{head.lower()} {value}" for head, value in words.spot(where)]
-    lines = [*_wrapped(words.clean(finding.title, 600)), "", f"{word}: {words.clean(finding.code, 80)}"]
-    if where.text or words.place(where):
-        lines += [f"{words.place(where) or 'Source'}:", *_code(where.text)]
-    spot = _wrapped(" · ".join(k.replace(" ", "\xa0") for k in known))  # breaks between the parts, not inside them
-    return lines + [line.replace("\xa0", " ") for line in spot]
+def for_terminal(report: Report) -> str:
+    """The text as IPython and Python show it where an expression is typed: in colour on a terminal."""
+    return render(report, in_colour(sys.stdout))
 
 
-def _chain(finding: Finding) -> list[str]:
-    if not finding.chain:
-        return []
-    lines = ["", "How it came about"]
-    for i, (link, before) in enumerate(zip(finding.chain[:MOST], (None, *finding.chain)), 1):
-        lines += [*_wrapped(words.clean(link.what, 400), f"{i:>3}. ", "     "), *_link(link, before)]
-    return lines + _more(finding.chain, MOST)
+def wrapped(text: str, columns: int, first: str = "", then: str = "") -> list[str]:
+    """The lines of a paragraph; short `code` and places in it are not broken."""
+    joined = re.sub(r"`[^`]{1,40}`|(In \[\d+\], )?line \d+", lambda part: part[0].replace(" ", "\0"), text)
+    lines = textwrap.wrap(joined, columns, initial_indent=first, subsequent_indent=then, break_on_hyphens=False)
+    return [line.replace("\0", " ") for line in lines]
 
 
-def _link(link: Link, before: Link | None) -> list[str]:
-    """Where an event happened, its source on the same line when there is room; nothing that the link before it says."""
-    where = link.where
-    if before and where == before.where:
-        return _wrapped(words.pairs(link.evidence), "     ", "     ") if link.evidence else []
-    at = ", ".join(part for part in (words.place(where), words.module(where)) if part)
-    source = words.clean_lines(where.text, 4) if where.text else []
-    if at and len(source) == 1 and len(at) + len(source[0]) < COLUMNS - 9:
-        lines = [f"     {at}:  {source[0]}"]
-    else:
-        lines = _wrapped(at, "     ", "     ") if at else []
-        lines += [words.clip(f"       {line}", COLUMNS) for line in source]
-    return lines + (_wrapped(words.pairs(link.evidence), "     ", "     ") if link.evidence else [])
+class ReportText:
+    """The lines of one report, in the room that there is. left: how many things of which kind were left out."""
 
-
-def _fixes(finding: Finding) -> list[str]:
-    lines = ["", "What to do"] if finding.fixes else []
-    for i, fix in enumerate(finding.fixes[:MOST], 1):
-        lines += _fix(fix, f"{i:>3}. ")
-    return lines + _more(finding.fixes, MOST)
-
-
-def _fix(fix: Fix, mark: str) -> list[str]:
-    lines = _wrapped(words.clean(fix.title, 400), mark, "     ")
-    if fix.code:
-        lines += [f"         {line}" for line in words.clean_lines(fix.code, 60, 2000)]
-    return lines + _wrapped(words.proof(fix) + ".", "     ", "     ")
-
-
-def _others(findings: list[Finding]) -> list[str]:
-    lines = ["", "Less likely"] if findings else []
-    for finding in findings[:MOST]:
-        place = words.place(finding.where)
-        lines += _wrapped(words.clean(finding.title, 400), "  - ", "    ")
-        lines += _wrapped(" · ".join(part for part in (words.clean(finding.code, 80), place) if part), "    ", "    ")
-        lines += [words.clip(f"    {line}", COLUMNS) for line in _code(finding.where.text, 2)]
-        for fix in finding.fixes[:1]:
-            lines += _wrapped(f"{words.clean(fix.title, 300)} ({words.proof(fix)})", "    ", "    ")
-    return lines + _more(findings, MOST)
-
-
-def _evidence(finding: Finding, report: Report) -> list[str]:
-    lines: list[str] = []
-    for table in words.tables(finding.evidence, MOST):
-        lines += ["", table.caption, *_table(table)]
-    lines += _listed(report)
-    for _, _, histogram in pictures(report, "histogram"):
-        lines += ["", "Sizes of the values", *_wrapped(histogram.sentence(), "  ", "  ")]
-    return lines
-
-
-def _listed(report: Report) -> list[str]:
-    lines: list[str] = []
-    for place, (table, raw) in enumerate(words.report_tables(report, MOST)):
-        rows = table.body if place == 0 else table.body[:10]
-        shorter = dataclasses.replace(table, body=rows, more=table.more + len(table.body) - len(rows))
-        lines += ["", table.caption, *_table(shorter), *_wrapped(words.clean(raw.note, 600), "  ", "  ")]
-    return lines
-
-
-def _pictures(report: Report) -> list[str]:
-    lines: list[str] = []
-    for kind, _, picture in pictures(report, "run", "memory", "ranges", "stepper", "losses"):
-        if kind == "run":
-            lines += ["", "The run", *_wrapped(picture.sentence(), "  ", "  ")]
-        elif kind == "stepper":
-            lines += ["", "Layers", *(words.clip(line, COLUMNS) for line in picture.lines())]
-        elif kind == "losses":
-            head = " · ".join(panel.name for panel in picture.panels)
-            lines += ["", *_wrapped(head[:1].upper() + head[1:]), *_table(picture.table())]
+    def __init__(self, report: Report, room: Room, colour: bool):
+        self.report, self.room, self.colour = report, room, colour
+        self.columns = terminal_width(WIDEST)
+        self.lines: list[str] = []
+        self.left: collections.Counter[tuple[str, str]] = collections.Counter()
+        if report.ok:
+            self.without_finding()
         else:
-            lines += ["", *_wrapped(picture.sentence())]
-    return lines
+            self.with_findings()
+        self.foot()
+
+    def text(self) -> str:
+        return "\n".join(line.rstrip() for line in self.lines).strip("\n")
+
+    # -- lines --------------------------------------------------------------------------------------------------------
+
+    def put(self, lines: Iterable[str], style: str = "") -> None:
+        text = "\n".join(lines)
+        if text:
+            self.lines += (styled(text, style) if self.colour else text).split("\n")
+
+    def say(self, text: str, first: str = "", then: str = "", style: str = "", most: int = 0) -> None:
+        """A paragraph, wrapped. most: its lines, where it may be cut."""
+        lines = wrapped(text, self.columns, first, then)
+        if most and len(lines) > most:
+            lines[most - 1 :] = [clip(" ".join([lines[most - 1], lines[most].strip()]), self.columns)]
+        self.put(lines, style)
+
+    def head(self, text: str) -> None:
+        self.lines.append("")
+        self.say(text, style="bold")
+
+    def omit(self, number: int, noun: str, plural: str = "") -> None:
+        if number > 0:
+            self.left[noun, plural] += number
+
+    # -- the whole ----------------------------------------------------------------------------------------------------
+
+    def with_findings(self) -> None:
+        first, *others = self.report.findings
+        self.say(words.headline(self.report), most=2 if self.report.folded else 0)
+        self.cause(first, "Most likely" if others else "Cause")
+        self.pictures()
+        self.chain(first.chain)
+        self.fixes(first.fixes)
+        self.other_causes(others)
+        self.evidence(first)
+        self.ruled_out()
+        self.remarks()
+
+    def without_finding(self) -> None:
+        report = self.report
+        style = "bold" if words.fine(report) else "bad"
+        self.say(f"{words.headline(report) or words.NOTHING} {words.looked_at(report)}", style=style)
+        self.pictures()
+        self.tables(self.room.tables, self.room.rows)
+        if self.report.folded:
+            self.ruled_out()
+            self.remarks()
+        else:
+            self.remarks()
+            self.ruled_out()
+
+    def foot(self) -> None:
+        asked = " · ".join(words.clean(part, 300) for part in (self.report.question, self.report.subject) if part)
+        details = len(self.left) == 1  # they are named where nothing else is left out
+        left = [count(n, noun, plural) for (noun, plural), n in self.left.items() if noun != DETAIL or details]
+        self.lines.append("")
+        self.say(asked, style="pale", most=2 if self.report.folded else 0)
+        if left:
+            self.say(f"Left out (report.full() shows it): {', '.join(left)}.", style="pale", most=1)
+
+    # -- its parts ----------------------------------------------------------------------------------------------------
+
+    def cause(self, finding: Finding, word: str) -> None:
+        where = finding.where
+        known = [value if value == words.OUTSIDE else f"{head.lower()} {value}" for head, value in words.spot(where)]
+        self.say(words.clean(finding.title, 600), style="bold", most=4 if self.report.folded else 0)
+        self.lines.append("")
+        self.put([f"{word}: {words.clean(finding.code, 80)}"])
+        if where.text or words.place(where):
+            self.put([f"{words.place(where) or 'Source'}:"])
+            self.put(self.code(where.text, self.room.lines), "code")
+        # breaks between the parts, not inside them
+        spot = wrapped(" · ".join(part.replace(" ", "\xa0") for part in known), self.columns)
+        self.put([line.replace("\xa0", " ") for line in spot], "pale")
+
+    def code(self, text: str | None, most: int) -> list[str]:
+        return [clip(f"    {line}", self.columns) for line in words.clean_lines(text, most)] if text else []
+
+    def chain(self, chain: Sequence[Link]) -> None:
+        if not chain:
+            return
+        self.head("How it came about")
+        most = self.room.events
+        if len(chain) <= most:
+            shown = set(range(len(chain)))
+        elif self.report.folded:  # the first and the last ones
+            shown = {*range(most // 2), *range(len(chain) - (most + 1) // 2, len(chain))}
+        else:
+            shown = set(range(most))
+        hidden = 0
+        for i, (link, before) in enumerate(zip(chain, (None, *chain))):
+            if i in shown:
+                if hidden:
+                    self.put([f"     … {hidden} more"])
+                    hidden = 0
+                self.event(i + 1, link, before)
+            else:
+                hidden += 1
+        if hidden:
+            self.put([f"  … {hidden} more"])
+        self.omit(len(chain) - len(shown) if self.report.folded else 0, "event")
+
+    def event(self, number: int, link: Link, before: Link | None) -> None:
+        """What happened and where, the source on the same line when there is room; nothing that the one before says."""
+        where, folded = link.where, self.report.folded
+        at = ", ".join(part for part in (words.place(where), words.module(where)) if part)
+        if before and where == before.where:
+            at = ""
+        what = words.clean(link.what, 400)
+        if at and not self.room.sources:
+            short = f"{what} ({words.place(where)})" if words.place(where) else what
+            self.say(short, f"{number:>3}. ", "     ", most=2)
+            self.omit(1, DETAIL)
+            return
+        self.say(what, f"{number:>3}. ", "     ", most=2 if folded else 0)
+        source = words.clean_lines(where.text, 4) if where.text and at else []
+        if at and len(source) == 1 and len(at) + len(source[0]) < self.columns - 7:
+            self.put([f"     {at}:  {source[0]}"], "pale")
+        elif at:
+            self.say(at, "     ", "     ", "pale", most=1 if folded else 0)
+            if not folded:
+                self.put([clip(f"       {line}", self.columns) for line in source], "pale")
+        if link.evidence and folded:
+            self.omit(1, DETAIL)
+        elif link.evidence:
+            self.say(words.pairs(link.evidence), "     ", "     ", "pale")
+
+    def fixes(self, fixes: Sequence[Fix]) -> None:
+        if not fixes:
+            return
+        self.head("What to do")
+        for i, fix in enumerate(fixes[: self.room.fixes], 1):
+            mark = f"{i:>3}. " if len(fixes) > 1 else "  "
+            margin = " " * len(mark)
+            self.say(words.clean(fix.title, 400), mark, margin)
+            code = words.clean_lines(fix.code, 60, 2000) if fix.code else []
+            self.put([f"{margin}    {line}" for line in code], "code")
+            style = "" if fix.verified is None else "good" if fix.verified else "bad"
+            self.say(words.proof(fix) + ".", margin, margin, style, most=2 if self.report.folded else 0)
+        self.omit(len(fixes) - self.room.fixes, "fix", "fixes")
+
+    def other_causes(self, findings: Sequence[Finding]) -> None:
+        if not findings:
+            return
+        self.head("Less likely")
+        for finding in findings[: self.room.causes]:
+            place = words.place(finding.where)
+            self.say(words.clean(finding.title, 400), "  - ", "    ", most=2 if self.report.folded else 0)
+            self.say(
+                " · ".join(part for part in (words.clean(finding.code, 80), place) if part), "    ", "    ", "pale"
+            )
+            if self.report.folded:
+                continue
+            self.put(self.code(finding.where.text, 2), "code")
+            for fix in finding.fixes[:1]:
+                self.say(f"{words.clean(fix.title, 300)} ({words.proof(fix)})", "    ", "    ")
+        self.omit(len(findings) - self.room.causes, "less likely cause")
+
+    def evidence(self, finding: Finding) -> None:
+        """The numbers of the cause; where it has none, the first table of the report."""
+        tables, most = words.tables(finding.evidence, 30), self.room.numbers
+        if not self.report.folded:
+            for table in tables:
+                self.table(table)
+            self.tables(self.room.tables, self.room.rows)
+            for _, _, histogram in pictures(self.report, "histogram"):
+                self.head("Sizes of the values")
+                self.say(histogram.sentence(), "  ", "  ")
+            return
+        shown = bool(tables and most)
+        if shown:
+            first = tables.pop(0)
+            self.numbers(dataclasses.replace(first, body=first.body[:most], more=0))
+            self.omit(first.more + len(first.body) - most, "number")
+        self.omit(len(tables), "table")
+        self.omit(sum(plot.kind == "histogram" for plot in self.report.plots), DETAIL)
+        self.tables(0 if shown else min(1, most), most)
+
+    def numbers(self, table: words.TextTable) -> None:
+        """Single numbers in two columns, where they are short."""
+        half = self.columns // 2 - 2
+        keys = max(len(row[0]) for row in table.body)
+        pairs = [f"{row[0].ljust(keys)}  {row[1]}" for row in table.body] if len(table.head) == 2 else []
+        if len(pairs) < 4 or max(map(len, pairs)) > half:
+            self.table(table)
+            return
+        self.head(table.caption)
+        middle = (len(pairs) + 1) // 2
+        left = max(map(len, pairs[:middle])) + 6
+        self.put(f"  {one.ljust(left)}{other}" for one, other in zip(pairs[:middle], [*pairs[middle:], ""]))
+
+    def tables(self, most: int, rows: int) -> None:
+        """So many of the report's own tables, with so many rows of the first."""
+        tables = words.report_tables(self.report, 30)
+        for place, (table, raw) in enumerate(tables[:most]):
+            body = table.body[: rows if place == 0 else min(rows, 10)]
+            self.table(dataclasses.replace(table, body=body, more=table.more + len(table.body) - len(body)))
+            self.say(words.clean(raw.note, 600), "  ", "  ", "pale", most=2 if self.report.folded else 0)
+        self.omit(len(tables) - most, "table")
+
+    def pictures(self) -> None:
+        for kind, _, picture in pictures(self.report, "run", "memory", "ranges", "stepper", "losses"):
+            if not self.room.pictures:
+                self.omit(1, "picture")
+            elif kind == "stepper":
+                self.head("Layers")
+                self.put(clip(line, self.columns) for line in picture.lines())
+            elif kind == "losses":
+                names = " · ".join(panel.name for panel in picture.panels)
+                self.table(dataclasses.replace(picture.table(), caption=names[:1].upper() + names[1:]))
+            elif kind == "run":
+                self.head("The run")
+                self.say(picture.sentence(), "  ", "  ", most=3 if self.report.folded else 0)
+            else:
+                self.lines.append("")
+                self.say(picture.sentence(), most=3 if self.report.folded else 0)
+
+    def table(self, table: words.TextTable) -> None:
+        """Columns as wide as their widest cell; the last one takes what is left, and wraps."""
+        self.head(table.caption) if table.caption else self.lines.append("")
+        self.put(table_lines(table, self.columns, wrap=not self.report.folded))
+
+    def ruled_out(self) -> None:
+        causes = self.report.ruled_out
+        if not self.report.folded:
+            self.bullets("Ruled out", [f"{words.clean(r.what, 300)}: {words.clean(r.because, 300)}" for r in causes])
+            return
+        names = [words.uncapitalized(words.clean(r.what, 80).rstrip(".")) for r in causes]
+        for shown in range(len(names), 0, -1):
+            more = f" and {len(names) - shown} more" if shown < len(names) else ""
+            lines = wrapped(f"Ruled out: {', '.join(names[:shown])}{more}.", self.columns)
+            if len(lines) <= 2 or shown == 1:
+                self.lines.append("")
+                self.put(lines[:2], "pale")
+                return
+
+    def remarks(self) -> None:
+        """What was not checked, and the notes."""
+        unchecked = [words.clean(text, 600) for text in self.report.unchecked]
+        notes = [words.clean(text, 600) for text in self.report.notes]
+        if not self.report.folded:
+            self.bullets("Not checked", unchecked)
+            self.bullets("Notes", notes)
+            return
+        room = self.room.remarks + (3 if self.report.ok else 0)
+        if (unchecked or notes) and not (self.report.ruled_out):
+            self.lines.append("")
+        for head, texts in (("Not checked", unchecked), ("Note", notes)):
+            for text in texts:
+                lines = wrapped(f"{head}: {text}", self.columns)
+                if room and (len(lines) <= room or len(lines) > 3):
+                    self.say(f"{head}: {text}", most=room)
+                    room = max(0, room - len(lines))
+                else:
+                    self.omit(1, *(("note",) if head == "Note" else ("thing not checked", "things not checked")))
+
+    def bullets(self, head: str, texts: Sequence[str]) -> None:
+        if not texts:
+            return
+        self.head(head)
+        for text in texts[:30]:
+            self.say(text, "  - ", "    ")
+        if len(texts) > 30:
+            self.put([f"  … {len(texts) - 30} more"])
 
 
-def _table(table: words.TextTable) -> list[str]:
-    """Columns as wide as their widest cell; the last one takes what is left and wraps."""
-    body = table.body if table.head == ("What", "Value") else (table.head, *table.body)
-    room = max(12, (COLUMNS - 6) // max(1, len(table.head)) if len(table.head) > 2 else 44)
-    body = tuple(tuple(words.clip(cell, room) for cell in row[:-1]) + row[-1:] for row in body)
-    wide = [max(len(row[i]) for row in body) for i in range(len(table.head) - 1)]
+NARROW = 10
+"""Characters that a cell keeps where a table is too wide."""
+
+
+def table_lines(table: words.TextTable, columns: int, wrap: bool = True) -> list[str]:
+    """The rows under their heads, which may take several lines; the last cell of a row takes what is left of the line.
+    Columns for which there is no room are named below. wrap: the last cell wraps, else it is cut."""
+    heads = () if table.head == ("What", "Value") else table.head
+    number = max(len(table.head), 1)
+    longest = [max((len(row[i]) for row in table.body), default=0) for i in range(number)]
+    longest = [min(w, 44 if number > 2 or i == 0 else columns) for i, w in enumerate(longest)]
+    least = [max((len(word) for word in head.split()), default=0) for head in heads] or [0] * number
+    wide = [max(w, len(head)) for w, head in zip(longest, heads or [""] * number)]
+    last = min(wide[-1], 24)  # what the last column needs
+    if sum(wide[:-1]) + last + 2 * number > columns:
+        wide = [max(w, h) for w, h in zip(longest, least)]
+    while sum(wide[:-1]) + last + 2 * number > columns:
+        widest = max(range(number - 1), key=lambda i: wide[i] - max(NARROW, least[i]), default=0)
+        if number < 2 or wide[widest] <= max(NARROW, least[widest]):
+            break
+        wide[widest] -= 1
+    shown = number
+    while shown > 1 and sum(wide[:shown]) - wide[shown - 1] + min(wide[shown - 1], 24) + 2 * shown > columns:
+        shown -= 1
     lines = []
-    for row in body:
-        start = "  " + "".join(cell.ljust(w + 2) for cell, w in zip(row, wide))
-        narrow = bool(row[-1].strip()) and len(start) < COLUMNS - 10
-        lines += _wrapped(row[-1], start, " " * len(start)) if narrow else [words.clip(start + row[-1], COLUMNS)]
-    return [line.rstrip() for line in lines] + ([f"  … {table.more} more"] if table.more else [])
+    for words_of_row in [*_head_lines(heads[:shown], wide), *(row[:shown] for row in table.body)]:
+        *cells, end = words_of_row
+        start = "  " + "".join(clip(cell, w).ljust(w + 2) for cell, w in zip(cells, wide))
+        lines += (
+            wrapped(end, columns, start, " " * len(start)) if wrap and end.strip() else [clip(start + end, columns)]
+        )
+    if shown < number:
+        lines.append(clip(f"  … {count(number - shown, 'more column')}: {', '.join(heads[shown:])}", columns))
+    return [line.rstrip() for line in lines] + ([f"  … {table.more:,} more"] if table.more else [])
 
 
-def _rest(report: Report) -> list[str]:
-    ruled_out = [f"{words.clean(r.what, 300)}: {words.clean(r.because, 300)}" for r in report.ruled_out]
-    return _bullets("Ruled out", ruled_out) + _bullets("Not checked", [words.clean(u, 600) for u in report.unchecked])
-
-
-def _notes(report: Report) -> list[str]:
-    return _bullets("Notes", [words.clean(n, 600) for n in report.notes])
-
-
-def _bullets(head: str, said: list[str]) -> list[str]:
-    if not said:
-        return []
-    return ["", head, *(line for s in said[:MOST] for line in _wrapped(s, "  - ", "    ")), *_more(said, MOST)]
-
-
-def _more(what: Iterable[object], most: int) -> list[str]:
-    left = len(list(what)) - most
-    return [f"  … {left} more"] if left > 0 else []
-
-
-def _code(text: str | None, most: int = 12) -> list[str]:
-    return [words.clip(f"    {line}", COLUMNS) for line in words.clean_lines(text, most)] if text else []
-
-
-def _wrapped(text: str, first: str = "", then: str = "") -> list[str]:
-    return textwrap.wrap(text, COLUMNS, initial_indent=first, subsequent_indent=then, break_on_hyphens=False)
+def _head_lines(heads: Sequence[str], wide: Sequence[int]) -> list[list[str]]:
+    """Heads over as many lines as the longest of them takes, at the foot of their space."""
+    parts = [textwrap.wrap(head, max(w, NARROW)) or [""] for head, w in zip(heads, wide)]
+    tall = max(map(len, parts), default=0)
+    return [[part[n - tall + len(part)] if n >= tall - len(part) else "" for part in parts] for n in range(tall)]

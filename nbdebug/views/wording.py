@@ -95,6 +95,12 @@ def _listed(said: list[str], total: int) -> str:
     return ", ".join(said) + (f" and {total - len(said)} more" if total > len(said) > 0 else "") or "none"
 
 
+def uncapitalized(phrase: str) -> str:
+    """A phrase inside a sentence: "A bad batch" → "a bad batch"; a name stays as it is."""
+    plain = phrase.partition(" ")[0] in ("A", "An", "The", "No", "Any", "All", "Every", "Too")
+    return phrase[:1].lower() + phrase[1:] if plain else phrase
+
+
 def label(key: Any) -> str:
     """A name made for programs, as words: "largest_finite" → "largest finite"."""
     return clean(str(key).replace("_", " "), 80)
@@ -136,7 +142,7 @@ def spot(where: Where) -> list[tuple[str, str]]:
         ("Phase", clean(where.phase or "", 40)),
         ("Module", module(where)),
         ("Op", f"derivative of {op}" if op and where.phase == "backward" else op),
-        ("Batch rows", rows(where.samples) if where.samples else ""),
+        (f"Batch row{'s' * (len(where.samples or ()) != 1)}", rows(where.samples) if where.samples else ""),
         ("Rank", "" if where.rank is None else str(where.rank)),
     ]
     return [(head, value) for head, value in known if value]

@@ -38,7 +38,7 @@ TAGS = {
     "th",
     "td",
 }
-ATTRIBUTES = {"style", "class", "scope", "src", "alt", "width"}
+ATTRIBUTES = {"style", "class", "scope", "src", "alt", "width", "start"}
 # Properties and forms of values that JupyterLab's sanitizer lets through (it drops `inherit`, `anywhere`, `var()` …).
 STYLES = {
     "color": r"#[0-9a-f]{6}",

@@ -38,7 +38,7 @@ def report(found: bool = False, **changed: Any) -> Report:
 @pytest.mark.parametrize("found", [False, True])
 def test_text_and_html_show_the_sizes_and_say_what_they_left_out(found: bool) -> None:
     given = report(found)
-    text, html = str(given), given._repr_mimebundle_()["text/html"]
+    text, html = str(given.full()), given._repr_mimebundle_()["text/html"]
     for shown in (text, html):
         assert "40.0 MiB" in shown and "By kind" in shown and "views count once" in shown and "10 more" in shown
         assert "(bytes)" not in shown

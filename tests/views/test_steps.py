@@ -27,7 +27,7 @@ def test_a_stopped_step_is_told_before_its_cause() -> None:
 
 
 def test_the_last_steps_are_a_table_with_what_was_done() -> None:
-    said = text.render(reports.stopped())
+    said = text.render(reports.stopped().full())
     assert (
         "The last 4 steps\n"
         "  step  loss    gradient norm  what was done\n"

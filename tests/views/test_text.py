@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import io
+import re
 
 import pytest
 
-from nbdebug.report import Finding, Fix, Link, Report, Where
+from nbdebug.report import Finding, Fix, Link, Report, Table, Where
 from nbdebug.views import text
 from nbdebug.views import wording as words
 from tests.views import reports
 
 
 def test_headline_comes_first_then_where_chain_fixes_and_the_rest() -> None:
-    said = text.render(reports.forward_log())
+    said = text.render(reports.forward_log().full())
     assert said.startswith("Rows 2 and 5 take the logarithm of zero: `head.ent` (In [7], line 4).\n")
     parts = [
         "Cause: nan/log-of-nonpositive",
@@ -44,14 +46,14 @@ def test_code_outside_modules_is_called_that() -> None:
 
 
 def test_chain_gives_what_place_and_source_and_says_no_place_twice_running() -> None:
-    lines = text.render(reports.backward_sqrt()).splitlines()
+    lines = text.render(reports.backward_sqrt().full()).splitlines()
     first = lines.index("  1. The two views of row 5 are the same, so their squared distance is exactly 0.")
     assert lines[first + 1] == "     contrast.py, line 31, dist (PairDistance):  return ((a - b) ** 2).sum(-1).sqrt()"
     assert lines[first + 3] == "  3. All 6 gradients of the encoder are NaN."
 
 
 def test_fixes_say_whether_they_were_tried_and_keep_their_code_whole() -> None:
-    said = text.render(reports.forward_log())
+    said = text.render(reports.forward_log().full())
     assert "Tried, it works: loss 0.3117, gradients finite, the other 6 rows unchanged." in said
     assert "Tried, did not help: loss 0.3117, gradients NaN in head.proj.weight." in said
     assert "Not tried: it needs the scores, which this step does not keep." in said
@@ -60,7 +62,7 @@ def test_fixes_say_whether_they_were_tried_and_keep_their_code_whole() -> None:
 
 
 def test_several_findings_are_told_most_likely_first_and_the_others_shorter() -> None:
-    said = text.render(reports.backward_sqrt())
+    said = text.render(reports.backward_sqrt().full())
     assert "Most likely: nan/sqrt-grad-at-zero" in said
     after = said[said.index("Less likely") :]
     assert "A gradient is too large for float32" in after and "Clip the gradients. (Tried, did not help)" in after
@@ -69,7 +71,9 @@ def test_several_findings_are_told_most_likely_first_and_the_others_shorter() ->
 def test_silence_is_short_and_says_how_much_was_looked_at() -> None:
     said = text.render(reports.silent())
     assert said.splitlines()[0] == "Nothing was found. 3 steps were looked at. The loss went from 2.303 to 2.052."
-    assert "GradScaler skipped step 0" in said and "14 of 14 parameters are finite" in said
+    assert "GradScaler skipped step 0" in said and "14 of 14 parameters are finite" in text.render(
+        reports.silent().full()
+    )
     assert text.render(Report("preflight(model)")) == "Nothing was found.\n\npreflight(model)"
 
 
@@ -81,11 +85,63 @@ def test_no_line_is_too_wide_and_no_character_is_unprintable(make) -> None:
     said.encode()  # lone surrogates would fail here
 
 
+@pytest.mark.parametrize("columns", [80, 100])
+@pytest.mark.parametrize("make", reports.ALL.values(), ids=reports.ALL)
+def test_a_report_fits_on_a_screen_and_says_what_it_leaves_out(make, columns, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lines, whole = str(make()).splitlines(), str(make().full()).splitlines()
+    assert len(lines) <= 30 and max(len(line) for line in lines if "term_" not in line) <= columns
+    assert lines[-1].startswith("Left out (report.full() shows it): ") or whole == lines or len(whole) <= 30
+
+
+def test_the_cause_its_first_fix_and_the_numbers_are_on_the_screen() -> None:
+    said = str(reports.forward_log())
+    for part in (
+        "Cause: nan/log-of-nonpositive",
+        "  2. `log` of these zeros is -inf.",
+        "Tried, it works: loss 0.3117",
+        "  operand   p             smallest  0\n",
+        "Ruled out: the batch was bad when it came in,",
+        "Not checked: The optimizer: the step stopped at the loss.",
+        "Left out (report.full() shows it): 2 fixes, 2 numbers, 1 table.",
+    ):
+        assert part in said, part
+
+
+def test_of_a_long_chain_the_first_and_the_last_events_stay() -> None:
+    chain = tuple(Link(f"event {i}") for i in range(9))
+    said = str(Report("q", (Finding("a/b", "t", chain=chain),)))
+    assert "  1. event 0\n  2. event 1\n     … 5 more\n  8. event 7\n  9. event 8" in said
+    assert "Left out (report.full() shows it): 5 events." in said
+
+
+def test_colour_is_for_terminals_and_takes_the_place_of_backticks(monkeypatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    report = reports.forward_log()
+    assert "\033" not in repr(report) + str(report) + report._repr_mimebundle_()["text/plain"]
+    monkeypatch.setattr("sys.stdout", Terminal())
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert "\033[36mhead.ent\033[0m" in repr(report) and "`" not in repr(report) and "\033" not in str(report)
+    plain = re.sub(r"\033\[\d+m", "", repr(report))
+    assert plain == str(report).replace("`", "")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert repr(report) == str(report)
+
+
+def test_columns_for_which_there_is_no_room_are_named() -> None:
+    heads = [f"column {i}" for i in range(20)]
+    said = str(Report("q", tables=(Table("wide", heads, [[10**7] * 20]),)))
+    assert "more columns: column" in said and max(map(len, said.splitlines())) <= 100
+
+
 def test_endless_things_are_cut_with_a_count() -> None:
     many = tuple(Link(f"link {i}") for i in range(400))
     where = Where(text="\n".join(["xyz" * 200] * 90))
     finding = Finding("a/b", "t", where, {f"k{i}": i for i in range(90)}, chain=many)
-    said = text.render(Report("q", (finding,), unchecked=("u",) * 100))
+    said = text.render(Report("q", (finding,), unchecked=("u",) * 100).full())
     assert "… 370 more" in said and "… 78 more lines" in said and "… 60 more" in said and "… 70 more" in said
     assert len(said) < 20_000
 
