@@ -21,6 +21,7 @@ anywhere.
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import math
 import pathlib
@@ -237,9 +238,16 @@ class Report:
         title, else the first. Raises ValueError when there is none."""
         return self._view("wording", "frame", title)
 
-    def _view(self, module: str, function: str, *more: Any) -> Any:
-        import importlib  # views are drawn on demand: asking a question must not import matplotlib
+    def _pictures(self, *kinds: str) -> Iterator[tuple[str, Any]]:
+        """(kind, picture) of the plots that can be drawn, of these kinds where some are named; see views/plots."""
+        for plot in self.plots:
+            if plot.kind in (kinds or PLOTS):
+                picture = importlib.import_module(f"nbdebug.views.plots.{plot.kind}").read(plot.data)
+                if picture is not None:
+                    yield plot.kind, picture
 
+    def _view(self, module: str, function: str, *more: Any) -> Any:
+        """What a view gives. Views are imported on demand: asking a question must not import matplotlib."""
         return getattr(importlib.import_module(f"nbdebug.views.{module}"), function)(self, *more)
 
     def __str__(self) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 from nbdebug.report import Finding, Fix, Link, Report, Where
 from nbdebug.text import count
 from nbdebug.views import wording as words
-from nbdebug.views.plots import pictures
+from nbdebug.views.plots.marks import image
 
 LIMIT = 95_000
 """Bytes of a fragment: what is endless is cut."""
@@ -216,8 +216,8 @@ def _other(finding: Finding, most: int) -> str:
 
 def _numbers(finding: Finding, report: Report, most: int) -> str:
     drawn = "".join(_table(t) for t in words.tables(finding.evidence, most))
-    for _, module, picture in pictures(report, "histogram"):
-        drawn += f'<div style="margin:.9em 0 .2em">{_p(_e(picture.sentence()))}{module.image(picture)}</div>'
+    for _, histogram in report._pictures("histogram"):
+        drawn += f'<div style="margin:.9em 0 .2em">{_p(_e(histogram.sentence()))}{_image(histogram)}</div>'
     return _fold("The numbers", drawn) + _listed(report, most, 0)
 
 
@@ -237,13 +237,17 @@ def _listed(report: Report, most: int, opened: int) -> str:
 
 def _pictures(report: Report) -> str:
     drawn = ""
-    for kind, module, picture in pictures(report, "run", "memory", "ranges", "stepper", "gradients", "losses"):
-        drawn += module.image(picture)
+    for kind, picture in report._pictures("run", "memory", "ranges", "stepper", "gradients", "losses"):
+        drawn += picture.html() if kind == "stepper" else _image(picture)
         if kind == "losses":
             drawn += _table(picture.table())
         elif kind == "gradients":
             drawn += _layers(picture)
     return f'<div style="margin:1em 0 0">{drawn}</div>' if drawn else ""
+
+
+def _image(picture: Any) -> str:
+    return image(picture.drawing(), picture.sentence())
 
 
 def _layers(gradients: Any) -> str:

@@ -18,7 +18,6 @@ from collections.abc import Iterable, Sequence
 from nbdebug.report import Finding, Fix, Link, Report
 from nbdebug.text import WIDEST, clip, count, in_colour, styled, terminal_width
 from nbdebug.views import wording as words
-from nbdebug.views.plots import pictures
 
 SCREEN = 30
 DETAIL = "detail"
@@ -258,7 +257,7 @@ class ReportText:
             for table in tables:
                 self.table(table)
             self.tables(self.room.tables, self.room.rows)
-            for _, _, histogram in pictures(self.report, "histogram"):
+            for _, histogram in self.report._pictures("histogram"):
                 self.head("Sizes of the values")
                 self.say(histogram.sentence(), "  ", "  ")
             return
@@ -294,7 +293,7 @@ class ReportText:
         self.omit(len(tables) - most, "table")
 
     def pictures(self) -> None:
-        for kind, _, picture in pictures(self.report, "run", "memory", "ranges", "stepper", "losses"):
+        for kind, picture in self.report._pictures("run", "memory", "ranges", "stepper", "losses"):
             if not self.room.pictures:
                 self.omit(1, "picture")
             elif kind == "stepper":

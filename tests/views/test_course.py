@@ -15,17 +15,15 @@ from matplotlib.text import Text
 
 from nbdebug.report import Finding, Plot, Report
 from nbdebug.views import html, text
-from nbdebug.views.plots import figure
-from nbdebug.views.plots import run as course
-from nbdebug.views.plots import run as course_chart
-from nbdebug.views.plots.histogram import FAULT, VALUES
+from nbdebug.views.plots import axes, figure, run
+from nbdebug.views.plots.marks import FAULT, INK, VALUES, svg
 from tests.views import reports
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
 def drawing(report):
-    return ElementTree.fromstring(course_chart.svg(course.read(report.plot("run"))))
+    return ElementTree.fromstring(svg(run.read(report.plot("run")).drawing()))
 
 
 def words_of(element) -> list[str]:
@@ -33,11 +31,11 @@ def words_of(element) -> list[str]:
 
 
 def test_the_sentence_says_what_the_picture_shows() -> None:
-    assert course.read(reports.recorded_well().plot("run")).sentence() == (
+    assert run.read(reports.recorded_well().plot("run")).sentence() == (
         "4 steps; loss 2.4 at first, 1.9 at last, between 1.9 and 2.4; "
         "gradient norm 1 at first, 1 at last, between 1 and 1."
     )
-    said = course.read(reports.recorded().plot("run")).sentence()
+    said = run.read(reports.recorded().plot("run")).sentence()
     assert said.startswith("1,200 steps in 2 runs; loss 2.6 at first, 0.3609 at last")
     assert said.endswith(
         "; not finite, stopped: step 1,199; norm too large, dropped: step 900; "
@@ -54,7 +52,7 @@ def test_every_view_has_the_run_before_the_chain() -> None:
     assert {
         "loss",
         "gradient norm (logarithmic)",
-        "| not finite, stopped: step 1,199",
+        "not finite, stopped: step 1,199",
         "steps, the runs one after another",
         "ent",
     } <= set(said)
@@ -66,8 +64,8 @@ def test_a_trip_is_a_line_across_both_panels_and_a_dropped_step_a_triangle() -> 
     found = drawing(reports.recorded())
     paths = list(found.iter(f"{SVG}path"))
     trips = [p.get("d") for p in paths if p.get("stroke") == FAULT]
-    assert len(trips) == 2 and trips[0].startswith(f"M{course_chart.WIDTH - course_chart.RIGHT} ")  # and its legend
-    assert len([p for p in paths if p.get("fill") == course_chart.INK]) == 4
+    assert len(trips) == 2 and trips[0].startswith(f"M{run.RIGHT} ")  # and its legend
+    assert len([p for p in paths if p.get("fill") == INK]) == 4
     assert len([p for p in paths if p.get("stroke") == VALUES]) == 2
     assert "new run" in words_of(found) and "new run" not in words_of(drawing(reports.recorded_well()))
 
@@ -82,7 +80,7 @@ def test_a_trip_is_a_line_across_both_panels_and_a_dropped_step_a_triangle() -> 
 )
 def test_nothing_to_draw_is_no_picture(data) -> None:
     report = Report("q", plots=(Plot("run", data),))
-    assert course.read(data) is None
+    assert run.read(data) is None
     assert "<img" not in html.render(report)
     assert "The run" not in text.render(report)
 
@@ -110,9 +108,9 @@ def test_whatever_the_facts_are_they_can_be_drawn(given_course) -> None:
     report = Report("q", (Finding("a/b", "t"),), plots=(Plot("run", given_course),))
     html.render(report)
     text.render(report)
-    run = course.read(given_course)
-    if run is not None:
-        assert not re.search(r"nan|inf", re.sub(r"<text.*?</text>", "", course_chart.svg(run)))
+    picture = run.read(given_course)
+    if picture is not None:
+        assert not re.search(r"nan|inf", re.sub(r"<text.*?</text>", "", svg(picture.drawing())))
 
 
 @settings(max_examples=25, deadline=None)
@@ -127,7 +125,7 @@ def test_the_figure_too(losses, steps) -> None:
 
 @given(st.lists(st.floats(-1e300, 1e300), min_size=1, max_size=6))
 def test_a_scale_holds_its_values_and_has_ticks_inside(given_values) -> None:
-    scale = course.RunScale.around(given_values)
+    scale = axes.RunScale.around(given_values)
     for value in given_values:
         assert 0 <= scale.at(value) <= 1
     ticks = scale.ticks()
@@ -146,21 +144,21 @@ def test_a_scale_holds_its_values_and_has_ticks_inside(given_values) -> None:
     ],
 )
 def test_ticks_are_round_numbers(given_values, said, log) -> None:
-    scale = course.RunScale.around(given_values)
+    scale = axes.RunScale.around(given_values)
     assert scale.log == log
     assert [label for _, label in scale.ticks()] == said
 
 
 def test_a_long_night_stays_small() -> None:
     many = [[n, 2.0 + (n * 7919 % 1000) / 1000] for n in range(0, 10**6, 1250)]
-    marks = {key: [n * 37 for n in range(300)] for key in course.OUTCOMES}
-    run = Plot("run", {"losses": many, "norms": many, "marks": marks, "steps": 10**6})
-    report = dataclasses.replace(reports.forward_log(), plots=(run, *reports.forward_log().plots))
+    marks = {key: [n * 37 for n in range(300)] for key in run.OUTCOMES}
+    plot = Plot("run", {"losses": many, "norms": many, "marks": marks, "steps": 10**6})
+    report = dataclasses.replace(reports.forward_log(), plots=(plot, *reports.forward_log().plots))
     assert len(html.render(report).encode()) < 90_000
 
 
 @pytest.mark.parametrize("step", [0, 2**53, 2**63, 10**400])
 def test_a_single_step_has_room_however_far_the_run_is(step) -> None:
-    run = course.read({"losses": [[step, 1.0]]})
-    assert run is not None and run.across.high > run.across.low
-    assert course_chart.svg(run) and run.across.ticks(6)
+    picture = run.read({"losses": [[step, 1.0]]})
+    assert picture is not None and picture.across.high > picture.across.low
+    assert svg(picture.drawing()) and picture.across.ticks(6)

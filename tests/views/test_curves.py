@@ -16,15 +16,14 @@ from nbdebug.report import Plot, Report
 from nbdebug.views import html, text
 from nbdebug.views.plots import figure
 from nbdebug.views.plots import losses as curves
-from nbdebug.views.plots import losses as curves_chart
-from nbdebug.views.plots.histogram import FAULT
+from nbdebug.views.plots.marks import FAULT, svg
 from tests.views import reports
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
 def drawing(data):
-    return ElementTree.fromstring(curves_chart.svg(curves.read(data)))
+    return ElementTree.fromstring(svg(curves.read(data).drawing()))
 
 
 def named(found) -> dict[str, float]:
@@ -41,13 +40,13 @@ def test_both_curves_stand_over_one_logarithmic_scale_with_their_names_at_their_
         "on training batches",
         "on validation batches",
         "step",
-        "loss of each step  (logarithmic)",
+        "loss of each step (logarithmic)",
     } <= set(words)
-    assert abs(words["on training batches"] - words["on validation batches"]) >= curves_chart.APART - 0.1
+    assert abs(words["on training batches"] - words["on validation batches"]) >= curves.APART - 0.1
     crosses = [p for p in found.iter(f"{SVG}path") if p.get("stroke") == FAULT]
     assert len(crosses) == 1
     dashed = [p for p in found.iter(f"{SVG}path") if p.get("stroke-dasharray")]
-    assert {p.get("stroke") for p in dashed} == {curves_chart.COLOURS[1]}
+    assert {p.get("stroke") for p in dashed} == {curves.COLOURS[1]}
 
 
 def test_html_and_text_have_start_end_and_lowest_of_each() -> None:
@@ -95,7 +94,7 @@ def test_nothing_to_draw_is_no_picture(data) -> None:
     ("places", "moved"), [([50, 50], [50, 63]), ([99, 98, 97], [100, 87, 74]), ([0, 5, 60], [0, 13, 60]), ([30], [30])]
 )
 def test_names_are_moved_apart_as_little_as_it_takes(places, moved) -> None:
-    assert curves_chart.apart([float(p) for p in places], 13, 0, 100) == moved
+    assert curves.apart([float(p) for p in places], 13, 0, 100) == moved
 
 
 values = st.one_of(st.floats(), st.integers(), st.text(max_size=3), st.none(), st.booleans())
@@ -115,7 +114,7 @@ def test_whatever_the_facts_are_they_can_be_drawn(losses, checkups, of) -> None:
     text.render(report)
     seen = curves.read(data)
     if seen is not None:
-        assert not re.search(r"nan|inf", re.sub(r"<text.*?</text>", "", curves_chart.svg(seen)))
+        assert not re.search(r"nan|inf", re.sub(r"<text.*?</text>", "", svg(seen.drawing())))
 
 
 def test_the_figure_of_odd_values() -> None:

@@ -8,12 +8,12 @@ import sys
 
 import pytest
 from matplotlib.colors import to_hex
-from matplotlib.text import Text
+from matplotlib.text import Text as Label
 
 from nbdebug.report import Finding, Plot, Report
 from nbdebug.views.plots import figure, tree
 from nbdebug.views.plots import histogram as exponents
-from nbdebug.views.plots.histogram import FAULT, VALUES
+from nbdebug.views.plots.marks import FAULT, VALUES, Text, svg
 from tests.views import reports
 
 
@@ -22,7 +22,7 @@ def found(plot: Plot) -> Report:
 
 
 def words(drawn) -> list[str]:
-    return [t.get_text().strip() for t in drawn.findobj(Text) if t.get_text().strip() and t.get_visible()]
+    return [t.get_text().strip() for t in drawn.findobj(Label) if t.get_text().strip() and t.get_visible()]
 
 
 def bars(axes, colour: str) -> list[float]:
@@ -31,35 +31,46 @@ def bars(axes, colour: str) -> list[float]:
     return [p.get_height() for p in sorted(drawn, key=lambda p: p.get_x())]
 
 
-def test_left_the_values_and_the_ends_of_the_types_right_the_way_through_the_modules() -> None:
+def test_left_the_values_and_the_ends_of_the_types_right_the_path_through_the_modules() -> None:
     drawn = figure.draw(reports.forward_log())
     said = words(drawn)
-    assert said[0] == "Rows 2 and 5 take the logarithm of zero: head.ent (In [7], line 4)."
+    assert "Rows 2 and 5 take the logarithm of zero: head.ent (In [7], line 4)." in said
     for text in (
-        "Sizes of the values: input of log (float32)",
-        "at fault: 5",
+        "Sizes of the values: input of log (float32), 5 at fault",
         "zero",
         "float16",
         "bfloat16",
         "float32",
         "6e-8",
-        "65504",
+        "65,504",
         "1.4e-45",
         "3.4e38",
         "ent",
-        "made here   Entropy",
+        "made here  Entropy",
         "proj",
     ):
         assert text in said, text
-    assert len(drawn.findobj(lambda a: hasattr(a, "patches") and hasattr(a, "get_xlim"))) == 3
+    left, right = drawn.axes
+    assert left.get_position().x1 <= right.get_position().x0
 
 
 def test_bars_are_logarithmic_and_those_at_fault_are_marked() -> None:
-    close = figure.draw(reports.overflow()).axes[0]
+    (axes,) = figure.draw(reports.overflow()).axes
     seen = exponents.read(reports.overflow().plot("histogram"))
-    assert bars(close, FAULT) == [exponents.height(n, seen.tallest) for n in (31, 14, 3)]
-    assert len(bars(close, VALUES)) == 17 + 1
-    assert max(bars(close, VALUES)) == 1.0
+    heights = [exponents.TALL * exponents.height(n, seen.tallest) for n in (31, 14, 3)]
+    assert bars(axes, FAULT) == pytest.approx(heights)
+    assert len(bars(axes, VALUES)) == 17 + 1 + 1  # finite, zeros, the band
+    assert exponents.TALL in bars(axes, VALUES)
+
+
+def test_the_figure_and_the_svg_have_the_same_marks() -> None:
+    for make in reports.ALL.values():
+        drawings = [picture.drawing() for _, picture in make()._pictures()]
+        texts = [mark.text for drawing in drawings for mark in drawing.marks if isinstance(mark, Text)]
+        drawn = words(figure.draw(make())) if drawings else []
+        assert {t.strip() for t in texts if t.strip()} <= set(drawn)
+        for drawing in drawings:
+            assert svg(drawing).count("<text") == sum(isinstance(mark, Text) for mark in drawing.marks)
 
 
 def test_float64_is_marked_when_it_is_the_type() -> None:
@@ -71,13 +82,13 @@ def test_float64_is_marked_when_it_is_the_type() -> None:
 
 def test_values_without_any_size_are_counted_all_the_same() -> None:
     drawn = figure.draw(found(Plot("histogram", {"dtype": "float32", "nans": 48})))
-    assert {"nan", "48", "at fault: 48", "What each type can hold"} <= set(words(drawn))
+    assert {"nan", "48", "Sizes of the values: operand (float32), 48 at fault"} <= set(words(drawn))
 
 
 def test_one_half_is_enough() -> None:
     only_tree = found(Plot("tree", reports.forward_log().plot("tree")))
     assert len(figure.draw(only_tree).axes) == 1
-    assert len(figure.draw(reports.overflow()).axes) == 2
+    assert len(figure.draw(reports.overflow()).axes) == 1
 
 
 @pytest.mark.filterwarnings("error")
@@ -111,7 +122,7 @@ def test_pyplot_is_never_imported() -> None:
 
 
 def test_a_small_tree_is_shown_whole() -> None:
-    lines = tree.read(reports.forward_log().plot("tree"))
+    lines = tree.read(reports.forward_log().plot("tree")).lines
     assert [(line.depth, line.name) for line in lines] == [
         (0, "the model"),
         (1, "embed"),
@@ -128,7 +139,7 @@ def test_a_small_tree_is_shown_whole() -> None:
 
 def test_of_a_large_tree_the_branches_that_matter() -> None:
     data = reports.bad_parameter().plot("tree")
-    lines = tree.read(data)
+    lines = tree.read(data).lines
     assert [line.name or line.more for line in lines] == [
         "the model",
         77,
@@ -141,7 +152,7 @@ def test_of_a_large_tree_the_branches_that_matter() -> None:
     ]
     assert sum(line.more or 1 for line in lines) == len(data["modules"])
     for most in (4, 9, 30):
-        lines = tree.read(reports.backward_sqrt().plot("tree"), most)
+        lines = tree.read(reports.backward_sqrt().plot("tree"), most).lines
         assert len(lines) <= 2 * most and any(line.born for line in lines)
         assert sum(line.more or 1 for line in lines) == 99 + 1
 
@@ -153,7 +164,7 @@ def test_several_models_have_a_root_each() -> None:
         {"name": "dis", "type": "D"},
         {"name": "dis.0", "type": "Linear"},
     ]
-    assert [(line.depth, line.name) for line in tree.read({"modules": nodes})] == [
+    assert [(line.depth, line.name) for line in tree.read({"modules": nodes}).lines] == [
         (0, "gen"),
         (1, "0"),
         (0, "dis"),

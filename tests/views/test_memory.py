@@ -12,7 +12,7 @@ import pytest
 from nbdebug.report import Finding, Plot, Report, Table
 from nbdebug.text import bytes_of, size
 from nbdebug.views.plots import memory
-from nbdebug.views.plots import memory as memory_chart
+from nbdebug.views.plots.marks import svg
 
 MIB = 2**20
 
@@ -49,10 +49,10 @@ def test_text_and_html_show_the_sizes_and_say_what_they_left_out(found: bool) ->
 def test_the_picture_stands_in_words_and_is_well_formed() -> None:
     seen = memory.read(report().plot("memory"))
     assert seen is not None and seen.peak == (5.0, 60.0 * MIB)
-    image = memory_chart.image(seen)
+    image = str(report()._repr_mimebundle_()["text/html"])
     assert "activations 50.0 MiB" in image and "60.0 MiB at most" in image
     ElementTree.fromstring(base64.b64decode(re.search(r"base64,([^\"]+)", image)[1]))
-    assert "more than there is" in memory_chart.svg(seen)
+    assert "more than there is" in svg(seen.drawing())
     assert report().figure().get_size_inches()[1] > 3
 
 
@@ -69,7 +69,7 @@ def test_many_parts_and_small_courses() -> None:
     seen = memory.read({"parts": [[f"p{i}", 100 - i] for i in range(30)], "course": [[0, 0], [1, 0]]})
     assert seen is not None and len(seen.parts) == 10 and seen.parts[-1][0] == "21 others"
     assert sum(count for _, count in seen.parts) == seen.total
-    ElementTree.fromstring(memory_chart.svg(seen))
+    ElementTree.fromstring(svg(seen.drawing()))
 
 
 def test_a_frame_has_every_row_and_raw_numbers() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from nbdebug.report import Plot, Report
 from nbdebug.views.plots import ranges
-from nbdebug.views.plots import ranges as ranges_chart
+from nbdebug.views.plots.marks import svg
 
 
 def data(count: int = 3, dtype: str = "float16") -> dict[str, Any]:
@@ -24,12 +24,12 @@ def data(count: int = 3, dtype: str = "float16") -> dict[str, Any]:
 def test_it_is_drawn_and_said(dtype: str) -> None:
     seen = ranges.read(data(dtype=dtype))
     assert seen is not None and "kept in float32: blocks.1.norm<b>" in seen.sentence() and "2^5.0" in seen.sentence()
-    drawn = ranges_chart.svg(seen)
+    drawn = svg(seen.drawing())
     ElementTree.fromstring(drawn)
     assert drawn.count("kept in float32") == 1 and "<b>" not in drawn
     report = Report("precision(…)", plots=(Plot("ranges", data(dtype=dtype)),))
     assert "kept in float32" in str(report) and "<img" in report._repr_mimebundle_()["text/html"]
-    assert report.figure().get_size_inches()[0] > 8
+    assert report.figure().get_size_inches()[0] > 6
 
 
 def test_of_many_modules_those_near_the_ends_are_shown_and_the_kept_ones() -> None:

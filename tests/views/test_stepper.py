@@ -15,7 +15,7 @@ from nbdebug.report import Plot, Report
 from nbdebug.tools.stepper.step_through import step_through
 from nbdebug.views import show
 from nbdebug.views.plots import stepper
-from nbdebug.views.plots import stepper as stepper_chart
+from nbdebug.views.plots.marks import svg
 from tests.stepper.models import Dividing, batch, model, threads
 from tests.views.test_panel import WIDGET, Shell
 
@@ -79,9 +79,9 @@ def test_what_is_drawn_is_well_formed_small_and_safe() -> None:
     report = Report("step_through(model, batch)", plots=(Plot("stepper", given),))
     html = report._repr_mimebundle_()["text/html"]
     assert "<script>" not in html and "<b>out" not in html and len(html) < 30_000
-    svg = base64.b64decode(re.search(r"svg\+xml;base64,([^\"]+)", html)[1])
-    ElementTree.fromstring(svg)
-    assert b"3 NaN" in svg and "alt=" in html and "from -1 to 1, 3 NaN" in html
+    drawn = base64.b64decode(re.search(r"svg\+xml;base64,([^\"]+)", html)[1])
+    ElementTree.fromstring(drawn)
+    assert b"3 NaN" in drawn and "alt=" in html and "from -1 to 1, 3 NaN" in html
     assert "▶" in html and "▶ x" in str(report)
 
 
@@ -99,9 +99,9 @@ def test_nothing_to_draw(given: dict[str, Any]) -> None:
     ],
 )
 def test_histograms_of_odd_tensors(histogram: dict[str, Any], said: str) -> None:
-    svg = stepper_chart.svg(stepper.read(data(1, None, **histogram)))
-    ElementTree.fromstring(svg)
-    assert said in svg
+    drawn = svg(stepper.read(data(1, None, **histogram)).drawing())
+    ElementTree.fromstring(drawn)
+    assert said in drawn
 
 
 class Opened:

@@ -2,20 +2,22 @@
 
 A value of exponent e lies in [2^e, 2^(e+1)). A type's smallest normal and largest finite numbers are the edges of what
 it can hold; below the normal ones it has subnormal numbers, with fewer digits the smaller they are.
-
-`read` takes the plain facts of a report and gives a Histogram: what the SVG chart and the matplotlib figure both draw.
 """
 
 from __future__ import annotations
 
-import base64
 import dataclasses
-import html
 import math
 from collections.abc import Mapping
 from typing import Any
 
+from nbdebug.views.plots.marks import FAINT, FAULT, INK, RULE, VALUES, WIDTH, Bar, Drawing, Mark, Text, line
 from nbdebug.views.wording import clean, number
+
+TOP, TALL, LEFT, RIGHT = 54, 90, 66, WIDTH - 12
+FOOT = TOP + TALL
+SLOT, GAP = 44, 12
+"""Width of the column of one kind of special value, and the air between these columns and the finite values."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,8 +34,8 @@ class Span:
 
 SPANS = {
     "float8_e4m3fn": Span(-9, -6, 8, "0.002", "448"),
-    "float8_e5m2": Span(-16, -14, 15, "1.5e-5", "57344"),
-    "float16": Span(-24, -14, 15, "6e-8", "65504"),
+    "float8_e5m2": Span(-16, -14, 15, "1.5e-5", "57,344"),
+    "float16": Span(-24, -14, 15, "6e-8", "65,504"),
     "bfloat16": Span(-133, -126, 127, "9e-41", "3.4e38"),
     "float32": Span(-149, -126, 127, "1.4e-45", "3.4e38"),
     "float64": Span(-1074, -1022, 1023, "5e-324", "1.8e308"),
@@ -43,7 +45,7 @@ COMPLEX = {"complex32": "float16", "complex64": "float32", "complex128": "float6
 
 
 @dataclasses.dataclass(frozen=True)
-class Bar:
+class ExponentBar:
     """Elements of exponents first to last; `bad` of the `count` are at fault."""
 
     first: int
@@ -65,7 +67,7 @@ class Special:
 class Histogram:
     operand: str
     dtype: str
-    bars: tuple[Bar, ...]
+    bars: tuple[ExponentBar, ...]
     specials: tuple[Special, ...]
     low: int
     high: int
@@ -101,6 +103,10 @@ class Histogram:
     @property
     def tallest(self) -> int:
         return max([b.count for b in self.bars] + [s.count for s in self.specials])
+
+    def drawing(self) -> Drawing:
+        """Close up, how many values have which exponent; below, from far, where these lie between the types' ends."""
+        return Drawing([*_close(self), *_far(self)], FOOT + 44 + 17 * len(self.dtypes) + 20)
 
     def sentence(self) -> str:
         """The picture in words, for those who do not see it."""
@@ -143,13 +149,17 @@ def ticks(window: tuple[int, int], most: int) -> list[int]:
     return [e for e in range(low + 1, high + 1) if e % apart == 0]
 
 
-def read(given: Mapping[str, Any]) -> Histogram | None:
-    """The picture of these numbers, or None when there is nothing in them to draw."""
-    counts, bad = _counts(given.get("counts")), _counts(given.get("bad_counts"))
-    specials = _specials(given)
+def read(data: Mapping[str, Any]) -> Histogram | None:
+    """The picture, or None when there is nothing in the data to draw.
+
+    counts, bad_counts: {exponent: how many}, all of them and those at fault; zeros, nans, infs, neg_infs, bad_zeros:
+    how many; dtype, operand: text.
+    """
+    counts, bad = _counts(data.get("counts")), _counts(data.get("bad_counts"))
+    specials = _specials(data)
     if not counts and not specials:
         return None
-    dtype = str(given.get("dtype") or "float32").removeprefix("torch.")
+    dtype = str(data.get("dtype") or "float32").removeprefix("torch.")
     low, high = (min(counts), max(counts)) if counts else (0, 0)
     width = max(1, math.ceil((high - low + 1) / 120))
     bars = []
@@ -157,8 +167,8 @@ def read(given: Mapping[str, Any]) -> Histogram | None:
         inside = range(first, first + width)
         count = sum(counts.get(e, 0) for e in inside)
         if count:
-            bars.append(Bar(first, first + width - 1, count, min(count, sum(bad.get(e, 0) for e in inside))))
-    operand = clean(given.get("operand") or "operand", 60)
+            bars.append(ExponentBar(first, first + width - 1, count, min(count, sum(bad.get(e, 0) for e in inside))))
+    operand = clean(data.get("operand") or "operand", 60)
     return Histogram(operand, COMPLEX.get(dtype, clean(dtype, 20)), tuple(bars), specials, low, high)
 
 
@@ -176,91 +186,47 @@ def _counts(given: Any) -> dict[int, int]:
     return {int(e): int(n) for e, n in given.items() if int(n) > 0} if isinstance(given, Mapping) else {}
 
 
-VALUES, FAULT, INK, FAINT = "#4d86c2", "#d4564c", "#808080", "#80808066"
-WIDTH, TOP, TALL, LEFT, RIGHT = 640, 34, 90, 66, 12
-FOOT = TOP + TALL
-SLOT, GAP = 44, 12
-"""Width of the column of one kind of special value, and the air between these columns and the finite values."""
-
-
-def image(histogram: Histogram) -> str:
-    """`<img src="data:image/svg+xml;base64,…" alt="…">`."""
-    data = base64.b64encode(svg(histogram).encode()).decode()
-    return (
-        f'<img src="data:image/svg+xml;base64,{data}" alt="{html.escape(histogram.sentence())}" '
-        f'width="{WIDTH}" style="max-width:100%;height:auto;display:block;background:none;border:0;margin:0">'
-    )
-
-
-def svg(histogram: Histogram) -> str:
-    tall = FOOT + 44 + 17 * len(histogram.dtypes) + 20
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {tall}" width="{WIDTH}" height="{tall}" '
-        f'font-family="system-ui, -apple-system, Segoe UI, Roboto, Helvetica, Arial, sans-serif" font-size="11.5" '
-        f'fill="{INK}">{"".join([*_close(histogram), *_far(histogram)])}</svg>'
-    )
-
-
-def _text(x: float, y: float, text: str, anchor: str = "middle", colour: str = INK, weight: int = 400) -> str:
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}" font-weight="{weight}">'
-        f"{html.escape(text)}</text>"
-    )
-
-
-def _box(x: float, y: float, wide: float, tall: float, colour: str) -> str:
-    return f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(wide, 1):.1f}" height="{max(tall, 0):.1f}" fill="{colour}"/>'
-
-
-def _line(x1: float, y1: float, x2: float, y2: float, colour: str = FAINT, dash: str = "") -> str:
-    dashed = f' stroke-dasharray="{dash}"' if dash else ""
-    return f'<path d="M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}" stroke="{colour}"{dashed} fill="none"/>'
-
-
-def _sides(histogram: Histogram) -> tuple[float, float]:
-    """Where the close view begins and ends: zeros stand left of it, infinities and NaN right, a gap between."""
+def _close(histogram: Histogram) -> list[Mark]:
+    low, high = histogram.window
     zeros = sum(s.name == "zero" for s in histogram.specials)
     others = len(histogram.specials) - zeros
-    return LEFT + (SLOT + GAP) * zeros, WIDTH - RIGHT - SLOT * others - GAP * (others > 0)
-
-
-def _close(histogram: Histogram) -> list[str]:
-    low, high = histogram.window
-    left, right = _sides(histogram)
+    left, right = LEFT + (SLOT + GAP) * zeros, RIGHT - SLOT * others - GAP * (others > 0)
     step = (right - left) / (high + 1 - low)
-    drawn = [_text(0, TOP - 16, "how many", "start")]
+    at_fault = f", {number(histogram.bad)} at fault" if histogram.bad else ""
+    title = Text(0, 14, f"Sizes of the values: {histogram.operand} ({histogram.dtype}){at_fault}", bold=True)
+    marks: list[Mark] = [title, Text(0, TOP - 16, "how many")]
     for level in levels(histogram.tallest):
         y = FOOT - TALL * height(level, histogram.tallest)
-        drawn += [_line(left, y, right, y, "#80808033"), _text(LEFT - 8, y + 4, number(level), "end")]
+        marks += [line(left, y, right, y, RULE), Text(LEFT - 8, y + 4, number(level), "end")]
     for bar in histogram.bars:
         x, wide = left + (bar.first - low) * step, (bar.last + 1 - bar.first) * step
-        gap = min(1.5, wide / 4)
-        for count, colour in ((bar.count, VALUES), (bar.bad, FAULT)):
-            tall = TALL * height(count, histogram.tallest)
-            drawn += [_box(x, FOOT - tall, wide - gap, tall, colour)] if count else []
-    drawn.append(_line(left, FOOT, right, FOOT, INK))
+        for elements, colour in ((bar.count, VALUES), (bar.bad, FAULT)):
+            tall = TALL * height(elements, histogram.tallest)
+            marks += [Bar(x, FOOT - tall, max(wide - min(1.5, wide / 4), 1), tall, colour)] if elements else []
+    marks.append(line(left, FOOT, right, FOOT))
     for exponent in ticks(histogram.window, 9):
         x = left + (exponent - low) * step
-        drawn += [_line(x, FOOT, x, FOOT + 4, INK), _text(x, FOOT + 17, power(exponent))]
-    return [*drawn, *_special_bars(histogram, right), *_ends(histogram, left, step)]
+        marks += [line(x, FOOT, x, FOOT + 4), Text(x, FOOT + 17, power(exponent), "middle")]
+    return [*marks, *_special_bars(histogram, right + GAP), *_ends(histogram, left, step)]
 
 
-def _special_bars(histogram: Histogram, right: float) -> list[str]:
-    drawn, after = [], right + GAP
+def _special_bars(histogram: Histogram, after: float) -> list[Mark]:
+    """Zeros stand left of the finite values, infinities and NaN right."""
+    marks: list[Mark] = []
     for special in histogram.specials:
         x = LEFT if special.name == "zero" else after
         after += 0 if special.name == "zero" else SLOT
         tall, colour = TALL * height(special.count, histogram.tallest), FAULT if special.bad else VALUES
-        drawn += [
-            _box(x + 10, FOOT - tall, SLOT - 20, tall, colour),
-            _line(x, FOOT, x + SLOT, FOOT, INK),
-            _text(x + SLOT / 2, FOOT - tall - 5, number(special.count), colour=colour, weight=600),
-            _text(x + SLOT / 2, FOOT + 17, special.name),
+        marks += [
+            Bar(x + 10, FOOT - tall, SLOT - 20, tall, colour),
+            line(x, FOOT, x + SLOT, FOOT),
+            Text(x + SLOT / 2, FOOT - tall - 5, number(special.count), "middle", colour, bold=True),
+            Text(x + SLOT / 2, FOOT + 17, special.name, "middle"),
         ]
-    return drawn
+    return marks
 
 
-def _ends(histogram: Histogram, left: float, step: float) -> list[str]:
+def _ends(histogram: Histogram, left: float, step: float) -> list[Mark]:
     """Dashed lines where the window shows the end of a type."""
     low, high = histogram.window
     named: dict[int, list[str]] = {}
@@ -268,36 +234,35 @@ def _ends(histogram: Histogram, left: float, step: float) -> list[str]:
         for edge in (SPANS[dtype].subnormal, SPANS[dtype].largest + 1):
             if low < edge <= high:
                 named.setdefault(edge, []).append(dtype)
-    drawn = []
+    marks: list[Mark] = []
     for edge, dtypes in named.items():
         x = left + (edge - low) * step
         anchor = "start" if x < WIDTH / 3 else "end" if x > WIDTH * 2 / 3 else "middle"
-        drawn += [_line(x, TOP - 8, x, FOOT, INK, "3 3"), _text(x, TOP - 14, f"end of {', '.join(dtypes)}", anchor)]
-    return drawn
+        marks += [line(x, TOP - 8, x, FOOT, INK, (3, 3)), Text(x, TOP - 14, f"end of {', '.join(dtypes)}", anchor)]
+    return marks
 
 
-def _far(histogram: Histogram) -> list[str]:
+def _far(histogram: Histogram) -> list[Mark]:
     """One strip for each type, from its smallest to its largest number; the band shows where the values are."""
     low, high = histogram.range
-    left, right, top = LEFT + 52, WIDTH - RIGHT - 46, FOOT + 42
+    left, right, top = LEFT + 52, RIGHT - 46, FOOT + 42
     step = (right - left) / (high + 1 - low)
-    drawn = []
+    marks: list[Mark] = []
     for i, dtype in enumerate(histogram.dtypes):
         span, y, own = SPANS[dtype], top + 17 * i, dtype == histogram.dtype
         start, normal, end = (left + (e - low) * step for e in (span.subnormal, span.normal, span.largest + 1))
-        drawn += [
-            _text(LEFT - 8, y + 8, dtype, "end", weight=700 if own else 400),
-            _box(start, y + 3, normal - start, 3, FAINT),
-            _box(normal, y + 2, end - normal, 5, INK if own else FAINT),
-            _text(start - 5, y + 8, span.least, "end"),
-            _text(end + 5, y + 8, span.most, "start"),
+        marks += [
+            Text(LEFT - 8, y + 8, dtype, "end", bold=own),
+            Bar(start, y + 3, normal - start, 3, FAINT),
+            Bar(normal, y + 2, end - normal, 5, INK if own else FAINT),
+            Text(start - 5, y + 8, span.least, "end"),
+            Text(end + 5, y + 8, span.most),
         ]
     if histogram.bars:
         x, wide = left + (histogram.low - low) * step, max(3, (histogram.high + 1 - histogram.low) * step)
         tall = 17 * len(histogram.dtypes)
-        drawn += [
-            f'<rect x="{x:.1f}" y="{top - 5}" width="{wide:.1f}" height="{tall + 2}" rx="2" fill="{VALUES}" '
-            f'fill-opacity="0.3" stroke="{VALUES}"/>',
-            _text(x + wide / 2, top + tall + 11, "the values", colour=VALUES),
+        marks += [
+            Bar(x, top - 5, wide, tall + 2, VALUES + "4d", VALUES),
+            Text(x + wide / 2, top + tall + 11, "the values", "middle", VALUES),
         ]
-    return drawn
+    return marks

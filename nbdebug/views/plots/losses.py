@@ -1,7 +1,4 @@
-"""Losses that belong beside each other: of a run as it is and with the fix, and on fixed batches along the run.
-
-`read` takes the plain facts of a report and gives a Curves: what the SVG, the figure and the text all show.
-"""
+"""Losses that belong beside each other: of a run as it is and with the fix, and on fixed batches along the run."""
 
 from __future__ import annotations
 
@@ -10,26 +7,15 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from nbdebug.views.plots.histogram import FAULT, INK, VALUES
-from nbdebug.views.plots.run import FAINT_INK as FAINT
-from nbdebug.views.plots.run import (
-    FIGURE_INK,
-    GAP,
-    TOP,
-    Points,
-    RunScale,
-    across_at,
-    axis,
-    embedded,
-    line,
-    points_of,
-    quiet,
-    rules,
-    sheet,
-    text,
-)
+from nbdebug.views.plots.axes import Panel, Points, RunScale, points_of
+from nbdebug.views.plots.marks import FAULT, INK, SECOND, VALUES, WIDTH, Drawing, Lines, Mark, Text, curve
 from nbdebug.views.wording import TextTable, clean, number
 
+LEFT, RIGHT, TOP, GAP = 66, WIDTH - 150, 24, 34
+TALL, APART = 104, 13
+"""Height of a panel, distance between names; in pixels. The right margin is for the names."""
+COLOURS = (VALUES, SECOND, "#388c5e", INK)
+DASHES: tuple[tuple[float, ...], ...] = ((), (5, 3), (2, 2), (8, 3, 2, 3))
 MOST = 4
 """Curves of a panel."""
 
@@ -74,7 +60,7 @@ class CurvePanel:
 
     @functools.cached_property
     def scale(self) -> RunScale:
-        return RunScale.around([y for curve in self.curves for _, y in curve.points])
+        return RunScale.around([y for loss in self.curves for _, y in loss.points])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,21 +71,40 @@ class Curves:
 
     @functools.cached_property
     def across(self) -> RunScale:
-        steps = [x for panel in self.panels for curve in panel.curves for x, _ in curve.points]
+        steps = [x for panel in self.panels for loss in panel.curves for x, _ in loss.points]
         return RunScale.of_steps(min(steps), max(steps))
 
     def sentence(self) -> str:
         """The picture in words, for those who do not see it."""
-        said = [f"{panel.name}, {'; '.join(curve.sentence() for curve in panel.curves)}" for panel in self.panels]
+        said = [f"{panel.name}, {'; '.join(loss.sentence() for loss in panel.curves)}" for panel in self.panels]
         return "; ".join(said) + "."
+
+    def drawing(self) -> Drawing:
+        marks: list[Mark] = []
+        for place, panel in enumerate(self.panels):
+            frame = Panel(self.across, panel.scale, LEFT, RIGHT, TOP + place * (TALL + GAP), TALL)
+            marks += [frame.head(panel.name), *frame.rules()]
+            ends = []
+            for loss, colour, dash in zip(panel.curves, COLOURS, DASHES):
+                places = frame.places(loss.points)
+                marks.append(curve(places, colour, dash))
+                ends.append(places[-1])
+                if loss.broke is not None:
+                    x, y = places[-1]
+                    cross = (((x - 4, y - 4), (x + 4, y + 4)), ((x + 4, y - 4), (x - 4, y + 4)))
+                    marks.append(Lines(cross, FAULT, 1.8))
+            heights = apart([y for _, y in ends], APART, frame.top + 4, frame.foot - 8)  # no name stands on the axis
+            for loss, colour, (x, _), y in zip(panel.curves, COLOURS, ends, heights):
+                marks.append(Text(x + 9, y + 4, loss.label, colour=colour))
+        return Drawing([*marks, *frame.axis("step")], frame.foot + 36)
 
     def table(self) -> TextTable:
         """Start, end and lowest of each curve."""
         rows = []
         for panel in self.panels:
-            for curve in panel.curves:
-                step, value = curve.lowest
-                rows.append((curve.name, curve.start, curve.end, f"{number(value)} (step {number(int(step))})"))
+            for loss in panel.curves:
+                step, value = loss.lowest
+                rows.append((loss.name, loss.start, loss.end, f"{number(value)} (step {number(int(step))})"))
         return TextTable("", ("Loss", "Start", "End", "Lowest"), tuple(rows))
 
 
@@ -145,44 +150,6 @@ def _checkups(given: Any) -> tuple[Curve, ...]:
     return tuple(Curve(name, points) for name, points in found if len(points) > 1)
 
 
-COLOURS = (VALUES, "#b97a3c", "#388c5e", INK)
-"""In this order; each has a contrast of at least 3.4 to white and to #212121."""
-DASHES = ("", "5 3", "2 2", "8 3 2 3")
-RIGHT, TALL, APART = 150, 104, 13
-"""Margin for the names, height of a panel, distance between names; in pixels."""
-
-
-def image(curves: Curves) -> str:
-    """`<img src="data:image/svg+xml;base64,…" alt="…">`."""
-    return embedded(svg(curves), curves.sentence())
-
-
-def svg(curves: Curves) -> str:
-    drawn: list[str] = []
-    for place, panel in enumerate(curves.panels):
-        drawn += _panel(panel, curves.across, TOP + place * (TALL + GAP))
-    foot = TOP + len(curves.panels) * (TALL + GAP) - GAP
-    return sheet([*drawn, *axis(curves.across, foot, "step", RIGHT)], foot + 36)
-
-
-def _panel(panel: CurvePanel, across: RunScale, top: float) -> list[str]:
-    drawn = rules(panel.name, panel.scale, top, TALL, RIGHT)
-    ends = []
-    for curve, colour, dash in zip(panel.curves, COLOURS, DASHES):
-        places = [(across_at(across, x, RIGHT), top + TALL * (1 - panel.scale.at(y))) for x, y in curve.points]
-        drawn.append(line(places, colour, dash))
-        drawn += [_cross(*places[-1])] * (curve.broke is not None)
-        ends.append(places[-1])
-    heights = apart([y for _, y in ends], APART, top + 4, top + TALL - 8)  # no name stands on the axis
-    for curve, colour, (x, _), y in zip(panel.curves, COLOURS, ends, heights):
-        drawn.append(text(x + 9, y + 4, curve.label, "start", colour))
-    return drawn
-
-
-def _cross(x: float, y: float) -> str:
-    return f'<path d="M{x - 4:.1f} {y - 4:.1f}l8 8m0 -8l-8 8" stroke="{FAULT}" stroke-width="1.8" fill="none"/>'
-
-
 def apart(places: list[float], least: float, low: float, high: float) -> list[float]:
     """The same places, moved as little as it takes to stand `least` apart, from `low` to `high`."""
     order = sorted(range(len(places)), key=lambda i: places[i])
@@ -195,66 +162,3 @@ def apart(places: list[float], least: float, low: float, high: float) -> list[fl
         moved[now] = min(moved[now], ceiling)
         ceiling = moved[now] - least
     return moved
-
-
-STYLES = ("-", (0, (5, 2)), (0, (2, 1.5)), (0, (6, 2, 1.5, 2)))
-
-
-def tall(curves: Curves) -> float:
-    """Inches that the picture wants."""
-    return 0.5 + 1.9 * len(curves.panels)
-
-
-def draw(figure: Any, curves: Curves) -> None:
-    """Draw into a figure or a part of one."""
-    rows = figure.subplots(len(curves.panels), 1, sharex=True, squeeze=False)[:, 0]
-    for axes, panel in zip(rows, curves.panels):
-        _figure_panel(axes, panel)
-    whole = [value for value, _ in curves.across.ticks(8) if value == int(value)]
-    rows[-1].set_xticks(whole, [number(int(value)) for value in whole])
-    rows[-1].set_xlim(curves.across.low, curves.across.high)
-    rows[-1].set_xlabel("step", fontsize=8.5, color=FIGURE_INK)
-
-
-def _figure_panel(axes: Any, panel: CurvePanel) -> None:
-    quiet(axes)
-    scale, ends = panel.scale, []
-    for curve, colour, style in zip(panel.curves, COLOURS, STYLES):
-        heights = [scale.at(y) for _, y in curve.points]
-        axes.plot(
-            [x for x, _ in curve.points],
-            heights,
-            color=colour,
-            linestyle=style,
-            linewidth=1.3,
-            marker="o" * (len(heights) == 1) or None,
-        )
-        if curve.broke is not None:
-            axes.plot(
-                curve.points[-1][0], heights[-1], "x", color=FAULT, markersize=7, markeredgewidth=2, clip_on=False
-            )
-        ends.append(heights[-1])
-    for curve, colour, height in zip(panel.curves, COLOURS, apart(ends, 0.12, 0.04, 1.0)):
-        axes.annotate(
-            curve.label,
-            (curve.points[-1][0], height),
-            xytext=(7, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=9,
-            color=colour,
-            annotation_clip=False,
-            parse_math=False,
-        )
-    ticks = scale.ticks()
-    axes.set_yticks([scale.at(value) for value, _ in ticks], [said for _, said in ticks])
-    axes.grid(axis="y", color=FAINT, alpha=0.3, linewidth=0.8)
-    axes.set_ylim(-0.04, 1.04)
-    axes.set_title(
-        panel.name + " (logarithmic)" * scale.log,
-        loc="left",
-        fontsize=9.5,
-        color=FIGURE_INK,
-        pad=6,
-        parse_math=False,
-    )

@@ -1,21 +1,21 @@
-"""Where a stepper stands, as the HTML and the text draw it: the layers around it with what they have made, and the
-values of the layer's tensors.
-
-`read` takes the plain facts of a report and gives a Stepping, or None.
-"""
+"""A stepper: the layers around the one where it waits with their outputs, and the values of that layer's tensors."""
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import html
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nbdebug.views.plots.histogram import FAULT, INK, VALUES, WIDTH
-from nbdebug.views.wording import clean, clip, number
+from nbdebug.text import clip
+from nbdebug.views.plots.marks import FAULT, WIDTH, Bar, Drawing, Mark, Text, image, line
+from nbdebug.views.wording import clean, number
 
+ACROSS, TALL, HEAD, FOOT = 3, 58, 20, 24
+CELL = WIDTH / ACROSS
+PLAIN = "border:0;background:none;text-align:left;padding:.06em 1.6em .06em 0;font-weight:400;white-space:nowrap"
+PALE = "opacity:.72"
 MOST = 16
 """Layers that are shown: the one it stands at, those around it, those inside it, its neighbours."""
 HISTOGRAMS = 6
@@ -85,18 +85,37 @@ class Stepping:
             for (name, row), made in zip(named, said)
         ]
 
+    def html(self) -> str:
+        """A table of the layers, and the histograms where there are values."""
+        drawn = image(self.drawing(), self.sentence()) if self.values else ""
+        return _table(self) + (f'<div style="margin:.8em 0 0">{drawn}</div>' if drawn else "")
+
+    def drawing(self) -> Drawing:
+        """The histograms."""
+        rows = math.ceil(len(self.values) / ACROSS)
+        tall = rows * (HEAD + TALL + FOOT) + 14
+        marks: list[Mark] = []
+        for i, values in enumerate(self.values):
+            marks += _histogram(values, CELL * (i % ACROSS), (HEAD + TALL + FOOT) * (i // ACROSS))
+        note = "How many elements have which value; heights grow with the square root."
+        return Drawing([*marks, Text(0, tall - 4, note, size=10)], tall)
+
     def sentence(self) -> str:
         """The histograms in words, for those who do not see them."""
         return "; ".join(v.sentence() for v in self.values) + "." if self.values else ""
 
 
-def read(given: Mapping[str, Any]) -> Stepping | None:
-    """The picture of these numbers, or None when there is nothing in them to draw."""
-    layers = [layer for layer in _list(given.get("layers")) if isinstance(layer, Mapping)]
-    values = [v for v in map(_values, _list(given.get("histograms"))[:HISTOGRAMS]) if v is not None]
-    at = given.get("at")
+def read(data: Mapping[str, Any]) -> Stepping | None:
+    """The picture, or None when there is nothing in the data to draw.
+
+    state; at: {"name"}; layers: [{"name", "type", "depth", "calls", "finite", "gradient", "low", "high"}, …];
+    histograms: [{"name", "low", "high", "counts", "NaN", "inf"}, …].
+    """
+    layers = [layer for layer in _list(data.get("layers")) if isinstance(layer, Mapping)]
+    values = [v for v in map(_values, _list(data.get("histograms"))[:HISTOGRAMS]) if v is not None]
+    at = data.get("at")
     name = str(at.get("name", "")) if isinstance(at, Mapping) else None
-    return Stepping(str(given.get("state", "")), tuple(_rows(layers, name)), tuple(values)) if layers else None
+    return Stepping(str(data.get("state", "")), tuple(_rows(layers, name)), tuple(values)) if layers else None
 
 
 def _rows(layers: Sequence[Mapping[str, Any]], name: str | None) -> list[LayerRow]:
@@ -198,25 +217,6 @@ def _number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-ACROSS, TALL, HEAD, FOOT = 3, 58, 20, 24
-CELL = WIDTH / ACROSS
-PLAIN = "border:0;background:none;text-align:left;padding:.06em 1.6em .06em 0;font-weight:400;white-space:nowrap"
-PALE = "opacity:.72"
-
-
-def image(stepping: Stepping) -> str:
-    """A table, and `<img src="data:image/svg+xml;base64,…" alt="…">` where there are values."""
-    drawn = _table(stepping)
-    if stepping.values:
-        data = base64.b64encode(svg(stepping).encode()).decode()
-        drawn += (
-            f'<img src="data:image/svg+xml;base64,{data}" alt="{html.escape(stepping.sentence())}" '
-            f'width="{WIDTH}" style="max-width:100%;height:auto;display:block;background:none;border:0;'
-            'margin:.8em 0 0">'
-        )
-    return drawn
-
-
 def _table(stepping: Stepping) -> str:
     gradient = any(row.gradient for row in stepping.rows)
     heads = ("Layer", "Type", "Output") + (("Gradient handed on",) if gradient else ())
@@ -249,61 +249,27 @@ def _value_row(row: LayerRow, gradient: bool) -> str:
     )
 
 
-def svg(stepping: Stepping) -> str:
-    rows = math.ceil(len(stepping.values) / ACROSS)
-    tall = rows * (HEAD + TALL + FOOT) + 14
-    drawn = [
-        part
-        for i, values in enumerate(stepping.values)
-        for part in _histogram(values, CELL * (i % ACROSS), (HEAD + TALL + FOOT) * (i // ACROSS))
-    ]
-    drawn.append(_text(0, tall - 4, "How many elements have which value; heights grow with the square root.", size=10))
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {tall}" width="{WIDTH}" height="{tall}" '
-        f'font-family="system-ui, -apple-system, Segoe UI, Roboto, Helvetica, Arial, sans-serif" font-size="11.5" '
-        f'fill="{INK}">{"".join(drawn)}</svg>'
-    )
-
-
-def _histogram(values: Values, left: float, top: float) -> list[str]:
+def _histogram(values: Values, left: float, top: float) -> list[Mark]:
     """One tensor: its name, what is not finite in it, bars, and both ends."""
-    wide, foot = CELL - 24, top + HEAD + TALL
-    drawn = [_text(left, top + 13, clip(values.name, 20 if values.bad else 30), weight=600)]
+    right, foot = left + CELL - 24, top + HEAD + TALL
+    marks: list[Mark] = [Text(left, top + 13, clip(values.name, 20 if values.bad else 30), bold=True)]
     if values.bad:
-        drawn.append(_text(left + wide, top + 13, clip(values.beside, 16), "end", FAULT, 600))
+        marks.append(Text(right, top + 13, clip(values.beside, 16), "end", FAULT, bold=True))
     if values.counts:
-        tallest, step = max(values.counts) or 1, wide / len(values.counts)
-        for i, count in enumerate(values.counts):
-            height = TALL * math.sqrt(count / tallest)
-            drawn += (
-                [
-                    f'<rect x="{left + i * step:.1f}" y="{foot - height:.1f}" width="{step - 1:.1f}" '
-                    f'height="{max(height, 1):.1f}" fill="{VALUES}"/>'
-                ]
-                if count
-                else []
-            )
-    drawn.append(f'<path d="M{left:.1f} {foot:.1f}h{wide:.1f}" stroke="{INK}" fill="none"/>')
+        tallest, step = max(values.counts) or 1, (right - left) / len(values.counts)
+        for i, elements in enumerate(values.counts):
+            tall = max(1, TALL * math.sqrt(elements / tallest))
+            marks += [Bar(left + i * step, foot - tall, step - 1, tall)] if elements else []
+    marks.append(line(left, foot, right, foot))
+    middle = (left + right) / 2
     if values.low is None or values.high is None:
-        return [*drawn, _text(left + wide / 2, foot - TALL / 2, "no finite value", "middle", FAULT)]
+        return [*marks, Text(middle, foot - TALL / 2, "no finite value", "middle", FAULT)]
     if values.low == values.high:
-        return [*drawn, _text(left + wide / 2, foot - TALL / 2, f"all {number(values.low)}", "middle")]
+        return [*marks, Text(middle, foot - TALL / 2, f"all {number(values.low)}", "middle")]
     if values.low < 0 < values.high:
-        x = left + wide * -values.low / (values.high - values.low)
-        drawn.append(f'<path d="M{x:.1f} {foot:.1f}v4" stroke="{INK}" fill="none"/>')
-        if 0.3 < (x - left) / wide < 0.7:
-            drawn.append(_text(x, foot + 15, "0", "middle"))
-    return [
-        *drawn,
-        _text(left, foot + 15, number(values.low)),
-        _text(left + wide, foot + 15, number(values.high), "end"),
-    ]
-
-
-def _text(
-    x: float, y: float, text: str, anchor: str = "start", colour: str = INK, weight: int = 400, size: float = 11.5
-) -> str:
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}" font-weight="{weight}" '
-        f'font-size="{size}">{html.escape(text)}</text>'
-    )
+        share = -values.low / (values.high - values.low)
+        x = left + (right - left) * share
+        marks.append(line(x, foot, x, foot + 4))
+        marks += [Text(x, foot + 15, "0", "middle")] if 0.3 < share < 0.7 else []
+    ends = [Text(left, foot + 15, number(values.low)), Text(right, foot + 15, number(values.high), "end")]
+    return [*marks, *ends]

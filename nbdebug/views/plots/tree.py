@@ -6,9 +6,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from nbdebug.views import wording as words
-from nbdebug.views.plots.histogram import FAULT, INK
+from nbdebug.text import clip
+from nbdebug.views.plots.marks import FAULT, INK, Dot, Drawing, Lines, Mark, Text
 from nbdebug.views.wording import clean
+
+TREE_WIDTH, TOP, ROW = 278, 40, 22
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,8 +25,37 @@ class ModuleLine:
     more: int = 0
 
 
-def read(data: Mapping[str, Any], most: int = 18) -> list[ModuleLine] | None:
-    """The lines of the modules; None when the data do not say where a bad value went."""
+@dataclasses.dataclass(frozen=True)
+class ModuleTree:
+    lines: tuple[ModuleLine, ...]
+
+    def sentence(self) -> str:
+        """The picture in words, for those who do not see it."""
+        return "The non-finite value goes through " + ", ".join(x.name for x in self.lines if x.path and x.name) + "."
+
+    def drawing(self) -> Drawing:
+        marks: list[Mark] = [Text(0, 14, "Path of the non-finite value through the modules")]
+        on_path = [TOP + ROW * row for row, line in enumerate(self.lines) if line.path]
+        marks.append(Lines([((9, on_path[0]), (9, on_path[-1]))], FAULT + "99", 1.5))
+        for row, module in enumerate(self.lines):
+            x, y, colour = 26 + 14 * module.depth, TOP + ROW * row, FAULT if module.path else INK
+            if module.more:
+                marks.append(Text(x, y + 4, f"… {module.more} more"))
+                continue
+            if module.path:
+                marks.append(Dot(9, y, 5 if module.born else 3, FAULT))
+            name = clip(module.name, 30)
+            kind = "made here  " * module.born + clip(module.kind, 26)
+            marks.append(Text(x, y + 4, name, colour=colour, bold=module.born, size=12.5))
+            marks.append(Text(x + 7.8 * len(name) + 10, y + 4, kind, colour=FAULT if module.born else INK))
+        return Drawing(marks, TOP + ROW * len(self.lines), TREE_WIDTH)
+
+
+def read(data: Mapping[str, Any], most: int = 18) -> ModuleTree | None:
+    """The tree, with at most so many modules; None when the data do not say where a bad value went.
+
+    modules: [{"name", "type", "born", "path"}, …], the outer before the inner ones.
+    """
     modules = data.get("modules")
     nodes = [n for n in modules if isinstance(n, Mapping)] if isinstance(modules, (list, tuple)) else []
     if not any(n.get("born") or n.get("path") for n in nodes):
@@ -40,7 +71,7 @@ def read(data: Mapping[str, Any], most: int = 18) -> list[ModuleLine] | None:
             continue
         lines += [*_rest(nodes, hidden, parents, depths), _line(i, nodes, parents, depths)]
         hidden = []
-    return lines + _rest(nodes, hidden, parents, depths)
+    return ModuleTree((*lines, *_rest(nodes, hidden, parents, depths)))
 
 
 def _parents(names: list[str]) -> list[int | None]:
@@ -104,45 +135,3 @@ def _line(i: int, nodes: list[Any], parents: list[int | None], depths: list[int]
         born,
         born or bool(nodes[i].get("path")),
     )
-
-
-def draw(axes: Any, lines: list[ModuleLine]) -> None:
-    axes.set_axis_off()
-    axes.set_facecolor("none")
-    axes.set_xlim(0, 1)
-    axes.set_ylim(max(len(lines), 14) - 0.2, -0.8)
-    on_path = [row for row, line in enumerate(lines) if line.path]
-    axes.plot([0.03, 0.03], [on_path[0], on_path[-1]], color=FAULT, linewidth=1.5, alpha=0.6)
-    for row, line in enumerate(lines):
-        x = 0.08 + 0.045 * line.depth
-        if line.more:
-            axes.text(x, row, f"… {line.more} more", va="center", fontsize=9, color=INK, style="italic")
-            continue
-        if line.path:
-            axes.plot(0.03, row, "o", markersize=8 if line.born else 5, color=FAULT, clip_on=False)
-        name = axes.text(
-            x,
-            row,
-            words.clip(line.name, 34),
-            va="center",
-            fontsize=9.5,
-            parse_math=False,
-            color=FAULT if line.path else INK,
-            fontweight="bold" if line.born else "normal",
-        )
-        kind = ("made here   " if line.born else "") + words.clip(line.kind, 26)
-        axes.annotate(
-            kind,
-            (1, 0.5),
-            xycoords=name,
-            xytext=(7, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=8.5,
-            color=FAULT if line.born else INK,
-            annotation_clip=False,
-            parse_math=False,
-        )
-    for text in axes.texts:
-        text.set_in_layout(False)  # a long name runs out of the picture rather than squeezing it
-    axes.set_title("Where the non-finite value was made, and where it went", loc="left", fontsize=9.5, color=INK, pad=8)

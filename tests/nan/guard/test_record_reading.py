@@ -165,7 +165,7 @@ def test_the_last_trip_speaks(tmp_path) -> None:
     report = found.report()
     assert plain(report)["findings"] == plain(last)["findings"]
     assert report.ruled_out == last.ruled_out and report.unchecked == last.unchecked
-    assert report.plot("run") and report.plot("histogram") and len(report.figure().axes) == 5
+    assert report.plot("run") and report.plot("histogram") and len(report.figure().axes) == 3
     said = " ".join(report.notes)
     assert "folder trip-000003), the last of 2 in the record" in said and "A -inf in `attn.mask` is intended" in said
 
