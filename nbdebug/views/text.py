@@ -44,8 +44,8 @@ class Room:
 
 ALL = Room(30, True, 12, 30, 30, 30, 0, 30, 30)
 ROOMS = (
-    Room(),
-    Room(sources=False, rows=8),
+    Room(tables=3),
+    Room(tables=2, sources=False, rows=8),
     Room(sources=False, rows=8, numbers=4, remarks=2),
     Room(3, False, 3, 3, rows=6, remarks=2),
     Room(2, False, 2, 3, rows=5, remarks=1, causes=2),
@@ -56,8 +56,9 @@ ROOMS = (
 
 def render(report: Report, colour: bool = False) -> str:
     """The text. colour: with ANSI codes."""
-    if not report.folded:
-        return ReportText(report, ALL, colour).text()
+    text = ReportText(report.full(), ALL, colour).text()
+    if not report.folded or text.count("\n") < SCREEN:
+        return text
     for room in ROOMS:
         text = ReportText(report, room, colour).text()
         if text.count("\n") < SCREEN:
@@ -336,7 +337,7 @@ class ReportText:
             self.bullets("Not checked", unchecked)
             self.bullets("Notes", notes)
             return
-        room = self.room.remarks + (3 if self.report.ok else 0)
+        room = self.room.remarks * (4 if self.report.ok else 1)
         if (unchecked or notes) and not (self.report.ruled_out):
             self.lines.append("")
         for head, texts in (("Not checked", unchecked), ("Note", notes)):

@@ -194,7 +194,7 @@ def test_a_trip_whose_cause_was_not_looked_for(tmp_path) -> None:
     (trip,), (finding,) = found.trips, found.report()
     assert (trip.step, trip.rank, trip.report) == (12, 3, None)
     assert finding.code == "nan/not-located" and "record.replay(model)" in finding.fixes[0].code
-    assert "Its weights are not in the record: they were too large" in str(found)
+    assert "Its weights are not in the record: they were too large" in str(found.report().full())
     with pytest.raises(IndexError):
         found.replay(None, 4)
 
