@@ -82,7 +82,7 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def unload_ipython_extension(shell: Any) -> None:
-    """`%unload_ext nbdebug`: take the magics away, and the guard that is on."""
+    """`%unload_ext nbdebug`: remove the magics, and end the watches that are on."""
     from nbdebug import magics
 
     magics.unregister(shell)

@@ -28,7 +28,7 @@ def test_explain_prints_the_page(capsys) -> None:
     assert shell.main(["explain", "nan/overflow"]) == 0
     page = capsys.readouterr().out
     assert page.strip() == registry.look_up("nan/overflow").text().strip()
-    assert "**" not in page and page.startswith("nan/overflow: A value became too large")
+    assert "**" not in page and page.startswith("nan/overflow: ")
     assert "\033" not in page, "colour for a terminal alone"
 
 

@@ -93,6 +93,13 @@ def test_a_semicolon_silences_it(notebook: Notebook, cell: str) -> None:
     assert done.error is None and done.result is None and not done.shown.strip()
 
 
+@pytest.mark.parametrize("cell", ["%nan_trace --full step()", "%%nan_trace --full\nstep()", "%mem --full"])
+def test_full_shows_all_of_a_report(notebook: Notebook, cell: str) -> None:
+    report = notebook.run(cell).result
+    assert isinstance(report, Report) and not report.folded and "report.full()" not in str(report)
+    assert notebook.run(cell.replace("--full", "")).result.folded
+
+
 def test_function_and_magic_give_the_same_finding(notebook: Notebook) -> None:
     notebook.run("import copy\nbefore = copy.deepcopy(net.state_dict())")
     by_magic = notebook.run("%nan_trace step()").result.findings[0]
@@ -400,7 +407,7 @@ def test_options_complete_on_tab(notebook: Notebook, typed: str, offered: set[st
 
 def test_two_dashes_offer_every_option_and_nothing_else(notebook: Notebook) -> None:
     offered = completions(notebook, "%nan_trace --")
-    assert set(offered) == {"--help", "--model", "--optimizer", "--steps", "--strategy", "--restore"}
+    assert set(offered) == {"--full", "--help", "--model", "--optimizer", "--steps", "--strategy", "--restore"}
 
 
 def test_the_expression_completes_as_python_does(notebook: Notebook) -> None:

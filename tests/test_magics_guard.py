@@ -340,6 +340,7 @@ def hooks_of_nothing(notebook: Notebook) -> bool:
         (
             "%guard on --",
             {
+                "--full",
                 "--help",
                 "--model",
                 "--optimizer",

@@ -24,6 +24,7 @@ from nbdebug.text import listed, terminal_width
 # -- options that several magics take ---------------------------------------------------------------------------------
 
 HELP = argument("-h", "--help", action="store_true", help="show this help")
+FULL = argument("--full", action="store_true", help="show all of the report (default: what fits on a screen)")
 MODEL = argument("--model", action="append", metavar="NAME", help="the model (default: the one among your variables)")
 MODELS = argument(
     "--model", action="append", metavar="NAME", help="a model; can be repeated (default: all your models)"
@@ -96,8 +97,18 @@ def ends_in_semicolon(text: str) -> bool:
         return False
 
 
+def answer(report: Any, args: Any, text: str) -> Any:
+    """The value of a magic that gives a report: what IPython shows when it comes last, unless a semicolon ends the
+    text. All of it where --full was typed."""
+    if report is None or ends_in_semicolon(text):
+        return None
+    return report.full() if args.full else report
+
+
 # -- help -------------------------------------------------------------------------------------------------------------
 
+REPORT = "The result is a report: report = %{name} ... keeps it, and a semicolon at the end of the line hides it."
+"""What the help of each magic with a report says of it."""
 LABEL = 22
 """Columns for an option and its value; a longer one stands on a line of its own."""
 
@@ -111,13 +122,15 @@ def help_text(magic: Any, width: int = 80) -> str:
     """Usage, what the magic does, examples, arguments and options, in lines of at most `width` characters."""
     name, actions = magic.parser.prog, [a for a in magic.parser._actions if a.help != argparse.SUPPRESS]
     positional = [action for action in actions if not action.option_strings]
-    options = [action for action in actions if action.option_strings]
+    options = sorted((a for a in actions if a.option_strings), key=lambda action: action.dest in ("full", "help"))
     needed = [a.nargs == argparse.REMAINDER and "(default" not in str(a.help) for a in positional]
     values = "".join(f" {_label(a)}" if need else f" [{_label(a)}]" for a, need in zip(positional, needed))
     usage = [f"%{name} [OPTIONS]{values}"]
     if name in magic.__self__.magics["cell"]:
         usage.append(f"%%{name} [OPTIONS]   (first line of a cell: runs the cell below it)")
     parts = ["\n".join(usage), *_paragraphs(magic.parser.description, width)]
+    if "--full" in magic.parser._option_string_actions:
+        parts += _paragraphs(REPORT.format(name=name), width)
     for title, rows in (("Arguments", positional), ("Options", options)):
         parts += ["\n".join([f"{title}:", *(line for row in rows for line in _row(row, width))])] * bool(rows)
     return "\n\n".join(parts) + "\n"

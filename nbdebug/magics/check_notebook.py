@@ -8,7 +8,7 @@ from typing import Any
 from IPython.core.magic import Magics, line_magic, magics_class, needs_local_scope, no_var_expand
 from IPython.core.magic_arguments import magic_arguments
 
-from nbdebug.magics._arguments import HELP, ends_in_semicolon, parse, variables
+from nbdebug.magics._arguments import FULL, HELP, answer, parse, variables
 from nbdebug.report import Report
 
 
@@ -19,6 +19,7 @@ class CheckNotebookMagics(Magics):
     @no_var_expand
     @needs_local_scope
     @magic_arguments()
+    @FULL
     @HELP
     @line_magic
     def check_notebook(self, line: str, local_ns: dict[str, Any] | None = None) -> Report | None:
@@ -33,9 +34,10 @@ class CheckNotebookMagics(Magics):
         and runs none of your code. In a script: nbdebug.check_notebook(globals()).
         """
         __tracebackhide__ = True
-        if parse(self.check_notebook, line) is None:
+        args = parse(self.check_notebook, line)
+        if args is None:
             return None
         from nbdebug.tools.notebook.check_notebook import check_notebook  # imports torch: %load_ext must stay quick
 
         report = check_notebook(variables(self.shell, local_ns), shell=self.shell)
-        return None if ends_in_semicolon(line) else dataclasses.replace(report, question="%check_notebook")
+        return answer(dataclasses.replace(report, question="%check_notebook"), args, line)

@@ -13,6 +13,7 @@ from IPython.core.magic_arguments import argument, magic_arguments
 import nbdebug
 from nbdebug.arguments import one_of
 from nbdebug.magics._arguments import (
+    FULL,
     HELP,
     LOSS_FN,
     MODEL,
@@ -20,7 +21,7 @@ from nbdebug.magics._arguments import (
     SCHEDULER,
     TRAIN_LOADER,
     VAL_LOADER,
-    ends_in_semicolon,
+    answer,
     one_model,
     option_or_usual,
     parse,
@@ -41,6 +42,7 @@ class DiagnoseMagics(Magics):
     @no_var_expand
     @needs_local_scope
     @magic_arguments()
+    @FULL
     @HELP
     @MODEL
     @OPTIMIZERS
@@ -99,7 +101,7 @@ class DiagnoseMagics(Magics):
             if before is not NOTHING:
                 names["callback"] = before
         report.question, report.subject = question, subject
-        return None if ends_in_semicolon(line if cell is None else cell) else report
+        return answer(report, args, line if cell is None else cell)
 
 
 def _called(text: str) -> str:

@@ -13,7 +13,7 @@ from IPython.display import display
 
 import nbdebug
 from nbdebug import registry
-from nbdebug.magics._arguments import HELP, ends_in_semicolon, parse, variables
+from nbdebug.magics._arguments import FULL, HELP, answer, parse, variables
 from nbdebug.report import Report
 from nbdebug.text import in_colour
 
@@ -32,6 +32,7 @@ class ExplainMagics(Magics):
     @no_var_expand
     @needs_local_scope
     @magic_arguments()
+    @FULL
     @HELP
     @argument(
         "--auto",
@@ -67,7 +68,7 @@ class ExplainMagics(Magics):
             _show_page(args.code)
         else:
             report = self._last(variables(self.shell, local_ns))
-            return None if ends_in_semicolon(line) else report
+            return answer(report, args, line)
         return None
 
     def _last(self, names: dict[str, Any]) -> Report:

@@ -11,9 +11,10 @@ from IPython.core.magic_arguments import argument, magic_arguments
 
 from nbdebug.arguments import Subject, discover, one_of
 from nbdebug.magics._arguments import (
+    FULL,
     HELP,
+    answer,
     batch_of,
-    ends_in_semicolon,
     evaluate,
     option_or_usual,
     parse,
@@ -33,6 +34,7 @@ class FitMagics(Magics):
     @no_var_expand
     @needs_local_scope
     @magic_arguments()
+    @FULL
     @HELP
     @argument(
         "--optimizer",
@@ -98,7 +100,7 @@ class FitMagics(Magics):
         taken = ", ".join(f"{kind} `{name}`" for kind, (name, _) in values.items() if name)
         question = f"%fit {line.strip().rstrip(';')}".strip()
         report = dataclasses.replace(report, question=question, subject=f"{taken}; {report.subject}")
-        return None if ends_in_semicolon(line) else report
+        return answer(report, args, line)
 
 
 def _model(expression: str | None, names: Mapping[str, Any], loss_fn: Any) -> tuple[str, Any]:

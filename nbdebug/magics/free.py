@@ -9,7 +9,7 @@ from typing import Any
 from IPython.core.magic import Magics, line_magic, magics_class, needs_local_scope, no_var_expand
 from IPython.core.magic_arguments import argument, magic_arguments
 
-from nbdebug.magics._arguments import HELP, ends_in_semicolon, parse, usage_errors, variables
+from nbdebug.magics._arguments import FULL, HELP, answer, parse, usage_errors, variables
 from nbdebug.report import Report
 
 KINDS = ("traceback", "outputs", "exceptions", "graphs", "hooks", "figures", "cache")
@@ -22,6 +22,7 @@ class FreeMagics(Magics):
     @no_var_expand
     @needs_local_scope
     @magic_arguments()
+    @FULL
     @HELP
     @argument("--all", action="store_true", help="free all that the list shows, and the cache of the allocators")
     @argument(
@@ -52,7 +53,7 @@ class FreeMagics(Magics):
         with usage_errors():
             report = free(*words, names=variables(self.shell, local_ns), shell=self.shell)
         report = dataclasses.replace(report, question=" ".join(["%free", *args.what, *["--all"] * args.all]))
-        return None if ends_in_semicolon(line) else report
+        return answer(report, args, line)
 
     def words(self) -> Iterable[str]:
         """The words that Tab offers: the kinds, and the outputs that the notebook keeps."""

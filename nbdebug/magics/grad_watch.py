@@ -12,7 +12,7 @@ from IPython.core.magic_arguments import argument, magic_arguments
 from IPython.display import display
 
 import nbdebug
-from nbdebug.magics._arguments import HELP, MODELS, OPTIMIZERS, ends_in_semicolon, parse, variables
+from nbdebug.magics._arguments import FULL, HELP, MODELS, OPTIMIZERS, answer, parse, variables
 from nbdebug.magics._watch import WatchMagics, WatchSubject, request_argument
 from nbdebug.report import Report
 from nbdebug.text import count
@@ -29,6 +29,7 @@ class GradWatchMagics(WatchMagics):
 
     @needs_local_scope
     @magic_arguments()
+    @FULL
     @HELP
     @MODELS
     @OPTIMIZERS
@@ -71,7 +72,7 @@ class GradWatchMagics(WatchMagics):
         self.check_options(args, wanted)
         if wanted != "on":
             report = self.report(wanted)
-            return None if ends_in_semicolon(line) else report
+            return answer(report, args, line)
         known = None if args.request or options.keys() - {"live", "panel"} else self._known(args.panel)
         if known is None:
             print(self.turn_on(args, variables(self.shell, local_ns)))

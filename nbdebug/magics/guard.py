@@ -10,7 +10,7 @@ from IPython.core.magic import line_magic, magics_class, needs_local_scope
 from IPython.core.magic_arguments import argument, magic_arguments
 
 import nbdebug
-from nbdebug.magics._arguments import HELP, MODELS, OPTIMIZERS, ends_in_semicolon, parse, unquote, variables
+from nbdebug.magics._arguments import FULL, HELP, MODELS, OPTIMIZERS, answer, parse, unquote, variables
 from nbdebug.magics._watch import WatchMagics, WatchSubject, request_argument, sentence
 from nbdebug.text import count
 
@@ -33,6 +33,7 @@ class GuardMagics(WatchMagics):
 
     @needs_local_scope
     @magic_arguments()
+    @FULL
     @HELP
     @MODELS
     @OPTIMIZERS
@@ -75,8 +76,8 @@ class GuardMagics(WatchMagics):
         if wanted == "on":
             print(self.turn_on(args, variables(self.shell, local_ns)))
             return None
-        report = _open(args.path) if wanted == "open" else self.report(wanted)
-        return None if ends_in_semicolon(line) else report
+        report = _open(args.path, args.full) if wanted == "open" else self.report(wanted)
+        return answer(report, args, line)
 
     def _make_room(self) -> None:
         self.close()  # two guards would both drop and clip
@@ -123,8 +124,10 @@ def _path(word: str) -> str:
     return os.path.expanduser(unquote(word))
 
 
-def _open(path: str) -> Any:
+def _open(path: str, full: bool) -> Any:
+    """The record, or its report where all of that is asked for."""
     try:
-        return nbdebug.open_record(_path(path))
+        record = nbdebug.open_record(_path(path))
+        return record.report() if full else record
     except (ValueError, OSError) as error:
         raise UsageError(sentence(error)) from None

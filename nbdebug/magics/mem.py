@@ -14,10 +14,11 @@ from IPython.core.magic import Magics, line_cell_magic, magics_class, needs_loca
 from IPython.core.magic_arguments import argument, magic_arguments
 
 from nbdebug.magics._arguments import (
+    FULL,
     HELP,
     MODELS,
     OPTIMIZERS,
-    ends_in_semicolon,
+    answer,
     parse,
     step_text,
     subject_of,
@@ -35,6 +36,7 @@ class MemoryMagics(Magics):
     @no_var_expand
     @needs_local_scope
     @magic_arguments()
+    @FULL
     @HELP
     @MODELS
     @OPTIMIZERS
@@ -69,7 +71,7 @@ class MemoryMagics(Magics):
             report = self._follow_line(step_text(line, args.step), args, names)
         else:
             report = self._held(args, names)
-        return None if ends_in_semicolon(line if cell is None else cell) else report
+        return answer(report, args, line if cell is None else cell)
 
     def _follow_line(self, text: str, args: Any, names: dict[str, Any]) -> Report:
         __tracebackhide__ = True

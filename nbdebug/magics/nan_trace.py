@@ -13,10 +13,11 @@ from IPython.core.magic_arguments import argument, magic_arguments
 import nbdebug
 from nbdebug.arguments import Subject
 from nbdebug.magics._arguments import (
+    FULL,
     HELP,
     MODELS,
     OPTIMIZERS,
-    ends_in_semicolon,
+    answer,
     parse,
     step_text,
     subject_of,
@@ -33,6 +34,7 @@ class NanTraceMagics(Magics):
     @no_var_expand
     @needs_local_scope
     @magic_arguments()
+    @FULL
     @HELP
     @MODELS
     @OPTIMIZERS
@@ -73,7 +75,7 @@ class NanTraceMagics(Magics):
             report = self._trace_line(step_text(line, args.step), args, subject, names)
         else:
             report = self._trace_cell(cell, args, subject)
-        return None if ends_in_semicolon(line if cell is None else cell) else report
+        return answer(report, args, line if cell is None else cell)
 
     def _trace_line(self, text: str, args: Any, subject: Subject, names: dict[str, Any]) -> Report:
         __tracebackhide__ = True

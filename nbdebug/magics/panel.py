@@ -18,7 +18,7 @@ from IPython.display import display
 import nbdebug
 from nbdebug import registry
 from nbdebug.arguments import discover
-from nbdebug.magics._arguments import HELP, ends_in_semicolon, parse, summary
+from nbdebug.magics._arguments import FULL, HELP, answer, parse, summary
 from nbdebug.report import Plot, Report, Table
 from nbdebug.text import count
 
@@ -306,6 +306,7 @@ class NbdebugMagics(Magics):
 
     @no_var_expand
     @magic_arguments("nbdebug")
+    @FULL
     @HELP
     @argument(
         "request",
@@ -336,8 +337,8 @@ class NbdebugMagics(Magics):
             from nbdebug.views import widgets  # imports ipywidgets, which a terminal does not need
 
             display(widgets.panel(self.state))
-        elif not ends_in_semicolon(line):
-            return self.state.report()
+        else:
+            return answer(self.state.report(), args, line)
         return None
 
     def _off(self) -> None:

@@ -11,11 +11,12 @@ from IPython.core.magic_arguments import argument, magic_arguments
 import nbdebug
 from nbdebug.magics._arguments import (
     BATCH,
+    FULL,
     HELP,
     LOSS_FN,
     MODEL,
+    answer,
     batch_of,
-    ends_in_semicolon,
     evaluate,
     one_model,
     option_or_usual,
@@ -37,6 +38,7 @@ class PrecisionMagics(Magics):
     @no_var_expand
     @needs_local_scope
     @magic_arguments()
+    @FULL
     @HELP
     @MODEL
     @BATCH
@@ -86,4 +88,4 @@ class PrecisionMagics(Magics):
         model = f"model `{next(iter(subject.models))}` ({type(subject.model).__name__})"
         report.question = f"%precision --dtype {args.dtype} --mode {args.mode}"
         report.subject = f"{model}, batch `{batch_name}`, loss `{loss_name}`"
-        return None if ends_in_semicolon(line) else report
+        return answer(report, args, line)

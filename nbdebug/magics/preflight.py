@@ -9,6 +9,7 @@ from IPython.core.magic_arguments import magic_arguments
 
 import nbdebug
 from nbdebug.magics._arguments import (
+    FULL,
     HELP,
     LOSS_FN,
     MODEL,
@@ -16,7 +17,7 @@ from nbdebug.magics._arguments import (
     SCHEDULER,
     TRAIN_LOADER,
     VAL_LOADER,
-    ends_in_semicolon,
+    answer,
     one_model,
     option_or_usual,
     parse,
@@ -34,6 +35,7 @@ class PreflightMagics(Magics):
     @no_var_expand
     @needs_local_scope
     @magic_arguments()
+    @FULL
     @HELP
     @MODEL
     @OPTIMIZERS
@@ -76,4 +78,4 @@ class PreflightMagics(Magics):
         parts = [str(subject), *(f"{kind} `{name}`" for kind, (name, _) in taken.items() if name)]
         form_of_the_loss = report.subject.rpartition("; ")[2]
         report.question, report.subject = "%preflight", f"{', '.join(parts)}; {form_of_the_loss}"
-        return None if ends_in_semicolon(line) else report
+        return answer(report, args, line)
