@@ -131,7 +131,7 @@ def _spot(where: Where) -> str:
     if not known:
         return ""
     cell = "padding:.05em 1.6em 0 0;border:0;text-align:left;vertical-align:top;background:none;white-space:"
-    wrap = ["normal" if h == "Module" else "nowrap" for h, _ in known]
+    wrap = ["normal" if h == "Module" or len(value) > 24 else "nowrap" for h, value in known]
     heads = "".join(f'<th scope="col" style="{cell}nowrap;font-weight:400;{SMALL}">{h}</th>' for h, _ in known)
     values = "".join(f'<td style="{cell}{w}">{_e(value)}</td>' for (_, value), w in zip(known, wrap))
     return _scroll(
@@ -254,7 +254,9 @@ def _layers(gradients: Any) -> str:
     """The layers of a gradient watch in numbers: open in a panel, which draws them again."""
     table = gradients.table(40 if gradients.asked is None else 12)
     drawn = _table(table) if table.body else ""
-    return _fold("Layers in numbers", drawn) if gradients.asked is None else drawn
+    return (
+        _fold("Layers in numbers", drawn) if gradients.asked is None else f'<div style="margin:.6em 0 0">{drawn}</div>'
+    )
 
 
 def _rest(report: Report, most: int) -> str:
@@ -281,12 +283,13 @@ def _fold(summary: str, body: str) -> str:
 
 
 def _table(table: words.TextTable) -> str:
-    cell = "padding:.22em 1.5em .22em 0;border:0;text-align:left;vertical-align:top;background:none"
+    apart, size = (".7em", ".84em") if len(table.head) > 6 else ("1.5em", ".92em")  # else it is wider than the output
+    cell = f"padding:.22em {apart} .22em 0;border:0;text-align:left;vertical-align:top;background:none"
     rule = "border-bottom:1px solid rgba(128,128,128,.25)"
     heads = "".join(f'<th scope="col" style="{cell};{rule};font-weight:400;{PALE}">{_e(h)}</th>' for h in table.head)
     lines = []
     for first, *others in table.body:
-        cells = f'<th scope="row" style="{cell};font-weight:400">{_e(first)}</th>'
+        cells = f'<th scope="row" style="{cell};font-weight:400;{_wrap(first)}">{_e(first)}</th>'
         cells += "".join(f'<td style="{cell};{_wrap(v)}">{_said(v)}</td>' for v in others)
         lines.append(f'<tr style="background:none">{cells}</tr>')
     caption = (
@@ -296,7 +299,7 @@ def _table(table: words.TextTable) -> str:
         else ""
     )
     return _scroll(
-        f'<table style="border-collapse:collapse;margin:0 0 .5em;border:0;font-size:.92em">{caption}'
+        f'<table style="border-collapse:collapse;margin:0 0 .5em;border:0;font-size:{size}">{caption}'
         f'<thead><tr style="background:none">{heads}</tr></thead><tbody>{"".join(lines)}</tbody></table>'
     ) + _more(table.more)
 
