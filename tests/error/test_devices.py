@@ -126,6 +126,12 @@ def in_a_comprehension():
     return [small(row) for row in rows]
 
 
+def in_a_comprehension_over_the_same_name():
+    row = on_card(1, 4)
+    rows = (row.new_zeros(1, 4, device="cpu"),)
+    return {str(i): small(row) for i, row in enumerate(rows)}
+
+
 def joined():
     seen, new = on_card(2, 4), torch.ones(2, 4)
     return torch.cat([seen, new])
@@ -189,6 +195,7 @@ SITUATIONS = [
     (weights_of_the_loss, "model", ["`criterion` is still on cpu", "criterion.to(device)"]),
     (no_module, "holder", ["`self.noise` is on cpu", "`Trainer` is no module"]),
     (in_a_comprehension, "variable", ["`row` is on cpu", "small.0.weight"]),
+    (in_a_comprehension_over_the_same_name, "variable", ["`row` is on cpu", "small.0.weight"]),
     (joined, "made", ["`new` is on cpu", "`seen` is on meta"]),
     (state_of_a_network, "made", ["`state` is on cpu", "state = state.to(device)"]),
     (two_states, "made", ["`state` is on cpu", "cell = cell.to("]),

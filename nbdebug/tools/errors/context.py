@@ -7,21 +7,25 @@ user's: attributes are read statically (observe/variables.py), never through a p
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
 from nbdebug.observe.frames import Frame, Owners, frames, phase, running_module
+from nbdebug.observe.sources import tree_of
 from nbdebug.observe.tensors import base_name
 from nbdebug.observe.variables import members, user_variables
 from nbdebug.report import Link, Where
 from nbdebug.tools.errors.exceptions import RemoteException, remote_exception
 from nbdebug.tools.errors.exceptions import with_remote_frames as whole
 from nbdebug.tools.errors.facts import Raised, TensorFact
-from nbdebug.tools.errors.values import message_of, shape_of, tensor_attribute
+from nbdebug.tools.errors.syntax import comprehensions
+from nbdebug.tools.errors.values import UNKNOWN, expression, message_of, shape_of, tensor_attribute
 
 READ_AT_MOST = 10_000_000
 """Elements of a tensor whose least and largest value are read: some milliseconds. Larger ones keep to their shape."""
@@ -51,6 +55,8 @@ class ErrorContext:
     @classmethod
     def of(cls, error: BaseException, names: Mapping[str, Any], led_to: tuple[BaseException, ...] = ()) -> ErrorContext:
         trail = _shortened([*_outer_frames(error, led_to), *frames(error)])
+        if sys.version_info >= (3, 12):
+            trail = [_with_comprehension(frame, callee) for frame, callee in zip(trail, [*trail[1:], None])]
         elsewhere = remote_exception(type(error).__name__, message_of(error))
         if elsewhere is not None:
             trail = whole(elsewhere, trail)
@@ -108,6 +114,26 @@ class ErrorContext:
             if is_tensor(value) and id(value) not in seen and len(seen) < MOST:
                 seen[id(value)] = fact(name, value)
         return tuple(seen.values())
+
+
+def _with_comprehension(frame: Frame, callee: Frame | None) -> Frame:
+    """With the variables of the comprehension that failed in it. Python 3.12 and newer run it in the function's own
+    frame, where these are gone once it has failed: what was passed to a module is known, the others are UNKNOWN (and
+    not what is under their name outside of the comprehension)."""
+    tree = tree_of(frame.site.file) if frame.users and frame.span is not None else None
+    node = expression(frame) if tree is not None else None
+    if tree is None or node is None or frame.site.function.startswith("<") and frame.site.function != "<module>":
+        return frame
+    targets = [part for clause in comprehensions(tree, node) for part in ast.walk(clause.target)]
+    names = {part.id: UNKNOWN for part in targets if isinstance(part, ast.Name)}
+    if not names:
+        return frame
+    passed = callee.names if callee is not None and callee.site.function == "_wrapped_call_impl" else {}
+    args, kwargs = passed.get("args", ()), passed.get("kwargs", {})
+    if isinstance(node, ast.Call) and not any(isinstance(arg, ast.Starred) for arg in node.args):
+        values = [*zip(node.args, args), *((k.value, kwargs[k.arg]) for k in node.keywords if k.arg in kwargs)]
+        names |= {arg.id: value for arg, value in values if isinstance(arg, ast.Name) and arg.id in names}
+    return dataclasses.replace(frame, names={**names, **{n: v for n, v in frame.names.items() if n not in names}})
 
 
 def _phase(trail: list[Frame]) -> str:

@@ -6,12 +6,27 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
-from nbdebug.observe.sources import SCOPES
+from nbdebug.observe.sources import SCOPES, parents
 
 Key = Any
 """An index of a tuple or a list, or a key of a dict."""
 FIRST = ("DataLoader", "iter", "next", "list", "tuple", "tqdm", "trange", "reversed", "sorted", "cycle", "Subset")
 """Calls that hand on the items of their first argument."""
+
+
+def comprehensions(tree: ast.Module, node: ast.AST) -> Iterator[ast.comprehension]:
+    """The `for … in …` clauses of the list, set and dict comprehensions in which an expression runs, innermost first:
+    from Python 3.12 on these have no frame of their own."""
+    around = parents(tree)
+    inner, outer = node, around.get(id(node))
+    while outer is not None and not isinstance(outer, (*SCOPES, ast.ClassDef, ast.GeneratorExp)):
+        if isinstance(outer, (ast.ListComp, ast.SetComp, ast.DictComp)):
+            clauses = outer.generators
+            last = clauses.index(inner) if isinstance(inner, ast.comprehension) else len(clauses)
+            yield from reversed(clauses[:last])
+        elif isinstance(outer, ast.comprehension) and inner is not outer.iter:  # in a condition
+            yield outer
+        inner, outer = outer, around.get(id(outer))
 
 
 def entries(node: ast.expr, path: tuple[Key, ...]) -> Iterator[tuple[ast.expr, tuple[Key, ...]]]:

@@ -16,12 +16,13 @@ import torch
 from torch import nn
 
 from nbdebug.observe.frames import Frame
-from nbdebug.observe.sources import nodes_of
+from nbdebug.observe.sources import nodes_of, tree_of
 from nbdebug.observe.variables import attributes
 from nbdebug.tools.errors.context import ErrorContext, is_tensor
 from nbdebug.tools.errors.kinds.workers import iterator_of, loader_of
 from nbdebug.tools.errors.operands import is_instance
 from nbdebug.tools.errors.rules.indices import IndexFacts, OutOfRange
+from nbdebug.tools.errors.syntax import comprehensions
 from nbdebug.tools.errors.values import UNKNOWN, expression, value_of
 
 _WHOLE: dict[type, Callable[[int, int], int]] = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
@@ -116,7 +117,7 @@ def _told(running: Any) -> int | None:
     """The length over which torch's sampler runs, as its own frames hold it: no `__len__` of the user's is asked."""
     if type(running) is type(iter(range(0))):
         whole = running.__reduce__()[1][0]
-        return len(whole) if type(whole) is range else None
+        return whole.stop if type(whole) is range else None  # from Python 3.12 on the rest alone is in it
     frame = running.gi_frame if type(running) is GeneratorType else None
     if frame is None or not str(frame.f_globals.get("__name__")).startswith("torch.utils.data"):
         return None
@@ -128,6 +129,8 @@ WORDS = re.compile(
     r"^(?:list|tuple|string|deque|range object|bytes)(?: assignment)? index out of range|"
     r"^index -?\d+ is out of range|^single positional indexer is out-of-bounds"
 )
+SAMPLES = 10_000
+"""Numbers of a comprehension that are compared."""
 EXACT = (list, tuple, str, range, bytes, collections.deque, torch.Size)
 
 
@@ -227,10 +230,27 @@ def _subscripts(frame: Frame) -> list[tuple[ast.expr, ast.expr, int, int | None]
             size = _size(node.value, frame)
             value: Any = value_of(node.slice, frame)
             value = _computed(node.slice, frame) if value is UNKNOWN else value
+            if value is UNKNOWN and isinstance(node.slice, ast.Name) and size is not None:
+                value = _first_beyond(node, node.slice.id, size, frame)
             whole = is_instance(value, (int, np.integer)) and type(value) is not bool
             if size is not None and (whole or value is UNKNOWN and isinstance(node.slice, ast.Name)):
                 found.append((node.value, node.slice, size, int(value) if whole else None))
     return found
+
+
+def _first_beyond(node: ast.AST, name: str, size: int, frame: Frame) -> Any:
+    """The first value beyond `size` entries that a comprehension gives a variable of its own; UNKNOWN where it is not
+    over known numbers."""
+    tree = tree_of(frame.site.file)
+    for clause in comprehensions(tree, node) if tree is not None else ():
+        if isinstance(clause.target, ast.Name) and clause.target.id == name and not clause.ifs:
+            numbers: Any = value_of(clause.iter, frame)
+            if isinstance(clause.iter, ast.Call) and value_of(clause.iter.func, frame) is range:
+                limits = [number(arg, frame) for arg in clause.iter.args]
+                numbers = range(*limits) if limits and None not in limits else UNKNOWN  # type: ignore[arg-type]
+            if type(numbers) in (range, list, tuple) and all(type(n) is int for n in numbers[:SAMPLES]):
+                return next((n for n in numbers[:SAMPLES] if not -size <= n < size), UNKNOWN)
+    return UNKNOWN
 
 
 def _size(node: ast.expr, frame: Frame) -> int | None:
