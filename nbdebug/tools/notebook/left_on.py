@@ -1,4 +1,6 @@
-"""Hooks that a cell, run again, has registered once more; and which cell that was."""
+"""What earlier cells left on: duplicate hooks, eval mode, switches of torch, shadowed names; and cells that ran too
+early or twice. Each with the cell that did it.
+"""
 
 from __future__ import annotations
 
@@ -34,12 +36,29 @@ METHODS = {
     "step hook": ("register_step_post_hook", "register_optimizer_step_post_hook"),
 }
 """The methods that register each kind of hook."""
+ACTING = ("Dropout", "BatchNorm", "InstanceNorm", "AlphaDropout", "FeatureAlphaDropout", "SyncBatchNorm")
+"""Beginnings of the names of layers that behave differently in eval mode."""
+SHADOWED = frozenset(
+    (
+        "list dict set tuple str int float bool len max min sum print range type open zip map filter sorted "
+        "abs round any all next iter isinstance super enumerate property object"
+    ).split()
+)
+"""Names of Python that other code of the notebook is likely to call; `id`, `input` or `dir` hardly ever are."""
+MODULES = ("torch", "nn", "np", "numpy", "pd", "F", "random", "math", "os", "sys", "copy", "time", "json")
+"""Names under which nearly everybody has a module."""
+PACKAGES = (
+    "torch numpy random json copy math typing types logging queue tokenize string token code dataclasses "
+    "datasets transformers torchvision"
+).split()
+"""Packages whose names people give to a file beside the notebook."""
+_TRACEBACK = vars(BaseException)["__traceback__"]
 
 
-def hooks_registered_twice(met: list[tuple[str, Any]], history: CellHistory) -> list[TwiceHook]:
+def hooks_registered_twice(objects: list[tuple[str, Any]], history: CellHistory) -> list[TwiceHook]:
     """One entry for each hook function, with all modules that have it more than once."""
     groups: dict[tuple[str, str, str], list[DuplicateHook]] = {}
-    for one in find_duplicate_hooks(met):
+    for one in find_duplicate_hooks(objects):
         groups.setdefault((one.hook, one.word, one.code.co_filename), []).append(one)
     return [_duplicate(group, history) for group in groups.values()]
 
@@ -62,7 +81,7 @@ def _duplicate(group: list[DuplicateHook], history: CellHistory) -> TwiceHook:
 
 
 def _registrations(one: DuplicateHook, times: int, history: CellHistory) -> tuple[list[int], str]:
-    """The cells that registered it, oldest first, and the method that they called."""
+    """The cells that registered the hook, oldest first, and the method that they called."""
     methods = METHODS.get(one.word, ("register",))
     calling: dict[int, list[ast.Call]] = {}
     for number in [cell.number for cell in history.leading_to(*methods)]:
@@ -77,19 +96,19 @@ def _registrations(one: DuplicateHook, times: int, history: CellHistory) -> tupl
         ]
         if calls:
             calling[number] = calls
-    own = [n for hook in (*[h for _, _, h in one.older], one.newest) for n in [history.cell_of(_code(hook))] if n]
-    named = [n for n, calls in calling.items() if any(one.hook in _argument_names(call) for call in calls)]
+    defining = [n for hook in (*[h for _, _, h in one.older], one.newest) for n in [history.cell_of(_code(hook))] if n]
+    naming = [n for n, calls in calling.items() if any(one.hook in _argument_names(call) for call in calls)]
     method = next((_method(call) for calls in calling.values() for call in calls), methods[0])
-    if len(set(own)) == times:  # each run of the cell has made a function of its own, and says where
-        return sorted(own), method
-    for cells in (named, [n for n in calling if own and n in history.same(own[-1])], list(calling)):
+    if len(set(defining)) == times:  # each run of the cell has defined a function of its own
+        return sorted(defining), method
+    for cells in (naming, [n for n in calling if defining and n in history.same(defining[-1])], list(calling)):
         if len(cells) >= min(2, times):
             return cells[-times:], _method(calling[cells[-1]][0])
     return list(calling)[-1:], method
 
 
 def _argument_names(call: ast.Call) -> set[str]:
-    """The names in what a call is given, those of attributes (`self.save`) as well."""
+    """The names in the arguments of a call, those of attributes (`self.save`) as well."""
     values = [*call.args, *(keyword.value for keyword in call.keywords)]
     attrs = {n.attr for value in values for n in ast.walk(value) if isinstance(n, ast.Attribute)}
     return attrs.union(*(names_in(value) for value in values)) if values else attrs
@@ -106,7 +125,7 @@ def _code(hook: Any) -> str:
 
 
 def _place(history: CellHistory, number: int, method: str) -> Where:
-    """The line of a cell that registers: the call itself, or that of the function which does."""
+    """The line of a cell that registers the hook: the call itself, or the call of a function that does it."""
     cell = history.cells[number]
     lines = cell.typed.splitlines()
     line = next((n for n, text in enumerate(lines, 1) if method in text), None)
@@ -128,38 +147,34 @@ def _source(code: CodeType, history: CellHistory) -> Where:
     )
 
 
-ACTING = ("Dropout", "BatchNorm", "InstanceNorm", "AlphaDropout", "FeatureAlphaDropout", "SyncBatchNorm")
-"""How the names of layers begin that do something else in eval mode."""
-
-
-def eval_models(held: ModelsAndOptimizers) -> list[tuple[str, Any]]:
-    """The models in eval mode that an optimizer holds, and that have layers which act differently in it."""
-    trained = {id(p) for _, optimizer in held.optimizers for p in optimizer_tensors(optimizer)}
-    found = []
-    for name, model in held.whole:
+def eval_models(owners: ModelsAndOptimizers) -> list[tuple[str, Any]]:
+    """The models in eval mode that an optimizer holds and that have layers which behave differently in it."""
+    trained = {id(p) for _, optimizer in owners.optimizers for p in optimizer_tensors(optimizer)}
+    models = []
+    for name, model in owners.whole:
         parts = [part for _, part in modules_of(model)]
         if (
             any(type(p).__name__.startswith(ACTING) for p in parts)
             and not any(attributes(p).get("training") for p in parts)
             and any(id(p) in trained for _, p in parameters_of(model))
         ):
-            found.append((name, model))
-    return found
+            models.append((name, model))
+    return models
 
 
-def modes_left_on(held: ModelsAndOptimizers, history: CellHistory, error: BaseException | None) -> list[ModeLeft]:
-    """The modes of which it is shown that they were not meant."""
-    found = [one for name, _ in eval_models(held) if (one := _eval(root_of(name), history)) is not None]
-    said = _message(error)
-    if "does not require grad" in said and not torch.is_grad_enabled():
-        found += _setting("grad", said, history, "set_grad_enabled", "no_grad", "inference_mode")
-    if torch.get_default_dtype() != torch.float32 and ("dtype" in said or "Double" in said or "Half" in said):
-        found += _setting("dtype", said, history, "set_default_dtype", "set_default_tensor_type")
-    return found
+def modes_left_on(owners: ModelsAndOptimizers, history: CellHistory, error: BaseException | None) -> list[ModeLeft]:
+    """The modes that were not left on intentionally: a training cell or the last exception shows it."""
+    modes = [one for name, _ in eval_models(owners) if (one := _eval(root_of(name), history)) is not None]
+    message = _message(error)
+    if "does not require grad" in message and not torch.is_grad_enabled():
+        modes += _setting("grad", message, history, "set_grad_enabled", "no_grad", "inference_mode")
+    if torch.get_default_dtype() != torch.float32 and any(word in message for word in ("dtype", "Double", "Half")):
+        modes += _setting("dtype", message, history, "set_default_dtype", "set_default_tensor_type")
+    return modes
 
 
 def _eval(name: str, history: CellHistory) -> ModeLeft | None:
-    """The cell that switched to eval mode between two runs of the same training cell, where nothing switched back."""
+    """The cell that called eval() between two runs of the same training cell, where no cell called train() since."""
     calls = {cell.number: _methods(history, cell.number) for cell in history.leading_to(name)}
     switched = [n for n, called in calls.items() if "eval" in called and "step" not in called]
     if not switched:
@@ -194,114 +209,73 @@ def _methods(history: CellHistory, number: int) -> set[str]:
     }
 
 
-def _setting(kind: str, said: str, history: CellHistory, *words: str) -> list[ModeLeft]:
+def _setting(kind: str, message: str, history: CellHistory, *words: str) -> list[ModeLeft]:
     for cell in reversed(history.leading_to(*words)):
         for node in nodes(history.reach(cell.number)):
             if isinstance(node, ast.Call) and dotted(node.func).rpartition(".")[2] in words:
                 own = any(node in ast.walk(statement) for statement in cell.body)
-                return [ModeLeft(kind, ast.unparse(node), cell.place(node.lineno if own else None), said=said)]
+                return [ModeLeft(kind, ast.unparse(node), cell.place(node.lineno if own else None), said=message)]
     return []
 
 
 def _message(error: BaseException | None) -> str:
-    given = BaseException.args.__get__(error) if error is not None else ()  # type: ignore[attr-defined]
-    return given[0] if given and type(given[0]) is str else ""
+    args = BaseException.args.__get__(error) if error is not None else ()  # type: ignore[attr-defined]
+    return args[0] if args and type(args[0]) is str else ""
 
 
-SHADOWED = frozenset(
-    {
-        "list",
-        "dict",
-        "set",
-        "tuple",
-        "str",
-        "int",
-        "float",
-        "bool",
-        "len",
-        "max",
-        "min",
-        "sum",
-        "print",
-        "range",
-        "type",
-        "open",
-        "zip",
-        "map",
-        "filter",
-        "sorted",
-        "abs",
-        "round",
-        "any",
-        "all",
-        "next",
-        "iter",
-        "isinstance",
-        "super",
-        "enumerate",
-        "property",
-        "object",
-    }
-)
-"""Names of Python that other code of the notebook is likely to call; `id`, `input` or `dir` hardly ever are."""
-MODULES = ("torch", "nn", "np", "numpy", "pd", "F", "random", "math", "os", "sys", "copy", "time", "json")
-"""Names under which nearly everybody has a module."""
-
-
-def left_on_notes(names: Mapping[str, Any], held: ModelsAndOptimizers, history: CellHistory) -> list[str]:
-    """What is worth a word, as sentences."""
+def left_on_notes(names: Mapping[str, Any], owners: ModelsAndOptimizers, history: CellHistory) -> list[str]:
+    """Sentences about settings and names that may be left on by accident."""
     evals = [
-        f"`{name}` is in eval mode: dropout is off and batch statistics stay as they are. `{name}.train()` before "
-        "you go on training it."
-        for name, _ in eval_models(held)
+        f"`{name}` is in eval mode: dropout is off and batch statistics are not updated. Call `{name}.train()` before "
+        "you train it."
+        for name, _ in eval_models(owners)
     ]
     return [*evals, *_settings(history), *_shadows(names, history), *_files()]
 
 
 def _settings(history: CellHistory) -> list[str]:
-    found = []
-    if not torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
-        found.append(
-            (
-                "Gradients are off for the whole session" + _since(history, "set_grad_enabled", "no_grad"),
-                "torch.set_grad_enabled(True)",
-            )
-        )
-    if torch.is_inference_mode_enabled():
-        found.append(
-            (
-                "Inference mode is on for the whole session" + _since(history, "inference_mode"),
-                "leave it by __exit__, or restart",
-            )
-        )
-    if any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda")):
-        found.append(
-            ("Autocast is on for the whole session" + _since(history, "autocast"), "leave it by __exit__, or restart")
-        )
-    if torch.is_anomaly_enabled():
-        found.append(
-            (
-                "Autograd's anomaly mode is on, and makes each step several times slower" + _since(history, "anomaly"),
-                "torch.autograd.set_detect_anomaly(False)",
-            )
-        )
-    if torch.get_default_dtype() != torch.float32:
-        found.append(
-            (
-                f"New tensors are {str(torch.get_default_dtype()).removeprefix('torch.')} by default"
-                + _since(history, "set_default_dtype", "set_default_tensor_type"),
-                "torch.set_default_dtype(torch.float32)",
-            )
-        )
-    if torch.are_deterministic_algorithms_enabled():
-        found.append(
-            (
-                "Only deterministic algorithms are allowed, which is slower and makes some ops fail"
-                + _since(history, "deterministic"),
-                "torch.use_deterministic_algorithms(False)",
-            )
-        )
-    return [f"{what}. If that is not meant: `{how}`." for what, how in found]
+    dtype = str(torch.get_default_dtype()).removeprefix("torch.")
+    settings = (
+        (
+            not torch.is_grad_enabled() and not torch.is_inference_mode_enabled(),
+            "Gradients are off for the whole session",
+            ("set_grad_enabled", "no_grad"),
+            "torch.set_grad_enabled(True)",
+        ),
+        (
+            torch.is_inference_mode_enabled(),
+            "Inference mode is on for the whole session",
+            ("inference_mode",),
+            "call its __exit__, or restart the kernel",
+        ),
+        (
+            any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda")),
+            "Autocast is on for the whole session",
+            ("autocast",),
+            "call its __exit__, or restart the kernel",
+        ),
+        (
+            torch.is_anomaly_enabled(),
+            "Autograd's anomaly mode is on, and makes each step several times slower",
+            ("anomaly",),
+            "torch.autograd.set_detect_anomaly(False)",
+        ),
+        (
+            torch.get_default_dtype() != torch.float32,
+            f"New tensors are {dtype} by default",
+            ("set_default_dtype", "set_default_tensor_type"),
+            "torch.set_default_dtype(torch.float32)",
+        ),
+        (
+            torch.are_deterministic_algorithms_enabled(),
+            "Only deterministic algorithms are allowed, which is slower and makes some ops fail",
+            ("deterministic",),
+            "torch.use_deterministic_algorithms(False)",
+        ),
+    )
+    return [
+        f"{what}{_since(history, *words)}. If that is not intended: `{how}`." for on, what, words, how in settings if on
+    ]
 
 
 def _since(history: CellHistory, *words: str) -> str:
@@ -315,8 +289,8 @@ def _shadows(names: Mapping[str, Any], history: CellHistory) -> list[str]:
     for name in sorted(SHADOWED & names.keys()):
         if names[name] is not getattr(builtins, name):
             notes.append(
-                f"`{name}` is a variable of yours{_bound(name, history)}, so Python's own {name}() can't be "
-                f"called in the notebook. `del {name}` brings it back."
+                f"`{name}` is a variable of yours{_bound(name, history)}, so Python's own {name}() can't be called in "
+                f"the notebook. `del {name}` restores it."
             )
     for name in MODULES:
         if (
@@ -324,7 +298,7 @@ def _shadows(names: Mapping[str, Any], history: CellHistory) -> list[str]:
             and type(names[name]) is not type(sys)
             and any(b.how == "import" and name in (b.path,) for b in history.bindings(name))
         ):
-            notes.append(f"`{name}` was imported, and is a {type(names[name]).__name__} now{_bound(name, history)}.")
+            notes.append(f"`{name}` was imported, but is now a {type(names[name]).__name__}{_bound(name, history)}.")
     return notes
 
 
@@ -334,42 +308,20 @@ def _bound(name: str, history: CellHistory) -> str:
 
 
 def _files() -> list[str]:
-    """Files beside the notebook whose name is that of a package: `import` takes the file."""
+    """Files beside the notebook that have the name of a package: `import` loads the file."""
     notes = []
-    for name in (
-        "torch",
-        "numpy",
-        "random",
-        "json",
-        "copy",
-        "math",
-        "typing",
-        "types",
-        "logging",
-        "queue",
-        "tokenize",
-        "string",
-        "token",
-        "code",
-        "dataclasses",
-        "datasets",
-        "transformers",
-        "torchvision",
-    ):
+    for name in PACKAGES:
         file = os.path.join(os.getcwd(), f"{name}.py")
         if os.path.isfile(file):
             notes.append(
-                f"{name}.py lies in the notebook's folder: `import {name}` takes it in place of the package. "
-                "Give it another name."
+                f"{name}.py is in the notebook's folder: `import {name}` loads this file and not the package. "
+                "Rename it."
             )
     return notes
 
 
-_TRACEBACK = vars(BaseException)["__traceback__"]
-
-
 def cells_too_early(names: Mapping[str, Any], history: CellHistory, error: BaseException | None) -> list[TooEarly]:
-    """The last failure, where it was a missing name that a later cell has defined; nothing once the cell ran again."""
+    """The last failure, if it was a missing name that a later cell has defined and the cell has not run again since."""
     if error is None or not issubclass(type(error), NameError) or issubclass(type(error), UnboundLocalError):
         return []
     missing = getattr(error, "name", None)
@@ -391,7 +343,7 @@ def cells_too_early(names: Mapping[str, Any], history: CellHistory, error: BaseE
 
 
 def applied_twice(names: Mapping[str, Any], history: CellHistory) -> list[str]:
-    """Notes on cells that ran more than once and change a tensor or an array by itself: `x = x / 255`."""
+    """Notes on cells that ran more than once and compute a tensor or an array from itself: `x = x / 255`."""
     runs: dict[str, list[int]] = {}
     for number, cell in history.cells.items():
         runs.setdefault(cell.source.strip(), []).append(number)
@@ -410,8 +362,8 @@ def applied_twice(names: Mapping[str, Any], history: CellHistory) -> list[str]:
             ):
                 cells = " and ".join(f"In [{number}]" for number in numbers[-2:])
                 notes.append(
-                    f"`{history.text(last)}` ran in {cells}: it changes `{last.path}` by itself, so its "
-                    f"effect is there {len(numbers)} times. If once was meant, give the result another name."
+                    f"`{history.text(last)}` ran in {cells}: it computes `{last.path}` from itself, so it has been "
+                    f"applied {len(numbers)} times. If once was intended, give the result another name."
                 )
     return notes
 

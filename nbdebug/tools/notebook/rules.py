@@ -1,4 +1,4 @@
-"""The rules: from what cells left behind to causes, most likely first: what spoils results before what costs memory."""
+"""Rules: from the facts of a notebook to causes. What makes results wrong comes before what costs memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix, Link, Where
-from nbdebug.text import size
+from nbdebug.text import count, listed, size
 from nbdebug.tools.notebook.facts import (
     KeptOutput,
     LeftBehind,
@@ -28,20 +28,11 @@ def finding(
     chain: Iterable[Link] = (),
     **evidence: Any,
 ) -> Finding:
-    """blamed: the variables and modules at fault, the most telling first. `_` in names of evidence is a space."""
+    """blamed: the variables and modules at fault, the most important first. `_` in names of evidence is a space."""
     names = [name for name in dict.fromkeys(blamed) if name]
     shown = {key.replace("_", " "): value for key, value in evidence.items() if value not in (None, "", (), [], 0)}
     key = "holder" if code.startswith("memory/") else "where"
     return Finding(code, title, where, {key: names, **shown}, tuple(fixes), tuple(chain))
-
-
-def listed(names: Iterable[str], most: int = 4) -> str:
-    """ "`a`, `b` and 3 more"."""
-    names = list(names)
-    shown = [f"`{name}`" for name in names[:most]]
-    if len(names) > most:
-        return f"{', '.join(shown)} and {len(names) - most:,} more"
-    return " and ".join(", ".join(shown).rsplit(", ", 1)) if len(shown) > 1 else "".join(shown)
 
 
 def cell(where: Where, otherwise: str = "a later cell") -> str:
@@ -52,12 +43,12 @@ def cell(where: Where, otherwise: str = "a later cell") -> str:
 @rule(
     code="notebook/hooks-registered-twice",
     title="A hook is registered more than once: its cell ran again.",
-    symptom="Each layer appears twice in a record of activations, counts are off by a whole factor, a gradient is "
-    "scaled or clipped twice, and every forward is slower than before.",
-    cause="`register_forward_hook` and its like add a hook each time they are called. The hooks of the run before stay "
-    "until their handles' `remove()` is called, also where the handles are gone.",
-    confirm="`len(module._forward_hooks)`; `%free` lists hooks that are there more than once.",
-    fix="Keep the handles and remove them first in the same cell. `%free hooks` takes away all but the newest.",
+    symptom="Each layer appears twice in a record of activations, counts are two or three times too high, a gradient "
+    "is scaled or clipped twice, and every forward is slower than before.",
+    cause="`register_forward_hook` and similar methods add a hook each time they are called. The hooks of the earlier "
+    "run stay until `remove()` is called on their handles, even if the handles no longer exist.",
+    confirm="`len(module._forward_hooks)`; `%free` lists hooks that are registered more than once.",
+    fix="Keep the handles, and remove them at the top of the same cell. `%free hooks` removes all but the newest.",
     reference="https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html#torch.nn.Module.register_forward_hook",
 )
 def hooks_registered_twice(facts: NotebookFacts) -> Finding | None:
@@ -66,25 +57,29 @@ def hooks_registered_twice(facts: NotebookFacts) -> Finding | None:
     one = max(facts.hooks, key=lambda hook: len(hook.owners))
     others = [hook for hook in facts.hooks if hook is not one]
     root = one.owners[0].partition(".")[0]
-    on = listed(one.owners, 3) if len(one.owners) > 1 or one.owners[0] != root else f"`{root}`"
+    times = "twice" if one.times == 2 else f"{one.times} times"
+    on = listed(one.owners) if len(one.owners) > 1 or one.owners[0] != root else f"`{root}`"
     title = (
-        f"The {one.word} `{one.hook}` is registered {_times(one.times)} on {on}: {cell(one.where)} called "
-        f"{one.method} again, and nothing removed the hook of {cell(one.first, 'the run before')}"
+        f"The {one.word} `{one.hook}` is registered {times} on {on}: {cell(one.where)} called "
+        f"{one.method} again, and nothing removed the hook of {cell(one.first, 'the earlier run')}"
     )
     chain = [Link(f"{cell(one.first)} registered it first", one.first)] if one.first.cell else []
-    chain += [Link(f"so is the {hook.word} `{hook.hook}` on {listed(hook.owners)}", hook.where) for hook in others]
+    chain += [
+        Link(f"the same holds for the {hook.word} `{hook.hook}` on {listed(hook.owners, 4)}", hook.where)
+        for hook in others
+    ]
     code = (
-        f"for handle in handles:  # those of the run before\n    handle.remove()\n"
+        f"for handle in handles:  # of the earlier run\n    handle.remove()\n"
         f"handles = [{root}.{one.method}({one.hook if one.hook.isidentifier() else 'hook'})]"
     )
     fixes = [
         Fix(
-            "Remove the hooks that are too many; the newest stay.",
+            "Remove the duplicate hooks; the newest ones stay.",
             "%free hooks",
             None,
-            {"hooks that would go": sum((hook.times - 1) * len(hook.owners) for hook in facts.hooks)},
+            {"hooks to remove": sum((hook.times - 1) * len(hook.owners) for hook in facts.hooks)},
         ),
-        Fix("In the cell, remove the old ones before new ones are registered.", code),
+        Fix("In the cell, remove the old hooks before it registers new ones.", code),
     ]
     return finding(
         "notebook/hooks-registered-twice",
@@ -98,12 +93,8 @@ def hooks_registered_twice(facts: NotebookFacts) -> Finding | None:
     )
 
 
-def _times(count: int) -> str:
-    return "twice" if count == 2 else f"{count} times"
-
-
 AUTORELOAD = Fix(
-    "Or let IPython load edited files by itself, from the next cell on.", "%load_ext autoreload\n%autoreload 2"
+    "Or let IPython reload edited files automatically, from the next cell on.", "%load_ext autoreload\n%autoreload 2"
 )
 
 
@@ -111,12 +102,13 @@ AUTORELOAD = Fix(
     code="error/stale-import",
     title="A file was edited after it was imported, and the notebook still runs the old version.",
     symptom="A mistake in a .py file is corrected, the import cell is run again, and the call gives the same wrong "
-    "result or the same error as before. The traceback shows the new lines, which are not those that ran.",
-    cause="Python loads a module once in a process. A further `import` looks it up and reads no file; `from m import "
-    "f` binds the function object of that time, and a reload of `m` does not change what is bound.",
-    confirm="`import inspect; inspect.getsource(m.f)` shows the file as it is now; `m.f.__code__.co_consts` what is "
-    "loaded.",
-    fix="`importlib.reload(m)`, then every `from m import f` again, then make the objects of its classes again. Or "
+    "result or the same error as before. The traceback shows the new lines, which are not the lines that ran.",
+    cause="Python loads a module once per process. A second `import` finds the loaded module and does not read the "
+    "file. `from m import f` binds the function that is loaded at that moment, and a reload of `m` does not change "
+    "that name.",
+    confirm="`import inspect; inspect.getsource(m.f)` shows the file as it is now; `m.f.__code__.co_consts` shows what "
+    "is loaded.",
+    fix="Run `importlib.reload(m)`, then every `from m import f`, then create the objects of its classes again. Or "
     "`%load_ext autoreload` and `%autoreload 2` in the first cell.",
     reference="https://ipython.readthedocs.io/en/stable/config/extensions/autoreload.html",
 )
@@ -132,12 +124,12 @@ def stale_import(facts: NotebookFacts) -> Finding | None:
         else []
     )
     chain += (
-        [Link(f"{cell(one.edited)} wrote {one.file} anew", one.edited)]
+        [Link(f"{cell(one.edited)} wrote {one.file} again", one.edited)]
         if one.edited.cell and (one.edited.cell != one.where.cell)
         else []
     )
-    chain += [Link(f"{other.file} has changed as well: {listed(other.changed)}", other.where) for other in others]
-    fixes = [Fix("Load the file again, and what you took from it.", one.imported), AUTORELOAD]
+    chain += [Link(f"{other.file} has changed as well: {listed(other.changed, 4)}", other.where) for other in others]
+    fixes = [Fix("Reload the file, and import its names again.", one.imported), AUTORELOAD]
     return finding(
         "error/stale-import",
         title,
@@ -153,73 +145,70 @@ def stale_import(facts: NotebookFacts) -> Finding | None:
 
 def _title_of_module(one: StaleModule) -> str:
     how = (
-        f"{cell(one.where)} imported it again, which reads no file: it takes reload"
+        f"{cell(one.where)} imported it again, which does not read the file: only a reload does"
         if one.again
-        else "the notebook has not loaded it since"
+        else "the notebook has not loaded it since then"
     )
-    return f"{listed(one.changed)} of `{one.module}` is not what {one.file} says now: the file was edited, and {how}"
+    verb = "differ" if len(one.changed) > 1 else "differs"
+    return f"{listed(one.changed, 4)} of `{one.module}` {verb} from {one.file}: the file was edited, and {how}"
 
 
 def _title_of_names(one: StaleModule) -> str:
     are = "are" if len(one.names) > 1 else "is"
     return (
-        f"{listed(one.names)} in your notebook {are} of the version of `{one.module}` before "
-        f"{cell(one.where, 'its reload')} loaded it again: a reload leaves what `from {one.module} import …` has "
-        "bound as it was"
+        f"{listed(one.names, 4)} in your notebook {are} from an earlier version of `{one.module}`: "
+        f"{cell(one.where, 'a later cell')} reloaded it, and a reload does not change the names that "
+        f"`from {one.module} import …` has bound"
     )
 
 
 DELETED = 1 << 20
-"""Bytes from which on it matters that a cell deleted the variable and nothing was freed; a smaller tensor is nobody's
-reason for a `del`."""
+"""Bytes. A cell deleted the variable and nothing was freed: from this size on it matters; nobody deletes a smaller
+tensor for its memory."""
 WANTED = 8 << 20
-"""Bytes, where a cell asked for memory in general (`gc.collect()`, `empty_cache()`)."""
+"""Bytes, where a cell tried to free memory in general (`gc.collect()`, `empty_cache()`)."""
 UNASKED = 16 << 20
-"""Bytes, where nobody has asked for them: no variable leads to them any more. Half of `MATTERS` of the memory chapter,
-which speaks unasked, where this check is about what cells left behind."""
-SHARE = 0.02
-"""Of all that the notebook keeps; less is beside the point."""
+"""Bytes, where no cell tried to free them: no variable leads to them any more. Half of `MATTERS` of the memory tool."""
 SLUGS = {"output": "cell-output-held", "traceback": "traceback-held", "graph": "graph-retained"}
 
 
 def memory_findings(facts: NotebookFacts) -> list[Finding]:
-    """One finding for each kind of holder, largest first."""
-    found = []
+    """One finding for each kind of holder: the largest of its kind, with the bytes of all."""
+    findings = []
     for how in SLUGS:
-        there = [one for one in facts.kept if one.how == how and one.bytes >= _least(one)]
-        if there:
-            found.append(
-                _FINDINGS[how](max(there, key=lambda one: (one.deleted, one.bytes)), sum(one.bytes for one in there))
-            )
-    return found
+        outputs = [
+            one
+            for one in facts.kept
+            if one.how == how and one.bytes >= (DELETED if one.deleted else WANTED if one.wanted else UNASKED)
+        ]
+        if outputs:
+            worst = max(outputs, key=lambda one: (one.deleted, one.bytes))
+            findings.append(_FINDINGS[how](worst, sum(one.bytes for one in outputs)))
+    return findings
 
 
-def _least(one: KeptOutput) -> int:
-    return DELETED if one.deleted else WANTED if one.wanted else UNASKED
-
-
-def _output(one: KeptOutput, count: int) -> Finding:
-    asked = f", and `{one.wanted}` ({cell(one.freed)}) took away the variable alone" if one.deleted else ""
+def _output(one: KeptOutput, total: int) -> Finding:
+    deleted = f", and `{one.wanted}` ({cell(one.freed)}) deleted only the variable" if one.deleted else ""
     what = f"`{one.variable}`" if 0 < len(one.variable) < 60 and "\n" not in one.variable else "a result"
     title = (
-        f"`{one.name}` still holds {size(one.bytes)}: {cell(one.where, 'a cell')} showed {what}, and the notebook "
-        f"keeps what is shown in `Out`{asked}"
+        f"`{one.name}` still holds {size(one.bytes)}: {cell(one.where, 'a cell')} displayed {what}, and the notebook "
+        f"keeps displayed values in `Out`{deleted}"
     )
     fixes = [
-        Fix("Let go of what the notebook keeps.", "%free outputs", None, {"would come back": size(count)}),
+        Fix("Free the outputs that the notebook keeps.", "%free outputs", None, {"would be freed": size(total)}),
         Fix(
-            "Show a summary, or end the line with a semicolon.",
+            "Display a summary, or end the line with a semicolon.",
             f"{one.variable}.shape" if (one.variable.isidentifier()) else f"{one.variable or 'scores'};",
         ),
     ]
-    return _memory_finding("output", one, title, ["Out", one.name, one.variable], fixes, count)
+    return _memory_finding("output", one, title, ["Out", one.name, one.variable], fixes, total)
 
 
-def _traceback(one: KeptOutput, count: int) -> Finding:
-    most = f", `{one.variable}` above all" if one.variable else ""
+def _traceback(one: KeptOutput, total: int) -> Finding:
+    largest = f", mainly `{one.variable}`" if one.variable else ""
     title = (
         f"The traceback of the last failed cell holds {size(one.bytes)}: the variables of the calls that failed"
-        + most
+        + largest
         + (f", so `{one.wanted}` ({cell(one.freed)}) could not free them" if one.wanted else "")
     )
     return _memory_finding(
@@ -229,35 +218,35 @@ def _traceback(one: KeptOutput, count: int) -> Finding:
         [one.name, one.variable, "traceback"],
         [
             Fix(
-                "Let go of the traceback; %debug and %tb then no longer work for it.",
+                "Free the traceback; after that, %debug and %tb no longer work for it.",
                 "%free traceback",
                 None,
-                {"would come back": size(count)},
+                {"would be freed": size(total)},
             )
         ],
-        count,
+        total,
     )
 
 
-def _graph(one: KeptOutput, count: int) -> Finding:
-    title = f"`{one.name}` keeps {size(one.bytes)}: tensors with the graphs that made them"
+def _graph(one: KeptOutput, total: int) -> Finding:
+    title = f"`{one.name}` keeps {size(one.bytes)}: tensors together with their autograd graphs"
     return _memory_finding(
         "graph",
         one,
         title,
         [one.name],
         [
-            Fix("Keep the number.", f"{one.name}.append(loss.item())"),
-            Fix("Cut the graphs of those that are there off.", f"%free {one.name}"),
+            Fix("Keep the number, not the tensor.", f"{one.name}.append(loss.item())"),
+            Fix("Detach the tensors in it from their graphs.", f"%free {one.name}"),
         ],
-        count,
+        total,
     )
 
 
-def _memory_finding(how: str, one: KeptOutput, title: str, holder: list[str], fixes: list[Fix], count: int) -> Finding:
-    chain = [Link(f"{cell(one.freed)} meant to free memory", one.freed)] if one.freed.cell else []
+def _memory_finding(how: str, one: KeptOutput, title: str, holder: list[str], fixes: list[Fix], total: int) -> Finding:
+    chain = [Link(f"{cell(one.freed)} tried to free memory", one.freed)] if one.freed.cell else []
     return finding(
-        f"memory/{SLUGS[how]}", title, one.where, holder, fixes, chain, bytes=one.bytes, in_all=count, what=one.what
+        f"memory/{SLUGS[how]}", title, one.where, holder, fixes, chain, bytes=one.bytes, in_all=total, what=one.what
     )
 
 
@@ -265,29 +254,29 @@ _FINDINGS = {"output": _output, "traceback": _traceback, "graph": _graph}
 
 
 def mode_findings(facts: NotebookFacts) -> list[Finding]:
-    """A finding for each mode that was left."""
+    """A finding for each mode that was left on."""
     return [_MODE_FINDINGS[one.kind](one) for one in facts.modes]
 
 
 def _eval(one: ModeLeft) -> Finding:
     title = (
-        f"`{one.name}` trains in eval mode since {cell(one.where)}: it switched to eval(), and {cell(one.after)} "
-        "trained on without train()"
+        f"`{one.name}` has been training in eval mode since {cell(one.where)}: that cell called eval(), and "
+        f"{cell(one.after)} went on training without train()"
     )
     return finding(
         "training/eval-mode-in-training",
         title,
         one.where,
         [one.name],
-        [Fix("Switch back before you train, best at the top of the loop.", f"{one.name}.train()")],
+        [Fix("Switch back before you train, ideally at the top of the loop.", f"{one.name}.train()")],
         [Link(f"{cell(one.after)} trains it again", one.after)],
     )
 
 
 def _grad(one: ModeLeft) -> Finding:
     title = (
-        f"Gradients are off for the whole session since {cell(one.where)} called `{one.name}`, so what was "
-        "computed since has no path for a backward"
+        f"Gradients have been off for the whole session since {cell(one.where)} called `{one.name}`: results computed "
+        "since then have no graph for backward"
     )
     return finding(
         "error/no-grad-path",
@@ -296,16 +285,16 @@ def _grad(one: ModeLeft) -> Finding:
         [one.name],
         [
             Fix("Switch them on again.", "torch.set_grad_enabled(True)"),
-            Fix("Where they are not needed, switch them off for a block alone.", "with torch.no_grad():\n    ..."),
+            Fix("Where they are not needed, switch them off for one block only.", "with torch.no_grad():\n    ..."),
         ],
-        [Link(f"the last cell failed by it: {one.said}")],
+        [Link(f"the last cell failed because of it: {one.said}")],
     )
 
 
 def _dtype(one: ModeLeft) -> Finding:
     title = (
-        f"New tensors have another dtype since {cell(one.where)} called `{one.name}`: what was made before it and "
-        "what was made after it do not go together"
+        f"New tensors have had another dtype since {cell(one.where)} called `{one.name}`: tensors made before it and "
+        "after it can't be combined"
     )
     return finding(
         "error/dtype-mismatch",
@@ -314,11 +303,11 @@ def _dtype(one: ModeLeft) -> Finding:
         [one.name],
         [
             Fix(
-                "Set it back, or set it in the first cell, before anything is made.",
+                "Set it back, or set it in the first cell, before any tensor is made.",
                 "torch.set_default_dtype(torch.float32)",
             )
         ],
-        [Link(f"the last cell failed by it: {one.said}")],
+        [Link(f"the last cell failed because of it: {one.said}")],
     )
 
 
@@ -326,26 +315,26 @@ _MODE_FINDINGS = {"eval": _eval, "grad": _grad, "dtype": _dtype}
 
 
 def not_in_optimizer(facts: NotebookFacts) -> Finding | None:
-    """training/parameters-not-in-optimizer, which the training chapter declares, as cells bring it about."""
+    """training/parameters-not-in-optimizer, a rule of the training tool, where a cell is the cause."""
     one = next((left for left in facts.left if left.used), None)
     if one is None:
         return None
     what = {
-        "anew": f"made `{one.model}` anew",
+        "anew": f"created `{one.model}` again",
         "part": f"gave `{one.model}` a new part",
         "unfrozen": f"turned gradients on in `{one.model}`",
     }[one.how]
     held = (
-        f"keeps {one.strangers} tensors that no model of yours has any more"
+        f"still holds {count(one.strangers, 'tensor')} that no model of yours uses"
         if one.strangers
-        else "does not know of them"
+        else "does not hold the new ones"
     )
     updated = one.of - len(one.missing)
     title = (
         f"`{one.optimizer}` updates {f'only {updated}' if updated else 'none'} of the {one.of} trained parameters "
-        f"of `{one.model}`: {cell(one.where)} {what} after `{one.optimizer}` was made, which {held}"
+        f"of `{one.model}`: {cell(one.where)} {what} after `{one.optimizer}` was created, and the optimizer {held}"
     )
-    chain = [Link(f"{cell(one.made)} made `{one.optimizer}`", one.made)] if one.made.cell else []
+    chain = [Link(f"{cell(one.made)} created `{one.optimizer}`", one.made)] if one.made.cell else []
     chain += [
         Link(f"the same holds for `{other.model}`", other.where)
         for other in facts.left
@@ -353,7 +342,7 @@ def not_in_optimizer(facts: NotebookFacts) -> Finding | None:
     ]
     fixes = [
         Fix(
-            "Make the optimizer again, after the model, and what holds it (a scheduler) after it.",
+            "Create the optimizer again after the model, and then whatever holds it (a scheduler).",
             one.remade or f"{one.optimizer} = torch.optim.AdamW({one.model}.parameters())",
         )
     ]
@@ -371,20 +360,20 @@ def not_in_optimizer(facts: NotebookFacts) -> Finding | None:
 
 def renewal_note(one: LeftBehind) -> str:
     return (
-        f"`{one.optimizer}` was made before {cell(one.where)} changed `{one.model}`, and holds none of "
-        f"{len(one.missing)} of its {one.of} trained parameters. Before you train it, make the optimizer again."
+        f"`{one.optimizer}` was created before {cell(one.where)} changed `{one.model}`, and does not hold "
+        f"{len(one.missing):,} of its {one.of:,} trained parameters. Before you train it, make the optimizer again."
     )
 
 
 @rule(
     code="notebook/stale-reference",
-    title="Something still holds what a later cell has replaced.",
+    title="An object still uses a value that a later cell has replaced.",
     symptom="A cell was changed and run again (the model, the data set, the collate function, the optimizer), and "
-    "nothing changes: the learning rate, the batches or the results are those of before.",
-    cause="A loader, a scheduler or a trainer keeps the object that it was given. To give the name another value "
-    "changes the name alone.",
+    "nothing changes: the learning rate, the batches or the results stay as they were.",
+    cause="A loader, a scheduler or a trainer keeps the object that it was created with. Assigning the name again "
+    "changes only the name.",
     confirm="`loader.dataset is dataset`, `scheduler.optimizer is optimizer`, `trainer.model is model`: False.",
-    fix="Run the cells below it again, in order: what is made from a thing is made anew after it.",
+    fix="Run the cells below it again, in order, so that whatever depends on the object is created again after it.",
     reference="https://docs.python.org/3/reference/executionmodel.html#naming-and-binding",
 )
 def stale_reference(facts: NotebookFacts) -> Finding | None:
@@ -393,28 +382,28 @@ def stale_reference(facts: NotebookFacts) -> Finding | None:
     if one is None:
         return None
     title = (
-        f"`{one.holder}` was made from the `{one.name}` that {cell(one.where)} has replaced, and still uses that: "
-        f"`{one.path}` is the old {one.kind}"
+        f"`{one.holder}` still uses an earlier `{one.name}`, which {cell(one.where)} has replaced: `{one.path}` is the "
+        f"old {one.kind}"
     )
     chain = [
-        Link(f"{cell(one.made)} made `{one.holder}` from the `{one.name}` of that time", one.made),
-        Link(f"{cell(one.used)} used `{one.holder}` since", one.used),
+        Link(f"{cell(one.made)} created `{one.holder}` from the earlier `{one.name}`", one.made),
+        Link(f"{cell(one.used)} used `{one.holder}` since then", one.used),
     ]
-    fix = Fix(f"Make `{one.holder}` again.", one.remade or f"{one.holder} = …({one.name})")
+    fix = Fix(f"Create `{one.holder}` again.", one.remade or f"{one.holder} = …({one.name})")
     return finding("notebook/stale-reference", title, one.where, [one.holder, one.name, one.path], [fix], chain)
 
 
 @rule(
     code="notebook/class-redefined",
-    title="Objects are of a class that a later cell, or a reload, has defined again.",
-    symptom="A changed method has no effect on the model at hand; isinstance says False of an object that was plainly "
-    "made from that class; `super(type, obj): obj must be an instance or subtype of type`; pickle says `it's "
+    title="Objects were made by an earlier definition of their class: a later cell, or a reload, has defined it again.",
+    symptom="A changed method has no effect on the existing model; isinstance returns False for an object that was "
+    "clearly made from that class; `super(type, obj): obj must be an instance or subtype of type`; pickle says `it's "
     "not the same object as __main__.Net`.",
-    cause="To run a `class` statement again makes another class of the same name. Objects keep the class that they "
-    "were made from; the name, which isinstance, super(Net, self) and pickle look up, stands for the new one.",
+    cause="Running a `class` statement again creates another class of the same name. Objects keep the class that they "
+    "were made from; the name, which isinstance, super(Net, self) and pickle look up, refers to the new one.",
     confirm="`type(model) is Net` is False.",
-    fix="Run the cells that make the objects again, after that of the class; `new.load_state_dict(model.state_dict())` "
-    "takes the weights over. Inside methods write `super()` without arguments.",
+    fix="Run the cells that create the objects again, after the cell of the class; "
+    "`new.load_state_dict(model.state_dict())` copies the weights. Inside methods write `super()` without arguments.",
     reference="https://docs.python.org/3/tutorial/classes.html#class-objects",
 )
 def class_redefined(facts: NotebookFacts) -> Finding | None:
@@ -423,18 +412,18 @@ def class_redefined(facts: NotebookFacts) -> Finding | None:
     if one is None:
         return None
     first = one.instances[0]
-    what = "is made from" if one.subclasses else "is an object of"
+    what = "inherits from" if one.subclasses else "was made by"
     again = (
         f"defined `{one.name}` again"
         if one.module == "__main__"
-        else f"loaded `{one.module}` again, and with it another `{one.name}`"
+        else f"reloaded `{one.module}`, and with it `{one.name}`"
     )
-    title = f"`{first}` {what} the `{one.name}` of before: {cell(one.where)} {again}, {_consequence(one)}"
-    had = "defined" if one.module == "__main__" else "imported"
-    chain = [Link(f"{cell(one.old)} {had} `{one.name}` before", one.old)] if one.old.cell else []
-    chain += [Link(f"{cell(one.made)} made `{first}`", one.made)] if one.made.cell and one.made != one.old else []
-    chain += [Link(f"the same holds for {listed(one.instances[1:])}")] if len(one.instances) > 1 else []
-    chain += [Link(f"the last cell failed by it: {one.said}")] if one.said else []
+    title = f"`{first}` {what} an earlier definition of `{one.name}`: {cell(one.where)} {again}, {_consequence(one)}"
+    verb = "defined" if one.module == "__main__" else "imported"
+    chain = [Link(f"{cell(one.old)} {verb} `{one.name}` first", one.old)] if one.old.cell else []
+    chain += [Link(f"{cell(one.made)} created `{first}`", one.made)] if one.made.cell and one.made != one.old else []
+    chain += [Link(f"the same holds for {listed(one.instances[1:], 4)}")] if len(one.instances) > 1 else []
+    chain += [Link(f"the last cell failed because of it: {one.said}")] if one.said else []
     return finding(
         "notebook/class-redefined",
         title,
@@ -448,27 +437,31 @@ def class_redefined(facts: NotebookFacts) -> Finding | None:
 
 
 def matters(one: Redefined) -> bool:
-    """Whether it is sure to do harm: an error shows it, or old objects are used and the class is not the same, or its
-    name is asked for; objects of the new class beside them mean that the user keeps the old ones on purpose."""
+    """Whether it surely does harm: an error shows it, or old objects are used, and the class differs or a cell compares
+    with its name. Where objects of the new class exist as well, the user keeps the old ones on purpose."""
     return one.seen == "exception" or one.used and not one.renewed and bool(one.changed or one.seen)
 
 
 def _consequence(one: Redefined) -> str:
     if one.seen == "exception":
-        return "so super() and pickle do not take it for one of the class that has the name now"
+        return "so super() and pickle do not accept it as an object of the new class"
     if one.changed:
-        return f"and what is new in {listed(one.changed)} is not in it"
+        return f"and it does not have the changes in {listed(one.changed, 4)}"
     return {
-        "isinstance": f"so isinstance(…, {one.name}) and the like say False",
+        "isinstance": f"so checks such as isinstance(…, {one.name}) are False",
         "super": f"so super({one.name}, self) refuses it",
         "pickle": "so pickle refuses it",
     }[one.seen]
 
 
 def _class_fixes(one: Redefined, first: str) -> list[Fix]:
-    fixes = [Fix(f"Make `{first}` again, from the class as it is now.", one.remade or f"{first} = {one.name}(…)")]
+    fixes = [Fix(f"Create `{first}` again, from the new class.", one.remade or f"{first} = {one.name}(…)")]
     if one.seen in ("exception", "super"):
-        fixes.append(Fix("In its methods write super() without arguments: it needs no name.", "super().__init__()"))
+        fixes.append(
+            Fix(
+                "In its methods write super() without arguments, which does not look up the name.", "super().__init__()"
+            )
+        )
     return fixes
 
 
@@ -476,8 +469,8 @@ def _class_fixes(one: Redefined, first: str) -> list[Fix]:
     code="notebook/cells-out-of-order",
     title="A cell ran before the one that defines what it needs.",
     symptom="NameError in a notebook that has worked before, often after a restart of the kernel.",
-    cause="Cells run in the order in which they are started, wherever they stand. A name that a cell further down "
-    "defines was there in the last session, and is not yet in this one.",
+    cause="Cells run in the order in which you start them, not from top to bottom. A name that a cell further down "
+    "defines existed in the last session, but does not exist yet in this one.",
     confirm="The number beside the cell that defines the name is higher than that of the cell that failed.",
     fix="Move the cell that defines the name above the one that needs it, then restart the kernel and run all.",
     reference="https://docs.jupyter.org/en/latest/projects/architecture/content-architecture.html",
@@ -487,10 +480,12 @@ def out_of_order(facts: NotebookFacts) -> Finding | None:
         return None
     one = facts.early[0]
     title = (
-        f"{cell(one.where)} needs `{one.name}`, which {cell(one.defined)} has defined only after it: run "
-        f"{cell(one.where)} again, and let its cell stand below"
+        f"{cell(one.where)} needs `{one.name}`, which {cell(one.defined)} defined only later: run {cell(one.where)} "
+        "again, and move it below"
     )
-    fix = Fix(f"Move the cell that defines `{one.name}` above, then run the other again.", one.defined.text or one.name)
+    fix = Fix(
+        f"Move the cell that defines `{one.name}` up, then run the other one again.", one.defined.text or one.name
+    )
     return finding(
         "notebook/cells-out-of-order",
         title,
@@ -512,7 +507,7 @@ CHECKS = (
 
 
 def name_all(facts: NotebookFacts) -> list[Finding]:
-    """The findings, most likely first; a cause that an exception has shown stands before all others."""
+    """The findings, most likely first; a cause that an exception proves comes before all others."""
     found = [*mode_findings(facts), *(f for check in CHECKS if (f := check(facts)) is not None)]
     shown = any(one.seen == "exception" for one in facts.classes)
     found.sort(key=lambda f: not (shown and f.code == "notebook/class-redefined"))
@@ -520,13 +515,14 @@ def name_all(facts: NotebookFacts) -> list[Finding]:
 
 
 def notes_of(facts: NotebookFacts) -> Iterator[str]:
-    """What is worth knowing and no fault."""
+    """Facts worth knowing that are no fault."""
     yield from (renewal_note(one) for one in facts.left if not one.used)
     for one in facts.classes:
         if not matters(one) and one.changed and one.used:
-            are = "are" if len(one.instances) > 1 else "is"
+            were = "were" if len(one.instances) > 1 else "was"
+            differ = "differ" if len(one.changed) > 1 else "differs"
             yield (
-                f"{listed(one.instances)} {are} of an earlier `{one.name}` than {cell(one.where)} defines: "
-                f"{listed(one.changed)} differ."
+                f"{listed(one.instances, 4)} {were} made by an earlier definition of `{one.name}` than that of "
+                f"{cell(one.where)}: {listed(one.changed, 4)} {differ}."
             )
     yield from facts.notes
