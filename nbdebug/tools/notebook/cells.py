@@ -1,7 +1,7 @@
-"""The cells that were run, in order, read as Python: what each of them binds, deletes, calls and imports.
+"""The cells that ran, in order, read as Python: what each of them binds, deletes, calls and imports.
 
-The shell keeps the text of every cell. It is parsed only where a word that matters stands in it, and never run. What a
-cell runs is more than its own lines: a call of a function that a cell has defined leads on to that function's lines.
+The shell keeps the text of every cell. It is parsed only if it contains a word that matters, and never run. A cell runs
+more than its own lines: a call of a function that another cell has defined also runs the function's lines.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
+import types
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ DEFINED = (*FUNCTIONS, ast.ClassDef)
 Bound = tuple[str, str, ast.stmt, "ast.expr | None"]
 """(path, how, statement, value): of `model.fc = new()` "model.fc", "assign", the whole, `new()`."""
 TIMED = frozenset({"time", "timeit", "capture", "prun", "mem", "nan_trace", "diagnose"})
-"""Magics that run the Python they are given, as it stands."""
+"""Magics that run their argument as Python."""
 
 
 def dotted(node: ast.AST | None) -> str:
@@ -39,7 +40,7 @@ def names_in(node: ast.AST | None) -> set[str]:
 
 
 def unwrapped(statement: ast.stmt) -> list[ast.stmt]:
-    """What stands behind `%time` or below `%%time`, as IPython writes it; of other statements themselves."""
+    """The statements after `%time` or below `%%time`, as IPython transforms them; else the statement itself."""
     call = statement.value if isinstance(statement, (ast.Expr, ast.Assign)) else None
     if not isinstance(call, ast.Call) or getattr(call.func, "attr", "") not in ("run_cell_magic", "run_line_magic"):
         return [statement]
@@ -103,9 +104,23 @@ def _targets(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]
         yield dotted(target), value
 
 
+def error_message(error: BaseException | None) -> str:
+    """The text that an exception was raised with; "" where it has none, or is None."""
+    args = vars(BaseException)["args"].__get__(error) if error is not None else ()
+    return args[0] if args and type(args[0]) is str else ""
+
+
+def traceback_links(error: BaseException | None) -> Iterator[types.TracebackType]:
+    """The links of an exception's traceback, outermost first."""
+    link = vars(BaseException)["__traceback__"].__get__(error) if error is not None else None
+    while link is not None:
+        yield link
+        link = link.tb_next
+
+
 _WORD = re.compile(r"[^\W\d]\w*")
 LONGEST = 200_000
-"""Characters of a cell; a longer one holds data, and is not parsed."""
+"""Characters of a cell; a longer one contains data, and is not parsed."""
 
 
 class CellBinding(NamedTuple):
@@ -120,7 +135,7 @@ class CellBinding(NamedTuple):
 
     @property
     def at(self) -> tuple[int, int]:
-        """Which of two was later: the cell, then the line."""
+        """The cell and the line: the later of two bindings has the larger."""
         return self.number, self.node.lineno
 
 
@@ -131,7 +146,7 @@ class Cell:
         self.number, self.source, self.typed = number, source, typed
 
     def says(self, word: str) -> bool:
-        """Whether a word stands in its text. A quick look, before it is parsed."""
+        """Whether its text contains a word: a quick check before it is parsed."""
         return word in self.source
 
     @functools.cached_property
@@ -160,7 +175,7 @@ class Cell:
         return found
 
     def place(self, line: int | None = None, text: str | None = None) -> Where:
-        """A place in it. text: the source, left out: that line."""
+        """A line in it. text: its source, by default that of the line."""
         lines = self.typed.splitlines()
         line = 1 if line is None else line
         given = lines[line - 1].strip() if text is None and 0 < line <= len(lines) else text
@@ -235,7 +250,7 @@ class CellHistory:
         return [b for b in self._bindings[path] if (b.how in hows if hows else b.how != "del")]
 
     def place(self, binding: CellBinding) -> Where:
-        """Where a binding stands: its first line."""
+        """The first line of a binding."""
         return self.cells[binding.number].place(binding.node.lineno)
 
     def text(self, binding: CellBinding) -> str:
@@ -248,12 +263,12 @@ class CellHistory:
         return number if number in self.cells else None
 
     def same(self, number: int) -> list[int]:
-        """The runs of a cell with the very text of this one, in order."""
+        """The runs of all cells with exactly the text of this one, in order."""
         text = self.cells[number].source.strip()
         return [n for n, cell in self.cells.items() if cell.source.strip() == text]
 
     def reach(self, number: int) -> list[ast.AST]:
-        """What the cell runs: its own statements, and the functions of cells that they call, as far as names tell."""
+        """What the cell runs: its own statements, and the functions of cells that they call, as far as names show."""
         if number not in self._reached:
             found: list[ast.AST] = [s for s in self.cells[number].statements if not isinstance(s, DEFINED)]
             known: set[str] = set()
@@ -295,12 +310,12 @@ def nodes(reached: Iterable[ast.AST]) -> Iterator[ast.AST]:
         while todo:
             node = todo.pop()
             yield node
-            if not isinstance(node, DEFINED):  # what stands below a loop's head is a statement of its own
+            if not isinstance(node, DEFINED):  # the body of a loop has statements of its own
                 todo += [c for c in ast.iter_child_nodes(node) if called or not isinstance(c, ast.stmt)]
 
 
 def _called(root: ast.AST) -> set[str]:
-    """The names of what it calls, or hands on to be called: `model.apply(init)`."""
+    """The names of what it calls, or passes on to be called: `model.apply(init)`."""
     found = set()
     for node in nodes([root]):
         if isinstance(node, ast.Call):
@@ -351,7 +366,7 @@ def calls_after(history: CellHistory, at: At, word: str) -> Iterator[tuple[int, 
 
 
 def first_training_use(history: CellHistory, name: str, at: At) -> Where | None:
-    """The first cell behind this place that calls something of the variable that trains, or hands it to a function."""
+    """The first cell after this place that calls a training method of the variable, or passes it to a function."""
     for number, call in calls_after(history, at, name):
         of = dotted(call.func)
         given = [*call.args, *(keyword.value for keyword in call.keywords)]
@@ -371,7 +386,7 @@ def _reads_only(function: str) -> bool:
 
 
 def first_read(history: CellHistory, name: str, at: At) -> Where | None:
-    """The first cell behind this place that reads the variable."""
+    """The first cell after this place that reads the variable."""
     for cell in [cell for cell in history.leading_to(name) if cell.number >= at[0]]:
         number = cell.number
         for root in history.reach(number):
@@ -401,7 +416,7 @@ def keeps_object(binding: CellBinding) -> bool:
 
 
 def _line(history: CellHistory, number: int, node: ast.AST) -> int | None:
-    """The line of a node, where it stands in the cell itself and not in a function of another one."""
+    """The line of a node that is in the cell itself, and not in a function of another one."""
     line = getattr(node, "lineno", None)
     own = any(
         getattr(s, "lineno", 0) <= (line or 0) <= (getattr(s, "end_lineno", 0) or 0)

@@ -1,6 +1,6 @@
-"""check_notebook(): what cells that ran in some order, and again, have left behind.
+"""check_notebook(): problems that come from the order in which cells ran, and from cells that ran again.
 
-Two chapters answer together: the notebook's own hazards, and what the memory chapter sees the shell keep.
+Two tools answer together: this one, and the memory tool, which lists what the shell keeps.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from nbdebug.observe import shell as shells
 from nbdebug.observe.shell import last_error
 from nbdebug.observe.variables import attributes, frame_variables, reachable_objects, user_variables
 from nbdebug.report import Finding, Report, RuledOut
-from nbdebug.tools.notebook.cells import CellHistory
+from nbdebug.text import count
+from nbdebug.tools.notebook.cells import CellHistory, error_message, traceback_links
 from nbdebug.tools.notebook.facts import NotebookFacts, StaleModule
 from nbdebug.tools.notebook.left_on import (
     applied_twice,
@@ -36,22 +37,22 @@ from nbdebug.tools.notebook.stale_objects import ModelsAndOptimizers, missing_pa
 
 
 def check_notebook(names: Mapping[str, Any] | None = None, *, shell: Any = None) -> Report:
-    """What is wrong by the way in which the notebook's cells ran: named, with the cell that brought it in.
+    """Find what is wrong because of how the notebook's cells ran, each with the cell that caused it.
 
-    Found are: modules whose file was edited after the import (error/stale-import); models made anew, or given new
-    parts, while the optimizer keeps the old parameters (training/parameters-not-in-optimizer); hooks that a cell, run
-    again, has registered once more (notebook/hooks-registered-twice); objects whose class was defined again
-    (notebook/class-redefined); loaders, schedulers and trainers made from what has been replaced
+    It finds modules whose file was edited after the import (error/stale-import); models that were created again, or
+    given new parts, while the optimizer holds the old parameters (training/parameters-not-in-optimizer); hooks that a
+    cell registered again when it ran again (notebook/hooks-registered-twice); objects of an earlier definition of
+    their class (notebook/class-redefined); loaders, schedulers and trainers that still use a replaced object
     (notebook/stale-reference); a cell that ran before the one it needs (notebook/cells-out-of-order); memory that only
-    `Out`, the last traceback or a list of losses holds (memory/…). Settings that a cell left on are told as notes.
+    `Out`, the last traceback or a list of losses holds (memory/…). Settings that a cell left on are notes.
 
-    names: the user's variables; left out: the notebook's, or those of the caller. shell: IPython's; left out: the one
-    that runs, if any. It may be asked at any time, also when nbdebug was loaded after the trouble. Nothing is changed,
-    and none of the user's code runs. Raises TypeError where names is no mapping.
+    names: the user's variables, by default the notebook's, or those of the caller. shell: IPython's, by default the
+    running one. It works at any time, also when nbdebug was loaded after the problem. It changes nothing and runs none
+    of the user's code. Raises TypeError where names is no mapping.
     """
     if names is not None and not isinstance(names, Mapping):
         raise TypeError(f"names takes a dict of your variables, such as globals(); got {type(names).__name__}.")
-    from nbdebug.tools.memory.leftovers import kept_by_notebook  # these two bring torch
+    from nbdebug.tools.memory.leftovers import kept_by_notebook  # imports torch
 
     caller = sys._getframe(1)
     shell = shells.running_shell() if shell is None else shell
@@ -61,60 +62,55 @@ def check_notebook(names: Mapping[str, Any] | None = None, *, shell: Any = None)
     return notebook_report(names, shell, kept_by_notebook(names, shell))
 
 
-def notebook_causes(error: BaseException, names: Mapping[str, Any], shell: Any = None) -> tuple[Finding, ...]:
-    """What of the notebook explains this very exception: a file that failed and is not what is loaded of it, an object
-    of a class that was defined again, a name that a later cell defines. () for other exceptions."""
-
-    return findings_for(error, names, shells.running_shell() if shell is None else shell)
-
-
 def notebook_facts(names: Mapping[str, Any], shell: Any, memory: Iterable[Any] = ()) -> NotebookFacts:
-    """names: the user's variables; shell: IPython's, None in a script; memory: what the shell keeps of it, as the list
-    of `free()` gives it. A part that fails is told as not checked."""
+    """names: the user's variables; shell: IPython's, None in a script; memory: what the shell keeps, as the list of
+    `free()` gives it. A part that fails is reported as not checked."""
     with torch._C.DisableTorchFunctionSubclass():
-        history, mine, error = CellHistory.of(shell), user_variables(names), last_error()
-        met = objects_from(mine)
-        held = ModelsAndOptimizers(mine, met)
+        history, variables, error = CellHistory.of(shell), user_variables(names), last_error()
+        objects = objects_from(variables)
+        owners = ModelsAndOptimizers(variables, objects)
         unchecked: list[str] = []
 
-        def part(what: str, look: Callable[[], Any]) -> Any:
+        def part(what: str, check: Callable[[], Any]) -> Any:
             try:
-                return look()
-            except Exception as wrong:  # a strange object, a strange cell: the other parts still stand
-                unchecked.append(f"{what}: looking at it failed ({type(wrong).__name__})")
+                return check()
+            except Exception as fault:  # a strange object, a strange cell: the other parts still hold
+                unchecked.append(f"{what}: the check failed ({type(fault).__name__})")
                 return []
 
-        stale, broken = part("edited files", lambda: stale_modules(mine, history, psutil.Process().create_time())) or (
+        stale, broken = part(
+            "edited files", lambda: stale_modules(variables, history, psutil.Process().create_time())
+        ) or (
             [],
             [],
         )
         unchecked += [f"{file}: it can't be compiled now, so it was not compared" for file in broken]
         notes = [
-            *part("double runs", lambda: applied_twice(mine, history)),
-            *part("settings", lambda: left_on_notes(mine, held, history)),
+            *part("double runs", lambda: applied_twice(variables, history)),
+            *part("settings", lambda: left_on_notes(variables, owners, history)),
         ]
-        given = list(memory)
+        outputs = list(memory)
         return NotebookFacts(
             len(history.cells),
-            len(met),
+            len(objects),
             tuple(stale),
-            tuple(part("optimizers", lambda: missing_parameters(held, history))),
-            tuple(part("holders", lambda: stale_holders(mine, met, history))),
-            tuple(part("hooks", lambda: hooks_registered_twice(met, history))),
-            tuple(part("classes", lambda: redefined_classes(mine, met, history, error))),
-            tuple(part("outputs", lambda: kept_outputs(given, history, error))),
-            tuple(part("the order of cells", lambda: cells_too_early(mine, history, error))),
-            tuple(part("modes", lambda: modes_left_on(held, history, error))),
+            tuple(part("optimizers", lambda: missing_parameters(owners, history))),
+            tuple(part("holders", lambda: stale_holders(variables, history))),
+            tuple(part("hooks", lambda: hooks_registered_twice(objects, history))),
+            tuple(part("classes", lambda: redefined_classes(variables, objects, history, error))),
+            tuple(part("outputs", lambda: kept_outputs(outputs, history, error))),
+            tuple(part("the order of cells", lambda: cells_too_early(variables, history, error))),
+            tuple(part("modes", lambda: modes_left_on(owners, history, error))),
             tuple(notes),
             tuple(unchecked),
         )
 
 
-def objects_from(mine: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """What can be reached from the variables by name, also through torch's loaders and schedulers."""
-    met = list(reachable_objects(mine))
-    known = {id(thing) for _, thing in met}
-    for name, thing in list(met):
+def objects_from(variables: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """(name, object) of all that the variables lead to, also through torch's loaders and schedulers."""
+    objects = list(reachable_objects(variables))
+    known = {id(thing) for _, thing in objects}
+    for name, thing in list(objects):
         kind = type(thing)
         if not kind.__module__.startswith("torch.utils.data"):
             continue
@@ -122,89 +118,83 @@ def objects_from(mine: Mapping[str, Any]) -> list[tuple[str, Any]]:
             part = attributes(thing).get(key)
             if part is not None and id(part) not in known and not issubclass(type(part), torch.Tensor):
                 known.add(id(part))
-                met.append((f"{name}.{key}", part))
-    return met
+                objects.append((f"{name}.{key}", part))
+    return objects
 
 
 def notebook_report(names: Mapping[str, Any], shell: Any = None, memory: Iterable[Any] = ()) -> Report:
-    """names: the user's variables; memory: what the notebook keeps, as the list of `free()` has it."""
+    """names, shell, memory: as in `notebook_facts`."""
     facts = notebook_facts(names, shell, memory)
-    found = tuple(name_all(facts))
-    cells = f"{facts.cells:,} cell{'s' * (facts.cells != 1)} that ran"
+    findings = tuple(name_all(facts))
+    objects = f"{count(facts.objects, 'object')} that your variables lead to"
     subject = (
-        f"{cells}, {facts.objects:,} objects that your variables lead to"
+        f"{count(facts.cells, 'cell')} that ran, {objects}"
         if facts.cells
-        else (f"{facts.objects:,} objects that your variables lead to; no record of cells, as outside a notebook")
+        else f"{objects}; no record of cells, as outside a notebook"
     )
+    ruled_out = RuledOut("an old version of an edited file", "your loaded modules match their files")
     return Report(
         "check_notebook()",
-        found,
-        () if found else tuple(_ruled_out(facts)),
+        findings,
+        () if findings or facts.stale else (ruled_out,),
         facts.unchecked,
         tuple(notes_of(facts)),
         subject,
-        headline="" if found else "Nothing in this notebook is left over from a cell that ran before.",
-    )
-
-
-def _ruled_out(facts: NotebookFacts) -> list[RuledOut]:
-    return (
-        [RuledOut("an old version of an edited file", "every loaded file of yours says what is loaded")]
-        if not facts.stale
-        else []
+        headline="" if findings else "No problem was found that comes from the order in which the cells ran.",
     )
 
 
 MODULES = re.compile(r"module '([\w.]+)' has no attribute '(\w+)'|cannot import name '(\w+)' from '([\w.]+)'")
 CALLS = re.compile(r"((?:\w+\.)*\w+)\(\) (?:got an unexpected keyword argument '(\w+)'|takes|missing)")
 OBJECTS = re.compile(r"(?:type object )?'(\w+)'(?: object)? has no attribute '(\w+)'")
-"""How Python says that something lacks what was asked of it."""
+"""Python's messages for an attribute, a name or a parameter that does not exist."""
 
 
-def findings_for(error: BaseException, names: Mapping[str, Any], shell: Any) -> tuple[Finding, ...]:
-    """The findings that belong to the exception; () where the notebook has no part in it."""
+def notebook_causes(error: BaseException, names: Mapping[str, Any], shell: Any = None) -> tuple[Finding, ...]:
+    """What of the notebook explains this exception: a file that differs from what is loaded of it, an object of an
+    earlier definition of its class, a name that a later cell defines. () for other exceptions."""
     with torch._C.DisableTorchFunctionSubclass():
-        history, mine = CellHistory.of(shell), user_variables(names)
-        files, said = _files(error), _message(error)
-        stale, _ = stale_modules(mine, history, psutil.Process().create_time())
+        history, variables = CellHistory.of(shells.running_shell() if shell is None else shell), user_variables(names)
+        files = {os.path.basename(link.tb_frame.f_code.co_filename) for link in traceback_links(error)}
+        message = error_message(error)
+        stale, _ = stale_modules(variables, history, psutil.Process().create_time())
         classes = (
-            [one for one in redefined_classes(mine, objects_from(mine), history, error) if one.seen == "exception"]
+            [
+                one
+                for one in redefined_classes(variables, objects_from(variables), history, error)
+                if one.seen == "exception"
+            ]
             if (issubclass(type(error), (TypeError, AttributeError)) or "pickl" in type(error).__name__.lower())
             else []
         )
         return tuple(
             name_all(
                 NotebookFacts(
-                    stale=tuple(one for one in stale if one.file in files or _is_about(one, said)),
+                    stale=tuple(one for one in stale if one.file in files or _is_about(one, message)),
                     classes=tuple(classes),
-                    early=tuple(cells_too_early(mine, history, error)),
+                    early=tuple(cells_too_early(variables, history, error)),
                 )
             )
         )
 
 
-def _message(error: BaseException) -> str:
-    given = vars(BaseException)["args"].__get__(error)
-    return given[0] if given and type(given[0]) is str else ""
-
-
-def _is_about(one: StaleModule, said: str) -> bool:
-    """Whether the message asks a module, or a class or function of it, for what its file has by now: the file itself
-    has no line in such a traceback."""
+def _is_about(one: StaleModule, message: str) -> bool:
+    """Whether the message names something of a module, or of its classes and functions, that its file has by now: such
+    a traceback has no line of the file itself."""
     changed = {part for name in one.changed for part in (name, name.rpartition(".")[2])}
-    if (asked := MODULES.search(said)) is not None:
-        module, name = (asked[1], asked[2]) if asked[1] else (asked[4], asked[3])
+    if (match := MODULES.search(message)) is not None:
+        module, name = (match[1], match[2]) if match[1] else (match[4], match[3])
         return module == one.module and name in changed
-    if (asked := CALLS.match(said)) is not None:
-        name = asked[1].removesuffix(".__init__")
-        known = name in one.changed or f"{name}.__init__" in one.changed or "takes no arguments" in said
-        return known and _accepts(one.module, name, asked[2])
-    asked = OBJECTS.search(said)
-    return asked is not None and f"{asked[1]}.{asked[2]}" in one.changed
+    if (match := CALLS.match(message)) is not None:
+        name = match[1].removesuffix(".__init__")
+        known = name in one.changed or f"{name}.__init__" in one.changed or "takes no arguments" in message
+        return known and _accepts(one.module, name, match[2])
+    match = OBJECTS.search(message)
+    return match is not None and f"{match[1]}.{match[2]}" in one.changed
 
 
 def _accepts(module: str, name: str, argument: str | None) -> bool:
-    """Whether the file has a function, method or class of this name that takes such an argument."""
+    """Whether the file has a function, method or class of this name that accepts such an argument."""
     file = vars(sys.modules[module]).get("__file__") if module in sys.modules else None
     try:
         with open(file or "", encoding="utf-8") as opened:
@@ -212,21 +202,11 @@ def _accepts(module: str, name: str, argument: str | None) -> bool:
     except (OSError, SyntaxError, ValueError):
         return False
     for part in [*name.split("."), "__init__"]:
-        found = next((n for n in body if isinstance(n, (ast.FunctionDef, ast.ClassDef)) and n.name == part), None)
-        if found is None:
+        node = next((n for n in body if isinstance(n, (ast.FunctionDef, ast.ClassDef)) and n.name == part), None)
+        if node is None:
             return False
-        if isinstance(found, ast.FunctionDef):
-            given = found.args
-            names = [a.arg for a in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
-            return argument is None or argument in names or given.kwarg is not None
-        body = found.body
+        if isinstance(node, ast.FunctionDef):
+            names = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+            return argument is None or argument in names or node.args.kwarg is not None
+        body = node.body
     return False
-
-
-def _files(error: BaseException) -> set[str]:
-    """The base names of the files in its traceback."""
-    at, found = vars(BaseException)["__traceback__"].__get__(error), set()
-    while at is not None:
-        found.add(os.path.basename(at.tb_frame.f_code.co_filename))
-        at = at.tb_next
-    return found

@@ -1,4 +1,4 @@
-"""What the cells that ran, the variables and the files show, as plain names and numbers."""
+"""Facts about the cells that ran, the variables and the files, as plain names and numbers."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ NOWHERE = Where()
 
 @dataclasses.dataclass(frozen=True)
 class StaleModule:
-    """A module that is loaded in another version than its file now has.
+    """A module that differs from its file.
 
     module: "losses"; file: its base name. changed: functions ("dice", "Net.forward") and constants that differ, added
-    ones included. names: what in the notebook still is the old version, where the module itself was reloaded ("dice",
-    "train.dice"); () where the module is old. imported: the statements that a notebook needs to get the new version.
-    where: the cell that brought it in; again: the module had been imported before that cell; edited: the cell that
-    wrote the file, if one did.
+    ones included. names: names in the notebook that still refer to the old version, where the module itself was
+    reloaded ("dice", "train.dice"); () where the module is old. imported: the statements that load the new version.
+    where: the cell that imported it; first: the first one that did; again: the module had been imported before `where`;
+    edited: the cell that wrote the file, if one did.
     """
 
     module: str
@@ -33,13 +33,14 @@ class StaleModule:
 
 @dataclasses.dataclass(frozen=True)
 class LeftBehind:
-    """Trainable parameters of a model that no optimizer holds, for the model was changed after the optimizer was made.
+    """Trainable parameters of a model that no optimizer holds, because the model changed after the optimizer was
+    created.
 
-    missing: the parameters' names ("model.fc.weight"), all of them; of: how many the model trains. strangers: tensors
-    that the optimizer holds and that no model among the variables has. how: "anew" (the model was made again), "part"
-    (a part of it was replaced or added), "unfrozen". used: the optimizer was used since, or the parameters have
-    gradients. remade: the user's statement that makes the optimizer. where: the cell that changed the model; made: the
-    optimizer's.
+    missing: the parameters' names ("model.fc.weight"), all of them; of: how many the model trains. strangers: how many
+    tensors the optimizer holds that no model among the variables has. how: "anew" (the model was created again), "part"
+    (a part of it was replaced or added), "unfrozen". used: the optimizer was used since then, or the parameters have
+    gradients. remade: the user's statement that creates the optimizer. where: the cell that changed the model; made:
+    the optimizer's.
     """
 
     model: str
@@ -56,11 +57,11 @@ class LeftBehind:
 
 @dataclasses.dataclass(frozen=True)
 class StaleHolder:
-    """Something made from a variable that a later cell has replaced, and used since.
+    """An object that was created from a variable which a later cell has replaced, and used since then.
 
-    holder: "loader"; path: where the old one lies ("loader.collate_fn"); name: the variable; kind: what the old one is
-    ("DataLoader", "function"). remade: the statement that makes the holder. where: the cell that replaced the variable;
-    made: the cell that made the holder; used: a cell that used it since."""
+    holder: "loader"; path: the attribute with the old value ("loader.collate_fn"); name: the variable; kind: the type
+    of the old value ("DataLoader", "function"). remade: the statement that creates the holder. where: the cell that
+    replaced the variable; made: the cell that created the holder; used: a cell that used it since then."""
 
     holder: str
     path: str
@@ -91,9 +92,9 @@ class TwiceHook:
 class Redefined:
     """Objects of a class whose name now stands for another class. name: the class; instances: names of objects
     ("model", "model.blocks.0"), or of subclasses; subclasses: they are classes. changed: methods that differ; renewed:
-    an object of the new class is there as well. seen: what shows that it matters: "exception", "isinstance", "pickle",
-    "super", or "" . used: the objects were used after the class was defined again. made: the cell that made the first
-    of the objects; old: the cell of the first definition; where: of the new one."""
+    an object of the new class exists as well. seen: what shows that it matters: "exception", "isinstance", "pickle",
+    "super", or ""; said: the exception's message. used: the objects were used after the new definition. made: the cell
+    that created the first of the objects; old: the cell of the old definition; where: of the new one."""
 
     name: str
     instances: tuple[str, ...]
@@ -113,9 +114,9 @@ class Redefined:
 @dataclasses.dataclass(frozen=True)
 class KeptOutput:
     """Memory that the shell alone holds, or a list of losses with their graphs. how: "output", "traceback" or "graph";
-    name: "Out[2]"; bytes; what: "float32 (2560, 3072)". variable: what was shown ("features"), or the
-    largest that a traceback holds. wanted: the statement that was to free it, "" where none was; deleted: it names this
-    very variable; freed: where it stands. where: the cell that showed it, failed, or put it there."""
+    name: "Out[2]"; bytes; what: "float32 (2560, 3072)". variable: the expression that was displayed ("features"), or
+    the largest tensor in a traceback. wanted: the statement that tried to free it, or ""; deleted: it names this
+    variable; freed: its place. where: the cell that displayed it, failed, or added it."""
 
     how: str
     name: str
@@ -140,8 +141,8 @@ class TooEarly:
 
 @dataclasses.dataclass(frozen=True)
 class ModeLeft:
-    """A mode that a cell switched and left. kind: "eval", "grad" or "dtype"; name: the model, or the call; where: the
-    cell that switched; after: the cell that trained on; said: what the last exception says."""
+    """A mode that a cell left on. kind: "eval", "grad" or "dtype"; name: the model, or the call; where: the cell that
+    switched it on; after: the cell that went on training; said: the last exception's message."""
 
     kind: str
     name: str
@@ -152,7 +153,7 @@ class ModeLeft:
 
 @dataclasses.dataclass(frozen=True)
 class NotebookFacts:
-    """All of it. cells: how many were run; objects: how many things were looked at; notes: what is worth knowing."""
+    """All of these. cells: how many ran; objects: how many the variables lead to; notes: sentences of their own."""
 
     cells: int = 0
     objects: int = 0

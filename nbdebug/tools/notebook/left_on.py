@@ -17,7 +17,7 @@ import torch
 from nbdebug.observe.duplicate_hooks import DuplicateHook, find_duplicate_hooks
 from nbdebug.observe.variables import attributes
 from nbdebug.report import Where
-from nbdebug.tools.notebook.cells import CellHistory, dotted, names_in, nodes, root_of
+from nbdebug.tools.notebook.cells import CellHistory, dotted, error_message, names_in, nodes, root_of, traceback_links
 from nbdebug.tools.notebook.facts import NOWHERE, ModeLeft, TooEarly, TwiceHook
 from nbdebug.tools.notebook.stale_objects import ModelsAndOptimizers, modules_of, optimizer_tensors, parameters_of
 
@@ -52,7 +52,6 @@ PACKAGES = (
     "datasets transformers torchvision"
 ).split()
 """Packages whose names people give to a file beside the notebook."""
-_TRACEBACK = vars(BaseException)["__traceback__"]
 
 
 def hooks_registered_twice(objects: list[tuple[str, Any]], history: CellHistory) -> list[TwiceHook]:
@@ -165,7 +164,7 @@ def eval_models(owners: ModelsAndOptimizers) -> list[tuple[str, Any]]:
 def modes_left_on(owners: ModelsAndOptimizers, history: CellHistory, error: BaseException | None) -> list[ModeLeft]:
     """The modes that were not left on intentionally: a training cell or the last exception shows it."""
     modes = [one for name, _ in eval_models(owners) if (one := _eval(root_of(name), history)) is not None]
-    message = _message(error)
+    message = error_message(error)
     if "does not require grad" in message and not torch.is_grad_enabled():
         modes += _setting("grad", message, history, "set_grad_enabled", "no_grad", "inference_mode")
     if torch.get_default_dtype() != torch.float32 and any(word in message for word in ("dtype", "Double", "Half")):
@@ -216,11 +215,6 @@ def _setting(kind: str, message: str, history: CellHistory, *words: str) -> list
                 own = any(node in ast.walk(statement) for statement in cell.body)
                 return [ModeLeft(kind, ast.unparse(node), cell.place(node.lineno if own else None), said=message)]
     return []
-
-
-def _message(error: BaseException | None) -> str:
-    args = BaseException.args.__get__(error) if error is not None else ()  # type: ignore[attr-defined]
-    return args[0] if args and type(args[0]) is str else ""
 
 
 def left_on_notes(names: Mapping[str, Any], owners: ModelsAndOptimizers, history: CellHistory) -> list[str]:
@@ -325,12 +319,14 @@ def cells_too_early(names: Mapping[str, Any], history: CellHistory, error: BaseE
     if error is None or not issubclass(type(error), NameError) or issubclass(type(error), UnboundLocalError):
         return []
     missing = getattr(error, "name", None)
-    at, failed = _TRACEBACK.__get__(error), None
-    while at is not None:
-        number = history.cell_of(at.tb_frame.f_code.co_filename)
-        if number is not None and failed is None:
-            failed = number, at.tb_lineno
-        at = at.tb_next
+    failed = next(
+        (
+            (number, link.tb_lineno)
+            for link in traceback_links(error)
+            if (number := history.cell_of(link.tb_frame.f_code.co_filename)) is not None
+        ),
+        None,
+    )
     if type(missing) is not str or missing not in names or failed is None:
         return []
     later = [b for b in history.bindings(missing) if b.number > failed[0]]

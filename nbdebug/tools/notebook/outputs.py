@@ -1,4 +1,4 @@
-"""Memory that only `Out` or the last traceback holds, and whether a cell meant to free it."""
+"""Memory that only `Out`, the last traceback or a list of losses holds, and whether a cell tried to free it."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from typing import Any
 
 from nbdebug.observe.variables import is_user_module
 from nbdebug.report import Where
-from nbdebug.tools.notebook.cells import CellHistory, dotted, nodes
+from nbdebug.tools.notebook.cells import CellHistory, dotted, nodes, traceback_links
 from nbdebug.tools.notebook.facts import NOWHERE, KeptOutput
 from nbdebug.tools.notebook.stale_objects import is_tensor
 
 FREES = ("collect", "empty_cache", "malloc_trim")
 LEAST = 1 << 20
-"""Bytes; less is never worth a word."""
+"""Bytes; less is never reported."""
 
 
-def kept_outputs(given: Iterable[Any], history: CellHistory, error: BaseException | None) -> list[KeptOutput]:
-    """given: what the shell keeps, as `free()` lists it: each with how, name, also, bytes, items, what and where.
+def kept_outputs(outputs: Iterable[Any], history: CellHistory, error: BaseException | None) -> list[KeptOutput]:
+    """outputs: what the shell keeps, as `free()` lists it: each with how, name, also, bytes, items, what and where.
     error: the last failure."""
-    found = []
-    for one in given:
+    kept = []
+    for one in outputs:
         if one.bytes < LEAST:
             continue
         if one.how == "output":
-            found.append(_output(one, history))
+            kept.append(_output(one, history))
         elif one.how == "traceback":
             where = _failed_line(error, history) or one.where
-            found.append(
+            kept.append(
                 KeptOutput(
                     "traceback",
                     one.name,
@@ -42,7 +42,7 @@ def kept_outputs(given: Iterable[Any], history: CellHistory, error: BaseExceptio
             )
         elif one.how == "loss":
             where = _first_append(one.name, history)
-            found.append(
+            kept.append(
                 KeptOutput(
                     "graph",
                     one.name,
@@ -53,28 +53,25 @@ def kept_outputs(given: Iterable[Any], history: CellHistory, error: BaseExceptio
                     where=where,
                 )
             )
-    return found
+    return kept
 
 
 def _failed_line(error: BaseException | None, history: CellHistory) -> Where | None:
-    """The line of the cell that was running when it failed: the outermost of a cell."""
-    at = vars(BaseException)["__traceback__"].__get__(error) if error is not None else None
-    while at is not None:
-        number = history.cell_of(at.tb_frame.f_code.co_filename)
+    """The line at which a cell failed: of several cells in the traceback, the outermost."""
+    for link in traceback_links(error):
+        number = history.cell_of(link.tb_frame.f_code.co_filename)
         if number is not None:
-            return history.cells[number].place(at.tb_lineno)
-        at = at.tb_next
+            return history.cells[number].place(link.tb_lineno)
     return None
 
 
 def _largest(error: BaseException | None) -> str:
     """The largest tensor among the variables of the calls that failed: "acts"; "" where there is none."""
-    at = vars(BaseException)["__traceback__"].__get__(error) if error is not None else None
     most, largest = 0, ""
-    while at is not None:
-        frame, at = at.tb_frame, at.tb_next
+    for link in traceback_links(error):
+        frame = link.tb_frame
         if frame.f_locals is frame.f_globals or not is_user_module(str(frame.f_globals.get("__name__", ""))):
-            continue  # a cell's own variables are there without the traceback
+            continue  # a cell's own variables exist without the traceback
         for name, value in frame.f_locals.items():
             count = value.numel() * value.element_size() if is_tensor(value) else 0
             if count > most:
@@ -83,7 +80,7 @@ def _largest(error: BaseException | None) -> str:
 
 
 def _first_append(name: str, history: CellHistory) -> Where:
-    """The first line that puts something into this list or dict."""
+    """The first line that adds something to this list or dict."""
     root = re.split(r"[.\[]", name)[0]
     for cell in history.saying(root):
         for node in nodes(history.reach(cell.number)):
@@ -95,16 +92,16 @@ def _first_append(name: str, history: CellHistory) -> Where:
 
 
 def _adds(call: ast.Call, name: str, root: str) -> bool:
-    """Whether it puts a tensor into this list, or into a list that lies in this dict."""
+    """Whether a call adds a tensor to this list, or to a list in this dict."""
     if not isinstance(call.func, ast.Attribute) or call.func.attr not in ("append", "extend"):
         return False
-    of, given = ast.unparse(call.func.value), call.args[0] if call.args else None
-    number = isinstance(given, ast.Call) and (
-        dotted(given.func) in ("float", "int")
-        or isinstance(given.func, ast.Attribute)
-        and given.func.attr in ("item", "detach", "tolist")
+    target, item = ast.unparse(call.func.value), call.args[0] if call.args else None
+    number = isinstance(item, ast.Call) and (
+        dotted(item.func) in ("float", "int")
+        or isinstance(item.func, ast.Attribute)
+        and item.func.attr in ("item", "detach", "tolist")
     )
-    return not number and (of in (name, root) or of.startswith(f"{name}["))
+    return not number and (target in (name, root) or target.startswith(f"{name}["))
 
 
 def _output(one: Any, history: CellHistory) -> KeptOutput:
@@ -132,20 +129,20 @@ def _output(one: Any, history: CellHistory) -> KeptOutput:
 
 
 def _freeing_statement(variable: str, number: int | None, history: CellHistory) -> tuple[str, bool, Where]:
-    """The statement behind this cell that was to free it, whether it is about this very variable, and its place: `del
+    """The statement after this cell that tried to free the memory, whether it names this variable, and its place: `del
     features`, `features = None`, `gc.collect()`."""
-    found: tuple[str, bool, Where] = ("", False, NOWHERE)
+    collected: tuple[str, bool, Where] = ("", False, NOWHERE)
     for cell in [c for n, c in history.cells.items() if number is not None and n > number]:
         for b in cell.bindings if variable and cell.says(variable) else ():
             if b.path == variable and (b.how == "del" or isinstance(b.value, ast.Constant) and b.value.value is None):
                 return history.text(b), True, history.place(b)
-        if found[0] or not cell.says("collect") and not cell.says("empty_cache"):
+        if collected[0] or not cell.says("collect") and not cell.says("empty_cache"):
             continue
         for node in nodes(history.reach(cell.number)):
             of = dotted(node.func) if isinstance(node, ast.Call) else ""
             if "." in of and of.rpartition(".")[2] in FREES:
-                found = ast.unparse(node), False, cell.place(getattr(node, "lineno", 1))
-    return found
+                collected = ast.unparse(node), False, cell.place(getattr(node, "lineno", 1))
+    return collected
 
 
 def _number(where: Where) -> int | None:

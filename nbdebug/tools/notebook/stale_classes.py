@@ -1,7 +1,7 @@
-"""Objects whose class has been defined again since they were made: by a cell that ran again, or by a reload.
+"""Objects of an earlier definition of their class: a cell that ran again, or a reload, has defined it again.
 
-The name then stands for another class. The old objects keep the old methods; `isinstance`, `super(Net, self)`, pickle
-and the comparison of enum members find that they are of no class that there is.
+The name then refers to the new class. The old objects keep the old methods; `isinstance`, `super(Net, self)`, pickle
+and comparisons of enum members no longer accept them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,18 @@ from typing import Any
 
 from nbdebug.observe.locations import code_fingerprint
 from nbdebug.observe.variables import is_user_module
-from nbdebug.tools.notebook.cells import At, CellBinding, CellHistory, dotted, first_read, names_in, nodes, root_of
+from nbdebug.tools.notebook.cells import (
+    At,
+    CellBinding,
+    CellHistory,
+    dotted,
+    error_message,
+    first_read,
+    names_in,
+    nodes,
+    root_of,
+    traceback_links,
+)
 from nbdebug.tools.notebook.facts import NOWHERE, Redefined
 from nbdebug.tools.notebook.stale_modules import functions_of
 
@@ -22,34 +33,34 @@ _PLAIN = (str, int, float, bool, type(None))
 
 
 def redefined_classes(
-    names: Mapping[str, Any], met: list[tuple[str, Any]], history: CellHistory, error: BaseException | None
+    names: Mapping[str, Any], things: list[tuple[str, Any]], history: CellHistory, error: BaseException | None
 ) -> list[Redefined]:
-    """One entry for each class that objects or other classes were made from, and whose name now stands for another."""
+    """One entry for each class that has objects or subclasses and whose name now refers to another class. things: what
+    the variables lead to, by name."""
     objects: dict[tuple[str, str], list[tuple[str, Any]]] = {}
     children: dict[tuple[str, str], list[tuple[str, Any]]] = {}
     current: dict[tuple[str, str], type] = {}
     alive: set[int] = set()
-    for name, thing in met:
+    for name, thing in things:
         kind = thing if issubclass(type(thing), type) else type(thing)
         own = issubclass(type(thing), type)
         alive.add(0 if own else id(kind))
         for parent in type.__getattribute__(kind, "__mro__"):
             now = _current_class(parent, names)
             if now is None or now is parent or own and parent is kind and name.isidentifier():
-                continue  # a second name for a class, given on purpose, is no leftover
+                continue  # a second name for a class, given on purpose
             key = (str(type.__getattribute__(parent, "__module__")), parent.__name__)
             current[key] = now
             into = objects if parent is kind and not own else children
             into.setdefault(key, []).append((name, parent))
-    found = []
-    for key, now in current.items():
-        mine = objects.get(key) or children[key]
-        found.append(_redefined(key, now, mine, key not in objects, id(now) in alive, history, error))
-    return found
+    return [
+        _redefined(key, now, objects.get(key) or children[key], key not in objects, id(now) in alive, history, error)
+        for key, now in current.items()
+    ]
 
 
 def _current_class(kind: type, names: Mapping[str, Any]) -> type | None:
-    """The class that the name of this class stands for now; None where it can't be told."""
+    """The class that the name of this class refers to now; None where that is not known."""
     module = str(type.__getattribute__(kind, "__module__"))
     name = type.__getattribute__(kind, "__dict__").get("__qualname__", kind.__qualname__)
     if "." in str(name) or not is_user_module(module):
@@ -81,7 +92,7 @@ def _redefined(
     at = new.at if new is not None else (0, 0)
     changed = _differences(mine[0][1], now)
     roots = {root_of(shown) for shown in instances[:8]}
-    seen, said = _exception_evidence(name, error)
+    seen = "exception" if (message := _exception_evidence(name, error)) else ""
     direct = False
     if not seen and new is not None:
         seen, direct = _class_use(name, at, roots, history)
@@ -93,7 +104,7 @@ def _redefined(
         subclasses,
         renewed and not direct,
         seen,
-        said,
+        message,
         used,
         history.text(made) if made is not None else "",
         module,
@@ -106,8 +117,8 @@ def _redefined(
 def _old_definition(
     kind: Any, defined: list[CellBinding], made: CellBinding | None, history: CellHistory
 ) -> CellBinding | None:
-    """The definition that the old class came from: its methods' file tells the cell, or else it is the last one before
-    the object was made."""
+    """The definition of the old class: the cell in which its methods are, or else the last one before the object was
+    created."""
     for thing in type.__getattribute__(kind, "__dict__").values():
         if type(thing) is types.FunctionType and (number := history.cell_of(thing.__code__.co_filename)) is not None:
             exact = thing.__code__.co_filename.startswith("<ipython-input-")
@@ -121,12 +132,12 @@ def _old_definition(
 
 
 def _creation(root: str, history: CellHistory) -> CellBinding | None:
-    found = [b for b in history.bindings(root) if b.how in ("assign", "class", "for")]
-    return found[-1] if found else None
+    bindings = [b for b in history.bindings(root) if b.how in ("assign", "class", "for")]
+    return bindings[-1] if bindings else None
 
 
 def _reloads(module: str, history: CellHistory) -> list[CellBinding]:
-    """The statements that import the module or load it again."""
+    """The statements that import the module or reload it."""
     last = module.rpartition(".")[2]
     return [
         CellBinding(cell.number, last, "import", s, None)
@@ -137,7 +148,7 @@ def _reloads(module: str, history: CellHistory) -> list[CellBinding]:
 
 
 def _differences(old: Any, new: Any) -> list[str]:
-    """The methods in which two classes of one name differ; members, where they are of an Enum."""
+    """The methods and plain attributes in which two classes of one name differ."""
     texts: list[dict[str, list[Any]]] = []
     for kind in (old, new):
         files = {
@@ -166,34 +177,29 @@ def _differences(old: Any, new: Any) -> list[str]:
     ]
 
 
-def _exception_evidence(name: str, error: BaseException | None) -> tuple[str, str]:
-    """Whether the last exception is one that an old object brings about: ("exception", what it says)."""
-    if error is None:
-        return "", ""
-    given = BaseException.args.__get__(error)  # type: ignore[attr-defined]
-    said = given[0] if given and type(given[0]) is str else ""
-    if "not the same object as" in said and f".{name}" in said:
-        return "exception", said
-    if "obj must be an instance or subtype of type" in said or "is not an instance or subtype of type" in said:
-        return ("exception", said) if name in _words_around(error) else ("", "")
-    return "", ""
+def _exception_evidence(name: str, error: BaseException | None) -> str:
+    """The message of the last exception, if an object of an earlier definition causes such a one; else ""."""
+    message = error_message(error)
+    if "not the same object as" in message and f".{name}" in message:
+        return message
+    if "obj must be an instance or subtype of type" in message or "is not an instance or subtype of type" in message:
+        return message if name in _names_read(error) else ""
+    return ""
 
 
-def _words_around(error: BaseException) -> set[str]:
+def _names_read(error: BaseException | None) -> set[str]:
     """The names that the code of the innermost frame reads."""
-    at = vars(BaseException)["__traceback__"].__get__(error)
-    while at is not None and at.tb_next is not None:
-        at = at.tb_next
-    if at is None:
+    links = list(traceback_links(error))
+    if not links:
         return set()
-    code = at.tb_frame.f_code
+    code = links[-1].tb_frame.f_code
     return {*code.co_names, *code.co_freevars, str(getattr(code, "co_qualname", "")).partition(".")[0]}
 
 
 def _class_use(name: str, at: At, roots: set[str], history: CellHistory) -> tuple[str, bool]:
-    """What a cell that ran since the class was defined again does with classes: "isinstance", "super", "pickle"; and
-    whether the same statement is about one of the old objects."""
-    found = ""
+    """How a cell that ran after the new definition uses the class: "isinstance", "super" or "pickle"; and whether the
+    same statement is about one of the old objects."""
+    first = ""
     for cell in [cell for cell in history.leading_to(name, "pickle") if cell.number >= at[0]]:
         about = any(cell.says(root) for root in roots)
         for root in history.reach(cell.number):
@@ -204,19 +210,19 @@ def _class_use(name: str, at: At, roots: set[str], history: CellHistory) -> tupl
                 how = _class_check(node, name)
                 if how and own and about and any(isinstance(n, ast.Name) and n.id in roots for n in nodes([root])):
                     return how, True
-                found = found or how
-    return found, False
+                first = first or how
+    return first, False
 
 
 def _class_check(node: ast.AST, name: str) -> str:
     if isinstance(node, ast.Call):
-        of = dotted(node.func)
-        given = set().union(*(names_in(arg) for arg in node.args)) if node.args else set()
-        if of in ("isinstance", "issubclass") and name in given:
+        function = dotted(node.func)
+        names = set().union(*(names_in(arg) for arg in node.args)) if node.args else set()
+        if function in ("isinstance", "issubclass") and name in names:
             return "isinstance"
-        if of == "super" and name in given:
+        if function == "super" and name in names:
             return "super"
-        if of.rpartition(".")[2] in ("dump", "dumps") and "pickle" in of:
+        if function.rpartition(".")[2] in ("dump", "dumps") and "pickle" in function:
             return "pickle"
     if (
         isinstance(node, ast.Compare)
@@ -224,5 +230,5 @@ def _class_check(node: ast.AST, name: str) -> str:
         and any(isinstance(op, (ast.Is, ast.Eq, ast.IsNot, ast.NotEq, ast.In)) for op in node.ops)
     ):
         return "isinstance"
-    asked = node.type if isinstance(node, ast.ExceptHandler) else node.cls if isinstance(node, ast.MatchClass) else None
-    return "isinstance" if asked is not None and name in names_in(asked) else ""
+    kind = node.type if isinstance(node, ast.ExceptHandler) else node.cls if isinstance(node, ast.MatchClass) else None
+    return "isinstance" if kind is not None and name in names_in(kind) else ""

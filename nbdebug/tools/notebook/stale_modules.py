@@ -1,4 +1,4 @@
-"""Modules that are loaded in another version than their file now has, and the cell that brought the old one in."""
+"""Stale modules: the file was edited after Python loaded it; and the cell that imported the old version."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _SIMPLE = (int, float, str, bool, bytes, type(None))
 
 
 class EditedModule:
-    """A module of the user's whose file was written since the process began. texts: what each function of the file
-    says, by its name."""
+    """A module of the user's whose file was written after the process started. texts: the fingerprints of the functions
+    in the file, by name."""
 
     def __init__(self, module: types.ModuleType, file: str) -> None:
         """Raises SyntaxError, ValueError or OSError where the file can't be compiled."""
@@ -47,7 +47,7 @@ class EditedModule:
                 self._file(inner)
 
     def old(self, thing: Any, name: str) -> list[str]:
-        """The functions of this thing (a function, a class) that were loaded from the file and are not in it now."""
+        """The functions of a function or class that were loaded from the file and are not in it now."""
         return [
             shown
             for shown, code in functions_of(thing, name, self.file)
@@ -56,7 +56,7 @@ class EditedModule:
 
     @functools.cached_property
     def changed(self) -> list[str]:
-        """What of the loaded module is not as the file has it: functions and constants, changed or added."""
+        """What differs between the loaded module and its file: functions and constants, changed or added."""
         own = vars(self.module)
         found = [
             shown for name, thing in list(own.items()) if self._from_here(thing) for shown in self.old(thing, name)
@@ -76,7 +76,7 @@ class EditedModule:
         )
 
     def _added(self, body: list[ast.stmt], loaded: Mapping[str, Any], prefix: str) -> Iterator[str]:
-        """Functions and classes of the file that are not there in memory."""
+        """Functions and classes of the file that the loaded module lacks."""
         deleted = {n.id for n in ast.walk(self.tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Del)}
         for node in body:
             if not isinstance(node, (ast.FunctionDef, ast.ClassDef)) or node.decorator_list or node.name in deleted:
@@ -89,7 +89,7 @@ class EditedModule:
                     yield from self._added(node.body, type.__getattribute__(kind, "__dict__"), f"{node.name}.")
 
     def _constants(self) -> list[str]:
-        """Plain constants of the file, set once in it, that have another value in memory."""
+        """Plain constants that the file sets once, and that have another value in the loaded module."""
         given: dict[str, list[ast.expr]] = {}
         for node in self.tree.body:
             if isinstance(node, ast.Assign):
@@ -116,7 +116,7 @@ class EditedModule:
         return found
 
     def _compiled_from_another(self) -> bool:
-        """Whether Python's own note, beside the file, is of another version than the file now is."""
+        """Whether Python's cached bytecode was compiled from another version of the file."""
         try:
             with open(vars(self.module)["__spec__"].cached, "rb") as opened:
                 head = opened.read(16)
@@ -130,8 +130,8 @@ class EditedModule:
 
 
 def edited_modules(since: float) -> tuple[list[EditedModule], list[str]]:
-    """The user's loaded modules whose files were written since then (seconds of the clock), and those of them whose
-    files can't be compiled now."""
+    """The user's loaded modules whose files were written since then (seconds since the epoch), and the files among them
+    that can't be compiled now."""
     found, broken = [], []
     for name, module in list(sys.modules.items()):
         if type(module) is not types.ModuleType or name == "__main__" or not is_user_module(name):
@@ -140,7 +140,7 @@ def edited_modules(since: float) -> tuple[list[EditedModule], list[str]]:
         if type(file) is not str or not file.endswith(".py") or vars(module).get("__name__") != name:
             continue
         if type(getattr(vars(module).get("__spec__"), "loader", None)) is not SourceFileLoader:
-            continue  # a loader of its own (of pytest, of a type checker) compiles something else than the file
+            continue  # another loader (of pytest, of a type checker) compiles something else than the file
         try:
             seen = os.stat(file)
             if max(seen.st_mtime, seen.st_ctime) < since - SLACK:
@@ -154,7 +154,7 @@ def edited_modules(since: float) -> tuple[list[EditedModule], list[str]]:
 
 
 def functions_of(thing: Any, name: str, file: str) -> Iterator[tuple[str, types.CodeType]]:
-    """(name to show, code) of the functions that lie in a function or a class and come from this file."""
+    """(name to show, code) of the functions inside a function or a class that come from this file."""
     todo, seen = [(name, thing)], set[int]()
     while todo and len(seen) < 2000:
         shown, now = todo.pop(0)
@@ -179,7 +179,7 @@ def functions_of(thing: Any, name: str, file: str) -> Iterator[tuple[str, types.
 
 
 def hasattr_own(thing: Any, name: str) -> bool:
-    """Whether a function, or what a decorator of the standard library made of one, carries this attribute."""
+    """Whether a function, or the result of `functools.lru_cache`, has this attribute of its own."""
     kind = type(thing)
     return (kind is types.FunctionType or kind is functools._lru_cache_wrapper) and name in thing.__dict__
 
@@ -188,7 +188,7 @@ WRITES = re.compile(
     r"%%writefile|write_text|write_bytes|\.write\(|writelines|open\(|sed -i|copyfile|copy2?\("
     r"|>\s*\S+\.py"
 )
-"""What a cell says that writes a file."""
+"""Text in a cell that writes a file."""
 
 
 class Import(NamedTuple):
@@ -201,8 +201,8 @@ class Import(NamedTuple):
 
 
 def stale_modules(names: Mapping[str, Any], history: CellHistory, since: float) -> tuple[list[StaleModule], list[str]]:
-    """The modules whose file has changed since they were loaded, and files that can't be read now. since: when the
-    process began."""
+    """The modules whose file has changed since they were loaded, and the files that can't be read now. since: the start
+    of the process."""
     found: list[StaleModule] = []
     modules, broken = edited_modules(since)
     for one in modules:
@@ -238,7 +238,7 @@ def _stale_module(one: EditedModule, history: CellHistory) -> StaleModule:
 
 
 def _stale_names(one: EditedModule, left: list[tuple[str, str]], history: CellHistory) -> StaleModule:
-    """The module is new, and the notebook still holds the old functions."""
+    """The module was reloaded, and the notebook still holds old functions."""
     imports = list(_imports(one.name, history))
     reloads = [i for i in imports if i.reload]
     chosen = reloads[-1] if reloads else imports[-1] if imports else None
@@ -256,7 +256,7 @@ def _stale_names(one: EditedModule, left: list[tuple[str, str]], history: CellHi
 
 
 def _old_references(one: EditedModule, names: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(where it is held, function) of old functions and classes that the notebook, or another module, still holds."""
+    """(name, function) of the old functions and classes that the notebook, or another module, still holds."""
     spaces = [("", user_variables(names))] + [
         (f"{name}.", vars(module))
         for name, module in list(sys.modules.items())
@@ -297,7 +297,7 @@ def _imports(module: str, history: CellHistory) -> Iterator[Import]:
 
 
 def _aliases(module: str, history: CellHistory) -> set[str]:
-    """The names that the notebook has given to the module: `import losses as L`."""
+    """The aliases of the module in the notebook: `import losses as L`."""
     last = module.rpartition(".")[2]
     return {
         alias.asname
@@ -310,13 +310,13 @@ def _aliases(module: str, history: CellHistory) -> set[str]:
 
 
 def _reload_code(module: str, imports: list[Import]) -> str:
-    """What to write to get the new version: a reload, then the notebook's own `from … import`."""
+    """The code that loads the new version: a reload, then the notebook's own `from … import`."""
     froms = [i.text for i in imports if isinstance(i.node, ast.ImportFrom) and i.node.module == module]
     return "\n".join([f"import importlib, {module}", f"importlib.reload({module})", *dict.fromkeys(froms)])
 
 
 def _writing_cell(file: str, history: CellHistory, after: int) -> Cell | None:
-    """The last cell behind the first import that writes the file, as far as its text tells."""
+    """The last cell after the first import that writes the file, as far as its text shows."""
     holders = {
         b.path
         for cell in history.saying(file)
@@ -334,7 +334,7 @@ def _writing_cell(file: str, history: CellHistory, after: int) -> Cell | None:
 
 
 def _whole(cell: Cell) -> Iterator[str]:
-    """The statements of a cell as text; as it was typed where it is none of Python."""
+    """The statements of a cell as text; the whole cell as typed where it is no Python."""
     if cell.typed.lstrip().startswith("%%") or not cell.body:
         yield cell.typed
     yield from (cell.text_of(statement) for statement in cell.statements)

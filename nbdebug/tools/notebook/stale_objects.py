@@ -1,4 +1,6 @@
-"""Models that were made anew, or given a new part, while the optimizer keeps the parameters of before."""
+"""Stale objects: optimizers that hold parameters of an earlier model, and loaders, schedulers and trainers that use an
+object which a later cell has replaced.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,23 @@ from nbdebug.tools.notebook.cells import (
 )
 from nbdebug.tools.notebook.facts import NOWHERE, LeftBehind, StaleHolder
 
-PLAIN_TYPES = (list, tuple, dict, set)
+PLAIN = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleType, types.BuiltinFunctionType)
+ADDS = frozenset(
+    {
+        "add_module",
+        "register_module",
+        "register_parameter",
+        "append",
+        "extend",
+        "insert",
+        "setattr",
+        "weight_norm",
+        "spectral_norm",
+        "register_parametrization",
+        "load_state_dict",
+    }
+)
+"""Calls that give a model new parameters."""
 
 
 def is_module(thing: Any) -> bool:
@@ -68,18 +86,18 @@ def parameters_of(module: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def optimizer_tensors(optimizer: Any) -> list[Any]:
-    """The tensors that an optimizer holds."""
+    """The tensors in an optimizer's parameter groups."""
     groups = attributes(optimizer).get("param_groups") or []
     return [p for group in groups if type(group) is dict for p in group.get("params", ()) if is_tensor(p)]
 
 
 class ModelsAndOptimizers:
-    """The models and optimizers among the user's things. top: (name, module) of variables and of what lies in lists
-    and dicts of them; inner: of modules in other objects; whole: those of top that are no part of another; weights:
+    """The models and optimizers that the user's variables lead to. top: (name, module) of variables and of items in
+    their lists and dicts; inner: of modules in other objects; whole: those of top that are no part of another; weights:
     variables that are trainable tensors."""
 
-    def __init__(self, names: dict[str, Any], met: list[tuple[str, Any]]) -> None:
-        modules = [(name, thing) for name, thing in met if is_module(thing)]
+    def __init__(self, names: dict[str, Any], objects: list[tuple[str, Any]]) -> None:
+        modules = [(name, thing) for name, thing in objects if is_module(thing)]
         self.top = [
             (name, module)
             for name, module in modules
@@ -92,9 +110,9 @@ class ModelsAndOptimizers:
         self.weights = [
             (name, value) for name, value in names.items() if is_tensor(value) and value.is_leaf and value.requires_grad
         ]
-        self.optimizers = [(name, thing) for name, thing in met if is_optimizer(thing)]
+        self.optimizers = [(name, thing) for name, thing in objects if is_optimizer(thing)]
         self.in_optimizers = {id(p) for _, optimizer in self.optimizers for p in optimizer_tensors(optimizer)}
-        self.loose = {id(tensor) for tensor in loose_tensors(names, met)}
+        self.loose = {id(tensor) for tensor in loose_tensors(names, objects)}
         self.named = self._ids(self.top)
         self.anywhere = self.named | self._ids(self.inner)
 
@@ -108,56 +126,38 @@ class ModelsAndOptimizers:
         return [pair for key, pair in trained.items() if key not in self.in_optimizers], len(trained)
 
     def strangers(self, optimizer: Any, inner: bool) -> list[Any]:
-        """The tensors of an optimizer that no variable has. inner: those of modules within objects count as had."""
+        """The tensors of an optimizer that no variable leads to. inner: modules inside other objects count as well."""
         known = (self.anywhere if inner else self.named) | self.loose
         return [p for p in optimizer_tensors(optimizer) if id(p) not in known]
 
 
-def loose_tensors(names: dict[str, Any], met: list[tuple[str, Any]]) -> list[Any]:
-    """The tensors that lie in variables, in lists and dicts of them, and in attributes of objects."""
-    found = [value for value in names.values() if is_tensor(value)]
-    for _, thing in met:
+def loose_tensors(names: dict[str, Any], objects: list[tuple[str, Any]]) -> list[Any]:
+    """The tensors in variables, in their lists and dicts, and in attributes of objects other than modules."""
+    tensors = [value for value in names.values() if is_tensor(value)]
+    for _, thing in objects:
         kind = type(thing)
         if kind in (list, tuple, set):
-            found += [value for value in thing if is_tensor(value)]
+            tensors += [value for value in thing if is_tensor(value)]
         elif kind is dict:
-            found += [value for value in thing.values() if is_tensor(value)]
+            tensors += [value for value in thing.values() if is_tensor(value)]
         elif not is_module(thing) and not is_optimizer(thing) and not issubclass(kind, type):
-            found += [value for value in attributes(thing).values() if is_tensor(value)]
-    return found
+            tensors += [value for value in attributes(thing).values() if is_tensor(value)]
+    return tensors
 
 
-ADDS = frozenset(
-    {
-        "add_module",
-        "register_module",
-        "register_parameter",
-        "append",
-        "extend",
-        "insert",
-        "setattr",
-        "weight_norm",
-        "spectral_norm",
-        "register_parametrization",
-        "load_state_dict",
-    }
-)
-"""Calls that give a model parameters that it did not have."""
-
-
-def missing_parameters(held: ModelsAndOptimizers, history: CellHistory) -> list[LeftBehind]:
-    """What each model trains and no optimizer holds, where a change after the optimizer was made is the reason."""
-    found: list[LeftBehind] = []
-    for name, model in [*held.whole, *held.weights]:
-        missing, trained = held.missing(name, model)
+def missing_parameters(owners: ModelsAndOptimizers, history: CellHistory) -> list[LeftBehind]:
+    """The trainable parameters of each model that no optimizer holds because a cell changed the model later."""
+    missing_of_all: list[LeftBehind] = []
+    for name, model in [*owners.whole, *owners.weights]:
+        missing, trained = owners.missing(name, model)
         if missing:
-            links = [_link(held, name, model, missing, trained, each, history) for each in held.optimizers]
-            found += [link for link in links if link is not None][:1]
-    return found
+            links = [_link(owners, name, model, missing, trained, each, history) for each in owners.optimizers]
+            missing_of_all += [link for link in links if link is not None][:1]
+    return missing_of_all
 
 
 def _link(
-    held: ModelsAndOptimizers,
+    owners: ModelsAndOptimizers,
     name: str,
     model: Any,
     missing: list[tuple[str, Any]],
@@ -165,19 +165,19 @@ def _link(
     optimizer: tuple[str, Any],
     history: CellHistory,
 ) -> LeftBehind | None:
-    """What has come between this model and this optimizer, if the two belong together."""
-    called, thing = optimizer
-    made = _creation(history, called)
+    """What has changed in this model since this optimizer was created, if the two belong together."""
+    title, thing = optimizer
+    made = _creation(history, title)
     own = {id(p) for _, p in parameters_of(model)}
     shares = any(id(p) in own for p in optimizer_tensors(thing))
-    meant = made is not None and root_of(name) in names_in(made.value)
+    names_model = made is not None and root_of(name) in names_in(made.value)
     grads = any(p.grad is not None for _, p in missing)
-    strangers = held.strangers(thing, inner=not (meant or shares or grads))
+    strangers = owners.strangers(thing, inner=not (names_model or shares or grads))
     if not strangers:
         how, changed = _added_part(name, missing, made, history) if shares and made is not None else ("", None)
     else:
         alike = not Counter(tuple(p.shape) for p in strangers) - Counter(tuple(p.shape) for _, p in missing)
-        if not (meant or shares or alike and grads):
+        if not (names_model or shares or alike and grads):
             return None
         how, changed = _change_of(name, missing, shares, made, history)
         if changed is None and not grads:
@@ -185,10 +185,10 @@ def _link(
     if not how:
         return None
     at, where = changed or ((0, 0), NOWHERE)
-    used = grads or changed is not None and first_training_use(history, root_of(called), at) is not None
+    used = grads or changed is not None and first_training_use(history, root_of(title), at) is not None
     return LeftBehind(
         name,
-        called,
+        title,
         tuple(path for path, _ in missing),
         trained,
         len(strangers),
@@ -201,7 +201,7 @@ def _link(
 
 
 def _creation(history: CellHistory, optimizer: str) -> CellBinding | None:
-    """The statement that made the optimizer."""
+    """The statement that created the optimizer."""
     bindings = history.bindings(root_of(optimizer), "assign")
     return bindings[-1] if bindings else None
 
@@ -209,22 +209,22 @@ def _creation(history: CellHistory, optimizer: str) -> CellBinding | None:
 def _change_of(
     name: str, missing: list[tuple[str, Any]], part: bool, made: CellBinding | None, history: CellHistory
 ) -> tuple[str, tuple[At, Where] | None]:
-    """The first statement behind the optimizer's that made the model anew, or replaced a part of it; and which."""
+    """The first statement after the optimizer's that created the model again, or replaced a part of it: how, where."""
     since = made.at if made is not None else (0, 0)
     if part:
-        found = _replaced(name, missing, since, history)
-        if found is not None:
-            return "part", found
+        replaced = _replaced(name, missing, since, history)
+        if replaced is not None:
+            return "part", replaced
     bindings = [b for b in history.bindings(root_of(name)) if b.at > since and not keeps_object(b)]
     bindings = bindings if made is not None else bindings[-1:]
     if bindings:
         return "anew", (bindings[0].at, history.place(bindings[0]))
-    found = _replaced(name, missing, since, history)
-    return "part" if part or found is not None else "anew", found
+    replaced = _replaced(name, missing, since, history)
+    return "part" if part or replaced is not None else "anew", replaced
 
 
 def _replaced(name: str, missing: list[tuple[str, Any]], since: At, history: CellHistory) -> tuple[At, Where] | None:
-    """The first statement behind `since` that gives the model one of the parts that the missing parameters lie in."""
+    """The first statement after `since` that gives the model one of the parts with missing parameters."""
     parts = {piece for path, _ in missing for piece in path.split(".")[1:]} | ADDS
     root = root_of(name)
     for number in [n for n in history.cells if n >= since[0]]:
@@ -241,12 +241,12 @@ def _replaced(name: str, missing: list[tuple[str, Any]], since: At, history: Cel
 
 def _called_by(statement: ast.stmt, history: CellHistory, number: int) -> list[ast.AST]:
     """The functions of cells that the statement calls by name."""
-    called = {dotted(n.func) for n in nodes([statement]) if isinstance(n, ast.Call)}
-    return [f for f in history.reach(number) if isinstance(f, ast.FunctionDef) and f.name in called]
+    names = {dotted(n.func) for n in nodes([statement]) if isinstance(n, ast.Call)}
+    return [f for f in history.reach(number) if isinstance(f, ast.FunctionDef) and f.name in names]
 
 
 def _adds_parameters(node: ast.AST, parts: set[str]) -> bool:
-    """Whether it sets one of these attributes, or an item, or calls what adds a part."""
+    """Whether it sets one of these attributes, or an item, or calls a method that adds a part."""
     if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
         return node.attr in parts
     if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
@@ -257,18 +257,18 @@ def _adds_parameters(node: ast.AST, parts: set[str]) -> bool:
 def _added_part(
     name: str, missing: list[tuple[str, Any]], made: CellBinding, history: CellHistory
 ) -> tuple[str, tuple[At, Where] | None]:
-    """A part that was added, or unfrozen, after the optimizer was made from all that the model had then."""
+    """A part that was added, or unfrozen, after the optimizer was created with all parameters of that time."""
     if "requires_grad" in history.text(made):
-        thawing = history.leading_to("requires_grad", "requires_grad_")
-        for number in [cell.number for cell in thawing if cell.number >= made.number]:
+        cells = history.leading_to("requires_grad", "requires_grad_")
+        for number in [cell.number for cell in cells if cell.number >= made.number]:
             for node in nodes(history.reach(number)):
                 if _unfreezes(node) and (number > made.number or getattr(node, "lineno", 0) > made.node.lineno):
                     line = getattr(node, "lineno", 1)
                     return "unfrozen", ((number, line), history.cells[number].place(line))
     if f"{root_of(name)}.parameters()" not in history.text(made):
         return "", None
-    found = _replaced(name, missing, made.at, history)
-    return ("part", found) if found is not None else ("", None)
+    replaced = _replaced(name, missing, made.at, history)
+    return ("part", replaced) if replaced is not None else ("", None)
 
 
 def _unfreezes(node: ast.AST) -> bool:
@@ -279,13 +279,10 @@ def _unfreezes(node: ast.AST) -> bool:
     return False
 
 
-PLAIN = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleType, types.BuiltinFunctionType)
-
-
-def stale_holders(names: Mapping[str, Any], met: list[tuple[str, Any]], history: CellHistory) -> list[StaleHolder]:
-    """names: the user's own variables; met: what can be reached from them."""
+def stale_holders(names: Mapping[str, Any], history: CellHistory) -> list[StaleHolder]:
+    """The variables whose object still uses a value that a later cell has replaced. names: the user's own variables."""
     known = {id(value) for value in names.values()}
-    found: dict[str, StaleHolder] = {}
+    stale: dict[str, StaleHolder] = {}
     for holder, thing in names.items():
         if issubclass(type(thing), PLAIN) or is_tensor(thing) or is_optimizer(thing):
             continue
@@ -298,12 +295,12 @@ def stale_holders(names: Mapping[str, Any], met: list[tuple[str, Any]], history:
             if id(names[name]) not in current and not _held_by_another(names[name], thing, names):
                 one = _stale_holder(holder, name, names[name], parts, made, history)
                 if one is not None:
-                    found.setdefault(holder, one)
-    return list(found.values())
+                    stale.setdefault(holder, one)
+    return list(stale.values())
 
 
 def _held_by_another(new: Any, holder: Any, names: Mapping[str, Any]) -> bool:
-    """Whether another variable of the holder's kind holds the new thing: the name was used for one after the other."""
+    """Whether another variable of the holder's type holds the new object: the name was used for one after the other."""
     alike = [thing for thing in names.values() if type(thing) is type(holder) and thing is not holder]
     return any(part is new for thing in alike for _, part in _parts("", thing))
 
@@ -337,7 +334,7 @@ def _stale_holder(
 def _replaced_holder(
     old: Any, new: Any, name: str, made: CellBinding, since: CellBinding, history: CellHistory
 ) -> bool:
-    """Whether the new thing stands where the old one stood, and is another one in what it does."""
+    """Whether the new object takes the place of the old one, and differs in what it does."""
     if type(old) is types.FunctionType and type(new) is types.FunctionType:
         return (
             old.__code__.co_name == new.__code__.co_name
@@ -358,7 +355,7 @@ def _replaced_holder(
 
 
 def _is_dataset(thing: Any) -> bool:
-    """Something of a class with `__getitem__` and `__len__`, or that inherits from torch's Dataset."""
+    """Whether its class has `__getitem__` and `__len__`, or inherits from torch's Dataset."""
     kind = type(thing)
     return (
         any(parent.__module__.startswith("torch.utils.data") for parent in kind.__mro__)
@@ -371,10 +368,10 @@ def _is_dataset(thing: Any) -> bool:
 
 
 def _parts(holder: str, thing: Any) -> Iterator[tuple[str, Any]]:
-    """(path, thing) of what an object holds in its own attributes, of a module also its children."""
-    found = dict(attributes(thing))
-    found |= (found.pop("_modules", None) or {}) if is_module(thing) else {}
-    for key, value in found.items():
+    """(path, value) of an object's own attributes, of a module also of its children."""
+    members = dict(attributes(thing))
+    members |= (members.pop("_modules", None) or {}) if is_module(thing) else {}
+    for key, value in members.items():
         yield f"{holder}.{key}", value
         if key in ("lr_lambdas", "dataset", "transform", "transforms"):
             inner = enumerate(value) if type(value) in (list, tuple) else attributes(value).items()
