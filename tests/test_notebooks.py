@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import pathlib
 import re
@@ -13,6 +14,8 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+WITH_ARGUMENTS = [path for path in NOTEBOOKS if '"assert check()"' not in path.read_text(encoding="utf-8")]
+"""Those whose `check` takes what it checks as arguments."""
 HERE = re.compile(r"(?:/(?:home|root|Users|tmp|work)/|\b[A-Z]:\\)[\w.-]+|" + re.escape(str(ROOT)))
 
 
@@ -21,7 +24,12 @@ def code_cells(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
 
 
 def test_there_are_notebooks() -> None:
-    assert {path.name for path in NOTEBOOKS} >= {"00_first_aid.ipynb", "01_nan.ipynb", "02_training.ipynb"}
+    assert {path.name for path in NOTEBOOKS} >= {
+        "00_first_aid.ipynb",
+        "01_nan.ipynb",
+        "02_training.ipynb",
+        "06_guard.ipynb",
+    }
 
 
 @pytest.mark.timeout(600)
@@ -44,15 +52,17 @@ def codes(outputs: list[list[nbformat.NotebookNode]]) -> list[list[str]]:
     return [re.findall(r"^(?:Cause|Most likely): (\S+)$", "\n".join(cell), re.MULTILINE) for cell in texts]
 
 
-def exercises(notebook: nbformat.NotebookNode) -> Iterator[tuple[str, str]]:
-    """What the check of each exercise prints below the exercise as it stands, and below its solution."""
+def tagged(cells: list[nbformat.NotebookNode], tag: str) -> list[nbformat.NotebookNode]:
+    return [cell for cell in cells if tag in cell.metadata.get("tags", ())]
+
+
+def exercises(notebook: nbformat.NotebookNode) -> Iterator[list[nbformat.NotebookNode]]:
+    """The cells of each exercise: the exercise, the folded check, `check(...);`, solutions, `assert check(...)`."""
     cells = code_cells(notebook)
-    for at, cell in enumerate(cells):
+    for start, cell in enumerate(cells):
         if "exercise" in cell.metadata.get("tags", ()):
-            unsolved = next(c for c in cells[at:] if c.source.endswith("check();"))
-            assert any("solution" in c.metadata.get("tags", ()) for c in cells[at:]), "an exercise without a solution"
-            solved = next(c for c in cells[at:] if c.source == "assert check()")
-            yield printed(unsolved), printed(solved)
+            end = next(i for i in range(start, len(cells)) if cells[i].source.startswith("assert check("))
+            yield cells[start : end + 1]
 
 
 def printed(cell: nbformat.NotebookNode) -> str:
@@ -60,11 +70,35 @@ def printed(cell: nbformat.NotebookNode) -> str:
 
 
 def assert_exercises_check_themselves(notebook: nbformat.NotebookNode) -> None:
-    seen = list(exercises(notebook))
-    assert seen, "no exercise"
-    for unsolved, solved in seen:
-        assert "not yet" in unsolved, "an exercise that is done before it is begun"
-        assert "done" in solved and "not yet" not in solved
+    assert list(exercises(notebook)), "no exercise"
+    for cells in exercises(notebook):
+        (unsolved,) = (cell for cell in cells if cell.source.splitlines()[-1].startswith("check("))
+        assert "not yet" in printed(unsolved), "an exercise that is done before it is begun"
+        assert "done" in printed(cells[-1]) and "not yet" not in printed(cells[-1])
+
+
+@pytest.mark.parametrize("path", WITH_ARGUMENTS, ids=lambda path: path.name)
+def test_checks_and_solutions_are_folded(path: pathlib.Path) -> None:
+    for cells in exercises(nbformat.read(path, as_version=4)):
+        (check,) = tagged(cells, "check")
+        assert check.metadata.jupyter.source_hidden and not check.outputs, "its source has the answers"
+        solutions = tagged(cells, "solution")
+        assert solutions, "an exercise without a solution"
+        for cell in solutions:
+            assert cell.metadata.jupyter == {"source_hidden": True, "outputs_hidden": True} and cell.metadata.collapsed
+
+
+@pytest.mark.parametrize("path", WITH_ARGUMENTS, ids=lambda path: path.name)
+def test_a_solution_does_not_overwrite_what_a_reader_has_written(path: pathlib.Path) -> None:
+    for cells in exercises(nbformat.read(path, as_version=4)):
+        (unsolved,) = (cell for cell in cells if cell.source.splitlines()[-1].startswith("check("))
+        checked = {name.id for name in ast.walk(ast.parse(unsolved.source)) if isinstance(name, ast.Name)} - {"check"}
+        for cell in tagged(cells, "solution"):
+            lines = "\n".join(re.sub(r"%.*", "0", line) for line in cell.source.splitlines())
+            nodes = list(ast.walk(ast.parse(lines)))
+            names = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+            names |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+            assert not names & checked, f"the solution assigns {names & checked}"
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
