@@ -80,11 +80,11 @@ def rule(**page: str) -> Callable[[Callable[[Any], Finding | None]], Callable[[A
     """Declare the function below as the rule of `code`. Raises ValueError when a code is declared twice."""
 
     def declare(check: Callable[[Any], Finding | None]) -> Callable[[Any], Finding | None]:
-        made = Rule(check=check, **page)
-        known = _rules.get(made.code)
+        declared = Rule(check=check, **page)
+        known = _rules.get(declared.code)
         if known is not None and _name(known.check) != _name(check):
-            raise ValueError(f"The code {made.code!r} is declared twice: {_name(known.check)}, {_name(check)}")
-        _rules[made.code] = made
+            raise ValueError(f"The code {declared.code!r} is declared twice: {_name(known.check)}, {_name(check)}")
+        _rules[declared.code] = declared
         return check
 
     return declare
@@ -98,8 +98,8 @@ def rules(chapter: str | None = None) -> tuple[Rule, ...]:
     """All rules, or those of one chapter, in the order in which they are declared."""
     # a chapter asks for its own, and waits for no other
     for name in CHAPTERS if chapter is None else ELSEWHERE.get(chapter, (chapter,)):
-        stand = importlib.import_module(_HOMES[name])
-        for part in getattr(stand, "DECLARED", ()):
+        package = importlib.import_module(_HOMES[name])
+        for part in getattr(package, "DECLARED", ()):
             if isinstance(part, str):  # a chapter that imports its rules one by one, as they are needed
                 importlib.import_module(f"nbdebug.tools.errors.{part}")
     return tuple(r for r in _rules.values() if chapter in (None, r.chapter))
@@ -107,9 +107,9 @@ def rules(chapter: str | None = None) -> tuple[Rule, ...]:
 
 def look_up(code: str) -> Rule:
     """The rule of a code ("nan/overflow"; "overflow" will do). Raises KeyError, with the nearest codes, for others."""
-    found = [r for r in rules() if code in (r.code, r.code.split("/")[1])]
-    if found:
-        return found[0]
+    matches = [r for r in rules() if code in (r.code, r.code.split("/")[1])]
+    if matches:
+        return matches[0]
     near = difflib.get_close_matches(code, [r.code for r in rules()], n=3, cutoff=0.4)
     raise KeyError(f"No cause is called {code!r}." + (f" Did you mean {', '.join(near)}?" if near else ""))
 

@@ -23,7 +23,7 @@ from nbdebug.views.plots.marks import image
 LIMIT = 95_000
 """Bytes of a fragment: what is endless is cut."""
 OPEN = 4
-"""Events, notes and less likely causes that stand unfolded."""
+"""Events, notes and less likely causes that are not folded."""
 FAULT, FINE = "#d4564c", "#388c5e"
 MONO = "font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace"
 CODE = f"{MONO};font-size:.92em;background:rgba(128,128,128,.13);border-radius:3px;padding:.1em .35em"
@@ -66,8 +66,8 @@ def _fitting(report: Report, head: str) -> str:
 
 
 def _report(report: Report, most: int, head: str) -> str:
-    asked = " · ".join(_said(words.clean(part, 300)) for part in (report.question, report.subject) if part)
-    foot = f'<p style="{SMALL};margin:1.1em 0 0">{asked}</p>' if asked else ""
+    question = " · ".join(_sentence(words.clean(part, 300)) for part in (report.question, report.subject) if part)
+    foot = f'<p style="{SMALL};margin:1.1em 0 0">{question}</p>' if question else ""
     body = _silent(report, most, head) if report.ok else _found(report, most, head)
     if not report.folded:
         body = body.replace("<details ", "<details open ")
@@ -82,9 +82,9 @@ def _report(report: Report, most: int, head: str) -> str:
 
 def _found(report: Report, most: int, head: str) -> str:
     first, *others = report.findings
-    said = words.headline(report)
+    headline = words.headline(report)
     parts = [
-        f'<p style="margin:.3em 0 .7em">{_said(said)}</p>' if said else "",
+        f'<p style="margin:.3em 0 .7em">{_sentence(headline)}</p>' if headline else "",
         _headline(first, "Most likely" if others else "Cause", head, most),
         _pictures(report),
         _chain(first, most),
@@ -95,11 +95,11 @@ def _found(report: Report, most: int, head: str) -> str:
 
 
 def _silent(report: Report, most: int, head: str) -> str:
-    said = [words.looked_at(report), *(words.clean(n, 600) for n in report.notes[:OPEN])]
+    texts = [words.examined(report), *(words.clean(n, 600) for n in report.notes[:OPEN])]
     more = report.notes[OPEN:]
     return (
         _title(words.headline(report) or words.NOTHING, head)
-        + "".join(_p(_said(s)) for s in said if s)
+        + "".join(_p(_sentence(text)) for text in texts if text)
         + _fold(f"{count(len(more), 'more note')}", _list(more, most))
         + _pictures(report)
         + f'<div style="margin:.8em 0 0">{_listed(report, most, 1)}{_rest(report, most)}</div>'
@@ -107,7 +107,8 @@ def _silent(report: Report, most: int, head: str) -> str:
 
 
 def _title(text: str, head: str) -> str:
-    return f'<{head} style="font-size:1.3em;line-height:1.35;font-weight:600;margin:.1em 0 .5em">{_said(text)}</{head}>'
+    style = "font-size:1.3em;line-height:1.35;font-weight:600;margin:.1em 0 .5em"
+    return f'<{head} style="{style}">{_sentence(text)}</{head}>'
 
 
 def _headline(finding: Finding, word: str, head: str, most: int) -> str:
@@ -167,9 +168,9 @@ def _link(link: Link, before: Link | None, most: int) -> str:
     below = [f'<span style="{PALE}">{at}</span>'] if at else []
     below += [f'<code style="{CODE}">{_e(source[0])}</code>'] if len(source) == 1 else []
     below += [f'<span style="{PALE}">{_e(words.pairs(link.evidence))}</span>'] if link.evidence else []
-    said = _said(words.clean(link.what, 400))
-    said += f'<br><span style="font-size:.92em">{" &nbsp;".join(below)}</span>' if below else ""
-    return said + (_block(where.text or "", 4, most) if len(source) > 1 else "")
+    event = _sentence(words.clean(link.what, 400))
+    event += f'<br><span style="font-size:.92em">{" &nbsp;".join(below)}</span>' if below else ""
+    return event + (_block(where.text or "", 4, most) if len(source) > 1 else "")
 
 
 def _fixes(finding: Finding, most: int) -> str:
@@ -184,9 +185,9 @@ def _fixes(finding: Finding, most: int) -> str:
 
 def _fix(fix: Fix, most: int) -> str:
     colour = {True: f";color:{FINE}", False: f";color:{FAULT}"}.get(fix.verified, f";{PALE}")  # type: ignore[arg-type]
-    proved = f": {_said(words.pairs(fix.after))}" if fix.after else ""
+    proved = f": {_sentence(words.pairs(fix.after))}" if fix.after else ""
     return (
-        f'<div style="margin:0 0 .9em">{_said(words.clean(fix.title, 400))}'
+        f'<div style="margin:0 0 .9em">{_sentence(words.clean(fix.title, 400))}'
         f'{_block(fix.code, 2 * most, most) if fix.code else ""}<div style="font-size:.92em;margin:.35em 0 0">'
         f'<strong style="font-weight:600{colour}">{words.verdict(fix)}</strong>{proved}</div></div>'
     )
@@ -203,12 +204,12 @@ def _others(findings: list[Finding], most: int) -> str:
 
 def _other(finding: Finding, most: int) -> str:
     fixes = "".join(
-        f'<p style="font-size:.92em;margin:.35em 0 0">{_said(words.clean(fix.title, 300))} '
+        f'<p style="font-size:.92em;margin:.35em 0 0">{_sentence(words.clean(fix.title, 300))} '
         f'<span style="{PALE}">{_e(words.proof(fix))}</span></p>'
         for fix in finding.fixes[:1]
     )
     return (
-        f'<div style="margin:0 0 1em">{_said(words.clean(finding.title, 400))} '
+        f'<div style="margin:0 0 1em">{_sentence(words.clean(finding.title, 400))} '
         f'<span style="{MONO};{SMALL}">{_e(words.clean(finding.code, 80))}</span>'
         f"{_source(finding.where, 2, most)}{fixes}</div>"
     )
@@ -225,12 +226,12 @@ def _listed(report: Report, most: int, opened: int) -> str:
     """The tables that the report brings along: so many of them open, the others folded."""
     drawn = ""
     for place, (table, raw) in enumerate(words.report_tables(report, most)):
-        note = _said(words.clean(raw.note, 600))
-        said = f'<p style="{SMALL};margin:0 0 .4em">{note}</p>' if note else ""
+        note = _sentence(words.clean(raw.note, 600))
+        below = f'<p style="{SMALL};margin:0 0 .4em">{note}</p>' if note else ""
         drawn += (
-            _table(table) + said
+            _table(table) + below
             if (place < opened if raw.open is None else raw.open)
-            else _fold(_e(table.caption), _table(dataclasses.replace(table, caption="")) + said)
+            else _fold(_e(table.caption), _table(dataclasses.replace(table, caption="")) + below)
         )
     return drawn
 
@@ -252,10 +253,12 @@ def _image(picture: Any) -> str:
 
 def _layers(gradients: Any) -> str:
     """The layers of a gradient watch in numbers: open in a panel, which draws them again."""
-    table = gradients.table(40 if gradients.asked is None else 12)
+    table = gradients.table(40 if gradients.pattern is None else 12)
     drawn = _table(table) if table.body else ""
     return (
-        _fold("Layers in numbers", drawn) if gradients.asked is None else f'<div style="margin:.6em 0 0">{drawn}</div>'
+        _fold("Layers in numbers", drawn)
+        if gradients.pattern is None
+        else f'<div style="margin:.6em 0 0">{drawn}</div>'
     )
 
 
@@ -290,7 +293,7 @@ def _table(table: words.TextTable) -> str:
     lines = []
     for first, *others in table.body:
         cells = f'<th scope="row" style="{cell};font-weight:400;{_wrap(first)}">{_e(first)}</th>'
-        cells += "".join(f'<td style="{cell};{_wrap(v)}">{_said(v)}</td>' for v in others)
+        cells += "".join(f'<td style="{cell};{_wrap(v)}">{_sentence(v)}</td>' for v in others)
         lines.append(f'<tr style="background:none">{cells}</tr>')
     caption = (
         f'<caption style="caption-side:top;text-align:left;padding:.4em 0 .1em;font-weight:600">'
@@ -309,11 +312,11 @@ def _wrap(value: str) -> str:
     return "white-space:nowrap" if len(value) <= 14 else "max-width:34em;overflow-wrap:break-word"
 
 
-def _list(said: Sequence[str], most: int) -> str:
-    if not said:
+def _list(texts: Sequence[str], most: int) -> str:
+    if not texts:
         return ""
-    items = "".join(f'<li style="margin:.15em 0">{_said(words.clean(s, 600))}</li>' for s in said[:most])
-    return f'<ul style="margin:0;padding-left:1.2em;font-size:.92em">{items}</ul>{_more(len(said) - most)}'
+    items = "".join(f'<li style="margin:.15em 0">{_sentence(words.clean(s, 600))}</li>' for s in texts[:most])
+    return f'<ul style="margin:0;padding-left:1.2em;font-size:.92em">{items}</ul>{_more(len(texts) - most)}'
 
 
 def _more(left: int) -> str:
@@ -332,7 +335,7 @@ def _block(code: str, lines: int, most: int) -> str:
     return f'<pre style="{BLOCK}">{_e(chr(10).join(words.clean_lines(code, lines, 40 * most)))}</pre>'
 
 
-def _said(text: str) -> str:
+def _sentence(text: str) -> str:
     """A sentence; what stands in `backticks` is code."""
     return re.sub(r"`([^`]+)`", rf'<code style="{CODE}">\1</code>', _e(text))
 

@@ -134,7 +134,7 @@ class ReportText:
     def without_finding(self) -> None:
         report = self.report
         style = "bold" if words.fine(report) else "bad"
-        self.say(f"{words.headline(report) or words.NOTHING} {words.looked_at(report)}", style=style)
+        self.say(f"{words.headline(report) or words.NOTHING} {words.examined(report)}", style=style)
         self.pictures()
         self.tables(self.room.tables, self.room.rows)
         if self.report.folded:
@@ -145,11 +145,11 @@ class ReportText:
             self.ruled_out()
 
     def foot(self) -> None:
-        asked = " · ".join(words.clean(part, 300) for part in (self.report.question, self.report.subject) if part)
+        question = " · ".join(words.clean(part, 300) for part in (self.report.question, self.report.subject) if part)
         details = len(self.left) == 1  # they are named where nothing else is left out
         left = [count(n, noun, plural) for (noun, plural), n in self.left.items() if noun != DETAIL or details]
         self.lines.append("")
-        self.say(asked, style="pale", most=2 if self.report.folded else 0)
+        self.say(question, style="pale", most=2 if self.report.folded else 0)
         if left:
             self.say(f"Left out (report.full() shows it): {', '.join(left)}.", style="pale", most=1)
 
@@ -262,14 +262,14 @@ class ReportText:
                 self.head("Sizes of the values")
                 self.say(histogram.sentence(), "  ", "  ")
             return
-        shown = bool(tables and most)
-        if shown:
+        room = bool(tables and most)
+        if room:
             first = tables.pop(0)
             self.numbers(dataclasses.replace(first, body=first.body[:most], more=0))
             self.omit(first.more + len(first.body) - most, "number")
         self.omit(len(tables), "table")
         self.omit(sum(plot.kind == "histogram" for plot in self.report.plots), DETAIL)
-        self.tables(0 if shown else min(1, most), most)
+        self.tables(0 if room else min(1, most), most)
 
     def numbers(self, table: words.TextTable) -> None:
         """Single numbers in two columns, where they are short."""
@@ -384,8 +384,8 @@ def table_lines(table: words.TextTable, columns: int, wrap: bool = True) -> list
     while shown > 1 and sum(wide[:shown]) - wide[shown - 1] + min(wide[shown - 1], 24) + 2 * shown > columns:
         shown -= 1
     lines = []
-    for words_of_row in [*_head_lines(heads[:shown], wide), *(row[:shown] for row in table.body)]:
-        *cells, end = words_of_row
+    for row_cells in [*_head_lines(heads[:shown], wide), *(row[:shown] for row in table.body)]:
+        *cells, end = row_cells
         start = "  " + "".join(clip(cell, w).ljust(w + 2) for cell, w in zip(cells, wide))
         lines += (
             wrapped(end, columns, start, " " * len(start)) if wrap and end.strip() else [clip(start + end, columns)]

@@ -24,7 +24,7 @@ from nbdebug.report import Plot, Report
 from nbdebug.views import html, show
 
 WITHOUT = "(The controls of this picture are there while its kernel runs: run the cell to have them.)"
-"""What stands in the place of the controls where nothing can show them."""
+"""Shown instead of the controls where nothing can show them."""
 
 
 class View(Protocol):
@@ -54,34 +54,34 @@ class Watch(Protocol):
 
 
 class ControlPanel:
-    """Controls in a row and a word on how things stand, above a picture. Shown where it stands last in a cell.
+    """Controls in a row and the state in words, above a picture. Shown where it is the last expression of a cell.
 
     controls: widgets; picture: gives the report to draw; view: who draws it, made when it is first shown."""
 
     def __init__(self, controls: Sequence[ipywidgets.Widget], picture: Callable[[], Report]):
         self.picture, self.view = picture, None
         for control in controls:
-            _heard_beside_the_cell(control)
-        self.stands = ipywidgets.Label(layout={"margin": "2px 2px 2px 4px"})
+            _use_subshell(control)
+        self.status_label = ipywidgets.Label(layout={"margin": "2px 2px 2px 4px"})
         row = {"flex_flow": "row wrap", "align_items": "center", "overflow": "visible", "padding": "4px 0 4px 6px"}
-        self.box = ipywidgets.HBox([*controls, self.stands], layout=row)
+        self.box = ipywidgets.HBox([*controls, self.status_label], layout=row)
         self._place, self._text = f"nbdebug-{uuid.uuid4().hex}", ""
 
     view: View | None
 
-    def viewed(self) -> View:
+    def make_view(self) -> View:
         """A view that draws with `draw` and shows with `put`."""
         raise NotImplementedError
 
-    def standing(self) -> str:
-        """How things stand, in a few words."""
+    def status(self) -> str:
+        """The state, in a few words."""
         return ""
 
     def draw(self) -> str:
         report = self.picture()
         self._text = str(report)
         drawn = html.render(report)
-        self._say()
+        self._show_status()
         return drawn
 
     def put(self, drawn: str, update: bool = True) -> None:
@@ -96,17 +96,17 @@ class ControlPanel:
         """Something was clicked or typed."""
         if self.view is not None:
             self.view.now()
-            self._say()  # also what has gone wrong
+            self._show_status()  # also what has gone wrong
 
-    def _say(self) -> None:
+    def _show_status(self) -> None:
         fault = self.view.fault if self.view is not None else ""
-        self.stands.value = (
-            f"The picture could not be drawn ({fault}). Refresh tries again." if fault else self.standing()
+        self.status_label.value = (
+            f"The picture could not be drawn ({fault}). Refresh tries again." if fault else self.status()
         )
 
     def _ipython_display_(self) -> None:
         if self.view is None or self.view.ended:
-            self.view = self.viewed()
+            self.view = self.make_view()
         shell = show.running_shell()
         if hasattr(shell, "kernel"):  # a terminal has no widgets
             shell.display_pub.publish({**self.box._repr_mimebundle_(), "text/plain": WITHOUT})
@@ -118,9 +118,9 @@ class ControlPanel:
 
 def button(word: str, icon: str, tip: str, clicked: Callable[[Any], object]) -> ipywidgets.Button:
     """A button with an icon, and a word on what it does. clicked: called with the button."""
-    made = ipywidgets.Button(description=word, icon=icon, tooltip=tip, layout={"width": "auto"})
-    made.on_click(clicked)
-    return made
+    button = ipywidgets.Button(description=word, icon=icon, tooltip=tip, layout={"width": "auto"})
+    button.on_click(clicked)
+    return button
 
 
 def switch(word: str, icon: str, tip: str) -> ipywidgets.ToggleButton:
@@ -154,22 +154,22 @@ class GradientPanel(ControlPanel):
             description="Refresh",
             icon="refresh",
             layout={"width": "7.6em"},
-            tooltip="Draw what has been seen until now",
+            tooltip="Draw the steps watched so far",
         )
-        self._whole: Report | None = None if watch.active else report
+        self._final: Report | None = None if watch.active else report
         self._steps = watch.steps
         super().__init__((self.layers, self.log, self.pause, self.refresh), self._picture)
         for control in (self.layers, self.log):
             control.observe(self.redraw, names="value")
         self.pause.on_click(self._paused)
         self.refresh.on_click(self._refreshed)
-        self._say()
+        self._show_status()
 
-    def viewed(self) -> View:
+    def make_view(self) -> View:
         view: View = self.watch.drawn(self.draw, self.put)
         return view
 
-    def standing(self) -> str:
+    def status(self) -> str:
         running, paused = self.watch.active, self.view is not None and self.view.paused
         self.pause.disabled = not running
         self.pause.description, self.pause.icon = ("Resume", "play") if paused and running else ("Pause", "pause")
@@ -182,16 +182,16 @@ class GradientPanel(ControlPanel):
 
     def _picture(self) -> Report:
         """While the watch runs the steps so far; afterwards its whole report."""
-        seen = self.watch.glance(self.layers.value)
-        report = seen if self.watch.active else self._ended()
-        data = {**seen.plot("gradients"), "log": self.log.value}
+        current = self.watch.glance(self.layers.value)
+        report = current if self.watch.active else self._ended()
+        data = {**current.plot("gradients"), "log": self.log.value}
         self._steps = data["steps seen"]
         return dataclasses.replace(report, plots=(Plot("gradients", data),))
 
     def _ended(self) -> Report:
-        if self._whole is None:
-            self._whole = self.watch.report()
-        return self._whole
+        if self._final is None:
+            self._final = self.watch.report()
+        return self._final
 
     def _paused(self, button: Any) -> None:
         if self.view is not None:
@@ -199,11 +199,11 @@ class GradientPanel(ControlPanel):
             self.redraw()
 
     def _refreshed(self, button: Any) -> None:
-        self._whole = None
+        self._final = None
         self.redraw()
 
 
-def _heard_beside_the_cell(control: ipywidgets.Widget) -> None:
+def _use_subshell(control: ipywidgets.Widget) -> None:
     """Let the front end choose where the kernel hears a control. ipykernel 7.4 would hear it where it was made: in the
     thread that runs cells, which is busy while a training runs."""
     if hasattr(control.comm, "_reply_subshell_for"):
@@ -260,12 +260,12 @@ class StepPanel(ControlPanel):
         controls = list(self.buttons.values())
         controls.insert(3, self.pattern)
         super().__init__(controls, self._picture)
-        self._say()
+        self._show_status()
 
-    def viewed(self) -> View:
+    def make_view(self) -> View:
         return Live(self.draw, self.put)
 
-    def standing(self) -> str:
+    def status(self) -> str:
         stepper = self.stepper()
         over = stepper is None or stepper.done
         for control in self.buttons.values():
@@ -285,7 +285,7 @@ class StepPanel(ControlPanel):
                 getattr(stepper, method)() if method else stepper.run_to(self.pattern.value)
         except (ValueError, RuntimeError) as refused:
             self._word = str(refused)
-        self._say()
+        self._show_status()
 
 
 def steps(report: Report, stepper: Callable[[], StepperActions | None]) -> StepPanel:
@@ -327,36 +327,38 @@ class Dashboard(ControlPanel):
     """The panel; see the module's docstring."""
 
     def __init__(self, state: PanelActions):
-        self.state, self._settling = state, False
+        self.state, self._updating = state, False
         self._followed: Any = None
         self.switches = {name: switch(word, icon, tip) for name, word, icon, tip in SWITCHES}
         self.layers = field("Layers", "name, or block.*")
-        deeds = (
+        actions = (
             ("Trace next step", "search", "Record the next training step, layer by layer", state.trace),
             ("Stop", "stop", "Stop the running cell after a whole step", state.stop),
             ("Free", "trash", "Free the last traceback and the cache of the allocators", state.free),
             ("All off", "power-off", "End the guard, the watches and the breakpoints", state.off),
             ("Refresh", "refresh", "Draw the present state", self._refreshed),
         )
-        self.buttons = [button(word, icon, tip, functools.partial(self._did, deed)) for word, icon, tip, deed in deeds]
+        self.buttons = [
+            button(word, icon, tip, functools.partial(self._act, action)) for word, icon, tip, action in actions
+        ]
         super().__init__((*self.switches.values(), *self.buttons, self.layers), self._picture)
         for name, control in self.switches.items():
             control.observe(functools.partial(self._switched, name), names="value")
         self.layers.observe(self.redraw, names="value")
         state.changed = self._changed
-        self._say()
+        self._show_status()
 
-    def viewed(self) -> View:
+    def make_view(self) -> View:
         self._followed = watch = self.state.gradients
         return Live(self.draw, self.put) if watch is None else watch.drawn(self.draw, self.put)
 
-    def standing(self) -> str:
-        self._settling = True  # the switches follow what is so: nobody has clicked
+    def status(self) -> str:
+        self._updating = True  # the switches follow what is so: nobody has clicked
         try:
             for name, control in self.switches.items():
                 control.value = self.state.is_on(name)
         finally:
-            self._settling = False
+            self._updating = False
         self.layers.disabled = self.state.gradients is None
         return self.state.message
 
@@ -366,12 +368,12 @@ class Dashboard(ControlPanel):
         return dataclasses.replace(report, plots=tuple(logarithmic))
 
     def _switched(self, name: str, change: Any) -> None:
-        if not self._settling:
+        if not self._updating:
             self.state.switch(name, bool(change["new"]))
 
-    def _did(self, deed: Any, clicked: Any = None) -> None:
+    def _act(self, action: Any, clicked: Any = None) -> None:
         try:
-            deed()
+            action()
         except Exception as fault:  # a button's fault must not end the cell that runs
             self.state.message = f"{type(fault).__name__}: {fault}"
         self._changed()
@@ -382,10 +384,10 @@ class Dashboard(ControlPanel):
     def _changed(self) -> None:
         """The state has changed: draw, under a view that follows the watch that runs now."""
         if self.view is None:
-            self._say()
+            self._show_status()
             return
         if self.state.gradients is not self._followed or self.view.ended:
-            self.view = self.viewed()
+            self.view = self.make_view()
         self.redraw()
 
 

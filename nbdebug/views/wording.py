@@ -1,4 +1,4 @@
-"""How facts are said, the same in every view: numbers, batch rows, places, proofs, and the tables of the evidence.
+"""How values are written, the same in every view: numbers, batch rows, places, proofs, and the tables of the evidence.
 
 Everything here gives plain strings that are safe to print: control characters, lone surrogates and marks that turn
 the writing direction are shown as escapes, and what is endless is cut with "… N more". Escaping for HTML is the HTML
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from nbdebug.report import BYTES, Fix, Report, Table, Where
-from nbdebug.text import size
+from nbdebug.text import clip, count, size
 
 REASONS = ("reason", "because", "why", "why not", "note", "undecided")
 """Keys of `Fix.after` whose value is a sentence of its own."""
@@ -22,23 +22,19 @@ REASONS = ("reason", "because", "why", "why not", "note", "undecided")
 
 def clean(text: Any, limit: int = 400) -> str:
     """One line of printable text, cut at `limit` characters."""
-    return clip("".join(c if c.isprintable() else _shown(c) for c in str(text)[: limit + 1]), limit)
+    return clip("".join(c if c.isprintable() else _printable(c) for c in str(text)[: limit + 1]), limit)
 
 
 def clean_lines(text: Any, most: int = 40, limit: int = 300) -> list[str]:
     """The lines of a piece of code, their common indentation taken off; "… N more lines" when there are too many."""
-    given = str(text).strip("\n").split("\n")
-    lines = [clean(line.expandtabs(4), limit + 40) for line in given[:most]]
+    code = str(text).strip("\n").split("\n")
+    lines = [clean(line.expandtabs(4), limit + 40) for line in code[:most]]
     margin = min((len(line) - len(line.lstrip()) for line in lines if line.strip()), default=0)
-    kept = [clip(line[margin:].rstrip(), limit) for line in lines]
-    return kept + ([f"… {len(given) - most} more lines"] if len(given) > most else [])
+    left = [f"… {len(code) - most} more lines"] if len(code) > most else []
+    return [*(clip(line[margin:].rstrip(), limit) for line in lines), *left]
 
 
-def clip(text: str, limit: int) -> str:
-    return text if len(text) <= limit else text[: limit - 1] + "…"
-
-
-def _shown(character: str) -> str:
+def _printable(character: str) -> str:
     if character in "\n\t\r\xa0":
         return " "
     return character.encode("unicode_escape", "surrogatepass").decode("ascii")
@@ -60,7 +56,7 @@ def number(value: Any) -> str:
     return head + (f"e{int(power)}" if mark else "")
 
 
-def say(value: Any, most: int = 8) -> str:
+def in_words(value: Any, most: int = 8) -> str:
     """Any plain value in a few words."""
     if value is None:
         return "not known"
@@ -73,7 +69,7 @@ def say(value: Any, most: int = 8) -> str:
     if isinstance(value, Mapping):
         return pairs(value, most)
     if isinstance(value, (list, tuple, set, frozenset)):
-        return _listed([say(v, most) for v in list(value)[:most]], len(value))
+        return _listed([in_words(v, most) for v in list(value)[:most]], len(value))
     return clean(value)
 
 
@@ -88,11 +84,11 @@ def _pair(key: Any, value: Any) -> str:
         return clean(value)
     if value is True:
         return label(key)
-    return f"{label(key)}: no" if value is False else f"{label(key)} {say(value)}"
+    return f"{label(key)}: no" if value is False else f"{label(key)} {in_words(value)}"
 
 
-def _listed(said: list[str], total: int) -> str:
-    return ", ".join(said) + (f" and {total - len(said)} more" if total > len(said) > 0 else "") or "none"
+def _listed(parts: list[str], total: int) -> str:
+    return ", ".join(parts) + (f" and {total - len(parts)} more" if total > len(parts) > 0 else "") or "none"
 
 
 def uncapitalized(phrase: str) -> str:
@@ -114,9 +110,9 @@ def rows(samples: Iterable[int], most: int = 8) -> str:
             runs[-1][1] = row
         else:
             runs.append([row, row])
-    said = [str(a) if a == b else f"{a}, {b}" if b == a + 1 else f"{a}–{b}" for a, b in runs]
+    parts = [str(a) if a == b else f"{a}, {b}" if b == a + 1 else f"{a}–{b}" for a, b in runs]
     left = sum(b - a + 1 for a, b in runs[most:])
-    return ", ".join(said[:most]) + (f" and {left} more" if left else "")
+    return ", ".join(parts[:most]) + (f" and {left} more" if left else "")
 
 
 def place(where: Where) -> str:
@@ -164,7 +160,7 @@ OUTSIDE = "outside modules"
 
 
 def headline(report: Report) -> str:
-    """The sentence that stands above all: of a guard, how many steps it has watched and stopped; else ""."""
+    """The sentence above all: of a guard, how many steps it has watched and stopped; else ""."""
     return clean(report.headline, 300)
 
 
@@ -173,17 +169,16 @@ def fine(report: Report) -> bool:
     return report.ok and not report.failed
 
 
-def looked_at(report: Report) -> str:
-    """How much a report without findings looked at: "3 steps were looked at. The loss went from 2.3 to 2.1."; or "".
-    How many steps stands in the headline where there is one."""
+def examined(report: Report) -> str:
+    """What a report without findings has examined: "3 steps were checked. The loss went from 2.3 to 2.1."; or "". How
+    many steps these are is in the headline where there is one."""
     losses = [v for v in report.losses if isinstance(v, numbers.Real)]
     steps = report.steps or len(losses)
-    count = steps and not headline(report)
-    said = f"{number(steps)} step{'s were' if steps != 1 else ' was'} looked at." if count else ""
+    text = f"{count(steps, 'step was', 'steps were')} checked." if steps and not headline(report) else ""
     if losses and all(math.isfinite(v) for v in losses):
         first, last = number(losses[0]), number(losses[-1])
-        said += f" The loss was {first}." if len(losses) == 1 else f" The loss went from {first} to {last}."
-    return said.strip()
+        text += f" The loss was {first}." if len(losses) == 1 else f" The loss went from {first} to {last}."
+    return text.strip()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,7 +202,7 @@ def tables(evidence: Any, most: int = 30) -> list[TextTable]:
             grids.append(grid)
         else:
             sizes = "shape" in str(key) and isinstance(value, (list, tuple))
-            single.append((label(key), clean(list(value)) if sizes else say(value, 12)))
+            single.append((label(key), clean(list(value)) if sizes else in_words(value, 12)))
     first = (
         [TextTable("Evidence", ("What", "Value"), tuple(single[:most]), max(0, len(single) - most))] if single else []
     )
@@ -229,7 +224,7 @@ def _grid(caption: str, value: Any, most: int) -> TextTable | None:
 
 def _records(caption: str, records: list[Any], total: int, wide: int, columns: int = 10) -> TextTable:
     heads = list(dict.fromkeys(key for record in records for key in record))
-    body = tuple(tuple(clip(say(r[h]) if h in r else "", wide) for h in heads[:columns]) for r in records)
+    body = tuple(tuple(clip(in_words(r[h]) if h in r else "", wide) for h in heads[:columns]) for r in records)
     head = tuple(label(h) for h in heads[:columns])
     if len(heads) > columns:
         head, body = (*head, f"{len(heads) - columns} more columns"), tuple((*row, "…") for row in body)
@@ -253,7 +248,7 @@ def _cell(column: str, value: Any, most: int) -> str:
         return ""
     if column.endswith(BYTES) and isinstance(value, (int, float)) and not isinstance(value, bool):
         return size(value)
-    return clip(say(value), min(160, 20 * most))
+    return clip(in_words(value), min(160, 20 * most))
 
 
 def frame(report: Report, title: str | None = None) -> Any:

@@ -144,17 +144,17 @@ def test_a_paused_view_costs_nothing(shell, training, monkeypatch) -> None:
     training.run(2)
     panel = training.shown()
     panel.pause.click()
-    assert panel.pause.description == "Resume" and panel.stands.value == "Paused at 2 steps."
+    assert panel.pause.description == "Resume" and panel.status_label.value == "Paused at 2 steps."
     published, asked = len(shell.published), []
     real = training.watch.glance
     monkeypatch.setattr(training.watch, "glance", lambda layers="": asked.append(layers) or real(layers))
     training.run(3)
     assert not asked and len(shell.published) == published
     panel.refresh.click()
-    assert "5 steps watched so far." in shell.html and panel.stands.value == "Paused at 5 steps."
+    assert "5 steps watched so far." in shell.html and panel.status_label.value == "Paused at 5 steps."
     panel.pause.click()
     training.run(1)
-    assert "6 steps" in shell.html and panel.stands.value == "Live." and panel.pause.description == "Pause"
+    assert "6 steps" in shell.html and panel.status_label.value == "Live." and panel.pause.description == "Pause"
 
 
 def test_it_ends_as_the_report_that_a_saved_notebook_keeps(shell, training) -> None:
@@ -164,15 +164,15 @@ def test_it_ends_as_the_report_that_a_saved_notebook_keeps(shell, training) -> N
     training.run(3)
     training.watch.close()
     assert "15 steps watched: gradients finite in every layer." in shell.html and "Ruled out" in shell.html
-    assert panel.stands.value == "Ended after 15 steps." and panel.pause.disabled
-    assert read(panel.picture().plot("gradients")).seen == 15 and len(shell.html) < 100_000
+    assert panel.status_label.value == "Ended after 15 steps." and panel.pause.disabled
+    assert read(panel.picture().plot("gradients")).total == 15 and len(shell.html) < 100_000
 
 
 def test_it_opens_over_a_run_that_is_over(shell, training) -> None:
     training.run(12)
     training.watch.close()
     panel = training.shown()
-    assert "12 steps watched: gradients finite" in shell.html and panel.stands.value == "Ended after 12 steps."
+    assert "12 steps watched: gradients finite" in shell.html and panel.status_label.value == "Ended after 12 steps."
     panel.layers.value = "mid"
     assert shell.rows == ["mid"]
 
@@ -185,11 +185,11 @@ def test_a_fault_of_the_picture_is_told_beside_the_controls_and_nowhere_else(she
     training.run(6)
     assert all(torch.equal(a, b) for a, b in zip(training.model.parameters(), twin.model.parameters()))
     panel.log.value = False
-    assert "could not be drawn (ZeroDivisionError" in panel.stands.value and training.watch.active
+    assert "could not be drawn (ZeroDivisionError" in panel.status_label.value and training.watch.active
     monkeypatch.undo()
     monkeypatch.setattr(show, "running_shell", lambda: shell)
     panel.refresh.click()
-    assert panel.stands.value == "Live." and "6 steps" in shell.html
+    assert panel.status_label.value == "Live." and "6 steps" in shell.html
     twin.watch.close()
 
 
@@ -216,7 +216,7 @@ def test_another_panel_takes_over(shell, training) -> None:
     first = training.shown()
     second = training.shown()
     first.refresh.click()
-    assert first.stands.value.startswith("Another view") and second.stands.value == "Live."
+    assert first.status_label.value.startswith("Another view") and second.status_label.value == "Live."
     published = len(shell.published)
     training.run(1)
     assert len(shell.published) == published + 1

@@ -147,9 +147,9 @@ def test_each_button_does_what_it_says(shell: Shell, opened: Opened) -> None:
     assert opened.click("Out") == "After `1.1` (Block): all finite."
     opened.panel.pattern.value = "nothing"
     opened.click("Run to")
-    assert "'nothing'" in opened.panel.stands.value and opened.stepper.at.name == "1.1"
+    assert "'nothing'" in opened.panel.status_label.value and opened.stepper.at.name == "1.1"
     assert opened.click("To first non-finite").startswith("The step is over")
-    assert opened.panel.stands.value == "The step is over."
+    assert opened.panel.status_label.value == "The step is over."
     assert all(button.disabled for button in opened.panel.buttons.values())
 
 
@@ -174,7 +174,7 @@ def test_the_panel_does_not_keep_a_stepper_that_nobody_has(shell: Shell) -> None
     gc.collect()
     assert threads() == []
     panel.buttons["Next"].click()
-    assert panel.stands.value == "The step is over."
+    assert panel.status_label.value == "The step is over."
 
 
 @pytest.mark.parametrize("where", ["a script", "a terminal"])

@@ -70,7 +70,7 @@ def test_several_findings_are_told_most_likely_first_and_the_others_shorter() ->
 
 def test_silence_is_short_and_says_how_much_was_looked_at() -> None:
     said = text.render(reports.silent())
-    assert said.splitlines()[0] == "Nothing was found. 3 steps were looked at. The loss went from 2.303 to 2.052."
+    assert said.splitlines()[0] == "Nothing was found. 3 steps were checked. The loss went from 2.303 to 2.052."
     assert "GradScaler skipped step 0" in said and "14 of 14 parameters are finite" in text.render(
         reports.silent().full()
     )
@@ -175,7 +175,7 @@ def test_a_dataframe_is_a_table_of_its_own_values() -> None:
     ],
 )
 def test_values_in_words(value, said) -> None:
-    assert words.say(value) == said
+    assert words.in_words(value) == said
 
 
 @pytest.mark.parametrize(

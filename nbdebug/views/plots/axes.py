@@ -75,11 +75,11 @@ class LogScale(RunScale):
     """A logarithmic scale where the values span little, too: its ticks are then no powers of ten."""
 
     def _powers(self, most: int) -> list[float]:
-        found = super()._powers(most)
-        if len(found) < 2:
+        ticks = super()._powers(most)
+        if len(ticks) < 2:
             power = math.floor(math.log10(self.low))
-            found = [v for n in range(3) for k in (1, 2, 5) if self.low <= (v := k * 10.0 ** (power + n)) <= self.high]
-        return found if len(found) > 1 else [v for v in self._even(most) if v >= self.low]
+            ticks = [v for n in range(3) for k in (1, 2, 5) if self.low <= (v := k * 10.0 ** (power + n)) <= self.high]
+        return ticks if len(ticks) > 1 else [v for v in self._even(most) if v >= self.low]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,9 +134,9 @@ class Panel:
 # -- points out of plain data -----------------------------------------------------------------------------------------
 
 
-def points_of(given: Any) -> Points:
+def points_of(value: Any) -> Points:
     """The pairs (step, value) of a list that can be drawn, in the order of their steps."""
-    pairs = given if isinstance(given, (list, tuple)) else ()
+    pairs = value if isinstance(value, (list, tuple)) else ()
     return tuple(
         sorted(
             (_float(p[0]), _float(p[1]))
@@ -146,8 +146,8 @@ def points_of(given: Any) -> Points:
     )
 
 
-def places_of(given: Any) -> tuple[float, ...]:
-    return tuple(sorted(_float(x) for x in given if _drawable(x))) if isinstance(given, (list, tuple)) else ()
+def places_of(value: Any) -> tuple[float, ...]:
+    return tuple(sorted(_float(x) for x in value if _drawable(x))) if isinstance(value, (list, tuple)) else ()
 
 
 def _drawable(value: Any) -> bool:

@@ -60,20 +60,20 @@ BAD, ZERO = FAULT, "#80808055"
 @dataclasses.dataclass(frozen=True)
 class GradientMap:
     """steps: of the map's columns; layers: of its rows, each with log10 of its norms (None, or "zero", "nan", "inf");
-    curves: name and points; clipped: steps; seen: how many steps there were; rows: of the table, as `layers.heat` gives
-    them; counts: how many layers are drawn, of how many; skipped: steps that a GradScaler left out.
+    curves: name and points; clipped: steps; total: how many steps there were; rows: of the table;
+    counts: how many layers are drawn, of how many; skipped: steps that a GradScaler left out.
 
-    From a panel: asked: the layers that were asked for ("": all of them; None: it is no panel's); log: logarithmic
+    From a panel: pattern: of the layers that it shows ("": all of them; None: it is no panel's); log: logarithmic
     scales or linear ones (None: as the values want it)."""
 
     steps: tuple[int, ...]
     layers: tuple[tuple[str, tuple[Any, ...]], ...]
     curves: tuple[tuple[str, Points], ...]
     clipped: tuple[float, ...]
-    seen: int
+    total: int
     rows: tuple[tuple[Any, ...], ...] = ()
     counts: tuple[int, int] = (0, 0)
-    asked: str | None = None
+    pattern: str | None = None
     log: bool | None = None
     skipped: tuple[float, ...] = ()
 
@@ -107,7 +107,7 @@ class GradientMap:
         return PALETTE[min(len(PALETTE) - 1, int(share * len(PALETTE)))]
 
     def scale(self, values: Sequence[float]) -> RunScale:
-        """The scale of a curve: the one that the values want, or the one that was asked for. What falls below zero has
+        """The scale of a curve: as the values want it, or as the panel is set. What falls below zero has
         no logarithm."""
         if self.log and min(values) >= 0 and max(values) > 0:
             above = [v for v in values if v > 0]
@@ -118,16 +118,16 @@ class GradientMap:
         return RunScale(0.0, max(values) * 1.06)
 
     def title(self) -> str:
-        """What stands above the map."""
-        said = f"gradient norm of each layer{', first layer on top' * (len(self.layers) > 1)}"
-        if self.asked:
-            shown, (drawn, of) = clip(self.asked, 24), self.counts
-            said = (
-                f"gradient norm of the {number(drawn)} of {number(of)} layers that match “{shown}”"
+        """The head of the map."""
+        text = f"gradient norm of each layer{', first layer on top' * (len(self.layers) > 1)}"
+        if self.pattern:
+            pattern, (drawn, of) = clip(self.pattern, 24), self.counts
+            text = (
+                f"gradient norm of the {number(drawn)} of {number(of)} layers that match “{pattern}”"
                 if drawn
-                else f"none of {number(of)} layers matches “{shown}”"
+                else f"none of {number(of)} layers matches “{pattern}”"
             )
-        return said + "; linear colours" * (self.log is False and bool(self.layers))
+        return text + "; linear colours" * (self.log is False and bool(self.layers))
 
     def drawing(self) -> Drawing:
         marks: list[Mark] = []
@@ -141,10 +141,10 @@ class GradientMap:
         if self.layers:
             marks += _map(self, top)
             top += _row_height(self) * len(self.layers) + GAP
-        elif self.asked:
+        elif self.pattern:
             marks.append(Text(LEFT, top + 24, self.title()))
         marks += Panel(self.across, self.across, LEFT, RIGHT, top - GAP - TALL, TALL).axis()
-        tall = top + 14 if self.layers else top + 38 if self.asked else top + 8
+        tall = top + 14 if self.layers else top + 38 if self.pattern else top + 8
         return Drawing([*marks, *_legend(self, top - 4)], tall)
 
     def table(self, most: int) -> TextTable:
@@ -158,20 +158,20 @@ class GradientMap:
     def sentence(self) -> str:
         """The picture in words, for those who do not see it."""
         low, high = self.span
-        said = (
-            f"Gradient norms of {count(len(self.layers), 'layer')} over {count(self.seen, 'step')}, from "
+        text = (
+            f"Gradient norms of {count(len(self.layers), 'layer')} over {count(self.total, 'step')}, from "
             f"{figures(10**low, 2)} to {figures(10**high, 2)}"
         )
-        said += f", of {number(self.counts[1])}: those that match “{clip(self.asked, 80)}”" if self.asked else ""
-        said += f"; not finite in {clip(', '.join(self.bad), 120)}" if self.bad else ""
+        text += f", of {number(self.counts[1])}: those that match “{clip(self.pattern, 80)}”" if self.pattern else ""
+        text += f"; not finite in {clip(', '.join(self.bad), 120)}" if self.bad else ""
         for name, points in self.curves:
             values = [y for _, y in points]
-            said += (
+            text += (
                 f"; {name} {number(values[0])} at first, {number(values[-1])} at last, between "
                 f"{number(min(values))} and {number(max(values))}"
             )
-        said += f"; GradScaler left out {number(len(self.skipped))} of the steps drawn" if self.skipped else ""
-        return said + (f"; clipped in {number(len(self.clipped))} of the steps drawn" if self.clipped else "") + "."
+        text += f"; GradScaler left out {number(len(self.skipped))} of the steps drawn" if self.skipped else ""
+        return text + (f"; clipped in {number(len(self.clipped))} of the steps drawn" if self.clipped else "") + "."
 
 
 def read(data: Mapping[str, Any]) -> GradientMap | None:
@@ -200,24 +200,24 @@ def read(data: Mapping[str, Any]) -> GradientMap | None:
     curves = tuple((name, points) for name, points in known if points and (name != "after clipping" or clipped))
     if not curves and not (layers and steps):
         return None
-    seen, asked, log = (data.get(key) for key in ("steps seen", "asked", "log"))
+    total, pattern, log = (data.get(key) for key in ("steps seen", "asked", "log"))
     drawn, of = (*(n for n in _list(data, "layer counts") if isinstance(n, int)), len(layers), len(layers))[:2]
     return GradientMap(
         steps,
         layers if steps else (),
         curves,
         clipped,
-        seen if isinstance(seen, int) else len(steps),
+        total if isinstance(total, int) else len(steps),
         tuple(map(_row, _list(data, "table"))),
         (drawn, of),
-        clean(asked, 200) if isinstance(asked, str) else None,
+        clean(pattern, 200) if isinstance(pattern, str) else None,
         log if isinstance(log, bool) else None,
         skipped,
     )
 
 
-def _list(given: Mapping[str, Any], key: str) -> Sequence[Any]:
-    value = given.get(key)
+def _list(data: Mapping[str, Any], key: str) -> Sequence[Any]:
+    value = data.get(key)
     return value if isinstance(value, (list, tuple)) else ()
 
 
@@ -227,10 +227,10 @@ def _cell(value: Any) -> Any:
     return value if value in ("zero", "nan", "inf") else None
 
 
-def _row(given: Any) -> tuple[Any, ...]:
+def _row(row: Any) -> tuple[Any, ...]:
     """A row of the table: a name, and five numbers or None."""
-    values = [v if isinstance(v, numbers.Real) else None for v in given[1:]] if isinstance(given, (list, tuple)) else []
-    return (clean(given[0], 80) if values else "", *(values + [None] * 5)[:5])
+    values = [v if isinstance(v, numbers.Real) else None for v in row[1:]] if isinstance(row, (list, tuple)) else []
+    return (clean(row[0], 80) if values else "", *(values + [None] * 5)[:5])
 
 
 def _points(rows: Sequence[Any], column: int = 1) -> Points:

@@ -111,14 +111,14 @@ class Histogram:
     def sentence(self) -> str:
         """The picture in words, for those who do not see it."""
         finite, faulty = sum(b.count for b in self.bars), sum(b.bad for b in self.bars)
-        said = f"{self.operand} ({self.dtype}): "
-        said += f"{number(finite)} finite non-zero values" if finite else "no finite non-zero values"
+        text = f"{self.operand} ({self.dtype}): "
+        text += f"{number(finite)} finite non-zero values" if finite else "no finite non-zero values"
         if finite:
-            said += f" between {power(self.low)} and {power(self.high + 1)}"
+            text += f" between {power(self.low)} and {power(self.high + 1)}"
         for special in self.specials:
             plural = "s" * (special.name == "zero" and special.count != 1)
-            said += f", {number(special.count)} {special.name}{plural}"
-        return said + (f"; {number(faulty)} of the finite values are at fault." if faulty else ".")
+            text += f", {number(special.count)} {special.name}{plural}"
+        return text + (f"; {number(faulty)} of the finite values are at fault." if faulty else ".")
 
 
 def power(exponent: int) -> str:
@@ -172,18 +172,18 @@ def read(data: Mapping[str, Any]) -> Histogram | None:
     return Histogram(operand, COMPLEX.get(dtype, clean(dtype, 20)), tuple(bars), specials, low, high)
 
 
-def _specials(given: Mapping[str, Any]) -> tuple[Special, ...]:
+def _specials(data: Mapping[str, Any]) -> tuple[Special, ...]:
     """Zeros are at fault when the facts say so (`bad_zeros`), or, where they do not say, when nothing else is."""
     named = {"zero": "zeros", "−inf": "neg_infs", "inf": "infs", "nan": "nans"}
-    found = {name: int(given.get(key) or 0) for name, key in named.items()}
-    others = _counts(given.get("bad_counts")) or any(n for name, n in found.items() if name != "zero")
-    zeros = given["bad_zeros"] > 0 if given.get("bad_zeros") is not None else not others
-    return tuple(Special(name, n, name != "zero" or zeros) for name, n in found.items() if n > 0)
+    numbers = {name: int(data.get(key) or 0) for name, key in named.items()}
+    others = _counts(data.get("bad_counts")) or any(n for name, n in numbers.items() if name != "zero")
+    zeros = data["bad_zeros"] > 0 if data.get("bad_zeros") is not None else not others
+    return tuple(Special(name, n, name != "zero" or zeros) for name, n in numbers.items() if n > 0)
 
 
-def _counts(given: Any) -> dict[int, int]:
+def _counts(data: Any) -> dict[int, int]:
     """Exponents may be strings, as JSON has them."""
-    return {int(e): int(n) for e, n in given.items() if int(n) > 0} if isinstance(given, Mapping) else {}
+    return {int(e): int(n) for e, n in data.items() if int(n) > 0} if isinstance(data, Mapping) else {}
 
 
 def _close(histogram: Histogram) -> list[Mark]:

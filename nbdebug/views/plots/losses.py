@@ -76,8 +76,8 @@ class Curves:
 
     def sentence(self) -> str:
         """The picture in words, for those who do not see it."""
-        said = [f"{panel.name}, {'; '.join(loss.sentence() for loss in panel.curves)}" for panel in self.panels]
-        return "; ".join(said) + "."
+        text = [f"{panel.name}, {'; '.join(loss.sentence() for loss in panel.curves)}" for panel in self.panels]
+        return "; ".join(text) + "."
 
     def drawing(self) -> Drawing:
         marks: list[Mark] = []
@@ -114,19 +114,19 @@ def read(data: Mapping[str, Any]) -> Curves | None:
     curves: name → list of [step, loss], None for a loss that was not finite; "curves of" says whose losses they are.
     checkups: a list of {"step", "training", "validation"}.
     """
-    said = data.get("curves of")
+    text = data.get("curves of")
     panels = [
-        CurvePanel(clean(said, 60) if isinstance(said, str) else "loss of each step", _named(data.get("curves"))),
+        CurvePanel(clean(text, 60) if isinstance(text, str) else "loss of each step", _named(data.get("curves"))),
         CurvePanel("loss of the run as it is, on fixed batches in eval mode", _checkups(data.get("checkups"))),
     ]
     drawn = tuple(panel for panel in panels if panel.curves)
     return Curves(drawn) if drawn else None
 
 
-def _named(given: Any) -> tuple[Curve, ...]:
-    pairs = list(given.items())[:MOST] if isinstance(given, Mapping) else []
-    found = [(clean(name, 30), points_of(rows), _broke(rows)) for name, rows in pairs]
-    return tuple(Curve(name, points, broke) for name, points, broke in found if points)
+def _named(value: Any) -> tuple[Curve, ...]:
+    pairs = list(value.items())[:MOST] if isinstance(value, Mapping) else []
+    curves = [(clean(name, 30), points_of(rows), _broke(rows)) for name, rows in pairs]
+    return tuple(Curve(name, points, broke) for name, points, broke in curves if points)
 
 
 def _broke(rows: Any) -> float | None:
@@ -141,13 +141,13 @@ def _broke(rows: Any) -> float | None:
     return at[0][0] if at else None
 
 
-def _checkups(given: Any) -> tuple[Curve, ...]:
-    rows = [r for r in given if isinstance(r, Mapping)] if isinstance(given, (list, tuple)) else []
-    found = [
+def _checkups(value: Any) -> tuple[Curve, ...]:
+    rows = [r for r in value if isinstance(r, Mapping)] if isinstance(value, (list, tuple)) else []
+    curves = [
         (f"on {key} batches", points_of([(r.get("step"), r.get(key)) for r in rows]))
         for key in ("training", "validation")
     ]
-    return tuple(Curve(name, points) for name, points in found if len(points) > 1)
+    return tuple(Curve(name, points) for name, points in curves if len(points) > 1)
 
 
 def apart(places: list[float], least: float, low: float, high: float) -> list[float]:

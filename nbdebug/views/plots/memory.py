@@ -120,8 +120,8 @@ def read(data: Mapping[str, Any]) -> MemoryPlot | None:
     )
 
 
-def _pairs(given: Any) -> Sequence[Any]:
-    pairs = given if isinstance(given, (list, tuple)) else ()
+def _pairs(value: Any) -> Sequence[Any]:
+    pairs = value if isinstance(value, (list, tuple)) else ()
     return [p for p in pairs if isinstance(p, (list, tuple)) and len(p) == 2]
 
 

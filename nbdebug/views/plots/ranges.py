@@ -40,7 +40,7 @@ class Ranges:
 
     @property
     def window(self) -> tuple[float, float]:
-        """The powers of two that are shown: all lines, and both ends of the type where they are near."""
+        """The powers of two that are nearest: all lines, and both ends of the type where they are near."""
         lows = [line.low for line in self.lines] + [g for line in self.lines if (g := line.gradient) is not None]
         highs = [line.high for line in self.lines]
         low, high = min(lows), max(highs)
@@ -95,11 +95,11 @@ class Ranges:
         """The picture in words, for those who do not see it."""
         top = max(self.lines, key=lambda line: line.high)
         kept = [line.name for line in self.lines if line.kept]
-        said = (
+        text = (
             f"Sizes of the values of {number(len(self.lines))} modules against {self.dtype}, which ends at "
             f"2^{self.span.largest + 1}: the largest is 2^{top.high:.1f}, in {top.name}"
         )
-        return said + (f"; kept in float32: {', '.join(kept[:8])}" if kept else "") + "."
+        return text + (f"; kept in float32: {', '.join(kept[:8])}" if kept else "") + "."
 
 
 def read(data: Mapping[str, Any]) -> Ranges | None:
@@ -117,23 +117,23 @@ def read(data: Mapping[str, Any]) -> Ranges | None:
     if not lines:
         return None
     near = sorted(lines, key=lambda line: (not line.kept, min(span.largest + 1 - line.high, line.low - span.normal)))
-    shown = set(map(id, near[:MOST]))
-    return Ranges(data["dtype"], span, tuple(line for line in lines if id(line) in shown), len(lines) - len(shown))
+    nearest = set(map(id, near[:MOST]))
+    return Ranges(data["dtype"], span, tuple(line for line in lines if id(line) in nearest), len(lines) - len(nearest))
 
 
-def _range_line(given: Any) -> RangeLine | None:
-    if not isinstance(given, Mapping):
+def _range_line(data: Any) -> RangeLine | None:
+    if not isinstance(data, Mapping):
         return None
-    values, gradient = given.get("values"), given.get("gradient")
+    values, gradient = data.get("values"), data.get("gradient")
     if not isinstance(values, (list, tuple)) or len(values) != 2 or not all(map(_number, values)):
         return None
-    name = clean(given.get("name") or "the model", 60)
+    name = clean(data.get("name") or "the model", 60)
     return RangeLine(
         name,
         float(values[0]),
         float(values[1]),
         float(gradient) if _number(gradient) else None,
-        given.get("kept") is True,
+        data.get("kept") is True,
     )
 
 

@@ -101,8 +101,8 @@ def _at(steps: Sequence[float], total: int, most: int = 4) -> str:
     """ "step 7", "3 steps (7, 9, 12)", "40 steps (7, 9, 12, 15 …)"."""
     if total == 1:
         return f"step {number(int(steps[0]))}"
-    shown = ", ".join(number(int(s)) for s in steps[:most])
-    return f"{number(total)} steps ({shown}{' …' if total > most else ''})"
+    listed = ", ".join(number(int(s)) for s in steps[:most])
+    return f"{number(total)} steps ({listed}{' …' if total > most else ''})"
 
 
 def read(data: Mapping[str, Any]) -> RunPlot | None:

@@ -24,7 +24,7 @@ HERE = "▶"
 
 @dataclasses.dataclass(frozen=True)
 class LayerRow:
-    """A layer, or, where `more` is not 0, so many that are not shown. made: the range of its last output; bad: that, or
+    """A layer, or, where `more` is not 0, so many that are hidden. output: the range of its last output; bad: that, or
     its gradient, is not finite."""
 
     depth: int
@@ -32,7 +32,7 @@ class LayerRow:
     kind: str = ""
     here: bool = False
     ran: bool = False
-    made: str = ""
+    output: str = ""
     gradient: str = ""
     bad: bool = False
     more: int = 0
@@ -40,7 +40,7 @@ class LayerRow:
     def cells(self) -> tuple[str, str, str, str]:
         if self.more:
             return f"… {self.more} more", "", "", ""
-        return self.name, self.kind, self.made, self.gradient
+        return self.name, self.kind, self.output, self.gradient
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,10 +79,10 @@ class Stepping:
         named = [("  " * row.depth + (f"{HERE} " if row.here else "  ") + row.cells()[0], row) for row in self.rows]
         wide = max((len(name) for name, _ in named), default=0)
         kinds = max((len(row.kind) for row in self.rows), default=0)
-        said = ["; ".join(cell for cell in row.cells()[2:] if cell) for row in self.rows]
+        text = ["; ".join(cell for cell in row.cells()[2:] if cell) for row in self.rows]
         return [
-            f"  {name.ljust(wide + 2)}{row.kind.ljust(kinds + 2)}{made}".rstrip()
-            for (name, row), made in zip(named, said)
+            f"  {name.ljust(wide + 2)}{row.kind.ljust(kinds + 2)}{output}".rstrip()
+            for (name, row), output in zip(named, text)
         ]
 
     def html(self) -> str:
@@ -161,41 +161,41 @@ def _rest(layers: Sequence[Mapping[str, Any]], hidden: list[int]) -> list[LayerR
 
 def _row(layer: Mapping[str, Any], here: bool) -> LayerRow:
     name, calls = str(layer.get("name", "")), layer.get("calls") or 0
-    made, gradient = layer.get("finite"), layer.get("gradient")
+    output, gradient = layer.get("finite"), layer.get("gradient")
     low, high = layer.get("low"), layer.get("high")
-    said = (
+    text = (
         ""
-        if made is None
+        if output is None
         else "not finite"
-        if made is False
+        if output is False
         else "ran"
         if low is None
         else number(low)
         if low == high
         else f"{number(low)} … {number(high)}"
     )
-    times = f", {calls} calls" if said and calls > 1 else ""
-    handed_on = "" if gradient is None else "gradient finite" if gradient else "gradient not finite"
+    times = f", {calls} calls" if text and calls > 1 else ""
+    gradient_text = "" if gradient is None else "gradient finite" if gradient else "gradient not finite"
     return LayerRow(
         _depth(layer),
         clean(name.rpartition(".")[2] or "the model", 60),
         clean(layer.get("type") or "", 60),
         here,
         bool(calls),
-        said + times,
-        handed_on,
-        made is False or gradient is False,
+        text + times,
+        gradient_text,
+        output is False or gradient is False,
     )
 
 
-def _values(given: Any) -> Values | None:
-    if not isinstance(given, Mapping):
+def _values(data: Any) -> Values | None:
+    if not isinstance(data, Mapping):
         return None
-    counts = [c for c in _list(given.get("counts")) if isinstance(c, int) and c >= 0]
-    beside = [f"{number(given[kind])} {kind}" for kind in ("NaN", "inf") if given.get(kind)]
-    low, high = given.get("low"), given.get("high")
+    counts = [c for c in _list(data.get("counts")) if isinstance(c, int) and c >= 0]
+    beside = [f"{number(data[kind])} {kind}" for kind in ("NaN", "inf") if data.get(kind)]
+    low, high = data.get("low"), data.get("high")
     return Values(
-        clean(given.get("name") or "", 60),
+        clean(data.get("name") or "", 60),
         low if _number(low) else None,
         high if _number(high) else None,
         tuple(counts),
@@ -232,17 +232,17 @@ def _table(stepping: Stepping) -> str:
 
 
 def _value_row(row: LayerRow, gradient: bool) -> str:
-    name, kind, made, handed_on = map(html.escape, row.cells())
+    name, kind, output, gradient_text = map(html.escape, row.cells())
     mark = f"{HERE}&nbsp;" if row.here else "&nbsp;&nbsp;&nbsp;"
     weight = "font-weight:700" if row.here else "font-weight:400" if row.ran else PALE
     colour = f"color:{FAULT}"
-    bad = (made.startswith("not finite"), "not finite" in handed_on)
+    bad = (output.startswith("not finite"), "not finite" in gradient_text)
     cells = [
-        f'<td style="{PLAIN};{colour if wrong else PALE if not row.here else ""}">{said}</td>'
-        for said, wrong in zip((kind, made), (False, bad[0]))
+        f'<td style="{PLAIN};{colour if wrong else PALE if not row.here else ""}">{text}</td>'
+        for text, wrong in zip((kind, output), (False, bad[0]))
     ]
     if gradient:
-        cells.append(f'<td style="{PLAIN};{colour if bad[1] else PALE}">{handed_on.removeprefix("gradient ")}</td>')
+        cells.append(f'<td style="{PLAIN};{colour if bad[1] else PALE}">{gradient_text.removeprefix("gradient ")}</td>')
     return (
         f'<tr style="background:none"><th scope="row" style="{PLAIN};{weight};'
         f'padding-left:{1.1 * row.depth:.1f}em">{mark}{name}</th>{"".join(cells)}</tr>'

@@ -15,7 +15,7 @@ TREE_WIDTH, TOP, ROW = 278, 40, 22
 
 @dataclasses.dataclass(frozen=True)
 class ModuleLine:
-    """One module, or, where `more` is not 0, so many modules that are not shown."""
+    """One module, or, where `more` is not 0, so many modules that are not visible."""
 
     depth: int
     name: str = ""
@@ -61,12 +61,12 @@ def read(data: Mapping[str, Any], most: int = 18) -> ModuleTree | None:
     if not any(n.get("born") or n.get("path") for n in nodes):
         return None
     parents = _parents([str(n.get("name", "")) for n in nodes])
-    shown = _shown(nodes, parents, most)
+    visible = _shown(nodes, parents, most)
     depths = _depths(parents)
     lines: list[ModuleLine] = []
     hidden: list[int] = []
     for i in range(len(nodes)):
-        if i not in shown:
+        if i not in visible:
             hidden.append(i)
             continue
         lines += [*_rest(nodes, hidden, parents, depths), _line(i, nodes, parents, depths)]
@@ -102,20 +102,20 @@ def _shown(nodes: list[Any], parents: list[int | None], most: int) -> set[int]:
     born = [i for i, n in enumerate(nodes) if n.get("born")] or [i for i, n in enumerate(nodes) if n.get("path")][:1]
     path = [i for i, n in enumerate(nodes) if n.get("path") and i not in born]
     nearest = sorted(path, key=lambda i: min(abs(i - b) for b in born))
-    shown: set[int] = set()
+    visible: set[int] = set()
     for i in [*born, *nearest]:
         line: set[int] = set()
         above: int | None = i
         while above is not None:
             line.add(above)
             above = parents[above]
-        if len(shown | line) <= max(most * 2 // 3, 1) or not shown:  # the other third is for the "N more" lines
-            shown |= line
-    return shown
+        if len(visible | line) <= max(most * 2 // 3, 1) or not visible:  # the other third is for the "N more" lines
+            visible |= line
+    return visible
 
 
 def _rest(nodes: list[Any], hidden: list[int], parents: list[int | None], depths: list[int]) -> list[ModuleLine]:
-    """The line that stands for hidden modules; a single one is shown itself, as it takes no more room."""
+    """The line that stands for hidden modules; a single one is visible itself, as it takes no more room."""
     if len(hidden) < 2:
         return [_line(i, nodes, parents, depths) for i in hidden]
     return [
@@ -126,11 +126,11 @@ def _rest(nodes: list[Any], hidden: list[int], parents: list[int | None], depths
 def _line(i: int, nodes: list[Any], parents: list[int | None], depths: list[int]) -> ModuleLine:
     name, parent = str(nodes[i].get("name", "")), parents[i]
     above = str(nodes[parent].get("name", "")) if parent is not None else ""
-    shown = name[len(above) :].lstrip(".") if above else name
+    visible = name[len(above) :].lstrip(".") if above else name
     born = bool(nodes[i].get("born"))
     return ModuleLine(
         depths[i],
-        clean(shown or "the model", 40),
+        clean(visible or "the model", 40),
         clean(nodes[i].get("type") or "", 40),
         born,
         born or bool(nodes[i].get("path")),
