@@ -1,8 +1,11 @@
 """Views: a Report drawn for people. Each reads plain data and knows no tensor.
 
     wording     how values, places and tables are written, the same everywhere
-    text        a screen of a terminal; html: a fragment for notebooks, or a page; plots: the pictures, SVG and matplotlib
-    show        displays a report at once; widgets: controls over a picture (the only file that imports ipywidgets)
+    text        a screen of a terminal
+    html        a fragment for notebooks, or a whole page
+    plots       the pictures, as SVG and with matplotlib
+    show        displays a report at once
+    widgets     controls over a picture; the only file that imports ipywidgets
 
 A report imports them on demand, and of the pictures only those that it has.
 """
