@@ -17,7 +17,6 @@ import torch
 from torch import nn
 
 from nbdebug.arguments import Subject, discover
-from nbdebug.observe.snapshot import Snapshot
 from nbdebug.observe.validation import check_count, check_step, models_of, names_used_by, optimizers_of
 from nbdebug.report import Report
 from nbdebug.text import count
@@ -56,8 +55,7 @@ def nan_trace(
     """
     check(step, max_steps, strategy)
     arguments = StepArguments.of(step, model, optimizer)
-    before = Snapshot.take(arguments.models, arguments.optimizers, others=arguments.others) if restore else None
-    try:
+    with _restored(arguments) if restore else contextlib.nullcontext():
         if strategy == "bisect":
             from nbdebug.tools.nan.bisect import bisect
 
@@ -66,9 +64,6 @@ def nan_trace(
                 step, arguments.models, optimizers, others=arguments.others, trace=lambda: _trace(arguments, 1, True)
             )
         return _trace(arguments, max_steps, _is_live(strategy, arguments))
-    finally:
-        if before is not None:
-            before.restore()
 
 
 def trace_cell(
@@ -141,6 +136,18 @@ def _trace(arguments: StepArguments, max_steps: int, live: bool) -> Report:
         if detection is not None and not probe.live:
             _locate(probe, detection)
     return report_of(probe, detection, question, subject, steps, compiled, tuple(notes))
+
+
+@contextlib.contextmanager
+def _restored(arguments: StepArguments) -> Iterator[None]:
+    """Afterwards models, optimizers and random numbers are as they were before."""
+    from nbdebug.observe.snapshot import Snapshot  # only restore= needs it
+
+    before = Snapshot.take(arguments.models, arguments.optimizers, others=arguments.others)
+    try:
+        yield
+    finally:
+        before.restore()
 
 
 def _locate(probe: Probe, detection: Any) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from nbdebug.observe.locations import at_site
-from nbdebug.observe.snapshot import Snapshot
 from nbdebug.observe.tape import TapeEntry
 from nbdebug.observe.tensors import all_finite, can_be_nonfinite, finite, tensors_in
 from nbdebug.report import Finding, Plot, Report, RuledOut, Where
@@ -87,6 +86,8 @@ def report_of(
 def compare_compiled(probe: Probe, call: CompiledCall, step: int) -> CompiledFacts | None:
     """Run a compiled module, and its eager self, on the batch that it was given; only the compiled one bad is a
     finding. Buffers and random numbers are put back afterwards."""
+    from nbdebug.observe.snapshot import Snapshot  # only a compiled model needs it
+
     before = Snapshot.take({"model": call.module})
     try:
         with torch.no_grad():
