@@ -164,7 +164,7 @@ def test_statistics_of_all_batches(own: Played) -> None:
         assert told["error"][:2] == (BAD, "loss") and told["bad"] == (1,)
         ((code, rank, op, phase, text, _),) = told["report"]["findings"]
         assert (code, rank, op, phase) == ("nan/log-of-nonpositive", 1, "log", "forward") and "the log at fault" in text
-        assert any("Rank 0 took it over" in note for note in told["report"]["notes"])
+        assert any("Rank 0 got it from another process" in note for note in told["report"]["notes"])
         assert not changed(told["before"], told["after"])
 
 
@@ -191,7 +191,7 @@ def test_a_fault_of_one_guard_lets_all_leave(faults: Played) -> None:
     here, there = faults["in_healthy_steps"]
     for place, (raised, fault, moved) in there.items():
         if raised:
-            assert "planted in" in fault and here[place][1].startswith("OtherProcess"), place
+            assert "planted in" in fault and here[place][1].startswith("OtherGuardFailed"), place
         assert not moved and not here[place][2], place
     assert sum(bool(raised) for raised, *_ in there.values()) > 8
     assert faults["what_follows"][0]["bad"] == faults["what_follows"][1]["bad"] == (1,)

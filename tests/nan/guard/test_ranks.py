@@ -195,7 +195,9 @@ def test_a_model_that_talks_to_the_others_is_not_run_again(played: Played) -> No
     for told in played["a_model_that_talks"]:
         assert told["error"] == (BAD, "loss", 0) and told["bad"] == (1,)
         ((code, rank, *_),) = told["report"]["findings"]
-        assert (code, rank) == ("nan/not-located", 1) and "talks to other processes" in told["report"]["text"]
+        assert (code, rank) == ("nan/not-located", 1) and "communicates with other processes" in " ".join(
+            told["report"]["text"].split()
+        )
 
 
 def test_a_process_that_fails_is_not_held_back(tmp_path) -> None:

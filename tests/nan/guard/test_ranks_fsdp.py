@@ -61,11 +61,13 @@ def test_the_report_says_why_it_names_no_place_and_whose_loss_was_bad(played: Pl
     for told in played["sharded"]:
         by_loss, by_gradient = (told[f"trace, {kind}, {fault}"]["report"] for fault in FAULTS)
         by_hand = told[f"raise, {kind}, loss of 1"]["report"]
-        assert by_hand["findings"][0][:2] == ("nan/not-located", 1) and "spread over" in by_hand["text"]
+        assert by_hand["findings"][0][:2] == ("nan/not-located", 1) and "sharded over" in " ".join(
+            by_hand["text"].split()
+        )
         for report, rank in ((by_loss, 1), (by_gradient, None)):
             ((code, where, *_),) = report["findings"]
             assert (code, where) == ("nan/not-located", rank)
-            assert "spread over processes" in " ".join(report["text"].split())
+            assert "sharded over processes" in " ".join(report["text"].split())
         assert "rank 1 was bad first: its own loss was not finite" in by_loss["notes"][0]
         assert "is not known" in by_gradient["notes"][0]
 
