@@ -149,7 +149,7 @@ class Looping(nn.Linear):
 
 
 def test_ctrl_c_gives_the_notebook_back_and_the_step_can_still_be_ended(monkeypatch) -> None:
-    monkeypatch.setattr(turns, "PATIENCE", 0.2)
+    monkeypatch.setattr(turns, "TIMEOUT", 0.2)
     net = nn.Sequential(nn.Linear(4, 4), Looping(4, 4))
     before = Photograph(net)
     stepper = step_through(net, batch()[0])
@@ -175,7 +175,7 @@ def test_a_step_that_cannot_be_interrupted_is_told(monkeypatch) -> None:
             gate.wait()
             return x
 
-    monkeypatch.setattr(turns, "PATIENCE", 0.1)
+    monkeypatch.setattr(turns, "TIMEOUT", 0.1)
     net = nn.Sequential(Blocking(4, 4))
     before = Photograph(net)
     stepper = step_through(net, batch()[0])
@@ -208,7 +208,7 @@ def test_its_own_fault_ends_the_stops_and_not_the_step(monkeypatch) -> None:
     from nbdebug.tools.stepper import events as numbers
 
     stepper = step_through(model(), batch(), nn.MSELoss())
-    monkeypatch.setattr(numbers, "span", lambda tensors: 1 / 0)
+    monkeypatch.setattr(numbers, "value_range", lambda tensors: 1 / 0)
     stepper.into()
     assert stepper.done and stepper.error is None and stepper.result.item() > 0
     assert "could not follow the step any further (ZeroDivisionError" in str(stepper)

@@ -98,10 +98,10 @@ def test_copies_of_a_watched_model_know_nothing_of_it() -> None:
 @pytest.mark.parametrize(
     "where",
     [
-        "nbdebug.tools.grad_watch.gradients.measure",
-        "nbdebug.tools.grad_watch.steps.together",
-        "nbdebug.tools.grad_watch.gradients.measure",
-        "nbdebug.tools.grad_watch.units.capturing",
+        "nbdebug.tools.grad_watch.gradients.group_norms",
+        "nbdebug.tools.grad_watch.steps.joint_norm",
+        "nbdebug.tools.grad_watch.gradients.group_norms",
+        "nbdebug.tools.grad_watch.units.is_capturing_graph",
         "nbdebug.tools.grad_watch.gradients.GradientProbe.began",
         "nbdebug.tools.grad_watch.gradients.Updates.after",
     ],
