@@ -64,7 +64,7 @@ def explained(dataset, **settings):
         for _batch in loader:
             pass
     report = nbdebug.explain(caught.value, names={})
-    return report, str(report)
+    return report, str(report.full())
 
 
 def only(report):

@@ -54,7 +54,7 @@ def explained(call):
     with pytest.raises(Exception) as caught:
         call()
     report = nbdebug.explain(caught.value, names=globals())
-    return report, " ".join(str(report).split())
+    return report, " ".join(str(report.full()).split())
 
 
 def from_a_loader():

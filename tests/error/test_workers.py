@@ -47,7 +47,7 @@ def explained(make, **settings):
 
 def told(error):
     report = nbdebug.explain(error, names={})
-    return report, str(report)
+    return report, str(report.full())
 
 
 def only(report):
