@@ -102,4 +102,4 @@ NO_STEP = "No step waits. %step_through starts one."
 
 def _waiting() -> Any:
     module = sys.modules.get("nbdebug.tools.stepper.step_through")  # not imported: no step waits
-    return module.waiting() if module is not None else None
+    return module.active_stepper() if module is not None else None

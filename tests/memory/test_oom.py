@@ -249,7 +249,7 @@ def test_nothing_outlives_the_report_and_nothing_of_the_users_runs() -> None:
     seen: list[weakref.ref[torch.Tensor]] = []
     report = card(work, names={"touchy": Touchy()})
     gc.collect()
-    assert seen[0]() is None and "big in work" in str(report)
+    assert seen[0]() is None and "big in work" in str(report.full())
     json.dumps(report.to_dict(), allow_nan=False)
 
 

@@ -60,7 +60,7 @@ def test_a_softmax_too_many_is_left_out(last) -> None:
     assert code == "double-softmax"
     proven(fix)
     assert set(report.plot("losses")["curves"]) == {"as it is", "with the fix"}
-    assert "Loss of one batch, trained on alone" in str(report)
+    assert "Loss of one batch, trained on alone" in str(report.full())
     assert 'alt="loss of one batch, trained on alone, as it is:' in report._repr_mimebundle_()["text/html"]
 
 

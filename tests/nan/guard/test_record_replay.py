@@ -388,7 +388,7 @@ def test_what_can_not_be_rebuilt_is_said(path, call, said) -> None:
     (trip,) = nbdebug.open_record(path).trips
     assert said in trip.no_replay and trip.report is not None
     assert error.report.findings[0].code == "nan/log-of-nonpositive", "live it is no matter"
-    assert "It can't be replayed from disk" in str(nbdebug.open_record(path))
+    assert "It can't be replayed from disk" in str(nbdebug.open_record(path).report().full())
     with pytest.raises(ValueError, match=said.replace("`", ".")):
         nbdebug.open_record(path).replay(fresh())
 
