@@ -109,10 +109,10 @@ def test_the_cause_its_first_fix_and_the_numbers_are_on_the_screen() -> None:
 
 
 def test_of_a_long_chain_the_first_and_the_last_events_stay() -> None:
-    chain = tuple(Link(f"event {i}") for i in range(9))
+    chain = tuple(Link(f"event {i}") for i in range(40))
     said = str(Report("q", (Finding("a/b", "t", chain=chain),)))
-    assert "  1. event 0\n  2. event 1\n     … 5 more\n  8. event 7\n  9. event 8" in said
-    assert "Left out (report.full() shows it): 5 events." in said
+    assert "  1. event 0\n  2. event 1\n     … 36 more\n 39. event 38\n 40. event 39" in said
+    assert "Left out (report.full() shows it): 36 events." in said
 
 
 def test_colour_is_for_terminals_and_takes_the_place_of_backticks(monkeypatch) -> None:

@@ -56,9 +56,7 @@ def test_a_stopped_step_heads_its_report_and_says_that_the_weights_are_sound(cap
     assert headline(guard) == "2 of 6 steps stopped, the last of them step 4."
     shown = capsys.readouterr().err
     assert shown.startswith("Step 2 was stopped: weights, buffers and optimizer state are as before it.\n")
-    assert "not finite, stopped" in str(guard.trips[0].report.full()) and "The last " in str(
-        guard.report().full()
-    )
+    assert "not finite, stopped" in str(guard.trips[0].report.full()) and "The last " in str(guard.report().full())
     assert headline(trained(3, bad=(2,))) == "1 of 3 steps stopped: step 2."
 
 
