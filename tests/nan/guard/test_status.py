@@ -56,7 +56,9 @@ def test_a_stopped_step_heads_its_report_and_says_that_the_weights_are_sound(cap
     assert headline(guard) == "2 of 6 steps stopped, the last of them step 4."
     shown = capsys.readouterr().err
     assert shown.startswith("Step 2 was stopped: weights, buffers and optimizer state are as before it.\n")
-    assert "not finite, stopped" in str(guard.trips[0].report.full()) and "The last " in str(guard.report().full())
+    told = str(guard.trips[0].report.full())
+    assert "not finite, stopped" in told and "The last 3 steps" in told
+    assert "The last 6 steps" in str(guard.report().full())
     assert headline(trained(3, bad=(2,))) == "1 of 3 steps stopped: step 2."
 
 
@@ -110,5 +112,6 @@ def test_a_fault_of_the_guards_own_is_said_first() -> None:
 def test_the_numbers_of_the_last_steps_are_in_the_report() -> None:
     guard = trained(5, keep=3)
     (table,) = guard.report().tables
-    assert [row[0] for row in table.rows] == [2, 3, 4] and table.title == "The last " in str(guard)
+    assert [row[0] for row in table.rows] == [2, 3, 4] and table.title == "The last 3 steps"
+    assert table.title in str(guard.report().full())
     assert table.rows[-1][1] == guard.lines[-1].loss and torch.isfinite(torch.tensor(table.rows[-1][2]))
