@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -273,3 +274,17 @@ def _call(
 
 WRAPPED_CALL = _call.__code__
 """The code of a call that a `CompiledWatch` wraps; its local `watches` names the module."""
+
+
+@contextlib.contextmanager
+def eager() -> Iterator[list[str]]:
+    """Run compiled code in eager, so that every op is seen; yields notes for the report."""
+    notes: list[str] = []
+    with warnings.catch_warnings():
+        # Torch warns that our hooks see a compiled module twice; they know.
+        warnings.filterwarnings("ignore", message="Using `torch.compile.module.` when there are global hooks")
+        if "torch._dynamo" not in sys.modules:
+            yield notes
+            return
+        with torch.compiler.set_stance("force_eager"):
+            yield notes

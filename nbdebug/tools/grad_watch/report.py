@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nbdebug.report import Finding, Fix, Plot, Report, RuledOut, Where
+from nbdebug.text import listed
 from nbdebug.tools.grad_watch.history import ScaleHistory
 from nbdebug.tools.grad_watch.layers import Depth, depth_trend, faded_layers, heatmap, jumps, layer_series, levels
 from nbdebug.tools.grad_watch.loss_analysis import Verdict
@@ -26,12 +27,6 @@ GREW = 100.0
 STRONG = 10.0
 """Norm of all gradients over that of all weights, at the start. Healthy trainings have 0.05 to 3, with large targets 10
 and more."""
-
-
-def listed(names: Sequence[str], most: int = 3) -> str:
-    """ "`a`, `b` and 4 more"."""
-    said = ", ".join(f"`{name}`" for name in names[:most])
-    return said + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def nonfinite_gradients(

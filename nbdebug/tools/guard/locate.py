@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from nbdebug.observe.locations import Site
+from nbdebug.observe.modules import eager
 from nbdebug.observe.replay import Replay
 from nbdebug.observe.snapshot import random_sources
 from nbdebug.observe.tape import CallEntry, CannotReplay
@@ -25,7 +26,6 @@ from nbdebug.tools.guard.rollback import BufferBackup
 from nbdebug.tools.guard.trip import Trip
 from nbdebug.tools.nan.facts import Target, UnlocatedStep
 from nbdebug.tools.nan.locate import NotLocated, locate_origins, uncollected
-from nbdebug.tools.nan.nan_trace import eager
 from nbdebug.tools.nan.probe import Detection, Probe, RunHistory, StopCell
 from nbdebug.tools.nan.report import report_of
 from nbdebug.tools.nan.rules import name_it

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import sys
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -17,6 +15,7 @@ import torch
 from torch import nn
 
 from nbdebug.arguments import Subject, discover
+from nbdebug.observe.modules import eager
 from nbdebug.observe.validation import check_count, check_step, models_of, names_used_by, optimizers_of
 from nbdebug.report import Report
 from nbdebug.text import count
@@ -183,20 +182,6 @@ def _compare_compiled(probe: Probe, step: int) -> CompiledFacts | None:
         return compare_compiled(probe, probe.compiled_calls.pop(), step)
     finally:
         probe.__enter__()
-
-
-@contextlib.contextmanager
-def eager() -> Iterator[list[str]]:
-    """Run compiled code in eager, so that every op is seen; yields notes for the report."""
-    notes: list[str] = []
-    with warnings.catch_warnings():
-        # Torch warns that our hooks see a compiled module twice; they know.
-        warnings.filterwarnings("ignore", message="Using `torch.compile.module.` when there are global hooks")
-        if "torch._dynamo" not in sys.modules:
-            yield notes
-            return
-        with torch.compiler.set_stance("force_eager"):
-            yield notes
 
 
 def _counted(most: int) -> Iterable[int]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix, Link, Where
+from nbdebug.text import count, listed
 from nbdebug.tools.errors.facts import Raised
 
 
@@ -142,9 +143,10 @@ def _title(facts: StateMismatch) -> str:
     if facts.resized:
         return _sizes_title(facts, source, model)
     if facts.missing and not facts.unexpected:
-        return f"{model} has {_count(facts.missing)} that {source} lacks: {listed(facts.missing)}."
+        return f"{model} has {count(len(facts.missing), 'key')} that {source} lacks: {listed(facts.missing)}."
     if facts.unexpected and not facts.missing:
-        return f"{source} has {_count(facts.unexpected)} that {model} does not know: {listed(facts.unexpected)}."
+        keys = count(len(facts.unexpected), "key")
+        return f"{source} has {keys} that {model} does not know: {listed(facts.unexpected)}."
     return f"{source} and {model} differ: it lacks {listed(facts.missing)}, and brings {listed(facts.unexpected)}."
 
 
@@ -428,18 +430,9 @@ def _optimizers(facts: OptimizerMismatch) -> Finding:
 
 def _groups(sizes: Sequence[int]) -> str:
     if len(sizes) == 1:
-        return f"{sizes[0]} parameter{'s' * (sizes[0] != 1)}"
+        return count(sizes[0], "parameter")
     return f"{len(sizes)} groups of {', '.join(map(str, sizes[:6]))} parameters"
-
-
-def listed(names: Sequence[str], most: int = 3) -> str:
-    said = ", ".join(f"`{name}`" for name in names[:most])
-    return said + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def _keys(names: Sequence[str]) -> str:
     return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
-
-
-def _count(names: Sequence[str]) -> str:
-    return f"{len(names)} key{'s' * (len(names) != 1)}"

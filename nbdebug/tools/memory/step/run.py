@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import gc
-import sys
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import psutil
-import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from nbdebug.live import progress_range
 from nbdebug.observe.locations import at_site
+from nbdebug.observe.modules import eager
 from nbdebug.report import Where
 from nbdebug.tools.memory.facts import Holding, Leak, MemoryFacts, StepMemory
 from nbdebug.tools.memory.owners.graphs import Graphs
@@ -171,16 +168,3 @@ def _scan(request: StepRequest, course: StepsTraced) -> HolderScan:
         count_graphs(scan.holders.values())
     course.sizes.append(scan.sizes())
     return scan
-
-
-@contextlib.contextmanager
-def eager() -> Iterator[list[str]]:
-    """Compiled code runs in eager, so that each of its allocations is seen; yields what to say of that."""
-    said: list[str] = []
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Using `torch.compile.module.` when there are global hooks")
-        if "torch._dynamo" not in sys.modules:
-            yield said
-            return
-        with torch.compiler.set_stance("force_eager"):
-            yield said
