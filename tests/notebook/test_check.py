@@ -184,7 +184,7 @@ def test_what_a_statement_binds() -> None:
 
 def test_a_cell_reaches_the_functions_that_it_calls() -> None:
     known = history("def inner(m):\n    m.eval()", "def outer(m):\n    inner(m)", "outer(net)", "net = 1")
-    assert [cell.number for cell in known.leading_to("eval")] == [1, 2, 3]
+    assert [cell.number for cell in known.reaching("eval")] == [1, 2, 3]
     assert len(known.reach(3)) == 3 and len(known.reach(4)) == 1
 
 

@@ -109,11 +109,11 @@ class ErrorContext:
 
     def tensors(self) -> tuple[TensorFact, ...]:
         """The tensors among the user's variables, each once, innermost first."""
-        seen: dict[int, TensorFact] = {}
+        tensors: dict[int, TensorFact] = {}
         for name, value, _ in self.variables():
-            if is_tensor(value) and id(value) not in seen and len(seen) < MOST:
-                seen[id(value)] = fact(name, value)
-        return tuple(seen.values())
+            if is_tensor(value) and id(value) not in tensors and len(tensors) < MOST:
+                tensors[id(value)] = fact(name, value)
+        return tuple(tensors.values())
 
 
 def _with_comprehension(frame: Frame, callee: Frame | None) -> Frame:
@@ -159,7 +159,7 @@ def _shortened(trail: list[Frame]) -> list[Frame]:
 def _outer_frames(error: BaseException, led_to: tuple[BaseException, ...]) -> list[Frame]:
     """The frames around the one that caught an exception: its own traceback begins there, that of the exception which
     followed leads to it."""
-    found: list[Frame] = []
+    trail: list[Frame] = []
     inner = error
     for after in led_to:
         start = inner.__traceback__.tb_frame if inner.__traceback__ is not None else None
@@ -168,9 +168,9 @@ def _outer_frames(error: BaseException, led_to: tuple[BaseException, ...]) -> li
             at = at.tb_next
         if at is None or start is None:  # caught in another thread, or in a task
             break
-        found = [*frames(after, start), *found]
+        trail = [*frames(after, start), *trail]
         inner = after
-    return found
+    return trail
 
 
 def is_tensor(value: Any) -> bool:
@@ -180,7 +180,7 @@ def is_tensor(value: Any) -> bool:
 def fact(name: str, value: torch.Tensor, *, read: bool = False) -> TensorFact:
     """The facts of one tensor. read: its least and largest value as well (waits for a device, which may refuse)."""
     grad_fn = tensor_attribute(value, "grad_fn")
-    made = base_name(grad_fn.name().removesuffix("0").removesuffix("Backward").lower()) if grad_fn is not None else None
+    op = base_name(grad_fn.name().removesuffix("0").removesuffix("Backward").lower()) if grad_fn is not None else None
     kind = "parameter" if issubclass(type(value), torch.nn.Parameter) else "tensor"
     low, high, bad = _range(value) if read else (None, None, None)
     return TensorFact(
@@ -190,7 +190,7 @@ def fact(name: str, value: torch.Tensor, *, read: bool = False) -> TensorFact:
         str(tensor_attribute(value, "device")),
         kind,
         tensor_attribute(value, "requires_grad"),
-        made,
+        op,
         low,
         high,
         bad,

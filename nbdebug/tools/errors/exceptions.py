@@ -39,19 +39,19 @@ class Candidate:
 def candidate_chains(error: BaseException) -> list[list[Candidate]]:
     """One list for each member of a group (one in all where there is no group): its candidates, in the order in which
     they are to be asked. Endless chains and cycles end after DEEPEST."""
-    found: list[list[Candidate]] = []
+    chains: list[list[Candidate]] = []
     todo: deque[Candidate] = deque([Candidate(error)])
-    met: set[int] = set()
-    while todo and len(found) < DEEPEST:
+    visited: set[int] = set()
+    while todo and len(chains) < DEEPEST:
         start = todo.popleft()
-        if id(start.error) in met:
+        if id(start.error) in visited:
             continue
-        met.add(id(start.error))
+        visited.add(id(start.error))
         line, inside = _candidates(start)
         todo.extend(inside)
         if line:
-            found.append(line)
-    return found
+            chains.append(line)
+    return chains
 
 
 def _candidates(start: Candidate) -> tuple[list[Candidate], list[Candidate]]:
@@ -66,7 +66,7 @@ def _candidates(start: Candidate) -> tuple[list[Candidate], list[Candidate]]:
             return [candidate for part in parts[:-1] for candidate in part], [Candidate(m, after) for m in inside]
         parts[-1].insert(0, one)
         before, again = _before(one.error)
-        if before is None or any(before is known for known in after):
+        if before is None or any(before is later for later in after):
             break
         if not again and issubclass(type(before), EXPECTED):
             break
@@ -82,10 +82,10 @@ def group_members(error: BaseException) -> tuple[BaseException, ...]:
     slot: Any = kinds[0].__dict__.get("exceptions") if kinds else None
     if slot is None:
         return ()
-    found = slot.__get__(error) if hasattr(type(slot), "__get__") and not isinstance(slot, tuple) else slot
-    if type(found) not in (tuple, list):
+    members = slot.__get__(error) if hasattr(type(slot), "__get__") and not isinstance(slot, tuple) else slot
+    if type(members) not in (tuple, list):
         return ()
-    return tuple(one for one in found if issubclass(type(one), BaseException))[:DEEPEST]
+    return tuple(one for one in members if issubclass(type(one), BaseException))[:DEEPEST]
 
 
 def _before(error: BaseException) -> tuple[BaseException | None, bool]:
@@ -147,10 +147,10 @@ def remote_exception(kind: str, message: str) -> RemoteException | None:
     """What an exception of this type says of another one; None where it is none of these."""
     caught = CAUGHT.search(message)
     if caught is not None:
-        name, said = _last(caught[3])
-        inner = remote_exception(name, said)  # a worker of a worker
+        name, text = _last(caught[3])
+        inner = remote_exception(name, text)  # a worker of a worker
         sites = tuple(_sites(caught[3]))
-        return RemoteException(name or caught[1], inner.message if inner else said, caught[2], sites)
+        return RemoteException(name or caught[1], inner.message if inner else text, caught[2], sites)
     if kind == "_RemoteTraceback" or kind == "RemoteTraceback":
         remote = REMOTE.match(message)
         if remote is not None:
@@ -163,11 +163,11 @@ def remote_exception(kind: str, message: str) -> RemoteException | None:
 
 
 def _compiled(message: str) -> RemoteException | None:
-    got, code = DYNAMO.search(message), FROM_USER.search(message)
-    if got is None and code is None:
+    match, code = DYNAMO.search(message), FROM_USER.search(message)
+    if match is None and code is None:
         return None
-    kind, said = (got[1], got[2].replace("\\'", "'").replace("\\n", "\n")) if got else ("RuntimeError", message)
-    return RemoteException(kind, said, "while torch.compile read the code", tuple(_sites(code[1] if code else "")))
+    kind, text = (match[1], match[2].replace("\\'", "'").replace("\\n", "\n")) if match else ("RuntimeError", message)
+    return RemoteException(kind, text, "while torch.compile read the code", tuple(_sites(code[1] if code else "")))
 
 
 def _last(text: str) -> tuple[str, str]:
@@ -177,8 +177,8 @@ def _last(text: str) -> tuple[str, str]:
     tail = "\n".join(lines[ends[-1] + 1 :] if ends else lines)
     while tail.startswith("    "):
         tail = tail.partition("\n")[2]
-    found = re.match(r"([A-Za-z_][\w.]*)(?:: (.*))?", tail, re.DOTALL)
-    return (found[1].rpartition(".")[2], (found[2] or "").strip()) if found else ("", tail.strip())
+    match = re.match(r"([A-Za-z_][\w.]*)(?:: (.*))?", tail, re.DOTALL)
+    return (match[1].rpartition(".")[2], (match[2] or "").strip()) if match else ("", tail.strip())
 
 
 def _sites(text: str) -> Iterator[Site]:

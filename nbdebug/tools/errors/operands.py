@@ -61,19 +61,19 @@ class OpArgument:
 def op_arguments(context: ErrorContext) -> list[OpArgument]:
     """The tensors at hand where it failed, each once: of torch's innermost function, of the module around it, then of
     the user's line. Empty where the op was given none by a name."""
-    names, written = OperandNames(context), argument_texts(context)
-    found: dict[int, OpArgument] = {}
-    for role, value in _given(context):
-        if id(value) not in found and len(found) < MOST:
+    names, texts = OperandNames(context), argument_texts(context)
+    arguments: dict[int, OpArgument] = {}
+    for role, value in _library_tensors(context):
+        if id(value) not in arguments and len(arguments) < MOST:
             one = names.argument(value, role)
-            if not one.known and id(value) in written:
-                one = dataclasses.replace(one, name=written[id(value)], known=True)
-            found[id(value)] = one
+            if not one.known and id(value) in texts:
+                one = dataclasses.replace(one, name=texts[id(value)], known=True)
+            arguments[id(value)] = one
     for text, value in (*operands(context.users[0]), *_stored(context.users[0])) if context.users else ():
-        if is_tensor(value) and (id(value) not in found or not found[id(value)].known):
-            role = found[id(value)].role if id(value) in found else ""
-            found[id(value)] = dataclasses.replace(names.argument(value, role), name=text, known=True)
-    return list(found.values())
+        if is_tensor(value) and (id(value) not in arguments or not arguments[id(value)].known):
+            role = arguments[id(value)].role if id(value) in arguments else ""
+            arguments[id(value)] = dataclasses.replace(names.argument(value, role), name=text, known=True)
+    return list(arguments.values())
 
 
 def _stored(frame: Frame) -> Iterator[tuple[str, Any]]:
@@ -127,8 +127,8 @@ def argument_texts(context: ErrorContext) -> dict[int, str]:
         return {}
     else:
         names = [name for name in inspect.signature(function).parameters if name != "self"]
-    given = [*zip(names, call.args), *((k.arg or "", k.value) for k in call.keywords)]
-    return {id(callee.names[name]): ast.unparse(node) for name, node in given if name in callee.names}
+    pairs = [*zip(names, call.args), *((k.arg or "", k.value) for k in call.keywords)]
+    return {id(callee.names[name]): ast.unparse(node) for name, node in pairs if name in callee.names}
 
 
 def _call_of(frame: Frame, callee: Frame) -> ast.Call | None:
@@ -147,7 +147,7 @@ def _call_of(frame: Frame, callee: Frame) -> ast.Call | None:
     return first if first is not None and value_of(first.func, frame) is UNKNOWN else None
 
 
-def _given(context: ErrorContext) -> Iterator[tuple[str, torch.Tensor]]:
+def _library_tensors(context: ErrorContext) -> Iterator[tuple[str, torch.Tensor]]:
     """(role, tensor) of torch's and the libraries' frames below the user's line, down to the innermost module's."""
     for frame in library_frames(context):
         for role, value in frame.names.items():
@@ -164,14 +164,14 @@ def _given(context: ErrorContext) -> Iterator[tuple[str, torch.Tensor]]:
 
 def library_frames(context: ErrorContext) -> list[Frame]:
     """The frames below the user's innermost line, innermost first, without those that only pass a call on."""
-    found = []
+    frames = []
     for frame in reversed(context.trail):
         if frame.users:
             break
         file = frame.site.file
         if frame.site.function not in CALLS and (file.startswith(_TELLING) or not file.startswith(_TORCH)):
-            found.append(frame)
-    return found
+            frames.append(frame)
+    return frames
 
 
 def failing_module(context: ErrorContext) -> nn.Module | None:
@@ -230,19 +230,19 @@ class OperandNames:
         if id(value) in self.variables:
             return OpArgument(value, self.variables[id(value)], role)
         inner = f"`{self.module(self.failing)}`" if self.failing is not None else "the op"
-        told = "what {} is given" if role in ("input", "x", "") else f"the {role} of {{}}"
-        return OpArgument(value, told.format(inner), role, None, False)
+        phrase = "what {} is given" if role in ("input", "x", "") else f"the {role} of {{}}"
+        return OpArgument(value, phrase.format(inner), role, None, False)
 
     def module(self, module: Any) -> str:
         """`net.stages.3.1`; of one that no model has registered the way to it ("net.blocks[1]"), or its class."""
-        known = self.context.owners.paths.get(id(module))
+        path = self.context.owners.paths.get(id(module))
         hidden = self.unregistered(module)
         root = module is not None and any(module is m for m in self.context.owners.models.values())
-        if known is not None and not (root and hidden):
-            return self._seen(_plain(known))
-        return hidden or known or type(module).__name__
+        if path is not None and not (root and hidden):
+            return self._visible(_plain(path))
+        return hidden or path or type(module).__name__
 
-    def _seen(self, path: str) -> str:
+    def _visible(self, path: str) -> str:
         """A model that no variable holds is known by its class: `self` in the frame of its own method."""
         root, dot, rest = path.partition(".")
         model = self.context.owners.models.get(root)

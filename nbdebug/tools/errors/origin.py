@@ -70,8 +70,8 @@ def origin_of(
     except (SyntaxError, ValueError):
         return ()
     search = _OriginSearch(context, is_origin, fits)
-    found = search.run(node, _Lookup(frame.site.file, frame.site.line, frame))
-    return found or (search.longest if partial else ())
+    way = search.run(node, _Lookup(frame.site.file, frame.site.line, frame))
+    return way or (search.longest if partial else ())
 
 
 class _OriginSearch:
@@ -83,23 +83,23 @@ class _OriginSearch:
 
     def run(self, node: ast.expr, place: _Lookup) -> tuple[ExpressionBinding, ...]:
         todo: list[tuple[ast.expr, tuple[Key, ...], _Lookup, tuple[ExpressionBinding, ...]]] = [(node, (), place, ())]
-        seen: set[tuple[str, str, tuple[Key, ...]]] = set()
+        visited: set[tuple[str, str, tuple[Key, ...]]] = set()
         for _ in range(STEPS):
             if not todo:
                 break
             node, path, place, way = todo.pop(0)
             for part, rest in self._parts(node, path):
                 mark = (place.file, ast.unparse(part), rest)
-                if mark in seen:
+                if mark in visited:
                     continue
-                seen.add(mark)
-                for made, then, at in self._bindings(part, rest, place):
-                    found = (made, *way)
-                    maker = self._origin_in(made.node, then)
+                visited.add(mark)
+                for binding, then, at in self._bindings(part, rest, place):
+                    longer = (binding, *way)
+                    maker = self._origin_in(binding.node, then)
                     if maker is not None:
-                        return dataclasses.replace(made, maker=maker), *way
-                    todo.append((made.node, then, at, found))
-                    self.longest = max(self.longest, found, key=len)
+                        return dataclasses.replace(binding, maker=maker), *way
+                    todo.append((binding.node, then, at, longer))
+                    self.longest = max(self.longest, longer, key=len)
         return ()
 
     def _origin_in(self, node: ast.expr, path: tuple[Key, ...]) -> ast.expr | None:
@@ -131,11 +131,11 @@ class _OriginSearch:
             yield from self._argument(text, path, place, live)
             return
         for file, scope in _scopes(place, text):
-            found = [b for b in bindings(scope, text) if b[0].lineno <= place.line or scope is not _innermost(place)]
-            for value, keys in _reaching(scope, found, text, place.line):
-                made = ExpressionBinding(text, ast.unparse(value), where_of(file, value), value, bool(keys))
-                yield made, (*keys, *path), _Lookup(file, value.lineno, place.frame)
-            if found:
+            matches = [b for b in bindings(scope, text) if b[0].lineno <= place.line or scope is not _innermost(place)]
+            for value, keys in _reaching(scope, matches, text, place.line):
+                binding = ExpressionBinding(text, ast.unparse(value), where_of(file, value), value, bool(keys))
+                yield binding, (*keys, *path), _Lookup(file, value.lineno, place.frame)
+            if matches:
                 return
         yield from self._argument(text, path, place, live)
 
@@ -159,10 +159,10 @@ class _OriginSearch:
             return
         caller = users[at + 1]
         node = _passed(_innermost(place), expression(caller), text, _is_method(place))
-        given = UNKNOWN if node is None else value_of(node, caller)
-        if node is None or given is UNKNOWN and not self._direct(place.frame, caller):
+        value = UNKNOWN if node is None else value_of(node, caller)
+        if node is None or value is UNKNOWN and not self._direct(place.frame, caller):
             return
-        if given is not UNKNOWN and given is not live:
+        if value is not UNKNOWN and value is not live:
             return
         where = _Lookup(caller.site.file, caller.site.line, caller)
         if ast.unparse(node) == text:
@@ -199,8 +199,8 @@ def _passed(function: ast.AST | None, call: ast.AST | None, name: str, method: b
             return keyword.value
     if name not in names or names.index(name) >= len(call.args):
         return None
-    found = call.args[: names.index(name) + 1]
-    return None if any(isinstance(arg, ast.Starred) for arg in found) else found[-1]
+    arguments = call.args[: names.index(name) + 1]
+    return None if any(isinstance(arg, ast.Starred) for arg in arguments) else arguments[-1]
 
 
 def _returns(
@@ -208,20 +208,20 @@ def _returns(
 ) -> Iterator[tuple[ExpressionBinding, tuple[Key, ...], _Lookup]]:
     """What a function of the same file returns; of a class what its items are."""
     name = callee_name(node)
-    for found in nodes_of(place.file):
-        if not isinstance(found, (ast.FunctionDef, ast.ClassDef)) or found.name != name:
+    for definition in nodes_of(place.file):
+        if not isinstance(definition, (ast.FunctionDef, ast.ClassDef)) or definition.name != name:
             continue
         body = (
-            found
-            if isinstance(found, ast.FunctionDef)
-            else next((f for f in found.body if isinstance(f, ast.FunctionDef) and f.name == "__getitem__"), None)
+            definition
+            if isinstance(definition, ast.FunctionDef)
+            else next((f for f in definition.body if isinstance(f, ast.FunctionDef) and f.name == "__getitem__"), None)
         )
         for inner in ast.walk(body) if body is not None else ():
             if isinstance(inner, ast.Return) and inner.value is not None:
-                made = ExpressionBinding(
+                binding = ExpressionBinding(
                     f"{name}()", ast.unparse(inner.value), where_of(place.file, inner.value), inner.value
                 )
-                yield made, path, _Lookup(place.file, inner.lineno, None)
+                yield binding, path, _Lookup(place.file, inner.lineno, None)
 
 
 def _scopes(place: _Lookup, text: str) -> Iterator[tuple[str, ast.AST]]:
@@ -244,13 +244,13 @@ def _scopes(place: _Lookup, text: str) -> Iterator[tuple[str, ast.AST]]:
 
 
 def _reaching(
-    scope: ast.AST, found: list[tuple[ast.expr, tuple[Key, ...]]], text: str, line: int
+    scope: ast.AST, matches: list[tuple[ast.expr, tuple[Key, ...]]], text: str, line: int
 ) -> Iterator[tuple[ast.expr, tuple[Key, ...]]]:
     """The bindings whose value can still be there. The last goes first; one that uses the name itself lets the one
     before it through. One in a branch that the line is not part of comes after that, and so does the line's own, which
     has not been bound yet unless in an earlier turn of a loop."""
     later: list[tuple[ast.expr, tuple[Key, ...]]] = []
-    for value, keys in reversed(found):
+    for value, keys in reversed(matches):
         again = any(isinstance(n, (ast.Name, ast.Attribute)) and ast.unparse(n) == text for n in ast.walk(value))
         own = value.lineno <= line <= (value.end_lineno or 0)
         branch = any(

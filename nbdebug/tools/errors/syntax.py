@@ -97,7 +97,7 @@ def callee_name(node: ast.AST) -> str:
 
 def bindings(scope: ast.AST, text: str) -> list[tuple[ast.expr, tuple[Key, ...]]]:
     """(value, entry of it) of each statement of this very scope that binds a name, in the order of the lines."""
-    found: list[tuple[ast.expr, tuple[Key, ...]]] = []
+    results: list[tuple[ast.expr, tuple[Key, ...]]] = []
     everywhere = text.startswith("self.")
     for node in _inside(scope, everywhere):
         pairs: list[tuple[ast.expr, ast.expr]] = []
@@ -110,8 +110,8 @@ def bindings(scope: ast.AST, text: str) -> list[tuple[ast.expr, tuple[Key, ...]]
         for target, value in pairs:
             keys = _keys(target, text)
             if keys is not None:
-                found.append((value, keys))
-    return sorted(found, key=lambda pair: pair[0].lineno)
+                results.append((value, keys))
+    return sorted(results, key=lambda pair: pair[0].lineno)
 
 
 def _inside(scope: ast.AST, everywhere: bool) -> Iterator[ast.AST]:

@@ -66,12 +66,12 @@ def tensors(context: ErrorContext) -> list[TensorFact]:
     """Of the failing line, then of the user's variables, innermost frame first; with their ranges as long as that is
     quick."""
     facts: dict[int, TensorFact] = {}
-    left = MAX_READ
+    budget = MAX_READ
     for name, value in (*(operands(context.users[0], whole=True) if context.users else ()), *_variables(context)):
         if is_tensor(value) and id(value) not in facts and len(facts) < MAX_SHOWN:
             count = math.prod(shape_of(value) or ())
-            facts[id(value)] = fact(name, value, read=count <= left)
-            left -= count if count <= left else 0
+            facts[id(value)] = fact(name, value, read=count <= budget)
+            budget -= count if count <= budget else 0
     return list(facts.values())
 
 
@@ -81,8 +81,8 @@ def _variables(context: ErrorContext) -> Iterator[tuple[str, Any]]:
         yield name, value
         if type(value) in (list, tuple, dict):
             inside = value.items() if type(value) is dict else enumerate(value)
-            found = ((f"{name}[{key_text(key)}]", item) for key, item in inside if is_tensor(item))
-            yield from itertools.islice(found, MAX_ENTRIES)
+            items = ((f"{name}[{key_text(key)}]", item) for key, item in inside if is_tensor(item))
+            yield from itertools.islice(items, MAX_ENTRIES)
 
 
 def _range(tensor: TensorFact) -> str:

@@ -39,20 +39,20 @@ def shape_of(value: Any) -> tuple[int, ...] | None:
 
 def message_of(error: BaseException) -> str:
     """What an exception of torch's or Python's says: the text among its own arguments."""
-    given: Any = BaseException.__dict__["args"].__get__(error)
-    if type(error) is KeyError and len(given) == 1 and type(given[0]) in (str, int):
-        return repr(given[0])
-    if issubclass(type(error), OSError) and len(given) >= 2 and type(given[1]) is str:
-        return given[1]
-    said = [part for part in given if issubclass(type(part), (str, int, float))]
-    if said:
-        text = said[0]
+    arguments: Any = BaseException.__dict__["args"].__get__(error)
+    if type(error) is KeyError and len(arguments) == 1 and type(arguments[0]) in (str, int):
+        return repr(arguments[0])
+    if issubclass(type(error), OSError) and len(arguments) >= 2 and type(arguments[1]) is str:
+        return arguments[1]
+    texts = [part for part in arguments if issubclass(type(part), (str, int, float))]
+    if texts:
+        text = texts[0]
         return str.__str__(text) if isinstance(text, str) else str(text) if type(text) in (int, float, bool) else ""
     if issubclass(type(error), (ImportError, SyntaxError)):
         slot = (ImportError if isinstance(error, ImportError) else SyntaxError).__dict__["msg"]
         text = slot.__get__(error)
         return text if type(text) is str else ""
-    return type(given[0]).__name__ if type(error) is KeyError and given else ""
+    return type(arguments[0]).__name__ if type(error) is KeyError and arguments else ""
 
 
 UNKNOWN = object()
@@ -81,8 +81,8 @@ def statement(frame: Frame) -> ast.stmt | None:
 @functools.lru_cache(maxsize=256)
 def _lambda(tree: ast.Module, line: int) -> ast.expr | None:
     """What the only lambda of a line computes."""
-    found = [n for n in nodes(tree) if isinstance(n, ast.Lambda) and n.lineno <= line <= (n.end_lineno or 0)]
-    return found[0].body if len(found) == 1 else None
+    lambdas = [n for n in nodes(tree) if isinstance(n, ast.Lambda) and n.lineno <= line <= (n.end_lineno or 0)]
+    return lambdas[0].body if len(lambdas) == 1 else None
 
 
 @functools.lru_cache(maxsize=256)
@@ -99,26 +99,28 @@ def _at(tree: ast.Module, at: tuple[int, int, int | None, int | None]) -> ast.AS
 @functools.lru_cache(maxsize=256)
 def _around(tree: ast.Module, line: int, column: int | None = None) -> ast.stmt | None:
     """The smallest statement over a line; of several on one line, the one over the column."""
-    found = [n for n in nodes(tree) if isinstance(n, ast.stmt) and n.lineno <= line <= (n.end_lineno or 0)]
+    statements = [n for n in nodes(tree) if isinstance(n, ast.stmt) and n.lineno <= line <= (n.end_lineno or 0)]
     if column is not None:
         here = (line, column)
-        found = [n for n in found if (n.lineno, n.col_offset) <= here < (n.end_lineno, n.end_col_offset)] or found
-    return min(found, key=lambda n: ((n.end_lineno or 0) - n.lineno, -n.col_offset), default=None)
+        statements = [
+            n for n in statements if (n.lineno, n.col_offset) <= here < (n.end_lineno, n.end_col_offset)
+        ] or statements
+    return min(statements, key=lambda n: ((n.end_lineno or 0) - n.lineno, -n.col_offset), default=None)
 
 
 def operands(frame: Frame, *, whole: bool = False) -> Iterator[tuple[str, Any]]:
     """(text, value) of the names, attributes and items in the failing expression whose value is known: arguments and
     both sides of an operator first, their parts after them. Each text once. whole: of all its statement."""
     line = statement(frame) if whole else None
-    node, seen = line if line is not None and not hasattr(line, "body") else expression(frame), set()
+    node, texts = line if line is not None and not hasattr(line, "body") else expression(frame), set()
     for part in ast.walk(node) if node is not None else ():
         if isinstance(part, (ast.Name, ast.Attribute, ast.Subscript)):
             text = ast.unparse(part)
-            if text not in seen:
-                seen.add(text)
-                found = value_of(part, frame)
-                if found is not UNKNOWN:
-                    yield text, found
+            if text not in texts:
+                texts.add(text)
+                value = value_of(part, frame)
+                if value is not UNKNOWN:
+                    yield text, value
 
 
 def value_of(node: ast.AST, frame: Frame) -> Any:
@@ -145,9 +147,9 @@ def _attribute(thing: Any, name: str) -> Any:
         return UNKNOWN
     if type(thing) is types.ModuleType:  # torch's own has two thousand names
         return thing.__dict__.get(name, UNKNOWN)
-    found = members(thing).get(name, UNKNOWN)
-    if found is not UNKNOWN:
-        return found
+    value = members(thing).get(name, UNKNOWN)
+    if value is not UNKNOWN:
+        return value
     shared = class_attribute(thing, name, UNKNOWN)
     if type(shared) in _PLAIN:  # `eps = 0.1` of the class
         return shared

@@ -44,14 +44,14 @@ def unwrapped(statement: ast.stmt) -> list[ast.stmt]:
     call = statement.value if isinstance(statement, (ast.Expr, ast.Assign)) else None
     if not isinstance(call, ast.Call) or getattr(call.func, "attr", "") not in ("run_cell_magic", "run_line_magic"):
         return [statement]
-    given = [arg.value for arg in call.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
-    if len(given) != len(call.args) or not given or given[0] not in TIMED:
+    arguments = [arg.value for arg in call.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
+    if len(arguments) != len(call.args) or not arguments or arguments[0] not in TIMED:
         return [statement]
     line = statement.lineno
-    tree = parse(given[-1])
+    tree = parse(arguments[-1])
     if tree is None:
         return [statement]
-    return [ast.increment_lineno(inner, line if len(given) == 3 else line - 1) for inner in tree.body]
+    return [ast.increment_lineno(inner, line if len(arguments) == 3 else line - 1) for inner in tree.body]
 
 
 def running(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
@@ -95,9 +95,11 @@ def _pairs(statement: ast.stmt) -> list[tuple[ast.expr, ast.expr]]:
 
 def _targets(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
     if isinstance(target, (ast.Tuple, ast.List)):
-        given = value.elts if isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts) else None
+        values = (
+            value.elts if isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts) else None
+        )
         for place, part in enumerate(target.elts):
-            yield from _targets(part, given[place] if given else value)
+            yield from _targets(part, values[place] if values else value)
     elif isinstance(target, ast.Starred):
         yield from _targets(target.value, value)
     elif dotted(target):
@@ -140,12 +142,12 @@ class CellBinding(NamedTuple):
 
 
 class Cell:
-    """One cell as it ran: its execution count, its text as Python, and as it was typed."""
+    """One cell as it ran: its execution count, its text as Python, and its raw text."""
 
-    def __init__(self, number: int, source: str, typed: str) -> None:
-        self.number, self.source, self.typed = number, source, typed
+    def __init__(self, number: int, source: str, raw: str) -> None:
+        self.number, self.source, self.raw = number, source, raw
 
-    def says(self, word: str) -> bool:
+    def mentions(self, word: str) -> bool:
         """Whether its text contains a word: a quick check before it is parsed."""
         return word in self.source
 
@@ -167,22 +169,22 @@ class Cell:
     @functools.cached_property
     def functions(self) -> dict[str, list[ast.AST]]:
         """The functions, methods and classes that it defines, by their names."""
-        found: dict[str, list[ast.AST]] = {}
+        definitions: dict[str, list[ast.AST]] = {}
         for statement in self.body:
             for node in ast.walk(statement):
                 if isinstance(node, DEFINED):
-                    found.setdefault(node.name, []).append(node)
-        return found
+                    definitions.setdefault(node.name, []).append(node)
+        return definitions
 
     def place(self, line: int | None = None, text: str | None = None) -> Where:
         """A line in it. text: its source, by default that of the line."""
-        lines = self.typed.splitlines()
+        lines = self.raw.splitlines()
         line = 1 if line is None else line
-        given = lines[line - 1].strip() if text is None and 0 < line <= len(lines) else text
-        return Where(line=line, text=given or None, cell=f"In [{self.number}]")
+        source = lines[line - 1].strip() if text is None and 0 < line <= len(lines) else text
+        return Where(line=line, text=source or None, cell=f"In [{self.number}]")
 
     def text_of(self, node: ast.AST) -> str:
-        same = self.source.strip() == self.typed.strip()
+        same = self.source.strip() == self.raw.strip()
         return same and ast.get_source_segment(self.source, node) or ast.unparse(node)
 
 
@@ -199,38 +201,38 @@ class CellHistory:
     def of(cls, shell: Any) -> CellHistory:
         """What the shell keeps of this session; nothing where none runs."""
         manager = getattr(shell, "history_manager", None)
-        parsed, typed = (getattr(manager, f"input_hist_{kind}", None) or [] for kind in ("parsed", "raw"))
+        parsed, raw = (getattr(manager, f"input_hist_{kind}", None) or [] for kind in ("parsed", "raw"))
         files = getattr(getattr(shell, "compile", None), "_filename_map", None) or {}
-        return cls({n: texts for n, texts in enumerate(zip(parsed, typed)) if n}, files)
+        return cls({n: texts for n, texts in enumerate(zip(parsed, raw)) if n}, files)
 
     @functools.cached_property
     def _words(self) -> dict[str, list[int]]:
-        found: dict[str, list[int]] = {}
+        numbers: dict[str, list[int]] = {}
         for number, cell in self.cells.items():
             for word in set(_WORD.findall(cell.source)):
-                found.setdefault(word, []).append(number)
-        return found
+                numbers.setdefault(word, []).append(number)
+        return numbers
 
-    def saying(self, *words: str) -> list[Cell]:
+    def mentioning(self, *words: str) -> list[Cell]:
         """The cells whose text holds one of these words, in the order in which they ran."""
         if all(word.isidentifier() for word in words):
             return [self.cells[n] for n in sorted({n for word in words for n in self._words.get(word, ())})]
-        return [cell for cell in self.cells.values() if any(cell.says(word) for word in words)]
+        return [cell for cell in self.cells.values() if any(cell.mentions(word) for word in words)]
 
-    def leading_to(self, *words: str) -> list[Cell]:
+    def reaching(self, *words: str) -> list[Cell]:
         """The cells that say one of these words, or call a function of a cell that does, directly or not."""
-        known, todo = set(words), list(words)
+        reached, todo = set(words), list(words)
         while todo:
             new = [
                 name
-                for cell in self.saying(*todo)
-                for name, made in cell.functions.items()
-                if name not in known
-                and any(word in _WORD.findall(cell.text_of(node)) for word in todo for node in made)
+                for cell in self.mentioning(*todo)
+                for name, definitions in cell.functions.items()
+                if name not in reached
+                and any(word in _WORD.findall(cell.text_of(node)) for word in todo for node in definitions)
             ]
-            known.update(new)
+            reached.update(new)
             todo = list(dict.fromkeys(new))
-        return self.saying(*known)
+        return self.mentioning(*reached)
 
     def bindings(self, path: str, *hows: str) -> list[CellBinding]:
         """The statements that bind this name ("model") or attribute ("model.fc"), in order."""
@@ -242,7 +244,7 @@ class CellHistory:
             )
             self._bindings[path] = [
                 b
-                for cell in self.saying(path.rpartition(".")[2])
+                for cell in self.mentioning(path.rpartition(".")[2])
                 if binds.search(cell.source)
                 for b in cell.bindings
                 if b.path == path
@@ -270,24 +272,24 @@ class CellHistory:
     def reach(self, number: int) -> list[ast.AST]:
         """What the cell runs: its own statements, and the functions of cells that they call, as far as names show."""
         if number not in self._reached:
-            found: list[ast.AST] = [s for s in self.cells[number].statements if not isinstance(s, DEFINED)]
-            known: set[str] = set()
-            todo = [*found]
-            while todo and len(found) < 5000:
-                for name in _called(todo.pop()) - known:
-                    known.add(name)
+            reached: list[ast.AST] = [s for s in self.cells[number].statements if not isinstance(s, DEFINED)]
+            names: set[str] = set()
+            todo = [*reached]
+            while todo and len(reached) < 5000:
+                for name in _callees(todo.pop()) - names:
+                    names.add(name)
                     more = list(self._defined(name, number))
-                    found += more
+                    reached += more
                     todo += more
-            self._reached[number] = found
+            self._reached[number] = reached
         return self._reached[number]
 
     def _defined(self, name: str, before: int) -> Iterator[ast.AST]:
         """The last definition of this name that a cell up to this one has made; of a class what making one runs."""
-        for cell in reversed(self.saying(name)):
+        for cell in reversed(self.mentioning(name)):
             if (
                 cell.number > before
-                or not (cell.says(f"def {name}") or cell.says(f"class {name}"))
+                or not (cell.mentions(f"def {name}") or cell.mentions(f"class {name}"))
                 or (name not in cell.functions)
             ):
                 continue
@@ -314,15 +316,15 @@ def nodes(reached: Iterable[ast.AST]) -> Iterator[ast.AST]:
                 todo += [c for c in ast.iter_child_nodes(node) if called or not isinstance(c, ast.stmt)]
 
 
-def _called(root: ast.AST) -> set[str]:
+def _callees(root: ast.AST) -> set[str]:
     """The names of what it calls, or passes on to be called: `model.apply(init)`."""
-    found = set()
+    names = set()
     for node in nodes([root]):
         if isinstance(node, ast.Call):
-            found.add(node.func.attr if isinstance(node.func, ast.Attribute) else dotted(node.func))
-            given = (*node.args, *(keyword.value for keyword in node.keywords))
-            found |= {value.id for value in given if isinstance(value, ast.Name)}
-    return found - {""}
+            names.add(node.func.attr if isinstance(node.func, ast.Attribute) else dotted(node.func))
+            arguments = (*node.args, *(keyword.value for keyword in node.keywords))
+            names |= {value.id for value in arguments if isinstance(value, ast.Name)}
+    return names - {""}
 
 
 At = tuple[int, int]
@@ -356,7 +358,7 @@ def root_of(path: str) -> str:
 
 def calls_after(history: CellHistory, at: At, word: str) -> Iterator[tuple[int, ast.Call]]:
     """(cell, call) of the calls that ran after this place, in cells that can reach the word."""
-    for number in [cell.number for cell in history.leading_to(word) if cell.number >= at[0]]:
+    for number in [cell.number for cell in history.reaching(word) if cell.number >= at[0]]:
         for root in history.reach(number):
             if number == at[0] and getattr(root, "lineno", 0) <= at[1] and root in history.cells[number].statements:
                 continue
@@ -369,10 +371,10 @@ def first_training_use(history: CellHistory, name: str, at: At) -> Where | None:
     """The first cell after this place that calls a training method of the variable, or passes it to a function."""
     for number, call in calls_after(history, at, name):
         of = dotted(call.func)
-        given = [*call.args, *(keyword.value for keyword in call.keywords)]
+        arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
         if of.startswith(f"{name}.") and of.rpartition(".")[2] not in IDLE:
             return history.cells[number].place(_line(history, number, call))
-        if any(dotted(value) == name for value in given) and not _reads_only(of):
+        if any(dotted(value) == name for value in arguments) and not _reads_only(of):
             return history.cells[number].place(_line(history, number, call))
     return None
 
@@ -387,7 +389,7 @@ def _reads_only(function: str) -> bool:
 
 def first_read(history: CellHistory, name: str, at: At) -> Where | None:
     """The first cell after this place that reads the variable."""
-    for cell in [cell for cell in history.leading_to(name) if cell.number >= at[0]]:
+    for cell in [cell for cell in history.reaching(name) if cell.number >= at[0]]:
         number = cell.number
         for root in history.reach(number):
             own = root in cell.statements

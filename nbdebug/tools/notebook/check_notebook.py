@@ -109,15 +109,15 @@ def notebook_facts(names: Mapping[str, Any], shell: Any, memory: Iterable[Any] =
 def objects_from(variables: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """(name, object) of all that the variables lead to, also through torch's loaders and schedulers."""
     objects = list(reachable_objects(variables))
-    known = {id(thing) for _, thing in objects}
+    visited = {id(thing) for _, thing in objects}
     for name, thing in list(objects):
         kind = type(thing)
         if not kind.__module__.startswith("torch.utils.data"):
             continue
         for key in ("dataset", "collate_fn", "batch_sampler", "sampler"):
             part = attributes(thing).get(key)
-            if part is not None and id(part) not in known and not issubclass(type(part), torch.Tensor):
-                known.add(id(part))
+            if part is not None and id(part) not in visited and not issubclass(type(part), torch.Tensor):
+                visited.add(id(part))
                 objects.append((f"{name}.{key}", part))
     return objects
 
@@ -187,8 +187,8 @@ def _is_about(one: StaleModule, message: str) -> bool:
         return module == one.module and name in changed
     if (match := CALLS.match(message)) is not None:
         name = match[1].removesuffix(".__init__")
-        known = name in one.changed or f"{name}.__init__" in one.changed or "takes no arguments" in message
-        return known and _accepts(one.module, name, match[2])
+        applies = name in one.changed or f"{name}.__init__" in one.changed or "takes no arguments" in message
+        return applies and _accepts(one.module, name, match[2])
     match = OBJECTS.search(message)
     return match is not None and f"{match[1]}.{match[2]}" in one.changed
 

@@ -83,7 +83,7 @@ def _registrations(one: DuplicateHook, times: int, history: CellHistory) -> tupl
     """The cells that registered the hook, oldest first, and the method that they called."""
     methods = METHODS.get(one.word, ("register",))
     calling: dict[int, list[ast.Call]] = {}
-    for number in [cell.number for cell in history.leading_to(*methods)]:
+    for number in [cell.number for cell in history.reaching(*methods)]:
         calls = [
             n
             for n in nodes(history.reach(number))
@@ -126,7 +126,7 @@ def _code(hook: Any) -> str:
 def _place(history: CellHistory, number: int, method: str) -> Where:
     """The line of a cell that registers the hook: the call itself, or the call of a function that does it."""
     cell = history.cells[number]
-    lines = cell.typed.splitlines()
+    lines = cell.raw.splitlines()
     line = next((n for n, text in enumerate(lines, 1) if method in text), None)
     own = {id(s) for s in cell.statements}
     if line is None:
@@ -174,19 +174,21 @@ def modes_left_on(owners: ModelsAndOptimizers, history: CellHistory, error: Base
 
 def _eval(name: str, history: CellHistory) -> ModeLeft | None:
     """The cell that called eval() between two runs of the same training cell, where no cell called train() since."""
-    calls = {cell.number: _methods(history, cell.number) for cell in history.leading_to(name)}
-    switched = [n for n, called in calls.items() if "eval" in called and "step" not in called]
+    calls = {cell.number: _methods(history, cell.number) for cell in history.reaching(name)}
+    switched = [n for n, methods in calls.items() if "eval" in methods and "step" not in methods]
     if not switched:
         return None
     last = switched[-1]
-    training = [n for n, called in calls.items() if "step" in called and "backward" in called and "train" not in called]
+    training = [
+        n for n, methods in calls.items() if "step" in methods and "backward" in methods and "train" not in methods
+    ]
     after = next((n for n in training if n > last), None)
     before = next((n for n in reversed(training) if n < last), None)
     if (
         after is None
         or before is None
         or history.same(after)[0] > last
-        or any("train" in called for n, called in calls.items() if last < n <= after)
+        or any("train" in methods for n, methods in calls.items() if last < n <= after)
     ):
         return None
     line = next(
@@ -209,7 +211,7 @@ def _methods(history: CellHistory, number: int) -> set[str]:
 
 
 def _setting(kind: str, message: str, history: CellHistory, *words: str) -> list[ModeLeft]:
-    for cell in reversed(history.leading_to(*words)):
+    for cell in reversed(history.reaching(*words)):
         for node in nodes(history.reach(cell.number)):
             if isinstance(node, ast.Call) and dotted(node.func).rpartition(".")[2] in words:
                 own = any(node in ast.walk(statement) for statement in cell.body)
@@ -274,7 +276,7 @@ def _settings(history: CellHistory) -> list[str]:
 
 def _since(history: CellHistory, *words: str) -> str:
     """ ", since In [4]" where a cell says it."""
-    cells = list(history.saying(*words))
+    cells = list(history.mentioning(*words))
     return f", since In [{cells[-1].number}]" if cells else ""
 
 
@@ -333,7 +335,7 @@ def cells_too_early(names: Mapping[str, Any], history: CellHistory, error: BaseE
     if not later:
         return []
     line = history.cells[failed[0]].place(failed[1]).text or ""
-    if any(line in cell.typed for number, cell in history.cells.items() if number >= later[0].number):
+    if any(line in cell.raw for number, cell in history.cells.items() if number >= later[0].number):
         return []  # it ran again since
     return [TooEarly(missing, history.cells[failed[0]].place(failed[1]), history.place(later[0]))]
 

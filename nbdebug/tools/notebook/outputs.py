@@ -21,15 +21,15 @@ LEAST = 1 << 20
 def kept_outputs(outputs: Iterable[Any], history: CellHistory, error: BaseException | None) -> list[KeptOutput]:
     """outputs: what the shell keeps, as `free()` lists it: each with how, name, also, bytes, items, what and where.
     error: the last failure."""
-    kept = []
+    results = []
     for one in outputs:
         if one.bytes < LEAST:
             continue
         if one.how == "output":
-            kept.append(_output(one, history))
+            results.append(_output(one, history))
         elif one.how == "traceback":
             where = _failed_line(error, history) or one.where
-            kept.append(
+            results.append(
                 KeptOutput(
                     "traceback",
                     one.name,
@@ -42,7 +42,7 @@ def kept_outputs(outputs: Iterable[Any], history: CellHistory, error: BaseExcept
             )
         elif one.how == "loss":
             where = _first_append(one.name, history)
-            kept.append(
+            results.append(
                 KeptOutput(
                     "graph",
                     one.name,
@@ -53,7 +53,7 @@ def kept_outputs(outputs: Iterable[Any], history: CellHistory, error: BaseExcept
                     where=where,
                 )
             )
-    return kept
+    return results
 
 
 def _failed_line(error: BaseException | None, history: CellHistory) -> Where | None:
@@ -82,7 +82,7 @@ def _largest(error: BaseException | None) -> str:
 def _first_append(name: str, history: CellHistory) -> Where:
     """The first line that adds something to this list or dict."""
     root = re.split(r"[.\[]", name)[0]
-    for cell in history.saying(root):
+    for cell in history.mentioning(root):
         for node in nodes(history.reach(cell.number)):
             if isinstance(node, ast.Call) and _adds(node, name, root):
                 own = any(node in ast.walk(statement) for statement in cell.body)
@@ -111,17 +111,19 @@ def _output(one: Any, history: CellHistory) -> KeptOutput:
         return KeptOutput("output", one.name, one.bytes, one.what)
     cell = history.cells[number]
     last = cell.body[-1] if cell.body else None
-    shown = last.value if isinstance(last, ast.Expr) else None
-    text = cell.text_of(shown) if shown is not None else ""
-    variable = next((n.id for n in ast.walk(shown) if isinstance(n, ast.Name)), "") if shown is not None else ""
-    wanted, deleted, freed = _freeing_statement(variable, number, history)
+    expression = last.value if isinstance(last, ast.Expr) else None
+    text = cell.text_of(expression) if expression is not None else ""
+    variable = (
+        next((n.id for n in ast.walk(expression) if isinstance(n, ast.Name)), "") if expression is not None else ""
+    )
+    statement, deleted, freed = _freeing_statement(variable, number, history)
     return KeptOutput(
         "output",
         next(n for n in names if n.startswith("Out[")),
         one.bytes,
         one.what,
         text,
-        wanted,
+        statement,
         deleted,
         freed,
         cell.place(last.lineno if last is not None else None),
@@ -133,10 +135,10 @@ def _freeing_statement(variable: str, number: int | None, history: CellHistory) 
     features`, `features = None`, `gc.collect()`."""
     collected: tuple[str, bool, Where] = ("", False, NOWHERE)
     for cell in [c for n, c in history.cells.items() if number is not None and n > number]:
-        for b in cell.bindings if variable and cell.says(variable) else ():
+        for b in cell.bindings if variable and cell.mentions(variable) else ():
             if b.path == variable and (b.how == "del" or isinstance(b.value, ast.Constant) and b.value.value is None):
                 return history.text(b), True, history.place(b)
-        if collected[0] or not cell.says("collect") and not cell.says("empty_cache"):
+        if collected[0] or not cell.mentions("collect") and not cell.mentions("empty_cache"):
             continue
         for node in nodes(history.reach(cell.number)):
             of = dotted(node.func) if isinstance(node, ast.Call) else ""

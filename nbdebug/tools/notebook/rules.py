@@ -30,9 +30,9 @@ def finding(
 ) -> Finding:
     """blamed: the variables and modules at fault, the most important first. `_` in names of evidence is a space."""
     names = [name for name in dict.fromkeys(blamed) if name]
-    shown = {key.replace("_", " "): value for key, value in evidence.items() if value not in (None, "", (), [], 0)}
+    rows = {key.replace("_", " "): value for key, value in evidence.items() if value not in (None, "", (), [], 0)}
     key = "holder" if code.startswith("memory/") else "where"
-    return Finding(code, title, where, {key: names, **shown}, tuple(fixes), tuple(chain))
+    return Finding(code, title, where, {key: names, **rows}, tuple(fixes), tuple(chain))
 
 
 def cell(where: Where, otherwise: str = "a later cell") -> str:
@@ -165,9 +165,9 @@ def _title_of_names(one: StaleModule) -> str:
 DELETED = 1 << 20
 """Bytes. A cell deleted the variable and nothing was freed: from this size on it matters; nobody deletes a smaller
 tensor for its memory."""
-WANTED = 8 << 20
+REQUESTED = 8 << 20
 """Bytes, where a cell tried to free memory in general (`gc.collect()`, `empty_cache()`)."""
-UNASKED = 16 << 20
+UNREQUESTED = 16 << 20
 """Bytes, where no cell tried to free them: no variable leads to them any more. Half of `MATTERS` of the memory tool."""
 SLUGS = {"output": "cell-output-held", "traceback": "traceback-held", "graph": "graph-retained"}
 
@@ -179,7 +179,7 @@ def memory_findings(facts: NotebookFacts) -> list[Finding]:
         outputs = [
             one
             for one in facts.kept
-            if one.how == how and one.bytes >= (DELETED if one.deleted else WANTED if one.wanted else UNASKED)
+            if one.how == how and one.bytes >= (DELETED if one.deleted else REQUESTED if one.wanted else UNREQUESTED)
         ]
         if outputs:
             worst = max(outputs, key=lambda one: (one.deleted, one.bytes))
@@ -316,7 +316,7 @@ _MODE_FINDINGS = {"eval": _eval, "grad": _grad, "dtype": _dtype}
 
 def not_in_optimizer(facts: NotebookFacts) -> Finding | None:
     """training/parameters-not-in-optimizer, a rule of the training tool, where a cell is the cause."""
-    one = next((left for left in facts.left if left.used), None)
+    one = next((link for link in facts.left if link.used), None)
     if one is None:
         return None
     what = {
@@ -324,7 +324,7 @@ def not_in_optimizer(facts: NotebookFacts) -> Finding | None:
         "part": f"gave `{one.model}` a new part",
         "unfrozen": f"turned gradients on in `{one.model}`",
     }[one.how]
-    held = (
+    state = (
         f"still holds {count(one.strangers, 'tensor')} that no model of yours uses"
         if one.strangers
         else "does not hold the new ones"
@@ -332,7 +332,7 @@ def not_in_optimizer(facts: NotebookFacts) -> Finding | None:
     updated = one.of - len(one.missing)
     title = (
         f"`{one.optimizer}` updates {f'only {updated}' if updated else 'none'} of the {one.of} trained parameters "
-        f"of `{one.model}`: {cell(one.where)} {what} after `{one.optimizer}` was created, and the optimizer {held}"
+        f"of `{one.model}`: {cell(one.where)} {what} after `{one.optimizer}` was created, and the optimizer {state}"
     )
     chain = [Link(f"{cell(one.made)} created `{one.optimizer}`", one.made)] if one.made.cell else []
     chain += [
@@ -377,7 +377,7 @@ def renewal_note(one: LeftBehind) -> str:
     reference="https://docs.python.org/3/reference/executionmodel.html#naming-and-binding",
 )
 def stale_reference(facts: NotebookFacts) -> Finding | None:
-    models = {left.model for left in facts.left if left.used}
+    models = {link.model for link in facts.left if link.used}
     one: StaleHolder | None = next((h for h in facts.holders if h.name not in models), None)
     if one is None:
         return None
@@ -508,10 +508,10 @@ CHECKS = (
 
 def name_all(facts: NotebookFacts) -> list[Finding]:
     """The findings, most likely first; a cause that an exception proves comes before all others."""
-    found = [*mode_findings(facts), *(f for check in CHECKS if (f := check(facts)) is not None)]
-    shown = any(one.seen == "exception" for one in facts.classes)
-    found.sort(key=lambda f: not (shown and f.code == "notebook/class-redefined"))
-    return [*found, *memory_findings(facts)]
+    findings = [*mode_findings(facts), *(f for check in CHECKS if (f := check(facts)) is not None)]
+    proven = any(one.seen == "exception" for one in facts.classes)
+    findings.sort(key=lambda f: not (proven and f.code == "notebook/class-redefined"))
+    return [*findings, *memory_findings(facts)]
 
 
 def notes_of(facts: NotebookFacts) -> Iterator[str]:

@@ -83,39 +83,39 @@ def _redefined(
     error: BaseException | None,
 ) -> Redefined:
     module, name = key
-    instances = tuple(dict.fromkeys(shown for shown, _ in mine))
-    made = _creation(root_of(instances[0]), history)
+    instances = tuple(dict.fromkeys(instance for instance, _ in mine))
+    creation = _creation(root_of(instances[0]), history)
     defined = history.bindings(name, "class") if module == "__main__" else _reloads(module, history)
-    old = _old_definition(mine[0][1], defined, made, history)
+    old = _old_definition(mine[0][1], defined, creation, history)
     after = [b for b in defined if old is not None and b.at > old.at] or defined[-1:]
     new = after[0] if after else None
     at = new.at if new is not None else (0, 0)
     changed = _differences(mine[0][1], now)
-    roots = {root_of(shown) for shown in instances[:8]}
-    seen = "exception" if (message := _exception_evidence(name, error)) else ""
+    roots = {root_of(instance) for instance in instances[:8]}
+    evidence = "exception" if (message := _exception_evidence(name, error)) else ""
     direct = False
-    if not seen and new is not None:
-        seen, direct = _class_use(name, at, roots, history)
-    used = seen == "exception" or any(first_read(history, root, at) is not None for root in roots)
+    if not evidence and new is not None:
+        evidence, direct = _class_use(name, at, roots, history)
+    used = evidence == "exception" or any(first_read(history, root, at) is not None for root in roots)
     return Redefined(
         name,
         instances,
         tuple(changed),
         subclasses,
         renewed and not direct,
-        seen,
+        evidence,
         message,
         used,
-        history.text(made) if made is not None else "",
+        history.text(creation) if creation is not None else "",
         module,
         history.place(new) if new is not None else NOWHERE,
         history.place(old) if old is not None else NOWHERE,
-        history.place(made) if made is not None else NOWHERE,
+        history.place(creation) if creation is not None else NOWHERE,
     )
 
 
 def _old_definition(
-    kind: Any, defined: list[CellBinding], made: CellBinding | None, history: CellHistory
+    kind: Any, defined: list[CellBinding], creation: CellBinding | None, history: CellHistory
 ) -> CellBinding | None:
     """The definition of the old class: the cell in which its methods are, or else the last one before the object was
     created."""
@@ -124,10 +124,10 @@ def _old_definition(
             exact = thing.__code__.co_filename.startswith("<ipython-input-")
             runs = {number} if exact else set(history.same(number))
             mine = [b for b in defined if b.number in runs]
-            earlier = [b for b in mine if made is None or b.at <= made.at]
+            earlier = [b for b in mine if creation is None or b.at <= creation.at]
             if mine:
                 return mine[-1] if exact else earlier[-1] if earlier else mine[0]
-    earlier = [b for b in defined if made is not None and b.at <= made.at]
+    earlier = [b for b in defined if creation is not None and b.at <= creation.at]
     return earlier[-1] if earlier else None
 
 
@@ -141,7 +141,7 @@ def _reloads(module: str, history: CellHistory) -> list[CellBinding]:
     last = module.rpartition(".")[2]
     return [
         CellBinding(cell.number, last, "import", s, None)
-        for cell in history.saying(last)
+        for cell in history.mentioning(last)
         for s in cell.statements
         if last in ast.unparse(s) and ("reload" in ast.unparse(s) or isinstance(s, (ast.Import, ast.ImportFrom)))
     ]
@@ -156,11 +156,11 @@ def _differences(old: Any, new: Any) -> list[str]:
             for f in type.__getattribute__(kind, "__dict__").values()
             if type(f) is types.FunctionType
         }
-        found: dict[str, list[Any]] = {}
+        fingerprints: dict[str, list[Any]] = {}
         for file in files:
-            for shown, code in functions_of(kind, "", file):
-                found.setdefault(shown.strip("."), []).append(code_fingerprint(code))
-        texts.append(found)
+            for label, code in functions_of(kind, "", file):
+                fingerprints.setdefault(label.strip("."), []).append(code_fingerprint(code))
+        texts.append(fingerprints)
     before, after = texts
     plain = [
         {
@@ -200,8 +200,8 @@ def _class_use(name: str, at: At, roots: set[str], history: CellHistory) -> tupl
     """How a cell that ran after the new definition uses the class: "isinstance", "super" or "pickle"; and whether the
     same statement is about one of the old objects."""
     first = ""
-    for cell in [cell for cell in history.leading_to(name, "pickle") if cell.number >= at[0]]:
-        about = any(cell.says(root) for root in roots)
+    for cell in [cell for cell in history.reaching(name, "pickle") if cell.number >= at[0]]:
+        about = any(cell.mentions(root) for root in roots)
         for root in history.reach(cell.number):
             own = root in cell.statements
             if cell.number == at[0] and (not own or getattr(root, "lineno", 0) <= at[1]):

@@ -49,8 +49,8 @@ class EditedModule:
     def old(self, thing: Any, name: str) -> list[str]:
         """The functions of a function or class that were loaded from the file and are not in it now."""
         return [
-            shown
-            for shown, code in functions_of(thing, name, self.file)
+            label
+            for label, code in functions_of(thing, name, self.file)
             if code_fingerprint(code) not in self.texts.get(code.co_name, ())
         ]
 
@@ -58,14 +58,14 @@ class EditedModule:
     def changed(self) -> list[str]:
         """What differs between the loaded module and its file: functions and constants, changed or added."""
         own = vars(self.module)
-        found = [
-            shown for name, thing in list(own.items()) if self._from_here(thing) for shown in self.old(thing, name)
+        names = [
+            label for name, thing in list(own.items()) if self._from_here(thing) for label in self.old(thing, name)
         ]
-        found += self._added(self.tree.body, own, "")
+        names += self._added(self.tree.body, own, "")
         constants = self._constants()
-        if constants and (found or self._compiled_from_another()):
-            found += constants
-        return list(dict.fromkeys(found))
+        if constants and (names or self._compiled_from_another()):
+            names += constants
+        return list(dict.fromkeys(names))
 
     def _from_here(self, thing: Any) -> bool:
         kind = type(thing)
@@ -90,15 +90,15 @@ class EditedModule:
 
     def _constants(self) -> list[str]:
         """Plain constants that the file sets once, and that have another value in the loaded module."""
-        given: dict[str, list[ast.expr]] = {}
+        assigned: dict[str, list[ast.expr]] = {}
         for node in self.tree.body:
             if isinstance(node, ast.Assign):
                 for target in node.targets:
                     if isinstance(target, ast.Name):
-                        given.setdefault(target.id, []).append(node.value)
+                        assigned.setdefault(target.id, []).append(node.value)
         shared = {name for n in ast.walk(self.tree) if isinstance(n, ast.Global) for name in n.names}
-        own, found = vars(self.module), []
-        for name, values in given.items():
+        own, names = vars(self.module), []
+        for name, values in assigned.items():
             try:
                 value = ast.literal_eval(values[0])
             except (ValueError, SyntaxError, TypeError):
@@ -112,8 +112,8 @@ class EditedModule:
                 and type(loaded) in _SIMPLE
                 and repr(value) != repr(loaded)
             ):
-                found.append(name)
-        return found
+                names.append(name)
+        return names
 
     def _compiled_from_another(self) -> bool:
         """Whether Python's cached bytecode was compiled from another version of the file."""
@@ -132,7 +132,7 @@ class EditedModule:
 def edited_modules(since: float) -> tuple[list[EditedModule], list[str]]:
     """The user's loaded modules whose files were written since then (seconds since the epoch), and the files among them
     that can't be compiled now."""
-    found, broken = [], []
+    edited, broken = [], []
     for name, module in list(sys.modules.items()):
         if type(module) is not types.ModuleType or name == "__main__" or not is_user_module(name):
             continue
@@ -142,40 +142,40 @@ def edited_modules(since: float) -> tuple[list[EditedModule], list[str]]:
         if type(getattr(vars(module).get("__spec__"), "loader", None)) is not SourceFileLoader:
             continue  # another loader (of pytest, of a type checker) compiles something else than the file
         try:
-            seen = os.stat(file)
-            if max(seen.st_mtime, seen.st_ctime) < since - SLACK:
+            status = os.stat(file)
+            if max(status.st_mtime, status.st_ctime) < since - SLACK:
                 continue
-            found.append(EditedModule(module, file))
+            edited.append(EditedModule(module, file))
         except OSError:  # it is gone: nothing to compare with
             continue
         except (SyntaxError, ValueError):
             broken.append(os.path.basename(file))
-    return found, broken
+    return edited, broken
 
 
 def functions_of(thing: Any, name: str, file: str) -> Iterator[tuple[str, types.CodeType]]:
     """(name to show, code) of the functions inside a function or a class that come from this file."""
-    todo, seen = [(name, thing)], set[int]()
-    while todo and len(seen) < 2000:
-        shown, now = todo.pop(0)
-        if id(now) in seen:
+    todo, visited = [(name, thing)], set[int]()
+    while todo and len(visited) < 2000:
+        label, now = todo.pop(0)
+        if id(now) in visited:
             continue
-        seen.add(id(now))
+        visited.add(id(now))
         if type(now) is types.FunctionType:
             if now.__code__.co_filename == file:
-                yield shown, now.__code__
+                yield label, now.__code__
             inside = closure_variables(now).values()
-            todo += [(shown, value) for value in inside if type(value) is types.FunctionType]
+            todo += [(label, value) for value in inside if type(value) is types.FunctionType]
         elif type(now) in (staticmethod, classmethod):
-            todo.append((shown, now.__func__))
+            todo.append((label, now.__func__))
         elif type(now) is property:
-            todo += [(shown, part) for part in (now.fget, now.fset, now.fdel) if part is not None]
+            todo += [(label, part) for part in (now.fget, now.fset, now.fdel) if part is not None]
         elif type(now) is functools.cached_property:
-            todo.append((shown, now.func))
+            todo.append((label, now.func))
         elif issubclass(type(now), type) and now is thing:
-            todo += [(f"{shown}.{key}", part) for key, part in type.__getattribute__(now, "__dict__").items()]
+            todo += [(f"{label}.{key}", part) for key, part in type.__getattribute__(now, "__dict__").items()]
         if hasattr_own(now, "__wrapped__"):
-            todo.append((shown, now.__dict__["__wrapped__"]))
+            todo.append((label, now.__dict__["__wrapped__"]))
 
 
 def hasattr_own(thing: Any, name: str) -> bool:
@@ -203,16 +203,16 @@ class Import(NamedTuple):
 def stale_modules(names: Mapping[str, Any], history: CellHistory, since: float) -> tuple[list[StaleModule], list[str]]:
     """The modules whose file has changed since they were loaded, and the files that can't be read now. since: the start
     of the process."""
-    found: list[StaleModule] = []
+    stale: list[StaleModule] = []
     modules, broken = edited_modules(since)
     for one in modules:
         if one.changed:
-            found.append(_stale_module(one, history))
+            stale.append(_stale_module(one, history))
         else:
-            left = list(dict.fromkeys(_old_references(one, names)))
-            if left:
-                found.append(_stale_names(one, left, history))
-    return found, broken
+            references = list(dict.fromkeys(_old_references(one, names)))
+            if references:
+                stale.append(_stale_names(one, references, history))
+    return stale, broken
 
 
 def _stale_module(one: EditedModule, history: CellHistory) -> StaleModule:
@@ -237,17 +237,17 @@ def _stale_module(one: EditedModule, history: CellHistory) -> StaleModule:
     )
 
 
-def _stale_names(one: EditedModule, left: list[tuple[str, str]], history: CellHistory) -> StaleModule:
+def _stale_names(one: EditedModule, references: list[tuple[str, str]], history: CellHistory) -> StaleModule:
     """The module was reloaded, and the notebook still holds old functions."""
     imports = list(_imports(one.name, history))
     reloads = [i for i in imports if i.reload]
     chosen = reloads[-1] if reloads else imports[-1] if imports else None
-    changed = tuple(dict.fromkeys(function for _, function in left))
+    changed = tuple(dict.fromkeys(function for _, function in references))
     return StaleModule(
         one.name,
         os.path.basename(one.file),
         changed,
-        tuple(dict.fromkeys(name for name, _ in left)),
+        tuple(dict.fromkeys(name for name, _ in references)),
         _reload_code(one.name, imports),
         _place(chosen, history),
         _place(imports[0] if imports else None, history),
@@ -278,7 +278,7 @@ def _old_references(one: EditedModule, names: Mapping[str, Any]) -> Iterator[tup
 def _imports(module: str, history: CellHistory) -> Iterator[Import]:
     """The statements that import the module or reload it, in the order in which they ran."""
     last = module.rpartition(".")[2]
-    for cell in history.leading_to(last):
+    for cell in history.reaching(last):
         for node in nodes(history.reach(cell.number)):
             if isinstance(node, ast.Import):
                 if any(alias.name == module or alias.name.startswith(f"{module}.") for alias in node.names):
@@ -301,7 +301,7 @@ def _aliases(module: str, history: CellHistory) -> set[str]:
     last = module.rpartition(".")[2]
     return {
         alias.asname
-        for cell in history.saying(last)
+        for cell in history.mentioning(last)
         for s in cell.statements
         if isinstance(s, (ast.Import, ast.ImportFrom))
         for alias in s.names
@@ -319,7 +319,7 @@ def _writing_cell(file: str, history: CellHistory, after: int) -> Cell | None:
     """The last cell after the first import that writes the file, as far as its text shows."""
     holders = {
         b.path
-        for cell in history.saying(file)
+        for cell in history.mentioning(file)
         for b in cell.bindings
         if b.value is not None and file in ast.unparse(b.value)
     }
@@ -327,7 +327,7 @@ def _writing_cell(file: str, history: CellHistory, after: int) -> Cell | None:
     named = re.compile("|".join(words))
     wrote = [
         cell
-        for cell in history.saying(file, *holders)
+        for cell in history.mentioning(file, *holders)
         if cell.number > after and any(named.search(line) and WRITES.search(line) for line in _whole(cell))
     ]
     return wrote[-1] if wrote else None
@@ -335,13 +335,13 @@ def _writing_cell(file: str, history: CellHistory, after: int) -> Cell | None:
 
 def _whole(cell: Cell) -> Iterator[str]:
     """The statements of a cell as text; the whole cell as typed where it is no Python."""
-    if cell.typed.lstrip().startswith("%%") or not cell.body:
-        yield cell.typed
+    if cell.raw.lstrip().startswith("%%") or not cell.body:
+        yield cell.raw
     yield from (cell.text_of(statement) for statement in cell.statements)
 
 
 def _line_of(cell: Cell, file: str) -> tuple[int, None]:
-    return next((n for n, line in enumerate(cell.typed.splitlines(), 1) if file in line), 1), None
+    return next((n for n, line in enumerate(cell.raw.splitlines(), 1) if file in line), 1), None
 
 
 def _place(imported: Import | None, history: CellHistory) -> Where:

@@ -63,12 +63,12 @@ def is_tensor(thing: Any) -> bool:
 
 def modules_of(module: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """(name, module) of a module and all within it, each once, read past any code of the user's."""
-    seen: set[int] = set()
+    visited: set[int] = set()
     todo = [(name, module)]
     while todo:
         path, now = todo.pop(0)
-        if id(now) not in seen:
-            seen.add(id(now))
+        if id(now) not in visited:
+            visited.add(id(now))
             yield path, now
             children = attributes(now).get("_modules") or {}
             todo += [(f"{path}.{key}" if path else key, child) for key, child in children.items() if child is not None]
@@ -167,19 +167,19 @@ def _link(
 ) -> LeftBehind | None:
     """What has changed in this model since this optimizer was created, if the two belong together."""
     title, thing = optimizer
-    made = _creation(history, title)
+    creation = _creation(history, title)
     own = {id(p) for _, p in parameters_of(model)}
     shares = any(id(p) in own for p in optimizer_tensors(thing))
-    names_model = made is not None and root_of(name) in names_in(made.value)
+    names_model = creation is not None and root_of(name) in names_in(creation.value)
     grads = any(p.grad is not None for _, p in missing)
     strangers = owners.strangers(thing, inner=not (names_model or shares or grads))
     if not strangers:
-        how, changed = _added_part(name, missing, made, history) if shares and made is not None else ("", None)
+        how, changed = _added_part(name, missing, creation, history) if shares and creation is not None else ("", None)
     else:
         alike = not Counter(tuple(p.shape) for p in strangers) - Counter(tuple(p.shape) for _, p in missing)
         if not (names_model or shares or alike and grads):
             return None
-        how, changed = _change_of(name, missing, shares, made, history)
+        how, changed = _change_of(name, missing, shares, creation, history)
         if changed is None and not grads:
             return None
     if not how:
@@ -194,9 +194,9 @@ def _link(
         len(strangers),
         how,
         used,
-        history.text(made) if made is not None else "",
+        history.text(creation) if creation is not None else "",
         where,
-        history.place(made) if made is not None else NOWHERE,
+        history.place(creation) if creation is not None else NOWHERE,
     )
 
 
@@ -207,16 +207,16 @@ def _creation(history: CellHistory, optimizer: str) -> CellBinding | None:
 
 
 def _change_of(
-    name: str, missing: list[tuple[str, Any]], part: bool, made: CellBinding | None, history: CellHistory
+    name: str, missing: list[tuple[str, Any]], part: bool, creation: CellBinding | None, history: CellHistory
 ) -> tuple[str, tuple[At, Where] | None]:
     """The first statement after the optimizer's that created the model again, or replaced a part of it: how, where."""
-    since = made.at if made is not None else (0, 0)
+    since = creation.at if creation is not None else (0, 0)
     if part:
         replaced = _replaced(name, missing, since, history)
         if replaced is not None:
             return "part", replaced
     bindings = [b for b in history.bindings(root_of(name)) if b.at > since and not keeps_object(b)]
-    bindings = bindings if made is not None else bindings[-1:]
+    bindings = bindings if creation is not None else bindings[-1:]
     if bindings:
         return "anew", (bindings[0].at, history.place(bindings[0]))
     replaced = _replaced(name, missing, since, history)
@@ -229,7 +229,7 @@ def _replaced(name: str, missing: list[tuple[str, Any]], since: At, history: Cel
     root = root_of(name)
     for number in [n for n in history.cells if n >= since[0]]:
         cell = history.cells[number]
-        if not cell.says(root):
+        if not cell.mentions(root):
             continue
         for top in cell.statements:
             if (number, top.lineno) <= since or root not in {n.id for n in nodes([top]) if isinstance(n, ast.Name)}:
@@ -255,19 +255,19 @@ def _adds_parameters(node: ast.AST, parts: set[str]) -> bool:
 
 
 def _added_part(
-    name: str, missing: list[tuple[str, Any]], made: CellBinding, history: CellHistory
+    name: str, missing: list[tuple[str, Any]], creation: CellBinding, history: CellHistory
 ) -> tuple[str, tuple[At, Where] | None]:
     """A part that was added, or unfrozen, after the optimizer was created with all parameters of that time."""
-    if "requires_grad" in history.text(made):
-        cells = history.leading_to("requires_grad", "requires_grad_")
-        for number in [cell.number for cell in cells if cell.number >= made.number]:
+    if "requires_grad" in history.text(creation):
+        cells = history.reaching("requires_grad", "requires_grad_")
+        for number in [cell.number for cell in cells if cell.number >= creation.number]:
             for node in nodes(history.reach(number)):
-                if _unfreezes(node) and (number > made.number or getattr(node, "lineno", 0) > made.node.lineno):
+                if _unfreezes(node) and (number > creation.number or getattr(node, "lineno", 0) > creation.node.lineno):
                     line = getattr(node, "lineno", 1)
                     return "unfrozen", ((number, line), history.cells[number].place(line))
-    if f"{root_of(name)}.parameters()" not in history.text(made):
+    if f"{root_of(name)}.parameters()" not in history.text(creation):
         return "", None
-    replaced = _replaced(name, missing, made.at, history)
+    replaced = _replaced(name, missing, creation.at, history)
     return ("part", replaced) if replaced is not None else ("", None)
 
 
@@ -289,29 +289,29 @@ def stale_holders(names: Mapping[str, Any], history: CellHistory) -> list[StaleH
         parts = [(path, part) for path, part in _parts(holder, thing) if id(part) not in known]
         if not parts or not (bindings := history.bindings(holder, "assign")):
             continue
-        made = bindings[-1]
+        creation = bindings[-1]
         current = {id(part) for _, part in parts} | {id(part) for _, part in _parts(holder, thing)}
-        for name in sorted(names_in(made.value) & names.keys() - {holder}):
-            if id(names[name]) not in current and not _held_by_another(names[name], thing, names):
-                one = _stale_holder(holder, name, names[name], parts, made, history)
+        for name in sorted(names_in(creation.value) & names.keys() - {holder}):
+            if id(names[name]) not in current and not _in_another_holder(names[name], thing, names):
+                one = _stale_holder(holder, name, names[name], parts, creation, history)
                 if one is not None:
                     stale.setdefault(holder, one)
     return list(stale.values())
 
 
-def _held_by_another(new: Any, holder: Any, names: Mapping[str, Any]) -> bool:
+def _in_another_holder(new: Any, holder: Any, names: Mapping[str, Any]) -> bool:
     """Whether another variable of the holder's type holds the new object: the name was used for one after the other."""
     alike = [thing for thing in names.values() if type(thing) is type(holder) and thing is not holder]
     return any(part is new for thing in alike for _, part in _parts("", thing))
 
 
 def _stale_holder(
-    holder: str, name: str, new: Any, parts: list[tuple[str, Any]], made: CellBinding, history: CellHistory
+    holder: str, name: str, new: Any, parts: list[tuple[str, Any]], creation: CellBinding, history: CellHistory
 ) -> StaleHolder | None:
-    since = [b for b in history.bindings(name) if b.at > made.at and not keeps_object(b)]
+    since = [b for b in history.bindings(name) if b.at > creation.at and not keeps_object(b)]
     if not since:
         return None
-    path = next((path for path, old in parts if _replaced_holder(old, new, name, made, since[0], history)), None)
+    path = next((path for path, old in parts if _replaced_holder(old, new, name, creation, since[0], history)), None)
     if path is None:
         return None
     used = first_training_use(history, root_of(holder), since[0].at) or first_read(
@@ -324,15 +324,15 @@ def _stale_holder(
         path,
         name,
         "function" if type(new) is types.FunctionType else type(new).__name__,
-        history.text(made),
+        history.text(creation),
         history.place(since[0]),
-        history.place(made),
+        history.place(creation),
         used,
     )
 
 
 def _replaced_holder(
-    old: Any, new: Any, name: str, made: CellBinding, since: CellBinding, history: CellHistory
+    old: Any, new: Any, name: str, creation: CellBinding, since: CellBinding, history: CellHistory
 ) -> bool:
     """Whether the new object takes the place of the old one, and differs in what it does."""
     if type(old) is types.FunctionType and type(new) is types.FunctionType:
@@ -348,7 +348,7 @@ def _replaced_holder(
         return any(True for _ in parameters_of(old))
     if is_optimizer(old):
         return True
-    before = [b for b in history.bindings(name) if b.at <= made.at]
+    before = [b for b in history.bindings(name) if b.at <= creation.at]
     return (
         _is_dataset(new) and bool(before) and (history.text(before[-1]) != history.text(since) or kind is not new_kind)
     )

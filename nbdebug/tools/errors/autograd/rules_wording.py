@@ -317,7 +317,7 @@ def _detached_fixes(cut: GraphCut, target: str, source: str, assignment: str) ->
     return first, Fix("And join the tensors with stack, which keeps their graphs.", "torch.stack(...)")
 
 
-def _rebuilt_fixes(cut: GraphCut, target: str, source: str, assignment: str) -> tuple[Fix, ...]:
+def _new_tensor_fixes(cut: GraphCut, target: str, source: str, assignment: str) -> tuple[Fix, ...]:
     several = source.startswith("[") or source.endswith("s")
     code = f"{target} = torch.stack({source})" if several else f"{target} = {source}"
     return (Fix("Use the tensor itself; join several with stack, which keeps their graphs.", code),)
@@ -371,7 +371,7 @@ _CUT_FIXES: dict[str, Callable[[GraphCut, str, str, str], tuple[Fix, ...]]] = {
     "comparison": _comparison_fixes,
     "detached": _detached_fixes,
     "number": _detached_fixes,
-    "rebuilt": _rebuilt_fixes,
+    "rebuilt": _new_tensor_fixes,
     "sampled": _sample_fixes,
     "checkpoint": _checkpoint_fixes,
     "gradient": _gradient_fixes,

@@ -114,51 +114,53 @@ def flat(sample: Any, path: Path = ()) -> Iterator[tuple[Path, SampleEntry]]:
 
 def fields_of(kind: type) -> tuple[str, ...]:
     """The fields of a named tuple; () of another class."""
-    found = next((vars(one)["_fields"] for one in kind.__mro__ if "_fields" in vars(one)), ())
-    return found if issubclass(kind, tuple) and type(found) is tuple and all(type(n) is str for n in found) else ()
+    fields = next((vars(one)["_fields"] for one in kind.__mro__ if "_fields" in vars(one)), ())
+    return fields if issubclass(kind, tuple) and type(fields) is tuple and all(type(n) is str for n in fields) else ()
 
 
 def differences(samples: Sequence[Any]) -> list[Difference]:
     """Every entry at which the samples can't be put together, in the order in which they are met."""
     entries: list[dict[Path, SampleEntry]] = [dict(flat(sample)) for sample in samples]
-    found: list[Difference] = []
+    results: list[Difference] = []
     for path in dict.fromkeys(path for one in entries for path in one):
-        if any(path[: len(other.path)] == other.path for other in found):
+        if any(path[: len(other.path)] == other.path for other in results):
             continue  # below an entry that differs already
         difference = _at(path, [one.get(path) for one in entries])
-        found += [difference] if difference is not None else []
-    return found
+        results += [difference] if difference is not None else []
+    return results
 
 
 def _at(path: Path, there: list[SampleEntry | None]) -> Difference | None:
-    known = [entry for entry in there if entry is not None]
-    if not known or len(known) < len(there):
+    present = [entry for entry in there if entry is not None]
+    if not present or len(present) < len(there):
         return None  # its parent differs, in keys or length, and is told
-    sorts = collections.Counter(entry.sort for entry in known)
-    usual = known[0] if len(sorts) == len(known) else next(e for e in known if e.sort == sorts.most_common(1)[0][0])
+    sorts = collections.Counter(entry.sort for entry in present)
+    usual = (
+        present[0] if len(sorts) == len(present) else next(e for e in present if e.sort == sorts.most_common(1)[0][0])
+    )
     if len(sorts) > 1:
-        others = [i for i, entry in enumerate(known) if entry.sort != usual.sort]
-        what = "none" if all(known[i].kind == "None" for i in others) else "type"
-        return Difference(what, path, tuple(others), known[others[0]], usual)
+        others = [i for i, entry in enumerate(present) if entry.sort != usual.sort]
+        what = "none" if all(present[i].kind == "None" for i in others) else "type"
+        return Difference(what, path, tuple(others), present[others[0]], usual)
     if usual.kind == "dict":
-        lacks = {i: tuple(key for key in known[0].keys if key not in entry.keys) for i, entry in enumerate(known)}
+        lacks = {i: tuple(key for key in present[0].keys if key not in entry.keys) for i, entry in enumerate(present)}
         short = [i for i, missing in lacks.items() if missing]
-        return Difference("keys", path, tuple(short), known[short[0]], known[0], lacks[short[0]]) if short else None
-    shapes = collections.Counter(entry.shape for entry in known)
+        return Difference("keys", path, tuple(short), present[short[0]], present[0], lacks[short[0]]) if short else None
+    shapes = collections.Counter(entry.shape for entry in present)
     if len(shapes) < 2 or usual.kind not in ("tensor", "array", "list"):
         return None
     most = shapes.most_common(1)[0][0]
-    odd = [i for i, entry in enumerate(known) if entry.shape != most]
+    odd = [i for i, entry in enumerate(present) if entry.shape != most]
     return Difference(
         "shape" if usual.sort == "tensor" else "length",
         path,
         tuple(odd),
-        known[odd[0]],
-        next(entry for entry in known if entry.shape == most),
+        present[odd[0]],
+        next(entry for entry in present if entry.shape == most),
     )
 
 
-def unsupported(samples: Sequence[Any], wanted: str = "") -> Difference | None:
+def unsupported(samples: Sequence[Any]) -> Difference | None:
     """The first entry of a class that can't be put together: an image, an object array, None in every sample."""
     for path, entry in flat(samples[0]) if samples else ():
         if entry.kind == "tensor" and entry.value.layout is not torch.strided:
@@ -185,7 +187,7 @@ STACKED = re.compile(
 ENTRIES = re.compile(r"got \[([\d, ]*)\] at entry 0 and \[([\d, ]*)\] at entry (\d+)")
 CLASS = re.compile(r"found <class '([\w.]+)'>|found (object|<U\d+|\w+)\s*$")
 ELEMENT = re.compile(r"expected Tensor as element (\d+) in argument 0, but got (\w+)")
-ASKED = re.compile(r"'(\w+)' object (?:has no attribute|is not (?:iterable|subscriptable))")
+NO_ATTRIBUTE = re.compile(r"'(\w+)' object (?:has no attribute|is not (?:iterable|subscriptable))")
 SPARSE = re.compile(r"Batches of sparse tensors are not")
 NAMED = {"NoneType": "None", "str": "a string", "int": "a number", "float": "a number", "Image": "a PIL `Image`"}
 SMALL = 4_000_000
@@ -201,12 +203,19 @@ def detect(context: ErrorContext) -> CollateMismatch | None:
     samples = _samples(fetch, collating)
     if samples is None:
         return _from_message(context, own) if collating or STACKED.search(context.message) else None
-    found = _difference(context, samples, collating)
-    if found is None or not collating and not STACKED.search(context.message) and found.what not in ("keys", "none"):
+    difference = _difference(context, samples, collating)
+    if (
+        difference is None
+        or not collating
+        and not STACKED.search(context.message)
+        and difference.what not in ("keys", "none")
+    ):
         return None  # the collate function fails by itself
-    facts = _told(context, found, samples)
+    facts = _mismatch_facts(context, difference, samples)
     indices = _indices(fetch, len(samples))
-    return dataclasses.replace(facts, own=own, indices=tuple(indices[i] for i in found.positions if i < len(indices)))
+    return dataclasses.replace(
+        facts, own=own, indices=tuple(indices[i] for i in difference.positions if i < len(indices))
+    )
 
 
 def _last(context: ErrorContext, file: re.Pattern[str]) -> Frame | None:
@@ -215,12 +224,12 @@ def _last(context: ErrorContext, file: re.Pattern[str]) -> Frame | None:
 
 def _own_collate(context: ErrorContext) -> str:
     """The collate function that the fetcher called, where it is not torch's."""
-    for fetch, called in zip(context.trail, context.trail[1:]):
+    for fetch, callee in zip(context.trail, context.trail[1:]):
         if FETCH.search(fetch.site.file) and "collate_fn(" in (source_text(fetch.site) or ""):
-            if COLLATE.search(called.site.file):
+            if COLLATE.search(callee.site.file):
                 return ""
-            mine = called.names.get("self")
-            return called.site.function if called.site.function != "__call__" else type(mine).__name__
+            mine = callee.names.get("self")
+            return callee.site.function if callee.site.function != "__call__" else type(mine).__name__
     return ""
 
 
@@ -236,12 +245,12 @@ def _difference(context: ErrorContext, samples: Sequence[Any], collating: Sequen
     """The difference at the entry that was being put together, else the first one."""
     if SPARSE.search(context.message):
         return unsupported(samples)
-    met = differences(samples)
+    results = differences(samples)
     path = _path_of(collating[-1].names.get("batch"), samples) if collating else None
     if path is not None:
-        met = [d for d in met if d.path[: len(path)] == path or path[: len(d.path)] == d.path] or met
-    if met:
-        return met[0]
+        results = [d for d in results if d.path[: len(path)] == path or path[: len(d.path)] == d.path] or results
+    if results:
+        return results[0]
     return unsupported(samples) if collating and CLASS.search(context.message) else None
 
 
@@ -254,41 +263,41 @@ def _path_of(batch: Any, samples: Sequence[Any]) -> Path | None:
 
 
 def _indices(fetch: Frame | None, count: int) -> list[int]:
-    given: Any = fetch.names.get("possibly_batched_index") if fetch is not None else None
+    indices: Any = fetch.names.get("possibly_batched_index") if fetch is not None else None
     dataset = attributes(fetch.names.get("self")).get("dataset") if fetch is not None else None
     if (
-        type(given) not in (list, tuple)
-        or len(given) != count
+        type(indices) not in (list, tuple)
+        or len(indices) != count
         or issubclass(type(dataset), torch.utils.data.IterableDataset)
     ):
         return []
-    return [i for i in given if type(i) is int]
+    return [i for i in indices if type(i) is int]
 
 
-def _told(context: ErrorContext, found: Difference, samples: Sequence[Any]) -> CollateMismatch:
+def _mismatch_facts(context: ErrorContext, difference: Difference, samples: Sequence[Any]) -> CollateMismatch:
     loader, dataset, batch = loader_of(context)
-    odd, usual = found.odd, found.usual
+    odd, usual = difference.odd, difference.usual
     return CollateMismatch(
         context.raised(),
-        found.what,
-        _written(found.path),
-        _name(found.path),
+        difference.what,
+        _path_text(difference.path),
+        _name(difference.path),
         str(odd or ""),
         str(usual or ""),
         odd.shape if odd else None,
         usual.shape if usual else None,
-        found.positions,
+        difference.positions,
         batch=batch,
         rows=len(samples),
-        lacking=tuple(map(str, found.lacking)),
+        lacking=tuple(map(str, difference.lacking)),
         dataset=dataset,
         loader=loader,
-        tried=_tried(found, samples),
-        sample=_sort(found.path),
+        tried=_tried(difference, samples),
+        sample=_sort(difference.path),
     )
 
 
-def _written(path: Path) -> str:
+def _path_text(path: Path) -> str:
     return "".join(f".{part.name}" if isinstance(part, Field) else f"[{part!r}]" for part in path)
 
 
@@ -322,11 +331,11 @@ def _from_message(context: ErrorContext, own: str) -> CollateMismatch | None:
         worker=worker,
         entries=_entries(context),
     )
-    asked = _asked_for(context, batch)
+    indices = _batch_indices(context, batch)
     if kind is not None and "default_collate" in context.message:
-        found = (kind[1] or kind[2]).rpartition(".")[2]
+        name = (kind[1] or kind[2]).rpartition(".")[2]
         return dataclasses.replace(
-            facts, what="none" if found == "NoneType" else "unsupported", odd=NAMED.get(found, f"a `{found}`")
+            facts, what="none" if name == "NoneType" else "unsupported", odd=NAMED.get(name, f"a `{name}`")
         )
     if element is not None:
         place, odd = int(element[1]), NAMED.get(element[2], f"a `{element[2]}`")
@@ -336,14 +345,14 @@ def _from_message(context: ErrorContext, own: str) -> CollateMismatch | None:
             odd=odd,
             usual="" if odd == "None" else "a tensor",
             positions=(place,),
-            indices=tuple(asked[place : place + 1]),
+            indices=tuple(indices[place : place + 1]),
         )
-    if (lacks := ASKED.search(context.message)) is not None:
+    if (lacks := NO_ATTRIBUTE.search(context.message)) is not None:
         return dataclasses.replace(
             facts, what="none" if lacks[1] == "NoneType" else "unsupported", odd=NAMED.get(lacks[1], f"a `{lacks[1]}`")
         )
     if sizes is not None:
-        return _sized(facts, context, sizes, asked)
+        return _shape_mismatch(facts, context, sizes, indices)
     what = (
         "keys"
         if context.type == "KeyError"
@@ -354,77 +363,79 @@ def _from_message(context: ErrorContext, own: str) -> CollateMismatch | None:
     return dataclasses.replace(facts, what=what, lacking=(context.message.strip("'"),) if what == "keys" else ())
 
 
-def _sized(facts: CollateMismatch, context: ErrorContext, said: re.Match[str], asked: Sequence[int]) -> CollateMismatch:
-    shapes = [tuple(int(n) for n in re.findall(r"\d+", text)) for text in said.groups()[:2]]
-    held_at, position = _held_at(context, asked, int(said[3]), shapes[0], shapes[1])
+def _shape_mismatch(
+    facts: CollateMismatch, context: ErrorContext, match: re.Match[str], indices: Sequence[int]
+) -> CollateMismatch:
+    shapes = [tuple(int(n) for n in re.findall(r"\d+", text)) for text in match.groups()[:2]]
+    place, position = _odd_in_dataset(context, indices, int(match[3]), shapes[0], shapes[1])
     unknown = position is None
-    position = int(said[3]) if position is None else position
+    position = int(match[3]) if position is None else position
     usual, odd = shapes if position else shapes[::-1]
-    tried = _tried_on([torch.zeros(shape) for shape in shapes]) if sum(map(math.prod, shapes)) <= SMALL else None
-    told = dataclasses.replace(
+    tried = _tried_on_shapes([torch.zeros(shape) for shape in shapes]) if sum(map(math.prod, shapes)) <= SMALL else None
+    result = dataclasses.replace(
         facts,
         odd=str(list(odd)),
         usual=str(list(usual)),
         odd_shape=odd,
         usual_shape=usual,
-        held_at=held_at,
-        rows=len(asked) or None,
+        held_at=place,
+        rows=len(indices) or None,
         tried=tried,
     )
     if unknown:  # of two samples neither is the odd one
-        return dataclasses.replace(told, positions=(0, position), indices=tuple(asked[:2]))
-    return dataclasses.replace(told, positions=(position,), indices=tuple(asked[position : position + 1]))
+        return dataclasses.replace(result, positions=(0, position), indices=tuple(indices[:2]))
+    return dataclasses.replace(result, positions=(position,), indices=tuple(indices[position : position + 1]))
 
 
-def _asked_for(context: ErrorContext, batch: int | None) -> Sequence[int]:
+def _batch_indices(context: ErrorContext, batch: int | None) -> Sequence[int]:
     """The data set's indices of a batch, where the sampler goes through it in order."""
     sampler = attributes(iterator_of(context)).get("_index_sampler") if iterator_of(context) is not None else None
-    held = attributes(sampler) if type(sampler) is BatchSampler else {}
-    size = held.get("batch_size")
-    if type(held.get("sampler")) is not SequentialSampler or type(size) is not int or batch is None:
+    state = attributes(sampler) if type(sampler) is BatchSampler else {}
+    size = state.get("batch_size")
+    if type(state.get("sampler")) is not SequentialSampler or type(size) is not int or batch is None:
         return ()
     return range(batch * size, (batch + 1) * size)
 
 
-def _held_at(
-    context: ErrorContext, asked: Sequence[int], position: int, first: tuple[int, ...], other: tuple[int, ...]
+def _odd_in_dataset(
+    context: ErrorContext, indices: Sequence[int], position: int, first: tuple[int, ...], other: tuple[int, ...]
 ) -> tuple[str, int | None]:
     """("images[5]", 0 where it is the first that is odd) from a list of tensors, or of their sizes, that the data set
     keeps, or from a batch before it; None where nothing tells which of the first two is odd."""
     iterator = iterator_of(context)
     dataset = attributes(iterator).get("_dataset") if iterator is not None else None
-    for name, value in attributes(dataset).items() if dataset is not None and position < len(asked) else ():
+    for name, value in attributes(dataset).items() if dataset is not None and position < len(indices) else ():
         if (
             type(value) is list
-            and len(value) > asked[position]
-            and shape_of(value[asked[position]]) == other
-            and shape_of(value[asked[0]]) == first
+            and len(value) > indices[position]
+            and shape_of(value[indices[position]]) == other
+            and shape_of(value[indices[0]]) == first
         ):
             shapes = [shape_of(item) for item in value[:200]]
             odd = 0 if shapes.count(first) < shapes.count(other) else position
-            return f"{name}[{asked[odd]}]", odd
+            return f"{name}[{indices[odd]}]", odd
     if position > 1:
         return "", position  # those between are like the first
-    for name, value in attributes(dataset).items() if dataset is not None and position < len(asked) else ():
-        if type(value) is list and len(value) > asked[position] and all(type(item) is int for item in value):
-            mine, its = value.count(value[asked[0]]), value.count(value[asked[position]])
-            if mine != its and (value[asked[0]], value[asked[position]]) in list(zip(first, other)):
+    for name, value in attributes(dataset).items() if dataset is not None and position < len(indices) else ():
+        if type(value) is list and len(value) > indices[position] and all(type(item) is int for item in value):
+            mine, its = value.count(value[indices[0]]), value.count(value[indices[position]])
+            if mine != its and (value[indices[0]], value[indices[position]]) in list(zip(first, other)):
                 odd = 0 if mine < its else position
-                return f"{name}[{asked[odd]}]", odd
+                return f"{name}[{indices[odd]}]", odd
     return "", _unlike_batches(context, position, first, other)
 
 
 def _unlike_batches(context: ErrorContext, position: int, first: tuple[int, ...], other: tuple[int, ...]) -> int | None:
     """Which is odd, by the batch before that a variable still has."""
-    given = [
+    shapes = [
         entry.shape
         for _, value, frame in context.variables()
         if frame is not None
         for _, entry in flat(value)
         if entry.kind == "tensor"
     ]
-    met = {shape[1:] for shape in given if shape}
-    return None if (first in met) == (other in met) else 0 if other in met else position
+    usual = {shape[1:] for shape in shapes if shape}
+    return None if (first in usual) == (other in usual) else 0 if other in usual else position
 
 
 def _entries(context: ErrorContext) -> tuple[str, ...]:
@@ -449,17 +460,17 @@ def _entries(context: ErrorContext) -> tuple[str, ...]:
 # -- a fix, tried on the very samples --------------------------------------------------------------------------------
 
 
-def _tried(found: Difference, samples: Sequence[Any]) -> Mapping[str, Any] | None:
+def _tried(difference: Difference, samples: Sequence[Any]) -> Mapping[str, Any] | None:
     """Put the entry together after resizing or padding, on detached copies; None where that is not tried."""
-    values = [_value(sample, found.path) for sample in samples]
-    if found.what != "shape" or any(
+    values = [_value(sample, difference.path) for sample in samples]
+    if difference.what != "shape" or any(
         type(value) is not torch.Tensor or value.is_meta or value.layout is not torch.strided for value in values
     ):
         return None
     if sum(value.numel() for value in values) > SMALL or len({value.dim() for value in values}) > 1:
         return None
     with torch.no_grad():
-        plain, size = [value.detach() for value in values], found.usual.shape if found.usual else ()
+        plain, size = [value.detach() for value in values], difference.usual.shape if difference.usual else ()
         if values[0].dim() >= 3 and size and all(value.shape[:-2] == size[:-2] for value in values):
             whole = torch.stack(
                 [
@@ -472,7 +483,7 @@ def _tried(found: Difference, samples: Sequence[Any]) -> Mapping[str, Any] | Non
         return _tried_padded(plain)
 
 
-def _tried_on(values: list[torch.Tensor]) -> Mapping[str, Any] | None:
+def _tried_on_shapes(values: list[torch.Tensor]) -> Mapping[str, Any] | None:
     """The same on tensors of the two shapes that a worker's message tells."""
     if (
         len({value.dim() for value in values}) > 1
@@ -481,8 +492,8 @@ def _tried_on(values: list[torch.Tensor]) -> Mapping[str, Any] | None:
     ):
         return None
     with torch.no_grad():
-        found = _tried_padded(values)
-    return {"two such, padded": found["the batch then has"]} if found else None
+        result = _tried_padded(values)
+    return {"two such, padded": result["the batch then has"]} if result else None
 
 
 def _tried_padded(values: list[torch.Tensor]) -> dict[str, Any] | None:

@@ -37,7 +37,7 @@ from nbdebug.tools.errors.sandbox import SMALL, rerun
 from nbdebug.tools.errors.syntax import bindings, callee_name, entries, value_parts
 from nbdebug.tools.errors.values import UNKNOWN, expression, value_of
 
-WORDED: tuple[tuple[str, str], ...] = (
+PATTERNS: tuple[tuple[str, str], ...] = (
     ("load", r"Attempting to deserialize object on (?:a CUDA device|CUDA device)"),
     (
         "not built",
@@ -54,15 +54,15 @@ WORDED: tuple[tuple[str, str], ...] = (
 
 def detect_unavailable(context: ErrorContext) -> CardFacts | None:
     """The facts of an error about the card itself; None of any other."""
-    kind = next((kind for kind, pattern in WORDED if re.search(pattern, context.message)), None)
+    kind = next((kind for kind, pattern in PATTERNS if re.search(pattern, context.message)), None)
     if kind is None:
         return None
     numbers = re.findall(r"CUDA device (\d+)", context.message) if kind == "load" else []
-    wanted = expression(context.users[0]) if context.users else None
-    asked = re.findall(r"cuda:(\d+)", ast.unparse(wanted)) if wanted is not None else []
-    number = int(numbers[0]) if numbers else int(asked[0]) if asked else None
-    text = ast.unparse(wanted) if isinstance(wanted, ast.expr) else ""
-    text = text if len(text) <= 60 else f"{callee_name(wanted)}(…)" if isinstance(wanted, ast.Call) else ""
+    node = expression(context.users[0]) if context.users else None
+    devices = re.findall(r"cuda:(\d+)", ast.unparse(node)) if node is not None else []
+    number = int(numbers[0]) if numbers else int(devices[0]) if devices else None
+    text = ast.unparse(node) if isinstance(node, ast.expr) else ""
+    text = text if len(text) <= 60 else f"{callee_name(node)}(…)" if isinstance(node, ast.Call) else ""
     return CardFacts(context.raised(), kind, card(), text, number, "CUDA_VISIBLE_DEVICES" in os.environ)
 
 
@@ -74,7 +74,7 @@ def card() -> CudaCard:
             return plain
         count = torch.cuda.device_count()
         major, minor = torch.cuda.get_device_capability(0)
-        known = CudaCard(
+        described = CudaCard(
             plain.torch,
             plain.built,
             True,
@@ -88,8 +88,18 @@ def card() -> CudaCard:
     try:
         free, total = torch.cuda.mem_get_info()
     except Exception:  # after a failed kernel the card says nothing
-        return known
-    return CudaCard(known.torch, known.built, True, count, known.name, known.capability, known.kernels, free, total)
+        return described
+    return CudaCard(
+        described.torch,
+        described.built,
+        True,
+        count,
+        described.name,
+        described.capability,
+        described.kernels,
+        free,
+        total,
+    )
 
 
 LOSSES = ("cross_entropy", "nll_loss", "multi_margin_loss")
@@ -106,8 +116,8 @@ class Sources:
     def __init__(self, context: ErrorContext):
         self.context = context
         self.copies: dict[str, tuple[str, torch.Tensor]] = {}
-        for name, shown, value in _copies(context):
-            self.copies.setdefault(name, (shown, value))  # the innermost frame's goes before the notebook's
+        for name, text, value in _copies(context):
+            self.copies.setdefault(name, (text, value))  # the innermost frame's goes before the notebook's
         files = list(dict.fromkeys(frame.site.file for frame in context.users))
         files += [other for file in files[:1] for other in other_cells(file) if other not in files]
         self.trees = {file: tree for file in files if (tree := tree_of(file)) is not None}
@@ -116,12 +126,12 @@ class Sources:
             for name, model in context.owners.models.items()
             for path, part in named_modules(model)
         }
-        models, asked = context.owners.models, {ast.unparse(node.func) for _, node in self._calls()}
-        self.models = [model for name, model in models.items() if name in asked] or list(models.values())
+        models, callees = context.owners.models, {ast.unparse(node.func) for _, node in self._calls()}
+        self.models = [model for name, model in models.items() if name in callees] or list(models.values())
 
     def uses(self) -> list[Use]:
-        found = [*self._embeddings(), *self._losses()]
-        return [self._checked(use) for use in {(u.kind, u.what, u.argument): u for u in found}.values()]
+        uses = [*self._embeddings(), *self._losses()]
+        return [self._checked(use) for use in {(u.kind, u.what, u.argument): u for u in uses}.values()]
 
     def _calls(self) -> Iterator[tuple[str, ast.Call]]:
         for file, tree in self.trees.items():
@@ -135,12 +145,12 @@ class Sources:
             for _, module in named_modules(model):
                 if not is_instance(module, (nn.Embedding, nn.EmbeddingBag)):
                     continue
-                path, called_at = names.module(module), False
+                path, called = names.module(module), False
                 last = path.rpartition(".")[2]
                 for file, node in self._calls():
                     text = ast.unparse(node.func)
                     if node.args and (text == path or text.startswith("self.") and text.rpartition(".")[2] == last):
-                        called_at = True
+                        called = True
                         yield Use(
                             "embedding",
                             path,
@@ -148,7 +158,7 @@ class Sources:
                             ast.unparse(node.args[0]),
                             where_of(file, node),
                         )
-                if not called_at:
+                if not called:
                     yield Use("embedding", path, attributes(module)["num_embeddings"], "")
 
     def _losses(self) -> Iterator[Use]:
@@ -169,10 +179,10 @@ class Sources:
     def _spared(self, node: ast.Call, frame: Frame | None) -> int:
         """The label that the loss leaves out."""
         stated = next((k.value for k in node.keywords if k.arg == "ignore_index"), None)
-        known = value_of(stated, frame) if stated is not None and frame is not None else UNKNOWN
+        value = value_of(stated, frame) if stated is not None and frame is not None else UNKNOWN
         function: Any = value_of(node.func, frame) if frame is not None else UNKNOWN
-        given = attributes(function).get("ignore_index") if is_instance(function, LOSS_MODULES) else known
-        return given if type(given) is int else IGNORED
+        label = attributes(function).get("ignore_index") if is_instance(function, LOSS_MODULES) else value
+        return label if type(label) is int else IGNORED
 
     def _is_loss(self, node: ast.Call, frame: Frame | None) -> bool:
         function = value_of(node.func, frame) if frame is not None else UNKNOWN
@@ -184,8 +194,8 @@ class Sources:
     def _classes(self, scores: ast.expr, frame: Frame | None) -> tuple[int | None, str]:
         """How many classes the scores have: by their shape, else by the last layer of the model that makes them."""
         value = value_of(scores, frame) if frame is not None else UNKNOWN
-        known: Any = value
-        size = known.shape[1] if is_tensor(known) and known.ndim > 1 else None
+        tensor: Any = value
+        size = tensor.shape[1] if is_tensor(tensor) and tensor.ndim > 1 else None
         head, last = "", None
         for model in self.models:
             for _, module in named_modules(model):
@@ -197,30 +207,30 @@ class Sources:
     def _checked(self, use: Use) -> Use:
         """The use, held against the copies of its index that lie on the host."""
         for name in self._named(use):
-            found = beyond(self.copies[name][1], 0, use.size - 1, use.spared)
+            bad = beyond(self.copies[name][1], 0, use.size - 1, use.spared)
             use = dataclasses.replace(use, checked=True)
-            if found is not None:
-                return dataclasses.replace(use, copy=name, found=found)
+            if bad is not None:
+                return dataclasses.replace(use, copy=name, found=bad)
         return use
 
     def _named(self, use: Use) -> list[str]:
         """The names of the copies that a use can have been given."""
-        found = set(self._sources(use.argument))
-        mine = [name for name in self.copies if name in found]
+        origins = set(self._sources(use.argument))
+        mine = [name for name in self.copies if name in origins]
         words = [name for name in self.copies if _last(name) in LABELS] if use.kind == "target" else []
         return list(dict.fromkeys([*mine, *(words if not mine else [])]))
 
     def _sources(self, text: str) -> Iterator[str]:
         """The names from which an index came: itself, what was bound to it, what calls gave for a parameter of the
         same name."""
-        todo, seen = [text], set()
+        todo, visited = [text], set()
         for _ in range(60):
             if not todo:
                 return
             name = todo.pop(0)
-            if name in seen or not name:
+            if name in visited or not name:
                 continue
-            seen.add(name)
+            visited.add(name)
             yield name
             for tree in self.trees.values():
                 todo += _before(tree, name, self.classes)
@@ -228,19 +238,19 @@ class Sources:
 
 def _before(tree: ast.Module, name: str, classes: dict[str, str]) -> list[str]:
     """What a name was bound to, or given for as a parameter, anywhere in a file: names, and entries of data sets."""
-    found: list[str] = []
+    names: list[str] = []
     for scope in (tree, *functions(tree)):
         for value, keys in bindings(scope, name):
             for entry, rest in entries(value, keys):
-                found += [
-                    _written(part, rest)
+                names += [
+                    _path_text(part, rest)
                     for part in value_parts(entry)
                     if isinstance(part, (ast.Name, ast.Attribute, ast.Subscript))
                 ]
-    return found + [
+    return names + [
         ast.unparse(part)
-        for given in _passed(tree, name, classes)
-        for part in value_parts(given)
+        for argument in _passed(tree, name, classes)
+        for part in value_parts(argument)
         if isinstance(part, (ast.Name, ast.Subscript))
     ]
 
@@ -265,7 +275,7 @@ def _passed(tree: ast.Module, name: str, classes: dict[str, str]) -> Iterator[as
                 yield call.args[place]
 
 
-def _written(node: ast.expr, rest: tuple[Any, ...]) -> str:
+def _path_text(node: ast.expr, rest: tuple[Any, ...]) -> str:
     """`loader[1]` for the second entry of what a loader gives."""
     return ast.unparse(node) + "".join(f"[{key!r}]" for key in rest)
 
@@ -276,11 +286,11 @@ def _last(name: str) -> str:
 
 def _copies(context: ErrorContext) -> Iterator[tuple[str, str, torch.Tensor]]:
     """(name, how it is written, whole numbers on the host): variables, their entries, what data sets hold."""
-    seen: set[int] = set()
+    visited: set[int] = set()
     for name, value, _ in context.variables():
-        if id(value) in seen:
+        if id(value) in visited:
             continue
-        seen.add(id(value))
+        visited.add(id(value))
         if _whole(value):
             yield name, name, value
         elif type(value) in (dict, list, tuple):
@@ -289,10 +299,10 @@ def _copies(context: ErrorContext) -> Iterator[tuple[str, str, torch.Tensor]]:
                 if type(key) in (str, int) and _whole(item):
                     yield f"{name}[{key!r}]", f"{name}[{key!r}]", item
         elif is_instance(value, (DataLoader, Dataset)):
-            yield from _held(name, value)
+            yield from _dataset_tensors(name, value)
 
 
-def _held(name: str, value: Any) -> Iterator[tuple[str, str, torch.Tensor]]:
+def _dataset_tensors(name: str, value: Any) -> Iterator[tuple[str, str, torch.Tensor]]:
     """What the data set behind a loader holds."""
     dataset, path = value, name
     while is_instance(dataset, (DataLoader, Subset)):
@@ -382,10 +392,10 @@ def detect_cudnn(context: ErrorContext) -> CudnnFacts | None:
     message = context.message
     if not WORDS.search(message) or raised_by_user(context):
         return None
-    found = re.search(STATUS, message)
+    match = re.search(STATUS, message)
     status = (
-        found[1]
-        if found
+        match[1]
+        if match
         else "no engine"
         if re.search(ENGINE, message)
         else "not contiguous"

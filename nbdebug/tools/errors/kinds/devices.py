@@ -73,9 +73,9 @@ def reason(facts: DeviceFacts, odd: OpArgument, context: ErrorContext) -> Device
     names = OperandNames(context)
     if odd.owner is not None:
         return _registered(facts, odd, context, names)
-    held = _attribute(odd.value, context, names)
-    if held is not None:
-        owner, kind, name, module = held
+    attribute = _attribute(odd.value, context, names)
+    if attribute is not None:
+        owner, kind, name, module = attribute
         return dataclasses.replace(
             facts,
             why="attribute" if module else "holder",
@@ -87,14 +87,14 @@ def reason(facts: DeviceFacts, odd: OpArgument, context: ErrorContext) -> Device
     line = _dropped(odd.name, context)
     if line is not None:
         return dataclasses.replace(facts, why="dropped", dropped=line)
-    found = _origin(odd, context)
-    looped = found is not None and any("comes out of" in link.what for link in found.way)
-    made = found is not None and bool(found.call) and not looped and _runs(found, context)
+    origin = _origin(odd, context)
+    looped = origin is not None and any("comes out of" in link.what for link in origin.way)
+    created = origin is not None and bool(origin.call) and not looped and _runs(origin, context)
     return dataclasses.replace(
         facts,
-        why="made" if made else "batch" if looped else "variable",
-        origin=found,
-        source="" if found is None or made else _source(found, odd, context),
+        why="made" if created else "batch" if looped else "variable",
+        origin=origin,
+        source="" if origin is None or created else _source(origin, odd, context),
     )
 
 
@@ -104,14 +104,14 @@ def _source(origin: ValueOrigin, odd: OpArgument, context: ErrorContext) -> str:
         node = ast.parse(origin.code, mode="eval").body
     except (SyntaxError, ValueError):
         return ""
-    found = {
+    names = {
         ast.unparse(part)
         for part in value_parts(node)
         if isinstance(part, (ast.Name, ast.Attribute))
         and is_tensor(value := value_of(part, context.users[0]))
         and value.device == odd.value.device
     }
-    return found.pop() if len(found) == 1 and origin.code not in found else ""
+    return names.pop() if len(names) == 1 and origin.code not in names else ""
 
 
 def _registered(facts: DeviceFacts, odd: OpArgument, context: ErrorContext, names: OperandNames) -> DeviceFacts:
@@ -150,13 +150,13 @@ def _attribute(value: Any, context: ErrorContext, names: OperandNames) -> tuple[
     """(path, class, attribute, whether it is a module's) of an object that holds the tensor as a plain attribute."""
     for model in context.owners.models.values():
         for _, part in named_modules(model):
-            for name, held in attributes(part).items():
-                if held is value and name not in MODULES_OWN:
+            for name, item in attributes(part).items():
+                if item is value and name not in MODULES_OWN:
                     return names.module(part), type(part).__name__, name, True
     for frame in context.users:
         mine = frame.names.get("self")
-        for name, held in (attributes(mine) if mine is not None else {}).items():
-            if held is value:
+        for name, item in (attributes(mine) if mine is not None else {}).items():
+            if item is value:
                 return "self", type(mine).__name__, name, issubclass(type(mine), nn.Module)
     return None
 
@@ -181,13 +181,13 @@ def _origin(odd: OpArgument, context: ErrorContext) -> ValueOrigin | None:
     """The binding in which a tensor was made on the host."""
     device = odd.value.device
 
-    def tells(node: ast.expr) -> bool:
+    def is_origin(node: ast.expr) -> bool:
         return callee_name(node) in MAKERS and not any(k.arg == "device" for k in getattr(node, "keywords", []))
 
     def fits(value: Any) -> bool:
         return value.device == device if is_tensor(value) else not is_instance(value, (int, float, str, torch.dtype))
 
-    way = origin_of(odd.name, context, tells, fits, partial=True)
+    way = origin_of(odd.name, context, is_origin, fits, partial=True)
     if not way:
         return None
     return ValueOrigin(
@@ -213,7 +213,7 @@ def _runs(origin: ValueOrigin, context: ErrorContext) -> bool:
     return False
 
 
-WORDED: tuple[tuple[str, str], ...] = (
+PATTERNS: tuple[tuple[str, str], ...] = (
     ("numpy", r"can't convert \S+ device type tensor to numpy|'lengths' argument should be a 1D CPU"),
     ("generator", r"device type for generator but found|Expected a .* generator device|generator device"),
     ("no data", r"Cannot copy out of meta tensor|cannot be called on meta tensors"),
@@ -234,7 +234,7 @@ SMALL = 2_000_000
 
 def detect(context: ErrorContext) -> DeviceFacts | None:
     """The facts of an error about devices; None of any other."""
-    kind = next((kind for kind, pattern in WORDED if re.search(pattern, context.message)), None)
+    kind = next((kind for kind, pattern in PATTERNS if re.search(pattern, context.message)), None)
     if kind is None and on_two_devices(context.message) and "should be the same" in context.message:
         kind = "two"
     if kind is None or raised_by_user(context):
@@ -261,12 +261,12 @@ def _op(context: ErrorContext) -> str:
 
 def _variables(context: ErrorContext, parts: list[OpArgument]) -> list[OpArgument]:
     """The tensors of the innermost frame, where the failing line shows none."""
-    seen, names = {id(part.value) for part in parts}, OperandNames(context)
+    visited, names = {id(part.value) for part in parts}, OperandNames(context)
     at = context.users[0] if context.users else None
     return [
         dataclasses.replace(names.argument(value, ""), name=name, known=True)
         for name, value, frame in context.variables()
-        if frame is at and is_tensor(value) and id(value) not in seen
+        if frame is at and is_tensor(value) and id(value) not in visited
     ]
 
 
@@ -280,12 +280,12 @@ def _two(facts: DeviceFacts, parts: list[OpArgument], context: ErrorContext) -> 
     if not away:
         return dataclasses.replace(facts, home=home)
     away.sort(key=lambda p: (p.value.ndim == 0, not p.known))  # a number alone may be on the host
-    odd, met = away[0], _nearest(there)
-    target = _target(home, met, context)
+    odd, partner = away[0], _nearest(there)
+    target = _target(home, partner, context)
     facts = dataclasses.replace(
         facts,
         odd=_part(odd),
-        met=_part(met) if met else None,
+        met=_part(partner) if partner else None,
         home=home,
         target=target,
         also=tuple(_part(p) for p in away[1:] if is_plain(p.name) and p.value.ndim),
@@ -300,8 +300,8 @@ def _home(parts: list[OpArgument], context: ErrorContext) -> str:
     counts = Counter(str(p.device) for model in context.owners.models.values() for p in weights(model))
     cards = [d for d in devices if d != "cpu"]
     if not cards:  # the one in the message is at no variable: what the models are on
-        said = re.findall(r"\b((?:cuda|mps|xpu|meta|hpu|npu)(?::\d+)?)\b", context.message)
-        return next((d for d, _ in counts.most_common() if d != "cpu"), said[0] if said else "cpu")
+        named = re.findall(r"\b((?:cuda|mps|xpu|meta|hpu|npu)(?::\d+)?)\b", context.message)
+        return next((d for d, _ in counts.most_common() if d != "cpu"), named[0] if named else "cpu")
     return max(cards, key=lambda d: counts[d])
 
 
@@ -311,20 +311,20 @@ def _nearest(there: list[OpArgument]) -> OpArgument | None:
     return ordered[0] if ordered else None
 
 
-def _part(given: OpArgument) -> ArgumentFact:
-    return ArgumentFact(given.fact(), given.role, given.owner, given.known)
+def _part(argument: OpArgument) -> ArgumentFact:
+    return ArgumentFact(argument.fact(), argument.role, argument.owner, argument.known)
 
 
-def _target(home: str, met: OpArgument | None, context: ErrorContext) -> str:
+def _target(home: str, partner: OpArgument | None, context: ErrorContext) -> str:
     """How the user can write the device that is meant: a variable of theirs, a tensor's, a model's."""
     at = context.users[0] if context.users else None
-    seen = {**context.names, **at.globals, **at.names} if at is not None else dict(context.names)
-    for name, value in seen.items():  # what the failing line can see
+    names = {**context.names, **at.globals, **at.names} if at is not None else dict(context.names)
+    for name, value in names.items():  # what the failing line can see
         if type(value) is torch.device and str(value) in (home, home.partition(":")[0]):
             return name
-    plain = met is not None and met.known and re.fullmatch(r"[\w.]+(\[[^\]]+\])*", met.name)
-    if met is not None and plain and "[" not in (met.owner or ""):
-        return f"{met.name}.device"
+    plain = partner is not None and partner.known and re.fullmatch(r"[\w.]+(\[[^\]]+\])*", partner.name)
+    if partner is not None and plain and "[" not in (partner.owner or ""):
+        return f"{partner.name}.device"
     models = context.owners.models
     near = [name for name in models if any(name in frame.names for frame in context.users)]
     for name in near or (list(models) if len(models) == 1 else []):
@@ -364,15 +364,15 @@ def _moved(tensors: list[torch.Tensor], home: str, context: ErrorContext) -> Tri
 def _parallel(facts: DeviceFacts, context: ErrorContext) -> DeviceFacts:
     """DataParallel copies from its first device, so the module must be there before."""
     module = failing_module(context)
-    said = re.findall(r"device:? ([a-z]+(?::\d+)?)", context.message)
+    devices = re.findall(r"device:? ([a-z]+(?::\d+)?)", context.message)
     counts = Counter(str(p.device) for p in (weights(module) if module is not None else ()))
     return dataclasses.replace(
         facts,
         why="model",
         owner=facts.op,
-        home=said[0] if said else "",
+        home=devices[0] if devices else "",
         counts=dict(counts),
-        target=f'"{said[0]}"' if said else "device",
+        target=f'"{devices[0]}"' if devices else "device",
     )
 
 
@@ -382,16 +382,16 @@ def _state(context: ErrorContext) -> dict[str, Any] | None:
         return None
     names = OperandNames(context)
     for variable, optimizer in context.owners.optimizers.items():
-        for parameter, kept in dict.items(optimizer.state):
-            for key, value in dict.items(kept) if isinstance(kept, dict) else ():
+        for parameter, state in dict.items(optimizer.state):
+            for key, value in dict.items(state) if isinstance(state, dict) else ():
                 if is_tensor(value) and value.ndim and value.device != parameter.device:
                     owner, name = names.weights.get(id(parameter), ("", "a parameter"))
                     whose = f"{owner}.{name}".strip(".")
                     fact = OpArgument(value, f"{variable}.state[{whose}][{key!r}]").fact()
-                    met = ArgumentFact(OpArgument(parameter, whose).fact(), owner=owner)
+                    partner = ArgumentFact(OpArgument(parameter, whose).fact(), owner=owner)
                     return {
                         "odd": ArgumentFact(fact),
-                        "met": met,
+                        "met": partner,
                         "home": str(parameter.device),
                         "owner": variable,
                         "parameter": whose,
@@ -425,12 +425,12 @@ def _unreadable(facts: DeviceFacts, parts: list[OpArgument], context: ErrorConte
         counts = Counter(str(p.device) for p in weights(root))
         name = OperandNames(context).module(root)
         return dataclasses.replace(facts, why="model", owner=name, home="meta", counts=dict(counts))
-    wanted = "meta" if facts.kind == "no data" else None
-    found = [p for p in parts if str(p.value.device) == wanted or wanted is None and p.value.device.type != "cpu"]
-    found = found or [p for p in _variables(context, parts) if p.value.device.type != "cpu"]
-    if not found:
+    device = "meta" if facts.kind == "no data" else None
+    tensors = [p for p in parts if str(p.value.device) == device or device is None and p.value.device.type != "cpu"]
+    tensors = tensors or [p for p in _variables(context, parts) if p.value.device.type != "cpu"]
+    if not tensors:
         return facts if facts.kind == "numpy" else dataclasses.replace(facts, home="meta")
-    odd = next((p for p in found if p.role == "lengths"), found[0])
+    odd = next((p for p in tensors if p.role == "lengths"), tensors[0])
     name = bracketed(odd.name) if odd.known else "lengths" if odd.role == "lengths" else "x"
     code = f"{name}.detach().cpu()" if odd.value.requires_grad else f"{name}.cpu()"
     return dataclasses.replace(
@@ -440,13 +440,13 @@ def _unreadable(facts: DeviceFacts, parts: list[OpArgument], context: ErrorConte
 
 def _generator(facts: DeviceFacts, context: ErrorContext) -> DeviceFacts:
     """Random numbers for a card out of a generator of the host's, or the other way round."""
-    said = re.findall(r"'(\w+)'", context.message)
+    devices = re.findall(r"'(\w+)'", context.message)
     names = [text for frame in context.users for text, value in operands(frame) if type(value) is torch.Generator]
     loads = any(frame.site.file.endswith(("dataloader.py", "sampler.py")) for frame in context.trail)
     return dataclasses.replace(
         facts,
         why="loader" if loads else "variable",
-        home=said[0] if said else "",
+        home=devices[0] if devices else "",
         attribute=names[0] if names else "",
-        target=f'"{said[0]}"' if said else "device",
+        target=f'"{devices[0]}"' if devices else "device",
     )

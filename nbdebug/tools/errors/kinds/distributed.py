@@ -93,14 +93,14 @@ def detect(context: ErrorContext) -> Collective | None:
     recognised = next(((kind, match) for kind, pattern in KINDS if (match := pattern.search(context.message))), None)
     if recognised is None:
         return None
-    what, said = recognised
-    found = tuple((key, value) for key, value in said.groupdict().items() if value)
+    what, groups = recognised
+    values = tuple((key, value) for key, value in groups.groupdict().items() if value)
     model, unused = _unused(context) if what == "unused parameters" else ("", ())
-    given = tuple(f"{text} on {value.device}" for text, value in _operands(context) if is_tensor(value))[:5]
+    tensors = tuple(f"{text} on {value.device}" for text, value in _operands(context) if is_tensor(value))[:5]
     return Collective(
         context.raised(),
         what,
-        found,
+        values,
         tuple(name for name in VARIABLES if name in os.environ),
         tuple(name for name in VARIABLES if name not in os.environ),
         _backend(),
@@ -110,7 +110,7 @@ def detect(context: ErrorContext) -> Collective | None:
         _version(),
         unused,
         model,
-        given,
+        tensors,
     )
 
 

@@ -119,16 +119,16 @@ def origin(odd: OpArgument, context: ErrorContext) -> ValueOrigin | None:
     dtype = odd.value.dtype
     name = str(dtype).removeprefix("torch.")
 
-    def tells(node: ast.expr) -> bool:
+    def is_origin(node: ast.expr) -> bool:
         return _makes(node, name) or _module(node, dtype, context) is not None
 
     def fits(value: Any) -> bool:
         """A tensor on the way must have the dtype; an array and all else may be where it came from."""
         return value.dtype == dtype if is_tensor(value) else not is_instance(value, (int, float, str))
 
-    way = origin_of(odd.name, context, tells, fits)
-    found = _origin(way, context, dtype) if way else _at_once(odd, context, tells) or _autocast(odd, context)
-    return found or passed(odd, context)
+    way = origin_of(odd.name, context, is_origin, fits)
+    result = _origin(way, context, dtype) if way else _at_once(odd, context, is_origin) or _autocast(odd, context)
+    return result or passed(odd, context)
 
 
 def passed(odd: OpArgument, context: ErrorContext) -> ValueOrigin | None:
@@ -146,25 +146,25 @@ def of_model(weight: OpArgument, context: ErrorContext) -> ValueOrigin | None:
     """Where the dtype of a model was changed: `.half()` on it, as a statement or behind its making."""
     root, name = model_name(weight.name, context), str(weight.value.dtype).removeprefix("torch.")
 
-    def tells(node: ast.expr) -> bool:
-        return callee_name(node) in ("to", *(call for call, made in CASTS.items() if made == name)) and _makes(
+    def is_origin(node: ast.expr) -> bool:
+        return callee_name(node) in ("to", *(call for call, dtype in CASTS.items() if dtype == name)) and _makes(
             node, name
         )
 
-    way = origin_of(root, context, tells)
+    way = origin_of(root, context, is_origin)
     if way:
         return _origin(way, context, weight.value.dtype)
     for frame in context.users:
         for node in nodes_of(frame.site.file):
             if (
                 isinstance(node, ast.Call)
-                and tells(node)
+                and is_origin(node)
                 and isinstance(node.func, ast.Attribute)
                 and (ast.unparse(node.func.value) == root)
             ):
-                made = ExpressionBinding(root, ast.unparse(node), where_of(frame.site.file, node), node)
+                binding = ExpressionBinding(root, ast.unparse(node), where_of(frame.site.file, node), node)
                 return ValueOrigin(
-                    root, made.code, callee_name(node), made.where, (Link(f"`{made.code}`", made.where),)
+                    root, binding.code, callee_name(node), binding.where, (Link(f"`{binding.code}`", binding.where),)
                 )
     return None
 
@@ -179,13 +179,13 @@ def _origin(way: tuple[ExpressionBinding, ...], context: ErrorContext, dtype: to
     return ValueOrigin(path or first.name, first.code, "module" if path else call, first.where, links, stated)
 
 
-def _at_once(odd: OpArgument, context: ErrorContext, tells: Any) -> ValueOrigin | None:
+def _at_once(odd: OpArgument, context: ErrorContext, is_origin: Any) -> ValueOrigin | None:
     """An operand that is no variable but made in the failing line itself."""
     try:
         node = ast.parse(odd.name, mode="eval").body
     except (SyntaxError, ValueError):
         return None
-    maker = next((part for part in value_parts(node) if tells(part)), None)
+    maker = next((part for part in value_parts(node) if is_origin(part)), None)
     if maker is None or isinstance(node, (ast.Name, ast.Attribute)):
         return None
     path = _module(maker, odd.value.dtype, context)
@@ -198,7 +198,7 @@ def _module(node: ast.expr, dtype: torch.dtype, context: ErrorContext) -> str | 
     """The path of a module whose weights have the dtype, where the expression is a call of it."""
     if not isinstance(node, ast.Call) or not dtype.is_floating_point or dtype == torch.get_default_dtype():
         return None
-    module = next((found for frame in context.users[:3] if (found := value_of(node.func, frame)) is not UNKNOWN), None)
+    module = next((value for frame in context.users[:3] if (value := value_of(node.func, frame)) is not UNKNOWN), None)
     if module is None or not is_instance(module, torch.nn.Module):
         return None
     own = [p.dtype for p in weights(module) if p.dtype.is_floating_point]
@@ -214,8 +214,8 @@ def _autocast(odd: OpArgument, context: ErrorContext) -> ValueOrigin | None:
             heads = node.items if isinstance(node, ast.With) else []
             if any("autocast" in ast.unparse(item.context_expr) for item in heads) and bindings(node, odd.name):
                 where = where_of(frame.site.file, heads[0].context_expr)
-                told = Link(f"`{odd.name}` was computed under autocast, and is used where it has ended", where)
-                return ValueOrigin(odd.name, ast.unparse(heads[0].context_expr), "autocast", where, (told,))
+                link = Link(f"`{odd.name}` was computed under autocast, and is used where it has ended", where)
+                return ValueOrigin(odd.name, ast.unparse(heads[0].context_expr), "autocast", where, (link,))
     return None
 
 
@@ -244,7 +244,7 @@ def is_array(value: Any) -> bool:
     return issubclass(type(value), np.ndarray)
 
 
-LOOKED_AT = 100_000
+MAX_ENTRIES = 100_000
 """Entries of an array or a list that are looked at for the first that is no number."""
 _NUMBERS = (int, float, bool, complex)
 
@@ -261,28 +261,28 @@ def array_facts(context: ErrorContext, default: str) -> DtypeFacts | None:
         return DtypeFacts(
             raised_facts(context), "array", part, None, "float32", "numpy()", "ScalarType", default=default, cure=cure
         )
-    said = _said(message)
-    found = next(((text, value) for text, value in _values(context) if _meant(value, said)), None)
-    if found is None and said in ("list", "tuple", "int", "float"):
+    kind = _rejected_type(message)
+    match = next(((text, value) for text, value in _values(context) if _is_rejected(value, kind)), None)
+    if match is None and kind in ("list", "tuple", "int", "float"):
         return None  # an argument of the wrong class, and none at hand: not ours to name
-    text, value = found or ("", None)
-    part = ArgumentFact(_fact(text, value)) if found else None
-    entry = _entry(value) if said in ("object_", "str_", "str", "NoneType") else ""
+    text, value = match or ("", None)
+    part = ArgumentFact(_fact(text, value)) if match else None
+    entry = _entry(value) if kind in ("object_", "str_", "str", "NoneType") else ""
     return DtypeFacts(
         raised_facts(context),
         "array",
         part,
         None,
         default,
-        _called(message),
-        said,
+        _rejecting_function(message),
+        kind,
         default=default,
         entry=entry,
-        cure=_cure(text, value, said),
+        cure=_cure(text, value, kind),
     )
 
 
-def _said(message: str) -> str:
+def _rejected_type(message: str) -> str:
     patterns = (
         r"np\.ndarray of type numpy\.(\w+)",
         r"infer dtype of (\w+)",
@@ -293,43 +293,43 @@ def _said(message: str) -> str:
     return next((m[1] for p in patterns if (m := re.search(p, message))), "")
 
 
-def _called(message: str) -> str:
-    found = re.match(r"(\w+)\(\): argument", message)
-    return found[1] if found else ""
+def _rejecting_function(message: str) -> str:
+    match = re.match(r"(\w+)\(\): argument", message)
+    return match[1] if match else ""
 
 
 def _values(context: ErrorContext) -> list[tuple[str, Any]]:
     """What stands in the failing line, what torch was given there, what stands in the lines that led to it."""
     lines = [list(operands(frame)) for frame in context.users[:6]]
-    written = argument_texts(context)
-    given = [
-        (written[id(value)], value)
+    texts = argument_texts(context)
+    arguments = [
+        (texts[id(value)], value)
         for frame in library_frames(context)
         for value in frame.names.values()
-        if id(value) in written
+        if id(value) in texts
     ]
-    return [*(lines[0] if lines else []), *given, *(pair for line in lines[1:] for pair in line)]
+    return [*(lines[0] if lines else []), *arguments, *(pair for line in lines[1:] for pair in line)]
 
 
-def _meant(value: Any, said: str) -> bool:
-    if said in ("object_", "str_", "order"):
-        return is_array(value) and value.dtype.kind in {"object_": "O", "str_": "SU", "order": "fiuc"}[said]
-    if said == "ndarray":
+def _is_rejected(value: Any, kind: str) -> bool:
+    if kind in ("object_", "str_", "order"):
+        return is_array(value) and value.dtype.kind in {"object_": "O", "str_": "SU", "order": "fiuc"}[kind]
+    if kind == "ndarray":
         return is_array(value)
-    if said in ("Series", "DataFrame", "list", "tuple"):
-        return type(value).__name__ == said
+    if kind in ("Series", "DataFrame", "list", "tuple"):
+        return type(value).__name__ == kind
     return type(value) in (list, tuple) and bool(_entry(value))
 
 
 def _entry(value: Any) -> str:
     """ "a NoneType at [3]": the first entry that is no number."""
     todo: list[tuple[str, Any]] = [("", value)]
-    for _ in range(LOOKED_AT):
+    for _ in range(MAX_ENTRIES):
         if not todo:
             return ""
         place, one = todo.pop(0)
         if type(one) in (list, tuple) or is_array(one) and one.ndim:
-            room = min(len(one), LOOKED_AT - len(todo))
+            room = min(len(one), MAX_ENTRIES - len(todo))
             todo += [(f"{place}[{i}]", one[i]) for i in range(max(0, room))]
         elif type(one) not in _NUMBERS and not is_instance(one, np.number):
             kind = "str" if is_instance(one, str) else type(one).__name__
@@ -344,22 +344,22 @@ def _fact(text: str, value: Any) -> TensorFact:
     return TensorFact(text, shape, type(value).__name__, "Python", "list")
 
 
-def _cure(text: str, value: Any, said: str) -> TriedFix | None:
+def _cure(text: str, value: Any, kind: str) -> TriedFix | None:
     """What makes a tensor of it; of an array of objects only where all of its entries are numbers of one shape."""
-    if said == "ndarray" and is_array(value) and value.dtype.kind in "fiub":
+    if kind == "ndarray" and is_array(value) and value.dtype.kind in "fiub":
         import torch
 
-        made = torch.as_tensor(value[:1] if value.ndim else value, dtype=torch.float32)
+        tensor = torch.as_tensor(value[:1] if value.ndim else value, dtype=torch.float32)
         return TriedFix(
             f"torch.as_tensor({text}, dtype=torch.float32)",
             True,
-            {"result": f"{str(made.dtype).removeprefix('torch.')} {list(value.shape)}"},
+            {"result": f"{str(tensor.dtype).removeprefix('torch.')} {list(value.shape)}"},
         )
-    if said in ("list", "tuple") and not _entry(value):
+    if kind in ("list", "tuple") and not _entry(value):
         return TriedFix(f"torch.tensor({text}, dtype=torch.float32)")
-    if said == "object_" and is_array(value) and not _entry(value) and value.size <= LOOKED_AT:
-        made = value.astype(np.float32)
-        return TriedFix(f'{text}.astype("float32")', True, {"result": f"{made.dtype} {list(made.shape)}"})
-    if said == "order":
+    if kind == "object_" and is_array(value) and not _entry(value) and value.size <= MAX_ENTRIES:
+        tensor = value.astype(np.float32)
+        return TriedFix(f'{text}.astype("float32")', True, {"result": f"{tensor.dtype} {list(tensor.shape)}"})
+    if kind == "order":
         return TriedFix(f"{text}.astype({text}.dtype.newbyteorder('='))")
     return None

@@ -35,7 +35,7 @@ from nbdebug.tools.errors.sandbox import computed_operands, rerun
 from nbdebug.tools.errors.syntax import callee_name, value_parts
 from nbdebug.tools.errors.values import expression, operands, value_of
 
-WORDED: tuple[tuple[str, str], ...] = (
+PATTERNS: tuple[tuple[str, str], ...] = (
     ("autocast", r"are unsafe to autocast"),
     (
         "array",
@@ -118,13 +118,13 @@ _WORD = (
 
 def kind_of(message: str) -> str | None:
     """The kind of error about dtypes that a message tells of, None when it tells of none."""
-    return next((kind for kind, pattern in WORDED if re.search(pattern, message)), None)
+    return next((kind for kind, pattern in PATTERNS if re.search(pattern, message)), None)
 
 
 def dtypes_in(message: str) -> list[str]:
     """The dtypes that a message names, in order: "got Double and Float" → ["float64", "float32"]."""
-    found = re.findall(rf"(?<![\w.:]){_WORD}(?![\w:])", message)
-    return [NAMES.get(word.lower(), word) for word in found]
+    words = re.findall(rf"(?<![\w.:]){_WORD}(?![\w:])", message)
+    return [NAMES.get(word.lower(), word) for word in words]
 
 
 def on_two_devices(message: str) -> bool:
@@ -135,7 +135,7 @@ def on_two_devices(message: str) -> bool:
 
 def detect_in_worker(facts: DtypeFacts, context: ErrorContext) -> DtypeFacts | None:
     """`self.net(torch.from_numpy(row))`: the module still lies in the data set, the dtypes stand in the message."""
-    said = dtypes_in(context.message)
+    dtypes = dtypes_in(context.message)
     if not context.users:
         return None
     frame = context.users[0]
@@ -145,20 +145,20 @@ def detect_in_worker(facts: DtypeFacts, context: ErrorContext) -> DtypeFacts | N
             continue
         own = [w for w in weights(module) if w.dtype.is_floating_point]  # type: ignore[arg-type]
         dtype = str(own[0].dtype).removeprefix("torch.") if own else ""
-        others = [word for word in said if word != dtype]
-        if dtype not in said or not others:
+        others = [word for word in dtypes if word != dtype]
+        if dtype not in dtypes or not others:
             continue
         text, path = ast.unparse(call.args[0]), OperandNames(context).module(module)
         maker = next(
             (callee_name(n) for n in value_parts(call.args[0]) if callee_name(n) in MAKERS.get(others[0], ())), ""
         )
-        met = ArgumentFact(fact(f"{path}.weight", own[0]), "weight", path)
+        partner = ArgumentFact(fact(f"{path}.weight", own[0]), "weight", path)
         return dataclasses.replace(
             facts,
             op=path,
             wanted=dtype,
             odd=ArgumentFact(TensorFact(text, (), others[0], "cpu")),
-            met=met,
+            met=partner,
             origin=ValueOrigin(text, text, maker, frame.where) if maker else None,
         )
     return None
@@ -195,13 +195,13 @@ def detect(context: ErrorContext) -> DtypeFacts | None:
         return None
     if kind == "array":
         return arrays.array_facts(context, _default(context))
-    said = dtypes_in(context.message)
+    dtypes = dtypes_in(context.message)
     parts = op_arguments(context)
     parts += [OpArgument(value, text) for text, value in computed_operands(context, {part.name for part in parts})]
     if (
         not parts
         or kind == "mixed"
-        and not any(_name(part) in said for part in parts)
+        and not any(_name(part) in dtypes for part in parts)
         or (phase(context.trail) == "backward")
     ):
         parts = parts + _variables(context, parts)
@@ -209,47 +209,49 @@ def detect(context: ErrorContext) -> DtypeFacts | None:
         return detect_in_worker(DtypeFacts(raised_facts(context), kind, default=_default(context)), context)
     kind = _by_function(kind, parts, context)
     facts = DtypeFacts(
-        raised_facts(context), kind, op=_op(context), named=said[-1] if said else "", default=_default(context)
+        raised_facts(context), kind, op=_op(context), named=dtypes[-1] if dtypes else "", default=_default(context)
     )
-    odd, met, wanted = _chosen(kind, parts, said, facts.default, context)
+    odd, partner, wanted = _chosen(kind, parts, dtypes, facts.default, context)
     if odd is None:
         return dataclasses.replace(facts, wanted=wanted)
     if odd.value.dtype.is_complex and kind == "mixed":
         kind = "complex"
-    mine = _users_word(odd, context)
-    usual = met is not None and met.owner is not None and _name(odd) == str(torch.get_default_dtype())[6:]
-    weight = mine if type(mine.value) is nn.Parameter else met if usual else None
-    made = of_model(weight, context) if weight is not None else origin(mine, context)
+    mine = _in_users_names(odd, context)
+    usual = partner is not None and partner.owner is not None and _name(odd) == str(torch.get_default_dtype())[6:]
+    weight = mine if type(mine.value) is nn.Parameter else partner if usual else None
+    source = of_model(weight, context) if weight is not None else origin(mine, context)
     brought = passed(mine, context) if weight is not None else None
     if brought is not None:
-        made = brought if made is None else dataclasses.replace(made, way=(*made.way, *brought.way))
-    model = next((p.name for p in (mine, met) if p is not None and p.owner is not None), "")
-    facts = dataclasses.replace(facts, kind=kind, origin=made, model=model_name(model, context) if model else "")
+        source = brought if source is None else dataclasses.replace(source, way=(*source.way, *brought.way))
+    model = next((p.name for p in (mine, partner) if p is not None and p.owner is not None), "")
+    facts = dataclasses.replace(facts, kind=kind, origin=source, model=model_name(model, context) if model else "")
     return dataclasses.replace(
         facts,
         odd=part_of(mine),
-        met=part_of(met) if met else None,
+        met=part_of(partner) if partner else None,
         wanted=wanted,
         cure=_cure(kind, mine, wanted, parts, context),
     )
 
 
-def part_of(given: OpArgument) -> ArgumentFact:
-    return ArgumentFact(given.fact(read=not given.value.dtype.is_complex), given.role, given.owner, given.known)
+def part_of(argument: OpArgument) -> ArgumentFact:
+    return ArgumentFact(
+        argument.fact(read=not argument.value.dtype.is_complex), argument.role, argument.owner, argument.known
+    )
 
 
-def _name(given: OpArgument) -> str:
-    return str(given.value.dtype).removeprefix("torch.")
+def _name(argument: OpArgument) -> str:
+    return str(argument.value.dtype).removeprefix("torch.")
 
 
 def _variables(context: ErrorContext, parts: list[OpArgument]) -> list[OpArgument]:
     """The other tensors of the user's frames, for an error that is raised far from its line."""
-    seen, found, names = {id(part.value) for part in parts}, [], OperandNames(context)
+    visited, variables, names = {id(part.value) for part in parts}, [], OperandNames(context)
     for name, value, _ in context.variables():
-        if is_tensor(value) and id(value) not in seen:
-            seen.add(id(value))
-            found.append(dataclasses.replace(names.argument(value, ""), name=name, known=True))
-    return found
+        if is_tensor(value) and id(value) not in visited:
+            visited.add(id(value))
+            variables.append(dataclasses.replace(names.argument(value, ""), name=name, known=True))
+    return variables
 
 
 def _default(context: ErrorContext) -> str:
@@ -287,49 +289,49 @@ def _by_function(kind: str, parts: list[OpArgument], context: ErrorContext) -> s
     ):
         return "classes"
     if functions & set(FLOAT_TARGETS) and not target.value.dtype.is_floating_point:
-        given = next((part for part in parts if part.role == "input"), target)
-        return "probable" if given.value.dtype.is_floating_point else kind
+        inputs = next((part for part in parts if part.role == "input"), target)
+        return "probable" if inputs.value.dtype.is_floating_point else kind
     return kind
 
 
 def _chosen(
-    kind: str, parts: list[OpArgument], said: list[str], default: str, context: ErrorContext
+    kind: str, parts: list[OpArgument], dtypes: list[str], default: str, context: ErrorContext
 ) -> tuple[OpArgument | None, OpArgument | None, str]:
     """(the tensor to change, what it met, the dtype that would do)."""
     if kind == "mixed":
-        return _mixed(parts, said, default)
+        return _mixed(parts, dtypes, default)
     target = next((part for part in parts if part.role == "target"), None)
-    given = next((part for part in parts if part.role == "input"), None)
+    inputs = next((part for part in parts if part.role == "input"), None)
     if kind in ("classes", "probable"):
-        fits = target or _of(parts, said[-1:], context)
-        return fits, given, "int64" if kind == "classes" else _name(given) if given else default
+        fits = target or _of(parts, dtypes[-1:], context)
+        return fits, inputs, "int64" if kind == "classes" else _name(inputs) if inputs else default
     if kind == "index":
         index = _index(parts, context)
         return index, None, "bool" if index is not None and _is_mask(index, parts) else "int64"
     if kind == "mask":
-        return _mask(parts, said, context, default)
-    own = [p for p in parts if kind == "half" and type(p.value) is nn.Parameter and _name(p) in said[-1:]]
+        return _mask(parts, dtypes, context, default)
+    own = [p for p in parts if kind == "half" and type(p.value) is nn.Parameter and _name(p) in dtypes[-1:]]
     if own:  # the model is in half precision: its inputs alone would not fit it
         return own[0], None, "float32"
     if kind in ("half", "complex", "whole", "gradient", "overflow"):
-        whole = kind in ("whole", "gradient") and not said
-        fits = next((p for p in parts if not _floating(p)), None) if whole else _of(parts, said[-1:], context)
+        whole = kind in ("whole", "gradient") and not dtypes
+        fits = next((p for p in parts if not _floating(p)), None) if whole else _of(parts, dtypes[-1:], context)
         return fits, None, "float32" if kind in ("half", "overflow") else default
     if kind == "integers":
-        return _of(parts, said[-1:], context), None, "bool" if "bitwise" in context.message else "int64"
+        return _of(parts, dtypes[-1:], context), None, "bool" if "bitwise" in context.message else "int64"
     if kind == "in-place":
-        return _of(parts, said[1:2], context), None, said[0]
-    return given, None, default
+        return _of(parts, dtypes[1:2], context), None, dtypes[0]
+    return inputs, None, default
 
 
 def _index(parts: list[OpArgument], context: ErrorContext) -> OpArgument | None:
     """What stands where an index is wanted, and is none: in the brackets, among the arguments, not what is indexed."""
-    said = context.message
+    message = context.message
     fits = (
         ("int64",)
-        if "Long" in said and "Int" not in said
+        if "Long" in message and "Int" not in message
         else ("int64", "int32")
-        if "dtype int" in said or ("'indices'" in said)
+        if "dtype int" in message or ("'indices'" in message)
         else ("int64", "int32", "bool", "uint8")
     )
     indices = [p for p in parts if p.owner is None and _name(p) not in fits]
@@ -353,9 +355,10 @@ def _is_mask(index: OpArgument, parts: list[OpArgument]) -> bool:
     )
 
 
-def _of(parts: list[OpArgument], said: list[str], context: ErrorContext) -> OpArgument | None:
+def _of(parts: list[OpArgument], dtypes: list[str], context: ErrorContext) -> OpArgument | None:
     return next(
-        (p for p in parts if _name(p) in said and p.owner is None), next((p for p in parts if _name(p) in said), None)
+        (p for p in parts if _name(p) in dtypes and p.owner is None),
+        next((p for p in parts if _name(p) in dtypes), None),
     )
 
 
@@ -363,9 +366,11 @@ def _floating(part: OpArgument) -> bool:
     return part.value.dtype.is_floating_point or part.value.dtype.is_complex
 
 
-def _mixed(parts: list[OpArgument], said: list[str], default: str) -> tuple[OpArgument | None, OpArgument | None, str]:
+def _mixed(
+    parts: list[OpArgument], dtypes: list[str], default: str
+) -> tuple[OpArgument | None, OpArgument | None, str]:
     """The weights of a module say what it computes in; without weights the odd one is what the model is not."""
-    fits = [p for p in parts if _name(p) in said or not said]
+    fits = [p for p in parts if _name(p) in dtypes or not dtypes]
     own = [
         p
         for p in parts
@@ -373,10 +378,10 @@ def _mixed(parts: list[OpArgument], said: list[str], default: str) -> tuple[OpAr
     ]  # a parameter that stands in the user's own line is an operand
     others = [p for p in fits if not any(p is w for w in own)]
     if own:
-        met = next((w for w in own if w.role == "weight"), own[0])
-        unlike = [p for p in [*others, *own] if _name(p) != _name(met)]
+        partner = next((w for w in own if w.role == "weight"), own[0])
+        unlike = [p for p in [*others, *own] if _name(p) != _name(partner)]
         unlike.sort(key=lambda p: p.owner is not None)
-        return unlike[0] if unlike else None, met, _name(met)
+        return unlike[0] if unlike else None, partner, _name(partner)
     unlike = sorted((p for p in others if _name(p) != default), key=lambda p: not _floating(p))
     if not unlike:
         return None, None, default
@@ -385,7 +390,7 @@ def _mixed(parts: list[OpArgument], said: list[str], default: str) -> tuple[OpAr
 
 
 def _mask(
-    parts: list[OpArgument], said: list[str], context: ErrorContext, default: str
+    parts: list[OpArgument], dtypes: list[str], context: ErrorContext, default: str
 ) -> tuple[OpArgument | None, OpArgument | None, str]:
     """Arithmetic on masks wants numbers; a mask that is none wants to be one."""
     if "bool tensor" in context.message and "condition" not in context.message:
@@ -394,12 +399,12 @@ def _mask(
             return bools[-1] if bools else None, None, default
         return bools[0] if bools else None, bools[1] if len(bools) > 1 else None, default
     masks = [p for p in parts if "mask" in p.role and _name(p) != "bool"]
-    wrong = said[-2:-1] if "attn_mask" in context.message else said[-1:]
+    wrong = dtypes[-2:-1] if "attn_mask" in context.message else dtypes[-1:]
     fits = masks or [p for p in parts if _name(p) in wrong and p.role in ("", "condition")]
     return next(iter(fits), None), None, "bool"
 
 
-def _users_word(odd: OpArgument, context: ErrorContext) -> OpArgument:
+def _in_users_names(odd: OpArgument, context: ErrorContext) -> OpArgument:
     """A tensor that only torch's frames know: the one of its dtype that the user's line gave to the model."""
     if odd.known:
         return odd

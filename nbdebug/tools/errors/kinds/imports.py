@@ -135,27 +135,27 @@ def files_of(module: str, beside: Iterable[str]) -> tuple[tuple[str, ...], str]:
     """(files or packages of this name, from the working folder; the folder from which the nearest could be "
     "imported)."""
     parts = module.split(".")
-    found: list[tuple[str, str]] = []
+    matches: list[tuple[str, str]] = []
     for folder in _folders([os.getcwd(), *beside]):
         path = os.path.join(folder, *parts)
         if os.path.isfile(path + ".py") or os.path.isfile(os.path.join(path, "__init__.py")):
-            found.append((path + ".py" if os.path.isfile(path + ".py") else path, folder))
-    files = tuple(_shown(path) for path, _ in found[:3])
-    return files, _shown(found[0][1]) if found else ""
+            matches.append((path + ".py" if os.path.isfile(path + ".py") else path, folder))
+    files = tuple(_relative(path) for path, _ in matches[:3])
+    return files, _relative(matches[0][1]) if matches else ""
 
 
 def _folders(starts: Iterable[str]) -> Iterator[str]:
     """Folders near: each start, what lies in it, then its parents and their own folders."""
-    seen: set[str] = set()
+    visited: set[str] = set()
     todo = [(start, DEPTH) for start in dict.fromkeys(starts)]
     for start, _ in list(todo):
         parent = os.path.dirname(start)
         todo += [(parent, 1), (os.path.dirname(parent), 0)]
-    while todo and len(seen) < FOLDERS:
+    while todo and len(visited) < FOLDERS:
         folder, depth = todo.pop(0)
-        if folder in seen or not folder:
+        if folder in visited or not folder:
             continue
-        seen.add(folder)
+        visited.add(folder)
         yield folder
         if depth:
             todo += [(path, depth - 1) for path in _inside(folder)]
@@ -173,7 +173,7 @@ def _inside(folder: str) -> list[str]:
         return []
 
 
-def _shown(path: str) -> str:
+def _relative(path: str) -> str:
     near = os.path.relpath(path)
     return path if near.count("..") > 2 else near
 
@@ -196,7 +196,7 @@ def importable() -> set[str]:
 
 def submodules(path: Any) -> set[str]:
     """The modules in a package's `__path__`; none is imported."""
-    return {found.name for found in pkgutil.iter_modules(path)} if type(path) is list else set()
+    return {module.name for module in pkgutil.iter_modules(path)} if type(path) is list else set()
 
 
 def other_environments(top: str) -> str:
@@ -224,25 +224,25 @@ SURE = 0.8
 
 
 def detect(context: ErrorContext) -> ModuleMissing | None:
-    said, kind = context.message, context.type
-    if kind in ("ModuleNotFoundError", "ImportError") and (found := MODULE.search(said)):
-        return _missing(context, found[1], found[2])
-    if kind == "ImportError" and (found := NAME.search(said)):
-        return _name(context, found[3], found[1], bool(found[2]))
-    if kind == "ImportError" and RELATIVE.search(said):
+    message, kind = context.message, context.type
+    if kind in ("ModuleNotFoundError", "ImportError") and (match := MODULE.search(message)):
+        return _missing(context, match[1], match[2])
+    if kind == "ImportError" and (match := NAME.search(message)):
+        return _name(context, match[3], match[1], bool(match[2]))
+    if kind == "ImportError" and RELATIVE.search(message):
         return ModuleMissing(context.raised(), "relative", _imported(context), python=_python())
-    if kind == "UnpicklingError" and (found := REFUSED.search(said)) and not _there(found[1]):
+    if kind == "UnpicklingError" and (match := REFUSED.search(message)) and not _there(match[1]):
         return dataclasses.replace(
-            _missing(context, found[1], None),
-            name=found[2],
+            _missing(context, match[1], None),
+            name=match[2],
             pickled=True,
             source=_source(context),
-            holders=_holders(found[2]),
+            holders=_holders(match[2]),
         )
-    if kind == "AttributeError" and (found := PARTIAL.search(said)):
-        return ModuleMissing(context.raised(), "circular", found[1], found[2], python=_python())
-    if kind == "AttributeError" and (found := CLASS.search(said)) and (found[1] or _unpickling(context)):
-        module, name = (found[2], found[1]) if found[1] else (found[3], found[4])
+    if kind == "AttributeError" and (match := PARTIAL.search(message)):
+        return ModuleMissing(context.raised(), "circular", match[1], match[2], python=_python())
+    if kind == "AttributeError" and (match := CLASS.search(message)) and (match[1] or _unpickling(context)):
+        module, name = (match[2], match[1]) if match[1] else (match[3], match[4])
         if not _unpickling(context) and context.carried is None and not _loading(context):
             return None
         return ModuleMissing(
@@ -270,12 +270,12 @@ def _there(module: str) -> bool:
         return False
 
 
-def _missing(context: ErrorContext, module: str, taken: str | None) -> ModuleMissing:
-    asked = _asked_for(context)
-    name = asked[1] if asked and asked[0] == module else ""
+def _missing(context: ErrorContext, module: str, blocker: str | None) -> ModuleMissing:
+    request = _pickle_request(context)
+    name = request[1] if request and request[0] == module else ""
     files, folder = files_of(module, _beside(context))
     top = module.partition(".")[0]
-    if not taken and not asked and not files and (inside := _submodule(module)) is not None:
+    if not blocker and not request and not files and (inside := _submodule(module)) is not None:
         parent, name, near = inside
         return ModuleMissing(
             context.raised(),
@@ -289,18 +289,18 @@ def _missing(context: ErrorContext, module: str, taken: str | None) -> ModuleMis
         )
     return ModuleMissing(
         context.raised(),
-        "not a package" if taken else "module",
+        "not a package" if blocker else "module",
         module,
         name,
-        bool(asked),
-        _source(context) if asked else "",
+        bool(request),
+        _source(context) if request else "",
         _holders(name) if name else (),
         files,
         folder,
         () if files else _near(top, importable()),
         package_of(module),
         other_environments(top),
-        _file_of(taken) if taken else "",
+        _file_of(blocker) if blocker else "",
         _python(),
         _asking_library(context),
         next(iter(() if top in WELL_KNOWN else _near(top, WELL_KNOWN)), ""),
@@ -311,16 +311,16 @@ def _submodule(module: str) -> tuple[str, str, tuple[str, ...]] | None:
     """(package, what it has under this name that is no module, modules nearly of this name), where the package itself
     was imported and lacks the module."""
     parent, _, last = module.rpartition(".")
-    held = vars(sys.modules[parent]) if parent in sys.modules else {}
-    if held.get("__file__") is None or package_of(module) == PIP.get(module, "-"):
+    space = vars(sys.modules[parent]) if parent in sys.modules else {}
+    if space.get("__file__") is None or package_of(module) == PIP.get(module, "-"):
         return None  # a namespace, whose parts are installed one by one
-    near = _near(last, submodules(held.get("__path__")))
+    near = _near(last, submodules(space.get("__path__")))
     alike = [
         name
         for name in list(sys.modules)
         if name.startswith(f"{parent.partition('.')[0]}.") and name.rpartition(".")[2] == last and name != module
     ]
-    return parent, last if last in held else "", (*(f"{parent}.{name}" for name in near), *sorted(alike, key=len)[:1])
+    return parent, last if last in space else "", (*(f"{parent}.{name}" for name in near), *sorted(alike, key=len)[:1])
 
 
 def _name(context: ErrorContext, module: str, name: str, partial: bool) -> ModuleMissing:
@@ -340,7 +340,7 @@ def _python() -> str:
     return f"{os.path.basename(sys.executable)} {sys.version_info.major}.{sys.version_info.minor}"
 
 
-def _asked_for(context: ErrorContext) -> tuple[str, str] | None:
+def _pickle_request(context: ErrorContext) -> tuple[str, str] | None:
     """(module, class) that an unpickler was asked for; ("", "") where it did not say which; None where none runs."""
     for frame in reversed(context.trail):
         if frame.site.function == "find_class" and LOADS.search(frame.site.file):
@@ -399,26 +399,26 @@ def _asking_library(context: ErrorContext) -> str:
 
 def _holders(name: str) -> tuple[str, ...]:
     """The user's modules that have a class of this name."""
-    found = []
+    names = []
     for module_name, module in reversed(list(sys.modules.items())):  # the latest import is the likeliest
         if type(module) is types.ModuleType and name and "." not in name:
-            held = vars(module).get(name)
-            if isinstance(held, type) and (
-                module_name == "__main__" or is_user_module(module_name) or _made_by_hand(module)
+            value = vars(module).get(name)
+            if isinstance(value, type) and (
+                module_name == "__main__" or is_user_module(module_name) or _is_synthetic(module)
             ):
-                found.append(module_name)
-    return tuple(found[:5])
+                names.append(module_name)
+    return tuple(names[:5])
 
 
-def _made_by_hand(module: Any) -> bool:
+def _is_synthetic(module: Any) -> bool:
     """A module that no file stands behind and that is none of Python's own."""
-    held = vars(module)
-    return held.get("__file__") is None and held.get("__spec__") is None
+    space = vars(module)
+    return space.get("__file__") is None and space.get("__spec__") is None
 
 
 def _file_of(module: str) -> str:
-    held = vars(sys.modules[module]) if module in sys.modules else {}
-    file = held.get("__file__")
+    space = vars(sys.modules[module]) if module in sys.modules else {}
+    file = space.get("__file__")
     return os.path.relpath(file) if type(file) is str and file.startswith(os.getcwd()) else file or ""
 
 
@@ -430,6 +430,6 @@ def _beside(context: ErrorContext) -> Iterator[str]:
             yield folder
 
 
-def _near(asked: str, there: Any) -> tuple[str, ...]:
-    names = [name for name in there if type(name) is str and name != asked and not name.startswith("_")]
-    return tuple(difflib.get_close_matches(asked, names, n=2, cutoff=SURE))
+def _near(missing: str, there: Any) -> tuple[str, ...]:
+    names = [name for name in there if type(name) is str and name != missing and not name.startswith("_")]
+    return tuple(difflib.get_close_matches(missing, names, n=2, cutoff=SURE))

@@ -77,22 +77,22 @@ def head(scores: str, size: int, context: ErrorContext) -> str:
             return ""
         named = OperandNames(context).module(layer)
         root = named.split(".")[0]
-        as_called = text.isidentifier() and text != "self" and root != text
-        return f"{text}.{path}".rstrip(".") if as_called and "[" not in named else named
-    found = [layer for one in context.owners.models.values() if (layer := _last(one, size)[1]) is not None]
-    return OperandNames(context).module(found[0]) if len(found) == 1 else ""
+        by_variable = text.isidentifier() and text != "self" and root != text
+        return f"{text}.{path}".rstrip(".") if by_variable and "[" not in named else named
+    layers = [layer for one in context.owners.models.values() if (layer := _last(one, size)[1]) is not None]
+    return OperandNames(context).module(layers[0]) if len(layers) == 1 else ""
 
 
 def _last(model: nn.Module, size: int) -> tuple[str, nn.Module | None]:
     """(dotted name within the model, layer) of the last of torch's own layers with so many outputs."""
-    found: tuple[str, nn.Module | None] = "", None
+    last: tuple[str, nn.Module | None] = "", None
     for path, module in named_modules(model):
         if type(module).__module__.startswith("torch.nn.") and size in (
             module.__dict__.get("out_features"),
             module.__dict__.get("out_channels"),
         ):
-            found = path.replace("_orig_mod.", ""), module
-    return found
+            last = path.replace("_orig_mod.", ""), module
+    return last
 
 
 def _caller(scores: str, context: ErrorContext) -> tuple[str, nn.Module | None]:
@@ -102,10 +102,10 @@ def _caller(scores: str, context: ErrorContext) -> tuple[str, nn.Module | None]:
         return isinstance(node, ast.Call) and _module(node.func, context) is not None
 
     try:
-        written: ast.expr = ast.parse(scores, mode="eval").body
+        tree: ast.expr = ast.parse(scores, mode="eval").body
     except (SyntaxError, ValueError):
         return "", None
-    inner = [node for node in ast.walk(written) if isinstance(node, ast.Call) and called(node)]
+    inner = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and called(node)]
     if not inner:
         way = origin_of(scores, context, called)
         maker = way[0].maker if way else None
@@ -115,7 +115,7 @@ def _caller(scores: str, context: ErrorContext) -> tuple[str, nn.Module | None]:
 
 def _module(node: ast.expr, context: ErrorContext) -> nn.Module | None:
     """The module that an expression means in the innermost of the user's frames that knows it."""
-    value: Any = next((found for frame in context.users if (found := value_of(node, frame)) is not UNKNOWN), None)
+    value: Any = next((result for frame in context.users if (result := value_of(node, frame)) is not UNKNOWN), None)
     return value if is_instance(value, nn.Module) else None
 
 
@@ -125,33 +125,33 @@ IGNORED = -100
 """The label that torch's losses leave out unless they are told another."""
 
 
-def grown(found: OutOfRange, table: torch.Tensor, context: ErrorContext) -> TriedFix | None:
+def grown(bad: OutOfRange, table: torch.Tensor, context: ErrorContext) -> TriedFix | None:
     """The lookup with a table that has a row for the largest id."""
-    rows, high = table.shape[0], found.high
-    if high is None or (found.low or 0) < 0 or high >= 2 * rows + NEAR or (high + 1) * table.shape[-1] > SMALL:
+    rows, high = table.shape[0], bad.high
+    if high is None or (bad.low or 0) < 0 or high >= 2 * rows + NEAR or (high + 1) * table.shape[-1] > SMALL:
         return None
     larger = torch.zeros(high + 1, *table.shape[1:], dtype=table.dtype, device=table.device)
     trial = rerun(context, {id(table): larger})
     return TriedFix(str(high + 1)) if trial is None else TriedFix(str(high + 1), trial.worked, trial.after)
 
 
-def shifted(found: OutOfRange, target: torch.Tensor, size: int, context: ErrorContext) -> TriedFix | None:
+def shifted(bad: OutOfRange, target: torch.Tensor, size: int, context: ErrorContext) -> TriedFix | None:
     """The loss with classes from 0, where they are counted from 1 to the number of classes."""
-    if found.values != (size,) or (found.low or 0) < 1:
+    if bad.values != (size,) or (bad.low or 0) < 1:
         return None
     trial = rerun(context, {id(target): target.detach() - 1})
     return TriedFix("1") if trial is None else TriedFix("1", trial.worked, trial.after)
 
 
-def ignored(found: OutOfRange, target: torch.Tensor, context: ErrorContext) -> TriedFix | None:
+def ignored(bad: OutOfRange, target: torch.Tensor, context: ErrorContext) -> TriedFix | None:
     """The loss without a label that stands apart (255, -1): left out, as `ignore_index` does."""
-    if len(found.values) != 1 or not (found.value < 0 or found.value >= 255):
+    if len(bad.values) != 1 or not (bad.value < 0 or bad.value >= 255):
         return None
-    code = str(found.value)
+    code = str(bad.value)
     if target.numel() > SMALL:
         return TriedFix(code)
-    left_out = target.detach().masked_fill(target.detach() == found.value, IGNORED)
-    trial = rerun(context, {id(target): left_out})
+    masked = target.detach().masked_fill(target.detach() == bad.value, IGNORED)
+    trial = rerun(context, {id(target): masked})
     return TriedFix(code) if trial is None else TriedFix(code, trial.worked, trial.after)
 
 
@@ -176,32 +176,32 @@ def detect(context: ErrorContext) -> IndexFacts | None:
         return _embedding(facts, context)
     if ONE_HOT.search(message) or NEGATIVE.search(message):
         return _classes(facts, context)
-    found = BOUNDS.search(message) or TAKE.search(message) or SELECT.search(message)
-    if found:
-        return _tensor(facts, context, *_numbers(found))
-    drawn = RANDOM.search(message)
-    if drawn:
-        low, high = int(drawn[1]), int(drawn[2])
+    match = BOUNDS.search(message) or TAKE.search(message) or SELECT.search(message)
+    if match:
+        return _tensor(facts, context, *_numbers(match))
+    interval = RANDOM.search(message)
+    if interval:
+        low, high = int(interval[1]), int(interval[2])
         return dataclasses.replace(facts, kind="random", size=max(0, high - low), least=low, beyond=OutOfRange(high))
     return sequences.sequence_facts(facts, context)
 
 
 def _parts(context: ErrorContext) -> list[OpArgument]:
     """The tensors of the failing line, those that it makes itself among them."""
-    known = op_arguments(context)
-    return known + [
-        OpArgument(value, text) for text, value in computed_operands(context, {part.name for part in known})
+    arguments = op_arguments(context)
+    return arguments + [
+        OpArgument(value, text) for text, value in computed_operands(context, {part.name for part in arguments})
     ]
 
 
-def _numbers(found: re.Match[str]) -> tuple[int, int | None, int]:
+def _numbers(match: re.Match[str]) -> tuple[int, int | None, int]:
     """(the index, the dimension, its size) that a message names."""
-    if found.re is TAKE:
-        return int(found[1]), None, int(found[2])
-    if found.re is SELECT:
-        sizes = [int(n) for n in found[2].split(",")]
-        return int(found[1]), int(found[3]), sizes[int(found[3])]
-    return int(found[1]), int(found[2]), int(found[3])
+    if match.re is TAKE:
+        return int(match[1]), None, int(match[2])
+    if match.re is SELECT:
+        sizes = [int(n) for n in match[2].split(",")]
+        return int(match[1]), int(match[3]), sizes[int(match[3])]
+    return int(match[1]), int(match[2]), int(match[3])
 
 
 def _frame_of(context: ErrorContext, *functions: str) -> dict[str, Any]:
@@ -209,13 +209,13 @@ def _frame_of(context: ErrorContext, *functions: str) -> dict[str, Any]:
     return next((dict(f.names) for f in library_frames(context) if f.site.function in functions), {})
 
 
-def part(given: OpArgument) -> ArgumentFact:
-    return ArgumentFact(given.fact(read=True), given.role, given.owner, given.known)
+def part(argument: OpArgument) -> ArgumentFact:
+    return ArgumentFact(argument.fact(read=True), argument.role, argument.owner, argument.known)
 
 
 def _named(value: Any, role: str, context: ErrorContext) -> OpArgument:
-    known = next((p for p in op_arguments(context) if p.value is value), None)
-    return known if known is not None else OperandNames(context).argument(value, role)
+    argument = next((p for p in op_arguments(context) if p.value is value), None)
+    return argument if argument is not None else OperandNames(context).argument(value, role)
 
 
 def _embedding(facts: IndexFacts, context: ErrorContext) -> IndexFacts | None:
@@ -224,7 +224,7 @@ def _embedding(facts: IndexFacts, context: ErrorContext) -> IndexFacts | None:
     if table is None or index is None or not is_tensor(table) or not is_tensor(index):
         return _selected(facts, context)
     module = failing_module(context)
-    given = _users_index(_named(index, "input", context), context)
+    argument = _users_index(_named(index, "input", context), context)
     path = OperandNames(context).module(module) if is_instance(module, (nn.Embedding, nn.EmbeddingBag)) else ""
     weight = _named(table, "weight", context)
     if not path and weight.owner and weight.name == f"{weight.owner}.weight":  # compiled: the module's frame is gone
@@ -238,31 +238,31 @@ def _embedding(facts: IndexFacts, context: ErrorContext) -> IndexFacts | None:
         width=table.shape[-1],
         dim=0,
         shape=tuple(table.shape),
-        index=part(given),
+        index=part(argument),
         beyond=beyond(index, 0, table.shape[0] - 1),
     )
     if facts.beyond is None:
         return None
-    counted, along, origin = _counted(given.name, context)
+    counted, along, origin = _counted(argument.name, context)
     words = None if counted else _vocabulary(facts.beyond, table.shape[0], context)
     return dataclasses.replace(
         facts, grown=grown(facts.beyond, table, context), counted=counted, along=along, origin=origin, vocabulary=words
     )
 
 
-def _users_index(given: OpArgument, context: ErrorContext) -> OpArgument:
+def _users_index(argument: OpArgument, context: ErrorContext) -> OpArgument:
     """A tensor of indices that only torch's frames know: the user's one of the same values, where there is one."""
-    if given.known:
-        return given
+    if argument.known:
+        return argument
     for name, value, _ in context.variables():
         if (
             type(value) is torch.Tensor
-            and value.dtype == given.value.dtype
+            and value.dtype == argument.value.dtype
             and not value.is_meta
-            and (value.shape == given.value.shape and torch.equal(value, given.value))
+            and (value.shape == argument.value.shape and torch.equal(value, argument.value))
         ):
-            return dataclasses.replace(given, name=name, known=True)
-    return given
+            return dataclasses.replace(argument, name=name, known=True)
+    return argument
 
 
 def _selected(facts: IndexFacts, context: ErrorContext) -> IndexFacts | None:
@@ -277,10 +277,10 @@ def _selected(facts: IndexFacts, context: ErrorContext) -> IndexFacts | None:
         return None
     dims = [value_of(arg, context.users[0]) for arg in getattr(node, "args", [])]
     dim = next((d for d in dims if type(d) is int), 0)
-    found = beyond(index.value, 0, table.value.shape[dim] - 1)
+    bad = beyond(index.value, 0, table.value.shape[dim] - 1)
     return (
         None
-        if found is None
+        if bad is None
         else dataclasses.replace(
             facts,
             table=table.name,
@@ -288,7 +288,7 @@ def _selected(facts: IndexFacts, context: ErrorContext) -> IndexFacts | None:
             dim=dim,
             shape=tuple(table.value.shape),
             index=part(index),
-            beyond=found,
+            beyond=bad,
         )
     )
 
@@ -315,13 +315,13 @@ def _sized(node: ast.AST) -> list[ast.expr]:
     return [part.value for part in ast.walk(node) if isinstance(part, ast.Attribute) and part.attr in ("shape", "size")]
 
 
-def _vocabulary(found: OutOfRange, size: int, context: ErrorContext) -> tuple[str, int] | None:
+def _vocabulary(bad: OutOfRange, size: int, context: ErrorContext) -> tuple[str, int] | None:
     """A dict of the user's with more entries than the table has rows, and enough for the largest id."""
     for name, value, _ in context.variables():
         if (
             type(value) is dict
             and size < len(value) <= 4 * size + 1000
-            and (found.high or 0) < len(value)
+            and (bad.high or 0) < len(value)
             and all(type(number) is int for number in value.values())
         ):
             return name, len(value)
@@ -342,21 +342,21 @@ def _target(facts: IndexFacts, context: ErrorContext) -> IndexFacts | None:
         scores, target = pair[0][0], pair[1][0]
     assert scores is not None and target is not None
     size = scores.shape[1 if scores.ndim > 1 else 0]
-    found = beyond(target, 0, size - 1, spared if type(spared) is int else -100)
-    if found is None:
+    bad = beyond(target, 0, size - 1, spared if type(spared) is int else -100)
+    if bad is None:
         return None
-    given, table = _named(target, "target", context), _named(scores, "input", context).name
+    labels, table = _named(target, "target", context), _named(scores, "input", context).name
     return dataclasses.replace(
         facts,
         kind="target",
         table=table,
         size=size,
         shape=tuple(scores.shape),
-        index=part(given),
-        beyond=found,
+        index=part(labels),
+        beyond=bad,
         head=head(table, size, context),
-        shifted=shifted(found, target, size, context),
-        ignored=ignored(found, target, context),
+        shifted=shifted(bad, target, size, context),
+        ignored=ignored(bad, target, context),
     )
 
 
@@ -366,23 +366,23 @@ def _classes(facts: IndexFacts, context: ErrorContext) -> IndexFacts | None:
     if index is None:
         return None
     node, size = _call(context), None
-    for given in [*getattr(node, "args", [])[1:], *(k.value for k in getattr(node, "keywords", []))]:
-        known = value_of(given, context.users[0])
-        size = known if known is not UNKNOWN and type(known) is int else size
+    for expr in [*getattr(node, "args", [])[1:], *(k.value for k in getattr(node, "keywords", []))]:
+        value = value_of(expr, context.users[0])
+        size = value if value is not UNKNOWN and type(value) is int else size
     if "smaller" in context.message:
-        found = beyond(index.value, 0, size - 1) if size is not None else None
+        bad = beyond(index.value, 0, size - 1) if size is not None else None
         return (
             None
-            if found is None
+            if bad is None
             else dataclasses.replace(
-                facts, kind="one_hot", size=size, index=part(index), beyond=found, table="num_classes"
+                facts, kind="one_hot", size=size, index=part(index), beyond=bad, table="num_classes"
             )
         )
-    found = beyond(index.value, 0, 1 << 62)
+    bad = beyond(index.value, 0, 1 << 62)
     return (
         None
-        if found is None
-        else dataclasses.replace(facts, kind="negative", index=part(index), beyond=found, table=callee_name(node))
+        if bad is None
+        else dataclasses.replace(facts, kind="negative", index=part(index), beyond=bad, table=callee_name(node))
     )
 
 
@@ -397,15 +397,15 @@ def _tensor(facts: IndexFacts, context: ErrorContext, value: int, dim: int | Non
     """x[i], gather, scatter, take: the message says the number, the frames say whose it is."""
     parts = _parts(context)
     least = 0 if callee_name(_call(context)).startswith(("gather", "scatter", "index_", "take_along")) else -size
-    held = [(p, found) for p in parts if (found := beyond(p.value, least, size - 1)) is not None]
-    held = [(p, found) for p, found in held if value in (found.value, *found.values)] or held[:0]
+    indices = [(p, bad) for p in parts if (bad := beyond(p.value, least, size - 1)) is not None]
+    indices = [(p, bad) for p, bad in indices if value in (bad.value, *bad.values)] or indices[:0]
     text = _indexed(context)
     mine = [p for p in parts if p.name == text]
-    if text and not mine and held:  # what a call of the user's gave: its size stands in the message
+    if text and not mine and indices:  # what a call of the user's gave: its size stands in the message
         return dataclasses.replace(
-            facts, table=text, size=size, dim=dim, least=least, index=part(held[0][0]), beyond=held[0][1]
+            facts, table=text, size=size, dim=dim, least=least, index=part(indices[0][0]), beyond=indices[0][1]
         )
-    tables = mine or [p for p in parts if not any(p is h for h, _ in held)]
+    tables = mine or [p for p in parts if not any(p is h for h, _ in indices)]
     fits = [p for p in tables if p.value.ndim and size in p.value.shape or dim is None and p.value.numel() == size]
     table = next(iter(fits), None)
     if table is None:
@@ -423,9 +423,9 @@ def _tensor(facts: IndexFacts, context: ErrorContext, value: int, dim: int | Non
         key=_key(context, value),
         module=table.owner or "",
     )
-    if held:
-        given, found = held[0]
-        facts = dataclasses.replace(facts, index=part(given), beyond=found)
+    if indices:
+        argument, bad = indices[0]
+        facts = dataclasses.replace(facts, index=part(argument), beyond=bad)
     return sample_of(facts, context)
 
 

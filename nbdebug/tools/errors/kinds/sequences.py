@@ -48,15 +48,20 @@ def sample_of(facts: IndexFacts, context: ErrorContext) -> IndexFacts:
     if not returned:
         return facts
     parameters = methods["__getitem__"].args.args[1:2]
-    asked = parameters[0].arg if parameters else ""
-    value = frame.names.get(asked)
+    parameter = parameters[0].arg if parameters else ""
+    value = frame.names.get(parameter)
     name, promised = _promise(frame, context)
-    known = asked != facts.key and type(value) is int
-    head, fits = ast.unparse(returned[0]), _fits(facts, asked, frame)
+    separate = parameter != facts.key and type(value) is int
+    head, fits = ast.unparse(returned[0]), _fits(facts, parameter, frame)
     if head == fits:  # its length is right: the index is what is wrong
         return facts
     return dataclasses.replace(
-        facts, head=head, sample=f"`{asked}` is {value}" if known else "", data_set=name, promised=promised, fits=fits
+        facts,
+        head=head,
+        sample=f"`{parameter}` is {value}" if separate else "",
+        data_set=name,
+        promised=promised,
+        fits=fits,
     )
 
 
@@ -73,7 +78,7 @@ def _methods(frame: Frame) -> dict[str, ast.FunctionDef]:
     return {}
 
 
-def _fits(facts: IndexFacts, asked: str, frame: Frame) -> str:
+def _fits(facts: IndexFacts, parameter: str, frame: Frame) -> str:
     """What `__len__` would have to return, where the failing index is the sample's own or a fixed way beyond it."""
     entries = f"{facts.table}.shape[{facts.dim}]" if facts.dim else f"len({facts.table})"
     ran = expression(frame)
@@ -81,7 +86,7 @@ def _fits(facts: IndexFacts, asked: str, frame: Frame) -> str:
         if not isinstance(node, ast.Subscript) or ast.unparse(node.value) != facts.table:
             continue
         for key in node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]:
-            if ast.unparse(key) == asked == facts.key:
+            if ast.unparse(key) == parameter == facts.key:
                 return entries
             if isinstance(key, ast.BinOp) and isinstance(key.op, ast.Add) and ast.unparse(key) == facts.key:
                 for mine, more in ((key.left, key.right), (key.right, key.left)):
@@ -89,7 +94,12 @@ def _fits(facts: IndexFacts, asked: str, frame: Frame) -> str:
                     lasting = all(
                         not isinstance(n, ast.Name) or n.id == "self" or n.id in frame.globals for n in ast.walk(more)
                     )  # known in `__len__` as well
-                    if ast.unparse(mine) == asked and lasting and ahead is not None and 0 < ahead < (facts.size or 0):
+                    if (
+                        ast.unparse(mine) == parameter
+                        and lasting
+                        and ahead is not None
+                        and 0 < ahead < (facts.size or 0)
+                    ):
                         return f"{entries} - {ast.unparse(more)}"
     return ""
 
@@ -97,12 +107,12 @@ def _fits(facts: IndexFacts, asked: str, frame: Frame) -> str:
 def _promise(frame: Frame, context: ErrorContext) -> tuple[str, int | None]:
     """(the data set by the user's name or its loader's, how many samples the loader's sampler was told that it has)."""
     mine, iterator = frame.names.get("self"), iterator_of(context)
-    held = attributes(iterator) if iterator is not None else {}
-    if mine is not None and held.get("_dataset") is mine:
+    state = attributes(iterator) if iterator is not None else {}
+    if mine is not None and state.get("_dataset") is mine:
         loader, name, _ = loader_of(context)
         if name == type(mine).__name__ and loader:
             name = f"{loader}.dataset"
-        return name, _told(held.get("_sampler_iter"))
+        return name, _sampler_length(state.get("_sampler_iter"))
     return next(
         (
             name
@@ -113,7 +123,7 @@ def _promise(frame: Frame, context: ErrorContext) -> tuple[str, int | None]:
     ), None
 
 
-def _told(running: Any) -> int | None:
+def _sampler_length(running: Any) -> int | None:
     """The length over which torch's sampler runs, as its own frames hold it: no `__len__` of the user's is asked."""
     if type(running) is type(iter(range(0))):
         whole = running.__reduce__()[1][0]
@@ -121,8 +131,8 @@ def _told(running: Any) -> int | None:
     frame = running.gi_frame if type(running) is GeneratorType else None
     if frame is None or not str(frame.f_globals.get("__name__")).startswith("torch.utils.data"):
         return None
-    found = frame.f_locals.get("n")
-    return found if type(found) is int else _told(frame.f_locals.get("sampler_iter"))
+    length = frame.f_locals.get("n")
+    return length if type(length) is int else _sampler_length(frame.f_locals.get("sampler_iter"))
 
 
 WORDS = re.compile(
@@ -139,15 +149,17 @@ def sequence_facts(facts: IndexFacts, context: ErrorContext) -> IndexFacts | Non
     if context.type != "IndexError" or not WORDS.search(context.message) or not context.users:
         return None
     frame = context.users[0]
-    found = _subscripts(frame)
-    alone = context.carried is not None and len(found) == 1 and context.trail[-1] is frame  # raised in this very line
-    for base, key, size, value in found:
+    subscripts = _subscripts(frame)
+    alone = (
+        context.carried is not None and len(subscripts) == 1 and context.trail[-1] is frame
+    )  # raised in this very line
+    for base, key, size, value in subscripts:
         if value is not None and not -size <= value < size or value is None and alone:
-            written = "" if isinstance(key, (ast.Constant, ast.UnaryOp)) else ast.unparse(key)
+            text = "" if isinstance(key, (ast.Constant, ast.UnaryOp)) else ast.unparse(key)
             beyond = OutOfRange(value) if value is not None else OutOfRange(size, total=0)
             return sample_of(
                 dataclasses.replace(
-                    facts, kind="sequence", table=ast.unparse(base), size=size, least=-size, key=written, beyond=beyond
+                    facts, kind="sequence", table=ast.unparse(base), size=size, least=-size, key=text, beyond=beyond
                 ),
                 context,
             )
@@ -201,20 +213,20 @@ def _value(node: ast.AST) -> ast.AST | None:
 
 def _reaches(key: ast.expr, value: int, frame: Frame | None) -> bool:
     """Whether a key that is no number written there has the value, or holds it."""
-    known: Any = value_of(key, frame) if frame is not None else UNKNOWN
-    known = _computed(key, frame) if known is UNKNOWN and frame is not None else known
-    if isinstance(key, ast.Constant) or known is UNKNOWN:
+    result: Any = value_of(key, frame) if frame is not None else UNKNOWN
+    result = _computed(key, frame) if result is UNKNOWN and frame is not None else result
+    if isinstance(key, ast.Constant) or result is UNKNOWN:
         return False
-    if type(known) is np.ndarray and known.dtype.kind in "iu":
-        return bool((known == value).any())
-    if is_tensor(known) and not known.is_meta and not known.dtype.is_floating_point:
-        return bool((known == value).any())
-    return is_instance(known, (int, np.integer)) and int(known) == value
+    if type(result) is np.ndarray and result.dtype.kind in "iu":
+        return bool((result == value).any())
+    if is_tensor(result) and not result.is_meta and not result.dtype.is_floating_point:
+        return bool((result == value).any())
+    return is_instance(result, (int, np.integer)) and int(result) == value
 
 
 def _computed(key: ast.expr, frame: Frame) -> Any:
-    found = number(key, frame) if isinstance(key, ast.BinOp) else None
-    return UNKNOWN if found is None else found
+    result = number(key, frame) if isinstance(key, ast.BinOp) else None
+    return UNKNOWN if result is None else result
 
 
 def _ran(frame: Frame | None) -> ast.AST:
@@ -224,7 +236,7 @@ def _ran(frame: Frame | None) -> ast.AST:
 
 def _subscripts(frame: Frame) -> list[tuple[ast.expr, ast.expr, int, int | None]]:
     """(what is indexed, the index, how many entries, the number where it is known) of the failing line's subscripts."""
-    found = []
+    subscripts = []
     for node in ast.walk(_ran(frame)):
         if isinstance(node, ast.Subscript):
             size = _size(node.value, frame)
@@ -234,8 +246,8 @@ def _subscripts(frame: Frame) -> list[tuple[ast.expr, ast.expr, int, int | None]
                 value = _first_beyond(node, node.slice.id, size, frame)
             whole = is_instance(value, (int, np.integer)) and type(value) is not bool
             if size is not None and (whole or value is UNKNOWN and isinstance(node.slice, ast.Name)):
-                found.append((node.value, node.slice, size, int(value) if whole else None))
-    return found
+                subscripts.append((node.value, node.slice, size, int(value) if whole else None))
+    return subscripts
 
 
 def _first_beyond(node: ast.AST, name: str, size: int, frame: Frame) -> Any:

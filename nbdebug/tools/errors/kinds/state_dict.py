@@ -55,7 +55,7 @@ def best_change(saved: Shapes, model: Shapes) -> KeyChange | None:
     """The change that brings the most keys together, if it brings more than there are without one."""
     best, most = None, fitting(saved, model)
     for old, new, anywhere in dict.fromkeys(_candidates(saved, model)):
-        change = _judged(KeyChange(old, new, anywhere, 0, False), saved, model)
+        change = _evaluated(KeyChange(old, new, anywhere, 0, False), saved, model)
         if change is not None and (
             change.fits > most or best is not None and change.fits == most and change.whole and not best.whole
         ):
@@ -63,7 +63,7 @@ def best_change(saved: Shapes, model: Shapes) -> KeyChange | None:
     return best
 
 
-def _judged(change: KeyChange, saved: Shapes, model: Shapes) -> KeyChange | None:
+def _evaluated(change: KeyChange, saved: Shapes, model: Shapes) -> KeyChange | None:
     renamed = {change.applied(key): shape for key, shape in saved.items()}
     if len(renamed) < len(saved):  # two keys would become one
         return None
@@ -76,9 +76,9 @@ def _candidates(saved: Shapes, model: Shapes) -> Iterator[tuple[str, str, bool]]
         if any(wrapper in key for key in saved):
             yield wrapper, "", not all(key.startswith(wrapper) for key in saved)
     lonely = _spread([key for key in saved if key not in model])
-    wanted = [key for key in model if key not in saved]
+    missing = [key for key in model if key not in saved]
     by_end: dict[str, list[str]] = {}
-    for key in wanted:
+    for key in missing:
         for end in {_end(key), _last(key)}:
             by_end.setdefault(end, []).append(key)
     for key in lonely:
@@ -133,28 +133,30 @@ LAYOUTS: tuple[tuple[type | tuple[type, ...], dict[str, tuple[str, ...]]], ...] 
 GATES = {"LSTM": 4, "LSTMCell": 4, "GRU": 3, "GRUCell": 3}
 
 
-def size_of(kind: type, parameter: str, saved: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[str, int, int] | None:
+def size_of(
+    kind: type, parameter: str, saved: tuple[int, ...], expected: tuple[int, ...]
+) -> tuple[str, int, int] | None:
     """(argument, its value for the saved shape, for the model's) of the first axis that differs, or None."""
-    axis = next((i for i, (a, b) in enumerate(zip(saved, wanted)) if a != b), None)
+    axis = next((i for i, (a, b) in enumerate(zip(saved, expected)) if a != b), None)
     if axis is None:
         return None
     if issubclass(kind, (nn.RNNBase, nn.RNNCellBase)):
-        return _recurrent(kind.__name__, parameter, axis, saved, wanted)
+        return _recurrent(kind.__name__, parameter, axis, saved, expected)
     for kinds, parameters in LAYOUTS:
         if issubclass(kind, kinds) and axis < len(parameters.get(parameter, ())):
             argument = parameters[parameter][axis]
             parts = 3 if argument.startswith("3 x ") else 1
-            return argument.removeprefix("3 x "), saved[axis] // parts, wanted[axis] // parts
+            return argument.removeprefix("3 x "), saved[axis] // parts, expected[axis] // parts
     return None
 
 
 def _recurrent(
-    kind: str, parameter: str, axis: int, saved: tuple[int, ...], wanted: tuple[int, ...]
+    kind: str, parameter: str, axis: int, saved: tuple[int, ...], expected: tuple[int, ...]
 ) -> tuple[str, int, int]:
     gates = GATES.get(kind, 1)
     if axis == 0:
-        return "hidden_size", saved[0] // gates, wanted[0] // gates
-    return "input_size" if parameter.startswith("weight_ih") else "hidden_size", saved[axis], wanted[axis]
+        return "hidden_size", saved[0] // gates, expected[0] // gates
+    return "input_size" if parameter.startswith("weight_ih") else "hidden_size", saved[axis], expected[axis]
 
 
 MODEL = re.compile(r"Error\(s\) in loading state_dict for ([\w.]+)|Expected state_dict to be dict-like")
@@ -172,69 +174,69 @@ DICTS = 50
 
 
 def detect_model(context: ErrorContext) -> StateMismatch | None:
-    said = MODEL.search(context.message)
+    match = MODEL.search(context.message)
     frame = _torchs(context, "load_state_dict")
-    if said is None or (frame is None and said[1] is None):
+    if match is None or (frame is None and match[1] is None):
         return None
     names = frame.names if frame is not None else {}
-    model, given = names.get("self"), names.get("state_dict")  # type: Any, Any
-    written, source, made = _written(context, "load_state_dict")
-    kind = type(model).__name__ if model is not None else (said[1] or "the model").rpartition(".")[2]
+    model, state = names.get("self"), names.get("state_dict")  # type: Any, Any
+    owner, source, code = _load_arguments(context, "load_state_dict")
+    kind = type(model).__name__ if model is not None else (match[1] or "the model").rpartition(".")[2]
     listed = {word: _listed(pattern, context.message) for word, pattern in LISTED.items()}
     facts = StateMismatch(
         context.raised(),
-        written or context.owners.paths.get(id(model)) or kind,
+        owner or context.owners.paths.get(id(model)) or kind,
         kind,
         source,
-        made=made,
+        made=code,
         strict=names.get("strict") is not False,
         resized=tuple(_resized(context.message, model)),
         missing=listed["missing"],
         unexpected=listed["unexpected"],
     )
-    if issubclass(type(given), nn.Module):
+    if issubclass(type(state), nn.Module):
         return dataclasses.replace(facts, whole_model=True)
-    if said[1] is None:
-        return dataclasses.replace(facts, no_dict=type(given).__name__)
-    if not issubclass(type(model), nn.Module) or not issubclass(type(given), dict):
+    if match[1] is None:
+        return dataclasses.replace(facts, no_dict=type(state).__name__)
+    if not issubclass(type(model), nn.Module) or not issubclass(type(state), dict):
         return facts
-    return _matched(facts, model, given)
+    return _matched(facts, model, state)
 
 
-def _matched(facts: StateMismatch, model: Any, given: Mapping[str, Any]) -> StateMismatch:
+def _matched(facts: StateMismatch, model: Any, state: Mapping[str, Any]) -> StateMismatch:
     """With what the keys and shapes of both sides say."""
-    wanted = shapes_of(model)
-    inside, saved = max(_states(given), key=lambda pair: _score(pair[1], wanted), default=(None, {}))
-    change = best_change(saved, wanted)
+    expected = shapes_of(model)
+    inside, saved = max(_states(state), key=lambda pair: _score(pair[1], expected), default=(None, {}))
+    change = best_change(saved, expected)
     after = {change.applied(key) if change else key: shape for key, shape in saved.items()}
     resized = facts.resized or tuple(
-        _with_argument(Resized(key, shape, wanted[key]), model)
+        _with_argument(Resized(key, shape, expected[key]), model)
         for key, shape in after.items()
-        if key in wanted and wanted[key] != shape
+        if key in expected and expected[key] != shape
     )
     return dataclasses.replace(
         facts,
         resized=resized,
         saved=len(saved),
-        wanted=len(wanted),
-        both=len(saved.keys() & wanted.keys()),
-        fitting=fitting(saved, wanted),
+        wanted=len(expected),
+        both=len(saved.keys() & expected.keys()),
+        fitting=fitting(saved, expected),
         inside=inside,
         renamed=Renamed(change.old, change.new, change.anywhere, change.fits, change.whole) if change else None,
-        left=tuple(key for key, shape in after.items() if wanted.get(key) != shape),
-        lacking=tuple(key for key in wanted if key not in after),
+        left=tuple(key for key, shape in after.items() if expected.get(key) != shape),
+        lacking=tuple(key for key in expected if key not in after),
         argument=_argument(model, resized),
     )
 
 
-def _score(saved: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]]) -> tuple[int, int]:
-    change = best_change(saved, wanted)
-    return max(fitting(saved, wanted), change.fits if change else 0), len(saved)
+def _score(saved: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]) -> tuple[int, int]:
+    change = best_change(saved, expected)
+    return max(fitting(saved, expected), change.fits if change else 0), len(saved)
 
 
-def _states(given: Mapping[str, Any]) -> Iterator[tuple[str | None, dict[str, tuple[int, ...]]]]:
+def _states(state: Mapping[str, Any]) -> Iterator[tuple[str | None, dict[str, tuple[int, ...]]]]:
     """What may be the state: what was given, and the dicts of tensors inside of it."""
-    entries: list[tuple[str, Any]] = [(key, value) for key, value in _items(given) if type(key) is str]
+    entries: list[tuple[str, Any]] = [(key, value) for key, value in _items(state) if type(key) is str]
     yield None, {key: shape for key, value in entries if (shape := shape_of(value)) is not None}
     for key, value in entries[:DICTS]:
         if issubclass(type(value), nn.Module):
@@ -250,34 +252,34 @@ def _states(given: Mapping[str, Any]) -> Iterator[tuple[str | None, dict[str, tu
                     )
 
 
-def _items(given: Any) -> list[tuple[Any, Any]]:
+def _items(mapping: Any) -> list[tuple[Any, Any]]:
     """The entries of a dict, past what a subclass makes of it."""
-    return list(dict.items(given))
+    return list(dict.items(mapping))
 
 
 def shapes_of(model: Any, before: str = "", depth: int = 0) -> dict[str, tuple[int, ...]]:
     """The keys and shapes of a module's state, without asking its `state_dict`, which may be the user's own."""
-    held = attributes(model)
-    unsaved = held.get("_non_persistent_buffers_set") or set()
-    found = {}
+    fields = attributes(model)
+    unsaved = fields.get("_non_persistent_buffers_set") or set()
+    shapes = {}
     for table in ("_parameters", "_buffers"):
-        for name, value in (held.get(table) or {}).items():
+        for name, value in (fields.get(table) or {}).items():
             if name not in unsaved and (shape := shape_of(value)) is not None:
-                found[before + name] = shape
-    for name, part in (held.get("_modules") or {}).items():
+                shapes[before + name] = shape
+    for name, part in (fields.get("_modules") or {}).items():
         if part is not None and depth < 60:
-            found |= shapes_of(part, f"{before}{name}.", depth + 1)
-    return found
+            shapes |= shapes_of(part, f"{before}{name}.", depth + 1)
+    return shapes
 
 
 def _listed(pattern: re.Pattern[str], message: str) -> tuple[str, ...]:
-    found = pattern.search(message)
-    return tuple(re.findall(r'"([^"]*)"', found[1])) if found else ()
+    match = pattern.search(message)
+    return tuple(re.findall(r'"([^"]*)"', match[1])) if match else ()
 
 
 def _resized(message: str, model: Any) -> Iterator[Resized]:
-    for key, saved, wanted in SIZES.findall(message):
-        first, second = (tuple(int(side) for side in re.findall(r"\d+", text)) for text in (saved, wanted))
+    for key, saved, expected in SIZES.findall(message):
+        first, second = (tuple(int(side) for side in re.findall(r"\d+", text)) for text in (saved, expected))
         yield _with_argument(Resized(key, first, second), model)
 
 
@@ -289,10 +291,10 @@ def _with_argument(resized: Resized, model: Any) -> Resized:
         layer = registered(layer, "_modules").get(part) if layer is not None else None
     if layer is None or len(resized.saved) != len(resized.model):
         return resized
-    told = size_of(type(layer), name, resized.saved, resized.model)
+    argument_sizes = size_of(type(layer), name, resized.saved, resized.model)
     sizes = next(((None, a, b) for a, b in zip(resized.saved, resized.model) if a != b), (None, None, None))
-    argument, saved, wanted = told or sizes
-    return Resized(resized.key, resized.saved, resized.model, type(layer).__name__, argument, saved, wanted)
+    argument, saved, expected = argument_sizes or sizes
+    return Resized(resized.key, resized.saved, resized.model, type(layer).__name__, argument, saved, expected)
 
 
 def _argument(model: Any, resized: tuple[Resized, ...]) -> tuple[str, int] | None:
@@ -300,16 +302,21 @@ def _argument(model: Any, resized: tuple[Resized, ...]) -> tuple[str, int] | Non
     sizes = {(r.saved_size, r.model_size) for r in resized if r.saved_size is not None}
     if len(sizes) != 1 or any(r.transposed for r in resized):
         return None
-    saved, wanted = sizes.pop()
+    saved, expected = sizes.pop()
     init = next((vars(kind)["__init__"] for kind in type(model).__mro__ if "__init__" in vars(kind)), None)
     if not inspect.isfunction(init) or saved is None:
         return None
-    held = attributes(model)
+    fields = attributes(model)
     names = [
         name
         for name, p in inspect.signature(init).parameters.items()
         if name != "self"
-        and (type(p.default) is int and p.default == wanted or type(held.get(name)) is int and held[name] == wanted)
+        and (
+            type(p.default) is int
+            and p.default == expected
+            or type(fields.get(name)) is int
+            and fields[name] == expected
+        )
     ]
     return (names[0], saved) if len(names) == 1 else None
 
@@ -329,17 +336,17 @@ def detect_optimizer(context: ErrorContext) -> OptimizerMismatch | None:
     lost = context.type == "KeyError" and "param_groups" in context.message
     if frame is None or not (lost or OPTIMIZER.search(context.message)):
         return None
-    optimizer, given = frame.names["self"], frame.names.get("state_dict")  # type: Any, Any
-    written, source, made = _written(context, "load_state_dict")
-    wanted = tuple(_sizes(attributes(optimizer).get("param_groups")))
-    entries = dict(_items(given)) if issubclass(type(given), dict) else {}
+    optimizer, state = frame.names["self"], frame.names.get("state_dict")  # type: Any, Any
+    owner, source, code = _load_arguments(context, "load_state_dict")
+    expected = tuple(_sizes(attributes(optimizer).get("param_groups")))
+    entries = dict(_items(state)) if issubclass(type(state), dict) else {}
     inside = next(
         (f"[{k!r}]" for k, v in entries.items() if type(k) is str and type(v) is dict and "param_groups" in v), None
     )
     saved = tuple(_sizes(entries["param_groups"])) if "param_groups" in entries else None
     keys = tuple(key for key in entries if type(key) is str)[:8]
     return OptimizerMismatch(
-        context.raised(), written or "optimizer", type(optimizer).__name__, source, saved, wanted, inside, keys, made
+        context.raised(), owner or "optimizer", type(optimizer).__name__, source, saved, expected, inside, keys, code
     )
 
 
@@ -363,7 +370,7 @@ def _torchs(context: ErrorContext, function: str) -> Frame | None:
     )
 
 
-def _written(context: ErrorContext, method: str) -> tuple[str | None, str, str | None]:
+def _load_arguments(context: ErrorContext, method: str) -> tuple[str | None, str, str | None]:
     """(what the method was called on, a name for its first argument, the argument itself where it is no name), as the
     user wrote them."""
     for frame in context.users:
@@ -374,8 +381,8 @@ def _written(context: ErrorContext, method: str) -> tuple[str | None, str, str |
                 first = part.args[0] if part.args else named
                 text = ast.unparse(first) if first is not None else ""
                 plain = isinstance(first, (ast.Name, ast.Attribute, ast.Subscript)) and len(text) <= 60
-                held = part.func.value
-                owner = ast.unparse(held)
-                bare = isinstance(held, (ast.Name, ast.Attribute, ast.Subscript, ast.Call))
+                receiver = part.func.value
+                owner = ast.unparse(receiver)
+                bare = isinstance(receiver, (ast.Name, ast.Attribute, ast.Subscript, ast.Call))
                 return owner if bare else f"({owner})", text if plain else "state", None if plain else text or None
     return None, "state", None

@@ -38,8 +38,8 @@ def iterator_of(context: ErrorContext) -> Any:
 def loader_of(context: ErrorContext) -> tuple[str, str, int | None]:
     """(the loader's name, the data set's name or class, the number of the batch); "" and None where not known."""
     iterator = iterator_of(context)
-    held = attributes(iterator) if iterator is not None else {}
-    dataset = held.get("_dataset")
+    state = attributes(iterator) if iterator is not None else {}
+    dataset = state.get("_dataset")
     loader = set_name = ""
     for name, value, _ in context.variables():
         if dataset is None:
@@ -48,12 +48,12 @@ def loader_of(context: ErrorContext) -> tuple[str, str, int | None]:
             loader = loader or name
         if value is dataset and not name.startswith("self"):
             set_name = set_name or name
-    done = held.get("_rcvd_idx") if "_rcvd_idx" in held else held.get("_num_yielded")
-    number = done - 1 if "_rcvd_idx" in held and type(done) is int else done
+    done = state.get("_rcvd_idx") if "_rcvd_idx" in state else state.get("_num_yielded")
+    number = done - 1 if "_rcvd_idx" in state and type(done) is int else done
     return loader, set_name or (type(dataset).__name__ if dataset is not None else ""), number
 
 
-def loader_at_hand(context: ErrorContext) -> tuple[str, Any]:
+def active_loader(context: ErrorContext) -> tuple[str, Any]:
     """(name, loader) of the one that was at work: the traceback's own, else the first with workers among the variables
     (a worker's death is told at whatever line runs just then)."""
     for frame in reversed(context.trail):
@@ -66,13 +66,13 @@ def loader_at_hand(context: ErrorContext) -> tuple[str, Any]:
     dataset = attributes(iterator).get("_dataset") if iterator is not None else None
     for name, value, _ in context.variables():
         if issubclass(type(value), DataLoader):
-            held = attributes(value)
-            if held.get("dataset") is dataset if dataset is not None else held.get("num_workers"):
+            state = attributes(value)
+            if state.get("dataset") is dataset if dataset is not None else state.get("num_workers"):
                 return name, value
     return "", iterator
 
 
-def loader_written(context: ErrorContext) -> tuple[str, int | None]:
+def loader_in_source(context: ErrorContext) -> tuple[str, int | None]:
     """(the data set's class or name, num_workers) of the loop over a loader in which the user's line stands, as its
     source says: a worker's death is told at whatever line runs, and such a loader may have no name."""
     for frame in context.users:
@@ -85,8 +85,11 @@ def loader_written(context: ErrorContext) -> tuple[str, int | None]:
         for loop in sorted(loops, key=lambda node: -node.iter.lineno):
             for call in ast.walk(loop.iter):
                 if isinstance(call, ast.Call) and callee_name(call).endswith("DataLoader"):
-                    given = {one.arg: one.value for one in call.keywords}
-                    source, workers = call.args[0] if call.args else given.get("dataset"), given.get("num_workers")
+                    keywords = {one.arg: one.value for one in call.keywords}
+                    source, workers = (
+                        call.args[0] if call.args else keywords.get("dataset"),
+                        keywords.get("num_workers"),
+                    )
                     count = value_of(workers, frame) if workers is not None else None
                     name = callee_name(source) or ast.unparse(source) if source is not None else ""
                     return name, count if type(count) is int else None
@@ -129,25 +132,25 @@ def detect(context: ErrorContext) -> WorkerDied | None:
     if what is None:
         return None
     raised, context = context.raised(), _at_the_loader(context)
-    name, loader = loader_at_hand(context)
-    held = attributes(loader) if loader is not None else {}
-    dataset = held.get("dataset", held.get("_dataset"))
+    name, loader = active_loader(context)
+    state = attributes(loader) if loader is not None else {}
+    dataset = state.get("dataset", state.get("_dataset"))
     total, free = _shared()
-    guilty, is_a = next(_unpicklable(held, name), ("", "")) if what == "not picklable" else ("", "")
-    said, count = loader_written(context) if dataset is None else ("", None)
-    workers = _whole(held.get("num_workers", held.get("_num_workers")))
+    guilty, is_a = next(_unpicklable(state, name), ("", "")) if what == "not picklable" else ("", "")
+    dataset_name, count = loader_in_source(context) if dataset is None else ("", None)
+    workers = _whole(state.get("num_workers", state.get("_num_workers")))
     parts = list(_parts(dataset)) if dataset is not None else []
-    prefetch = held.get("prefetch_factor", held.get("_prefetch_factor"))
+    prefetch = state.get("prefetch_factor", state.get("_prefetch_factor"))
     return WorkerDied(
         dataclasses.replace(raised, where=context.raised().where),
         what,
         signal,
         name,
-        type(dataset).__name__ if dataset is not None else said,
+        type(dataset).__name__ if dataset is not None else dataset_name,
         count if workers is None else workers,
         _whole(prefetch),
-        _timeout(held),
-        _start(held),
+        _timeout(state),
+        _start(state),
         total,
         free,
         _memory_free(),
@@ -162,12 +165,12 @@ def detect(context: ErrorContext) -> WorkerDied | None:
 
 def _kind(context: ErrorContext) -> tuple[str | None, str]:
     """(what happened, the signal's name); (None, "") where it has nothing to do with a loader's workers."""
-    said = context.message
-    if (killed := SIGNAL.search(said)) is not None:
+    message = context.message
+    if (killed := SIGNAL.search(message)) is not None:
         return _by(killed[1].strip())
-    what = next((kind for kind, pattern in KINDS if pattern.search(said)), None)
+    what = next((kind for kind, pattern in KINDS if pattern.search(message)), None)
     if what in ("timeout", "exited", "bootstrap"):
-        ended = re.search(r"exit code (-?\d+)", said)
+        ended = re.search(r"exit code (-?\d+)", message)
         return (what, f"exit code {ended[1]}") if ended else _ended(context) if what == "exited" else (what, "")
     if what == "not picklable":
         near = iterator_of(context) is not None or any(f.site.function == "_get_iterator" for f in context.trail)
@@ -200,8 +203,8 @@ def _by(signal: str) -> tuple[str, str]:
 def _ended(context: ErrorContext) -> tuple[str, str]:
     """What the exit codes of the iterator's own processes say of the end of one, within WAIT."""
     iterator = iterator_of(context)
-    given = attributes(iterator).get("_workers") if iterator is not None else None
-    workers = [one for one in given if isinstance(one, BaseProcess)] if type(given) is list else []
+    processes = attributes(iterator).get("_workers") if iterator is not None else None
+    workers = [one for one in processes if isinstance(one, BaseProcess)] if type(processes) is list else []
     until, codes = time.perf_counter() + WAIT, set[int]()
     try:
         while workers and not codes and time.perf_counter() < until:
@@ -221,14 +224,14 @@ def _whole(value: Any) -> int | None:
     return value if type(value) is int else None
 
 
-def _timeout(held: dict[str, Any]) -> float | None:
-    given: Any = held.get("timeout", held.get("_timeout"))
-    return float(given) if type(given) in (int, float) and given > 0 else None
+def _timeout(state: dict[str, Any]) -> float | None:
+    value: Any = state.get("timeout", state.get("_timeout"))
+    return float(value) if type(value) in (int, float) and value > 0 else None
 
 
-def _start(held: dict[str, Any]) -> str:
+def _start(state: dict[str, Any]) -> str:
     """How the loader's processes start."""
-    start = held.get("_DataLoader__multiprocessing_context", held.get("_multiprocessing_context"))
+    start = state.get("_DataLoader__multiprocessing_context", state.get("_multiprocessing_context"))
     name = type(start).__name__ if start is not None else ""
     if name.endswith("Context") and name != "DefaultContext":
         return name.removesuffix("Context").lower()
@@ -247,24 +250,24 @@ def _parts(dataset: Any) -> Iterator[tuple[Any, int]]:
             yield value, 0
 
 
-def _unpicklable(held: dict[str, Any], loader: str) -> Iterator[tuple[str, str]]:
+def _unpicklable(state: dict[str, Any], loader: str) -> Iterator[tuple[str, str]]:
     """(name, what it is) of what a process that is started afresh can't be sent."""
-    dataset = held.get("dataset", held.get("_dataset"))
-    given = {
+    dataset = state.get("dataset", state.get("_dataset"))
+    arguments = {
         "dataset": dataset,
-        "collate_fn": held.get("collate_fn", held.get("_collate_fn")),
-        "worker_init_fn": held.get("worker_init_fn"),
-        "sampler": held.get("sampler"),
+        "collate_fn": state.get("collate_fn", state.get("_collate_fn")),
+        "worker_init_fn": state.get("worker_init_fn"),
+        "sampler": state.get("sampler"),
     }
-    for name, value in given.items():
-        if value is not None and (said := _why_not(value)):
-            yield f"{loader or 'loader'}.{name}", said
+    for name, value in arguments.items():
+        if value is not None and (reason := _why_not(value)):
+            yield f"{loader or 'loader'}.{name}", reason
     for name, value in attributes(dataset).items() if dataset is not None else ():
-        if said := _why_not(value):
-            yield f"{type(dataset).__name__}.{name}", said
+        if reason := _why_not(value):
+            yield f"{type(dataset).__name__}.{name}", reason
         for inner, thing in attributes(value).items() if type(value).__module__ not in ("builtins", "torch") else ():
-            if said := _why_not(thing):
-                yield f"{type(dataset).__name__}.{name}.{inner}", said
+            if reason := _why_not(thing):
+                yield f"{type(dataset).__name__}.{name}.{inner}", reason
 
 
 def _why_not(value: Any) -> str:

@@ -121,18 +121,18 @@ def cuda_unavailable(facts: CardFacts) -> Finding | None:
         "kernels for": list(card.kernels),
         "CUDA_VISIBLE_DEVICES": "set" if facts.visible else "not set",
     }
-    asks = f"`{facts.wanted}`" if facts.wanted else "this line"
-    return Finding("error/cuda-unavailable", _title(facts, asks), facts.raised.where, evidence, _fixes(facts))
+    subject = f"`{facts.wanted}`" if facts.wanted else "this line"
+    return Finding("error/cuda-unavailable", _title(facts, subject), facts.raised.where, evidence, _fixes(facts))
 
 
-def _title(facts: CardFacts, asks: str) -> str:
+def _title(facts: CardFacts, subject: str) -> str:
     card = facts.card
     if facts.kind == "load":
-        return f"The file keeps its tensors on a card, {asks} brings them back to it, and {_none(facts)}"
+        return f"The file keeps its tensors on a card, {subject} brings them back to it, and {_none(facts)}"
     if facts.kind == "not there":
         number = f"cuda:{facts.asked}" if facts.asked is not None else "a further card"
         last = f", the last of them cuda:{card.count - 1}" if card.count else ""
-        return f"{asks[:1].upper() + asks[1:]} asks for {number}, and {card.count} cards are visible here{last}"
+        return f"{subject[:1].upper() + subject[1:]} asks for {number}, and {card.count} cards are visible here{last}"
     if facts.kind == "no kernel":
         return (
             f"The card is {card.capability or 'of another kind'}, and this torch ({card.torch}) holds kernels for "
@@ -140,7 +140,7 @@ def _title(facts: CardFacts, asks: str) -> str:
         )
     if facts.kind == "old driver":
         return f"The driver is older than CUDA {card.built or 'of this torch'}, for which torch {card.torch} was built"
-    return f"{asks[:1].upper() + asks[1:]} asks for CUDA, and {_none(facts)}"
+    return f"{subject[:1].upper() + subject[1:]} asks for CUDA, and {_none(facts)}"
 
 
 def _none(facts: CardFacts) -> str:
@@ -155,32 +155,32 @@ def _none(facts: CardFacts) -> str:
 
 
 def _fixes(facts: CardFacts) -> tuple[Fix, ...]:
-    found = []
+    fixes = []
     if facts.kind == "load":
-        found.append(Fix("Load onto the host, then move.", 'state = torch.load(path, map_location="cpu")'))
+        fixes.append(Fix("Load onto the host, then move.", 'state = torch.load(path, map_location="cpu")'))
     elif facts.kind == "not there":
-        found.append(Fix("Take a card that is there.", 'device = torch.device("cuda:0")'))
+        fixes.append(Fix("Take a card that is there.", 'device = torch.device("cuda:0")'))
     elif facts.kind in ("no kernel", "old driver"):
-        found.append(
+        fixes.append(
             Fix(
                 "Install the build of torch that fits: one for this driver's CUDA, of a release that knows the card.",
                 "nvidia-smi   # the driver's CUDA stands in its first lines",
             )
         )
     else:
-        found.append(
+        fixes.append(
             Fix(
                 "Choose the device once, and use it everywhere.",
                 'device = "cuda" if torch.cuda.is_available() else "cpu"\nmodel.to(device)',
             )
         )
-        found.append(
+        fixes.append(
             Fix(
                 "If this machine has a card: install the CUDA build of torch.",
                 "nvidia-smi   # the driver's CUDA stands in its first lines",
             )
         )
-    return tuple(found)
+    return tuple(fixes)
 
 
 @rule(
@@ -230,8 +230,8 @@ def _suspects(facts: AssertFacts) -> list[Use]:
 
 
 def _candidates(facts: AssertFacts) -> str:
-    told = [f"`{use.what}` ({use.size} {'rows' if use.kind == 'embedding' else 'classes'})" for use in _suspects(facts)]
-    return f". What can fail so here: {', '.join(told[:3])}" if told and facts.kind != "memory access" else ""
+    ops = [f"`{use.what}` ({use.size} {'rows' if use.kind == 'embedding' else 'classes'})" for use in _suspects(facts)]
+    return f". What can fail so here: {', '.join(ops[:3])}" if ops and facts.kind != "memory access" else ""
 
 
 def _assert_fixes(facts: AssertFacts) -> tuple[Fix, ...]:
@@ -342,21 +342,21 @@ def _reason(facts: CudnnFacts) -> str:
         gaps = "with gaps" if not loose.dense else "in another order"
         shape = list(loose.part.fact.shape)
         return f"{loose.part.phrase} lies in memory {gaps} (strides {list(loose.strides)} for {shape})"
-    given = facts.operands[0].part if facts.operands else None
-    said = f" for {given.phrase}, {given.fact}" if given is not None else ""
-    return f"it has no way to do it{said} ({facts.status})"
+    argument = facts.operands[0].part if facts.operands else None
+    operand = f" for {argument.phrase}, {argument.fact}" if argument is not None else ""
+    return f"it has no way to do it{operand} ({facts.status})"
 
 
 def _cudnn_fixes(facts: CudnnFacts) -> tuple[Fix, ...]:
-    large, loose, found = _large(facts), _loose(facts), []
+    large, loose, fixes = _large(facts), _loose(facts), []
     if large is not None:
-        found.append(
+        fixes.append(
             Fix("Compute it in pieces.", f"out = torch.cat([layer(part) for part in {_name(large)}.split(64)])")
         )
     elif _old_card(facts):
-        found.append(Fix("Use float16 on this card.", "torch.autocast('cuda', dtype=torch.float16)"))
+        fixes.append(Fix("Use float16 on this card.", "torch.autocast('cuda', dtype=torch.float16)"))
     elif _short_of_memory(facts):
-        found.append(
+        fixes.append(
             Fix(
                 "Make room: a smaller batch, or what is no longer needed given back.",
                 "torch.backends.cudnn.benchmark = False   # and a smaller batch_size",
@@ -365,19 +365,19 @@ def _cudnn_fixes(facts: CudnnFacts) -> tuple[Fix, ...]:
     elif loose is not None:
         worked, after = (facts.dense.worked, facts.dense.after) if facts.dense is not None else (None, {})
         code = f"{_name(loose)} = {_name(loose)}.contiguous()"
-        found.append(Fix("Give it a tensor without gaps.", code, worked, after))
+        fixes.append(Fix("Give it a tensor without gaps.", code, worked, after))
     if facts.library == "cuDNN":
         worked, after = (facts.without.worked, facts.without.after) if facts.without is not None else (None, {})
         call = as_code(facts.op) if facts.op else "layer"
-        found.append(
+        fixes.append(
             Fix(
-                "Or let torch's own kernels do it." if found else "Let torch's own kernels do it.",
+                "Or let torch's own kernels do it." if fixes else "Let torch's own kernels do it.",
                 f"with torch.backends.cudnn.flags(enabled=False):\n    out = {call}(x)",
                 worked,
                 after,
             )
         )
-    return tuple(found) or (Fix("See whether another dtype is computed.", "x = x.float()"),)
+    return tuple(fixes) or (Fix("See whether another dtype is computed.", "x = x.float()"),)
 
 
 def _name(layout: Layout) -> str:

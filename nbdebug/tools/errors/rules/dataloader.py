@@ -232,7 +232,7 @@ def _cures(facts: CollateMismatch) -> list[Fix]:
             )
         ]
     if facts.what == "unsupported":
-        return [Fix("Make a tensor of it in `__getitem__`.", _made_tensor(facts))]
+        return [Fix("Make a tensor of it in `__getitem__`.", _as_tensor_code(facts))]
     if facts.what == "length" or facts.odd == "":
         return [_padded(facts, tensors=False)]
     return [
@@ -308,10 +308,10 @@ def _padded(facts: CollateMismatch, *, tensors: bool) -> Fix:
             "Pad to the longest of the batch where the loader's collate_fn stacks.",
             f"{name} = torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True)   # a list of tensors",
         )
-    given = f"sample{facts.entry}" if tensors else f"torch.as_tensor(sample{facts.entry})"
+    value = f"sample{facts.entry}" if tensors else f"torch.as_tensor(sample{facts.entry})"
     lines = [
         "def collate(batch):",
-        f"    {name} = torch.nn.utils.rnn.pad_sequence([{given} for sample in batch], batch_first=True)",
+        f"    {name} = torch.nn.utils.rnn.pad_sequence([{value} for sample in batch], batch_first=True)",
         *REST[facts.sample].format(name=name, key=facts.name).splitlines(),
     ]
     return Fix(
@@ -325,32 +325,32 @@ def _padded(facts: CollateMismatch, *, tensors: bool) -> Fix:
 def _padded_along(facts: CollateMismatch, axes: list[int]) -> Fix:
     """Padding along axes behind the first, which pad_sequence leaves as they are."""
     name, axis = _variable(facts), axes[0]
-    given = "tensors" if facts.worker and not facts.entry else f"[sample{facts.entry} for sample in batch]"
+    values = "tensors" if facts.worker and not facts.entry else f"[sample{facts.entry} for sample in batch]"
     behind = "0, 0, " * (len(facts.odd_shape or ()) - 1 - axis)
-    made = [
+    code = [
         f"longest = max(t.shape[{axis}] for t in {name})",
         f"{name} = torch.stack([torch.nn.functional.pad(t, ({behind}0, longest - t.shape[{axis}]))",
         f"{' ' * len(name)}                     for t in {name}])",
     ]
     if len(axes) > 1:
-        made = [
+        code = [
             f"longest = [max(sides) for sides in zip(*(t.shape for t in {name}))]",
             f"{name} = torch.stack([torch.nn.functional.pad(",
             "    t, [n for side, has in zip(longest[::-1], t.shape[::-1]) for n in (0, side - has)])",
             f"    for t in {name}])",
         ]
-    made = [f"{name} = {given}", *made]
+    code = [f"{name} = {values}", *code]
     verified, tried = True if facts.tried and len(axes) == 1 else None, facts.tried or {}
     if facts.worker and not facts.entry:
         return Fix(
             "Pad to the longest of the batch where the loader's collate_fn stacks a list of tensors.",
-            "\n".join(made),
+            "\n".join(code),
             verified,
             tried,
         )
     lines = [
         "def collate(batch):",
-        *(f"    {line}" for line in made),
+        *(f"    {line}" for line in code),
         *REST[facts.sample].format(name=name, key=facts.name).splitlines(),
     ]
     return Fix(
@@ -366,7 +366,7 @@ def _loader(facts: CollateMismatch) -> str:
     return f"{facts.loader or 'loader'} = DataLoader({source}, ..., collate_fn=collate)"
 
 
-def _made_tensor(facts: CollateMismatch) -> str:
+def _as_tensor_code(facts: CollateMismatch) -> str:
     name = _variable(facts)
     if "ndarray" in facts.odd or "object" in facts.odd or "NumPy" in facts.odd:
         return f"{name} = torch.as_tensor({name}.astype('float32'))"

@@ -106,18 +106,18 @@ def _title(facts: DeviceFacts) -> str | None:
     odd = facts.odd
     if odd is None:
         return None
-    told, device = odd.phrase[:1].upper() + odd.phrase[1:], odd.fact.device
+    subject, device = odd.phrase[:1].upper() + odd.phrase[1:], odd.fact.device
     if facts.kind == "numpy" and "lengths" in facts.raised.message:
-        return f"{told} is on {device}, and pack_padded_sequence reads the lengths on the host"
+        return f"{subject} is on {device}, and pack_padded_sequence reads the lengths on the host"
     if facts.kind == "numpy":
-        return f"{told} is on {device}, and NumPy reads the host's memory alone"
+        return f"{subject} is on {device}, and NumPy reads the host's memory alone"
     if facts.kind == "no data":
-        return f"{told} is on the meta device: it has a shape and no values"
+        return f"{subject} is on the meta device: it has a shape and no values"
     if facts.why in _WHOLE:
         return _WHOLE[facts.why](facts, odd)
-    made = f" (made from `{facts.source}`)" if facts.source and facts.why in ("variable", "batch") else ""
+    source = f" (made from `{facts.source}`)" if facts.source and facts.why in ("variable", "batch") else ""
     others = f"{facts.met.phrase} is on {facts.met.fact.device}" if facts.met else f"the others are on {facts.home}"
-    return f"{told}{made} is on {device}, and {others}" + _SAYS.get(facts.why, lambda facts: "")(facts)
+    return f"{subject}{source} is on {device}, and {others}" + _SAYS.get(facts.why, lambda facts: "")(facts)
 
 
 def _generator(facts: DeviceFacts) -> str:
@@ -149,15 +149,15 @@ def _dropped(facts: DeviceFacts) -> str:
     return f": `.to` gives a new tensor, and the line that calls it ({facts.dropped.place}) does not keep it"
 
 
-def _made(facts: DeviceFacts) -> str:
+def _created(facts: DeviceFacts) -> str:
     call = facts.origin.call if facts.origin is not None else ""
     return f": `{call}` makes it on the host, since no device is given"
 
 
 def _model(facts: DeviceFacts, odd: ArgumentFact) -> str:
-    met = facts.met
+    partner = facts.met
     return f"`{facts.owner}` is still on {odd.fact.device} (`{odd.name}`), and " + (
-        f"{met.phrase} is on {met.fact.device}" if met else f"the others are on {facts.home}"
+        f"{partner.phrase} is on {partner.fact.device}" if partner else f"the others are on {facts.home}"
     )
 
 
@@ -191,7 +191,7 @@ _WHOLE: dict[str, Callable[[DeviceFacts, ArgumentFact], str]] = {
 _SAYS: dict[str, Callable[[DeviceFacts], str]] = {
     "attribute": _attribute,
     "dropped": _dropped,
-    "made": _made,
+    "made": _created,
     "batch": lambda facts: ": it comes out of the loader, and nothing moves it",
     "holder": lambda facts: f": `{facts.holder}` is no module, so nothing moves its `{facts.attribute}`",
 }
@@ -240,7 +240,7 @@ def _fixes(facts: DeviceFacts) -> tuple[Fix, ...]:
 
 
 def _others(facts: DeviceFacts, odd: ArgumentFact) -> list[Fix]:
-    found = []
+    fixes = []
     origin = facts.origin
     if (
         facts.why == "made"
@@ -249,9 +249,9 @@ def _others(facts: DeviceFacts, odd: ArgumentFact) -> list[Fix]:
         and origin.code.count("(") == 1
         and (origin.call != "from_numpy" and facts.target)
     ):
-        found.append(Fix("Or make it there.", f"{origin.name} = {origin.code[:-1]}, device={facts.target})"))
+        fixes.append(Fix("Or make it there.", f"{origin.name} = {origin.code[:-1]}, device={facts.target})"))
     if facts.source and facts.why in ("variable", "batch"):
-        found.append(
+        fixes.append(
             Fix(
                 f"Or move `{facts.source}`, from which it is made.",
                 f"{facts.source} = {facts.source}.to({facts.target})",
@@ -259,11 +259,11 @@ def _others(facts: DeviceFacts, odd: ArgumentFact) -> list[Fix]:
         )
     if facts.why == "part":
         root = facts.model or facts.owner.split(".")[0]
-        found.append(Fix("Or move the whole model once all of its parts are there.", f"{root}.to({facts.target})"))
+        fixes.append(Fix("Or move the whole model once all of its parts are there.", f"{root}.to({facts.target})"))
     if facts.also and not facts.together and facts.why not in ("model", "part", "list", "state"):
         lines = "\n".join(f"{p.name} = {p.name}.to({facts.target})" for p in facts.also[:6] if p.owner is None)
-        found += [Fix(f"These are on {odd.fact.device} as well.", lines)] if lines else []
-    return found
+        fixes += [Fix(f"These are on {odd.fact.device} as well.", lines)] if lines else []
+    return fixes
 
 
 def _without_cure(facts: DeviceFacts) -> tuple[Fix, ...]:

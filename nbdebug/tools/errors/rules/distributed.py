@@ -98,14 +98,14 @@ def _title(facts: Collective) -> str:
     if facts.what == "timeout":
         return _timeout(facts)
     if facts.what == "cpu tensor":
-        given = f" ({', '.join(facts.tensors)})" if facts.tensors else ""
+        tensors = f" ({', '.join(facts.tensors)})" if facts.tensors else ""
         return (
-            f"The group's backend has nothing for tensors on {value('device') or 'the CPU'}{given}: NCCL is for GPUs."
+            f"The group's backend has nothing for tensors on {value('device') or 'the CPU'}{tensors}: NCCL is for GPUs."
         )
-    return SAID[facts.what]
+    return SENTENCES[facts.what]
 
 
-SAID = {
+SENTENCES = {
     "marked twice": "DistributedDataParallel got a gradient twice in one backward: a parameter is used by two "
     "forwards, "
     "or a checkpointed block (reentrant) is run again.",

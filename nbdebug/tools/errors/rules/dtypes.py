@@ -70,7 +70,7 @@ def computes(op: str, dtype: str) -> str:
     return f"`{op}` computes in {dtype}"
 
 
-def made(origin: ValueOrigin, dtype: str) -> str:
+def dtype_reason(origin: ValueOrigin, dtype: str) -> str:
     """What made the dtype, in half a sentence; "" where that says nothing."""
     call = origin.call
     name = f"`{origin.name}`"
@@ -83,13 +83,13 @@ def made(origin: ValueOrigin, dtype: str) -> str:
     if CASTS.get(call) == dtype:
         return f"`.{call}()` made it so ({name})"
     call = "comparison" if call in ("eq", "ne", "gt", "ge", "lt", "le") else call
-    known = {
+    phrases = {
         "comparison": f"{name} is a comparison, which gives a mask",
         "module": f"{name} computes in {dtype}",
         "autocast": "it was computed under autocast, which has ended",
     }
-    if call in known:
-        return known[call]
+    if call in phrases:
+        return phrases[call]
     if call in ("to", "type", "astype"):
         return f"`.{call}(…)` made it so ({name})"
     if call in ("argmax", "argmin", "argsort", "one_hot", "arange", "randint", "randperm", "multinomial", "bincount"):
@@ -174,13 +174,13 @@ def _title(facts: DtypeFacts) -> str:
     if odd is None:
         return _without(facts)
     what = f"a {odd.fact.dtype}" if odd.fact.kind == "list" else odd.fact.dtype
-    said = f"{odd.phrase[:1].upper()}{odd.phrase[1:]} is {what}"
+    start = f"{odd.phrase[:1].upper()}{odd.phrase[1:]} is {what}"
     turned = facts.met if facts.met is not None and facts.met.owner is not None else odd  # a model's `.half()`
     whole = origin is not None and turned.name.startswith(f"{origin.name}.")
     dtype = turned.fact.dtype if whole else odd.fact.dtype
-    why = made(origin, dtype) if origin is not None and facts.kind != "overflow" else ""
-    met = _SAYS.get(facts.kind, _mixed)(facts, odd)
-    return said + met + (f": {why}" if why else "")
+    why = dtype_reason(origin, dtype) if origin is not None and facts.kind != "overflow" else ""
+    clash = _SAYS.get(facts.kind, _mixed)(facts, odd)
+    return start + clash + (f": {why}" if why else "")
 
 
 def _without(facts: DtypeFacts) -> str:
@@ -190,21 +190,21 @@ def _without(facts: DtypeFacts) -> str:
         return "What is made here holds whole numbers, and only floating point numbers can require gradients"
     if facts.named in ("object_", "str_", "str", "NoneType"):
         return f"What is to become a tensor holds more than numbers ({facts.named.strip('_')})"
-    known = {
+    phrases = {
         "order": "An array has the bytes of another kind of machine (big-endian)",
         "ScalarType": "A tensor has a dtype that NumPy does not know",
     }
-    return known.get(facts.named, f"What is given is a {facts.named}, and a tensor is wanted")
+    return phrases.get(facts.named, f"What is given is a {facts.named}, and a tensor is wanted")
 
 
 def _mixed(facts: DtypeFacts, odd: ArgumentFact) -> str:
-    met = facts.met
+    partner = facts.met
     if odd.owner is not None and odd.fact.kind == "parameter":
         return f", and what {_of(facts)} is given is {facts.wanted}"
-    if met is not None and met.owner is not None:
-        return f", and {computes(facts.op or met.owner, met.fact.dtype)}"
-    if met is not None:
-        return f", and {met.phrase} is {met.fact.dtype}"
+    if partner is not None and partner.owner is not None:
+        return f", and {computes(facts.op or partner.owner, partner.fact.dtype)}"
+    if partner is not None:
+        return f", and {partner.phrase} is {partner.fact.dtype}"
     return f", and {facts.wanted} is wanted"
 
 
@@ -301,11 +301,11 @@ def _fixes(facts: DtypeFacts) -> tuple[Fix, ...]:
         )
     if facts.kind == "overflow" and facts.odd is not None:
         return (Fix("Take the lowest number that the dtype has.", f"torch.finfo({facts.odd.name}.dtype).min"),)
-    found = []
+    fixes = []
     if facts.kind == "mask" and facts.odd is not None and facts.odd.fact.dtype == "bool":
         return _masks(facts, facts.odd)
     if facts.cure is not None and facts.odd is not None:
-        found.append(Fix(_said(facts), _assigned(facts, facts.odd), facts.cure.worked, facts.cure.after))
+        fixes.append(Fix(_conversion_title(facts), _assigned(facts, facts.odd), facts.cure.worked, facts.cure.after))
     ours = (
         facts.origin is not None
         and facts.odd is not None
@@ -314,9 +314,9 @@ def _fixes(facts: DtypeFacts) -> tuple[Fix, ...]:
     )
     if facts.origin is not None and ours and facts.kind not in ("half", "complex"):
         code = rewritten(facts.origin, facts.wanted)
-        if code is not None and (not found or code != found[0].code):
-            found.append(Fix("Or where it is made.", code))
-    return (*found, *_others(facts))
+        if code is not None and (not fixes or code != fixes[0].code):
+            fixes.append(Fix("Or where it is made.", code))
+    return (*fixes, *_others(facts))
 
 
 def _masks(facts: DtypeFacts, odd: ArgumentFact) -> tuple[Fix, ...]:
@@ -327,18 +327,18 @@ def _masks(facts: DtypeFacts, odd: ArgumentFact) -> tuple[Fix, ...]:
     if facts.met is None:
         worked, after = (facts.cure.worked, facts.cure.after) if facts.cure is not None else (None, {})
         return Fix("Count with numbers.", f"{first}.float()", worked, after), Fix("Or invert the mask.", f"~{first}")
-    met = bracketed(facts.met.name)
+    partner = bracketed(facts.met.name)
     cure = facts.cure
     count = Fix(
         "Count with numbers.",
-        f"{first}.float() - {met}.float()",
+        f"{first}.float() - {partner}.float()",
         cure.worked if cure else None,
         cure.after if cure else {},
     )
-    return count, Fix("Or say where the two differ.", f"{first} ^ {met}")
+    return count, Fix("Or say where the two differ.", f"{first} ^ {partner}")
 
 
-def _said(facts: DtypeFacts) -> str:
+def _conversion_title(facts: DtypeFacts) -> str:
     if facts.kind == "in-place":
         return "Give it a dtype that can hold the result."
     if facts.kind == "complex":
@@ -361,14 +361,14 @@ def _assigned(facts: DtypeFacts, odd: ArgumentFact) -> str:
 
 def _others(facts: DtypeFacts) -> list[Fix]:
     """What else the user may have meant."""
-    odd, met = facts.odd, facts.met
+    odd, partner = facts.odd, facts.met
     if odd is None:
         code = 'values = frame.select_dtypes("number").to_numpy("float32")'
-        made = "torch.tensor(values, dtype=torch.float32, requires_grad=True)"
+        tensor = "torch.tensor(values, dtype=torch.float32, requires_grad=True)"
         return (
             [Fix("Keep the numbers alone, in one dtype.", code)]
             if facts.kind == "array"
-            else [Fix("Make it of floating point numbers.", made)]
+            else [Fix("Make it of floating point numbers.", tensor)]
         )
     if facts.kind == "array" and facts.cure is None:
         return [
@@ -381,8 +381,8 @@ def _others(facts: DtypeFacts) -> list[Fix]:
         return [Fix("Or give the class numbers.", f"{odd.name} = {odd.name}.argmax(1)")] if odd.known else []
     if odd.fact.kind == "parameter" and odd.owner is not None:
         return [Fix("Bring the whole model to one dtype.", f"{facts.model or odd.name.split('.')[0]}.float()")]
-    if facts.kind == "mixed" and met is not None and met.owner is not None and met.fact.dtype != "float32":
-        root = facts.model or met.name.split(".")[0]
+    if facts.kind == "mixed" and partner is not None and partner.owner is not None and partner.fact.dtype != "float32":
+        root = facts.model or partner.name.split(".")[0]
         return [
             Fix(
                 "Or keep the model in float32 (and use torch.autocast where half precision is wanted).",

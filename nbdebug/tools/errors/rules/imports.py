@@ -67,7 +67,7 @@ def module_not_found(facts: Any) -> Finding | None:
         where,
         _evidence(facts),
         tuple(_fixes(facts)),
-        tuple(Link(said) for said in _chain(facts)),
+        tuple(Link(link) for link in _chain(facts)),
     )
 
 
@@ -84,14 +84,12 @@ def _title(facts: ModuleMissing) -> str:
         return _lacks(facts)
     if facts.what == "class":
         where = "the main program" if facts.module == "__main__" else module
-        return (
-            f"The file was pickled with a class `{facts.name}` of {where}, which has no such class here{_held(facts)}."
-        )
+        return f"The file was pickled with a class `{facts.name}` of {where}, which has no such class here{_holder_phrase(facts)}."
     if facts.what == "not a package":
         return f"{module} can't be imported: {facts.taken_by or 'a single file'} has taken the name of its package."
     if facts.pickled:
         what = f"the class `{facts.module}.{facts.name}`" if facts.name else f"a class of the module {module}"
-        return f"The file holds a whole object that needs {what}, and there is no module {module} here{_held(facts)}."
+        return f"The file holds a whole object that needs {what}, and there is no module {module} here{_holder_phrase(facts)}."
     if facts.files:
         return f"{module} lies at {facts.files[0]}, in a folder that Python does not search."
     if facts.near:
@@ -116,7 +114,7 @@ def _lacks(facts: ModuleMissing) -> str:
     return f"`{parent}` is installed, and has no module `{last}`{by}{near}."
 
 
-def _held(facts: ModuleMissing) -> str:
+def _holder_phrase(facts: ModuleMissing) -> str:
     holders = [name for name in facts.holders if name != facts.module]
     return f"; `{holders[0]}` has a class of that name" if holders else ""
 
@@ -138,12 +136,12 @@ def _evidence(facts: ModuleMissing) -> dict[str, Any]:
 
 
 def _chain(facts: ModuleMissing) -> list[str]:
-    said = []
+    links = []
     if facts.pickled:
-        said += ["torch.save of a whole model stores its class by name only: module and class must be found again"]
+        links += ["torch.save of a whole model stores its class by name only: module and class must be found again"]
     if facts.elsewhere:
-        said += [f"another environment on this machine has it: {facts.elsewhere}"]
-    return said
+        links += [f"another environment on this machine has it: {facts.elsewhere}"]
+    return links
 
 
 # -- what to do ----------------------------------------------------------------------------------------------------

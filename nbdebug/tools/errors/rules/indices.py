@@ -95,109 +95,109 @@ def index_out_of_range(facts: IndexFacts) -> Finding | None:
     )
 
 
-def _evidence(facts: IndexFacts, found: OutOfRange) -> dict[str, object]:
-    evidence: dict[str, object] = {"index": found.value, "table": facts.table, "entries": facts.size}
+def _evidence(facts: IndexFacts, bad: OutOfRange) -> dict[str, object]:
+    evidence: dict[str, object] = {"index": bad.value, "table": facts.table, "entries": facts.size}
     if facts.index is not None:
         evidence |= {
             "tensor of indices": facts.index.name,
             "shape": list(facts.index.fact.shape),
-            "out of range": f"{found.count} of {found.total}",
-            "least": found.low,
-            "largest": found.high,
-            "where the first is": list(found.place),
-            "values out of range": list(found.values),
+            "out of range": f"{bad.count} of {bad.total}",
+            "least": bad.low,
+            "largest": bad.high,
+            "where the first is": list(bad.place),
+            "values out of range": list(bad.values),
         }
     evidence |= {"samples promised": facts.promised} if facts.promised is not None else {}
     return evidence | ({"shape of the table": list(facts.shape)} if facts.shape else {})
 
 
-def _entry(facts: IndexFacts, found: OutOfRange) -> str:
+def _entry(facts: IndexFacts, bad: OutOfRange) -> str:
     """`tokens[0, 3]` is 11."""
-    if found.total == 0:
+    if bad.total == 0:
         return f"`{facts.key}` goes beyond `{facts.table}`"
     if facts.index is None:
         sample = f" ({facts.sample})" if facts.sample else ""
-        return f"`{facts.key}` is {found.value}{sample}" if facts.key else f"the index is {found.value}{sample}"
-    place = f"[{', '.join(map(str, found.place))}]" if found.place else ""
+        return f"`{facts.key}` is {bad.value}{sample}" if facts.key else f"the index is {bad.value}{sample}"
+    place = f"[{', '.join(map(str, bad.place))}]" if bad.place else ""
     if facts.index.known and is_plain(facts.index.name):
-        return f"`{facts.index.name}{place}` is {found.value}"
-    return f"entry {place or '[]'} of {facts.index.phrase} is {found.value}"
+        return f"`{facts.index.name}{place}` is {bad.value}"
+    return f"entry {place or '[]'} of {facts.index.phrase} is {bad.value}"
 
 
-def _more(found: OutOfRange) -> str:
-    return f" ({found.count} of {found.total} entries go beyond it)" if found.count > 1 else ""
+def _more(bad: OutOfRange) -> str:
+    return f" ({bad.count} of {bad.total} entries go beyond it)" if bad.count > 1 else ""
 
 
 def _first(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _embedding(facts: IndexFacts, found: OutOfRange) -> str:
+def _embedding(facts: IndexFacts, bad: OutOfRange) -> str:
     rows = f"`{facts.table}` has {facts.size} rows, 0 to {(facts.size or 0) - 1}"
     if facts.counted and facts.index is not None:
         return (
-            f"{_first(facts.index.phrase)} counts to {found.high} (`{facts.counted}`), and {rows}: the sequence is "
+            f"{_first(facts.index.phrase)} counts to {bad.high} (`{facts.counted}`), and {rows}: the sequence is "
             "longer than its table of positions"
         )
-    if found.value < 0:
-        return f"{_first(_entry(facts, found))}, and {rows}: no row is counted from the end{_more(found)}"
+    if bad.value < 0:
+        return f"{_first(_entry(facts, bad))}, and {rows}: no row is counted from the end{_more(bad)}"
     words = facts.vocabulary
     why = f"; `{words[0]}` has {words[1]} entries" if words is not None else ""
-    return f"{_first(_entry(facts, found))}, and {rows}{why}{_more(found)}"
+    return f"{_first(_entry(facts, bad))}, and {rows}{why}{_more(bad)}"
 
 
-def _target(facts: IndexFacts, found: OutOfRange) -> str:
+def _target(facts: IndexFacts, bad: OutOfRange) -> str:
     size = facts.size or 0
     scores = f"`{facts.head}` gives {size} classes" if facts.head else f"`{facts.table}` has {size} classes"
-    said = f"{_first(_entry(facts, found))}, and {scores}, 0 to {size - 1}{_more(found)}"
+    title = f"{_first(_entry(facts, bad))}, and {scores}, 0 to {size - 1}{_more(bad)}"
     if facts.shifted is not None:
-        return f"{said}: classes are counted from {found.low}, and the loss counts from 0"
+        return f"{title}: classes are counted from {bad.low}, and the loss counts from 0"
     if facts.ignored is not None:
-        return f'{said}: a label that means "none" has to be named to the loss'
-    return said
+        return f'{title}: a label that means "none" has to be named to the loss'
+    return title
 
 
 def _promised(facts: IndexFacts) -> str:
     if not facts.head:
         return ""
-    told = f", which promises {facts.promised} samples" if facts.promised is not None else ""
+    promise = f", which promises {facts.promised} samples" if facts.promised is not None else ""
     whose = f"the length of `{facts.data_set}`" if facts.data_set else "the data set's length"
-    return f": {whose} is `{facts.head}`{told}"
+    return f": {whose} is `{facts.head}`{promise}"
 
 
-def _tensor(facts: IndexFacts, found: OutOfRange) -> str:
+def _tensor(facts: IndexFacts, bad: OutOfRange) -> str:
     along = f" along dimension {facts.dim}" if facts.dim is not None and len(facts.shape) != 1 else ""
-    said = (
-        f"{_first(_entry(facts, found))}, and `{facts.table}` has {facts.size} entries{along}, 0 to "
-        f"{(facts.size or 0) - 1}{_more(found)}"
+    title = (
+        f"{_first(_entry(facts, bad))}, and `{facts.table}` has {facts.size} entries{along}, 0 to "
+        f"{(facts.size or 0) - 1}{_more(bad)}"
     )
-    return said + _promised(facts)
+    return title + _promised(facts)
 
 
-def _one_hot(facts: IndexFacts, found: OutOfRange) -> str:
-    apart = len(found.values) == 1 and (found.value >= 255 or found.value < 0)
+def _one_hot(facts: IndexFacts, bad: OutOfRange) -> str:
+    apart = len(bad.values) == 1 and (bad.value >= 255 or bad.value < 0)
     return (
-        f"{_first(_entry(facts, found))}, and one_hot is told that there are {facts.size} classes, 0 to "
-        f"{(facts.size or 0) - 1}{_more(found)}" + (f": {found.value} marks what has none" if apart else "")
+        f"{_first(_entry(facts, bad))}, and one_hot is told that there are {facts.size} classes, 0 to "
+        f"{(facts.size or 0) - 1}{_more(bad)}" + (f": {bad.value} marks what has none" if apart else "")
     )
 
 
-def _negative(facts: IndexFacts, found: OutOfRange) -> str:
-    return f"{_first(_entry(facts, found))}, and {facts.table or 'counting'} takes no negative numbers{_more(found)}"
+def _negative(facts: IndexFacts, bad: OutOfRange) -> str:
+    return f"{_first(_entry(facts, bad))}, and {facts.table or 'counting'} takes no negative numbers{_more(bad)}"
 
 
-def _sequence(facts: IndexFacts, found: OutOfRange) -> str:
+def _sequence(facts: IndexFacts, bad: OutOfRange) -> str:
     size = facts.size or 0
     along = f" along dimension {facts.dim}" if facts.dim is not None and len(facts.shape) > 1 else ""
     ends = f", the last of them {size - 1}" if size else ""
-    has = "which has" if found.total == 0 else f"and `{facts.table}` has"
-    said = f"{_first(_entry(facts, found))}, {has} {size} {'entry' if size == 1 else 'entries'}{along}{ends}"
-    return said + _promised(facts)
+    has = "which has" if bad.total == 0 else f"and `{facts.table}` has"
+    title = f"{_first(_entry(facts, bad))}, {has} {size} {'entry' if size == 1 else 'entries'}{along}{ends}"
+    return title + _promised(facts)
 
 
-def _random(facts: IndexFacts, found: OutOfRange) -> str:
+def _random(facts: IndexFacts, bad: OutOfRange) -> str:
     return (
-        f"There is no number to draw from {facts.least} up to {found.value} (which is not included): what it is to "
+        f"There is no number to draw from {facts.least} up to {bad.value} (which is not included): what it is to "
         "be drawn from is too small"
     )
 
@@ -213,25 +213,25 @@ _TITLES = {
 }
 
 
-def _fixes(facts: IndexFacts, found: OutOfRange) -> tuple[Fix, ...]:
+def _fixes(facts: IndexFacts, bad: OutOfRange) -> tuple[Fix, ...]:
     if facts.kind == "embedding":
-        return _of_embedding(facts, found)
+        return _of_embedding(facts, bad)
     if facts.kind == "target":
-        return _of_target(facts, found)
+        return _of_target(facts, bad)
     size, name = facts.size or 0, facts.index.name if facts.index is not None else facts.key
-    if facts.kind == "one_hot" and len(found.values) == 1 and (found.value >= 255 or found.value < 0):
-        kept = f"known = {name} != {found.value}\n"
+    if facts.kind == "one_hot" and len(bad.values) == 1 and (bad.value >= 255 or bad.value < 0):
+        mask = f"known = {name} != {bad.value}\n"
         return (
             Fix(
-                f"{found.value} marks what has no class: leave it out.",
-                f"{kept}hot = nn.functional.one_hot({name} * known, {size}) * known[..., None]",
+                f"{bad.value} marks what has no class: leave it out.",
+                f"{mask}hot = nn.functional.one_hot({name} * known, {size}) * known[..., None]",
             ),
         )
     if facts.kind == "one_hot":
         return (
             Fix(
                 "Give it the number of classes that there are.",
-                f"nn.functional.one_hot({name}, num_classes={(found.high or found.value) + 1})",
+                f"nn.functional.one_hot({name}, num_classes={(bad.high or bad.value) + 1})",
             ),
         )
     if facts.kind == "negative":
@@ -253,16 +253,16 @@ def _fixes(facts: IndexFacts, found: OutOfRange) -> tuple[Fix, ...]:
                 f"{name}[({name} < 0) | ({name} >= {size})]",
             ),
         )
-    look = f"{facts.table}.shape[{facts.dim}]" if facts.dim is not None else f"len({facts.table})"
+    length = f"{facts.table}.shape[{facts.dim}]" if facts.dim is not None else f"len({facts.table})"
     return (
         Fix(
             f"The valid ones are 0 to {size - 1}: see where this one comes from.",
-            f"assert {name or found.value} < {look}" if size else f"assert len({facts.table})   # it is empty",
+            f"assert {name or bad.value} < {length}" if size else f"assert len({facts.table})   # it is empty",
         ),
     )
 
 
-def _of_embedding(facts: IndexFacts, found: OutOfRange) -> tuple[Fix, ...]:
+def _of_embedding(facts: IndexFacts, bad: OutOfRange) -> tuple[Fix, ...]:
     table, size, width = as_code(facts.table), facts.size or 0, facts.width
     name = facts.index.name if facts.index is not None and is_plain(facts.index.name) else "ids"
     fixes = []
@@ -276,7 +276,7 @@ def _of_embedding(facts: IndexFacts, found: OutOfRange) -> tuple[Fix, ...]:
                 else f"ids = ids[:, -{size}:]   # before the positions are counted",
             )
         )
-    if found.low is not None and found.low < 0:
+    if bad.low is not None and bad.low < 0:
         return (
             Fix(
                 "Give padding an id of its own.", f"{name} = {name}.masked_fill({name} < 0, 0)   # 0: the id of padding"
@@ -313,7 +313,7 @@ def _of_embedding(facts: IndexFacts, found: OutOfRange) -> tuple[Fix, ...]:
     return tuple(fixes)
 
 
-def _of_target(facts: IndexFacts, found: OutOfRange) -> tuple[Fix, ...]:
+def _of_target(facts: IndexFacts, bad: OutOfRange) -> tuple[Fix, ...]:
     name = facts.index.name if facts.index is not None and is_plain(facts.index.name) else "target"
     if facts.shifted is not None:
         cure = facts.shifted
@@ -327,7 +327,7 @@ def _of_target(facts: IndexFacts, found: OutOfRange) -> tuple[Fix, ...]:
                 facts.ignored.after,
             ),
         )
-    needed = (found.high or found.value) + 1
+    needed = (bad.high or bad.value) + 1
     head = as_code(facts.head) if facts.head else "head"
     return (
         Fix(

@@ -168,17 +168,17 @@ def _prefix_title(facts: StateMismatch, source: str, model: str) -> str:
     change = facts.renamed
     assert change is not None
     if change.new and change.old:
-        said = f"begin with `{change.old}` where {model} has `{change.new}`"
+        difference = f"begin with `{change.old}` where {model} has `{change.new}`"
     elif change.new:
-        said = f"lack the prefix `{change.new}` that the keys of {model} have"
+        difference = f"lack the prefix `{change.new}` that the keys of {model} have"
     else:
-        said = f"have `{change.old}` {'in' if change.anywhere else 'before'} the names that {model} uses"
+        difference = f"have `{change.old}` {'in' if change.anywhere else 'before'} the names that {model} uses"
     rest = "" if change.whole else f"; with that changed, {change.fits} of {facts.saved} fit"
-    return f"The keys of {source} {said}{rest}."
+    return f"The keys of {source} {difference}{rest}."
 
 
 def _sizes_title(facts: StateMismatch, source: str, model: str) -> str:
-    said = ", ".join(
+    sizes = ", ".join(
         f"`{r.key}` is {list(r.saved)} in {source} and {list(r.model)} in {model}" for r in facts.resized[:2]
     )
     more = f" (and {len(facts.resized) - 2} more)" if len(facts.resized) > 2 else ""
@@ -191,7 +191,7 @@ def _sizes_title(facts: StateMismatch, source: str, model: str) -> str:
         "",
     )
     turned = "; the file has it transposed" if facts.resized[0].transposed and not why else ""
-    return f"{said}{more}{why}{turned}."
+    return f"{sizes}{more}{why}{turned}."
 
 
 def _strange(facts: StateMismatch) -> bool:
@@ -241,19 +241,19 @@ def _chain(facts: StateMismatch) -> tuple[Link, ...]:
 
 def _fixes(facts: StateMismatch) -> list[Fix]:
     if facts.no_dict:
-        given = facts.made or facts.given
+        source = facts.made or facts.given
         return [
             Fix(
                 "Read the file first." if facts.no_dict in PATHS else "Give it the state of a model.",
-                f"{facts.model}.load_state_dict(torch.load({given if facts.no_dict in PATHS else 'path'}))",
+                f"{facts.model}.load_state_dict(torch.load({source if facts.no_dict in PATHS else 'path'}))",
             )
         ]
     if _strange(facts):
-        given = f"sorted({facts.made or _source(facts)})[:10]"
+        source = f"sorted({facts.made or _source(facts)})[:10]"
         return [
             Fix(
                 "Build the model that the file was saved from; its keys tell which.",
-                f"print({given}, sorted({facts.model}.state_dict())[:10])",
+                f"print({source}, sorted({facts.model}.state_dict())[:10])",
             )
         ]
     if facts.resized:
@@ -269,9 +269,9 @@ def _source(facts: StateMismatch) -> str:
 
 def _prepared(facts: StateMismatch) -> tuple[list[str], str]:
     """(lines that give the state its right entry and keys, what it is called then)."""
-    lines, given, change = [f"{facts.given} = {facts.made}"] if facts.made else [], _source(facts), facts.renamed
+    lines, state, change = [f"{facts.given} = {facts.made}"] if facts.made else [], _source(facts), facts.renamed
     if change is None:
-        return lines, given
+        return lines, state
     if change.anywhere:
         key = f"key.replace({change.old!r}, '')"
     elif not change.old:
@@ -280,7 +280,7 @@ def _prepared(facts: StateMismatch) -> tuple[list[str], str]:
         key = f"key.removeprefix({change.old!r})"
         if change.new:
             key = f"{change.new!r} + {key} if key.startswith({change.old!r}) else key"
-    return [*lines, f"state = {{{key}: value for key, value in {given}.items()}}"], "state"
+    return [*lines, f"state = {{{key}: value for key, value in {state}.items()}}"], "state"
 
 
 def _placed(facts: StateMismatch) -> Fix:
@@ -300,9 +300,9 @@ def _placed(facts: StateMismatch) -> Fix:
             True,
             _after(facts),
         )
-    lines, given = _prepared(facts)
+    lines, state = _prepared(facts)
     whole = facts.whole_model or (facts.saved is not None and not facts.left and not facts.lacking)
-    lines = [*lines, f"{facts.model}.load_state_dict({given}{'' if whole else ', strict=False'})"]
+    lines = [*lines, f"{facts.model}.load_state_dict({state}{'' if whole else ', strict=False'})"]
     title = "Load the state itself." if facts.renamed is None else "Change the keys before loading."
     verified = None if facts.saved is None else bool(facts.saved - len(facts.left))
     return Fix(title, "\n".join(lines), verified, _after(facts))
@@ -312,19 +312,19 @@ def _after(facts: StateMismatch) -> dict[str, Any]:
     if facts.saved is None:
         return {}
     fits = facts.saved - len(facts.left)
-    said: dict[str, Any] = {"keys that then fit, by name and shape": f"{fits} of {facts.saved}"}
+    result: dict[str, Any] = {"keys that then fit, by name and shape": f"{fits} of {facts.saved}"}
     if facts.lacking:
-        said["left as they were built"] = f"{len(facts.lacking)} of {facts.wanted}"
-    return said
+        result["left as they were built"] = f"{len(facts.lacking)} of {facts.wanted}"
+    return result
 
 
 def _for_sizes(facts: StateMismatch) -> list[Fix]:
     fixes = []
-    lines, given = _prepared(facts)
+    lines, state = _prepared(facts)
     argued = next((r for r in facts.resized if r.argument and not r.transposed), None)
     if facts.argument is not None:
         name, size = facts.argument
-        code = [f"{facts.model} = {facts.kind}({name}={size})", *lines, f"{facts.model}.load_state_dict({given})"]
+        code = [f"{facts.model} = {facts.kind}({name}={size})", *lines, f"{facts.model}.load_state_dict({state})"]
         fixes.append(Fix("Build the model with the size that the file has.", "\n".join(code)))
     elif argued is not None:
         fixes.append(
@@ -338,7 +338,7 @@ def _for_sizes(facts: StateMismatch) -> list[Fix]:
         code = [
             *lines,
             f"transposed = {turned!r}",
-            f"state = {{key: value.t() if key in transposed else value for key, value in {given}.items()}}",
+            f"state = {{key: value.t() if key in transposed else value for key, value in {state}.items()}}",
             f"{facts.model}.load_state_dict(state)",
         ]
         fixes.append(
@@ -346,22 +346,22 @@ def _for_sizes(facts: StateMismatch) -> list[Fix]:
         )
     fits = None if facts.saved is None else facts.saved - len(facts.left)
     if fits != 0:
-        fixes.append(_skipping(facts, lines, given, fits))
+        fixes.append(_skipping(facts, lines, state, fits))
     return fixes or [
         Fix(
             "Build the model with the sizes of the file.",
-            "\n".join([*lines, f"print({{key: tuple(value.shape) for key, value in {given}.items()}})"]),
+            "\n".join([*lines, f"print({{key: tuple(value.shape) for key, value in {state}.items()}})"]),
         )
     ]
 
 
-def _skipping(facts: StateMismatch, lines: Sequence[str], given: str, fits: int | None) -> Fix:
+def _skipping(facts: StateMismatch, lines: Sequence[str], state: str, fits: int | None) -> Fix:
     """Load what fits, where anything does."""
     keys = tuple(r.key for r in facts.resized)
     code = [
         *lines,
         f"skipped = {keys!r}",
-        f"fitting = {{key: value for key, value in {given}.items() if key not in skipped}}",
+        f"fitting = {{key: value for key, value in {state}.items() if key not in skipped}}",
         f"{facts.model}.load_state_dict(fitting, strict=False)",
     ]
     after = (
@@ -378,7 +378,7 @@ def _skipping(facts: StateMismatch, lines: Sequence[str], given: str, fits: int 
 
 
 def _not_strict(facts: StateMismatch) -> Fix:
-    lines, given = _prepared(facts)
+    lines, state = _prepared(facts)
     if facts.missing:
         title = f"Where {listed(facts.missing)} may start as built: load the rest."
     else:
@@ -386,7 +386,7 @@ def _not_strict(facts: StateMismatch) -> Fix:
     fits = {} if facts.saved is None else {"keys that then load": f"{facts.fitting} of {facts.saved}"}
     return Fix(
         title,
-        "\n".join([*lines, f"{facts.model}.load_state_dict({given}, strict=False)"]),
+        "\n".join([*lines, f"{facts.model}.load_state_dict({state}, strict=False)"]),
         bool(facts.fitting) if fits else None,
         fits,
     )
@@ -396,13 +396,13 @@ def _not_strict(facts: StateMismatch) -> Fix:
 
 
 def _optimizers(facts: OptimizerMismatch) -> Finding:
-    call, made = f"{facts.optimizer}.load_state_dict", f"{facts.given} = {facts.made}\n" if facts.made else ""
+    call, assignment = f"{facts.optimizer}.load_state_dict", f"{facts.given} = {facts.made}\n" if facts.made else ""
     if facts.saved is None:
         title = f"`{facts.given}` holds no state of an optimizer at its top"
         title += f"; it lies in its entry `{facts.inside}`." if facts.inside else "."
         fix = Fix(
             "Load the optimizer's own entry.",
-            f"{made}{call}({facts.given}{facts.inside or '[...]'})",
+            f"{assignment}{call}({facts.given}{facts.inside or '[...]'})",
             True if facts.inside else None,
             {"entries": len(facts.keys)} if facts.inside else {},
         )
@@ -414,7 +414,7 @@ def _optimizers(facts: OptimizerMismatch) -> Finding:
         fix = Fix(
             "Build the optimizer as it was when the state was saved: the same parameters, frozen ones and groups "
             "included, in the same order. Or start its state anew, and load the model alone.",
-            f"{made}{facts.optimizer} = torch.optim.{facts.kind}(model.parameters())   # as when it was saved\n"
+            f"{assignment}{facts.optimizer} = torch.optim.{facts.kind}(model.parameters())   # as when it was saved\n"
             f"{call}({facts.given})",
         )
     evidence = {

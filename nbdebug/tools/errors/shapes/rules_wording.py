@@ -208,8 +208,8 @@ def _into(facts: ShapeFacts) -> str:
         clash = _clash(target.shape or (), value.shape or ())
         return f"{with_shape(value)} does not fit into {with_shape(target)}{clash}"
     if facts.target is not None and facts.kind == "assign":
-        known_one = value or target
-        actual = "" if known_one is None else f": {with_shape(known_one)}"
+        actual_operand = value or target
+        actual = "" if actual_operand is None else f": {with_shape(actual_operand)}"
         return f"{op_name(facts)} expects the shape {list(facts.target)} but gets another{actual}"
     if len(known) > 1:
         rest = f"axis {facts.axis} must be {facts.expected}"
