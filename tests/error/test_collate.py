@@ -155,7 +155,7 @@ def test_in_a_worker_the_sampler_and_the_message_tell() -> None:
         for word in ("Sample 5 of", "[3, 24, 20]", "pictures[5]", "image", "worker process 0", "num_workers=0")
     ), said
     report, said = explained(Made(lambda i: None if i == 6 else torch.zeros(2)), num_workers=1)
-    assert only(report) and "A sample of batch 1 of `loader` is, or holds, None" in said
+    assert only(report) and "A sample of batch 1 of `loader` is None or contains None" in said
     report, said = explained(Made(lambda i: torch.zeros(2, 1 + (i == 6))), num_workers=1)
     assert only(report) and "Sample 6 of" in said and "[2, 2]" in said
     report, said = explained(Made(lambda i: {"x": 1, **({"mask": 1} if i != 6 else {})}), num_workers=1)

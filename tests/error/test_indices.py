@@ -246,20 +246,20 @@ SITUATIONS = [
         [
             "`i + self.ahead` is 20 (`i` is 16)",
             "length of `windows` is `self.series.numel()`",
-            "promises 20 samples",
+            "gives 20 samples",
             "return len(self.series) - self.ahead",
         ],
     ),
-    (windows_in_any_order, ["`i + self.ahead` is 2", "promises 20 samples", "len(self.series) - self.ahead"]),
+    (windows_in_any_order, ["`i + self.ahead` is 2", "gives 20 samples", "len(self.series) - self.ahead"]),
     (length_that_is_right, ["`i` is 9", "`self.files` has 2 entries", "assert i < len(self.files)"]),
     (the_model_that_was_called, ["`kinds[1]` is 6", "`network.2` gives 4 classes", "network[2] = nn.Linear("]),
     (scores_from_another_line, ["`network.2` gives 4 classes"]),
     (scores_of_no_model, ["4 classes, 0 to 3", "has 4 classes"]),
-    (the_same_in_a_worker, ["`index` goes beyond `self.files`", "3 entries", "self.count"]),
+    (the_same_in_a_worker, ["`index` is out of range for `self.files`", "3 entries", "self.count"]),
     (numpy_column, ["`column` is 7", "`grid` has 4 entries along dimension 1"]),
     (layer_that_is_not_there, ["is 2", "`stack` has 2 entries"]),
     (row_of_a_frame, ["`row` is 5", "frame", "1 entry"]),
-    (crop_of_a_small_picture, ["no number to draw", "0 up to 0"]),
+    (crop_of_a_small_picture, ["is empty", "from 0 up to but not including 0"]),
 ]
 TRIED = {token, classes_from_one, border_of_a_mask, minus_one_means_none}
 

@@ -84,7 +84,7 @@ def test_circles_and_names_that_are_taken(folder) -> None:
     assert only(report) and "`circle_a`" in said and "import each other" in said
     (folder / "tokens_zz.py").write_text("x = 1\n")
     report, said = explained(imported("import tokens_zz.fast"))
-    assert only(report) and "tokens_zz.py has taken the name" in said
+    assert only(report) and "tokens_zz.py has the name" in said
 
 
 def test_a_whole_model_whose_module_is_gone(monkeypatch) -> None:
@@ -125,7 +125,7 @@ def test_a_class_of_the_main_program_and_plain_pickles(monkeypatch) -> None:
     data = pickle.dumps(kind())
     monkeypatch.delattr(sys.modules["__main__"], "Probe7")
     report, said = explained(lambda: pickle.loads(data))
-    assert only(report) and "pickled with a class `Probe7`" in said
+    assert only(report) and "pickled with the class `Probe7`" in said
     other = type("Model7", (), {"__module__": "old_package"})
     module(monkeypatch, "old_package", Model7=other)
     data = pickle.dumps(other())

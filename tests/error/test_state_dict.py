@@ -104,7 +104,7 @@ def test_sizes_are_told_by_the_layers_argument_and_the_models_own() -> None:
             "[3, 8]",
             "[10, 8]",
             "out_features=3",
-            "strict=False passes",
+            "strict=False ignores",
             "Net(classes=3)",
         )
     ), said

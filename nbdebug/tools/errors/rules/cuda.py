@@ -1,4 +1,4 @@
-"""What errors of the card's own libraries need: what was asked of them, what the card and this torch are."""
+"""The causes of CUDA errors: no usable GPU, a failed kernel, an op that cuDNN or cuBLAS does not support."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import dataclasses
 
 from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix, Where
+from nbdebug.text import count, size
 from nbdebug.tools.errors.facts import NOWHERE, ArgumentFact, Raised, TriedFix, as_code
 from nbdebug.tools.errors.rules.indices import OutOfRange
 
 
 @dataclasses.dataclass(frozen=True)
 class CudaCard:
-    """torch: its version; built: the CUDA that it was built for, "" without; available: whether it finds a card;
-    count: how many; name, capability ("sm_90"): of the first; kernels: the architectures that this torch holds; free,
-    total: bytes of its memory, None where not known."""
+    """torch: its version; built: the CUDA version of its build, "" without; available: whether it finds a GPU; count:
+    how many; name, capability ("sm_90"): of the first; kernels: the architectures in this build of torch; free, total:
+    bytes of its memory, None where not known."""
 
     torch: str = ""
     built: str = ""
@@ -29,7 +30,7 @@ class CudaCard:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How a tensor lies in memory. dense: without gaps, in any order of its dimensions."""
+    """The memory layout of a tensor. dense: without gaps, in any order of its dimensions."""
 
     part: ArgumentFact
     strides: tuple[int, ...]
@@ -40,9 +41,8 @@ class Layout:
 
 @dataclasses.dataclass(frozen=True)
 class CudnnFacts:
-    """status: what the library said ("CUDNN_STATUS_NOT_SUPPORTED"), "no engine" where it found no way to compute it.
-    op: the module or function; operands: what it was given; without: the same without cuDNN, tried; dense: the same on
-    contiguous copies, tried."""
+    """status: the library's code ("CUDNN_STATUS_NOT_SUPPORTED"), "no engine" where it found no kernel. op: the module
+    or function; operands: its tensors; without: the trial without cuDNN; dense: the trial on contiguous copies."""
 
     raised: Raised
     library: str
@@ -56,8 +56,8 @@ class CudnnFacts:
 
 @dataclasses.dataclass(frozen=True)
 class CardFacts:
-    """No card to work with. kind: "not built", "no driver", "old driver", "no kernel", "not there" (fewer cards),
-    "load" (a file saved from a card), "none". wanted: the expression that asked for it; asked: the card's number."""
+    """No usable GPU. kind: "not built", "no driver", "old driver", "no kernel", "not there" (fewer GPUs), "load" (a
+    file saved from a GPU), "none". wanted: the expression that uses it; asked: the GPU's number."""
 
     raised: Raised
     kind: str
@@ -69,9 +69,9 @@ class CardFacts:
 
 @dataclasses.dataclass(frozen=True)
 class Use:
-    """An op of the user's that fails with an assert on a card when an index is out of range. kind: "embedding" or
-    "target"; what: the module or function; size: how many rows or classes; argument: the index as it is written there;
-    found: where a copy on the host shows that it is beyond, with that copy's name; spared: a label left out."""
+    """An op of the user's that fails with an assert on a GPU when an index is out of range. kind: "embedding" or
+    "target"; what: the module or function; size: its rows or classes; argument: the text of the index; found: its
+    entries out of range, by a copy on the CPU; copy: that copy's name; spared: an ignored label."""
 
     kind: str
     what: str
@@ -86,8 +86,8 @@ class Use:
 
 @dataclasses.dataclass(frozen=True)
 class AssertFacts:
-    """kind: "assert", "memory access", "library" (cuBLAS or cuDNN failed after it). uses: the ops that can have failed,
-    those that are proven guilty first."""
+    """kind: "assert", "memory access", "library" (cuBLAS or cuDNN failed after it). uses: the ops that may have failed,
+    those with a proven error first."""
 
     raised: Raised
     kind: str
@@ -97,16 +97,16 @@ class AssertFacts:
 
 @rule(
     code="error/cuda-unavailable",
-    title="CUDA is asked for, and this torch and this machine have none that fits.",
+    title="The program uses CUDA, but this torch or this machine has no usable GPU.",
     symptom="Torch not compiled with CUDA enabled; Found no NVIDIA driver; no kernel image is available for execution "
     "on the device; invalid device ordinal; Attempting to deserialize object on a CUDA device.",
     cause="The installed torch is the CPU build, the driver is missing or older than the CUDA that torch was built "
-    "for, the card is older or newer than the kernels in this build, fewer cards are visible than the number "
-    "asked for, or a file keeps its tensors on a card that is not here.",
+    "for, the GPU is older or newer than the kernels in this build, the requested number is higher than that of "
+    "the visible GPUs, or a file has tensors of a GPU that does not exist here.",
     confirm="`torch.__version__, torch.version.cuda, torch.cuda.is_available(), torch.cuda.device_count()`; "
     "`nvidia-smi`.",
     fix='Choose the device once (`device = "cuda" if torch.cuda.is_available() else "cpu"`), load with '
-    "`map_location`, install the build of torch that fits the driver.",
+    "`map_location`, install the build of torch that matches the driver.",
     reference="https://pytorch.org/get-started/locally/",
 )
 def cuda_unavailable(facts: CardFacts) -> Finding | None:
@@ -114,9 +114,9 @@ def cuda_unavailable(facts: CardFacts) -> Finding | None:
     evidence = {
         "torch": card.torch,
         "built for CUDA": card.built or "none",
-        "a card answers": card.available,
-        "cards": card.count,
-        "card": card.name or "none",
+        "GPU available": card.available,
+        "GPUs": card.count,
+        "GPU": card.name or "none",
         "capability": card.capability or "not known",
         "kernels for": list(card.kernels),
         "CUDA_VISIBLE_DEVICES": "set" if facts.visible else "not set",
@@ -128,19 +128,23 @@ def cuda_unavailable(facts: CardFacts) -> Finding | None:
 def _title(facts: CardFacts, subject: str) -> str:
     card = facts.card
     if facts.kind == "load":
-        return f"The file keeps its tensors on a card, {subject} brings them back to it, and {_none(facts)}"
+        return f"The tensors in the file are from a GPU, and {subject} loads them to it, but {_none(facts)}"
     if facts.kind == "not there":
-        number = f"cuda:{facts.asked}" if facts.asked is not None else "a further card"
-        last = f", the last of them cuda:{card.count - 1}" if card.count else ""
-        return f"{subject[:1].upper() + subject[1:]} asks for {number}, and {card.count} cards are visible here{last}"
+        number = f"cuda:{facts.asked}" if facts.asked is not None else "another GPU"
+        last = f" (the last is cuda:{card.count - 1})" if card.count else ""
+        return f"{subject[:1].upper() + subject[1:]} uses {number}, but {_visible(card)} here{last}"
     if facts.kind == "no kernel":
         return (
-            f"The card is {card.capability or 'of another kind'}, and this torch ({card.torch}) holds kernels for "
+            f"The GPU is {card.capability or 'of another architecture'}, but this torch ({card.torch}) has kernels for "
             f"{', '.join(card.kernels) or 'others'}"
         )
     if facts.kind == "old driver":
         return f"The driver is older than CUDA {card.built or 'of this torch'}, for which torch {card.torch} was built"
-    return f"{subject[:1].upper() + subject[1:]} asks for CUDA, and {_none(facts)}"
+    return f"{subject[:1].upper() + subject[1:]} uses CUDA, but {_none(facts)}"
+
+
+def _visible(card: CudaCard) -> str:
+    return f"{count(card.count, 'GPU')} {'is' if card.count == 1 else 'are'} visible"
 
 
 def _none(facts: CardFacts) -> str:
@@ -148,23 +152,23 @@ def _none(facts: CardFacts) -> str:
     if not card.built:
         return f"this torch ({card.torch}) was built without it"
     if facts.kind == "no driver":
-        return "no NVIDIA driver is found on this machine"
+        return "this machine has no NVIDIA driver"
     if card.available and facts.asked is not None and facts.asked >= card.count:
-        return f"{card.count} cards are visible here"
-    return "no card answers" + (" (CUDA_VISIBLE_DEVICES is set)" if facts.visible else "")
+        return f"{_visible(card)} here"
+    return "no GPU is available" + (" (CUDA_VISIBLE_DEVICES is set)" if facts.visible else "")
 
 
 def _fixes(facts: CardFacts) -> tuple[Fix, ...]:
     fixes = []
     if facts.kind == "load":
-        fixes.append(Fix("Load onto the host, then move.", 'state = torch.load(path, map_location="cpu")'))
+        fixes.append(Fix("Load to the CPU, then move the model.", 'state = torch.load(path, map_location="cpu")'))
     elif facts.kind == "not there":
-        fixes.append(Fix("Take a card that is there.", 'device = torch.device("cuda:0")'))
+        fixes.append(Fix("Use a GPU that exists.", 'device = torch.device("cuda:0")'))
     elif facts.kind in ("no kernel", "old driver"):
         fixes.append(
             Fix(
-                "Install the build of torch that fits: one for this driver's CUDA, of a release that knows the card.",
-                "nvidia-smi   # the driver's CUDA stands in its first lines",
+                "Install a build of torch for this driver's CUDA version and this GPU.",
+                "nvidia-smi   # its first lines show the driver's CUDA version",
             )
         )
     else:
@@ -176,8 +180,8 @@ def _fixes(facts: CardFacts) -> tuple[Fix, ...]:
         )
         fixes.append(
             Fix(
-                "If this machine has a card: install the CUDA build of torch.",
-                "nvidia-smi   # the driver's CUDA stands in its first lines",
+                "If this machine has an NVIDIA GPU: install the CUDA build of torch.",
+                "nvidia-smi   # its first lines show the driver's CUDA version",
             )
         )
     return tuple(fixes)
@@ -185,25 +189,25 @@ def _fixes(facts: CardFacts) -> tuple[Fix, ...]:
 
 @rule(
     code="error/device-assert",
-    title="A kernel on the card failed earlier than the line that shows it.",
-    symptom="CUDA error: device-side assert triggered; an illegal memory access was encountered; CUBLAS_STATUS_… in a "
-    "line that is right. Every further use of the card fails as well.",
-    cause="Kernels run while the program goes on, so the error shows at a later line. On a card an index out of range "
+    title="A GPU kernel failed before the line that raises the error.",
+    symptom="CUDA error: device-side assert triggered; an illegal memory access was encountered; CUBLAS_STATUS_… at a "
+    "line that is correct. All later uses of the GPU fail as well.",
+    cause="Kernels run while the program continues, so a later line raises the error. On a GPU an index out of range "
     "(a token in an embedding, a class number in a loss, a gather) is an assert; so are probabilities outside "
-    "of 0…1 in BCELoss and a broken distribution in multinomial. After it nothing on the card can be read.",
-    confirm="Restart the kernel and run with CUDA_LAUNCH_BLOCKING=1, or run the same step on the CPU: it says the "
-    "index.",
-    fix="Hold `ids.max()` against the rows of the embedding, and `target.max()` against the number of classes, before "
-    "they go to the card.",
+    "0…1 in BCELoss and an invalid distribution in multinomial. After that, nothing on the GPU can be read.",
+    confirm="Restart the kernel and run with CUDA_LAUNCH_BLOCKING=1, or run the same step on the CPU, which "
+    "names the index.",
+    fix="Compare `ids.max()` with the rows of the embedding, and `target.max()` with the number of classes, before "
+    "they are moved to the GPU.",
     reference="https://pytorch.org/docs/stable/notes/cuda.html#asynchronous-execution",
 )
 def device_assert(facts: AssertFacts) -> Finding | None:
     kind = {
-        "assert": "An assert failed on the card",
-        "library": "A library of the card's failed",
-        "memory access": "A kernel read or wrote memory that is not its own",
+        "assert": "An assert failed on the GPU",
+        "library": "cuBLAS or cuDNN failed",
+        "memory access": "A kernel read or wrote outside its memory",
     }[facts.kind]
-    late = "" if facts.blocking else ", at this line or before it: kernels run while the program goes on"
+    late = "" if facts.blocking else ", at this line or before it: kernels run while the program continues"
     title = kind + late + _candidates(facts)
     rows = [
         {
@@ -212,12 +216,12 @@ def device_assert(facts: AssertFacts) -> Finding | None:
             "valid": f"0 to {use.size - 1}",
             "index": use.argument or "not known",
             "line": use.where.line,
-            "its copy on the host": "in range" if use.checked else "not at hand",
+            "copy on the CPU": "in range" if use.checked else "none",
         }
         for use in facts.uses[:12]
     ]
     evidence = {
-        "what can have failed": rows,
+        "ops that may have failed": rows,
         "CUDA_LAUNCH_BLOCKING": "1" if facts.blocking else "not set",
         "message": facts.raised.message.partition("\n")[0][:200],
     }
@@ -225,19 +229,19 @@ def device_assert(facts: AssertFacts) -> Finding | None:
 
 
 def _suspects(facts: AssertFacts) -> list[Use]:
-    """Those whose index was not held against a copy on the host."""
+    """Those whose index has no copy on the CPU to compare."""
     return [use for use in facts.uses if not use.checked]
 
 
 def _candidates(facts: AssertFacts) -> str:
     ops = [f"`{use.what}` ({use.size} {'rows' if use.kind == 'embedding' else 'classes'})" for use in _suspects(facts)]
-    return f". What can fail so here: {', '.join(ops[:3])}" if ops and facts.kind != "memory access" else ""
+    return f". It may be {' or '.join(ops[:3])}" if ops and facts.kind != "memory access" else ""
 
 
 def _assert_fixes(facts: AssertFacts) -> tuple[Fix, ...]:
     restart = Fix(
-        "Restart the kernel and have each kernel waited for: the error then shows at its line. Or run one "
-        "step on the CPU.",
+        "Restart the notebook's kernel and make CUDA calls synchronous: the error is then raised at its own line. "
+        "Or run one step on the CPU.",
         'import os\nos.environ["CUDA_LAUNCH_BLOCKING"] = "1"   # before torch is imported',
     )
     checks = "\n".join(
@@ -245,14 +249,14 @@ def _assert_fixes(facts: AssertFacts) -> tuple[Fix, ...]:
         for use in _suspects(facts)[:4]
         if use.argument.replace(".", "").replace("_", "").isalnum()
     )
-    check = (Fix("Check what is looked up, right before the line.", checks),) if checks else ()
+    check = (Fix("Check the indices right before the line.", checks),) if checks else ()
     return (restart, *check)
 
 
 MOST_ELEMENTS = 2**31 - 1
 """cuDNN counts elements in 32 bits: https://docs.nvidia.com/deeplearning/cudnn/ (limits of the legacy API)."""
 LITTLE = 0.05
-"""Of a card's memory: with less free than that a workspace is what fails. Our choice."""
+"""Share of the GPU's memory: with less free than that, allocating the workspace fails. Our choice."""
 MEMORY = (
     "no engine",
     "CUDNN_STATUS_ALLOC_FAILED",
@@ -264,16 +268,16 @@ MEMORY = (
 
 @rule(
     code="error/cudnn-not-supported",
-    title="cuDNN or cuBLAS will not compute what it is given.",
+    title="cuDNN or cuBLAS does not support this op.",
     symptom="cuDNN error: CUDNN_STATUS_NOT_SUPPORTED, CUDNN_STATUS_EXECUTION_FAILED; GET was unable to find an engine "
     "to execute this computation; Unable to find a valid cuDNN algorithm to run convolution; "
     "CUBLAS_STATUS_NOT_SUPPORTED.",
     cause="The library has kernels for certain layouts, dtypes and sizes. A tensor with gaps in memory (a slice, an "
-    "expand), more than 2³¹ elements, bfloat16 on a card before Ampere, or too little free memory for the "
-    "workspace leave it without one.",
+    "expand), more than 2³¹ elements, bfloat16 on a GPU before Ampere, or too little free memory for the "
+    "workspace leave no usable kernel.",
     confirm="`x.is_contiguous(), x.dtype, x.numel()`; `torch.cuda.mem_get_info()`; the same within "
     "`torch.backends.cudnn.flags(enabled=False)`.",
-    fix="`x.contiguous()` before the layer, a smaller batch, another dtype; or that layer without cuDNN.",
+    fix="Call `x.contiguous()` before the layer, use a smaller batch or another dtype, or run the layer without cuDNN.",
     reference="https://docs.nvidia.com/deeplearning/cudnn/backend/latest/",
 )
 def cudnn_not_supported(facts: CudnnFacts) -> Finding | None:
@@ -295,11 +299,11 @@ def cudnn_not_supported(facts: CudnnFacts) -> Finding | None:
         "operands": rows,
         "free memory": card.free,
         "memory": card.total,
-        "card": f"{card.name} {card.capability}".strip() or "not known",
+        "GPU": f"{card.name} {card.capability}".strip() or "not known",
     }
     return Finding(
         "error/cudnn-not-supported",
-        f"{facts.library} will not compute {op}: {_reason(facts)}",
+        f"{facts.library} can't compute {op}: {_reason(facts)}",
         facts.raised.where,
         evidence,
         _cudnn_fixes(facts),
@@ -307,7 +311,7 @@ def cudnn_not_supported(facts: CudnnFacts) -> Finding | None:
 
 
 def _loose(facts: CudnnFacts) -> Layout | None:
-    """A tensor of the user's that does not lie densely."""
+    """A tensor of the user's that is not contiguous, first one with gaps."""
     return next(
         (lay for lay in facts.operands if not lay.contiguous and not lay.dense),
         next((lay for lay in facts.operands if not lay.contiguous), None),
@@ -332,52 +336,52 @@ def _old_card(facts: CudnnFacts) -> bool:
 def _reason(facts: CudnnFacts) -> str:
     large, loose = _large(facts), _loose(facts)
     if large is not None:
-        return f"{large.part.phrase} has {large.elements:,} elements, and it counts in 32 bits (to {MOST_ELEMENTS:,})"
+        return f"{large.part.phrase} has {large.elements:,} elements, but its limit is {MOST_ELEMENTS:,} (32 bits)"
     if _old_card(facts):
-        return f"bfloat16 is not computed by this card ({facts.card.capability}; it takes sm_80 or newer)"
+        return f"this GPU does not support bfloat16 ({facts.card.capability}; it needs sm_80 or newer)"
     if _short_of_memory(facts):
         free, total = facts.card.free or 0, facts.card.total or 1
-        return f"{free / 2**20:,.0f} MiB of {total / 2**20:,.0f} MiB are free, too little for its workspace"
+        return f"{size(free)} of {size(total)} are free, too little for its workspace"
     if loose is not None:
-        gaps = "with gaps" if not loose.dense else "in another order"
+        gaps = "has gaps in memory" if not loose.dense else "has another order in memory"
         shape = list(loose.part.fact.shape)
-        return f"{loose.part.phrase} lies in memory {gaps} (strides {list(loose.strides)} for {shape})"
+        return f"{loose.part.phrase} {gaps} (strides {list(loose.strides)} for {shape})"
     argument = facts.operands[0].part if facts.operands else None
     operand = f" for {argument.phrase}, {argument.fact}" if argument is not None else ""
-    return f"it has no way to do it{operand} ({facts.status})"
+    return f"it has no kernel{operand} ({facts.status})"
 
 
 def _cudnn_fixes(facts: CudnnFacts) -> tuple[Fix, ...]:
     large, loose, fixes = _large(facts), _loose(facts), []
     if large is not None:
         fixes.append(
-            Fix("Compute it in pieces.", f"out = torch.cat([layer(part) for part in {_name(large)}.split(64)])")
+            Fix("Compute it in parts.", f"out = torch.cat([layer(part) for part in {_name(large)}.split(64)])")
         )
     elif _old_card(facts):
-        fixes.append(Fix("Use float16 on this card.", "torch.autocast('cuda', dtype=torch.float16)"))
+        fixes.append(Fix("Use float16 on this GPU.", "torch.autocast('cuda', dtype=torch.float16)"))
     elif _short_of_memory(facts):
         fixes.append(
             Fix(
-                "Make room: a smaller batch, or what is no longer needed given back.",
+                "Free memory: use a smaller batch, or delete what is no longer needed.",
                 "torch.backends.cudnn.benchmark = False   # and a smaller batch_size",
             )
         )
     elif loose is not None:
         worked, after = (facts.dense.worked, facts.dense.after) if facts.dense is not None else (None, {})
         code = f"{_name(loose)} = {_name(loose)}.contiguous()"
-        fixes.append(Fix("Give it a tensor without gaps.", code, worked, after))
+        fixes.append(Fix("Pass a contiguous tensor.", code, worked, after))
     if facts.library == "cuDNN":
         worked, after = (facts.without.worked, facts.without.after) if facts.without is not None else (None, {})
         call = as_code(facts.op) if facts.op else "layer"
         fixes.append(
             Fix(
-                "Or let torch's own kernels do it." if fixes else "Let torch's own kernels do it.",
+                "Or use torch's own kernels." if fixes else "Use torch's own kernels.",
                 f"with torch.backends.cudnn.flags(enabled=False):\n    out = {call}(x)",
                 worked,
                 after,
             )
         )
-    return tuple(fixes) or (Fix("See whether another dtype is computed.", "x = x.float()"),)
+    return tuple(fixes) or (Fix("Try another dtype.", "x = x.float()"),)
 
 
 def _name(layout: Layout) -> str:

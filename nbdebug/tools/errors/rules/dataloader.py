@@ -1,32 +1,33 @@
-"""What the samples of a batch that could not be put together show: at which entry they differ, and which is odd."""
+"""The causes of errors in a DataLoader: samples that can't be collated, and workers that ended."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix, Link, Where
-from nbdebug.text import size
+from nbdebug.text import count, size
 from nbdebug.tools.errors.facts import Raised
 
 
 @dataclasses.dataclass(frozen=True)
 class CollateMismatch:
     """what: "shape" (tensors of several), "length" (lists or strings of numbers), "keys" (a sample lacks some), "type",
-    "unsupported" (all are of a type that can't be put together), "none" (a sample is None).
+    "unsupported" (all are of a type that can't be collated), "none" (a sample is None).
 
     entry: of the sample, as a person would write it ("['image']", "[0]", ".points", "" the sample itself); name: its
-    last part ("image"); sample: what holds it: "dict", "tuple", "named tuple", "nested" (something within the sample),
-    "" (it is the sample). odd, usual: what the odd samples have there and what the others have ("float32 [3, 24, 20]",
+    last part ("image"); sample: what contains it: "dict", "tuple", "named tuple", "nested" (a part of the sample), ""
+    (it is the sample). odd, usual: the entry in the odd samples and in the others ("float32 [3, 24, 20]",
     "a list of 7"); odd_shape, usual_shape: of tensors. lacking: keys. positions: the odd samples in the batch, from 0;
-    indices: the same in the data set, where that can be told. batch: its number, from 0, and rows: its samples.
-    dataset: its name or class; loader: its name; own: the collate function, where it is not torch's. tried: what was
-    seen when the samples were put together as the first fix does it, None where that was not tried.
+    indices: the same in the data set, where known. batch: its number, from 0, and rows: its samples. dataset: its
+    name or class; loader: its name; own: the collate function, where it is not torch's. tried: the result of collating
+    the samples with the first fix, None where that was not tried.
 
-    worker: where it was raised, if not in this process; held_at: the odd one in a list that the data set keeps;
-    entries: the keys of its samples, as the source of `__getitem__` says them.
+    worker: where it was raised, if not in this process; held_at: the odd one in a list of the data set;
+    entries: the keys of its samples, from the source of `__getitem__`.
     """
 
     raised: Raised
@@ -60,7 +61,7 @@ class WorkerDied:
     signal: its name. workers, prefetch, timeout: of the loader. start: how its processes start ("fork", "spawn").
     shared_total, shared_free, memory_free, dataset_bytes: in bytes; dataset_bytes counts tensors and arrays, items the
     Python objects in its lists. unpicklable: by the user's name ("dataset.transform"), and what it is. in_notebook: the
-    data set's class, or the function, is defined in a cell. files: how many a process may open.
+    data set's class, or the function, is defined in a cell. files: how many a process can open.
     """
 
     raised: Raised
@@ -85,15 +86,14 @@ class WorkerDied:
 
 @rule(
     code="error/collate-mismatch",
-    title="The samples of a batch do not fit together.",
+    title="The samples of a batch can't be collated.",
     symptom="stack expects each tensor to be equal size; each element in list of batch should be of equal size; "
     "default_collate: batch must contain tensors, …; a KeyError inside the loader. With batch_size=1 it runs.",
     cause="The loader stacks the samples entry by entry. One has another size (a portrait among landscapes, a longer "
-    "text, a grey picture), another type, lacks a key, or is None because a file could not be read.",
+    "text, a grayscale image), another type, lacks a key, or is None because a file could not be read.",
     confirm="`[sample['image'].shape for sample in (dataset[i] for i in range(8))]`.",
-    fix="Bring every sample to one size in `__getitem__` (resize, crop, convert), or give the loader a `collate_fn` "
-    "that "
-    "pads or drops.",
+    fix="Give all samples one size in `__getitem__` (resize, crop, convert), or use a `collate_fn` that pads or drops "
+    "samples.",
     reference="https://docs.pytorch.org/docs/stable/data.html#working-with-collate-fn",
 )
 def collate_mismatch(facts: Any) -> Finding | None:
@@ -120,28 +120,28 @@ def _title(facts: CollateMismatch) -> str:
         places = facts.indices or facts.positions
         source = f"`{facts.dataset}`" if facts.indices and facts.dataset else _batch(facts)
         return (
-            f"Samples {places[0]} and {places[1]} of {source} have tensors of {facts.usual} and {facts.odd}: they "
-            "can't be stacked into one batch."
+            f"Samples {places[0]} and {places[1]} of {source} have tensors of shape {facts.usual} and {facts.odd}, "
+            "which can't be stacked into one batch."
         )
     if facts.what == "shape" and facts.odd:
         has = f"has {entry} of" if facts.entry else "has a tensor of" if facts.worker else "is"
-        return f"{who} {has} {facts.odd}, where the others have {facts.usual}: they can't be stacked into one batch."
+        return f"{who} {has} {facts.odd}, but the others have {facts.usual}: they can't be stacked into one batch."
     if facts.what == "keys":
         lacking = ", ".join(f"`{key}`" for key in facts.lacking)
-        return f"{who} has no {lacking}, which {'another' if facts.worker else 'the first'} sample of its batch has."
+        return f"{who} has no {lacking}, but {'another' if facts.worker else 'the first'} sample of its batch has."
     if facts.what == "none" and not facts.entry and not facts.worker:
-        return f"{who} is None: `__getitem__` returned nothing."
+        return f"{who} is None: `__getitem__` returned no value."
     if facts.what in ("none", "type") and facts.usual:
-        return f"{who} has {facts.odd} as {entry} where the others have {facts.usual}."
+        return f"{who} has {facts.odd} as {entry}, but the others have {facts.usual}."
     if facts.what in ("none", "unsupported"):
         many = "Every sample of the batch" if not facts.worker else "A sample"
         if facts.what == "none" and facts.worker and not facts.entry:
-            return f"{who} is, or holds, None: nothing to put into a batch."
+            return f"{who} is None or contains None, which can't be collated."
         place = f" as {entry}" if facts.entry else ""
-        return f"{many} has {facts.odd}{place}: the loader stacks tensors, arrays and numbers, and no such object."
+        return f"{many} has {facts.odd}{place}: the loader collates only tensors, arrays, numbers and strings."
     if facts.what == "length" and facts.odd:
-        return f"{who} has {facts.odd} as {entry}, the others have {facts.usual}: lists of one length are needed."
-    return f"The samples of {_batch(facts)} differ in size, and can't be put together."
+        return f"{who} has {facts.odd} as {entry}, but the others have {facts.usual}: the lists must have one length."
+    return f"The samples of {_batch(facts)} have different sizes and can't be collated."
 
 
 def _two(facts: CollateMismatch) -> bool:
@@ -176,7 +176,7 @@ def _evidence(facts: CollateMismatch) -> dict[str, Any]:
         "data set": facts.dataset or None,
         "loader": facts.loader or None,
         "lacking": ", ".join(facts.lacking) or None,
-        "kept in": facts.held_at or None,
+        "stored in": facts.held_at or None,
         "entries of a sample": ", ".join(facts.entries) or None,
     }
     return {key: value for key, value in evidence.items() if value is not None}
@@ -187,27 +187,31 @@ def _chain(facts: CollateMismatch) -> list[Link]:
     if facts.batch is not None and facts.rows and not _two(facts) and 0 < len(facts.positions) < facts.rows:
         links += [
             Link(
-                f"{_batch(facts)[:1].upper()}{_batch(facts)[1:]} has {facts.rows} samples; position"
-                f"{'s' * (len(facts.positions) > 1)} {', '.join(map(str, facts.positions[:8]))} differ"
-                f"{'s' * (len(facts.positions) == 1)}"
+                f"{_batch(facts)[:1].upper()}{_batch(facts)[1:]} has {count(facts.rows, 'sample')}; different: "
+                f"{', '.join(map(str, facts.positions[:8]))}"
             )
         ]
     if facts.own:
-        links += [Link(f"`{facts.own}`, the loader's collate_fn, puts the batch together")]
+        links += [Link(f"`{facts.own}`, the loader's collate_fn, collates the batch")]
     odd, usual = facts.odd_shape, facts.usual_shape
     if odd and usual and len(odd) > 1 and odd != usual and odd[:-2] == usual[:-2] and odd[-2:] == usual[-2:][::-1]:
-        links += [Link("its two sides are swapped: a portrait among landscapes, or a picture turned by its EXIF mark")]
+        links += [
+            Link(
+                "its height and width are swapped: a portrait among landscapes, or an image rotated by its EXIF "
+                "orientation"
+            )
+        ]
     return links
 
 
-# -- what to do ----------------------------------------------------------------------------------------------------
+# -- fixes -------------------------------------------------------------------------------------------------------
 
 
 def _fixes(facts: CollateMismatch) -> list[Fix]:
     if not facts.worker:
         return _cures(facts)
     apart = Fix(
-        "Run it once without workers: the samples are then at hand, and the entry is named.",
+        "Run it once without workers: the report can then name the sample and the entry.",
         f"{facts.loader or 'loader'} = DataLoader({facts.dataset or 'dataset'}, ..., num_workers=0)",
     )
     return [*_cures(facts), apart] if facts.odd or facts.lacking else [apart]
@@ -219,7 +223,7 @@ def _cures(facts: CollateMismatch) -> list[Fix]:
     if facts.what == "keys":
         return [
             Fix(
-                "Give every sample the same keys, with a value that says that there is none.",
+                "Give all samples the same keys, with a default value for a missing one.",
                 "\n".join(f"sample.setdefault({key!r}, ...)   # in __getitem__" for key in facts.lacking),
             )
         ]
@@ -232,7 +236,7 @@ def _cures(facts: CollateMismatch) -> list[Fix]:
             )
         ]
     if facts.what == "unsupported":
-        return [Fix("Make a tensor of it in `__getitem__`.", _as_tensor_code(facts))]
+        return [Fix("Convert it to a tensor in `__getitem__`.", _as_tensor_code(facts))]
     if facts.what == "length" or facts.odd == "":
         return [_padded(facts, tensors=False)]
     return [
@@ -249,16 +253,16 @@ def _for_shapes(facts: CollateMismatch, odd: tuple[int, ...], usual: tuple[int, 
     if len(odd) != len(usual):
         return [
             Fix(
-                "Give every sample the same number of axes in `__getitem__`.",
+                "Give all samples the same number of axes in `__getitem__`.",
                 f"{name} = {name}.reshape({', '.join(map(str, usual))})"
-                if _count(odd) == _count(usual)
+                if math.prod(odd) == math.prod(usual)
                 else f"{name} = {name}.squeeze()   # or {name}[None], until all have {len(usual)} axes",
             )
         ]
     if len(usual) >= 3 and odd[:-2] == usual[:-2]:
         return [
             Fix(
-                "Bring every sample to one size in `__getitem__`.",
+                "Resize all samples to one size in `__getitem__`.",
                 f"{name} = torch.nn.functional.interpolate({name}[None], size={usual[-2:]})[0]",
                 verified,
                 facts.tried or {},
@@ -268,18 +272,11 @@ def _for_shapes(facts: CollateMismatch, odd: tuple[int, ...], usual: tuple[int, 
         mode = {1: "L", 3: "RGB", 4: "RGBA"}.get(usual[0], "RGB")
         return [
             Fix(
-                "Open every picture with the same number of channels.",
-                f"picture = PIL.Image.open(path).convert({mode!r})   # in __getitem__",
+                "Open all images with the same number of channels.",
+                f"image = PIL.Image.open(path).convert({mode!r})   # in __getitem__",
             )
         ]
     return [_padded(facts, tensors=True)]
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    count = 1
-    for side in shape:
-        count *= side
-    return count
 
 
 REST = {
@@ -293,11 +290,11 @@ REST = {
     "nested": """    return {name}   # and the other entries, each by torch.utils.data.default_collate""",
     "": """    return {name}""",
 }
-"""What becomes of the other entries of a sample."""
+"""Code that collates the other entries of a sample."""
 
 
 def _padded(facts: CollateMismatch, *, tensors: bool) -> Fix:
-    """A collate function that pads this entry, and leaves the rest to torch's own."""
+    """A collate function that pads this entry and collates the rest with torch's own."""
     name = _variable(facts)
     both = zip(facts.odd_shape or (), facts.usual_shape or ())
     axes = [axis for axis, (odd, usual) in enumerate(both) if odd != usual]
@@ -305,7 +302,7 @@ def _padded(facts: CollateMismatch, *, tensors: bool) -> Fix:
         return _padded_along(facts, axes)
     if facts.worker and not facts.entry:
         return Fix(
-            "Pad to the longest of the batch where the loader's collate_fn stacks.",
+            "Pad to the longest of the batch where the collate_fn stacks.",
             f"{name} = torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True)   # a list of tensors",
         )
     value = f"sample{facts.entry}" if tensors else f"torch.as_tensor(sample{facts.entry})"
@@ -315,7 +312,7 @@ def _padded(facts: CollateMismatch, *, tensors: bool) -> Fix:
         *REST[facts.sample].format(name=name, key=facts.name).splitlines(),
     ]
     return Fix(
-        "Pad to the longest of the batch, and give the loader this function.",
+        "Pad to the longest of the batch, with this collate function.",
         "\n".join([*lines, "", _loader(facts)]),
         True if facts.tried and tensors else None,
         facts.tried or {} if tensors else {},
@@ -323,7 +320,7 @@ def _padded(facts: CollateMismatch, *, tensors: bool) -> Fix:
 
 
 def _padded_along(facts: CollateMismatch, axes: list[int]) -> Fix:
-    """Padding along axes behind the first, which pad_sequence leaves as they are."""
+    """Padding along axes after the first, which pad_sequence does not pad."""
     name, axis = _variable(facts), axes[0]
     values = "tensors" if facts.worker and not facts.entry else f"[sample{facts.entry} for sample in batch]"
     behind = "0, 0, " * (len(facts.odd_shape or ()) - 1 - axis)
@@ -343,7 +340,7 @@ def _padded_along(facts: CollateMismatch, axes: list[int]) -> Fix:
     verified, tried = True if facts.tried and len(axes) == 1 else None, facts.tried or {}
     if facts.worker and not facts.entry:
         return Fix(
-            "Pad to the longest of the batch where the loader's collate_fn stacks a list of tensors.",
+            "Pad to the longest of the batch where the collate_fn stacks a list of tensors.",
             "\n".join(code),
             verified,
             tried,
@@ -354,7 +351,7 @@ def _padded_along(facts: CollateMismatch, axes: list[int]) -> Fix:
         *REST[facts.sample].format(name=name, key=facts.name).splitlines(),
     ]
     return Fix(
-        "Pad to the longest of the batch, and give the loader this function.",
+        "Pad to the longest of the batch, with this collate function.",
         "\n".join([*lines, "", _loader(facts)]),
         verified,
         tried,
@@ -387,24 +384,21 @@ def _variable(facts: CollateMismatch) -> str:
 
 
 ROOM = 2 << 30
-"""Shared memory below which a few workers with pictures run out of it: Docker gives 64 MiB, torch's README asks for
---ipc=host or a --shm-size."""
+"""Shared memory below which a few workers with images run out of it: Docker's default is 64 MiB, torch's README
+recommends --ipc=host or --shm-size."""
 
 
 @rule(
     code="error/loader-worker-died",
-    title="A worker of the DataLoader died, could not start, or did not answer.",
+    title="A worker of the DataLoader ended, could not start, or did not respond.",
     symptom="DataLoader worker (pid …) is killed by signal, or exited unexpectedly; Bus error; can't pickle …; too "
-    "many "
-    "open files; DataLoader timed out; an attempt to start a new process before the bootstrapping phase.",
-    cause="The machine ended it (memory, or shared memory, ran out), a library in it crashed, or it could not be "
-    "started: "
-    "under spawn everything that a worker needs is pickled, and the main file is imported again.",
+    "many open files; DataLoader timed out; an attempt to start a new process before the bootstrapping phase.",
+    cause="The system ended it (memory or shared memory ran out), a library in it crashed, or it could not start: with "
+    "spawn, everything that a worker needs is pickled, and the main file is imported again.",
     confirm="`num_workers=0` runs the same code in this process and shows the true error. `df -h /dev/shm` and `dmesg` "
     "show what ran out.",
-    fix="Fewer workers; more shared memory (`docker run --shm-size=8g`); nothing in the data set that can't be "
-    "pickled; "
-    "`if __name__ == '__main__':` around the script; no CUDA inside of the data set.",
+    fix="Use fewer workers or more shared memory (`docker run --shm-size=8g`); keep objects that can't be pickled, and "
+    "CUDA, out of the data set; put the script under `if __name__ == '__main__':`.",
     reference="https://docs.pytorch.org/docs/stable/data.html#multi-process-data-loading",
 )
 def loader_worker_died(facts: Any) -> Finding | None:
@@ -418,55 +412,44 @@ def loader_worker_died(facts: Any) -> Finding | None:
 
 def _worker_title(facts: WorkerDied) -> str:
     loader = f"`{facts.loader}`" if facts.loader else "the loader"
-    count = f" (`num_workers={facts.workers}`)" if facts.workers else ""
+    workers = f" (`num_workers={facts.workers}`)" if facts.workers else ""
     if facts.what == "killed":
-        return f"The system killed a worker of {loader}{count}: as a rule because the machine's memory ran out."
+        return f"The system killed a worker of {loader}{workers}, usually because memory ran out."
     if facts.what == "shared memory":
         total = f" of {size(facts.shared_total)}" if facts.shared_total else ""
-        return (
-            f"A worker of {loader}{count} found no room in shared memory{total}, through which batches are handed over."
-        )
+        return f"A worker of {loader}{workers} ran out of shared memory{total}, which passes batches between processes."
     if facts.what == "crashed":
-        return (
-            f"A worker of {loader}{count} crashed ({facts.signal}): in a library that the data set calls, not in "
-            f"Python."
-        )
+        return f"A worker of {loader}{workers} crashed ({facts.signal}) in a library that the data set calls."
     if facts.what == "timeout":
         after = f" within {facts.timeout:g} s" if facts.timeout else ""
-        return f"No worker of {loader}{count} gave a batch{after}: a sample takes too long, or a worker hangs."
+        return f"No worker of {loader}{workers} returned a batch{after}: a sample takes too long, or a worker hangs."
     if facts.what == "bootstrap":
         return (
-            "The workers are started by importing your file again, and its training starts again with that: it "
-            "stands "
-            "outside `if __name__ == '__main__':`."
+            "Each worker imports your file again, and that starts the training again, because it is not under "
+            "`if __name__ == '__main__':`."
         )
     if facts.what == "not picklable":
-        guilty = (
-            f"`{facts.unpicklable}` is {facts.unpicklable_is}" if facts.unpicklable else "the data set holds something"
-        )
-        return f"The workers of {loader} can't be sent the data set: {guilty}, which can't be pickled."
+        guilty = f"`{facts.unpicklable}` is {facts.unpicklable_is}" if facts.unpicklable else "it contains an object"
+        return f"The data set can't be sent to the workers of {loader}: {guilty}, which can't be pickled."
     if facts.what == "open files":
-        limit = f" ({facts.files} are allowed)" if facts.files else ""
-        return f"The workers of {loader}{count} keep too many files open{limit}: each tensor they hand over holds one."
+        limit = f" (the limit is {facts.files:,})" if facts.files else ""
+        return (
+            f"The workers of {loader}{workers} keep too many files open{limit}: each tensor that they send needs one."
+        )
     if facts.what == "cuda after fork":
-        return f"The data set of {loader}{count} uses CUDA, which a forked worker can't."
-    return _exited(facts, loader, count)
+        return f"The data set of {loader}{workers} uses CUDA, which does not work in a forked worker."
+    return _exited(facts, loader, workers)
 
 
-def _exited(facts: WorkerDied, loader: str, count: str) -> str:
+def _exited(facts: WorkerDied, loader: str, workers: str) -> str:
     if facts.in_notebook and facts.start in ("spawn", "forkserver"):
         return (
-            f"The workers of {loader} start afresh ({facts.start}) and don't find `{facts.dataset}`, which is "
-            f"defined "
-            "in a cell of the notebook."
+            f"The workers of {loader} are new processes ({facts.start}) without `{facts.dataset}`, which is defined in "
+            "a cell of the notebook."
         )
     how = f" ({facts.signal})" if facts.signal else ""
-    why = (
-        "a crash in a library, or an exit"
-        if facts.signal
-        else ("killed by the system (as a rule because memory ran out), a crash in a library, or an exit")
-    )
-    return f"A worker of {loader}{count} ended{how} without an error of Python's: {why}."
+    killed = "" if facts.signal else "the system killed it (usually because memory ran out), "
+    return f"A worker of {loader}{workers} ended{how} without a Python error: {killed}a library crashed, or it exited."
 
 
 def _worker_evidence(facts: WorkerDied) -> dict[str, Any]:
@@ -475,15 +458,15 @@ def _worker_evidence(facts: WorkerDied) -> dict[str, Any]:
         "loader": facts.loader or None,
         "data set": facts.dataset or None,
         "workers": facts.workers,
-        "batches made in advance, by each": facts.prefetch,
-        "processes start by": facts.start or None,
+        "batches prefetched by each": facts.prefetch,
+        "start method": facts.start or None,
         "can't be pickled": facts.unpicklable or None,
         "shared memory": _of(facts.shared_total, facts.shared_free),
         "memory free now": size(facts.memory_free) if facts.memory_free is not None else None,
         "tensors and arrays of the data set": size(facts.dataset_bytes) if facts.dataset_bytes else None,
         "Python objects in its lists": facts.items,
         "timeout": facts.timeout,
-        "files a process may open": facts.files if facts.what == "open files" else None,
+        "open files allowed": facts.files if facts.what == "open files" else None,
     }
     return {key: value for key, value in evidence.items() if value is not None}
 
@@ -495,23 +478,23 @@ def _of(total: int | None, free: int | None) -> str | None:
 def _worker_fixes(facts: WorkerDied) -> list[Fix]:
     loader = facts.loader or "loader"
     apart = Fix(
-        "Run it once without workers: the same code, in this process, with its true error.",
+        "Run it once without workers: the same code in this process shows the real error.",
         f"{loader} = DataLoader(..., num_workers=0)",
     )
     fewer = (
         apart
         if facts.workers == 1
         else Fix(
-            "Fewer workers, and fewer batches in advance.",
+            "Use fewer workers, and prefetch fewer batches.",
             f"{loader} = DataLoader(..., num_workers={(facts.workers or 4) // 2}, prefetch_factor=1)",
         )
     )
     if facts.what == "shared memory":
         small = facts.shared_total is not None and facts.shared_total < ROOM
         more = Fix(
-            f"Give the machine more shared memory{' (Docker gives 64 MiB by itself)' if small else ''}, or hand "
-            "the batches over through files.",
-            "docker run --shm-size=8g ...\n# or, before the loader is made:\n"
+            f"Increase the shared memory{' (the default of Docker is 64 MiB)' if small else ''}, or pass batches "
+            "through files.",
+            "docker run --shm-size=8g ...\n# or, before the loader is created:\n"
             "torch.multiprocessing.set_sharing_strategy('file_system')",
         )
         return [more, fewer]
@@ -519,8 +502,8 @@ def _worker_fixes(facts: WorkerDied) -> list[Fix]:
         return [
             fewer,
             Fix(
-                "Keep the samples in arrays or tensors, not in lists of Python objects: each worker's copy "
-                "of a list grows as it is read.",
+                "Keep the samples in arrays or tensors, not in lists of Python objects: reading a list copies "
+                "its memory in each worker.",
                 "self.paths = numpy.array(paths)   # in the data set's __init__",
             ),
         ]
@@ -529,17 +512,17 @@ def _worker_fixes(facts: WorkerDied) -> list[Fix]:
     if facts.what == "bootstrap":
         return [
             Fix(
-                "Start the training only where the file is run, not where it is imported.",
+                "Start the training only when the file is run, not when it is imported.",
                 "if __name__ == '__main__':\n    main()",
             )
         ]
     if facts.what == "open files":
         return [
             Fix(
-                "Hand tensors over by name instead of by open file.",
+                "Share tensors by file name instead of by open file.",
                 "torch.multiprocessing.set_sharing_strategy('file_system')   # or: ulimit -n 65536",
             ),
-            Fix("Don't keep batches of the loader in a list as they are.", "kept.append(batch.clone())"),
+            Fix("Clone batches of the loader before you keep them in a list.", "batches.append(batch.clone())"),
         ]
     if facts.what == "cuda after fork":
         return [
@@ -547,18 +530,18 @@ def _worker_fixes(facts: WorkerDied) -> list[Fix]:
                 "Keep the data set on the CPU, and move each batch in the loop.",
                 "batch = batch.to('cuda', non_blocking=True)",
             ),
-            Fix("Or start the workers afresh.", f"{loader} = DataLoader(..., multiprocessing_context='spawn')"),
+            Fix("Or start the workers with spawn.", f"{loader} = DataLoader(..., multiprocessing_context='spawn')"),
         ]
     if facts.what == "timeout":
         return [
             apart,
             Fix(
-                "Where samples are merely slow: wait longer.",
+                "If samples are only slow: wait longer.",
                 f"{loader} = DataLoader(..., timeout={int((facts.timeout or 30) * 4)})",
             ),
         ]
     if facts.in_notebook and facts.start in ("spawn", "forkserver"):
-        return [Fix("Put the data set's class into a file, and import it.", f"from data import {facts.dataset}"), apart]
+        return [Fix("Move the data set's class to a file, and import it.", f"from data import {facts.dataset}"), apart]
     return [apart] if fewer is apart else [apart, fewer]
 
 
@@ -566,8 +549,8 @@ def _picklable(facts: WorkerDied) -> Fix:
     name = facts.unpicklable.rpartition(".")[2] or "transform"
     if "lambda" in facts.unpicklable_is or "function" in facts.unpicklable_is:
         code = f"def {name}(...):   # at the top level of a file\n    ..."
-        return Fix(f"Make `{name}` a function at the top level of a file (or a functools.partial of one).", code)
+        return Fix(f"Define `{name}` at the top level of a file (or use a functools.partial of such a function).", code)
     return Fix(
-        f"Open `{name}` inside of the worker, when it is first needed.",
+        f"Open `{name}` in the worker, when it is first needed.",
         f"if self.{name} is None:   # in __getitem__\n    self.{name} = ...",
     )

@@ -1,4 +1,4 @@
-"""What a failure between processes shows: which promise of the collective library was not kept, and by what."""
+"""The causes of failures between processes: which requirement of NCCL, gloo or DDP is not met."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from typing import Any
 
 from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix
+from nbdebug.text import listed
 from nbdebug.tools.errors.facts import Raised
 
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """what: one of looks.nccl.KINDS. found: what the message itself says (rank, port, operation, seconds, …).
+    """what: one of KINDS in kinds/distributed.py. found: the values in the message (rank, port, operation, seconds, …).
 
-    present, missing: the environment variables that a launcher sets; backend: of the process group, "" where there is
-    none; rank, world: as they were set. cards: how many GPUs this process sees. version: NCCL's. unused: parameters of
-    the wrapped model that got no gradient; model: its name. tensors: those of the user's line, each "name on device".
-    """
+    present, missing: the environment variables that a launcher sets; backend: of the process group, "" without one;
+    rank, world: as they were set. cards: the number of GPUs that this process sees. version: NCCL's. unused: parameters
+    of the wrapped model that got no gradient; model: its name. tensors: those of the user's line, each "name on
+    device"."""
 
     raised: Raised
     what: str
@@ -37,25 +38,22 @@ class Collective:
         return dict(self.found).get(key, "")
 
 
-LOG = Fix(
-    "Let the library say what it met, and run again.", "NCCL_DEBUG=INFO TORCH_DISTRIBUTED_DEBUG=DETAIL torchrun ..."
-)
+LOG = Fix("Turn on the library's log, and run again.", "NCCL_DEBUG=INFO TORCH_DISTRIBUTED_DEBUG=DETAIL torchrun ...")
 RUN = "torchrun --nproc-per-node={count} train.py"
 
 
 @rule(
     code="error/nccl",
-    title="The processes of a distributed training could not work together.",
+    title="The processes of a distributed training failed to communicate.",
     symptom="NCCL error …, unhandled system error, invalid usage; Watchdog caught collective operation timeout; "
-    "Expected "
-    "to have finished reduction; Default process group has not been initialized; Address already in use.",
-    cause="Two processes took the same GPU, one of them ended or went another way than the others, the launcher's "
-    "variables are not set, or a part of the model got no gradient and the others wait for it.",
-    confirm="`NCCL_DEBUG=INFO` prints what NCCL met; `TORCH_DISTRIBUTED_DEBUG=DETAIL` compares the collectives of all "
-    "ranks. The first rank that failed says why; the others say that they lost it.",
-    fix="`torch.cuda.set_device(int(os.environ['LOCAL_RANK']))` before anything on the GPU; start with torchrun; the "
-    "same "
-    "number of steps and the same branches on every rank; `find_unused_parameters=True` for parts that sit out.",
+    "Expected to have finished reduction; Default process group has not been initialized; Address already in use.",
+    cause="Two processes use the same GPU, one of them ended or took another branch than the others, the launcher's "
+    "variables are not set, or a part of the model got no gradient, for which the other ranks wait.",
+    confirm="`NCCL_DEBUG=INFO` prints the log of NCCL; `TORCH_DISTRIBUTED_DEBUG=DETAIL` compares the collectives of "
+    "all ranks. The first rank that failed shows the cause; the others only lost the connection to it.",
+    fix="`torch.cuda.set_device(int(os.environ['LOCAL_RANK']))` before anything on the GPU; start with torchrun; run "
+    "the same number of steps and the same branches on all ranks; set `find_unused_parameters=True` where parts of the "
+    "model are not used.",
     reference="https://docs.pytorch.org/docs/stable/distributed.html",
 )
 def nccl(facts: Any) -> Finding | None:
@@ -68,11 +66,9 @@ def nccl(facts: Any) -> Finding | None:
 def _title(facts: Collective) -> str:
     value = facts.value
     if facts.what == "duplicate gpu":
-        return f"Rank {value('rank')} and rank {value('other')} both use the same GPU; NCCL wants one for each process."
+        return f"Rank {value('rank')} and rank {value('other')} use the same GPU; NCCL needs one for each process."
     if facts.what == "unused parameters":
-        parts = ", ".join(f"`{name}`" for name in facts.unused[:3])
-        more = f" and {len(facts.unused) - 3} more" if len(facts.unused) > 3 else ""
-        which = f": {parts}{more}" if parts else ""
+        which = f": {listed(facts.unused)}" if facts.unused else ""
         return (
             f"Parameters of `{facts.model or 'the model'}` got no gradient in the last step, and "
             f"DistributedDataParallel waits for them{which}."
@@ -81,47 +77,44 @@ def _title(facts: Collective) -> str:
         return f"The variable `{value('variable')}` is not set: the program was not started by torchrun."
     if facts.what == "port in use":
         port = f" {value('port')}" if value("port") else ""
-        return f"The port{port} on which the processes meet is taken, as a rule by an earlier run that still lives."
+        return f"The port{port} of the process group is in use, usually by an earlier run that has not ended."
     if facts.what == "other models":
         if value("parameter"):
             return (
-                f"The model differs from rank to rank: parameter {value('parameter')} has sizes {value('sizes')} "
-                f"here "
-                "and others on rank 0."
+                f"The model differs between ranks: parameter {value('parameter')} has sizes {value('sizes')} here, but "
+                "not on rank 0."
             )
         return (
-            f"The model differs from rank to rank: rank {value('rank')} has {value('mine')} parameters, rank "
+            f"The model differs between ranks: rank {value('rank')} has {value('mine')} parameters, but rank "
             f"{value('other')} has {value('theirs')}."
         )
     if facts.what == "joined":
-        return f"Only {value('there')} of {value('all')} processes came to the meeting point; the others never started."
+        return f"Only {value('there')} of {value('all')} processes joined the group; the others did not start."
     if facts.what == "timeout":
         return _timeout(facts)
     if facts.what == "cpu tensor":
         tensors = f" ({', '.join(facts.tensors)})" if facts.tensors else ""
-        return (
-            f"The group's backend has nothing for tensors on {value('device') or 'the CPU'}{tensors}: NCCL is for GPUs."
-        )
+        device = value("device") or "the CPU"
+        return f"The group's backend does not support tensors on {device}{tensors}: NCCL is for GPUs."
     return SENTENCES[facts.what]
 
 
 SENTENCES = {
     "marked twice": "DistributedDataParallel got a gradient twice in one backward: a parameter is used by two "
-    "forwards, "
-    "or a checkpointed block (reentrant) is run again.",
+    "forwards, or a reentrant checkpoint runs a block again.",
     "no group": "A collective was called before `init_process_group`.",
     "twice": "`init_process_group` was called a second time in this process: a cell was run again.",
-    "not built": "This build of torch has no NCCL: it is for the CPU, or for another system.",
-    "no gpu": "NCCL was asked for, and this process sees no GPU.",
-    "mismatch": "The ranks called different collectives: they went different ways through the code.",
-    "refused": "The process could not reach the one at MASTER_ADDR and MASTER_PORT: it has not started, or has ended.",
+    "not built": "This build of torch has no NCCL: it is a CPU build, or for another system.",
+    "no gpu": "The backend is NCCL, but this process sees no GPU.",
+    "mismatch": "The ranks called different collectives: they ran different branches of the code.",
+    "refused": "The process at MASTER_ADDR and MASTER_PORT can't be reached: it has not started, or has ended.",
     "closed": "Another process ended, and this one lost its connection: the first failure is on another rank.",
-    "usage": "NCCL was called in a way that it does not take: as a rule two ranks on one GPU, or tensors that differ.",
-    "system": "NCCL met an error of the system: network, shared memory, or a process that has ended.",
-    "cuda": "NCCL met an error of CUDA's: as a rule an earlier failure on this GPU, or no memory left.",
-    "internal": "NCCL failed inside, most often because another rank had failed first.",
+    "usage": "NCCL was used incorrectly: usually two ranks use one GPU, or their tensors differ.",
+    "system": "NCCL got a system error: network, shared memory, or a process that has ended.",
+    "cuda": "NCCL got a CUDA error: usually an earlier failure on this GPU, or no free memory.",
+    "internal": "NCCL failed internally, most often because another rank failed first.",
 }
-"""The sentence for what needs no number."""
+"""The titles without numbers."""
 
 
 def _timeout(facts: Collective) -> str:
@@ -129,15 +122,14 @@ def _timeout(facts: Collective) -> str:
     limit = facts.value("limit") or facts.value("waited")
     after = f" within {int(limit) / 1000:g} s" if limit else ""
     return (
-        f"Not every rank came to the same {f'`{operation}`' if operation else 'collective'}{after}: one of them "
-        f"had "
-        "ended, had fewer steps, or went another way."
+        f"Not every rank called the same {f'`{operation}`' if operation else 'collective'}{after}: one of them has "
+        "ended, has fewer steps, or took another branch."
     )
 
 
 def _evidence(facts: Collective) -> dict[str, Any]:
     evidence = {
-        **{f"said: {key}": value for key, value in facts.found},
+        **{f"message: {key}": value for key, value in facts.found},
         "backend": facts.backend,
         "this rank": facts.rank,
         "processes": facts.world,
@@ -151,7 +143,7 @@ def _evidence(facts: Collective) -> dict[str, Any]:
     return {key: value for key, value in evidence.items() if value != ""}
 
 
-# -- what to do ----------------------------------------------------------------------------------------------------
+# -- fixes -------------------------------------------------------------------------------------------------------
 
 
 def _fixes(facts: Collective) -> list[Fix]:
@@ -159,7 +151,7 @@ def _fixes(facts: Collective) -> list[Fix]:
     if facts.what in ("duplicate gpu", "usage"):
         return [
             Fix(
-                "Give each process its own GPU before anything is put on one.",
+                "Select a GPU for each process before its first use of CUDA.",
                 "torch.cuda.set_device(int(os.environ['LOCAL_RANK']))",
             ),
             LOG,
@@ -168,20 +160,20 @@ def _fixes(facts: Collective) -> list[Fix]:
         name = facts.model or "model"
         return [
             Fix(
-                "Freeze what takes no part, or use it in the loss.",
+                "Freeze the unused parameters, or use them in the loss.",
                 "\n".join(f"{name}.module.{part}.requires_grad_(False)" for part in facts.unused[:5])
                 or f"{name}.module.unused.requires_grad_(False)",
             ),
             Fix(
-                "Or let DDP look for such parts in each step (a little slower).",
+                "Or let DDP find unused parameters in each step (a little slower).",
                 f"{name} = DistributedDataParallel({name}.module, find_unused_parameters=True)",
             ),
         ]
     if facts.what in ("environment", "joined"):
         return [
-            Fix("Start it with torchrun, which sets them all.", RUN.format(count=count)),
+            Fix("Start it with torchrun, which sets all of these variables.", RUN.format(count=count)),
             Fix(
-                "In a notebook, with a single process: set them first.",
+                "In a notebook, with a single process: set the variables first.",
                 "os.environ.update(RANK='0', WORLD_SIZE='1', LOCAL_RANK='0', MASTER_ADDR='127.0.0.1', "
                 "MASTER_PORT='29501')",
             ),
@@ -198,14 +190,17 @@ def _fixes(facts: Collective) -> list[Fix]:
         moved = facts.tensors[0].partition(" on ")[0] if facts.tensors else "x"
         return [
             Fix("On the CPU: use gloo.", "torch.distributed.init_process_group('gloo')"),
-            Fix("With GPUs: put the tensor on this process's own.", f"{moved} = {moved}.to(f'cuda:{{local_rank}}')"),
+            Fix(
+                "With GPUs: move the tensor to the GPU of this process.",
+                f"{moved} = {moved}.to(f'cuda:{{local_rank}}')",
+            ),
         ]
     return [
         *SIMPLE.get(
             facts.what,
             (
                 Fix(
-                    "Look for the first error among the ranks: it is the cause of the others.",
+                    "Find the first error among the ranks: it is the cause of the others.",
                     "torchrun --log-dir=logs --redirects=3 ... train.py",
                 ),
             ),
@@ -216,17 +211,17 @@ def _fixes(facts: Collective) -> list[Fix]:
 
 SIMPLE: dict[str, tuple[Fix, ...]] = {
     "no group": (
-        Fix("Start the group first.", "torch.distributed.init_process_group('nccl')   # or 'gloo' on the CPU"),
+        Fix("Initialize the group first.", "torch.distributed.init_process_group('nccl')   # or 'gloo' on the CPU"),
     ),
     "twice": (
         Fix(
-            "Start it once.",
+            "Initialize it once.",
             "if not torch.distributed.is_initialized():\n    torch.distributed.init_process_group('nccl')",
         ),
     ),
     "marked twice": (
         Fix(
-            "Checkpoint without re-entering autograd, and one backward for each forward.",
+            "Use the non-reentrant checkpoint, and call backward once for each forward.",
             "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)",
         ),
     ),
@@ -238,25 +233,25 @@ SIMPLE: dict[str, tuple[Fix, ...]] = {
     ),
     "timeout": (
         Fix(
-            "Give every rank the same number of steps.",
+            "Run the same number of steps on all ranks.",
             "DataLoader(dataset, sampler=DistributedSampler(dataset, drop_last=True), drop_last=True)",
         ),
         Fix(
-            "Where one rank is merely slow (it writes a checkpoint, say): wait longer.",
+            "If one rank is only slow (for example, it writes a checkpoint): wait longer.",
             "torch.distributed.init_process_group('nccl', timeout=datetime.timedelta(minutes=60))",
         ),
     ),
     "mismatch": (
         Fix(
             "Call collectives on all ranks or on none.",
-            "if rank == 0:\n    save(model)\ntorch.distributed.barrier()   # outside of the if",
+            "if rank == 0:\n    save(model)\ntorch.distributed.barrier()   # outside the if",
         ),
     ),
     "system": (
         Fix(
-            "Name the network interface; in a container, give more shared memory.",
+            "Set the network interface; in a container, increase the shared memory.",
             "NCCL_SOCKET_IFNAME=eth0 torchrun ...   # docker run --shm-size=8g",
         ),
     ),
 }
-"""Fixes that need no name of the user's."""
+"""Fixes without names of the user's."""

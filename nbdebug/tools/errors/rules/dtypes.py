@@ -1,4 +1,4 @@
-"""What an error about dtypes needs: which tensor has which dtype, what it met, and where its dtype was made."""
+"""The causes of dtype errors: which tensor has which dtype, what it does not match, and where its dtype comes from."""
 
 from __future__ import annotations
 
@@ -13,20 +13,19 @@ from nbdebug.tools.errors.facts import ArgumentFact, Raised, TriedFix, ValueOrig
 class DtypeFacts:
     """kind: what the op could not do:
 
-        mixed        two dtypes met             index        an index is no whole number
-        classes      class numbers wanted       probable     a float target wanted
-        whole        it wants floats            mask         it wants a mask, or no mask
+        mixed        two dtypes in one op       index        an index is not an integer
+        classes      needs class numbers        probable     needs a float target
+        whole        needs floats               mask         needs a mask, or no mask
         half         no kernel for half         complex      no kernel for complex numbers
-        in-place     the result does not fit    gradient     whole numbers have no gradient
-        integers     it wants whole numbers, or masks
-        array        an array that is no tensor of numbers, or a tensor that NumPy has no dtype for
-        autocast     unsafe under autocast      overflow     a constant beyond the dtype
+        in-place     the result does not fit    gradient     integers have no gradient
+        integers     needs integers, or masks
+        array        an array that can't become a tensor, or a tensor with a dtype that NumPy does not have
+        autocast     unsafe under autocast      overflow     a constant beyond the dtype's range
 
-    odd: the tensor to change; met: what it met (a weight, the other operand); wanted: the dtype that would do; op:
-    the module ("net.0") or function that failed, "" where not known; said: the dtype that the message names, for an
-    array that of its entries ("object_"); model: whose weight odd or met is; default: the dtype that most parameters of
-    the user's models have.
-    entry: for an array the type of the first entry that is no number, and where it stands.
+    odd: the tensor to change; met: the other operand (a weight, a tensor); wanted: the dtype that works; op: the module
+    ("net.0") or function that failed, "" where not known; named: the dtype in the message, for an array that of its
+    entries ("object_"); model: whose weight odd or met is; default: the dtype of most parameters of the user's models.
+    entry: for an array the type and place of the first entry that is not a number.
     """
 
     raised: Raised
@@ -71,36 +70,36 @@ def computes(op: str, dtype: str) -> str:
 
 
 def dtype_reason(origin: ValueOrigin, dtype: str) -> str:
-    """What made the dtype, in half a sentence; "" where that says nothing."""
+    """Why the value has this dtype, as a clause; "" where that is not known."""
     call = origin.call
     name = f"`{origin.name}`"
     if origin.stated:
-        return f"it is made with dtype={origin.stated} ({name})"
+        return f"{name} is created with dtype={origin.stated}"
     if call == "from_numpy" or call in _TAKES and dtype in ("float64", "int32", "int16", "uint8", "bool"):
         return f"`{call}` keeps NumPy's {dtype}" + f" ({name})"
     if call == "tensor" and dtype == "int64":
-        return f"`tensor` of whole numbers is int64 ({name})"
+        return f"`tensor` of integers gives int64 ({name})"
     if CASTS.get(call) == dtype:
-        return f"`.{call}()` made it so ({name})"
+        return f"`.{call}()` converted it ({name})"
     call = "comparison" if call in ("eq", "ne", "gt", "ge", "lt", "le") else call
     phrases = {
-        "comparison": f"{name} is a comparison, which gives a mask",
+        "comparison": f"{name} is the result of a comparison",
         "module": f"{name} computes in {dtype}",
         "autocast": "it was computed under autocast, which has ended",
     }
     if call in phrases:
         return phrases[call]
     if call in ("to", "type", "astype"):
-        return f"`.{call}(…)` made it so ({name})"
+        return f"`.{call}(…)` converted it ({name})"
     if call in ("argmax", "argmin", "argsort", "one_hot", "arange", "randint", "randperm", "multinomial", "bincount"):
         return f"`{call}` gives {dtype} ({name})"
     if call in ("zeros", "ones", "empty", "full", "rand", "randn", "linspace", "Tensor", "FloatTensor", "tensor"):
-        return f"`{call}` gives {dtype} unless it is told otherwise ({name})"
+        return f"`{call}` gives {dtype} by default ({name})"
     return f"{name} comes from `{call}`" if call else ""
 
 
 def rewritten(origin: ValueOrigin, wanted: str) -> str | None:
-    """The binding of the origin with a cast behind it: `features = torch.from_numpy(values).float()`."""
+    """The binding of the origin with a cast at its end: `features = torch.from_numpy(values).float()`."""
     named = all(part.isidentifier() for part in origin.name.split("."))
     if not named or "\n" in origin.code or "Parameter(" in origin.code or len(origin.code) > 120:
         return None
@@ -134,15 +133,15 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 @rule(
     code="error/dtype-mismatch",
-    title="An op is given a dtype that it can't take, or two that do not go together.",
+    title="An op gets a dtype that it does not support, or operands of two dtypes.",
     symptom="mat1 and mat2 must have the same dtype; expected scalar type Long but found Float; not implemented for "
     "'Long'; result type Float can't be cast to the desired output type Long; can't convert np.ndarray of "
     "type numpy.object_.",
-    cause="torch does not convert between dtypes where a layer or kernel is concerned. NumPy's floats are float64 and "
-    "stay so through `from_numpy`, whole numbers become int64, class numbers have to be int64 and other targets "
-    "float, `.half()` on a model leaves its inputs as they are, and outside of autocast nothing is cast back.",
+    cause="Layers and many ops do not convert dtypes. NumPy's floats are float64 and stay float64 in `from_numpy`, "
+    "integers become int64, class numbers must be int64 and other targets float, `.half()` on a model does not convert "
+    "its inputs, and results of autocast stay in half precision after its block.",
     confirm="`x.dtype`, `y.dtype` and `next(model.parameters()).dtype` right before the line.",
-    fix="Convert where the tensor is made: `.float()` for inputs, `.long()` for class numbers and ids.",
+    fix="Convert where the tensor is created: `.float()` for inputs, `.long()` for class numbers and ids.",
     reference=TENSORS,
 )
 def dtype_mismatch(facts: DtypeFacts) -> Finding | None:
@@ -185,27 +184,27 @@ def _title(facts: DtypeFacts) -> str:
 
 def _without(facts: DtypeFacts) -> str:
     if facts.kind == "autocast":
-        return "`BCELoss` is given probabilities under autocast, where a sigmoid in half precision becomes 0 or 1"
+        return "`BCELoss` gets probabilities under autocast, where a sigmoid in half precision becomes 0 or 1"
     if facts.kind == "gradient":
-        return "What is made here holds whole numbers, and only floating point numbers can require gradients"
+        return "This tensor holds integers, but only floating-point tensors can require gradients"
     if facts.named in ("object_", "str_", "str", "NoneType"):
-        return f"What is to become a tensor holds more than numbers ({facts.named.strip('_')})"
+        return f"The data for a tensor contains values that are not numbers ({facts.named.strip('_')})"
     phrases = {
-        "order": "An array has the bytes of another kind of machine (big-endian)",
+        "order": "An array has another byte order than this machine (big-endian)",
         "ScalarType": "A tensor has a dtype that NumPy does not know",
     }
-    return phrases.get(facts.named, f"What is given is a {facts.named}, and a tensor is wanted")
+    return phrases.get(facts.named, f"The argument is a {facts.named}, but must be a tensor")
 
 
 def _mixed(facts: DtypeFacts, odd: ArgumentFact) -> str:
     partner = facts.met
     if odd.owner is not None and odd.fact.kind == "parameter":
-        return f", and what {_of(facts)} is given is {facts.wanted}"
+        return f", but the input of {_of(facts)} is {facts.wanted}"
     if partner is not None and partner.owner is not None:
-        return f", and {computes(facts.op or partner.owner, partner.fact.dtype)}"
+        return f", but {computes(facts.op or partner.owner, partner.fact.dtype)}"
     if partner is not None:
-        return f", and {partner.phrase} is {partner.fact.dtype}"
-    return f", and {facts.wanted} is wanted"
+        return f", but {partner.phrase} is {partner.fact.dtype}"
+    return f", but must be {facts.wanted}"
 
 
 def _of(facts: DtypeFacts) -> str:
@@ -213,62 +212,58 @@ def _of(facts: DtypeFacts) -> str:
 
 
 def _classes(facts: DtypeFacts, odd: ArgumentFact) -> str:
-    return f", and {_of(facts)} takes class numbers, which are int64"
+    return f", but {_of(facts)} takes class numbers, which must be int64"
 
 
 def _probable(facts: DtypeFacts, odd: ArgumentFact) -> str:
     if facts.op.endswith("cross_entropy") and not facts.op.startswith("binary") and len(odd.fact.shape) > 1:
         return (
-            f" with the shape of the scores, so {_of(facts)} reads it as probabilities, which are {facts.wanted}; "
-            "class numbers would be one dimension less"
+            f" with the shape of the scores, so {_of(facts)} reads it as probabilities, which must be {facts.wanted}; "
+            "class numbers would have one dimension less"
         )
-    return f", and {_of(facts)} wants a target in {facts.wanted} like its input"
+    return f", but {_of(facts)} needs a {facts.wanted} target, like its input"
 
 
 def _index(facts: DtypeFacts, odd: ArgumentFact) -> str:
     if facts.wanted == "bool":
-        return ", and a mask is bool"
-    return f", and indices are whole numbers: {_of(facts)} takes int64"
+        return ", but a mask must be bool"
+    return f", but {_of(facts)} takes indices, which must be int64"
 
 
 def _mask(facts: DtypeFacts, odd: ArgumentFact) -> str:
     if odd.fact.dtype == "bool":
-        return ", a mask: `-` has no meaning for it (`~` inverts it, `^` gives where two differ)"
-    return ", and a mask is bool"
+        return ", a mask, and `-` is not defined for masks (`~` inverts one, `^` is true where two differ)"
+    return ", but a mask must be bool"
 
 
 def _whole(facts: DtypeFacts, odd: ArgumentFact) -> str:
-    return f", and {_of(facts)} is defined for floating point numbers alone"
+    return f", but {_of(facts)} is defined only for floating-point numbers"
 
 
 def _in_place(facts: DtypeFacts, odd: ArgumentFact) -> str:
-    return f", and the result, {facts.wanted}, is to be written into it"
+    return f", but the result, which is written into it, is {facts.wanted}"
 
 
 def _integers(facts: DtypeFacts, odd: ArgumentFact) -> str:
     if facts.wanted == "bool":
-        return ", and `&`, `|` and `~` are for masks and whole numbers: compare first, as in `(a > 0) & (b > 0)`"
-    return f", and {_of(facts)} takes whole numbers"
+        return ", but `&`, `|` and `~` take masks and integers: compare first, as in `(a > 0) & (b > 0)`"
+    return f", but {_of(facts)} takes integers"
 
 
 def _half(facts: DtypeFacts, odd: ArgumentFact) -> str:
-    return (
-        f", and on the CPU {_of(facts)} has no kernel for it"
-        if odd.fact.device == "cpu"
-        else (f", and {_of(facts)} has no kernel for it")
-    )
+    return f", but {_of(facts)} has no kernel for it{' on the CPU' * (odd.fact.device == 'cpu')}"
 
 
 def _array(facts: DtypeFacts, odd: ArgumentFact) -> str:
     if odd.fact.dtype == "bfloat16":
         return ", which NumPy does not have"
     if facts.named == "order":
-        return " with the bytes of another kind of machine first (big-endian)"
+        return " with another byte order than this machine (big-endian)"
     if facts.entry:
-        return f", with {facts.entry}: a tensor holds numbers of one kind"
+        return f", with {facts.entry}: a tensor holds only numbers of one type"
     if facts.named not in ("object_", "str_"):
-        return f"{' in NumPy' * (odd.fact.device == 'numpy')}, and {_of(facts)} wants a tensor"
-    return ": a tensor holds numbers of one kind"
+        return f"{' in NumPy' * (odd.fact.device == 'numpy')}, but {_of(facts)} needs a tensor"
+    return ": a tensor holds only numbers of one type"
 
 
 _SAYS = {
@@ -282,11 +277,11 @@ _SAYS = {
     "in-place": _in_place,
     "half": _half,
     "array": _array,
-    "gradient": lambda facts, odd: ", and only floating point numbers can require gradients",
-    "complex": lambda facts, odd: f", and {_of(facts)} is not defined for complex numbers",
-    "overflow": lambda facts, odd: ", and the constant in this line lies beyond its range",
+    "gradient": lambda facts, odd: ", but only floating-point tensors can require gradients",
+    "complex": lambda facts, odd: f", but {_of(facts)} is not defined for complex numbers",
+    "overflow": lambda facts, odd: ", but the constant in this line is outside its range",
     "autocast": lambda facts, odd: (
-        ", given to `BCELoss` under autocast, where a sigmoid in half precision becomes exactly 0 or 1"
+        " and goes into `BCELoss` under autocast, where a sigmoid in half precision becomes exactly 0 or 1"
     ),
 }
 
@@ -295,12 +290,12 @@ def _fixes(facts: DtypeFacts) -> tuple[Fix, ...]:
     if facts.kind == "autocast":
         return (
             Fix(
-                "Give the loss the scores, without the sigmoid: it is then computed safely.",
+                "Pass the scores, without the sigmoid, to a loss that computes it safely.",
                 "loss = nn.functional.binary_cross_entropy_with_logits(scores, target)",
             ),
         )
     if facts.kind == "overflow" and facts.odd is not None:
-        return (Fix("Take the lowest number that the dtype has.", f"torch.finfo({facts.odd.name}.dtype).min"),)
+        return (Fix("Use the lowest number of the dtype.", f"torch.finfo({facts.odd.name}.dtype).min"),)
     fixes = []
     if facts.kind == "mask" and facts.odd is not None and facts.odd.fact.dtype == "bool":
         return _masks(facts, facts.odd)
@@ -315,32 +310,34 @@ def _fixes(facts: DtypeFacts) -> tuple[Fix, ...]:
     if facts.origin is not None and ours and facts.kind not in ("half", "complex"):
         code = rewritten(facts.origin, facts.wanted)
         if code is not None and (not fixes or code != fixes[0].code):
-            fixes.append(Fix("Or where it is made.", code))
+            fixes.append(Fix("Or where it is created.", code))
     return (*fixes, *_others(facts))
 
 
 def _masks(facts: DtypeFacts, odd: ArgumentFact) -> tuple[Fix, ...]:
-    """Arithmetic with masks: what each of them may mean."""
+    """Fixes for arithmetic with masks."""
     if "Negation" in facts.raised.message:
         return (Fix("Invert a mask with `~`.", f"~{bracketed(odd.name)}"),)
     first = bracketed(odd.name)
     if facts.met is None:
         worked, after = (facts.cure.worked, facts.cure.after) if facts.cure is not None else (None, {})
-        return Fix("Count with numbers.", f"{first}.float()", worked, after), Fix("Or invert the mask.", f"~{first}")
+        return Fix("Convert the mask to numbers.", f"{first}.float()", worked, after), Fix(
+            "Or invert the mask.", f"~{first}"
+        )
     partner = bracketed(facts.met.name)
     cure = facts.cure
     count = Fix(
-        "Count with numbers.",
+        "Convert the mask to numbers.",
         f"{first}.float() - {partner}.float()",
         cure.worked if cure else None,
         cure.after if cure else {},
     )
-    return count, Fix("Or say where the two differ.", f"{first} ^ {partner}")
+    return count, Fix("Or mark where the two differ.", f"{first} ^ {partner}")
 
 
 def _conversion_title(facts: DtypeFacts) -> str:
     if facts.kind == "in-place":
-        return "Give it a dtype that can hold the result."
+        return "Use a dtype that can hold the result."
     if facts.kind == "complex":
         return "Use the magnitude, or work on the real and the imaginary part."
     return f"Convert it to {facts.wanted} before this line."
@@ -360,32 +357,32 @@ def _assigned(facts: DtypeFacts, odd: ArgumentFact) -> str:
 
 
 def _others(facts: DtypeFacts) -> list[Fix]:
-    """What else the user may have meant."""
+    """Other fixes: what the user may have meant."""
     odd, partner = facts.odd, facts.met
     if odd is None:
         code = 'values = frame.select_dtypes("number").to_numpy("float32")'
         tensor = "torch.tensor(values, dtype=torch.float32, requires_grad=True)"
         return (
-            [Fix("Keep the numbers alone, in one dtype.", code)]
+            [Fix("Keep only the numbers, in one dtype.", code)]
             if facts.kind == "array"
-            else [Fix("Make it of floating point numbers.", tensor)]
+            else [Fix("Create it with floating-point numbers.", tensor)]
         )
     if facts.kind == "array" and facts.cure is None:
         return [
             Fix(
-                "Take what is no number out, or give it a number of its own, before the tensor is made.",
+                "Remove the entries that are not numbers, or replace them, before you create the tensor.",
                 f"bad = [i for i, value in enumerate({odd.name}) if not isinstance(value, (int, float))]",
             )
         ]
     if facts.kind == "probable" and odd.fact.dtype == "int64" and "shape of the scores" in _probable(facts, odd):
-        return [Fix("Or give the class numbers.", f"{odd.name} = {odd.name}.argmax(1)")] if odd.known else []
+        return [Fix("Or pass the class numbers.", f"{odd.name} = {odd.name}.argmax(1)")] if odd.known else []
     if odd.fact.kind == "parameter" and odd.owner is not None:
-        return [Fix("Bring the whole model to one dtype.", f"{facts.model or odd.name.split('.')[0]}.float()")]
+        return [Fix("Convert the whole model to one dtype.", f"{facts.model or odd.name.split('.')[0]}.float()")]
     if facts.kind == "mixed" and partner is not None and partner.owner is not None and partner.fact.dtype != "float32":
         root = facts.model or partner.name.split(".")[0]
         return [
             Fix(
-                "Or keep the model in float32 (and use torch.autocast where half precision is wanted).",
+                "Or keep the model in float32 (and use torch.autocast for half precision).",
                 f"{root}.float()",
             )
         ]
@@ -393,7 +390,7 @@ def _others(facts: DtypeFacts) -> list[Fix]:
         return (
             [
                 Fix(
-                    "If these are ids or classes: they want an embedding, or one_hot, and no arithmetic.",
+                    "If these are ids or classes: use an embedding or one_hot, not arithmetic.",
                     f"nn.functional.one_hot({odd.name}, num_classes).float()",
                 )
             ]
@@ -401,7 +398,7 @@ def _others(facts: DtypeFacts) -> list[Fix]:
             else []
         )
     if facts.kind == "mixed" and odd.fact.dtype == "uint8":
-        return [Fix("If these are pictures: bring them to 0…1 as well.", f"{odd.name} = {odd.name}.float() / 255")]
+        return [Fix("If these are images: scale them to 0…1 as well.", f"{odd.name} = {odd.name}.float() / 255")]
     return []
 
 

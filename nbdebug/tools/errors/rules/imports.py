@@ -1,4 +1,4 @@
-"""What a failing import shows: which module or name is missing, who asks for it, and where it could come from."""
+"""The causes of a failing import: which module or name is missing, what needs it, and where it could come from."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from nbdebug.tools.errors.facts import Raised
 
 @dataclasses.dataclass(frozen=True)
 class ModuleMissing:
-    """what: "module" (does not exist here), "not a package" (another file has taken its name), "name" (the module
-    lacks it), "submodule" (its package is there and lacks it; name: what that has so called that is no module),
+    """what: "module" (does not exist here), "not a package" (another file has its name), "name" (the module
+    lacks it), "submodule" (its package exists and lacks it; name: what the package has under that name instead),
     "circular", "relative" (import without a package), "class" (a pickled class is not where it was).
 
-    module: that is asked for; name: in it. pickled: it is a file's pickle that asks; source: the call that loads, as
-    the user wrote it; asked_by: the installed package that imports it. holders: modules at hand that have a class of
-    this name. files: where a file of this module lies, seen from the working folder; folder: the one to add to
-    sys.path. near: names that are nearly this one. package: what pip calls it, where it has another name. elsewhere:
-    the interpreter of another environment that has it. taken_by: the file that stands for the module. python: the
-    interpreter that runs. meant: a well-known module, not installed, of nearly this name.
+    module: the missing one; name: the missing name in it. pickled: a pickle file needs it; source: the call that loads,
+    as the user wrote it; asked_by: the installed package that imports it. holders: loaded modules with a class of this
+    name. files: where a file of this module is, relative to the working folder; folder: the one to add to sys.path.
+    near: similar names. package: its name on PyPI, where that differs. elsewhere: the interpreter of another
+    environment that has it. taken_by: the file that is imported in its place. python: the running interpreter. meant: a
+    well-known module with a similar name that is not installed.
     """
 
     raised: Raised
@@ -44,17 +44,15 @@ class ModuleMissing:
 
 @rule(
     code="error/module-not-found",
-    title="A module, or a class in it, is asked for and is not there.",
+    title="A module, or a class in it, can't be found.",
     symptom="No module named …, at an import or in torch.load; Can't get attribute … on <module '__main__'>; cannot "
     "import name …; attempted relative import with no known parent package.",
-    cause="A whole model that was saved with torch.save names its class by module: the loading program must have that "
-    "module under that name. Else: the package is not in this environment, has another name, or the file lies "
-    "in a "
+    cause="`torch.save` of a whole model stores its class by module and name, so the loading program needs that module "
+    "under the same name. In other cases the package is not in this environment, has another name, or the file is in a "
     "folder that Python does not search.",
     confirm="`import sys; sys.path, sys.executable`; for a file, `python -m pickletools` shows the modules it names.",
-    fix="Save `model.state_dict()` and build the model anew. For a file that exists: give its class the old name "
-    "while it "
-    "is loaded. Else install the package with `%pip install`, or add the folder to `sys.path`.",
+    fix="Save `model.state_dict()` and build the model again. To load an existing file, make its class available under "
+    "the old name. Otherwise install the package with `%pip install`, or add the folder to `sys.path`.",
     reference="https://docs.pytorch.org/docs/stable/notes/serialization.html",
 )
 def module_not_found(facts: Any) -> Finding | None:
@@ -75,30 +73,31 @@ def _title(facts: ModuleMissing) -> str:
     module = f"`{facts.module}`"
     if facts.what == "relative":
         return (
-            f"`from {facts.module or '.'} import …` is relative to the package around it, and this file or cell "
-            "belongs to none."
+            f"`from {facts.module or '.'} import …` is relative to the package of its file, and this file or cell "
+            "is not in a package."
         )
     if facts.what == "circular":
-        return f"{module} is imported while it is still being read: it and another file import each other."
+        return f"{module} is imported before it is complete: it and another file import each other."
     if facts.what in ("name", "submodule"):
         return _lacks(facts)
     if facts.what == "class":
-        where = "the main program" if facts.module == "__main__" else module
-        return f"The file was pickled with a class `{facts.name}` of {where}, which has no such class here{_holder_phrase(facts)}."
+        where, holder = "the main program" if facts.module == "__main__" else module, _holder_phrase(facts)
+        return f"The file was pickled with the class `{facts.name}` of {where}, which does not have it here{holder}."
     if facts.what == "not a package":
-        return f"{module} can't be imported: {facts.taken_by or 'a single file'} has taken the name of its package."
+        return f"{module} can't be imported: {facts.taken_by or 'a single file'} has the name of its package."
     if facts.pickled:
         what = f"the class `{facts.module}.{facts.name}`" if facts.name else f"a class of the module {module}"
-        return f"The file holds a whole object that needs {what}, and there is no module {module} here{_holder_phrase(facts)}."
+        holder = _holder_phrase(facts)
+        return f"The file contains a whole object that needs {what}, but there is no module {module} here{holder}."
     if facts.files:
-        return f"{module} lies at {facts.files[0]}, in a folder that Python does not search."
+        return f"{module} is at {facts.files[0]}, in a folder that Python does not search."
     if facts.near:
         return f"There is no module {module}; there is `{facts.near[0]}`."
     if facts.meant and not facts.asked_by:
-        return f"There is no module {module}; `{facts.meant}`, nearly the same name, is not installed here either."
+        return f"There is no module {module}; `{facts.meant}`, a similar name, is not installed here either."
     by = f", which `{facts.asked_by}` needs," if facts.asked_by else ""
-    named = f" (its package is called `{facts.package}`)" if facts.package else ""
-    return f"{module}{by} is not installed for the Python of this kernel{named}."
+    named = f" (its package is `{facts.package}`)" if facts.package else ""
+    return f"{module}{by} is not installed in the Python environment of this kernel{named}."
 
 
 def _lacks(facts: ModuleMissing) -> str:
@@ -108,10 +107,10 @@ def _lacks(facts: ModuleMissing) -> str:
         return f"`{facts.module}` has no `{facts.name}`.{near}"
     parent, _, last = facts.module.rpartition(".")
     if facts.name:
-        return f"`{facts.module}` is no module: `{last}` is something in `{parent}`, to be imported from there."
-    by = f", which `{facts.asked_by}` needs: the two versions don't fit" if facts.asked_by else ""
+        return f"`{facts.module}` is not a module: `{last}` is an object in `{parent}`. Import it from there."
+    by = f", which `{facts.asked_by}` needs: their versions are not compatible" if facts.asked_by else ""
     near = f"; it has `{facts.near[0]}`" if facts.near else ""
-    return f"`{parent}` is installed, and has no module `{last}`{by}{near}."
+    return f"`{parent}` is installed, but has no module `{last}`{by}{near}."
 
 
 def _holder_phrase(facts: ModuleMissing) -> str:
@@ -123,13 +122,13 @@ def _evidence(facts: ModuleMissing) -> dict[str, Any]:
     evidence = {
         "module": facts.module,
         "name": facts.name,
-        "asked for by": facts.source or facts.asked_by,
+        "needed by": facts.source or facts.asked_by,
         "modules with a class of that name": ", ".join(facts.holders),
         "files of that name": ", ".join(facts.files),
-        "nearly the same name": ", ".join(facts.near),
+        "similar names": ", ".join(facts.near),
         "package": facts.package,
-        "found for": facts.elsewhere,
-        "stands for it": facts.taken_by,
+        "installed for": facts.elsewhere,
+        "imported in its place": facts.taken_by,
         "this kernel's Python": facts.python,
     }
     return {key: value for key, value in evidence.items() if value}
@@ -138,23 +137,26 @@ def _evidence(facts: ModuleMissing) -> dict[str, Any]:
 def _chain(facts: ModuleMissing) -> list[str]:
     links = []
     if facts.pickled:
-        links += ["torch.save of a whole model stores its class by name only: module and class must be found again"]
+        links += [
+            "torch.save of a whole model stores only the name of its class: module and class must exist when it is "
+            "loaded"
+        ]
     if facts.elsewhere:
         links += [f"another environment on this machine has it: {facts.elsewhere}"]
     return links
 
 
-# -- what to do ----------------------------------------------------------------------------------------------------
+# -- fixes -------------------------------------------------------------------------------------------------------
 
 
 def _fixes(facts: ModuleMissing) -> list[Fix]:
     if facts.what == "relative":
         rest = facts.module.lstrip(".") or "module"
-        return [Fix("Import it by its own name, with its folder on the path.", f"from {rest} import ...")]
+        return [Fix("Import it by its full name, with its folder on sys.path.", f"from {rest} import ...")]
     if facts.what == "circular":
         return [
             Fix(
-                "Import it where it is used, or move what both need into a third file.",
+                "Import it inside the function that uses it, or move what both files need into a third file.",
                 f"def build():\n    import {facts.module}\n    ...",
             )
         ]
@@ -165,28 +167,28 @@ def _fixes(facts: ModuleMissing) -> list[Fix]:
     if facts.what == "not a package":
         return [
             Fix(
-                "Rename the file that has taken the name, and restart the kernel.",
+                "Rename the file that has the package's name, and restart the kernel.",
                 f"mv {facts.taken_by or facts.module + '.py'} my_{facts.module.partition('.')[0]}.py",
             )
         ]
     if facts.pickled:
         return _for_pickle(facts)
     if facts.files:
-        return [Fix("Let Python search that folder.", f"import sys\nsys.path.append({facts.folder!r})")]
+        return [Fix("Add that folder to sys.path.", f"import sys\nsys.path.append({facts.folder!r})")]
     if facts.near:
-        return [Fix("Write the name of the one that is there.", f"import {facts.near[0]}")]
+        return [Fix("Use the name that exists.", f"import {facts.near[0]}")]
     top = facts.module.partition(".")[0]
     if facts.meant and not facts.asked_by:
         return [
             Fix(
-                "If that is what you mean, install it, and mend the name. (What a package index has under a "
-                "misspelt name is seldom what you want.)",
+                "If you mean that module, install it and correct the name. (A package with the misspelt name may be "
+                "something else, or harmful.)",
                 f"%pip install {facts.meant}\nimport {facts.meant}",
             )
         ]
     return [
         Fix(
-            "Install it for this kernel's Python: %pip does, !pip may install for another one.",
+            "Install it with %pip, which uses this kernel's Python; !pip may use another one.",
             f"%pip install {facts.package or top}",
         )
     ]
@@ -197,21 +199,21 @@ def _for_submodule(facts: ModuleMissing) -> Fix:
     if facts.name:
         return Fix("Import it from its module.", f"from {parent} import {last}")
     if facts.near and not facts.asked_by:
-        return Fix("Write the name of the one that is there.", f"import {facts.near[0]}")
+        return Fix("Use the name that exists.", f"import {facts.near[0]}")
     top = parent.partition(".")[0]
     return Fix(
-        "Look at which version it is, and what that has: modules are moved and dropped between versions.",
+        "Print its version and its modules: modules are moved or removed between versions.",
         f"import importlib.metadata, pkgutil, {parent}\nprint(importlib.metadata.version({top!r}), "
-        f"[found.name for found in pkgutil.iter_modules({parent}.__path__)])",
+        f"[module.name for module in pkgutil.iter_modules({parent}.__path__)])",
     )
 
 
 def _for_name(facts: ModuleMissing) -> list[Fix]:
     if facts.near:
-        return [Fix("Import what is there.", f"from {facts.module} import {facts.near[0]}")]
+        return [Fix("Import the name that exists.", f"from {facts.module} import {facts.near[0]}")]
     return [
         Fix(
-            "Look at what it has, and which version or file it is.",
+            "Print which file and version it is, and what it contains.",
             f"import {facts.module}\nprint({facts.module}.__file__, "
             f"getattr({facts.module}, '__version__', ''), dir({facts.module}))",
         )
@@ -226,7 +228,10 @@ def _for_pickle(facts: ModuleMissing) -> list[Fix]:
     fixes = []
     if facts.module == "__main__" and holder:
         fixes += [
-            Fix("Give the main program the class while the file is loaded.", f"from {holder} import {kind}\n{load}")
+            Fix(
+                "Import the class into the main program before you load the file.",
+                f"from {holder} import {kind}\n{load}",
+            )
         ]
     elif facts.what == "class" and facts.module == "__main__":
         fixes += [
@@ -238,23 +243,23 @@ def _for_pickle(facts: ModuleMissing) -> list[Fix]:
     elif holder:
         fixes += [
             Fix(
-                "Give the module its old name while the file is loaded.",
+                "Register the module under its old name before you load the file.",
                 f"import sys, {holder}\nsys.modules[{facts.module!r}] = {holder}\n{load}",
             )
         ]
     elif facts.files:
         fixes += [
-            Fix("Let Python search the folder of its file.", f"import sys\nsys.path.append({facts.folder!r})\n{load}")
+            Fix("Add the folder of its file to sys.path.", f"import sys\nsys.path.append({facts.folder!r})\n{load}")
         ]
     else:
         fixes += [
             Fix(
-                "Bring the file in which the class was defined, under its old name, then load.",
+                "Add the file that defines the class, under its old name, then load.",
                 f"# {facts.module.replace('.', '/')}.py beside this program\n{load}",
             )
         ]
     saved = Fix(
-        "Then save the weights alone, which need no class to be loaded.",
+        "Then save only the weights: loading them needs no pickled class.",
         "torch.save(model.state_dict(), 'weights.pt')\n"
         f"model = {kind}()\nmodel.load_state_dict(torch.load('weights.pt'))",
     )

@@ -1,4 +1,4 @@
-"""What an error about an index needs: what was indexed, how large it is, which entry goes beyond it, and where."""
+"""The causes of index errors: what was indexed, its size, and which entry of the index is out of range."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 
 from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix, Link, Where
+from nbdebug.text import count
 from nbdebug.tools.errors.facts import ArgumentFact, Raised, TriedFix, ValueOrigin, as_code, assigned, is_plain
 
 
@@ -13,7 +14,7 @@ from nbdebug.tools.errors.facts import ArgumentFact, Raised, TriedFix, ValueOrig
 class OutOfRange:
     """The entries of an index that are out of range. value, place: of the first in memory; count of total entries;
     low, high: the least and the largest of all entries; values: the different bad ones, at most six. total is 0 where
-    the index itself is not at hand (it stayed in a worker); value is then the first that would be too large."""
+    the index itself is not available (it is in a worker); value is then the first that would be too large."""
 
     value: int
     place: tuple[int, ...] = ()
@@ -29,15 +30,14 @@ class IndexFacts:
     """kind: "embedding", "target" (class numbers of a loss), "tensor" (x[i], gather, index_select …), "one_hot",
     "negative" (bincount, one_hot), "sequence" (list, tuple, array, data set), "random" (an empty range).
 
-    table: what is indexed, as the user would write it; module: the path of the module that owns it; size: how many
-    entries it has; dim: along which dimension; least: the lowest index that is allowed. index: the tensor of indices;
-    key: the text of an index that is no tensor. head: the module that makes the scores of a loss, or what a data set's
-    `__len__` returns; sample: which sample it was asked for, where that is not the key; data_set: its name; promised:
-    how many samples its loader was told that it has; fits: what `__len__` should return. counted: the text of the
-    `arange` that made the index (a position); along: the tensor whose length that counts. vocabulary: a dict of the
-    user's that has more entries. grown, shifted, ignored: cures that were tried (a larger table, classes from 0, the
-    label left out). late: the line that showed it, where a card said so only later than at the line of `raised`.
-    """
+    table: what is indexed, as the user would write it; module: the path of the module that owns it; size: its number of
+    entries; dim: along which dimension; least: the lowest valid index. index: the tensor of indices; key: the text of
+    an index that is not a tensor. head: the module that computes the scores of a loss, or the expression that a data
+    set's `__len__` returns; sample: the requested sample, where that is not the key; data_set: its name; promised: the
+    length that its loader got; fits: what `__len__` should return. counted: the text of the `arange` that created the
+    index (a position); along: the tensor whose length it counts. vocabulary: a dict of the user's that has more
+    entries. grown, shifted, ignored: fixes that were tried (a larger table, classes from 0, an ignored label). late:
+    the line that raised the error, where a GPU reported it later than at the line of `raised`."""
 
     raised: Raised
     kind: str
@@ -71,15 +71,16 @@ EMBEDDING = "https://pytorch.org/docs/stable/generated/torch.nn.Embedding.html"
 
 @rule(
     code="error/index-out-of-range",
-    title="An index goes beyond what it points into.",
+    title="An index is outside the range of what it indexes.",
     symptom="index out of range in self; Target 7 is out of bounds; index 5 is out of bounds for dimension 0 with size "
-    "5; list index out of range; on a card a device-side assert.",
-    cause="Tokens were added to the vocabulary and the embedding was not made larger; a sequence is longer than the "
-    'table of positions; classes are counted from 1, or a label such as 255 or -1 means "none"; the last layer '
-    "gives fewer classes than the data has; a data set says that it is longer than its lists are.",
+    "5; list index out of range; on a GPU a device-side assert.",
+    cause="Tokens were added to the vocabulary, but the embedding was not enlarged; a sequence is longer than the "
+    "table of "
+    'positions; classes are counted from 1, or a label such as 255 or -1 means "none"; the last layer has fewer '
+    "classes than the data; the `__len__` of a data set is larger than its lists.",
     confirm="`ids.min(), ids.max()` against `embedding.num_embeddings`; `target.unique()` against the classes.",
-    fix="Make the table as large as the vocabulary, count classes from 0, name the label that is to be left out "
-    "(`ignore_index`), cut sequences to the length of the position table.",
+    fix="Make the table as large as the vocabulary, count classes from 0, set `ignore_index` to the label "
+    "to ignore, cut sequences to the length of the position table.",
     reference=EMBEDDING,
 )
 def index_out_of_range(facts: IndexFacts) -> Finding | None:
@@ -104,7 +105,7 @@ def _evidence(facts: IndexFacts, bad: OutOfRange) -> dict[str, object]:
             "out of range": f"{bad.count} of {bad.total}",
             "least": bad.low,
             "largest": bad.high,
-            "where the first is": list(bad.place),
+            "position of the first": list(bad.place),
             "values out of range": list(bad.values),
         }
     evidence |= {"samples promised": facts.promised} if facts.promised is not None else {}
@@ -114,7 +115,7 @@ def _evidence(facts: IndexFacts, bad: OutOfRange) -> dict[str, object]:
 def _entry(facts: IndexFacts, bad: OutOfRange) -> str:
     """`tokens[0, 3]` is 11."""
     if bad.total == 0:
-        return f"`{facts.key}` goes beyond `{facts.table}`"
+        return f"`{facts.key}` is out of range for `{facts.table}`"
     if facts.index is None:
         sample = f" ({facts.sample})" if facts.sample else ""
         return f"`{facts.key}` is {bad.value}{sample}" if facts.key else f"the index is {bad.value}{sample}"
@@ -125,7 +126,11 @@ def _entry(facts: IndexFacts, bad: OutOfRange) -> str:
 
 
 def _more(bad: OutOfRange) -> str:
-    return f" ({bad.count} of {bad.total} entries go beyond it)" if bad.count > 1 else ""
+    return f" ({bad.count} of {bad.total} entries are out of range)" if bad.count > 1 else ""
+
+
+def _entries(facts: IndexFacts) -> str:
+    return count(facts.size or 0, "entry", "entries")
 
 
 def _first(text: str) -> str:
@@ -136,31 +141,31 @@ def _embedding(facts: IndexFacts, bad: OutOfRange) -> str:
     rows = f"`{facts.table}` has {facts.size} rows, 0 to {(facts.size or 0) - 1}"
     if facts.counted and facts.index is not None:
         return (
-            f"{_first(facts.index.phrase)} counts to {bad.high} (`{facts.counted}`), and {rows}: the sequence is "
-            "longer than its table of positions"
+            f"{_first(facts.index.phrase)} counts to {bad.high} (`{facts.counted}`), but {rows}: the sequence is "
+            "longer than the table of positions"
         )
     if bad.value < 0:
-        return f"{_first(_entry(facts, bad))}, and {rows}: no row is counted from the end{_more(bad)}"
+        return f"{_first(_entry(facts, bad))}, but {rows}: an embedding takes no negative index{_more(bad)}"
     words = facts.vocabulary
     why = f"; `{words[0]}` has {words[1]} entries" if words is not None else ""
-    return f"{_first(_entry(facts, bad))}, and {rows}{why}{_more(bad)}"
+    return f"{_first(_entry(facts, bad))}, but {rows}{why}{_more(bad)}"
 
 
 def _target(facts: IndexFacts, bad: OutOfRange) -> str:
     size = facts.size or 0
     scores = f"`{facts.head}` gives {size} classes" if facts.head else f"`{facts.table}` has {size} classes"
-    title = f"{_first(_entry(facts, bad))}, and {scores}, 0 to {size - 1}{_more(bad)}"
+    title = f"{_first(_entry(facts, bad))}, but {scores}, 0 to {size - 1}{_more(bad)}"
     if facts.shifted is not None:
         return f"{title}: classes are counted from {bad.low}, and the loss counts from 0"
     if facts.ignored is not None:
-        return f'{title}: a label that means "none" has to be named to the loss'
+        return f'{title}: a label that means "none" must be the loss\'s `ignore_index`'
     return title
 
 
 def _promised(facts: IndexFacts) -> str:
     if not facts.head:
         return ""
-    promise = f", which promises {facts.promised} samples" if facts.promised is not None else ""
+    promise = f", which gives {count(facts.promised, 'sample')}" if facts.promised is not None else ""
     whose = f"the length of `{facts.data_set}`" if facts.data_set else "the data set's length"
     return f": {whose} is `{facts.head}`{promise}"
 
@@ -168,7 +173,7 @@ def _promised(facts: IndexFacts) -> str:
 def _tensor(facts: IndexFacts, bad: OutOfRange) -> str:
     along = f" along dimension {facts.dim}" if facts.dim is not None and len(facts.shape) != 1 else ""
     title = (
-        f"{_first(_entry(facts, bad))}, and `{facts.table}` has {facts.size} entries{along}, 0 to "
+        f"{_first(_entry(facts, bad))}, but `{facts.table}` has {_entries(facts)}{along}, 0 to "
         f"{(facts.size or 0) - 1}{_more(bad)}"
     )
     return title + _promised(facts)
@@ -177,28 +182,28 @@ def _tensor(facts: IndexFacts, bad: OutOfRange) -> str:
 def _one_hot(facts: IndexFacts, bad: OutOfRange) -> str:
     apart = len(bad.values) == 1 and (bad.value >= 255 or bad.value < 0)
     return (
-        f"{_first(_entry(facts, bad))}, and one_hot is told that there are {facts.size} classes, 0 to "
-        f"{(facts.size or 0) - 1}{_more(bad)}" + (f": {bad.value} marks what has none" if apart else "")
+        f"{_first(_entry(facts, bad))}, but one_hot has {facts.size} classes, 0 to "
+        f"{(facts.size or 0) - 1}{_more(bad)}" + (f": {bad.value} marks entries without a class" if apart else "")
     )
 
 
 def _negative(facts: IndexFacts, bad: OutOfRange) -> str:
-    return f"{_first(_entry(facts, bad))}, and {facts.table or 'counting'} takes no negative numbers{_more(bad)}"
+    return f"{_first(_entry(facts, bad))}, but {facts.table or 'counting'} takes no negative numbers{_more(bad)}"
 
 
 def _sequence(facts: IndexFacts, bad: OutOfRange) -> str:
     size = facts.size or 0
     along = f" along dimension {facts.dim}" if facts.dim is not None and len(facts.shape) > 1 else ""
     ends = f", the last of them {size - 1}" if size else ""
-    has = "which has" if bad.total == 0 else f"and `{facts.table}` has"
-    title = f"{_first(_entry(facts, bad))}, {has} {size} {'entry' if size == 1 else 'entries'}{along}{ends}"
+    has = "which has" if bad.total == 0 else f"but `{facts.table}` has"
+    title = f"{_first(_entry(facts, bad))}, {has} {_entries(facts)}{along}{ends}"
     return title + _promised(facts)
 
 
 def _random(facts: IndexFacts, bad: OutOfRange) -> str:
     return (
-        f"There is no number to draw from {facts.least} up to {bad.value} (which is not included): what it is to "
-        "be drawn from is too small"
+        f"The range of the random number, from {facts.least} up to but not including {bad.value}, is empty: the length "
+        "that it is computed from is too small"
     )
 
 
@@ -223,40 +228,40 @@ def _fixes(facts: IndexFacts, bad: OutOfRange) -> tuple[Fix, ...]:
         mask = f"known = {name} != {bad.value}\n"
         return (
             Fix(
-                f"{bad.value} marks what has no class: leave it out.",
+                f"{bad.value} marks entries without a class: mask them.",
                 f"{mask}hot = nn.functional.one_hot({name} * known, {size}) * known[..., None]",
             ),
         )
     if facts.kind == "one_hot":
         return (
             Fix(
-                "Give it the number of classes that there are.",
+                "Pass the real number of classes.",
                 f"nn.functional.one_hot({name}, num_classes={(bad.high or bad.value) + 1})",
             ),
         )
     if facts.kind == "negative":
-        return (Fix("Leave out what is negative.", f"{name} = {name}[{name} >= 0]"),)
+        return (Fix("Remove the negative numbers.", f"{name} = {name}[{name} >= 0]"),)
     if facts.kind == "random":
         return (
             Fix(
-                "Draw from one number more, and only where there is room.",
+                "Include the last start, and guard against a length that is too small.",
                 "start = torch.randint(0, max(1, length - size + 1), ())",
             ),
         )
     if facts.kind in ("sequence", "tensor") and facts.head:
         code = f"def __len__(self):\n    return {facts.fits}"
-        return (Fix("Let the length be the number of samples that there are.", code),) if facts.fits else ()
+        return (Fix("Return the real number of samples.", code),) if facts.fits else ()
     if facts.index is not None and facts.index.known:
         return (
             Fix(
-                f"The valid ones are 0 to {size - 1}: see where the others come from.",
+                f"Valid are 0 to {size - 1}: find out where the others come from.",
                 f"{name}[({name} < 0) | ({name} >= {size})]",
             ),
         )
     length = f"{facts.table}.shape[{facts.dim}]" if facts.dim is not None else f"len({facts.table})"
     return (
         Fix(
-            f"The valid ones are 0 to {size - 1}: see where this one comes from.",
+            f"Valid are 0 to {size - 1}: find out where this index comes from.",
             f"assert {name or bad.value} < {length}" if size else f"assert len({facts.table})   # it is empty",
         ),
     )
@@ -279,7 +284,7 @@ def _of_embedding(facts: IndexFacts, bad: OutOfRange) -> tuple[Fix, ...]:
     if bad.low is not None and bad.low < 0:
         return (
             Fix(
-                "Give padding an id of its own.", f"{name} = {name}.masked_fill({name} < 0, 0)   # 0: the id of padding"
+                "Use a separate id for padding.", f"{name} = {name}.masked_fill({name} < 0, 0)   # 0: the id of padding"
             ),
         )
     if facts.grown is not None:
@@ -295,7 +300,7 @@ def _of_embedding(facts: IndexFacts, bad: OutOfRange) -> tuple[Fix, ...]:
         fixes.insert(
             0 if not facts.counted else 1,
             Fix(
-                "Make the table as large as the ids need, and keep the rows that are trained.",
+                "Enlarge the table to the largest id, and keep the trained rows.",
                 code,
                 facts.grown.worked,
                 facts.grown.after,
@@ -304,9 +309,7 @@ def _of_embedding(facts: IndexFacts, bad: OutOfRange) -> tuple[Fix, ...]:
     if not facts.counted:
         fixes.append(
             Fix(
-                "Or give unknown ids one row that stands for all of them."
-                if fixes
-                else "Give ids that the table does not know one row that stands for all of them.",
+                "Or map all unknown ids to one row." if fixes else "Map all unknown ids to one row.",
                 f"{name} = {name}.masked_fill({name} >= {size}, unknown_id)",
             )
         )
@@ -321,7 +324,7 @@ def _of_target(facts: IndexFacts, bad: OutOfRange) -> tuple[Fix, ...]:
     if facts.ignored is not None:
         return (
             Fix(
-                "Leave these entries out of the loss.",
+                "Ignore these entries in the loss.",
                 f"nn.CrossEntropyLoss(ignore_index={facts.ignored.code})",
                 facts.ignored.worked,
                 facts.ignored.after,
@@ -334,14 +337,14 @@ def _of_target(facts: IndexFacts, bad: OutOfRange) -> tuple[Fix, ...]:
             f"Give the last layer {needed} classes, or map the labels to 0 … {(facts.size or 1) - 1}.",
             f"{head} = nn.Linear({head}.in_features, {needed})",
         ),
-        Fix("See which labels there are.", f"{name}.unique(return_counts=True)"),
+        Fix("Print the labels and their counts.", f"{name}.unique(return_counts=True)"),
     )
 
 
 def _chain(facts: IndexFacts) -> tuple[Link, ...]:
     if facts.late is not None:
         return (
-            Link("the kernel of this line failed on the card, while the program went on", facts.raised.where),
-            Link("here the card's answer was waited for, and the error was shown", facts.late),
+            Link("the kernel of this line failed on the GPU, while the program continued", facts.raised.where),
+            Link("this line waited for the GPU and raised the error", facts.late),
         )
     return facts.origin.way if facts.origin is not None else ()

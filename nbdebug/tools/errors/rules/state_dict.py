@@ -1,4 +1,4 @@
-"""What the failing load of a state shows: which keys and shapes do not meet, and what would make them meet."""
+"""The causes of a failing `load_state_dict`: which keys and shapes do not match, and which change makes them match."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from nbdebug.tools.errors.facts import Raised
 
 @dataclasses.dataclass(frozen=True)
 class Resized:
-    """One key with two shapes. argument: of the layer's constructor that says this size ("out_features"), with its
-    two values; kind: the layer's class. transposed: the same sizes in reverse."""
+    """One key with two shapes. argument: the layer's constructor argument for this size ("out_features"), with its two
+    values; kind: the layer's class. transposed: the same sizes in reverse."""
 
     key: str
     saved: tuple[int, ...]
@@ -32,7 +32,7 @@ class Resized:
 
 @dataclasses.dataclass(frozen=True)
 class Renamed:
-    """A change of keys that was tried: see key_matching.Change."""
+    """A change of keys that was tried: see KeyChange."""
 
     old: str
     new: str
@@ -44,15 +44,14 @@ class Renamed:
 @dataclasses.dataclass(frozen=True)
 class StateMismatch:
     """model, given: as the user wrote them ("model", "checkpoint['model']"); kind: the model's class. made: the
-    expression of what was given where that is no name: `given` is then "state".
+    expression of the argument where that is not a name: `given` is then "state".
 
     missing, unexpected: keys, as torch lists them. resized: keys with two shapes. saved, wanted: how many keys the
     saved state and the model have; both: keys in both, fitting: those with the same shape, too. inside: the entry of
-    what was given in which the state lies. renamed: the change of keys that fits best. left: saved keys that still do
-    not fit after it; lacking: keys of the model that get nothing then. argument: the model's own constructor argument
-    that says the size, with the size of the saved state. whole_model: a module was given in place of its state;
-    no_dict: the class of what was given, where that is neither a dict nor a module.
-    """
+    the argument that contains the state. renamed: the change of keys that fits best. left: saved keys that still do not
+    match after it; lacking: keys of the model that then get no value. argument: the model's own constructor argument
+    for the size, with the size of the saved state. whole_model: a module was passed instead of its state; no_dict: the
+    class of the argument, where that is neither a dict nor a module."""
 
     raised: Raised
     model: str
@@ -79,7 +78,7 @@ class StateMismatch:
 @dataclasses.dataclass(frozen=True)
 class OptimizerMismatch:
     """The state of another optimizer. saved, wanted: how many parameters each group has; None: not a state at all, and
-    keys are those that were there."""
+    keys are its keys."""
 
     raised: Raised
     optimizer: str
@@ -93,25 +92,23 @@ class OptimizerMismatch:
 
 
 STRANGE = 0.25
-"""Share of the keys (of the file's or the model's, whichever has fewer) that must meet for the file to be of a relative
-of the model. Our choice: two unrelated networks share names such as `conv1.weight`, seldom a quarter of them."""
+"""Share of the keys (of the file's or the model's, whichever has fewer) that must match for the file to be of a related
+model. Our choice: two unrelated networks share names such as `conv1.weight`, seldom a quarter of them."""
 SHOWN = 6
 PATHS = ("str", "PosixPath", "WindowsPath", "Path")
 
 
 @rule(
     code="error/state-dict-mismatch",
-    title="The saved state does not fit the model.",
+    title="The saved state does not match the model.",
     symptom="Error(s) in loading state_dict for …: missing keys, unexpected keys, or a size mismatch; of an optimizer: "
     "a different number of parameter groups.",
     cause="The file was saved from a wrapped model (DataParallel puts `module.` before each key, torch.compile "
-    "`_orig_mod.`, a trainer `model.`), from one with other sizes (classes, vocabulary, width), or holds more "
-    "than "
-    "the state (`{'model': …, 'optimizer': …}`). strict=False passes over keys, never over sizes.",
+    "`_orig_mod.`, a trainer `model.`), from one with other sizes (classes, vocabulary, width), or contains more "
+    "than the state (`{'model': …, 'optimizer': …}`). `strict=False` ignores missing and unexpected keys, never sizes.",
     confirm="`sorted(state)[:5]` beside `sorted(model.state_dict())[:5]`; the shapes of the keys that both have.",
-    fix="Take the prefix away, load the entry that holds the state, build the model with the sizes of the file, or "
-    "leave "
-    "out the entries that do not fit and train these layers anew.",
+    fix="Remove the prefix, load the entry that contains the state, build the model with the sizes in the file, or "
+    "leave out the entries that do not match and train these layers from scratch.",
     reference="https://docs.pytorch.org/tutorials/beginner/saving_loading_models.html",
 )
 def state_dict_mismatch(facts: Any) -> Finding | None:
@@ -135,8 +132,8 @@ def _title(facts: StateMismatch) -> str:
         return _place_title(facts, source, model)
     if _strange(facts):
         return (
-            f"{source} is the state of another model: of its {facts.saved} keys {model} ({facts.kind}, "
-            f"{facts.wanted} keys) has {facts.both}."
+            f"{source} is the state of another model: {model} ({facts.kind}, {count(facts.wanted or 0, 'key')}) has "
+            f"{facts.both} of its {count(facts.saved or 0, 'key')}."
         )
     if facts.renamed is not None:
         return _prefix_title(facts, source, model)
@@ -146,22 +143,25 @@ def _title(facts: StateMismatch) -> str:
         return f"{model} has {count(len(facts.missing), 'key')} that {source} lacks: {listed(facts.missing)}."
     if facts.unexpected and not facts.missing:
         keys = count(len(facts.unexpected), "key")
-        return f"{source} has {keys} that {model} does not know: {listed(facts.unexpected)}."
-    return f"{source} and {model} differ: it lacks {listed(facts.missing)}, and brings {listed(facts.unexpected)}."
+        return f"{source} has {keys} that {model} does not have: {listed(facts.unexpected)}."
+    return (
+        f"The keys of {source} and {model} differ: {listed(facts.missing)} missing, {listed(facts.unexpected)} "
+        "unexpected."
+    )
 
 
 def _place_title(facts: StateMismatch, source: str, model: str) -> str:
-    """Something else than the state was given; it may lie inside."""
+    """The argument is not the state; it may contain it."""
     if facts.no_dict in PATHS:
-        return "`load_state_dict` was given the path of a file, and takes the state that lies in it."
+        return "`load_state_dict` got the path of a file, but takes the state that is in the file."
     if facts.no_dict:
-        return f"`load_state_dict` was given a `{facts.no_dict}`, and takes a dict of tensors."
+        return f"`load_state_dict` got a `{facts.no_dict}`, but takes a dict of tensors."
     if facts.inside is None:
-        return f"{source} is a whole model, and `load_state_dict` takes the state of one."
+        return f"{source} is a whole model, but `load_state_dict` takes the state of a model."
     if facts.inside.endswith("state_dict()"):
         entry = facts.inside.partition(".")[0]
-        return f"{source} holds the model itself, under `{entry}`, and not its state at the top."
-    return f"{source} is the whole checkpoint: the state of {model} lies in its entry `{facts.inside}`."
+        return f"{source} holds the model itself, under `{entry}`, not its state."
+    return f"{source} is the whole checkpoint: the state of {model} is its entry `{facts.inside}`."
 
 
 def _prefix_title(facts: StateMismatch, source: str, model: str) -> str:
@@ -173,7 +173,7 @@ def _prefix_title(facts: StateMismatch, source: str, model: str) -> str:
         difference = f"lack the prefix `{change.new}` that the keys of {model} have"
     else:
         difference = f"have `{change.old}` {'in' if change.anywhere else 'before'} the names that {model} uses"
-    rest = "" if change.whole else f"; with that changed, {change.fits} of {facts.saved} fit"
+    rest = "" if change.whole else f"; after that change, {change.fits} of {facts.saved} match"
     return f"The keys of {source} {difference}{rest}."
 
 
@@ -232,11 +232,11 @@ def _chain(facts: StateMismatch) -> tuple[Link, ...]:
     if facts.renamed and facts.inside:
         links += [Link(_prefix_title(facts, f"`{_source(facts)}`", f"`{facts.model}`").rstrip("."))]
     if not facts.strict and facts.resized:
-        links += [Link("strict=False passes over missing and unexpected keys; a size that differs still stops it")]
+        links += [Link("strict=False ignores missing and unexpected keys, but a different size is still an error")]
     return tuple(links)
 
 
-# -- what to do ----------------------------------------------------------------------------------------------------
+# -- fixes -------------------------------------------------------------------------------------------------------
 
 
 def _fixes(facts: StateMismatch) -> list[Fix]:
@@ -244,7 +244,7 @@ def _fixes(facts: StateMismatch) -> list[Fix]:
         source = facts.made or facts.given
         return [
             Fix(
-                "Read the file first." if facts.no_dict in PATHS else "Give it the state of a model.",
+                "Read the file first." if facts.no_dict in PATHS else "Pass the state of a model.",
                 f"{facts.model}.load_state_dict(torch.load({source if facts.no_dict in PATHS else 'path'}))",
             )
         ]
@@ -252,7 +252,7 @@ def _fixes(facts: StateMismatch) -> list[Fix]:
         source = f"sorted({facts.made or _source(facts)})[:10]"
         return [
             Fix(
-                "Build the model that the file was saved from; its keys tell which.",
+                "Build the model that the file was saved from: its keys show which one.",
                 f"print({source}, sorted({facts.model}.state_dict())[:10])",
             )
         ]
@@ -268,7 +268,7 @@ def _source(facts: StateMismatch) -> str:
 
 
 def _prepared(facts: StateMismatch) -> tuple[list[str], str]:
-    """(lines that give the state its right entry and keys, what it is called then)."""
+    """(lines that select the entry and change the keys, the expression for the state after them)."""
     lines, state, change = [f"{facts.given} = {facts.made}"] if facts.made else [], _source(facts), facts.renamed
     if change is None:
         return lines, state
@@ -295,7 +295,7 @@ def _placed(facts: StateMismatch) -> Fix:
         part = "".join(f"[{name}]" if name.isdigit() else f".{name}" for name in change.new.rstrip(".").split("."))
         lines = [f"{facts.given} = {facts.made}"] if facts.made else []
         return Fix(
-            f"Load it into the part that it is the state of: `{change.new.rstrip('.')}`.",
+            f"Load it into the part of the model that it belongs to: `{change.new.rstrip('.')}`.",
             "\n".join([*lines, f"{facts.model}{part}.load_state_dict({_source(facts)})"]),
             True,
             _after(facts),
@@ -312,9 +312,9 @@ def _after(facts: StateMismatch) -> dict[str, Any]:
     if facts.saved is None:
         return {}
     fits = facts.saved - len(facts.left)
-    result: dict[str, Any] = {"keys that then fit, by name and shape": f"{fits} of {facts.saved}"}
+    result: dict[str, Any] = {"keys that then match, by name and shape": f"{fits} of {facts.saved}"}
     if facts.lacking:
-        result["left as they were built"] = f"{len(facts.lacking)} of {facts.wanted}"
+        result["keys that keep their initial values"] = f"{len(facts.lacking)} of {facts.wanted}"
     return result
 
 
@@ -325,11 +325,11 @@ def _for_sizes(facts: StateMismatch) -> list[Fix]:
     if facts.argument is not None:
         name, size = facts.argument
         code = [f"{facts.model} = {facts.kind}({name}={size})", *lines, f"{facts.model}.load_state_dict({state})"]
-        fixes.append(Fix("Build the model with the size that the file has.", "\n".join(code)))
+        fixes.append(Fix("Build the model with the size in the file.", "\n".join(code)))
     elif argued is not None:
         fixes.append(
             Fix(
-                f"Build the layer `{argued.key.rpartition('.')[0] or facts.model}` with the size of the file.",
+                f"Build the layer `{argued.key.rpartition('.')[0] or facts.model}` with the size in the file.",
                 f"{argued.kind}(..., {argued.argument}={argued.saved_size}, ...)",
             )
         )
@@ -342,21 +342,21 @@ def _for_sizes(facts: StateMismatch) -> list[Fix]:
             f"{facts.model}.load_state_dict(state)",
         ]
         fixes.append(
-            Fix("Turn the matrices round while loading.", "\n".join(code), True, {"keys that fit": len(turned)})
+            Fix("Transpose the matrices while loading.", "\n".join(code), True, {"keys that match": len(turned)})
         )
     fits = None if facts.saved is None else facts.saved - len(facts.left)
     if fits != 0:
         fixes.append(_skipping(facts, lines, state, fits))
     return fixes or [
         Fix(
-            "Build the model with the sizes of the file.",
+            "Build the model with the sizes in the file.",
             "\n".join([*lines, f"print({{key: tuple(value.shape) for key, value in {state}.items()}})"]),
         )
     ]
 
 
 def _skipping(facts: StateMismatch, lines: Sequence[str], state: str, fits: int | None) -> Fix:
-    """Load what fits, where anything does."""
+    """Load the entries that match."""
     keys = tuple(r.key for r in facts.resized)
     code = [
         *lines,
@@ -367,10 +367,10 @@ def _skipping(facts: StateMismatch, lines: Sequence[str], state: str, fits: int 
     after = (
         {}
         if fits is None
-        else {"keys that then load": f"{fits} of {facts.saved}", "left as they were built": len(keys)}
+        else {"keys that then load": f"{fits} of {facts.saved}", "keys that keep their initial values": len(keys)}
     )
     return Fix(
-        "Or leave out what does not fit, and train these layers anew.",
+        "Or leave out what does not match, and train these layers from scratch.",
         "\n".join(code),
         None if fits is None else True,
         after,
@@ -380,9 +380,9 @@ def _skipping(facts: StateMismatch, lines: Sequence[str], state: str, fits: int 
 def _not_strict(facts: StateMismatch) -> Fix:
     lines, state = _prepared(facts)
     if facts.missing:
-        title = f"Where {listed(facts.missing)} may start as built: load the rest."
+        title = f"Load the rest, if {listed(facts.missing)} may keep the initial values."
     else:
-        title = "Where what the file brings is not needed: load the rest."
+        title = "Load the rest, if the unexpected entries of the file are not needed."
     fits = {} if facts.saved is None else {"keys that then load": f"{facts.fitting} of {facts.saved}"}
     return Fix(
         title,
@@ -398,8 +398,8 @@ def _not_strict(facts: StateMismatch) -> Fix:
 def _optimizers(facts: OptimizerMismatch) -> Finding:
     call, assignment = f"{facts.optimizer}.load_state_dict", f"{facts.given} = {facts.made}\n" if facts.made else ""
     if facts.saved is None:
-        title = f"`{facts.given}` holds no state of an optimizer at its top"
-        title += f"; it lies in its entry `{facts.inside}`." if facts.inside else "."
+        title = f"`{facts.given}` is not the state of an optimizer"
+        title += f"; that is its entry `{facts.inside}`." if facts.inside else "."
         fix = Fix(
             "Load the optimizer's own entry.",
             f"{assignment}{call}({facts.given}{facts.inside or '[...]'})",
@@ -408,12 +408,12 @@ def _optimizers(facts: OptimizerMismatch) -> Finding:
         )
     else:
         title = (
-            f"`{facts.given}` is of an optimizer over {_groups(facts.saved)}; `{facts.optimizer}` "
+            f"`{facts.given}` is the state of an optimizer with {_groups(facts.saved)}; `{facts.optimizer}` "
             f"({facts.kind}) has {_groups(facts.wanted)}."
         )
         fix = Fix(
-            "Build the optimizer as it was when the state was saved: the same parameters, frozen ones and groups "
-            "included, in the same order. Or start its state anew, and load the model alone.",
+            "Build the optimizer as it was when the state was saved: the same parameters in the same groups and order, "
+            "frozen ones included. Or load only the model, and start with a new optimizer state.",
             f"{assignment}{facts.optimizer} = torch.optim.{facts.kind}(model.parameters())   # as when it was saved\n"
             f"{call}({facts.given})",
         )
@@ -421,7 +421,7 @@ def _optimizers(facts: OptimizerMismatch) -> Finding:
         "optimizer": f"{facts.optimizer} ({facts.kind})",
         "parameters by group, saved": facts.saved,
         "parameters by group, here": facts.wanted,
-        "entries given": ", ".join(facts.keys),
+        "entries": ", ".join(facts.keys),
     }
     return Finding(
         "error/state-dict-mismatch", title, at(facts), {key: value for key, value in evidence.items() if value}, (fix,)
