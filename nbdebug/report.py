@@ -37,7 +37,7 @@ PLOTS = ("histogram", "tree", "run", "losses", "memory", "ranges", "gradients", 
 class Where:
     """A place in a training run. Every field may be None: not known, or not applicable.
 
-    step: 0-based. phase: one of PHASES. module: dotted name, "" for code outside modules. op: ATen base name ("log").
+    step: 0-based. phase: one of PHASES. module: dotted name, "" for code in no module. op: ATen base name ("log").
     file, line, text: the user's own source line. cell: "In [7]" where the line stands in a notebook.
     samples: rows of the batch; None means all of them, or not known.
     """

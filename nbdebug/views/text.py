@@ -157,7 +157,7 @@ class ReportText:
 
     def cause(self, finding: Finding, word: str) -> None:
         where = finding.where
-        known = [value if value == words.OUTSIDE else f"{head.lower()} {value}" for head, value in words.spot(where)]
+        known = [f"{head.lower()} {value}" for head, value in words.spot(where)]
         self.say(words.clean(finding.title, 600), style="bold", most=4 if self.report.folded else 0)
         self.lines.append("")
         self.put([f"{word}: {words.clean(finding.code, 80)}"])

@@ -121,12 +121,12 @@ def place(where: Where) -> str:
 
 
 def module(where: Where) -> str:
-    """ "head.ent (Entropy)"; the root module and code outside modules are named as such; "" when it is not known."""
+    """ "head.ent (Entropy)", "the model itself (Net)"; "" for code in no module, and where it is not known."""
     if where.module is None:
         return ""
     kind = clean(where.module_type, 80) if where.module_type else ""
     if not where.module:
-        return f"the model itself ({kind})" if kind else OUTSIDE
+        return f"the model itself ({kind})" if kind else ""
     return clean(where.module, 160) + (f" ({kind})" if kind else "")
 
 
@@ -156,7 +156,6 @@ def proof(fix: Fix) -> str:
 
 
 NOTHING = "Nothing was found."
-OUTSIDE = "outside modules"
 
 
 def headline(report: Report) -> str:

@@ -40,9 +40,9 @@ def test_where_names_everything_that_is_known() -> None:
     )
 
 
-def test_code_outside_modules_is_called_that() -> None:
+def test_code_that_runs_in_no_module_names_none() -> None:
     finding = Finding("a/b", "t", Where(step=0, module="", op="mul"))
-    assert "step 0 (the first) · outside modules · op mul" in text.render(Report("q", (finding,)))
+    assert "step 0 (the first) · op mul" in text.render(Report("q", (finding,)))
 
 
 def test_chain_gives_what_place_and_source_and_says_no_place_twice_running() -> None:
@@ -192,7 +192,7 @@ def test_rows_in_words(samples, said) -> None:
     assert words.rows(samples) == said
 
 
-def test_root_module_and_outside_modules_are_told_apart() -> None:
+def test_root_module_and_code_in_no_module_are_told_apart() -> None:
     assert words.module(Where(module="", module_type="Net")) == "the model itself (Net)"
-    assert words.module(Where(module="")) == "outside modules"
+    assert words.module(Where(module="")) == ""
     assert words.module(Where()) == ""

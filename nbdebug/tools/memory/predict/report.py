@@ -178,7 +178,7 @@ def _tables(answer: Answer) -> list[Table]:
             "At the peak, by module",
             ("module", "size (bytes)"),
             [
-                [name or "outside modules", count]
+                [name or "not in a module", count]
                 for name, count in sorted(found.modules.items(), key=lambda p: -p[1])[:MODULES]
             ],
         ),
