@@ -1,10 +1,16 @@
-"""Errors: an exception of torch's says what an op could not do, seldom whose tensor it was and where its size, its
-device or its missing gradient came from.
+"""Errors: torch's messages say what an op could not do, but seldom which variable is wrong, and where its size, device
+or missing gradient comes from.
 
-All of that still lies in the frames of the traceback: the arguments of the failing op, the modules around it, the
-user's own variables with their names. A look recognises one kind of error and reads what the frames hold, a rule says
-it in one sentence with the user's names, and a fix is tried on the very operands where that needs none of the user's
-code.
+The frames of the traceback still hold that: the arguments of the failing op, the modules around it, the user's
+variables. A detector recognizes one kind of error and reads the frames, a rule names the cause with the user's names,
+and a fix is tried on the operands where that runs none of the user's code.
+
+    dispatch                          the kinds of errors, and the causes of one exception
+    context, exceptions               the traceback's frames; chains, groups and errors of other processes
+    operands, values, syntax, origin  the failing op's tensors, values in the frames, and where a value comes from
+    sandbox                           trials of a fix on copies
+    kinds, rules                      detectors and rules; shapes and autograd have folders of their own
+    facts, unknown                    facts shared by the kinds; the report on an error of no known kind
 """
 
 from __future__ import annotations

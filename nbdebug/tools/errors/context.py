@@ -31,18 +31,18 @@ READ_AT_MOST = 10_000_000
 """Elements of a tensor whose least and largest value are read: some milliseconds. Larger ones keep to their shape."""
 LOADER = re.compile(r"[\\/]torch[\\/]utils[\\/]data[\\/]")
 ENDS = (50, 150)
-"""Outermost and innermost frames of a traceback that are looked at."""
+"""Outermost and innermost frames of a traceback that are read."""
 MOST = 40
-"""Tensors told of one error."""
+"""Tensors listed for one error."""
 
 
 @dataclasses.dataclass
 class ErrorContext:
-    """error: the exception looked at; trail: its frames, outermost first; names: the variables of the notebook or of
-    the caller; owners: models and optimizers met in either; led_to: the exceptions that followed, nearest first.
+    """error: the exception; trail: its frames, outermost first; names: the variables of the notebook or of
+    the caller; owners: models and optimizers in either; led_to: the exceptions that followed, nearest first.
 
-    carried: what it says of an exception that was raised elsewhere, in a loader's worker or while compiling: `message`
-    and `type` are then of that one, and the last frames of the trail are known by file and line alone.
+    carried: the exception that it reports from elsewhere, a loader's worker or the compiler: `message` and `type` are
+    then of that one, and only file and line are known of the last frames of the trail.
     """
 
     error: BaseException
@@ -93,7 +93,7 @@ class ErrorContext:
             yield name, value, None
 
     def raised(self) -> Raised:
-        """The plain part of it."""
+        """The facts that all kinds of errors share."""
         at = self.users[0].where if self.users else Where()
         module, kind = running_module(self.trail, self.owners)
         where = dataclasses.replace(at, phase=_phase(self.trail), module=module, module_type=kind)
@@ -118,8 +118,8 @@ class ErrorContext:
 
 def _with_comprehension(frame: Frame, callee: Frame | None) -> Frame:
     """With the variables of the comprehension that failed in it. Python 3.12 and newer run it in the function's own
-    frame, where these are gone once it has failed: what was passed to a module is known, the others are UNKNOWN (and
-    not what is under their name outside of the comprehension)."""
+    frame, where they no longer exist after the error: what was passed to a module is known, the others are UNKNOWN
+    (and not the values of the same names outside the comprehension)."""
     tree = tree_of(frame.site.file) if frame.users and frame.span is not None else None
     node = expression(frame) if tree is not None else None
     if tree is None or node is None or frame.site.function.startswith("<") and frame.site.function != "<module>":
@@ -137,7 +137,7 @@ def _with_comprehension(frame: Frame, callee: Frame | None) -> Frame:
 
 
 def _phase(trail: list[Frame]) -> str:
-    """As `phase` says it; "input" where a loader was fetching samples and no model ran inside of that."""
+    """The phase of the trail; "input" where a loader was fetching samples and no model ran in it."""
     fetching = [i for i, frame in enumerate(trail) if LOADER.search(frame.site.file)]
     inside = fetching and not any(frame.module is not None for frame in trail[fetching[-1] :])
     return "input" if inside else phase(trail)
@@ -208,13 +208,13 @@ def _range(value: torch.Tensor) -> tuple[float | None, float | None, int | None]
             good = flat[flat.isfinite()]
             bad = flat.numel() - good.numel()
             return (float(good.min()), float(good.max()), bad) if good.numel() else (None, None, bad)
-    except Exception:  # a device that has failed, a layout without min: then it is not told
+    except Exception:  # a device that has failed, a layout without min: then the range is unknown
         return None, None, None
 
 
 def _readable(value: torch.Tensor) -> bool:
     """Whether its values are there to be read: not a user's own kind of tensor, not freed (FSDP, `resize_(0)`), and not
-    on a card that is still at work, which may have been hung up."""
+    on a GPU that is still busy, which may hang."""
     if type(value) not in (torch.Tensor, torch.nn.Parameter):
         return False
     if value.layout is not torch.strided or not 0 < value.numel() <= READ_AT_MOST or value.device.type == "meta":

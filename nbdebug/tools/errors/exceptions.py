@@ -2,7 +2,7 @@
 
 raise A from B              B is the root: it goes first
 A while B was handled       A goes first where it is a failure of its own (the fallback failed, too); B where the
-                            handler only says it again in other words
+                            handler only rewords it
 ExceptionGroup(B, C)        both, each with the group as what followed it
 """
 
@@ -38,7 +38,7 @@ class Candidate:
 
 def candidate_chains(error: BaseException) -> list[list[Candidate]]:
     """One list for each member of a group (one in all where there is no group): its candidates, in the order in which
-    they are to be asked. Endless chains and cycles end after DEEPEST."""
+    they are checked. Endless chains and cycles end after DEEPEST."""
     chains: list[list[Candidate]] = []
     todo: deque[Candidate] = deque([Candidate(error)])
     visited: set[int] = set()
@@ -55,8 +55,8 @@ def candidate_chains(error: BaseException) -> list[list[Candidate]]:
 
 
 def _candidates(start: Candidate) -> tuple[list[Candidate], list[Candidate]]:
-    """The candidates along one chain; and the members of the group that it leads to, which are asked after them, or in
-    their place where they only say it again."""
+    """The candidates along one chain; and the members of the group that it leads to, which are checked after them, or
+    in their place where they only reword it."""
     parts: list[list[Candidate]] = [[]]
     one: Candidate | None = start
     while one is not None and sum(map(len, parts)) < DEEPEST:
@@ -89,7 +89,7 @@ def group_members(error: BaseException) -> tuple[BaseException, ...]:
 
 
 def _before(error: BaseException) -> tuple[BaseException | None, bool]:
-    """The exception that this one followed, and whether this one only says it again."""
+    """The exception that this one followed, and whether this one only rewords it."""
     cause = _slot("__cause__", error)
     if cause is not None:
         return cause, True
@@ -144,7 +144,7 @@ class RemoteException:
 
 
 def remote_exception(kind: str, message: str) -> RemoteException | None:
-    """What an exception of this type says of another one; None where it is none of these."""
+    """The exception of another process, or of the compiler, that this one reports; None where it reports none."""
     caught = CAUGHT.search(message)
     if caught is not None:
         name, text = _last(caught[3])
@@ -167,7 +167,7 @@ def _compiled(message: str) -> RemoteException | None:
     if match is None and code is None:
         return None
     kind, text = (match[1], match[2].replace("\\'", "'").replace("\\n", "\n")) if match else ("RuntimeError", message)
-    return RemoteException(kind, text, "while torch.compile read the code", tuple(_sites(code[1] if code else "")))
+    return RemoteException(kind, text, "while torch.compile traced the code", tuple(_sites(code[1] if code else "")))
 
 
 def _last(text: str) -> tuple[str, str]:

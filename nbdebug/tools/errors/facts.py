@@ -1,10 +1,10 @@
 """What an exception and the frames of its traceback show, as plain numbers and names.
 
     Raised      the exception: type, message, the user's line, the module that ran, the tensors of the frames
-    <Kind>      what one kind of error needs beyond that (a look fills it in, a rule reads it); each has `raised`
+    <Kind>      the further facts of one kind of error (filled in by a detector, read by a rule); each has `raised`
 
-No value of the user's other than tensor facts stands here: a string, a token or a password in a local variable can't
-reach a report.
+Of the user's values they contain only tensor facts: a string, a token or a password in a local variable can't reach a
+report.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Raised:
 
 @dataclasses.dataclass(frozen=True)
 class ArgumentFact:
-    """A tensor that an op was given. role: its name in torch's function ("input", "target"), "" of an operand of the
+    """A tensor argument of an op. role: its name in torch's function ("input", "target"), "" of an operand of the
     user's line. owner: the module whose weight it is. known: the tensor's name is one that the user can write."""
 
     fact: TensorFact
@@ -72,15 +72,15 @@ class ArgumentFact:
 
     @property
     def phrase(self) -> str:
-        """The name in a sentence: `x`, or "what `net.2` is given"."""
+        """The name in a sentence: `x`, or "the input of `net.2`"."""
         return f"`{self.name}`" if self.known else self.name
 
 
 @dataclasses.dataclass(frozen=True)
 class ValueOrigin:
-    """The binding in which a tensor got what is wrong with it. name: what was bound; code: the text of its value; call:
-    the last name of what made it ("from_numpy"), "" where no call did; way: from there to the failing line. stated: the
-    dtype or device that the call asks for by itself ("torch.uint8")."""
+    """The binding where a tensor got its wrong property. name: the bound name; code: the text of its value; call: the
+    last name of the call that created it ("from_numpy"), "" without a call; way: from there to the failing line.
+    stated: the dtype or device argument of the call ("torch.uint8")."""
 
     name: str
     code: str
@@ -116,11 +116,11 @@ def bracketed(expression: str) -> str:
 
 
 def assigned(name: str, value: str) -> str:
-    """A line that binds a value anew: `x = …`, `self.x = …`; of another thing's attribute, which may not be settable,
-    under its own name: `label = batch.label - 1`."""
+    """A line that assigns a new value: `x = …`, `self.x = …`; for an attribute of another object, which may not be
+    settable, a new variable: `label = batch.label - 1`."""
     if re.fullmatch(r"\w+|self(\.\w+)+", name) or name.endswith("]") and is_plain(name):
         return f"{name} = {value}"
     if is_plain(name):
         last = name.rpartition(".")[2]
-        return f"{last} = {value}   # and give this line {last}"
+        return f"{last} = {value}   # and use {last} in this line"
     return value

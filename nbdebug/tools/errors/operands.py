@@ -1,8 +1,8 @@
-"""What the failing op was given, and what the user calls each of it.
+"""The tensor arguments of the failing op, with the user's names.
 
-The innermost frame is often torch's: a Linear's `forward` with its `input`, a loss with `input` and `target`. Their
-names there say the role; the user's own name for the same tensor stands in the user's frames. Beyond torch's frames
-come the operands of the user's line.
+The innermost frame is often torch's: a Linear's `forward` with its `input`, a loss with `input` and `target`. The names
+there give the role; the user's frames have the user's name for the same tensor. The operands of the user's line follow
+after those of torch's frames.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ CALLS = ("_call_impl", "_wrapped_call_impl", "__call__", "_slow_forward")
 """Frames around a module's forward, which hold the same tensors under no name of their own."""
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _TELLING = tuple(_TORCH + part for part in ("nn", "optim", "functional.py"))
-"""Torch's frames whose names say a role; those of its inner parts (`_decomp`, `_refs`, `library`) say nothing."""
+"""Torch's frames whose variable names are roles; those of its inner parts (`_decomp`, `_refs`, `library`) are not."""
 MOST = 60
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OpArgument:
-    """A tensor that the failing op was given. name: as the user would write it, or what it is ("the input of `2`").
+    """A tensor argument of the failing op. name: as the user would write it, or what it is ("the input of `2`").
     role: its name in torch's function ("input", "weight", "target"), "" of the user's own operand. owner: the dotted
     name of the module whose parameter or buffer it is. known: the name is a variable's, an attribute's or a weight's.
     """
@@ -59,8 +59,8 @@ class OpArgument:
 
 
 def op_arguments(context: ErrorContext) -> list[OpArgument]:
-    """The tensors at hand where it failed, each once: of torch's innermost function, of the module around it, then of
-    the user's line. Empty where the op was given none by a name."""
+    """The tensors of the failing op, each once: of torch's innermost function, of the module around it, then of the
+    user's line. Empty where no name refers to one."""
     names, texts = OperandNames(context), argument_texts(context)
     arguments: dict[int, OpArgument] = {}
     for role, value in _library_tensors(context):
@@ -77,7 +77,7 @@ def op_arguments(context: ErrorContext) -> list[OpArgument]:
 
 
 def _stored(frame: Frame) -> Iterator[tuple[str, Any]]:
-    """What `x[i] = y` was to put there: the failing expression is `x[i]` alone."""
+    """The value of `x[i] = y`: the failing expression is only `x[i]`."""
     target, tree = expression(frame), tree_of(frame.site.file)
     if not isinstance(target, ast.Subscript) or not isinstance(target.ctx, ast.Store) or tree is None:
         return
@@ -91,8 +91,8 @@ def _stored(frame: Frame) -> Iterator[tuple[str, Any]]:
 
 
 def raised_facts(context: ErrorContext) -> Raised:
-    """The plain part of an error, with what the chapter's own `raised` leaves to its kinds: a data set's `__getitem__`
-    is the phase of the input, and a model that is one module (a loss) has a name as well."""
+    """The plain part of an error, with two corrections: a data set's `__getitem__` is the input phase, and a
+    model that is one module (a loss) has a name as well."""
     plain = context.raised()
     module, where = failing_module(context), plain.where
     if context.users and context.users[0].site.function in ("__getitem__", "__iter__"):
@@ -103,13 +103,13 @@ def raised_facts(context: ErrorContext) -> Raised:
 
 
 def raised_by_user(context: ErrorContext) -> bool:
-    """Whether a `raise` or an `assert` of the user's own made the error: then its words are the user's, not torch's."""
+    """Whether the user's own `raise` or `assert` raised the error: then the message is the user's, not torch's."""
     last = context.trail[-1] if context.trail else None
     return last is not None and last.users and isinstance(expression(last), (ast.Raise, ast.Assert))
 
 
 def argument_texts(context: ErrorContext) -> dict[int, str]:
-    """What the user's line gave to the function of torch's that it called, as it is written there: `encode(x)`."""
+    """The arguments in the user's call of a function of torch's, as text: `encode(x)`."""
     below = library_frames(context)
     call = _call_of(context.users[0], below[-1]) if context.users and below else None
     if call is None or any(isinstance(arg, ast.Starred) for arg in call.args):
@@ -133,7 +133,7 @@ def argument_texts(context: ErrorContext) -> dict[int, str]:
 
 def _call_of(frame: Frame, callee: Frame) -> ast.Call | None:
     """The call in the failing line that called torch's function. `list(map(net, rows))` calls `list`, not the module;
-    where Python knows only the line (before 3.11) the call has to be recognised by what it calls."""
+    where Python knows only the line (before 3.11) the call is recognized by its callee."""
     ran = expression(frame)
     calls = [node for node in ast.walk(ran) if isinstance(node, ast.Call)] if ran is not None else []
     for call in calls:
@@ -180,7 +180,7 @@ def failing_module(context: ErrorContext) -> nn.Module | None:
 
 
 def is_instance(value: Any, kinds: type | tuple[type, ...]) -> bool:
-    """`isinstance` that asks the object nothing: a `__class__` of the user's is not looked at."""
+    """`isinstance` without code of the object: a `__class__` of the user's is ignored."""
     return issubclass(type(value), kinds)
 
 
@@ -194,12 +194,12 @@ def model_name(path: str, context: ErrorContext) -> str:
 
 
 def weights(model: nn.Module, buffers: bool = False) -> list[torch.Tensor]:
-    """The parameters of a model, each once; with its buffers where these are asked for."""
+    """The parameters of a model, each once; with its buffers if requested."""
     return [tensor for _, tensor in named_parameters(model, buffers=buffers)]
 
 
 class OperandNames:
-    """What the user calls a tensor, and what a module is called: by identity, never by comparing."""
+    """The user's names of tensors and modules, found by identity, never by comparing."""
 
     def __init__(self, context: ErrorContext):
         self.context = context
@@ -230,11 +230,11 @@ class OperandNames:
         if id(value) in self.variables:
             return OpArgument(value, self.variables[id(value)], role)
         inner = f"`{self.module(self.failing)}`" if self.failing is not None else "the op"
-        phrase = "what {} is given" if role in ("input", "x", "") else f"the {role} of {{}}"
+        phrase = "the input of {}" if role in ("input", "x", "") else f"the {role} of {{}}"
         return OpArgument(value, phrase.format(inner), role, None, False)
 
     def module(self, module: Any) -> str:
-        """`net.stages.3.1`; of one that no model has registered the way to it ("net.blocks[1]"), or its class."""
+        """`net.stages.3.1`; of an unregistered module its path ("net.blocks[1]") or its class."""
         path = self.context.owners.paths.get(id(module))
         hidden = self.unregistered(module)
         root = module is not None and any(module is m for m in self.context.owners.models.values())
@@ -243,7 +243,7 @@ class OperandNames:
         return hidden or path or type(module).__name__
 
     def _visible(self, path: str) -> str:
-        """A model that no variable holds is known by its class: `self` in the frame of its own method."""
+        """A model without a variable is named by its class, or `self` where its own method runs."""
         root, dot, rest = path.partition(".")
         model = self.context.owners.models.get(root)
         if (
@@ -256,7 +256,7 @@ class OperandNames:
         return f"self{dot}{rest}" if mine else path
 
     def unregistered(self, module: Any) -> str | None:
-        """The way to a module that lies in a plain list, tuple or dict of another, and so is no part of it."""
+        """The path of a module in a plain list, tuple or dict of another module, which does not register it."""
         if self._modules is None:
             self._modules = {}
             for model in self.context.owners.models.values():
@@ -269,7 +269,7 @@ class OperandNames:
 
 
 def _plain(path: str) -> str:
-    """The path without what torch.compile puts into it."""
+    """The path without the part that torch.compile adds."""
     return path.replace("._orig_mod", "")
 
 

@@ -1,8 +1,8 @@
-"""Where a value came from, as the user's own sources tell: `x` ← `for x, y in loader` ← `TensorDataset(features, …)` ←
+"""Where a value came from, by the user's sources: `x` ← `for x, y in loader` ← `TensorDataset(features, …)` ←
 `features = torch.from_numpy(values)`.
 
-Only the text is read, nothing is run. What lies in a frame under a name on the way is looked at, so that a way which
-can't be the right one (its tensor has another dtype, another device) is left.
+The text is read, never run. The values of the names on the way are checked in the frames, so that a wrong way (its
+tensor has another dtype or device) is left.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ class ExpressionBinding:
     code: str
     where: Where
     node: ast.expr = dataclasses.field(repr=False, compare=False)
-    entry: bool = False  # it is one entry of the value, or comes out of it in a loop
-    maker: ast.expr | None = dataclasses.field(default=None, repr=False, compare=False)  # of an origin: what tells
+    entry: bool = False  # it is one entry of the value, or a loop over it
+    maker: ast.expr | None = dataclasses.field(default=None, repr=False, compare=False)  # the origin within `node`
 
     @property
     def phrase(self) -> str:
         code = self.code if len(self.code) <= 80 else self.code[:77] + "..."
-        return f"`{self.name}` {'comes out of' if self.entry else 'is'} `{code}`"
+        return f"`{self.name}` {'comes from' if self.entry else 'is'} `{code}`"
 
 
 @dataclasses.dataclass(frozen=True)
 class _Lookup:
-    """Where a name is looked up: a file, the line, the frame whose names are at hand there (None: nobody's)."""
+    """Where a name is looked up: a file, the line, the frame with the names there (None: no frame)."""
 
     file: str
     line: int
@@ -58,10 +58,9 @@ def origin_of(
     fits: Callable[[Any], bool] = lambda value: True,
     partial: bool = False,
 ) -> tuple[ExpressionBinding, ...]:
-    """The way from the expression that tells (it made the dtype, the device …) to `name`, as it stands in the user's
-    innermost frame; the origin first. fits: whether a value met on the way can be it. () where the sources don't show
-    it; partial: as far as they do.
-    """
+    """The way from the origin (the expression that set the dtype, the device …) to `name` in the user's innermost
+    frame; the origin first. fits: whether a value on the way can be part of it. () where the sources don't show it;
+    partial: as far as they do."""
     if not context.users:
         return ()
     frame = context.users[0]
@@ -75,7 +74,7 @@ def origin_of(
 
 
 class _OriginSearch:
-    """Breadth first over the bindings: the shortest way to an expression that tells."""
+    """Breadth first over the bindings: the shortest way to an origin."""
 
     def __init__(self, context: ErrorContext, is_origin: Callable[[ast.expr], bool], fits: Callable[[Any], bool]):
         self.context, self.is_origin, self.fits = context, is_origin, fits
@@ -103,13 +102,13 @@ class _OriginSearch:
         return ()
 
     def _origin_in(self, node: ast.expr, path: tuple[Key, ...]) -> ast.expr | None:
-        """The part of an expression, or of the entry of it that is meant, which tells."""
+        """The part of an expression, or of its entry under the path, that is an origin."""
         return next(
             (inner for part, _ in entries(node, path) for inner in value_parts(part) if self.is_origin(inner)), None
         )
 
     def _parts(self, node: ast.expr, path: tuple[Key, ...]) -> Iterator[tuple[ast.expr, tuple[Key, ...]]]:
-        """The names in an expression from which its value, or the entry that is meant, can have come."""
+        """The names in an expression that its value, or its entry under the path, can come from."""
         for entry, rest in entries(node, path):
             for part in value_parts(entry):
                 named = isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name)
@@ -119,7 +118,7 @@ class _OriginSearch:
     def _bindings(
         self, node: ast.expr, path: tuple[Key, ...], place: _Lookup
     ) -> Iterator[tuple[ExpressionBinding, tuple[Key, ...], _Lookup]]:
-        """What was bound to a name: (the binding, the entry of it that is meant, where its names are looked up)."""
+        """What was bound to a name: (the binding, the path of the entry, where its names are looked up)."""
         if isinstance(node, ast.Call):
             yield from _returns(node, path, place)
             return
@@ -171,7 +170,7 @@ class _OriginSearch:
             yield ExpressionBinding(text, ast.unparse(node), caller.where, node), path, where
 
     def _direct(self, inner: Frame | None, caller: Frame) -> bool:
-        """Whether nothing but a module's call stands between the two frames."""
+        """Whether only the call of a module is between the two frames."""
         places = {id(frame): i for i, frame in enumerate(self.context.trail)}
         between = self.context.trail[places[id(caller)] + 1 : places.get(id(inner), 0)]
         return all(frame.site.function in CALLS for frame in between)
@@ -246,9 +245,9 @@ def _scopes(place: _Lookup, text: str) -> Iterator[tuple[str, ast.AST]]:
 def _reaching(
     scope: ast.AST, matches: list[tuple[ast.expr, tuple[Key, ...]]], text: str, line: int
 ) -> Iterator[tuple[ast.expr, tuple[Key, ...]]]:
-    """The bindings whose value can still be there. The last goes first; one that uses the name itself lets the one
-    before it through. One in a branch that the line is not part of comes after that, and so does the line's own, which
-    has not been bound yet unless in an earlier turn of a loop."""
+    """The bindings whose value can still be current. The last comes first; one that uses the name itself is followed by
+    the one before it. A binding in a branch without the line comes later, and so does that of the line itself, which
+    has run only in an earlier iteration of a loop."""
     later: list[tuple[ast.expr, tuple[Key, ...]]] = []
     for value, keys in reversed(matches):
         again = any(isinstance(n, (ast.Name, ast.Attribute)) and ast.unparse(n) == text for n in ast.walk(value))

@@ -1,4 +1,4 @@
-"""The user's sources as syntax: what an expression is made of, what was bound to a name, which entry is meant."""
+"""The user's sources as syntax: the parts of an expression, the bindings of a name, the entry of a value."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nbdebug.observe.sources import SCOPES, parents
 Key = Any
 """An index of a tuple or a list, or a key of a dict."""
 FIRST = ("DataLoader", "iter", "next", "list", "tuple", "tqdm", "trange", "reversed", "sorted", "cycle", "Subset")
-"""Calls that hand on the items of their first argument."""
+"""Calls that return the items of their first argument."""
 
 
 def comprehensions(tree: ast.Module, node: ast.AST) -> Iterator[ast.comprehension]:
@@ -30,7 +30,7 @@ def comprehensions(tree: ast.Module, node: ast.AST) -> Iterator[ast.comprehensio
 
 
 def entries(node: ast.expr, path: tuple[Key, ...]) -> Iterator[tuple[ast.expr, tuple[Key, ...]]]:
-    """An expression; of a tuple, a dict or what hands on items, the part that the path means, and what is left."""
+    """An expression; of a tuple, a dict or a call that returns items, the part under the path, with the remaining path."""
     then = _opened(node, path)
     if then is None:
         yield node, path
@@ -40,7 +40,7 @@ def entries(node: ast.expr, path: tuple[Key, ...]) -> Iterator[tuple[ast.expr, t
 
 
 def _opened(node: ast.expr, path: tuple[Key, ...]) -> list[tuple[ast.expr, tuple[Key, ...]]] | None:
-    """One step into the expression; None where it goes no further."""
+    """One step into the expression; None where there is none."""
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
         return [(node.value, (node.slice.value, *path))]
     if isinstance(node, ast.Call) and node.args and callee_name(node) in FIRST:
@@ -67,7 +67,7 @@ def _opened(node: ast.expr, path: tuple[Key, ...]) -> list[tuple[ast.expr, tuple
 
 
 def value_parts(node: ast.expr) -> Iterator[ast.expr]:
-    """An expression and what its value is made of: receivers, operands and arguments, not indices or conditions."""
+    """An expression and the parts of its value: receivers, operands and arguments, not indices or conditions."""
     yield node
     inner: list[ast.expr] = []
     if isinstance(node, ast.Call):
@@ -89,14 +89,14 @@ def value_parts(node: ast.expr) -> Iterator[ast.expr]:
 
 
 def callee_name(node: ast.AST) -> str:
-    """The last name of what a call calls: "from_numpy" of `torch.from_numpy(a)`, "" of what is no call."""
+    """The last name of what a call calls: "from_numpy" of `torch.from_numpy(a)`, "" for all else."""
     if not isinstance(node, ast.Call):
         return ""
     return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
 
 
 def bindings(scope: ast.AST, text: str) -> list[tuple[ast.expr, tuple[Key, ...]]]:
-    """(value, entry of it) of each statement of this very scope that binds a name, in the order of the lines."""
+    """(value, path of the entry) of each statement of this scope that binds a name, in the order of the lines."""
     results: list[tuple[ast.expr, tuple[Key, ...]]] = []
     everywhere = text.startswith("self.")
     for node in _inside(scope, everywhere):

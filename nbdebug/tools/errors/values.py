@@ -1,7 +1,7 @@
-"""Which values stood in the expression that failed, by the text the user wrote for them.
+"""The values in the failing expression, by the user's text for them.
 
 Python (3.11 and newer) knows which expression of a line was running; before that it is the line's statement. Names,
-attributes, and items with a constant or a named key are looked up as they lie in the frame. A call, a property, a slice
+attributes, and items with a constant or a named key are looked up in the frame. A call, a property, a slice
 or arithmetic would run code of the user's: its value is unknown, and its own parts are looked up instead.
 """
 
@@ -22,13 +22,13 @@ from nbdebug.observe.variables import class_attribute, members, named_children
 
 
 def tensor_attribute(value: Any, name: str) -> Any:
-    """An attribute of a tensor as torch itself has it, whatever a subclass puts in its place. Raises what torch raises:
+    """An attribute of a tensor as torch itself has it, whatever a subclass defines. Raises what torch raises:
     a nested tensor has no shape, a lazy parameter none yet."""
     return torch._C.TensorBase.__dict__[name].__get__(value)
 
 
 def shape_of(value: Any) -> tuple[int, ...] | None:
-    """The shape of a tensor; None of what is none, or has no shape of its own (a nested or a lazy one)."""
+    """The shape of a tensor; None of other objects, and of a tensor without one (nested, lazy)."""
     if not issubclass(type(value), torch.Tensor):
         return None
     try:
@@ -38,7 +38,7 @@ def shape_of(value: Any) -> tuple[int, ...] | None:
 
 
 def message_of(error: BaseException) -> str:
-    """What an exception of torch's or Python's says: the text among its own arguments."""
+    """The message of an exception of torch's or Python's: the text among its arguments."""
     arguments: Any = BaseException.__dict__["args"].__get__(error)
     if type(error) is KeyError and len(arguments) == 1 and type(arguments[0]) in (str, int):
         return repr(arguments[0])
@@ -56,12 +56,12 @@ def message_of(error: BaseException) -> str:
 
 
 UNKNOWN = object()
-"""The value of what can't be looked up without running it."""
+"""Stands for a value that can't be looked up without running code."""
 
 
 def expression(frame: Frame) -> ast.AST | None:
     """The syntax of what ran in this frame: the smallest expression, else the statement of the line. None where the
-    source is not at hand, or no longer the one that runs."""
+    source is not available, or no longer the one that runs."""
     tree = tree_of(frame.site.file)
     if tree is not None and frame.span is None and frame.site.function == "<lambda>":
         alone = _lambda(tree, frame.site.line)
@@ -80,7 +80,7 @@ def statement(frame: Frame) -> ast.stmt | None:
 
 @functools.lru_cache(maxsize=256)
 def _lambda(tree: ast.Module, line: int) -> ast.expr | None:
-    """What the only lambda of a line computes."""
+    """The body of the only lambda of a line."""
     lambdas = [n for n in nodes(tree) if isinstance(n, ast.Lambda) and n.lineno <= line <= (n.end_lineno or 0)]
     return lambdas[0].body if len(lambdas) == 1 else None
 
@@ -98,7 +98,7 @@ def _at(tree: ast.Module, at: tuple[int, int, int | None, int | None]) -> ast.AS
 
 @functools.lru_cache(maxsize=256)
 def _around(tree: ast.Module, line: int, column: int | None = None) -> ast.stmt | None:
-    """The smallest statement over a line; of several on one line, the one over the column."""
+    """The smallest statement over a line; of several on one line, the one at the column."""
     statements = [n for n in nodes(tree) if isinstance(n, ast.stmt) and n.lineno <= line <= (n.end_lineno or 0)]
     if column is not None:
         here = (line, column)
@@ -124,7 +124,7 @@ def operands(frame: Frame, *, whole: bool = False) -> Iterator[tuple[str, Any]]:
 
 
 def value_of(node: ast.AST, frame: Frame) -> Any:
-    """The value of an expression as it lies in the frame, or UNKNOWN. Nothing of the user's runs."""
+    """The value of an expression in the frame, or UNKNOWN. None of the user's code runs."""
     if isinstance(node, ast.Constant):
         return node.value
     if isinstance(node, ast.Name):

@@ -88,7 +88,7 @@ def reason(facts: DeviceFacts, odd: OpArgument, context: ErrorContext) -> Device
     if line is not None:
         return dataclasses.replace(facts, why="dropped", dropped=line)
     origin = _origin(odd, context)
-    looped = origin is not None and any("comes out of" in link.what for link in origin.way)
+    looped = origin is not None and any("comes from" in link.what for link in origin.way)
     created = origin is not None and bool(origin.call) and not looped and _runs(origin, context)
     return dataclasses.replace(
         facts,

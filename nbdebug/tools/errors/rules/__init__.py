@@ -1,4 +1,5 @@
-"""The rules: from what the frames of an exception hold to the cause, said with the user"s own names."""
+"""The rules: from the facts of an exception to its cause and fixes, with the user's own names. Each module also defines
+the facts that its detector in `kinds` fills in."""
 
 from __future__ import annotations
 
@@ -14,4 +15,4 @@ DECLARED = (
     "rules.state_dict",
     "shapes.rules",
 )
-"""The modules where the rules stand, which the catalogue imports. One exception needs only the one that knows it."""
+"""The modules with rules, which the catalogue imports; an exception needs only the one for its kind."""
