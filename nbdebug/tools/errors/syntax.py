@@ -30,7 +30,7 @@ def comprehensions(tree: ast.Module, node: ast.AST) -> Iterator[ast.comprehensio
 
 
 def entries(node: ast.expr, path: tuple[Key, ...]) -> Iterator[tuple[ast.expr, tuple[Key, ...]]]:
-    """An expression; of a tuple, a dict or a call that returns items, the part under the path, with the remaining path."""
+    """An expression; of a tuple, a dict or a call that returns items, the part under the path, and the rest of it."""
     then = _opened(node, path)
     if then is None:
         yield node, path

@@ -1,7 +1,7 @@
-"""A batch that could not be put together: its samples lie in the frame of the loader's fetcher.
+"""A batch that can't be collated: its samples are in the frame of the loader's fetcher.
 
-In a loader's worker they are gone: then the message, the number of the batch and the order of the sampler say what can
-be said, and the data set's own lists are looked into.
+For a worker of the loader these frames no longer exist: then the message, the number of the batch, the order of the
+sampler and the lists of the data set are the evidence.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class SampleEntry:
 
     @property
     def sort(self) -> str:
-        """What may stand beside each other in a batch: a tensor and an array may."""
+        """The kind, one for tensors and arrays, which can be collated together."""
         return "tensor" if self.kind == "array" else self.kind
 
 
@@ -85,7 +85,7 @@ class Difference:
 
 
 def flat(sample: Any, path: Path = ()) -> Iterator[tuple[Path, SampleEntry]]:
-    """(path, entry) of a sample and all that lies in it, the outer before the inner."""
+    """(path, entry) of a sample and everything in it, the outer before the inner."""
     kind, dtype = type(sample), ""
     if (shape := shape_of(sample)) is not None:
         yield path, SampleEntry("tensor", shape, str(sample.dtype).removeprefix("torch."), value=sample)
@@ -119,7 +119,7 @@ def fields_of(kind: type) -> tuple[str, ...]:
 
 
 def differences(samples: Sequence[Any]) -> list[Difference]:
-    """Every entry at which the samples can't be put together, in the order in which they are met."""
+    """The entries at which the samples can't be collated, in their order."""
     entries: list[dict[Path, SampleEntry]] = [dict(flat(sample)) for sample in samples]
     results: list[Difference] = []
     for path in dict.fromkeys(path for one in entries for path in one):
@@ -133,7 +133,7 @@ def differences(samples: Sequence[Any]) -> list[Difference]:
 def _at(path: Path, there: list[SampleEntry | None]) -> Difference | None:
     present = [entry for entry in there if entry is not None]
     if not present or len(present) < len(there):
-        return None  # its parent differs, in keys or length, and is told
+        return None  # its parent differs, in keys or length, and is reported
     sorts = collections.Counter(entry.sort for entry in present)
     usual = (
         present[0] if len(sorts) == len(present) else next(e for e in present if e.sort == sorts.most_common(1)[0][0])
@@ -161,7 +161,7 @@ def _at(path: Path, there: list[SampleEntry | None]) -> Difference | None:
 
 
 def unsupported(samples: Sequence[Any]) -> Difference | None:
-    """The first entry of a class that can't be put together: an image, an object array, None in every sample."""
+    """The first entry of a class that can't be collated: an image, an object array, None in every sample."""
     for path, entry in flat(samples[0]) if samples else ():
         if entry.kind == "tensor" and entry.value.layout is not torch.strided:
             entry = dataclasses.replace(entry, kind="sparse tensor")
@@ -191,7 +191,7 @@ NO_ATTRIBUTE = re.compile(r"'(\w+)' object (?:has no attribute|is not (?:iterabl
 SPARSE = re.compile(r"Batches of sparse tensors are not")
 NAMED = {"NoneType": "None", "str": "a string", "int": "a number", "float": "a number", "Image": "a PIL `Image`"}
 SMALL = 4_000_000
-"""Elements of all samples together with which a fix is tried: some milliseconds."""
+"""Elements of all samples with which a fix is tried: some milliseconds."""
 
 
 def detect(context: ErrorContext) -> CollateMismatch | None:
@@ -234,7 +234,7 @@ def _own_collate(context: ErrorContext) -> str:
 
 
 def _samples(fetch: Frame | None, collating: Sequence[Frame]) -> Sequence[Any] | None:
-    """The samples of the batch, as the fetcher has them, or as `default_collate` was given them."""
+    """The samples of the batch, from the fetcher or from the arguments of `default_collate`."""
     data: Any = fetch.names.get("data") if fetch is not None else None
     if data is None and collating:
         data = collating[0].names.get("batch")
@@ -242,7 +242,7 @@ def _samples(fetch: Frame | None, collating: Sequence[Frame]) -> Sequence[Any] |
 
 
 def _difference(context: ErrorContext, samples: Sequence[Any], collating: Sequence[Frame]) -> Difference | None:
-    """The difference at the entry that was being put together, else the first one."""
+    """The difference at the entry that was being collated, else the first one."""
     if SPARSE.search(context.message):
         return unsupported(samples)
     results = differences(samples)
@@ -255,7 +255,7 @@ def _difference(context: ErrorContext, samples: Sequence[Any], collating: Sequen
 
 
 def _path_of(batch: Any, samples: Sequence[Any]) -> Path | None:
-    """Where the values lie in their samples that `default_collate` was at."""
+    """The path in a sample of the values that `default_collate` was collating."""
     first = batch[0] if type(batch) in (list, tuple) and batch else None
     if first is None:
         return None
@@ -302,7 +302,7 @@ def _path_text(path: Path) -> str:
 
 
 def _sort(path: Path) -> str:
-    """How a sample holds the entry, where it holds it itself."""
+    """The container of an entry at the top of a sample."""
     if len(path) != 1:
         return "nested" if path else ""
     return "named tuple" if isinstance(path[0], Field) else "dict" if type(path[0]) is str else "tuple"
@@ -317,7 +317,7 @@ def _name(path: Path) -> str:
 
 
 def _from_message(context: ErrorContext, own: str) -> CollateMismatch | None:
-    """What a worker's message says, with the order in which its parent asked for the samples."""
+    """The facts from a worker's message, with the order in which its parent requested the samples."""
     loader, dataset, batch = loader_of(context)
     worker = context.carried.where if context.carried else ""
     sizes, kind, element = (pattern.search(context.message) for pattern in (ENTRIES, CLASS, ELEMENT))
@@ -388,7 +388,7 @@ def _shape_mismatch(
 
 
 def _batch_indices(context: ErrorContext, batch: int | None) -> Sequence[int]:
-    """The data set's indices of a batch, where the sampler goes through it in order."""
+    """The data set's indices of a batch, where the sampler runs through it in order."""
     sampler = attributes(iterator_of(context)).get("_index_sampler") if iterator_of(context) is not None else None
     state = attributes(sampler) if type(sampler) is BatchSampler else {}
     size = state.get("batch_size")
@@ -400,8 +400,8 @@ def _batch_indices(context: ErrorContext, batch: int | None) -> Sequence[int]:
 def _odd_in_dataset(
     context: ErrorContext, indices: Sequence[int], position: int, first: tuple[int, ...], other: tuple[int, ...]
 ) -> tuple[str, int | None]:
-    """("images[5]", 0 where it is the first that is odd) from a list of tensors, or of their sizes, that the data set
-    keeps, or from a batch before it; None where nothing tells which of the first two is odd."""
+    """("images[5]", 0 where it is the first that is odd) from a list of tensors, or of their sizes, in the
+    data set, or from a batch before it; None where the odd one of the first two is not known."""
     iterator = iterator_of(context)
     dataset = attributes(iterator).get("_dataset") if iterator is not None else None
     for name, value in attributes(dataset).items() if dataset is not None and position < len(indices) else ():
@@ -415,7 +415,7 @@ def _odd_in_dataset(
             odd = 0 if shapes.count(first) < shapes.count(other) else position
             return f"{name}[{indices[odd]}]", odd
     if position > 1:
-        return "", position  # those between are like the first
+        return "", position  # those between have the shape of the first
     for name, value in attributes(dataset).items() if dataset is not None and position < len(indices) else ():
         if type(value) is list and len(value) > indices[position] and all(type(item) is int for item in value):
             mine, its = value.count(value[indices[0]]), value.count(value[indices[position]])
@@ -426,7 +426,7 @@ def _odd_in_dataset(
 
 
 def _unlike_batches(context: ErrorContext, position: int, first: tuple[int, ...], other: tuple[int, ...]) -> int | None:
-    """Which is odd, by the batch before that a variable still has."""
+    """Which is odd, by the previous batch in a variable."""
     shapes = [
         entry.shape
         for _, value, frame in context.variables()
@@ -439,13 +439,13 @@ def _unlike_batches(context: ErrorContext, position: int, first: tuple[int, ...]
 
 
 def _entries(context: ErrorContext) -> tuple[str, ...]:
-    """The keys that the data set's `__getitem__` gives its samples, as its source says them."""
+    """The keys of the samples, from the source of the data set's `__getitem__`."""
     iterator = iterator_of(context)
     dataset = attributes(iterator).get("_dataset") if iterator is not None else None
     method = next((vars(kind)["__getitem__"] for kind in type(dataset).__mro__ if "__getitem__" in vars(kind)), None)
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(method))) if inspect.isfunction(method) else None
-    except (OSError, SyntaxError, TypeError):  # no source at hand
+    except (OSError, SyntaxError, TypeError):  # no source
         return ()
     returned = [node.value for node in ast.walk(tree) if isinstance(node, ast.Return)] if tree is not None else []
     return tuple(
@@ -457,11 +457,11 @@ def _entries(context: ErrorContext) -> tuple[str, ...]:
     )
 
 
-# -- a fix, tried on the very samples --------------------------------------------------------------------------------
+# -- a fix, tried on the samples ------------------------------------------------------------------------------------
 
 
 def _tried(difference: Difference, samples: Sequence[Any]) -> Mapping[str, Any] | None:
-    """Put the entry together after resizing or padding, on detached copies; None where that is not tried."""
+    """Collate the entry after resizing or padding, on detached tensors; None where that is not tried."""
     values = [_value(sample, difference.path) for sample in samples]
     if difference.what != "shape" or any(
         type(value) is not torch.Tensor or value.is_meta or value.layout is not torch.strided for value in values
@@ -484,7 +484,7 @@ def _tried(difference: Difference, samples: Sequence[Any]) -> Mapping[str, Any] 
 
 
 def _tried_on_shapes(values: list[torch.Tensor]) -> Mapping[str, Any] | None:
-    """The same on tensors of the two shapes that a worker's message tells."""
+    """The same on tensors of the two shapes in a worker's message."""
     if (
         len({value.dim() for value in values}) > 1
         or values[0].dim() >= 3

@@ -1,4 +1,4 @@
-"""No card, a driver that is too old, a torch without CUDA or without kernels for this card."""
+"""CUDA errors: no usable GPU, a device-side assert, an op that cuDNN or cuBLAS does not support."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ PATTERNS: tuple[tuple[str, str], ...] = (
 
 
 def detect_unavailable(context: ErrorContext) -> CardFacts | None:
-    """The facts of an error about the card itself; None of any other."""
+    """The facts of an error about the GPU itself; None of any other."""
     kind = next((kind for kind, pattern in PATTERNS if re.search(pattern, context.message)), None)
     if kind is None:
         return None
@@ -67,7 +67,7 @@ def detect_unavailable(context: ErrorContext) -> CardFacts | None:
 
 
 def card() -> CudaCard:
-    """What this torch is built for, and the first card, where one answers."""
+    """The build of torch, and the first GPU, where one is available."""
     plain = CudaCard(torch.__version__, torch.version.cuda or "")
     try:
         if not torch.cuda.is_available():
@@ -83,11 +83,11 @@ def card() -> CudaCard:
             f"sm_{major}{minor}",
             tuple(torch.cuda.get_arch_list()),
         )
-    except Exception:  # a driver that answers no more: what this torch is still counts
+    except Exception:  # a driver that has failed: the build of torch is still known
         return plain
     try:
         free, total = torch.cuda.mem_get_info()
-    except Exception:  # after a failed kernel the card says nothing
+    except Exception:  # after a failed kernel the GPU can't be queried
         return described
     return CudaCard(
         described.torch,
@@ -110,8 +110,8 @@ NUMBERS = 1_000_000
 
 
 class Sources:
-    """copies: the whole numbers on the host, as (how it is written, tensor) by the name that the sources give them:
-    variables, items of batches, what the data sets hold ("loader[1]": the second entry of what a loader gives)."""
+    """copies: the integer tensors on the CPU, as (text, tensor) by their name in the sources: variables, items of
+    batches, tensors of data sets ("loader[1]": the second entry of a loader's batches)."""
 
     def __init__(self, context: ErrorContext):
         self.context = context
@@ -177,7 +177,7 @@ class Sources:
                     )
 
     def _spared(self, node: ast.Call, frame: Frame | None) -> int:
-        """The label that the loss leaves out."""
+        """The label that the loss ignores."""
         stated = next((k.value for k in node.keywords if k.arg == "ignore_index"), None)
         value = value_of(stated, frame) if stated is not None and frame is not None else UNKNOWN
         function: Any = value_of(node.func, frame) if frame is not None else UNKNOWN
@@ -192,7 +192,7 @@ class Sources:
         return is_instance(function, LOSS_MODULES)
 
     def _classes(self, scores: ast.expr, frame: Frame | None) -> tuple[int | None, str]:
-        """How many classes the scores have: by their shape, else by the last layer of the model that makes them."""
+        """How many classes the scores have: by their shape, else by the last layer of the model."""
         value = value_of(scores, frame) if frame is not None else UNKNOWN
         tensor: Any = value
         size = tensor.shape[1] if is_tensor(tensor) and tensor.ndim > 1 else None
@@ -205,7 +205,7 @@ class Sources:
         return size if size is not None else last, head
 
     def _checked(self, use: Use) -> Use:
-        """The use, held against the copies of its index that lie on the host."""
+        """The use, checked with the copies of its index on the CPU."""
         for name in self._named(use):
             bad = beyond(self.copies[name][1], 0, use.size - 1, use.spared)
             use = dataclasses.replace(use, checked=True)
@@ -214,15 +214,15 @@ class Sources:
         return use
 
     def _named(self, use: Use) -> list[str]:
-        """The names of the copies that a use can have been given."""
+        """The names of the copies that can be the index of a use."""
         origins = set(self._sources(use.argument))
         mine = [name for name in self.copies if name in origins]
         words = [name for name in self.copies if _last(name) in LABELS] if use.kind == "target" else []
         return list(dict.fromkeys([*mine, *(words if not mine else [])]))
 
     def _sources(self, text: str) -> Iterator[str]:
-        """The names from which an index came: itself, what was bound to it, what calls gave for a parameter of the
-        same name."""
+        """The names that an index comes from: itself, the names bound to it, the arguments of calls for a parameter of
+        this name."""
         todo, visited = [text], set()
         for _ in range(60):
             if not todo:
@@ -237,7 +237,7 @@ class Sources:
 
 
 def _before(tree: ast.Module, name: str, classes: dict[str, str]) -> list[str]:
-    """What a name was bound to, or given for as a parameter, anywhere in a file: names, and entries of data sets."""
+    """What a name was bound to, or got as a parameter, anywhere in a file: names, and entries of data sets."""
     names: list[str] = []
     for scope in (tree, *functions(tree)):
         for value, keys in bindings(scope, name):
@@ -256,8 +256,8 @@ def _before(tree: ast.Module, name: str, classes: dict[str, str]) -> list[str]:
 
 
 def _passed(tree: ast.Module, name: str, classes: dict[str, str]) -> Iterator[ast.expr]:
-    """What calls in a file give for a parameter of this name: of a function by its name, of a `forward` by a module of
-    its class."""
+    """The arguments in a file's calls for a parameter of this name: of a function by its name, of a `forward` by a
+    module of its class."""
     homes = {id(method): kind.name for kind in nodes(tree) if isinstance(kind, ast.ClassDef) for method in kind.body}
     calls = [node for node in nodes(tree) if isinstance(node, ast.Call)]
     for node in nodes(tree):
@@ -276,7 +276,7 @@ def _passed(tree: ast.Module, name: str, classes: dict[str, str]) -> Iterator[as
 
 
 def _path_text(node: ast.expr, rest: tuple[Any, ...]) -> str:
-    """`loader[1]` for the second entry of what a loader gives."""
+    """`loader[1]` for the second entry of a loader's batches."""
     return ast.unparse(node) + "".join(f"[{key!r}]" for key in rest)
 
 
@@ -285,7 +285,7 @@ def _last(name: str) -> str:
 
 
 def _copies(context: ErrorContext) -> Iterator[tuple[str, str, torch.Tensor]]:
-    """(name, how it is written, whole numbers on the host): variables, their entries, what data sets hold."""
+    """(name, text, integer tensor on the CPU): variables, their entries, tensors of data sets."""
     visited: set[int] = set()
     for name, value, _ in context.variables():
         if id(value) in visited:
@@ -303,7 +303,7 @@ def _copies(context: ErrorContext) -> Iterator[tuple[str, str, torch.Tensor]]:
 
 
 def _dataset_tensors(name: str, value: Any) -> Iterator[tuple[str, str, torch.Tensor]]:
-    """What the data set behind a loader holds."""
+    """The tensors of a data set, or of a loader's."""
     dataset, path = value, name
     while is_instance(dataset, (DataLoader, Subset)):
         dataset, path = attributes(dataset).get("dataset"), f"{path}.dataset"
@@ -340,7 +340,7 @@ ASSERT_WORDS: tuple[tuple[str, str], ...] = (
 
 
 def detect_assert(context: ErrorContext) -> AssertFacts | None:
-    """The ops that can have failed; None of any other error."""
+    """The ops that may have failed; None of any other error."""
     kind = next((kind for kind, pattern in ASSERT_WORDS if re.search(pattern, context.message)), None)
     if kind is None or raised_by_user(context):
         return None
@@ -349,7 +349,7 @@ def detect_assert(context: ErrorContext) -> AssertFacts | None:
 
 
 def detect_index(context: ErrorContext) -> IndexFacts | None:
-    """The one op whose index is out of range by its copy on the host; None where that is not shown."""
+    """The op whose index is out of range by its copy on the CPU; None without proof."""
     facts = detect_assert(context)
     proven = [use for use in facts.uses if use.found is not None] if facts is not None else []
     if facts is None or not proven:
@@ -388,7 +388,7 @@ WORDS = re.compile(
 
 
 def detect_cudnn(context: ErrorContext) -> CudnnFacts | None:
-    """The facts of what the library would not do; None of any other error."""
+    """The facts of an op that the library does not support; None of any other error."""
     message = context.message
     if not WORDS.search(message) or raised_by_user(context):
         return None
@@ -437,7 +437,7 @@ def detect_cudnn(context: ErrorContext) -> CudnnFacts | None:
 
 
 def dense(value: torch.Tensor) -> bool:
-    """Whether the elements lie without gaps or overlaps, in whatever order of the dimensions."""
+    """Whether the elements have no gaps or overlaps in memory, in any order of the dimensions."""
     expected = 1
     for stride, size in sorted((s, n) for s, n in zip(value.stride(), value.shape) if n > 1):
         if stride != expected:

@@ -1,8 +1,7 @@
-"""Two devices in one op: which tensor stayed behind, and why it was not moved with the others.
+"""Two devices in one op: which tensor is on the wrong one, and why it was not moved with the others.
 
-Where a card and the host meet, the card is home: what is on the host was forgotten, since everything starts there. How
-it was forgotten shows in where it lies: an attribute that is no buffer, a module in a plain list, a `.to` whose result
-was dropped.
+Between a GPU and the CPU, the GPU is the home device: tensors start on the CPU, so one there was not moved. The place
+of the tensor shows why: an attribute that is not a buffer, a module in a plain list, a `.to` whose result was dropped.
 """
 
 from __future__ import annotations
@@ -64,12 +63,12 @@ MAKERS = frozenset(
         "scalar_tensor",
     }
 )
-"""What makes a tensor on the host unless it is told a device."""
+"""Calls that create a tensor on the CPU by default."""
 MOVES = ("to", "cuda", "cpu")
 
 
 def reason(facts: DeviceFacts, odd: OpArgument, context: ErrorContext) -> DeviceFacts:
-    """The same facts with `why`, and what belongs to it."""
+    """The facts with `why` and its details."""
     names = OperandNames(context)
     if odd.owner is not None:
         return _registered(facts, odd, context, names)
@@ -99,7 +98,7 @@ def reason(facts: DeviceFacts, odd: OpArgument, context: ErrorContext) -> Device
 
 
 def _source(origin: ValueOrigin, odd: OpArgument, context: ErrorContext) -> str:
-    """The one tensor on the odd device from which the first binding on the way was made."""
+    """The only tensor on the odd device in the first binding on the way."""
     try:
         node = ast.parse(origin.code, mode="eval").body
     except (SyntaxError, ValueError):
@@ -115,7 +114,7 @@ def _source(origin: ValueOrigin, odd: OpArgument, context: ErrorContext) -> str:
 
 
 def _registered(facts: DeviceFacts, odd: OpArgument, context: ErrorContext, names: OperandNames) -> DeviceFacts:
-    """A parameter or a buffer: of a model that was never moved, of a part that came later, or of a hidden module."""
+    """For a parameter or buffer: its model was never moved, its part was added later, or its module is unregistered."""
     owner = odd.owner or ""
     root = next(
         (model for name, model in context.owners.models.items() if owner == name or owner.startswith(f"{name}.")), None
@@ -162,7 +161,7 @@ def _attribute(value: Any, context: ErrorContext, names: OperandNames) -> tuple[
 
 
 def _dropped(name: str, context: ErrorContext) -> Where | None:
-    """The line on which `x.to(device)` stands as a statement, so that its result goes nowhere."""
+    """The line with `x.to(device)` as a statement, which drops its result."""
     files = [frame.site.file for frame in context.users]
     for file in dict.fromkeys([*files, *(other_cells(files[0]) if files else [])]):
         for node in nodes_of(file):
@@ -178,7 +177,7 @@ def _dropped(name: str, context: ErrorContext) -> Where | None:
 
 
 def _origin(odd: OpArgument, context: ErrorContext) -> ValueOrigin | None:
-    """The binding in which a tensor was made on the host."""
+    """The binding that created a tensor on the CPU."""
     device = odd.value.device
 
     def is_origin(node: ast.expr) -> bool:
@@ -200,7 +199,7 @@ def _origin(odd: OpArgument, context: ErrorContext) -> ValueOrigin | None:
 
 
 def _runs(origin: ValueOrigin, context: ErrorContext) -> bool:
-    """Whether the tensor is made in a function that was running, and not in the data or the setting up."""
+    """Whether the tensor was created in a running function, not in the data or the setup."""
     for frame in context.users:
         if frame.site.file == origin.where.file and frame.site.function != "<module>":
             for node in nodes_of(frame.site.file):
@@ -227,9 +226,9 @@ PATTERNS: tuple[tuple[str, str], ...] = (
         r"all input tensors must be on the same device|Expected all tensors to be on the same",
     ),
 )
-"""How torch words it, in its versions."""
+"""The messages of torch's versions."""
 SMALL = 2_000_000
-"""Elements that are moved to try a cure."""
+"""Elements that are moved to try a fix."""
 
 
 def detect(context: ErrorContext) -> DeviceFacts | None:
@@ -279,7 +278,7 @@ def _two(facts: DeviceFacts, parts: list[OpArgument], context: ErrorContext) -> 
     there = [p for p in parts if str(p.value.device) == home]
     if not away:
         return dataclasses.replace(facts, home=home)
-    away.sort(key=lambda p: (p.value.ndim == 0, not p.known))  # a number alone may be on the host
+    away.sort(key=lambda p: (p.value.ndim == 0, not p.known))  # a scalar may be on the CPU
     odd, partner = away[0], _nearest(there)
     target = _target(home, partner, context)
     facts = dataclasses.replace(
@@ -295,18 +294,18 @@ def _two(facts: DeviceFacts, parts: list[OpArgument], context: ErrorContext) -> 
 
 
 def _home(parts: list[OpArgument], context: ErrorContext) -> str:
-    """The device that is meant: a card rather than the host, of two cards the one with most of the parameters."""
+    """The home device: a GPU rather than the CPU, of two GPUs the one with most of the parameters."""
     devices = list(dict.fromkeys(str(p.value.device) for p in parts))
     counts = Counter(str(p.device) for model in context.owners.models.values() for p in weights(model))
     cards = [d for d in devices if d != "cpu"]
-    if not cards:  # the one in the message is at no variable: what the models are on
+    if not cards:  # no variable is on the device in the message: that of the models
         named = re.findall(r"\b((?:cuda|mps|xpu|meta|hpu|npu)(?::\d+)?)\b", context.message)
         return next((d for d, _ in counts.most_common() if d != "cpu"), named[0] if named else "cpu")
     return max(cards, key=lambda d: counts[d])
 
 
 def _nearest(there: list[OpArgument]) -> OpArgument | None:
-    """What the odd one met: rather a tensor of the user's than a weight."""
+    """The operand to name beside the odd one: rather a tensor of the user's than a weight."""
     ordered = sorted(there, key=lambda p: (not p.known, p.owner is not None))
     return ordered[0] if ordered else None
 
@@ -316,7 +315,7 @@ def _part(argument: OpArgument) -> ArgumentFact:
 
 
 def _target(home: str, partner: OpArgument | None, context: ErrorContext) -> str:
-    """How the user can write the device that is meant: a variable of theirs, a tensor's, a model's."""
+    """The user's expression for the home device: a variable, a tensor's device, a model's."""
     at = context.users[0] if context.users else None
     names = {**context.names, **at.globals, **at.names} if at is not None else dict(context.names)
     for name, value in names.items():  # what the failing line can see
@@ -336,7 +335,7 @@ def _target(home: str, partner: OpArgument | None, context: ErrorContext) -> str
 
 
 def _cure(facts: DeviceFacts, odd: OpArgument, away: list[OpArgument], home: str, context: ErrorContext) -> DeviceFacts:
-    """The failing op again with what stayed behind moved: the odd one, and where that is not enough all the others."""
+    """The failing op again after moving the odd tensor, and where that is not enough all others on its device."""
     code = f"{odd.name} = {odd.name}.to({facts.target})"
     module = failing_module(context)
     own = [
@@ -356,13 +355,13 @@ def _moved(tensors: list[torch.Tensor], home: str, context: ErrorContext) -> Tri
         return None
     try:
         swap: dict[int | str, torch.Tensor] = {id(t): t.detach().to(home) for t in tensors}
-    except Exception:  # a device that is full or has failed: the cure is told untried
+    except Exception:  # a device that is full or has failed: the fix is not tried
         return None
     return rerun(context, swap)
 
 
 def _parallel(facts: DeviceFacts, context: ErrorContext) -> DeviceFacts:
-    """DataParallel copies from its first device, so the module must be there before."""
+    """DataParallel copies from its first device, so the module must be on it."""
     module = failing_module(context)
     devices = re.findall(r"device:? ([a-z]+(?::\d+)?)", context.message)
     counts = Counter(str(p.device) for p in (weights(module) if module is not None else ()))
@@ -377,7 +376,7 @@ def _parallel(facts: DeviceFacts, context: ErrorContext) -> DeviceFacts:
 
 
 def _state(context: ErrorContext) -> dict[str, Any] | None:
-    """Of an optimizer's step: a parameter whose state lies on another device than itself."""
+    """In an optimizer's step: a parameter whose state is on another device."""
     if not any(frame.site.file.startswith(torch.optim.__path__[0]) for frame in context.trail):
         return None
     names = OperandNames(context)
@@ -401,7 +400,7 @@ def _state(context: ErrorContext) -> dict[str, Any] | None:
 
 
 def _unreadable(facts: DeviceFacts, parts: list[OpArgument], context: ErrorContext) -> DeviceFacts | None:
-    """A tensor whose values are wanted on the host: on a card, or on meta, where there are none."""
+    """A tensor whose values are needed on the CPU: it is on a GPU, or on meta, without values."""
     module = next(
         (
             frame.names["self"]
@@ -439,7 +438,7 @@ def _unreadable(facts: DeviceFacts, parts: list[OpArgument], context: ErrorConte
 
 
 def _generator(facts: DeviceFacts, context: ErrorContext) -> DeviceFacts:
-    """Random numbers for a card out of a generator of the host's, or the other way round."""
+    """Random numbers for a GPU from a generator of the CPU, or the reverse."""
     devices = re.findall(r"'(\w+)'", context.message)
     names = [text for frame in context.users for text, value in operands(frame) if type(value) is torch.Generator]
     loads = any(frame.site.file.endswith(("dataloader.py", "sampler.py")) for frame in context.trail)

@@ -15,7 +15,7 @@ from nbdebug.tools.errors.rules.distributed import Collective
 from nbdebug.tools.errors.values import operands
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-"""What torchrun sets, and env:// asks for."""
+"""What torchrun sets, and env:// needs."""
 KINDS: tuple[tuple[str, re.Pattern[str]], ...] = (
     (
         "duplicate gpu",
@@ -65,7 +65,7 @@ KINDS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("cuda", re.compile(r"ncclUnhandledCudaError|unhandled cuda error")),
     ("internal", re.compile(r"ncclInternalError|internal error")),
 )
-"""(what happened, how it is said), the narrow before the wide."""
+"""(kind, pattern), the narrow before the wide."""
 ABOUT = re.compile(
     r"nccl|gloo|process group|distributed|DistributedDataParallel|collective|rendezvous|c10d|TCPStore|"
     r"ProcessGroup|clients joined|DDP|finished reduction|ready only once|No backend type|socket",

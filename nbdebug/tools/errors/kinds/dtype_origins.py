@@ -1,4 +1,4 @@
-"""Where a tensor got its dtype, as the sources tell: `from_numpy`, `torch.tensor` of whole numbers, `.double()`."""
+"""Where a tensor got its dtype, by the sources: `from_numpy`, `torch.tensor` of integers, `.double()`."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ MAKERS: dict[str, frozenset[str]] = {
     ),
     "complex128": frozenset({"fft", "fft2", "rfft", "stft", "complex", "from_numpy", "tensor", "eig", "eigvals"}),
 }
-"""dtype → the calls that can have made it."""
+"""dtype → the calls that can give it."""
 
 
 ALIASES = {
@@ -113,7 +113,7 @@ ALIASES = {
 
 
 def origin(odd: OpArgument, context: ErrorContext) -> ValueOrigin | None:
-    """The binding that made the dtype, and the way from there; None where the sources don't show it."""
+    """The binding that set the dtype, and the way from there; None where the sources don't show it."""
     if not odd.known:
         return None
     dtype = odd.value.dtype
@@ -123,7 +123,7 @@ def origin(odd: OpArgument, context: ErrorContext) -> ValueOrigin | None:
         return _makes(node, name) or _module(node, dtype, context) is not None
 
     def fits(value: Any) -> bool:
-        """A tensor on the way must have the dtype; an array and all else may be where it came from."""
+        """A tensor on the way must have the dtype; an array and other objects may be its source."""
         return value.dtype == dtype if is_tensor(value) else not is_instance(value, (int, float, str))
 
     way = origin_of(odd.name, context, is_origin, fits)
@@ -132,7 +132,7 @@ def origin(odd: OpArgument, context: ErrorContext) -> ValueOrigin | None:
 
 
 def passed(odd: OpArgument, context: ErrorContext) -> ValueOrigin | None:
-    """How a tensor came to the failing line, where no line tells what made its dtype: the bindings and arguments."""
+    """The bindings and arguments on a tensor's way to the failing line, where no line shows what set its dtype."""
 
     def fits(value: Any) -> bool:
         return value.dtype == odd.value.dtype if is_tensor(value) else not is_instance(value, (int, float, str))
@@ -143,7 +143,7 @@ def passed(odd: OpArgument, context: ErrorContext) -> ValueOrigin | None:
 
 
 def of_model(weight: OpArgument, context: ErrorContext) -> ValueOrigin | None:
-    """Where the dtype of a model was changed: `.half()` on it, as a statement or behind its making."""
+    """Where the dtype of a model was changed: `.half()` on it, as a statement or after its constructor."""
     root, name = model_name(weight.name, context), str(weight.value.dtype).removeprefix("torch.")
 
     def is_origin(node: ast.expr) -> bool:
@@ -180,7 +180,7 @@ def _origin(way: tuple[ExpressionBinding, ...], context: ErrorContext, dtype: to
 
 
 def _at_once(odd: OpArgument, context: ErrorContext, is_origin: Any) -> ValueOrigin | None:
-    """An operand that is no variable but made in the failing line itself."""
+    """An operand that is not a variable but is created in the failing line."""
     try:
         node = ast.parse(odd.name, mode="eval").body
     except (SyntaxError, ValueError):
@@ -206,7 +206,7 @@ def _module(node: ast.expr, dtype: torch.dtype, context: ErrorContext) -> str | 
 
 
 def _autocast(odd: OpArgument, context: ErrorContext) -> ValueOrigin | None:
-    """A half precision tensor that was made in an autocast block, and used behind its end."""
+    """A half precision tensor that was computed in an autocast block and used after its end."""
     if odd.value.dtype not in (torch.float16, torch.bfloat16) or not context.users:
         return None
     for frame in context.users:
@@ -214,13 +214,13 @@ def _autocast(odd: OpArgument, context: ErrorContext) -> ValueOrigin | None:
             heads = node.items if isinstance(node, ast.With) else []
             if any("autocast" in ast.unparse(item.context_expr) for item in heads) and bindings(node, odd.name):
                 where = where_of(frame.site.file, heads[0].context_expr)
-                link = Link(f"`{odd.name}` was computed under autocast, and is used where it has ended", where)
+                link = Link(f"`{odd.name}` was computed under autocast, and is used after its end", where)
                 return ValueOrigin(odd.name, ast.unparse(heads[0].context_expr), "autocast", where, (link,))
     return None
 
 
 def _makes(node: ast.expr, name: str) -> bool:
-    """Whether this very expression can have made the dtype."""
+    """Whether this expression itself can give the dtype."""
     if isinstance(node, ast.Compare):
         return name == "bool"
     if not isinstance(node, ast.Call):
@@ -240,17 +240,17 @@ def _named(node: ast.expr, name: str) -> bool:
 
 
 def is_array(value: Any) -> bool:
-    """A NumPy array, asked by its class alone."""
+    """Whether its class is a NumPy array."""
     return issubclass(type(value), np.ndarray)
 
 
 MAX_ENTRIES = 100_000
-"""Entries of an array or a list that are looked at for the first that is no number."""
+"""Entries of an array or a list that are searched for one that is not a number."""
 _NUMBERS = (int, float, bool, complex)
 
 
 def array_facts(context: ErrorContext, default: str) -> DtypeFacts | None:
-    """Which array it is, and which of its entries is no number: the type and the place, never the value."""
+    """Which array it is, and its first entry that is not a number: the type and the place, never the value."""
     message = context.message
     if "ScalarType" in message:
         odd = next(
@@ -264,7 +264,7 @@ def array_facts(context: ErrorContext, default: str) -> DtypeFacts | None:
     kind = _rejected_type(message)
     match = next(((text, value) for text, value in _values(context) if _is_rejected(value, kind)), None)
     if match is None and kind in ("list", "tuple", "int", "float"):
-        return None  # an argument of the wrong class, and none at hand: not ours to name
+        return None  # an argument of the wrong class, with no candidate: not named
     text, value = match or ("", None)
     part = ArgumentFact(_fact(text, value)) if match else None
     entry = _entry(value) if kind in ("object_", "str_", "str", "NoneType") else ""
@@ -299,7 +299,7 @@ def _rejecting_function(message: str) -> str:
 
 
 def _values(context: ErrorContext) -> list[tuple[str, Any]]:
-    """What stands in the failing line, what torch was given there, what stands in the lines that led to it."""
+    """Operands of the failing line, arguments of torch's functions in it, operands of the lines that led to it."""
     lines = [list(operands(frame)) for frame in context.users[:6]]
     texts = argument_texts(context)
     arguments = [
@@ -322,7 +322,7 @@ def _is_rejected(value: Any, kind: str) -> bool:
 
 
 def _entry(value: Any) -> str:
-    """ "a NoneType at [3]": the first entry that is no number."""
+    """ "a NoneType at [3]": the first entry that is not a number."""
     todo: list[tuple[str, Any]] = [("", value)]
     for _ in range(MAX_ENTRIES):
         if not todo:
@@ -345,7 +345,7 @@ def _fact(text: str, value: Any) -> TensorFact:
 
 
 def _cure(text: str, value: Any, kind: str) -> TriedFix | None:
-    """What makes a tensor of it; of an array of objects only where all of its entries are numbers of one shape."""
+    """The conversion to a tensor; of an array of objects only where all entries are numbers of one shape."""
     if kind == "ndarray" and is_array(value) and value.dtype.kind in "fiub":
         import torch
 

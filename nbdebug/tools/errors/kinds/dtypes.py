@@ -1,7 +1,7 @@
-"""Two dtypes that do not go together, or one that an op has no kernel for: which tensor, and where its dtype was made.
+"""Two dtypes in one op, or one without a kernel: which tensor, and where its dtype comes from.
 
-The message names dtypes, never a tensor. Which tensor it is shows in the frames: the one that has the dtype of the
-message and is not what the module's weights, or else most of the user's parameters, are.
+The message names dtypes, never a tensor. The frames show it: the tensor with the dtype of the message that is not the
+dtype of the module's weights, or else of most of the user's parameters.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ _WORD = (
 
 
 def kind_of(message: str) -> str | None:
-    """The kind of error about dtypes that a message tells of, None when it tells of none."""
+    """The kind of dtype error of a message, None for other messages."""
     return next((kind for kind, pattern in PATTERNS if re.search(pattern, message)), None)
 
 
@@ -128,13 +128,13 @@ def dtypes_in(message: str) -> list[str]:
 
 
 def on_two_devices(message: str) -> bool:
-    """Whether the old words for tensor types tell of two devices: torch.cuda.FloatTensor and torch.FloatTensor."""
+    """Whether the old names of tensor types mean two devices: torch.cuda.FloatTensor and torch.FloatTensor."""
     types = re.findall(r"torch\.(cuda\.|mps\.|xpu\.|)\w+Tensor", message)
     return len(set(types)) > 1
 
 
 def detect_in_worker(facts: DtypeFacts, context: ErrorContext) -> DtypeFacts | None:
-    """`self.net(torch.from_numpy(row))`: the module still lies in the data set, the dtypes stand in the message."""
+    """`self.net(torch.from_numpy(row))`: the module is in the data set, the dtypes are in the message."""
     dtypes = dtypes_in(context.message)
     if not context.users:
         return None
@@ -245,7 +245,7 @@ def _name(argument: OpArgument) -> str:
 
 
 def _variables(context: ErrorContext, parts: list[OpArgument]) -> list[OpArgument]:
-    """The other tensors of the user's frames, for an error that is raised far from its line."""
+    """The other tensors of the user's frames, for an error that is raised elsewhere."""
     visited, variables, names = {id(part.value) for part in parts}, [], OperandNames(context)
     for name, value, _ in context.variables():
         if is_tensor(value) and id(value) not in visited:
@@ -277,7 +277,7 @@ def _op(context: ErrorContext) -> str:
 
 
 def _by_function(kind: str, parts: list[OpArgument], context: ErrorContext) -> str:
-    """A loss tells more than the message does: a target of the wrong sort."""
+    """The kind by the function: a loss with a target of the wrong dtype."""
     functions = {frame.site.function for frame in library_frames(context)}
     target = next((part for part in parts if part.role == "target"), None)
     if target is None:
@@ -297,7 +297,7 @@ def _by_function(kind: str, parts: list[OpArgument], context: ErrorContext) -> s
 def _chosen(
     kind: str, parts: list[OpArgument], dtypes: list[str], default: str, context: ErrorContext
 ) -> tuple[OpArgument | None, OpArgument | None, str]:
-    """(the tensor to change, what it met, the dtype that would do)."""
+    """(the tensor to change, the other operand, the dtype that works)."""
     if kind == "mixed":
         return _mixed(parts, dtypes, default)
     target = next((part for part in parts if part.role == "target"), None)
@@ -325,7 +325,7 @@ def _chosen(
 
 
 def _index(parts: list[OpArgument], context: ErrorContext) -> OpArgument | None:
-    """What stands where an index is wanted, and is none: in the brackets, among the arguments, not what is indexed."""
+    """The tensor used as an index with a wrong dtype: in the brackets or the arguments, not what is indexed."""
     message = context.message
     fits = (
         ("int64",)
@@ -344,7 +344,7 @@ def _index(parts: list[OpArgument], context: ErrorContext) -> OpArgument | None:
 
 
 def _is_mask(index: OpArgument, parts: list[OpArgument]) -> bool:
-    """Whether noughts and ones of the shape of what is indexed stand there: they were meant to choose."""
+    """Whether it is a mask: zeros and ones in the shape of what is indexed."""
     fact, shape = index.fact(read=True), tuple(index.value.shape)
     return (
         fact.low is not None
@@ -369,13 +369,13 @@ def _floating(part: OpArgument) -> bool:
 def _mixed(
     parts: list[OpArgument], dtypes: list[str], default: str
 ) -> tuple[OpArgument | None, OpArgument | None, str]:
-    """The weights of a module say what it computes in; without weights the odd one is what the model is not."""
+    """A module computes in the dtype of its weights; without weights the odd one differs from the model."""
     fits = [p for p in parts if _name(p) in dtypes or not dtypes]
     own = [
         p
         for p in parts
         if type(p.value) is nn.Parameter and p.value.dtype.is_floating_point and (p.owner is not None or p.role)
-    ]  # a parameter that stands in the user's own line is an operand
+    ]  # a parameter in the user's own line is an operand
     others = [p for p in fits if not any(p is w for w in own)]
     if own:
         partner = next((w for w in own if w.role == "weight"), own[0])
@@ -392,10 +392,10 @@ def _mixed(
 def _mask(
     parts: list[OpArgument], dtypes: list[str], context: ErrorContext, default: str
 ) -> tuple[OpArgument | None, OpArgument | None, str]:
-    """Arithmetic on masks wants numbers; a mask that is none wants to be one."""
+    """Masks in arithmetic must become numbers; a mask of another dtype must become bool."""
     if "bool tensor" in context.message and "condition" not in context.message:
         bools = [p for p in parts if _name(p) == "bool"]
-        if "a bool tensor" in context.message:  # the other side is none: the operand itself stands behind its parts
+        if "a bool tensor" in context.message:  # the other side is no mask: the operand itself comes after its parts
             return bools[-1] if bools else None, None, default
         return bools[0] if bools else None, bools[1] if len(bools) > 1 else None, default
     masks = [p for p in parts if "mask" in p.role and _name(p) != "bool"]
@@ -405,7 +405,7 @@ def _mask(
 
 
 def _in_users_names(odd: OpArgument, context: ErrorContext) -> OpArgument:
-    """A tensor that only torch's frames know: the one of its dtype that the user's line gave to the model."""
+    """For a tensor only in torch's frames: the one of its dtype that the user's line passes to the model."""
     if odd.known:
         return odd
     for frame in context.users:
@@ -416,7 +416,7 @@ def _in_users_names(odd: OpArgument, context: ErrorContext) -> OpArgument:
 
 
 def _cure(kind: str, odd: OpArgument, wanted: str, parts: list[OpArgument], context: ErrorContext) -> TriedFix | None:
-    """The cast that would do, tried on the failing op; no cast helps a weight, a gradient, or a missing kernel's op."""
+    """The cast that works, tried on the failing op; a cast helps no weight, gradient, or op without a kernel."""
     dtype = getattr(torch, wanted, None)
     if odd.owner is not None and type(odd.value) is nn.Parameter or kind in ("autocast", "overflow") or dtype is None:
         return None

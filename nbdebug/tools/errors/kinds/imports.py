@@ -1,5 +1,4 @@
-"""An import, or a file's pickle, that asks for a module or a class that is not there: who asks, and where it could "
-"be."""
+"""A missing module or class, at an import or in a pickle file: what needs it, and where it could be."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ from nbdebug.tools.errors.rules.imports import ModuleMissing
 from nbdebug.tools.errors.values import expression
 
 FOLDERS = 400
-"""Folders that are looked into."""
+"""Folders that are searched."""
 DEPTH = 3
 SKIPPED = frozenset({"node_modules", "__pycache__", "site-packages", "dist-packages", "build", "dist"})
 PIP = {
@@ -59,7 +58,7 @@ PIP = {
     "albumentations": "albumentations",
     "pycocotools": "pycocotools",
 }
-"""Modules whose package has another name, among those that a training imports."""
+"""Modules of training code whose package has another name."""
 
 WELL_KNOWN = (
     *PIP,
@@ -120,20 +119,18 @@ WELL_KNOWN = (
     "xformers",
     "xgboost",
 )
-"""Modules that a training imports, for a name that was typed a letter wrong: who installs such a name as it stands may
-get what somebody has put there for that."""
+"""Modules of training code, to recognize a misspelt name: a package with the misspelt name may be malicious."""
 
 
 def package_of(module: str) -> str:
-    """What pip calls it, where that is known to be another name; else ""."""
+    """Its package on PyPI, where that is known to have another name; else ""."""
     top = module.partition(".")[0]
     package = PIP.get(module) or PIP.get(top, "")
     return package if package.replace("-", "_").lower() != top.lower() else ""
 
 
 def files_of(module: str, beside: Iterable[str]) -> tuple[tuple[str, ...], str]:
-    """(files or packages of this name, from the working folder; the folder from which the nearest could be "
-    "imported)."""
+    """(files or packages of this name near the working folder; the folder to import the nearest from)."""
     parts = module.split(".")
     matches: list[tuple[str, str]] = []
     for folder in _folders([os.getcwd(), *beside]):
@@ -145,7 +142,7 @@ def files_of(module: str, beside: Iterable[str]) -> tuple[tuple[str, ...], str]:
 
 
 def _folders(starts: Iterable[str]) -> Iterator[str]:
-    """Folders near: each start, what lies in it, then its parents and their own folders."""
+    """Folders nearby: each start, its subfolders, then its parents and their subfolders."""
     visited: set[str] = set()
     todo = [(start, DEPTH) for start in dict.fromkeys(starts)]
     for start, _ in list(todo):
@@ -189,7 +186,7 @@ def importable() -> set[str]:
                     for e in entries
                     if e.name.endswith(".py") or (e.is_dir() and "." not in e.name and "-" not in e.name)
                 }
-        except OSError:  # a zip file, or a folder that is gone
+        except OSError:  # a zip file, or a folder that no longer exists
             continue
     return names
 
@@ -220,7 +217,7 @@ CLASS = re.compile(r"Can't get attribute '([\w.]+)' on <module '([\w.]+)'|module
 REFUSED = re.compile(r"Unsupported (?:global|class)[^:]*: GLOBAL ([\w.]+)\.(\w+) was not an allowed global")
 LOADS = re.compile(r"[\\/]torch[\\/](serialization|_weights_only_unpickler)\.py$|[\\/]pickle\.py$")
 SURE = 0.8
-"""How alike (difflib's ratio) a name must be to be offered: one letter in five may differ. Our choice."""
+"""How similar (difflib's ratio) a name must be to be offered: one letter in five may differ. Our choice."""
 
 
 def detect(context: ErrorContext) -> ModuleMissing | None:
@@ -308,8 +305,8 @@ def _missing(context: ErrorContext, module: str, blocker: str | None) -> ModuleM
 
 
 def _submodule(module: str) -> tuple[str, str, tuple[str, ...]] | None:
-    """(package, what it has under this name that is no module, modules nearly of this name), where the package itself
-    was imported and lacks the module."""
+    """(package, its object of this name that is not a module, modules with similar names), where the package itself was
+    imported and lacks the module."""
     parent, _, last = module.rpartition(".")
     space = vars(sys.modules[parent]) if parent in sys.modules else {}
     if space.get("__file__") is None or package_of(module) == PIP.get(module, "-"):
@@ -341,7 +338,7 @@ def _python() -> str:
 
 
 def _pickle_request(context: ErrorContext) -> tuple[str, str] | None:
-    """(module, class) that an unpickler was asked for; ("", "") where it did not say which; None where none runs."""
+    """(module, class) that an unpickler needs; ("", "") where they are not known; None where no unpickler runs."""
     for frame in reversed(context.trail):
         if frame.site.function == "find_class" and LOADS.search(frame.site.file):
             module = frame.names.get("mod_name", frame.names.get("module"))
@@ -411,7 +408,7 @@ def _holders(name: str) -> tuple[str, ...]:
 
 
 def _is_synthetic(module: Any) -> bool:
-    """A module that no file stands behind and that is none of Python's own."""
+    """A module without a file that is not one of Python's own."""
     space = vars(module)
     return space.get("__file__") is None and space.get("__spec__") is None
 

@@ -1,7 +1,7 @@
-"""An index beyond what it points into: which table, which entry of which tensor, in which row.
+"""An index out of range: of which table, which entry of which tensor, in which row.
 
-The message says a number at best ("index out of range in self" says none). The table and the tensor of indices lie in
-the frames; reading the one against the size of the other finds every entry that is out of range.
+The message has one number at most ("index out of range in self" has none). The table and the tensor of indices are in
+the frames: comparing the indices with the size of the table finds every entry that is out of range.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from nbdebug.tools.errors.values import UNKNOWN, expression, value_of
 
 
 def beyond(index: torch.Tensor, least: int, most: int, spared: int | None = None) -> OutOfRange | None:
-    """The entries of a tensor of indices outside of least … most; spared: a label that a loss leaves out. None where
-    all are inside, or where the tensor can't be read (a failed device, meta, too large)."""
+    """The entries of a tensor of indices outside least … most; spared: a label that a loss ignores. None where all are
+    inside, or where the tensor can't be read (a failed device, meta, too large)."""
     whole = not index.dtype.is_floating_point and not index.dtype.is_complex
     if index.is_meta or not whole or not 0 < index.numel() <= READ_AT_MOST:
         return None
@@ -67,9 +67,9 @@ def beyond(index: torch.Tensor, least: int, most: int, spared: int | None = None
 
 
 def head(scores: str, size: int, context: ErrorContext) -> str:
-    """The name of the last layer that gives as many outputs as there are scores: of the model whose call made them,
-    named as the user's line calls it; where the sources don't show the call, of the only model that has one. ""
-    where several have: the wrong name would be worse than none."""
+    """The name of the last layer with as many outputs as there are scores: of the model whose call computed them, named
+    as the user's line calls it; where the sources don't show the call, of the only model that has one. "" where several
+    have: a wrong name would be worse than none."""
     text, model = _caller(scores, context)
     if model is not None:
         path, layer = _last(model, size)
@@ -96,7 +96,7 @@ def _last(model: nn.Module, size: int) -> tuple[str, nn.Module | None]:
 
 
 def _caller(scores: str, context: ErrorContext) -> tuple[str, nn.Module | None]:
-    """(what the call calls, as it is written; the model) of the call that made the scores."""
+    """(text of the callee, model) of the call that computed the scores."""
 
     def called(node: ast.expr) -> bool:
         return isinstance(node, ast.Call) and _module(node.func, context) is not None
@@ -114,15 +114,15 @@ def _caller(scores: str, context: ErrorContext) -> tuple[str, nn.Module | None]:
 
 
 def _module(node: ast.expr, context: ErrorContext) -> nn.Module | None:
-    """The module that an expression means in the innermost of the user's frames that knows it."""
+    """The module that an expression refers to, in the innermost of the user's frames with a value for it."""
     value: Any = next((result for frame in context.users if (result := value_of(node, frame)) is not UNKNOWN), None)
     return value if is_instance(value, nn.Module) else None
 
 
 NEAR = 1000
-"""Ids so far beyond the table that a larger one is the cure; further away something else is wrong with them."""
+"""Ids up to so far beyond the table are fixed by a larger table; beyond that the ids themselves are wrong."""
 IGNORED = -100
-"""The label that torch's losses leave out unless they are told another."""
+"""The label that torch's losses ignore by default."""
 
 
 def grown(bad: OutOfRange, table: torch.Tensor, context: ErrorContext) -> TriedFix | None:
@@ -144,7 +144,7 @@ def shifted(bad: OutOfRange, target: torch.Tensor, size: int, context: ErrorCont
 
 
 def ignored(bad: OutOfRange, target: torch.Tensor, context: ErrorContext) -> TriedFix | None:
-    """The loss without a label that stands apart (255, -1): left out, as `ignore_index` does."""
+    """The loss without a special label (255, -1), as with `ignore_index`."""
     if len(bad.values) != 1 or not (bad.value < 0 or bad.value >= 255):
         return None
     code = str(bad.value)
@@ -187,7 +187,7 @@ def detect(context: ErrorContext) -> IndexFacts | None:
 
 
 def _parts(context: ErrorContext) -> list[OpArgument]:
-    """The tensors of the failing line, those that it makes itself among them."""
+    """The tensors of the failing line, with those that it computes itself."""
     arguments = op_arguments(context)
     return arguments + [
         OpArgument(value, text) for text, value in computed_operands(context, {part.name for part in arguments})
@@ -195,7 +195,7 @@ def _parts(context: ErrorContext) -> list[OpArgument]:
 
 
 def _numbers(match: re.Match[str]) -> tuple[int, int | None, int]:
-    """(the index, the dimension, its size) that a message names."""
+    """(the index, the dimension, its size) in a message."""
     if match.re is TAKE:
         return int(match[1]), None, int(match[2])
     if match.re is SELECT:
@@ -205,7 +205,7 @@ def _numbers(match: re.Match[str]) -> tuple[int, int | None, int]:
 
 
 def _frame_of(context: ErrorContext, *functions: str) -> dict[str, Any]:
-    """The variables of torch's function that was running, {} where none of these was."""
+    """The variables of the running function of torch's, {} where none of these was running."""
     return next((dict(f.names) for f in library_frames(context) if f.site.function in functions), {})
 
 
@@ -227,7 +227,7 @@ def _embedding(facts: IndexFacts, context: ErrorContext) -> IndexFacts | None:
     argument = _users_index(_named(index, "input", context), context)
     path = OperandNames(context).module(module) if is_instance(module, (nn.Embedding, nn.EmbeddingBag)) else ""
     weight = _named(table, "weight", context)
-    if not path and weight.owner and weight.name == f"{weight.owner}.weight":  # compiled: the module's frame is gone
+    if not path and weight.owner and weight.name == f"{weight.owner}.weight":  # compiled: the module has no frame
         path = weight.owner
     facts = dataclasses.replace(
         facts,
@@ -251,7 +251,7 @@ def _embedding(facts: IndexFacts, context: ErrorContext) -> IndexFacts | None:
 
 
 def _users_index(argument: OpArgument, context: ErrorContext) -> OpArgument:
-    """A tensor of indices that only torch's frames know: the user's one of the same values, where there is one."""
+    """For a tensor of indices only in torch's frames: the user's one with the same values, where there is one."""
     if argument.known:
         return argument
     for name, value, _ in context.variables():
@@ -266,7 +266,7 @@ def _users_index(argument: OpArgument, context: ErrorContext) -> OpArgument:
 
 
 def _selected(facts: IndexFacts, context: ErrorContext) -> IndexFacts | None:
-    """index_select and its like say the same words: the operands of the user's line."""
+    """index_select and similar functions have the same message: the operands of the user's line."""
     node = _call(context)
     if callee_name(node) not in ("index_select", "embedding", "index_add", "index_copy") or not context.users:
         return None
@@ -294,8 +294,8 @@ def _selected(facts: IndexFacts, context: ErrorContext) -> IndexFacts | None:
 
 
 def _counted(name: str, context: ErrorContext) -> tuple[str, str, ValueOrigin | None]:
-    """The `arange` that made an index (then it is a position, and what is too long is the sequence), and the tensor
-    whose length it counts."""
+    """The `arange` that created an index (then it is a position, and the sequence is too long), and the tensor whose
+    length it counts."""
     way = origin_of(name, context, lambda node: callee_name(node) == "arange")
     if not way:
         return "", "", None
@@ -361,7 +361,7 @@ def _target(facts: IndexFacts, context: ErrorContext) -> IndexFacts | None:
 
 
 def _classes(facts: IndexFacts, context: ErrorContext) -> IndexFacts | None:
-    """one_hot with too few classes, or negative numbers where numbers are counted."""
+    """one_hot with too few classes, or negative numbers in bincount."""
     index = next((p for p in _parts(context) if not p.value.dtype.is_floating_point), None)
     if index is None:
         return None
@@ -394,14 +394,14 @@ def _call(context: ErrorContext) -> ast.AST:
 
 
 def _tensor(facts: IndexFacts, context: ErrorContext, value: int, dim: int | None, size: int) -> IndexFacts | None:
-    """x[i], gather, scatter, take: the message says the number, the frames say whose it is."""
+    """x[i], gather, scatter, take: the message has the number, the frames have its tensor."""
     parts = _parts(context)
     least = 0 if callee_name(_call(context)).startswith(("gather", "scatter", "index_", "take_along")) else -size
     indices = [(p, bad) for p in parts if (bad := beyond(p.value, least, size - 1)) is not None]
     indices = [(p, bad) for p, bad in indices if value in (bad.value, *bad.values)] or indices[:0]
     text = _indexed(context)
     mine = [p for p in parts if p.name == text]
-    if text and not mine and indices:  # what a call of the user's gave: its size stands in the message
+    if text and not mine and indices:  # the result of a user's call: its size is in the message
         return dataclasses.replace(
             facts, table=text, size=size, dim=dim, least=least, index=part(indices[0][0]), beyond=indices[0][1]
         )

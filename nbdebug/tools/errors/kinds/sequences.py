@@ -29,7 +29,7 @@ _WHOLE: dict[type, Callable[[int, int], int]] = {ast.Add: operator.add, ast.Sub:
 
 
 def number(node: ast.AST, frame: Frame) -> int | None:
-    """A whole number as it is written: `i`, `i + self.width`; computed from plain ints alone."""
+    """The value of an integer expression, such as `i` or `i + self.width`, computed only from plain ints."""
     if isinstance(node, ast.BinOp) and type(node.op) in _WHOLE:
         left, right = number(node.left, frame), number(node.right, frame)
         return None if left is None or right is None else _WHOLE[type(node.op)](left, right)
@@ -38,8 +38,8 @@ def number(node: ast.AST, frame: Frame) -> int | None:
 
 
 def sample_of(facts: IndexFacts, context: ErrorContext) -> IndexFacts:
-    """In a data set's `__getitem__`: the facts with the length that it says of itself, the sample that was asked for,
-    the data set's name, and the length that would fit."""
+    """In a data set's `__getitem__`: the facts with the length that it returns, the requested sample, the data set's
+    name, and the correct length."""
     frame = context.users[0] if context.users else None
     methods = _methods(frame) if frame is not None else {}
     if frame is None or "__len__" not in methods:
@@ -79,7 +79,7 @@ def _methods(frame: Frame) -> dict[str, ast.FunctionDef]:
 
 
 def _fits(facts: IndexFacts, parameter: str, frame: Frame) -> str:
-    """What `__len__` would have to return, where the failing index is the sample's own or a fixed way beyond it."""
+    """What `__len__` would have to return, where the failing index is the sample's or a fixed distance after it."""
     entries = f"{facts.table}.shape[{facts.dim}]" if facts.dim else f"len({facts.table})"
     ran = expression(frame)
     for node in ast.walk(ran) if ran is not None else ():
@@ -105,7 +105,7 @@ def _fits(facts: IndexFacts, parameter: str, frame: Frame) -> str:
 
 
 def _promise(frame: Frame, context: ErrorContext) -> tuple[str, int | None]:
-    """(the data set by the user's name or its loader's, how many samples the loader's sampler was told that it has)."""
+    """(the data set by the user's name or its loader's, the number of samples that the loader's sampler got)."""
     mine, iterator = frame.names.get("self"), iterator_of(context)
     state = attributes(iterator) if iterator is not None else {}
     if mine is not None and state.get("_dataset") is mine:
@@ -124,10 +124,10 @@ def _promise(frame: Frame, context: ErrorContext) -> tuple[str, int | None]:
 
 
 def _sampler_length(running: Any) -> int | None:
-    """The length over which torch's sampler runs, as its own frames hold it: no `__len__` of the user's is asked."""
+    """The length over which torch's sampler runs, from its own frames: the user's `__len__` is not called."""
     if type(running) is type(iter(range(0))):
         whole = running.__reduce__()[1][0]
-        return whole.stop if type(whole) is range else None  # from Python 3.12 on the rest alone is in it
+        return whole.stop if type(whole) is range else None  # from Python 3.12 on it has only the rest
     frame = running.gi_frame if type(running) is GeneratorType else None
     if frame is None or not str(frame.f_globals.get("__name__")).startswith("torch.utils.data"):
         return None
@@ -145,7 +145,7 @@ EXACT = (list, tuple, str, range, bytes, collections.deque, torch.Size)
 
 
 def sequence_facts(facts: IndexFacts, context: ErrorContext) -> IndexFacts | None:
-    """The subscript of the failing line that goes beyond what it indexes."""
+    """The subscript of the failing line that is out of range."""
     if context.type != "IndexError" or not WORDS.search(context.message) or not context.users:
         return None
     frame = context.users[0]
@@ -167,7 +167,7 @@ def sequence_facts(facts: IndexFacts, context: ErrorContext) -> IndexFacts | Non
 
 
 def array_facts(facts: IndexFacts, context: ErrorContext, value: int, dim: int | None, size: int) -> IndexFacts | None:
-    """NumPy's words are torch's: the array of the failing line whose size the message names."""
+    """NumPy's message is torch's: the array of the failing line whose size the message names."""
     frame = context.users[0] if context.users else None
     for node in ast.walk(_ran(frame)) if frame is not None else ():
         if not isinstance(node, ast.Subscript):
@@ -212,7 +212,7 @@ def _value(node: ast.AST) -> ast.AST | None:
 
 
 def _reaches(key: ast.expr, value: int, frame: Frame | None) -> bool:
-    """Whether a key that is no number written there has the value, or holds it."""
+    """Whether a key other than a constant has or contains the value."""
     result: Any = value_of(key, frame) if frame is not None else UNKNOWN
     result = _computed(key, frame) if result is UNKNOWN and frame is not None else result
     if isinstance(key, ast.Constant) or result is UNKNOWN:
@@ -235,7 +235,7 @@ def _ran(frame: Frame | None) -> ast.AST:
 
 
 def _subscripts(frame: Frame) -> list[tuple[ast.expr, ast.expr, int, int | None]]:
-    """(what is indexed, the index, how many entries, the number where it is known) of the failing line's subscripts."""
+    """(what is indexed, the index, the number of entries, the value where known) of the failing line's subscripts."""
     subscripts = []
     for node in ast.walk(_ran(frame)):
         if isinstance(node, ast.Subscript):
@@ -266,7 +266,7 @@ def _first_beyond(node: ast.AST, name: str, size: int, frame: Frame) -> Any:
 
 
 def _size(node: ast.expr, frame: Frame) -> int | None:
-    """How many entries something has, where asking runs no code of the user's."""
+    """The number of entries of an object, where its length needs no code of the user's."""
     if isinstance(node, ast.Attribute) and node.attr in ("shape", "iloc"):
         inner = value_of(node.value, frame)
         if node.attr == "shape":

@@ -1,4 +1,4 @@
-"""A state that does not fit: the model or the optimizer that it was given to is in torch's frame, with the state."""
+"""A saved state that does not match: torch's frame has both the state and the model or optimizer."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from nbdebug.tools.errors.values import expression, shape_of
 Shapes = Mapping[str, tuple[int, ...]]
 
 WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "model.")
-"""What DataParallel, torch.compile, FSDP, checkpoint wrappers and trainers put into a key."""
+"""What DataParallel, torch.compile, FSDP, checkpoint wrappers and trainers add to a key."""
 SAMPLES = 40
-"""Keys without a partner from which changes are read."""
+"""Keys without a match from which changes are derived."""
 PARTNERS = 50
-"""Keys of the model with the same end that each of them is held against."""
+"""Keys of the model with the same end that each of them is compared with."""
 
 
 @dataclasses.dataclass(frozen=True)
 class KeyChange:
-    """Replace `old` at the start of a saved key by `new`; anywhere: take `old` away wherever it stands.
+    """Replace `old` at the start of a saved key by `new`; anywhere: remove `old` wherever it occurs.
 
-    fits: saved keys that then meet a key of the model with the same shape; whole: the saved state then is the
+    fits: saved keys that then match a key of the model with the same shape; whole: the saved state then matches the
     model's, key for key."""
 
     old: str
@@ -52,7 +52,7 @@ def fitting(saved: Shapes, model: Shapes) -> int:
 
 
 def best_change(saved: Shapes, model: Shapes) -> KeyChange | None:
-    """The change that brings the most keys together, if it brings more than there are without one."""
+    """The change with the most matching keys, if they are more than without a change."""
     best, most = None, fitting(saved, model)
     for old, new, anywhere in dict.fromkeys(_candidates(saved, model)):
         change = _evaluated(KeyChange(old, new, anywhere, 0, False), saved, model)
@@ -87,7 +87,7 @@ def _candidates(saved: Shapes, model: Shapes) -> Iterator[tuple[str, str, bool]]
 
 
 def _changes(key: str, partner: str) -> Iterator[tuple[str, str, bool]]:
-    """What makes the one of the other: their differing starts, cut at dots; the longest common end first."""
+    """The changes from one key to the other: their different starts, cut at dots; the longest common end first."""
     ours, theirs = key.split("."), partner.split(".")
     same = 0
     while same < min(len(ours), len(theirs)) and ours[-1 - same] == theirs[-1 - same]:
@@ -129,7 +129,7 @@ LAYOUTS: tuple[tuple[type | tuple[type, ...], dict[str, tuple[str, ...]]], ...] 
     (nn.MultiheadAttention, {"in_proj_weight": ("3 x embed_dim", "embed_dim"), "in_proj_bias": ("3 x embed_dim",)}),
     (nn.PReLU, {"weight": ("num_parameters",)}),
 )
-"""(class, {parameter: the argument behind each axis}), in the order in which they are asked."""
+"""(class, {parameter: the argument for each axis}), in the order in which they are tried."""
 GATES = {"LSTM": 4, "LSTMCell": 4, "GRU": 3, "GRUCell": 3}
 
 
@@ -170,7 +170,7 @@ SIZES = re.compile(
     r"from checkpoint, the shape in current model is (?:torch\.Size\()?\(?\[?([\d, ]*)\]?"
 )
 DICTS = 50
-"""Entries of what was given that are looked into for the state."""
+"""Entries of the argument that are searched for the state."""
 
 
 def detect_model(context: ErrorContext) -> StateMismatch | None:
@@ -204,7 +204,7 @@ def detect_model(context: ErrorContext) -> StateMismatch | None:
 
 
 def _matched(facts: StateMismatch, model: Any, state: Mapping[str, Any]) -> StateMismatch:
-    """With what the keys and shapes of both sides say."""
+    """With the evidence of the keys and shapes of both sides."""
     expected = shapes_of(model)
     inside, saved = max(_states(state), key=lambda pair: _score(pair[1], expected), default=(None, {}))
     change = best_change(saved, expected)
@@ -235,7 +235,7 @@ def _score(saved: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[in
 
 
 def _states(state: Mapping[str, Any]) -> Iterator[tuple[str | None, dict[str, tuple[int, ...]]]]:
-    """What may be the state: what was given, and the dicts of tensors inside of it."""
+    """The candidates for the state: the argument, and the dicts of tensors in it."""
     entries: list[tuple[str, Any]] = [(key, value) for key, value in _items(state) if type(key) is str]
     yield None, {key: shape for key, value in entries if (shape := shape_of(value)) is not None}
     for key, value in entries[:DICTS]:
@@ -253,12 +253,12 @@ def _states(state: Mapping[str, Any]) -> Iterator[tuple[str | None, dict[str, tu
 
 
 def _items(mapping: Any) -> list[tuple[Any, Any]]:
-    """The entries of a dict, past what a subclass makes of it."""
+    """The entries of a dict, without the methods of a subclass."""
     return list(dict.items(mapping))
 
 
 def shapes_of(model: Any, before: str = "", depth: int = 0) -> dict[str, tuple[int, ...]]:
-    """The keys and shapes of a module's state, without asking its `state_dict`, which may be the user's own."""
+    """The keys and shapes of a module's state, without its `state_dict`, which may be the user's own."""
     fields = attributes(model)
     unsaved = fields.get("_non_persistent_buffers_set") or set()
     shapes = {}
@@ -284,7 +284,7 @@ def _resized(message: str, model: Any) -> Iterator[Resized]:
 
 
 def _with_argument(resized: Resized, model: Any) -> Resized:
-    """With the layer's class, and the argument that says the size that differs."""
+    """With the layer's class, and the argument for the size that differs."""
     path, _, name = resized.key.rpartition(".")
     layer = model
     for part in path.split(".") if path else ():
@@ -321,7 +321,7 @@ def _argument(model: Any, resized: tuple[Resized, ...]) -> tuple[str, int] | Non
     return (names[0], saved) if len(names) == 1 else None
 
 
-# -- the optimizer's -----------------------------------------------------------------------------------------------
+# -- optimizers ---------------------------------------------------------------------------------------------------
 
 
 def detect_optimizer(context: ErrorContext) -> OptimizerMismatch | None:
@@ -371,7 +371,7 @@ def _torchs(context: ErrorContext, function: str) -> Frame | None:
 
 
 def _load_arguments(context: ErrorContext, method: str) -> tuple[str | None, str, str | None]:
-    """(what the method was called on, a name for its first argument, the argument itself where it is no name), as the
+    """(the receiver of the method, a name for its first argument, the argument itself where that is not a name), as the
     user wrote them."""
     for frame in context.users:
         node = expression(frame)

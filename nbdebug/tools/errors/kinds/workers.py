@@ -1,4 +1,4 @@
-"""A loader's worker that died, could not be started or did not answer: the message, the loader, and the machine."""
+"""A worker of a loader that ended, could not start or did not respond: the message, the loader, and the machine."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def loader_of(context: ErrorContext) -> tuple[str, str, int | None]:
 
 
 def active_loader(context: ErrorContext) -> tuple[str, Any]:
-    """(name, loader) of the one that was at work: the traceback's own, else the first with workers among the variables
-    (a worker's death is told at whatever line runs just then)."""
+    """(name, loader) of the active loader: the traceback's, else the first with workers among the variables (the error
+    of a dead worker is raised at whatever line is running)."""
     for frame in reversed(context.trail):
         for name in ("loader", "self"):
             if issubclass(type(frame.names.get(name)), DataLoader):
@@ -73,8 +73,8 @@ def active_loader(context: ErrorContext) -> tuple[str, Any]:
 
 
 def loader_in_source(context: ErrorContext) -> tuple[str, int | None]:
-    """(the data set's class or name, num_workers) of the loop over a loader in which the user's line stands, as its
-    source says: a worker's death is told at whatever line runs, and such a loader may have no name."""
+    """(the data set's class or name, num_workers) of the loop over a loader around the user's line, from its source:
+    the error of a dead worker is raised at whatever line is running, and such a loader may have no name."""
     for frame in context.users:
         loops = [
             node
@@ -119,9 +119,9 @@ KINDS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ),
 )
 BROKEN = ("ConnectionResetError", "EOFError", "BrokenPipeError")
-"""What the end of a worker's pipe looks like from here."""
+"""The errors of a worker's broken pipe in this process."""
 WAIT = 0.2
-"""Seconds in which a process that is gone gets its exit code."""
+"""Seconds after which a dead process has its exit code."""
 SHARED = "/dev/shm"
 LOADERS = re.compile(r"[\\/]utils[\\/]data[\\/]|[\\/]multiprocessing[\\/]")
 STARTING = re.compile(r"[\\/]multiprocessing[\\/](reduction|popen_\w+|process|context)\.py$|[\\/]utils[\\/]data[\\/]")
@@ -164,7 +164,7 @@ def detect(context: ErrorContext) -> WorkerDied | None:
 
 
 def _kind(context: ErrorContext) -> tuple[str | None, str]:
-    """(what happened, the signal's name); (None, "") where it has nothing to do with a loader's workers."""
+    """(what happened, the signal's name); (None, "") where the error is not about a loader's workers."""
     message = context.message
     if (killed := SIGNAL.search(message)) is not None:
         return _by(killed[1].strip())
@@ -187,8 +187,8 @@ def _kind(context: ErrorContext) -> tuple[str | None, str]:
 
 
 def _at_the_loader(context: ErrorContext) -> ErrorContext:
-    """The context of the broken pipe that was being handled when the handler of SIGCHLD told of a worker's death, at
-    whatever line ran just then; else the context itself."""
+    """The context of the broken pipe that was being handled when torch's handler of SIGCHLD reported a dead worker, at
+    whatever line was running; else the context itself."""
     before = vars(BaseException)["__context__"].__get__(context.error)
     if iterator_of(context) is not None or type(before).__name__ not in BROKEN:
         return context
@@ -201,7 +201,7 @@ def _by(signal: str) -> tuple[str, str]:
 
 
 def _ended(context: ErrorContext) -> tuple[str, str]:
-    """What the exit codes of the iterator's own processes say of the end of one, within WAIT."""
+    """How a process of the iterator's ended, by the exit codes within WAIT."""
     iterator = iterator_of(context)
     processes = attributes(iterator).get("_workers") if iterator is not None else None
     workers = [one for one in processes if isinstance(one, BaseProcess)] if type(processes) is list else []
@@ -211,8 +211,8 @@ def _ended(context: ErrorContext) -> tuple[str, str]:
             codes = {code for one in workers if (code := one.exitcode)} - {-int(signals.SIGTERM)}  # torch's own end
             if not codes:
                 time.sleep(0.01)
-    except RuntimeError as told:  # torch's handler of SIGCHLD tells it just now, wherever that is
-        if (killed := SIGNAL.search(str(told))) is not None:
+    except RuntimeError as error:  # torch's handler of SIGCHLD reports it now, at this line
+        if (killed := SIGNAL.search(str(error))) is not None:
             return _by(killed[1].strip())
     code = min(codes, default=0)
     if code < 0:
@@ -240,7 +240,7 @@ def _start(state: dict[str, Any]) -> str:
 
 
 def _parts(dataset: Any) -> Iterator[tuple[Any, int]]:
-    """(value, bytes) of what the data set keeps itself."""
+    """(value, bytes) of the data set's own attributes."""
     for value in attributes(dataset).values():
         if shape_of(value) is not None and type(value) in (torch.Tensor, torch.nn.Parameter):
             yield value, value.numel() * value.element_size()
@@ -251,7 +251,7 @@ def _parts(dataset: Any) -> Iterator[tuple[Any, int]]:
 
 
 def _unpicklable(state: dict[str, Any], loader: str) -> Iterator[tuple[str, str]]:
-    """(name, what it is) of what a process that is started afresh can't be sent."""
+    """(name, description) of the objects that can't be pickled for a new process."""
     dataset = state.get("dataset", state.get("_dataset"))
     arguments = {
         "dataset": dataset,
