@@ -13,6 +13,7 @@ THIRDS = (
     "nan/guard/test_optimizers.py",
     "nan/guard/test_programs.py",
     "nan/guard/test_record_replay.py",
+    "nan/test_programs.py",
     "notebook/test_notebooks.py",
     "training/test_healthy.py",
     "training/test_preflight_healthy.py",
@@ -22,14 +23,21 @@ THIRDS = (
 """Long lists of alike situations: every third is run; all of them where NBDEBUG_ALL_TESTS is set (`make test-all`)."""
 
 
+LONG = ("test_notebooks.py", "browser/", "test_patients.py", "nan/guard/test_ranks", "nan/guard/test_compiled.py")
+"""Files that take long: they are begun first, so that no process is left alone with one of them at the end."""
+
+
 def pytest_collection_modifyitems(config, items):
+    places = {item: str(item.path).replace(os.sep, "/") for item in items}
+    items.sort(key=lambda item: not any(long in places[item] for long in LONG))
     if os.environ.get("NBDEBUG_ALL_TESTS"):
         return
     count, kept, left = collections.Counter(), [], []
     for item in items:
-        name = next((third for third in THIRDS if str(item.path).replace(os.sep, "/").endswith(third)), None)
-        count[name] += name is not None
-        (kept if name is None or count[name] % 3 == 1 else left).append(item)
+        function, _, situation = item.nodeid.partition("[")
+        of_thirds = bool(situation) and places[item].endswith(THIRDS)
+        count[function] += 1
+        (kept if not of_thirds or count[function] % 3 == 1 else left).append(item)
     items[:] = kept
     if left:
         config.hook.pytest_deselected(items=left)
