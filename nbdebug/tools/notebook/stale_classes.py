@@ -84,7 +84,8 @@ def _redefined(
 ) -> Redefined:
     module, name = key
     instances = tuple(dict.fromkeys(instance for instance, _ in mine))
-    creation = _creation(root_of(instances[0]), history)
+    created = [b for b in history.bindings(root_of(instances[0])) if b.how in ("assign", "class", "for")]
+    creation = created[-1] if created else None
     defined = history.bindings(name, "class") if module == "__main__" else _reloads(module, history)
     old = _old_definition(mine[0][1], defined, creation, history)
     after = [b for b in defined if old is not None and b.at > old.at] or defined[-1:]
@@ -129,11 +130,6 @@ def _old_definition(
                 return mine[-1] if exact else earlier[-1] if earlier else mine[0]
     earlier = [b for b in defined if creation is not None and b.at <= creation.at]
     return earlier[-1] if earlier else None
-
-
-def _creation(root: str, history: CellHistory) -> CellBinding | None:
-    bindings = [b for b in history.bindings(root) if b.how in ("assign", "class", "for")]
-    return bindings[-1] if bindings else None
 
 
 def _reloads(module: str, history: CellHistory) -> list[CellBinding]:

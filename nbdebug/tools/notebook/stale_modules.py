@@ -223,7 +223,8 @@ def _stale_module(one: EditedModule, history: CellHistory) -> StaleModule:
     again = chosen is not None and chosen is not imports[0]
     where = _place(chosen, history)
     if chosen is None and wrote is not None:
-        where = wrote.place(*_line_of(wrote, os.path.basename(one.file)))
+        lines = enumerate(wrote.raw.splitlines(), 1)
+        where = wrote.place(next((n for n, line in lines if os.path.basename(one.file) in line), 1))
     return StaleModule(
         one.name,
         os.path.basename(one.file),
@@ -338,10 +339,6 @@ def _whole(cell: Cell) -> Iterator[str]:
     if cell.raw.lstrip().startswith("%%") or not cell.body:
         yield cell.raw
     yield from (cell.text_of(statement) for statement in cell.statements)
-
-
-def _line_of(cell: Cell, file: str) -> tuple[int, None]:
-    return next((n for n, line in enumerate(cell.raw.splitlines(), 1) if file in line), 1), None
 
 
 def _place(imported: Import | None, history: CellHistory) -> Where:

@@ -195,7 +195,7 @@ SMALL = 4_000_000
 
 
 def detect(context: ErrorContext) -> CollateMismatch | None:
-    fetch = _last(context, FETCH)
+    fetch = next((frame for frame in reversed(context.trail) if FETCH.search(frame.site.file)), None)
     collating = [frame for frame in context.trail if COLLATE.search(frame.site.file)]
     own = _own_collate(context)
     if not collating and not (own and (STACKED.search(context.message) or context.type in ("KeyError", "TypeError"))):
@@ -216,10 +216,6 @@ def detect(context: ErrorContext) -> CollateMismatch | None:
     return dataclasses.replace(
         facts, own=own, indices=tuple(indices[i] for i in difference.positions if i < len(indices))
     )
-
-
-def _last(context: ErrorContext, file: re.Pattern[str]) -> Frame | None:
-    return next((frame for frame in reversed(context.trail) if file.search(frame.site.file)), None)
 
 
 def _own_collate(context: ErrorContext) -> str:
@@ -280,7 +276,7 @@ def _mismatch_facts(context: ErrorContext, difference: Difference, samples: Sequ
     return CollateMismatch(
         context.raised(),
         difference.what,
-        _path_text(difference.path),
+        "".join(f".{part.name}" if isinstance(part, Field) else f"[{part!r}]" for part in difference.path),
         _name(difference.path),
         str(odd or ""),
         str(usual or ""),
@@ -295,10 +291,6 @@ def _mismatch_facts(context: ErrorContext, difference: Difference, samples: Sequ
         tried=_tried(difference, samples),
         sample=_sort(difference.path),
     )
-
-
-def _path_text(path: Path) -> str:
-    return "".join(f".{part.name}" if isinstance(part, Field) else f"[{part!r}]" for part in path)
 
 
 def _sort(path: Path) -> str:
@@ -462,7 +454,7 @@ def _entries(context: ErrorContext) -> tuple[str, ...]:
 
 def _tried(difference: Difference, samples: Sequence[Any]) -> Mapping[str, Any] | None:
     """Collate the entry after resizing or padding, on detached tensors; None where that is not tried."""
-    values = [_value(sample, difference.path) for sample in samples]
+    values: list[Any] = [next((e.value for at, e in flat(sample) if at == difference.path), None) for sample in samples]
     if difference.what != "shape" or any(
         type(value) is not torch.Tensor or value.is_meta or value.layout is not torch.strided for value in values
     ):
@@ -509,7 +501,3 @@ def _tried_padded(values: list[torch.Tensor]) -> dict[str, Any] | None:
     else:
         return None
     return {"the batch then has": str(list(whole.shape))}
-
-
-def _value(sample: Any, path: Path) -> Any:
-    return next((entry.value for at, entry in flat(sample) if at == path), None)

@@ -217,7 +217,11 @@ class Sources:
         """The names of the copies that can be the index of a use."""
         origins = set(self._sources(use.argument))
         mine = [name for name in self.copies if name in origins]
-        words = [name for name in self.copies if _last(name) in LABELS] if use.kind == "target" else []
+        words = (
+            [n for n in self.copies if n.rpartition(".")[2].partition("[")[0].strip("'\"") in LABELS]
+            if use.kind == "target"
+            else []
+        )
         return list(dict.fromkeys([*mine, *(words if not mine else [])]))
 
     def _sources(self, text: str) -> Iterator[str]:
@@ -243,7 +247,7 @@ def _before(tree: ast.Module, name: str, classes: dict[str, str]) -> list[str]:
         for value, keys in bindings(scope, name):
             for entry, rest in entries(value, keys):
                 names += [
-                    _path_text(part, rest)
+                    ast.unparse(part) + "".join(f"[{key!r}]" for key in rest)  # `loader[1]`
                     for part in value_parts(entry)
                     if isinstance(part, (ast.Name, ast.Attribute, ast.Subscript))
                 ]
@@ -273,15 +277,6 @@ def _passed(tree: ast.Module, name: str, classes: dict[str, str]) -> Iterator[as
             )
             if mine and place < len(call.args):
                 yield call.args[place]
-
-
-def _path_text(node: ast.expr, rest: tuple[Any, ...]) -> str:
-    """`loader[1]` for the second entry of a loader's batches."""
-    return ast.unparse(node) + "".join(f"[{key!r}]" for key in rest)
-
-
-def _last(name: str) -> str:
-    return name.rpartition(".")[2].partition("[")[0].strip("'\"")
 
 
 def _copies(context: ErrorContext) -> Iterator[tuple[str, str, torch.Tensor]]:

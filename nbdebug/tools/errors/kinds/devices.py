@@ -238,7 +238,9 @@ def detect(context: ErrorContext) -> DeviceFacts | None:
         kind = "two"
     if kind is None or raised_by_user(context):
         return None
-    facts = DeviceFacts(raised_facts(context), kind, op=_op(context))
+    module = failing_module(context)
+    op = OperandNames(context).module(module) if module is not None else ""
+    facts = DeviceFacts(raised_facts(context), kind, op=op)
     if kind == "generator":
         return _generator(facts, context)
     if kind == "parallel":
@@ -251,11 +253,6 @@ def detect(context: ErrorContext) -> DeviceFacts | None:
     if len(devices) < 2:
         parts = [*parts, *_variables(context, parts)]
     return _two(facts, parts, context)
-
-
-def _op(context: ErrorContext) -> str:
-    module = failing_module(context)
-    return OperandNames(context).module(module) if module is not None else ""
 
 
 def _variables(context: ErrorContext, parts: list[OpArgument]) -> list[OpArgument]:
@@ -279,7 +276,8 @@ def _two(facts: DeviceFacts, parts: list[OpArgument], context: ErrorContext) -> 
     if not away:
         return dataclasses.replace(facts, home=home)
     away.sort(key=lambda p: (p.value.ndim == 0, not p.known))  # a scalar may be on the CPU
-    odd, partner = away[0], _nearest(there)
+    # rather a tensor of the user's than a weight
+    odd, partner = away[0], min(there, key=lambda p: (not p.known, p.owner is not None), default=None)
     target = _target(home, partner, context)
     facts = dataclasses.replace(
         facts,
@@ -302,12 +300,6 @@ def _home(parts: list[OpArgument], context: ErrorContext) -> str:
         named = re.findall(r"\b((?:cuda|mps|xpu|meta|hpu|npu)(?::\d+)?)\b", context.message)
         return next((d for d, _ in counts.most_common() if d != "cpu"), named[0] if named else "cpu")
     return max(cards, key=lambda d: counts[d])
-
-
-def _nearest(there: list[OpArgument]) -> OpArgument | None:
-    """The operand to name beside the odd one: rather a tensor of the user's than a weight."""
-    ordered = sorted(there, key=lambda p: (not p.known, p.owner is not None))
-    return ordered[0] if ordered else None
 
 
 def _part(argument: OpArgument) -> ArgumentFact:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
-from typing import Any
 
 import torch
 
@@ -96,7 +94,8 @@ def detect(context: ErrorContext) -> Collective | None:
     what, groups = recognised
     values = tuple((key, value) for key, value in groups.groupdict().items() if value)
     model, unused = _unused(context) if what == "unused parameters" else ("", ())
-    tensors = tuple(f"{text} on {value.device}" for text, value in _operands(context) if is_tensor(value))[:5]
+    arguments = operands(context.users[0]) if context.users else ()
+    tensors = tuple(f"{text} on {value.device}" for text, value in arguments if is_tensor(value))[:5]
     return Collective(
         context.raised(),
         what,
@@ -112,10 +111,6 @@ def detect(context: ErrorContext) -> Collective | None:
         model,
         tensors,
     )
-
-
-def _operands(context: ErrorContext) -> Iterator[tuple[str, Any]]:
-    return operands(context.users[0]) if context.users else iter(())
 
 
 def _backend() -> str:

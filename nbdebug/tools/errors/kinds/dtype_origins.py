@@ -267,6 +267,7 @@ def array_facts(context: ErrorContext, default: str) -> DtypeFacts | None:
         return None  # an argument of the wrong class, with no candidate: not named
     text, value = match or ("", None)
     part = ArgumentFact(_fact(text, value)) if match else None
+    function = re.match(r"(\w+)\(\): argument", message)
     entry = _entry(value) if kind in ("object_", "str_", "str", "NoneType") else ""
     return DtypeFacts(
         raised_facts(context),
@@ -274,7 +275,7 @@ def array_facts(context: ErrorContext, default: str) -> DtypeFacts | None:
         part,
         None,
         default,
-        _rejecting_function(message),
+        function[1] if function else "",
         kind,
         default=default,
         entry=entry,
@@ -291,11 +292,6 @@ def _rejected_type(message: str) -> str:
         r"byte (order)",
     )
     return next((m[1] for p in patterns if (m := re.search(p, message))), "")
-
-
-def _rejecting_function(message: str) -> str:
-    match = re.match(r"(\w+)\(\): argument", message)
-    return match[1] if match else ""
 
 
 def _values(context: ErrorContext) -> list[tuple[str, Any]]:

@@ -189,7 +189,9 @@ def array_facts(facts: IndexFacts, context: ErrorContext, value: int, dim: int |
         mine = [ast.unparse(key) for key in keys if _reaches(key, value, frame)]
         return sample_of(dataclasses.replace(facts, key=mine[0] if mine else ""), context)
     single = [n for n in ast.walk(_ran(frame)) if isinstance(n, ast.Subscript)] if frame is not None else []
-    if len(single) != 1 or single[0] is not _value(_ran(frame)) or context.trail[-1] is not frame:
+    ran = _ran(frame)
+    value_node = ran.value if isinstance(ran, (ast.Return, ast.Expr, ast.Assign)) else ran
+    if len(single) != 1 or single[0] is not value_node or context.trail[-1] is not frame:
         return None
     key = "" if isinstance(single[0].slice, (ast.Constant, ast.UnaryOp)) else ast.unparse(single[0].slice)
     return sample_of(
@@ -205,10 +207,6 @@ def array_facts(facts: IndexFacts, context: ErrorContext, value: int, dim: int |
         ),
         context,
     )
-
-
-def _value(node: ast.AST) -> ast.AST | None:
-    return node.value if isinstance(node, (ast.Return, ast.Expr, ast.Assign)) else node
 
 
 def _reaches(key: ast.expr, value: int, frame: Frame | None) -> bool:

@@ -75,13 +75,14 @@ def _candidates(saved: Shapes, model: Shapes) -> Iterator[tuple[str, str, bool]]
     for wrapper in WRAPPERS:
         if any(wrapper in key for key in saved):
             yield wrapper, "", not all(key.startswith(wrapper) for key in saved)
-    lonely = _spread([key for key in saved if key not in model])
+    unmatched = [key for key in saved if key not in model]
+    unmatched = unmatched[:: max(1, len(unmatched) // SAMPLES)][:SAMPLES]
     missing = [key for key in model if key not in saved]
     by_end: dict[str, list[str]] = {}
     for key in missing:
         for end in {_end(key), _last(key)}:
             by_end.setdefault(end, []).append(key)
-    for key in lonely:
+    for key in unmatched:
         for partner in (by_end.get(_end(key)) or by_end.get(_last(key), []))[:PARTNERS]:
             yield from _changes(key, partner)
 
@@ -103,11 +104,6 @@ def _end(key: str) -> str:
 
 def _last(key: str) -> str:
     return key.rpartition(".")[2]
-
-
-def _spread(keys: list[str]) -> list[str]:
-    step = max(1, len(keys) // SAMPLES)
-    return keys[::step][:SAMPLES]
 
 
 _CONV, _TURNED = (

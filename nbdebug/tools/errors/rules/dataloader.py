@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nbdebug.registry import rule
-from nbdebug.report import Finding, Fix, Link, Where
+from nbdebug.report import Finding, Fix, Link
 from nbdebug.text import count, size
 from nbdebug.tools.errors.facts import Raised
 
@@ -102,15 +102,11 @@ def collate_mismatch(facts: Any) -> Finding | None:
     return Finding(
         "error/collate-mismatch",
         _title(facts),
-        _where(facts),
+        dataclasses.replace(facts.raised.where, phase="input", module=None, module_type=None),
         _evidence(facts),
         tuple(_fixes(facts)),
         tuple(_chain(facts)),
     )
-
-
-def _where(facts: CollateMismatch) -> Where:
-    return dataclasses.replace(facts.raised.where, phase="input", module=None, module_type=None)
 
 
 def _title(facts: CollateMismatch) -> str:

@@ -82,7 +82,10 @@ def device_mismatch(facts: DeviceFacts) -> Finding | None:
         return None
     parts = [part for part in (facts.odd, facts.met, *facts.also) if part is not None]
     evidence = {
-        "tensors": [_row(part) for part in parts],
+        "tensors": [
+            {"tensor": p.name, "device": p.fact.device, "dtype": p.fact.dtype, "shape": list(p.fact.shape)}
+            for p in parts
+        ],
         "parameters by device": dict(facts.counts),
         "message": facts.raised.message.partition("\n")[0][:300],
     }
@@ -91,19 +94,16 @@ def device_mismatch(facts: DeviceFacts) -> Finding | None:
     return Finding("error/device-mismatch", title, facts.raised.where, evidence, _fixes(facts), _chain(facts))
 
 
-def _row(part: ArgumentFact) -> dict[str, object]:
-    return {"tensor": part.name, "device": part.fact.device, "dtype": part.fact.dtype, "shape": list(part.fact.shape)}
-
-
 def _title(facts: DeviceFacts) -> str | None:
     if facts.kind == "generator":
         return _generator(facts)
-    if facts.why == "model" and facts.odd is None:
+    if facts.why == "model" and facts.odd is None and facts.kind == "no data":
         return (
-            _no_data(facts)
-            if facts.kind == "no data"
-            else (f"`{facts.owner}` is not on {facts.home}, from which DataParallel copies it")
+            f"`{facts.owner}` has {count(facts.counts.get('meta', 0), 'parameter')} on the meta device, with shapes "
+            "but without values, so there is nothing to move"
         )
+    if facts.why == "model" and facts.odd is None:
+        return f"`{facts.owner}` is not on {facts.home}, from which DataParallel copies it"
     odd = facts.odd
     if odd is None:
         return None
@@ -114,11 +114,11 @@ def _title(facts: DeviceFacts) -> str | None:
         return f"{subject} is on {device}, but NumPy reads only CPU memory"
     if facts.kind == "no data":
         return f"{subject} is on the meta device: it has a shape, but no values"
-    if facts.why in _WHOLE:
-        return _WHOLE[facts.why](facts, odd)
+    if facts.why in _TITLES:
+        return _TITLES[facts.why](facts, odd)
     source = f" (computed from `{facts.source}`)" if facts.source and facts.why in ("variable", "batch") else ""
     others = f"{facts.met.phrase} is on {facts.met.fact.device}" if facts.met else f"the others are on {facts.home}"
-    return f"{subject}{source} is on {device}, but {others}" + _SAYS.get(facts.why, lambda facts: "")(facts)
+    return f"{subject}{source} is on {device}, but {others}" + _REASONS.get(facts.why, lambda facts: "")(facts)
 
 
 def _generator(facts: DeviceFacts) -> str:
@@ -129,24 +129,6 @@ def _generator(facts: DeviceFacts) -> str:
         )
     name = f"`{facts.attribute}`" if facts.attribute else "The generator"
     return f"{name} is on another device than {facts.home}, where the random numbers must be generated"
-
-
-def _no_data(facts: DeviceFacts) -> str:
-    return (
-        f"`{facts.owner}` has {count(facts.counts.get('meta', 0), 'parameter')} on the meta device, with shapes but "
-        "without values, so there is nothing to move"
-    )
-
-
-def _attribute(facts: DeviceFacts) -> str:
-    return (
-        f": `{facts.attribute}` is a plain attribute of `{facts.owner}` ({facts.holder}), and `.to` moves only "
-        "parameters and buffers"
-    )
-
-
-def _dropped(facts: DeviceFacts) -> str:
-    return f": `.to` returns a new tensor, and the line that calls it ({facts.dropped.place}) does not keep it"
 
 
 def _created(facts: DeviceFacts) -> str:
@@ -161,36 +143,29 @@ def _model(facts: DeviceFacts, odd: ArgumentFact) -> str:
     )
 
 
-def _part(facts: DeviceFacts, odd: ArgumentFact) -> str:
-    return (
+_TITLES: dict[str, Callable[[DeviceFacts, ArgumentFact], str]] = {
+    "model": _model,
+    "part": lambda facts, odd: (
         f"`{facts.owner}` is on {odd.fact.device}, but the rest of its model is on {facts.home}: it was added after "
         "the model was moved"
-    )
-
-
-def _list(facts: DeviceFacts, odd: ArgumentFact) -> str:
-    return (
+    ),
+    "list": lambda facts, odd: (
         f"`{facts.owner}` is on {odd.fact.device}, but its input is on {facts.home}: `{facts.holder}` keeps it in a "
         f"plain container (`{facts.attribute}`), so it is not part of the model, and `.to` does not move it"
-    )
-
-
-def _state(facts: DeviceFacts, odd: ArgumentFact) -> str:
-    return (
+    ),
+    "state": lambda facts, odd: (
         f"`{facts.owner}` keeps its `{facts.attribute}` of `{facts.parameter}` on {odd.fact.device}, but the "
         f"parameter is on {facts.home}: the model was moved after the optimizer had started or was loaded"
-    )
-
-
-_WHOLE: dict[str, Callable[[DeviceFacts, ArgumentFact], str]] = {
-    "model": _model,
-    "part": _part,
-    "list": _list,
-    "state": _state,
+    ),
 }
-_SAYS: dict[str, Callable[[DeviceFacts], str]] = {
-    "attribute": _attribute,
-    "dropped": _dropped,
+_REASONS: dict[str, Callable[[DeviceFacts], str]] = {
+    "attribute": lambda facts: (
+        f": `{facts.attribute}` is a plain attribute of `{facts.owner}` ({facts.holder}), and `.to` moves only "
+        "parameters and buffers"
+    ),
+    "dropped": lambda facts: (
+        f": `.to` returns a new tensor, and the line that calls it ({facts.dropped.place}) does not keep it"
+    ),
     "made": _created,
     "batch": lambda facts: ": it comes from the loader, and nothing moves it",
     "holder": lambda facts: f": `{facts.holder}` is not a module, so nothing moves its `{facts.attribute}`",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from nbdebug.registry import rule
-from nbdebug.report import Finding, Fix, Link
+from nbdebug.report import Finding, Fix
 from nbdebug.tools.errors.facts import ArgumentFact, Raised, TriedFix, ValueOrigin, bracketed, is_plain
 
 
@@ -128,7 +128,6 @@ def rewritten(origin: ValueOrigin, wanted: str) -> str | None:
 
 
 TENSORS = "https://pytorch.org/docs/stable/tensor_attributes.html"
-FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
 @rule(
@@ -147,13 +146,13 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 def dtype_mismatch(facts: DtypeFacts) -> Finding | None:
     if facts.odd is None and facts.kind not in ("autocast", "array", "gradient"):
         return None
-    title = _title(facts)
+    title, chain = _title(facts), facts.origin.way if facts.origin is not None else ()
     evidence = {
         "tensors": [_row(part) for part in (facts.odd, facts.met) if part is not None],
         "wanted": facts.wanted,
         "message": facts.raised.message.partition("\n")[0][:300],
     }
-    return Finding("error/dtype-mismatch", title, facts.raised.where, evidence, _fixes(facts), _chain(facts))
+    return Finding("error/dtype-mismatch", title, facts.raised.where, evidence, _fixes(facts), chain)
 
 
 def _row(part: ArgumentFact) -> dict[str, object]:
@@ -178,7 +177,7 @@ def _title(facts: DtypeFacts) -> str:
     whole = origin is not None and turned.name.startswith(f"{origin.name}.")
     dtype = turned.fact.dtype if whole else odd.fact.dtype
     why = dtype_reason(origin, dtype) if origin is not None and facts.kind != "overflow" else ""
-    clash = _SAYS.get(facts.kind, _mixed)(facts, odd)
+    clash = _REASONS.get(facts.kind, _mixed)(facts, odd)
     return start + clash + (f": {why}" if why else "")
 
 
@@ -211,10 +210,6 @@ def _of(facts: DtypeFacts) -> str:
     return f"`{facts.op}`" if facts.op else "the op"
 
 
-def _classes(facts: DtypeFacts, odd: ArgumentFact) -> str:
-    return f", but {_of(facts)} takes class numbers, which must be int64"
-
-
 def _probable(facts: DtypeFacts, odd: ArgumentFact) -> str:
     if facts.op.endswith("cross_entropy") and not facts.op.startswith("binary") and len(odd.fact.shape) > 1:
         return (
@@ -236,22 +231,10 @@ def _mask(facts: DtypeFacts, odd: ArgumentFact) -> str:
     return ", but a mask must be bool"
 
 
-def _whole(facts: DtypeFacts, odd: ArgumentFact) -> str:
-    return f", but {_of(facts)} is defined only for floating-point numbers"
-
-
-def _in_place(facts: DtypeFacts, odd: ArgumentFact) -> str:
-    return f", but the result, which is written into it, is {facts.wanted}"
-
-
 def _integers(facts: DtypeFacts, odd: ArgumentFact) -> str:
     if facts.wanted == "bool":
         return ", but `&`, `|` and `~` take masks and integers: compare first, as in `(a > 0) & (b > 0)`"
     return f", but {_of(facts)} takes integers"
-
-
-def _half(facts: DtypeFacts, odd: ArgumentFact) -> str:
-    return f", but {_of(facts)} has no kernel for it{' on the CPU' * (odd.fact.device == 'cpu')}"
 
 
 def _array(facts: DtypeFacts, odd: ArgumentFact) -> str:
@@ -266,16 +249,16 @@ def _array(facts: DtypeFacts, odd: ArgumentFact) -> str:
     return ": a tensor holds only numbers of one type"
 
 
-_SAYS = {
+_REASONS = {
     "mixed": _mixed,
-    "classes": _classes,
+    "classes": lambda facts, odd: f", but {_of(facts)} takes class numbers, which must be int64",
     "probable": _probable,
     "index": _index,
     "mask": _mask,
-    "whole": _whole,
+    "whole": lambda facts, odd: f", but {_of(facts)} is defined only for floating-point numbers",
     "integers": _integers,
-    "in-place": _in_place,
-    "half": _half,
+    "in-place": lambda facts, odd: f", but the result, which is written into it, is {facts.wanted}",
+    "half": lambda facts, odd: f", but {_of(facts)} has no kernel for it{' on the CPU' * (odd.fact.device == 'cpu')}",
     "array": _array,
     "gradient": lambda facts, odd: ", but only floating-point tensors can require gradients",
     "complex": lambda facts, odd: f", but {_of(facts)} is not defined for complex numbers",
@@ -400,7 +383,3 @@ def _others(facts: DtypeFacts) -> list[Fix]:
     if facts.kind == "mixed" and odd.fact.dtype == "uint8":
         return [Fix("If these are images: scale them to 0…1 as well.", f"{odd.name} = {odd.name}.float() / 255")]
     return []
-
-
-def _chain(facts: DtypeFacts) -> tuple[Link, ...]:
-    return facts.origin.way if facts.origin is not None else ()

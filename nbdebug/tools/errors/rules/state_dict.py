@@ -214,15 +214,11 @@ def _evidence(facts: StateMismatch) -> dict[str, Any]:
                 "key": r.key,
                 "in the file": str(list(r.saved)),
                 "in the model": str(list(r.model)),
-                "argument": _argument(r),
+                "argument": f"{r.kind}({r.argument}={r.saved_size})" if r.argument else "",
             }
             for r in facts.resized[:30]
         ]
     return {key: value for key, value in evidence.items() if value not in (None, "")}
-
-
-def _argument(resized: Resized) -> str:
-    return f"{resized.kind}({resized.argument}={resized.saved_size})" if resized.argument else ""
 
 
 def _chain(facts: StateMismatch) -> tuple[Link, ...]:
