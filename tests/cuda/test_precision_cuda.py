@@ -67,7 +67,7 @@ def train(fused: bool, steps: int, factor: float, clip: bool = False, unscale: b
 def test_the_scale_and_skipped_steps_are_followed(fused: bool) -> None:
     watch = train(fused, 30, 300.0)
     scales = watch.history.scales
-    assert scales.attempts == 30 and scales.begun == 2.0**16 and scales.skipped > 0
+    assert scales.attempts == 30 and scales.initial == 2.0**16 and scales.skipped > 0
     assert scales.last == 2.0**16 / 2**scales.skipped and sum(scales.first.values()) == scales.skipped
     assert watch.report().ok and "overflowed first" in str(watch.report())
 

@@ -1,8 +1,16 @@
 """`grad_watch`: what a training does to gradients, weights and losses, step by step.
 
-`watch` hangs hooks on backward and the optimizers, `rounds` makes steps of them, `gradients` and `updates` measure,
-`late` reads without waiting, `history` keeps. `units` looks at activations, `losses` judges the loss, `depth` the
-layers; `account` and `named` put it into words.
+In reading order:
+
+    grad_watch     the public function and GradWatch: hooks on backward, optimizers and GradScaler; errors stay inside
+    steps          begin and end of a step, which measurements it gets, and how they are read without waiting
+    gradients      norms between backward and the update, and what the update changes
+    scaler         scale, skipped steps, and gradients clipped before they are unscaled
+    units          dead and saturated activations
+    history        the measurements, thinned out, and their tables
+    layers         from parameters to layers: levels, trend with depth, the heatmap
+    loss_analysis  what the losses show (with robust_stats)
+    report         all of it in words and as a picture
 """
 
 from __future__ import annotations

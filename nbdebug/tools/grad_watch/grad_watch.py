@@ -1,11 +1,11 @@
 """`grad_watch`: gradients, updates, units and losses of a training, by name, while it runs.
 
     backward ends ──▶ norms of all gradients ─┐
-    an optimizer is about to step ──▶ again,  ├─▶ Post: read when they have come ──▶ History ──▶ frame, figure, report
+    an optimizer is about to step ──▶ again,  ├─▶ deferred: read when ready ──▶ history ──▶ frame, figure, report
         where something has clipped them      │
     it has stepped ──▶ what it has changed ───┘
 
-A fault of the watch's own never reaches the training: it is told once, and the watch leaves.
+A fault of the watch's own never reaches the training: it is reported once, and the watch ends.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ CALL = "grad_watch(model, optimizer)"
 
 
 def loss_of(value: Any) -> float:
-    """A loss told by hand, a number or a tensor, as a number. Raises TypeError for what is none."""
+    """A loss, a number or a tensor, as a number. Raises TypeError for anything else."""
     try:
         return float(value.detach() if hasattr(value, "detach") else value)
     except (TypeError, ValueError, RuntimeError):
@@ -80,7 +80,7 @@ def grad_watch(
     `activations_every`-th the units of activation modules (0: never). keep: so many last steps are kept whole, older
     ones thinned out. A step is a round of all optimizers.
 
-    On an accelerator nothing is waited for: numbers are read when they have come, at most two steps later. Returns a
+    The host does not wait for an accelerator: numbers are read when they are ready, at most two steps later. Returns a
     GradWatch, to be used as a context manager or closed by `close()`. Raises TypeError or ValueError for arguments that
     make no sense.
     """
@@ -90,18 +90,18 @@ def grad_watch(
 
 
 class GradWatch:
-    """A watch over gradients; see `grad_watch`. steps: how many were seen; history: what was; fault: why it has left,
-    live_fault: why its live view has; "" while they have not."""
+    """A watch over gradients; see `grad_watch`. steps: how many were watched; history: what was measured; fault: why it
+    has ended, live_fault: why its live view has; "" while they run."""
 
     def __init__(self, models: dict[str, Any], optimizers: dict[str, Any], pace: Sampling, scaler: Any):
         self.pace, self.active, self.fault, self.live_fault = pace, True, "", ""
         self.subject = str(Subject(models, optimizers, True))
         self.roster, self.history = WatchedParameters(models, optimizers), WatchHistory(pace.keep)
         self._optimizers, self._several = list(optimizers.values()), len(optimizers) > 1
-        self._rounds = WatchSteps(self.roster, self.history, pace.every, pace.ratios_every, scaler, self._told)
-        self._units = UnitWatch(models, self._guarded, self._looks_at_units) if pace.activations_every else None
+        self._steps = WatchSteps(self.roster, self.history, pace.every, pace.ratios_every, scaler, self._step_ended)
+        self._units = UnitWatch(models, self._guarded, self._units_due) if pace.activations_every else None
         self._engine = EngineWatch(self._backward_began, self._backward_ended)
-        self._fed: ThinnedSeries[tuple[int, float | None, float | None]] = ThinnedSeries(TOTALS * pace.keep)
+        self._recorded: ThinnedSeries[tuple[int, float | None, float | None]] = ThinnedSeries(TOTALS * pace.keep)
         self._rates: dict[int, float] = {}
         self._live: Live | None = None
         self._unheld = self.roster.unheld()
@@ -112,7 +112,7 @@ class GradWatch:
 
     def _attach(self) -> None:
         self._engine.attach()
-        self._rounds.scaled.attach(self._guarded)
+        self._steps.scaled.attach(self._guarded)
         for optimizer in self._optimizers:
             self._handles += [
                 optimizer.register_step_pre_hook(self._before),
@@ -123,22 +123,22 @@ class GradWatch:
 
     def _detach(self) -> None:
         self._engine.detach()
-        self._rounds.scaled.detach()
+        self._steps.scaled.detach()
         if self._units is not None:
             self._units.detach()
         while self._handles:
             self._handles.pop().remove()
 
     def close(self) -> None:
-        """Stop watching. What was seen stays, in plain numbers; what is closed stays closed."""
+        """Stop watching, for good. The measurements stay, as plain numbers."""
         try:
             if self.active:
-                self._guarded(self._rounds.finish)
+                self._guarded(self._steps.finish)
                 self._guarded(self._read_units)
         finally:
             self.active = False
             self._detach()
-            self._rounds.leave()
+            self._steps.leave()
             if self._units is not None:
                 self._units.forget()
             self._unheld = self.unheld
@@ -165,13 +165,14 @@ class GradWatch:
         try:
             return method(*args)
         except Exception as fault:
-            self._give_up(fault)
+            self._disable(fault)
             return None
 
-    def _give_up(self, fault: Exception) -> None:
-        """Leave, after a fault of our own; told once. Hooks of optimizers go later: one of them may be running."""
+    def _disable(self, fault: Exception) -> None:
+        """End the watch after a fault of our own; warn once. Hooks of optimizers go later: one of them may be
+        running."""
         self.active, self.fault = False, f"{type(fault).__name__}: {fault}"
-        self._rounds.leave()
+        self._steps.leave()
         warnings.warn(
             f"nbdebug's grad_watch has stopped because of a fault of its own ({self.fault}). "
             "The training itself goes on, unwatched.",
@@ -182,52 +183,52 @@ class GradWatch:
     def _backward_began(self, call: Any) -> None:
         if not self.active:
             self._detach()
-        self._guarded(self._rounds.backward_began, call)
+        self._guarded(self._steps.backward_began, call)
 
     def _backward_ended(self, call: Any, result: Any) -> None:
-        self._guarded(self._rounds.backward_ended, call, result)
+        self._guarded(self._steps.backward_ended, call, result)
 
     def _before(self, optimizer: Any, args: tuple, kwargs: dict) -> None:
         if not torch.compiler.is_compiling():
-            self._guarded(self._rounds.before, optimizer, args, kwargs)
+            self._guarded(self._steps.before, optimizer, args, kwargs)
 
     def _after(self, optimizer: Any, args: tuple, kwargs: dict) -> None:
         if not torch.compiler.is_compiling():
-            self._guarded(self._rounds.after, optimizer)
+            self._guarded(self._steps.after, optimizer)
 
-    def _looks_at_units(self) -> int | None:
-        """The step that is to come, if its units are looked at."""
-        number = self._rounds.number
+    def _units_due(self) -> int | None:
+        """The next step, if its units are sampled."""
+        number = self._steps.number
         return number if number % self.pace.activations_every == 0 else None
 
-    def _told(self, step: int) -> None:
+    def _step_ended(self, step: int) -> None:
         if self._live is not None:
             self._live.step_ended()
 
     # -- losses -------------------------------------------------------------------------------------------------------
 
     def loss(self, step: int, value: Any, val: Any = None) -> None:
-        """Tell a loss by hand: of a step of your own counting, a number or a tensor; val: a validation loss, if there
-        is one (value may then be None). The losses that are told go before those that backward starts from. Raises
-        TypeError for what is no number."""
+        """Record a loss: of a step of your own counting, a number or a tensor; val: a validation loss, if there is one
+        (value may then be None). Recorded losses take the place of those that backward starts from. Raises TypeError
+        for what is no number."""
         known = [None if v is None else loss_of(v) for v in (value, val)]
         total = next(reversed(self.history.totals.items), None)
         if total is not None and total.lr is not None:
             self._rates[int(step)] = total.lr
-        self._fed.append((int(step), known[0], known[1]))
+        self._recorded.append((int(step), known[0], known[1]))
 
     @property
     def losses(self) -> list[tuple[int, float | None, float | None]]:
-        """(step, loss, validation loss): those told by hand, else the sums of what backward started from, as far as
-        kept. With several optimizers the latter are no one loss, and are left out."""
-        return self.told_losses()
+        """(step, loss, validation loss): those recorded by `loss`, else the sums of what backward started from, thinned
+        out. With several optimizers the latter are no one loss, and are left out."""
+        return self.recorded_losses()
 
-    def told_losses(self, most: int | None = None) -> list[tuple[int, float | None, float | None]]:
-        """`losses`; most: of more than this only every second, third …"""
-        fed, totals = self._fed.items, self.history.totals.items
-        apart = 1 if most is None else max(1, len(fed or totals) // most)
-        if fed:
-            return fed[::apart]
+    def recorded_losses(self, most: int | None = None) -> list[tuple[int, float | None, float | None]]:
+        """`losses`; most: of more than these every second, third …"""
+        recorded, totals = self._recorded.items, self.history.totals.items
+        apart = 1 if most is None else max(1, len(recorded or totals) // most)
+        if recorded:
+            return recorded[::apart]
         return (
             []
             if self._several
@@ -235,16 +236,16 @@ class GradWatch:
         )
 
     def verdicts(self) -> tuple[Verdict, ...]:
-        """What the losses show; see `losses.verdicts`."""
-        self._hear()
+        """What the losses show; see `loss_analysis.verdicts`."""
+        self._read_pending()
         known = {t.step: t.lr for t in self.history.totals.items if t.lr is not None}
-        return verdicts(self.losses, rates=self._rates if self._fed.items else known)
+        return verdicts(self.losses, rates=self._rates if self._recorded.items else known)
 
-    # -- what is told -------------------------------------------------------------------------------------------------
+    # -- results ------------------------------------------------------------------------------------------------------
 
-    def _hear(self) -> None:
-        """Everything that is still on its way."""
-        self._guarded(self._rounds.post.hear, True)
+    def _read_pending(self) -> None:
+        """Wait for the measurements that are still pending."""
+        self._guarded(self._steps.deferred.read_ready, True)
 
     def _read_units(self) -> None:
         if self._units is not None:
@@ -261,7 +262,7 @@ class GradWatch:
 
     @property
     def unheld(self) -> list[str]:
-        """The model's parameters that ask for a gradient and that no optimizer holds."""
+        """The model's parameters that require a gradient and that no optimizer has."""
         return self.roster.unheld() if self.active else self._unheld
 
     @property
@@ -271,35 +272,35 @@ class GradWatch:
 
     @property
     def units(self) -> list[LayerUnits]:
-        """Dead and saturated units, as far as looked at."""
+        """Dead and saturated units, as far as sampled."""
         if self.active:
             self._guarded(self._read_units)
         return self._units.seen if self._units is not None else []
 
     @property
     def units_why_not(self) -> str:
-        return self._units.why_not if self._units is not None else "they were not asked for (activations_every=0)"
+        return self._units.why_not if self._units is not None else "not measured (activations_every=0)"
 
     @property
     def updates_full(self) -> bool:
-        return self._rounds.updates.full
+        return self._steps.updates.full
 
     @property
     def frame(self) -> Any:
         """A pandas table with a row for each step and parameter: step, name, norm (before clipping), norm_after,
         weight_norm and update_ratio (NaN where they were not measured)."""
-        self._hear()
+        self._read_pending()
         return tables.frame(self.history, self.roster.names)
 
     @property
     def totals(self) -> Any:
         """A pandas table with a row for each step: step, loss, norm, norm_after, clipped, skipped, lr, scale."""
-        self._hear()
+        self._read_pending()
         return tables.totals(self.history)
 
     def report(self) -> Report:
-        """What was seen so far."""
-        self._hear()
+        """The report so far."""
+        self._read_pending()
         return account.report(self, self.subject)
 
     def figure(self) -> Any:
@@ -316,22 +317,22 @@ class GradWatch:
         return self
 
     def html(self) -> str:
-        """The picture as HTML (an <img>), as of the numbers that have come."""
+        """The picture as HTML (an <img>), as of the numbers that are ready."""
         plot = Plot("gradients", account.picture(self, quick=True))
         return str(Report(account.QUESTION, plots=(plot,))._view("plots.gradients", "html"))
 
     def panel(self) -> Any:
-        """The report under controls (a filter of layers, scales, pause, refresh), drawn anew while training runs and of
-        what was kept afterwards. Shown where it stands last in a cell."""
+        """The report under controls (a filter of layers, scales, pause, refresh), redrawn while training runs and from
+        the kept steps afterwards. It is shown as the last expression of a cell."""
         return self.report()._view("widgets", "gradients", self)
 
     def glance(self, layers: str = "") -> Report:
         """The picture alone as a report, of the layers that match (a part of the name, or a pattern with *): as of the
-        numbers that have come, without waiting."""
+        numbers that are ready, without waiting."""
         return account.glance(self, self.subject, layers)
 
     def drawn(self, draw: Callable[[], str], show: Callable[[str], object]) -> Live:
-        """A view of one's own, drawn as `live` is; it takes the place of the one before, which ends."""
+        """Draw another view as `live` is drawn; it replaces the one before, which ends."""
         before, view = self._live, Live(draw, show)
         self._live = view if self.active else None
         if before is not None:

@@ -52,18 +52,18 @@ class WatchedParameters:
 
     def refresh(self, optimizer: torch.optim.Optimizer) -> list[int]:
         """The numbers of what an optimizer holds now."""
-        found = []
+        numbers = []
         for group, settings in enumerate(optimizer.param_groups):
             for place, parameter in enumerate(settings["params"]):
                 number = self._numbers.get(id(parameter))
                 if number is None:
-                    if not has_norm(parameter) or _lazy(parameter):
+                    if not has_norm(parameter) or torch.nn.parameter.is_lazy(parameter):
                         self.odd.add(id(parameter))
                         continue
                     number = self._add(parameter, self._place(parameter, optimizer, group, place))
-                found.append(number)
-        self._held[id(optimizer)] = found
-        return found
+                numbers.append(number)
+        self._held[id(optimizer)] = numbers
+        return numbers
 
     def _place(self, parameter: Any, optimizer: Any, group: int, place: int) -> tuple[str, str, str]:
         if self._known.owner(parameter) is None:
@@ -106,16 +106,12 @@ class WatchedParameters:
         self._numbers.clear()
 
 
-def _lazy(parameter: Any) -> bool:
-    return bool(torch.nn.parameter.is_lazy(parameter))
-
-
 Mark = tuple[int, int]
 
 
 class GradientProbe:
-    """What is known of gradients since they were last used. trusted: versions have told the truth so far. wide: a norm
-    was beyond float32, so float64 is used."""
+    """What is known of gradients since they were last used. trusted: every write so far has raised a version. wide: a
+    norm was beyond float32, so float64 is used."""
 
     def __init__(self, roster: WatchedParameters):
         self.roster, self.trusted, self.wide = roster, True, False
@@ -137,16 +133,16 @@ class GradientProbe:
         changed = [number for number, mark in now.items() if before.get(number) != mark]
         return changed, before.keys().isdisjoint(changed)
 
-    def look(self, changed: list[int]) -> None:
-        """Measure these; what was known of them before is out of date."""
-        found = group_norms(list(self.roster.gradients(changed)), self.wide)
+    def measure(self, changed: list[int]) -> None:
+        """Measure these; what was measured of them before is out of date."""
+        norms = group_norms(list(self.roster.gradients(changed)), self.wide)
         new = set(changed)
-        self._norms = [n for n in self._norms if not new.issuperset(n.numbers)] + found
+        self._norms = [n for n in self._norms if not new.issuperset(n.numbers)] + norms
         self._used -= new
         for number, gradient in self.roster.gradients(changed):
             self._marks[number] = id(gradient), gradient._version
 
-    def overlook(self, changed: list[int]) -> None:
+    def skip(self, changed: list[int]) -> None:
         """These have changed, and are not measured."""
         self._used.update(changed)
 
@@ -157,8 +153,8 @@ class GradientProbe:
         held = list(self.roster.gradients(numbers))
         unknown = [(n, g) for n, g in held if n in self._used or n not in self._marks]
         new = {n for n, _ in unknown}
-        wanted = {n for n, _ in held} - new
-        before = [n for n in self._norms if not wanted.isdisjoint(n.numbers)] + group_norms(unknown, self.wide)
+        marked = {n for n, _ in held} - new
+        before = [n for n in self._norms if not marked.isdisjoint(n.numbers)] + group_norms(unknown, self.wide)
         every = again or not self.trusted
         changed = [(n, g) for n, g in held if n not in new and (every or self._marks[n] != (id(g), g._version))]
         return [n for n, _ in held], before, group_norms(changed, self.wide)

@@ -1,5 +1,5 @@
-"""What a watch has seen, as plain numbers: the last steps whole, older ones thinned out, so that it never outgrows a
-fixed size. Counts and first sightings are exact. No torch.
+"""The measurements of a watch, as plain numbers: the last steps whole, older ones thinned out, within a fixed size.
+Counts and first occurrences are exact. No torch.
 """
 
 from __future__ import annotations
@@ -40,28 +40,28 @@ EARLY, FEW = 0.1, 3
 
 
 class ScaleHistory:
-    """course: (step, scale, left out) of the attempts that were kept; attempts, skipped, most, least, last: exact;
-    settled: attempts since the first that was not left out; first: for each
-    parameter, in how many of the steps left out it was the first in backward's order whose gradient was not finite;
-    nan: how many of these it was NaN; growth: the scaler's growth interval, in steps, or None."""
+    """series: (step, scale, skipped) of attempts, thinned out; attempts, skipped, most, least, last: exact; settled:
+    attempts since the first that was not skipped; first: for each parameter, in how many of the skipped steps it was
+    the first in backward's order whose gradient was not finite; nan: in how many of these it was NaN; growth: the
+    scaler's growth interval, in steps, or None; checked: attempts in which scaled gradients were compared with those
+    of the backward; early: their norms before and after, where they were clipped."""
 
     def __init__(self, keep: int):
-        self.course: ThinnedSeries[tuple[int, float, bool]] = ThinnedSeries(keep)
+        self.series: ThinnedSeries[tuple[int, float, bool]] = ThinnedSeries(keep)
         self.attempts = self.skipped = self.settled = 0
-        self.begun = self.most = self.last = 0.0
+        self.initial = self.most = self.last = 0.0
         self.least = math.inf
         self.first: Counter[int] = Counter()
         self.nan: Counter[int] = Counter()
         self.growth: int | None = None
-        self.looked = 0  # attempts in which it was looked whether something had written into scaled gradients
-        self.early: list[tuple[float, float]] = []  # norms behind backward and before the scale is taken out
-        self.early_steps = 0
+        self.checked = self.early_steps = 0
+        self.early: list[tuple[float, float]] = []
         self._ratios: list[float] = []
 
     def add(self, step: int, scale: float, skipped: bool, norms: Mapping[int, float]) -> None:
         """An attempt. norms: of gradients by the parameters' numbers, which follow the order of the forward pass."""
-        self.course.append((step, scale, skipped))
-        self.begun = self.begun or scale
+        self.series.append((step, scale, skipped))
+        self.initial = self.initial or scale
         self.attempts += 1
         self.most, self.least, self.last = max(self.most, scale), min(self.least, scale), scale
         if self.settled or not skipped:
@@ -74,8 +74,8 @@ class ScaleHistory:
                 self.nan[max(bad)] += math.isnan(norms[max(bad)])
 
     def written(self, before: Mapping[int, float], after: Mapping[int, float]) -> None:
-        """Norms by parameter behind backward, and of those that were written into before the scale was taken out."""
-        self.looked += 1
+        """Norms by parameter after the backward, and of those that were written into before they were unscaled."""
+        self.checked += 1
         pairs = [(before[n], v) for n, v in after.items() if math.isfinite(v) and 0 < before.get(n, 0.0) < math.inf]
         if not pairs:
             return
@@ -83,26 +83,22 @@ class ScaleHistory:
         shrunk = math.hypot(*(now for _, now in pairs)) < SHRUNK * math.hypot(*(was for was, _ in pairs))
         if shrunk:
             self.early_steps += 1
-            self._ratios = _extremes([*self._ratios, *ratios])
+            ratios += self._ratios
+            self._ratios = [min(ratios), max(ratios)]
             self.early.append((math.hypot(*before.values()), math.hypot(*{**before, **after}.values())))
             del self.early[:-100]
 
     def clipped_early(self) -> bool:
         """Whether gradients are clipped while they carry the scale: made smaller, and not by one constant."""
-        if self.early_steps < FEW or self.early_steps <= EARLY * self.looked or not self._ratios:
+        if self.early_steps < FEW or self.early_steps <= EARLY * self.checked or not self._ratios:
             return False
         return max(self._ratios) - min(self._ratios) > SAME * max(self._ratios)
-
-
-def _extremes(values: Iterable[float]) -> list[float]:
-    known = list(values)
-    return [min(known), max(known)]
 
 
 CLIPPED = 1e-5
 """Relative: a step is clipped where the norm of all gradients fell by more than rounding does."""
 TOTALS = 20
-"""Steps are kept so many times longer as one line each than with all their parameters."""
+"""Totals of a step are kept this many times longer than its parameters."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -120,8 +116,8 @@ class StepRow:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Total:
-    """One step in one line. loss: the sum of backward's roots; skipped: the update was left out by GradScaler; scale:
-    the scale that it used."""
+    """One step in one line. loss: the sum of backward's roots; skipped: by the GradScaler; scale: the
+    scale that it used."""
 
     step: int
     loss: float | None
@@ -148,7 +144,7 @@ class WatchHistory:
         self.steps = self.measured = self.clipped = self.skipped = 0
         self.bad: dict[int, list[float]] = {}  # number: first step, how many, the value
         self.zero: Counter[int] = Counter()
-        self.seen: Counter[int] = Counter()
+        self.measurements: Counter[int] = Counter()
 
     def add(self, total: Total, row: StepRow | None) -> None:
         self.totals.append(total)
@@ -158,7 +154,7 @@ class WatchHistory:
         self.measured += 1
         self.clipped += total.clipped
         self.rows.append(row)
-        self.seen.update(row.numbers)
+        self.measurements.update(row.numbers)
         for number, value in zip(row.numbers, row.before):
             if value == 0.0:
                 self.zero[number] += 1
@@ -182,18 +178,18 @@ class WatchHistory:
             for number, value in zip(row.numbers, getattr(row, what)):
                 if math.isfinite(value):
                     values.setdefault(number, []).append(value)
-        return {number: statistics.median(found) for number, found in values.items()}
+        return {number: statistics.median(measurements) for number, measurements in values.items()}
 
 
 def joint_norm(norms: Iterable[float]) -> float:
     """The norm of several parts together; NaN and inf go through."""
-    found = [float(v) for v in norms]
-    if any(map(math.isnan, found)):
+    values = [float(v) for v in norms]
+    if any(map(math.isnan, values)):
         return math.nan
-    largest = max(found, default=0.0)
+    largest = max(values, default=0.0)
     if largest == 0.0 or math.isinf(largest):
         return largest
-    return largest * math.sqrt(sum((v / largest) ** 2 for v in found))
+    return largest * math.sqrt(sum((v / largest) ** 2 for v in values))
 
 
 def doubles(values: Iterable[Any]) -> array[float]:

@@ -1,4 +1,4 @@
-"""From parameters to layers: levels and courses by module, in the order of the model. No torch."""
+"""From parameters to layers: gradient levels and their series by module, in the order of the model. No torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LATEST = 10
 
 
 class LayerNames(Protocol):
-    """What is asked of a roster."""
+    """The part of WatchedParameters that is used here."""
 
     names: list[str]
     layers: list[str]
@@ -29,11 +29,11 @@ class LayerNames(Protocol):
 def by_layer(names: LayerNames, numbers: Sequence[int], matrices: bool = False) -> dict[str, list[int]]:
     """The numbers of each layer's parameters. matrices: only of those with two dimensions or more: the gradient of a
     bias may be zero by the nature of the model (before a normalisation, say)."""
-    found: dict[str, list[int]] = {}
+    layers: dict[str, list[int]] = {}
     for number in sorted(numbers):
         if names.matrix[number] or not matrices:
-            found.setdefault(names.layers[number], []).append(number)
-    return found
+            layers.setdefault(names.layers[number], []).append(number)
+    return layers
 
 
 def levels(names: LayerNames, history: WatchHistory) -> list[tuple[str, float]]:
@@ -47,12 +47,12 @@ def levels(names: LayerNames, history: WatchHistory) -> list[tuple[str, float]]:
 
 def layer_series(names: LayerNames, history: WatchHistory) -> dict[str, list[float]]:
     """The same, step by step."""
-    found: dict[str, list[float]] = {}
+    series: dict[str, list[float]] = {}
     for row in history.rows.items:
         norms = dict(zip(row.numbers, row.before))
         for layer, numbers in by_layer(names, row.numbers, matrices=True).items():
-            found.setdefault(layer, []).append(_level(names, [(n, norms[n]) for n in numbers]))
-    return found
+            series.setdefault(layer, []).append(_level(names, [(n, norms[n]) for n in numbers]))
+    return series
 
 
 def _level(names: LayerNames, norms: list[tuple[int, float]]) -> float:
@@ -60,23 +60,23 @@ def _level(names: LayerNames, norms: list[tuple[int, float]]) -> float:
     return joint_norm(norm for _, norm in norms) / math.sqrt(size) if size else 0.0
 
 
-def name_matches(name: str, wanted: str) -> bool:
-    """Whether a layer is asked for: by a part of its name, or by a pattern of all of it (with *, ? or [), in upper or
-    lower case. Nothing asked: every layer."""
-    name, wanted = name.lower(), wanted.strip().lower()
-    return fnmatch.fnmatchcase(name, wanted) if any(c in wanted for c in "*?[") else wanted in name
+def name_matches(name: str, pattern: str) -> bool:
+    """Whether the pattern is a part of the name, or matches all of it (with *, ? or [), in upper or lower case. An
+    empty one matches every layer."""
+    name, pattern = name.lower(), pattern.strip().lower()
+    return fnmatch.fnmatchcase(name, pattern) if any(c in pattern for c in "*?[") else pattern in name
 
 
 def heatmap(
-    names: LayerNames, rows: Sequence[StepRow], most_layers: int, most_steps: int, wanted: str = ""
+    names: LayerNames, rows: Sequence[StepRow], most_layers: int, most_steps: int, pattern: str = ""
 ) -> dict[str, Any]:
-    """The norms of the layers that are `wanted` over steps as plain lists: steps, layers, and log10 of each norm (None:
+    """The norms of the layers that match over steps as plain lists: steps, layers, and log10 of each norm (None:
     no gradient; "zero", "nan" and "inf" for what has no logarithm). Where there are more than a picture holds,
-    neighbours are put together: of steps the largest counts. table: each of them in numbers; layer counts: how many
-    layers are wanted, of how many."""
+    neighbours are merged: of steps the largest counts. table: each of them in numbers; layer counts: how many
+    layers match, of how many."""
     layers = by_layer(names, sorted(set().union(*(row.numbers for row in rows))))
-    kept = {layer: numbers for layer, numbers in layers.items() if name_matches(layer, wanted)}
-    groups = _groups(kept, most_layers)
+    matches = {layer: numbers for layer, numbers in layers.items() if name_matches(layer, pattern)}
+    groups = _groups(matches, most_layers)
     norms, bins = _norms(rows, list(groups.values())), _bins(len(rows), most_steps)
     cells = [[_cell([v for v in column[a:b] if v is not None]) for a, b in bins] for column in norms]
     ratios = _ratios(rows, list(groups.values()))
@@ -86,30 +86,30 @@ def heatmap(
         "layers": list(groups),
         "norms": cells,
         "table": table,
-        "layer counts": [len(kept), len(layers)],
+        "layer counts": [len(matches), len(layers)],
     }
 
 
 def _norms(rows: Sequence[StepRow], groups: list[list[int]]) -> list[list[float | None]]:
     """For each group of parameters its norm in each row; None where none of them had a gradient."""
-    found: list[list[float | None]] = [[] for _ in groups]
+    columns: list[list[float | None]] = [[] for _ in groups]
     for row, places in _placed(rows, groups):
-        for column, at in zip(found, places):
+        for column, at in zip(columns, places):
             column.append(
                 row.before[at[0]] if len(at) == 1 else joint_norm([row.before[i] for i in at]) if at else None
             )
-    return found
+    return columns
 
 
 def _ratios(rows: Sequence[StepRow], groups: list[list[int]]) -> list[float | None]:
     """For each group how far a step moves it, over its own norm: the median of the last steps that were measured."""
-    found: list[list[float]] = [[] for _ in groups]
+    columns: list[list[float]] = [[] for _ in groups]
     for row, places in _placed([row for row in rows if row.weight is not None][-LATEST // 2 :], groups):
         weights, ratios = row.weight or (), row.ratio or ()
-        for column, at in zip(found, places):
+        for column, at in zip(columns, places):
             norm, moved = joint_norm([weights[i] for i in at]), joint_norm([weights[i] * ratios[i] for i in at])
             column += [moved / norm] if norm > 0 and math.isfinite(moved / norm) else []
-    return [float(f"{statistics.median(column):.3g}") if column else None for column in found]
+    return [float(f"{statistics.median(column):.3g}") if column else None for column in columns]
 
 
 def _placed(rows: Sequence[StepRow], groups: list[list[int]]) -> Iterator[tuple[StepRow, list[list[int]]]]:
@@ -142,12 +142,12 @@ def _bins(count: int, most: int) -> list[tuple[int, int]]:
 def _groups(layers: dict[str, list[int]], most: int) -> dict[str, list[int]]:
     """Layers by name; of too many the common beginnings of their names, and neighbours in the end."""
     for depth in range(max((name.count(".") for name in layers), default=0) + 1, 0, -1):
-        found: dict[str, list[int]] = {}
+        groups: dict[str, list[int]] = {}
         for name, members in layers.items():
-            found.setdefault(".".join(name.split(".")[:depth]), []).extend(members)
-        if len(found) <= most:
-            return found
-    listed = list(found.items())
+            groups.setdefault(".".join(name.split(".")[:depth]), []).extend(members)
+        if len(groups) <= most:
+            return groups
+    listed = list(groups.items())
     merged: dict[str, list[int]] = {}
     for i in range(most):
         part = listed[len(listed) * i // most : len(listed) * (i + 1) // most]
@@ -165,7 +165,7 @@ def _cell(values: list[float]) -> float | str | None:
 
 
 LAYERS = 4
-"""Layers before anything is said of their order."""
+"""Fewer layers than these have no trend."""
 DECADES = 4.0
 """Between the first and the last quarter of the layers: the gradient is 10,000 times smaller. Over all layers of the
 healthy trainings in tests/training/healthy.py (residual, recurrent and adversarial ones, a deep stack of ReLUs) the
@@ -222,26 +222,26 @@ def faded_layers(courses: Mapping[str, Sequence[float]]) -> list[tuple[str, floa
     """Layers whose gradient has fallen against their own past and the others': (layer, how many times smaller).
 
     courses: for each layer its levels, step by step, oldest first."""
-    fell: dict[str, float] = {}
+    decades: dict[str, float] = {}
     for name, levels in courses.items():
         known = [math.log10(v) for v in levels if v > 0 and math.isfinite(v)]
         if len(known) >= PAST + NOW:
-            fell[name] = statistics.median(known[:-NOW][-5 * PAST :]) - statistics.median(known[-NOW:])
-    if len(fell) < 2:
+            decades[name] = statistics.median(known[:-NOW][-5 * PAST :]) - statistics.median(known[-NOW:])
+    if len(decades) < 2:
         return []
-    usual = statistics.median(fell.values())
-    return [(name, 10 ** (by - usual)) for name, by in fell.items() if by - usual >= FELL]
+    usual = statistics.median(decades.values())
+    return [(name, 10 ** (by - usual)) for name, by in decades.items() if by - usual >= FELL]
 
 
 def jumps(norms: Sequence[tuple[int, float]], times: float = 10.0) -> list[tuple[int, float]]:
     """Steps whose norm is over `times` the median of the 20 before (trainproof's rule, with a rolling median): (step,
     how many times)."""
-    found, calm = [], []  # type: ignore[var-annotated]
+    rises, calm = [], []  # type: ignore[var-annotated]
     for step, norm in norms:
         if not math.isfinite(norm):
             continue
         usual = statistics.median(calm[-PAST:]) if len(calm) >= PAST // 2 else 0.0
         if usual > 0 and norm > times * usual:
-            found.append((step, norm / usual))
+            rises.append((step, norm / usual))
         calm.append(norm)
-    return found
+    return rises

@@ -1,9 +1,9 @@
-"""The loss watch: what a list of losses shows, with the number that shows it. Plain Python, no torch.
+"""Analysis of the loss: what a list of losses shows, with the number that shows it. Plain Python, no torch.
 
     verdicts([(step, loss), (step, loss, validation loss), …], rates=[…])
 
-It speaks where the record is long enough and its own noise can't explain what is seen, and is silent otherwise: a noisy
-loss that falls, heavy tails, warm-up, restarts and decays of the learning rate are no faults.
+A verdict needs a record that is long enough, and a pattern that the record's own noise can't explain: a noisy loss that
+falls, heavy tails, warm-up, restarts and decays of the learning rate are no faults.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from nbdebug.text import count
 from nbdebug.tools.grad_watch.robust_stats import (
     blocks,
     correlation,
@@ -26,6 +27,50 @@ from nbdebug.tools.grad_watch.robust_stats import (
     spread,
     tail,
 )
+
+ENOUGH = 30
+"""Losses before the course as a whole is judged; of fewer, any shape may be chance."""
+CLIMB = 8.0
+"""Deviations of a block median, by which the loss has to have fallen and to have climbed back: a random walk of 20
+blocks does both by chance in fewer than one record in a thousand (simulated)."""
+OF_PROGRESS = 0.5
+"""A loss that has lost half of what it had gained climbs; a validation of the schedule's end loses less."""
+BEYOND = 0.5
+"""A loss that ends at its highest, by half above its start, runs away."""
+STEADY = 0.9
+"""Rank correlation of a climb that is no walk."""
+STILL, UNMOVED = 0.02, 0.05
+"""A loss stands still where it is sure that the last third of the record has brought under 2% of what was gained so
+far; where nothing was gained, under 5% of its level (TrainProof's and TheDeepChecker's, who do not ask how sure it
+is)."""
+SWING = 0.2
+"""Least size of a swing, as a share of the level."""
+ALTERNATES, PERIODIC = -0.6, 0.6
+"""Autocorrelations: at lag 1 a loss that alternates has -1, noise 0; at its period a saw tooth has nearly 1."""
+WINDOW = 25
+"""Calm steps that a jump is measured against."""
+WARM_UP = 10
+"""Steps at the start in which nothing is a spike: the first updates of Adam and of a high rate often go up."""
+AT_LEAST = 8.0
+"""Standard deviations; in normal noise one step in 10^15 is above."""
+CHANCE = 1e-4
+"""How rarely the tail may give such a jump by itself, in the whole record."""
+UNKNOWN_TAIL, UNKNOWN_GAP = 30.0, 6.0
+"""In place of CHANCE where a record has too few jumps to show a tail: this many deviations, and this many times the
+next one."""
+SPIKE_OF_PROGRESS, OF_LEVEL = 0.5, 2.0
+"""A spike undoes at least half of the progress, or triples a positive loss: a restart of the schedule does less."""
+MOST = 5
+"""More than these are no spikes but the nature of this loss."""
+ZEROS = 5
+"""This many losses of exactly zero at the end are no chance (TrainProof takes five points)."""
+EVALUATIONS = 4
+"""Validation losses before a gap is judged (TrainProof)."""
+GAP = 0.1
+"""A gap of a tenth of the training loss (SageMaker Debugger's rule), if noise can't explain it."""
+SURE = 4.0
+"""Standard errors by which a gap, or a rise of the validation loss, has to stand out."""
+KINDS = ("nan", "zero", "spike", "divergence", "plateau", "oscillation", "gap")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +84,28 @@ class Verdict:
     evidence: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-KINDS = ("nan", "zero", "spike", "divergence", "plateau", "oscillation", "gap")
+def verdicts(
+    losses: Iterable[Sequence[Any]], *, rates: Mapping[int, float] | Iterable[float] | None = None
+) -> tuple[Verdict, ...]:
+    """What the losses show, most urgent first; () where they show nothing.
+
+    losses: (step, loss) or (step, loss, validation loss or None), in order. rates: learning rates, by step or one for
+    each entry; with them, restarts and decays of a schedule are no spikes and plateaus. Raises ValueError for anything
+    else.
+    """
+    record = LossRecord.of(losses, rates)
+    results = [nan(record), zero(record)]
+    if not record.values:
+        return tuple(v for v in results if v)
+    jumps = spikes(record)
+    climbs = divergence(record)
+    if climbs is not None:  # one event, one verdict
+        jumps = [j for j in jumps if j.evidence["recovers"]]
+    results += [*jumps, climbs]
+    if results[1] is None and climbs is None:
+        swings = oscillation(record)
+        results += [swings or plateau(record)]
+    return tuple(v for v in (*results, gap(record)) if v)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,8 +126,8 @@ class LossRecord:
         """losses: (step, loss) or (step, loss, validation loss or None) in order; a loss may be None, where a step has
         a validation loss only. rates: by step, or one for each entry of losses. Raises ValueError for anything else."""
         rows = [_row(row) for row in losses]
-        given = _rates(rates, rows)
-        known = [(step, value, rate) for (step, value, _), rate in zip(rows, given) if value is not None]
+        known_rates = _rates(rates, rows)
+        known = [(step, value, rate) for (step, value, _), rate in zip(rows, known_rates) if value is not None]
         good = [row for row in known if math.isfinite(row[1])]
         whole = bool(good) and all(rate is not None for _, _, rate in good)
         return cls(
@@ -117,31 +183,43 @@ def _rates(rates: Mapping[int, float] | Iterable[float] | None, rows: list[Any])
         return [None] * len(rows)
     if isinstance(rates, Mapping):
         return [rates.get(step) for step, _, _ in rows]
-    given = list(rates)
-    if len(given) != len(rows):
-        raise ValueError(f"rates are one for each loss ({len(rows)}), or a dict by step; got {len(given)}")
-    return [float(rate) for rate in given]
+    values = list(rates)
+    if len(values) != len(rows):
+        raise ValueError(f"rates are one for each loss ({len(rows)}), or a dict by step; got {len(values)}")
+    return [float(rate) for rate in values]
 
 
-ENOUGH = 30
-"""Losses before the course as a whole is judged; of fewer, any shape may be chance."""
-CLIMB = 8.0
-"""Deviations of a block median, by which the loss has to have fallen and to have climbed back: a random walk of 20
-blocks does both by chance in fewer than one record in a thousand (simulated)."""
-OF_PROGRESS = 0.5
-"""A loss that has lost half of what it had gained climbs; a validation of the schedule's end loses less."""
-BEYOND = 0.5
-"""A loss that ends at its highest, by half above its start, runs away."""
-STEADY = 0.9
-"""Rank correlation of a climb that is no walk."""
-STILL, UNMOVED = 0.02, 0.05
-"""A loss stands still where it is sure that the last third of the record has brought under 2% of what was gained so
-far; where nothing was gained, under 5% of its level (TrainProof's and TheDeepChecker's, who do not ask how sure it
-is)."""
-SWING = 0.2
-"""A swing is told from a fifth of the level on."""
-ALTERNATES, PERIODIC = -0.6, 0.6
-"""Autocorrelations: at lag 1 a loss that jumps to and fro has -1, noise 0; at its period a saw tooth has nearly 1."""
+def nan(record: LossRecord) -> Verdict | None:
+    """A loss that is not finite."""
+    if not record.bad:
+        return None
+    step, value = record.bad[0]
+    before = [(s, v) for s, v in zip(record.steps, record.values) if s < step]
+    last = f"; the last finite loss was {before[-1][1]:.4g}" if before else ""
+    several = f" and in {count(len(record.bad) - 1, 'later step')}" if len(record.bad) > 1 else ""
+    word = "NaN" if math.isnan(value) else "infinite"
+    return Verdict(
+        "nan",
+        step,
+        f"The loss is {word} at step {step}{several}{last}.",
+        {"not finite": len(record.bad), "last finite": before[-1][1] if before else None},
+    )
+
+
+def zero(record: LossRecord) -> Verdict | None:
+    """The loss is exactly zero and stays there."""
+    zeros = len(list(itertools.takewhile(lambda value: value == 0.0, reversed(record.values))))
+    if zeros < ZEROS:
+        return None
+    step = record.steps[-zeros]
+    always = zeros == len(record)
+    since = "from the first step on" if always else f"since step {step}"
+    return Verdict(
+        "zero",
+        step,
+        f"The loss is exactly 0 {since} ({count(zeros, 'step')}).",
+        {"zeros": zeros, "from the start": always, "before": None if always else record.values[-zeros - 1]},
+    )
 
 
 def divergence(record: LossRecord) -> Verdict | None:
@@ -173,13 +251,13 @@ def divergence(record: LossRecord) -> Verdict | None:
         "lowest at step": record.steps[place],
         "learning rate": record.rates[place] if record.rates else None,
     }
-    said = (
+    text = (
         f"The loss fell from {parts[0]:.4g} to {parts[best]:.4g} until about step {record.steps[place]}, then "
         f"climbed to {last:.4g}"
         if gained > CLIMB * sigma
         else f"The loss climbs: from {parts[0]:.4g} at the start to {last:.4g} at the end"
     )
-    return Verdict("divergence", record.steps[place], said + ".", {k: v for k, v in evidence.items() if v is not None})
+    return Verdict("divergence", record.steps[place], text + ".", {k: v for k, v in evidence.items() if v is not None})
 
 
 def plateau(record: LossRecord) -> Verdict | None:
@@ -199,10 +277,10 @@ def plateau(record: LossRecord) -> Verdict | None:
     if abs(fall) > unsure or abs(fall) + unsure > most:
         return None
     since = _plateau_start(record, level, max(4 * sigma, most))
-    said = (
-        f"The loss stands still at {level:.4g} since about step {record.steps[since]}"
+    text = (
+        f"The loss has been flat at {level:.4g} since about step {record.steps[since]}"
         if moved
-        else f"The loss has not moved from {level:.4g} in {len(record)} steps"
+        else f"The loss has stayed at {level:.4g} for {count(len(record), 'step')}"
     )
     evidence = {
         "level": level,
@@ -212,8 +290,8 @@ def plateau(record: LossRecord) -> Verdict | None:
         "noise": noise(tail),
         "from the start": not moved,
     }
-    said += f" (change {-fall:+.2g} ± {unsure:.2g} over the last {len(tail)})."
-    return Verdict("plateau", record.steps[since if moved else 0], said, evidence)
+    text += f" (change {-fall:+.2g} ± {unsure:.2g} over the last {count(len(tail), 'step')})."
+    return Verdict("plateau", record.steps[since if moved else 0], text, evidence)
 
 
 def _plateau_start(record: LossRecord, level: float, near: float) -> int:
@@ -238,15 +316,15 @@ def oscillation(record: LossRecord) -> Verdict | None:
     if period is None:
         return None
     low, high = sorted(values)[len(values) // 10], sorted(values)[-len(values) // 10]
-    said = (
-        f"The loss jumps to and fro between about {low:.4g} and {high:.4g}"
+    text = (
+        f"The loss alternates between about {low:.4g} and {high:.4g}"
         if period == 2
         else f"The loss swings between about {low:.4g} and {high:.4g} with a period of {period} steps"
     )
     return Verdict(
         "oscillation",
         record.steps[-len(values)],
-        said + ", and does not fall.",
+        text + ", and does not fall.",
         {"low": low, "high": high, "period": period, "autocorrelation": correlation(rest, 1)},
     )
 
@@ -272,21 +350,14 @@ def _repeats(rest: list[float], period: int) -> bool:
     return times >= 3 and min(each) > PERIODIC - 0.2
 
 
-WINDOW = 25
-"""Calm steps that a jump is measured against."""
-WARM_UP = 10
-"""Steps at the start in which nothing is a spike: the first updates of Adam and of a high rate often go up."""
-AT_LEAST = 8.0
-"""Standard deviations; in normal noise one step in 10^15 is above."""
-CHANCE = 1e-4
-"""How rarely the tail may give such a jump by itself, in the whole record."""
-UNKNOWN_TAIL, UNKNOWN_GAP = 30.0, 6.0
-"""In place of CHANCE where a record has too few jumps to show a tail: this many deviations, and this many times the
-next one."""
-SPIKE_OF_PROGRESS, OF_LEVEL = 0.5, 2.0
-"""A spike undoes at least half of what was learnt, or triples a positive loss: a restart of the schedule does less."""
-MOST = 5
-"""More than these are no spikes but the way this loss is."""
+def spikes(record: LossRecord) -> list[Verdict]:
+    """The spikes, in order of their steps."""
+    jumps = sorted(_jumps(record.values), key=lambda j: -j.sigmas)
+    return [
+        _spike(record, j)
+        for j in sorted(_beyond_the_tail(jumps), key=lambda j: j.first)
+        if _is_spike(record, j) and not record.rate_moved(j.first - WINDOW, j.peak, up=True)
+    ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -301,20 +372,10 @@ class Jump:
     sigmas: float
 
 
-def spikes(record: LossRecord) -> list[Verdict]:
-    """The spikes, in order of their steps."""
-    jumps = sorted(_jumps(record.values), key=lambda j: -j.sigmas)
-    return [
-        _spike(record, j)
-        for j in sorted(_beyond_the_tail(jumps), key=lambda j: j.first)
-        if _is_spike(record, j) and not record.rate_moved(j.first - WINDOW, j.peak, up=True)
-    ]
-
-
 def _jumps(values: tuple[float, ...]) -> list[Jump]:
     """Every stretch above its calm past by more than 1.5 deviations."""
     calm: collections.deque[float] = collections.deque(values[:WARM_UP], maxlen=WINDOW)
-    found: list[Jump] = []
+    jumps: list[Jump] = []
     first, peak, level, sigma = -1, -1, 0.0, 0.0
     for place in range(len(calm), len(values)):
         value = values[place]
@@ -327,15 +388,15 @@ def _jumps(values: tuple[float, ...]) -> list[Jump]:
             peak = place
         settled = first >= 0 and place - first >= 4 * WINDOW
         if first >= 0 and (high <= 1.5 or settled):
-            found.append(Jump(first, peak, None if settled else place, level, (values[peak] - level) / sigma))
-            if settled or found[-1].sigmas < 5:  # that is the level now, or was noise
+            jumps.append(Jump(first, peak, None if settled else place, level, (values[peak] - level) / sigma))
+            if settled or jumps[-1].sigmas < 5:  # that is the level now, or was noise
                 calm.extend(values[max(first, place - WINDOW) : place])
             first = -1
         if first < 0:
             calm.append(value)
     if first >= 0:
-        found.append(Jump(first, peak, None, level, (values[peak] - level) / sigma))
-    return found
+        jumps.append(Jump(first, peak, None, level, (values[peak] - level) / sigma))
+    return jumps
 
 
 def _baseline(calm: collections.deque[float]) -> tuple[float, float]:
@@ -350,124 +411,51 @@ def _baseline(calm: collections.deque[float]) -> tuple[float, float]:
 
 
 def _beyond_the_tail(jumps: list[Jump]) -> list[Jump]:
-    """The largest few, where the next stands further below them than the tail of all others explains."""
+    """The largest few, where the next one is further below them than the tail of all others explains."""
     peaks = [j.sigmas for j in jumps]
     best: list[Jump] = []
-    for count in range(1, min(MOST, len(peaks)) + 1):
-        least, others = peaks[count - 1], peaks[count:]
+    for number in range(1, min(MOST, len(peaks)) + 1):
+        least, others = peaks[number - 1], peaks[number:]
         if least < AT_LEAST:
             break
         if len(others) < 6:
             odd = least > UNKNOWN_TAIL and least > UNKNOWN_GAP * max(others, default=1.5)
         else:
-            odd = -count * tail(others) * math.log(least / others[0]) < math.log(CHANCE / MOST)
+            odd = -number * tail(others) * math.log(least / others[0]) < math.log(CHANCE / MOST)
         if odd:
-            best = jumps[:count]
+            best = jumps[:number]
     return best
 
 
 def _is_spike(record: LossRecord, jump: Jump) -> bool:
     """A jump that undoes much, and that is one: within three steps it is half up."""
     rise = record.values[jump.peak] - jump.level
-    learnt = record.start - jump.level
+    gained = record.start - jump.level
     sudden = max(record.values[jump.first : jump.first + 3]) - jump.level >= 0.5 * rise
-    return sudden and (rise >= SPIKE_OF_PROGRESS * max(learnt, 0.0) or 0 < OF_LEVEL * jump.level <= rise)
+    return sudden and (rise >= SPIKE_OF_PROGRESS * max(gained, 0.0) or 0 < OF_LEVEL * jump.level <= rise)
 
 
 def _spike(record: LossRecord, jump: Jump) -> Verdict:
     high, low, step = record.values[jump.peak], jump.level, record.steps[jump.first]
-    back = None if jump.back is None else record.steps[jump.back] - step
+    recovery = None if jump.back is None else record.steps[jump.back] - step
     rate = record.rates[jump.peak] if record.rates else None
-    said = f"The loss jumped from {low:.4g} to {high:.4g} at step {step} ({jump.sigmas:.0f} times its noise), and " + (
-        f"was back after {back} step{'s' * (back != 1)}" if back is not None else "has not come back"
+    text = f"The loss jumped from {low:.4g} to {high:.4g} at step {step} ({jump.sigmas:.0f} times its noise), and " + (
+        f"was back after {count(recovery, 'step')}" if recovery is not None else "has not come back"
     )
     evidence = {
         "before": low,
         "peak": high,
         "times its noise": jump.sigmas,
         "peak step": record.steps[jump.peak],
-        "steps until back": back,
-        "recovers": back is not None,
+        "steps until back": recovery,
+        "recovers": recovery is not None,
         "learning rate": rate,
     }
-    return Verdict("spike", step, said + ".", {k: v for k, v in evidence.items() if v is not None})
-
-
-__all__ = ["KINDS", "LossRecord", "Verdict", "verdicts"]
-
-ZEROS = 5
-"""So many losses of exactly zero at the end are no luck (TrainProof takes five points)."""
-EVALUATIONS = 4
-"""Validation losses before a gap is judged (TrainProof)."""
-GAP = 0.1
-"""A gap of a tenth of the training loss (SageMaker Debugger's rule), if noise can't explain it."""
-SURE = 4.0
-"""Standard errors by which a gap, or a rise of the validation loss, has to stand out."""
-
-
-def verdicts(
-    losses: Iterable[Sequence[Any]], *, rates: Mapping[int, float] | Iterable[float] | None = None
-) -> tuple[Verdict, ...]:
-    """What the losses show, most urgent first; () where they show nothing.
-
-    losses: (step, loss) or (step, loss, validation loss or None), in order. rates: learning rates, by step or one for
-    each entry; with them, restarts and decays of a schedule are told from spikes and plateaus. Raises ValueError for
-    anything else.
-    """
-    record = LossRecord.of(losses, rates)
-    found = [nan(record), zero(record)]
-    if not record.values:
-        return tuple(v for v in found if v)
-    jumps = spikes(record)
-    climbs = divergence(record)
-    if climbs is not None:  # one thing is told once
-        jumps = [j for j in jumps if j.evidence["recovers"]]
-    found += [*jumps, climbs]
-    if found[1] is None and climbs is None:
-        swings = oscillation(record)
-        found += [swings or plateau(record)]
-    return tuple(v for v in (*found, gap(record)) if v)
-
-
-def nan(record: LossRecord) -> Verdict | None:
-    """A loss that is not finite."""
-    if not record.bad:
-        return None
-    step, value = record.bad[0]
-    before = [(s, v) for s, v in zip(record.steps, record.values) if s < step]
-    came = f"; before it stood at {before[-1][1]:.4g}" if before else ""
-    several = f", and {len(record.bad) - 1} later ones" if len(record.bad) > 1 else ""
-    word = "NaN" if math.isnan(value) else "infinite"
-    return Verdict(
-        "nan",
-        step,
-        f"The loss is {word} at step {step}{several}{came}.",
-        {"not finite": len(record.bad), "last finite": before[-1][1] if before else None},
-    )
-
-
-def zero(record: LossRecord) -> Verdict | None:
-    """The loss is exactly zero and stays there."""
-    count = 0
-    for value in reversed(record.values):
-        if value != 0.0:
-            break
-        count += 1
-    if count < ZEROS:
-        return None
-    step = record.steps[-count]
-    always = count == len(record)
-    since = "from the first step on" if always else f"since step {step}"
-    return Verdict(
-        "zero",
-        step,
-        f"The loss is exactly 0 {since} ({count} steps).",
-        {"zeros": count, "from the start": always, "before": None if always else record.values[-count - 1]},
-    )
+    return Verdict("spike", step, text + ".", {k: v for k, v in evidence.items() if v is not None})
 
 
 def gap(record: LossRecord) -> Verdict | None:
-    """The validation loss stands above the training loss, by more than the noise of both."""
+    """The validation loss is above the training loss by more than the noise of both."""
     if len(record.validation) < EVALUATIONS or not record.values:
         return None
     around = [_training_level(record, step) for step, _ in record.validation]
@@ -483,8 +471,8 @@ def gap(record: LossRecord) -> Verdict | None:
     rises = last - values[best] > SURE * shaky + GAP * abs(values[best]) and len(values) - best > 3
     falls = around[best][0] - level > SURE * around[-1][1]
     step = record.validation[best][0]
-    said = f"The validation loss is {last:.4g}, the training loss {level:.4g} (gap {now:.2g} ± {sigma:.1g})"
-    said += (
+    text = f"The validation loss is {last:.4g}, the training loss {level:.4g} (gap {now:.2g} ± {sigma:.1g})"
+    text += (
         f"; validation was best at step {step} with {values[best]:.4g} and has risen since"
         + " while training fell" * falls
         if rises
@@ -493,7 +481,7 @@ def gap(record: LossRecord) -> Verdict | None:
     return Verdict(
         "gap",
         step if rises else record.validation[-1][0],
-        said + ".",
+        text + ".",
         {
             "training": level,
             "validation": last,

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import math
 import sys
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -45,7 +46,7 @@ class PendingMeasurement:
 
 
 class DeferredMeasurements:
-    """What is on its way, oldest first."""
+    """Measurements that the device has not finished, oldest first."""
 
     def __init__(self) -> None:
         self.pending: collections.deque[PendingMeasurement] = collections.deque()
@@ -64,9 +65,9 @@ class DeferredMeasurements:
             event.record(torch.cuda.current_stream(device))
             events.append(event)
         self.pending.append(PendingMeasurement([t.numel() for t in tensors], there, events, take))
-        self.hear()
+        self.read_ready()
 
-    def hear(self, wait: bool = False) -> None:
+    def read_ready(self, wait: bool = False) -> None:
         """Read what has arrived, in order. wait: for all."""
         while self.pending and (wait or len(self.pending) > MOST_PENDING or self.pending[0].ready()):
             self.pending.popleft().read()
@@ -76,7 +77,7 @@ class DeferredMeasurements:
 class WatchedStep:
     """A step that has begun. parcels: what was measured, by what it is ("before", "after", "weight", "moved", "loss",
     "found", "scale", "written"), and of which parameters it counts; held: parameters with a gradient; again: of those
-    in "after", which had not changed as far as their version tells."""
+    in "after", which have the version that they had before."""
 
     number: int
     parcels: list[tuple[str, GroupNorms, frozenset[int]]] = dataclasses.field(default_factory=list)
@@ -89,14 +90,14 @@ class WatchedStep:
 
 
 class WatchSteps:
-    """The steps of one watch. told: called with the number of each step that has been read."""
+    """The steps of one watch. on_step: called with the number of each step that has been read."""
 
     def __init__(
-        self, roster: WatchedParameters, history: WatchHistory, every: int, ratios_every: int, scaler: Any, told: Any
+        self, roster: WatchedParameters, history: WatchHistory, every: int, ratios_every: int, scaler: Any, on_step: Any
     ):
         self.roster, self.history, self.every, self.ratios_every = roster, history, every, ratios_every
-        self.gradients, self.updates, self.post = GradientProbe(roster), Updates(roster), DeferredMeasurements()
-        self.scaler, self.told = scaler, told
+        self.gradients, self.updates, self.deferred = GradientProbe(roster), Updates(roster), DeferredMeasurements()
+        self.scaler, self.on_step = scaler, on_step
         self.number, self.current = 0, None
         self.scaled = ScalerSteps(self)
         self._roots: list[tuple[torch.Tensor, set[int]]] = []  # losses, and whose gradients came of them
@@ -124,14 +125,14 @@ class WatchSteps:
                 (r.detach().to(torch.float32, copy=True).reshape(()), set(changed)) for r in call.roots if _is_loss(r)
             ]
             if self._due(self.number) or len(self.roster.optimizers) > 1 and self._due(self.number + 1):
-                self.gradients.look(changed)
+                self.gradients.measure(changed)
             else:
-                self.gradients.overlook(changed)
+                self.gradients.skip(changed)
 
     def _due(self, number: int) -> bool:
         return number % self.every == 0
 
-    def _weighed(self, step: WatchedStep) -> bool:
+    def _updates_due(self, step: WatchedStep) -> bool:
         """Whether updates are measured in this step: in every `ratios_every`-th that is measured itself."""
         return (
             step.measured
@@ -154,11 +155,11 @@ class WatchSteps:
             if any(map(callable, (*args, *kwargs.values()))):
                 self._closure = 1
             else:
-                self._look(optimizer, step, numbers)
-            if self._weighed(step):
+                self._measure(optimizer, step, numbers)
+            if self._updates_due(step):
                 self.updates.before(numbers if self._closure else [n for n, _ in self.roster.gradients(numbers)])
 
-    def _look(self, optimizer: Any, step: WatchedStep, numbers: list[int]) -> None:
+    def _measure(self, optimizer: Any, step: WatchedStep, numbers: list[int]) -> None:
         """What the optimizer is about to use: before clipping, and now."""
         around = calling_scaler(sys._getframe(2))
         self.scaler = around or self.scaler
@@ -169,7 +170,7 @@ class WatchSteps:
             step.parcels += self.scaled.parcels(around, optimizer, step.parcels)
         if not step.measured:
             return
-        again = self._weighed(step)
+        again = self._updates_due(step)
         step.again |= self.gradients.unmarked(numbers) if again else set()
         held, before, now = self.gradients.at_the_step(numbers, again)
         step.held += [n for n in held if n not in step.held] if step.held else held
@@ -187,8 +188,8 @@ class WatchSteps:
         with unobserved():
             if self._closure:
                 self._closure = 0
-                self._look(optimizer, step, self.roster.held(optimizer))
-            if self._weighed(step):
+                self._measure(optimizer, step, self.roster.held(optimizer))
+            if self._updates_due(step):
                 weights, moved = self.updates.after()
                 ours = frozenset(self.roster.held(optimizer))
                 step.parcels += [("weight", n, ours) for n in weights] + [("moved", n, ours) for n in moved]
@@ -200,7 +201,7 @@ class WatchSteps:
     # -- the end of a step --------------------------------------------------------------------------------------------
 
     def end(self) -> None:
-        """The step is over: send off what was measured."""
+        """The step is over: what was measured is read later."""
         step, self.current = self.current, None
         if step is None:
             return
@@ -208,9 +209,9 @@ class WatchSteps:
         with unobserved():
             if step.losses:
                 device = step.losses[0].device
-                together_ = torch.stack([x.to(device, non_blocking=True) for x in step.losses]).sum()
-                step.parcels.append(("loss", GroupNorms((), together_), frozenset()))
-            self.post.send([norms.values for _, norms, _ in step.parcels], functools.partial(self._take, step))
+                total = torch.stack([x.to(device, non_blocking=True) for x in step.losses]).sum()
+                step.parcels.append(("loss", GroupNorms((), total), frozenset()))
+            self.deferred.send([norms.values for _, norms, _ in step.parcels], functools.partial(self._take, step))
 
     def _take(self, step: WatchedStep, values: list[list[float]]) -> None:
         """The numbers of a step have arrived."""
@@ -222,7 +223,7 @@ class WatchSteps:
             else:
                 plain[what] = plain.get(what, 0.0) + sum(known)
         before, after = read.get("before", {}), read.get("after", {})
-        self._trust(step, before, after)
+        self._check_versions(step, before, after)
         self.gradients.wide = self.gradients.wide or any(map(math.isinf, (*before.values(), *after.values())))
         skipped, loss = plain.get("found", 0.0) > 0, plain.get("loss")
         numbers = [n for n in sorted(step.held) if n in before]
@@ -231,39 +232,39 @@ class WatchSteps:
             was = doubles(before[n] for n in numbers)
             now = doubles(after.get(n, before[n]) for n in numbers)
             first, last = joint_norm(was), joint_norm(now)
-            row = StepRow(step.number, _ints(numbers), was, now, *_ratios(numbers, read))
+            row = StepRow(step.number, array("l", numbers), was, now, *_ratios(numbers, read))
         self.history.steps += 1
         self.history.add(Total(step.number, loss, first, last, skipped, step.lr, plain.get("scale")), row)
         if "scale" in plain:
             self.history.scales.add(step.number, plain["scale"], skipped, before)
             if step.measured:
                 self.history.scales.written(before, read.get("written", {}))
-        self.told(step.number)
+        self.on_step(step.number)
 
-    def _trust(self, step: WatchedStep, before: dict[int, float], after: dict[int, float]) -> None:
+    def _check_versions(self, step: WatchedStep, before: dict[int, float], after: dict[int, float]) -> None:
         for number in step.again:
             was, now = before.get(number, 0.0), after.get(number, 0.0)
             if number in after and math.isfinite(was) and abs(now - was) > 1e-5 * abs(was):
                 self.gradients.trusted = False
 
     def finish(self) -> None:
-        """No more will come: hear of everything that is still on its way."""
+        """No more steps: read everything that is still pending."""
         if self.current is not None and self.current.stepped:
             self.end()
-        self.post.hear(wait=True)
+        self.deferred.read_ready(wait=True)
 
-    def dropped(self, numbers: list[int]) -> None:
-        """A step with these gradients was left out."""
+    def skipped_step(self, numbers: list[int]) -> None:
+        """A step with these gradients was skipped."""
         self._roots = [known for known in self._roots if not known[1].issubset(numbers)]
         self.gradients.used(numbers)
 
     def leave(self) -> None:
-        """Hold nothing any more."""
+        """Release everything."""
         self.scaled.forget()
         self.current, self._roots = None, []
         self.gradients.forget()
         self.updates.forget()
-        self.post.pending.clear()
+        self.deferred.pending.clear()
 
 
 def _is_loss(root: torch.Tensor) -> bool:
@@ -276,12 +277,6 @@ def _learning_rate(optimizer: Any) -> float | None:
     if isinstance(rate, torch.Tensor):
         return float(rate) if rate.device.type == "cpu" and rate.numel() == 1 else None
     return float(rate) if isinstance(rate, (int, float)) else None
-
-
-def _ints(numbers: list[int]) -> Any:
-    from array import array
-
-    return array("l", numbers)
 
 
 def _ratios(numbers: list[int], read: dict[str, dict[int, float]]) -> tuple[Any, Any]:

@@ -1,8 +1,8 @@
-"""Dead and saturated units: what the activation modules of a model give out, looked at now and then.
+"""Dead and saturated units: the outputs of a model's activation modules, sampled every few steps.
 
-A ReLU's unit is dead when it is zero for every sample of several batches: no gradient passes it, and nothing wakes it.
-A unit of tanh or sigmoid is saturated where its slope is under a hundredth of the largest. Masks stay on the device
-until somebody asks. Activations that are called as functions (`F.relu`) have no module, and are not seen.
+A ReLU's unit is dead when it is zero for every sample of several batches: no gradient passes it, and training can't
+revive it. A unit of tanh or sigmoid is saturated where its slope is under a hundredth of the largest. Masks stay on the
+device until somebody asks. Activations that are called as functions (`F.relu`) have no module, and are not seen.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nbdebug.observe.modules import ModelHook, ModuleNames
 from nbdebug.observe.norms import is_capturing_graph, unobserved
 
 BATCHES, VALUES = 3, 100
-"""Batches, and values in them, before anything is said of a unit."""
+"""Batches, and values in them, before a unit is judged."""
 _LAST = 8
 _MOSTLY = 0.8
 """A unit is saturated when this share of its values is."""
@@ -49,7 +49,7 @@ class LayerUnits:
 
 class UnitWatch:
     """The activation modules between a model's first and last layer. error_boundary: calls something of ours, and
-    keeps its faults from the training; due: whether this step is looked at. why_not: why none is, or ""."""
+    keeps its faults from the training; due: the step, if its units are sampled. why_not: why none are, or ""."""
 
     def __init__(self, models: Mapping[str, nn.Module], error_boundary: Callable, due: Callable[[], int | None]):
         self.error_boundary, self.due = error_boundary, due
@@ -74,7 +74,7 @@ class UnitWatch:
         layers = [i for i, m in enumerate(modules) if any(p.dim() > 1 for p in m._parameters.values() if p is not None)]
         for place, module in enumerate(modules):
             if not isinstance(module, (nn.ReLU, nn.ReLU6, *_FLAT)) or not layers or place > layers[-1]:
-                continue  # the last activation is the model's answer: it may be as sure as it likes
+                continue  # the last activation is the model's answer: it may saturate
             before = [m for m in modules[:place] if any(p is not None for p in m._parameters.values())]
             first = bool(before) and isinstance(before[-1], _CHANNELS_FIRST)
             feeds = next((names.of(modules[i]) or "" for i in reversed(layers) if i < place), "")
@@ -108,16 +108,16 @@ class UnitWatch:
 
     def _note(self, name: str, step: int, mask: torch.Tensor, values: int) -> None:
         """Several calls within one step count as one batch."""
-        kept = self._masks.setdefault((name, mask.numel()), collections.deque(maxlen=_LAST))
-        if kept and kept[-1][0] == step:
-            _, before, more = kept.pop()
+        masks = self._masks.setdefault((name, mask.numel()), collections.deque(maxlen=_LAST))
+        if masks and masks[-1][0] == step:
+            _, before, more = masks.pop()
             mask = before | mask if mask.dtype is torch.bool else (before * more + mask * values) / (more + values)
             values += more
-        kept.append((step, mask, values))
+        masks.append((step, mask, values))
 
     def read(self) -> list[LayerUnits]:
         """What the last batches showed, of modules that were looked at in enough of them; waits for the device."""
-        found = []
+        results = []
         for (name, units), kept in self._masks.items():
             module, feeds, _ = self._modules[name]
             if len(kept) < BATCHES or sum(values for _, _, values in kept) < VALUES:
@@ -125,11 +125,11 @@ class UnitWatch:
             masks = torch.stack([mask for _, mask, _ in kept])
             dead = masks.dtype is torch.bool
             share = float((~masks.any(0)).float().mean() if dead else (masks.mean(0) >= _MOSTLY).float().mean())
-            found.append(
+            results.append(
                 LayerUnits(name, type(module).__name__, "dead" if dead else "saturated", feeds, units, share, len(kept))
             )
-        self.seen = found
-        return found
+        self.seen = results
+        return results
 
     def forget(self) -> None:
         """Hold no module and no mask any more; `seen` stays."""

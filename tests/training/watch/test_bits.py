@@ -118,7 +118,7 @@ def test_a_fault_of_its_own_never_reaches_the_training(where: str, monkeypatch: 
     step(*watched)
     monkeypatch.setattr(where, broken)
     watch.pace = type(watch.pace)(1, 1, 1)
-    watch._rounds.ratios_every = 1
+    watch._steps.ratios_every = 1
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         for _ in range(3):

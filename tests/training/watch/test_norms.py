@@ -213,7 +213,7 @@ def test_what_no_optimizer_holds_is_told() -> None:
         optimizer.step()
         assert watch.unheld == ["2.weight", "2.bias", "4.weight", "4.bias"]
     assert set(watch.frame.name) == {"0.weight", "0.bias"} and watch.unheld[0] == "2.weight"
-    assert any("No optimizer holds `2.weight`" in note for note in watch.report().notes)
+    assert any("No optimizer has `2.weight`" in note for note in watch.report().notes)
 
 
 def test_several_optimizers_make_one_step() -> None:

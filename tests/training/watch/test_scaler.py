@@ -69,11 +69,11 @@ def train(
 def test_scale_and_skipped_steps_are_told_with_the_layer_that_overflowed(fused: bool) -> None:
     watch = train(20, fused=fused)
     scales = watch.history.scales
-    assert scales.attempts == 20 and scales.begun == 2.0**16 and 0 < scales.skipped < 12
+    assert scales.attempts == 20 and scales.initial == 2.0**16 and 0 < scales.skipped < 12
     assert scales.last == 2.0**16 / 2**scales.skipped
     said = next(n for n in watch.report().notes if n.startswith("GradScaler"))
     assert f"65536 → {scales.last:g}; {scales.skipped} of 20 steps skipped; `second` overflowed first" in said
-    assert "normal while it seeks its scale" in said and watch.report().ok
+    assert "normal while it looks for its scale" in said and watch.report().ok
     assert watch.totals.loss.max() < 20 and watch.totals.scale.iloc[-1] == scales.last
     assert watch.history.bad == {}
     drawn = watch.report().plot("gradients")
@@ -107,7 +107,7 @@ def test_steps_left_out_again_and_again_are_a_finding_and_single_ones_are_not() 
     often = train(
         120, init=2.0**60, factor=lambda step: 1e-16 * (float("nan") if step > 50 and step % 3 == 2 else 1)
     ).report()
-    assert "keeps leaving steps out" in often.findings[0].title
+    assert "keeps skipping steps" in often.findings[0].title
     assert train(120, init=2.0**8, factor=lambda step: float("inf") if step % 30 == 9 else 1.0).report().ok
 
 
