@@ -105,26 +105,26 @@ def children(name: str, thing: Any) -> Iterable[tuple[str, Any]]:
         return [(f"{name}.{variable}", value) for variable, value in closure_variables(thing).items()]
     if issubclass(kind, types.MethodType):
         return [(f"{name}.__self__", thing.__self__)]
-    found = attributes(thing)
+    values = attributes(thing)
     if issubclass(kind, torch.nn.Module):
         return [
             (f"{name}.{key}", value)
-            for key, value in [*registered(thing, "_modules").items(), *found.items()]
+            for key, value in [*registered(thing, "_modules").items(), *values.items()]
             if key not in MODULES_OWN and type(value) not in _LEAVES
         ]
     package = str(type.__getattribute__(kind, "__module__")).partition(".")[0]
     if package in _OTHERS and kind is not types.SimpleNamespace:
         return ()
-    return [(f"{name}.{key}", value) for key, value in found.items() if type(value) not in _LEAVES]
+    return [(f"{name}.{key}", value) for key, value in values.items() if type(value) not in _LEAVES]
 
 
 def closure_variables(function: FunctionType) -> dict[str, Any]:
     """The variables that a function shares with the one around it, without those that have no value yet."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
         with contextlib.suppress(ValueError):
-            found[name] = cell.cell_contents
-    return found
+            result[name] = cell.cell_contents
+    return result
 
 
 def class_attribute(thing: Any, name: str, default: Any = None) -> Any:
@@ -142,15 +142,15 @@ def attributes(thing: Any) -> dict[str, Any]:
     kind = type(thing)
     mro = type.__getattribute__(kind, "__mro__")
     at, slots = _layout(kind, mro)
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     if at is not None:
         own: Any = type.__getattribute__(mro[at], "__dict__")["__dict__"].__get__(thing)
         items = dict.items(own) if issubclass(type(own), dict) else own.items()  # the latter: of a class
-        found = {name: value for name, value in list(items) if type(name) is str}
+        values = {name: value for name, value in list(items) if type(name) is str}
     for i, name in slots:
         with contextlib.suppress(AttributeError):  # never set
-            found[name] = type.__getattribute__(mro[i], "__dict__")[name].__get__(thing)
-    return found
+            values[name] = type.__getattribute__(mro[i], "__dict__")[name].__get__(thing)
+    return values
 
 
 HEAP_TYPE = 1 << 9
@@ -191,11 +191,11 @@ def registered(module: torch.nn.Module, table: str) -> dict[str, Any]:
 
 def members(thing: Any) -> dict[str, Any]:
     """The attributes of an object; of a module its parameters, buffers and children, too."""
-    found = attributes(thing)
+    values = attributes(thing)
     if issubclass(type(thing), torch.nn.Module):
         for table in ("_parameters", "_buffers", "_modules"):
-            found |= registered(thing, table)
-    return found
+            values |= registered(thing, table)
+    return values
 
 
 def named_children(module: torch.nn.Module) -> dict[str, torch.nn.Module]:

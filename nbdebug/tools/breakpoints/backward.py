@@ -42,38 +42,38 @@ class OutputGradients:
         _Handles(self._on_leaves, name).remove()
         if not self.stop.listens() or is_fake(*args, *kwargs.values()):
             return
-        made = {id(tensor): tensor for tensor in output_tensors(out) if tensor.requires_grad}.values()
+        outputs = {id(tensor): tensor for tensor in output_tensors(out) if tensor.requires_grad}.values()
         inputs = [tensor for tensor in tensors_in((args, kwargs)) if tensor.requires_grad]
-        nodes = {tensor.grad_fn for tensor in made}
+        nodes = {tensor.grad_fn for tensor in outputs}
         # A layer that works in place returns its input: what leads there would keep the graph alive for ever.
         edges = None if any(t.grad_fn in nodes for t in inputs if t.grad_fn) else [get_gradient_edge(t) for t in inputs]
-        given = {
+        values = {
             "inp": only_value(tree_map(_bare, (*args, *kwargs.values()))),
             "module": module,
             "name": name,
             "step": self.stop.step,
         }
-        for tensor in made:
-            handle = tensor.register_hook(self._hook(name, {**given, "out": tensor.detach()}, tensor.output_nr, edges))
+        for tensor in outputs:
+            handle = tensor.register_hook(self._hook(name, {**values, "out": tensor.detach()}, tensor.output_nr, edges))
             if tensor.grad_fn is None:
                 self._on_leaves.setdefault(name, []).append(handle)
 
     def _hook(
-        self, name: str, given: dict[str, Any], number: int, edges: list[GradientEdge] | None
+        self, name: str, values: dict[str, Any], number: int, edges: list[GradientEdge] | None
     ) -> Callable[[torch.Tensor], None]:
         def arrived(grad: torch.Tensor) -> None:
             __tracebackhide__ = True
             if not isinstance(grad, torch.Tensor) or is_fake(grad):
                 return
-            self.stop.border(self._arrived, name, {**given, "grad": grad.detach()}, number, edges)
+            self.stop.border(self._arrived, name, {**values, "grad": grad.detach()}, number, edges)
 
         return arrived
 
-    def _arrived(self, name: str, given: dict[str, Any], number: int, edges: list[GradientEdge] | None) -> None:
-        if not self.stop.listens() or not self.stop.holds(given):
+    def _arrived(self, name: str, values: dict[str, Any], number: int, edges: list[GradientEdge] | None) -> None:
+        if not self.stop.listens() or not self.stop.holds(values):
             return
-        given = {"grad": given["grad"], **given, "grad_in": _to_inputs(given["grad"], number, edges)}
-        self.stop.stop(name, "gradient", given["step"], given, calling_backward(sys._getframe()))
+        values = {"grad": values["grad"], **values, "grad_in": _to_inputs(values["grad"], number, edges)}
+        self.stop.stop(name, "gradient", values["step"], values, calling_backward(sys._getframe()))
 
 
 class _Handles:

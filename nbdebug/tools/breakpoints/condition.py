@@ -27,10 +27,10 @@ class BreakpointHook:
     def __init__(self, call: Callable[..., None]):
         self.call = call
 
-    def __call__(self, *given: Any) -> None:
+    def __call__(self, *args: Any) -> None:
         __tracebackhide__ = True
         if not torch.compiler.is_compiling():  # a compiler that reads this finds nothing to do
-            self.call(*given)
+            self.call(*args)
 
     def __deepcopy__(self, memo: dict) -> Any:
         return contextlib.nullcontext().__exit__
@@ -128,41 +128,41 @@ class Condition:
             and (name in self._locals or name in self._globals or hasattr(builtins, name))
         )
 
-    def holds(self, given: Mapping[str, Any], frame: FrameType | None = None) -> bool:
+    def holds(self, values: Mapping[str, Any], frame: FrameType | None = None) -> bool:
         """Whether to stop. What fails to evaluate is said once, and stops nothing."""
         if self.when is None:
             return True
         _here.asking = True
         try:
             with unobserved():
-                return bool(self._answer(given, frame))
+                return bool(self._answer(values, frame))
         except Exception as wrong:  # the user's own expression may raise anything
-            self._tell(wrong, given)
+            self._warn(wrong, values)
             return False
         finally:
             _here.asking = False
 
-    def _answer(self, given: Mapping[str, Any], frame: FrameType | None) -> Any:
+    def _answer(self, values: Mapping[str, Any], frame: FrameType | None) -> Any:
         if self._code is None:
             assert callable(self.when)
-            return self.when(**{name: given.get(name) for name in self.wanted})
+            return self.when(**{name: values.get(name) for name in self.wanted})
         of_forward = frame.f_locals if frame is not None and frame.f_locals is not frame.f_globals else {}
-        seen: dict[str, Any] = {}
+        scope: dict[str, Any] = {}
         for name in self.wanted:  # one flat namespace: a comprehension in an expression sees no other
-            for names in (given, of_forward, self._locals, self._globals):
+            for names in (values, of_forward, self._locals, self._globals):
                 if name in names:
-                    seen[name] = names[name]
+                    scope[name] = names[name]
                     break
-        return eval(self._code, {"__builtins__": builtins, **seen})
+        return eval(self._code, {"__builtins__": builtins, **scope})
 
-    def _tell(self, wrong: Exception, given: Mapping[str, Any]) -> None:
+    def _warn(self, wrong: Exception, values: Mapping[str, Any]) -> None:
         """stderr, and no warning: a filter that turns warnings into errors would end the training."""
         if self.told:
             return
         self.told = True
         print(
-            f"nbdebug: the condition {self} of a stop could not be evaluated at `{given.get('name', '')}` (step "
-            f"{given.get('step')}): {type(wrong).__name__}: {wrong}. Where that is so it does not stop, and training "
+            f"nbdebug: the condition {self} of a stop could not be evaluated at `{values.get('name', '')}` (step "
+            f"{values.get('step')}): {type(wrong).__name__}: {wrong}. Where that is so it does not stop, and training "
             "goes on. This is said once.",
             file=sys.stderr,
         )
@@ -172,9 +172,9 @@ def _compiled(text: str) -> CodeType:
     try:
         return compile(text.strip(), "<when>", "eval")
     except (SyntaxError, ValueError) as wrong:  # ValueError: a null byte
-        said = wrong.msg if isinstance(wrong, SyntaxError) else wrong
+        message = wrong.msg if isinstance(wrong, SyntaxError) else wrong
         raise SyntaxError(
-            f"when is a Python expression, such as 'not out.isfinite().all()'; got {text!r}: {said}"
+            f"when is a Python expression, such as 'not out.isfinite().all()'; got {text!r}: {message}"
         ) from None
 
 
@@ -190,11 +190,13 @@ def _parameters_of(when: Any, phase: str) -> frozenset[str]:
     parameters = inspect.signature(when).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return frozenset(NAMES) - ({"grad"} if phase == "forward" else set())
-    asked = [p.name for p in parameters if p.kind is not p.VAR_POSITIONAL and (p.name in NAMES or p.default is p.empty)]
-    unknown = [name for name in asked if name not in NAMES]
+    requested = [
+        p.name for p in parameters if p.kind is not p.VAR_POSITIONAL and (p.name in NAMES or p.default is p.empty)
+    ]
+    unknown = [name for name in requested if name not in NAMES]
     if unknown:
         raise ValueError(
             f"A function given as when is called with those of {', '.join(NAMES)} that it has parameters "
             f"for; got one that asks for {', '.join(map(repr, unknown))}"
         )
-    return frozenset(asked)
+    return frozenset(requested)

@@ -144,10 +144,10 @@ class _Debugger:
     asking: int | None = None
     before: Any = None
 
-    def interaction(self, *given: Any) -> None:
+    def interaction(self, *args: Any) -> None:
         _Debugger.asking = threading.get_ident()
         try:
-            super().interaction(*given)  # type: ignore[misc]
+            super().interaction(*args)  # type: ignore[misc]
         finally:
             _Debugger.asking = None
 

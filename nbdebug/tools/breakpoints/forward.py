@@ -100,9 +100,9 @@ def _on_return(call: FrameTrap, frame: FrameType, argument: Any) -> None:
 
 
 def _on_exception(call: FrameTrap) -> None:
-    told, call.raised = call.raised, None
-    if told is not None:
-        told(call.frame)
+    callback, call.raised = call.raised, None
+    if callback is not None:
+        callback(call.frame)
 
 
 def _on_call(call: FrameTrap, frame: FrameType) -> None:
@@ -133,7 +133,7 @@ class Forwards:
     def __init__(self, stop: Any):
         self.stop = stop
         self._taken = False  # the only hit has come, and is on its way to its record
-        self._told_once = False
+        self._warned = False
 
     def attach(self, name: str, module: nn.Module) -> list[Any]:
         def before(module: nn.Module, args: tuple, kwargs: dict) -> None:
@@ -153,11 +153,11 @@ class Forwards:
             self.stop.listens() and torch._C._current_autograd_node() is None and not is_fake(*args, *kwargs.values())
         )
 
-    def _given(self, name: str, module: nn.Module, args: tuple, kwargs: dict, *out: Any) -> dict[str, Any]:
-        made = {"out": only_value(out[0])} if out else {}
+    def _values(self, name: str, module: nn.Module, args: tuple, kwargs: dict, *out: Any) -> dict[str, Any]:
+        output = {"out": only_value(out[0])} if out else {}
         return {
             "inp": only_value((*args, *kwargs.values())),
-            **made,
+            **output,
             "module": module,
             "name": name,
             "step": self.stop.step,
@@ -166,54 +166,54 @@ class Forwards:
     def _before(self, name: str, module: nn.Module, args: tuple, kwargs: dict, caller: FrameType) -> None:
         if self._taken or not self._listens(args, kwargs):
             return
-        given, code = self._given(name, module, args, kwargs), own_code(module)
+        values, code = self._values(name, module, args, kwargs), own_code(module)
         sure = not self.stop.condition.late(code)
-        if sure and not self.stop.holds(given):
+        if sure and not self.stop.holds(values):
             return
         recorded = sure and mode() == "record"  # nobody looks on: what comes out is worth the wait
         if sure and code is None and not recorded:
-            self._stop("before", given, calling_frame(caller))
+            self._stop("before", values, calling_frame(caller))
         elif code is not None or recorded:
             self._taken = recorded and self.stop.once
-            awaited = FrameTrap(self, code, module, caller, sure=sure, **self._told(given, sure, recorded, caller))
-            if not set_trap(awaited):
-                self._told_of_profiler(code)
+            trap = FrameTrap(self, code, module, caller, sure=sure, **self._callbacks(values, sure, recorded, caller))
+            if not set_trap(trap):
+                self._warn_of_profiler(code)
                 if sure:
-                    self._stop("before", given, calling_frame(caller))
+                    self._stop("before", values, calling_frame(caller))
 
-    def _told(self, given: dict[str, Any], sure: bool, recorded: bool, caller: FrameType) -> dict[str, Any]:
+    def _callbacks(self, values: dict[str, Any], sure: bool, recorded: bool, caller: FrameType) -> dict[str, Any]:
         """What is to be done when the frame of the forward begins, returns, or is left by an exception."""
         border = self.stop.border
 
         def entered(frame: FrameType) -> None:
-            border(self._stop, "first line", given, frame)
+            border(self._stop, "first line", values, frame)
 
         def returned(frame: FrameType, out: Any) -> None:
-            border(self._out, "return", {**given, "out": only_value(out)}, sure, frame)
+            border(self._out, "return", {**values, "out": only_value(out)}, sure, frame)
 
         def raised(frame: FrameType | None) -> None:
-            border(self._stop, "raised", given, frame or calling_frame(caller))
+            border(self._stop, "raised", values, frame or calling_frame(caller))
 
         if sure and not recorded:
             return {"entered": entered}
         return {"returned": returned, "raised": raised} if recorded else {"returned": returned}
 
-    def _told_of_profiler(self, code: CodeType | None) -> None:
-        if code is not None and not self._told_once:
-            self._told_once = True
+    def _warn_of_profiler(self, code: CodeType | None) -> None:
+        if code is not None and not self._warned:
+            self._warned = True
             print(
                 f"nbdebug: another profiler is on, so {self.stop.question} stops at the line that calls the layer, "
                 "not inside its forward, and a condition sees no locals of that. This is said once.",
                 file=sys.stderr,
             )
 
-    def _out(self, moment: str, given: dict[str, Any], sure: bool, frame: FrameType | None) -> None:
+    def _out(self, moment: str, values: dict[str, Any], sure: bool, frame: FrameType | None) -> None:
         own = frame if moment == "return" else None
-        if self.stop.listens() and (sure or self.stop.holds(given, own)):
-            self._stop(moment, given, frame)
+        if self.stop.listens() and (sure or self.stop.holds(values, own)):
+            self._stop(moment, values, frame)
 
-    def _stop(self, moment: str, given: dict[str, Any], frame: FrameType | None) -> None:
-        self.stop.stop(given["name"], moment, given["step"], given, frame)
+    def _stop(self, moment: str, values: dict[str, Any], frame: FrameType | None) -> None:
+        self.stop.stop(values["name"], moment, values["step"], values, frame)
 
     def _after(self, name: str, module: nn.Module, args: tuple, kwargs: dict, out: Any, caller: FrameType) -> None:
         """What has had a frame of its own has been seen to there; all else is here."""
@@ -222,5 +222,5 @@ class Forwards:
             return
         if call is None and not self.stop.condition.late(own_code(module)):  # seen to before the forward
             return
-        given = self._given(name, module, args, kwargs, out)
-        self._out("after", given, call is not None and call.sure, calling_frame(caller))
+        values = self._values(name, module, args, kwargs, out)
+        self._out("after", values, call is not None and call.sure, calling_frame(caller))

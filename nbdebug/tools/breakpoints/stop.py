@@ -67,42 +67,47 @@ def _range(values: torch.Tensor) -> dict[str, Any]:
         return {"min": values.min().item(), "max": values.max().item(), "mean": wide.mean().item(), "not finite": 0}
     good = finite(values)
     bad = values.numel() - int(good.sum())
-    kept = values.float() if values.element_size() < 4 else values
-    kept = kept[good] if bad else kept
-    if not kept.numel():
+    good_values = values.float() if values.element_size() < 4 else values
+    good_values = good_values[good] if bad else good_values
+    if not good_values.numel():
         return {"not finite": bad}
-    low, high = kept.aminmax()
-    return {"min": low.item(), "max": high.item(), "mean": kept.mean(dtype=torch.float64).item(), "not finite": bad}
+    low, high = good_values.aminmax()
+    return {
+        "min": low.item(),
+        "max": high.item(),
+        "mean": good_values.mean(dtype=torch.float64).item(),
+        "not finite": bad,
+    }
 
 
 def describe(tensor: torch.Tensor) -> str:
     """ "float32 (16, 4) on cpu, -2.1 to 2.3, mean 0.01, all finite"."""
     facts = numbers_of(tensor)
-    said = f"{facts['dtype']} {facts['shape']} on {facts['device']}"
+    text = f"{facts['dtype']} {facts['shape']} on {facts['device']}"
     if facts["min"] is not None:
-        said += f", {facts['min']:.4g} to {facts['max']:.4g}, mean {facts['mean']:.4g}"
+        text += f", {facts['min']:.4g} to {facts['max']:.4g}, mean {facts['mean']:.4g}"
     if facts["not finite"] is None:
-        return said
-    return said + (f", {facts['not finite']:,} not finite" if facts["not finite"] else ", all finite")
+        return text
+    return text + (f", {facts['not finite']:,} not finite" if facts["not finite"] else ", all finite")
 
 
 def locals_of(frame: FrameType, but: Any = ()) -> dict[str, Any]:
     """The tensors among a function's locals, in the order of the code, without those that are shown already."""
     shown = {id(value) for value in but}
     names = (*frame.f_code.co_varnames, *frame.f_code.co_cellvars, *frame.f_code.co_freevars)
-    seen = frame.f_locals
-    return {name: seen[name] for name in names if name in seen and id(seen[name]) not in shown}
+    variables = frame.f_locals
+    return {name: variables[name] for name in names if name in variables and id(variables[name]) not in shown}
 
 
 def table(title: str, values: Mapping[str, Any]) -> Table | None:
     """One row a tensor; None where there is none."""
-    found = [pair for name, value in values.items() for pair in tensors_of(name, value)]
+    tensors = [pair for name, value in values.items() for pair in tensors_of(name, value)]
     rows = [
         [name, *(facts[column] for column in COLUMNS[1:])]
-        for name, tensor in found[:_MOST]
+        for name, tensor in tensors[:_MOST]
         for facts in [numbers_of(tensor)]
     ]
-    left = f"{len(found) - _MOST} more are left out." if len(found) > _MOST else ""
+    left = f"{len(tensors) - _MOST} more are left out." if len(tensors) > _MOST else ""
     return Table(title, COLUMNS, rows, left) if rows else None
 
 
@@ -111,13 +116,13 @@ def report(
     subject: str,
     headline: str,
     facts: Mapping[str, Any],
-    given: Mapping[str, Any],
+    values: Mapping[str, Any],
     local: Mapping[str, Any],
     function: str,
     notes: tuple[str, ...] = (),
 ) -> Report:
-    """The record of one stop. given: what is at hand, by name; local: the locals of the function around it."""
-    tables = [table("At the stop", given), table(f"Locals of {function}", local)]
+    """The record of one stop. values: those of the layer, by name; local: the locals of the function around it."""
+    tables = [table("At the stop", values), table(f"Locals of {function}", local)]
     return Report(
         question,
         subject=subject,
@@ -157,9 +162,9 @@ def calling_frame(frame: FrameType | None) -> FrameType | None:
 def calling_backward(frame: FrameType) -> FrameType | None:
     """The frame that called backward. On a GPU the engine runs hooks in a thread of its own, above which there is
     nothing: then the thread that waits in the engine is looked for."""
-    found = calling_frame(frame)
-    if found is not None:
-        return found
+    caller = calling_frame(frame)
+    if caller is not None:
+        return caller
     waiting = (calling_frame(_in_engine(top)) for top in sys._current_frames().values())
     return next((frame for frame in waiting if frame is not None), None)
 
@@ -184,33 +189,33 @@ def place(frame: FrameType | None) -> str:
     return f"{name}, line {frame.f_lineno}"
 
 
-def add_names(frame: FrameType, given: Mapping[str, Any]) -> dict[str, str]:
+def add_names(frame: FrameType, values: Mapping[str, Any]) -> dict[str, str]:
     """Add these to the frame's locals. Each name → the one that it goes by there: `layer_out` where the code has an
     `out` of its own, which stays what it is, unless that is the same thing."""
-    code, seen = frame.f_code, frame.f_locals
+    code, variables = frame.f_code, frame.f_locals
     own = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
     if not code.co_flags & inspect.CO_OPTIMIZED:  # not of a function: these are the user's variables
-        own.update(seen)
+        own.update(variables)
     names = {}
-    for name, value in given.items():
+    for name, value in values.items():
         there = name
-        while there in own and seen.get(there) is not value:
+        while there in own and variables.get(there) is not value:
             there = f"layer_{there}"
         names[name] = there
         if there not in own:
-            seen[there] = value
+            variables[there] = value
     return names
 
 
 def remove_names(frame: FrameType, names: Mapping[str, str], before: frozenset[str]) -> None:
     """Remove what was lent. before: the names that there were. Needed where the locals are the user's variables; those
     of a function end with its call."""
-    seen = frame.f_locals
+    variables = frame.f_locals
     for there in set(names.values()) - before:
         try:
-            seen.pop(there, None)
+            variables.pop(there, None)
         except (AttributeError, ValueError, TypeError):  # Python 3.13 lets a function's frame forget no name
-            seen[there] = None
+            variables[there] = None
 
 
 MOMENTS = {
@@ -267,15 +272,15 @@ def _interact(way: str, at: StopEvent) -> None:
     assert frame is not None
     before = frozenset(frame.f_locals)
     names = add_names(frame, at.given)
-    said = _header(at, names, way)
+    header = _header(at, names, way)
     try:
         if way == "ipdb":
             if at.moment == "first line":
-                debuggers.ipdb_at_first_line(frame, said)
+                debuggers.ipdb_at_first_line(frame, header)
             else:
-                debuggers.ipdb_here(frame, said, ends=at.moment == "return")
+                debuggers.ipdb_here(frame, header, ends=at.moment == "return")
             return
-        print(said, flush=True)
+        print(header, flush=True)
         if at.moment == "first line":
             debuggers.debugpy_at_first_line(frame)
         elif at.moment == "return":
@@ -293,21 +298,23 @@ def _header(at: StopEvent, names: Mapping[str, str], way: str) -> str:
     for name, value in at.given.items():
         for what, tensor in list(tensors_of(names[name], value))[:4]:
             lines.append(f"  {what}: {describe(tensor)}")
-    taken = ", ".join(f"`{name}`" for name, there in names.items() if name != there)
-    lines.append(f"  At hand: {', '.join(names.values())}." + f" (You have a {taken} of your own here.)" * bool(taken))
+    renamed = ", ".join(f"`{name}`" for name, there in names.items() if name != there)
+    lines.append(
+        f"  At hand: {', '.join(names.values())}." + f" (You have a {renamed} of your own here.)" * bool(renamed)
+    )
     if way == "ipdb":
         lines.append("  c goes on, n runs a line, u shows the caller, q leaves the training.")
     return "\n".join(lines)
 
 
 def _record(at: StopEvent, question: str, subject: str, notes: tuple[str, ...]) -> Report:
-    given = {name: value for name, value in at.given.items() if name not in ("module", "name", "step", "grad_in")}
+    values = {name: value for name, value in at.given.items() if name not in ("module", "name", "step", "grad_in")}
     function, local = "", {}
     if at.frame is not None:
         kind = type(at.given["module"]).__name__ if at.moment in ("return", "raised") else ""
         function = ".".join(part for part in (kind, at.frame.f_code.co_name) if part)
         if at.frame.f_code.co_flags & inspect.CO_OPTIMIZED:  # of a cell there are too many, and they stay
-            local = locals_of(at.frame, but=given.values())
+            local = locals_of(at.frame, but=values.values())
     facts = {
         "layer": at.given["name"],
         "type": type(at.given["module"]).__name__,
@@ -315,4 +322,4 @@ def _record(at: StopEvent, question: str, subject: str, notes: tuple[str, ...]) 
         "step": at.step,
         "place": place(at.frame),
     }
-    return report(question, subject, at.headline, facts, given, local, function, notes)
+    return report(question, subject, at.headline, facts, values, local, function, notes)

@@ -81,15 +81,15 @@ def matching_layers(model: nn.Module, pattern: str) -> dict[str, nn.Module]:
             f"the stop in the model that it was made from; got a {type(model).__name__}"
         )
     named = list(_named(model))
-    found = [(name, module) for name, module in named if fnmatchcase(name, pattern)]
-    found = found or [(name, module) for name, module in named if fnmatchcase(type(module).__name__, pattern)]
-    if not found:
+    matches = [(name, module) for name, module in named if fnmatchcase(name, pattern)]
+    matches = matches or [(name, module) for name, module in named if fnmatchcase(type(module).__name__, pattern)]
+    if not matches:
         raise ValueError(
             f"No layer of this {type(model).__name__} is called {pattern!r}, and none is of a type so "
             f"called. {_nearest(pattern, named)}"
         )
     first: dict[int, tuple[str, nn.Module]] = {}
-    for name, module in found:
+    for name, module in matches:
         first.setdefault(id(module), (name, module))
     return dict(first.values())
 
@@ -261,13 +261,13 @@ class LayerStop:
     def __repr__(self) -> str:
         layers = list(self._layers.values())
         more = f" and {len(layers) - 2} more" if len(layers) > 3 else ""
-        said = f"stop {self.number} in the {self.phase} of {', '.join(layers[:2] if more else layers)}{more}"
+        text = f"stop {self.number} in the {self.phase} of {', '.join(layers[:2] if more else layers)}{more}"
         if self.condition.when is not None:
-            said += f", when {self.condition}"
+            text += f", when {self.condition}"
         ended = f"ended by a fault of nbdebug's own ({self.fault})" if self.fault else "over"
         state = ("waits" if self.once else "waits, for each hit") if self.active else ended
         calls = f"{self._calls} call{'s' * (self._calls != 1)} of {self.subject}"
-        return f"{said}: {state}; {self.hits} hit{'s' * (self.hits != 1)} in {calls}{self._doubt()}"
+        return f"{text}: {state}; {self.hits} hit{'s' * (self.hits != 1)} in {calls}{self._doubt()}"
 
     def _doubt(self) -> str:
         if self.uncompiled:
@@ -288,14 +288,14 @@ class LayerStop:
         """Whether a hook has anything to do: not for what is called at a prompt of a stop, or by a condition."""
         return bool(self._handles) and not evaluating() and not at_prompt()
 
-    def holds(self, given: dict[str, Any], frame: FrameType | None = None) -> bool:
-        return self.condition.holds(given, frame)
+    def holds(self, values: dict[str, Any], frame: FrameType | None = None) -> bool:
+        return self.condition.holds(values, frame)
 
-    def border(self, call: Callable[..., None], *given: Any) -> None:
+    def border(self, call: Callable[..., None], *args: Any) -> None:
         """Call it; a fault of ours ends the stop and not the training."""
         __tracebackhide__ = True
         try:
-            call(*given)
+            call(*args)
         except Exception as fault:
             self.fault = f"{type(fault).__name__}: {fault}"
             self.clear()
@@ -304,7 +304,7 @@ class LayerStop:
                 file=sys.stderr,
             )
 
-    def stop(self, name: str, moment: str, step: int, given: dict[str, Any], frame: FrameType | None) -> None:
+    def stop(self, name: str, moment: str, step: int, values: dict[str, Any], frame: FrameType | None) -> None:
         """It is reached, and the condition holds: stop, unless another thread was first."""
         with self._lock:
             if not self._handles:
@@ -315,7 +315,7 @@ class LayerStop:
         away = threading.current_thread() is not threading.main_thread()
         blocked = away and moment == "gradient" and self._context is not None and main_waits()
         report = stop(
-            StopEvent(self._layers[name], moment, step, given, frame),
+            StopEvent(self._layers[name], moment, step, values, frame),
             self.question,
             self.subject,
             blocked,

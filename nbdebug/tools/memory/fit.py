@@ -75,18 +75,18 @@ def fit(
             bar.update()
 
         tick("a step")
-        found, how, unchecked, measured = _prediction(job)
+        result, how, unchecked, measured = _prediction(job)
         each = time.monotonic() - began
-        limit = _limit(job, device_memory, found)
-        good, needs = within(job, found, limit)
-        largest = _largest(job, found, limit, tick, each, measured)
-        ask = predict if measured is None else lambda changed: measure(changed, job.batch).found
+        limit = _limit(job, device_memory, result)
+        good, needs = within(job, result, limit)
+        largest = _largest(job, result, limit, tick, each, measured)
+        ask = predict if measured is None else lambda changed: measure(changed, job.batch).prediction
         until = began + SECONDS - each
-        helping, left = remedies(job, found, limit, _model_of(job), until, tick, ask)
+        helping, left = remedies(job, result, limit, _model_of(job), until, tick, ask)
     card = CardModel.here(job.device).name
     answer = Answer(
         job,
-        found,
+        result,
         limit,
         good,
         needs,
@@ -113,8 +113,8 @@ def _request(
         raise wrong_type(CALL, "model", "a torch.nn.Module, or a function without arguments that builds one", model)
     check_loss(loss_fn, CALL)
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer) and not callable(optimizer):
-        wanted = "a torch.optim.Optimizer, or a class or function that makes one from parameters"
-        raise wrong_type(CALL, "optimizer", wanted, optimizer)
+        expected = "a torch.optim.Optimizer, or a class or function that makes one from parameters"
+        raise wrong_type(CALL, "optimizer", expected, optimizer)
     if not tensors_of(batch):
         raise ValueError(f"{CALL}: batch must hold tensors, to predict from; got {quoted(batch)}.")
     check_count(steps, "steps")
@@ -134,36 +134,36 @@ def _device(model: Any, device: Any, memory: Any) -> torch.device:
             return own
         return torch.device("cuda" if memory is not None or torch.cuda.is_available() else "cpu")
     try:
-        asked = torch.device(device)
+        chosen = torch.device(device)
     except RuntimeError:
-        asked = None
-    if asked is None or asked.type not in ("cuda", "cpu"):
+        chosen = None
+    if chosen is None or chosen.type not in ("cuda", "cpu"):
         raise ValueError(f'device must be "cuda" or "cpu"; got {device!r}')
-    return asked
+    return chosen
 
 
 def _prediction(job: FitRequest) -> tuple[Prediction, str, tuple[str, ...], MeasuredPrediction | None]:
     """The prediction, or where that fails what small real batches say; how it came about; what was not checked."""
-    said, failed = "", None
+    reason, failed = "", None
     try:
         if not recurrent(job.model):
             return predict(job), PREDICTED, (), None
-        said = "Recurrent layers keep buffers that do not show on tensors without data"
+        reason = "Recurrent layers keep buffers that do not show on tensors without data"
     except Exception as error:
         failed = error
         first = (str(error).strip().splitlines() or [""])[0][:160]
-        said = f"With tensors that have no data the step fails ({type(error).__name__}: {first})"
+        reason = f"With tensors that have no data the step fails ({type(error).__name__}: {first})"
     try:
         measured = measure(job)
     except NotMeasured as why:
         if failed is None:
-            return predict(job), PREDICTED, (f"{said}, and nothing could be measured: {why}",), None
-        raise RuntimeError(f"{said}, and it can't be measured: {why}") from failed
+            return predict(job), PREDICTED, (f"{reason}, and nothing could be measured: {why}",), None
+        raise RuntimeError(f"{reason}, and it can't be measured: {why}") from failed
     rows = ", ".join(map(str, measured.known))
     how = f"Measured on real steps of a copy with {rows} rows and extrapolated to {rows_of(job.batch)}" + (
         "" if measured.exact else " by the totals, as the steps differ: right to about 10%"
     )
-    return measured.found, how, (said,), measured
+    return measured.prediction, how, (reason,), measured
 
 
 def recurrent(model: Any) -> bool:
@@ -171,7 +171,7 @@ def recurrent(model: Any) -> bool:
     return isinstance(model, nn.Module) and any(isinstance(m, nn.RNNBase) for m in model.modules())
 
 
-def _limit(job: FitRequest, memory: Any, found: Prediction) -> int | None:
+def _limit(job: FitRequest, memory: Any, result: Prediction) -> int | None:
     """What torch may take: as said, or what is free on the card and what it has reserved already, less what others than
     this training hold of it."""
     if memory is not None:
@@ -179,7 +179,7 @@ def _limit(job: FitRequest, memory: Any, found: Prediction) -> int | None:
     if not job.cuda or job.emulated:
         return None
     free, _ = torch.cuda.mem_get_info(job.device)
-    own = sum(b.size for b in found.trace.blocks if b.step == 0 and b.phase == 0)
+    own = sum(b.size for b in result.trace.blocks if b.step == 0 and b.phase == 0)
     on_card = isinstance(job.model, nn.Module) and any(p.is_cuda for p in job.model.parameters())
     others = torch.cuda.memory_allocated(job.device) - (own if on_card else 0)
     return free + torch.cuda.memory_reserved(job.device) - max(0, others)
@@ -187,7 +187,7 @@ def _limit(job: FitRequest, memory: Any, found: Prediction) -> int | None:
 
 def _largest(
     job: FitRequest,
-    found: Prediction,
+    result: Prediction,
     limit: int | None,
     tick: Callable[[str], None],
     each: float,
@@ -200,11 +200,11 @@ def _largest(
     if measured is not None:
         most = by_lines(job, measured.known, limit, 0, MOST) if len(measured.known) > 1 else 0
         return (Largest("rows", now, most),) if most else ()
-    parts = [largest_batch(job, limit, {now: found}, CHECKS if each < SLOW else 0)]
+    parts = [largest_batch(job, limit, {now: result}, CHECKS if each < SLOW else 0)]
     for what, here in dimensions(job.batch):
         tick(f"the largest {what}")
         if each < SLOW:  # it takes some predictions
-            parts.append(largest_size(job, limit, what, here, found))
+            parts.append(largest_size(job, limit, what, here, result))
     return tuple(part for part in parts if part is not None)
 
 
@@ -222,16 +222,16 @@ def _subject(job: FitRequest) -> str:
         model = f"a model of type {type(inner).__name__}" + (f" (taken out of {wrappers})" if wrappers else "")
     else:
         model = f"a model built by {getattr(job.model, '__name__', type(job.model).__name__)}"
-    given = job.optimizer
+    optimizer = job.optimizer
     name = (
-        type(given).__name__
-        if isinstance(given, torch.optim.Optimizer)
-        else getattr(getattr(given, "func", given), "__name__", "")
+        type(optimizer).__name__
+        if isinstance(optimizer, torch.optim.Optimizer)
+        else getattr(getattr(optimizer, "func", optimizer), "__name__", "")
     )
     rows = rows_of(job.batch)
     parts = [
         model,
-        f"trained by {name}" if given is not None else "without an optimizer",
+        f"trained by {name}" if optimizer is not None else "without an optimizer",
         f"{rows} rows" if rows else "",
         f"on {job.device.type}",
     ]

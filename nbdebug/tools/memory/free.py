@@ -103,9 +103,9 @@ class Release:
 
 def check(words: tuple[str, ...], entries: list[Leftover]) -> set[str]:
     """The words as a set. Raises ValueError for one that names neither a kind nor an entry."""
-    wanted = {word.strip() for word in words}
+    requested = {word.strip() for word in words}
     named = {name for e in entries for name in (e.kept.release, e.kept.name, *e.kept.also)}
-    unknown = sorted(wanted - set(ALL) - named)
+    unknown = sorted(requested - set(ALL) - named)
     if unknown:
         there = ", ".join(dict.fromkeys(e.kept.release for e in entries if e.kept.release not in ALL))
         raise ValueError(
@@ -113,7 +113,7 @@ def check(words: tuple[str, ...], entries: list[Leftover]) -> set[str]:
             + (f", or the name of what it lists ({there})" if there else "")
             + f"; got {', '.join(map(repr, unknown))}."
         )
-    return wanted
+    return requested
 
 
 def release(entries: list[Leftover], words: set[str]) -> tuple[list[Release], ProcessMemory, ProcessMemory]:
@@ -121,13 +121,15 @@ def release(entries: list[Leftover], words: set[str]) -> tuple[list[Release], Pr
     before = process_memory()
     chosen = [entry for entry in entries if entry.chosen_by(words)]
     entries.clear()
-    told = [(entry.kept, entry.blocks) for entry in chosen]
+    chosen_blocks = [(entry.kept, entry.blocks) for entry in chosen]
     while chosen:
         chosen.pop().let_go()
     collect()
     if words & {"cache", "all"}:
         give_back()
-    released = [Release(kept, sum(block.bytes for block in blocks if block.gone())) for kept, blocks in told]
+    released = [
+        Release(leftover, sum(block.bytes for block in blocks if block.gone())) for leftover, blocks in chosen_blocks
+    ]
     return released, before, process_memory()
 
 
@@ -171,12 +173,12 @@ def free(*what: str, names: Mapping[str, Any] | None = None, shell: Any = None) 
     shell = shells.running_shell() if shell is None else shell
     if names is None:
         names = _seen_by(caller, shell)
-    found = listing(names, shell, caller)
+    entries = listing(names, shell, caller)
     if not what:
-        return _list(found)
-    words = check(what, found.entries)
-    doubts = found.doubts
-    return _freed(*release(found.entries, words), words, doubts)
+        return _list(entries)
+    words = check(what, entries.entries)
+    doubts = entries.doubts
+    return _freed(*release(entries.entries, words), words, doubts)
 
 
 def _seen_by(caller: FrameType, shell: Any) -> dict[str, Any]:
@@ -184,17 +186,17 @@ def _seen_by(caller: FrameType, shell: Any) -> dict[str, Any]:
     return {**getattr(shell, "user_ns", {}), **caller.f_globals, **frame_variables(caller)}
 
 
-def _list(found: Listing) -> Report:
-    kept = [entry.kept for entry in found.entries]
-    total = sum(k.bytes for k in kept)
-    telling = [k for k in kept if k.how in ("hook", "loss")]
-    facts: dict[str, Any] = {"notebook": [dataclasses.asdict(k) for k in kept]}
+def _list(entries: Listing) -> Report:
+    leftovers = [entry.kept for entry in entries.entries]
+    total = sum(k.bytes for k in leftovers)
+    telling = [k for k in leftovers if k.how in ("hook", "loss")]
+    facts: dict[str, Any] = {"notebook": [dataclasses.asdict(k) for k in leftovers]}
     notes = (
         [
-            f"{found.same} output{'s are' if found.same > 1 else ' is'} held by variables of yours as well: no memory "
+            f"{count(entries.same, 'output is', 'outputs are')} held by variables of yours as well, without memory "
             "of their own."
         ]
-        if found.same
+        if entries.same
         else []
     )
     if total < WORTH and not telling:
@@ -206,28 +208,28 @@ def _list(found: Listing) -> Report:
             if total >= WORTH
             else "The notebook keeps little memory so far, but some of it grows each time a cell runs."
         )
-        tables = [_table(kept)]
-        notes = [*_advice(kept), *notes]
-    return Report("free()", notes=tuple(notes), unchecked=found.doubts, facts=facts, headline=headline, tables=tables)
+        tables = [_table(leftovers)]
+        notes = [*_advice(leftovers), *notes]
+    return Report("free()", notes=tuple(notes), unchecked=entries.doubts, facts=facts, headline=headline, tables=tables)
 
 
-def _advice(kept: list[KeptByNotebook]) -> list[str]:
-    word = WORDS[kept[0].how]
+def _advice(leftovers: list[KeptByNotebook]) -> list[str]:
+    word = WORDS[leftovers[0].how]
     notes = [
         f'Nothing has been freed. `%free {word}` (in a script: `free("{word}")`) frees the first, '
         "`%free --all` everything listed."
     ]
-    if any(k.how == "traceback" for k in kept):
+    if any(k.how == "traceback" for k in leftovers):
         notes.append("`%debug` and `%tb` work until the traceback is freed.")
-    if any(k.how == "loss" for k in kept):
+    if any(k.how == "loss" for k in leftovers):
         notes.append("`losses.append(loss.item())`, or `loss.detach()`, keeps no graph in the first place.")
     return notes
 
 
-def _table(kept: list[KeptByNotebook]) -> Table:
+def _table(leftovers: list[KeptByNotebook]) -> Table:
     rows = [
         [k.name, k.bytes, _word(k), ", ".join(part for part in (HOW[k.how], k.what, k.where.place) if part)]
-        for k in kept
+        for k in leftovers
     ]
     return Table(
         "Kept by the notebook",
@@ -237,8 +239,8 @@ def _table(kept: list[KeptByNotebook]) -> Table:
     )
 
 
-def _word(kept: KeptByNotebook) -> str:
-    return WORDS[kept.how] if kept.how in ("traceback", "displayed", "hook") else kept.release
+def _word(leftover: KeptByNotebook) -> str:
+    return WORDS[leftover.how] if leftover.how in ("traceback", "displayed", "hook") else leftover.release
 
 
 def _freed(
@@ -293,11 +295,12 @@ def _notes(back: int, held: int, before: ProcessMemory, after: ProcessMemory, tr
         notes.append(
             f"torch keeps {size(cached)} of the card for your next tensors. `%free cache` gives it to other processes."
         )
-    gone = before.tensors.get("cpu", 0) - after.tensors.get("cpu", 0)
-    kept = gone - max(0, (before.process or 0) - (after.process or 0))
-    if before.process is not None and kept > max(TRIM, gone / 2):
+    freed = before.tensors.get("cpu", 0) - after.tensors.get("cpu", 0)
+    retained = freed - max(0, (before.process or 0) - (after.process or 0))
+    if before.process is not None and retained > max(TRIM, freed / 2):
         notes.append(
-            f"The process keeps up to {size(kept)} of it for your next tensors. `%free cache` gives it to the system."
+            f"The process keeps up to {size(retained)} of it for your next tensors. `%free cache` returns it to the "
+            "system."
         )
     return notes
 
@@ -306,17 +309,17 @@ def _headline(
     released: list[Release], back: int, held: int, before: ProcessMemory, after: ProcessMemory, trimmed: bool
 ) -> str:
     hooks = sum(r.kept.items for r in released if r.kept.how == "hook")
-    said = [f"{size(back)} freed" + (f", of {size(held)} that was held" if back < held else "")] if held else []
-    said += [f"{count(hooks, 'duplicate hook')} removed"] if hooks else []
+    parts = [f"{size(back)} freed" + (f", of {size(held)} that was held" if back < held else "")] if held else []
+    parts += [f"{count(hooks, 'duplicate hook')} removed"] if hooks else []
     cache = sum(before.reserved.values()) - sum(after.reserved.values())
     system = max(0, (before.process or 0) - (after.process or 0))
     if trimmed:
-        said.append(
+        parts.append(
             "the system got "
             + " and ".join(
                 [f"{size(system)} of this process's memory"]
                 + ([f"{size(cached)} of the card's" for cached in [max(0, cache)] if before.reserved])
             )
         )
-    told = "; ".join(said) or "There was nothing to free: the notebook keeps nothing of that kind"
-    return f"{told[0].upper()}{told[1:]}."
+    text = "; ".join(parts) or "There was nothing to free: the notebook keeps nothing of that kind"
+    return f"{text[0].upper()}{text[1:]}."

@@ -50,18 +50,18 @@ class GraphRecord:
                 holder[key] = tensor.detach()
 
 
-def records(met: Iterable[tuple[str, Any]]) -> list[GraphRecord]:
-    """The containers that keep the graphs of several steps, named by the outermost one. met: things by name."""
-    found: dict[str, GraphRecord] = {}
-    for name, thing in met:
+def records(objects: Iterable[tuple[str, Any]]) -> list[GraphRecord]:
+    """The containers that keep the graphs of several steps, named by the outermost one. objects: by name."""
+    graphs: dict[str, GraphRecord] = {}
+    for name, thing in objects:
         if type(thing) in (list, dict, collections.deque, collections.OrderedDict, collections.defaultdict):
             places = [(thing, key, value) for key, value in _items(thing) if _has_graph(value)]
             if places:
                 outermost = name.partition("[")[0]
-                found.setdefault(outermost, GraphRecord(outermost, [])).places.extend(places)
-    for record in found.values():
+                graphs.setdefault(outermost, GraphRecord(outermost, [])).places.extend(places)
+    for record in graphs.values():
         record.graphs, record.nodes = _apart(record.ends)
-    return [record for record in found.values() if record.graphs > 1]
+    return [record for record in graphs.values() if record.graphs > 1]
 
 
 def _items(thing: Any) -> Iterator[tuple[Any, Any]]:
@@ -150,10 +150,10 @@ def listing(
 ) -> Listing:
     """All that is kept. names: the user's variables; the_shell: of IPython, None in a script; caller: the frame that
     asks; without: a failure whose frames are told elsewhere."""
-    kept = shell.ShellPlaces(the_shell, names)
-    met = list(reachable_objects(names))
-    twice, kept_graphs = doubled.find_duplicate_hooks(met), records(met)
-    held = users_memory(names, kept, caller, [hook for hook_ in twice for hook in hook_.obsolete])
+    places = shell.ShellPlaces(the_shell, names)
+    objects = list(reachable_objects(names))
+    twice, kept_graphs = doubled.find_duplicate_hooks(objects), records(objects)
+    held = users_memory(names, places, caller, [hook for duplicate in twice for hook in duplicate.obsolete])
     entries = []
     ends = {end for record in kept_graphs for end in record.ends}
     walk = ReachabilityWalk(after=held)
@@ -161,9 +161,9 @@ def listing(
     walk(*trails(without))
     for record in kept_graphs:
         entries.append(_graph(record, walk))
-    entries += _traceback(kept.errors(), walk)
-    entries += _exceptions(met, walk)
-    outputs = [_output(kept, *found, walk) for found in kept.displayed()]
+    entries += _traceback(places.errors(), walk)
+    entries += _exceptions(objects, walk)
+    outputs = [_output(places, *place, walk) for place in places.displayed()]
     entries += [e for e in outputs if e.blocks] + _figures(walk) + [_hook(one, walk) for one in twice]
     entries = [e for e in entries if e.blocks or e.kept.how in ("hook", "loss")]
     same = sum(not e.blocks and e.kept.storages > 0 for e in outputs)
@@ -183,16 +183,18 @@ def kept_by_notebook(
 ) -> tuple[KeptByNotebook, ...]:
     """The same as plain data, largest first, for the facts of a report: it holds nothing. device: count what lies
     there alone; "": everywhere."""
-    found = listing(names, the_shell or shell.running_shell(), sys._getframe(1), without)
-    told = [dataclasses.replace(e.kept, bytes=sum(b.bytes for b in e.blocks if b.on(device))) for e in found.entries]
-    return tuple(sorted((k for k in told if k.bytes or not device), key=lambda k: -k.bytes))
+    entries = listing(names, the_shell or shell.running_shell(), sys._getframe(1), without)
+    leftovers = [
+        dataclasses.replace(e.kept, bytes=sum(b.bytes for b in e.blocks if b.on(device))) for e in entries.entries
+    ]
+    return tuple(sorted((k for k in leftovers if k.bytes or not device), key=lambda k: -k.bytes))
 
 
-def _entry(blocks: list[HeldBlock], let_go: Callable[[], Any], **said: Any) -> Leftover:
+def _entry(blocks: list[HeldBlock], let_go: Callable[[], Any], **fields: Any) -> Leftover:
     """An entry whose bytes and storages are those of its blocks."""
-    said.setdefault("what", _largest(blocks))
-    kept = KeptByNotebook(bytes=sum(b.bytes for b in blocks), **{"storages": len(blocks), **said})
-    return Leftover(kept, blocks, let_go)
+    fields.setdefault("what", _largest(blocks))
+    leftover = KeptByNotebook(bytes=sum(b.bytes for b in blocks), **{"storages": len(blocks), **fields})
+    return Leftover(leftover, blocks, let_go)
 
 
 def _largest(blocks: list[HeldBlock]) -> str:
@@ -232,7 +234,7 @@ def _traceback(places: list[shell.ShellPlace], walk: ReachabilityWalk) -> list[L
             if hasattr(sys, name):
                 delattr(sys, name)
 
-    said = "the frames of a failed cell" if error is None else type(error).__name__
+    kind = "the frames of a failed cell" if error is None else type(error).__name__
     return [
         _entry(
             blocks,
@@ -241,16 +243,16 @@ def _traceback(places: list[shell.ShellPlace], walk: ReachabilityWalk) -> list[L
             name=also[0],
             release="traceback",
             also=also[1:],
-            what=f"{said}: {_largest(blocks)}",
+            what=f"{kind}: {_largest(blocks)}",
             where=raised_at(error),
         )
     ]
 
 
-def _exceptions(met: list[tuple[str, Any]], walk: ReachabilityWalk) -> list[Leftover]:
+def _exceptions(objects: list[tuple[str, Any]], walk: ReachabilityWalk) -> list[Leftover]:
     """The exceptions among the user's variables, those of one container together."""
     groups: dict[str, list[BaseException]] = {}
-    for name, thing in met:
+    for name, thing in objects:
         if issubclass(type(thing), BaseException):
             groups.setdefault(name.partition("[")[0].removeprefix("an item of "), []).append(thing)
     entries = []
@@ -278,12 +280,14 @@ def _exceptions(met: list[tuple[str, Any]], walk: ReachabilityWalk) -> list[Left
     return entries
 
 
-def _output(kept: shell.ShellPlaces, name: str, value: Any, also: tuple[str, ...], walk: ReachabilityWalk) -> Leftover:
+def _output(
+    places: shell.ShellPlaces, name: str, value: Any, also: tuple[str, ...], walk: ReachabilityWalk
+) -> Leftover:
     before = len(ReachabilityWalk(tracebacks=False)(value))
     blocks = walk(value)
     return _entry(
         blocks,
-        lambda: kept.forget(value),
+        lambda: places.forget(value),
         how="output",
         name=name,
         release=name,
@@ -298,7 +302,7 @@ def _figures(walk: ReachabilityWalk) -> list[Leftover]:
     pyplot = sys.modules.get("matplotlib.pyplot")
     if keeper is None or pyplot is None:
         return []
-    found = {number: held.canvas.figure for number, held in list(keeper.Gcf.figs.items())}
+    figures = {number: held.canvas.figure for number, held in list(keeper.Gcf.figs.items())}
     return [
         _entry(
             walk(figure),
@@ -307,7 +311,7 @@ def _figures(walk: ReachabilityWalk) -> list[Leftover]:
             name=f"figure {number} of pyplot",
             release="figures",
         )
-        for number, figure in found.items()
+        for number, figure in figures.items()
     ]
 
 

@@ -74,12 +74,12 @@ def trace_step(
     from nbdebug.tools.memory.step.run import StepRequest, StepsTraced, trace_steps
     from nbdebug.tools.memory.step.workers import worker_copies
 
-    asked = StepRequest(
+    request = StepRequest(
         step, models, optimizers, names, steps, None if device is None else _device(device), progress, files
     )
     course = StepsTraced()
     try:
-        trace_steps(asked, course)
+        trace_steps(request, course)
     except Exception as raised:  # the step's own; a worker that was killed may well be why
         facts = dataclasses.replace(course.facts(), workers=worker_copies(loaders))
         raised.report = report_of(facts, question, subject)  # type: ignore[attr-defined]
@@ -109,12 +109,12 @@ def loaders_of(loaders: Any, names: Mapping[str, Any]) -> dict[str, Any]:
     return {next((name for name, value in names.items() if value is loaders), "loader"): loaders}
 
 
-def _device(given: Any) -> str:
+def _device(value: Any) -> str:
     """ "cuda" means the card that is in use. Raises ValueError for no device."""
     try:
-        device = torch.device(given)
+        device = torch.device(value)
     except (RuntimeError, TypeError) as wrong:
-        raise ValueError(f'device is a device such as "cuda:0" or "cpu"; got {given!r}') from wrong
+        raise ValueError(f'device is a device such as "cuda:0" or "cpu"; got {value!r}') from wrong
     if device.type == "cuda" and device.index is None:
         return f"cuda:{torch.cuda.current_device()}"
     return str(device)

@@ -77,9 +77,9 @@ def refused_request(error: BaseException) -> RefusedRequest:
 
 
 def _requested(text: str) -> int | None:
-    found = _size(text, rf"[Tt]ried to allocate {_SIZE}") or _size(text, rf"Unable to allocate {_SIZE}")
-    if found is not None:
-        return found
+    requested = _size(text, rf"[Tt]ried to allocate {_SIZE}") or _size(text, rf"Unable to allocate {_SIZE}")
+    if requested is not None:
+        return requested
     overflown = re.search(r"sizes=\[([\d, ]+)\]", text)
     if overflown is None:
         return None
@@ -90,8 +90,8 @@ def _requested(text: str) -> int | None:
 
 
 def _size(text: str, pattern: str) -> int | None:
-    found = re.search(pattern, text)
-    return int(float(found[1]) * _UNITS[found[2][0].lower()]) if found else None
+    match = re.search(pattern, text)
+    return int(float(match[1]) * _UNITS[match[2][0].lower()]) if match else None
 
 
 @dataclasses.dataclass
@@ -103,10 +103,10 @@ class HoldersAtFailure:
 
 
 def held(
-    names: Mapping[str, Any], trail: list[Frame], owners: Owners, kept: ShellPlaces, device: str
+    names: Mapping[str, Any], trail: list[Frame], owners: Owners, places: ShellPlaces, device: str
 ) -> HoldersAtFailure:
     """All of it on this device, each storage at its first owner, largest first."""
-    stop = [t for t in [names, *kept.namespaces, kept.outputs, kept.shell] if t is not None]
+    stop = [t for t in [names, *places.namespaces, places.outputs, places.shell] if t is not None]
     walk = ReachabilityWalk(graphs=False, tracebacks=False, stop=stop)
     parts = [*_weights(owners, walk)]
     parts += [
@@ -117,7 +117,7 @@ def held(
     local = list(_locals(trail, owners, walk))
     saved = ReachabilityWalk(after=walk, stop=stop)
     graph = [("graph", "saved for backward", saved(*walk.nodes), Where())]
-    outputs = [("cell output", name, walk(value), Where()) for name, value, _ in kept.displayed()]
+    outputs = [("cell output", name, walk(value), Where()) for name, value, _ in places.displayed()]
     holdings = [h for part in _merged([*parts, *local, *graph, *outputs]) if (h := _holding(*part, device)) is not None]
     active = [b for _, _, blocks, _ in [*local, *graph] for b in blocks if b.on(device)]
     return HoldersAtFailure(sorted(holdings, key=lambda h: -h.bytes), active)
@@ -159,10 +159,10 @@ def _locals(
 
 def _merged(parts: list[tuple[str, str, list[HeldBlock], Where]]) -> list[tuple[str, str, list[HeldBlock], Where]]:
     """Those of one name at one line as one."""
-    found: dict[tuple[str, str, Where], list[HeldBlock]] = {}
+    groups: dict[tuple[str, str, Where], list[HeldBlock]] = {}
     for kind, name, blocks, where in parts:
-        found.setdefault((kind, name, where), []).extend(blocks)
-    return [(kind, name, blocks, where) for (kind, name, where), blocks in found.items()]
+        groups.setdefault((kind, name, where), []).extend(blocks)
+    return [(kind, name, blocks, where) for (kind, name, where), blocks in groups.items()]
 
 
 def _holding(kind: str, name: str, blocks: list[HeldBlock], where: Where, device: str) -> Holding | None:
@@ -220,19 +220,23 @@ def _rows(names: Mapping[str, Any]) -> int | None:
 
 def _records(frame: Frame | None) -> bool:
     """Whether tensors made in the forward have a graph; where there are none, whether autograd records now."""
-    made = [] if frame is None else [v for v in frame.names.values() if issubclass(type(v), torch.Tensor)]
-    return torch.is_grad_enabled() if not made else any(v.grad_fn is not None for v in made) or torch.is_grad_enabled()
+    outputs = [] if frame is None else [v for v in frame.names.values() if issubclass(type(v), torch.Tensor)]
+    return (
+        torch.is_grad_enabled()
+        if not outputs
+        else any(v.grad_fn is not None for v in outputs) or torch.is_grad_enabled()
+    )
 
 
 def _blocks(model: nn.Module) -> tuple[str, int] | None:
     """The container with the most children of one class, at least three that have children of their own."""
-    found: list[tuple[int, str]] = []
+    candidates: list[tuple[int, str]] = []
     for name, part in model.named_modules():
         if isinstance(part, (nn.ModuleList, nn.Sequential)):
             kinds = collections.Counter(type(child) for child in part if next(child.children(), None) is not None)
             if kinds:
-                found.append((kinds.most_common(1)[0][1], name))
-    count, name = max(found, default=(0, ""))
+                candidates.append((kinds.most_common(1)[0][1], name))
+    count, name = max(candidates, default=(0, ""))
     return (name, count) if count >= 3 else None
 
 
@@ -248,13 +252,13 @@ def _steps(optimizer: torch.optim.Optimizer) -> int | None:
     return 0 if counts and not optimizer.state else None
 
 
-def purpose(trail: list[Frame], asked: int | None) -> tuple[str, tuple[int, ...]]:
+def purpose(trail: list[Frame], request: int | None) -> tuple[str, tuple[int, ...]]:
     """What the memory was for, and its shape, where the variables of the innermost lines explain its size; else ""."""
-    if not asked:
+    if not request:
         return "", ()
     for frame in reversed(trail):
         for words, shape, item in _candidates(frame):
-            if abs(math.prod(shape) * item - asked) <= CLOSE * asked:
+            if abs(math.prod(shape) * item - request) <= CLOSE * request:
                 return f"{words}, of shape {tuple(shape)}", tuple(shape)
         if frame.users:
             break
@@ -263,20 +267,20 @@ def purpose(trail: list[Frame], asked: int | None) -> tuple[str, tuple[int, ...]
 
 def _candidates(frame: Frame) -> Iterator[tuple[str, tuple[int, ...], int]]:
     """(words, shape, bytes of an element) of what this frame may have been making."""
-    given = {name: value for name, value in frame.names.items() if issubclass(type(value), torch.Tensor)}
+    tensors = {name: value for name, value in frame.names.items() if issubclass(type(value), torch.Tensor)}
     module = frame.module
     if isinstance(module, (nn.Linear, nn.Embedding)):
         wide = module.out_features if isinstance(module, nn.Linear) else module.embedding_dim
-        for value in given.values():
+        for value in tensors.values():
             before = value.shape[:-1] if isinstance(module, nn.Linear) else value.shape
             yield f"the output of a {type(module).__name__}", (*before, wide), module.weight.element_size()
-    for one, other in _pairs(given):
-        a, b = given[one], given[other]
+    for one, other in _pairs(tensors):
+        a, b = tensors[one], tensors[other]
         if a.dim() > 1 and b.dim() > 1 and a.shape[-1] == b.shape[-2] and a.shape[:-2] == b.shape[:-2]:
             yield f"the product of `{one}` and `{other}`", (*a.shape[:-1], b.shape[-1]), a.element_size()
         if a.dim() > 1 and a.dim() == b.dim() and a.shape[-1] == b.shape[-1] and a.shape[:-2] == b.shape[:-2]:
             yield f"all pairs of rows of `{one}` and `{other}`", (*a.shape[:-1], b.shape[-2]), a.element_size()
-    for name, value in given.items():
+    for name, value in tensors.items():
         yield f"as much as `{name}`", tuple(value.shape), value.element_size()
     sizes = {name: value for name, value in frame.names.items() if type(value) is int and value > 1}
     for one, other in _pairs(sizes):
@@ -287,8 +291,8 @@ def _candidates(frame: Frame) -> Iterator[tuple[str, tuple[int, ...], int]]:
 
 def _pairs(names: Iterable[str]) -> list[tuple[str, str]]:
     """All pairs, those of two different names first."""
-    given = list(names)
-    return sorted(((one, other) for one in given for other in given), key=lambda pair: pair[0] == pair[1])
+    ordered = list(names)
+    return sorted(((one, other) for one in ordered for other in ordered), key=lambda pair: pair[0] == pair[1])
 
 
 def _through(module: str | None, blocks: tuple[str, int] | None) -> float | None:
@@ -336,11 +340,11 @@ def out_of_memory(
     facts = _failure(error, names, tuple(int(count) for count in course or _watched(error)), shell)
     from nbdebug.tools.memory.rules.out_of_memory import out_of_memory as rule
 
-    found = rule(facts)
+    finding = rule(facts)
     tables, plots = _drawings(facts)
     return Report(
         "out of memory",
-        findings=(found,) if found else (),
+        findings=(finding,) if finding else (),
         unchecked=facts.unchecked,
         notes=_notes(facts),
         facts={"failure": dataclasses.asdict(facts)},
@@ -358,30 +362,30 @@ def _watched(error: BaseException) -> Sequence[int]:
 
 def _failure(error: BaseException, names: Mapping[str, Any], course: tuple[int, ...], shell: Any) -> Failure:
     gc.collect()  # an earlier failure, replaced by this one, may be left as garbage: it is free in all but name
-    asked = refused_request(error)
+    request = refused_request(error)
     trail = frames(error)
     owners = Owners.among(names, trail)
-    seen = held(names, trail, owners, shells.ShellPlaces(shell, names), asked.device)
-    total = sum(holding.bytes for holding in seen.holdings)
-    used = asked.allocated
-    limit, free = _room(asked)
-    kept = kept_by_notebook(names, shell, error, asked.device)
-    expression, shape = purpose(trail, asked.bytes)
+    holders = held(names, trail, owners, shells.ShellPlaces(shell, names), request.device)
+    total = sum(holding.bytes for holding in holders.holdings)
+    used = request.allocated
+    limit, free = _room(request)
+    leftovers = kept_by_notebook(names, shell, error, request.device)
+    expression, shape = purpose(trail, request.bytes)
     left = max(0, used - total) if used is not None else 0
     return Failure(
         type(error).__name__,
-        asked,
+        request,
         _where(trail, owners),
         expression,
-        tuple(seen.holdings),
-        kept,
-        failed_work(trail, owners, seen.activations, seen.holdings),
+        tuple(holders.holdings),
+        leftovers,
+        failed_work(trail, owners, holders.activations, holders.holdings),
         course,
         limit,
         free,
         left,
-        min(left, _freed_since(asked)),
-        sum(b.bytes for b in seen.activations if shape and b.shape == shape),
+        min(left, _freed_since(request)),
+        sum(b.bytes for b in holders.activations if shape and b.shape == shape),
     )
 
 
@@ -392,13 +396,15 @@ def _where(trail: list[Frame], owners: Owners) -> Where:
     return dataclasses.replace(at, phase=phase(trail), module=module, module_type=kind)
 
 
-def _room(asked: RefusedRequest) -> tuple[int | None, int | None]:
+def _room(request: RefusedRequest) -> tuple[int | None, int | None]:
     """(all that there is, what was to be had) on the device; on the CPU as it is now, under the process's own limit."""
-    if asked.device != "cpu" or asked.free is not None:
-        limit = asked.allowed or asked.total
-        free = asked.free
-        if asked.allowed is not None and asked.allocated is not None:
-            free = min(max(0, asked.allowed - asked.allocated - (asked.unused or 0)), asked.free or asked.allowed)
+    if request.device != "cpu" or request.free is not None:
+        limit = request.allowed or request.total
+        free = request.free
+        if request.allowed is not None and request.allocated is not None:
+            free = min(
+                max(0, request.allowed - request.allocated - (request.unused or 0)), request.free or request.allowed
+            )
         return limit, free
     import psutil
 
@@ -411,13 +417,13 @@ def _room(asked: RefusedRequest) -> tuple[int | None, int | None]:
     return limit, free
 
 
-def _freed_since(asked: RefusedRequest) -> int:
+def _freed_since(request: RefusedRequest) -> int:
     """Bytes that were in use when it failed and are in use no longer."""
-    if asked.allocated is None:
+    if request.allocated is None:
         return 0
-    if asked.device.startswith("cuda:") and torch.cuda.is_initialized():
-        return max(0, asked.allocated - torch.cuda.memory_allocated(asked.device))
-    return asked.allocated if asked.device == "cpu" else 0  # whatever has no name by now
+    if request.device.startswith("cuda:") and torch.cuda.is_initialized():
+        return max(0, request.allocated - torch.cuda.memory_allocated(request.device))
+    return request.allocated if request.device == "cpu" else 0  # whatever has no name by now
 
 
 def _own_limit() -> int | None:
@@ -456,8 +462,8 @@ def _drawings(facts: Failure) -> tuple[tuple[Table, ...], tuple[Plot, ...]]:
         if h.bytes >= SMALL
     ]
     rows += [
-        [f"({name})", "unknown", count, "", said]
-        for name, count, said in (
+        [f"({name})", "unknown", count, "", remark]
+        for name, count, remark in (
             ("gone since", facts.gone, "in use when it failed, free now"),
             ("no name found", facts.left - facts.gone, "allocated, by no tensor found"),
         )

@@ -39,12 +39,12 @@ class CastCopies:
             module.register_forward_pre_hook(_input_cast(dtype), with_kwargs=True)
         return model
 
-    def half(self, kept: Iterable[str] = ()) -> nn.Module:
+    def half(self, fp32: Iterable[str] = ()) -> nn.Module:
         """A copy in half precision, with the modules of these names, and all that is in them, in float32. Run it within
         `running()`."""
         model = self._copy(self.dtype if self.mode == "cast" else None)
         named = dict(model.named_modules())
-        tops = [named[name] for name in kept]
+        tops = [named[name] for name in fp32]
         below = {id(module) for top in tops for module in top.modules()}
         originals = dict(self.model.named_modules())
         for name, module in named.items():

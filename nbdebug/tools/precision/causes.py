@@ -86,10 +86,10 @@ class HalfOps(TorchDispatchMode):
         if bool(beyond.any()):
             self._note("overflow", name, float(full[beyond].abs().max()), float(beyond.double().mean()))
             return
-        lost = (half == 0) & (full != 0)
-        share = float(lost.double().mean()) if lost.numel() else 0.0
+        flushed = (half == 0) & (full != 0)
+        share = float(flushed.double().mean()) if flushed.numel() else 0.0
         if share > LOST:
-            self._note("underflow", name, float(full[lost].abs().max()), share)
+            self._note("underflow", name, float(full[flushed].abs().max()), share)
 
     def _note(self, what: str, op: str, size: float, share: float) -> None:
         stack = locate()  # a line that is around all of this is not the op's: the op is in code of torch's
@@ -172,10 +172,10 @@ def _cast_weights(name: str, copies: CastCopies) -> Iterator[HalfEvent]:
                 yield HalfEvent("overflow", f"cast of {own}", size, where=Where(phase="parameter", module=name))
 
 
-def with_rounded_inputs(name: str, copies: CastCopies, kept: frozenset[str]) -> nn.Module:
+def with_rounded_inputs(name: str, copies: CastCopies, fp32: frozenset[str]) -> nn.Module:
     """A copy in which this module computes in float32, and only its inputs and buffers are rounded to the dtype first
     (whole numbers too)."""
-    model = copies.half(kept)
+    model = copies.half(fp32)
     module = model.get_submodule(name)
     for part in module.modules():
         for key, buffer in part._buffers.items():
@@ -282,23 +282,23 @@ def facts_after_search(
     copies: CastCopies,
     trials: HalfTrials,
     reference: ReferenceRun,
-    kept: tuple[str, ...],
+    fp32: tuple[str, ...],
     tried: tuple[Tried, ...],
     tries: MinimalSetSearch,
     stopped: str,
 ) -> PrecisionFacts:
     """The facts with what the search has found."""
     facts = dataclasses.replace(
-        facts, tries=tried, kept=kept, stopped=stopped, minimal=not kept or (not stopped and tries.minimal())
+        facts, tries=tried, kept=fp32, stopped=stopped, minimal=not fp32 or (not stopped and tries.minimal())
     )
-    if not kept:
+    if not fp32:
         return facts
-    mixed = half_step(best_of_two(trials, copies.half(kept), copies.running), reference.outcome)
-    events = module_events(kept[:CULPRITS], copies, trials)
+    mixed = half_step(best_of_two(trials, copies.half(fp32), copies.running), reference.outcome)
+    events = module_events(fp32[:CULPRITS], copies, trials)
     culprits = tuple(
-        _culprit(name, *events[name], copies, trials, reference, frozenset(kept), facts.tolerance) for name in events
+        _culprit(name, *events[name], copies, trials, reference, frozenset(fp32), facts.tolerance) for name in events
     )
-    more = (f"What goes wrong in {len(kept) - CULPRITS} further modules",) if len(kept) > CULPRITS else ()
+    more = (f"What goes wrong in {len(fp32) - CULPRITS} further modules",) if len(fp32) > CULPRITS else ()
     return dataclasses.replace(facts, mixed=mixed, culprits=culprits, unchecked=facts.unchecked + more)
 
 
@@ -309,13 +309,13 @@ def _culprit(
     copies: CastCopies,
     trials: HalfTrials,
     reference: ReferenceRun,
-    kept: frozenset[str],
+    fp32: frozenset[str],
     tolerance: float,
 ) -> Culprit:
-    without = trials.run(copies.half(kept - {name}), copies.running)
+    without = trials.run(copies.half(fp32 - {name}), copies.running)
     rounded = None
     if not any(e.what == "overflow" for e in events):
-        outcome = trials.run(with_rounded_inputs(name, copies, kept), copies.running)
+        outcome = trials.run(with_rounded_inputs(name, copies, fp32), copies.running)
         rounded = off(outcome, reference.outcome) > tolerance
     measurement = reference.modules.get(name)
     kind = type(copies.model.get_submodule(name)).__name__
@@ -335,22 +335,22 @@ def _culprit(
 
 def _scaling(half: TrialOutcome, copies: CastCopies, trials: HalfTrials, reference: TrialOutcome) -> LossScaling | None:
     """Gradients that are zero in half precision and not in float32, and whether a loss scale brings them back."""
-    lost = _lost(half, reference)
+    vanished = _vanished(half, reference)
     if trials.scaler is not None:
         return None  # the step scales its loss itself
-    if copies.dtype != torch.float16 or not lost or not half.finite:
+    if copies.dtype != torch.float16 or not vanished or not half.finite:
         return None
     tried = [(scale, trials.run(copies.half(), copies.running, scale)) for scale in SCALES]
     good = [(scale, outcome) for scale, outcome in tried if outcome.finite]
     if not good:
         return None
-    scale, scaled = min(good, key=lambda pair: len(_lost(pair[1], reference)))
-    if len(_lost(scaled, reference)) > len(lost) / 2:
+    scale, scaled = min(good, key=lambda pair: len(_vanished(pair[1], reference)))
+    if len(_vanished(scaled, reference)) > len(vanished) / 2:
         return None  # no scale helps: something else is wrong
-    return LossScaling(tuple(lost), norm_off(half, reference), scale, norm_off(scaled, reference))
+    return LossScaling(tuple(vanished), norm_off(half, reference), scale, norm_off(scaled, reference))
 
 
-def _lost(outcome: TrialOutcome, reference: TrialOutcome) -> list[str]:
+def _vanished(outcome: TrialOutcome, reference: TrialOutcome) -> list[str]:
     return [name for name, norm in reference.norms.items() if norm > 0 and outcome.norms.get(name, norm) == 0]
 
 

@@ -160,15 +160,15 @@ class ReferenceRun:
         module = self._half[name]
         with with_rng(call.rng), torch.enable_grad(), self.copies.running():
             output = module(*tree_map(cloned, args), **tree_map(cloned, kwargs))
-        made = [t for t in tree_leaves(output) if isinstance(t, torch.Tensor) and t.is_floating_point()][place]
-        if not made.requires_grad or not bool(made.isfinite().all()):
+        result = [t for t in tree_leaves(output) if isinstance(t, torch.Tensor) and t.is_floating_point()][place]
+        if not result.requires_grad or not bool(result.isfinite().all()):
             return False
         sources = [
             t
             for t in (*tree_leaves((args, kwargs)), *module.parameters())
             if isinstance(t, torch.Tensor) and t.requires_grad
         ]
-        gradients = torch.autograd.grad(made, sources, gradient.to(made.dtype), allow_unused=True)
+        gradients = torch.autograd.grad(result, sources, gradient.to(result.dtype), allow_unused=True)
         return not all(bool(g.isfinite().all()) for g in gradients if g is not None)
 
     def suspects(self) -> list[str]:
@@ -222,8 +222,8 @@ def cloned(value: Any) -> Any:
 
 
 def _requiring_grad(value: Any) -> Any:
-    wanted = isinstance(value, torch.Tensor) and value.is_floating_point()
-    return value.detach().requires_grad_() if wanted else value
+    floating = isinstance(value, torch.Tensor) and value.is_floating_point()
+    return value.detach().requires_grad_() if floating else value
 
 
 SECONDS = {"cpu": 2.0, "cuda": 0.5}
@@ -265,14 +265,14 @@ def _why_no_float64(copies: CastCopies, plain: TrialOutcome) -> str:
         return "the step is not finite in float32"
     if plain.seconds > SECONDS[device.type]:
         return f"a float32 step takes {plain.seconds:.1f} s, and float64 is slower"
-    wanted = 16 * sum(p.numel() for p in copies.model.parameters())
+    needed = 16 * sum(p.numel() for p in copies.model.parameters())
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]
     else:
         import psutil
 
         free = psutil.virtual_memory().available
-    return "weights and gradients would take over a quarter of the free memory" if wanted > SHARE * free else ""
+    return "weights and gradients would take over a quarter of the free memory" if needed > SHARE * free else ""
 
 
 def _before(beside: nn.Module, running: list[list[Any]]) -> Callable[..., None]:
@@ -288,9 +288,9 @@ def _before(beside: nn.Module, running: list[list[Any]]) -> Callable[..., None]:
 
 def _after(name: str, running: list[list[Any]], errors: dict[str, float]) -> Callable[..., None]:
     def after(module: nn.Module, args: tuple, output: Any) -> None:
-        wanted = [t for t in tree_leaves(output) if isinstance(t, torch.Tensor) and t.is_floating_point()]
-        got = [t for t in running.pop() if isinstance(t, torch.Tensor) and t.is_floating_point()]
-        for exact, rounded in zip(wanted, got):
+        reference = [t for t in tree_leaves(output) if isinstance(t, torch.Tensor) and t.is_floating_point()]
+        outputs = [t for t in running.pop() if isinstance(t, torch.Tensor) and t.is_floating_point()]
+        for exact, rounded in zip(reference, outputs):
             if (error := relative_error(exact, rounded)) is not None:
                 errors[name] = max(errors.get(name, 0.0), error)
 

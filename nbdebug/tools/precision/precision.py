@@ -93,14 +93,14 @@ def _searched(
     distances: dict[frozenset[str], float] = {}
     ends = None if budget is None else time.monotonic() + budget
 
-    def works(kept: frozenset[str]) -> bool:
+    def works(fp32: frozenset[str]) -> bool:
         if ends is not None and time.monotonic() > ends:
             raise SearchStopped
-        if not kept:  # that step has been made
-            distances[kept] = facts.half.off
+        if not fp32:  # that step has been made
+            distances[fp32] = facts.half.off
         else:
-            distances[kept] = off(trials.run(copies.half(kept), copies.running), reference.outcome)
-        return distances[kept] <= facts.tolerance
+            distances[fp32] = off(trials.run(copies.half(fp32), copies.running), reference.outcome)
+        return distances[fp32] <= facts.tolerance
 
     tree, tries, stopped = module_tree(copies.model, reference), MinimalSetSearch(works), ""
     tries.spread = tree.spread

@@ -52,31 +52,31 @@ class MinimalSetSearch:
     tries: list[Try] = dataclasses.field(default_factory=list)
     best: frozenset[str] | None = None
 
-    def test(self, kept: Iterable[str]) -> bool:
+    def test(self, fp32: Iterable[str]) -> bool:
         """Whether the step works with these kept. What follows from an earlier try is not tried again."""
-        wanted = frozenset(kept)
-        whole = self.spread(wanted)
+        key = frozenset(fp32)
+        whole = self.spread(key)
         for known in self.tries:
             if known.worked and self.spread(known.kept) <= whole:
-                return self._note_best(wanted)
+                return self._note_best(key)
             if not known.worked and whole <= self.spread(known.kept):
                 return False
-        worked = bool(self.works(wanted))
-        self.tries.append(Try(wanted, worked))
+        worked = bool(self.works(key))
+        self.tries.append(Try(key, worked))
         if worked:
-            self._note_best(wanted)
+            self._note_best(key)
         if self.on_try is not None:
             self.on_try(self)
         return worked
 
-    def _note_best(self, kept: frozenset[str]) -> bool:
+    def _note_best(self, fp32: frozenset[str]) -> bool:
         """This set works: keep it, if nothing smaller is known."""
-        if self.best is None or self._size(kept) < self._size(self.best):
-            self.best = kept
+        if self.best is None or self._size(fp32) < self._size(self.best):
+            self.best = fp32
         return True
 
-    def _size(self, kept: frozenset[str]) -> tuple[int, int]:
-        return len(self.spread(kept)), len(kept)
+    def _size(self, fp32: frozenset[str]) -> tuple[int, int]:
+        return len(self.spread(fp32)), len(fp32)
 
     def minimal(self) -> bool:
         """Whether the tries show that nothing can be taken out of the best set."""
@@ -104,8 +104,8 @@ def smallest(
     if likely and search.test(held | frozenset(likely)):
         walk.harmless.update(others)
         return frozenset(walk.culprits(likely, held, Common(), True))
-    found = walk.culprits(others, held | frozenset(likely), Rare(len(others)), True)
-    return frozenset(found + walk.culprits(likely, held | frozenset(found), Common(), not found))
+    culprits = walk.culprits(others, held | frozenset(likely), Rare(len(others)), True)
+    return frozenset(culprits + walk.culprits(likely, held | frozenset(culprits), Common(), not culprits))
 
 
 class Rare:
@@ -115,11 +115,11 @@ class Rare:
     def __init__(self, count: int):
         self.count = count
 
-    def clear(self, size: int, left: int, found: int) -> float:
+    def clear(self, size: int, left: int, number: int) -> float:
         """How likely it is that none of `size` units is a culprit, where `left` are not known yet and `found` have been
         found among the others."""
-        more = range(min(left, self.count - found) + 1)
-        each = [math.log(FEW.get(found + d, OTHER)) - _ways(self.count, found + d) for d in more]
+        more = range(min(left, self.count - number) + 1)
+        each = [math.log(FEW.get(number + d, OTHER)) - _ways(self.count, number + d) for d in more]
         top = max(weight + _ways(left, d) for d, weight in zip(more, each))
         whole = sum(math.exp(weight + _ways(left, d) - top) for d, weight in zip(more, each))
         none = (math.exp(weight + _ways(left - size, d) - top) for d, weight in zip(more, each) if d <= left - size)
@@ -137,10 +137,10 @@ class Common:
     def __init__(self) -> None:
         self.count = 0
 
-    def clear(self, size: int, left: int, found: int) -> float:
-        self.count = max(self.count, left + found)
-        seen = self.count - left
-        return max(1 - (LIKELY[0] + found) / (LIKELY[1] + seen), 0.1) ** size
+    def clear(self, size: int, left: int, number: int) -> float:
+        self.count = max(self.count, left + number)
+        tested = self.count - left
+        return max(1 - (LIKELY[0] + number) / (LIKELY[1] + tested), 0.1) ** size
 
 
 class _GroupTest:
@@ -152,41 +152,41 @@ class _GroupTest:
 
     def culprits(self, units: list[str], held: frozenset[str], prior: Rare | Common, known: bool) -> list[str]:
         """The culprits among `units`, with `held` kept. known: that all of them in half fail is known."""
-        found: list[str] = []
+        result: list[str] = []
         left = list(units)
         while left:
-            size = len(left) if known else self._size(prior, len(left), len(found))
+            size = len(left) if known else self._size(prior, len(left), len(result))
             group, rest = left[:size], left[size:]
             if not known and not self._fails(group, held):
                 self.harmless.update(group)
                 left = rest
                 continue
             while len(group) > 1:
-                part = self._part(prior, len(group), len(group) + len(rest), len(found))
+                part = self._part(prior, len(group), len(group) + len(rest), len(result))
                 if self._fails(group[:part], held):
                     group, rest = group[:part], group[part:] + rest
                 else:
                     self.harmless.update(group[:part])
                     group = group[part:]
-            found.append(group[0])
+            result.append(group[0])
             left, known = rest, False
-        return found
+        return result
 
     def _fails(self, group: Iterable[str], held: frozenset[str]) -> bool:
         return not self.search.test((self.units - self.harmless - frozenset(group)) | held)
 
-    def _size(self, prior: Rare | Common, left: int, found: int) -> int:
+    def _size(self, prior: Rare | Common, left: int, number: int) -> int:
         """How many units to run in half at once: as many as are free of culprits in every second case; or all."""
-        if prior.clear(left, left, found) >= ALL_CLEAR:
+        if prior.clear(left, left, number) >= ALL_CLEAR:
             return left
-        return _halving(lambda size: prior.clear(size, left, found), left)
+        return _halving(lambda size: prior.clear(size, left, number), left)
 
-    def _part(self, prior: Rare | Common, size: int, left: int, found: int) -> int:
+    def _part(self, prior: Rare | Common, size: int, left: int, number: int) -> int:
         """How many of a group that is known to fail to run first: so that they fail in every second case."""
-        none = prior.clear(size, left, found)
+        none = prior.clear(size, left, number)
         if none >= 1:
             return size // 2
-        return _halving(lambda part: (prior.clear(part, left, found) - none) / (1 - none), size - 1)
+        return _halving(lambda part: (prior.clear(part, left, number) - none) / (1 - none), size - 1)
 
 
 def _halving(clear: Callable[[int], float], most: int) -> int:
@@ -213,25 +213,25 @@ class Tree:
             for name in self.names
         }
 
-    def spread(self, kept: frozenset[str]) -> frozenset[str]:
+    def spread(self, names: frozenset[str]) -> frozenset[str]:
         """These modules and all that is in them."""
-        return frozenset().union(*(self._below[name] for name in kept)) if kept else kept
+        return frozenset().union(*(self._below[name] for name in names)) if names else names
 
-    def ordered(self, kept: Iterable[str]) -> tuple[str, ...]:
-        return tuple(sorted(kept, key=self.names.index))
+    def ordered(self, names: Iterable[str]) -> tuple[str, ...]:
+        return tuple(sorted(names, key=self.names.index))
 
     def children(self, name: str) -> list[str]:
         """The nearest modules below that the step calls: a ModuleList is never called, what is in it is."""
-        found: list[str] = []
+        result: list[str] = []
         for below in self.names:
             if (
                 below != name
                 and below in self._below[name]
                 and below in self.called
-                and not any(below in self._below[other] for other in found)
+                and not any(below in self._below[other] for other in result)
             ):
-                found.append(below)
-        return found
+                result.append(below)
+        return result
 
     def units(self) -> list[str]:
         """The innermost modules with code of their own, and the leaves that are in none of them."""
@@ -274,14 +274,14 @@ def search(tree: Tree, tries: MinimalSetSearch, suspects: Sequence[str], sure: I
     return _finer(tree, tries, tries.best, set())
 
 
-def _finer(tree: Tree, tries: MinimalSetSearch, kept: frozenset[str], whole: set[str]) -> frozenset[str]:
+def _finer(tree: Tree, tries: MinimalSetSearch, fp32: frozenset[str], whole: set[str]) -> frozenset[str]:
     """Replace a kept module by those of its children that have to be kept, as far as that works: from the top."""
-    todo = [name for name in tree.ordered(kept) if name not in whole]
+    todo = [name for name in tree.ordered(fp32) if name not in whole]
     while todo:
         parent = todo.pop(0)
-        children, others = tree.children(parent), kept - {parent}
+        children, others = tree.children(parent), fp32 - {parent}
         if children and tries.test(others | frozenset(children)):
             needed = smallest(tries, children, held=others)
-            kept = others | needed
+            fp32 = others | needed
             todo += tree.ordered(needed)
-    return kept
+    return fp32

@@ -107,13 +107,13 @@ def _of_enabled(original: Callable, ours: Callable) -> Callable:
 @contextlib.contextmanager
 def gradients_aside(model: nn.Module) -> Iterator[None]:
     """Within, the user's model has no gradients: a step of its own could clear or use them. Then the same again."""
-    kept = [(parameter, parameter.grad) for parameter in model.parameters()]
-    for parameter, _ in kept:
+    saved = [(parameter, parameter.grad) for parameter in model.parameters()]
+    for parameter, _ in saved:
         parameter.grad = None
     try:
         yield
     finally:
-        for parameter, gradient in kept:
+        for parameter, gradient in saved:
             parameter.grad = gradient
 
 

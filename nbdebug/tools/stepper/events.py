@@ -170,7 +170,7 @@ def named_tensors(tree: Any, name: str, depth: int = 3) -> list[tuple[str, torch
         return []
     else:
         parts = [(f"{name}.{key}", x) for key, x in vars(tree).items()]
-    return [found for part, x in parts for found in named_tensors(x, part, depth - 1)]
+    return [pair for part, x in parts for pair in named_tensors(x, part, depth - 1)]
 
 
 def argument_tensors(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> list[tuple[str, torch.Tensor]]:
@@ -182,7 +182,7 @@ def argument_tensors(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> 
     plain = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "input")
     names = [plain[i] if i < len(plain) else f"{rest}[{i - len(plain)}]" for i in range(len(args))]
-    return [found for name, value in (*zip(names, args), *kwargs.items()) for found in named_tensors(value, name)]
+    return [pair for name, value in (*zip(names, args), *kwargs.items()) for pair in named_tensors(value, name)]
 
 
 BEFORE, AFTER, LOSS, BACKWARD, BACKWARD_DONE = "before", "after", "loss", "backward", "backward done"
@@ -248,7 +248,7 @@ class LayerCall:
     def place(self, phase: str) -> LayerPlace:
         return LayerPlace(self.name, type(self.module).__name__, phase, self.depth, self.number)
 
-    def spoils(self, made: int) -> bool:
+    def spoils(self, worst: int) -> bool:
         """Whether it, and nothing inside it, has made what is worse than what it was given; made: the worst of that. It
         is not blamed for a NaN made of an inf, unless the inf came with the batch, as in a mask: else the one that has
         made the inf is."""
@@ -256,7 +256,7 @@ class LayerCall:
         while brought and above.parent is not None:
             above = above.parent
             brought = above.worst > FINE
-        return made > self.worst and not self.blamed and (self.worst == FINE or brought)
+        return worst > self.worst and not self.blamed and (self.worst == FINE or brought)
 
     def blame(self) -> None:
         """Its callers are not the innermost ones any more."""

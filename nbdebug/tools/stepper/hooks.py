@@ -57,7 +57,7 @@ class Layers:
         self._handles: list[Any] = []
         self._run: Any = None
 
-    def tell(self, run: Any) -> None:
+    def connect(self, run: Any) -> None:
         """run: its border, begins and ends are used."""
         self._run = run
 
@@ -84,10 +84,10 @@ class Layers:
         call = LayerCall(
             module, layer.name, layer.calls, parent, len(self.stack), site=locate().site, handled=sys.exc_info()[1]
         )
-        given = numbers.argument_tensors(module, args, kwargs)
-        call.received = _edges(given)
-        call.leaves = {id(tensor): name for name, tensor in given if tensor.requires_grad and tensor.grad_fn is None}
-        call.given = [(name, tensor.detach()) for name, tensor in given]
+        inputs = numbers.argument_tensors(module, args, kwargs)
+        call.received = _edges(inputs)
+        call.leaves = {id(tensor): name for name, tensor in inputs if tensor.requires_grad and tensor.grad_fn is None}
+        call.given = [(name, tensor.detach()) for name, tensor in inputs]
         call.versions = [_version(tensor) for _, tensor in call.given]
         call.nodes = (_node_number(), 0)
         self.stack.append(call)
@@ -124,20 +124,20 @@ class Layers:
     def remarks(self, culprit: bool) -> list[str]:
         """What is to be said of the layer that has just run. culprit: it has made something that is not finite."""
         call = self.stack[-1]
-        said = [
+        remarks = [
             f"`{name}` was changed in place by the layer: its numbers are those of now."
             for (name, tensor), version in zip(call.given, call.versions)
             if _version(tensor) != version
         ]
         if culprit:
-            said += [
+            remarks += [
                 f"Its parameter `{name}` is not finite itself."
                 for name, parameter in call.module.named_parameters(recurse=False)
                 if not numbers.finite([parameter])
             ]
             if next(call.module.children(), None) is not None:
-                said.append("No layer inside it has done that: its own forward has, between them.")
-        return said
+                remarks.append("No layer inside it has done that: its own forward has, between them.")
+        return remarks
 
     def note(self, call: LayerCall, low: float | None, high: float | None, finite: bool) -> None:
         layer = self.all[call.module]
@@ -152,9 +152,9 @@ class Layers:
         self.calls.sort(key=lambda call: (call.nodes[0], call.depth))
         return self.calls
 
-    def told(self, method: str, *given: Any) -> None:
+    def dispatch(self, method: str, *args: Any) -> None:
         if self._run is not None and torch._C._current_autograd_node() is None:  # else: computed again for backward
-            self._run.border(getattr(self, method), *given)
+            self._run.border(getattr(self, method), *args)
 
 
 class _LayerHook:
@@ -163,9 +163,9 @@ class _LayerHook:
     def __init__(self, layers: Layers, method: str):
         self.layers, self.method = layers, method
 
-    def __call__(self, *given: Any) -> None:
+    def __call__(self, *args: Any) -> None:
         __tracebackhide__ = True
-        self.layers.told(self.method, *given)
+        self.layers.dispatch(self.method, *args)
 
     def __deepcopy__(self, memo: dict) -> Any:
         return contextlib.nullcontext().__exit__
@@ -209,7 +209,7 @@ class LayerBackward:
 
 class NodeHooks:
     """Hooks on the nodes of one backward. begins(call, gradients) and ended(call, came, went, whether that is finite)
-    are told of layers; both may wait. finite: says whether tensors are; border: calls what may
+    are dispatch of layers; both may wait. finite: says whether tensors are; border: calls what may
     fail."""
 
     def __init__(
@@ -241,20 +241,20 @@ class NodeHooks:
             for node in nodes[bisect.bisect_left(numbers, first) : bisect.bisect_left(numbers, end)]:
                 if above[node] >= end:
                     entering.setdefault(node, []).append(passage)
-                gone = [
+                crossing = [
                     (i, edge, _named(edge, own, call))
                     for i, edge in enumerate(node.next_functions)
-                    if edge[0] is not None and not first <= self._made(edge[0]) < end
+                    if edge[0] is not None and not first <= self._sequence_number(edge[0]) < end
                 ]
-                if gone:
+                if crossing:
                     passage.exits += 1
-                    leaving.setdefault(node, []).append((passage, gone))
+                    leaving.setdefault(node, []).append((passage, crossing))
         for node, passages in entering.items():  # calls are in the order in which they began: outermost first
             self._handles.append(node.register_prehook(_Arriving(self, node, passages)))
         for node, exits in leaving.items():
             self._handles.append(node.register_hook(_Leaving(self, exits[::-1])))
 
-    def _made(self, node: Any) -> int:
+    def _sequence_number(self, node: Any) -> int:
         return _LEAF if node in self._outside else _number(node)
 
     def detach(self) -> None:
@@ -263,31 +263,31 @@ class NodeHooks:
         self._outside = {}
 
     def arrive(self, node: Any, passages: list[LayerBackward], gradients: tuple[Any, ...]) -> None:
-        came = [(i, g.detach()) for i, g in enumerate(gradients) if isinstance(g, torch.Tensor)]
-        finite = self.finite([g for _, g in came])
+        arrived = [(i, g.detach()) for i, g in enumerate(gradients) if isinstance(g, torch.Tensor)]
+        finite = self.finite([g for _, g in arrived])
         for passage in passages:
             passage.call.finite_gradient = (passage.call.finite_gradient or not passage.begun) and finite
-            passage.came += [(passage.call.returned.get((node, i), "a value inside"), g) for i, g in came]
+            passage.came += [(passage.call.returned.get((node, i), "a value inside"), g) for i, g in arrived]
             if not passage.begun:
                 passage.begun = True
                 self.begins(passage.call, passage.came)
 
     def leave(self, exits: list[tuple[LayerBackward, Any]], gradients: tuple[Any, ...]) -> None:
-        for passage, gone in exits:
-            told = [
+        for passage, edges in exits:
+            leaving = [
                 (edge, name, gradients[i].detach())
-                for i, edge, name in gone
+                for i, edge, name in edges
                 if i < len(gradients) and isinstance(gradients[i], torch.Tensor)
             ]
-            passage.finite = self.finite([g for _, _, g in told]) and passage.finite
-            for edge, name, gradient in told:
+            passage.finite = self.finite([g for _, _, g in leaving]) and passage.finite
+            for edge, name, gradient in leaving:
                 if name is not None:
                     passage.add(edge, name, gradient)
             passage.exits -= 1
             if passage.exits == 0:
-                came, went = passage.came, list(passage.went.values())
+                arrived, went = passage.came, list(passage.went.values())
                 passage.came, passage.went = [], {}
-                self.ended(passage.call, came, went, passage.finite)
+                self.ended(passage.call, arrived, went, passage.finite)
 
 
 class _Arriving:
@@ -302,7 +302,7 @@ class _Leaving:
     def __init__(self, whole: NodeHooks, exits: list[Any]):
         self.whole, self.exits = whole, exits
 
-    def __call__(self, gradients: tuple[Any, ...], came: tuple[Any, ...]) -> None:
+    def __call__(self, gradients: tuple[Any, ...], arrived: tuple[Any, ...]) -> None:
         self.whole.border(self.whole.leave, self.exits, gradients)
 
 
@@ -321,15 +321,15 @@ def _named(edge: tuple[Any, int], own: dict[int, str], call: LayerCall) -> str |
 
 def _reachable(roots: list[Any], without: Any = ()) -> dict[Any, int]:
     """Every node behind these, leaves left out, with the highest number of a node before it (of a root: no limit)."""
-    found = {root: _LEAF for root in roots if root not in without and _number(root) != _LEAF}
-    todo = list(found)
+    nodes = {root: _LEAF for root in roots if root not in without and _number(root) != _LEAF}
+    todo = list(nodes)
     while todo:
         node = todo.pop()
         number = _number(node)
         for behind in input_nodes(node):
             if behind in without or _number(behind) == _LEAF:
                 continue
-            if behind not in found:
+            if behind not in nodes:
                 todo.append(behind)
-            found[behind] = max(found.get(behind, 0), number)
-    return found
+            nodes[behind] = max(nodes.get(behind, 0), number)
+    return nodes

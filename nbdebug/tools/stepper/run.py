@@ -125,7 +125,7 @@ class StepRun:
         self._sound = self._spoilable = True  # until now; at the beginning of a backward
         context = contextvars.copy_context()
         self.turns = ThreadHandoff(lambda: context.run(self._whole), "nbdebug step_through")
-        layers.tell(self)
+        layers.connect(self)
 
     # The thread of the step ------------------------------------------------------------------------------------------
 
@@ -153,10 +153,10 @@ class StepRun:
         returned = self.step()
         with numbers.unobserved():
             loss = _loss(returned)
-            wanted = self.backward and not self._went_back and loss is not None and loss.requires_grad
+            due = self.backward and not self._went_back and loss is not None and loss.requires_grad
         if loss is not None and not self._went_back:
             self.border(self._at_loss, loss)
-            if wanted and torch.is_grad_enabled():
+            if due and torch.is_grad_enabled():
                 loss.backward()
         with numbers.unobserved():
             self.result = map_tensors(
@@ -176,12 +176,12 @@ class StepRun:
             callers.put_back()
         self.step = self.before = self._caller = self._shared = None  # type: ignore[assignment]
 
-    def event(self, event: StepEvent, given: Named, made: Named, site: Any = None) -> None:
+    def event(self, event: StepEvent, inputs: Named, outputs: Named, site: Any = None) -> None:
         """Wait here, where the goal asks for it. Raises Abandoned."""
         self.turns.check()
         if self.fault or not self.goal(event):
             return
-        self.stop = StepStop(event.place, given, made, site=site, culprit=event.culprit)
+        self.stop = StepStop(event.place, inputs, outputs, site=site, culprit=event.culprit)
         if event.place.phase == AFTER:
             self.stop.notes += self.layers.remarks(event.culprit)
         self.stop.read()
@@ -194,13 +194,13 @@ class StepRun:
         self._shared.change_over()
         self._callers_turn = not self._callers_turn
 
-    def border(self, what: Callable[..., Any], *given: Any) -> None:
+    def border(self, what: Callable[..., Any], *args: Any) -> None:
         """A fault of nbdebug's own ends the stops, not the step."""
         if self.fault or not self.turns.inside:
             return
         try:
             with numbers.unobserved():
-                what(*given)
+                what(*args)
         except Abandoned:
             raise
         except Exception as fault:
@@ -214,15 +214,15 @@ class StepRun:
         self.event(StepEvent(call.place(BEFORE), culprit), call.given, [], call.site)
 
     def ends(self, call: LayerCall, output: Any) -> None:
-        made = [(name, tensor.detach()) for name, tensor in numbers.named_tensors(output, "output")]
-        low, high, worst = numbers.value_range([tensor for _, tensor in made])
+        outputs = [(name, tensor.detach()) for name, tensor in numbers.named_tensors(output, "output")]
+        low, high, worst = numbers.value_range([tensor for _, tensor in outputs])
         self.layers.note(call, low, high, worst == numbers.FINE)
         culprit = call.spoils(worst)
         if culprit:
             call.blame()
         if call.depth == 0:
             self._sound = self._sound and worst == numbers.FINE
-        self.event(StepEvent(call.place(AFTER), culprit), call.given, made, call.site)
+        self.event(StepEvent(call.place(AFTER), culprit), call.given, outputs, call.site)
 
     def _detach_gradients(self) -> None:
         while self._gradients:
@@ -266,7 +266,7 @@ class StepRun:
         self._sound = self._sound and not culprit
         self.event(StepEvent(call.place(BACKWARD), culprit), gradients, [])
 
-    def _handed_on(self, call: LayerCall, came: Named, went: Named, finite: bool) -> None:
+    def _handed_on(self, call: LayerCall, arrived: Named, went: Named, finite: bool) -> None:
         culprit = self._spoilable and not finite and call.finite_gradient and not call.blamed
         self._sound = self._sound and finite
         if culprit:
@@ -274,16 +274,16 @@ class StepRun:
         if call in self._open:
             self._open.remove(call)
         self.layers.note_gradient(call, finite)
-        self.event(StepEvent(call.place(BACKWARD_DONE), culprit), came, went)
+        self.event(StepEvent(call.place(BACKWARD_DONE), culprit), arrived, went)
 
 
 def _loss(returned: Any) -> torch.Tensor | None:
     """The one number in what a step has returned: itself, what it calls loss, or the first number that wants a
     gradient."""
     named = returned.get("loss") if isinstance(returned, Mapping) else getattr(returned, "loss", None)
-    found = [t for t in (returned, named) if isinstance(t, torch.Tensor)]
-    found += output_tensors(returned) if isinstance(returned, (tuple, list)) else []
-    return next((t for t in found if t.numel() == 1 and (t.requires_grad or t is returned or t is named)), None)
+    candidates = [t for t in (returned, named) if isinstance(t, torch.Tensor)]
+    candidates += output_tensors(returned) if isinstance(returned, (tuple, list)) else []
+    return next((t for t in candidates if t.numel() == 1 and (t.requires_grad or t is returned or t is named)), None)
 
 
 def _from_users_frame(error: BaseException) -> BaseException:

@@ -34,8 +34,8 @@ QUESTION = "step_through(model, batch)"
 COLUMNS = ("", "tensor", "shape", "NaN", "inf", "min", "max", "mean", "std", "zeros", "dtype", "device")
 
 
-def report_of(run: StepRun, asked: tuple[str, str], note: str) -> Report:
-    """The report of a run as it stands. asked: the question, and its subject."""
+def report_of(run: StepRun, call: tuple[str, str], note: str) -> Report:
+    """The report of a run so far. call: the question, and its subject."""
     stop = None if run.turns.running else run.stop
     notes = [note] * bool(note)
     tables: list[Table] = []
@@ -47,9 +47,9 @@ def report_of(run: StepRun, asked: tuple[str, str], note: str) -> Report:
     if run.fault:
         notes.append(f"nbdebug could not follow the step any further ({run.fault}); the step itself was not changed.")
     return Report(
-        asked[0],
+        call[0],
         findings=run.explained or (),
-        subject=asked[1],
+        subject=call[1],
         notes=tuple(notes),
         headline=_headline(run, stop),
         failed=run.error is not None or stop is not None and stop.culprit,
@@ -89,34 +89,34 @@ def _state(stop: StepStop) -> str:
         return ""
     if not bad:
         return ": all finite"
-    phase, made = stop.place.phase, [row for row in bad if row[""] == "out"]
+    phase, outputs = stop.place.phase, [row for row in bad if row[""] == "out"]
     if stop.culprit and phase == BEFORE:
         return f": it is given {_counts(bad)}"
     if stop.culprit and phase == BACKWARD:
         return ": its gradient is not finite, and no layer has made that: it comes from between the model and the loss"
     if stop.culprit:
         masked = any(row.get("inf") for row in bad if row[""] == "in")
-        said = {
+        text = {
             AFTER: "made of inputs that hold inf and no NaN" if masked else "made of finite inputs",
             LOSS: "made of finite outputs of the model",
             BACKWARD_DONE: "made of finite gradients",
         }[phase]
-        return f": {_counts(made or bad)} {said}"
-    return f": {_counts(made or bad)}"
+        return f": {_counts(outputs or bad)} {text}"
+    return f": {_counts(outputs or bad)}"
 
 
 def _counts(rows: list[dict[str, Any]]) -> str:
-    found = [(sum(row[kind] for row in rows), kind) for kind in ("NaN", "inf")]
-    said = " and ".join(f"{count:,} {kind}" for count, kind in found if count)
+    counts = [(sum(row[kind] for row in rows), kind) for kind in ("NaN", "inf")]
+    text = " and ".join(f"{count:,} {kind}" for count, kind in counts if count)
     of = "the gradient of " if rows[0].get("gradient") else ""
-    return f"{said} in {of}`{rows[0]['tensor']}`" + (f" and {len(rows) - 1} more" if len(rows) > 1 else "")
+    return f"{text} in {of}`{rows[0]['tensor']}`" + (f" and {len(rows) - 1} more" if len(rows) > 1 else "")
 
 
 def _result(result: Any) -> str:
     if isinstance(result, float) or hasattr(result, "numel") and result.numel() == 1 and result.device.type != "meta":
         return f": it returned {float(result):.4g}" if not getattr(result, "is_complex", bool)() else ""
-    found = output_tensors(result)
-    return f": it returned {len(found)} tensor{'s' * (len(found) != 1)}" if found else ""
+    outputs = output_tensors(result)
+    return f": it returned {len(outputs)} tensor{'s' * (len(outputs) != 1)}" if outputs else ""
 
 
 def _stop_notes(stop: StepStop) -> list[str]:
@@ -132,15 +132,15 @@ def _error_notes(run: StepRun) -> list[str]:
         for frame, line in traceback.walk_tb(run.error.__traceback__)
         if kind_of(frame.f_code) == USER
     ]
-    said = [f"It was raised from {_place(sites[-1])}"] if sites else []
+    notes = [f"It was raised from {_place(sites[-1])}"] if sites else []
     message = str(run.error).strip()
     if "\n" in message:
-        said.append(message)
-    said.append(
+        notes.append(message)
+    notes.append(
         "Everything is as it was before the step. " * run.restore + "The exception is kept as `.error` of what "
         "step_through has returned: raise it to see its traceback."
     )
-    return said
+    return notes
 
 
 def _place(site: Site) -> str:
@@ -246,7 +246,7 @@ def step_through(
         before.abandon()
     caller = CallContext()
     with numbers.unobserved():
-        step, said = _step(model, batch, loss_fn)
+        step, form = _step(model, batch, loss_fn)
         run = StepRun(
             step,
             Layers(model, batch, loss_fn),
@@ -255,7 +255,7 @@ def step_through(
             backward=backward,
             restore=restore,
         )
-    stepper = Stepper(run, f"model {type(model).__name__}, called as {said}", note)
+    stepper = Stepper(run, f"model {type(model).__name__}, called as {form}", note)
     _latest = weakref.ref(stepper)
     stepper._go(goals.into)
     return stepper
@@ -321,7 +321,7 @@ class Stepper:
                 f"be interrupted ({turns.place() or 'not in yours'}). It ends, and the model is put "
                 "back, when that returns."
             )
-        return self._told()
+        return self._redrawn_report()
 
     close = abandon
 
@@ -389,9 +389,9 @@ class Stepper:
                 except KeyboardInterrupt:
                     self._run.goal = goals.into  # the next layer is as good a place to wait as any
                     raise
-        return self._told()
+        return self._redrawn_report()
 
-    def _told(self) -> Report:
+    def _redrawn_report(self) -> Report:
         if self._panel is not None:
             self._panel.redraw()
         return self.report()

@@ -268,12 +268,12 @@ def _settings() -> Iterator[tuple[str, Callable[[], Any], Callable[[Any], Any]]]
 
 def _kinds() -> list[str]:
     """The kinds of device that autocast knows."""
-    found = []
+    kinds = []
     for kind in KINDS:
         with contextlib.suppress(RuntimeError):
             torch.is_autocast_enabled(kind)
-            found.append(kind)
-    return found
+            kinds.append(kind)
+    return kinds
 
 
 def _accelerators() -> list[Any]:
@@ -288,12 +288,12 @@ def _streams(module: Any) -> list[Any]:
 def _saved_tensor_hooks() -> list[tuple[Any, Any]]:
     """The default hooks on saved tensors, outermost first. They can be read one at a time only: taken off, put back.
     torch 2.6 can't read them: the step then runs without."""
-    found: list[tuple[Any, Any]] = []
+    pairs: list[tuple[Any, Any]] = []
     if not hasattr(_saved, "_top_saved_tensors_default_hooks"):
-        return found
+        return pairs
     while (top := _saved._top_saved_tensors_default_hooks(False)) is not None:
-        found.insert(0, top)
+        pairs.insert(0, top)
         _saved._pop_saved_tensors_default_hooks()
-    for hooks in found:
+    for hooks in pairs:
         _saved._push_saved_tensors_default_hooks(*hooks)
-    return found
+    return pairs

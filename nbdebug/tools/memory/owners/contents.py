@@ -88,9 +88,9 @@ def parts(thing: Any, name: str) -> Iterable[Content]:
         return _of_cache(thing, name)
     if issubclass(kind, type):
         return _of_class(thing)
-    found = attributes(thing)
-    own = [Content(f".{key}", value) for key, value in found.items() if type(value) not in ATOMS]
-    return own if found or type.__getattribute__(kind, "__flags__") & HEAP_TYPE else _inside(thing, name)
+    values = attributes(thing)
+    own = [Content(f".{key}", value) for key, value in values.items() if type(value) not in ATOMS]
+    return own if values or type.__getattribute__(kind, "__flags__") & HEAP_TYPE else _inside(thing, name)
 
 
 def of_function(function: Any, name: str) -> Iterator[Content]:
@@ -100,8 +100,8 @@ def of_function(function: Any, name: str) -> Iterator[Content]:
     for variable, value in closure_variables(function).items():
         if type(value) not in ATOMS:
             yield Content("", value, CLOSURE, variable, behind)
-    given = function.__defaults__ or ()
-    defaults = dict(zip(code.co_varnames[code.co_argcount - len(given) : code.co_argcount], given))
+    positional = function.__defaults__ or ()
+    defaults = dict(zip(code.co_varnames[code.co_argcount - len(positional) : code.co_argcount], positional))
     for variable, value in {**defaults, **(function.__kwdefaults__ or {})}.items():
         if type(value) not in ATOMS:
             yield Content("", value, "", variable, f", a default of `{name}`")

@@ -53,17 +53,17 @@ class Graphs:
     def _from(self, end: Any, owner: Ownership) -> None:
         for node in graph_nodes([end], known=self._keeper):
             self._keeper[node] = owner
-            for kept in self._saved(node):
-                self._naming.made.append(kept)
-                self._naming.add(kept, owner)
+            for tensor in self._saved(node):
+                self._naming.made.append(tensor)
+                self._naming.add(tensor, owner)
 
     def _saved(self, node: Any) -> Iterator[Any]:
         for name in _raw(type(node)):
             try:
-                given = getattr(node, name)
+                value = getattr(node, name)
             except RuntimeError:  # freed by a backward
                 continue
-            yield from given if type(given) in (tuple, list) else (given,)
+            yield from value if type(value) in (tuple, list) else (value,)
         if type(node).__name__ == "AccumulateGrad":
             yield node.variable
         yield from (

@@ -32,20 +32,20 @@ def rounded(count: int) -> int:
     return -(-count // BLOCK) * BLOCK
 
 
-def devices(live: Mapping[str, int], wanted: str = "") -> tuple[Device, ...]:
+def devices(live: Mapping[str, int], only: str = "") -> tuple[Device, ...]:
     """Every device that holds something, the accelerators first. live: bytes of the storages that were met on each;
     wanted: this one alone."""
-    found = [*_cuda(live), *_mps(live)]
-    told = {device.name for device in found} | {"cpu"}
-    found += [Device(name, count) for name, count in live.items() if name not in told]
-    found.append(_host(live.get("cpu", 0)))
-    return tuple(d for d in found if wanted in ("", d.name, d.name.partition(":")[0]))
+    result = [*_cuda(live), *_mps(live)]
+    listed = {device.name for device in result} | {"cpu"}
+    result += [Device(name, count) for name, count in live.items() if name not in listed]
+    result.append(_host(live.get("cpu", 0)))
+    return tuple(d for d in result if only in ("", d.name, d.name.partition(":")[0]))
 
 
 def _cuda(live: Mapping[str, int]) -> list[Device]:
     if not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return []
-    found = []
+    result = []
     for number in range(torch.cuda.device_count()):
         name = f"cuda:{number}"
         stats = torch.cuda.memory_stats(number)
@@ -53,7 +53,7 @@ def _cuda(live: Mapping[str, int]) -> list[Device]:
         if not reserved and name not in live:
             continue
         free, total = torch.cuda.mem_get_info(number)
-        found.append(
+        result.append(
             Device(
                 name,
                 live.get(name, 0),
@@ -66,7 +66,7 @@ def _cuda(live: Mapping[str, int]) -> list[Device]:
                 _largest(number, stats),
             )
         )
-    return found
+    return result
 
 
 def _largest(number: int, stats: Mapping[str, Any]) -> int | None:
@@ -124,10 +124,10 @@ def referrers(tensors: Sequence[Any], ours: Iterable[Any]) -> list[str]:
     chains: list[dict[int, str]] = [{} for _ in tensors]
     at: list[Any] = list(tensors)
     for _ in range(LEVELS):
-        asked = {id(thing): thing for thing in at if thing is not None}
-        if not asked:
+        targets = {id(thing): thing for thing in at if thing is not None}
+        if not targets:
             break
-        above = _above(asked, skip | {id(at), id(asked)})
+        above = _above(targets, skip | {id(at), id(targets)})
         at = [_step(thing, chain, above) for thing, chain in zip(at, chains)]
     return [", in ".join(chain.values()) if chain else NOBODY for chain in chains]
 
@@ -140,28 +140,28 @@ def _step(thing: Any, chain: dict[int, str], above: dict[int, Any]) -> Any:
     if id(holder) in chain:
         chain[0] = "itself (`gc.collect()` lets go of it)"
         return None
-    chain[id(holder)] = _said(holder)
+    chain[id(holder)] = _description(holder)
     return holder if type(holder) in _ANONYMOUS else None
 
 
-def _above(asked: dict[int, Any], skip: set[int]) -> dict[int, Any]:
+def _above(targets: dict[int, Any], skip: set[int]) -> dict[int, Any]:
     """One that refers to each; where there are several, one that says more than a list does."""
-    found: dict[int, Any] = {}
-    referrers = gc.get_referrers(*asked.values())
+    above: dict[int, Any] = {}
+    referrers = gc.get_referrers(*targets.values())
     for referrer in referrers:
         if id(referrer) in skip or referrer is referrers or _is_ours(referrer):
             continue
-        for key in {id(inside) for inside in gc.get_referents(referrer)} & asked.keys():
-            if key not in found or type(found[key]) in _ANONYMOUS and type(referrer) not in _ANONYMOUS:
-                found[key] = referrer
-    return found
+        for key in {id(inside) for inside in gc.get_referents(referrer)} & targets.keys():
+            if key not in above or type(above[key]) in _ANONYMOUS and type(referrer) not in _ANONYMOUS:
+                above[key] = referrer
+    return above
 
 
 def _is_ours(thing: Any) -> bool:
     return type(thing) is types.FrameType and str(thing.f_globals.get("__name__", "")).startswith("nbdebug.")
 
 
-def _said(thing: Any) -> str:
+def _description(thing: Any) -> str:
     kind = type(thing)
     if kind is types.FunctionType:
         return f"the function {thing.__qualname__}"
@@ -231,21 +231,21 @@ def inventory(
 ) -> Inventory:
     """The same with what the report needs besides. caller: the frame that asks; shell: IPython's, if one runs."""
     tensors = live()
-    kept = ShellPlaces(shell, names)
-    index = OwnerIndex([*kept.namespaces, kept.outputs, shell, tensors])
-    _named(index, models, optimizers, names, kept, caller)
+    places = ShellPlaces(shell, names)
+    index = OwnerIndex([*places.namespaces, places.outputs, shell, tensors])
+    _named(index, models, optimizers, names, places, caller)
     for tensor in tensors:
         for piece in index.pieces(tensor):
-            index.met(piece)
+            index.record(piece)
     Graphs(index).walk(tensors)
     _name_the_rest(index, tensors)
-    found = [owned for owned in index.owned.values() if owned.piece.on(device)]
-    told = devices(_sums(found), device)
-    parts = _holdings(found)
-    parts += [(holding, "") for one in told for holding in _rest(one, found)]
+    storages = [owned for owned in index.owned.values() if owned.piece.on(device)]
+    listed = devices(_sums(storages), device)
+    parts = _holdings(storages)
+    parts += [(holding, "") for one in listed for holding in _rest(one, storages)]
     parts.sort(key=lambda part: (KINDS.index(part[0].kind), -part[0].bytes))
-    held = HeldMemory(tuple(holding for holding, _ in parts), told, len(tensors), len(found))
-    largest = sorted(found, key=lambda owned: -owned.piece.bytes)[:LISTED]
+    held = HeldMemory(tuple(holding for holding, _ in parts), listed, len(tensors), len(storages))
+    largest = sorted(storages, key=lambda owned: -owned.piece.bytes)[:LISTED]
     return Inventory(
         held,
         [(_holding([owned]), owned.piece.shown) for owned in largest],
@@ -259,7 +259,7 @@ def _named(
     models: Mapping[str, Any],
     optimizers: Mapping[str, Any],
     names: Mapping[str, Any],
-    kept: ShellPlaces,
+    places: ShellPlaces,
     caller: FrameType | None,
 ) -> None:
     """Every name that leads to something, those of the user's own first. The globals of the user's files come last:
@@ -269,9 +269,9 @@ def _named(
     index.variables(names)
     index.walk()
     index.calls(caller, names)
-    for name, value, _ in kept.displayed():
+    for name, value, _ in places.displayed():
         index.add(value, Ownership("cell output", name, name))
-    for place in kept.errors():
+    for place in places.errors():
         index.add(place.get(), Ownership("traceback", place.name, place.name))
     index.walk()
     index.files(names)
@@ -288,24 +288,24 @@ def _name_the_rest(index: OwnerIndex, tensors: list[Any]) -> None:
     keys = sorted(rest, key=lambda key: -index.owned[key].piece.bytes)
     largest = [rest[key] for key in keys]
     ours = [tensors, rest, largest, index.made]
-    for key, said in zip(keys, referrers(largest, ours) if largest else ()):
-        index.owned[key].owner = Ownership("unknown", f"held by {said}", NAMELESS)
+    for key, holder in zip(keys, referrers(largest, ours) if largest else ()):
+        index.owned[key].owner = Ownership("unknown", f"held by {holder}", NAMELESS)
     for owned in index.owned.values():
         if owned.owner is None:
             owned.owner = Ownership("unknown", NAMELESS, NAMELESS)
 
 
-def _sums(found: Iterable[Owned]) -> dict[str, int]:
+def _sums(entries: Iterable[Owned]) -> dict[str, int]:
     sums: dict[str, int] = {}
-    for owned in found:
+    for owned in entries:
         sums[owned.piece.device] = sums.get(owned.piece.device, 0) + owned.piece.bytes
     return sums
 
 
-def _holdings(found: Iterable[Owned]) -> list[tuple[Holding, str]]:
+def _holdings(entries: Iterable[Owned]) -> list[tuple[Holding, str]]:
     """One for each owner and device, with the variable that it belongs to."""
     groups: dict[tuple[Ownership, str], list[Owned]] = {}
-    for owned in found:
+    for owned in entries:
         assert owned.owner is not None
         groups.setdefault((owned.owner, owned.piece.device), []).append(owned)
     return [(_holding(together), owner.root) for (owner, _), together in groups.items()]
@@ -329,11 +329,11 @@ def _holding(together: list[Owned]) -> Holding:
     )
 
 
-def _rest(device: Device, found: list[Owned]) -> list[Holding]:
+def _rest(device: Device, entries: list[Owned]) -> list[Holding]:
     """What the allocator counts beyond the storages that were met: its rounding, and what no tensor was met for."""
     if device.allocated is None:
         return []
-    mine = [owned.piece.bytes for owned in found if owned.piece.device == device.name]
+    mine = [owned.piece.bytes for owned in entries if owned.piece.device == device.name]
     rounding = sum(map(rounded, mine)) - sum(mine) if device.name.startswith("cuda") else 0
     unmet = device.allocated - sum(mine) - rounding
     return [

@@ -88,8 +88,8 @@ class Failed(NamedTuple):
 def linked(error: BaseException) -> list[tuple[str, Any]]:
     """What an exception refers to beside its attributes, read past properties of its class."""
     own = vars(BaseException)
-    found = [(key, own[key].__get__(error)) for key in ("args", "__traceback__", "__cause__", "__context__")]
-    return [(key, value) for key, value in found if value]
+    links = [(key, own[key].__get__(error)) for key in ("args", "__traceback__", "__cause__", "__context__")]
+    return [(key, value) for key, value in links if value]
 
 
 def frames_of(trace: TracebackType | None) -> Iterator[Failed]:
@@ -149,36 +149,36 @@ class OwnerIndex:
 
     # -- where to begin -----------------------------------------------------------------------------------------------
 
-    def models(self, given: Mapping[str, Any]) -> None:
-        for name, model in given.items():
+    def models(self, named: Mapping[str, Any]) -> None:
+        for name, model in named.items():
             self._visit(model, Ownership("variable", name, name))
 
-    def optimizers(self, given: Mapping[str, Any]) -> None:
-        for name, optimizer in given.items():
+    def optimizers(self, named: Mapping[str, Any]) -> None:
+        for name, optimizer in named.items():
             self._visit(optimizer, Ownership("optimizer state", name, name))
 
-    def variables(self, given: Mapping[str, Any]) -> None:
+    def variables(self, names: Mapping[str, Any]) -> None:
         """The user's variables, without what a shell keeps among them."""
-        self._stop.add(id(given))
-        for name, value in list(user_variables(given).items()):
+        self._stop.add(id(names))
+        for name, value in list(user_variables(names).items()):
             self.add(value, Ownership("variable", name, name))
 
-    def files(self, given: Mapping[str, Any]) -> None:
+    def files(self, names: Mapping[str, Any]) -> None:
         """The globals of the user's own files, as far as they are not among the variables that were given."""
         for name, module in list(sys.modules.items()):
             if type(module) is types.ModuleType and name != "__mp_main__" and is_user_module(name):
                 main = name == "__main__"
                 for key, value in list(user_variables(vars(module)).items()):
-                    if given.get(key) is not value:
+                    if names.get(key) is not value:
                         self.add(value, Ownership("variable", key if main else f"{name}.{key}", key if main else name))
 
-    def calls(self, frame: types.FrameType | None, given: Mapping[str, Any]) -> None:
+    def calls(self, frame: types.FrameType | None, names: Mapping[str, Any]) -> None:
         """The variables of the user's functions that are running, from this frame outwards."""
         while frame is not None:
             if is_user_module(str(frame.f_globals.get("__name__", ""))):
                 function = frame.f_code.co_name
                 for name, value in variables(frame).items():
-                    if given.get(name) is not value:
+                    if names.get(name) is not value:
                         self.add(value, Ownership("variable", name, function, tail=f" in {function}"))
             frame = frame.f_back
 
@@ -202,16 +202,16 @@ class OwnerIndex:
 
     def owners(self, storages: Iterable[StorageView]) -> list[Owned]:
         """Who holds these, as far as the walk has found it."""
-        return [self.met(piece) for piece in storages]
+        return [self.record(piece) for piece in storages]
 
     def pieces(self, tensor: Any) -> tuple[StorageView, ...]:
         """The storages of a tensor, which must outlive the index: they are remembered for it."""
-        found = self._pieces.get(id(tensor))
-        if found is None:
-            found = self._pieces[id(tensor)] = pieces(tensor)
-        return found
+        views = self._pieces.get(id(tensor))
+        if views is None:
+            views = self._pieces[id(tensor)] = pieces(tensor)
+        return views
 
-    def met(self, piece: StorageView, owner: Ownership | None = None) -> Owned:
+    def record(self, piece: StorageView, owner: Ownership | None = None) -> Owned:
         """What is known of this storage, with one more name for it."""
         owned = self.owned.get(piece.key)
         if owned is None:
@@ -232,7 +232,7 @@ class OwnerIndex:
             self._tensor(thing, owner)
         elif sort == ARRAY:
             for piece in array_pieces(thing):
-                self.met(piece, owner)
+                self.record(piece, owner)
         elif sort != STOP and id(thing) not in self.names and id(thing) not in self._stop:
             self.names[id(thing)] = owner.name
             if sort == MODULE:
@@ -248,7 +248,7 @@ class OwnerIndex:
 
     def _tensor(self, tensor: Any, owner: Ownership) -> None:
         for piece in self.pieces(tensor):
-            self.met(piece, owner)
+            self.record(piece, owner)
         if id(tensor) in self.names:
             return
         self.names[id(tensor)] = owner.name
@@ -265,16 +265,16 @@ class OwnerIndex:
             self.add(value, owner.then(f".{key}"))
 
     def _module(self, module: Any, owner: Ownership) -> None:
-        found = attributes(module)
+        values = attributes(module)
         for place, kind in _TENSORS:
-            for key, tensor in dict(found.get(place) or {}).items():
+            for key, tensor in dict(values.get(place) or {}).items():
                 if tensor is not None:
                     if kind == "parameter":
                         self.parameters.setdefault(id(tensor), owner.then(f".{key}").name)
                     self._visit(tensor, owner.then(f".{key}").of(kind))
-        for key, part in dict(found.get("_modules") or {}).items():
+        for key, part in dict(values.get("_modules") or {}).items():
             self._visit(part, owner.then(f".{key}"))
-        for key, value in found.items():
+        for key, value in values.items():
             if key.endswith("_hooks") and issubclass(type(value), dict):
                 self._hooks(value, owner)
             elif key not in _QUIET and type(value) not in ATOMS:
@@ -288,13 +288,13 @@ class OwnerIndex:
             self.add(hook, owner._replace(kind="closure", head=f"{HOOK}`{called}`", tail=f" of {owner.name}"))
 
     def _optimizer(self, optimizer: Any, owner: Ownership) -> None:
-        found = attributes(optimizer)
+        values = attributes(optimizer)
         owner = owner.of("optimizer state")
-        state = found.pop("state", None)
-        for parameter, kept in list(dict.items(state)) if issubclass(type(state), dict) else ():
+        state = values.pop("state", None)
+        for parameter, entry in list(dict.items(state)) if issubclass(type(state), dict) else ():
             key = self.parameters.get(id(parameter), "a parameter")
-            self.add(kept, owner.then(f".state[{key}]"))
-        groups = found.get("param_groups")
+            self.add(entry, owner.then(f".state[{key}]"))
+        groups = values.get("param_groups")
         for number, group in enumerate(groups) if type(groups) is list else ():
             for place, parameter in enumerate(group["params"]):
                 if id(parameter) not in self.parameters:  # of a model that has no name: the optimizer keeps it
@@ -303,7 +303,7 @@ class OwnerIndex:
             for key, value in group.items():
                 if key != "params":
                     self.add(value, owner.then(f".param_groups[{number}][{key!r}]"))
-        for key, value in found.items():
+        for key, value in values.items():
             if key != "param_groups":
                 self.add(value, owner.then(f".{key}"))
 

@@ -57,26 +57,28 @@ def held_report(
     shell: IPython's; left out, the one that runs. Raises TypeError or ValueError for arguments that make no sense.
     """
     names = {} if names is None else names
-    wanted = _device(device)
+    only = _device(device)
     shell = running_shell() if shell is None else shell
     models = discover("model", names) if model is None else models_of(model, CALL, names)
     optimizers = discover("optimizer", names) if optimizer is None else optimizers_of(optimizer, CALL, names)
     with without_collection():
-        met = inventory(models, optimizers, names, device=wanted, caller=sys._getframe(1), shell=shell)
-        notebook = kept_by_notebook(names, shell, device=wanted) if _beyond_variables(met.held) >= MATTERS else ()
-    facts = MemoryFacts(now=met.held, notebook=notebook, unchecked=met.unchecked)
+        owners = inventory(models, optimizers, names, device=only, caller=sys._getframe(1), shell=shell)
+        notebook = kept_by_notebook(names, shell, device=only) if _beyond_variables(owners.held) >= MATTERS else ()
+    facts = MemoryFacts(now=owners.held, notebook=notebook, unchecked=owners.unchecked)
     findings = tuple(name_all(facts))
     return Report(
         question,
         findings,
         (),
         facts.unchecked,
-        tuple(_notes(met.held)),
+        tuple(_notes(owners.held)),
         str(Subject(models, optimizers, model is not None)) if subject is None else subject,
-        _numbers(met, facts.notebook),
-        headline=_headline(met.held),
-        tables=[t for t in (_by_owner(met), _by_kind(met.held), _largest(met), _devices(met.held)) if t.rows],
-        plots=_plots(met.held),
+        _numbers(owners, facts.notebook),
+        headline=_headline(owners.held),
+        tables=[
+            t for t in (_by_owner(owners), _by_kind(owners.held), _largest(owners), _devices(owners.held)) if t.rows
+        ],
+        plots=_plots(owners.held),
     )
 
 
@@ -85,21 +87,21 @@ def _beyond_variables(held: HeldMemory) -> int:
     return sum(h.bytes for h in held.holdings if KINDS.index(h.kind) > KINDS.index("variable"))
 
 
-def _device(given: Any) -> str:
+def _device(value: Any) -> str:
     """Raises ValueError for no device."""
-    if given is None:
+    if value is None:
         return ""
     try:
-        return str(torch.device(given))
+        return str(torch.device(value))
     except (RuntimeError, TypeError) as wrong:
-        raise ValueError(f'device is a device such as "cuda:0" or "cpu"; got {given!r}') from wrong
+        raise ValueError(f'device is a device such as "cuda:0" or "cpu"; got {value!r}') from wrong
 
 
 # -- in words ---------------------------------------------------------------------------------------------------------
 
 
 def _notes(held: HeldMemory) -> list[str]:
-    notes = [said for device in held.devices for said in _of_device(device)]
+    notes = [note for device in held.devices for note in _of_device(device)]
     nameless = [h for h in held.holdings if h.kind == "unknown" and h.storages]
     count = sum(h.bytes for h in nameless)
     if count > sum(h.bytes for h in held.holdings) // 50 and count > 1 << 20:
@@ -113,17 +115,17 @@ def _notes(held: HeldMemory) -> list[str]:
 
 def _of_device(device: Device) -> list[str]:
     if device.name == "cpu":
-        said = f"Tensors and arrays hold {size(device.live)} on the CPU"
+        text = f"Tensors and arrays hold {size(device.live)} on the CPU"
         if device.process is not None:
-            said += f", and this process uses {size(device.process)} in total"
-        return [f"{said}; {size(device.free or 0)} of the machine's {size(device.total or 0)} are free."]
+            text += f", and this process uses {size(device.process)} in total"
+        return [f"{text}; {size(device.free or 0)} of the machine's {size(device.total or 0)} are free."]
     if device.allocated is None:
         return [f"{size(device.live)} are in tensors on {device.name}; its allocator is not read."]
-    said = f"{device.name}: {size(device.allocated)} allocated of {size(device.reserved or 0)} reserved"
+    text = f"{device.name}: {size(device.allocated)} allocated of {size(device.reserved or 0)} reserved"
     if device.peak_allocated is not None:
-        said += f" (at most {size(device.peak_allocated)} and {size(device.peak_reserved or 0)} so far)"
-    said += f"; {size(device.free or 0)} of the card's {size(device.total or 0)} are free."
-    return [said, *_idle(device), *_unmet(device)]
+        text += f" (at most {size(device.peak_allocated)} and {size(device.peak_reserved or 0)} so far)"
+    text += f"; {size(device.free or 0)} of the card's {size(device.total or 0)} are free."
+    return [text, *_idle(device), *_unmet(device)]
 
 
 def _idle(device: Device) -> list[str]:
@@ -151,13 +153,13 @@ def _unmet(device: Device) -> list[str]:
 # -- in numbers -------------------------------------------------------------------------------------------------------
 
 
-def _numbers(met: Inventory, notebook: tuple[KeptByNotebook, ...]) -> dict[str, Any]:
-    held = met.held
+def _numbers(owners: Inventory, notebook: tuple[KeptByNotebook, ...]) -> dict[str, Any]:
+    held = owners.held
     return {
         "devices": [dataclasses.asdict(device) for device in held.devices],
         "tensors": held.tensors,
         "storages": held.storages,
-        "notebook": [dataclasses.asdict(kept) for kept in notebook],
+        "notebook": [dataclasses.asdict(leftover) for leftover in notebook],
     }
 
 
@@ -204,10 +206,10 @@ def _parts(held: HeldMemory, device: str) -> list[list[Any]]:
     return [list(pair) for pair in sorted(sums.items(), key=lambda pair: -pair[1])]
 
 
-def _by_owner(met: Inventory) -> Table:
+def _by_owner(owners: Inventory) -> Table:
     """A row for each kind and variable, with the largest that lies in it."""
     groups: dict[tuple[str, str, str], list[Holding]] = {}
-    for holding, root in zip(met.held.holdings, met.roots):
+    for holding, root in zip(owners.held.holdings, owners.roots):
         groups.setdefault((holding.kind, root or holding.name, holding.device), []).append(holding)
     rows: list[list[Any]] = []
     for (kind, root, device), together in groups.items():
@@ -264,18 +266,18 @@ def _by_kind(held: HeldMemory) -> Table:
     )
 
 
-def _largest(met: Inventory) -> Table:
+def _largest(owners: Inventory) -> Table:
     rows = [
         [holding.name, holding.kind, holding.bytes, what(holding), holding.device, _remark(holding, shown)]
-        for holding, shown in met.largest
+        for holding, shown in owners.largest
     ]
     return Table("Largest tensors", ("name", "kind", "held (bytes)", "what", "device", "remark"), rows)
 
 
 def _remark(holding: Holding, shown: int) -> str | None:
-    said = [f"a view: it shows {size(shown)} and keeps all"] if shown * 2 < holding.bytes else []
-    said += [f"also {', '.join(holding.also)}"] if holding.also else []
-    return "; ".join(said) or None
+    remarks = [f"a view: it shows {size(shown)} and keeps all"] if shown * 2 < holding.bytes else []
+    remarks += [f"also {', '.join(holding.also)}"] if holding.also else []
+    return "; ".join(remarks) or None
 
 
 def _devices(held: HeldMemory) -> Table:

@@ -49,8 +49,8 @@ def pieces(tensor: Any) -> tuple[StorageView, ...]:
         with torch._C.DisableTorchFunctionSubclass():
             layout = tensor.layout
             if layout is torch.strided and not tensor.is_nested:
-                found = _piece(tensor)
-                return () if found is None else (found,)
+                view = _piece(tensor)
+                return () if view is None else (view,)
             return tuple(piece for part in _parts(tensor, layout) if (piece := _piece(part)) is not None)
     except (RuntimeError, NotImplementedError, TypeError, AttributeError):  # no storage at all: a wrapper
         return ()

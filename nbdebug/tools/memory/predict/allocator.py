@@ -241,8 +241,8 @@ def _to_float32(op: Any) -> Callable[..., Any]:
     place = next(n for n, argument in enumerate(op._schema.arguments) if argument.name == "dtype")
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        asked = kwargs.get("dtype") if len(args) <= place else args[place]
-        if asked is None and args[0].dtype in HALVES:
+        dtype = kwargs.get("dtype") if len(args) <= place else args[place]
+        if dtype is None and args[0].dtype in HALVES:
             args, kwargs = args[:place], {**kwargs, "dtype": torch.float32}
         with torch._C._ExcludeDispatchKeyGuard(_BELOW):
             return op(*args, **kwargs)
@@ -250,16 +250,16 @@ def _to_float32(op: Any) -> Callable[..., Any]:
     return kernel
 
 
-def _dropout(given: torch.Tensor, p: float, train: bool) -> torch.Tensor:
-    if not train or p == 0 or not given.numel():
-        return given
+def _dropout(values: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+    if not train or p == 0 or not values.numel():
+        return values
     if p == 1:
-        return given * torch.zeros((), dtype=given.dtype)
-    return torch.native_dropout(given, p, train)[0]
+        return values * torch.zeros((), dtype=values.dtype)
+    return torch.native_dropout(values, p, train)[0]
 
 
-def _rms_norm(given: torch.Tensor, shape: list[int], weight: Any = None, eps: float | None = None) -> torch.Tensor:
-    return torch.ops.aten._fused_rms_norm(given, shape, weight, eps)[0]
+def _rms_norm(values: torch.Tensor, shape: list[int], weight: Any = None, eps: float | None = None) -> torch.Tensor:
+    return torch.ops.aten._fused_rms_norm(values, shape, weight, eps)[0]
 
 
 def _attention(
@@ -310,18 +310,18 @@ def _by_hand(
 def _autocast() -> Iterator[None]:
     """`torch.autocast("cuda")` turns on the CPU's, whose choices are steered."""
     kind = torch.amp.autocast_mode.autocast
-    begun = kind.__init__
+    original = kind.__init__
 
     def begin(self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None) -> None:
         if device_type == "cuda":
             device_type, dtype = "cpu", torch.get_autocast_dtype("cuda") if dtype is None else dtype
-        begun(self, device_type, dtype, enabled, cache_enabled)
+        original(self, device_type, dtype, enabled, cache_enabled)
 
     kind.__init__ = begin  # type: ignore[method-assign]
     try:
         yield
     finally:
-        kind.__init__ = begun  # type: ignore[method-assign]
+        kind.__init__ = original  # type: ignore[method-assign]
 
 
 class _Elsewhere(TorchFunctionMode):

@@ -92,8 +92,8 @@ def prediction(
         held = allocator.replay(trace.events, [b.size for b in trace.blocks])
         peak, reserved, index = held.allocated, held.reserved, held.at
     else:
-        found = trace.replay()
-        peak, reserved, index = found.bytes, None, found.place
+        totals = trace.replay()
+        peak, reserved, index = totals.bytes, None, totals.place
     at_peak: dict[str, int] = dict.fromkeys(CATEGORIES, 0)
     modules: dict[str, int] = {}
     for number in trace.alive(index):
@@ -117,11 +117,11 @@ def prediction(
     )
 
 
-def resized(found: Prediction, sizes: list[int], cuda: bool) -> Prediction:
+def resized(original: Prediction, sizes: list[int], cuda: bool) -> Prediction:
     """The same sequence with other sizes: what a change of sizes alone would make of it."""
-    blocks = [dataclasses.replace(b, size=size) for b, size in zip(found.trace.blocks, sizes)]
-    trace = dataclasses.replace(found.trace, blocks=blocks)
-    return prediction(trace, cuda, found.parameters, found.trained, found.doubts)
+    blocks = [dataclasses.replace(b, size=size) for b, size in zip(original.trace.blocks, sizes)]
+    trace = dataclasses.replace(original.trace, blocks=blocks)
+    return prediction(trace, cuda, original.parameters, original.trained, original.doubts)
 
 
 def settle(trace: Trace) -> None:
@@ -164,13 +164,13 @@ def root(value: Any) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
         return value
     named = value.get("loss") if isinstance(value, Mapping) else getattr(value, "loss", None)
-    found = [t for t in (named, *tree_leaves(value)) if isinstance(t, torch.Tensor) and t.requires_grad]
-    if not found:
+    candidates = [t for t in (named, *tree_leaves(value)) if isinstance(t, torch.Tensor) and t.requires_grad]
+    if not candidates:
         raise TypeError(
             "loss_fn has to return a tensor (or a tuple, dict or object that holds it); it returned "
             f"{type(value).__name__}"
         )
-    return found[0]
+    return candidates[0]
 
 
 def mapped(change: Callable[[torch.Tensor], Any], batch: Any) -> Any:
@@ -179,11 +179,11 @@ def mapped(change: Callable[[torch.Tensor], Any], batch: Any) -> Any:
     if isinstance(batch, torch.Size):
         return change(torch.empty(batch, device="meta"))
     if isinstance(batch, Mapping) and type(batch) is not dict:
-        found = {key: mapped(change, value) for key, value in batch.items()}
+        values = {key: mapped(change, value) for key, value in batch.items()}
         try:
-            return type(batch)(found)  # type: ignore[call-arg]
+            return type(batch)(values)  # type: ignore[call-arg]
         except Exception:  # a class of its own: what it holds is what counts
-            return found
+            return values
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
         return dataclasses.replace(
             batch, **{f.name: mapped(change, getattr(batch, f.name)) for f in dataclasses.fields(batch) if f.init}
@@ -201,14 +201,14 @@ def mapped(change: Callable[[torch.Tensor], Any], batch: Any) -> Any:
 
 def tensors_of(batch: Any) -> list[torch.Tensor]:
     """The tensors of a batch."""
-    found: list[torch.Tensor] = []
+    tensors: list[torch.Tensor] = []
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
-        found.append(tensor)
+        tensors.append(tensor)
         return tensor
 
     mapped(keep, batch)
-    return found
+    return tensors
 
 
 def rows_of(batch: Any) -> int | None:

@@ -1,4 +1,4 @@
-"""The largest batch, sequence or image that fits, found on predictions.
+"""The largest batch, sequence or image that fits, searched on predictions.
 
 Every piece of memory of a step is a straight line in the number of rows, as long as the step stays the same sequence of
 allocations. So two predictions give the sizes of all pieces for any number of rows, and the allocator's model is asked
@@ -84,8 +84,10 @@ def largest_batch(job: FitRequest, limit: int, known: dict[int, Prediction], che
         if further > ceiling or not fits(job, at(further), limit):
             break
         best = floor = further
-    found = known.get(best)
-    return Largest("rows", now, best, found.peak if found else None, within(job, found, limit)[1] if found else None)
+    result = known.get(best)
+    return Largest(
+        "rows", now, best, result.peak if result else None, within(job, result, limit)[1] if result else None
+    )
 
 
 def by_lines(job: FitRequest, known: dict[int, Prediction], limit: int, floor: int, ceiling: int) -> int:
@@ -141,13 +143,13 @@ def most(good: Callable[[int], bool], floor: int, ceiling: int) -> int:
 
 def dimensions(batch: Any) -> list[tuple[str, int]]:
     """What else of a batch has a size of its own: ("length", 1024) of token ids, ("side", 224) of images."""
-    found: list[tuple[str, int]] = []
+    sizes: list[tuple[str, int]] = []
     for tensor in tensors_of(batch):
         if tensor.dim() == 2 and not tensor.is_floating_point() and tensor.shape[1] > 8:
-            found.append(("length", tensor.shape[1]))
+            sizes.append(("length", tensor.shape[1]))
         if tensor.dim() == 4 and tensor.shape[2] == tensor.shape[3] and tensor.shape[2] > 8:
-            found.append(("side", tensor.shape[3]))
-    return list(dict.fromkeys(found))[:1]
+            sizes.append(("side", tensor.shape[3]))
+    return list(dict.fromkeys(sizes))[:1]
 
 
 def with_size(job: FitRequest, now: int, size: int) -> FitRequest:
@@ -172,8 +174,8 @@ def largest_size(job: FitRequest, limit: int, what: str, now: int, here: Predict
         return known[size]
 
     def good(size: int) -> bool:
-        found = at(size)
-        return found is not None and fits(job, found, limit)
+        result = at(size)
+        return result is not None and fits(job, result, limit)
 
     low, high = (now, 4 * now) if good(now) else (0, now)
     if low and not good(low + step):
@@ -188,5 +190,5 @@ def largest_size(job: FitRequest, limit: int, what: str, now: int, here: Predict
             high = middle
     if not low and not any(p for size, p in known.items() if size != now):
         return None
-    found = known.get(low)
-    return Largest(what, now, low, found.peak if found else None, within(job, found, limit)[1] if found else None)
+    result = known.get(low)
+    return Largest(what, now, low, result.peak if result else None, within(job, result, limit)[1] if result else None)

@@ -35,23 +35,23 @@ class MetaCopy:
         if isinstance(real, FakeTensor) and real.fake_mode is self.mode:
             return real
         if id(real) not in self.known:
-            self.known[id(real)] = real, self._made(real)
+            self.known[id(real)] = real, self._empty_copy(real)
         return self.known[id(real)][1]
 
-    def _made(self, real: torch.Tensor) -> torch.Tensor:
+    def _empty_copy(self, real: torch.Tensor) -> torch.Tensor:
         plain = real.detach()
         with self.mode, torch.no_grad():
             if isinstance(real, FakeTensor) or real.is_meta or real.layout != torch.strided:
-                made = torch.empty_strided(plain.size(), plain.stride(), dtype=plain.dtype, device=self.device)
+                empty = torch.empty_strided(plain.size(), plain.stride(), dtype=plain.dtype, device=self.device)
             else:
-                made = self.mode.from_tensor(plain)
-                if made.device != self.device and made.dim():
-                    made = torch.empty_strided(made.size(), made.stride(), dtype=made.dtype, device=self.device)
-                elif made.device.type != self.device.type:
-                    made = torch.empty((), dtype=made.dtype, device=self.device)
+                empty = self.mode.from_tensor(plain)
+                if empty.device != self.device and empty.dim():
+                    empty = torch.empty_strided(empty.size(), empty.stride(), dtype=empty.dtype, device=self.device)
+                elif empty.device.type != self.device.type:
+                    empty = torch.empty((), dtype=empty.dtype, device=self.device)
             if isinstance(real, nn.Parameter):
-                return nn.Parameter(made, requires_grad=real.requires_grad)
-        return made.requires_grad_(real.requires_grad)
+                return nn.Parameter(empty, requires_grad=real.requires_grad)
+        return empty.requires_grad_(real.requires_grad)
 
     def batch(self, batch: Any) -> Any:
         """The batch without data, on the device."""
@@ -61,62 +61,62 @@ class MetaCopy:
         """A copy of a model without data. Raises whatever a part of it raises that refuses to be copied."""
         memo: dict[int, Any] = {id(t): self.tensor(t) for t in (*model.parameters(), *model.buffers())}
         with _Copying(self):
-            made = copy.deepcopy(model, memo)
-        for module in made.modules():  # the user's hooks watch the user's tensors, not these
+            clone = copy.deepcopy(model, memo)
+        for module in clone.modules():  # the user's hooks watch the user's tensors, not these
             for hooks in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
                 getattr(module, hooks).clear()
-        return made
+        return clone
 
     @contextlib.contextmanager
     def exchanged(self, model: nn.Module) -> Iterator[nn.Module]:
         """The user's own model with its tensors exchanged, for as long as this lasts."""
-        kept = [(m, dict(m.__dict__), dict(m._parameters), dict(m._buffers)) for m in model.modules()]
+        saved = [(m, dict(m.__dict__), dict(m._parameters), dict(m._buffers)) for m in model.modules()]
         try:
-            for module, *_ in kept:
+            for module, *_ in saved:
                 for held in (module._parameters, module._buffers):
                     held.update({k: t if t is None else self.tensor(t) for k, t in held.items()})  # type: ignore[misc]
             yield model
         finally:
-            for module, members, parameters, buffers in kept:
+            for module, members, parameters, buffers in saved:
                 module.__dict__.clear()
                 module.__dict__.update(members)
                 for held, before in ((module._parameters, parameters), (module._buffers, buffers)):
                     held.clear()
                     held.update(before)  # type: ignore[arg-type]
 
-    def optimizer(self, given: Any, parameters: Iterable[torch.Tensor], cuda: bool) -> torch.optim.Optimizer | None:
+    def optimizer(self, source: Any, parameters: Iterable[torch.Tensor], cuda: bool) -> torch.optim.Optimizer | None:
         """The optimizer of the copy: of the same class with the same groups, or made by the class or partial
         given."""
-        if given is None:
+        if source is None:
             return None
-        if isinstance(given, torch.optim.Optimizer):
-            made = self._optimizer(given)
+        if isinstance(source, torch.optim.Optimizer):
+            clone = self._optimizer(source)
         else:
-            made = given([p for p in parameters if p.requires_grad])
-            if not isinstance(made, torch.optim.Optimizer):
+            clone = source([p for p in parameters if p.requires_grad])
+            if not isinstance(clone, torch.optim.Optimizer):
                 call, what = "fit(model, batch, loss_fn, optimizer=)", "what optimizer(parameters) makes"
-                raise wrong_type(call, what, "a torch.optim.Optimizer", made)
-        for group in made.param_groups:
+                raise wrong_type(call, what, "a torch.optim.Optimizer", clone)
+        for group in clone.param_groups:
             choose(group, cuda)
-        return made
+        return clone
 
-    def _optimizer(self, given: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        made = given.__class__.__new__(given.__class__)
-        made.__dict__.update(
-            {k: copy.copy(v) if isinstance(v, dict) and "hooks" in k else v for k, v in vars(given).items()}
+    def _optimizer(self, source: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        clone = source.__class__.__new__(source.__class__)
+        clone.__dict__.update(
+            {k: copy.copy(v) if isinstance(v, dict) and "hooks" in k else v for k, v in vars(source).items()}
         )
         for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
-            made.__dict__[name] = type(vars(given)[name])() if name in vars(given) else {}
-        made.param_groups = [
+            clone.__dict__[name] = type(vars(source)[name])() if name in vars(source) else {}
+        clone.param_groups = [
             {key: [self.tensor(p) for p in value] if key == "params" else _plain(value) for key, value in group.items()}
-            for group in given.param_groups
+            for group in source.param_groups
         ]
-        made.state = collections.defaultdict(dict)
-        for parameter, state in given.state.items():
-            made.state[self.tensor(parameter)] = (
+        clone.state = collections.defaultdict(dict)
+        for parameter, state in source.state.items():
+            clone.state[self.tensor(parameter)] = (
                 {k: self._state(v) for k, v in state.items()} if isinstance(state, dict) else state
             )
-        return made
+        return clone
 
     def _state(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
@@ -145,7 +145,7 @@ def converting() -> Iterator[None]:
     """`model.cuda()`, `.to(...)` and `.half()` exchange the parameters. torch wants to change them in place, which
     those without data refuse."""
     usual = nn.Module._apply
-    made: dict[int, Any] = {}
+    copies: dict[int, Any] = {}
 
     def apply(module: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
         if not any(isinstance(t, FakeTensor) for t in (*module.parameters(), *module.buffers())):
@@ -155,7 +155,7 @@ def converting() -> Iterator[None]:
         for held in (module._parameters, module._buffers):
             for key, old in held.items():
                 if old is not None:
-                    held[key] = _converted(old, fn, made)  # type: ignore[assignment]
+                    held[key] = _converted(old, fn, copies)  # type: ignore[assignment]
         return module
 
     nn.Module._apply = apply  # type: ignore[method-assign]
@@ -165,15 +165,15 @@ def converting() -> Iterator[None]:
         nn.Module._apply = usual  # type: ignore[method-assign]
 
 
-def _converted(old: torch.Tensor, fn: Callable[[torch.Tensor], torch.Tensor], made: dict[int, Any]) -> torch.Tensor:
-    """Tied ones stay tied. made: by id of the old one, which is kept so that its id is."""
-    if id(old) not in made:
+def _converted(old: torch.Tensor, fn: Callable[[torch.Tensor], torch.Tensor], copies: dict[int, Any]) -> torch.Tensor:
+    """Tied ones stay tied. copies: by id of the old one, which is held so that its id stays its own."""
+    if id(old) not in copies:
         with torch.no_grad():
             new = fn(old)
         if new is not old and isinstance(old, nn.Parameter):
             new = nn.Parameter(new.detach(), old.requires_grad)
-        made[id(old)] = old, new
-    return made[id(old)][1]
+        copies[id(old)] = old, new
+    return copies[id(old)][1]
 
 
 def _plain(value: Any) -> Any:
@@ -191,12 +191,12 @@ def choose(group: dict[str, Any], cuda: bool) -> None:
 
 def unwrapped(model: nn.Module) -> tuple[nn.Module, str]:
     """The user's model inside a compiled or parallel wrapper, and what was taken off."""
-    said: list[str] = []
+    notes: list[str] = []
     while True:
         inner = getattr(model, "_orig_mod", None)
         if inner is None and type(model).__name__ in ("DistributedDataParallel", "DataParallel"):
             inner = getattr(model, "module", None)
         if not isinstance(inner, nn.Module):
-            return model, ", ".join(said)
-        said.append(type(model).__name__)
+            return model, ", ".join(notes)
+        notes.append(type(model).__name__)
         model = inner

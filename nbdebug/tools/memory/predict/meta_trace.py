@@ -77,8 +77,8 @@ class Trace:
 
     def phase_of(self, place: int) -> tuple[int, int]:
         """(step, phase) in which an event fell."""
-        found = bisect.bisect_right([first for _, _, first in self.marks], place) - 1
-        return self.marks[max(found, 0)][:2] if self.marks else (0, 0)
+        index = bisect.bisect_right([first for _, _, first in self.marks], place) - 1
+        return self.marks[max(index, 0)][:2] if self.marks else (0, 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,13 +118,15 @@ class MetaRecorder(TorchDispatchMode):
             return out
         if self.phase == 3 and func in REPLACED and not torch.is_grad_enabled() and self._in_place(func, args, out):
             return out
-        made = [out] if isinstance(out, torch.Tensor) else [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
+        outputs = (
+            [out] if isinstance(out, torch.Tensor) else [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
+        )
         if self.phase == 2:
             self._number()
         if func.namespace not in KNOWN:
             self.doubts.add(f"{func.namespace}::{func._schema.name.split('::')[-1]}")
         extras = list(self.workspaces(func, args, out, self)) if self.workspaces is not None else []
-        for index, tensor in enumerate(made):
+        for index, tensor in enumerate(outputs):
             for extra in [e for e in extras if e.after == index]:
                 self._workspace(extra, func)
             extras = [e for e in extras if e.after != index]
@@ -193,8 +195,8 @@ class MetaRecorder(TorchDispatchMode):
         node = torch._C._current_autograd_node()
         if node is None:
             return ""
-        found = bisect.bisect_right(self.numbered, (node._sequence_nr(), "\uffff")) - 1
-        return self.numbered[found][1] if found >= 0 else ""
+        index = bisect.bisect_right(self.numbered, (node._sequence_nr(), "\uffff")) - 1
+        return self.numbered[index][1] if index >= 0 else ""
 
     def _number(self) -> None:
         """Remember which module the next node of autograd belongs to."""
@@ -209,8 +211,8 @@ class MetaRecorder(TorchDispatchMode):
         first = args[0]
         if first.layout != torch.strided or first.shape != out.shape:
             return False
-        old, made = first.untyped_storage(), out.untyped_storage()
-        if old._cdata not in self.live or old.nbytes() != made.nbytes():
+        old, output = first.untyped_storage(), out.untyped_storage()
+        if old._cdata not in self.live or old.nbytes() != output.nbytes():
             return False
         if func is _ADD:
             good = len(args) > 1 and isinstance(args[1], torch.Tensor) and holders(first) == sole_holder()
@@ -218,7 +220,7 @@ class MetaRecorder(TorchDispatchMode):
             good = "zeros" in self.trace.blocks[self.live[old._cdata]].op
         if good:
             self.watches.pop(old._cdata, None)
-            self._watch(made, self.live.pop(old._cdata))
+            self._watch(output, self.live.pop(old._cdata))
         return good
 
 

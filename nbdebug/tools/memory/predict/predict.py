@@ -73,7 +73,7 @@ def _recorded(job: FitRequest, meta: MetaCopy, copied: bool) -> Prediction:
             optimizer = meta.optimizer(job.optimizer, model.parameters(), job.cuda)
         batch = meta.batch(job.batch)
         stack.enter_context(meta.mode)
-        guard = functools.partial(_backward, model=model, given=job.model if copied else None)
+        guard = functools.partial(_backward, model=model, original=job.model if copied else None)
         run(job, recorder, model, optimizer, batch, guard)
     return prediction_of(job, recorder, model)
 
@@ -209,12 +209,12 @@ def _states(recorder: MetaRecorder, optimizer: Any) -> None:
                 recorder.belongs(recorder.record(value, category="optimizer state"), parameter)
 
 
-def _backward(loss: torch.Tensor, model: nn.Module, given: Any) -> None:
-    """The backward; real tensors that the loss leads to get no gradient from it. given: the user's model where this one
-    is a copy of it: a loss that leads to its parameters is not that of the copy."""
+def _backward(loss: torch.Tensor, model: nn.Module, original: Any) -> None:
+    """The backward; real tensors that the loss leads to get no gradient from it. original: the user's model where
+    `model` is a copy: a loss that leads to the parameters of the original is not that of the copy."""
     own = {id(p) for p in model.parameters()}
     strangers = [leaf for leaf in graph_leaves(loss) if id(leaf) not in own]
-    if isinstance(given, nn.Module) and {id(p) for p in given.parameters()} & {id(s) for s in strangers}:
+    if isinstance(original, nn.Module) and {id(p) for p in original.parameters()} & {id(s) for s in strangers}:
         raise _Refused
     before = [(leaf, leaf.grad) for leaf in strangers]
     try:
@@ -229,7 +229,7 @@ def unchanged_state() -> Iterator[None]:
     """Random numbers are as before afterwards; compiled code runs in eager, where there is such."""
     states = random.getstate(), torch.get_rng_state()
     numpy = _numpy()
-    kept = numpy.random.get_state() if numpy else None
+    state = numpy.random.get_state() if numpy else None
     stance = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()
     try:
         with stance, torch.random.fork_rng(devices=[]):
@@ -238,7 +238,7 @@ def unchanged_state() -> Iterator[None]:
         random.setstate(states[0])
         torch.set_rng_state(states[1])
         if numpy:
-            numpy.random.set_state(kept)
+            numpy.random.set_state(state)
 
 
 @contextlib.contextmanager
@@ -270,10 +270,10 @@ class NotMeasured(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class MeasuredPrediction:
-    """found: what the job needs, by the lines; known: what was measured, by rows; exact: the pieces could be followed
-    one by one."""
+    """prediction: what the job needs, by the lines; known: what was measured, by rows; exact: the pieces could be
+    followed one by one."""
 
-    found: Prediction
+    prediction: Prediction
     known: dict[int, Prediction]
     exact: bool
 
@@ -307,10 +307,10 @@ def _extended(job: FitRequest, known: dict[int, Prediction], rows: int) -> Measu
             max(0, round(b.size + (b.size - a.size) * steps)) for a, b in zip(before.trace.blocks, last.trace.blocks)
         ]
         return MeasuredPrediction(resized(last, wide, job.cuda), known, True)
-    grown = ("activations", "temporaries", "inputs")
-    part = sum(last.at_peak[name] for name in grown) or 1
+    growing = ("activations", "temporaries", "inputs")
+    part = sum(last.at_peak[name] for name in growing) or 1
     factor = max(0.0, 1 + (last.peak - before.peak) * steps / part)
-    wide = [round(b.size * factor) if b.category in grown else b.size for b in last.trace.blocks]
+    wide = [round(b.size * factor) if b.category in growing else b.size for b in last.trace.blocks]
     return MeasuredPrediction(resized(last, wide, job.cuda), known, False)
 
 

@@ -52,28 +52,28 @@ class BlockRow:
 def rows(model: nn.Module) -> list[BlockRow]:
     """Repeated blocks with parameters, those that hold most of them first; none inside of another's block, and no
     container around blocks."""
-    found: dict[str, list[str]] = {}
+    groups: dict[str, list[str]] = {}
     for path, module in model.named_modules():
         for name, child in module.named_children():
             if any(True for _ in child.parameters()) and any(True for _ in child.children()):
-                found.setdefault(type(child).__name__, []).append(f"{path}.{name}" if path else name)
+                groups.setdefault(type(child).__name__, []).append(f"{path}.{name}" if path else name)
     sized = [
         (sum(p.numel() for path in paths for p in model.get_submodule(path).parameters()), kind, paths)
-        for kind, paths in found.items()
+        for kind, paths in groups.items()
         if len(paths) > 1
     ]
     inner = {
         path for _, _, paths in sized for path in paths if not isinstance(model.get_submodule(paths[0]), CONTAINERS)
     }
-    kept: list[BlockRow] = []
+    result: list[BlockRow] = []
     for _, kind, paths in sorted(sized, key=lambda row: -row[0]):
         container = isinstance(model.get_submodule(paths[0]), CONTAINERS)
         if container and any(_within(other, paths) for other in inner):
             continue
-        if not any(_within(paths[0], row.paths) for row in kept):
+        if not any(_within(paths[0], row.paths) for row in result):
             holders = {path.rpartition(".")[0] for path in paths}
-            kept.append(BlockRow(kind, tuple(paths), holders.pop() if len(holders) == 1 else None))
-    return kept
+            result.append(BlockRow(kind, tuple(paths), holders.pop() if len(holders) == 1 else None))
+    return result
 
 
 def _within(path: str, others: list[str] | tuple[str, ...]) -> bool:
@@ -128,13 +128,13 @@ def before_last(model: nn.Module, row: BlockRow) -> list[nn.Parameter]:
 def frozen(model: nn.Module) -> list[tuple[str, int]]:
     """Outermost modules of which nothing is trained, and the bytes of their parameters and buffers; the largest first.
     Not the model itself."""
-    found: dict[str, int] = {}
+    memory: dict[str, int] = {}
     for path, module in model.named_modules():
         parameters = list(module.parameters())
-        inside = any(f"{path}.".startswith(f"{other}.") for other in found)
+        inside = any(f"{path}.".startswith(f"{other}.") for other in memory)
         if path and parameters and not inside and not any(p.requires_grad for p in parameters):
-            found[path] = sum(t.numel() * t.element_size() for t in (*parameters, *module.buffers()))
-    return sorted(found.items(), key=lambda pair: -pair[1])
+            memory[path] = sum(t.numel() * t.element_size() for t in (*parameters, *module.buffers()))
+    return sorted(memory.items(), key=lambda pair: -pair[1])
 
 
 Ask = Callable[[FitRequest], Prediction]
@@ -191,25 +191,25 @@ def remedies(
     job."""
     # it builds on what stands here
 
-    found: list[PredictedRemedy] = []
+    results: list[PredictedRemedy] = []
     left: list[str] = []
     offered: list[Offer] = []
-    asked = RemedyRequest(job, here, limit, ask)
+    request = RemedyRequest(job, here, limit, ask)
     now = within(job, here, limit)[1]
-    for offer in offers(asked, model):
+    for offer in offers(request, model):
         tick(offer.name)
         offered.append(offer)
         if offer.how == "predicted" and time.monotonic() > until:
             left.append(offer.name)
             continue
         try:
-            made = offer.make()
+            prediction = offer.make()
         except Exception:  # a remedy that this training can't take
             left.append(f"{offer.name} (this training does not take it)")
             continue
-        good, needs = within(job, made, limit)
+        good, needs = within(job, prediction, limit)
         if now - needs >= WORTH * now:
-            found.append(
+            results.append(
                 PredictedRemedy(
                     offer.name,
                     offer.title,
@@ -223,20 +223,20 @@ def remedies(
                     offer.how,
                 )
             )
-    both = together(asked, found, offered, tick)
-    ranked = sorted(_best(found), key=functools.partial(_rank, any(r.fits for r in found)))
+    both = together(request, results, offered, tick)
+    ranked = sorted(_best(results), key=functools.partial(_rank, any(r.fits for r in results)))
     return ([] if both is None else [both]) + ranked, left
 
 
-def _best(found: list[PredictedRemedy]) -> list[PredictedRemedy]:
+def _best(candidates: list[PredictedRemedy]) -> list[PredictedRemedy]:
     """Of those that differ in a number alone (k×, N ranks) the smallest that fits, or the one that needs least."""
-    kept: dict[str, PredictedRemedy] = {}
-    for remedy in found:
+    best: dict[str, PredictedRemedy] = {}
+    for remedy in candidates:
         family = remedy.name.split()[0] if remedy.name.startswith(("accumulate", "shard")) else remedy.name
-        other = kept.get(family)
+        other = best.get(family)
         if other is None or not other.fits and (remedy.fits or remedy.needs < 0.97 * other.needs):
-            kept[family] = remedy
-    return list(kept.values())
+            best[family] = remedy
+    return list(best.values())
 
 
 def _rank(any_fits: bool, remedy: PredictedRemedy) -> tuple:
@@ -265,27 +265,27 @@ class RemedyRequest:
         return lambda: resized(self.here, sizes, self.job.cuda)
 
 
-def offers(asked: RemedyRequest, model: nn.Module) -> Iterator[Offer]:
+def offers(request: RemedyRequest, model: nn.Module) -> Iterator[Offer]:
     """The remedies that this training could take, cheap and harmless ones first."""
     row = next(iter(rows(model)), None)
     if row is not None:
-        yield from _checkpoints(asked, row)
-    yield from _halves(asked)
-    yield from _accumulated(asked)
-    yield from _optimizers(asked)
-    if row is not None and asked.here.trained > 1:
-        yield _frozen(asked, row)
-    yield from _shorter(asked)
-    yield from _sharded(asked, row)
-    yield from _cached(asked, model)
+        yield from _checkpoints(request, row)
+    yield from _halves(request)
+    yield from _accumulated(request)
+    yield from _optimizers(request)
+    if row is not None and request.here.trained > 1:
+        yield _frozen(request, row)
+    yield from _shorter(request)
+    yield from _sharded(request, row)
+    yield from _cached(request, model)
 
 
-def _optimizers(asked: RemedyRequest) -> Iterator[Offer]:
-    job, trace = asked.job, asked.here.trace
+def _optimizers(request: RemedyRequest) -> Iterator[Offer]:
+    job, trace = request.job, request.here.trace
     state = [n for n, b in enumerate(trace.blocks) if b.category == "optimizer state"]
     if job.optimizer is None:
         return
-    if asked.here.place[1] == "optimizer" and job.cuda and not _fused(job):
+    if request.here.place[1] == "optimizer" and job.cuda and not _fused(job):
         yield Offer(
             "fused optimizer",
             "Let the optimizer step in one kernel, without lists of temporaries.",
@@ -293,7 +293,7 @@ def _optimizers(asked: RemedyRequest) -> Iterator[Offer]:
             0.95,
             False,
             "optimizer = torch.optim.AdamW(model.parameters(), ..., fused=True)",
-            asked.again(groups={"foreach": False, "fused": True}),
+            request.again(groups={"foreach": False, "fused": True}),
         )
     if state:
         sizes = [b.size for b in trace.blocks]
@@ -307,7 +307,7 @@ def _optimizers(asked: RemedyRequest) -> Iterator[Offer]:
             1.0,
             False,
             "import bitsandbytes as bnb\noptimizer = bnb.optim.AdamW8bit(model.parameters(), lr=...)",
-            asked.sized(sizes),
+            request.sized(sizes),
             "computed",
         )
         yield Offer(
@@ -317,14 +317,16 @@ def _optimizers(asked: RemedyRequest) -> Iterator[Offer]:
             0.95,
             True,
             "optimizer = torch.optim.SGD(model.parameters(), lr=...)",
-            asked.again(optimizer=functools.partial(torch.optim.SGD, lr=1e-3), groups=None),
+            request.again(optimizer=functools.partial(torch.optim.SGD, lr=1e-3), groups=None),
         )
 
 
 def _fused(job: FitRequest) -> bool:
-    given = job.optimizer
-    groups = given.param_groups if isinstance(given, torch.optim.Optimizer) else [getattr(given, "keywords", {})]
-    kind = given if isinstance(given, type) else getattr(given, "func", type(given))
+    optimizer = job.optimizer
+    groups = (
+        optimizer.param_groups if isinstance(optimizer, torch.optim.Optimizer) else [getattr(optimizer, "keywords", {})]
+    )
+    kind = optimizer if isinstance(optimizer, type) else getattr(optimizer, "func", type(optimizer))
     return any(group.get("fused") for group in groups) or kind not in (
         torch.optim.Adam,
         torch.optim.AdamW,
@@ -332,9 +334,9 @@ def _fused(job: FitRequest) -> bool:
     )
 
 
-def _halves(asked: RemedyRequest) -> Iterator[Offer]:
-    if asked.job.half is None:
-        device = "cuda" if asked.job.cuda else "cpu"
+def _halves(request: RemedyRequest) -> Iterator[Offer]:
+    if request.job.half is None:
+        device = "cuda" if request.job.cuda else "cpu"
         yield Offer(
             "bf16 autocast",
             "Compute the loss under autocast in bfloat16.",
@@ -342,11 +344,11 @@ def _halves(asked: RemedyRequest) -> Iterator[Offer]:
             0.7,
             False,
             f'with torch.autocast("{device}", torch.bfloat16):\n    loss = loss_fn(model, batch)',
-            asked.again(half=torch.bfloat16),
+            request.again(half=torch.bfloat16),
         )
 
 
-def _checkpoints(asked: RemedyRequest, row: BlockRow) -> Iterator[Offer]:
+def _checkpoints(request: RemedyRequest, row: BlockRow) -> Iterator[Offer]:
     where = f"`{row.holder}`" if row.holder else "the model"
     count = len(row.paths)
     yield Offer(
@@ -356,7 +358,7 @@ def _checkpoints(asked: RemedyRequest, row: BlockRow) -> Iterator[Offer]:
         1.33,
         False,
         checkpoints(row),
-        asked.again(change=checkpointing(row)),
+        request.again(change=checkpointing(row)),
         change=checkpointing(row),
     )
     if count > 3:
@@ -367,19 +369,19 @@ def _checkpoints(asked: RemedyRequest, row: BlockRow) -> Iterator[Offer]:
             1.17,
             False,
             checkpoints(row, 2),
-            asked.again(change=checkpointing(row, 2)),
+            request.again(change=checkpointing(row, 2)),
         )
 
 
-def _accumulated(asked: RemedyRequest) -> Iterator[Offer]:
-    now, job = rows_of(asked.job.batch), asked.job
+def _accumulated(request: RemedyRequest) -> Iterator[Offer]:
+    now, job = rows_of(request.job.batch), request.job
     parts = 2
     while now is not None and now % parts == 0 and parts <= 64:
-        made: list[Prediction] = []
+        cache: list[Prediction] = []
 
-        def make(parts: int = parts, made: list[Prediction] = made) -> Prediction:
-            made.append(asked.ask(dataclasses.replace(with_rows(job, now // parts), accumulate=parts)))
-            return made[0]
+        def make(parts: int = parts, cache: list[Prediction] = cache) -> Prediction:
+            cache.append(request.ask(dataclasses.replace(with_rows(job, now // parts), accumulate=parts)))
+            return cache[0]
 
         yield Offer(
             f"accumulate {parts}×",
@@ -391,12 +393,12 @@ def _accumulated(asked: RemedyRequest) -> Iterator[Offer]:
             f"    (loss_fn(model, part) / {parts}).backward()\noptimizer.step()\noptimizer.zero_grad()",
             make,
         )
-        if asked.limit is None or not made or fits(job, made[0], asked.limit):
+        if request.limit is None or not cache or fits(job, cache[0], request.limit):
             return
         parts *= 2
 
 
-def _frozen(asked: RemedyRequest, row: BlockRow) -> Offer:
+def _frozen(request: RemedyRequest, row: BlockRow) -> Offer:
     last = row.paths[-1]
     return Offer(
         "last block only",
@@ -406,12 +408,12 @@ def _frozen(asked: RemedyRequest, row: BlockRow) -> Offer:
         True,
         "for name, parameter in model.named_parameters():\n"
         f'    if name.startswith("{last}."):\n        break\n    parameter.requires_grad_(False)',
-        asked.again(change=freezing(row)),
+        request.again(change=freezing(row)),
     )
 
 
-def _shorter(asked: RemedyRequest) -> Iterator[Offer]:
-    for what, now in dimensions(asked.job.batch):
+def _shorter(request: RemedyRequest) -> Iterator[Offer]:
+    for what, now in dimensions(request.job.batch):
         noun = "sequences" if what == "length" else "images"
         yield Offer(
             f"half the {what}",
@@ -422,20 +424,20 @@ def _shorter(asked: RemedyRequest) -> Iterator[Offer]:
             f"batch = batch[:, :{now // 2}]"
             if what == "length"
             else f'images = torch.nn.functional.interpolate(images, size={now // 2}, mode="bilinear")',
-            functools.partial(asked.ask, with_size(asked.job, now, now // 2)),
+            functools.partial(request.ask, with_size(request.job, now, now // 2)),
         )
 
 
-def _sharded(asked: RemedyRequest, row: BlockRow | None) -> Iterator[Offer]:
+def _sharded(request: RemedyRequest, row: BlockRow | None) -> Iterator[Offer]:
     """Each rank keeps its part; the blocks at work, and the one fetched ahead, are whole."""
     spread = ("parameters", "gradients", "optimizer state")
-    trace = asked.here.trace
+    trace = request.here.trace
     weights = [b for b in trace.blocks if b.category == "parameters"]
     own = [
         sum(b.size for b in weights if f"{b.module}.".startswith(f"{path}."))
         for path in (row.paths if row is not None else ())
     ]
-    whole = 2 * max(own, default=0) or asked.here.parameters
+    whole = 2 * max(own, default=0) or request.here.parameters
     for ranks in RANKS:
         sizes = [-(-b.size // ranks) if b.category in spread else b.size for b in trace.blocks]
         largest = max(
@@ -456,19 +458,19 @@ def _sharded(asked: RemedyRequest, row: BlockRow | None) -> Iterator[Offer]:
             "from torch.distributed.fsdp import fully_shard\n"
             f"for block in {each}:\n    fully_shard(block)\n"
             f"fully_shard(model)  # torchrun --nproc-per-node={ranks}",
-            asked.sized(sizes),
+            request.sized(sizes),
             "computed",
         )
 
 
-def _cached(asked: RemedyRequest, model: nn.Module) -> Iterator[Offer]:
+def _cached(request: RemedyRequest, model: nn.Module) -> Iterator[Offer]:
     for path, size in frozen(model)[:1]:
-        if size < WORTH * asked.here.needs:
+        if size < WORTH * request.here.needs:
             return
-        inside = [f"{b.module}.".startswith(f"{path}.") for b in asked.here.trace.blocks]
+        inside = [f"{b.module}.".startswith(f"{path}.") for b in request.here.trace.blocks]
         sizes = [
             0 if within and b.category in ("parameters", "buffers", "temporaries") else b.size
-            for b, within in zip(asked.here.trace.blocks, inside)
+            for b, within in zip(request.here.trace.blocks, inside)
         ]
         yield Offer(
             "cache encoder",
@@ -477,7 +479,7 @@ def _cached(asked: RemedyRequest, model: nn.Module) -> Iterator[Offer]:
             0.8,
             False,
             f"with torch.no_grad():\n    cached = [model.{path}(inputs).cpu() for inputs, _ in loader]",
-            asked.sized(sizes),
+            request.sized(sizes),
             "computed",
         )
 
@@ -487,14 +489,14 @@ REMEDY_RANKS = (2, 4, 8, 16, 32, 64)
 
 
 def together(
-    asked: RemedyRequest, found: list[PredictedRemedy], offered: list[Offer], tick: Callable[[str], None]
+    request: RemedyRequest, results: list[PredictedRemedy], offered: list[Offer], tick: Callable[[str], None]
 ) -> PredictedRemedy | None:
     """Checkpointed blocks, as few rows at a time as there can be, state in 8 bits and then ranks, until it fits; None
     where not even that does. One prediction, and the rest from its sizes."""
-    if asked.limit is None or any(r.fits for r in found):
+    if request.limit is None or any(r.fits for r in results):
         return None
     by_name = {offer.name.split()[0]: offer for offer in offered if offer.name != "checkpoint half"}
-    job, names = asked.job, []
+    job, names = request.job, []
     rows = rows_of(job.batch)
     if (block := by_name.get("checkpoint")) is not None and block.change is not None:
         job, names = dataclasses.replace(job, change=block.change), ["checkpoint"]
@@ -502,31 +504,31 @@ def together(
         job, names = dataclasses.replace(with_rows(job, 1), accumulate=rows), [*names, "accumulate"]
     tick("several at once")
     try:
-        made = asked.ask(job)
+        prediction = request.ask(job)
     except Exception:  # this training does not take them together
         return None
-    return _grown(asked, job, made, names, by_name)
+    return _largest_together(request, job, prediction, names, by_name)
 
 
-def _grown(
-    asked: RemedyRequest, job: FitRequest, made: Prediction, names: list[str], by_name: dict[str, Offer]
+def _largest_together(
+    request: RemedyRequest, job: FitRequest, prediction: Prediction, names: list[str], by_name: dict[str, Offer]
 ) -> PredictedRemedy | None:
     """The prediction as it is, with state in 8 bits, and with that over more and more ranks: the first that fits."""
     tries: list[tuple[list[str], int, bool]] = [(names, 1, False)]
     if "8-bit" in by_name:
         tries.append(([*names, "8-bit"], 1, True))
     tries += [([*names, *["8-bit"] * ("8-bit" in by_name), "shard"], n, "8-bit" in by_name) for n in REMEDY_RANKS]
-    now = within(asked.job, asked.here, asked.limit)[1]
+    now = within(request.job, request.here, request.limit)[1]
     for used, ranks, narrow in tries:
-        sized = resized(made, _sizes(made, ranks, narrow), job.cuda)
-        good, needs = within(job, sized, asked.limit)
+        sized = resized(prediction, _sizes(prediction, ranks, narrow), job.cuda)
+        good, needs = within(job, sized, request.limit)
         if good and used:
             return _remedy(used, ranks, job, now, needs, by_name)
     return None
 
 
-def _sizes(made: Prediction, ranks: int, narrow: bool) -> list[int]:
-    blocks = made.trace.blocks
+def _sizes(prediction: Prediction, ranks: int, narrow: bool) -> list[int]:
+    blocks = prediction.trace.blocks
     wide = [narrow and b.category == "optimizer state" and b.size > 16384 for b in blocks]
     sizes = [round(b.size * (0.25 + 1 / 256)) if is_wide else b.size for b, is_wide in zip(blocks, wide)]
     return [-(-size // ranks) if b.category in SPREAD else size for size, b in zip(sizes, blocks)]
@@ -535,13 +537,13 @@ def _sizes(made: Prediction, ranks: int, narrow: bool) -> list[int]:
 def _remedy(
     used: list[str], ranks: int, job: FitRequest, now: int, needs: int, by_name: dict[str, Offer]
 ) -> PredictedRemedy:
-    said = {
+    labels = {
         "checkpoint": "checkpoint all blocks",
         "accumulate": f"accumulate {job.accumulate}× one row",
         "8-bit": "keep the optimizer's state in 8 bits",
         "shard": f"shard over {ranks} ranks",
     }
-    words = [said[name] for name in used]
+    words = [labels[name] for name in used]
     codes = [by_name[name].code for name in used if name in by_name and name not in ("accumulate", "shard")]
     if "accumulate" in used:
         codes.append(

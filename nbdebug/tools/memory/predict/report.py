@@ -23,7 +23,7 @@ class Answer:
     that were not reached; card: which one is meant; how: the numbers came about."""
 
     job: FitRequest
-    found: Prediction
+    prediction: Prediction
     limit: int | None
     fits: bool | None
     needs: int
@@ -54,8 +54,10 @@ def report_of(answer: Answer, subject: str) -> Report:
 
 
 def _headline(answer: Answer) -> str:
-    found = answer.found
-    need = f"{size(answer.needs)}" + (f" ({size(found.peak)} allocated at most)" if found.reserved is not None else "")
+    result = answer.prediction
+    need = f"{size(answer.needs)}" + (
+        f" ({size(result.peak)} allocated at most)" if result.reserved is not None else ""
+    )
     if answer.fits is None:
         return f"A training step needs {need}."
     there = size(answer.limit or 0)
@@ -67,20 +69,20 @@ def _headline(answer: Answer) -> str:
 
 def _finding(answer: Answer) -> Finding:
     """The cause is what takes most of it."""
-    found = answer.found
-    moving = sum(n for name, n in found.at_peak.items() if name not in STATIC)
-    static = found.peak - moving
+    result = answer.prediction
+    moving = sum(n for name, n in result.at_peak.items() if name not in STATIC)
+    static = result.peak - moving
     code = "memory/activations-dominate" if moving >= static else "memory/optimizer-state-dominates"
     what = "activations and temporaries" if moving >= static else "parameters, gradients and optimizer state"
     title = (
         f"A step needs {size(answer.needs)} and {size(answer.limit or 0)} are available: {what} take "
         f"{size(max(moving, static))} of it."
     )
-    step, phase = found.place
-    module = max(found.modules, key=lambda name: found.modules[name], default="")
-    evidence = {"allocated at most": size(found.peak), "in step": step + 1, "memory": _at_peak(found)}
-    if found.reserved is not None:
-        evidence["reserved at most"] = size(found.reserved)
+    step, phase = result.place
+    module = max(result.modules, key=lambda name: result.modules[name], default="")
+    evidence = {"allocated at most": size(result.peak), "in step": step + 1, "memory": _at_peak(result)}
+    if result.reserved is not None:
+        evidence["reserved at most"] = size(result.reserved)
     return Finding(
         code,
         title,
@@ -100,36 +102,36 @@ def _fix(remedy: PredictedRemedy, needs: int) -> Fix:
     return Fix(remedy.title, remedy.code, None, after)
 
 
-def _at_peak(found: Prediction) -> dict[str, str]:
-    return {name: size(count) for name, count in found.at_peak.items() if count > 0}
+def _at_peak(result: Prediction) -> dict[str, str]:
+    return {name: size(count) for name, count in result.at_peak.items() if count > 0}
 
 
 def _memory(answer: Answer) -> dict[str, Any]:
     """The data of the picture."""
-    found = answer.found
-    parts = sorted(((n, c) for n, c in found.at_peak.items() if c > 0), key=lambda p: -p[1])
-    if found.reserved is not None:
-        parts.append(("reserved, not used", max(0, answer.needs - found.peak)))
-    starts = {f"{phase} {step + 1}": first for (step, phase), first in _starts(found).items()}
+    result = answer.prediction
+    parts = sorted(((n, c) for n, c in result.at_peak.items() if c > 0), key=lambda p: -p[1])
+    if result.reserved is not None:
+        parts.append(("reserved, not used", max(0, answer.needs - result.peak)))
+    starts = {f"{phase} {step + 1}": first for (step, phase), first in _starts(result).items()}
     return {
         "parts": [list(p) for p in parts],
         "total": answer.needs,
         "limit": answer.limit,
-        "course": [list(p) for p in found.course()],
+        "course": [list(p) for p in result.course()],
         "events": starts,
         "title": "A training step, predicted",
     }
 
 
 def _numbers(answer: Answer) -> dict[str, Any]:
-    found = answer.found
+    result = answer.prediction
     return {
-        "peak": found.peak,
-        "reserved": found.reserved,
+        "peak": result.peak,
+        "reserved": result.reserved,
         "limit": answer.limit,
         "fits": answer.fits,
-        "at_peak": dict(found.at_peak),
-        "place": list(found.place),
+        "at_peak": dict(result.at_peak),
+        "place": list(result.place),
         "device": str(answer.job.device),
         "largest": {part.what: part.most for part in answer.largest},
         "seconds": answer.seconds,
@@ -138,21 +140,21 @@ def _numbers(answer: Answer) -> dict[str, Any]:
     }
 
 
-def _starts(found: Prediction) -> dict[tuple[int, str], int]:
+def _starts(result: Prediction) -> dict[tuple[int, str], int]:
     from nbdebug.tools.memory.predict.meta_trace import PHASES
 
     return {
         (step, PHASES[phase]): first
-        for step, phase, first in found.trace.marks
+        for step, phase, first in result.trace.marks
         if PHASES[phase] in ("forward", "backward", "optimizer")
     }
 
 
 def _tables(answer: Answer) -> list[Table]:
-    found = answer.found
+    result = answer.prediction
     at_peak = [
-        [name, count, f"{100 * count / max(1, found.peak):.0f}%"]
-        for name, count in sorted(found.at_peak.items(), key=lambda p: -p[1])
+        [name, count, f"{100 * count / max(1, result.peak):.0f}%"]
+        for name, count in sorted(result.at_peak.items(), key=lambda p: -p[1])
         if count > 0
     ]
     tables: list[Table] = [
@@ -167,7 +169,7 @@ def _tables(answer: Answer) -> list[Table]:
             "At the peak",
             ("what for", "size (bytes)", "share"),
             at_peak,
-            f"In the {found.place[1]} of step {found.place[0] + 1}.",
+            f"In the {result.place[1]} of step {result.place[0] + 1}.",
         ),
         Table(
             "The largest that fits",
@@ -179,13 +181,13 @@ def _tables(answer: Answer) -> list[Table]:
             ("module", "size (bytes)"),
             [
                 [name or "not in a module", count]
-                for name, count in sorted(found.modules.items(), key=lambda p: -p[1])[:MODULES]
+                for name, count in sorted(result.modules.items(), key=lambda p: -p[1])[:MODULES]
             ],
         ),
         Table(
             "By phase",
             ("step", "phase", "at most (bytes)"),
-            [[step + 1, phase, most] for step, phase, most in found.phases if phase != "start"],
+            [[step + 1, phase, most] for step, phase, most in result.phases if phase != "start"],
         ),
     ]
     first = [t for t in tables if t.rows]
@@ -197,35 +199,35 @@ def _yes(value: bool | None) -> str:
 
 
 def _notes(answer: Answer) -> list[str]:
-    job, said = answer.job, [f"{answer.how}, in {answer.seconds:.1f} s; nothing of yours was changed."]
+    job, notes = answer.job, [f"{answer.how}, in {answer.seconds:.1f} s; nothing of yours was changed."]
     if job.cuda:
-        said.append(
+        notes.append(
             f"The card: {answer.card}. Measured on an H200, predictions were right to 1% (allocated) and 10% "
             "(reserved). What CUDA itself keeps (0.3 to 0.8 GiB) comes on top of both."
         )
     if job.emulated:
-        said.append(
+        notes.append(
             "There is no card here: its choice of kernels follows torch's rules, not a measurement. Less sure: "
             "workspaces (they differ between cards), attention with masks, and recurrent layers."
         )
-    ops = {b.op for b in answer.found.trace.blocks}
+    ops = {b.op for b in answer.prediction.trace.blocks}
     if job.cuda and any("convolution" in op for op in ops):
-        said.append("cuDNN chooses the workspaces of convolutions: the reserved peak is right to about 10%.")
-    if answer.found.doubts:
-        said.append(f"Ops of other libraries, whose own memory is not counted: {listed(answer.found.doubts, 5)}.")
+        notes.append("cuDNN chooses the workspaces of convolutions: the reserved peak is right to about 10%.")
+    if answer.prediction.doubts:
+        notes.append(f"Ops of other libraries, whose own memory is not counted: {listed(answer.prediction.doubts, 5)}.")
     for part in answer.largest:
-        said.append(
+        notes.append(
             f"The largest {NOUNS[part.what]} that fits: {part.most:,} (now {part.now:,})."
             if part.most
             else f"Not even the smallest {NOUNS[part.what]} fits."
         )
-    return said
+    return notes
 
 
 def _unchecked(answer: Answer) -> tuple[str, ...]:
-    said = list(answer.unchecked)
+    unchecked = list(answer.unchecked)
     if answer.limit is None:
-        said.append('What fits: the available memory is not known; pass it, such as device_memory="24GiB"')
+        unchecked.append('What fits: the available memory is not known; pass it, such as device_memory="24GiB"')
     if answer.left:
-        said.append(f"Remedies that were not predicted: {', '.join(answer.left)}")
-    return tuple(said)
+        unchecked.append(f"Remedies that were not predicted: {', '.join(answer.left)}")
+    return tuple(unchecked)

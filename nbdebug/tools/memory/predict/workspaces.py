@@ -41,20 +41,20 @@ class CardModel:
         """The card of this machine, or an H100 where there is none."""
         if not torch.cuda.is_available():
             return cls("an H100 (there is no card here)")
-        found = torch.cuda.get_device_properties(device)
+        properties = torch.cuda.get_device_properties(device)
         return cls(
-            found.name,
-            found.major,
-            found.multi_processor_count,
-            getattr(found, "max_threads_per_multi_processor", 2048),
+            properties.name,
+            properties.major,
+            properties.multi_processor_count,
+            getattr(properties, "max_threads_per_multi_processor", 2048),
         )
 
     @property
     def workspace(self) -> int:
         """Of cuBLAS, in bytes: the pairs ":KiB:count" of the environment, or torch's default."""
-        asked = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
-        if asked:
-            return sum(int(size) * int(count) for size, count in asked) * 1024
+        sizes = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
+        if sizes:
+            return sum(int(size) * int(count) for size, count in sizes) * 1024
         return 32 * MIB if self.major >= 9 else (4096 * 2 + 16 * 8) * 1024
 
 
@@ -75,10 +75,10 @@ class OnCuda:
 
     def _product(self, base: str, args: Sequence[Any], backward: bool) -> list[Extra]:
         """The forward and the backward run in threads of their own."""
-        wanted = [("product", self.card.workspace)]
+        buffers = [("product", self.card.workspace)]
         if base == "addmm" and args[0].dim() == 1 and args[1].numel():
-            wanted.append(("bias", MIB))
-        fresh = [(what, size) for what, size in wanted if (what, backward) not in self.kept]
+            buffers.append(("bias", MIB))
+        fresh = [(what, size) for what, size in buffers if (what, backward) not in self.kept]
         self.kept.update((what, backward) for what, _ in fresh)
         return [Extra(size, kept=True) for _, size in fresh]
 
@@ -119,13 +119,13 @@ def reduction(card: CardModel, outputs: int, inputs: int, item: int, inner: bool
 
 
 def _summed(card: CardModel, args: Sequence[Any], out: Any) -> list[Extra]:
-    given = args[0]
-    if not isinstance(out, torch.Tensor) or not given.is_floating_point() or not out.numel():
+    values = args[0]
+    if not isinstance(out, torch.Tensor) or not values.is_floating_point() or not out.numel():
         return []
-    dims = args[1] if len(args) > 1 and isinstance(args[1], (list, tuple)) else list(range(given.dim()))
-    dims = [d % max(given.dim(), 1) for d in (dims or range(given.dim()))]
-    inner = (given.dim() - 1) in dims or given.dim() == 0
-    size = reduction(card, out.numel(), given.numel() // out.numel(), max(4, given.element_size()), inner)
+    dims = args[1] if len(args) > 1 and isinstance(args[1], (list, tuple)) else list(range(values.dim()))
+    dims = [d % max(values.dim(), 1) for d in (dims or range(values.dim()))]
+    inner = (values.dim() - 1) in dims or values.dim() == 0
+    size = reduction(card, out.numel(), values.numel() // out.numel(), max(4, values.element_size()), inner)
     return [Extra(size), Extra(64)] if size else []
 
 
@@ -146,37 +146,37 @@ def channels_last(tensor: torch.Tensor) -> bool:
     return tensor.dim() >= 3 and tensor.stride(1) == 1 and tensor.shape[1] > 1
 
 
-def _convolved(given: torch.Tensor, weight: torch.Tensor, made: int, groups: int) -> int:
+def _convolved(values: torch.Tensor, weight: torch.Tensor, outputs: int, groups: int) -> int:
     """Copies with the channels last of what is given (channels filled up to what a kernel reads at once), of the
     weights and of what is made."""
-    if channels_last(given) or groups > 1 or given.dim() < 4:
+    if channels_last(values) or groups > 1 or values.dim() < 4:
         return 256
-    width = 16 // given.element_size()
-    full = max(1, width / given.shape[1])
+    width = 16 // values.element_size()
+    full = max(1, width / values.shape[1])
     weights = _bytes(weight) if weight[0, 0].numel() > 1 else 0
-    return int((_bytes(given) + weights) * full) + made + 16
+    return int((_bytes(values) + weights) * full) + outputs + 16
 
 
 def _convolution(card: CardModel, args: Sequence[Any], out: Any) -> list[Extra]:
-    given, weight = args[0], args[1]
-    made = _bytes(out)
-    if 16 <= given.shape[1] <= 64 and weight[0, 0].numel() == 1:
+    values, weight = args[0], args[1]
+    outputs = _bytes(out)
+    if 16 <= values.shape[1] <= 64 and weight[0, 0].numel() == 1:
         return []  # a plain matrix product
-    if 16 <= given.shape[1] <= 64 and given.dtype == torch.float32:
-        made = 0  # such a kernel writes the channels first
-    return [Extra(_convolved(given, weight, made, args[8] if len(args) > 8 else 1))]
+    if 16 <= values.shape[1] <= 64 and values.dtype == torch.float32:
+        outputs = 0  # such a kernel writes the channels first
+    return [Extra(_convolved(values, weight, outputs, args[8] if len(args) > 8 else 1))]
 
 
 def _convolution_backward(card: CardModel, args: Sequence[Any], out: Any) -> list[Extra]:
     """First the gradient of what was given, then that of the weights, each with a workspace of its own; the second is
     summed in parts where its tiles (128×128) would leave processors idle."""
-    grad, given, weight, groups = args[0], args[1], args[2], args[9] if len(args) > 9 else 1
-    size = _convolved(given, weight, _bytes(grad), groups)
+    grad, values, weight, groups = args[0], args[1], args[2], args[9] if len(args) > 9 else 1
+    size = _convolved(values, weight, _bytes(grad), groups)
     tiles = -(-weight.shape[0] // 128) * -(-weight[0].numel() // 128)
     parts = min(14, card.processors // tiles) if size > 256 else 0
     partial = parts * weight.numel() * 4 if parts > 1 else 0
     mask = args[10] if len(args) > 10 else (True, True, True)
-    product = given.dtype == torch.float32 and given.shape[1] <= 128 and weight[0, 0].numel() == 1
+    product = values.dtype == torch.float32 and values.shape[1] <= 128 and weight[0, 0].numel() == 1
     extras = [Extra(size, after=1)] if mask[0] and out[1] is not None and not product else []
     return [*extras, Extra(size + partial, after=1 + bool(mask[0]) if out[2] is not None else 99)]
 
@@ -187,17 +187,17 @@ def on_cpu(func: Any, args: Sequence[Any], out: Any, recorder: MetaRecorder) -> 
     backward = func is torch.ops.aten.convolution_backward.default
     if func is not torch.ops.aten.convolution.default and not backward:
         return []
-    given, weight = args[1:3] if backward else args[:2]
+    values, weight = args[1:3] if backward else args[:2]
     strided = any(step > 1 for step in args[4 if backward else 3])
-    plain = weight[0, 0].numel() == 1 and not strided and given.shape[0] < 16 and torch.get_num_threads() == 1
-    if channels_last(given) or plain:
+    plain = weight[0, 0].numel() == 1 and not strided and values.shape[0] < 16 and torch.get_num_threads() == 1
+    if channels_last(values) or plain:
         return []
-    copied = _bytes(given) if given.shape[1] >= 16 else 0
+    copied = _bytes(values) if values.shape[1] >= 16 else 0
     if not backward:
         return [Extra(copied + _bytes(weight) + (_blocked(out) if out.shape[1] < 16 else 0))]
-    extras = [Extra(_blocked(args[0]) + _bytes(weight) + (0 if copied else _blocked(given)), after=1)]
+    extras = [Extra(_blocked(args[0]) + _bytes(weight) + (0 if copied else _blocked(values)), after=1)]
     if strided:
-        extras.append(Extra(2 * _bytes(given), after=1))
+        extras.append(Extra(2 * _bytes(values), after=1))
     return [*extras, Extra(_blocked(args[0]) + copied)]
 
 

@@ -18,9 +18,9 @@ AT_PEAK = frozenset({"memory/activations-dominate", "memory/optimizer-state-domi
 
 def name_all(facts: MemoryFacts) -> list[Finding]:
     """The findings, most likely first."""
-    found = [f for rule in rules("memory") if (f := rule.check(facts)) is not None]
-    found += [
-        f for check in retention.CHECKS if (f := check(facts)) is not None and f.code not in {g.code for g in found}
+    findings = [f for rule in rules("memory") if (f := rule.check(facts)) is not None]
+    findings += [
+        f for check in retention.CHECKS if (f := check(facts)) is not None and f.code not in {g.code for g in findings}
     ]
-    leaks = [f for f in found if f.code not in AT_PEAK]
-    return leaks or found
+    leaks = [f for f in findings if f.code not in AT_PEAK]
+    return leaks or findings

@@ -150,11 +150,11 @@ def eval_without_no_grad(facts: MemoryFacts) -> Finding | None:
     step = facts.step
     if step is None or not step.evaluated or step.backwards or step.optimizers:
         return None
-    kept = step.at_peak.get("activations", 0)
-    if kept < GRAPH or 2 * kept < step.peak - step.base:
+    activations = step.at_peak.get("activations", 0)
+    if activations < GRAPH or 2 * activations < step.peak - step.base:
         return None
     title = (
-        f"The evaluation runs without `torch.no_grad()`: {size(kept)} of its peak are kept for a backward that "
+        f"The evaluation runs without `torch.no_grad()`: {size(activations)} of its peak are kept for a backward that "
         "nobody runs"
     )
     where = dataclasses.replace(step.place, phase="forward")
@@ -164,8 +164,8 @@ def eval_without_no_grad(facts: MemoryFacts) -> Finding | None:
         title,
         where,
         [module or "the model"],
-        [_no_grad(kept, None)],
-        {"activations": kept, "peak": step.peak, "calls in eval mode": step.evaluated},
+        [_no_grad(activations, None)],
+        {"activations": activations, "peak": step.peak, "calls in eval mode": step.evaluated},
     )
 
 

@@ -31,10 +31,10 @@ class MemoryRemedy:
 
 def best(failure: Failure, most: int = 3) -> tuple[Fix, ...]:
     """The remedies, those that would have been enough first; within these in the order of what they cost."""
-    found = [r for r in _all(failure) if r.saves >= WORTH]
+    remedies = [r for r in _all(failure) if r.saves >= WORTH]
     short = failure.short
     if short is not None:
-        found.sort(key=lambda r: r.saves < short)
+        remedies.sort(key=lambda r: r.saves < short)
     return tuple(
         Fix(
             r.title,
@@ -46,7 +46,7 @@ def best(failure: Failure, most: int = 3) -> tuple[Fix, ...]:
                 "note": r.cost or None,
             },
         )
-        for r in found[:most]
+        for r in remedies[:most]
     )
 
 
@@ -77,15 +77,15 @@ def _all(failure: Failure) -> Iterator[MemoryRemedy]:
 
 def _idle(failure: Failure) -> Iterator[MemoryRemedy]:
     """What the notebook keeps and nothing needs."""
-    kept = [k for k in failure.kept if k.bytes >= WORTH]
-    if not kept:
+    leftovers = [k for k in failure.kept if k.bytes >= WORTH]
+    if not leftovers:
         return
-    names = listed(k.name for k in kept)
-    words = " ".join(dict.fromkeys(k.release for k in kept[:6]))
+    names = listed(k.name for k in leftovers)
+    words = " ".join(dict.fromkeys(k.release for k in leftovers[:6]))
     code = f"%free {words}"
-    if any(k.how == "loss" for k in kept):
+    if any(k.how == "loss" for k in leftovers):
         code += "\nlosses.append(loss.item())  # from then on: the number, without its graph"
-    yield MemoryRemedy(f"Free what is kept but not needed: {names}.", code, sum(k.bytes for k in kept))
+    yield MemoryRemedy(f"Free what is kept but not needed: {names}.", code, sum(k.bytes for k in leftovers))
 
 
 def _no_grad(failure: Failure) -> Iterator[MemoryRemedy]:
@@ -99,16 +99,16 @@ def _no_grad(failure: Failure) -> Iterator[MemoryRemedy]:
 
 
 def _card(failure: Failure) -> Iterator[MemoryRemedy]:
-    asked = failure.asked
-    if asked.unused and asked.unused >= (asked.bytes or WORTH):
+    request = failure.asked
+    if request.unused and request.unused >= (request.bytes or WORTH):
         yield MemoryRemedy(
             "Let torch's allocator use its free pieces together; set this before the first use of the card.",
             'os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"',
-            asked.unused,
+            request.unused,
         )
-    if asked.total and asked.free is not None and asked.process:
-        others = asked.total - asked.free - asked.process
-        if others > OTHERS * asked.total:
+    if request.total and request.free is not None and request.process:
+        others = request.total - request.free - request.process
+        if others > OTHERS * request.total:
             yield MemoryRemedy(
                 "Other processes hold a part of this card: another notebook whose kernel still runs, perhaps.",
                 "!nvidia-smi",
@@ -148,10 +148,10 @@ def _attention(failure: Failure) -> Iterator[MemoryRemedy]:
 
 
 def _smaller_batch(failure: Failure) -> Iterator[MemoryRemedy]:
-    work, asked = failure.work, failure.asked.bytes or 0
+    work, requested = failure.work, failure.asked.bytes or 0
     if not work.batch or work.batch < 2 or failure.where.phase == "optimizer":
         return
-    whole, forward = work.batched + asked, (work.batched + asked) / (work.through or 1.0)
+    whole, forward = work.batched + requested, (work.batched + requested) / (work.through or 1.0)
     parts = 2
     if failure.free is not None:  # into what there is must go the whole forward, smaller, with the blocks to come
         room = work.batched + failure.free + failure.gone
@@ -170,7 +170,7 @@ def _smaller_batch(failure: Failure) -> Iterator[MemoryRemedy]:
 
 
 def _cheaper_activations(failure: Failure) -> Iterator[MemoryRemedy]:
-    work, asked = failure.work, failure.asked.bytes or 0
+    work, requested = failure.work, failure.asked.bytes or 0
     if failure.where.phase == "optimizer" or not work.activations:
         return
     kind = failure.asked.device.partition(":")[0]
@@ -178,7 +178,7 @@ def _cheaper_activations(failure: Failure) -> Iterator[MemoryRemedy]:
         yield MemoryRemedy(
             "Compute in bfloat16; the weights stay in float32.",
             f'with torch.autocast("{kind}", dtype=torch.bfloat16):\n    loss = …',
-            (work.activations32 + asked) // 2,
+            (work.activations32 + requested) // 2,
             "less precise activations; usually faster",
         )
     if work.blocks and work.grad and work.training:
@@ -195,25 +195,25 @@ def _cheaper_activations(failure: Failure) -> Iterator[MemoryRemedy]:
 
 def _pieces(failure: Failure) -> Iterator[MemoryRemedy]:
     """For one large result outside of a batch: never all of it at once."""
-    asked = failure.asked.bytes
-    if not asked or failure.where.phase != "forward":
+    requested = failure.asked.bytes
+    if not requested or failure.where.phase != "forward":
         return
-    room = max(failure.free or asked // 2, 1)
-    parts = max(2, math.ceil(2 * asked / room))
+    room = max(failure.free or requested // 2, 1)
+    parts = max(2, math.ceil(2 * requested / room))
     if parts <= 1 << 16:
         yield MemoryRemedy(
             f"Compute it in {parts:,} pieces, and keep only what you need of each.",
             "for rows in x.split(n):\n    best.append(score(rows, y).argmin(1))  # never all of it at once",
-            asked - math.ceil(asked / parts),
+            requested - math.ceil(requested / parts),
         )
     else:
         yield MemoryRemedy(
             "Request less: no machine holds this. Work on a few rows at a time, or only on the pairs that matter.",
             "for rows in x.split(n):\n    best.append(score(rows, y).argmin(1))  # never all of it at once",
-            asked,
+            requested,
         )
     if failure.asked_as:
-        yield MemoryRemedy("Compute it in half precision.", "x = x.bfloat16()", asked // 2)
+        yield MemoryRemedy("Compute it in half precision.", "x = x.bfloat16()", requested // 2)
 
 
 def _variables(failure: Failure) -> Iterator[MemoryRemedy]:
@@ -258,36 +258,40 @@ def out_of_memory(facts: Failure) -> Finding | None:
 
 
 def _title(facts: Failure, held: int) -> str:
-    asked = size(facts.asked.bytes) if facts.asked.bytes else "More"
+    requested = size(facts.asked.bytes) if facts.asked.bytes else "More"
     which = f" ({facts.asked_as})" if facts.asked_as else ""
     free = "" if facts.free is None else f" and {size(facts.free)} were free"
-    kept, short, unused = sum(k.bytes for k in facts.kept), facts.short or 0, facts.asked.unused or 0
+    leftovers, short, unused = sum(k.bytes for k in facts.kept), facts.short or 0, facts.asked.unused or 0
     if _never(facts):
-        return f"{asked} were requested at once{which}, and there are only {size(facts.limit or 0)} in total."
-    if (slope := grown(facts.course)) is not None:
-        return f"Memory grew by {size(slope)} a step, until {asked} more did not fit{which}."
+        return f"{requested} were requested at once{which}, and there are only {size(facts.limit or 0)} in total."
+    if (slope := growth_per_step(facts.course)) is not None:
+        return f"Memory grew by {size(slope)} a step, until {requested} more did not fit{which}."
     if earlier(facts):
         return (
-            f"A cell that failed earlier still held {size(facts.gone)}, which are free now; {asked} more did not "
+            f"A cell that failed earlier still held {size(facts.gone)}, which are free now; {requested} more did not "
             f"fit{which}."
         )
-    if kept >= WORTH and (kept >= short > 0 or kept >= KEPT * max(held, 1)):
+    if leftovers >= WORTH and (leftovers >= short > 0 or leftovers >= KEPT * max(held, 1)):
         most = facts.kept[0].name
-        return f"{size(kept)} are kept but not needed, most of it by `{most}`; {asked} more did not fit{which}."
+        return (
+            f"{size(leftovers)} are kept but not needed, most of it by `{most}`; {requested} more did not fit{which}."
+        )
     if unused >= (facts.asked.bytes or unused + 1):
-        return f"{size(unused)} are free in torch's cache, but in pieces too small for the {asked} requested{which}."
+        return (
+            f"{size(unused)} are free in torch's cache, but in pieces too small for the {requested} requested{which}."
+        )
     if facts.work.steps == 0:
-        return f"The first step is too large: {asked} more were requested{which}{free}."
+        return f"The first step is too large: {requested} more were requested{which}{free}."
     if facts.work.steps:
-        return f"After {count(facts.work.steps, 'step')} that fit, {asked} more were requested{which}{free}."
-    return f"{asked} {'were' if facts.asked.bytes else 'was'} requested{which}{free}; {size(held)} were in use."
+        return f"After {count(facts.work.steps, 'step')} that fit, {requested} more were requested{which}{free}."
+    return f"{requested} {'were' if facts.asked.bytes else 'was'} requested{which}{free}; {size(held)} were in use."
 
 
 def _never(facts: Failure) -> bool:
     return bool(facts.limit and facts.asked.bytes and facts.asked.bytes > facts.limit)
 
 
-def grown(course: tuple[int, ...]) -> int | None:
+def growth_per_step(course: tuple[int, ...]) -> int | None:
     """Bytes a step, where each of the last steps ended with more than the one before it."""
     last = course[-(STEPS + 1) :]
     steps = [b - a for a, b in itertools.pairwise(last)]
@@ -297,7 +301,7 @@ def grown(course: tuple[int, ...]) -> int | None:
 
 
 def _growth(facts: Failure) -> str:
-    slope, steps = grown(facts.course), facts.work.steps
+    slope, steps = growth_per_step(facts.course), facts.work.steps
     if slope is not None:
         return f"steady: {size(slope)} a step over {count(len(facts.course), 'step')}"
     if facts.course:
@@ -314,18 +318,18 @@ def _growth(facts: Failure) -> str:
 
 
 def _evidence(facts: Failure, held: int, growth: str) -> dict[str, Any]:
-    asked = facts.asked
+    request = facts.asked
     sizes = {
-        "asked for": asked.bytes,
+        "asked for": request.bytes,
         "free": facts.free,
         "all there is": facts.limit,
         "held, by tensors with a name": held - facts.left or None,
         "held, without a name": facts.left - facts.gone or None,
         "gone since": facts.gone or None,
-        "reserved by torch, in no tensor": asked.unused,
+        "reserved by torch, in no tensor": request.unused,
         "kept without need": sum(k.bytes for k in facts.kept) or None,
     }
-    evidence: dict[str, Any] = {"error": facts.error, "device": asked.device}
+    evidence: dict[str, Any] = {"error": facts.error, "device": request.device}
     evidence |= {word: size(count) for word, count in sizes.items() if count is not None}
     if facts.asked_as:
         evidence["asked for, as"] = facts.asked_as

@@ -40,19 +40,19 @@ def activations_dominate(facts: MemoryFacts) -> Finding | None:
     step = facts.step
     if step is None or not step.backwards:
         return None
-    kept = step.at_peak.get("activations", 0)
+    activations = step.at_peak.get("activations", 0)
     others = sum(step.at_peak.get(name, 0) for name in ("parameters", "gradients", "optimizer state"))
-    if kept < max(MATTERS, CARD * (step.total or 0)) or kept < TENFOLD * others:
+    if activations < max(MATTERS, CARD * (step.total or 0)) or activations < TENFOLD * others:
         return None
     module, line = _most_activations(step)
     name = module.name if module is not None else ""
     share = "" if line is None else f"; {size(line.activations)} of it in one line"
     title = (
-        f"Activations take {size(kept)} at the peak, {kept / max(1, others):.0f} times as much as weights, "
-        f"gradients and optimizer state{f', in `{name}`' if name else ''}{share}"
+        f"Activations take {size(activations)} at the peak, {activations / max(1, others):.0f} times as much as "
+        f"weights, gradients and optimizer state{f', in `{name}`' if name else ''}{share}"
     )
-    made = line or module
-    where = made.where if made is not None else step.place
+    source = line or module
+    where = source.where if source is not None else step.place
     where = dataclasses.replace(where, module=name or where.module, phase="forward")
     return finding(
         "activations-dominate",
@@ -60,7 +60,7 @@ def activations_dominate(facts: MemoryFacts) -> Finding | None:
         where,
         [name, where.module or ""],
         _lighter(step, line),
-        {"activations": kept, "weights, gradients and state": others, "peak": step.peak},
+        {"activations": activations, "weights, gradients and state": others, "peak": step.peak},
     )
 
 
@@ -76,22 +76,22 @@ def _most_activations(step: StepMemory) -> tuple[PeakPart | None, PeakPart | Non
 
 
 def _lighter(step: StepMemory, line: PeakPart | None) -> list[Fix]:
-    kept = step.at_peak.get("activations", 0)
+    activations = step.at_peak.get("activations", 0)
     fixes = [
         Fix(
             "Checkpoint the blocks: backward recomputes their activations instead of keeping them.",
             "x = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)",
             None,
-            {"activations": size(kept)},
+            {"activations": size(activations)},
         ),
         Fix(
             "Use a smaller batch and accumulate gradients over several.",
             "(loss / 4).backward()  # four times, then optimizer.step()",
             None,
-            {"activations": size(kept), "with a quarter": size(kept // 4)},
+            {"activations": size(activations), "with a quarter": size(activations // 4)},
         ),
     ]
-    if line is not None and line.where.op == "softmax" and line.activations > kept // 3:
+    if line is not None and line.where.op == "softmax" and line.activations > activations // 3:
         fixes.insert(
             0,
             Fix(

@@ -84,14 +84,14 @@ PIECES = 0.5
     reference="https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-cuda-alloc-conf",
 )
 def fragmentation(facts: MemoryFacts) -> Finding | None:
-    found = [
+    devices = [
         (share, d)
         for d in (facts.now.devices if facts.now is not None else ())
         if (share := split_share(d)) is not None
     ]
-    if not found:
+    if not devices:
         return None
-    share, device = max(found, key=lambda pair: pair[0])
+    share, device = max(devices, key=lambda pair: pair[0])
     idle = (device.reserved or 0) - (device.allocated or 0)
     title = (
         f"{share:.0%} of the memory reserved on {device.name} is unused and fragmented: {size(idle)} of "
@@ -153,36 +153,40 @@ CONFIRMED = 0.25
     reference="https://docs.pytorch.org/docs/stable/data.html#multi-process-data-loading",
 )
 def loader_workers_copy(facts: MemoryFacts) -> Finding | None:
-    told = facts.workers
-    if told is None or told.bytes < WORKERS_MATTER:
+    workers = facts.workers
+    if workers is None or workers.bytes < WORKERS_MATTER:
         return None
-    if told.measured is not None and told.measured < CONFIRMED * told.bytes:
+    if workers.measured is not None and workers.measured < CONFIRMED * workers.bytes:
         return None
-    each = told.measured if told.measured is not None else told.bytes
+    each = workers.measured if workers.measured is not None else workers.bytes
     title = (
-        f"`{told.holder}` holds {told.objects:,} Python objects, and each of the {told.workers} workers that "
-        f"reads them copies {size(each)}: {size(each * told.workers)} in total"
+        f"`{workers.holder}` holds {workers.objects:,} Python objects, and each of the {workers.workers} workers that "
+        f"reads them copies {size(each)}: {size(each * workers.workers)} in total"
     )
-    evidence = {"objects": told.objects, "workers": told.workers, "bytes for each worker, estimated": told.bytes}
-    if told.measured is not None:
-        evidence["bytes that a child process gained by reading them all"] = told.measured
-    return finding("loader-workers-copy", title, Where(), [told.holder], [_packed(told)], evidence)
+    evidence = {
+        "objects": workers.objects,
+        "workers": workers.workers,
+        "bytes for each worker, estimated": workers.bytes,
+    }
+    if workers.measured is not None:
+        evidence["bytes that a child process gained by reading them all"] = workers.measured
+    return finding("loader-workers-copy", title, Where(), [workers.holder], [_packed(workers)], evidence)
 
 
-def _packed(told: LoaderWorkers) -> Fix:
-    name = told.holder.rpartition(".")[2]
-    if told.records in ("text", "numbers"):
+def _packed(workers: LoaderWorkers) -> Fix:
+    name = workers.holder.rpartition(".")[2]
+    if workers.records in ("text", "numbers"):
         code = f"self.{name} = np.array({name})"
     else:
         code = (
             f"packed = [np.frombuffer(pickle.dumps(record), np.uint8) for record in {name}]\n"
             "self.ends = np.cumsum([len(one) for one in packed])\nself.data = np.concatenate(packed)"
         )
-    if told.packed is None or told.measured is None:
-        return Fix("Keep the records in one array.", code, None, {"a worker copies": size(told.bytes)})
+    if workers.packed is None or workers.measured is None:
+        return Fix("Keep the records in one array.", code, None, {"a worker copies": size(workers.bytes)})
     return Fix(
         "Keep the records in one array.",
         code,
-        told.packed < told.measured // 2,
-        {"bytes that a child gained as it is": told.measured, "bytes with the fix": max(0, told.packed)},
+        workers.packed < workers.measured // 2,
+        {"bytes that a child gained as it is": workers.measured, "bytes with the fix": max(0, workers.packed)},
     )

@@ -53,8 +53,8 @@ def saving(growth_bytes: int, after: int | None = None) -> dict[str, Any]:
     """What a step adds, and would add with the fix; in words, as it was not tried."""
     if after is not None and 2 * after >= growth_bytes:
         return {"with the fix": "the tensor is kept, its graph is freed"}
-    said = {"a step adds": size(growth_bytes)}
-    return said if after is None else {**said, "with the fix, computed": size(after)}
+    note = {"a step adds": size(growth_bytes)}
+    return note if after is None else {**note, "with the fix, computed": size(after)}
 
 
 def holder(growth: Leak) -> str:
@@ -75,7 +75,7 @@ def detached(growth: Leak, to: str = ".detach()") -> str:
         node = ast.parse(text).body[0]
     except (SyntaxError, IndexError):
         return f"kept = value{to}"
-    value = _kept(node)
+    value = _stored_value(node)
     if value is None:
         return f"kept = value{to}"
     source = ast.get_source_segment(text, value) or "value"
@@ -84,7 +84,7 @@ def detached(growth: Leak, to: str = ".detach()") -> str:
     return text[: value.col_offset] + new + text[value.end_col_offset :]
 
 
-def _kept(node: ast.stmt) -> Any:
+def _stored_value(node: ast.stmt) -> Any:
     """The expression whose value a statement keeps."""
     if isinstance(node, ast.AugAssign):
         return node.value

@@ -235,7 +235,7 @@ class Meter:
     def before(self, op: Op, schema: Schema, args: tuple, kwargs: dict) -> None:
         return None
 
-    def after(self, op: Op, schema: Schema, args: tuple, kwargs: dict, out: Any, kept: Any) -> None:
+    def after(self, op: Op, schema: Schema, args: tuple, kwargs: dict, out: Any, saved: Any) -> None:
         """Asked after the log has what the op allocated."""
         if self.log.step == 0:
             self.profiled = self.profiled or torch._C._autograd._profiler_enabled()
@@ -245,10 +245,10 @@ class Meter:
         if not self._devices:
             self._devices = list(range(torch.cuda.device_count()))
         for number in self._devices:
-            told = torch._C._cuda_memoryStats(number)["allocated_bytes"]["all"]
+            current = torch._C._cuda_memoryStats(number)["allocated_bytes"]["all"]
             name = f"cuda:{number}"
-            if told["peak"] > self.measured.get(name, (0,))[0]:
-                self.measured[name] = told["peak"], self.log.event, op, told["peak"] - told["current"]
+            if current["peak"] > self.measured.get(name, (0,))[0]:
+                self.measured[name] = current["peak"], self.log.event, op, current["peak"] - current["current"]
                 torch._C._cuda_resetPeakMemoryStats(number)
 
 

@@ -57,12 +57,12 @@ def growths_of(last: HolderScan, sizes: list[dict[Key, int]], known: Reachabilit
     after = sizes[-min(3, len(sizes)) :]  # the first step may well fill things that stay as they are from then on
     growing = [holder for key, holder in last.holders.items() if _rises([s.get(key) for s in after])]
     step = {key: after[-1][key] - after[-2][key] for key in after[-1] if key in after[-2]}
-    found = []
+    growths = []
     for holders in _by_container(growing):
         whole = _described(holders, [step[_key_of(s)] for s in holders], known)
         if whole is not None:
-            found.append(whole)
-    return sorted(found, key=lambda g: (-g.bytes, -g.nodes, -g.plain, len(g.name)))
+            growths.append(whole)
+    return sorted(growths, key=lambda g: (-g.bytes, -g.nodes, -g.plain, len(g.name)))
 
 
 def _rises(values: list[int | None]) -> bool:
@@ -128,8 +128,8 @@ def _cached(cache: Any, count: int) -> list[Any]:
     """The newest results of an lru_cache: the dict inside is met by the collector's own list of what it refers to."""
     import gc
 
-    kept = [r for r in gc.get_referents(cache) if type(r) is dict and len(r) == CACHE.cache_info(cache).currsize]
-    return list(itertools.islice(reversed(kept[0].values()), count)) if kept and count else []
+    contents = [r for r in gc.get_referents(cache) if type(r) is dict and len(r) == CACHE.cache_info(cache).currsize]
+    return list(itertools.islice(reversed(contents[0].values()), count)) if contents and count else []
 
 
 def flat(items: Iterable[Any], depth: int = 3) -> Iterable[Any]:
@@ -184,30 +184,30 @@ def _slot(owner: Any, label: str) -> Any:
     return owner.__globals__.get(label) if code is not None else None
 
 
-def still_growing(found: list[Growth], step: Callable[[], Any], more: int) -> list[Growth]:
+def still_growing(growths: list[Growth], step: Callable[[], Any], more: int) -> list[Growth]:
     """Those that are longer after each of some more steps. A record by batch of an epoch, or a cache of a few sizes,
     comes to its end; it is told from what never does by waiting a little longer."""
     for _ in range(more):
-        before = [[measure(holder.thing)[1] for holder in one.holders] for one in found]
+        before = [[measure(holder.thing)[1] for holder in one.holders] for one in growths]
         step()
-        found = [
+        growths = [
             one
-            for one, sizes in zip(found, before)
+            for one, sizes in zip(growths, before)
             if any(measure(holder.thing)[1] > size for holder, size in zip(one.holders, sizes))
         ]
-    return found
+    return growths
 
 
-def distinct(found: list[Growth], share: float = 0.05) -> list[Growth]:
+def distinct(growths: list[Growth], share: float = 0.05) -> list[Growth]:
     """Without those that hold nothing of their own: memory that another holds as well is told once."""
-    kept: list[Growth] = []
+    result: list[Growth] = []
     counted: set[Any] = set()
-    for one in found:
+    for one in growths:
         if one.keys and len(one.keys & counted) >= (1 - share) * len(one.keys):
             continue
         counted |= one.keys
-        kept.append(one)
-    return kept
+        result.append(one)
+    return result
 
 
 ENOUGH = 6
@@ -227,13 +227,13 @@ def leaks_in_loop(trace: StepTrace, scan: HolderScan) -> tuple[Leak, ...]:
     files = dict.fromkeys(
         [*scan.files, *(b.op.site.file for b in trace.log.allocations if b.op is not None and b.op.site is not None)]
     )
-    found = []
+    leaks = []
     for holder in scan.holders.values():
-        seen = _iterations_of_graph(holder, trace) if holder.kind == "slot" else _iterations_of_members(holder, trace)
-        if len(seen & set(range(1, iterations - 1))) >= SHARE * (iterations - 2):
-            found.append(_leak(holder, trace, files, iterations))
-    chained = [g for g in found if g.chained]
-    return tuple(sorted(found, key=lambda g: (-g.bytes, g.chained, len(g.holder)))[:1] or chained[:1])
+        counts = _iterations_of_graph(holder, trace) if holder.kind == "slot" else _iterations_of_members(holder, trace)
+        if len(counts & set(range(1, iterations - 1))) >= SHARE * (iterations - 2):
+            leaks.append(_leak(holder, trace, files, iterations))
+    chained = [g for g in leaks if g.chained]
+    return tuple(sorted(leaks, key=lambda g: (-g.bytes, g.chained, len(g.holder)))[:1] or chained[:1])
 
 
 def _iterations_of_graph(holder: Holder, trace: StepTrace) -> set[int]:
@@ -259,10 +259,10 @@ def _members(holder: Holder) -> list[torch.Tensor]:
     if holder.bound is not None or holder.kind in ("cache", "hooks", "object"):
         return []
     values = dict.values(holder.thing) if isinstance(holder.thing, dict) else holder.thing
-    kept: list[torch.Tensor] = []
+    tensors: list[torch.Tensor] = []
     for value in values if holder.size <= LOOKED_AT else ():
-        kept += tensors_of([value])
-    return kept
+        tensors += tensors_of([value])
+    return tensors
 
 
 def _allocation(tensor: torch.Tensor, trace: StepTrace) -> Any:
@@ -276,21 +276,21 @@ def _leak(holder: Holder, trace: StepTrace, files: Iterable[str], iterations: in
     tensors = [] if chained else _members(holder)
     grad = chained or any(t.requires_grad and t.grad_fn is not None for t in tensors)
     own = {b.key: b.nbytes for t in tensors if (b := _allocation(t, trace)) is not None}
-    kept = trace.log.survivors(trace.log.step)
+    survivors = trace.log.survivors(trace.log.step)
     by = int(_steady(trace) if grad else sum(own.values()) / iterations)
-    put = source.storing_line(files, holder.name)
-    flagged = 2 * sum(b.nbytes for b in kept if b.evaluation) > sum(b.nbytes for b in kept)
+    storing = source.storing_line(files, holder.name)
+    flagged = 2 * sum(b.nbytes for b in survivors if b.evaluation) > sum(b.nbytes for b in survivors)
     evaluation = grad and not chained and flagged and not trace.backwards
-    takers = [t for t in source.takers(files, holder.name) if source.same_variable(t, files, holder.name, put)]
+    takers = [t for t in source.takers(files, holder.name) if source.same_variable(t, files, holder.name, storing)]
     kind = "output" if holder.name in OUTPUTS else "graph" if grad else holder.kind
-    if kind == "graph" and put is not None and _in_a_hook(put, trace):
+    if kind == "graph" and storing is not None and _in_a_hook(storing, trace):
         kind = "hook"
     return Leak(
         holder.name,
         kind,
         by,
         iterations,
-        at_site(Where(), put),
+        at_site(Where(), storing),
         grad,
         evaluation,
         chained=chained,
@@ -313,7 +313,7 @@ def _steady(trace: StepTrace) -> float:
     return statistics.median(sums.values())
 
 
-def _in_a_hook(put: Site, trace: StepTrace) -> bool:
+def _in_a_hook(storing: Site, trace: StepTrace) -> bool:
     """Whether a line stands in a function that is a hook of a module."""
     for model in trace.names.models.values():
         for module in model.modules():
@@ -322,8 +322,8 @@ def _in_a_hook(put: Site, trace: StepTrace) -> bool:
                     code = getattr(vars(type(hook)).get("__call__", hook), "__code__", getattr(hook, "__code__", None))
                     if (
                         code is not None
-                        and code.co_filename == put.file
-                        and put.line in {line for _, _, line in code.co_lines() if line is not None}
+                        and code.co_filename == storing.file
+                        and storing.line in {line for _, _, line in code.co_lines() if line is not None}
                     ):
                         return True
     return False

@@ -256,8 +256,8 @@ def measure(thing: Any) -> tuple[str, int, int | None]:
     if issubclass(kind, set):
         return "set", set.__len__(thing), None
     if kind is CACHE:
-        told = CACHE.cache_info(thing)
-        return "cache", told.currsize, told.maxsize
+        info = CACHE.cache_info(thing)
+        return "cache", info.currsize, info.maxsize
     if kind is types.SimpleNamespace or (
         hasattr(kind, "__dictoffset__")
         and kind.__dictoffset__
@@ -363,18 +363,18 @@ _SHARED = (
 
 def plain_bytes(items: Iterable[Any], known: Iterable[Any] = ()) -> int:
     """The sizes of all plain objects in `items` that are not in `known`; of more than MOST, those met first."""
-    seen: set[int] = set()
-    _sum(list(known), seen)
-    return _sum(list(items), seen)
+    visited: set[int] = set()
+    _sum(list(known), visited)
+    return _sum(list(items), visited)
 
 
-def _sum(todo: list[Any], seen: set[int]) -> int:
+def _sum(todo: list[Any], visited: set[int]) -> int:
     total = count = 0
     while todo and count < MOST_VALUES:
         thing = todo.pop()
-        if id(thing) in seen or isinstance(thing, _SHARED) or thing is None or thing is True or thing is False:
+        if id(thing) in visited or isinstance(thing, _SHARED) or thing is None or thing is True or thing is False:
             continue
-        seen.add(id(thing))
+        visited.add(id(thing))
         count += 1
         total += object.__sizeof__(thing) if type(thing).__module__ != "builtins" else sys.getsizeof(thing)
         todo += gc.get_referents(thing)

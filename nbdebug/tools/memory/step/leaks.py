@@ -35,15 +35,15 @@ MOST = 400
 
 def tensors_on(keys: set[int]) -> list[torch.Tensor]:
     """Live tensors on these storages, by the storages' `_cdata`."""
-    found = []
+    tensors = []
     for thing in gc.get_objects():
         if issubclass(type(thing), torch.Tensor):
             try:
                 if thing.untyped_storage()._cdata in keys:
-                    found.append(thing)
+                    tensors.append(thing)
             except (AttributeError, NotImplementedError, RuntimeError, ValueError):
                 continue
-    return found
+    return tensors
 
 
 def holder_of(tensor: Any, own: Iterable[Any]) -> str:
@@ -51,18 +51,18 @@ def holder_of(tensor: Any, own: Iterable[Any]) -> str:
     nothing is found."""
     ours = {id(thing) for thing in own}
     level = [tensor]
-    seen = {id(tensor), id(level)}
+    visited = {id(tensor), id(level)}
     for _ in range(DEEP):
         above = gc.get_referrers(*level)
-        seen |= {id(above), id(level)}
+        visited |= {id(above), id(level)}
         following = []
         for thing in above[:MOST]:
-            if id(thing) in seen or id(thing) in ours:
+            if id(thing) in visited or id(thing) in ours:
                 continue
-            seen.add(id(thing))
-            said = _described(thing, level)
-            if said:
-                return said
+            visited.add(id(thing))
+            text = _described(thing, level)
+            if text:
+                return text
             following.append(thing)
         if not following:
             return ""
@@ -97,19 +97,19 @@ def leaks_of(request: Any, trace: StepTrace, scan: HolderScan, sizes: list[dict[
     """What grew with each of the last steps, the most telling first."""
     source.reload_sources()
     with _disable_current_modes():
-        found = distinct([one for one in growths_of(scan, sizes, _model_memory(trace)) if _worth(one)])
+        growths = distinct([one for one in growths_of(scan, sizes, _model_memory(trace)) if _worth(one)])
     steps = len(sizes) - 1
-    kept = _survivors(trace, steps)
-    seen = _Survivors(kept, len(trace.backwards), steps)
-    if not found:
-        return _unnamed_leak(seen, scan)
-    evaluated = not trace.backwards and any(b.evaluation for b in kept)
-    found = _confirmed(found, request)
-    if not found:
+    survivors = _survivors(trace, steps)
+    summary = _Survivors(survivors, len(trace.backwards), steps)
+    if not growths:
+        return _unnamed_leak(summary, scan)
+    evaluated = not trace.backwards and any(b.evaluation for b in survivors)
+    growths = _confirmed(growths, request)
+    if not growths:
         return ()
-    traced = _traced(request, trace, scan, found, no_grad=evaluated)
-    graphs = [one for one in found if one.grad or one.errors]
-    return tuple(_leak(one, n, seen, scan, trace, traced, whole=len(graphs) == 1) for n, one in enumerate(found))
+    traced = _traced(request, trace, scan, growths, no_grad=evaluated)
+    graphs = [one for one in growths if one.grad or one.errors]
+    return tuple(_leak(one, n, summary, scan, trace, traced, whole=len(graphs) == 1) for n, one in enumerate(growths))
 
 
 @dataclasses.dataclass
@@ -141,19 +141,19 @@ def _worth(one: Growth) -> bool:
     return one.grad or one.kind == "hooks" or max(one.bytes, one.plain) >= SMALL
 
 
-def _confirmed(found: list[Growth], request: Any) -> list[Growth]:
+def _confirmed(growths: list[Growth], request: Any) -> list[Growth]:
     """Without what stops growing when one waits a little: asked only of containers of things that are in order by
     themselves."""
     doubtful = [
-        one for one in found if one.kind in ("dict", "list", "set", "object") and not one.grad and not one.errors
+        one for one in growths if one.kind in ("dict", "list", "set", "object") and not one.grad and not one.errors
     ]
     if not doubtful:
-        return found
+        return growths
     try:
         sure = still_growing(doubtful, request.step, MORE)
     except Exception:  # the data are at their end
-        return found
-    return [one for one in found if one not in doubtful or one in sure]
+        return growths
+    return [one for one in growths if one not in doubtful or one in sure]
 
 
 def _survivors(trace: StepTrace, steps: int) -> list[Allocation]:
@@ -171,106 +171,106 @@ class _Traced:
     after: int | None = None
 
 
-def _traced(request: Any, trace: StepTrace, scan: HolderScan, found: list[Growth], no_grad: bool) -> _Traced:
-    watches = [(n, watch_of(holder)) for n, one in enumerate(found) for holder in one.holders[:8]]
+def _traced(request: Any, trace: StepTrace, scan: HolderScan, growths: list[Growth], no_grad: bool) -> _Traced:
+    watches = [(n, watch_of(holder)) for n, one in enumerate(growths) for holder in one.holders[:8]]
     takers = [
-        () if one.chain or one.kind in ("hooks", "output") else source.takers(scan.files, one.name) for one in found
+        () if one.chain or one.kind in ("hooks", "output") else source.takers(scan.files, one.name) for one in growths
     ]
     tracer = Tracer([watch for _, watch in watches], [t for some in takers for t in some])
     number = trace.log.step + 1
     trace.begin_step(number)
-    told = _Traced([None] * len(found), [])
+    result = _Traced([None] * len(growths), [])
     try:
         with torch.no_grad() if no_grad else contextlib.nullcontext():
             tracer.run(request.step)
         if no_grad:
             gc.collect()
-            told.after = sum(b.nbytes for b in trace.log.survivors(number))
+            result.after = sum(b.nbytes for b in trace.log.survivors(number))
     except Exception:  # the data are at their end, or it needs its gradients: the source is read instead
         pass
-    for (n, _), put in zip(watches, tracer.found):
-        told.puts[n] = told.puts[n] or put
-    told.emptied = [
+    for (n, _), line in zip(watches, tracer.lines):
+        result.puts[n] = result.puts[n] or line
+    result.emptied = [
         any(
-            source.same_variable(t, scan.files, one.name, put.site if put is not None else None)
+            source.same_variable(t, scan.files, one.name, line.site if line is not None else None)
             for t in some
             if t not in tracer.dead
         )
-        for one, put, some in zip(found, told.puts, takers)
+        for one, line, some in zip(growths, result.puts, takers)
     ]
-    return told
+    return result
 
 
 def _leak(
-    one: Growth, number: int, seen: _Survivors, scan: HolderScan, trace: StepTrace, traced: _Traced, whole: bool
+    one: Growth, number: int, survivors: _Survivors, scan: HolderScan, trace: StepTrace, traced: _Traced, whole: bool
 ) -> Leak:
-    put = traced.puts[number]
-    kind = _kind(one, put)
-    by = max(one.bytes, seen.bytes) if whole and (one.grad or one.errors) else one.bytes
-    module = trace.names.of(put.module) if put is not None and put.module is not None else None
-    evaluation = kind == "graph" and _evaluates(seen, put, by, one)
-    where = _where(one, put, scan)
+    line = traced.puts[number]
+    kind = _kind(one, line)
+    by = max(one.bytes, survivors.bytes) if whole and (one.grad or one.errors) else one.bytes
+    module = trace.names.of(line.module) if line is not None and line.module is not None else None
+    evaluation = kind == "graph" and _evaluates(survivors, line, by, one)
+    where = _where(one, line, scan)
     return Leak(
         one.name,
         kind,
         by,
-        seen.steps,
+        survivors.steps,
         where,
         one.grad,
         evaluation,
-        module or _module(seen.kept),
+        module or _module(survivors.kept),
         one.items,
         one.nodes,
         own=min(one.own, by),
         plain=one.plain,
         chained=one.chain,
-        backward=seen.backwards > 0,
+        backward=survivors.backwards > 0,
         emptied=one.bounded or traced.emptied[number],
         names=_names(one),
         after=traced.after if evaluation else None,
-        traced=put is not None,
+        traced=line is not None,
     )
 
 
-def _kind(one: Growth, put: StoringLine | None) -> str:
+def _kind(one: Growth, line: StoringLine | None) -> str:
     if one.errors:
         return "exception"
     if one.kind in ("output", "cache"):
         return one.kind
-    if one.kind == "hooks" or (put is not None and put.hook):
+    if one.kind == "hooks" or (line is not None and line.hook):
         return "hook"
     return "graph" if one.grad else one.kind
 
 
-def _evaluates(seen: _Survivors, put: StoringLine | None, by: int, one: Growth) -> bool:
+def _evaluates(survivors: _Survivors, line: StoringLine | None, by: int, one: Growth) -> bool:
     """Kept from an evaluation: below a model in eval mode and with what a backward would need; or by a function that is
     called like one, in a step without any backward."""
     if one.chain:
         return False
-    flagged = sum(b.nbytes for b in seen.kept if b.evaluation)
-    if 2 * flagged > seen.bytes and (not seen.backwards or by > 2 * one.own):
+    flagged = sum(b.nbytes for b in survivors.kept if b.evaluation)
+    if 2 * flagged > survivors.bytes and (not survivors.backwards or by > 2 * one.own):
         return True
-    return not seen.backwards and put is not None and EVALUATES.search(put.site.function) is not None
+    return not survivors.backwards and line is not None and EVALUATES.search(line.site.function) is not None
 
 
-def _module(kept: list[Allocation]) -> str | None:
+def _module(survivors: list[Allocation]) -> str | None:
     """The module that most of it comes from, if there is such a one."""
     sums: Counter[str] = Counter()
-    for allocation in kept:
+    for allocation in survivors:
         if allocation.op is not None and allocation.op.module_type:
             sums[allocation.op.module] += allocation.nbytes
     name, most = sums.most_common(1)[0] if sums else (None, 0)
     return name if 2 * most >= sums.total() else None
 
 
-def _where(one: Growth, put: StoringLine | None, scan: HolderScan) -> Where:
+def _where(one: Growth, line: StoringLine | None, scan: HolderScan) -> Where:
     """The line: of a cache, where it is declared; else as it was seen; else as the source says."""
     cached = one.holders[0].thing if one.kind == "cache" else None
     code = getattr(getattr(cached, "__wrapped__", None), "__code__", None)
     if code is not None:
         return at_site(Where(), Site(code.co_filename, code.co_firstlineno, code.co_name))
-    if put is not None:
-        return at_site(Where(), put.site)
+    if line is not None:
+        return at_site(Where(), line.site)
     return at_site(Where(), source.storing_line(scan.files, one.name))
 
 
@@ -288,26 +288,26 @@ def _prefixes(name: str) -> Iterator[str]:
         yield name
 
 
-def _unnamed_leak(seen: _Survivors, scan: HolderScan) -> tuple[Leak, ...]:
+def _unnamed_leak(survivors: _Survivors, scan: HolderScan) -> tuple[Leak, ...]:
     """Memory stays with each step, and no name leads to it: who refers to it?"""
-    if seen.bytes < SMALL or seen.steps < 3:
+    if survivors.bytes < SMALL or survivors.steps < 3:
         return ()
     with _disable_current_modes():
-        tensors = tensors_on({b.key for b in seen.kept})
-        holder = next((said for t in tensors[:3] if (said := holder_of(t, (tensors, seen.kept, scan)))), "")
+        tensors = tensors_on({b.key for b in survivors.kept})
+        holder = next((text for t in tensors[:3] if (text := holder_of(t, (tensors, survivors.kept, scan)))), "")
         grad = any(t.requires_grad for t in tensors)
-    largest = max(seen.kept, key=lambda b: b.nbytes)
+    largest = max(survivors.kept, key=lambda b: b.nbytes)
     where = at_site(Where(), largest.op.site) if largest.op is not None else Where()
     return (
         Leak(
             holder,
             "graph" if grad else "list",
-            seen.bytes,
-            seen.steps,
+            survivors.bytes,
+            survivors.steps,
             where,
             grad,
-            module=_module(seen.kept),
-            items=len(seen.kept),
+            module=_module(survivors.kept),
+            items=len(survivors.kept),
             names=(holder,) if holder else (),
         ),
     )

@@ -24,14 +24,14 @@ MOST = 40
 
 def step_memory(trace: StepTrace, device: str) -> StepMemory:
     """The step that ended last, on one device."""
-    log, told = trace.log, trace.meter.measured.get(device)
+    log, allocator = trace.log, trace.meter.measured.get(device)
     base = log.course.get(device, [(0, 0)])[0][1]
     highest, event = log.peaks.get(device, (0, 0))
     hidden = beside = 0
     op = None
-    if told is not None:  # the allocator's own word: workspaces count, and what no tensor of ours holds
+    if allocator is not None:  # the allocator's own word: workspaces count, and what no tensor of ours holds
         beside = max(0, trace.meter.base.get(device, base) - base)
-        measured, event, op, hidden = told
+        measured, event, op, hidden = allocator
         highest, hidden = measured - beside, max(0, measured - beside - _live_at(log.course[device], event))
     elif device == "cpu" and trace.told[0] > highest - base:
         hidden = trace.told[0] - (highest - base)
@@ -43,7 +43,7 @@ def step_memory(trace: StepTrace, device: str) -> StepMemory:
         at_peak[uses[id(allocation)]] += allocation.nbytes
     at_peak["temporaries"] += hidden
     at_peak["other"] += beside
-    made = [b for b in log.allocations if b.device == device and b.start > log.began and b.op is not None]
+    allocations = [b for b in log.allocations if b.device == device and b.start > log.began and b.op is not None]
     op = op or next((b.op for b in reversed(alive) if b.start == event), None)
     return StepMemory(
         base=base + beside,
@@ -51,15 +51,15 @@ def step_memory(trace: StepTrace, device: str) -> StepMemory:
         after=log.live.get(device, 0) + beside,
         at_peak=at_peak,
         place=place_of(op),
-        modules=_modules(made, uses, trace),
-        lines=_lines(made, uses),
+        modules=_modules(allocations, uses, trace),
+        lines=_lines(allocations, uses),
         state=tuple(sorted(trace.state.items(), key=lambda pair: -pair[1])[:MOST]),
         course=downsample([(at - log.began, live + beside) for at, live in log.course.get(device, [])]),
         device=device,
         measured_peak=_measured(trace, device, base),
         phases={name: at - log.began for name, at in trace.phases.items()},
         hidden=hidden,
-        hidden_in=base_name(trace.told[1]) if told is None else (op.name if op is not None else ""),
+        hidden_in=base_name(trace.told[1]) if allocator is None else (op.name if op is not None else ""),
         backwards=len(trace.backwards),
         evaluated=trace.evaluated,
         optimizers=trace.steps,
@@ -69,9 +69,9 @@ def step_memory(trace: StepTrace, device: str) -> StepMemory:
 
 
 def _measured(trace: StepTrace, device: str, base: int) -> int | None:
-    told = trace.meter.measured.get(device)
-    if told is not None:
-        return told[0]
+    measured = trace.meter.measured.get(device)
+    if measured is not None:
+        return measured[0]
     return base + trace.told[0] if trace.told[0] and device == "cpu" else None
 
 
@@ -137,10 +137,10 @@ class _Sum:
         return PeakPart(name, self.saved, self.made, self.most, where, self.activations)
 
 
-def _modules(made: Iterable[Allocation], uses: dict[int, str], trace: StepTrace) -> tuple[PeakPart, ...]:
+def _modules(allocations: Iterable[Allocation], uses: dict[int, str], trace: StepTrace) -> tuple[PeakPart, ...]:
     """By module, each with all that is inside of it."""
     sums: dict[str, _Sum] = {}
-    for allocation in made:
+    for allocation in allocations:
         op: Any = allocation.op
         for name in _inclusive(op.module) if op.module_type else ():
             sums.setdefault(name, _Sum(op)).add(allocation, uses.get(id(allocation)))
@@ -153,9 +153,9 @@ def _inclusive(name: str) -> list[str]:
     return ["", *(".".join(parts[: n + 1]) for n in range(len(parts)))]
 
 
-def _lines(made: Iterable[Allocation], uses: dict[int, str]) -> tuple[PeakPart, ...]:
+def _lines(allocations: Iterable[Allocation], uses: dict[int, str]) -> tuple[PeakPart, ...]:
     sums: dict[Site, _Sum] = {}
-    for allocation in made:
+    for allocation in allocations:
         op: Any = allocation.op
         if op.site is not None:
             sums.setdefault(op.site, _Sum(op)).add(allocation, uses.get(id(allocation)))
@@ -172,8 +172,8 @@ def downsample(course: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     if len(course) <= POINTS:
         return tuple(course)
     apart = -(-len(course) // (POINTS // 2))
-    kept: set[tuple[int, int]] = {course[0], course[-1]}
+    points: set[tuple[int, int]] = {course[0], course[-1]}
     for start in range(0, len(course), apart):
         stretch = course[start : start + apart]
-        kept |= {max(stretch, key=lambda p: p[1]), min(stretch, key=lambda p: p[1])}
-    return tuple(sorted(kept))
+        points |= {max(stretch, key=lambda p: p[1]), min(stretch, key=lambda p: p[1])}
+    return tuple(sorted(points))

@@ -34,17 +34,17 @@ def _notes(facts: MemoryFacts) -> list[str]:
     step = facts.step
     if step is None:
         return []
-    where = _words(step)
-    said = [
+    where = _at_place(step)
+    notes = [
         f"The step began with {size(step.base)} on {step.device}, reached {size(step.peak)}{where} and ended with "
         f"{size(step.after)}."
     ]
     if step.hidden > step.peak // 100:
-        said.append(
+        notes.append(
             f"{size(step.hidden)} of the peak are workspaces that an op "
             f"allocated for itself{f': {step.hidden_in}' if step.hidden_in else ''}."
         )
-    said += [
+    notes += [
         f"`{g.holder}` grows by {size(max(g.bytes, g.plain))} a step, but it is limited or some line empties it."
         for g in facts.growth
         if g.emptied and max(g.bytes, g.plain)
@@ -52,22 +52,22 @@ def _notes(facts: MemoryFacts) -> list[str]:
     resident = [rss for _, _, rss in facts.after_steps]
     rises = [b - a for a, b in itertools.pairwise(resident[1:])]
     if not facts.growth and rises and min(rises) > 4 << 20:
-        said.append(
+        notes.append(
             f"The process grows by {size(statistics.fmean(rises))} a step, and no tensor, array or "
             "container accounts for it: look at libraries that keep memory of their own."
         )
-    return said
+    return notes
 
 
-def _words(step: StepMemory) -> str:
+def _at_place(step: StepMemory) -> str:
     place = step.place
     parts = [
         f"in {place.phase}" if place.phase else "",
         f"of `{place.module}`" if place.module else "",
         f"({place.place})" if place.place else "",
     ]
-    said = " ".join(part for part in parts if part)
-    return f" {said}" if said else ""
+    text = " ".join(part for part in parts if part)
+    return f" {text}" if text else ""
 
 
 def _ruled_out(facts: MemoryFacts) -> list[RuledOut]:
@@ -82,12 +82,12 @@ def _ruled_out(facts: MemoryFacts) -> list[RuledOut]:
         )
     if step is not None:
         others = sum(step.at_peak.get(name, 0) for name in ("parameters", "gradients", "optimizer state"))
-        kept, state = step.at_peak.get("activations", 0), sum(count for _, count in step.state)
+        activations, state = step.at_peak.get("activations", 0), sum(count for _, count in step.state)
         if others:
             out.append(
                 RuledOut(
                     "activations that dominate",
-                    f"{size(kept)} at the peak, beside {size(others)} of weights, gradients and state",
+                    f"{size(activations)} at the peak, beside {size(others)} of weights, gradients and state",
                 )
             )
         if state:
@@ -158,7 +158,7 @@ def _peak_table(step: StepMemory) -> Table:
         "At the peak",
         ["use", "at the peak (bytes)", "share"],
         [[name, count, percent(count / (step.peak or 1))] for name, count in uses if count],
-        f'The peak was{_words(step)}.{measured} "other" is older than the step.',
+        f'The peak was{_at_place(step)}.{measured} "other" is older than the step.',
     )
 
 

@@ -149,8 +149,8 @@ def _trace_step(request: StepRequest, trace: StepTrace, course: StepsTraced, num
         trace.end_step(last=number == request.steps - 1)
         course.memory = step_memory(trace, request.device or _busiest(trace))
     gc.collect()
-    kept = sum(b.nbytes for b in trace.log.survivors(number))
-    course.after.append((trace.log.live.get(course.memory.device, 0), kept, psutil.Process().memory_info().rss))
+    retained = sum(b.nbytes for b in trace.log.survivors(number))
+    course.after.append((trace.log.live.get(course.memory.device, 0), retained, psutil.Process().memory_info().rss))
     return True
 
 

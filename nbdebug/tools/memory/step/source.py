@@ -45,10 +45,10 @@ def last_name(name: str) -> str:
 
 def storing_line(files: Iterable[str], name: str) -> Site | None:
     """The first statement in these files that puts something into what bears this name."""
-    wanted = last_name(name)
+    attribute = last_name(name)
     for file in files:
         for node in statements(file):
-            if _puts(node, wanted):
+            if _puts(node, attribute):
                 return Site(file, node.lineno, "")
     return None
 
@@ -67,31 +67,31 @@ class Taker(NamedTuple):
 
 def takers(files: Iterable[str], name: str) -> list[Taker]:
     """The statements that take something out of what bears this name, or empty it, after it was made."""
-    wanted = last_name(name)
-    found: list[Taker] = []
+    attribute = last_name(name)
+    result: list[Taker] = []
     for file in files:
         tree = tree_of(file)
         if tree is not None:
             for node in tree.body:
                 outer = node.lineno if isinstance(node, _SCOPES) else 0
-                found += _takers_in([node], wanted, Taker(file, 0, outer, "", ()))
-    return [taker for taker in found if taker.function != "__init__"]
+                result += _takers_in([node], attribute, Taker(file, 0, outer, "", ()))
+    return [taker for taker in result if taker.function != "__init__"]
 
 
-def _takers_in(body: list[Any], wanted: str, at: Taker) -> Iterator[Taker]:
+def _takers_in(body: list[Any], attribute: str, at: Taker) -> Iterator[Taker]:
     for node in body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            yield from _takers_in(node.body, wanted, at._replace(function=node.name, flags=()))
+            yield from _takers_in(node.body, attribute, at._replace(function=node.name, flags=()))
             continue
-        if _takes(node, wanted):
+        if _takes(node, attribute):
             yield at._replace(line=node.lineno)
         if isinstance(node, ast.If):
-            yield from _takers_in(node.body, wanted, at._replace(flags=(*at.flags, *_flags(node.test, True))))
-            yield from _takers_in(node.orelse, wanted, at._replace(flags=(*at.flags, *_flags(node.test, False))))
+            yield from _takers_in(node.body, attribute, at._replace(flags=(*at.flags, *_flags(node.test, True))))
+            yield from _takers_in(node.orelse, attribute, at._replace(flags=(*at.flags, *_flags(node.test, False))))
             continue
         for part in ("body", "orelse", "finalbody", "handlers"):
             inner = [x for x in getattr(node, part, ()) if isinstance(x, (ast.stmt, ast.ExceptHandler))]
-            yield from _takers_in(inner, wanted, at)
+            yield from _takers_in(inner, attribute, at)
 
 
 def same_variable(taker: Taker, files: Iterable[str], name: str, site: Site | None) -> bool:
@@ -129,12 +129,12 @@ def _flags(test: Any, value: bool) -> list[tuple[Any, bool]]:
 
 def never_runs(taker: Taker, frame: FrameType) -> bool:
     """Whether a flag around a statement stands against it, in a call of its function."""
-    for node, wanted in taker.flags:
+    for node, flag in taker.flags:
         name: str = node.value.id if isinstance(node, ast.Attribute) else node.id  # type: ignore[attr-defined]
         value = frame.f_locals.get(name, frame.f_globals.get(name))
         if isinstance(node, ast.Attribute):
             value = attributes(value).get(node.attr)
-        if isinstance(value, (bool, int)) and bool(value) is not wanted:
+        if isinstance(value, (bool, int)) and bool(value) is not flag:
             return True
     return False
 
@@ -152,22 +152,23 @@ def statements(file: str) -> Iterator[Any]:
             yield node
 
 
-def _puts(node: Any, wanted: str) -> bool:
+def _puts(node: Any, attribute: str) -> bool:
     if isinstance(node, ast.AugAssign):
-        return _root(node.target) == wanted
+        return _root(node.target) == attribute
     if isinstance(node, ast.Assign):
-        return any(isinstance(t, (ast.Subscript, ast.Attribute)) and _root(t) == wanted for t in node.targets)
-    return any(call.func.attr in PUTS and _root(call.func.value) == wanted for call in _calls(node))
+        return any(isinstance(t, (ast.Subscript, ast.Attribute)) and _root(t) == attribute for t in node.targets)
+    return any(call.func.attr in PUTS and _root(call.func.value) == attribute for call in _calls(node))
 
 
-def _takes(node: Any, wanted: str) -> bool:
+def _takes(node: Any, attribute: str) -> bool:
     if isinstance(node, ast.Delete):
-        return any(_root(target) == wanted for target in node.targets)
+        return any(_root(target) == attribute for target in node.targets)
     if isinstance(node, ast.Assign):
         return any(
-            isinstance(t, ast.Subscript) and isinstance(t.slice, ast.Slice) and _root(t) == wanted for t in node.targets
+            isinstance(t, ast.Subscript) and isinstance(t.slice, ast.Slice) and _root(t) == attribute
+            for t in node.targets
         )
-    return any(call.func.attr in TAKES and _root(call.func.value) == wanted for call in _calls(node))
+    return any(call.func.attr in TAKES and _root(call.func.value) == attribute for call in _calls(node))
 
 
 def _calls(node: Any) -> Iterator[Any]:
@@ -203,7 +204,7 @@ class Tracer:
     def __init__(self, watches: list[Callable[[], Any]], takers: Iterable[Taker] = ()):
         self.watches, self.takers = watches, list(takers)
         self.dead: set[Taker] = set()
-        self.found: list[StoringLine | None] = [None] * len(watches)
+        self.lines: list[StoringLine | None] = [None] * len(watches)
         self._before = [watch() for watch in watches]
         self._last: FrameType | None = None
         self._line = 0
@@ -222,11 +223,11 @@ class Tracer:
     def _called(self, frame: FrameType, event: str, arg: Any) -> Any:
         if sites.kind_of(frame.f_code) != sites.USER:
             return None
-        self._look()
+        self._check_watches()
         return self._traced
 
     def _traced(self, frame: FrameType, event: str, arg: Any) -> Any:
-        self._look()
+        self._check_watches()
         if event == "return":
             self.dead |= {
                 t
@@ -241,15 +242,15 @@ class Tracer:
     def _set_last(self, frame: FrameType | None) -> None:
         self._last, self._line = frame, frame.f_lineno if frame is not None else 0
 
-    def _look(self) -> None:
+    def _check_watches(self) -> None:
         for number, watch in enumerate(self.watches):
             now = watch()
             if now != self._before[number]:
                 self._before[number] = now
-                if self.found[number] is None and self._last is not None:
-                    self.found[number] = self._put(self._last)
+                if self.lines[number] is None and self._last is not None:
+                    self.lines[number] = self._storing_line(self._last)
 
-    def _put(self, frame: FrameType) -> StoringLine:
+    def _storing_line(self, frame: FrameType) -> StoringLine:
         site = Site(frame.f_code.co_filename, self._line, frame.f_code.co_name)
         inner: FrameType | None = frame
         while inner is not None and inner.f_back is not None:

@@ -100,10 +100,10 @@ class StepTrace:
 
     def parameters(self) -> list[torch.Tensor]:
         """Of the models, of the optimizers, and whatever leaf wanted a gradient; each once."""
-        found: dict[int, torch.Tensor] = {id(p): p for m in self.names.models.values() for p in m.parameters()}
-        found |= {id(p): p for o in self.optimizers.values() for g in o.param_groups for p in g["params"]}
-        found |= {id(p): p for ref in list(self.log.leaves.values()) if (p := ref()) is not None and p.requires_grad}
-        return list(found.values())
+        tensors: dict[int, torch.Tensor] = {id(p): p for m in self.names.models.values() for p in m.parameters()}
+        tensors |= {id(p): p for o in self.optimizers.values() for g in o.param_groups for p in g["params"]}
+        tensors |= {id(p): p for ref in list(self.log.leaves.values()) if (p := ref()) is not None and p.requires_grad}
+        return list(tensors.values())
 
     def _grads(self) -> list[torch.Tensor]:
         return [p.grad for p in self.parameters() if p.grad is not None]
@@ -119,8 +119,8 @@ class StepTrace:
             self._mark_state(optimizer)
 
     def _mark_state(self, optimizer: Any) -> None:
-        for parameter, kept in optimizer.state.items():
-            tensors = tensors_in(list(kept.values()) if isinstance(kept, Mapping) else kept)
+        for parameter, values in optimizer.state.items():
+            tensors = tensors_in(list(values.values()) if isinstance(values, Mapping) else values)
             for tensor in tensors:
                 self.log.mark(tensor, "optimizer state")
             if isinstance(parameter, torch.Tensor):

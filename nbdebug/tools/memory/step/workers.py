@@ -36,16 +36,16 @@ HEADER = 16
 def worker_copies(loaders: Mapping[str, Any], trial: bool = True) -> LoaderWorkers | None:
     """The loader whose workers copy most; None where none does. trial: let a child process read the records once and
     measure what it then owns."""
-    found = []
+    matches = []
     for name, loader in loaders.items():
         workers = getattr(loader, "num_workers", 0)
         if isinstance(loader, torch.utils.data.DataLoader) and workers > 0 and _forks(loader):
-            found += [(n, thing, workers) for n, thing in _containers(f"{name}.dataset", loader.dataset)]
-    told = [(_estimated(n, thing, workers), thing) for n, thing, workers in found]
-    told = [pair for pair in told if pair[0].objects >= MANY]
-    if not told:
+            matches += [(n, thing, workers) for n, thing in _containers(f"{name}.dataset", loader.dataset)]
+    estimates = [(_estimated(n, thing, workers), thing) for n, thing, workers in matches]
+    estimates = [pair for pair in estimates if pair[0].objects >= MANY]
+    if not estimates:
         return None
-    most, thing = max(told, key=lambda pair: pair[0].bytes)
+    most, thing = max(estimates, key=lambda pair: pair[0].bytes)
     return _measured(most, thing) if trial else most
 
 
@@ -58,7 +58,7 @@ def _forks(loader: Any) -> bool:
 
 def _containers(name: str, thing: Any, depth: int = DEPTH) -> list[tuple[str, Any]]:
     """Long containers in the attributes of a data set, and in those of what it wraps."""
-    found: list[tuple[str, Any]] = []
+    containers: list[tuple[str, Any]] = []
     kind, size, _ = measure(thing)
     if issubclass(type(thing), tuple):
         kind, size = "tuple", tuple.__len__(thing)
@@ -72,8 +72,8 @@ def _containers(name: str, thing: Any, depth: int = DEPTH) -> list[tuple[str, An
     else:
         inside = [(f"{name}.{key}", value) for key, value in attributes(thing).items()]
     for part, value in inside if depth else ():
-        found += _containers(part, value, depth - 1)
-    return found
+        containers += _containers(part, value, depth - 1)
+    return containers
 
 
 def _members(thing: Any) -> Any:
@@ -89,28 +89,28 @@ def _estimated(name: str, thing: Any, workers: int) -> LoaderWorkers:
     size = len(thing) * (2 if isinstance(thing, dict) else 1)
     sample = list(itertools.islice(_members(thing), 0, None, max(1, size // SAMPLE)))
     objects = count = 0
-    seen: set[int] = set()
+    visited: set[int] = set()
     for member in sample:
-        inside, weight = _weight(member, seen)
+        inside, weight = _weight(member, visited)
         objects, count = objects + inside, count + weight
     share = size / max(1, len(sample))
     return LoaderWorkers(name, int(objects * share), int(count * share), workers)
 
 
-def _weight(member: Any, seen: set[int]) -> tuple[int, int]:
+def _weight(member: Any, visited: set[int]) -> tuple[int, int]:
     """How many objects a record is, and their bytes; what is shared by many records, once."""
     objects = count = 0
     todo = [member]
     while todo and objects < 1000:
         thing = todo.pop()
         if (
-            id(thing) in seen
+            id(thing) in visited
             or thing is None
             or isinstance(thing, (bool, type))
             or (type(thing) is int and -6 < thing < 257)
         ):
             continue
-        seen.add(id(thing))
+        visited.add(id(thing))
         objects += 1
         if isinstance(thing, torch.Tensor) or type(thing).__module__ == "numpy":
             count += 64  # the object alone: its numbers are not written to
@@ -123,11 +123,11 @@ def _weight(member: Any, seen: set[int]) -> tuple[int, int]:
 # -- the trial: a child that reads all records ------------------------------------------------------------------------
 
 
-def _measured(told: LoaderWorkers, thing: Any) -> LoaderWorkers:
+def _measured(estimate: LoaderWorkers, thing: Any) -> LoaderWorkers:
     measured = in_a_child(lambda: _touch(thing))
-    packed, kind = _packed(thing) if measured is not None and told.bytes < 1 << 29 else (None, "")
+    packed, kind = _packed(thing) if measured is not None and estimate.bytes < 1 << 29 else (None, "")
     after = in_a_child(lambda: _touch_array(packed)) if packed is not None else None
-    return LoaderWorkers(told.holder, told.objects, told.bytes, told.workers, measured, after, kind)
+    return LoaderWorkers(estimate.holder, estimate.objects, estimate.bytes, estimate.workers, measured, after, kind)
 
 
 def _touch(thing: Any) -> None:
@@ -172,15 +172,15 @@ def in_a_child(work: Callable[[], None]) -> int | None:
         warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads: the child starts none
         child = os.fork()
     if child == 0:
-        told = b"null"
+        output = b"null"
         try:
             gc.disable()
             before = psutil.Process().memory_full_info().uss
             work()
-            told = json.dumps(psutil.Process().memory_full_info().uss - before).encode()
+            output = json.dumps(psutil.Process().memory_full_info().uss - before).encode()
         except BaseException:  # whatever it is, it is told by saying nothing
             pass
-        os.write(write, told)
+        os.write(write, output)
         os._exit(0)
     os.close(write)
     with contextlib.closing(os.fdopen(read, "rb")) as pipe:
