@@ -129,7 +129,7 @@ def test_a_wrong_name_is_told_beside_the_controls(book: Book) -> None:
 def test_the_first_non_finite_in_the_dark_and_the_end(book: Book) -> None:
     book.theme("dark")
     click(book, "To first non-finite", "After 5 (Ratio)")
-    assert "made of finite inputs" in headline(book) and here(book)[2] == "not finite"
+    assert ", from finite inputs" in headline(book) and here(book)[2] == "not finite"
     assert "inf" in told(book)
     for control in book.output(PANEL).locator("button, input").all():
         assert control.evaluate(_CLIPPED) == 0

@@ -19,7 +19,8 @@ from torch import nn
 from nbdebug import Report, Where
 from nbdebug.tools.memory.facts import FailedWork, Failure, Holding, RefusedRequest
 from nbdebug.tools.memory.oom import is_memory_error, is_out_of_memory, out_of_memory, refused_request
-from nbdebug.tools.memory.rules.out_of_memory import best, grown
+from nbdebug.tools.memory.rules.out_of_memory import best
+from nbdebug.tools.memory.rules.out_of_memory import growth_per_step as growth
 from nbdebug.tools.memory.rules.out_of_memory import out_of_memory as out_of_memory_rule
 
 GIB = 1 << 30
@@ -166,7 +167,7 @@ def test_what_is_kept_is_the_cause_when_it_outweighs_the_rest() -> None:
 
 
 def test_growth_is_told_from_a_history() -> None:
-    assert grown((100, 120, 140, 160)) == 20 and grown((100, 120, 110, 130)) is None and grown((100,)) is None
+    assert growth((100, 120, 140, 160)) == 20 and growth((100, 120, 110, 130)) is None and growth((100,)) is None
     report = card(lambda: bytearray(1 << 62), course=[GIB, 2 * GIB, 3 * GIB, 4 * GIB])
     assert "grew by 1.00 GiB a step" in report.findings[0].title
     flat = card(lambda: bytearray(1 << 62), course=[GIB] * 4)

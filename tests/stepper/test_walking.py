@@ -109,7 +109,7 @@ def test_tensors_are_those_of_the_step() -> None:
 def test_the_first_non_finite_is_the_innermost_that_makes_it_of_finite_inputs() -> None:
     stepper = step_through(model(Dividing(), Block()), batch(), nn.MSELoss())
     report = stepper.run_to_nonfinite()
-    assert str(stepper.at) == "after `1.2` (Dividing)" and "made of finite inputs" in str(report)
+    assert str(stepper.at) == "after `1.2` (Dividing)" and ", from finite inputs" in str(report)
     stepper.run_to_nonfinite()
     assert stepper.done  # what follows from it is not told as a fault of its own
     stepper = step_through(model(Rooting(), Block()), batch(), nn.MSELoss())
@@ -161,7 +161,7 @@ def test_a_mask_of_the_batch_that_leaves_nothing_to_a_row() -> None:
     stepper = step_through(Masked(), (torch.ones(3, 4), mask))
     report = stepper.run_to_nonfinite()
     assert str(stepper.at) == "after `weights` (Softmax)" and "4 NaN in `output`" in str(report)
-    assert "made of inputs that hold inf and no NaN" in " ".join(str(report).split())
+    assert ", from inputs with inf and no NaN" in " ".join(str(report).split())
     stepper.abandon()
 
 

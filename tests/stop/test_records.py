@@ -86,5 +86,5 @@ def test_a_condition_that_fails_says_so_once_and_stops_nothing(capsys: pytest.Ca
         warnings.simplefilter("error")  # nor does a strict filter end the training
         step(net, x)
     said = capsys.readouterr().err
-    assert said.count("no_such_thing") == 2 and "AttributeError" in said and "said once" in said
+    assert said.count("no_such_thing") == 2 and "AttributeError" in said and "shown once" in said
     assert not stop.hits and stop.active

@@ -96,11 +96,12 @@ def _to_inputs(grad: torch.Tensor, number: int, edges: list[GradientEdge] | None
     node = torch._C._current_autograd_node()
 
     def grad_in() -> tuple:
-        """The gradients of the layer's inputs, of those that want one, as this layer alone makes them of `grad`."""
+        """The gradients of the layer's inputs, of those that need one, computed from `grad` through this layer
+        alone."""
         if edges is None or node is None or not edges:
             raise ValueError(
-                "grad_in() is not to be had here: the layer changes its input in place, or none of its "
-                "inputs takes a gradient"
+                "grad_in() is not available here: the layer changes its input in place, or none of its "
+                "inputs needs a gradient"
             )
         return torch.autograd.grad([GradientEdge(node, number)], edges, [grad], retain_graph=True, allow_unused=True)
 

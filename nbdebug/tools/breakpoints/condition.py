@@ -1,8 +1,8 @@
-"""When to stop: an expression, or a function of what is at hand.
+"""When to stop: an expression, or a function of the layer's values.
 
 Both see `inp`, `out`, `grad`, `module`, `name` and `step`. An expression also sees the locals of the layer's forward,
-and the variables of whoever set the stop. Which of them it asks for decides when it is asked: what the input alone
-can answer is asked before the forward runs, all else when it returns.
+and the variables of whoever set the stop. The names that it uses decide when it is evaluated: before the forward runs
+where the input is enough, else when it returns.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class BreakpointHook:
 
 
 def is_fake(*values: Any) -> bool:
-    """Whether a step is only thought through, on tensors without numbers."""
+    """Whether the model only runs on fake tensors, without numbers."""
     return any(isinstance(value, FakeTensor) for value in values) or any(
         isinstance(mode, FakeTensorMode) for mode in _get_current_dispatch_mode_stack()
     )
@@ -48,7 +48,7 @@ def is_fake(*values: Any) -> bool:
 
 @contextlib.contextmanager
 def unobserved() -> Iterator[None]:
-    """Look at tensors without a graph, and without dispatch modes that take every op for the model's."""
+    """Read tensors without a graph, and without dispatch modes that take every op for the model's."""
     modes = _disable_current_modes() if _get_current_dispatch_mode_stack() else contextlib.nullcontext()
     with torch.no_grad(), modes:
         yield
@@ -67,20 +67,20 @@ _EARLY = frozenset({"inp", "module", "name", "step"})
 
 
 class _ThreadState(threading.local):
-    asking = False
+    evaluating = False
 
 
 _here = _ThreadState()
 
 
 def evaluating() -> bool:
-    """Whether this thread asks a condition: should that call the model, it is no step."""
-    return _here.asking
+    """Whether this thread evaluates a condition: if that calls the model, it is no step."""
+    return _here.evaluating
 
 
 class Condition:
-    """`when` as `stop_at` takes it. caller: the frame whose variables an expression sees; its local ones are taken as
-    they are now, its global ones as they are when it is asked.
+    """`when` as `stop_at` takes it. caller: the frame whose variables an expression sees; its local ones with
+    their values of now, its global ones with those at the evaluation.
 
     Raises ValueError for what can't be a condition, SyntaxError for an expression that is none."""
 
@@ -91,7 +91,7 @@ class Condition:
         caller: FrameType | None,
         variables: dict[str, Any] | None = None,
     ):
-        self.when, self.told = when, False
+        self.when, self._warned = when, False
         self._globals: Mapping[str, Any] = variables if variables is not None else caller.f_globals if caller else {}
         self._locals: dict[str, Any] = {}
         self._code: CodeType | None = None
@@ -104,7 +104,7 @@ class Condition:
             self.wanted = frozenset() if when is None else _parameters_of(when, phase)
         if phase == "forward" and "grad" in self.wanted:
             raise ValueError(
-                f'`grad` is there with phase="backward" only; in a forward, when sees inp, out, module, '
+                f'`grad` exists with phase="backward" only; in a forward, when may use inp, out, module, '
                 f"name and step; got {self}"
             )
         self._late = any(not self._known_before(name) for name in self.wanted)
@@ -129,10 +129,10 @@ class Condition:
         )
 
     def holds(self, values: Mapping[str, Any], frame: FrameType | None = None) -> bool:
-        """Whether to stop. What fails to evaluate is said once, and stops nothing."""
+        """Whether to stop. An error in it is printed once, and does not stop the training."""
         if self.when is None:
             return True
-        _here.asking = True
+        _here.evaluating = True
         try:
             with unobserved():
                 return bool(self._answer(values, frame))
@@ -140,7 +140,7 @@ class Condition:
             self._warn(wrong, values)
             return False
         finally:
-            _here.asking = False
+            _here.evaluating = False
 
     def _answer(self, values: Mapping[str, Any], frame: FrameType | None) -> Any:
         if self._code is None:
@@ -157,13 +157,13 @@ class Condition:
 
     def _warn(self, wrong: Exception, values: Mapping[str, Any]) -> None:
         """stderr, and no warning: a filter that turns warnings into errors would end the training."""
-        if self.told:
+        if self._warned:
             return
-        self.told = True
+        self._warned = True
         print(
             f"nbdebug: the condition {self} of a stop could not be evaluated at `{values.get('name', '')}` (step "
-            f"{values.get('step')}): {type(wrong).__name__}: {wrong}. Where that is so it does not stop, and training "
-            "goes on. This is said once.",
+            f"{values.get('step')}): {type(wrong).__name__}: {wrong}. It does not stop there, and training continues. "
+            "This message is shown once.",
             file=sys.stderr,
         )
 
@@ -179,7 +179,7 @@ def _compiled(text: str) -> CodeType:
 
 
 def _names_in(code: CodeType) -> frozenset[str]:
-    """Every name that the code asks the namespace for, functions in it included. Some are attributes: no harm."""
+    """Every name that the code looks up, functions in it included. Some are attributes, which does no harm."""
     inner = [part for part in code.co_consts if isinstance(part, CodeType)]
     return frozenset(code.co_names).union(*map(_names_in, inner))
 
@@ -196,7 +196,7 @@ def _parameters_of(when: Any, phase: str) -> frozenset[str]:
     unknown = [name for name in requested if name not in NAMES]
     if unknown:
         raise ValueError(
-            f"A function given as when is called with those of {', '.join(NAMES)} that it has parameters "
-            f"for; got one that asks for {', '.join(map(repr, unknown))}"
+            f"A function passed as when may have the parameters {', '.join(NAMES)}; "
+            f"got one with {', '.join(map(repr, unknown))}"
         )
     return frozenset(requested)

@@ -20,10 +20,10 @@ from nbdebug.tools.breakpoints.stop import calling_frame, own_code
 
 @dataclasses.dataclass(eq=False)
 class FrameTrap:
-    """A call of a layer, whose forward is to come. by: who waits for it. code: the forward's; None where it has none to
-    stop in. caller: the frame that makes the call. entered(frame) is told when the forward begins; returned(frame,
-    out) when it returns; raised(frame) when an exception leaves it, with the frame None where there was none. sure:
-    the condition has been asked. frame: the forward's own, once it has been seen."""
+    """A call of a layer, before its forward. by: who set it. code: the forward's; None where there is none to stop in.
+    caller: the frame that makes the call. entered(frame) is called when the forward begins; returned(frame, out) when
+    it returns; raised(frame) when an exception leaves it, with the frame None where there was none. sure: the condition
+    has been evaluated. frame: the forward's own, once it has begun."""
 
     by: Any
     code: CodeType | None
@@ -45,7 +45,7 @@ _here = _FrameThread()
 
 
 def set_trap(call: FrameTrap) -> bool:
-    """Wait for it from now on; False where another profiler has the place."""
+    """Wait for this call from now on; False where another profiler is set."""
     if sys.getprofile() not in (None, _profile):
         return False
     if sys.getprofile() is None:
@@ -56,7 +56,7 @@ def set_trap(call: FrameTrap) -> bool:
 
 
 def release_trap(caller: FrameType, by: Any) -> FrameTrap | None:
-    """The call that this frame makes has returned: what was awaited of it, which now is not any more."""
+    """The call that this frame makes has returned: its trap, which is removed."""
     call = next((call for call in reversed(_here.calls) if call.caller is caller and call.by is by), None)
     if call is not None:
         _drop(call)
@@ -132,7 +132,7 @@ class Forwards:
 
     def __init__(self, stop: Any):
         self.stop = stop
-        self._taken = False  # the only hit has come, and is on its way to its record
+        self._taken = False  # the only hit has come, and is being recorded
         self._warned = False
 
     def attach(self, name: str, module: nn.Module) -> list[Any]:
@@ -148,7 +148,7 @@ class Forwards:
         ]
 
     def _listens(self, args: tuple, kwargs: dict) -> bool:
-        """Not to what a checkpoint computes again: this forward has been."""
+        """Not to what a checkpoint computes again: that is no new forward."""
         return (
             self.stop.listens() and torch._C._current_autograd_node() is None and not is_fake(*args, *kwargs.values())
         )
@@ -170,7 +170,7 @@ class Forwards:
         sure = not self.stop.condition.late(code)
         if sure and not self.stop.holds(values):
             return
-        recorded = sure and mode() == "record"  # nobody looks on: what comes out is worth the wait
+        recorded = sure and mode() == "record"  # nobody can type: the output is worth the wait
         if sure and code is None and not recorded:
             self._stop("before", values, calling_frame(caller))
         elif code is not None or recorded:
@@ -182,7 +182,7 @@ class Forwards:
                     self._stop("before", values, calling_frame(caller))
 
     def _callbacks(self, values: dict[str, Any], sure: bool, recorded: bool, caller: FrameType) -> dict[str, Any]:
-        """What is to be done when the frame of the forward begins, returns, or is left by an exception."""
+        """The callbacks for the frame of the forward: it begins, returns, or an exception leaves it."""
         border = self.stop.border
 
         def entered(frame: FrameType) -> None:
@@ -203,7 +203,7 @@ class Forwards:
             self._warned = True
             print(
                 f"nbdebug: another profiler is on, so {self.stop.question} stops at the line that calls the layer, "
-                "not inside its forward, and a condition sees no locals of that. This is said once.",
+                "not inside its forward, and a condition sees no locals of the forward. This message is shown once.",
                 file=sys.stderr,
             )
 
@@ -216,11 +216,11 @@ class Forwards:
         self.stop.stop(values["name"], moment, values["step"], values, frame)
 
     def _after(self, name: str, module: nn.Module, args: tuple, kwargs: dict, out: Any, caller: FrameType) -> None:
-        """What has had a frame of its own has been seen to there; all else is here."""
+        """Layers whose forward had a frame are done by then; the others stop here."""
         call = release_trap(caller, self)
         if call is not None and call.frame is not None or not self._listens(args, kwargs):
             return
-        if call is None and not self.stop.condition.late(own_code(module)):  # seen to before the forward
+        if call is None and not self.stop.condition.late(own_code(module)):  # done before the forward
             return
         values = self._values(name, module, args, kwargs, out)
         self._out("after", values, call is not None and call.sure, calling_frame(caller))

@@ -1,4 +1,4 @@
-"""One stop: what is said, what is at hand, and how it is done."""
+"""One stop: the frame, the values that are available there, the prompt, and the record where nobody can type."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from torch import nn
 from nbdebug.observe.locations import LIBRARY, USER, cell_name, kind_of
 from nbdebug.observe.tensors import can_be_nonfinite, finite, plain_values
 from nbdebug.report import Report, Table
+from nbdebug.text import count
 from nbdebug.tools.breakpoints import debuggers
 from nbdebug.tools.breakpoints.condition import unobserved
 
@@ -57,7 +58,7 @@ def numbers_of(tensor: torch.Tensor) -> dict[str, Any]:
             if values.numel() and values.device.type != "meta":
                 facts.update(_range(values))
     except (RuntimeError, NotImplementedError, TypeError, AttributeError):
-        pass  # a tensor of a kind whose values can't be read, such as a fake one: its shape is told
+        pass  # a tensor of a kind whose values can't be read, such as a fake one: its shape is shown
     return facts
 
 
@@ -100,14 +101,14 @@ def locals_of(frame: FrameType, but: Any = ()) -> dict[str, Any]:
 
 
 def table(title: str, values: Mapping[str, Any]) -> Table | None:
-    """One row a tensor; None where there is none."""
+    """One row for each tensor; None where there is none."""
     tensors = [pair for name, value in values.items() for pair in tensors_of(name, value)]
     rows = [
         [name, *(facts[column] for column in COLUMNS[1:])]
         for name, tensor in tensors[:_MOST]
         for facts in [numbers_of(tensor)]
     ]
-    left = f"{len(tensors) - _MOST} more are left out." if len(tensors) > _MOST else ""
+    left = f"{count(len(tensors) - _MOST, 'tensor is', 'tensors are')} left out." if len(tensors) > _MOST else ""
     return Table(title, COLUMNS, rows, left) if rows else None
 
 
@@ -138,7 +139,7 @@ _NO_FRAME = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENER
 
 
 def own_code(module: nn.Module) -> CodeType | None:
-    """The code of the layer's own forward, below its decorators; None for a layer of torch's, whose forward tells
+    """The code of the layer's own forward, below its decorators; None for a layer of torch's, whose forward shows
     nothing that the call does not, and where there is no Python code to stop in."""
     if isinstance(module, torch.jit.ScriptModule):
         return None
@@ -170,7 +171,7 @@ def calling_backward(frame: FrameType) -> FrameType | None:
 
 
 def main_waits() -> bool:
-    """Whether the main thread waits for backward to come to its end."""
+    """Whether the main thread waits for the end of backward."""
     return _in_engine(sys._current_frames().get(threading.main_thread().ident or 0)) is not None
 
 
@@ -190,8 +191,8 @@ def place(frame: FrameType | None) -> str:
 
 
 def add_names(frame: FrameType, values: Mapping[str, Any]) -> dict[str, str]:
-    """Add these to the frame's locals. Each name → the one that it goes by there: `layer_out` where the code has an
-    `out` of its own, which stays what it is, unless that is the same thing."""
+    """Add these to the frame's locals. Each name → its name there: `layer_out` where the code has another
+    `out`, which keeps its value."""
     code, variables = frame.f_code, frame.f_locals
     own = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
     if not code.co_flags & inspect.CO_OPTIMIZED:  # not of a function: these are the user's variables
@@ -208,7 +209,7 @@ def add_names(frame: FrameType, values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def remove_names(frame: FrameType, names: Mapping[str, str], before: frozenset[str]) -> None:
-    """Remove what was lent. before: the names that there were. Needed where the locals are the user's variables; those
+    """Remove the added names. before: the names without them. Needed where the locals are the user's variables; those
     of a function end with its call."""
     variables = frame.f_locals
     for there in set(names.values()) - before:
@@ -230,7 +231,7 @@ MOMENTS = {
 
 @dataclasses.dataclass(frozen=True)
 class StopEvent:
-    """Where training stands. layer: as a person would say it; moment: one of ENDS; given: what is at hand, by name.
+    """Where training stopped. layer: its label; moment: a key of MOMENTS; given: the values available there, by name.
     frame: where to stop; None where there is no frame of the user's."""
 
     layer: str
@@ -288,22 +289,22 @@ def _interact(way: str, at: StopEvent) -> None:
         else:
             debuggers.debugpy_here(frame)
     finally:
-        if at.moment != "first line":  # that one stops only now: what was lent goes with the frame
+        if at.moment != "first line":  # that one stops only now: added names end with the frame
             remove_names(frame, names, before)
 
 
 def _header(at: StopEvent, names: Mapping[str, str], way: str) -> str:
-    """What stands above the prompt."""
+    """The text above the prompt."""
     lines = [at.headline]
     for name, value in at.given.items():
         for what, tensor in list(tensors_of(names[name], value))[:4]:
             lines.append(f"  {what}: {describe(tensor)}")
     renamed = ", ".join(f"`{name}`" for name, there in names.items() if name != there)
     lines.append(
-        f"  At hand: {', '.join(names.values())}." + f" (You have a {renamed} of your own here.)" * bool(renamed)
+        f"  Available: {', '.join(names.values())}." + f" ({renamed} is a variable of yours here.)" * bool(renamed)
     )
     if way == "ipdb":
-        lines.append("  c goes on, n runs a line, u shows the caller, q leaves the training.")
+        lines.append("  c continues, n runs one line, u goes to the caller, q ends the training.")
     return "\n".join(lines)
 
 

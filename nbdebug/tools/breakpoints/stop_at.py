@@ -19,6 +19,7 @@ from torch import nn
 from nbdebug.observe.modules import plain_name
 from nbdebug.observe.validation import check_model
 from nbdebug.report import Report
+from nbdebug.text import count
 from nbdebug.tools.breakpoints.backward import OutputGradients
 from nbdebug.tools.breakpoints.condition import BreakpointHook, Condition, evaluating, is_fake
 from nbdebug.tools.breakpoints.debuggers import at_prompt
@@ -85,8 +86,7 @@ def matching_layers(model: nn.Module, pattern: str) -> dict[str, nn.Module]:
     matches = matches or [(name, module) for name, module in named if fnmatchcase(type(module).__name__, pattern)]
     if not matches:
         raise ValueError(
-            f"No layer of this {type(model).__name__} is called {pattern!r}, and none is of a type so "
-            f"called. {_nearest(pattern, named)}"
+            f"No layer of this {type(model).__name__} has the name or the type {pattern!r}. {_nearest(pattern, named)}"
         )
     first: dict[int, tuple[str, nn.Module]] = {}
     for name, module in matches:
@@ -146,13 +146,13 @@ def stop_at(
     In a forward it stops at its first line, or at its return where `when` asks for more than the input; in a layer of
     torch's own, such as nn.Linear, it stops in the line of yours that called it, and in backward in the line that
     called backward. With the debugger of JupyterLab or VS Code attached it stops there, else in ipdb where somebody
-    can type; else it records the tensors at hand, in numbers, shows them and goes on. `q` in ipdb leaves the training
+    can type; else it records the tensors there, in numbers, shows them and continues. `q` in ipdb ends the training
     with a KeyboardInterrupt. What a checkpoint computes again is no new forward. A compiled model runs uncompiled
     while the stop waits; where it is compiled later, set the stop again, in the compiled model. A layer that runs in
     another thread than the main one is recorded, unless debugpy is attached.
 
-    Raises ValueError where the pattern names no layer, or for what `when` and `phase` can't be; SyntaxError for an
-    expression that is none; TypeError where the model is no module.
+    Raises ValueError where the pattern names no layer, or for a wrong `when` or `phase`; SyntaxError for an invalid
+    expression; TypeError where the model is no module.
     """
     return set_stop(model, pattern, when, phase, once, caller=sys._getframe(1))
 
@@ -187,7 +187,7 @@ class LayerStop:
     """A stop that waits in a model. names: of its layers; hits: how often it stopped; records: of the stops where
     nobody could type, Reports; active: whether it still waits; fault: of nbdebug's own, which has ended it.
 
-    As a context manager it is over at the end of the block."""
+    As a context manager it ends with the block."""
 
     def __init__(
         self,
@@ -266,17 +266,20 @@ class LayerStop:
             text += f", when {self.condition}"
         ended = f"ended by a fault of nbdebug's own ({self.fault})" if self.fault else "over"
         state = ("waits" if self.once else "waits, for each hit") if self.active else ended
-        calls = f"{self._calls} call{'s' * (self._calls != 1)} of {self.subject}"
-        return f"{text}: {state}; {self.hits} hit{'s' * (self.hits != 1)} in {calls}{self._doubt()}"
+        calls = f"{count(self._calls, 'call')} of {self.subject}"
+        return f"{text}: {state}; {count(self.hits, 'hit')} in {calls}{self._doubt()}"
 
     def _doubt(self) -> str:
         if self.uncompiled:
             return "; while it waits, compiled code runs uncompiled" if self.active else ""
         model = self._model()
         compiled_since = self.active and model is not None and is_compiled(model)
-        return "; the model has been compiled since: set the stop again, it sees nothing there" * compiled_since
+        return (
+            "; the model was compiled after the stop was set: set it again, it does not work in compiled code"
+            * compiled_since
+        )
 
-    # -- what the hooks ask and tell ----------------------------------------------------------------------------------
+    # -- for the hooks ------------------------------------------------------------------------------------------------
 
     def _began(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         if torch._C._current_autograd_node() is None and self.listens() and not is_fake(*args, *kwargs.values()):
@@ -305,7 +308,7 @@ class LayerStop:
             )
 
     def stop(self, name: str, moment: str, step: int, values: dict[str, Any], frame: FrameType | None) -> None:
-        """It is reached, and the condition holds: stop, unless another thread was first."""
+        """The layer is reached and the condition holds: stop, unless another thread was first."""
         with self._lock:
             if not self._handles:
                 return
@@ -328,6 +331,6 @@ class LayerStop:
         self.records = [*self.records, report][-_KEPT:]
         self._recorded += 1
         if self._recorded == _SHOWN and not self.once:
-            report.notes += ("Further ones are kept in .records, not shown.",)
+            report.notes += ("Later records are kept in .records and not shown.",)
         if self._recorded <= _SHOWN:
             report.show()

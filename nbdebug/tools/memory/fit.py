@@ -75,18 +75,18 @@ def fit(
             bar.update()
 
         tick("a step")
-        result, how, unchecked, measured = _prediction(job)
+        prediction, how, unchecked, measured = _prediction(job)
         each = time.monotonic() - began
-        limit = _limit(job, device_memory, result)
-        good, needs = within(job, result, limit)
-        largest = _largest(job, result, limit, tick, each, measured)
+        limit = _limit(job, device_memory, prediction)
+        good, needs = within(job, prediction, limit)
+        largest = _largest(job, prediction, limit, tick, each, measured)
         ask = predict if measured is None else lambda changed: measure(changed, job.batch).prediction
         until = began + SECONDS - each
-        helping, left = remedies(job, result, limit, _model_of(job), until, tick, ask)
+        helping, left = remedies(job, prediction, limit, _model_of(job), until, tick, ask)
     card = CardModel.here(job.device).name
     answer = Answer(
         job,
-        result,
+        prediction,
         limit,
         good,
         needs,
@@ -143,12 +143,13 @@ def _device(model: Any, device: Any, memory: Any) -> torch.device:
 
 
 def _prediction(job: FitRequest) -> tuple[Prediction, str, tuple[str, ...], MeasuredPrediction | None]:
-    """The prediction, or where that fails what small real batches say; how it came about; what was not checked."""
+    """The prediction, or where that fails the measurement of small real batches; how it was made; what was not
+    checked."""
     reason, failed = "", None
     try:
         if not recurrent(job.model):
             return predict(job), PREDICTED, (), None
-        reason = "Recurrent layers keep buffers that do not show on tensors without data"
+        reason = "Recurrent layers keep buffers that tensors without data do not show"
     except Exception as error:
         failed = error
         first = (str(error).strip().splitlines() or [""])[0][:160]
@@ -171,15 +172,15 @@ def recurrent(model: Any) -> bool:
     return isinstance(model, nn.Module) and any(isinstance(m, nn.RNNBase) for m in model.modules())
 
 
-def _limit(job: FitRequest, memory: Any, result: Prediction) -> int | None:
-    """What torch may take: as said, or what is free on the card and what it has reserved already, less what others than
-    this training hold of it."""
+def _limit(job: FitRequest, memory: Any, prediction: Prediction) -> int | None:
+    """What torch may take: as passed, or what is free on the GPU and what torch has reserved already, less what others
+    than this training hold of it."""
     if memory is not None:
         return bytes_of(memory)
     if not job.cuda or job.emulated:
         return None
     free, _ = torch.cuda.mem_get_info(job.device)
-    own = sum(b.size for b in result.trace.blocks if b.step == 0 and b.phase == 0)
+    own = sum(b.size for b in prediction.trace.blocks if b.step == 0 and b.phase == 0)
     on_card = isinstance(job.model, nn.Module) and any(p.is_cuda for p in job.model.parameters())
     others = torch.cuda.memory_allocated(job.device) - (own if on_card else 0)
     return free + torch.cuda.memory_reserved(job.device) - max(0, others)
@@ -187,7 +188,7 @@ def _limit(job: FitRequest, memory: Any, result: Prediction) -> int | None:
 
 def _largest(
     job: FitRequest,
-    result: Prediction,
+    prediction: Prediction,
     limit: int | None,
     tick: Callable[[str], None],
     each: float,
@@ -200,11 +201,11 @@ def _largest(
     if measured is not None:
         most = by_lines(job, measured.known, limit, 0, MOST) if len(measured.known) > 1 else 0
         return (Largest("rows", now, most),) if most else ()
-    parts = [largest_batch(job, limit, {now: result}, CHECKS if each < SLOW else 0)]
+    parts = [largest_batch(job, limit, {now: prediction}, CHECKS if each < SLOW else 0)]
     for what, here in dimensions(job.batch):
         tick(f"the largest {what}")
         if each < SLOW:  # it takes some predictions
-            parts.append(largest_size(job, limit, what, here, result))
+            parts.append(largest_size(job, limit, what, here, prediction))
     return tuple(part for part in parts if part is not None)
 
 

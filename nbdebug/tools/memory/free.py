@@ -75,13 +75,9 @@ def resident() -> int | None:
         return None
 
 
-def collect() -> None:
-    """Let go of what only refers to itself."""
-    gc.collect()
-
-
 def give_back() -> None:
-    """Give what the allocators keep for later to the system: CUDA's cache, and the C library's free pages on Linux."""
+    """Return what the allocators keep for later to the system: CUDA's cache, and the C library's free pages on
+    Linux."""
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
@@ -95,7 +91,7 @@ ALL = ("traceback", "outputs", "exceptions", "graphs", "hooks", "figures", "cach
 
 @dataclasses.dataclass(frozen=True)
 class Release:
-    """What became of one entry. back: bytes of it that are gone."""
+    """One freed entry. back: bytes of it that are free now."""
 
     kept: KeptByNotebook
     back: int
@@ -117,14 +113,14 @@ def check(words: tuple[str, ...], entries: list[Leftover]) -> set[str]:
 
 
 def release(entries: list[Leftover], words: set[str]) -> tuple[list[Release], ProcessMemory, ProcessMemory]:
-    """Let go of the chosen ones; `entries` is emptied, since it holds what is to go."""
+    """Free the chosen ones; `entries` is emptied, since it holds what is freed."""
     before = process_memory()
     chosen = [entry for entry in entries if entry.chosen_by(words)]
     entries.clear()
     chosen_blocks = [(entry.kept, entry.blocks) for entry in chosen]
     while chosen:
         chosen.pop().let_go()
-    collect()
+    gc.collect()  # what only refers to itself
     if words & {"cache", "all"}:
         give_back()
     released = [
@@ -134,9 +130,9 @@ def release(entries: list[Leftover], words: set[str]) -> tuple[list[Release], Pr
 
 
 WORTH = 1 << 20
-"""Bytes below which nothing is said: a healthy notebook keeps as much in small outputs."""
+"""Bytes below which nothing is reported: a healthy notebook keeps as much in small outputs."""
 TRIM = 64 << 20
-"""Bytes that a process keeps after its tensors are gone, from which on it is worth saying how the system gets them."""
+"""Bytes that a process keeps after its tensors are freed: from here on a note says how the system gets them."""
 HOW = {
     "output": "shown in a cell",
     "traceback": "of the last failure",
@@ -148,7 +144,7 @@ HOW = {
 
 
 def free(*what: str, names: Mapping[str, Any] | None = None, shell: Any = None) -> Report:
-    """List what the notebook keeps by itself, or let go of what is chosen. Nothing else is freed.
+    """List what the notebook keeps by itself, or free what is chosen, and nothing else.
 
     what: nothing, to list only; or any of "traceback" (sys.last_*, and what %debug starts from: it no longer works for
     that failure afterwards), "outputs" (Out, _, __, ___; variables stay), "exceptions" (the frames of exceptions in
@@ -160,8 +156,8 @@ def free(*what: str, names: Mapping[str, Any] | None = None, shell: Any = None) 
     left out: the one that runs, if any.
 
     The bytes of an entry are those of tensors and numpy arrays that nothing of the user's holds besides, each counted
-    at the first entry. Came back: bytes of them that are really gone. Raises ValueError for an unknown word, TypeError
-    for what is no word.
+    at the first entry. Freed: bytes of them that are free now. Raises ValueError for an unknown word, TypeError for
+    what is no word.
     """
     for word in what:
         if not isinstance(word, str):
@@ -200,7 +196,7 @@ def _list(entries: Listing) -> Report:
         else []
     )
     if total < WORTH and not telling:
-        small = f" Its small outputs come to {size(total)}." if total else ""
+        small = f" Its small outputs hold {size(total)}." if total else ""
         headline, tables = f"There is nothing to free: the notebook keeps nothing large by itself.{small}", []
     else:
         headline = (
@@ -222,7 +218,7 @@ def _advice(leftovers: list[KeptByNotebook]) -> list[str]:
     if any(k.how == "traceback" for k in leftovers):
         notes.append("`%debug` and `%tb` work until the traceback is freed.")
     if any(k.how == "loss" for k in leftovers):
-        notes.append("`losses.append(loss.item())`, or `loss.detach()`, keeps no graph in the first place.")
+        notes.append("`losses.append(loss.item())`, or `loss.detach()`, keeps no graph.")
     return notes
 
 
@@ -232,10 +228,10 @@ def _table(leftovers: list[KeptByNotebook]) -> Table:
         for k in leftovers
     ]
     return Table(
-        "Kept by the notebook",
-        ("name", "held (bytes)", "%free", "what"),
+        "Held by the notebook",
+        ("name", "held (bytes)", "word", "what"),
         rows,
-        "Held: bytes of tensors and arrays that nothing else of yours holds, each counted once.",
+        "Held: tensors and arrays that none of your variables holds, each counted once. `%free WORD` frees an entry.",
     )
 
 
@@ -254,7 +250,7 @@ def _freed(
         tables = [
             Table(
                 "Before and after",
-                ("bytes", "before (bytes)", "after (bytes)", "came back (bytes)"),
+                ("memory", "before (bytes)", "after (bytes)", "freed (bytes)"),
                 before.rows(after),
             )
         ]
@@ -262,8 +258,8 @@ def _freed(
         tables.insert(
             0,
             Table(
-                "Let go",
-                ("name", "held (bytes)", "came back (bytes)", "what"),
+                "Freed",
+                ("name", "held (bytes)", "freed (bytes)", "what"),
                 [[r.kept.name, r.kept.bytes, r.back, HOW[r.kept.how]] for r in released],
             ),
         )
@@ -279,21 +275,21 @@ def _freed(
 
 
 def _notes(back: int, held: int, before: ProcessMemory, after: ProcessMemory, trimmed: bool) -> list[str]:
-    """What else is worth knowing: what is still held, what was garbage, what allocators keep for later."""
+    """Notes: what is still held, what was garbage, what allocators keep for later."""
     notes = (
         [] if back >= held else [f"{size(held - back)} of it is still held by something else; `%mem` names the holder."]
     )
     garbage = sum(before.tensors.values()) - sum(after.tensors.values()) - back
     if garbage > WORTH:
         notes.append(
-            f"{size(garbage)} more were garbage that only referred to itself: the garbage collector has freed it."
+            f"{size(garbage)} more were in objects that only refer to each other: the garbage collector has freed them."
         )
     if trimmed:
         return notes
     cached = sum(after.reserved.values()) - sum(after.allocated.values())
     if cached > WORTH:
         notes.append(
-            f"torch keeps {size(cached)} of the card for your next tensors. `%free cache` gives it to other processes."
+            f"torch keeps {size(cached)} of the GPU for your next tensors. `%free cache` frees it for other processes."
         )
     freed = before.tensors.get("cpu", 0) - after.tensors.get("cpu", 0)
     retained = freed - max(0, (before.process or 0) - (after.process or 0))
@@ -318,7 +314,7 @@ def _headline(
             "the system got "
             + " and ".join(
                 [f"{size(system)} of this process's memory"]
-                + ([f"{size(cached)} of the card's" for cached in [max(0, cache)] if before.reserved])
+                + ([f"{size(cached)} of the GPU's" for cached in [max(0, cache)] if before.reserved])
             )
         )
     text = "; ".join(parts) or "There was nothing to free: the notebook keeps nothing of that kind"

@@ -23,6 +23,7 @@ from nbdebug.observe.frames import HANDLERS, exception_chain
 from nbdebug.observe.locations import Site, at_site
 from nbdebug.observe.variables import is_user_module, reachable_objects
 from nbdebug.report import Where
+from nbdebug.text import count
 from nbdebug.tools.memory.facts import NOWHERE, KeptByNotebook
 from nbdebug.tools.memory.reachability import HeldBlock, ReachabilityWalk, users_memory
 
@@ -122,7 +123,7 @@ _TRACEBACK: Any = vars(BaseException)["__traceback__"]  # past a `__setattr__` o
 
 @dataclasses.dataclass
 class Leftover:
-    """What is kept, its memory, and how to let go of it."""
+    """What is kept, its memory, and how to free it."""
 
     kept: KeptByNotebook
     blocks: list[HeldBlock]
@@ -149,7 +150,7 @@ def listing(
     without: BaseException | None = None,
 ) -> Listing:
     """All that is kept. names: the user's variables; the_shell: of IPython, None in a script; caller: the frame that
-    asks; without: a failure whose frames are told elsewhere."""
+    asks; without: a failure whose frames are reported elsewhere."""
     places = shell.ShellPlaces(the_shell, names)
     objects = list(reachable_objects(names))
     twice, kept_graphs = doubled.find_duplicate_hooks(objects), records(objects)
@@ -172,8 +173,7 @@ def listing(
         doubts += ("the tensors that autograd's graph has saved: this version of torch does not show them",)
     if not (held.whole and walk.whole):
         doubts += (
-            "all that your variables hold: there is too much of it, so some memory may be counted here that "
-            "they hold as well",
+            "everything that your variables hold: it is too much, so this may count memory that they hold as well",
         )
     return Listing(sorted(entries, key=lambda e: -e.kept.bytes), same, doubts)
 
@@ -181,11 +181,11 @@ def listing(
 def kept_by_notebook(
     names: Mapping[str, Any], the_shell: Any = None, without: BaseException | None = None, device: str = ""
 ) -> tuple[KeptByNotebook, ...]:
-    """The same as plain data, largest first, for the facts of a report: it holds nothing. device: count what lies
-    there alone; "": everywhere."""
-    entries = listing(names, the_shell or shell.running_shell(), sys._getframe(1), without)
+    """The same as plain data, largest first, for the facts of a report: it holds nothing. device: count this one alone;
+    "": all."""
+    result = listing(names, the_shell or shell.running_shell(), sys._getframe(1), without)
     leftovers = [
-        dataclasses.replace(e.kept, bytes=sum(b.bytes for b in e.blocks if b.on(device))) for e in entries.entries
+        dataclasses.replace(e.kept, bytes=sum(b.bytes for b in e.blocks if b.on(device))) for e in result.entries
     ]
     return tuple(sorted((k for k in leftovers if k.bytes or not device), key=lambda k: -k.bytes))
 
@@ -215,7 +215,7 @@ def _graph(record: GraphRecord, walk: ReachabilityWalk) -> Leftover:
         release=record.name,
         items=len(record.places),
         nodes=record.nodes,
-        what=f"{len(record.places)} tensors, {record.nodes:,} nodes",
+        what=f"{count(len(record.places), 'tensor')}, {count(record.nodes, 'node')}",
     )
 
 

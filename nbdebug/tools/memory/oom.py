@@ -143,7 +143,7 @@ def _locals(
 ) -> Iterator[tuple[str, str, list[HeldBlock], Where]]:
     """The variables of each frame, the user's frames first; of an object that the method belongs to, its attributes."""
     lines: list[Where] = []
-    for frame in trail:  # a frame of torch's is told at the line of the user's that led there
+    for frame in trail:  # a frame of torch's gets the user's line that led there
         lines.append(frame.where if frame.users or not lines else lines[-1])
     for frame, where in sorted(zip(trail, lines), key=lambda pair: not pair[0].users):
         path = owners.paths.get(id(frame.module))
@@ -176,7 +176,7 @@ def _holding(kind: str, name: str, blocks: list[HeldBlock], where: Where, device
 
 
 CLOSE = 0.01
-"""How far a size may lie from what the error says, which is rounded to two decimals of its unit, or to blocks."""
+"""How far a size may be from the size in the error, which is rounded to two decimals of its unit, or to blocks."""
 
 
 def failed_work(trail: list[Frame], owners: Owners, active: list[HeldBlock], holdings: list[Holding]) -> FailedWork:
@@ -219,7 +219,7 @@ def _rows(names: Mapping[str, Any]) -> int | None:
 
 
 def _records(frame: Frame | None) -> bool:
-    """Whether tensors made in the forward have a graph; where there are none, whether autograd records now."""
+    """Whether outputs in the forward have a graph; where there are none, whether autograd records now."""
     outputs = [] if frame is None else [v for v in frame.names.values() if issubclass(type(v), torch.Tensor)]
     return (
         torch.is_grad_enabled()
@@ -266,7 +266,7 @@ def purpose(trail: list[Frame], request: int | None) -> tuple[str, tuple[int, ..
 
 
 def _candidates(frame: Frame) -> Iterator[tuple[str, tuple[int, ...], int]]:
-    """(words, shape, bytes of an element) of what this frame may have been making."""
+    """(words, shape, bytes of an element) of what this frame may have been computing."""
     tensors = {name: value for name, value in frame.names.items() if issubclass(type(value), torch.Tensor)}
     module = frame.module
     if isinstance(module, (nn.Linear, nn.Embedding)):
@@ -296,8 +296,8 @@ def _pairs(names: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def _through(module: str | None, blocks: tuple[str, int] | None) -> float | None:
-    """Which share of the model's blocks the forward had come through: where it fails in the third of four, a half and
-    an eighth of it; None outside of them."""
+    """The share of the model's blocks that the forward had run: where it fails in the third of four, a half and an
+    eighth; None outside of them."""
     if module is None or blocks is None:
         return None
     name, count = blocks
@@ -354,7 +354,7 @@ def out_of_memory(
 
 
 def _watched(error: BaseException) -> Sequence[int]:
-    """Live bytes after each step before, where mem(step) has watched them and left its report with the error."""
+    """Live bytes after each earlier step, where mem(step) measured them and attached its report to the error."""
     report = vars(error).get("report")
     after = report.facts.get("after") if isinstance(report, Report) else None
     return after if isinstance(after, list) else ()
@@ -397,7 +397,7 @@ def _where(trail: list[Frame], owners: Owners) -> Where:
 
 
 def _room(request: RefusedRequest) -> tuple[int | None, int | None]:
-    """(all that there is, what was to be had) on the device; on the CPU as it is now, under the process's own limit."""
+    """(total, available) on the device; on the CPU as it is now, under the process's own limit."""
     if request.device != "cpu" or request.free is not None:
         limit = request.allowed or request.total
         free = request.free
@@ -465,7 +465,7 @@ def _drawings(facts: Failure) -> tuple[tuple[Table, ...], tuple[Plot, ...]]:
         [f"({name})", "unknown", count, "", remark]
         for name, count, remark in (
             ("gone since", facts.gone, "in use when it failed, free now"),
-            ("no name found", facts.left - facts.gone, "allocated, by no tensor found"),
+            ("no name found", facts.left - facts.gone, "allocated, in no tensor that was found"),
         )
         if count > 0
     ]

@@ -99,7 +99,7 @@ class ReachabilityWalk:
 
     def __call__(self, *roots: Any) -> list[HeldBlock]:
         """The memory that is reached from here and was not met before."""
-        found: dict[Key, HeldBlock] = {}
+        blocks: dict[Key, HeldBlock] = {}
         todo, count = list(roots), 0
         while todo:
             thing = todo.pop()
@@ -117,20 +117,20 @@ class ReachabilityWalk:
                 for block in _blocks(thing) if kind == TENSOR else _array(thing):
                     if block.key not in self.counted:
                         self.counted.add(block.key)
-                        found[block.key] = block
+                        blocks[block.key] = block
             todo += [behind for behind in self._behind(thing, kind) if type(behind) not in _LEAVES]
-        return list(found.values())
+        return list(blocks.values())
 
     def take(self, tensors: Iterable[Any]) -> list[HeldBlock]:
         """The memory of these tensors alone, without what they refer to, that was not met before."""
-        found = [block for block in self.storages(tensors) if block.key not in self.counted]
-        self.counted |= {block.key for block in found}
-        return found
+        blocks = [block for block in self.storages(tensors) if block.key not in self.counted]
+        self.counted |= {block.key for block in blocks}
+        return blocks
 
     def storages(self, tensors: Iterable[Any]) -> list[HeldBlock]:
         """The memory of these tensors alone, each storage once."""
-        found = {block.key: block for tensor in tensors for block in _blocks(tensor)}
-        return list(found.values())
+        blocks = {block.key: block for tensor in tensors for block in _blocks(tensor)}
+        return list(blocks.values())
 
     def _kind(self, thing: Any) -> int:
         kind = self._kinds.get(type(thing))
@@ -288,11 +288,11 @@ def _array(array: Any) -> list[HeldBlock]:
 
 
 def users_memory(
-    names: Mapping[str, Any], kept: ShellPlaces, caller: FrameType | None, without: Iterable[Any] = ()
+    names: Mapping[str, Any], places: ShellPlaces, caller: FrameType | None, without: Iterable[Any] = ()
 ) -> ReachabilityWalk:
     """A walk over what the user's own things hold, without graphs and tracebacks: these lie in its nodes and trails.
     caller: of nbdebug; without: what is to count as not held."""
-    hidden = [names, *kept.namespaces, kept.outputs, kept.shell]
+    hidden = [names, *places.namespaces, places.outputs, places.shell]
     walk = ReachabilityWalk(graphs=False, tracebacks=False, stop=[t for t in [*hidden, *without] if t is not None])
     walk(*user_variables(names).values())
     for space in [vars(module) for module in _users_modules()] + list(_locals(caller)):

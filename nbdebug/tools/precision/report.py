@@ -79,7 +79,7 @@ def _ruled_out(facts: PrecisionFacts) -> tuple[RuledOut, ...]:
 def _unchecked(facts: PrecisionFacts) -> tuple[str, ...]:
     lines = list(facts.unchecked)
     if facts.half.error:
-        lines.append(f"The step in {facts.dtype} as it is: it raised {facts.half.error}")
+        lines.append(f"The step in {facts.dtype} without changes: it raised {facts.half.error}")
     if not facts.minimal and facts.kept:
         lines.append(f"Whether a smaller set works: {_why_not_minimal(facts)}")
     return tuple(lines)
@@ -106,7 +106,7 @@ def _notes(facts: PrecisionFacts) -> tuple[str, ...]:
 def _cost(step: HalfStep, plain: HalfStep, how: str) -> str:
     memory = ""
     if step.memory is not None and plain.memory:
-        memory = f"; its peak memory was {size(step.memory)} against {size(plain.memory)}"
+        memory = f"; its peak memory was {size(step.memory)}, in float32 {size(plain.memory)}"
     seconds = f"{1000 * step.seconds:.0f} ms, in float32 {1000 * plain.seconds:.0f} ms"
     return f"A step {how} took {seconds}{memory}."
 

@@ -99,7 +99,7 @@ def unscale_order(facts: PrecisionFacts) -> Finding | None:
         return None
     scale = figures(order.scale)
     fault = (
-        f"The loss scale {scale} is never taken out of the gradients"
+        f"The gradients are never unscaled: they carry the loss scale {scale}"
         if order.never
         else f"Gradients are changed while they still carry the loss scale {scale}: from a norm of "
         f"{figures(order.left)} to {figures(order.written)}"
@@ -113,9 +113,7 @@ def unscale_order(facts: PrecisionFacts) -> Finding | None:
         "scaler.update()",
     )
     fix = Fix(
-        "Let the scaler step the optimizer: it takes the scale out."
-        if order.never
-        else "Take the scale out first, then clip.",
+        "Let the scaler step the optimizer: it unscales the gradients." if order.never else "Unscale first, then clip.",
         "\n".join(code),
         _is_mended(order),
         {"norm that the optimizer gets": order.mended, "before": order.got},
@@ -271,7 +269,8 @@ def unsafe_op_in_half(facts: PrecisionFacts) -> Finding | None:
     elif first.error > 0.01:
         title = f"{name} is too coarse in {facts.dtype}: by itself its result is off by {percent(first.error)}"
     else:
-        title = f"{name} is too coarse in {facts.dtype}: with it in half the loss is off by {distance(first.off)}"
+        loss = f"off by {percent(first.off)}" if math.isfinite(first.off) else "not finite"
+        title = f"{name} is too coarse in {facts.dtype}: with it in half precision the loss is {loss}"
     fix = Fix("Or accumulate in float32 inside the module.", "total = x.float().sum(1).to(x.dtype)")
     return _finding("unsafe-op-in-half", title, facts, guilty, None, (fix,))
 

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from nbdebug.observe.locations import Site
 from nbdebug.observe.tensors import can_be_nonfinite, dense
+from nbdebug.text import count
 
 FINE, INF, NAN = range(3)
 BINS = 24
@@ -304,4 +305,5 @@ class StepStop:
                 self.rows.append({"": side, "gradient": self.place.phase in (BACKWARD, BACKWARD_DONE), **entry})
                 self.histograms += [histogram] if histogram else []
             if len(tensors) > MOST:
-                self.notes.append(f"{len(tensors) - MOST} more tensors {side} are not shown.")
+                more = count(len(tensors) - MOST, "more tensor is", "more tensors are")
+                self.notes.append(f"{more} not shown ({side}).")

@@ -58,7 +58,7 @@ class Layers:
         self._run: Any = None
 
     def connect(self, run: Any) -> None:
-        """run: its border, begins and ends are used."""
+        """run: its border, begins and ends are called."""
         self._run = run
 
     def attach(self) -> None:
@@ -75,7 +75,7 @@ class Layers:
             self._handles.pop().remove()
 
     def forget(self) -> None:
-        """Let go of every tensor and node."""
+        """Release every tensor and node."""
         self.calls, self.outside, self.stack, self.raised, self._run = [], [], [], None, None
 
     def enter(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
@@ -122,10 +122,10 @@ class Layers:
         return call.place(BEFORE) if call is not None and any(e is call.handled for e in chain) else None
 
     def remarks(self, culprit: bool) -> list[str]:
-        """What is to be said of the layer that has just run. culprit: it has made something that is not finite."""
+        """Notes on the layer that has just run. culprit: it made something that is not finite."""
         call = self.stack[-1]
         remarks = [
-            f"`{name}` was changed in place by the layer: its numbers are those of now."
+            f"The layer changed `{name}` in place: the numbers are those after the change."
             for (name, tensor), version in zip(call.given, call.versions)
             if _version(tensor) != version
         ]
@@ -136,7 +136,7 @@ class Layers:
                 if not numbers.finite([parameter])
             ]
             if next(call.module.children(), None) is not None:
-                remarks.append("No layer inside it has done that: its own forward has, between them.")
+                remarks.append("No layer inside it did that: its own forward did, between them.")
         return remarks
 
     def note(self, call: LayerCall, low: float | None, high: float | None, finite: bool) -> None:

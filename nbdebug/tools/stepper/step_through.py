@@ -20,6 +20,7 @@ from nbdebug.observe.snapshot import Snapshot
 from nbdebug.observe.tensors import output_tensors
 from nbdebug.observe.validation import check_loss, check_model, loss_call, optimizers_of
 from nbdebug.report import Finding, Plot, Report, Table
+from nbdebug.text import count
 from nbdebug.tools.stepper import events as numbers
 from nbdebug.tools.stepper import run as goals
 from nbdebug.tools.stepper.events import AFTER, BACKWARD, BACKWARD_DONE, BEFORE, LOSS, LayerPlace, StepStop
@@ -59,10 +60,10 @@ def report_of(run: StepRun, call: tuple[str, str], note: str) -> Report:
 
 
 def findings_of(error: BaseException) -> tuple[Finding, ...]:
-    """The cause of what the step has raised, where it is known."""
+    """The cause of the exception that the step raised, where it is known."""
     try:
         return nbdebug.explain(error).findings if isinstance(error, Exception) else ()
-    except Exception:  # it is to help, and the error is told without it, too
+    except Exception:  # it only helps: the error is reported without it, too
         return ()
 
 
@@ -83,7 +84,7 @@ def _headline(run: StepRun, stop: StepStop | None) -> str:
 
 
 def _state(stop: StepStop) -> str:
-    """What is to be seen there at once."""
+    """Whether the values there are finite, in a few words."""
     bad = [row for row in stop.rows if row.get("NaN") or row.get("inf")]
     if not any("NaN" in row for row in stop.rows):
         return ""
@@ -91,23 +92,23 @@ def _state(stop: StepStop) -> str:
         return ": all finite"
     phase, outputs = stop.place.phase, [row for row in bad if row[""] == "out"]
     if stop.culprit and phase == BEFORE:
-        return f": it is given {_counts(bad)}"
+        return f": its input has {_counts(bad)}"
     if stop.culprit and phase == BACKWARD:
-        return ": its gradient is not finite, and no layer has made that: it comes from between the model and the loss"
+        return ": its gradient is not finite, and no layer made it so: the cause is between the model and the loss"
     if stop.culprit:
         masked = any(row.get("inf") for row in bad if row[""] == "in")
         text = {
-            AFTER: "made of inputs that hold inf and no NaN" if masked else "made of finite inputs",
-            LOSS: "made of finite outputs of the model",
-            BACKWARD_DONE: "made of finite gradients",
+            AFTER: "from inputs with inf and no NaN" if masked else "from finite inputs",
+            LOSS: "from finite outputs of the model",
+            BACKWARD_DONE: "from finite gradients",
         }[phase]
-        return f": {_counts(outputs or bad)} {text}"
+        return f": {_counts(outputs or bad)}, {text}"
     return f": {_counts(outputs or bad)}"
 
 
 def _counts(rows: list[dict[str, Any]]) -> str:
     counts = [(sum(row[kind] for row in rows), kind) for kind in ("NaN", "inf")]
-    text = " and ".join(f"{count:,} {kind}" for count, kind in counts if count)
+    text = " and ".join(f"{number:,} {kind}" for number, kind in counts if number)
     of = "the gradient of " if rows[0].get("gradient") else ""
     return f"{text} in {of}`{rows[0]['tensor']}`" + (f" and {len(rows) - 1} more" if len(rows) > 1 else "")
 
@@ -116,7 +117,7 @@ def _result(result: Any) -> str:
     if isinstance(result, float) or hasattr(result, "numel") and result.numel() == 1 and result.device.type != "meta":
         return f": it returned {float(result):.4g}" if not getattr(result, "is_complex", bool)() else ""
     outputs = output_tensors(result)
-    return f": it returned {len(outputs)} tensor{'s' * (len(outputs) != 1)}" if outputs else ""
+    return f": it returned {count(len(outputs), 'tensor')}" if outputs else ""
 
 
 def _stop_notes(stop: StepStop) -> list[str]:
@@ -125,7 +126,7 @@ def _stop_notes(stop: StepStop) -> list[str]:
 
 
 def _error_notes(run: StepRun) -> list[str]:
-    """The error, kept: where in the user's code it was raised, and how to look at it."""
+    """Where in the user's code the error was raised, and how to see its traceback."""
     assert run.error is not None
     sites = [
         Site(frame.f_code.co_filename, line, frame.f_code.co_name)
@@ -137,8 +138,8 @@ def _error_notes(run: StepRun) -> list[str]:
     if "\n" in message:
         notes.append(message)
     notes.append(
-        "Everything is as it was before the step. " * run.restore + "The exception is kept as `.error` of what "
-        "step_through has returned: raise it to see its traceback."
+        "Everything is as it was before the step. " * run.restore + "The exception is in `.error` of the stepper: "
+        "raise it to see its traceback."
     )
     return notes
 
@@ -173,7 +174,7 @@ def _cell(column: str, value: Any) -> Any:
 
 
 def _picture(run: StepRun, stop: StepStop | None) -> dict[str, Any]:
-    """For the view: the layers, where it stands among them, and histograms."""
+    """For the view: the layers, where the step waits among them, and histograms."""
     at = stop.place if stop is not None else run.raised
     layers = [
         {

@@ -59,8 +59,8 @@ class MemoryPlot:
         words += [f"{label} {size(count)}" for label, count in self.parts]
         if self.course:
             words.append(
-                f"from {size(self.course[0][1])} at first over {size(self.peak[1])} at most to "
-                f"{size(self.course[-1][1])} at last"
+                f"{size(self.course[0][1])} at the start, {size(self.peak[1])} at the peak, "
+                f"{size(self.course[-1][1])} at the end"
             )
         return "; ".join(words) + "."
 

@@ -35,9 +35,9 @@ PLURALS = {
     "unknown": "no name found",
 }
 SPLIT = 0.30
-"""A share of reserved memory that is not allocated: above it, it is said that it lies idle (as in rules.allocator)."""
+"""Share of reserved memory that is not allocated, above which a note says so (as in rules.retention)."""
 WORTH = 64 << 20
-"""Bytes that lie idle; of less nothing is said."""
+"""Least bytes of it."""
 
 
 def held_report(
@@ -83,7 +83,7 @@ def held_report(
 
 
 def _beyond_variables(held: HeldMemory) -> int:
-    """Bytes that no variable leads to. What the notebook keeps is at most that; where it is little, nobody asks."""
+    """Bytes that no variable leads to: an upper bound of what the notebook keeps."""
     return sum(h.bytes for h in held.holdings if KINDS.index(h.kind) > KINDS.index("variable"))
 
 
@@ -107,8 +107,8 @@ def _notes(held: HeldMemory) -> list[str]:
     if count > sum(h.bytes for h in held.holdings) // 50 and count > 1 << 20:
         several = sum(h.storages for h in nameless)
         notes.append(
-            f"No name leads to {counted(several, 'storage')} ({size(count)}). If they only "
-            "refer to each other, `import gc; gc.collect()` frees them."
+            f"No name leads to {counted(several, 'storage')} ({size(count)}). `import gc; gc.collect()` frees them if "
+            "they only refer to each other."
         )
     return notes
 
@@ -120,11 +120,11 @@ def _of_device(device: Device) -> list[str]:
             text += f", and this process uses {size(device.process)} in total"
         return [f"{text}; {size(device.free or 0)} of the machine's {size(device.total or 0)} are free."]
     if device.allocated is None:
-        return [f"{size(device.live)} are in tensors on {device.name}; its allocator is not read."]
+        return [f"Tensors on {device.name} hold {size(device.live)}; its allocator can't be read."]
     text = f"{device.name}: {size(device.allocated)} allocated of {size(device.reserved or 0)} reserved"
     if device.peak_allocated is not None:
         text += f" (at most {size(device.peak_allocated)} and {size(device.peak_reserved or 0)} so far)"
-    text += f"; {size(device.free or 0)} of the card's {size(device.total or 0)} are free."
+    text += f"; {size(device.free or 0)} of the GPU's {size(device.total or 0)} are free."
     return [text, *_idle(device), *_unmet(device)]
 
 
@@ -275,7 +275,7 @@ def _largest(owners: Inventory) -> Table:
 
 
 def _remark(holding: Holding, shown: int) -> str | None:
-    remarks = [f"a view: it shows {size(shown)} and keeps all"] if shown * 2 < holding.bytes else []
+    remarks = [f"a view of {size(shown)}, which keeps all of it"] if shown * 2 < holding.bytes else []
     remarks += [f"also {', '.join(holding.also)}"] if holding.also else []
     return "; ".join(remarks) or None
 

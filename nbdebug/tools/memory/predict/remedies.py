@@ -22,6 +22,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from nbdebug.text import listed
 from nbdebug.tools.memory.predict.job import FitRequest, Prediction, resized, rows_of
 from nbdebug.tools.memory.predict.largest import dimensions, fits, with_rows, with_size, within
 from nbdebug.tools.memory.predict.predict import predict
@@ -141,6 +142,7 @@ Ask = Callable[[FitRequest], Prediction]
 WORTH = 0.03
 """Share of what a step needs that a remedy has to save to be named."""
 RANKS = (2, 4, 8)
+SPREAD = ("parameters", "gradients", "optimizer state")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,8 +191,6 @@ def remedies(
 
     until: by `time.monotonic()`, when to stop; model: without data or real, it is only looked at; ask: what predicts a
     job."""
-    # it builds on what stands here
-
     results: list[PredictedRemedy] = []
     left: list[str] = []
     offered: list[Offer] = []
@@ -385,8 +385,8 @@ def _accumulated(request: RemedyRequest) -> Iterator[Offer]:
 
         yield Offer(
             f"accumulate {parts}×",
-            f"Give the batch in {parts} parts of {now // parts} and step once behind them.",
-            "a few percent more, if a part still fills the card",
+            f"Split the batch into {parts} parts of {now // parts}, and step once after them.",
+            "a few percent more, if a part still fills the GPU",
             1.05,
             False,
             f"for part in parts:  # {parts} parts of {now // parts} rows each\n"
@@ -402,7 +402,7 @@ def _frozen(request: RemedyRequest, row: BlockRow) -> Offer:
     last = row.paths[-1]
     return Offer(
         "last block only",
-        f"Freeze what comes before `{last}`.",
+        f"Freeze everything before `{last}`.",
         "about half: the backward ends there",
         0.5,
         True,
@@ -430,7 +430,6 @@ def _shorter(request: RemedyRequest) -> Iterator[Offer]:
 
 def _sharded(request: RemedyRequest, row: BlockRow | None) -> Iterator[Offer]:
     """Each rank keeps its part; the blocks at work, and the one fetched ahead, are whole."""
-    spread = ("parameters", "gradients", "optimizer state")
     trace = request.here.trace
     weights = [b for b in trace.blocks if b.category == "parameters"]
     own = [
@@ -439,7 +438,7 @@ def _sharded(request: RemedyRequest, row: BlockRow | None) -> Iterator[Offer]:
     ]
     whole = 2 * max(own, default=0) or request.here.parameters
     for ranks in RANKS:
-        sizes = [-(-b.size // ranks) if b.category in spread else b.size for b in trace.blocks]
+        sizes = [-(-b.size // ranks) if b.category in SPREAD else b.size for b in trace.blocks]
         largest = max(
             (n for n, b in enumerate(trace.blocks) if b.category == "parameters"),
             default=None,
@@ -474,7 +473,7 @@ def _cached(request: RemedyRequest, model: nn.Module) -> Iterator[Offer]:
         ]
         yield Offer(
             "cache encoder",
-            f"Compute the outputs of `{path}`, of which nothing is trained, once.",
+            f"Compute the outputs of `{path}` once: it is not trained.",
             "less: it is not computed again in every epoch",
             0.8,
             False,
@@ -484,7 +483,6 @@ def _cached(request: RemedyRequest, model: nn.Module) -> Iterator[Offer]:
         )
 
 
-SPREAD = ("parameters", "gradients", "optimizer state")
 REMEDY_RANKS = (2, 4, 8, 16, 32, 64)
 
 
@@ -553,14 +551,14 @@ def _remedy(
         )
     if "shard" in used:
         codes.append(f"fully_shard(model)  # torchrun --nproc-per-node={ranks}; each block first")
-    title = ", ".join(words[:-1]) + (" and " if len(words) > 1 else "") + words[-1]
+    title = listed(words, len(words), quote="")
     return PredictedRemedy(
         "all together",
         f"{title[0].upper()}{title[1:]}.",
         needs,
         now - needs,
         True,
-        "about a third more, and what many small parts cost",
+        "about a third more, and more for many small parts",
         1.5,
         False,
         "\n".join(codes),

@@ -1,4 +1,4 @@
-"""What was predicted, as a report: does it fit, what takes the memory, what would fit, what would help."""
+"""The report of `fit`: does the step fit, what takes the memory, what would fit, what would help."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from nbdebug.report import Finding, Fix, Plot, Report, Table, Where
-from nbdebug.text import listed, size
+from nbdebug.text import listed, percent, size
 from nbdebug.tools.memory.predict.job import FitRequest, Prediction
 from nbdebug.tools.memory.predict.largest import Largest
 from nbdebug.tools.memory.predict.remedies import PredictedRemedy
@@ -19,8 +19,8 @@ MODULES = 40
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """All that a report tells. needs: bytes that have to be there, near the limit those that suffice; left: remedies
-    that were not reached; card: which one is meant; how: the numbers came about."""
+    """The numbers of the report. needs: bytes that have to be free, near the limit those that suffice; left: remedies
+    that were not predicted; card: the GPU; how: how the numbers were obtained."""
 
     job: FitRequest
     prediction: Prediction
@@ -54,9 +54,9 @@ def report_of(answer: Answer, subject: str) -> Report:
 
 
 def _headline(answer: Answer) -> str:
-    result = answer.prediction
+    prediction = answer.prediction
     need = f"{size(answer.needs)}" + (
-        f" ({size(result.peak)} allocated at most)" if result.reserved is not None else ""
+        f" ({size(prediction.peak)} allocated at most)" if prediction.reserved is not None else ""
     )
     if answer.fits is None:
         return f"A training step needs {need}."
@@ -69,20 +69,20 @@ def _headline(answer: Answer) -> str:
 
 def _finding(answer: Answer) -> Finding:
     """The cause is what takes most of it."""
-    result = answer.prediction
-    moving = sum(n for name, n in result.at_peak.items() if name not in STATIC)
-    static = result.peak - moving
+    prediction = answer.prediction
+    moving = sum(n for name, n in prediction.at_peak.items() if name not in STATIC)
+    static = prediction.peak - moving
     code = "memory/activations-dominate" if moving >= static else "memory/optimizer-state-dominates"
     what = "activations and temporaries" if moving >= static else "parameters, gradients and optimizer state"
     title = (
         f"A step needs {size(answer.needs)} and {size(answer.limit or 0)} are available: {what} take "
         f"{size(max(moving, static))} of it."
     )
-    step, phase = result.place
-    module = max(result.modules, key=lambda name: result.modules[name], default="")
-    evidence = {"allocated at most": size(result.peak), "in step": step + 1, "memory": _at_peak(result)}
-    if result.reserved is not None:
-        evidence["reserved at most"] = size(result.reserved)
+    step, phase = prediction.place
+    module = max(prediction.modules, key=lambda name: prediction.modules[name], default="")
+    evidence = {"allocated at most": size(prediction.peak), "in step": step + 1, "memory": _at_peak(prediction)}
+    if prediction.reserved is not None:
+        evidence["reserved at most"] = size(prediction.reserved)
     return Finding(
         code,
         title,
@@ -102,36 +102,36 @@ def _fix(remedy: PredictedRemedy, needs: int) -> Fix:
     return Fix(remedy.title, remedy.code, None, after)
 
 
-def _at_peak(result: Prediction) -> dict[str, str]:
-    return {name: size(count) for name, count in result.at_peak.items() if count > 0}
+def _at_peak(prediction: Prediction) -> dict[str, str]:
+    return {name: size(count) for name, count in prediction.at_peak.items() if count > 0}
 
 
 def _memory(answer: Answer) -> dict[str, Any]:
     """The data of the picture."""
-    result = answer.prediction
-    parts = sorted(((n, c) for n, c in result.at_peak.items() if c > 0), key=lambda p: -p[1])
-    if result.reserved is not None:
-        parts.append(("reserved, not used", max(0, answer.needs - result.peak)))
-    starts = {f"{phase} {step + 1}": first for (step, phase), first in _starts(result).items()}
+    prediction = answer.prediction
+    parts = sorted(((n, c) for n, c in prediction.at_peak.items() if c > 0), key=lambda p: -p[1])
+    if prediction.reserved is not None:
+        parts.append(("reserved, not used", max(0, answer.needs - prediction.peak)))
+    starts = {f"{phase} {step + 1}": first for (step, phase), first in _starts(prediction).items()}
     return {
         "parts": [list(p) for p in parts],
         "total": answer.needs,
         "limit": answer.limit,
-        "course": [list(p) for p in result.course()],
+        "course": [list(p) for p in prediction.course()],
         "events": starts,
         "title": "A training step, predicted",
     }
 
 
 def _numbers(answer: Answer) -> dict[str, Any]:
-    result = answer.prediction
+    prediction = answer.prediction
     return {
-        "peak": result.peak,
-        "reserved": result.reserved,
+        "peak": prediction.peak,
+        "reserved": prediction.reserved,
         "limit": answer.limit,
         "fits": answer.fits,
-        "at_peak": dict(result.at_peak),
-        "place": list(result.place),
+        "at_peak": dict(prediction.at_peak),
+        "place": list(prediction.place),
         "device": str(answer.job.device),
         "largest": {part.what: part.most for part in answer.largest},
         "seconds": answer.seconds,
@@ -140,21 +140,21 @@ def _numbers(answer: Answer) -> dict[str, Any]:
     }
 
 
-def _starts(result: Prediction) -> dict[tuple[int, str], int]:
+def _starts(prediction: Prediction) -> dict[tuple[int, str], int]:
     from nbdebug.tools.memory.predict.meta_trace import PHASES
 
     return {
         (step, PHASES[phase]): first
-        for step, phase, first in result.trace.marks
+        for step, phase, first in prediction.trace.marks
         if PHASES[phase] in ("forward", "backward", "optimizer")
     }
 
 
 def _tables(answer: Answer) -> list[Table]:
-    result = answer.prediction
+    prediction = answer.prediction
     at_peak = [
-        [name, count, f"{100 * count / max(1, result.peak):.0f}%"]
-        for name, count in sorted(result.at_peak.items(), key=lambda p: -p[1])
+        [name, count, percent(count / max(1, prediction.peak))]
+        for name, count in sorted(prediction.at_peak.items(), key=lambda p: -p[1])
         if count > 0
     ]
     tables: list[Table] = [
@@ -162,14 +162,14 @@ def _tables(answer: Answer) -> list[Table]:
             "What would help",
             ("remedy", "needs (bytes)", "saves (bytes)", "fits", "time", "how"),
             [[r.name, r.needs, r.saves, _yes(r.fits), f"{100 * (r.slower - 1):+.0f}%", r.how] for r in answer.remedies],
-            "Needs: memory of a step with this remedy alone. Time: of a step, roughly. The code is in "
-            "facts['fit']['remedies'].",
+            "Needs: memory of a step with this remedy alone. Time: of a step, estimated. The code is in "
+            "`report.facts['fit']['remedies']`.",
         ),
         Table(
             "At the peak",
             ("what for", "size (bytes)", "share"),
             at_peak,
-            f"In the {result.place[1]} of step {result.place[0] + 1}.",
+            f"In the {prediction.place[1]} of step {prediction.place[0] + 1}.",
         ),
         Table(
             "The largest that fits",
@@ -181,13 +181,13 @@ def _tables(answer: Answer) -> list[Table]:
             ("module", "size (bytes)"),
             [
                 [name or "not in a module", count]
-                for name, count in sorted(result.modules.items(), key=lambda p: -p[1])[:MODULES]
+                for name, count in sorted(prediction.modules.items(), key=lambda p: -p[1])[:MODULES]
             ],
         ),
         Table(
             "By phase",
             ("step", "phase", "at most (bytes)"),
-            [[step + 1, phase, most] for step, phase, most in result.phases if phase != "start"],
+            [[step + 1, phase, most] for step, phase, most in prediction.phases if phase != "start"],
         ),
     ]
     first = [t for t in tables if t.rows]
@@ -202,13 +202,13 @@ def _notes(answer: Answer) -> list[str]:
     job, notes = answer.job, [f"{answer.how}, in {answer.seconds:.1f} s; nothing of yours was changed."]
     if job.cuda:
         notes.append(
-            f"The card: {answer.card}. Measured on an H200, predictions were right to 1% (allocated) and 10% "
-            "(reserved). What CUDA itself keeps (0.3 to 0.8 GiB) comes on top of both."
+            f"GPU: {answer.card}. On an H200, predictions were right to 1% (allocated) and 10% (reserved). "
+            "CUDA itself takes another 0.3 to 0.8 GiB."
         )
     if job.emulated:
         notes.append(
-            "There is no card here: its choice of kernels follows torch's rules, not a measurement. Less sure: "
-            "workspaces (they differ between cards), attention with masks, and recurrent layers."
+            "There is no GPU here: its kernels are chosen by torch's rules, not by a measurement. Less certain: "
+            "workspaces (they differ between GPUs), attention with masks, and recurrent layers."
         )
     ops = {b.op for b in answer.prediction.trace.blocks}
     if job.cuda and any("convolution" in op for op in ops):

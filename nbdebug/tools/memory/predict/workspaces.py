@@ -40,7 +40,7 @@ class CardModel:
     def here(cls, device: torch.device) -> CardModel:
         """The card of this machine, or an H100 where there is none."""
         if not torch.cuda.is_available():
-            return cls("an H100 (there is no card here)")
+            return cls("an H100 is assumed")
         properties = torch.cuda.get_device_properties(device)
         return cls(
             properties.name,

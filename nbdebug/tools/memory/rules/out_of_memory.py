@@ -102,7 +102,7 @@ def _card(failure: Failure) -> Iterator[MemoryRemedy]:
     request = failure.asked
     if request.unused and request.unused >= (request.bytes or WORTH):
         yield MemoryRemedy(
-            "Let torch's allocator use its free pieces together; set this before the first use of the card.",
+            "Let torch's allocator join its free pieces; set this before the first use of the GPU.",
             'os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"',
             request.unused,
         )
@@ -110,7 +110,7 @@ def _card(failure: Failure) -> Iterator[MemoryRemedy]:
         others = request.total - request.free - request.process
         if others > OTHERS * request.total:
             yield MemoryRemedy(
-                "Other processes hold a part of this card: another notebook whose kernel still runs, perhaps.",
+                "Other processes hold a part of this GPU, such as a notebook whose kernel still runs.",
                 "!nvidia-smi",
                 others,
             )
@@ -245,7 +245,7 @@ KEPT = 0.25
     "that record), or the notebook keeps what failed before: the traceback of a failed cell holds its tensors.",
     confirm="`%explain` after the failed cell shows who held what. `%%mem` on the training cell shows whether memory "
     "grows; `%fit` says what would fit, before anything is allocated.",
-    fix="Let go of what is kept (`%free`), then a smaller batch with gradient accumulation, bfloat16 "
+    fix="Free what is kept (`%free`), then a smaller batch with gradient accumulation, bfloat16 "
     "(`torch.autocast`), checkpointed blocks (`torch.utils.checkpoint`), or an optimizer with less state.",
     reference="https://docs.pytorch.org/docs/stable/notes/faq.html",
 )
@@ -309,12 +309,12 @@ def _growth(facts: Failure) -> str:
     if earlier(facts):
         return "none in this cell: an earlier failed cell still held its tensors"
     if _never(facts):
-        return "too large at once: it would not fit into an empty machine"
+        return "too large at once: more than the device has"
     if steps == 0:
         return "too large at once: it is the first step"
     if steps:
-        return f"{count(steps, 'step')} fit before: a batch was larger, or something grows: `%%mem` tells"
-    return "not known: no watch counted the earlier steps. `%%mem` on the cell does"
+        return f"{count(steps, 'step')} fit before: this batch was larger, or something grows; `%%mem` says which"
+    return "not known: the earlier steps were not measured; `%%mem` on the cell does that"
 
 
 def _evidence(facts: Failure, held: int, growth: str) -> dict[str, Any]:

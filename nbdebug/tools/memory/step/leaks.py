@@ -1,4 +1,4 @@
-"""What every step leaves behind: who holds it, which line put it there, what would stay after the cure."""
+"""What every step leaves behind: who holds it, which line stores it, what would stay after the fix."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from nbdebug.tools.memory.step.trace import StepTrace
 _OURS = os.path.dirname(nbdebug.__file__) + os.sep
 DEEP = 7
 MOST = 400
-"""Referrers followed on one level; a thing with more than that is held by everybody."""
+"""Referrers followed on one level; an object with more is shared by everything."""
 
 
 def tensors_on(keys: set[int]) -> list[torch.Tensor]:
@@ -47,8 +47,7 @@ def tensors_on(keys: set[int]) -> list[torch.Tensor]:
 
 
 def holder_of(tensor: Any, own: Iterable[Any]) -> str:
-    """What holds a tensor, told as well as can be: "a variable `x` of `load` (data.py)", "a generator …"; "" where
-    nothing is found."""
+    """What holds a tensor, as a name such as "x in load" or "module.cache"; "" where nothing is found."""
     ours = {id(thing) for thing in own}
     level = [tensor]
     visited = {id(tensor), id(level)}
@@ -87,7 +86,7 @@ def _described(thing: Any, level: list[Any]) -> str:
 
 
 EVALUATES = re.compile(r"eval|valid|\bval\b|val_|_val|test|predict|infer|score", re.IGNORECASE)
-"""What a function is called that asks for no gradient."""
+"""Names of functions that need no gradient."""
 
 MORE = 4
 """Steps that run on top where a container grows whose items are in order by themselves."""
@@ -114,7 +113,8 @@ def leaks_of(request: Any, trace: StepTrace, scan: HolderScan, sizes: list[dict[
 
 @dataclasses.dataclass
 class _Survivors:
-    """kept: memory that came in one of the last steps and stayed; backwards: in a step; steps: that were run."""
+    """kept: memory that one of the last steps allocated and did not free; backwards: in a step; steps: that were
+    run."""
 
     kept: list[Allocation]
     backwards: int
@@ -142,8 +142,7 @@ def _worth(one: Growth) -> bool:
 
 
 def _confirmed(growths: list[Growth], request: Any) -> list[Growth]:
-    """Without what stops growing when one waits a little: asked only of containers of things that are in order by
-    themselves."""
+    """Without those that stop growing in a few more steps; only containers of plain values are tested."""
     doubtful = [
         one for one in growths if one.kind in ("dict", "list", "set", "object") and not one.grad and not one.errors
     ]

@@ -1,4 +1,4 @@
-"""From the facts of a step to its report: findings, tables, the picture, what was ruled out, what was not looked at."""
+"""From the facts of a step to its report: findings, tables, the picture, what was ruled out and what not checked."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _notes(facts: MemoryFacts) -> list[str]:
         return []
     where = _at_place(step)
     notes = [
-        f"The step began with {size(step.base)} on {step.device}, reached {size(step.peak)}{where} and ended with "
+        f"The step began with {size(step.base)} on {'the CPU' if step.device == 'cpu' else step.device}, reached {size(step.peak)}{where} and ended with "
         f"{size(step.after)}."
     ]
     if step.hidden > step.peak // 100:
@@ -45,7 +45,7 @@ def _notes(facts: MemoryFacts) -> list[str]:
             f"allocated for itself{f': {step.hidden_in}' if step.hidden_in else ''}."
         )
     notes += [
-        f"`{g.holder}` grows by {size(max(g.bytes, g.plain))} a step, but it is limited or some line empties it."
+        f"`{g.holder}` grows by {size(max(g.bytes, g.plain))} a step, but it has a limit, or a line empties it."
         for g in facts.growth
         if g.emptied and max(g.bytes, g.plain)
     ]
@@ -54,7 +54,7 @@ def _notes(facts: MemoryFacts) -> list[str]:
     if not facts.growth and rises and min(rises) > 4 << 20:
         notes.append(
             f"The process grows by {size(statistics.fmean(rises))} a step, and no tensor, array or "
-            "container accounts for it: look at libraries that keep memory of their own."
+            "container accounts for it: check libraries that allocate memory of their own."
         )
     return notes
 
@@ -62,7 +62,7 @@ def _notes(facts: MemoryFacts) -> list[str]:
 def _at_place(step: StepMemory) -> str:
     place = step.place
     parts = [
-        f"in {place.phase}" if place.phase else "",
+        f"in the {place.phase}" if place.phase else "",
         f"of `{place.module}`" if place.module else "",
         f"({place.place})" if place.place else "",
     ]

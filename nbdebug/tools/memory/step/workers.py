@@ -131,7 +131,7 @@ def _measured(estimate: LoaderWorkers, thing: Any) -> LoaderWorkers:
 
 
 def _touch(thing: Any) -> None:
-    """Look at every object once, as a worker does in an epoch."""
+    """Read every object once, as a worker does in an epoch."""
     todo = [_members(thing)]
     while todo:
         for member in todo.pop():
@@ -178,7 +178,7 @@ def in_a_child(work: Callable[[], None]) -> int | None:
             before = psutil.Process().memory_full_info().uss
             work()
             output = json.dumps(psutil.Process().memory_full_info().uss - before).encode()
-        except BaseException:  # whatever it is, it is told by saying nothing
+        except BaseException:  # the parent then reads no number
             pass
         os.write(write, output)
         os._exit(0)
