@@ -34,9 +34,9 @@ def _notes(facts: MemoryFacts) -> list[str]:
     step = facts.step
     if step is None:
         return []
-    where = _at_place(step)
+    where, device = _at_place(step), "the CPU" if step.device == "cpu" else step.device
     notes = [
-        f"The step began with {size(step.base)} on {'the CPU' if step.device == 'cpu' else step.device}, reached {size(step.peak)}{where} and ended with "
+        f"The step began with {size(step.base)} on {device}, reached {size(step.peak)}{where} and ended with "
         f"{size(step.after)}."
     ]
     if step.hidden > step.peak // 100:
